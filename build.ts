@@ -1,0 +1,224 @@
+/**
+ * Builds what ships. `bun build.ts KIND`:
+ *
+ *   cpu       the CPU library by the machine's own C++ compiler, and dist/mimo with it inside (default)
+ *   release   the same for any x86-64 Linux with glibc 2.28 or later: zig as the compiler, dist/release/mimo
+ *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
+ *
+ * What is unchanged is not built again. Missing Debian packages are installed when this runs as root, else named.
+ */
+import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { workerModules } from "./src/native/worker.ts";
+
+/** The oldest glibc of a release: that of RHEL 8. tests/build/release.test.ts holds it to it. */
+const glibcFloor = "2.28";
+/** From PyPI; later ones are not tried. */
+const zigWheel = "ziglang==0.15.2";
+
+const root = import.meta.dir;
+
+const kinds: Readonly<Record<string, () => Promise<void>>> = {
+	cpu: async () => {
+		const library = buildLibrary("cpu", nativeTools());
+		install(library, join(root, "build/lib/libmimo_cpu.so"));
+		await compile("dist/mimo", "build/lib");
+	},
+	release: async () => {
+		const library = buildLibrary("release", zigTools());
+		install(library, join(root, "build/lib-release/libmimo_cpu.so"));
+		await compile("dist/release/mimo", "build/lib-release");
+	},
+	sanitize: async () => {
+		const library = buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
+		install(library, join(root, "build/lib-sanitize/libmimo_cpu.so"));
+	},
+};
+
+function fail(sentence: string, exitCode = 1): never {
+	process.stderr.write(`build: ${sentence}\n`);
+	process.exit(exitCode);
+}
+
+/** Runs a command and returns its output; on failure prints what it said and ends the build. */
+function run(command: readonly string[], what: string, env: Record<string, string> = {}): string {
+	const result = Bun.spawnSync([...command], {
+		cwd: root,
+		stdout: "pipe",
+		stderr: "pipe",
+		env: { ...process.env, ...env },
+	});
+	if (!result.success) {
+		process.stderr.write(`${result.stdout}${result.stderr}\n`);
+		fail(`${what} failed (${command.join(" ")}).`);
+	}
+	return result.stdout.toString();
+}
+
+/** Makes sure Debian packages are there: installs them as root, otherwise says which line to run. */
+function need(packages: Readonly<Record<string, () => boolean>>): void {
+	const missing = Object.entries(packages).flatMap(([name, present]) => (present() ? [] : [name]));
+	if (missing.length === 0) return;
+	const install = ["apt-get", "install", "-y", "--no-install-recommends", ...missing];
+	if (process.getuid?.() !== 0 || !Bun.which("apt-get")) {
+		fail(`${missing.join(", ")} missing. Run: sudo ${install.join(" ")}`);
+	}
+	process.stderr.write(`build: installing ${missing.join(", ")}\n`);
+	run(["apt-get", "update", "-qq"], "apt-get update");
+	run([...install, "-qq"], "apt-get install", { DEBIAN_FRONTEND: "noninteractive" });
+	const absent = missing.filter((name) => !packages[name]!());
+	if (absent.length > 0) fail(`${absent.join(", ")} cannot be found although apt-get installed it.`);
+}
+
+/** The static OpenBLAS: MIMO_OPENBLAS, or where Debian and Fedora put it. */
+function findOpenblas(): string | undefined {
+	const places = [
+		"/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.a",
+		"/usr/lib/x86_64-linux-gnu/libopenblas.a",
+		"/usr/lib64/libopenblas.a",
+		"/usr/lib/libopenblas.a",
+	];
+	return process.env.MIMO_OPENBLAS ?? places.find((place) => existsSync(place));
+}
+
+/** CMake's options for a build with what the machine has. */
+function nativeTools(): Record<string, string> {
+	need({
+		cmake: () => Bun.which("cmake") !== null,
+		"ninja-build": () => Bun.which("ninja") !== null,
+		"g++": () => Bun.which("c++") !== null || Bun.which("g++") !== null,
+		"libopenblas-dev": () => findOpenblas() !== undefined,
+	});
+	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()! };
+}
+
+/** CMake's options for a build by zig, whose C library stubs stop at the wanted glibc. */
+function zigTools(): Record<string, string> {
+	const options = nativeTools();
+	const zig = join(fetchWheel(zigWheel), "ziglang/zig");
+	const compiler = join(root, "build/tools/zig-c++");
+	const cache = join(root, "build/tools/zig-cache");
+	install(
+		Buffer.from(
+			`#!/bin/sh\nZIG_GLOBAL_CACHE_DIR='${cache}' exec '${zig}' c++ -target x86_64-linux-gnu.${glibcFloor} "$@"\n`,
+		),
+		compiler,
+		0o755,
+	);
+	return { ...options, CMAKE_CXX_COMPILER: compiler, MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
+}
+
+/** Unpacks a wheel of exactly this version into build/tools, once; returns the folder. */
+function fetchWheel(requirement: string): string {
+	const folder = join(root, "build/tools", requirement.replace("==", "-"));
+	if (existsSync(folder)) return folder;
+	const hasPip = () => Bun.spawnSync(["python3", "-m", "pip", "--version"]).success;
+	need({
+		python3: () => Bun.which("python3") !== null,
+		"python3-pip": () => Bun.which("python3") !== null && hasPip(),
+	});
+	process.stderr.write(`build: fetching ${requirement}\n`);
+	const quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-compile"];
+	const target = `${folder}.part`;
+	run(
+		["python3", "-m", "pip", "install", ...quiet, "--no-deps", "--only-binary=:all:", "--target", target, requirement],
+		`fetching ${requirement}`,
+	);
+	renameSync(target, folder);
+	return folder;
+}
+
+/** Configures and builds the CPU library in build/FOLDER; returns the library's path. */
+function buildLibrary(folder: string, options: Readonly<Record<string, string>>): string {
+	const tree = join("build", folder);
+	const flags = Object.entries(options).map(([name, value]) => `-D${name}=${value}`);
+	const configured = join(root, tree, "configured.txt");
+	const wanted = flags.join("\n");
+	if (!existsSync(configured) || readFileSync(configured, "utf8") !== wanted) {
+		// Options that are no longer given must not live on in CMake's cache.
+		if (existsSync(join(root, tree, "CMakeCache.txt"))) run(["rm", "-rf", tree], "clearing the build folder");
+		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", ...flags], "configuring the native library");
+		writeFileSync(configured, wanted);
+	}
+	run(["ninja", "-C", tree, "mimo_cpu"], "compiling the native library");
+	return join(root, tree, "cpu/libmimo_cpu.so");
+}
+
+/** Writes a file only when its bytes differ, so that what depends on it is not built again. */
+function install(from: string | Buffer, to: string, mode = 0o644): void {
+	const bytes = typeof from === "string" ? readFileSync(from) : from;
+	if (existsSync(to) && readFileSync(to).equals(bytes)) return;
+	mkdirSync(dirname(to), { recursive: true });
+	writeFileSync(`${to}.part`, bytes, { mode });
+	renameSync(`${to}.part`, to);
+}
+
+/** The commit the sources are of, "+" when they were changed since; "unknown" outside a clone. */
+function commit(): string {
+	const git = (...command: string[]) => Bun.spawnSync(["git", ...command], { cwd: root });
+	if (!Bun.which("git")) return "unknown";
+	const head = git("rev-parse", "--short=12", "HEAD");
+	if (!head.success) return "unknown";
+	return head.stdout.toString().trim() + (git("status", "--porcelain").stdout.length > 0 ? "+" : "");
+}
+
+/** A digest of everything the executable is made of. */
+async function sourceDigest(libraries: string, defines: Readonly<Record<string, string>>): Promise<string> {
+	const hash = new Bun.CryptoHasher("sha256").update(JSON.stringify(defines)).update(Bun.version);
+	const sources = [...new Bun.Glob("{src,examples}/**/*").scanSync(root), `${libraries}/libmimo_cpu.so`];
+	for (const file of [...sources.sort(), "build.ts", "package.json", "package-lock.json"]) {
+		hash.update(`${file}\0`).update(await Bun.file(join(root, file)).arrayBuffer());
+	}
+	return hash.digest("hex");
+}
+
+/** One executable: the program and the libraries of a folder; it reads no file when it starts. */
+async function compile(executable: string, libraries: string): Promise<void> {
+	const { version } = (await Bun.file(join(root, "package.json")).json()) as { version: string };
+	const define = { MIMO_VERSION: JSON.stringify(version), MIMO_COMMIT: JSON.stringify(commit()) };
+	const digest = await sourceDigest(libraries, define);
+	const stamp = join(root, "build", `${executable.replaceAll("/", "-")}.digest`);
+	const outfile = join(root, executable);
+	// Renamed when whole; the name it is compiled under shows in its own arguments.
+	const unfinished = join(root, "build/unfinished", basename(executable));
+	if (existsSync(outfile) && existsSync(stamp) && readFileSync(stamp, "utf8") === digest) return;
+	const result = await Bun.build({
+		entrypoints: ["main", ...workerModules].map((module) => join(root, `src/${module}.ts`)),
+		target: "bun",
+		format: "esm",
+		minify: { syntax: true, whitespace: true, identifiers: false },
+		bytecode: true,
+		define,
+		// The sources name the libraries of the default build.
+		plugins: [
+			{
+				name: "native libraries",
+				setup: (build) => {
+					build.onResolve({ filter: /\/build\/lib\/lib\w+\.so$/ }, ({ path }) => ({
+						path: join(root, libraries, path.slice(path.lastIndexOf("/") + 1)),
+					}));
+				},
+			},
+		],
+		compile: {
+			// This very Bun: a target by name may be fetched from the network.
+			executablePath: process.execPath,
+			outfile: unfinished,
+			autoloadDotenv: false,
+			autoloadBunfig: false,
+			autoloadTsconfig: false,
+			autoloadPackageJson: false,
+		} as never,
+		throw: false,
+	});
+	if (!result.success) fail(`compiling ${executable} failed:\n${result.logs.join("\n")}`);
+	mkdirSync(dirname(outfile), { recursive: true });
+	renameSync(unfinished, outfile);
+	writeFileSync(stamp, digest);
+}
+
+const [kind = "cpu", ...more] = process.argv.slice(2);
+if (kinds[kind] === undefined || more.length > 0) {
+	fail(`it takes one of ${Object.keys(kinds).join(", ")}, not "${[kind, ...more].join(" ")}".`, 2);
+}
+await kinds[kind]();

@@ -1,0 +1,122 @@
+// mimo_run_*: the run at the C ABI.
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "run.h"
+#include "status.h"
+
+using mimo::guard;
+
+extern "C" {
+
+int32_t mimo_run_create(int32_t ranks, int32_t supervised, int64_t timeout_ms, char* path, mimo_run** run) {
+  return guard([&] {
+    auto made = std::make_unique<mimo_run>(ranks, supervised != 0, timeout_ms);
+    mimo::copy_string(path, 64, made->run.path().c_str());
+    *run = made.release();
+  });
+}
+
+int32_t mimo_run_open(const char* path, mimo_run** run) {
+  return guard([&] { *run = new mimo_run(std::string(path)); });
+}
+
+int32_t mimo_run_close(mimo_run* run) {
+  return guard([&] { delete run; });
+}
+
+int32_t mimo_run_join(mimo_run* run, int32_t rank) {
+  return guard([&] { run->run.join(rank); });
+}
+
+int32_t mimo_run_describe(mimo_run* run, int32_t rank, const char* module, const char* coordinates) {
+  return guard([&] {
+    mimo::RankRegion& of = run->run.region(rank);
+    mimo::copy_string(of.module, sizeof(of.module), module);
+    mimo::copy_string(of.coordinates, sizeof(of.coordinates), coordinates);
+  });
+}
+
+int32_t mimo_run_progress(mimo_run* run, int64_t step) {
+  return guard([&] {
+    mimo::RankRegion& own = run->run.region(run->run.rank());
+    own.step = step;
+    own.progress.fetch_add(1);
+    own.progress_time = mimo::monotonic_nanoseconds();
+  });
+}
+
+int32_t mimo_run_leave(mimo_run* run) {
+  return guard([&] { run->run.leave(); });
+}
+
+int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence) {
+  return guard([&] { run->run.fail(rank, sentence); });
+}
+
+int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid) {
+  return guard([&] {
+    int32_t nobody = 0;
+    run->run.region(rank).pid.compare_exchange_strong(nobody, pid);
+  });
+}
+
+int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason) {
+  return guard([&] {
+    run->run.watch();
+    *failed = run->run.failed() ? 1 : 0;
+    if (*failed == 0) return;
+    *rank = run->run.header().failed_rank;
+    mimo::copy_string(reason, 512, run->run.header().reason);
+  });
+}
+
+int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed) {
+  return guard([&] { *claimed = run->run.header().claimed.exchange(1) == 0 ? 1 : 0; });
+}
+
+int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state) {
+  return guard([&] {
+    const mimo::RankRegion& of = run->run.region(rank);
+    std::memset(state, 0, sizeof(*state));
+    mimo::copy_string(state->host, sizeof(state->host), of.host);
+    mimo::copy_string(state->module, sizeof(state->module), of.module);
+    mimo::copy_string(state->coordinates, sizeof(state->coordinates), of.coordinates);
+    mimo::copy_string(state->error, sizeof(state->error), of.error);
+    state->phase = of.phase;
+    state->pid = of.pid;
+    state->heartbeat = of.heartbeat;
+    state->progress = of.progress;
+    state->progress_time = of.progress_time;
+    state->step = of.step;
+    state->calls = of.calls;
+    state->waiting_call = of.waiting_call;
+  });
+}
+
+int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, int32_t capacity, int32_t* count) {
+  return guard([&] {
+    const mimo::RankRegion& of = run->run.region(rank);
+    const int64_t calls = of.calls;
+    *count = static_cast<int32_t>(std::min<int64_t>(std::min(calls, mimo::flight_records), capacity));
+    for (int32_t i = 0; i < *count; ++i) records[i] = of.flight[(calls - 1 - i) % mimo::flight_records];
+  });
+}
+
+int32_t mimo_end_with_parent(int32_t parent) {
+  return guard([&] {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+      throw mimo::Error(MIMO_ERROR_DEVICE, std::string("The system refused to end this process with its launcher: ") +
+                                               std::strerror(errno) + ".");
+    }
+    // The launcher may have ended before the system knew.
+    if (getppid() != parent) _exit(75);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,54 @@
+// Status codes and the last error: how C++ exceptions end at the ABI.
+#pragma once
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include "mimo.h"
+
+namespace mimo {
+
+/// An error with the status it becomes at the ABI and one sentence for the user.
+class Error : public std::runtime_error {
+ public:
+  Error(int32_t status, const std::string& sentence) : std::runtime_error(sentence), status_(status) {}
+  int32_t status() const { return status_; }
+
+ private:
+  int32_t status_;
+};
+
+void set_last_error(const std::string& sentence);
+
+/// Throws an Error. For kernel files, which must not hold inline code of std::string or Error themselves: compiled for
+/// AVX-512, the linker could give it to every processor.
+[[noreturn]] void fail(int32_t status, const char* sentence);
+
+/// Runs `body`; an exception becomes a status and the thread's last error.
+template <class Body>
+int32_t guard(Body&& body) noexcept {
+  try {
+    body();
+    return MIMO_OK;
+  } catch (const Error& error) {
+    set_last_error(error.what());
+    return error.status();
+  } catch (const std::bad_alloc&) {
+    set_last_error("The machine has no memory left.");
+    return MIMO_ERROR_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    set_last_error(error.what());
+    return MIMO_ERROR_INTERNAL;
+  } catch (...) {
+    set_last_error("An unknown C++ exception reached the ABI.");
+    return MIMO_ERROR_INTERNAL;
+  }
+}
+
+}  // namespace mimo
+
+/// Refuses an argument: a bug in the caller, named by operation and condition.
+#define MIMO_REQUIRE(condition, operation)                                                     \
+  do {                                                                                         \
+    if (!(condition)) ::mimo::fail(MIMO_ERROR_ARGUMENT, operation " needs " #condition "."); \
+  } while (0)

@@ -1,0 +1,51 @@
+// Collectives in rounds (see group.h). Each says what it writes into its slot in a round and what it reads from the
+// others'; waiting, publishing and checking that the members agree is common to all.
+#pragma once
+#include "group.h"
+
+namespace mimo {
+
+class Collective : public Call {
+ public:
+  /// `detail` and `bytes` must be the same at every member.
+  Collective(int32_t kind, int64_t bytes, int32_t detail, int64_t rounds)
+      : Call(kind, bytes), detail_(detail), rounds_(rounds) {}
+
+  bool advance(Group& group) final;
+  bool finished() const final { return done_ == rounds_; }
+  bool needs_thread() const override { return !finished() && (rounds_ > 1 || !written_); }
+  std::vector<int32_t> missing(const Group& group) const final;
+
+ protected:
+  /// This member's part of round `r`, counted from 0.
+  virtual void write(Group& group, int64_t r, char* slot) = 0;
+  /// What it takes from the others'; `at(member)` is a member's slot.
+  virtual void read(Group& group, int64_t r, uint64_t round) = 0;
+  /// Whether it reads this member's slot.
+  virtual bool needs(const Group&, int32_t /*member*/) const { return true; }
+  void add_rounds(int64_t count) { rounds_ += count; }
+
+ private:
+  bool may_write(const Group& group) const;
+  void check_agreement(const Group& group) const;
+  bool waits_for(const Group& group, int32_t member) const;
+
+  int32_t detail_;
+  int64_t rounds_;
+  int64_t done_ = 0;
+  bool written_ = false;  // of the round under way
+};
+
+/// x = reduction of every member's x.
+std::unique_ptr<Call> make_all_reduce(const Group& group, void* x, int64_t elements, int32_t dtype, int32_t reduction);
+std::unique_ptr<Call> make_reduce_scatter(const Group& group, const void* x, void* y, int64_t elements, int32_t dtype);
+/// `kind`: all-gather, exchange or barrier (0 bytes).
+std::unique_ptr<Call> make_all_gather(const Group& group, const void* x, void* y, int64_t bytes, int32_t kind);
+std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes, int32_t root);
+/// `rows` [4, size]: send offsets and counts, receive offsets and counts; copied.
+std::unique_ptr<Call> make_all_to_all(const Group& group, const void* x, void* y, const int32_t* rows,
+                                      int64_t row_bytes);
+std::unique_ptr<Call> make_send(Group& group, const void* x, int64_t bytes, int32_t to);
+std::unique_ptr<Call> make_receive(Group& group, void* x, int64_t bytes, int32_t from);
+
+}  // namespace mimo

@@ -1,0 +1,158 @@
+// All-reduce and reduce-scatter. Each element is added in the order of the members by exactly one member (or by all of
+// them alike), so a result is the same whatever the sizes of slots and rounds.
+#include <cstring>
+
+#include "collective.h"
+#include "rank_reduction.h"
+#include "status.h"
+
+namespace mimo {
+namespace {
+
+/// Up to this size every member reduces everything itself: one round instead of two.
+constexpr int64_t one_round_bytes = 32 << 10;
+
+int64_t dtype_bytes(int32_t dtype) {
+  switch (dtype) {
+    case MIMO_DTYPE_F32:
+    case MIMO_DTYPE_I32:
+      return 4;
+    case MIMO_DTYPE_BF16:
+      return 2;
+    case MIMO_DTYPE_F64:
+      return 8;
+    default:
+      fail(MIMO_ERROR_ARGUMENT, "A reduction takes f32, bf16, f64 or i32.");
+  }
+}
+
+int32_t detail_of(int32_t dtype, int32_t reduction) { return dtype | reduction << 8; }
+
+/// A member's share of a slot that is divided among all.
+int64_t share_bytes(const Group& group) { return group.slot_bytes() / group.size() / 64 * 64; }
+
+int64_t clipped(int64_t count, int64_t left) { return left < 0 ? 0 : std::min(count, left); }
+
+class Reducing : public Collective {
+ protected:
+  Reducing(int32_t kind, int64_t bytes, int32_t dtype, int32_t reduction, int64_t rounds)
+      : Collective(kind, bytes, detail_of(dtype, reduction), rounds), dtype_(dtype), reduction_(reduction) {}
+
+  /// to = reduction over the members, in order, of `own` for this member and `slot_offset` in the slots of the others.
+  void reduce(const Group& group, uint64_t round, int64_t slot_offset, const char* own, char* to, int64_t bytes) const {
+    if (bytes <= 0) return;
+    std::vector<const void*> parts(static_cast<size_t>(group.size()));
+    for (int32_t member = 0; member < group.size(); ++member) {
+      parts[static_cast<size_t>(member)] = member == group.rank() ? own : group.slot(member, round) + slot_offset;
+    }
+    reduce_ranks(dtype_, reduction_, to, parts.data(), group.size(), bytes / dtype_bytes(dtype_));
+  }
+
+ private:
+  int32_t dtype_;
+  int32_t reduction_;
+};
+
+class SmallAllReduce final : public Reducing {
+ public:
+  SmallAllReduce(char* x, int64_t bytes, int32_t dtype, int32_t reduction)
+      : Reducing(MIMO_COLLECTIVE_ALL_REDUCE, bytes, dtype, reduction, 1), x_(x) {}
+
+ protected:
+  void write(Group&, int64_t, char* slot) override {
+    if (bytes() > 0) std::memcpy(slot, x_, static_cast<size_t>(bytes()));
+  }
+  void read(Group& group, int64_t, uint64_t round) override { reduce(group, round, 0, x_, x_, bytes()); }
+
+ private:
+  char* x_;
+};
+
+/// x is cut into chunks, a chunk into a share for each member, which reduces it. In round r a slot holds the member's
+/// contributions to the others' shares of chunk r and, at the place of its own share, the result of chunk r - 1.
+class LargeAllReduce final : public Reducing {
+ public:
+  LargeAllReduce(const Group& group, char* x, int64_t bytes, int32_t dtype, int32_t reduction)
+      : LargeAllReduce(x, bytes, dtype, reduction, share_bytes(group), share_bytes(group) * group.size()) {}
+
+ protected:
+  void write(Group& group, int64_t r, char* slot) override {
+    for (int32_t member = 0; member < group.size(); ++member) {
+      const int64_t chunk = member == group.rank() ? r - 1 : r;
+      const int64_t count = chunk < 0 ? 0 : part(chunk, member);
+      if (count > 0) std::memcpy(slot + member * share_, x_ + offset(chunk, member), static_cast<size_t>(count));
+    }
+  }
+  void read(Group& group, int64_t r, uint64_t round) override {
+    const int32_t own = group.rank();
+    char* to = x_ + offset(r, own);
+    reduce(group, round, own * share_, to, to, part(r, own));
+    for (int32_t member = 0; member < group.size() && r > 0; ++member) {
+      const int64_t count = member == own ? 0 : part(r - 1, member);
+      if (count > 0)
+        std::memcpy(x_ + offset(r - 1, member), group.slot(member, round) + member * share_,
+                    static_cast<size_t>(count));
+    }
+  }
+
+ private:
+  LargeAllReduce(char* x, int64_t bytes, int32_t dtype, int32_t reduction, int64_t share, int64_t chunk)
+      : Reducing(MIMO_COLLECTIVE_ALL_REDUCE, bytes, dtype, reduction, (bytes + chunk - 1) / chunk + 1),
+        x_(x),
+        share_(share),
+        chunk_(chunk) {}
+  int64_t offset(int64_t chunk, int32_t member) const { return chunk * chunk_ + member * share_; }
+  int64_t part(int64_t chunk, int32_t member) const { return clipped(share_, bytes() - offset(chunk, member)); }
+
+  char* x_;
+  int64_t share_;
+  int64_t chunk_;
+};
+
+/// In round r a slot holds, for every other member, the r-th piece of the part that this member has of the other's y.
+class ReduceScatter final : public Reducing {
+ public:
+  ReduceScatter(const Group& group, const char* x, char* y, int64_t bytes, int32_t dtype)
+      : Reducing(MIMO_COLLECTIVE_REDUCE_SCATTER, bytes, dtype, MIMO_REDUCTION_SUM,
+                 bytes == 0 ? 1 : (bytes + share_bytes(group) - 1) / share_bytes(group)),
+        x_(x),
+        y_(y),
+        share_(share_bytes(group)) {}
+
+ protected:
+  void write(Group& group, int64_t r, char* slot) override {
+    const int64_t count = clipped(share_, bytes() - r * share_);
+    for (int32_t member = 0; member < group.size() && count > 0; ++member) {
+      if (member == group.rank()) continue;
+      std::memcpy(slot + member * share_, x_ + member * bytes() + r * share_, static_cast<size_t>(count));
+    }
+  }
+  void read(Group& group, int64_t r, uint64_t round) override {
+    const int32_t own = group.rank();
+    reduce(group, round, own * share_, x_ + own * bytes() + r * share_, y_ + r * share_,
+           clipped(share_, bytes() - r * share_));
+  }
+
+ private:
+  const char* x_;
+  char* y_;
+  int64_t share_;
+};
+
+}  // namespace
+
+std::unique_ptr<Call> make_all_reduce(const Group& group, void* x, int64_t elements, int32_t dtype, int32_t reduction) {
+  MIMO_REQUIRE(elements >= 0, "mimo_group_all_reduce");
+  MIMO_REQUIRE(reduction == MIMO_REDUCTION_SUM || reduction == MIMO_REDUCTION_MAX, "mimo_group_all_reduce");
+  const int64_t bytes = elements * dtype_bytes(dtype);
+  if (bytes <= one_round_bytes) return std::make_unique<SmallAllReduce>(static_cast<char*>(x), bytes, dtype, reduction);
+  return std::make_unique<LargeAllReduce>(group, static_cast<char*>(x), bytes, dtype, reduction);
+}
+
+std::unique_ptr<Call> make_reduce_scatter(const Group& group, const void* x, void* y, int64_t elements, int32_t dtype) {
+  MIMO_REQUIRE(elements >= 0, "mimo_group_reduce_scatter");
+  return std::make_unique<ReduceScatter>(group, static_cast<const char*>(x), static_cast<char*>(y),
+                                         elements * dtype_bytes(dtype), dtype);
+}
+
+}  // namespace mimo

@@ -1,0 +1,262 @@
+// The engine of a group: its area, the queues of calls, who works on them, and the flight recorder's entries.
+#include "group.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "status.h"
+
+namespace mimo {
+namespace {
+
+/// FNV-1a.
+uint64_t hash(uint64_t state, const void* data, size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < bytes; ++i) state = (state ^ at[i]) * 1099511628211ull;
+  return state;
+}
+
+int32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank) {
+  const auto at = std::find(ranks.begin(), ranks.end(), rank);
+  return at == ranks.end() ? -1 : static_cast<int32_t>(at - ranks.begin());
+}
+
+/// A wait looks at least this often whether the run has failed.
+constexpr int64_t look_milliseconds = 50;
+
+}  // namespace
+
+const char* collective_name(int32_t kind) {
+  static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
+                                      "send",       "receive",        "barrier",    "exchange"};
+  return names[kind];
+}
+
+Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks)
+    : run_(run), name_(name), ranks_(std::move(ranks)), rank_(place_among(ranks_, run.rank())),
+      lanes_(1 + 2 * ranks_.size()) {
+  MIMO_REQUIRE(size() >= 2, "mimo_group_create");
+  MIMO_REQUIRE(rank_ >= 0, "mimo_group_create");
+  // A slot fits the nearest cache that two processes share, and all slots of a usual layout the 64 MB of a container.
+  slot_bytes_ = std::max<int64_t>(64 << 10, (512 << 10) / size() / 64 * 64);
+  // Spinning pays only where whoever is waited for has a core of its own.
+  spin_nanoseconds_ = run.ranks() <= usable_cores() ? 50'000 : 2'000;
+  key_ = hash(14695981039346656037ull, name_.data(), name_.size() + 1);
+  key_ = hash(key_, ranks_.data(), ranks_.size() * sizeof(int32_t));
+  const int64_t slot = static_cast<int64_t>(sizeof(SlotHeader)) + slot_bytes_;
+  area_ = run.area(key_, size() * (static_cast<int64_t>(sizeof(Place)) + 2 * slot), "the group " + name_);
+}
+
+Group::~Group() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_all();
+  place(rank_).doorbell.ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+SlotHeader& Group::slot_header(int32_t member, uint64_t of_round) const {
+  char* slots = area_.address() + size() * static_cast<int64_t>(sizeof(Place));
+  const int64_t index = 2 * member + static_cast<int64_t>(of_round & 1);
+  return *reinterpret_cast<SlotHeader*>(slots + index * (static_cast<int64_t>(sizeof(SlotHeader)) + slot_bytes_));
+}
+
+char* Group::slot(int32_t member, uint64_t of_round) const {
+  return reinterpret_cast<char*>(&slot_header(member, of_round) + 1);
+}
+
+void Group::ring_others() const {
+  for (int32_t member = 0; member < size(); ++member) {
+    if (member != rank_) ring(member);
+  }
+}
+
+Channel& Group::channel(int32_t from, int32_t to) {
+  MIMO_REQUIRE(from >= 0 && from < size() && to >= 0 && to < size() && from != to, "A message between two members");
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = channels_.find({from, to});
+  if (known != channels_.end()) return known->second;
+  const int32_t pair[2] = {from, to};
+  Channel made(run_.area(hash(key_, pair, sizeof(pair)), Channel::area_bytes(), "messages in " + name_));
+  return channels_.emplace(std::pair{from, to}, std::move(made)).first->second;
+}
+
+std::string Group::describe(const Call& call) const {
+  return name_ + " " + collective_name(call.kind()) + " " + std::to_string(call.sequence);
+}
+
+int64_t Group::start(int32_t lane_index, std::unique_ptr<Call> call) {
+  run_.require_alive();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+  Lane& lane = lanes_[static_cast<size_t>(lane_index)];
+  call->sequence = ++lane.started;
+  call->ticket = call->sequence * static_cast<int64_t>(lanes_.size()) + lane_index;
+
+  RankRegion& own = run_.region(run_.rank());
+  const int64_t number = own.calls.load(std::memory_order_relaxed);
+  mimo_call_record& record = own.flight[number % flight_records];
+  std::memset(&record, 0, sizeof(record));
+  copy_string(record.group, sizeof(record.group), name_.c_str());
+  record.call = number;
+  record.sequence = call->sequence;
+  record.kind = call->kind();
+  record.bytes = call->bytes();
+  record.started = monotonic_nanoseconds();
+  own.calls.store(number + 1, std::memory_order_release);
+  call->number = number;
+
+  const int64_t ticket = call->ticket;
+  lane.calls.push_back(std::move(call));
+  try {
+    advance();
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+  if (thread_wanted()) {
+    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+    work_.notify_one();
+  }
+  return ticket;
+}
+
+void Group::wait(int64_t ticket) {
+  const auto count = static_cast<int64_t>(lanes_.size());
+  const int64_t sequence = ticket / count;
+  const Lane& lane = lanes_[static_cast<size_t>(ticket % count)];
+  const auto done = [&] { return lane.finished >= sequence || failure_ != nullptr; };
+
+  waiting_.fetch_add(1);
+  std::unique_lock<std::mutex> lock(mutex_);
+  try {
+    if (!done() && !spin(done)) {
+      RankRegion& own = run_.region(run_.rank());
+      own.waiting_call.store(lane.calls[static_cast<size_t>(sequence - lane.finished - 1)]->number);
+      while (!done()) sleep(lock);
+      own.waiting_call.store(-1);
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  waiting_.fetch_sub(1);
+  if (thread_wanted()) work_.notify_one();
+  if (lane.finished < sequence) std::rethrow_exception(failure_);
+}
+
+/// One round of every call that is first in its lane. Returns whether anything moved.
+bool Group::advance() {
+  bool moved = false;
+  for (Lane& lane : lanes_) {
+    if (lane.calls.empty()) continue;
+    moved = lane.calls.front()->advance(*this) || moved;
+    if (lane.calls.front()->finished()) finish(lane);
+  }
+  return moved;
+}
+
+void Group::finish(Lane& lane) {
+  RankRegion& own = run_.region(run_.rank());
+  const int64_t now = monotonic_nanoseconds();
+  if (mimo_call_record* entry = record(*lane.calls.front())) {
+    entry->finished = now;
+    entry->state = MIMO_CALL_STATE_FINISHED;
+  }
+  own.progress.fetch_add(1, std::memory_order_relaxed);
+  own.progress_time.store(now, std::memory_order_relaxed);
+  lane.calls.pop_front();
+  ++lane.finished;
+}
+
+/// A call's entry in the flight recorder; null when later calls have taken its place.
+mimo_call_record* Group::record(const Call& call) const {
+  mimo_call_record& entry = run_.region(run_.rank()).flight[call.number % flight_records];
+  return entry.call == call.number ? &entry : nullptr;
+}
+
+/// Whether calls under way would stand still without the group's thread.
+bool Group::thread_wanted() const {
+  if (failure_ != nullptr || waiting_.load() > 0) return false;
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    return lane.calls.size() > 1 || (lane.calls.size() == 1 && lane.calls.front()->needs_thread());
+  });
+}
+
+void Group::fail(std::exception_ptr error) {
+  if (failure_ != nullptr) return;
+  failure_ = error;
+  for (Lane& lane : lanes_) {
+    if (lane.calls.empty()) continue;
+    mimo_call_record* entry = record(*lane.calls.front());
+    if (entry == nullptr) continue;
+    const std::vector<int32_t> missing = lane.calls.front()->missing(*this);
+    entry->missing_count = static_cast<int64_t>(missing.size());
+    for (size_t i = 0; i < std::min(missing.size(), std::size(entry->missing)); ++i) {
+      entry->missing[i] = ranks_[static_cast<size_t>(missing[i])];
+    }
+    entry->state = MIMO_CALL_STATE_FAILED;
+  }
+}
+
+template <class Done>
+bool Group::spin(Done&& done) {
+  const int64_t end = monotonic_nanoseconds() + spin_nanoseconds_;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (advance() && done()) return true;
+      __builtin_ia32_pause();
+    }
+    if (done()) return true;
+  } while (monotonic_nanoseconds() < end);
+  return false;
+}
+
+void Group::sleep(std::unique_lock<std::mutex>& lock) {
+  Doorbell& doorbell = place(rank_).doorbell;
+  doorbell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t seen = doorbell.rings.load(std::memory_order_seq_cst);
+  struct Awake {
+    Doorbell& doorbell;
+    ~Awake() { doorbell.sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  } awake{doorbell};
+  if (advance()) return;
+  run_.require_alive();
+  lock.unlock();
+  doorbell.sleep(seen, look_milliseconds);
+  lock.lock();
+}
+
+/// The group's thread: works on calls while their caller does something else.
+void Group::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stop_) {
+    if (!thread_wanted()) {
+      work_.wait(lock);
+      continue;
+    }
+    try {
+      if (!advance()) sleep(lock);
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    // A caller that came to wait takes over.
+    if (waiting_.load() > 0) {
+      lock.unlock();
+      sched_yield();
+      lock.lock();
+    }
+  }
+}
+
+}  // namespace mimo

@@ -1,0 +1,163 @@
+// Groups of the CPU library: collectives among processes of one host through shared memory.
+//
+// A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds, of which all
+// members know the number. In round r a member
+//   1. waits until everybody has read what its slot r mod 2 held two rounds ago (`read` >= r - 2),
+//   2. writes its part into that slot and publishes `written` = r,
+//   3. waits until those it needs have written round r, reads their slots and publishes `read` = r.
+// Who waits does so on the doorbell of its own place in the group; whoever publishes rings the others'.
+//
+// A started call goes on by itself: a call of one round leaves its part in the slot at once and needs nobody until it is
+// waited for; for longer ones the group has a thread, unless the caller is waiting already and does the work itself.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device.h"
+#include "run.h"
+
+namespace mimo {
+
+class Group;
+
+/// "all_reduce" and so on, by MIMO_COLLECTIVE_*.
+const char* collective_name(int32_t kind);
+
+/// A member's place in the shared area.
+struct Place {
+  Doorbell doorbell;
+  alignas(64) std::atomic<uint64_t> written;  // rounds
+  std::atomic<uint64_t> read;
+};
+
+/// Says what a slot holds, so that members which disagree find out.
+struct alignas(64) SlotHeader {
+  int64_t sequence;
+  int64_t bytes;
+  int32_t kind;
+  int32_t detail;
+};
+
+/// A call under way. Its lane is the queue it stands in: 0 for collectives, then one for each peer and direction.
+class Call {
+ public:
+  Call(int32_t kind, int64_t bytes) : kind_(kind), bytes_(bytes) {}
+  virtual ~Call() = default;
+  /// Moves on by at most one round. Returns whether it moved.
+  virtual bool advance(Group& group) = 0;
+  virtual bool finished() const = 0;
+  /// Needs more than what start() could do at once.
+  virtual bool needs_thread() const = 0;
+  /// Members whose part is missing.
+  virtual std::vector<int32_t> missing(const Group& group) const = 0;
+
+  int32_t kind() const { return kind_; }
+  int64_t bytes() const { return bytes_; }
+
+  int64_t ticket = 0;
+  int64_t sequence = 0;  // in its lane
+  int64_t number = 0;    // of the rank's calls: where its record is
+
+ private:
+  int32_t kind_;
+  int64_t bytes_;
+};
+
+struct ChannelHead;
+
+/// The messages from one member to another.
+class Channel {
+ public:
+  explicit Channel(Mapping area) : area_(std::move(area)) {}
+  ChannelHead& head() const;
+  /// Memory of the index-th piece of all messages so far.
+  char* piece(uint64_t index) const;
+  static int64_t area_bytes();
+
+ private:
+  Mapping area_;
+};
+
+class Group {
+ public:
+  Group(Run& run, const std::string& name, std::vector<int32_t> ranks);
+  ~Group();
+
+  int32_t size() const { return static_cast<int32_t>(ranks_.size()); }
+  int32_t rank() const { return rank_; }
+  const std::string& name() const { return name_; }
+  const std::vector<int32_t>& ranks() const { return ranks_; }
+  Run& run() const { return run_; }
+
+  /// Queues a call; returns its ticket. `lane`: see Call.
+  int64_t start(int32_t lane, std::unique_ptr<Call> call);
+  /// Returns when the call is done, working on it meanwhile. Throws what it failed with.
+  void wait(int64_t ticket);
+
+  static constexpr int32_t collectives = 0;
+  int32_t lane_to(int32_t peer) const { return 1 + peer; }
+  int32_t lane_from(int32_t peer) const { return 1 + size() + peer; }
+
+  // For calls: the area.
+  Place& place(int32_t member) const { return reinterpret_cast<Place*>(area_.address())[member]; }
+  SlotHeader& slot_header(int32_t member, uint64_t round) const;
+  char* slot(int32_t member, uint64_t round) const;
+  int64_t slot_bytes() const { return slot_bytes_; }
+  /// The next round of collectives.
+  uint64_t round = 1;
+  void ring(int32_t member) const { place(member).doorbell.ring(); }
+  void ring_others() const;
+  /// The channel of a pair, of which this member is one. Throws for others.
+  Channel& channel(int32_t from, int32_t to);
+  /// The name as errors have it: "language.tp all_reduce 12".
+  std::string describe(const Call& call) const;
+
+ private:
+  struct Lane {
+    std::deque<std::unique_ptr<Call>> calls;
+    int64_t started = 0;
+    int64_t finished = 0;
+  };
+  bool advance();
+  void finish(Lane& lane);
+  mimo_call_record* record(const Call& call) const;
+  bool thread_wanted() const;
+  void fail(std::exception_ptr error);
+  /// Sleeps until a member publishes something. The lock is held on entry and on return.
+  void sleep(std::unique_lock<std::mutex>& lock);
+  template <class Done>
+  bool spin(Done&& done);
+  void work();
+
+  Run& run_;
+  std::string name_;
+  std::vector<int32_t> ranks_;
+  int32_t rank_;
+  uint64_t key_;  // of its areas
+  int64_t slot_bytes_;
+  int64_t spin_nanoseconds_;
+  Mapping area_;
+  std::vector<Lane> lanes_;
+  std::map<std::pair<int32_t, int32_t>, Channel> channels_;
+
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+  std::atomic<int32_t> waiting_{0};  // callers in wait(): the thread leaves the work to them
+  std::condition_variable work_;
+  std::thread thread_;
+  bool stop_ = false;
+};
+
+}  // namespace mimo
+
+struct mimo_group {
+  mimo_group(mimo::Run& run, const std::string& name, std::vector<int32_t> ranks)
+      : group(run, name, std::move(ranks)) {}
+  mimo::Group group;
+};

@@ -1,0 +1,212 @@
+// What every CPU kernel file includes. The files in ops/ are compiled twice, for AVX2 and for AVX-512, into the
+// namespace MIMO_ISA; everything here that is not a plain type lives in it too, so that the linker never gives one
+// processor the other's code. Kernels vectorise through `#pragma omp simd` (no OpenMP run time).
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "device.h"
+#include "status.h"
+
+#ifndef MIMO_ISA
+#error "kernel files are compiled with -DMIMO_ISA=avx2 or avx512"
+#endif
+
+namespace mimo {
+
+/// Brain float: the upper half of an fp32.
+struct bf16 {
+  uint16_t bits;
+};
+
+namespace MIMO_ISA {
+
+static inline float load(float value) { return value; }
+static inline float load(bf16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+static inline void store(float* to, float value) { *to = value; }
+/// Rounds to nearest, ties to even. NaN stays NaN, being quiet as every result of arithmetic is: it is cut, not rounded.
+static inline void store(bf16* to, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t half = value == value ? 0x7FFFu + ((bits >> 16) & 1u) : 0u;
+  to->bits = static_cast<uint16_t>((bits + half) >> 16);
+}
+
+// Arguments whose exp is a normal, finite number.
+constexpr float lowest_exponent = -87.3365402f, highest_exponent = 88.7228317f;
+
+static inline float clamp_exponent(float x) {
+  return x < lowest_exponent ? lowest_exponent : (x > highest_exponent ? highest_exponent : x);
+}
+
+/// exp to 1.03 ulp between these, in a form that vectorises.
+static inline float exp_in_range(float x) {
+  // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5·2²³ rounds n to an integer.
+  const float shifted = x * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  float r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // Times 2ⁿ on the exponent bits: a factor 2ⁿ would overflow at n = 128, where p < 1 makes the product finite.
+  uint32_t shift, bits;
+  std::memcpy(&shift, &shifted, sizeof(shift));
+  std::memcpy(&bits, &p, sizeof(bits));
+  bits += shift << 23;
+  float y;
+  std::memcpy(&y, &bits, sizeof(y));
+  return y;
+}
+
+/// exp of anything. Results below the smallest normal number are 0, above the largest infinity; NaN stays NaN.
+static inline float exp_fast(float x) {
+  const float y = exp_in_range(clamp_exponent(x));
+  return x < lowest_exponent ? 0.0f : (x > highest_exponent ? INFINITY : (x != x ? x : y));
+}
+
+/// Clamping alone serves σ: beyond exp's range 1 / (1 + e) is 1, or below 1e-38 like σ itself. NaN stays NaN.
+static inline float sigmoid(float x) {
+  const float y = 1.0f / (1.0f + exp_in_range(clamp_exponent(-x)));
+  return x != x ? x : y;
+}
+
+/// Calls `body` with a null pointer of the storage type: body(static_cast<float*>(nullptr)) or bf16*.
+template <class Body>
+static inline void with_dtype(int32_t dtype, Body&& body) {
+  if (dtype == MIMO_DTYPE_F32) {
+    body(static_cast<float*>(nullptr));
+  } else if (dtype == MIMO_DTYPE_BF16) {
+    body(static_cast<bf16*>(nullptr));
+  } else {
+    fail(MIMO_ERROR_ARGUMENT, "An operation takes f32 or bf16 storage only.");
+  }
+}
+
+struct Sums {
+  float first, second;
+};
+
+/// Σ of the two terms that value(i, first, second) gives for every i in [0, count), in any order. 32 running sums, added
+/// as a tree: the compiler's own reduction waits for each addition, and adds its lanes one after the other. `value`
+/// captures by copy, so that the compiler knows its pointers do not change; inlined, GCC 12 would keep the sums in
+/// memory.
+template <class Value>
+__attribute__((noinline)) static Sums sums_over(int64_t count, Value value) {
+  constexpr int64_t lanes = 32;
+  float first[lanes] = {}, second[lanes] = {};
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+#pragma omp simd
+    for (int64_t j = 0; j < lanes; ++j) {
+      float a = 0, b = 0;
+      value(i + j, a, b);
+      first[j] += a;
+      second[j] += b;
+    }
+  }
+  if (i < count) {
+#pragma omp simd
+    for (int64_t j = 0; j < count - i; ++j) {
+      float a = 0, b = 0;
+      value(i + j, a, b);
+      first[j] += a;
+      second[j] += b;
+    }
+  }
+  for (int64_t width = lanes / 2; width >= 4; width /= 2) {
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) {
+      first[j] += first[j + width];
+      second[j] += second[j + width];
+    }
+  }
+  return {(first[0] + first[2]) + (first[1] + first[3]), (second[0] + second[2]) + (second[1] + second[3])};
+}
+
+/// Σ value(i) over [0, count): the same for one term.
+template <class Value>
+__attribute__((noinline)) static float sum_over(int64_t count, Value value) {
+  constexpr int64_t lanes = 32;
+  float sums[lanes] = {};
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+#pragma omp simd
+    for (int64_t j = 0; j < lanes; ++j) sums[j] += value(i + j);
+  }
+  if (i < count) {
+#pragma omp simd
+    for (int64_t j = 0; j < count - i; ++j) sums[j] += value(i + j);
+  }
+  for (int64_t width = lanes / 2; width >= 4; width /= 2) {
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) sums[j] += sums[j + width];
+  }
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+/// Largest value(i) over [0, count), -infinity for none; NaN is passed over. 32 running maxima: Clang keeps the order of
+/// a maximum that may meet NaN, and so does not vectorise the plain loop.
+template <class Value>
+__attribute__((noinline)) static float max_over(int64_t count, Value value) {
+  constexpr int64_t lanes = 32;
+  float highest[lanes];
+  for (int64_t j = 0; j < lanes; ++j) highest[j] = -INFINITY;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+#pragma omp simd
+    for (int64_t j = 0; j < lanes; ++j) {
+      const float x = value(i + j);
+      highest[j] = x > highest[j] ? x : highest[j];
+    }
+  }
+  for (; i < count; ++i) {
+    const float x = value(i);
+    highest[0] = x > highest[0] ? x : highest[0];
+  }
+  for (int64_t half = lanes / 2; half > 0; half /= 2) {
+    for (int64_t j = 0; j < half; ++j) highest[j] = highest[j + half] > highest[j] ? highest[j + half] : highest[j];
+  }
+  return highest[0];
+}
+
+/// Rows (or groups) of `width` elements that a norm sums up before it writes their results, when they are short: the last
+/// additions and the square root of one happen while the next is summed. At most 32.
+static inline int64_t rows_per_batch(int64_t width) {
+  constexpr int64_t elements = 1024;
+  return width >= elements ? 1 : elements / width < 32 ? elements / width : 32;
+}
+
+/// Live rows of an operation: the device-side count when there is one.
+static inline int64_t live_rows(int64_t rows, const int32_t* row_count) {
+  if (row_count == nullptr) return rows;
+  return *row_count < rows ? *row_count : rows;
+}
+
+/// Reductions over rows are cut into this many rows a partial sum, whatever the number of threads.
+constexpr int64_t rows_per_partial = 64;
+
+/// total[c] += Σ_p partial[p][c], in the order of p.
+static inline void add_partials(mimo_stream& stream, const float* partial, int64_t partials, int64_t width,
+                                float* total) {
+  parallel_range(stream.device->threads, width, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t p = 0; p < partials; ++p) {
+      const float* row = partial + p * width;
+#pragma omp simd
+      for (int64_t c = begin; c < end; ++c) total[c] += row[c];
+    }
+  });
+}
+
+}  // namespace MIMO_ISA
+}  // namespace mimo

@@ -1,0 +1,109 @@
+// What attention forward and backward share: how packed sequences are cut into blocks, packed fp32 copies of a head,
+// the base-2 exponential of the softmax, and the dropout mask.
+#pragma once
+#include "gemm.h"
+#include "kernel.h"
+#include "philox.h"
+#include "transpose.h"
+
+namespace mimo::MIMO_ISA {
+
+constexpr float log2_e = 1.44269504088896341f;
+constexpr float ln_2 = 0.693147180559945309f;
+
+/// Queries handled at once. Queries x keys x head dimension stays below OpenBLAS's limit for products without packing.
+constexpr int64_t query_block = 64;
+
+static inline int64_t key_block(int64_t head_dim) {
+  if (head_dim <= 32) return 256;
+  return head_dim <= 80 ? 128 : 64;
+}
+
+/// A run of `rows` tokens of one sequence: tokens begin + first, ... of the microbatch.
+struct SequenceBlock {
+  int64_t begin;   // token at which the sequence starts
+  int64_t length;  // of the sequence
+  int64_t first;   // position of the run in the sequence
+  int64_t rows;
+};
+
+static inline int64_t count_blocks(const int32_t* cu_seqlens, int64_t sequences, int64_t size) {
+  int64_t count = 0;
+  for (int64_t s = 0; s < sequences; ++s) count += (cu_seqlens[s + 1] - cu_seqlens[s] + size - 1) / size;
+  return count;
+}
+
+static inline void cut_blocks(const int32_t* cu_seqlens, int64_t sequences, int64_t size, SequenceBlock* blocks) {
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t begin = cu_seqlens[s], length = cu_seqlens[s + 1] - begin;
+    for (int64_t first = 0; first < length; first += size) {
+      *blocks++ = SequenceBlock{begin, length, first, length - first < size ? length - first : size};
+    }
+  }
+}
+
+/// Refuses what no caller should send; works for the arguments of both directions.
+template <class Args>
+void require_attention(const Args& args) {
+  MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
+  MIMO_REQUIRE(args.head_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
+  MIMO_REQUIRE(args.mask == MIMO_ATTENTION_FULL || args.mask == MIMO_ATTENTION_CAUSAL, "attention");
+  MIMO_REQUIRE(args.dropout >= 0 && args.dropout < 1, "attention");
+  const int32_t* cu_seqlens = args.cu_seqlens;
+  MIMO_REQUIRE(cu_seqlens[0] == 0 && cu_seqlens[args.sequences] == args.tokens, "attention");
+  for (int64_t s = 0; s < args.sequences; ++s) MIMO_REQUIRE(cu_seqlens[s] <= cu_seqlens[s + 1], "attention");
+}
+
+/// to[r][i] = factor * from[r][i], contiguous rows of `width`.
+template <class T>
+void gather(const T* from, int64_t stride, int64_t rows, int64_t width, float factor, float* to) {
+  for (int64_t r = 0; r < rows; ++r) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) to[r * width + i] = factor * load(from[r * stride + i]);
+  }
+}
+
+/// to[r][i] = factor * from[r][i] into strided storage.
+template <class T>
+void scatter(const float* from, int64_t rows, int64_t width, float factor, T* to, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) store(&to[r * stride + i], factor * from[r * width + i]);
+  }
+}
+
+/// 2^x to about 1 ulp for x <= 127. Below -100 it stays at 2^-100: nothing beside a row's largest term of 1, and its
+/// products stay clear of denormal numbers. NaN stays NaN.
+static inline float exp2_fast(float x) {
+  const float clamped = x < -100.0f ? -100.0f : x;
+  const float shifted = clamped + 12582912.0f;  // 1.5·2²³ rounds to an integer
+  const float f = clamped - (shifted - 12582912.0f);
+  // Minimax on [-1/2, 1/2]: relative error 2e-9, 8e-8 with rounding.
+  float p = 1.5353362e-4f;
+  p = p * f + 1.3398874e-3f;
+  p = p * f + 9.6184369e-3f;
+  p = p * f + 5.5503324e-2f;
+  p = p * f + 2.4022648e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  const uint32_t exponent = (bits + 127u) << 23;
+  float scale;
+  std::memcpy(&scale, &exponent, sizeof(scale));
+  return p * scale;
+}
+
+/// The mask of one query and head: factor[j] = 0 or 1 / (1 - probability) for keys first_key + j, first_key and the
+/// room in `factor` multiples of 4. `row` is global query token * heads + head.
+static inline void dropout_factors(uint64_t seed, uint64_t row, int64_t first_key, int64_t keys, float probability,
+                                   float* factor) {
+  const float kept = 1.0f / (1.0f - probability);
+  const uint64_t counter = (row << 30) + static_cast<uint64_t>(first_key) / 4;
+  for (int64_t quad = 0; quad < (keys + 3) / 4; ++quad) {
+    const PhiloxWords words = philox(seed, counter + static_cast<uint64_t>(quad));
+    for (int i = 0; i < 4; ++i) factor[quad * 4 + i] = philox_uniform(words.word[i]) >= probability ? kept : 0.0f;
+  }
+}
+
+}  // namespace mimo::MIMO_ISA

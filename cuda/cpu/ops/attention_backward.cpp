@@ -1,0 +1,196 @@
+// Attention backward (Dao et al., FlashAttention-2, algorithm 2): probabilities are recomputed block by block from the
+// log-sum-exp. One work item is one query head of one sequence: it owns its dq, and dk and dv of its head; query heads
+// that share a key head are then summed in order.
+//
+//   p = exp(scale q kᵀ - lse)   dv = pᵀ do   dp = do vᵀ   ds = p (dp - Σ_i do_i o_i)   dq = scale ds k   dk = scale dsᵀ q
+#include "attention.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+/// Packed copies of all keys and values, by key head: kᵀ and vᵀ in blocks [head_dim, keys], k as [tokens, head_dim].
+struct PackedKeys {
+  float* k;
+  float* k_transposed;
+  float* v_transposed;
+};
+
+/// dk and dv of every query head, [query_heads, tokens, head_dim]; null when every query head has its own keys.
+struct PartialGradients {
+  float* dk;
+  float* dv;
+};
+
+template <class T>
+void pack_keys(const mimo_attention_backward_args& args, const SequenceBlock& block, int64_t head,
+               const PackedKeys& to) {
+  const int64_t token = block.begin + block.first, d = args.head_dim;
+  const int64_t from = token * args.token_stride + head * args.group_stride;
+  const int64_t at = (head * args.tokens + token) * d;
+  const T* k = static_cast<const T*>(args.k) + from;
+  gather(k, args.token_stride, block.rows, d, 1.0f, to.k + at);
+  transpose(k, args.token_stride, block.rows, d, to.k_transposed + at);
+  transpose(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, d, to.v_transposed + at);
+}
+
+/// One row: scores become (dropped) probabilities, dp becomes ds. keep: dropout factors, or null.
+void softmax_backward_row(float* scores, float* dp, int64_t live, int64_t keys, float lse, float dot,
+                          const float* keep) {
+  if (keep == nullptr) {
+#pragma omp simd
+    for (int64_t j = 0; j < live; ++j) {
+      const float p = exp2_fast(scores[j] - lse);
+      scores[j] = p;
+      dp[j] = p * (dp[j] - dot);
+    }
+  } else {
+#pragma omp simd
+    for (int64_t j = 0; j < live; ++j) {
+      const float p = exp2_fast(scores[j] - lse);
+      scores[j] = p * keep[j];
+      dp[j] = p * (dp[j] * keep[j] - dot);
+    }
+  }
+  for (int64_t j = live; j < keys; ++j) scores[j] = dp[j] = 0;
+}
+
+/// Every gradient of query head `head` in one sequence of `length` tokens starting at token `begin`.
+template <class T>
+void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args, int64_t begin, int64_t length,
+                   int64_t head, const PackedKeys& packed, const PartialGradients& partial) {
+  const int64_t d = args.head_dim, keys_at_once = key_block(d), width = length * d;
+  const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
+  const int64_t head_offset = group * args.group_stride + head % heads_per_group * d;
+  const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
+
+  Workspace workspace(&stream, (3 * width + 2 * length + 2 * query_block * keys_at_once + 2 * keys_at_once * d +
+                                keys_at_once) * static_cast<int64_t>(sizeof(float)));
+  float* const q = workspace.as<float>();
+  float* const d_o = q + width;
+  float* const dq = d_o + width;
+  float* const scores = dq + width;
+  float* const dp = scores + query_block * keys_at_once;
+  float* const dk = dp + query_block * keys_at_once;
+  float* const dv = dk + keys_at_once * d;
+  float* const keep = dv + keys_at_once * d;
+  float* const lse = keep + keys_at_once;
+  float* const dot = lse + length;
+
+  gather(static_cast<const T*>(args.q) + begin * args.token_stride + head_offset, args.token_stride, length, d,
+         args.softmax_scale * log2_e, q);
+  gather(static_cast<const T*>(args.d_o) + begin * args.d_o_stride + head * d, args.d_o_stride, length, d, 1.0f, d_o);
+  std::memset(dq, 0, static_cast<size_t>(width) * sizeof(float));
+  for (int64_t r = 0; r < length; ++r) {
+    const T* o = static_cast<const T*>(args.o) + ((begin + r) * args.query_heads + head) * d;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < d; ++i) sum += load(o[i]) * d_o[r * d + i];
+    dot[r] = sum;
+    lse[r] = args.lse[(begin + r) * args.query_heads + head] * log2_e;
+  }
+
+  for (int64_t first_key = 0; first_key < length; first_key += keys_at_once) {
+    const int64_t stored = length - first_key < keys_at_once ? length - first_key : keys_at_once;
+    const int64_t at = (group * args.tokens + begin + first_key) * d;
+    std::memset(dk, 0, static_cast<size_t>(stored * d) * sizeof(float));
+    std::memset(dv, 0, static_cast<size_t>(stored * d) * sizeof(float));
+    for (int64_t first = causal ? first_key / query_block * query_block : 0; first < length; first += query_block) {
+      const int64_t rows = length - first < query_block ? length - first : query_block;
+      const int64_t seen_last = causal ? first + rows - first_key : stored;
+      const int64_t keys = seen_last < stored ? seen_last : stored;
+      const float* q_rows = q + first * d;
+      const float* do_rows = d_o + first * d;
+      product({q_rows, packed.k_transposed + at, scores, d, d, stored, keys_at_once, 1, 0, false, false}, 0, rows, 0,
+              keys);
+      product({do_rows, packed.v_transposed + at, dp, d, d, stored, keys_at_once, 1, 0, false, false}, 0, rows, 0, keys);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t seen = first + r + 1 - first_key;
+        const int64_t live = !causal || seen > keys ? keys : (seen < 0 ? 0 : seen);
+        if (args.dropout > 0) {
+          const uint64_t row = static_cast<uint64_t>((args.first_token + begin + first + r) * args.full_heads +
+                                                     args.first_head + head);
+          dropout_factors(static_cast<uint64_t>(args.dropout_seed), row, first_key, keys, args.dropout, keep);
+        }
+        softmax_backward_row(scores + r * keys_at_once, dp + r * keys_at_once, live, keys, lse[first + r],
+                             dot[first + r], args.dropout > 0 ? keep : nullptr);
+      }
+      product({scores, do_rows, dv, rows, keys_at_once, d, d, 1, 1, true, false}, 0, keys, 0, d);
+      // q carries scale * log2 e.
+      product({dp, q_rows, dk, rows, keys_at_once, d, d, ln_2, 1, true, false}, 0, keys, 0, d);
+      product({dp, packed.k + at, dq + first * d, keys, keys_at_once, d, d, args.softmax_scale, 1, false, false}, 0,
+              rows, 0, d);
+    }
+    const int64_t token = begin + first_key;
+    if (partial.dk != nullptr) {
+      std::memcpy(partial.dk + (head * args.tokens + token) * d, dk, static_cast<size_t>(stored * d) * sizeof(float));
+      std::memcpy(partial.dv + (head * args.tokens + token) * d, dv, static_cast<size_t>(stored * d) * sizeof(float));
+    } else {
+      const int64_t to = token * args.d_token_stride + group * args.group_stride;
+      scatter(dk, stored, d, 1.0f, static_cast<T*>(args.dk) + to, args.d_token_stride);
+      scatter(dv, stored, d, 1.0f, static_cast<T*>(args.dv) + to, args.d_token_stride);
+    }
+  }
+  scatter(dq, length, d, 1.0f, static_cast<T*>(args.dq) + begin * args.d_token_stride + head_offset,
+          args.d_token_stride);
+}
+
+/// dk or dv of one token and key head: the sum over its query heads, in order.
+template <class T>
+void sum_heads(const mimo_attention_backward_args& args, const float* partial, int64_t token, int64_t group,
+               void* gradient) {
+  const int64_t d = args.head_dim, heads_per_group = args.query_heads / args.key_heads;
+  T* to = static_cast<T*>(gradient) + token * args.d_token_stride + group * args.group_stride;
+#pragma omp simd
+  for (int64_t i = 0; i < d; ++i) {
+    float sum = 0;
+    for (int64_t r = 0; r < heads_per_group; ++r) {
+      sum += partial[((group * heads_per_group + r) * args.tokens + token) * d + i];
+    }
+    store(&to[i], sum);
+  }
+}
+
+}  // namespace
+
+void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args) {
+  require_attention(args);
+  const int64_t d = args.head_dim;
+  const int64_t key_blocks = count_blocks(args.cu_seqlens, args.sequences, key_block(d));
+  Workspace blocks(&stream, key_blocks * static_cast<int64_t>(sizeof(SequenceBlock)));
+  SequenceBlock* const keys = blocks.as<SequenceBlock>();
+  cut_blocks(args.cu_seqlens, args.sequences, key_block(d), keys);
+
+  const int64_t packed_elements = args.tokens * args.key_heads * d;
+  const bool grouped = args.query_heads > args.key_heads;
+  const int64_t partial_elements = grouped ? args.tokens * args.query_heads * d : 0;
+  Workspace packed_memory(&stream, 3 * packed_elements * static_cast<int64_t>(sizeof(float)));
+  Workspace partial_memory(&stream, 2 * partial_elements * static_cast<int64_t>(sizeof(float)));
+  const PackedKeys packed{packed_memory.as<float>(), packed_memory.as<float>() + packed_elements,
+                          packed_memory.as<float>() + 2 * packed_elements};
+  PartialGradients partial{nullptr, nullptr};
+  if (grouped) partial = {partial_memory.as<float>(), partial_memory.as<float>() + partial_elements};
+
+  ThreadPool& threads = stream.device->threads;
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    parallel_for(threads, key_blocks * args.key_heads, [&](int64_t i) {
+      pack_keys<T>(args, keys[i % key_blocks], i / key_blocks, packed);
+    });
+    parallel_for(threads, args.sequences * args.query_heads, [&](int64_t i) {
+      const int64_t sequence = i / args.query_heads, begin = args.cu_seqlens[sequence];
+      const int64_t length = args.cu_seqlens[sequence + 1] - begin;
+      if (length > 0) differentiate<T>(stream, args, begin, length, i % args.query_heads, packed, partial);
+    });
+    if (!grouped) return;
+    parallel_range(threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        for (int64_t group = 0; group < args.key_heads; ++group) {
+          sum_heads<T>(args, partial.dk, token, group, args.dk);
+          sum_heads<T>(args, partial.dv, token, group, args.dv);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace mimo::MIMO_ISA

@@ -1,0 +1,51 @@
+// Rows of a (vocabulary shard of a) table, and the sum of their gradients (spec language-model 5.1).
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+// Backward is cut by columns: every task adds all tokens' gradients of its columns in token order. That needs no atomics
+// and no sorting, and stays balanced when most tokens share one id.
+constexpr int64_t columns_per_task = 64;
+
+}  // namespace
+
+void embedding_forward(mimo_stream& stream, const mimo_embedding_forward_args& args) {
+  MIMO_REQUIRE(args.tokens >= 0 && args.width > 0 && args.vocabulary_rows >= 0, "embedding_forward");
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* table = static_cast<const T*>(args.table);
+    T* y = static_cast<T*>(args.y);
+    const size_t row_bytes = static_cast<size_t>(args.width) * sizeof(T);
+    parallel_range(stream.device->threads, args.tokens, 16384 / args.width + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        const int64_t row = args.ids[token] - args.vocabulary_start;
+        if (row >= 0 && row < args.vocabulary_rows) {
+          std::memcpy(y + token * args.width, table + row * args.width, row_bytes);
+        } else {
+          std::memset(static_cast<void*>(y + token * args.width), 0, row_bytes);
+        }
+      }
+    });
+  });
+}
+
+void embedding_backward(mimo_stream& stream, const mimo_embedding_backward_args& args) {
+  MIMO_REQUIRE(args.tokens >= 0 && args.width > 0 && args.vocabulary_rows >= 0, "embedding_backward");
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* dy = static_cast<const T*>(args.dy);
+    parallel_range(stream.device->threads, args.width, columns_per_task, [&](int64_t begin, int64_t end) {
+      for (int64_t token = 0; token < args.tokens; ++token) {
+        const int64_t row = args.ids[token] - args.vocabulary_start;
+        if (row < 0 || row >= args.vocabulary_rows) continue;
+        const T* from = dy + token * args.width;
+        float* to = args.dtable + row * args.width;
+#pragma omp simd
+        for (int64_t c = begin; c < end; ++c) to[c] += load(from[c]);
+      }
+    });
+  });
+}
+
+}  // namespace mimo::MIMO_ISA

@@ -1,0 +1,157 @@
+// Dense matrix products over OpenBLAS's single-threaded sgemm; our pool cuts the results into blocks. bf16 operands are
+// widened to fp32 copies first, a bf16 result is rounded once at the end.
+#include "gemm.h"
+
+#include <climits>
+
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+/// `batch` matrices of `rows` x `width`, `stride` elements from row to row and batch_stride from matrix to matrix.
+struct Matrices {
+  int64_t rows, width, stride, batch_stride;
+
+  /// Different matrices: one read by every product of the batch counts once.
+  int64_t distinct(int64_t batch) const { return batch_stride == 0 && batch > 1 ? 1 : batch; }
+};
+
+/// Bytes of an fp32 copy; none is needed of f32 storage.
+int64_t copy_bytes(const Matrices& x, int64_t batch, int32_t dtype) {
+  if (dtype == MIMO_DTYPE_F32) return 0;
+  return x.distinct(batch) * x.rows * x.width * static_cast<int64_t>(sizeof(float));
+}
+
+/// The operand in fp32: itself, or a contiguous copy in `buffer`, which `x` then describes.
+const float* widen(mimo_stream& stream, const void* from, int32_t dtype, int64_t batch, float* buffer, Matrices& x) {
+  if (dtype == MIMO_DTYPE_F32) return static_cast<const float*>(from);
+  parallel_range(stream.device->threads, x.distinct(batch) * x.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const bf16* row = static_cast<const bf16*>(from) + r / x.rows * x.batch_stride + r % x.rows * x.stride;
+      float* to = buffer + r * x.width;
+#pragma omp simd
+      for (int64_t i = 0; i < x.width; ++i) to[i] = load(row[i]);
+    }
+  });
+  x.stride = x.width;
+  x.batch_stride = x.batch_stride == 0 ? 0 : x.rows * x.width;
+  return buffer;
+}
+
+constexpr int64_t unit = 16;  // OpenBLAS's register tile
+
+/// Blocks of one product; each of a batch that keeps the threads busy stays whole. Up to 1e6 multiplications OpenBLAS has
+/// other kernels, which add in another order: no block is that small unless the product is, so that results do not
+/// depend on the number of threads. It is also about where sharing begins to pay (10 µs of one core).
+int64_t block_count(const mimo_gemm_args& args, int64_t threads) {
+  constexpr double small = 1e6;
+  if (args.batch >= 4 * threads || args.k == 0) return 1;
+  const int64_t longer = args.m >= args.n ? args.m : args.n, shorter = args.m >= args.n ? args.n : args.m;
+  // Blocks are cut at multiples of `unit`, so one may have up to that much less than its share.
+  const double least = small / (static_cast<double>(shorter) * static_cast<double>(args.k));
+  const int64_t count = longer / (static_cast<int64_t>(least) + unit + 1);
+  return count < 1 ? 1 : count < threads ? count : threads;
+}
+
+struct Block {
+  int64_t row, rows, column, columns;
+};
+
+/// Block `index` of `count` of an [m, n] result, cut along its longer side.
+Block block(int64_t m, int64_t n, int64_t count, int64_t index) {
+  const bool by_rows = m >= n;
+  const int64_t total = by_rows ? m : n;
+  const int64_t units = (total + unit - 1) / unit;
+  int64_t begin = units * index / count * unit, end = units * (index + 1) / count * unit;
+  if (end > total) end = total;
+  if (begin > end) begin = end;
+  return by_rows ? Block{begin, end - begin, 0, n} : Block{0, m, begin, end - begin};
+}
+
+/// c = product + beta c + bias, where the product was made aside (bf16 results) or already in c (then beta is 0).
+template <class T, class W>
+void finish_row(const float* product, const W* bias, float beta, int64_t n, T* c) {
+  if (beta != 0) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) store(&c[i], product[i] + beta * load(c[i]) + (bias ? load(bias[i]) : 0.0f));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) store(&c[i], product[i] + (bias ? load(bias[i]) : 0.0f));
+  }
+}
+
+void require_matrices(const Matrices& x) {
+  MIMO_REQUIRE(x.rows <= INT_MAX && x.width <= INT_MAX && x.stride <= INT_MAX, "gemm");
+  MIMO_REQUIRE(x.rows <= 1 || x.stride >= x.width, "gemm");
+}
+
+}  // namespace
+
+void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  if (rows <= 0 || columns <= 0) return;
+  const float* a = p.a + (p.transpose_a ? row : row * p.a_stride);
+  const float* b = p.b + (p.transpose_b ? column * p.b_stride : column);
+  float* c = p.c + row * p.c_stride + column;
+  if (p.k == 0) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < columns; ++i) c[r * p.c_stride + i] = p.beta == 0 ? 0 : p.beta * c[r * p.c_stride + i];
+    return;
+  }
+  sgemm(p.transpose_a, p.transpose_b, rows, columns, p.k, p.alpha, a, p.a_stride, b, p.b_stride, p.beta, c, p.c_stride);
+}
+
+void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
+  MIMO_REQUIRE(args.m >= 0 && args.n >= 0 && args.k >= 0 && args.batch >= 0, "gemm");
+  if (args.m == 0 || args.n == 0 || args.batch == 0) return;
+  const bool c_is_f32 = args.c_dtype == MIMO_DTYPE_F32;
+  Matrices a{args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.a_stride,
+             args.a_batch_stride};
+  Matrices b{args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.b_stride,
+             args.b_batch_stride};
+  const Matrices c{args.m, args.n, args.c_stride, args.c_batch_stride};
+  require_matrices(a);
+  require_matrices(b);
+  require_matrices(c);
+  MIMO_REQUIRE(args.batch == 1 || args.c_batch_stride != 0, "gemm");
+
+  Workspace a_copy(&stream, copy_bytes(a, args.batch, args.a_dtype));
+  Workspace b_copy(&stream, copy_bytes(b, args.batch, args.b_dtype));
+  Workspace c_copy(&stream, copy_bytes(c, args.batch, args.c_dtype));
+  const float* const a_f32 = widen(stream, args.a, args.a_dtype, args.batch, a_copy.as<float>(), a);
+  const float* const b_f32 = widen(stream, args.b, args.b_dtype, args.batch, b_copy.as<float>(), b);
+  float* const c_f32 = c_is_f32 ? static_cast<float*>(args.c) : c_copy.as<float>();
+  const int64_t c_stride = c_is_f32 ? args.c_stride : args.n;
+  const int64_t c_batch_stride = c_is_f32 ? args.c_batch_stride : args.m * args.n;
+  const float beta = c_is_f32 ? args.beta : 0.0f;
+
+  ThreadPool& threads = stream.device->threads;
+  const int64_t blocks = block_count(args, threads.size());
+  // OpenBLAS refuses a leading dimension below the width even where there is one row.
+  const auto leading = [](const Matrices& x) { return x.stride < x.width ? x.width : x.stride; };
+  parallel_for(threads, args.batch * blocks, [&](int64_t i) {
+    const int64_t index = i / blocks;
+    const Block part = block(args.m, args.n, blocks, i % blocks);
+    const Product p{a_f32 + index * a.batch_stride, b_f32 + index * b.batch_stride, c_f32 + index * c_batch_stride,
+                    args.k, leading(a), leading(b), c_stride < args.n ? args.n : c_stride, args.alpha, beta,
+                    args.transpose_a != 0, args.transpose_b != 0};
+    product(p, part.row, part.rows, part.column, part.columns);
+  });
+  if (c_is_f32 && args.bias == nullptr) return;
+  with_dtype(args.b_dtype, [&](auto* w) {
+    with_dtype(args.c_dtype, [&](auto* t) {
+      using W = std::remove_pointer_t<decltype(w)>;
+      using T = std::remove_pointer_t<decltype(t)>;
+      const W* bias = static_cast<const W*>(args.bias);
+      parallel_range(threads, args.batch * args.m, rows_per_partial, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const int64_t index = r / args.m, row = r % args.m;
+          T* out = static_cast<T*>(args.c) + index * args.c_batch_stride + row * args.c_stride;
+          finish_row(c_f32 + index * c_batch_stride + row * c_stride, bias, c_is_f32 ? 0.0f : args.beta, args.n, out);
+        }
+      });
+    });
+  });
+}
+
+}  // namespace mimo::MIMO_ISA

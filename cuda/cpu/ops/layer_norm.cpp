@@ -1,0 +1,160 @@
+// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance.
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+template <class T, class W>
+void normalise(const T* x, const W* weight, const W* bias, float mean, float rstd, T* y, int64_t width) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) store(&y[i], (load(x[i]) - mean) * rstd * load(weight[i]) + load(bias[i]));
+}
+
+template <class T, class W>
+void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64_t end) {
+  const float width = static_cast<float>(args.width);
+  const auto row_of = [&](int64_t row) { return static_cast<const T*>(args.x) + row * args.width; };
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = row_of(row);
+    args.mean[row] = sum_over(args.width, [x](int64_t i) { return load(x[i]); }) / width;
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = row_of(row);
+    const float mean = args.mean[row];
+    const float squares = sum_over(args.width, [x, mean](int64_t i) {
+      const float centred = load(x[i]) - mean;
+      return centred * centred;
+    });
+    args.rstd[row] = 1.0f / std::sqrt(squares / width + args.epsilon);
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    normalise(row_of(row), static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), args.mean[row],
+              args.rstd[row], static_cast<T*>(args.y) + row * args.width, args.width);
+  }
+}
+
+/// With n = (x - mean) rstd and g = γ dy: dx = rstd (g - mean(g) - n mean(g n)) (+ dresidual).
+template <bool with_residual, class T, class W>
+void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual, T* dx, int64_t width, float mean,
+                    float rstd, Sums means) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) {
+    const float n = (load(x[i]) - mean) * rstd;
+    const float gradient = rstd * (load(dy[i]) * load(weight[i]) - means.first - n * means.second);
+    store(&dx[i], with_residual ? load(dresidual[i]) + gradient : gradient);
+  }
+}
+
+/// Rows [begin, end), at most 32.
+template <class T, class W>
+void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int64_t end) {
+  const W* weight = static_cast<const W*>(args.weight);
+  Sums means[32];
+  for (int64_t row = begin; row < end; ++row) {
+    const T* dy = static_cast<const T*>(args.dy) + row * args.width;
+    const T* x = static_cast<const T*>(args.x) + row * args.width;
+    const float mean = args.mean[row], rstd = args.rstd[row], width = static_cast<float>(args.width);
+    const Sums sums = sums_over(args.width, [dy, x, weight, mean, rstd](int64_t i, float& g, float& gn) {
+      g = load(dy[i]) * load(weight[i]);
+      gn = g * ((load(x[i]) - mean) * rstd);
+    });
+    means[row - begin] = {sums.first / width, sums.second / width};
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t offset = row * args.width;
+    const auto write = args.dresidual ? input_gradient<true, T, W> : input_gradient<false, T, W>;
+    write(static_cast<const T*>(args.dy) + offset, static_cast<const T*>(args.x) + offset, weight,
+          args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr, static_cast<T*>(args.dx) + offset,
+          args.width, args.mean[row], args.rstd[row], means[row - begin]);
+  }
+}
+
+/// dweight += dy n, dbias += dy over `rows` rows: four at once, for fewer trips of the sums.
+template <class T>
+void parameter_gradients(const T* dy, const T* x, const float* mean, const float* rstd, int64_t rows, int64_t width,
+                         float* dweight, float* dbias) {
+  if (rows == 4) {
+    const float m0 = mean[0], m1 = mean[1], m2 = mean[2], m3 = mean[3];
+    const float r0 = rstd[0], r1 = rstd[1], r2 = rstd[2], r3 = rstd[3];
+    const T *dy1 = dy + width, *dy2 = dy1 + width, *dy3 = dy2 + width;
+    const T *x1 = x + width, *x2 = x1 + width, *x3 = x2 + width;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) {
+      const float g0 = load(dy[i]), g1 = load(dy1[i]), g2 = load(dy2[i]), g3 = load(dy3[i]);
+      dbias[i] += (g0 + g1) + (g2 + g3);
+      dweight[i] += (g0 * ((load(x[i]) - m0) * r0) + g1 * ((load(x1[i]) - m1) * r1)) +
+                    (g2 * ((load(x2[i]) - m2) * r2) + g3 * ((load(x3[i]) - m3) * r3));
+    }
+    return;
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *g = dy + row * width, *h = x + row * width;
+    const float m = mean[row], r = rstd[row];
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) {
+      dbias[i] += load(g[i]);
+      dweight[i] += load(g[i]) * ((load(h[i]) - m) * r);
+    }
+  }
+}
+
+/// Calls body(begin, end) for runs of few rows.
+template <class Body>
+void in_batches(int64_t begin, int64_t end, int64_t width, Body&& body) {
+  const int64_t batch = rows_per_batch(width);
+  for (int64_t row = begin; row < end; row += batch) body(row, row + batch < end ? row + batch : end);
+}
+
+}  // namespace
+
+void layer_norm_forward(mimo_stream& stream, const mimo_layer_norm_forward_args& args) {
+  MIMO_REQUIRE(args.rows >= 0 && args.width > 0, "layer_norm_forward");
+  with_dtype(args.dtype, [&](auto* t) {
+    with_dtype(args.weight_dtype, [&](auto* w) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      parallel_range(stream.device->threads, args.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
+        in_batches(begin, end, args.width,
+                   [&](int64_t first, int64_t last) { forward_rows<T, W>(args, first, last); });
+      });
+    });
+  });
+}
+
+void layer_norm_backward(mimo_stream& stream, const mimo_layer_norm_backward_args& args) {
+  MIMO_REQUIRE(args.rows >= 0 && args.width > 0, "layer_norm_backward");
+  const bool sums = args.dweight != nullptr || args.dbias != nullptr;
+  const int64_t partials = (args.rows + rows_per_partial - 1) / rows_per_partial;
+  const int64_t partial_elements = sums ? partials * args.width : 0;
+  Workspace workspace(&stream, 2 * partial_elements * static_cast<int64_t>(sizeof(float)));
+  float* const dweights = workspace.as<float>();
+  float* const dbiases = dweights + partial_elements;
+  with_dtype(args.dtype, [&](auto* t) {
+    with_dtype(args.weight_dtype, [&](auto* w) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      parallel_range(stream.device->threads, args.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
+        float* dweight = sums ? dweights + begin / rows_per_partial * args.width : nullptr;
+        float* dbias = sums ? dbiases + begin / rows_per_partial * args.width : nullptr;
+        if (sums) {
+          std::memset(dweight, 0, static_cast<size_t>(args.width) * sizeof(float));
+          std::memset(dbias, 0, static_cast<size_t>(args.width) * sizeof(float));
+        }
+        for (int64_t row = begin; row < end; row += 4) {
+          const int64_t rows = row + 4 < end ? 4 : end - row, offset = row * args.width;
+          in_batches(row, row + rows, args.width,
+                     [&](int64_t first, int64_t last) { backward_rows<T, W>(args, first, last); });
+          // Not in the loops above: these stores to cached memory would wait behind those that miss.
+          if (sums) {
+            parameter_gradients(static_cast<const T*>(args.dy) + offset, static_cast<const T*>(args.x) + offset,
+                                args.mean + row, args.rstd + row, rows, args.width, dweight, dbias);
+          }
+        }
+      });
+    });
+  });
+  if (args.dweight) add_partials(stream, dweights, partials, args.width, args.dweight);
+  if (args.dbias) add_partials(stream, dbiases, partials, args.width, args.dbias);
+}
+
+}  // namespace mimo::MIMO_ISA

@@ -1,0 +1,150 @@
+// RMSNorm and group RMSNorm (spec language-model 1.5, 2.2): y = h rsqrt(mean(h²) + ε) γ.
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+/// A group of columns of a row: what is normalised together. Groups are counted row by row.
+struct Place {
+  int64_t row, column;
+};
+
+Place place_of(int64_t index, int64_t groups, int64_t group_size) {
+  return {index / groups, index % groups * group_size};
+}
+
+template <class T>
+void add_residual(const T* x, const T* residual, T* sum, int64_t size) {
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) store(&sum[i], load(x[i]) + load(residual[i]));
+}
+
+template <class T, class W>
+void scale_group(const T* h, const W* weight, float rstd, T* y, int64_t size) {
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) store(&y[i], load(h[i]) * rstd * load(weight[i]));
+}
+
+/// Groups [begin, end), counted row by row.
+template <class T, class W>
+void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64_t end) {
+  const int64_t size = args.group_size, groups = args.width / size;
+  const auto normalised = [&](Place at) -> const T* {
+    if (args.residual != nullptr) return static_cast<const T*>(args.sum) + at.row * args.width + at.column;
+    return static_cast<const T*>(args.x) + at.row * args.x_stride + at.column;
+  };
+  for (int64_t index = begin; index < end; ++index) {
+    const Place at = place_of(index, groups, size);
+    if (args.residual != nullptr) {
+      const int64_t offset = at.row * args.x_stride + at.column;
+      add_residual(static_cast<const T*>(args.x) + offset, static_cast<const T*>(args.residual) + offset,
+                   static_cast<T*>(args.sum) + at.row * args.width + at.column, size);
+    }
+    const T* h = normalised(at);
+    const float squares = sum_over(size, [h](int64_t i) { return load(h[i]) * load(h[i]); });
+    args.rstd[index] = 1.0f / std::sqrt(squares / static_cast<float>(size) + args.epsilon);
+  }
+  for (int64_t index = begin; index < end; ++index) {
+    const Place at = place_of(index, groups, size);
+    scale_group(normalised(at), static_cast<const W*>(args.weight) + at.column, args.rstd[index],
+                static_cast<T*>(args.y) + at.row * args.y_stride + at.column, size);
+  }
+}
+
+/// Σ γ dy x of one group; dweight, when there is one, += dy x rstd. Not in the loop that writes dx: stores retire in
+/// order, and these, to cached memory, would wait behind dx's misses.
+template <class T, class W>
+float dot_and_weight_gradient(const T* dy, const T* x, const W* weight, float* dweight, int64_t size, float rstd) {
+  if (dweight == nullptr) {
+    return sum_over(size, [dy, x, weight](int64_t i) { return load(dy[i]) * load(x[i]) * load(weight[i]); });
+  }
+  return sum_over(size, [dy, x, weight, dweight, rstd](int64_t i) {
+    const float product = load(dy[i]) * load(x[i]);
+    dweight[i] += product * rstd;
+    return product * load(weight[i]);
+  });
+}
+
+/// dx = rstd (γ dy - x rstd mean) (+ dresidual) of one group, mean = dot rstd / size.
+template <bool with_residual, class T, class W>
+void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual, T* dx, int64_t size, float rstd,
+                    float dot) {
+  const float scaled_mean = dot * rstd / static_cast<float>(size) * rstd;
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) {
+    const float gradient = rstd * (load(weight[i]) * load(dy[i]) - load(x[i]) * scaled_mean);
+    store(&dx[i], with_residual ? load(dresidual[i]) + gradient : gradient);
+  }
+}
+
+/// Groups [begin, end), counted row by row, of one partial sum of dweight (or null). At most 32.
+template <class T, class W>
+void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int64_t end, float* dweight) {
+  const int64_t size = args.group_size, groups = args.width / size;
+  float dots[32];
+  for (int64_t index = begin; index < end; ++index) {
+    const Place at = place_of(index, groups, size);
+    dots[index - begin] = dot_and_weight_gradient(static_cast<const T*>(args.dy) + at.row * args.dy_stride + at.column,
+                                                  static_cast<const T*>(args.x) + at.row * args.x_stride + at.column,
+                                                  static_cast<const W*>(args.weight) + at.column,
+                                                  dweight ? dweight + at.column : nullptr, size, args.rstd[index]);
+  }
+  for (int64_t index = begin; index < end; ++index) {
+    const Place at = place_of(index, groups, size);
+    const auto write = args.dresidual ? input_gradient<true, T, W> : input_gradient<false, T, W>;
+    const int64_t offset = at.row * args.dx_stride + at.column;
+    write(static_cast<const T*>(args.dy) + at.row * args.dy_stride + at.column,
+          static_cast<const T*>(args.x) + at.row * args.x_stride + at.column,
+          static_cast<const W*>(args.weight) + at.column,
+          args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr, static_cast<T*>(args.dx) + offset,
+          size, args.rstd[index], dots[index - begin]);
+  }
+}
+
+/// Calls body(begin, end) for runs of few groups of the rows [begin, end).
+template <class Body>
+void in_batches(int64_t begin_row, int64_t end_row, int64_t groups, int64_t group_size, Body&& body) {
+  const int64_t end = end_row * groups, batch = rows_per_batch(group_size);
+  for (int64_t index = begin_row * groups; index < end; index += batch)
+    body(index, index + batch < end ? index + batch : end);
+}
+
+}  // namespace
+
+void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args) {
+  MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_forward");
+  MIMO_REQUIRE(args.residual == nullptr || args.sum != nullptr, "rms_norm_forward");
+  with_dtype(args.dtype, [&](auto* t) {
+    with_dtype(args.weight_dtype, [&](auto* w) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      parallel_range(stream.device->threads, args.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
+        in_batches(begin, end, args.width / args.group_size, args.group_size,
+                   [&](int64_t first, int64_t last) { forward_groups<T, W>(args, first, last); });
+      });
+    });
+  });
+}
+
+void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args) {
+  MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_backward");
+  const int64_t partials = (args.rows + rows_per_partial - 1) / rows_per_partial;
+  const int64_t partial_bytes = args.dweight ? partials * args.width * static_cast<int64_t>(sizeof(float)) : 0;
+  Workspace workspace(&stream, partial_bytes);
+  float* partial = args.dweight ? workspace.as<float>() : nullptr;
+  with_dtype(args.dtype, [&](auto* t) {
+    with_dtype(args.weight_dtype, [&](auto* w) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      parallel_range(stream.device->threads, args.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
+        float* dweight = partial ? partial + begin / rows_per_partial * args.width : nullptr;
+        if (dweight != nullptr) std::memset(dweight, 0, static_cast<size_t>(args.width) * sizeof(float));
+        in_batches(begin, end, args.width / args.group_size, args.group_size,
+                   [&](int64_t first, int64_t last) { backward_groups<T, W>(args, first, last, dweight); });
+      });
+    });
+  });
+  if (partial != nullptr) add_partials(stream, partial, partials, args.width, args.dweight);
+}
+
+}  // namespace mimo::MIMO_ISA

@@ -1,0 +1,84 @@
+// Rotary position embedding (spec language-model 3; Su et al., RoFormer), half-split convention: the first rotary_dim
+// columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin] of the angle position * base^(-2i / rotary_dim).
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+/// Positions whose angles are computed directly, one run in this many; the others by the addition theorem.
+constexpr int64_t angle_run = 64;
+
+/// Cosines and sines in fp32, [positions, half] each, computed in fp64: an fp32 angle has few digits left at
+/// far positions.
+struct Angles {
+  float* cosine;
+  float* sine;
+};
+
+void fill_angles(const mimo_rope_forward_args& args, int64_t begin, int64_t end, const Angles& angles) {
+  const int64_t half = args.rotary_dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(args.rotary_dim);
+    const double step = args.angle_scale * std::pow(static_cast<double>(args.base), exponent);
+    const double step_cosine = std::cos(step), step_sine = std::sin(step);
+    double cosine = std::cos(step * static_cast<double>(begin)), sine = std::sin(step * static_cast<double>(begin));
+    for (int64_t position = begin; position < end; ++position) {
+      angles.cosine[position * half + i] = static_cast<float>(cosine);
+      angles.sine[position * half + i] = static_cast<float>(sine);
+      const double next = cosine * step_cosine - sine * step_sine;
+      sine = sine * step_cosine + cosine * step_sine;
+      cosine = next;
+    }
+  }
+}
+
+template <class T>
+void rotate_token(const mimo_rope_forward_args& args, int64_t token, const float* cosine, const float* sine) {
+  const int64_t half = args.rotary_dim / 2, d = args.head_dim;
+  for (int64_t head = 0; head < args.groups * args.heads_per_group; ++head) {
+    const T* x = static_cast<const T*>(args.x) + token * args.x_stride + head * d;
+    T* y = static_cast<T*>(args.y) + token * args.y_stride + head * d;
+    const bool rotated = head % args.heads_per_group < args.rotated_per_group;
+    if (rotated) {
+#pragma omp simd
+      for (int64_t i = 0; i < half; ++i) {
+        const float x1 = load(x[i]), x2 = load(x[half + i]);
+        store(&y[i], x1 * cosine[i] - x2 * sine[i]);
+        store(&y[half + i], x2 * cosine[i] + x1 * sine[i]);
+      }
+    }
+    const int64_t kept = rotated ? args.rotary_dim : 0;
+    std::memmove(y + kept, x + kept, static_cast<size_t>(d - kept) * sizeof(T));
+  }
+}
+
+}  // namespace
+
+void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
+  MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
+  MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
+  MIMO_REQUIRE(args.cu_seqlens[0] == 0 && args.cu_seqlens[args.sequences] == args.tokens, "rope_forward");
+  const int64_t half = args.rotary_dim / 2, elements = args.max_seqlen * half;
+  Workspace table(&stream, 2 * elements * static_cast<int64_t>(sizeof(float)));
+  const Angles angles{table.as<float>(), table.as<float>() + elements};
+  Workspace positions(&stream, args.tokens * static_cast<int64_t>(sizeof(int32_t)));
+  int32_t* const position = positions.as<int32_t>();
+  for (int64_t s = 0; s < args.sequences; ++s) {
+    const int32_t begin = args.cu_seqlens[s], end = args.cu_seqlens[s + 1];
+    MIMO_REQUIRE(begin <= end && end - begin <= args.max_seqlen, "rope_forward");
+    for (int32_t token = begin; token < end; ++token) position[token] = token - begin;
+  }
+  ThreadPool& threads = stream.device->threads;
+  parallel_range(threads, args.max_seqlen, angle_run,
+                 [&](int64_t begin, int64_t end) { fill_angles(args, begin, end, angles); });
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    parallel_range(threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        rotate_token<T>(args, token, angles.cosine + position[token] * half, angles.sine + position[token] * half);
+      }
+    });
+  });
+}
+
+}  // namespace mimo::MIMO_ISA

@@ -1,0 +1,74 @@
+// Worker threads for one device. Small and our own because ranks share cores: an idle worker sleeps (after a short
+// spin), where OpenMP run times and OpenBLAS's own threads keep a core busy.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace mimo {
+
+class ThreadPool {
+ public:
+  /// `threads` includes the calling thread; 0 = one per core this process may use.
+  explicit ThreadPool(int32_t threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int32_t size() const { return static_cast<int32_t>(workers_.size()) + 1; }
+
+  using Task = void (*)(void* context, int64_t index);
+  /// Calls task(context, i) for every i in [0, count), spread over the threads; returns when all are done. The first
+  /// exception is rethrown. Not reentrant: a task must not call run.
+  void run(int64_t count, Task task, void* context);
+
+ private:
+  void work();
+  void take_indices(int64_t generation);
+
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<int64_t> generation_{0};
+  std::atomic<bool> stop_{false};
+  // Claims of one generation: generation << 40 | next index, so a late worker cannot take an index of the next job.
+  std::atomic<uint64_t> claim_{0};
+  std::atomic<int64_t> finished_{0};
+  std::atomic<int64_t> count_{0};
+  std::atomic<Task> task_{nullptr};
+  std::atomic<void*> context_{nullptr};
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+};
+
+/// Calls body(i) for every i in [0, count) on the pool's threads.
+template <class Body>
+void parallel_for(ThreadPool& pool, int64_t count, Body&& body) {
+  if (count <= 0) return;
+  if (count == 1 || pool.size() == 1) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  using Plain = std::remove_reference_t<Body>;
+  pool.run(
+      count, [](void* context, int64_t index) { (*static_cast<Plain*>(context))(index); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+/// Splits [0, total) into runs of at most `grain` and calls body(begin, end) for each. The runs depend on the sizes
+/// alone, never on the number of threads.
+template <class Body>
+void parallel_range(ThreadPool& pool, int64_t total, int64_t grain, Body&& body) {
+  if (total <= 0) return;
+  const int64_t runs = (total + grain - 1) / grain;
+  parallel_for(pool, runs, [&](int64_t run) {
+    const int64_t begin = run * grain;
+    body(begin, begin + grain < total ? begin + grain : total);
+  });
+}
+
+}  // namespace mimo

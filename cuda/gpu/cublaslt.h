@@ -1,0 +1,37 @@
+// Dense products through cuBLASLt: fp32 in IEEE arithmetic (no TF32), bf16 with fp32 sums.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "device.h"
+
+namespace mimo::cuda {
+
+/// c = alpha op(a) op(b) + beta c + bias, row major, as mimo_gemm_args says; a and b of one storage type, bias of c's.
+struct DenseProduct {
+  const void* a;
+  const void* b;
+  void* c;
+  const void* bias;  // or null
+  int64_t m, n, k;
+  int64_t a_stride, b_stride, c_stride;
+  int64_t batch;
+  int64_t a_batch_stride, b_batch_stride, c_batch_stride;
+  float alpha, beta;
+  bool transpose_a, transpose_b;
+  int32_t dtype;  // of a and b
+  int32_t c_dtype;
+};
+
+class CublasLt {
+ public:
+  CublasLt();
+  ~CublasLt();
+  void multiply(mimo_stream& stream, const DenseProduct& product);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace mimo::cuda

@@ -1,0 +1,332 @@
+// Devices, streams, events and memory of the CUDA library.
+#include "device.h"
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "cublaslt.h"
+#include "cudnn_attention.h"
+#include "error.h"
+#include "status.h"
+
+namespace mimo::cuda {
+
+void check(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  const int32_t status = result == cudaErrorMemoryAllocation ? MIMO_ERROR_OUT_OF_MEMORY : MIMO_ERROR_DEVICE;
+  throw Error(status, std::string("CUDA failed at ") + what + ": " + cudaGetErrorString(result) + " (" +
+                          cudaGetErrorName(result) + ").");
+}
+
+namespace {
+
+class DeviceMemoryPool final : public MemoryPool {
+ public:
+  explicit DeviceMemoryPool(int32_t index) : index_(index) {}
+  ~DeviceMemoryPool() override {
+    cudaSetDevice(index_);
+    release_all();
+  }
+
+ protected:
+  void* system_allocate(int64_t bytes) override {
+    void* address = nullptr;
+    const cudaError_t result = cudaMalloc(&address, static_cast<size_t>(bytes));
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // not sticky: the pool trims and tries again
+      return nullptr;
+    }
+    check(result, "cudaMalloc");
+    return address;
+  }
+  // cudaFree waits for the device, so no queued work still uses the block.
+  void system_free(void* address, int64_t) override { cudaFree(address); }
+
+ private:
+  int32_t index_;
+};
+
+}  // namespace
+
+Staging::~Staging() {
+  for (int i = 0; i < 2; ++i) {
+    if (piece_[i] != nullptr) cudaFreeHost(piece_[i]);
+    if (free_[i] != nullptr) cudaEventDestroy(free_[i]);
+  }
+}
+
+void Staging::allocate() {
+  for (int i = 0; i < 2; ++i) {
+    if (piece_[i] != nullptr) continue;
+    check(cudaEventCreateWithFlags(&free_[i], cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaMallocHost(reinterpret_cast<void**>(&piece_[i]), piece_bytes), "cudaMallocHost");
+  }
+}
+
+void Staging::to_device(cudaStream_t stream, void* destination, const void* source, int64_t bytes) {
+  allocate();
+  for (int64_t done = 0, i = 0; done < bytes; done += piece_bytes, i ^= 1) {
+    const size_t count = static_cast<size_t>(bytes - done < piece_bytes ? bytes - done : piece_bytes);
+    if (done >= 2 * piece_bytes) check(cudaEventSynchronize(free_[i]), "waiting for a copy");
+    std::memcpy(piece_[i], static_cast<const char*>(source) + done, count);
+    check(cudaMemcpyAsync(static_cast<char*>(destination) + done, piece_[i], count, cudaMemcpyHostToDevice, stream),
+          "a copy to the device");
+    check(cudaEventRecord(free_[i], stream), "cudaEventRecord");
+  }
+  check(cudaStreamSynchronize(stream), "a copy to the device");
+}
+
+void Staging::to_host(cudaStream_t stream, void* destination, const void* source, int64_t bytes) {
+  allocate();
+  const auto count_at = [&](int64_t done) {
+    return static_cast<size_t>(bytes - done < piece_bytes ? bytes - done : piece_bytes);
+  };
+  const auto fetch = [&](int64_t done, int64_t i) {
+    check(cudaMemcpyAsync(piece_[i], static_cast<const char*>(source) + done, count_at(done), cudaMemcpyDeviceToHost,
+                          stream),
+          "a copy to the host");
+    check(cudaEventRecord(free_[i], stream), "cudaEventRecord");
+  };
+  fetch(0, 0);
+  for (int64_t done = 0, i = 0; done < bytes; done += piece_bytes, i ^= 1) {
+    if (done + piece_bytes < bytes) fetch(done + piece_bytes, i ^ 1);
+    check(cudaEventSynchronize(free_[i]), "a copy to the host");
+    std::memcpy(static_cast<char*>(destination) + done, piece_[i], count_at(done));
+  }
+}
+
+}  // namespace mimo::cuda
+
+using mimo::guard;
+using mimo::cuda::check;
+
+mimo_device::mimo_device(int32_t device_index)
+    : index(device_index), memory(std::make_unique<mimo::cuda::DeviceMemoryPool>(device_index)) {
+  use();
+  const auto attribute = [&](cudaDeviceAttr name) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, name, index), "reading the device's properties");
+    return value;
+  };
+  multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  compute_major = attribute(cudaDevAttrComputeCapabilityMajor);
+  compute_minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (compute_major < 8) {
+    throw mimo::Error(MIMO_ERROR_UNSUPPORTED, "This GPU has compute capability " + std::to_string(compute_major) + "." +
+                                                  std::to_string(compute_minor) + "; mimo needs 8.0 or later.");
+  }
+}
+
+mimo_device::~mimo_device() = default;
+
+void mimo_device::use() const {
+  thread_local int32_t current = -1;
+  if (current == index) return;
+  check(cudaSetDevice(index), "choosing the device");
+  current = index;
+}
+
+mimo::cuda::CublasLt& mimo_device::cublaslt() {
+  if (!cublaslt_) cublaslt_ = std::make_unique<mimo::cuda::CublasLt>();
+  return *cublaslt_;
+}
+
+mimo::cuda::Cudnn& mimo_device::cudnn() {
+  if (!cudnn_) cudnn_ = std::make_unique<mimo::cuda::Cudnn>();
+  return *cudnn_;
+}
+
+extern "C" {
+
+const char* mimo_library_kind(void) { return "cuda"; }
+
+int32_t mimo_device_open(int32_t index, int32_t, mimo_device** device) {
+  return guard([&] {
+    int count = 0;
+    const cudaError_t found = cudaGetDeviceCount(&count);
+    if (found == cudaErrorInsufficientDriver) {
+      throw mimo::Error(MIMO_ERROR_UNSUPPORTED,
+                        "The NVIDIA driver is older than this library's CUDA 13.0 needs: install driver 580 or later.");
+    }
+    if (found == cudaErrorNoDevice || count == 0) {
+      throw mimo::Error(MIMO_ERROR_UNSUPPORTED, "This machine has no NVIDIA GPU that CUDA can use.");
+    }
+    check(found, "looking for devices");
+    if (index < 0 || index >= count) {
+      throw mimo::Error(MIMO_ERROR_ARGUMENT, "There is no CUDA device " + std::to_string(index) + ": this process sees " +
+                                                 std::to_string(count) + ".");
+    }
+    *device = new mimo_device(index);
+  });
+}
+
+int32_t mimo_device_close(mimo_device* device) {
+  return guard([&] {
+    device->use();
+    delete device;
+  });
+}
+
+int32_t mimo_device_describe(mimo_device* device, mimo_device_info* info) {
+  return guard([&] {
+    std::memset(info, 0, sizeof(*info));
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, device->index), "reading the device's properties");
+    std::snprintf(info->name, sizeof(info->name), "%.*s", static_cast<int>(sizeof(info->name)) - 1, properties.name);
+    std::snprintf(info->instructions, sizeof(info->instructions), "sm_%d%d", properties.major, properties.minor);
+    info->memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    info->threads = properties.multiProcessorCount;
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "looking for devices");
+    info->device_count = count;
+  });
+}
+
+int32_t mimo_device_set_deterministic(mimo_device* device, int32_t deterministic) {
+  device->deterministic = deterministic != 0;
+  return MIMO_OK;
+}
+
+int32_t mimo_stream_create(mimo_device* device, int32_t priority, mimo_stream** stream) {
+  return guard([&] {
+    device->use();
+    int lowest = 0, highest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "reading stream priorities");
+    const int wanted = priority < highest ? highest : (priority > lowest ? lowest : priority);
+    auto made = std::make_unique<mimo_stream>();
+    made->device = device;
+    check(cudaStreamCreateWithPriority(&made->handle, cudaStreamNonBlocking, wanted), "creating a stream");
+    *stream = made.release();
+  });
+}
+
+int32_t mimo_stream_destroy(mimo_stream* stream) {
+  return guard([&] {
+    stream->device->use();
+    // Another stream may get this one's address, and with it the blocks cached for it.
+    check(cudaStreamSynchronize(stream->handle), "finishing a stream");
+    check(cudaStreamDestroy(stream->handle), "destroying a stream");
+    delete stream;
+  });
+}
+
+int32_t mimo_stream_synchronize(mimo_stream* stream) {
+  return guard([&] {
+    stream->device->use();
+    check(cudaStreamSynchronize(stream->handle), "work of a stream");
+  });
+}
+
+int32_t mimo_event_create(mimo_device* device, mimo_event** event) {
+  return guard([&] {
+    device->use();
+    auto made = std::make_unique<mimo_event>();
+    made->device = device;
+    check(cudaEventCreate(&made->handle), "creating an event");
+    *event = made.release();
+  });
+}
+
+int32_t mimo_event_destroy(mimo_event* event) {
+  return guard([&] {
+    event->device->use();
+    check(cudaEventDestroy(event->handle), "destroying an event");
+    delete event;
+  });
+}
+
+int32_t mimo_event_record(mimo_event* event, mimo_stream* stream) {
+  return guard([&] {
+    event->device->use();
+    check(cudaEventRecord(event->handle, stream->handle), "recording an event");
+  });
+}
+
+int32_t mimo_stream_wait_event(mimo_stream* stream, mimo_event* event) {
+  return guard([&] {
+    stream->device->use();
+    check(cudaStreamWaitEvent(stream->handle, event->handle, 0), "waiting for an event");
+  });
+}
+
+int32_t mimo_event_synchronize(mimo_event* event) {
+  return guard([&] {
+    event->device->use();
+    check(cudaEventSynchronize(event->handle), "work before an event");
+  });
+}
+
+int32_t mimo_event_elapsed(mimo_event* start, mimo_event* end, float* milliseconds) {
+  return guard([&] { check(cudaEventElapsedTime(milliseconds, start->handle, end->handle), "timing two events"); });
+}
+
+int32_t mimo_memory_allocate(mimo_stream* stream, int64_t bytes, int32_t tag, void** address) {
+  return guard([&] {
+    stream->device->use();
+    *address = stream->device->memory->allocate(stream, bytes, tag);
+  });
+}
+
+int32_t mimo_memory_free(mimo_stream* stream, void* address) {
+  return guard([&] { stream->device->memory->free(stream, address); });
+}
+
+int32_t mimo_memory_statistics_get(mimo_device* device, mimo_memory_statistics* statistics) {
+  return guard([&] { device->memory->statistics(statistics); });
+}
+
+int32_t mimo_memory_reset_peak(mimo_device* device) {
+  return guard([&] { device->memory->reset_peak(); });
+}
+
+int32_t mimo_memory_trim(mimo_device* device) {
+  return guard([&] {
+    device->use();
+    device->memory->trim();
+  });
+}
+
+int32_t mimo_memory_limit(mimo_device* device, int64_t bytes) {
+  return guard([&] { device->memory->set_limit(bytes); });
+}
+
+int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy");
+    if (bytes == 0) return;
+    stream->device->use();
+    check(cudaMemcpyAsync(destination, source, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream->handle),
+          "a copy on the device");
+  });
+}
+
+int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destination, const void* source, int64_t bytes) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy_to_device");
+    if (bytes == 0) return;
+    stream->device->use();
+    stream->staging.to_device(stream->handle, destination, source, bytes);
+  });
+}
+
+int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const void* source, int64_t bytes) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy_to_host");
+    if (bytes == 0) return;
+    stream->device->use();
+    stream->staging.to_host(stream->handle, destination, source, bytes);
+  });
+}
+
+int32_t mimo_memory_set_zero(mimo_stream* stream, void* destination, int64_t bytes) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes >= 0, "mimo_memory_set_zero");
+    if (bytes == 0) return;
+    stream->device->use();
+    check(cudaMemsetAsync(destination, 0, static_cast<size_t>(bytes), stream->handle), "clearing memory");
+  });
+}
+
+}  // extern "C"

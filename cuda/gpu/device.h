@@ -1,0 +1,86 @@
+// The CUDA library's device: streams of the driver, a caching memory pool over cudaMalloc, and what operations need of
+// the chip. Handles of vendor libraries hang on the device too and are made at their first use.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "memory_pool.h"
+#include "mimo.h"
+
+namespace mimo::cuda {
+
+class CublasLt;
+class Cudnn;
+
+/// Pinned host memory through which copies from and to pageable memory pass, so that they run at the bus's rate.
+class Staging {
+ public:
+  ~Staging();
+  /// Both return when the copy is complete; `stream`'s earlier work is waited for.
+  void to_device(cudaStream_t stream, void* destination, const void* source, int64_t bytes);
+  void to_host(cudaStream_t stream, void* destination, const void* source, int64_t bytes);
+
+ private:
+  static constexpr int64_t piece_bytes = 8 << 20;
+  void allocate();
+  char* piece_[2] = {nullptr, nullptr};
+  cudaEvent_t free_[2] = {nullptr, nullptr};
+};
+
+}  // namespace mimo::cuda
+
+struct mimo_device {
+  explicit mimo_device(int32_t index);
+  ~mimo_device();
+  /// Makes this the calling thread's device; every entry point does.
+  void use() const;
+  mimo::cuda::CublasLt& cublaslt();
+  mimo::cuda::Cudnn& cudnn();
+
+  int32_t index;
+  int32_t multiprocessors = 0;
+  int32_t compute_major = 0, compute_minor = 0;
+  int64_t shared_bytes_per_block = 0;  // what a kernel may ask for
+  bool deterministic = false;
+  std::unique_ptr<mimo::MemoryPool> memory;
+
+ private:
+  std::unique_ptr<mimo::cuda::CublasLt> cublaslt_;
+  std::unique_ptr<mimo::cuda::Cudnn> cudnn_;
+};
+
+struct mimo_stream {
+  mimo_device* device;
+  cudaStream_t handle;
+  mimo::cuda::Staging staging;
+};
+
+struct mimo_event {
+  mimo_device* device;
+  cudaEvent_t handle;
+};
+
+namespace mimo::cuda {
+
+/// Temporary memory of one operation. Given back at the end of the scope, while kernels that use it may still be queued:
+/// only later work of the same stream can get it.
+class Workspace {
+ public:
+  Workspace(mimo_stream* stream, int64_t bytes)
+      : stream_(stream), address_(stream->device->memory->allocate(stream, bytes, MIMO_TAG_WORKSPACE)) {}
+  ~Workspace() { stream_->device->memory->free(stream_, address_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(address_);
+  }
+
+ private:
+  mimo_stream* stream_;
+  void* address_;
+};
+
+}  // namespace mimo::cuda

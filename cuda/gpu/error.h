@@ -1,0 +1,12 @@
+// CUDA's errors as mimo's.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "status.h"
+
+namespace mimo::cuda {
+
+/// Throws for a failed CUDA call; `what` names what was being done.
+void check(cudaError_t result, const char* what);
+
+}  // namespace mimo::cuda

@@ -1,0 +1,16 @@
+// Kernels behind grouped_gemm and grouped_gemm_weight_gradient, by hardware and storage type. All take the groups' rows
+// from the device: a block finds its group itself.
+#pragma once
+#include "device.h"
+
+namespace mimo::cuda {
+
+/// Products of any storage types, without tensor cores.
+void grouped_gemm_plain(mimo_stream& stream, const mimo_grouped_gemm_args& args);
+void grouped_gemm_weight_gradient_plain(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
+
+/// bf16 operands with rows of whole 16-byte pieces, sm_80 and later. grouped_gemm's result may be f32 or bf16.
+void sm80_bf16_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
+void sm80_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
+
+}  // namespace mimo::cuda

@@ -1,0 +1,28 @@
+// Attention: bf16 through cuDNN, everything else through kernels without tensor cores.
+#include "attention.cuh"
+#include "attention_plain.h"
+#include "cudnn_attention.h"
+
+namespace mimo::cuda {
+
+void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args) {
+  require_attention(args);
+  if (args.tokens == 0) return;
+  if (Cudnn::takes(args)) {
+    stream.device->cudnn().attention_forward(stream, args);
+  } else {
+    attention_forward_plain(stream, args);
+  }
+}
+
+void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args) {
+  require_attention(args);
+  if (args.tokens == 0) return;
+  if (Cudnn::takes(args)) {
+    stream.device->cudnn().attention_backward(stream, args);
+  } else {
+    attention_backward_plain(stream, args);
+  }
+}
+
+}  // namespace mimo::cuda

@@ -1,0 +1,56 @@
+#include "attention_layout.h"
+
+#include "kernel.cuh"
+
+namespace mimo::cuda {
+namespace {
+
+/// Sequence s, head h, position p: stats[(s heads + h) length + p], lse[(s length + p) heads + h].
+template <bool to_lse>
+__global__ void stats_kernel(const float* from, int64_t tokens, int64_t heads, int64_t length, float* to) {
+  for_each_pack(tokens, heads, [&](int64_t token, int64_t head) {
+    const int64_t stats = (token / length * heads + head) * length + token % length, lse = token * heads + head;
+    to[to_lse ? lse : stats] = from[to_lse ? stats : lse];
+  });
+}
+
+__global__ void lengths_kernel(const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int32_t* lengths) {
+  for_each_pack(1, batch, [&](int64_t, int64_t s) {
+    lengths[s] = s < sequences ? cu_seqlens[s + 1] - cu_seqlens[s] : 0;
+  });
+}
+
+__global__ void offsets_kernel(const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int64_t stride,
+                               int32_t* offsets) {
+  for_each_pack(1, batch + 1, [&](int64_t, int64_t s) {
+    offsets[s] = static_cast<int32_t>(cu_seqlens[smaller(s, sequences)] * stride);
+  });
+}
+
+}  // namespace
+
+void attention_stats_to_lse(mimo_stream& stream, const float* stats, int64_t tokens, int64_t heads, int64_t length,
+                            float* lse) {
+  const auto [grid, block] = cover(tokens, heads);
+  launch(stream, stats_kernel<true>, grid, block, 0, stats, tokens, heads, length, lse);
+}
+
+void attention_lse_to_stats(mimo_stream& stream, const float* lse, int64_t tokens, int64_t heads, int64_t length,
+                            float* stats) {
+  const auto [grid, block] = cover(tokens, heads);
+  launch(stream, stats_kernel<false>, grid, block, 0, lse, tokens, heads, length, stats);
+}
+
+void attention_lengths(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch,
+                       int32_t* lengths) {
+  const auto [grid, block] = cover(1, batch);
+  launch(stream, lengths_kernel, grid, block, 0, cu_seqlens, sequences, batch, lengths);
+}
+
+void attention_offsets(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int64_t stride,
+                       int32_t* offsets) {
+  const auto [grid, block] = cover(1, batch + 1);
+  launch(stream, offsets_kernel, grid, block, 0, cu_seqlens, sequences, batch, stride, offsets);
+}
+
+}  // namespace mimo::cuda

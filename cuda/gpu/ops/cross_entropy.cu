@@ -1,0 +1,146 @@
+// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (spec language-model 5.2): statistics of a
+// shard, their combination into losses, and the gradient of the logits. A block owns a token; logits are read once.
+#include "kernel.cuh"
+
+namespace mimo::cuda {
+namespace {
+
+constexpr int row_threads = 512;
+
+struct Statistics {
+  float maximum, sum;
+};
+
+/// Maximum and Σ exp(l - maximum) of two sets. Without a finite maximum nothing may be subtracted: -inf - -inf is NaN.
+__device__ __forceinline__ Statistics combined(Statistics a, Statistics b) {
+  const float maximum = fmaxf(a.maximum, b.maximum);
+  if (maximum == -INFINITY) return {maximum, a.sum + b.sum};
+  return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
+}
+
+template <class T, int Width>
+__global__ void statistics_kernel(mimo_cross_entropy_statistics_args args) {
+  __shared__ Statistics shared[32];
+  const int64_t token = blockIdx.x;
+  const T* logits = static_cast<const T*>(args.logits) + token * args.vocabulary_rows;
+  Statistics own{-INFINITY, 0.0f};
+  const int64_t whole = args.vocabulary_live / Width * Width;
+  const auto add = [&](auto&& value) {
+    float highest = own.maximum;
+    for (float l : value) highest = fmaxf(highest, l);
+    const float shift = highest == -INFINITY ? 0.0f : highest;
+    // The sum of nothing stays 0; -inf - shift is -inf.
+    float sum = own.sum * expf(own.maximum - shift);
+    if (own.maximum == -INFINITY) sum = own.sum;
+    for (float l : value) sum += expf(l - shift);
+    own = {highest, sum};
+  };
+  for (int64_t at = threadIdx.x * Width; at < whole; at += blockDim.x * Width) {
+    float value[Width];
+    read(logits + at, value);
+    add(value);
+  }
+  if (const int64_t at = whole + threadIdx.x; at < args.vocabulary_live) {
+    float value[1] = {load(logits + at)};
+    add(value);
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const Statistics other{__shfl_xor_sync(all_lanes, own.maximum, offset),
+                           __shfl_xor_sync(all_lanes, own.sum, offset)};
+    own = combined(own, other);
+  }
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) own = combined(own, shared[warp]);
+  const int64_t label = args.labels[token] - args.vocabulary_start;
+  const bool owned = label >= 0 && label < args.vocabulary_live;
+  args.maximum[token] = own.maximum;
+  args.sum_exp[token] = own.sum;
+  args.target_logit[token] = owned ? load(logits + label) : 0.0f;
+  args.found[token] = owned ? 1 : 0;
+}
+
+__global__ void loss_kernel(mimo_cross_entropy_loss_args args) {
+  for_each_pack(1, args.tokens, [&](int64_t, int64_t token) {
+    float maximum = -INFINITY;
+    for (int64_t s = 0; s < args.shards; ++s) {
+      const float m = args.maximum[s * args.tokens + token];
+      maximum = m > maximum ? m : maximum;
+    }
+    double sum = 0, target = static_cast<double>(maximum);
+    for (int64_t s = 0; s < args.shards; ++s) {
+      const int64_t at = s * args.tokens + token;
+      sum += static_cast<double>(args.sum_exp[at]) * exp(static_cast<double>(args.maximum[at] - maximum));
+      if (args.found[at] != 0) target = static_cast<double>(args.target_logit[at]);
+    }
+    const double lse = static_cast<double>(maximum) + log(sum);
+    args.lse[token] = static_cast<float>(lse);
+    args.loss[token] = static_cast<float>(lse - target + static_cast<double>(args.z_loss) * lse * lse);
+  });
+}
+
+/// dlogits may be logits: a thread writes only what it has read, and the label's column belongs to one thread.
+template <class T, int Width>
+__global__ void backward_kernel(mimo_cross_entropy_backward_args args, bool round) {
+  const int64_t token = blockIdx.x;
+  const T* logits = static_cast<const T*>(args.logits) + token * args.vocabulary_rows;
+  T* dlogits = static_cast<T*>(args.dlogits) + token * args.vocabulary_rows;
+  const float dloss = args.dloss[token], lse = args.lse[token];
+  const float factor = 1.0f + 2.0f * args.z_loss * lse;
+  const int64_t label = args.labels[token] - args.vocabulary_start;
+  for (int64_t at = threadIdx.x * Width; at < args.vocabulary_rows; at += blockDim.x * Width) {
+    float value[Width] = {};
+    if (dloss != 0) {  // not a masked token: most tokens of a batch of images are
+      read(logits + at, value);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) {
+        const float target = at + i == label ? 1.0f : 0.0f;
+        float gradient = at + i < args.vocabulary_live ? dloss * (factor * expf(value[i] - lse) - target) : 0.0f;
+        if (round) gradient = __bfloat162float(__float2bfloat16_rn(gradient));
+        value[i] = gradient;
+      }
+    }
+    write(dlogits + at, value);
+  }
+}
+
+}  // namespace
+
+void cross_entropy_statistics(mimo_stream& stream, const mimo_cross_entropy_statistics_args& args) {
+  MIMO_REQUIRE(args.tokens >= 0, "cross_entropy_statistics");
+  MIMO_REQUIRE(args.vocabulary_live >= 0 && args.vocabulary_live <= args.vocabulary_rows, "cross_entropy_statistics");
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    constexpr int wide = vector_width<T>;
+    with_width<wide>(packs_fit<T>(args.logits, args.vocabulary_rows, args.vocabulary_rows, wide), [&](auto w) {
+      launch(stream, statistics_kernel<T, w>, grid_of(args.tokens), dim3(row_threads), 0, args);
+    });
+  });
+}
+
+void cross_entropy_loss(mimo_stream& stream, const mimo_cross_entropy_loss_args& args) {
+  MIMO_REQUIRE(args.tokens >= 0 && args.shards > 0, "cross_entropy_loss");
+  const auto [grid, block] = cover(1, args.tokens);
+  launch(stream, loss_kernel, grid, block, 0, args);
+}
+
+void cross_entropy_backward(mimo_stream& stream, const mimo_cross_entropy_backward_args& args) {
+  MIMO_REQUIRE(args.tokens >= 0, "cross_entropy_backward");
+  MIMO_REQUIRE(args.vocabulary_live >= 0 && args.vocabulary_live <= args.vocabulary_rows, "cross_entropy_backward");
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    constexpr int wide = vector_width<T>;
+    const auto fits = [&](const void* pointer) {
+      return packs_fit<T>(pointer, args.vocabulary_rows, args.vocabulary_rows, wide);
+    };
+    with_width<wide>(fits(args.logits) && fits(args.dlogits), [&](auto w) {
+      // bf16 storage rounds anyway.
+      launch(stream, backward_kernel<T, w>, grid_of(args.tokens), dim3(row_threads), 0, args,
+             args.round_bf16 != 0 && std::is_same_v<T, float>);
+    });
+  });
+}
+
+}  // namespace mimo::cuda

@@ -1,0 +1,139 @@
+// RMSNorm and group RMSNorm (spec language-model 1.5, 2.2): y = h rsqrt(mean(h²) + ε) γ.
+#include "norm.cuh"
+
+namespace mimo::cuda {
+namespace {
+
+template <class T, class W, int Width>
+__global__ void forward_kernel(mimo_rms_norm_forward_args args, int64_t rows_per_block) {
+  __shared__ float shared[2][32];
+  const int64_t packs = args.group_size / Width, column = blockIdx.y * args.group_size;
+  float weight[packs_per_thread][Width];
+  for_own_packs(packs, [&](int p, int64_t pack) {
+    read(static_cast<const W*>(args.weight) + column + pack * Width, weight[p]);
+  });
+  const int64_t begin = blockIdx.x * rows_per_block, end = smaller(begin + rows_per_block, args.rows);
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t at = row * args.x_stride + column;
+    float h[packs_per_thread][Width];
+    float squares[1] = {0};
+    for_own_packs(packs, [&](int p, int64_t pack) {
+      read(static_cast<const T*>(args.x) + at + pack * Width, h[p]);
+      if (args.residual != nullptr) {
+        T* sum = static_cast<T*>(args.sum) + row * args.width + column + pack * Width;
+        float residual[Width];
+        read(static_cast<const T*>(args.residual) + at + pack * Width, residual);
+#pragma unroll
+        for (int i = 0; i < Width; ++i) h[p][i] = rounded(sum, h[p][i] + residual[i]);
+        write(sum, h[p]);
+      }
+#pragma unroll
+      for (int i = 0; i < Width; ++i) squares[0] += h[p][i] * h[p][i];
+    });
+    block_sum(squares, shared[row & 1]);
+    const float rstd = 1.0f / sqrtf(squares[0] / static_cast<float>(args.group_size) + args.epsilon);
+    if (threadIdx.x == 0) args.rstd[row * gridDim.y + blockIdx.y] = rstd;
+    for_own_packs(packs, [&](int p, int64_t pack) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) h[p][i] = h[p][i] * rstd * weight[p][i];
+      write(static_cast<T*>(args.y) + row * args.y_stride + column + pack * Width, h[p]);
+    });
+  }
+}
+
+/// dx = rstd (γ dy - x rstd mean) (+ dresidual), mean = Σ γ dy x rstd / size; partial[block] = Σ over rows of dy x rstd.
+template <class T, class W, int Width>
+__global__ void backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_per_block, float* partial) {
+  __shared__ float shared[2][32];
+  const int64_t packs = args.group_size / Width, column = blockIdx.y * args.group_size;
+  float weight[packs_per_thread][Width], dweight[packs_per_thread][Width] = {};
+  for_own_packs(packs, [&](int p, int64_t pack) {
+    read(static_cast<const W*>(args.weight) + column + pack * Width, weight[p]);
+  });
+  const int64_t begin = blockIdx.x * rows_per_block, end = smaller(begin + rows_per_block, args.rows);
+  for (int64_t row = begin; row < end; ++row) {
+    const float rstd = args.rstd[row * gridDim.y + blockIdx.y];
+    float x[packs_per_thread][Width], dy[packs_per_thread][Width];
+    float dot[1] = {0};
+    for_own_packs(packs, [&](int p, int64_t pack) {
+      read(static_cast<const T*>(args.x) + row * args.x_stride + column + pack * Width, x[p]);
+      read(static_cast<const T*>(args.dy) + row * args.dy_stride + column + pack * Width, dy[p]);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) {
+        const float product = dy[p][i] * x[p][i];
+        dweight[p][i] += product * rstd;
+        dot[0] += product * weight[p][i];
+      }
+    });
+    block_sum(dot, shared[row & 1]);
+    const float scaled_mean = dot[0] * rstd / static_cast<float>(args.group_size) * rstd;
+    for_own_packs(packs, [&](int p, int64_t pack) {
+      const int64_t at = row * args.dx_stride + column + pack * Width;
+      float residual[Width] = {};
+      if (args.dresidual != nullptr) read(static_cast<const T*>(args.dresidual) + at, residual);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) {
+        dy[p][i] = residual[i] + rstd * (weight[p][i] * dy[p][i] - x[p][i] * scaled_mean);
+      }
+      write(static_cast<T*>(args.dx) + at, dy[p]);
+    });
+  }
+  if (partial == nullptr) return;
+  for_own_packs(packs, [&](int p, int64_t pack) {
+    write(partial + blockIdx.x * args.width + column + pack * Width, dweight[p]);
+  });
+}
+
+}  // namespace
+
+void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args) {
+  MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_forward");
+  MIMO_REQUIRE(args.residual == nullptr || args.sum != nullptr, "rms_norm_forward");
+  if (args.rows == 0) return;
+  const int64_t groups = args.width / args.group_size, rows_per_block = forward_rows_per_block(args.rows, groups);
+  with_dtype(args.dtype, [&](auto* t) {
+    with_dtype(args.weight_dtype, [&](auto* w) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      constexpr int wide = vector_width<T>;
+      const auto fits = [&](const void* pointer, int64_t stride) {
+        return packs_fit<T>(pointer, args.group_size, stride, wide);
+      };
+      with_width<wide>(fits(args.x, args.x_stride) && fits(args.residual, args.x_stride) &&
+                           fits(args.sum, args.width) && fits(args.y, args.y_stride) &&
+                           packs_fit<W>(args.weight, args.group_size, 0, wide),
+                       [&](auto width) {
+                         launch(stream, forward_kernel<T, W, width>, grid_of(ceil_div(args.rows, rows_per_block), groups),
+                                dim3(norm_threads(args.group_size / width)), 0, args, rows_per_block);
+                       });
+    });
+  });
+}
+
+void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args) {
+  MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_backward");
+  if (args.rows == 0) return;
+  const int64_t groups = args.width / args.group_size, rows_per_block = backward_rows_per_block(args.rows);
+  const int64_t partials = ceil_div(args.rows, rows_per_block);
+  Workspace workspace(&stream, args.dweight ? partials * args.width * static_cast<int64_t>(sizeof(float)) : 0);
+  float* partial = args.dweight ? workspace.as<float>() : nullptr;
+  with_dtype(args.dtype, [&](auto* t) {
+    with_dtype(args.weight_dtype, [&](auto* w) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      constexpr int wide = vector_width<T>;
+      const auto fits = [&](const void* pointer, int64_t stride) {
+        return packs_fit<T>(pointer, args.group_size, stride, wide);
+      };
+      with_width<wide>(fits(args.dy, args.dy_stride) && fits(args.x, args.x_stride) && fits(args.dx, args.dx_stride) &&
+                           fits(args.dresidual, args.dx_stride) && packs_fit<W>(args.weight, args.group_size, 0, wide),
+                       [&](auto width) {
+                         launch(stream, backward_kernel<T, W, width>, grid_of(partials, groups),
+                                dim3(norm_threads(args.group_size / width)), 0, args, rows_per_block, partial);
+                       });
+    });
+  });
+  if (partial != nullptr) add_partials(stream, partial, partials, args.width, args.dweight);
+}
+
+}  // namespace mimo::cuda

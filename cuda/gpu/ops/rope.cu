@@ -1,0 +1,66 @@
+// Rotary position embedding (spec language-model 3; Su et al., RoFormer), half-split convention: the first rotary_dim
+// columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin] of the angle position * base^(-2i / rotary_dim).
+#include "kernel.cuh"
+
+namespace mimo::cuda {
+namespace {
+
+/// angles[position][i] = (cos, sin), computed in fp64: an fp32 angle has few digits left at far positions.
+__global__ void angles_kernel(mimo_rope_forward_args args, float2* angles) {
+  const int64_t half = args.rotary_dim / 2;
+  for_each_pack(1, args.max_seqlen * half, [&](int64_t, int64_t index) {
+    const double exponent = -2.0 * static_cast<double>(index % half) / static_cast<double>(args.rotary_dim);
+    const double step = static_cast<double>(args.angle_scale) * pow(static_cast<double>(args.base), exponent);
+    double sine, cosine;
+    sincos(step * static_cast<double>(index / half), &sine, &cosine);
+    angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+  });
+}
+
+/// A thread turns one pair of columns of one head, or copies two: `slots` per head are the pairs, then what is left.
+template <class T>
+__global__ void rotate_kernel(mimo_rope_forward_args args, const float2* angles, int64_t slots) {
+  const int64_t half = args.rotary_dim / 2, heads = args.groups * args.heads_per_group;
+  for_each_pack(args.tokens, heads * slots, [&](int64_t token, int64_t index) {
+    const int64_t head = index / slots, slot = index % slots;
+    const T* x = static_cast<const T*>(args.x) + token * args.x_stride + head * args.head_dim;
+    T* y = static_cast<T*>(args.y) + token * args.y_stride + head * args.head_dim;
+    if (slot >= half) {
+      const int64_t column = args.rotary_dim + slot - half;
+      if (x != y) y[column] = x[column];
+      return;
+    }
+    const float x1 = load(x + slot), x2 = load(x + half + slot);
+    if (head % args.heads_per_group >= args.rotated_per_group) {
+      store(y + slot, x1);
+      store(y + half + slot, x2);
+      return;
+    }
+    const int64_t first = args.cu_seqlens[sequence_of(args.cu_seqlens, args.sequences, token)];
+    const float2 angle = angles[(token - first) * half + slot];
+    store(y + slot, x1 * angle.x - x2 * angle.y);
+    store(y + half + slot, x2 * angle.x + x1 * angle.y);
+  });
+}
+
+}  // namespace
+
+void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
+  MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
+  MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
+  const int64_t half = args.rotary_dim / 2, angles = args.max_seqlen * half;
+  const int64_t slots = half + args.head_dim - args.rotary_dim, per_token = args.groups * args.heads_per_group * slots;
+  if (args.tokens == 0 || per_token == 0) return;
+  Workspace table(&stream, angles * static_cast<int64_t>(sizeof(float2)));
+  if (angles > 0) {
+    const auto [grid, block] = cover(1, angles);
+    launch(stream, angles_kernel, grid, block, 0, args, table.as<float2>());
+  }
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const auto [grid, block] = cover(args.tokens, per_token);
+    launch(stream, rotate_kernel<T>, grid, block, 0, args, table.as<float2>(), slots);
+  });
+}
+
+}  // namespace mimo::cuda

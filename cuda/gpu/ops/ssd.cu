@@ -1,0 +1,139 @@
+// The state space scan's choice of kernels, and the parts that all of them use: decays, the pass over the chunks, sums of
+// the heads' gradients.
+#include "ssd.cuh"
+
+#include "ssd.h"
+
+namespace mimo::cuda {
+namespace {
+
+constexpr int warps = 8;
+
+template <class T>
+__global__ void decays_kernel(const T* dt, int64_t dt_stride, const float* dt_bias, const float* a_log,
+                              float dt_minimum, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens,
+                              int64_t heads, int64_t chunk, float* step, float* sum) {
+  const Piece piece = piece_at(cu_seqlens, sequences, chunk, blockIdx.x);
+  const int64_t head = static_cast<int64_t>(blockIdx.y) * warps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (head >= heads || piece.count == 0) return;
+  const float a = -expf(a_log[head]), bias = dt_bias[head];
+  float before = 0;
+  for (int64_t first = 0; first < piece.count; first += 32) {
+    const int64_t token = piece.begin + first + lane;
+    const bool live = first + lane < piece.count;
+    const float delta = live ? fmaxf(softplus(load(dt + token * dt_stride + head) + bias), dt_minimum) : 0.0f;
+    float total = a * delta;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float other = __shfl_up_sync(all_lanes, total, offset);
+      if (lane >= offset) total += other;
+    }
+    total += before;
+    if (live) {
+      step[head * tokens + token] = delta;
+      sum[head * tokens + token] = total;
+    }
+    before = __shfl_sync(all_lanes, total, 31);
+  }
+}
+
+/// A thread owns `Width` elements of a head's state in one sequence.
+template <class To, bool reverse, int Width>
+__global__ void pass_kernel(const float* from, To* to, const float* sum, const int32_t* cu_seqlens, int64_t tokens,
+                            int64_t heads, int64_t elements, int64_t chunk) {
+  constexpr int at_once = 4;  // loads in flight
+  const int64_t element = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * Width;
+  if (element >= elements) return;
+  const int64_t head = blockIdx.y, sequence = blockIdx.z;
+  const int64_t first_token = cu_seqlens[sequence], last_token = cu_seqlens[sequence + 1];
+  const int64_t first = first_piece(cu_seqlens, sequence, chunk), pieces = ceil_div(last_token - first_token, chunk);
+  float running[Width] = {};
+  for (int64_t base = 0; base < pieces; base += at_once) {
+    float value[at_once][Width], decay[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (base + i >= pieces) continue;
+      const int64_t piece = reverse ? pieces - 1 - base - i : base + i;
+      const int64_t end = smaller(first_token + (piece + 1) * chunk, last_token);
+      decay[i] = expf(sum[head * tokens + end - 1]);
+      read(from + ((first + piece) * heads + head) * elements + element, value[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (base + i >= pieces) continue;
+      const int64_t piece = reverse ? pieces - 1 - base - i : base + i;
+      write(to + ((first + piece) * heads + head) * elements + element, running);
+#pragma unroll
+      for (int e = 0; e < Width; ++e) running[e] = decay[i] * running[e] + value[i][e];
+    }
+  }
+}
+
+__global__ void add_head_sums_kernel(const SsdHeadSums* sums, const int32_t* cu_seqlens, int64_t sequences,
+                                     int64_t pieces, int64_t heads, int64_t chunk, float* dd, float* da_log,
+                                     float* ddt_bias) {
+  __shared__ double shared[3 * 32];
+  const int64_t head = blockIdx.x;
+  double total[3] = {0, 0, 0};
+  for (int64_t p = threadIdx.x; p < pieces; p += blockDim.x) {
+    if (piece_at(cu_seqlens, sequences, chunk, p).count == 0) continue;
+    const SsdHeadSums part = sums[p * heads + head];
+    total[0] += part.d;
+    total[1] += part.a_log;
+    total[2] += part.dt_bias;
+  }
+  block_sum(total, shared);
+  if (threadIdx.x != 0) return;
+  if (dd != nullptr) dd[head] += static_cast<float>(total[0]);
+  if (da_log != nullptr) da_log[head] += static_cast<float>(total[1]);
+  if (ddt_bias != nullptr) ddt_bias[head] += static_cast<float>(total[2]);
+}
+
+}  // namespace
+
+void ssd_decays(mimo_stream& stream, const void* dt, int64_t dt_stride, const float* dt_bias, const float* a_log,
+                float dt_minimum, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, int64_t heads,
+                int64_t chunk, int32_t dtype, float* step, float* sum) {
+  with_dtype(dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    launch(stream, decays_kernel<T>, grid_of(piece_count(tokens, sequences, chunk), ceil_div(heads, warps)),
+           dim3(32 * warps), 0, static_cast<const T*>(dt), dt_stride, dt_bias, a_log, dt_minimum, cu_seqlens, sequences,
+           tokens, heads, chunk, step, sum);
+  });
+}
+
+void ssd_pass(mimo_stream& stream, bool reverse, const float* from, void* to, int32_t to_dtype, const float* sum,
+              const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, int64_t heads, int64_t elements,
+              int64_t chunk) {
+  with_dtype(to_dtype, [&](auto* t) {
+    using To = std::remove_pointer_t<decltype(t)>;
+    with_width<4>(elements % 4 == 0, [&](auto w) {
+      launch(stream, reverse ? pass_kernel<To, true, w> : pass_kernel<To, false, w>,
+             grid_of(ceil_div(elements, w * 128), heads, sequences), dim3(128), 0, from, static_cast<To*>(to), sum,
+             cu_seqlens, tokens, heads, elements, chunk);
+    });
+  });
+}
+
+void ssd_add_head_sums(mimo_stream& stream, const SsdHeadSums* sums, const int32_t* cu_seqlens, int64_t sequences,
+                       int64_t pieces, int64_t heads, int64_t chunk, float* dd, float* da_log, float* ddt_bias) {
+  launch(stream, add_head_sums_kernel, grid_of(heads), dim3(128), 0, sums, cu_seqlens, sequences, pieces, heads, chunk,
+         dd, da_log, ddt_bias);
+}
+
+void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
+  MIMO_REQUIRE(args.groups > 0 && args.heads % args.groups == 0, "ssd_forward");
+  MIMO_REQUIRE(args.chunk_size > 0 && args.head_dim > 0 && args.state_dim > 0, "ssd_forward");
+  if (args.tokens == 0 || args.heads == 0) return;
+  ssd_forward_plain(stream, args);
+}
+
+void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
+  MIMO_REQUIRE(args.groups > 0 && args.heads % args.groups == 0, "ssd_backward");
+  MIMO_REQUIRE(args.chunk_size > 0 && args.head_dim > 0 && args.state_dim > 0, "ssd_backward");
+  if (args.tokens == 0 || args.heads == 0) return;
+  ssd_backward_plain(stream, args);
+}
+
+}  // namespace mimo::cuda

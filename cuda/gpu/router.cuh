@@ -1,0 +1,37 @@
+// What the router's kernels share: a warp owns a token, its lanes share out the experts.
+#pragma once
+#include "kernel.cuh"
+
+namespace mimo::cuda {
+
+constexpr int router_warps = 8;
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
+__device__ __forceinline__ int warp_id() { return threadIdx.x / 32; }
+
+/// Token of this warp; the grid has a warp for every token.
+__device__ __forceinline__ int64_t token_of_warp() {
+  return static_cast<int64_t>(blockIdx.x) * router_warps + warp_id();
+}
+inline dim3 router_grid(int64_t tokens) { return grid_of(ceil_div(tokens, router_warps)); }
+
+/// Σ value(e) over [0, experts) and the largest of them.
+template <class Value>
+__device__ __forceinline__ float sum_experts(int64_t experts, Value&& value) {
+  float sum = 0;
+  for (int64_t e = lane_id(); e < experts; e += 32) sum += value(e);
+  return warp_sum(sum);
+}
+template <class Value>
+__device__ __forceinline__ float max_experts(int64_t experts, Value&& value) {
+  float best = -INFINITY;
+  for (int64_t e = lane_id(); e < experts; e += 32) best = fmaxf(best, value(e));
+  return warp_max(best);
+}
+
+__device__ __forceinline__ float logsumexp(const float* logits, int64_t experts) {
+  const float shift = max_experts(experts, [&](int64_t e) { return logits[e]; });
+  return shift + logf(sum_experts(experts, [&](int64_t e) { return expf(logits[e] - shift); }));
+}
+
+}  // namespace mimo::cuda

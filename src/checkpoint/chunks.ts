@@ -1,0 +1,129 @@
+/**
+ * Dense tensors stored as boxes (chunks): coverage checks, and reads of any range of the whole tensor's bytes. Both
+ * torch_dist and the native format store tensors so; chunks may be uneven and in any order (checkpoint.md §1.2, §1.9).
+ */
+
+/** A box of a tensor: where it begins and how far it reaches on every axis. */
+export interface Box {
+	readonly offsets: readonly number[];
+	readonly sizes: readonly number[];
+}
+
+/**
+ * Why the boxes are no partition of `shape`, or null if they are: every box inside, none overlapping, volumes adding up.
+ * Complete the sentence "tensor w …".
+ */
+export function partitionFault(shape: readonly number[], boxes: readonly Box[]): string | null {
+	const volume = (sizes: readonly number[]) => sizes.reduce((product, size) => product * size, 1);
+	let covered = 0;
+	for (const { offsets, sizes } of boxes) {
+		if (offsets.length !== shape.length || sizes.length !== shape.length) return "has a chunk of another rank";
+		if (sizes.some((size, axis) => offsets[axis]! + size > shape[axis]!)) {
+			return `has a chunk at [${offsets}] of size [${sizes}] that reaches past its shape [${shape}]`;
+		}
+		covered += volume(sizes);
+	}
+	const filled = boxes.filter(({ sizes }) => !sizes.includes(0));
+	const overlap = overlapOf(shape, filled);
+	if (overlap) return `has overlapping chunks at [${overlap[0].offsets}] and [${overlap[1].offsets}]`;
+	if (covered !== volume(shape)) return `of shape [${shape}] has chunks for ${covered} of ${volume(shape)} elements`;
+	return null;
+}
+
+/** Sweeps along the axis with the most distinct starts; only boxes that share a position there are compared. */
+function overlapOf(shape: readonly number[], boxes: readonly Box[]): [Box, Box] | null {
+	if (boxes.length < 2) return null;
+	if (shape.length === 0) return [boxes[0]!, boxes[1]!];
+	const distinct = shape.map((_, axis) => new Set(boxes.map(({ offsets }) => offsets[axis])).size);
+	const axis = distinct.indexOf(Math.max(...distinct));
+	const sorted = [...boxes].sort((a, b) => a.offsets[axis]! - b.offsets[axis]!);
+	let active: Box[] = [];
+	for (const box of sorted) {
+		active = active.filter((other) => other.offsets[axis]! + other.sizes[axis]! > box.offsets[axis]!);
+		for (const other of active) {
+			const apart = shape.some(
+				(_, a) =>
+					other.offsets[a]! + other.sizes[a]! <= box.offsets[a]! ||
+					box.offsets[a]! + box.sizes[a]! <= other.offsets[a]!,
+			);
+			if (!apart) return [other, box];
+		}
+		active.push(box);
+	}
+	return null;
+}
+
+/** A run shorter than this is read together with its neighbours. */
+const SHORT_RUN = 2 ** 15;
+const LARGEST_SPAN = 2 ** 23;
+
+/**
+ * Fills the part of `into`, which stands for bytes [offset, offset + into.length) of the whole tensor, that a box holds.
+ * `read` fills a buffer with the box's own bytes from a position on; positions asked for ascend.
+ */
+export function readBox(
+	shape: readonly number[],
+	elementBytes: number,
+	box: Box,
+	offset: number,
+	into: Uint8Array,
+	read: (position: number, into: Uint8Array) => void,
+): void {
+	if (box.sizes.includes(0)) return;
+	const end = offset + into.byteLength;
+	// Axes after `cut` are whole, so one run holds everything from the cut axis on.
+	let cut = shape.length - 1;
+	while (cut > 0 && box.sizes[cut] === shape[cut]) cut--;
+	const strides = shape.map((_, axis) => shape.slice(axis + 1).reduce((n, size) => n * size, elementBytes));
+	const boxStrides = shape.map((_, axis) => box.sizes.slice(axis + 1).reduce((n, size) => n * size, elementBytes));
+	const runBytes = shape.length === 0 ? elementBytes : box.sizes[cut]! * strides[cut]!;
+	const batch = new Batch(read, into, runBytes < SHORT_RUN);
+	const visit = (axis: number, whole: number, local: number): void => {
+		if (axis >= cut) {
+			const begin = whole + (shape.length === 0 ? 0 : box.offsets[cut]! * strides[cut]!);
+			const from = Math.max(offset, begin);
+			const to = Math.min(end, begin + runBytes);
+			if (to > from) batch.add(local + from - begin, from - offset, to - from);
+			return;
+		}
+		const [stride, start] = [strides[axis]!, whole + box.offsets[axis]! * strides[axis]!];
+		const first = Math.max(0, Math.floor((offset - start) / stride));
+		const last = Math.min(box.sizes[axis]!, Math.ceil((end - start) / stride));
+		for (let i = first; i < last; i++) visit(axis + 1, start + i * stride, local + i * boxStrides[axis]!);
+	};
+	visit(0, 0, 0);
+	batch.flush();
+}
+
+/** Joins reads of short neighbouring runs. */
+class Batch {
+	#runs: { local: number; target: number; bytes: number }[] = [];
+
+	constructor(
+		readonly read: (position: number, into: Uint8Array) => void,
+		readonly into: Uint8Array,
+		readonly join: boolean,
+	) {}
+
+	add(local: number, target: number, bytes: number): void {
+		if (!this.join) {
+			this.read(local, this.into.subarray(target, target + bytes));
+			return;
+		}
+		const first = this.#runs[0];
+		if (first && local + bytes - first.local > LARGEST_SPAN) this.flush();
+		this.#runs.push({ local, target, bytes });
+	}
+
+	flush(): void {
+		const first = this.#runs[0];
+		const last = this.#runs.at(-1);
+		if (!first || !last) return;
+		const span = new Uint8Array(last.local + last.bytes - first.local);
+		this.read(first.local, span);
+		for (const { local, target, bytes } of this.#runs) {
+			this.into.set(span.subarray(local - first.local, local - first.local + bytes), target);
+		}
+		this.#runs = [];
+	}
+}

@@ -1,0 +1,149 @@
+/**
+ * Conversion between checkpoint formats: open the source under canonical names, plan the target (names, shapes, every
+ * tensor used exactly once), then stream the values. Memory holds pieces, not tensors (checkpoint.md §6.8, §8.4).
+ */
+import { mkdirSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import { type DtypeTag, isFloatDtype } from "../dtype.ts";
+import { writeFileAtomically } from "../files.ts";
+import { ConvertedStore } from "../floats.ts";
+import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
+import type { SpellingName } from "../hf/language-names.ts";
+import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
+import { iterationName } from "../native/writer.ts";
+import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
+import { tracker } from "../torch-dist/folder.ts";
+import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
+import { nativeTarget, openNativeSource } from "./native.ts";
+import type { FormatName, JsonObject, SourceCheckpoint, SourceOptions } from "./source.ts";
+import { openTorchDistSource, torchDistTarget } from "./torch-dist.ts";
+import { padVocabulary } from "./vocabulary.ts";
+
+export function openSource(path: string, format: FormatName, options: SourceOptions): SourceCheckpoint {
+	if (format === "hf") return openHuggingFaceSource(path, options);
+	return format === "native" ? openNativeSource(path, options) : openTorchDistSource(path, options);
+}
+
+export interface ConversionOptions extends SourceOptions {
+	readonly from: FormatName;
+	readonly to: FormatName;
+	readonly source: string;
+	readonly target: string;
+	/** Replace a target that is not empty. */
+	readonly force: boolean;
+	/** Float type of weights; null: as stored. Vectors that want float32 and optimizer state stay as they are. */
+	readonly dtype: DtypeTag | null;
+	readonly names: SpellingName | null;
+	readonly reference: string | null;
+	readonly layout: NativeLayout;
+	readonly wrapper: string | null;
+	/** Rows of embedding and output layer; null: as stored. */
+	readonly paddedVocabularySize: number | null;
+	readonly shardBytes: number;
+	/** Tensors to leave out. */
+	readonly drop: readonly string[];
+	readonly generator: string;
+}
+
+export interface PlannedConversion extends Disposable {
+	readonly source: SourceCheckpoint;
+	/** Canonical tensors that are written, after --dtype, --drop and padding. */
+	readonly weights: TensorStore;
+	/** The target's tensors under its own names. */
+	readonly tensors: TensorStore;
+	readonly bytes: number;
+	/** Writes the target; `onBytes` hears of progress. Returns where it lies. */
+	readonly run: (onBytes: (bytes: number) => void) => Promise<string>;
+}
+
+/** Opens the source and plans the target; nothing is written. */
+export function planConversion(options: ConversionOptions): PlannedConversion {
+	if (!options.force) requireEmptyTarget(options.target);
+	const source = openSource(options.source, options.from, options);
+	try {
+		const weights = selectWeights(source, options);
+		const { tensors, run } = planTarget(source, weights, options);
+		const bytes = [...tensors.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0);
+		return { source, weights, tensors, bytes, run, [Symbol.dispose]: () => source[Symbol.dispose]() };
+	} catch (error) {
+		source[Symbol.dispose]();
+		throw error;
+	}
+}
+
+/** Stored in float32 by every implementation, whatever the weights are in. */
+const keepsFloat32 = /\.(expert_bias|A_log|D|dt_bias)$/;
+
+function selectWeights(source: SourceCheckpoint, options: ConversionOptions): TensorStore {
+	const unused = new Set(options.drop);
+	const globs = options.drop.map((pattern) => ({ pattern, glob: new Bun.Glob(pattern) }));
+	const hf = options.to === "hf";
+	let weights = selectTensors(source.weights, (name) => {
+		const dropped = globs.find(({ glob }) => glob.match(name));
+		if (dropped) unused.delete(dropped.pattern);
+		return !dropped && !(hf && name.startsWith("optimizer."));
+	});
+	for (const pattern of unused) throw new UserError(`--drop ${pattern} matches no tensor of ${source.path}.`);
+	if (options.paddedVocabularySize !== null) {
+		weights = padVocabulary(weights, options.paddedVocabularySize, source);
+	}
+	const { dtype } = options;
+	if (dtype === null) return weights;
+	return new ConvertedStore(weights, (name, type) => {
+		const fixed = name.startsWith("optimizer.") || keepsFloat32.test(name) || !isFloatDtype(type.dtype);
+		return fixed ? type.dtype : dtype;
+	});
+}
+
+function planTarget(
+	source: SourceCheckpoint,
+	weights: TensorStore,
+	options: ConversionOptions,
+): Pick<PlannedConversion, "tensors" | "run"> {
+	const { target, force: replace } = options;
+	if (options.to === "hf") {
+		const planned = huggingFaceTarget(source, weights, target, options);
+		return {
+			tensors: planned.tensors,
+			run: async (onBytes) => {
+				await writeFolderAtomically(target, { replace }, (folder) => planned.write(folder, onBytes));
+				return target;
+			},
+		};
+	}
+	if (options.to === "native") {
+		const planned = nativeTarget(source, weights, target, options);
+		const name = iterationName(source.iteration);
+		return {
+			tensors: planned.tensors,
+			run: async (onBytes) => {
+				await writeFolderAtomically(target, { replace }, (root) => {
+					const folder = join(root, name);
+					mkdirSync(join(folder, "data"), { recursive: true });
+					const { indexSha256 } = planned.write(folder, onBytes);
+					const latest: JsonObject = { format: formatName, iteration: source.iteration, dir: name, indexSha256 };
+					writeText(join(root, latestName), `${sortedJson(latest)}\n`);
+				});
+				return join(target, name);
+			},
+		};
+	}
+	const planned = torchDistTarget(source, weights, target, options);
+	return {
+		tensors: planned.tensors,
+		run: async (onBytes) => {
+			await writeFolderAtomically(target, { replace }, (root) => {
+				const folder = join(root, planned.folder);
+				mkdirSync(folder);
+				planned.write(folder, onBytes);
+				writeText(join(root, tracker), planned.tracker);
+			});
+			return join(target, planned.folder);
+		},
+	};
+}
+
+function writeText(path: string, text: string): void {
+	writeFileAtomically(path, (file) => file.write(new TextEncoder().encode(text)));
+}

@@ -1,0 +1,266 @@
+/**
+ * Other layouts of logical tensors (checkpoint.md §5): layers numbered by bracket group, experts of a layer in one
+ * tensor, gated rows interleaved. A layout applies to a parameter and to its optimizer state alike.
+ */
+import { UserError } from "../../native/errors.ts";
+import { elementCount } from "../dtype.ts";
+import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
+import { canonicalLayout, type NativeLayout } from "../native/manifest.ts";
+import type { TensorStore } from "../store.ts";
+import type { JsonObject } from "../torch-dist/common.ts";
+
+/** A layout, and over how many expert-parallel tensor ranks gated rows were interleaved. */
+export interface StoredLayout extends NativeLayout {
+	readonly gluTensorParallel: number;
+}
+
+/** The layout that Megatron's arguments tell of. */
+export function layoutOfArguments(args: JsonObject, pattern: string | null): StoredLayout {
+	const layers = pattern ?? args.hybrid_layer_pattern ?? null;
+	const size = (name: string) => (typeof args[name] === "number" ? args[name] : 0);
+	const grouped = typeof layers === "string" && layers.includes("[");
+	return {
+		...canonicalLayout,
+		layerNames: grouped ? "logical" : "physical",
+		pattern: grouped ? layers : null,
+		glu: {
+			experts: size("moe_mlp_glu_interleave_size"),
+			sharedExperts: size("moe_shared_expert_glu_interleave_size"),
+		},
+		gluTensorParallel: size("expert_tensor_parallel_size") || 1,
+	};
+}
+
+/** Canonical tensors of a store in this layout. */
+export function fromLayout(store: TensorStore, layout: StoredLayout, path: string): TensorStore {
+	let result = store;
+	const step = (correspondence: Correspondence | null) => {
+		if (correspondence) result = new MappedStore(result, planTensors(result, correspondence, "logical"));
+	};
+	if (layout.experts === "grouped") step(splitExperts(result));
+	step(interleaved(result, layout));
+	if (layout.layerNames === "logical") step(renameLayers(result, layout.pattern, "physical", path));
+	return result;
+}
+
+/** Canonical tensors in another layout. */
+export function toLayout(store: TensorStore, layout: StoredLayout, path: string): TensorStore {
+	let result = store;
+	const step = (correspondence: Correspondence | null) => {
+		if (correspondence) result = new MappedStore(result, planTensors(result, correspondence, "foreign"));
+	};
+	if (layout.layerNames === "logical") step(renameLayers(result, layout.pattern, "logical", path));
+	step(interleaved(result, layout));
+	if (layout.experts === "grouped") step(groupExperts(result, path));
+	return result;
+}
+
+/** One layer of a pattern: its symbol and the index of its group. */
+interface PatternLayer {
+	readonly symbol: string;
+	readonly group: number;
+}
+
+/** Layers of a pattern's main part, with their groups; errors give the position, counted from 1. */
+export function parseGroups(pattern: string): PatternLayer[] {
+	const layers: PatternLayer[] = [];
+	let group = 0;
+	let open: PatternLayer[] | null = null;
+	const bad = (position: number, reason: string): never => {
+		throw new UserError(`Pattern "${pattern}", position ${position + 1}: ${reason}.`);
+	};
+	const main = pattern.split("/")[0]!;
+	[...main].forEach((symbol, position) => {
+		if (symbol === "[") {
+			if (open) bad(position, "groups cannot be nested");
+			open = [];
+		} else if (symbol === "]") {
+			if (!open) bad(position, "no group is open");
+			if (open!.length === 0) bad(position, "the group is empty");
+			open = null;
+			group++;
+		} else if (symbol === "|") {
+			if (open) bad(position, "a pipeline stage cannot begin inside a group");
+		} else {
+			const family = familyOf(symbol);
+			if (family === null) bad(position, `${JSON.stringify(symbol)} is no layer symbol`);
+			const layer = { symbol, group };
+			if (open) {
+				if (open.some((other) => familyOf(other.symbol) === family))
+					bad(position, "the group has two layers of a kind");
+				if (open.some((other) => other.symbol === "E")) bad(position, "E must be the last of its group");
+				open.push(layer);
+			} else group++;
+			layers.push(layer);
+		}
+	});
+	if (open) bad(main.length, "a group is not closed");
+	return layers;
+}
+
+/** Sub-modules by which a layer of a group is told from the others. */
+const families: Readonly<Record<string, RegExp>> = {
+	attention: /^(self_attention|input_layernorm)\./,
+	mlp: /^(mlp|pre_mlp_layernorm)\./,
+	mamba: /^(mixer|norm)\./,
+};
+
+function familyOf(symbol: string): string | null {
+	if (symbol === "M" || symbol === "G") return "mamba";
+	if (symbol === "-" || symbol === "E") return "mlp";
+	return symbol === "*" || symbol === "D" || symbol === "+" ? "attention" : null;
+}
+
+const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;
+const finalNorm = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)final_(norm|layernorm)\./;
+
+/** `to` is how the names shall be; the store has the other kind. */
+function renameLayers(
+	store: TensorStore,
+	pattern: string | null,
+	to: "physical" | "logical",
+	path: string,
+): Correspondence {
+	if (pattern === null)
+		throw new UserError(`${path}: the layers' groups are unknown; name them with --hybrid-layer-pattern.`);
+	const layers = parseGroups(pattern);
+	const bracketed = pattern.includes("[");
+	const rename = (name: string): string => {
+		const layer = layerName.exec(name);
+		if (layer) {
+			const index = Number(layer[2]);
+			const rest = layer[3]!;
+			const physical =
+				to === "logical"
+					? index
+					: layers.findIndex(({ symbol, group }) => group === index && families[familyOf(symbol)!]!.test(rest));
+			const known = layers[physical];
+			if (!known) throw new UserError(`${path}: ${name} belongs to no layer of pattern "${pattern}".`);
+			return `${layer[1]}layers.${to === "logical" ? known.group : physical}.${rest}`;
+		}
+		return bracketed ? name.replace(finalNorm, `$1final_${to === "logical" ? "layernorm" : "norm"}.`) : name;
+	};
+	const builder = new CorrespondenceBuilder();
+	for (const [name, { shape }] of store.tensors) {
+		const other = rename(name);
+		const [logical, foreign] = to === "logical" ? [name, other] : [other, name];
+		if (builder.logical.has(logical) || builder.foreign.has(foreign)) {
+			throw new UserError(`${path}: two tensors would be named ${other}.`);
+		}
+		builder.same(logical, foreign, shape);
+	}
+	return builder;
+}
+
+const indexed = /^(.*\bmlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)$/;
+const grouped = /^(.*\bmlp\.experts\.linear_fc[12]\.(?:weight|bias))$/;
+
+function groupExperts(store: TensorStore, path: string): Correspondence {
+	const builder = new CorrespondenceBuilder();
+	const groups = new Map<string, Map<number, string>>();
+	for (const [name, { shape }] of store.tensors) {
+		const expert = indexed.exec(name);
+		if (!expert) builder.same(name, name, shape);
+		else {
+			const members = groups.get(expert[1]!) ?? new Map<number, string>();
+			members.set(Number(expert[2]), name);
+			groups.set(expert[1]!, members);
+		}
+	}
+	for (const [key, members] of groups) {
+		if (store.tensors.has(key)) throw new UserError(`${path} has ${key} and its experts one by one.`);
+		const shape = store.tensors.get(members.get(0) ?? "")?.shape;
+		linkExperts(
+			builder,
+			key,
+			[...Array(members.size).keys()].map((i) => {
+				const name = members.get(i);
+				if (!name || !shape || store.tensors.get(name)!.shape.join() !== shape.join()) {
+					throw new UserError(`${path}: expert ${i} of ${key} is missing or has another shape.`);
+				}
+				return name;
+			}),
+			shape!,
+		);
+	}
+	return builder;
+}
+
+function splitExperts(store: TensorStore): Correspondence {
+	const builder = new CorrespondenceBuilder();
+	for (const [name, { shape }] of store.tensors) {
+		if (!grouped.test(name)) builder.same(name, name, shape);
+		else {
+			const names = [...Array(shape[0] ?? 0).keys()].map((i) => name + String(i));
+			linkExperts(builder, name, names, shape.slice(1));
+		}
+	}
+	return builder;
+}
+
+function linkExperts(
+	builder: CorrespondenceBuilder,
+	key: string,
+	names: readonly string[],
+	shape: readonly number[],
+): void {
+	const length = elementCount(shape)!;
+	builder.foreign.set(key, [names.length, ...shape]);
+	names.forEach((logical, i) => {
+		builder.logical.set(logical, shape);
+		builder.link({ logical, foreign: key, foreignRuns: { offset: i * length, stride: length }, count: 1, length });
+	});
+}
+
+/** Contiguous gate and linear halves ↔ blocks of both in turn; null if nothing is interleaved. */
+function interleaved(store: TensorStore, { glu, gluTensorParallel }: StoredLayout): Correspondence | null {
+	if (glu.experts === 0 && glu.sharedExperts === 0) return null;
+	const builder = new CorrespondenceBuilder();
+	for (const [name, { shape }] of store.tensors) {
+		const fc1 = /^(.*\bmlp\.(shared_experts|experts)\.linear_)fc1\.(weight|bias)(\d*)$/.exec(name);
+		const width = fc1 ? store.tensors.get(`${fc1[1]}fc2.weight${fc1[4]}`)?.shape[1] : undefined;
+		const block = fc1?.[2] === "experts" ? glu.experts : glu.sharedExperts;
+		if (!fc1 || block === 0 || width === undefined || shape[0] !== 2 * width) builder.same(name, name, shape);
+		else linkInterleaved(builder, name, shape, width, block, fc1[2] === "experts" ? gluTensorParallel : 1);
+	}
+	return builder;
+}
+
+/** §5.3: per rank blocks of gate and linear rows in turn; the whole holds the ranks' first halves, then the second. */
+function linkInterleaved(
+	builder: CorrespondenceBuilder,
+	name: string,
+	shape: readonly number[],
+	width: number,
+	block: number,
+	ranks: number,
+): void {
+	const local = width / ranks;
+	if (!Number.isInteger(local) || local % block !== 0) {
+		throw new UserError(`${name} has ${width} gated rows, which do not divide into ${ranks} × blocks of ${block}.`);
+	}
+	const elements = elementCount(shape.slice(1))!;
+	builder.logical.set(name, shape);
+	builder.foreign.set(name, shape);
+	for (let rank = 0; rank < ranks; rank++) {
+		for (let row = 0; row < 2 * local; row += block) {
+			// Where the run stands in the rank's interleaved tensor, and what it holds.
+			const part = (row / block) % 2;
+			const inside = Math.floor(row / (2 * block)) * block;
+			// The stored halves are cut in the middle of the rank's rows; a block may straddle the cut.
+			for (let at = row; at < row + block; ) {
+				const half = Math.floor(at / local);
+				const rows = Math.min(row + block, (half + 1) * local) - at;
+				builder.rows({
+					logical: name,
+					foreign: name,
+					width: elements,
+					rows,
+					logicalRow: part * width + rank * local + inside + (at - row),
+					foreignRow: half * width + rank * local + (at - half * local),
+				});
+				at += rows;
+			}
+		}
+	}
+}

@@ -1,0 +1,76 @@
+/**
+ * A checkpoint of any format behind one face: tensors under canonical logical names (Megatron's, experts one by one,
+ * layers by physical index), and the rest of what it holds as plain data.
+ */
+import { existsSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { Manifest, NativeObject } from "../native/manifest.ts";
+import type { TensorStore } from "../store.ts";
+
+export const formats = ["hf", "native", "torch_dist"] as const;
+export type FormatName = (typeof formats)[number];
+
+export type JsonObject = Manifest["common"];
+
+export interface StoredObject {
+	readonly encoding: NativeObject["encoding"];
+	readonly bytes: Uint8Array;
+}
+
+export interface SourceCheckpoint extends Disposable {
+	readonly format: FormatName;
+	/** The folder that holds the tensors. */
+	readonly path: string;
+	/** What the user should know. */
+	readonly notices: readonly string[];
+	/** Model tensors by name, optimizer's by `optimizer.state.<state>.<name>`. */
+	readonly weights: TensorStore;
+	/** Tensors as they are stored. */
+	readonly stored: TensorStore;
+	/** null: the checkpoint does not say what model it is. */
+	readonly configuration: LanguageModelConfiguration | null;
+	/** The run's or model's whole configuration, as a native manifest keeps it. */
+	readonly model: JsonObject;
+	readonly iteration: number | null;
+	readonly common: JsonObject;
+	/** Spellings of the formats it came through, for writing them again. */
+	readonly spelling: JsonObject;
+	readonly objects: ReadonlyMap<string, StoredObject>;
+}
+
+/** What decides how a source is read. */
+export interface SourceOptions {
+	/** Read optimizer state too. */
+	readonly optimizer: boolean;
+	readonly allowFallback: boolean;
+	/** Heads of the vision tower, where its width does not tell. */
+	readonly visionHeads: number | null;
+	/** Layer pattern, where the checkpoint does not say it (or says it without its groups). */
+	readonly pattern: string | null;
+	/** Classes that a pickle may name beside the fixed list. */
+	readonly inert: readonly string[];
+}
+
+/** What a path looks like, or null. */
+export function detectFormat(path: string): FormatName | null {
+	if (!existsSync(path) || !statSync(path).isDirectory()) return null;
+	const has = (name: string) => existsSync(join(path, name));
+	if (has("latest.json") || has("index.json")) return "native";
+	if (has("latest_checkpointed_iteration.txt") || has(".metadata") || has("metadata.json")) return "torch_dist";
+	return has("config.json") ? "hf" : null;
+}
+
+/** The format of a path, which must be what `expected` says if it is given. */
+export function requireFormat(path: string, expected: FormatName | null): FormatName {
+	const found = detectFormat(path);
+	if (expected !== null) {
+		if (found !== null && found !== expected) {
+			throw new UserError(`${path} is a ${found} checkpoint, not a ${expected} one.`);
+		}
+		return expected;
+	}
+	if (found === null) throw new UserError(`${path} is no checkpoint of a known format (${formats.join(", ")}).`);
+	return found;
+}

@@ -1,0 +1,261 @@
+/** Megatron torch_dist checkpoints as source and target of conversions (checkpoint.md §1–§3, §8.4). */
+import { UserError } from "../../native/errors.ts";
+import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import { MappedStore, planTensors } from "../mapping.ts";
+import type { Json } from "../native/manifest.ts";
+import { joinStores, selectTensors, type TensorStore } from "../store.ts";
+import {
+	configurationFromArguments,
+	isJsonObject,
+	type JsonObject,
+	namespace,
+	pythonMap,
+	pythonOf,
+} from "../torch-dist/common.ts";
+import { extraStates } from "../torch-dist/extra-states.ts";
+import { unflatten } from "../torch-dist/flattened.ts";
+import { TorchDistFolder } from "../torch-dist/folder.ts";
+import { type KeyStyle, readKeys, writeKeys } from "../torch-dist/keys.ts";
+import { optimizerBuffers } from "../torch-dist/optimizer-buffers.ts";
+import { readCommon, readParameterGroups } from "../torch-dist/state.ts";
+import { writeTorchDistFiles } from "../torch-dist/writer.ts";
+import { fromLayout, layoutOfArguments } from "./layouts.ts";
+import type { SourceCheckpoint, SourceOptions, StoredObject } from "./source.ts";
+
+/** Objects of a native checkpoint that were byte items here. */
+const itemPrefix = "torch_dist/";
+
+export function openTorchDistSource(path: string, options: SourceOptions): SourceCheckpoint {
+	const folder = TorchDistFolder.open(path);
+	try {
+		const notices = folder.notice === null ? [] : [folder.notice];
+		const common = readCommon(folder, options.inert);
+		const args = isJsonObject(common.args) ? common.args : {};
+		const whole = unflatten(folder, folder.catalog.flattened);
+		const { correspondence, style, buffers } = readKeys(whole.tensors, folder.path);
+		const isState = (name: string) => name.startsWith("optimizer.state.");
+		const flat = new Set(buffers);
+		const stored = selectTensors(whole, (key) => !flat.has(key));
+		const all = new MappedStore(stored, planTensors(stored, correspondence, "logical"));
+		const layout = layoutOfArguments(args, options.pattern);
+		const model = fromLayout(
+			selectTensors(all, (name) => !isState(name)),
+			layout,
+			path,
+		);
+		let weights: TensorStore = model;
+		if (options.optimizer) {
+			const states = [fromLayout(selectTensors(all, isState), layout, path)];
+			if (buffers.length > 0) {
+				const source = selectTensors(whole, (key) => flat.has(key));
+				const found = optimizerBuffers(source, buffers, model);
+				states.push(new MappedStore(source, planTensors(source, found, "logical")));
+			}
+			weights = joinStores(path, [model, ...states]);
+		}
+		const groups = options.optimizer ? readParameterGroups(folder, common, options.inert) : {};
+		const configuration = configurationFromArguments({
+			...args,
+			...(options.pattern === null ? {} : { hybrid_layer_pattern: options.pattern }),
+			// Model providers may untie the output layer whatever the argument says; its weights tell.
+			untie_embeddings_and_output_weights: model.tensors.has("language_model.output_layer.weight"),
+		});
+		const iteration = typeof common.iteration === "number" ? common.iteration : null;
+		return {
+			format: "torch_dist",
+			path: folder.path,
+			notices,
+			weights,
+			stored: folder,
+			configuration,
+			model: { ...(configuration as unknown as JsonObject | null) },
+			iteration,
+			common: { megatron: common, optimizer: { paramGroups: groups } },
+			spelling: { torchDist: style as unknown as Json },
+			objects: keptItems(folder),
+			[Symbol.dispose]: () => folder[Symbol.dispose](),
+		};
+	} catch (error) {
+		folder[Symbol.dispose]();
+		throw error;
+	}
+}
+
+/** An extra state of more bytes than this is not the empty one. */
+const EMPTY_STATE = 4096;
+
+/** Byte items worth keeping as they are: random states, and extra states with content. Empty ones are made anew. */
+function keptItems(folder: TorchDistFolder): ReadonlyMap<string, StoredObject> {
+	const kept = new Map<string, StoredObject>();
+	for (const [name, { length }] of folder.objects) {
+		const state = /\._extra_state\//.test(name) && length > EMPTY_STATE;
+		if (!state && !/(^|\.)rng_state\//.test(name)) continue;
+		kept.set(itemPrefix + name, { encoding: "torch-save", bytes: folder.readItem(name) });
+	}
+	return kept;
+}
+
+export interface TorchDistTarget {
+	readonly tensors: TensorStore;
+	/** Name of the iteration's folder, and the tracker's text. */
+	readonly folder: string;
+	readonly tracker: string;
+	readonly write: (folder: string, onBytes: (bytes: number) => void) => void;
+}
+
+/** Plans a checkpoint for a source's tensors; optimizer state is written `fully_reshardable`. */
+export function torchDistTarget(
+	source: SourceCheckpoint,
+	weights: TensorStore,
+	path: string,
+	options: { readonly shardBytes: number; readonly wrapper: string | null },
+): TorchDistTarget {
+	const style = styleFor(source, weights, options.wrapper);
+	const tensors = new MappedStore(weights, planTensors(weights, writeKeys(weights.tensors, style, path), "foreign"));
+	const optimizer = [...weights.tensors.keys()].some((name) => name.startsWith("optimizer.state."));
+	const groups = optimizer ? parameterGroups(source) : {};
+	const objects = style.plain ? new Map<string, unknown>() : groupObjects(groups);
+	const items = new Map(
+		[...source.objects]
+			.filter(([name]) => name.startsWith(itemPrefix))
+			.map(([name, { bytes }]) => [name.slice(itemPrefix.length), bytes]),
+	);
+	const random = [...items.keys()].some((name) => name.includes("rng_state/"));
+	const common = commonFor(source, weights, optimizer, style.plain ? groups : null, random);
+	const release = source.iteration === null;
+	const states = new Map([...extraStates(tensors.tensors)].filter(([name]) => !items.has(name)));
+	return {
+		tensors,
+		folder: release ? "release" : `iter_${String(source.iteration).padStart(7, "0")}`,
+		tracker: release ? "release" : String(source.iteration),
+		write: (folder, onBytes) =>
+			writeTorchDistFiles(
+				folder,
+				{ tensors, extraStates: states, items, objects, common },
+				{ fileBytes: options.shardBytes, onBytes },
+			),
+	};
+}
+
+/** As the source was spelled; otherwise as a run with these dtypes would spell it. */
+function styleFor(source: SourceCheckpoint, weights: TensorStore, wrapper: string | null): KeyStyle {
+	const kept = source.spelling.torchDist as unknown as KeyStyle | undefined;
+	const roots = new Set<string>();
+	for (const name of weights.tensors.keys()) {
+		const root = /^(?:optimizer\.state\.[^.]+\.)?(language_model\.|modality_submodules\.[^.]+\.)/.exec(name)?.[1];
+		if (root) roots.add(root);
+	}
+	if (kept && wrapper === null) return kept;
+	const half = weights.tensors.get("language_model.embedding.word_embeddings.weight")?.dtype !== "F32";
+	const segments = wrapper ?? (half ? "module.module." : "module.");
+	const plain = kept?.plain ?? roots.size === 1;
+	return { plain, wrappers: Object.fromEntries([...roots].map((root) => [root, segments])) };
+}
+
+/** Optimizer groups by module, one list a chained optimizer (dense, experts). */
+type ParameterGroups = Readonly<Record<string, readonly (readonly JsonObject[])[]>>;
+
+function parameterGroups(source: SourceCheckpoint): ParameterGroups {
+	const optimizer = isJsonObject(source.common.optimizer) ? source.common.optimizer : {};
+	const kept = optimizer.paramGroups as ParameterGroups | undefined;
+	if (kept && Object.keys(kept).length > 0) return kept;
+	throw new UserError(
+		`${source.path} has optimizer state but no optimizer groups, which Megatron needs; convert without it (--no-optimizer).`,
+	);
+}
+
+/** MIMO keeps groups in byte items, not in the common state. */
+function groupObjects(groups: ParameterGroups): Map<string, unknown> {
+	const objects = new Map<string, unknown>();
+	for (const [module, chains] of Object.entries(groups)) {
+		chains.forEach((chain, index) => {
+			const prefix = `mimo.${module}.optimizer.mimo.${module}${index === 0 ? "" : `.${index}`}`;
+			objects.set(`${prefix}.param_groups/shard_0_1`, pythonOf(chain as unknown as Json));
+			objects.set(`${prefix}.param_state_sharding_type/shard_0_1`, "fully_reshardable");
+		});
+	}
+	return objects;
+}
+
+function commonFor(
+	source: SourceCheckpoint,
+	weights: TensorStore,
+	optimizer: boolean,
+	groups: ParameterGroups | null,
+	random: boolean,
+): Map<string, unknown> {
+	const kept = isJsonObject(source.common.megatron) ? source.common.megatron : {};
+	const { args, optimizer: _, content_metadata: content, ...rest } = kept;
+	const common = pythonMap(rest);
+	common.set("checkpoint_version", 3);
+	common.set("iteration", source.iteration ?? 0);
+	common.set(
+		"content_metadata",
+		new Map<string, unknown>([
+			...pythonMap(
+				isJsonObject(content) ? content : { singleton_local_shards: false, chained_optim_avoid_prefix: true },
+			),
+			["distrib_optim_sharding_type", "fully_reshardable"],
+		]),
+	);
+	const flags = { no_save_optim: !optimizer, no_save_rng: !random };
+	const known = isJsonObject(args) ? args : argumentsOf(source.configuration, weights);
+	if (known) common.set("args", namespace({ ...known, ...flags }));
+	if (groups) {
+		const chains = Object.values(groups)[0] ?? [];
+		const states = chains.map(
+			(chain) =>
+				new Map<string, unknown>([
+					["optimizer", new Map([["param_groups", pythonOf(chain as unknown as Json)]])],
+					["param_state_sharding_type", "fully_reshardable"],
+				]),
+		);
+		common.set("optimizer", states.length === 1 ? states[0] : new Map(states.map((state, i) => [i, state])));
+	}
+	return common;
+}
+
+/** The arguments that Megatron's loader compares, for a model that was never run by it. */
+function argumentsOf(configuration: LanguageModelConfiguration | null, weights: TensorStore): JsonObject | null {
+	if (!configuration) return null;
+	const rows = weights.tensors.get("language_model.embedding.word_embeddings.weight")?.shape[0];
+	return {
+		tensor_model_parallel_size: 1,
+		pipeline_model_parallel_size: 1,
+		num_layers: configuration.numLayers,
+		hidden_size: configuration.hiddenSize,
+		ffn_hidden_size: configuration.ffnHiddenSize,
+		num_attention_heads: configuration.numAttentionHeads,
+		group_query_attention: true,
+		num_query_groups: configuration.numQueryGroups,
+		kv_channels: configuration.kvChannels,
+		hybrid_layer_pattern: configuration.hybridLayerPattern,
+		squared_relu: configuration.squaredRelu,
+		normalization: "RMSNorm",
+		layernorm_epsilon: configuration.normEpsilon,
+		init_method_std: configuration.initMethodStd,
+		mamba_num_heads: configuration.mambaNumHeads,
+		mamba_head_dim: configuration.mambaHeadDim,
+		mamba_num_groups: configuration.mambaNumGroups,
+		mamba_state_dim: configuration.mambaStateDim,
+		...(configuration.hybridLayerPattern.includes("E")
+			? {
+					num_experts: configuration.numExperts,
+					moe_router_topk: configuration.moeRouterTopk,
+					moe_ffn_hidden_size: configuration.moeFfnHiddenSize,
+					moe_shared_expert_intermediate_size: configuration.moeSharedExpertIntermediateSize,
+					moe_router_score_function: configuration.moeRouterScoreFunction,
+					moe_router_enable_expert_bias: configuration.moeRouterEnableExpertBias,
+					moe_router_topk_scaling_factor: configuration.moeRouterTopkScalingFactor,
+				}
+			: {}),
+		untie_embeddings_and_output_weights: configuration.untieEmbeddingsAndOutputWeights,
+		position_embedding_type: "none",
+		add_position_embedding: true,
+		max_position_embeddings: configuration.maxPositionEmbeddings,
+		vocab_size: configuration.vocabSize,
+		padded_vocab_size: rows ?? configuration.vocabSize,
+		consumed_train_samples: 0,
+		consumed_valid_samples: 0,
+	};
+}

@@ -1,0 +1,98 @@
+/**
+ * Storage types of checkpoints, spelled as safetensors spells them: their size, their PyTorch names and the typed array
+ * their values arrive in. bf16 and f16 arrive as their bits (Uint16Array), bool and fp8 as bytes.
+ */
+
+export type TensorArray =
+	| Float64Array
+	| Float32Array
+	| Uint8Array
+	| Int8Array
+	| Uint16Array
+	| Int16Array
+	| Uint32Array
+	| Int32Array
+	| BigUint64Array
+	| BigInt64Array;
+
+type ArrayConstructor = new (buffer: ArrayBuffer, byteOffset?: number, length?: number) => TensorArray;
+
+interface DtypeDescription {
+	readonly bits: number;
+	/** Attribute of the `torch` module. */
+	readonly torch: string;
+	/** Legacy storage class of `torch`; null where torch.save uses untyped storage (_rebuild_tensor_v3). */
+	readonly storage: string | null;
+	/** Array of the values; complex numbers and sub-byte types arrive as their parts or bytes. */
+	readonly array: ArrayConstructor;
+}
+
+/** Source: checkpoint.md §1.5. */
+export const dtypes = {
+	F64: { bits: 64, torch: "float64", storage: "DoubleStorage", array: Float64Array },
+	F32: { bits: 32, torch: "float32", storage: "FloatStorage", array: Float32Array },
+	F16: { bits: 16, torch: "float16", storage: "HalfStorage", array: Uint16Array },
+	BF16: { bits: 16, torch: "bfloat16", storage: "BFloat16Storage", array: Uint16Array },
+	I64: { bits: 64, torch: "int64", storage: "LongStorage", array: BigInt64Array },
+	I32: { bits: 32, torch: "int32", storage: "IntStorage", array: Int32Array },
+	I16: { bits: 16, torch: "int16", storage: "ShortStorage", array: Int16Array },
+	I8: { bits: 8, torch: "int8", storage: "CharStorage", array: Int8Array },
+	U64: { bits: 64, torch: "uint64", storage: null, array: BigUint64Array },
+	U32: { bits: 32, torch: "uint32", storage: null, array: Uint32Array },
+	U16: { bits: 16, torch: "uint16", storage: null, array: Uint16Array },
+	U8: { bits: 8, torch: "uint8", storage: "ByteStorage", array: Uint8Array },
+	BOOL: { bits: 8, torch: "bool", storage: "BoolStorage", array: Uint8Array },
+	F8_E4M3: { bits: 8, torch: "float8_e4m3fn", storage: null, array: Uint8Array },
+	F8_E5M2: { bits: 8, torch: "float8_e5m2", storage: null, array: Uint8Array },
+	F8_E8M0: { bits: 8, torch: "float8_e8m0fnu", storage: null, array: Uint8Array },
+	F8_E4M3FNUZ: { bits: 8, torch: "float8_e4m3fnuz", storage: null, array: Uint8Array },
+	F8_E5M2FNUZ: { bits: 8, torch: "float8_e5m2fnuz", storage: null, array: Uint8Array },
+	F4: { bits: 4, torch: "float4_e2m1fn_x2", storage: null, array: Uint8Array },
+	C64: { bits: 64, torch: "complex64", storage: "ComplexFloatStorage", array: Float32Array },
+} as const satisfies Record<string, DtypeDescription>;
+
+export type DtypeTag = keyof typeof dtypes;
+
+export function isDtypeTag(name: unknown): name is DtypeTag {
+	return typeof name === "string" && Object.hasOwn(dtypes, name);
+}
+
+/** Floating-point kinds between which values may be converted. */
+export function isFloatDtype(dtype: DtypeTag): boolean {
+	return dtype === "F64" || dtype === "F32" || dtype === "F16" || dtype === "BF16";
+}
+
+/**
+ * Bytes of a dense tensor, or null if that is no safe integer (or no whole number of bytes). Checked step by step, so
+ * that no product can wrap or lose digits.
+ */
+export function tensorBytes(dtype: DtypeTag, shape: readonly number[]): number | null {
+	const elements = elementCount(shape);
+	if (elements === null) return null;
+	const bits = elements * dtypes[dtype].bits;
+	return Number.isSafeInteger(bits) && bits % 8 === 0 ? bits / 8 : null;
+}
+
+/** Number of elements of a shape, or null if that is no safe integer. A shape with a zero has none, whatever else. */
+export function elementCount(shape: readonly number[]): number | null {
+	if (shape.includes(0)) return 0;
+	let elements = 1;
+	for (const size of shape) {
+		elements *= size;
+		if (!Number.isSafeInteger(elements)) return null;
+	}
+	return elements;
+}
+
+/** The values in `bytes` (8-byte aligned at its start, as every fresh buffer is) as the array of their dtype. */
+export function viewAs(dtype: DtypeTag, bytes: Uint8Array): TensorArray {
+	const { array } = dtypes[dtype];
+	if (array === Uint8Array) return bytes;
+	const size = (array as unknown as { BYTES_PER_ELEMENT: number }).BYTES_PER_ELEMENT;
+	return new (array as ArrayConstructor)(bytes.buffer as ArrayBuffer, bytes.byteOffset, bytes.byteLength / size);
+}
+
+/** The bytes of any typed array, without a copy. */
+export function bytesOf(values: ArrayBufferView): Uint8Array {
+	return new Uint8Array(values.buffer as ArrayBuffer, values.byteOffset, values.byteLength);
+}

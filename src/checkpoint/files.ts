@@ -1,0 +1,232 @@
+/**
+ * Files that are read by position and files that are either whole or not there: temporary name, fsync, rename, fsync of
+ * the folder (checkpoint.md §7). Every failure is one sentence that names the file.
+ */
+import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { UserError } from "../native/errors.ts";
+
+/** One call reads or writes at most this much: larger ones are cut by the system at 2 GiB. */
+const LARGEST_TRANSFER = 2 ** 30;
+
+const reasons: Readonly<Record<string, string>> = {
+	ENOENT: "it does not exist",
+	EACCES: "permission denied",
+	EPERM: "permission denied",
+	EISDIR: "it is a folder",
+	ENOTDIR: "a part of its path is no folder",
+	ENOSPC: "no space left on the device",
+	EDQUOT: "the disk quota is exceeded",
+	EROFS: "the file system is read-only",
+	EIO: "the device reported an input/output error",
+	EFBIG: "the file would be too large for the file system",
+	EMFILE: "too many open files",
+	ELOOP: "it is a symbolic link",
+	ENXIO: "it is no regular file",
+};
+
+/** `Cannot <action> <path>: <reason>.` as a UserError that keeps the system's error as its cause. */
+export function fileError(action: string, path: string, error: unknown): UserError {
+	const code = (error as NodeJS.ErrnoException).code ?? "";
+	const failure = new UserError(`Cannot ${action} ${path}: ${reasons[code] ?? String((error as Error).message)}.`);
+	failure.cause = error;
+	return failure;
+}
+
+/** Bytes that are read by position. Reading outside is an error that names the path. */
+export interface ByteSource {
+	readonly path: string;
+	readonly size: number;
+	read(position: number, length: number): Uint8Array;
+	readInto(position: number, into: Uint8Array): void;
+}
+
+/** A regular file, read by position. Whoever opens it disposes it. */
+export class InputFile implements ByteSource, Disposable {
+	#fd: number | null;
+
+	private constructor(
+		readonly path: string,
+		fd: number,
+		/** Bytes, when it was opened. */
+		readonly size: number,
+	) {
+		this.#fd = fd;
+	}
+
+	/** Opens a regular file (a folder, pipe or device is refused); `followLinks: false` refuses a symbolic link. */
+	static open(path: string, options: { followLinks?: boolean } = {}): InputFile {
+		let fd: number;
+		try {
+			const links = options.followLinks === false ? constants.O_NOFOLLOW : 0;
+			fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK | links);
+		} catch (error) {
+			throw fileError("open", path, error);
+		}
+		const status = fstatSync(fd);
+		if (!status.isFile()) {
+			closeSync(fd);
+			throw new UserError(`Cannot open ${path}: it is no regular file.`);
+		}
+		return new InputFile(path, fd, status.size);
+	}
+
+	/** Fills `into` from `position` on; a file that ends before is an error. */
+	readInto(position: number, into: Uint8Array): void {
+		if (this.#fd === null) throw new Error(`${this.path} is closed.`);
+		if (position < 0 || position + into.byteLength > this.size) {
+			throw new UserError(
+				`${this.path} is truncated: ${into.byteLength} bytes at ${position} were asked of ${this.size}.`,
+			);
+		}
+		for (let done = 0; done < into.byteLength; ) {
+			let count: number;
+			try {
+				const length = Math.min(into.byteLength - done, LARGEST_TRANSFER);
+				count = readSync(this.#fd, into, done, length, position + done);
+			} catch (error) {
+				throw fileError("read", this.path, error);
+			}
+			if (count === 0) throw new UserError(`${this.path} became shorter while it was read.`);
+			done += count;
+		}
+	}
+
+	/** `length` bytes from `position` on, in memory of their own. Nothing is allocated for a range outside the file. */
+	read(position: number, length: number): Uint8Array {
+		if (!Number.isSafeInteger(length) || length < 0 || position < 0 || position + length > this.size) {
+			throw new UserError(`${this.path} is truncated: ${length} bytes at ${position} were asked of ${this.size}.`);
+		}
+		const bytes = new Uint8Array(length);
+		this.readInto(position, bytes);
+		return bytes;
+	}
+
+	[Symbol.dispose](): void {
+		if (this.#fd !== null) closeSync(this.#fd);
+		this.#fd = null;
+	}
+}
+
+/** Open files at once; systems allow some thousand a process. */
+const LARGEST_POOL = 64;
+
+/** Files of one folder, opened when needed and closed when too many are open. Links are refused. */
+export class FilePool implements Disposable {
+	readonly #open = new Map<string, InputFile>();
+
+	constructor(readonly folder: string) {}
+
+	/** Valid until the next call. */
+	get(name: string): InputFile {
+		let file = this.#open.get(name);
+		if (file) this.#open.delete(name);
+		else {
+			file = InputFile.open(join(this.folder, name), { followLinks: false });
+			if (this.#open.size >= LARGEST_POOL) {
+				const [oldest, opened] = this.#open.entries().next().value!;
+				opened[Symbol.dispose]();
+				this.#open.delete(oldest);
+			}
+		}
+		// The last of the map is the one used last.
+		this.#open.set(name, file);
+		return file;
+	}
+
+	[Symbol.dispose](): void {
+		for (const file of this.#open.values()) file[Symbol.dispose]();
+		this.#open.clear();
+	}
+}
+
+/** A new file, written from front to back. Must be closed (durably) or disposed. */
+export class OutputFile implements Disposable {
+	#fd: number | null;
+	#position = 0;
+
+	/** Creates `path`, which must not exist. */
+	constructor(readonly path: string) {
+		try {
+			this.#fd = openSync(path, "wx");
+		} catch (error) {
+			throw fileError("create", path, error);
+		}
+	}
+
+	/** Bytes written so far. */
+	get position(): number {
+		return this.#position;
+	}
+
+	write(bytes: Uint8Array): void {
+		if (this.#fd === null) throw new Error(`${this.path} is closed.`);
+		for (let done = 0; done < bytes.byteLength; ) {
+			try {
+				done += writeSync(this.#fd, bytes, done, Math.min(bytes.byteLength - done, LARGEST_TRANSFER));
+			} catch (error) {
+				throw fileError("write", this.path, error);
+			}
+		}
+		this.#position += bytes.byteLength;
+	}
+
+	/** fsync and close. A failure is final: nothing says what of the file reached the disk. */
+	close(): void {
+		if (this.#fd === null) return;
+		const fd = this.#fd;
+		this.#fd = null;
+		try {
+			fsyncSync(fd);
+		} catch (error) {
+			closeSync(fd);
+			throw fileError("write", this.path, error);
+		}
+		closeSync(fd);
+	}
+
+	[Symbol.dispose](): void {
+		if (this.#fd !== null) closeSync(this.#fd);
+		this.#fd = null;
+	}
+}
+
+/** Makes names created in or removed from a folder durable. */
+export function syncFolder(path: string): void {
+	let fd: number;
+	try {
+		fd = openSync(path, constants.O_RDONLY | constants.O_DIRECTORY);
+	} catch (error) {
+		throw fileError("open", path, error);
+	}
+	try {
+		fsyncSync(fd);
+	} catch (error) {
+		throw fileError("write", path, error);
+	} finally {
+		closeSync(fd);
+	}
+}
+
+/** A name beside `path` that no other process uses. */
+export function temporaryName(path: string): string {
+	return `${path}.tmp-${process.pid.toString(36)}${crypto.randomUUID().slice(0, 8)}`;
+}
+
+/** Gives `write` a new file that becomes `path` when it is complete and on disk; on a failure nothing is left. */
+export function writeFileAtomically<T>(path: string, write: (file: OutputFile) => T): T {
+	const temporary = temporaryName(path);
+	let result: T;
+	try {
+		using file = new OutputFile(temporary);
+		result = write(file);
+		file.close();
+		renameSync(temporary, path);
+	} catch (error) {
+		rmSync(temporary, { force: true });
+		if (error instanceof UserError || (error as NodeJS.ErrnoException).code === undefined) throw error;
+		throw fileError("write", path, error);
+	}
+	syncFolder(dirname(path));
+	return result;
+}

@@ -1,0 +1,53 @@
+/** Folders that are either whole or not there: built beside their name, then renamed (checkpoint.md §7). */
+import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync } from "node:fs";
+import { basename, dirname, resolve } from "node:path";
+import { UserError } from "../native/errors.ts";
+import { fileError, syncFolder, temporaryName } from "./files.ts";
+
+/** Refuses a target that already holds something. */
+export function requireEmptyTarget(path: string): void {
+	if (!existsSync(path)) return;
+	if (!statSync(path).isDirectory()) throw new UserError(`Cannot write to ${path}: it is a file.`);
+	if (readdirSync(path).length > 0) {
+		throw new UserError(`Cannot write to ${path}: the folder is not empty (--force replaces it).`);
+	}
+}
+
+/**
+ * Lets `build` fill a new folder and gives it the name `path` once it is complete and durable. An existing folder is
+ * refused unless `replace` is set; then it is moved aside first and deleted last. A failure leaves the old state.
+ */
+export async function writeFolderAtomically<T>(
+	path: string,
+	options: { readonly replace?: boolean },
+	build: (folder: string) => T | Promise<T>,
+): Promise<T> {
+	const target = resolve(path);
+	if (!options.replace) requireEmptyTarget(target);
+	const temporary = temporaryName(target);
+	let result: T;
+	try {
+		mkdirSync(temporary, { recursive: true });
+		result = await build(temporary);
+		syncFolder(temporary);
+		const old = existsSync(target) ? `${temporary}-old` : null;
+		if (old) renameSync(target, old);
+		renameSync(temporary, target);
+		syncFolder(dirname(target));
+		if (old) rmSync(old, { recursive: true, force: true });
+	} catch (error) {
+		rmSync(temporary, { recursive: true, force: true });
+		if (error instanceof UserError || (error as NodeJS.ErrnoException).code === undefined) throw error;
+		throw fileError("write", path, error);
+	}
+	return result;
+}
+
+/** A name that stays inside its folder: no separator, no "..", no control character. */
+export function requirePlainName(name: string, where: string): string {
+	// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is refused
+	if (name === "" || name === "." || basename(name) !== name || name.includes("\\") || /[\0-\x1f]/.test(name)) {
+		throw new UserError(`${where} names the file ${JSON.stringify(name)}, which is no plain file name.`);
+	}
+	return name;
+}

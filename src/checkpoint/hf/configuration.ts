@@ -1,0 +1,222 @@
+/**
+ * config.json of Hugging Face's NemotronH ↔ the program's configuration keys (Megatron's flag names in camelCase).
+ * Spec: language-model.md §10, checkpoint.md §4.1. What this program's model does not have is refused by name.
+ */
+import { UserError } from "../../native/errors.ts";
+import { pythonFloat } from "./json.ts";
+
+/** The part of the configuration that decides the language model's function. */
+export interface LanguageModelConfiguration {
+	readonly hybridLayerPattern: string;
+	readonly numLayers: number;
+	readonly hiddenSize: number;
+	readonly ffnHiddenSize: number;
+	readonly numAttentionHeads: number;
+	readonly numQueryGroups: number;
+	readonly kvChannels: number;
+	readonly squaredRelu: boolean;
+	readonly normEpsilon: number;
+	readonly initMethodStd: number;
+	readonly vocabSize: number;
+	readonly maxPositionEmbeddings: number;
+	readonly untieEmbeddingsAndOutputWeights: boolean;
+	readonly hiddenDropout: number;
+	readonly attentionDropout: number;
+	readonly mambaNumHeads: number;
+	readonly mambaHeadDim: number;
+	readonly mambaNumGroups: number;
+	readonly mambaStateDim: number;
+	readonly mambaConvKernelDim: number;
+	readonly mambaChunkSize: number;
+	readonly numExperts: number;
+	readonly moeRouterTopk: number;
+	readonly moeFfnHiddenSize: number;
+	readonly moeSharedExpertIntermediateSize: number;
+	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
+	readonly moeRouterEnableExpertBias: boolean;
+	readonly moeRouterTopkScalingFactor: number;
+	readonly moeRouterNumGroups: number;
+	readonly moeRouterGroupTopk: number;
+}
+
+/** Layer kinds as config.json spells them, newest first. */
+const layerTypes: Readonly<Record<string, string>> = {
+	linear_attention: "M",
+	mamba: "M",
+	full_attention: "*",
+	attention: "*",
+	moe: "E",
+	mlp: "-",
+};
+const typeOfSymbol: Readonly<Record<string, string>> = {
+	M: "linear_attention",
+	"*": "full_attention",
+	E: "moe",
+	"-": "mlp",
+};
+
+/** Sizes with the defaults of transformers' NemotronHConfig. */
+const sizes = {
+	hiddenSize: ["hidden_size", 4096],
+	ffnHiddenSize: ["intermediate_size", 21504],
+	numAttentionHeads: ["num_attention_heads", 32],
+	numQueryGroups: ["num_key_value_heads", 8],
+	kvChannels: ["head_dim", 128],
+	vocabSize: ["vocab_size", 131072],
+	maxPositionEmbeddings: ["max_position_embeddings", 4096],
+	mambaNumHeads: ["mamba_num_heads", 128],
+	mambaHeadDim: ["mamba_head_dim", 64],
+	mambaNumGroups: ["n_groups", 8],
+	mambaStateDim: ["ssm_state_size", 128],
+	mambaConvKernelDim: ["conv_kernel", 4],
+	mambaChunkSize: ["chunk_size", 128],
+	numExperts: ["n_routed_experts", 8],
+	moeRouterTopk: ["num_experts_per_tok", 2],
+	moeFfnHiddenSize: ["moe_intermediate_size", 7688],
+	moeSharedExpertIntermediateSize: ["moe_shared_expert_intermediate_size", 7688],
+	moeRouterNumGroups: ["n_group", 1],
+	moeRouterGroupTopk: ["topk_group", 1],
+} as const satisfies Partial<Record<keyof LanguageModelConfiguration, readonly [string, number]>>;
+
+const numbers = {
+	normEpsilon: ["layer_norm_epsilon", 1e-5],
+	initMethodStd: ["initializer_range", 0.02],
+	hiddenDropout: ["hidden_dropout", 0],
+	attentionDropout: ["attention_dropout", 0],
+	moeRouterTopkScalingFactor: ["routed_scaling_factor", 1],
+} as const satisfies Partial<Record<keyof LanguageModelConfiguration, readonly [string, number]>>;
+
+/** Fields with the only value this program's model has; an absent one has it. */
+const fixed: Readonly<Record<string, unknown>> = {
+	attention_bias: false,
+	mlp_bias: false,
+	use_bias: false,
+	mamba_proj_bias: false,
+	use_conv_bias: true,
+	mlp_hidden_act: "relu2",
+	mamba_hidden_act: "silu",
+	norm_topk_prob: true,
+	residual_in_fp32: false,
+	sliding_window: null,
+	moe_latent_size: null,
+	num_nextn_predict_layers: 0,
+};
+
+/** Older spellings that transformers still accepts. */
+const aliases: Readonly<Record<string, string>> = {
+	mamba_n_groups: "n_groups",
+	mamba_d_conv: "conv_kernel",
+	mamba_chunk_size: "chunk_size",
+	mamba_conv_bias: "use_conv_bias",
+	mamba_dt_limit: "time_step_limit",
+	layer_types: "layers_block_type",
+	num_local_experts: "n_routed_experts",
+};
+
+/** Reads the parsed config.json of a NemotronH model; `path` is for errors. */
+export function configurationFromHuggingFace(
+	json: Readonly<Record<string, unknown>>,
+	path: string,
+): LanguageModelConfiguration {
+	const values: Record<string, unknown> = { ...json };
+	for (const [old, name] of Object.entries(aliases)) {
+		if (Object.hasOwn(values, old) && !Object.hasOwn(values, name)) values[name] = values[old];
+	}
+	const bad = (sentence: string): never => {
+		throw new UserError(`${path}: ${sentence}.`);
+	};
+	if (values.model_type !== "nemotron_h") {
+		bad(`model_type is ${JSON.stringify(values.model_type)}, only "nemotron_h" can be read`);
+	}
+	for (const [name, only] of Object.entries(fixed)) {
+		const value = values[name];
+		if (value !== undefined && value !== only && !(value === null && only === 0)) {
+			bad(`${name} is ${JSON.stringify(value)}, this program's model has only ${JSON.stringify(only)}`);
+		}
+	}
+	const limit = values.time_step_limit;
+	if (limit !== undefined && !(Array.isArray(limit) && limit[0] === 0 && limit[1] === Number.POSITIVE_INFINITY)) {
+		bad("time_step_limit is not [0, Infinity], and this program never clamps the time step");
+	}
+	const read = (name: string, missing: number, whole: boolean): number => {
+		const value = values[name] ?? missing;
+		if (typeof value !== "number" || !Number.isFinite(value) || value < 0 || (whole && !Number.isSafeInteger(value))) {
+			return bad(`${name} is ${JSON.stringify(value)}, expected ${whole ? "a whole" : "a"} number`);
+		}
+		return value;
+	};
+	const pattern = patternOf(values, bad);
+	const configuration: Record<string, unknown> = { hybridLayerPattern: pattern, numLayers: pattern.length };
+	for (const [key, [name, missing]] of Object.entries(sizes)) configuration[key] = read(name, missing, true);
+	for (const [key, [name, missing]] of Object.entries(numbers)) configuration[key] = read(name, missing, false);
+	if (Number(configuration.numAttentionHeads) % Number(configuration.numQueryGroups) !== 0) {
+		bad("num_attention_heads is no multiple of num_key_value_heads");
+	}
+	return {
+		...configuration,
+		squaredRelu: true,
+		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
+		moeRouterScoreFunction: "sigmoid",
+		moeRouterEnableExpertBias: true,
+	} as LanguageModelConfiguration;
+}
+
+function patternOf(values: Record<string, unknown>, bad: (sentence: string) => never): string {
+	const { layers_block_type: types, hybrid_override_pattern: written, num_hidden_layers: layers } = values;
+	let pattern: string | null = null;
+	if (Array.isArray(types)) {
+		pattern = types
+			.map((type, index) =>
+				typeof type === "string" && Object.hasOwn(layerTypes, type)
+					? layerTypes[type]
+					: bad(`layers_block_type[${index}] is ${JSON.stringify(type)}, no known layer type`),
+			)
+			.join("");
+	}
+	if (typeof written === "string") {
+		const position = [...written].findIndex((symbol) => !Object.hasOwn(typeOfSymbol, symbol));
+		if (position >= 0) {
+			bad(`hybrid_override_pattern has ${JSON.stringify(written[position])} at position ${position + 1}`);
+		}
+		if (pattern !== null && pattern !== written) bad("layers_block_type and hybrid_override_pattern disagree");
+		pattern = written;
+	}
+	if (!pattern) return bad("neither layers_block_type nor hybrid_override_pattern names the layers");
+	if (written !== undefined && typeof layers === "number" && layers !== pattern.length) {
+		bad(`num_hidden_layers is ${layers}, hybrid_override_pattern has ${pattern.length} layers`);
+	}
+	return pattern;
+}
+
+/**
+ * A config.json that both the published model code and transformers' class read: the layers in both spellings. The
+ * dtype is that of the written weights.
+ */
+export function configurationToHuggingFace(
+	configuration: LanguageModelConfiguration,
+	dtype: string,
+	path: string,
+): Record<string, unknown> {
+	if (!configuration.squaredRelu) {
+		throw new UserError(`${path}: Hugging Face's NemotronH has only the squared ReLU activation.`);
+	}
+	if (configuration.hybridLayerPattern.includes("E") && configuration.moeRouterScoreFunction !== "sigmoid") {
+		throw new UserError(`${path}: Hugging Face's NemotronH has only the sigmoid router.`);
+	}
+	const json: Record<string, unknown> = { architectures: ["NemotronHForCausalLM"], model_type: "nemotron_h" };
+	for (const [key, [name]] of Object.entries(sizes)) json[name] = configuration[key as keyof typeof sizes];
+	for (const [key, [name]] of Object.entries(numbers)) {
+		json[name] = pythonFloat(configuration[key as keyof typeof numbers]);
+	}
+	return {
+		...json,
+		...fixed,
+		layers_block_type: [...configuration.hybridLayerPattern].map((symbol) => typeOfSymbol[symbol]),
+		hybrid_override_pattern: configuration.hybridLayerPattern,
+		num_hidden_layers: configuration.hybridLayerPattern.length,
+		n_shared_experts: configuration.moeSharedExpertIntermediateSize > 0 ? 1 : 0,
+		time_step_limit: [pythonFloat(0), Number.POSITIVE_INFINITY],
+		tie_word_embeddings: !configuration.untieEmbeddingsAndOutputWeights,
+		torch_dtype: dtype,
+	};
+}

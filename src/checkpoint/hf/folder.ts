@@ -1,0 +1,186 @@
+/**
+ * A Hugging Face model folder: config.json, and model.safetensors or shards with an index (checkpoint.md §8.2). Read
+ * tensor by tensor under its own names; written atomically.
+ */
+import { existsSync, readFileSync, realpathSync, statSync } from "node:fs";
+import { basename, dirname, join, relative, resolve } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import { fileError, OutputFile } from "../files.ts";
+import { requirePlainName } from "../folders.ts";
+import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
+import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
+
+export const singleFile = "model.safetensors";
+export const indexFile = "model.safetensors.index.json";
+
+/** The default of huggingface_hub's writer. */
+export const defaultShardBytes = 5e9;
+
+export class HuggingFaceFolder implements TensorStore {
+	readonly tensors: ReadonlyMap<string, TensorType>;
+	readonly #files: readonly SafetensorsFile[];
+	readonly #fileOf: ReadonlyMap<string, SafetensorsFile>;
+
+	private constructor(
+		readonly path: string,
+		/** config.json as it stands in the folder. */
+		readonly configText: string,
+		files: readonly SafetensorsFile[],
+		fileOf: ReadonlyMap<string, SafetensorsFile>,
+	) {
+		this.#files = files;
+		this.#fileOf = fileOf;
+		this.tensors = new Map([...fileOf].map(([name, file]) => [name, file.information(name)]));
+	}
+
+	get configPath(): string {
+		return join(this.path, "config.json");
+	}
+
+	static open(path: string): HuggingFaceFolder {
+		const configText = readConfig(path);
+		const files: SafetensorsFile[] = [];
+		try {
+			const fileOf = new Map<string, SafetensorsFile>();
+			if (existsSync(join(path, indexFile))) openShards(path, files, fileOf);
+			else {
+				const file = openSafetensors(insideFolder(path, singleFile));
+				files.push(file);
+				for (const name of file.tensors.keys()) fileOf.set(name, file);
+			}
+			return new HuggingFaceFolder(path, configText, files, fileOf);
+		} catch (error) {
+			for (const file of files) file[Symbol.dispose]();
+			throw error;
+		}
+	}
+
+	readInto(name: string, offset: number, into: Uint8Array): void {
+		const file = this.#fileOf.get(name);
+		if (!file) throw new UserError(`${this.path} has no tensor ${name}.`);
+		file.readInto(name, offset, into);
+	}
+
+	[Symbol.dispose](): void {
+		for (const file of this.#files) file[Symbol.dispose]();
+	}
+}
+
+/** The text of a folder's config.json. */
+export function readConfig(path: string): string {
+	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
+	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is no folder.`);
+	return readText(join(path, "config.json"));
+}
+
+function readText(path: string): string {
+	try {
+		return readFileSync(path, "utf8");
+	} catch (error) {
+		throw fileError("open", path, error);
+	}
+}
+
+/**
+ * The path of a file in the folder. Links may not lead out of it, but for the download cache, whose snapshots are links
+ * to ../../blobs.
+ */
+function insideFolder(folder: string, name: string): string {
+	const path = join(folder, name);
+	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
+	const real = realpathSync(path);
+	const root = realpathSync(folder);
+	const cache = basename(dirname(root)) === "snapshots" ? [resolve(root, "../../blobs")] : [];
+	if (![root, ...cache].some((home) => !relative(home, real).startsWith(".."))) {
+		throw new UserError(`Cannot open ${path}: it is a link that leads out of its folder.`);
+	}
+	return path;
+}
+
+function openShards(folder: string, files: SafetensorsFile[], fileOf: Map<string, SafetensorsFile>): void {
+	const path = join(folder, indexFile);
+	let map: unknown;
+	try {
+		map = JSON.parse(readText(path)).weight_map;
+	} catch (error) {
+		if (error instanceof UserError) throw error;
+		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
+	}
+	if (typeof map !== "object" || map === null || Array.isArray(map)) {
+		throw new UserError(`${path} has no weight_map.`);
+	}
+	const opened = new Map<string, SafetensorsFile>();
+	for (const [tensor, name] of Object.entries(map)) {
+		if (typeof name !== "string") throw new UserError(`${path}: the file of ${tensor} is no string.`);
+		let file = opened.get(name);
+		if (!file) {
+			file = openSafetensors(insideFolder(folder, requirePlainName(name, path)));
+			opened.set(name, file);
+			files.push(file);
+		}
+		if (!file.tensors.has(tensor)) throw new UserError(`${file.path} has no tensor ${tensor}, which ${path} names.`);
+		fileOf.set(tensor, file);
+	}
+}
+
+/** Tensors in files of at most `shardBytes` (one larger tensor fills a file of its own). */
+export function planShards(
+	tensors: ReadonlyMap<string, TensorType>,
+	shardBytes: number,
+): { readonly file: string; readonly names: readonly string[] }[] {
+	const groups: string[][] = [[]];
+	let bytes = 0;
+	for (const [name, type] of tensors) {
+		const size = bytesOfType(type);
+		if (bytes > 0 && bytes + size > shardBytes) {
+			groups.push([]);
+			bytes = 0;
+		}
+		groups.at(-1)!.push(name);
+		bytes += size;
+	}
+	if (groups.length === 1) return [{ file: singleFile, names: groups[0]! }];
+	const digits = (n: number) => String(n).padStart(5, "0");
+	return groups.map((names, i) => ({
+		file: `model-${digits(i + 1)}-of-${digits(groups.length)}.safetensors`,
+		names,
+	}));
+}
+
+/** Fills a new folder: shards, config.json, then the index. `onBytes` hears of every piece written. */
+export function writeHuggingFaceFiles(
+	folder: string,
+	store: TensorStore,
+	options: {
+		readonly configText: string;
+		readonly shardBytes?: number;
+		readonly onBytes?: (bytes: number) => void;
+	},
+): void {
+	const shards = planShards(store.tensors, options.shardBytes ?? defaultShardBytes);
+	for (const { file, names } of shards) {
+		using output = new OutputFile(join(folder, file));
+		const entries = names.map((name) => ({
+			name,
+			...store.tensors.get(name)!,
+			data: () => readPieces(store, name),
+		}));
+		streamSafetensors(output, entries, { format: "pt" }, { piece: (_, bytes) => options.onBytes?.(bytes.byteLength) });
+		output.close();
+	}
+	writeText(join(folder, "config.json"), options.configText);
+	if (shards.length > 1) {
+		const weights = shards.flatMap(({ file, names }) => names.map((name) => [name, file] as const));
+		const index = {
+			metadata: { total_size: [...store.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0) },
+			weight_map: Object.fromEntries(weights.sort(([a], [b]) => (a < b ? -1 : 1))),
+		};
+		writeText(join(folder, indexFile), `${JSON.stringify(index, null, 2)}\n`);
+	}
+}
+
+function writeText(path: string, text: string): void {
+	using file = new OutputFile(path);
+	file.write(new TextEncoder().encode(text));
+	file.close();
+}

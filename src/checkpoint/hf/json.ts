@@ -1,0 +1,49 @@
+/**
+ * JSON as Python writes it: Infinity, -Infinity and NaN stand bare (older transformers) or as {"__float__": "Infinity"}
+ * (newer). Both are read as numbers and written in the newer form.
+ */
+import { UserError } from "../../native/errors.ts";
+
+const specials: Readonly<Record<string, number>> = {
+	Infinity: Number.POSITIVE_INFINITY,
+	"-Infinity": Number.NEGATIVE_INFINITY,
+	NaN: Number.NaN,
+};
+
+/** Parses a JSON object; `path` is for the error. */
+export function parsePythonJson(text: string, path: string): Record<string, unknown> {
+	// Strings are matched first, so that words inside them stay.
+	const plain = text.replace(/"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g, (token) =>
+		token.startsWith('"') ? token : JSON.stringify({ __float__: token }),
+	);
+	let value: unknown;
+	try {
+		value = JSON.parse(plain, (_, entry) => {
+			const special = entry?.__float__;
+			return typeof special === "string" && Object.hasOwn(specials, special) ? specials[special] : entry;
+		});
+	} catch (error) {
+		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
+	}
+	if (typeof value !== "object" || value === null || Array.isArray(value)) {
+		throw new UserError(`${path} is no JSON object.`);
+	}
+	return value as Record<string, unknown>;
+}
+
+/** A number that Python reads as a float: 0 is written 0.0, since transformers checks the types of its fields. */
+export function pythonFloat(value: number): unknown {
+	if (!Number.isInteger(value)) return value;
+	// Standard since 2025, not yet in TypeScript's library.
+	return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(value.toFixed(1));
+}
+
+/** Two-space indent and a newline at the end, as transformers writes config.json. */
+export function formatPythonJson(value: unknown): string {
+	const text = JSON.stringify(
+		value,
+		(_, entry) => (typeof entry === "number" && !Number.isFinite(entry) ? { __float__: String(entry) } : entry),
+		2,
+	);
+	return `${text}\n`;
+}

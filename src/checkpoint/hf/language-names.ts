@@ -1,0 +1,196 @@
+/**
+ * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (language-model.md §10,
+ * checkpoint.md §4.1–4.2). A pure plan; nothing is read.
+ */
+import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
+import type { LanguageModelConfiguration } from "./configuration.ts";
+
+/** How a Hugging Face folder spells its tensors. */
+export interface Spelling {
+	/** In front of the layers and the embedding. */
+	readonly base: string;
+	/** In front of lm_head.weight. */
+	readonly head: string;
+	/** One tensor an expert (published checkpoints) or all experts of a layer stacked (transformers). */
+	readonly experts: "separate" | "packed";
+}
+
+export const spellings = {
+	published: { base: "backbone.", head: "", experts: "separate" },
+	transformers: { base: "model.", head: "", experts: "packed" },
+} as const satisfies Record<string, Spelling>;
+
+export type SpellingName = keyof typeof spellings;
+
+/** The spelling of a folder's tensor names, or null if no embedding is among them. */
+export function detectSpelling(names: Iterable<string>): Spelling | null {
+	let base: string | null = null;
+	let experts: Spelling["experts"] = "separate";
+	for (const name of names) {
+		const embedding = /^(.*)embeddings\.weight$/.exec(name);
+		if (embedding && /^((.*\.)?(backbone|model)\.)$/.test(embedding[1]!)) base = embedding[1]!;
+		if (name.endsWith(".mixer.experts.up_proj") || name.endsWith(".mixer.experts.down_proj")) experts = "packed";
+	}
+	return base === null ? null : { base, head: base.replace(/(backbone|model)\.$/, ""), experts };
+}
+
+/** `prefix` stands in front of every logical name; `paddedVocabularySize` rows in the logical embedding and output. */
+export function languageCorrespondence(
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	options: { readonly prefix?: string; readonly paddedVocabularySize?: number } = {},
+): Correspondence {
+	const builder = new CorrespondenceBuilder();
+	addLanguage(builder, configuration, spelling, options);
+	return builder;
+}
+
+/** The same, added to other modules' tensors. */
+export function addLanguage(
+	builder: CorrespondenceBuilder,
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	options: { readonly prefix?: string; readonly paddedVocabularySize?: number } = {},
+): void {
+	const { hiddenSize: h, vocabSize: v } = configuration;
+	const prefix = options.prefix ?? "language_model.";
+	const paddedRows = options.paddedVocabularySize ?? v;
+	const vocabulary = (logical: string, foreign: string) => {
+		builder.logical.set(logical, [paddedRows, h]);
+		builder.foreign.set(foreign, [v, h]);
+		builder.rows({ logical, foreign, width: h, rows: v });
+		if (paddedRows > v) builder.padded.add(logical);
+	};
+	vocabulary(`${prefix}embedding.word_embeddings.weight`, `${spelling.base}embeddings.weight`);
+	[...configuration.hybridLayerPattern].forEach((symbol, index) => {
+		const logical = `${prefix}decoder.layers.${index}.`;
+		const foreign = `${spelling.base}layers.${index}.`;
+		layer(builder, configuration, spelling, symbol, logical, foreign);
+	});
+	builder.same(`${prefix}decoder.final_norm.weight`, `${spelling.base}norm_f.weight`, [h]);
+	if (configuration.untieEmbeddingsAndOutputWeights) {
+		vocabulary(`${prefix}output_layer.weight`, `${spelling.head}lm_head.weight`);
+	}
+}
+
+function layer(
+	builder: CorrespondenceBuilder,
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	symbol: string,
+	logical: string,
+	foreign: string,
+): void {
+	const { hiddenSize: h } = configuration;
+	const same = (mine: string, theirs: string, shape: readonly number[]) =>
+		builder.same(logical + mine, foreign + theirs, shape);
+	switch (symbol) {
+		case "M":
+			mamba(configuration, same);
+			break;
+		case "*":
+			same("self_attention.linear_qkv.layer_norm_weight", "norm.weight", [h]);
+			attention(builder, configuration, logical, foreign);
+			break;
+		case "-":
+			same("mlp.linear_fc1.layer_norm_weight", "norm.weight", [h]);
+			same("mlp.linear_fc1.weight", "mixer.up_proj.weight", [configuration.ffnHiddenSize, h]);
+			same("mlp.linear_fc2.weight", "mixer.down_proj.weight", [h, configuration.ffnHiddenSize]);
+			break;
+		case "E":
+			same("pre_mlp_layernorm.weight", "norm.weight", [h]);
+			mixtureOfExperts(builder, configuration, spelling, logical, foreign, same);
+			break;
+		default:
+			throw new RangeError(`No layer symbol: ${symbol}.`);
+	}
+}
+
+type Same = (logical: string, foreign: string, shape: readonly number[]) => void;
+
+function mamba(configuration: LanguageModelConfiguration, same: Same): void {
+	const { hiddenSize: h, mambaNumHeads: heads } = configuration;
+	const inner = heads * configuration.mambaHeadDim;
+	const channels = inner + 2 * configuration.mambaNumGroups * configuration.mambaStateDim;
+	same("mixer.in_proj.layer_norm_weight", "norm.weight", [h]);
+	same("mixer.in_proj.weight", "mixer.in_proj.weight", [inner + channels + heads, h]);
+	same("mixer.conv1d_weight", "mixer.conv1d.weight", [channels, 1, configuration.mambaConvKernelDim]);
+	same("mixer.conv1d_bias", "mixer.conv1d.bias", [channels]);
+	for (const vector of ["A_log", "D", "dt_bias"]) same(`mixer.${vector}`, `mixer.${vector}`, [heads]);
+	same("mixer.norm.weight", "mixer.norm.weight", [inner]);
+	same("mixer.out_proj.weight", "mixer.out_proj.weight", [h, inner]);
+}
+
+/** Rows of linear_qkv: per group its query heads, then one key head, one value head (checkpoint.md §4.2). */
+function attention(
+	builder: CorrespondenceBuilder,
+	configuration: LanguageModelConfiguration,
+	logical: string,
+	foreign: string,
+): void {
+	const { hiddenSize: h, numAttentionHeads: heads, numQueryGroups: groups, kvChannels: d } = configuration;
+	const fused = `${logical}self_attention.linear_qkv.weight`;
+	const queryRows = (heads / groups) * d;
+	const groupRows = queryRows + 2 * d;
+	builder.logical.set(fused, [groups * groupRows, h]);
+	for (const [part, rows, row] of [
+		["q", queryRows, 0],
+		["k", d, queryRows],
+		["v", d, queryRows + d],
+	] as const) {
+		const name = `${foreign}mixer.${part}_proj.weight`;
+		builder.foreign.set(name, [groups * rows, h]);
+		builder.rows({
+			logical: fused,
+			foreign: name,
+			width: h,
+			rows,
+			count: groups,
+			logicalRow: row,
+			logicalStride: groupRows,
+		});
+	}
+	builder.same(`${logical}self_attention.linear_proj.weight`, `${foreign}mixer.o_proj.weight`, [h, heads * d]);
+}
+
+function mixtureOfExperts(
+	builder: CorrespondenceBuilder,
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	logical: string,
+	foreign: string,
+	same: Same,
+): void {
+	const { hiddenSize: h, numExperts: experts, moeFfnHiddenSize: f } = configuration;
+	const shared = configuration.moeSharedExpertIntermediateSize;
+	same("mlp.router.weight", "mixer.gate.weight", [experts, h]);
+	if (configuration.moeRouterEnableExpertBias) {
+		same("mlp.router.expert_bias", "mixer.gate.e_score_correction_bias", [experts]);
+	}
+	for (const [fc, projection, shape] of [
+		["linear_fc1", "up_proj", [f, h]],
+		["linear_fc2", "down_proj", [h, f]],
+	] as const) {
+		const packed = `${foreign}mixer.experts.${projection}`;
+		if (spelling.experts === "packed") builder.foreign.set(packed, [experts, ...shape]);
+		for (let expert = 0; expert < experts; expert++) {
+			const mine = `mlp.experts.${fc}.weight${expert}`;
+			if (spelling.experts === "separate") {
+				same(mine, `mixer.experts.${expert}.${projection}.weight`, shape);
+			} else {
+				builder.logical.set(logical + mine, shape);
+				builder.rows({
+					logical: logical + mine,
+					foreign: packed,
+					width: shape[1],
+					rows: shape[0],
+					foreignRow: expert * shape[0],
+				});
+			}
+		}
+	}
+	if (shared > 0) {
+		same("mlp.shared_experts.linear_fc1.weight", "mixer.shared_experts.up_proj.weight", [shared, h]);
+		same("mlp.shared_experts.linear_fc2.weight", "mixer.shared_experts.down_proj.weight", [h, shared]);
+	}
+}

@@ -1,0 +1,110 @@
+/** A model's tensors as a checkpoint store, and loading a store into a model. */
+import type { LogicalTensor } from "../models/module-parameters.ts";
+import { UserError } from "../native/errors.ts";
+import type { ShardBlock } from "../parallel/shard.ts";
+import { copyInto, elementCount, Tensor } from "../tensor/tensor.ts";
+import { compareTensors, requireMatch } from "./mapping.ts";
+import { readTensor, type TensorStore, type TensorType } from "./store.ts";
+
+/** A model whose tensors have full names. */
+export interface NamedTensors {
+	logicalTensors(): Iterable<LogicalTensor>;
+}
+
+/** Whole tensors of a model that one process holds, read from the device when the store is opened. */
+class HostStore implements TensorStore {
+	readonly tensors: ReadonlyMap<string, TensorType>;
+	readonly #values = new Map<string, Float32Array>();
+
+	constructor(
+		readonly path: string,
+		model: NamedTensors,
+		read: (tensor: LogicalTensor) => Float32Array,
+	) {
+		const tensors = new Map<string, TensorType>();
+		for (const tensor of model.logicalTensors()) {
+			tensors.set(tensor.name, { dtype: "F32", shape: tensor.shape });
+			const full = new Float32Array(elementCount(tensor.shape));
+			copyBlocks(read(tensor), tensor.value.width, full, fullWidth(tensor.shape), tensor.blocks, "to full");
+			this.#values.set(tensor.name, full);
+			tensor.value[Symbol.dispose]();
+			tensor.gradient?.[Symbol.dispose]();
+		}
+		this.tensors = tensors;
+	}
+
+	readInto(name: string, offset: number, into: Uint8Array): void {
+		const values = this.#values.get(name)!;
+		into.set(new Uint8Array(values.buffer, values.byteOffset + offset, into.byteLength));
+	}
+
+	[Symbol.dispose](): void {
+		this.#values.clear();
+	}
+}
+
+/** A model's weights and buffers, fp32. */
+export class ValueStore extends HostStore {
+	constructor(path: string, model: NamedTensors) {
+		super(path, model, ({ value }) => value.toFloat32());
+	}
+}
+
+/** A model's main gradients, fp32; zeros for buffers and frozen parameters. */
+export class GradientStore extends HostStore {
+	constructor(path: string, model: NamedTensors) {
+		super(path, model, ({ value, gradient }) => gradient?.toFloat32() ?? new Float32Array(value.elements));
+	}
+}
+
+function fullWidth(shape: readonly number[]): number {
+	return elementCount(shape.slice(1));
+}
+
+/** Copies the rectangles that a rank's [.., localWidth] values share with the whole [.., fullWidth] ones. */
+export function copyBlocks<Values extends Float32Array | Uint16Array>(
+	local: Values,
+	localWidth: number,
+	full: Values,
+	wholeWidth: number,
+	blocks: readonly ShardBlock[],
+	direction: "to full" | "to local",
+): void {
+	for (const { localRow, fullRow, rows, localColumn, fullColumn, columns } of blocks) {
+		for (let row = 0; row < rows; row++) {
+			const at = (localRow + row) * localWidth + localColumn;
+			const there = (fullRow + row) * wholeWidth + fullColumn;
+			if (direction === "to full") full.set(local.subarray(at, at + columns), there);
+			else local.set(full.subarray(there, there + columns), at);
+		}
+	}
+}
+
+/**
+ * Fills this rank's part of a model from a store that holds exactly its tensors (or, with `partial`, at least them:
+ * experts and modules of other ranks are there too). Missing, unexpected and mis-shaped ones are all named.
+ */
+export function loadModel(model: NamedTensors, store: TensorStore, partial = false): void {
+	const tensors = [...model.logicalTensors()];
+	try {
+		const found = compareTensors(store.tensors, new Map(tensors.map(({ name, shape }) => [name, shape])));
+		requireMatch(store.path, partial ? { ...found, unexpected: [] } : found);
+		for (const { name, shape, value, blocks } of tensors) {
+			const full = readTensor(store, name);
+			const { dtype } = store.tensors.get(name)!;
+			if (dtype !== "F32" && dtype !== "BF16") {
+				throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32 or BF16.`);
+			}
+			const values = full as Float32Array | Uint16Array;
+			const local = values instanceof Float32Array ? new Float32Array(value.elements) : new Uint16Array(value.elements);
+			copyBlocks(local, value.width, values, fullWidth(shape), blocks, "to local");
+			using loaded = Tensor.from(value.device, local, value.shape);
+			copyInto(loaded, value);
+		}
+	} finally {
+		for (const { value, gradient } of tensors) {
+			value[Symbol.dispose]();
+			gradient?.[Symbol.dispose]();
+		}
+	}
+}

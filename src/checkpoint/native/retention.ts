@@ -1,0 +1,34 @@
+/** Which old checkpoints are deleted after a save (runtime.md §10). */
+import { existsSync, rmSync } from "node:fs";
+import { join } from "node:path";
+import { indexName } from "./manifest.ts";
+import { latestIteration, listIterations } from "./reader.ts";
+
+export interface Retention {
+	/** Keep this many of the newest; unset: all. */
+	readonly keep?: number | null;
+	/** Keep those of iterations divisible by this, whatever `keep` says. With it alone, only those and the newest stay. */
+	readonly retainInterval?: number | null;
+}
+
+/**
+ * Deletes what the policy does not keep, never the one that `latest` names. The index goes first, so that a checkpoint
+ * half deleted is none. Returns the deleted folders' names.
+ */
+export function applyRetention(root: string, { keep, retainInterval }: Retention): string[] {
+	if (!keep && !retainInterval) return [];
+	const latest = latestIteration(root);
+	const iterations = listIterations(root).filter((name) => name !== "release");
+	const newest = new Set(iterations.slice(-(keep || 1)));
+	const deleted = iterations.filter((name) => {
+		const iteration = Number(name.slice("iter_".length));
+		const retained = retainInterval ? iteration % retainInterval === 0 : false;
+		return !newest.has(name) && !retained && iteration !== latest;
+	});
+	for (const name of deleted) {
+		const index = join(root, name, indexName);
+		if (existsSync(index)) rmSync(index);
+		rmSync(join(root, name), { recursive: true, force: true });
+	}
+	return deleted;
+}

@@ -1,0 +1,268 @@
+/**
+ * Writes native checkpoints (checkpoint.md §7, §8.3). Rank 0 begins a save, every rank writes its chunks into the
+ * temporary folder and reports what it wrote, rank 0 checks that the reports make whole tensors and publishes: the index
+ * last, then the folder's name, then the `latest` pointer. Until then the previous checkpoint is untouched.
+ */
+import { existsSync, mkdirSync, readdirSync, renameSync, rmSync } from "node:fs";
+import { basename, join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import { type Box, partitionFault } from "../chunks.ts";
+import type { DtypeTag } from "../dtype.ts";
+import { fileError, OutputFile, syncFolder, temporaryName, writeFileAtomically } from "../files.ts";
+import { streamSafetensors } from "../safetensors.ts";
+import { bytesOfType } from "../store.ts";
+import {
+	canonicalLayout,
+	formatManifest,
+	formatName,
+	formatVersion,
+	indexName,
+	latestName,
+	type Manifest,
+	type NativeChunk,
+	type NativeFile,
+	type NativeLayout,
+	type NativeObject,
+	type NativeTensor,
+	sortedJson,
+} from "./manifest.ts";
+
+export const defaultFileBytes = 2 ** 32;
+export const objectsName = "objects.safetensors";
+
+/** A box of a tensor that a rank writes. `data` is called once, when its turn comes. */
+export interface ShardEntry extends Box {
+	readonly name: string;
+	readonly dtype: DtypeTag;
+	/** Of the whole tensor. */
+	readonly shape: readonly number[];
+	readonly data: () => ArrayBufferView | Iterable<ArrayBufferView>;
+}
+
+/** What a rank wrote: plain data, to be sent to rank 0. */
+export interface ShardReport {
+	readonly files: Readonly<Record<string, NativeFile>>;
+	readonly chunks: readonly {
+		readonly name: string;
+		readonly dtype: DtypeTag;
+		readonly shape: readonly number[];
+		readonly chunk: NativeChunk;
+	}[];
+}
+
+/** What rank 0 knows. */
+export interface CheckpointDescription {
+	readonly iteration: number | null;
+	readonly generator: string;
+	readonly model: Manifest["model"];
+	readonly common: Manifest["common"];
+	readonly source?: Manifest["source"];
+	readonly layout?: NativeLayout;
+	readonly objects?: Readonly<
+		Record<string, { readonly encoding: NativeObject["encoding"]; readonly bytes: Uint8Array }>
+	>;
+}
+
+/**
+ * Writes a rank's boxes into data/ of the folder, in files of at most `fileBytes`; files are durable when it returns.
+ * `onBytes` hears of every piece.
+ */
+export function writeShard(
+	folder: string,
+	rank: number,
+	entries: readonly ShardEntry[],
+	options: { readonly fileBytes?: number; readonly onBytes?: (bytes: number) => void } = {},
+): ShardReport {
+	const files: Record<string, NativeFile> = {};
+	const chunks: ShardReport["chunks"][number][] = [];
+	splitFiles(entries, options.fileBytes ?? defaultFileBytes).forEach((group, index) => {
+		const file = `data/r${String(rank).padStart(5, "0")}-${String(index).padStart(3, "0")}.safetensors`;
+		using output = new OutputFile(join(folder, file));
+		const boxes = group.map((entry) => ({ ...entry, shape: entry.sizes, name: chunkName(entry) }));
+		const { headerSha256, sums } = streamHashed(output, boxes, options.onBytes);
+		output.close();
+		files[file] = { bytes: output.position, headerSha256 };
+		for (const { name, dtype, shape, offsets, sizes } of group) {
+			const inside = chunkName({ name, offsets });
+			chunks.push({ name, dtype, shape, chunk: { file, name: inside, offsets, sizes, sha256: sums.get(inside)! } });
+		}
+	});
+	return { files, chunks };
+}
+
+/** Name of a chunk inside its file: the tensor's, "@", the offsets. */
+function chunkName({ name, offsets }: { readonly name: string; readonly offsets: readonly number[] }): string {
+	return `${name}@${offsets.join(".")}`;
+}
+
+function splitFiles(entries: readonly ShardEntry[], fileBytes: number): ShardEntry[][] {
+	const groups: ShardEntry[][] = [];
+	let bytes = Number.POSITIVE_INFINITY;
+	for (const entry of entries) {
+		const size = bytesOfType({ dtype: entry.dtype, shape: entry.sizes });
+		if (bytes + size > fileBytes) {
+			groups.push([]);
+			bytes = 0;
+		}
+		groups.at(-1)!.push(entry);
+		bytes += size;
+	}
+	return groups;
+}
+
+function streamHashed(
+	output: OutputFile,
+	entries: readonly {
+		readonly name: string;
+		readonly dtype: DtypeTag;
+		readonly shape: readonly number[];
+		readonly data: ShardEntry["data"];
+	}[],
+	onBytes?: (bytes: number) => void,
+): { readonly headerSha256: string; readonly sums: ReadonlyMap<string, string> } {
+	const hashers = new Map(entries.map(({ name }) => [name, new Bun.CryptoHasher("sha256")]));
+	let headerSha256 = "";
+	streamSafetensors(
+		output,
+		entries,
+		{},
+		{
+			header: (bytes) => {
+				headerSha256 = new Bun.CryptoHasher("sha256").update(bytes).digest("hex");
+			},
+			piece: (name, bytes) => {
+				hashers.get(name)!.update(bytes);
+				onBytes?.(bytes.byteLength);
+			},
+		},
+	);
+	return { headerSha256, sums: new Map([...hashers].map(([name, hasher]) => [name, hasher.digest("hex")])) };
+}
+
+/** Name of an iteration's folder. */
+export function iterationName(iteration: number | null): string {
+	return iteration === null ? "release" : `iter_${String(iteration).padStart(7, "0")}`;
+}
+
+/** A save in progress, on rank 0. */
+export class NativeSave {
+	private constructor(
+		readonly root: string,
+		readonly iteration: number | null,
+		/** Where ranks write: tell them. */
+		readonly folder: string,
+	) {}
+
+	/** Makes a temporary folder below `root`; leftovers of saves that were killed are removed. */
+	static begin(root: string, iteration: number | null): NativeSave {
+		try {
+			mkdirSync(root, { recursive: true });
+			removeLeftovers(root);
+			const folder = temporaryName(join(root, iterationName(iteration)));
+			mkdirSync(join(folder, "data"), { recursive: true });
+			return new NativeSave(root, iteration, folder);
+		} catch (error) {
+			throw fileError("write", root, error);
+		}
+	}
+
+	/**
+	 * Makes the checkpoint of what all ranks reported and lets `latest` point at it. An older checkpoint of the same
+	 * iteration is replaced. Returns its folder.
+	 */
+	publish(reports: readonly ShardReport[], description: Omit<CheckpointDescription, "iteration">): string {
+		const target = join(this.root, iterationName(this.iteration));
+		try {
+			const indexSha256 = writeIndex(this.folder, reports, { ...description, iteration: this.iteration });
+			const old = existsSync(target) ? `${this.folder}-old` : null;
+			if (old) renameSync(target, old);
+			renameSync(this.folder, target);
+			syncFolder(this.root);
+			const latest = { format: formatName, iteration: this.iteration, dir: basename(target), indexSha256 };
+			writeFileAtomically(join(this.root, latestName), (file) =>
+				file.write(new TextEncoder().encode(`${sortedJson(latest)}\n`)),
+			);
+			if (old) rmSync(old, { recursive: true, force: true });
+		} catch (error) {
+			if (error instanceof UserError || (error as NodeJS.ErrnoException).code === undefined) throw error;
+			throw fileError("write", target, error);
+		}
+		return target;
+	}
+
+	/** Removes what was written; the previous checkpoint stays. */
+	abort(): void {
+		rmSync(this.folder, { recursive: true, force: true });
+	}
+}
+
+/** Of saves that were killed. A checkpoint that was being replaced gets its name back. */
+function removeLeftovers(root: string): void {
+	for (const name of readdirSync(root)) {
+		const leftover = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/.exec(name);
+		if (!leftover) continue;
+		const target = join(root, leftover[1]!);
+		if (leftover[2] && !existsSync(target)) renameSync(join(root, name), target);
+		else rmSync(join(root, name), { recursive: true, force: true });
+	}
+}
+
+/** Writes objects and index into a folder whose data/ is complete; returns the index's checksum. */
+export function writeIndex(
+	folder: string,
+	reports: readonly ShardReport[],
+	description: CheckpointDescription,
+): string {
+	const tensors = joinReports(folder, reports);
+	const objects: Record<string, NativeObject> = {};
+	const files = Object.assign({}, ...reports.map((report) => report.files)) as Record<string, NativeFile>;
+	const entries = Object.entries(description.objects ?? {});
+	if (entries.length > 0) {
+		using output = new OutputFile(join(folder, objectsName));
+		const { headerSha256, sums } = streamHashed(
+			output,
+			entries.map(([name, { bytes }]) => ({ name, dtype: "U8", shape: [bytes.byteLength], data: () => bytes })),
+		);
+		output.close();
+		files[objectsName] = { bytes: output.position, headerSha256 };
+		for (const [name, { encoding, bytes }] of entries) {
+			objects[name] = { encoding, bytes: bytes.byteLength, sha256: sums.get(name)! };
+		}
+	}
+	const manifest: Manifest = {
+		format: formatName,
+		version: formatVersion,
+		iteration: description.iteration,
+		created: new Date().toISOString(),
+		generator: description.generator,
+		model: description.model,
+		layout: description.layout ?? canonicalLayout,
+		source: description.source ?? {},
+		files,
+		tensors,
+		objects,
+		common: description.common,
+	};
+	const text = new TextEncoder().encode(formatManifest(manifest));
+	syncFolder(join(folder, "data"));
+	writeFileAtomically(join(folder, indexName), (file) => file.write(text));
+	return new Bun.CryptoHasher("sha256").update(text).digest("hex");
+}
+
+/** The tensors that the ranks wrote together; they must agree, and their chunks fill every tensor exactly. */
+function joinReports(folder: string, reports: readonly ShardReport[]): Record<string, NativeTensor> {
+	const tensors = new Map<string, { dtype: DtypeTag; shape: readonly number[]; chunks: NativeChunk[] }>();
+	for (const { name, dtype, shape, chunk } of reports.flatMap(({ chunks }) => chunks)) {
+		const known = tensors.get(name);
+		if (!known) tensors.set(name, { dtype, shape, chunks: [chunk] });
+		else if (known.dtype !== dtype || known.shape.join() !== shape.join()) {
+			throw new RangeError(`Ranks disagree on ${name}: [${known.shape}] ${known.dtype} and [${shape}] ${dtype}.`);
+		} else known.chunks.push(chunk);
+	}
+	for (const [name, { shape, chunks }] of tensors) {
+		const fault = partitionFault(shape, chunks);
+		if (fault) throw new RangeError(`Tensor ${name} in ${folder} ${fault}.`);
+		chunks.sort((a, b) => (a.name < b.name ? -1 : 1));
+	}
+	return Object.fromEntries(tensors);
+}

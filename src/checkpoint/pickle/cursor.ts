@@ -1,0 +1,106 @@
+/** The bytes of a pickle, read from front to back; every length is checked before anything is made of it. */
+import { UserError } from "../../native/errors.ts";
+
+/** Bytes of the longest integer; larger ones are no data of a checkpoint. */
+const LONGEST_INTEGER = 1024;
+
+export class Cursor {
+	position = 0;
+	readonly #view: DataView;
+	readonly #decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+	constructor(
+		readonly bytes: Uint8Array,
+		/** Begins every error. */
+		readonly where: string,
+		/** Bytes of the longest text that is accepted. */
+		readonly longestText: number,
+	) {
+		this.#view = new DataView(bytes.buffer as ArrayBuffer, bytes.byteOffset, bytes.byteLength);
+	}
+
+	refuse(reason: string): never {
+		throw new UserError(`${this.where}: the pickle is refused at byte ${this.position}, ${reason}.`);
+	}
+
+	u16(): number {
+		return this.#view.getUint16(this.advance(2), true);
+	}
+
+	i32(): number {
+		return this.#view.getInt32(this.advance(4), true);
+	}
+
+	/** Big-endian, unlike everything else. */
+	f64(): number {
+		return this.#view.getFloat64(this.advance(8), false);
+	}
+
+	/** Moves on by `count` bytes and returns where they begin. */
+	advance(count: number): number {
+		const begin = this.position;
+		if (count > this.bytes.byteLength - begin) this.refuse("it is truncated");
+		this.position += count;
+		return begin;
+	}
+
+	byte(): number {
+		return this.bytes[this.advance(1)]!;
+	}
+
+	u32(): number {
+		return this.#view.getUint32(this.advance(4), true);
+	}
+
+	u64(): number {
+		const value = this.#view.getBigUint64(this.advance(8), true);
+		if (value > BigInt(this.bytes.byteLength)) this.refuse("it is truncated");
+		return Number(value);
+	}
+
+	/** Checks that `count` bytes follow without reading them. */
+	length(count: number): void {
+		if (count > this.bytes.byteLength - this.position) this.refuse("it is truncated");
+	}
+
+	data(count: number): Uint8Array {
+		const begin = this.advance(count);
+		return this.bytes.slice(begin, begin + count);
+	}
+
+	text(count: number): string {
+		if (count > this.longestText) this.refuse(`a text has ${count} bytes`);
+		const begin = this.advance(count);
+		try {
+			return this.#decoder.decode(this.bytes.subarray(begin, begin + count));
+		} catch {
+			return this.refuse("a text is no UTF-8");
+		}
+	}
+
+	/** Python 2's str: its bytes as characters. */
+	latin(count: number): string {
+		if (count > this.longestText) this.refuse(`a text has ${count} bytes`);
+		const begin = this.advance(count);
+		return Buffer.from(this.bytes.subarray(begin, begin + count)).toString("latin1");
+	}
+
+	line(): string {
+		const end = this.bytes.indexOf(0x0a, this.position);
+		if (end < 0) return this.refuse("it is truncated");
+		const text = this.text(end - this.position);
+		this.advance(1);
+		return text;
+	}
+
+	/** Little-endian two's complement. */
+	integer(count: number): number | bigint {
+		if (count > LONGEST_INTEGER) this.refuse(`an integer has ${count} bytes`);
+		const begin = this.advance(count);
+		let value = 0n;
+		for (let i = count - 1; i >= 0; i--) value = (value << 8n) | BigInt(this.bytes[begin + i]!);
+		if (count > 0 && this.bytes[begin + count - 1]! >= 0x80) value -= 1n << BigInt(8 * count);
+		const small = Number(value);
+		return Number.isSafeInteger(small) ? small : value;
+	}
+}

@@ -1,0 +1,404 @@
+/**
+ * A restricted pickle machine (checkpoint.md §1.3, §2). A pickle is a program; this interpreter runs the opcodes that
+ * build plain data, and gives every class or function name to a fixed table. It calls nothing else, sets nothing on
+ * JavaScript objects, and refuses any other opcode. Truncated or oversized input is an error without a partial result.
+ */
+import { Cursor } from "./cursor.ts";
+import { Global, NumpyArray, NumpyDtype, PythonObject, Tuple } from "./values.ts";
+
+/** What a global may do: be called (REDUCE), be instantiated (NEWOBJ), or stand as a value. */
+export interface AllowedGlobal {
+	readonly value?: unknown;
+	readonly call?: (args: readonly unknown[]) => unknown;
+	readonly create?: (args: readonly unknown[]) => unknown;
+}
+
+/** Looks a global up; undefined refuses it by name. */
+export type AllowedGlobals = (module: string, name: string) => AllowedGlobal | undefined;
+
+export interface PickleLimits {
+	readonly bytes: number;
+	readonly stack: number;
+	readonly marks: number;
+	readonly memo: number;
+	readonly string: number;
+}
+
+export const defaultLimits: PickleLimits = {
+	bytes: 2 ** 32,
+	stack: 100_000,
+	marks: 10_000,
+	memo: 50_000_000,
+	string: 2 ** 26,
+};
+
+/** Memo numbers may skip a few (old picklers begin at 1), not be arbitrary. */
+const LARGEST_MEMO_GAP = 16;
+
+export interface UnpickleOptions {
+	readonly allowed: AllowedGlobals;
+	/** What a persistent id stands for; absent: there may be none. */
+	readonly persistent?: (id: unknown) => unknown;
+	readonly limits?: Partial<PickleLimits>;
+}
+
+/** Reads one pickle; `where` begins every error ("file.pt"). */
+export function unpickle(bytes: Uint8Array, where: string, options: UnpickleOptions): unknown {
+	return new Machine(bytes, where, options).run();
+}
+
+/** A global on the stack, with what it may do. */
+class Reference {
+	constructor(
+		readonly name: Global,
+		readonly allowed: AllowedGlobal,
+	) {}
+}
+
+const hole = Symbol("memo hole");
+
+class Machine {
+	readonly #cursor: Cursor;
+	readonly #limits: PickleLimits;
+	readonly #stack: unknown[] = [];
+	readonly #marks: number[] = [];
+	readonly #memo: unknown[] = [];
+	readonly #references = new Map<string, Reference>();
+
+	constructor(
+		bytes: Uint8Array,
+		where: string,
+		readonly options: UnpickleOptions,
+	) {
+		this.#limits = { ...defaultLimits, ...options.limits };
+		this.#cursor = new Cursor(bytes, where, this.#limits.string);
+		if (bytes.byteLength > this.#limits.bytes) this.#refuse(`it has ${bytes.byteLength} bytes`);
+	}
+
+	run(): unknown {
+		try {
+			for (;;) {
+				const opcode = this.#cursor.byte();
+				if (opcode === 0x2e) return this.#result();
+				this.#step(opcode);
+				if (this.#stack.length > this.#limits.stack) this.#refuse("its stack grows without bound");
+			}
+		} catch (error) {
+			// What an allowed global's function says of its arguments has no place yet.
+			if (error instanceof RangeError) this.#refuse(error.message);
+			throw error;
+		}
+	}
+
+	#refuse(reason: string): never {
+		return this.#cursor.refuse(reason);
+	}
+
+	#result(): unknown {
+		const value = this.#pop();
+		if (this.#stack.length > 0 || this.#marks.length > 0) this.#refuse("it ends with values left over");
+		if (value instanceof Reference && value.allowed.value === undefined) this.#refuse(`it is ${value.name}`);
+		return plain(value);
+	}
+
+	#step(opcode: number): void {
+		const stack = this.#stack;
+		switch (opcode) {
+			case 0x80: // PROTO
+				if (this.#cursor.byte() > 5) this.#refuse("its protocol is unknown");
+				break;
+			case 0x95: // FRAME
+				this.#cursor.length(this.#cursor.u64());
+				break;
+			case 0x28: // MARK
+				if (this.#marks.length >= this.#limits.marks) this.#refuse("it is nested too deeply");
+				this.#marks.push(stack.length);
+				break;
+			case 0x30: // POP
+				if (this.#marks.at(-1) === stack.length) this.#marks.pop();
+				else this.#pop();
+				break;
+			case 0x31: // POP_MARK
+				this.#popMark();
+				break;
+			case 0x32: // DUP
+				stack.push(this.#top());
+				break;
+			case 0x4e: // NONE
+				stack.push(null);
+				break;
+			case 0x88: // NEWTRUE
+				stack.push(true);
+				break;
+			case 0x89: // NEWFALSE
+				stack.push(false);
+				break;
+			case 0x4b: // BININT1
+				stack.push(this.#cursor.byte());
+				break;
+			case 0x4d: // BININT2
+				stack.push(this.#cursor.u16());
+				break;
+			case 0x4a: // BININT
+				stack.push(this.#cursor.i32());
+				break;
+			case 0x8a: // LONG1
+				stack.push(this.#cursor.integer(this.#cursor.byte()));
+				break;
+			case 0x8b: // LONG4
+				stack.push(this.#cursor.integer(this.#cursor.u32()));
+				break;
+			case 0x47: // BINFLOAT
+				stack.push(this.#cursor.f64());
+				break;
+			case 0x8c: // SHORT_BINUNICODE
+				stack.push(this.#cursor.text(this.#cursor.byte()));
+				break;
+			case 0x58: // BINUNICODE
+				stack.push(this.#cursor.text(this.#cursor.u32()));
+				break;
+			case 0x8d: // BINUNICODE8
+				stack.push(this.#cursor.text(this.#cursor.u64()));
+				break;
+			case 0x43: // SHORT_BINBYTES
+				stack.push(this.#cursor.data(this.#cursor.byte()));
+				break;
+			case 0x42: // BINBYTES
+				stack.push(this.#cursor.data(this.#cursor.u32()));
+				break;
+			case 0x8e: // BINBYTES8
+				stack.push(this.#cursor.data(this.#cursor.u64()));
+				break;
+			case 0x55: // SHORT_BINSTRING
+				stack.push(this.#cursor.latin(this.#cursor.byte()));
+				break;
+			case 0x54: // BINSTRING
+				stack.push(this.#cursor.latin(this.#cursor.u32()));
+				break;
+			default:
+				this.#stepContainer(opcode);
+		}
+	}
+
+	#stepContainer(opcode: number): void {
+		const stack = this.#stack;
+		switch (opcode) {
+			case 0x5d: // EMPTY_LIST
+				stack.push([]);
+				break;
+			case 0x61: // APPEND
+				this.#append([this.#pop()]);
+				break;
+			case 0x65: // APPENDS
+				this.#append(this.#popMark());
+				break;
+			case 0x7d: // EMPTY_DICT
+				stack.push(new Map());
+				break;
+			case 0x73: {
+				// SETITEM
+				const value = this.#pop();
+				this.#setItems([this.#pop(), value]);
+				break;
+			}
+			case 0x75: // SETITEMS
+				this.#setItems(this.#popMark());
+				break;
+			case 0x29: // EMPTY_TUPLE
+				stack.push(new Tuple([]));
+				break;
+			case 0x85: // TUPLE1
+			case 0x86: // TUPLE2
+			case 0x87: // TUPLE3
+				stack.push(new Tuple(this.#popCount(opcode - 0x84).map(plain)));
+				break;
+			case 0x74: // TUPLE
+				stack.push(new Tuple(this.#popMark().map(plain)));
+				break;
+			case 0x8f: // EMPTY_SET
+				stack.push(new Set());
+				break;
+			case 0x90: {
+				// ADDITEMS
+				const items = this.#popMark();
+				const set = this.#top();
+				if (!(set instanceof Set)) this.#refuse("it adds to what is no set");
+				for (const item of items) set.add(plain(item));
+				break;
+			}
+			case 0x91: // FROZENSET
+				stack.push(new Set(this.#popMark().map(plain)));
+				break;
+			case 0x71: // BINPUT
+				this.#remember(this.#cursor.byte());
+				break;
+			case 0x72: // LONG_BINPUT
+				this.#remember(this.#cursor.u32());
+				break;
+			case 0x94: // MEMOIZE
+				this.#remember(this.#memo.length);
+				break;
+			case 0x68: // BINGET
+				this.#recall(this.#cursor.byte());
+				break;
+			case 0x6a: // LONG_BINGET
+				this.#recall(this.#cursor.u32());
+				break;
+			default:
+				this.#stepObject(opcode);
+		}
+	}
+
+	#stepObject(opcode: number): void {
+		switch (opcode) {
+			case 0x63: {
+				// GLOBAL
+				const module = this.#cursor.line();
+				this.#global(module, this.#cursor.line());
+				break;
+			}
+			case 0x93: {
+				// STACK_GLOBAL
+				const [module, name] = this.#popCount(2);
+				if (typeof module !== "string" || typeof name !== "string") {
+					this.#refuse("it names a class by what is no text");
+				}
+				this.#global(module, name);
+				break;
+			}
+			case 0x52: // REDUCE
+				this.#invoke("call");
+				break;
+			case 0x81: // NEWOBJ
+				this.#invoke("create");
+				break;
+			case 0x62: // BUILD
+				this.#build(plain(this.#pop()));
+				break;
+			case 0x51: {
+				// BINPERSID
+				const id = this.#pop();
+				if (!this.options.persistent) this.#refuse("it refers to a storage, and there is none here");
+				this.#stack.push(this.options.persistent(id));
+				break;
+			}
+			default:
+				this.#cursor.position--;
+				this.#refuse(`opcode 0x${opcode.toString(16).padStart(2, "0")} is not allowed`);
+		}
+	}
+
+	#global(module: string, name: string): void {
+		const key = `${module} ${name}`;
+		let reference = this.#references.get(key);
+		if (!reference) {
+			const allowed = this.options.allowed(module, name);
+			if (!allowed) this.#refuse(`${module}.${name} is not on the list of allowed names`);
+			reference = new Reference(new Global(module, name), allowed);
+			this.#references.set(key, reference);
+		}
+		this.#stack.push(reference);
+	}
+
+	#invoke(how: "call" | "create"): void {
+		const [callee, args] = this.#popCount(2);
+		if (!(callee instanceof Reference)) this.#refuse("it calls what is no class");
+		if (!(args instanceof Tuple)) this.#refuse(`it calls ${callee.name} without a tuple`);
+		const action = callee.allowed[how];
+		if (!action) this.#refuse(`${callee.name} may not be called this way`);
+		this.#stack.push(action(args.items));
+	}
+
+	#build(state: unknown): void {
+		const object = this.#top();
+		if (object instanceof PythonObject) {
+			if (object.state !== undefined) this.#refuse(`it sets the state of a ${object.type} twice`);
+			object.state = state;
+		} else if (object instanceof NumpyDtype) {
+			const order = state instanceof Tuple ? state.items[1] : null;
+			if (order !== "<" && order !== ">" && order !== "|" && order !== "=") {
+				this.#refuse("a numpy dtype has an impossible state");
+			}
+			object.bigEndian = order === ">";
+		} else if (object instanceof NumpyArray) {
+			this.#buildArray(object, state);
+		} else if (!(object instanceof Map && state instanceof Map)) {
+			// An OrderedDict's attributes are of no use here and dropped.
+			this.#refuse("it sets the state of what has none");
+		}
+	}
+
+	#buildArray(array: NumpyArray, state: unknown): void {
+		const [, shape, dtype, fortran, data] = state instanceof Tuple ? state.items : [];
+		if (
+			!(shape instanceof Tuple) ||
+			!shape.items.every((size) => Number.isSafeInteger(size) && (size as number) >= 0) ||
+			!(dtype instanceof NumpyDtype) ||
+			!(data instanceof Uint8Array || Array.isArray(data))
+		) {
+			this.#refuse("a numpy array has an impossible state");
+		}
+		array.shape = shape.items as number[];
+		array.dtype = dtype;
+		array.fortranOrder = fortran === true;
+		array.data = data;
+	}
+
+	#append(items: unknown[]): void {
+		const list = this.#top();
+		if (list instanceof PythonObject) list.items ??= [];
+		const target = list instanceof PythonObject ? list.items : list;
+		if (!Array.isArray(target)) this.#refuse("it appends to what is no list");
+		for (const item of items) target.push(plain(item));
+	}
+
+	#setItems(items: unknown[]): void {
+		const top = this.#top();
+		if (top instanceof PythonObject) top.entries ??= new Map();
+		const map = top instanceof PythonObject ? top.entries : top;
+		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is no dict");
+		for (let i = 0; i < items.length; i += 2) map.set(plain(items[i]), plain(items[i + 1]));
+	}
+
+	#remember(index: number): void {
+		const memo = this.#memo;
+		if (index >= this.#limits.memo || index > memo.length + LARGEST_MEMO_GAP) {
+			this.#refuse(`memo number ${index} is out of order`);
+		}
+		while (memo.length < index) memo.push(hole);
+		memo[index] = this.#top();
+	}
+
+	#recall(index: number): void {
+		const value = index < this.#memo.length ? this.#memo[index] : hole;
+		if (value === hole) this.#refuse(`memo number ${index} was never set`);
+		this.#stack.push(value);
+	}
+
+	#top(): unknown {
+		if (this.#stack.length <= (this.#marks.at(-1) ?? 0)) this.#refuse("its stack is empty");
+		return this.#stack.at(-1);
+	}
+
+	#pop(): unknown {
+		this.#top();
+		return this.#stack.pop();
+	}
+
+	#popCount(count: number): unknown[] {
+		if (this.#stack.length - count < (this.#marks.at(-1) ?? 0)) this.#refuse("its stack is empty");
+		return this.#stack.splice(this.#stack.length - count);
+	}
+
+	#popMark(): unknown[] {
+		const mark = this.#marks.pop();
+		if (mark === undefined) return this.#refuse("a mark is missing");
+		return this.#stack.splice(mark);
+	}
+}
+
+/** A name that is stored as data becomes its value. */
+function plain(value: unknown): unknown {
+	if (!(value instanceof Reference)) return value;
+	return value.allowed.value ?? value.name;
+}

@@ -1,0 +1,303 @@
+/**
+ * Safetensors files: a strict reader that fetches one tensor at a time (files of any length, memory of the one tensor)
+ * and a streaming, atomic writer. Format: checkpoint.md §8.1; u64 header length n, n bytes of JSON, dense little-endian
+ * data. Errors are UserErrors that name the file and the tensor.
+ */
+
+import { UserError } from "../native/errors.ts";
+import { bytesOf, type DtypeTag, dtypes, isDtypeTag, type TensorArray, tensorBytes, viewAs } from "./dtype.ts";
+import { type ByteSource, InputFile, type OutputFile, writeFileAtomically } from "./files.ts";
+
+/** The reference reader's limit. */
+const LARGEST_HEADER = 100_000_000;
+/** More dimensions than any tensor library has: the header is not what it says it is. */
+const LARGEST_RANK = 32;
+
+export interface TensorInformation {
+	readonly dtype: DtypeTag;
+	readonly shape: readonly number[];
+	/** Bytes of the dense values. */
+	readonly bytes: number;
+	/** Where they begin in the file. */
+	readonly position: number;
+}
+
+export class SafetensorsFile implements Disposable {
+	readonly #file: ByteSource & Partial<Disposable>;
+
+	/** Use openSafetensors. Owns `file`. */
+	constructor(
+		file: ByteSource & Partial<Disposable>,
+		/** The `__metadata__` strings. */
+		readonly metadata: ReadonlyMap<string, string>,
+		/** In the order of the header. */
+		readonly tensors: ReadonlyMap<string, TensorInformation>,
+		/** Bytes before the data: the header and its length. */
+		readonly headerBytes: number,
+	) {
+		this.#file = file;
+	}
+
+	get path(): string {
+		return this.#file.path;
+	}
+
+	/** What the file says about a tensor; an absent one is an error. */
+	information(name: string): TensorInformation {
+		const information = this.tensors.get(name);
+		if (!information) throw new UserError(`${this.path} has no tensor ${name}.`);
+		return information;
+	}
+
+	/** The header as it stands in the file, with its length in front. */
+	readHeader(): Uint8Array {
+		return this.#file.read(0, this.headerBytes);
+	}
+
+	/** All values of one tensor, row major, in memory of the caller's. bf16 and f16 come as their bits. */
+	read(name: string): TensorArray {
+		const { dtype, bytes, position } = this.information(name);
+		return viewAs(dtype, this.#file.read(position, bytes));
+	}
+
+	/** Fills `into` with the tensor's bytes from byte `offset` on. */
+	readInto(name: string, offset: number, into: Uint8Array): void {
+		const { bytes, position } = this.information(name);
+		if (offset < 0 || offset + into.byteLength > bytes) {
+			throw new RangeError(`${name} in ${this.path} has ${bytes} bytes, not ${into.byteLength} at ${offset}.`);
+		}
+		this.#file.readInto(position + offset, into);
+	}
+
+	[Symbol.dispose](): void {
+		this.#file[Symbol.dispose]?.();
+	}
+}
+
+/** Opens a file and checks its whole header: nothing but the header is read or allocated. */
+export function openSafetensors(path: string, options: { followLinks?: boolean } = {}): SafetensorsFile {
+	const file = InputFile.open(path, options);
+	try {
+		return parseSafetensors(file);
+	} catch (error) {
+		file[Symbol.dispose]();
+		throw error;
+	}
+}
+
+/** The same for bytes that lie elsewhere; owns them. */
+export function parseSafetensors(file: ByteSource & Partial<Disposable>): SafetensorsFile {
+	const { path, size } = file;
+	const bad = (sentence: string): never => {
+		throw new UserError(`${path} is no valid safetensors file: ${sentence}`);
+	};
+	if (size < 8) bad(`it has ${size} bytes, fewer than the 8 of a header length.`);
+	const headerBytes = new DataView(file.read(0, 8).buffer).getBigUint64(0, true);
+	if (headerBytes > BigInt(LARGEST_HEADER)) bad(`its header would have ${headerBytes} bytes.`);
+	if (headerBytes > BigInt(size - 8)) bad(`its header of ${headerBytes} bytes is cut off at ${size - 8}.`);
+	const dataStart = 8 + Number(headerBytes);
+	const header = parseHeader(file.read(8, Number(headerBytes)), bad);
+
+	const metadata = new Map<string, string>();
+	const tensors = new Map<string, TensorInformation>();
+	for (const [name, entry] of Object.entries(header)) {
+		if (!isObject(entry)) bad(`its entry ${name} is no object.`);
+		if (name === "__metadata__") {
+			for (const [key, value] of Object.entries(entry as object)) {
+				if (typeof value !== "string") bad(`its __metadata__ value ${key} is no string.`);
+				metadata.set(key, value);
+			}
+		} else {
+			tensors.set(name, parseTensor(name, entry as Record<string, unknown>, dataStart, size, bad));
+		}
+	}
+	checkTiling(tensors, dataStart, size, bad);
+	return new SafetensorsFile(file, metadata, tensors, dataStart);
+}
+
+type Refuse = (sentence: string) => never;
+
+function isObject(value: unknown): value is Record<string, unknown> {
+	return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function parseHeader(bytes: Uint8Array, bad: Refuse): Record<string, unknown> {
+	if (bytes[0] !== 0x7b) bad("its header does not begin with {.");
+	let header: unknown;
+	try {
+		header = JSON.parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes));
+	} catch {
+		bad("its header is no UTF-8 JSON.");
+	}
+	if (!isObject(header)) bad("its header is no JSON object.");
+	// JSON.parse keeps the last of equal keys silently: then the text has more keys than the value.
+	if (countKeys(bytes) !== countEntries(header, bad)) bad("a name occurs twice in its header.");
+	return header as Record<string, unknown>;
+}
+
+/** Colons outside strings: one a key. */
+function countKeys(json: Uint8Array): number {
+	let keys = 0;
+	let inString = false;
+	for (let i = 0; i < json.length; i++) {
+		const byte = json[i];
+		if (inString) {
+			if (byte === 0x5c) i++;
+			else if (byte === 0x22) inString = false;
+		} else if (byte === 0x22) inString = true;
+		else if (byte === 0x3a) keys++;
+	}
+	return keys;
+}
+
+/** Keys of all objects; a value nested deeper than header → tensor → shape is refused. */
+function countEntries(value: unknown, bad: Refuse, depth = 0): number {
+	if (typeof value !== "object" || value === null) return 0;
+	if (depth > 2) return bad("its header is nested too deeply.");
+	const children = Object.values(value);
+	let entries = Array.isArray(value) ? 0 : children.length;
+	for (const child of children) entries += countEntries(child, bad, depth + 1);
+	return entries;
+}
+
+function parseTensor(
+	name: string,
+	entry: Record<string, unknown>,
+	dataStart: number,
+	fileSize: number,
+	bad: Refuse,
+): TensorInformation {
+	const { dtype, shape, data_offsets: offsets, ...rest } = entry;
+	const surplus = Object.keys(rest)[0];
+	if (surplus !== undefined) bad(`tensor ${name} has an unknown field ${surplus}.`);
+	if (!isDtypeTag(dtype)) return bad(`tensor ${name} has an unknown dtype ${JSON.stringify(dtype)}.`);
+	if (!Array.isArray(shape) || shape.length > LARGEST_RANK || !shape.every(isSize)) {
+		return bad(`tensor ${name} has an impossible shape ${JSON.stringify(shape)}.`);
+	}
+	if (!isRange(offsets)) {
+		return bad(`tensor ${name} has impossible data_offsets ${JSON.stringify(offsets)}.`);
+	}
+	const [begin, end] = offsets;
+	const bytes = tensorBytes(dtype, shape);
+	if (bytes === null) bad(`tensor ${name} of shape [${shape}] ${dtype} has no possible size.`);
+	if (end - begin !== bytes) {
+		bad(`tensor ${name} of shape [${shape}] ${dtype} needs ${bytes} bytes, its data_offsets span ${end - begin}.`);
+	}
+	if (dataStart + end > fileSize) {
+		bad(`tensor ${name} ends at byte ${dataStart + end} of a file of ${fileSize} (truncated?).`);
+	}
+	return { dtype, shape, bytes: end - begin, position: dataStart + begin };
+}
+
+function isRange(value: unknown): value is [number, number] {
+	return Array.isArray(value) && value.length === 2 && value.every(isSize) && value[0]! <= value[1]!;
+}
+
+function isSize(value: unknown): value is number {
+	return Number.isSafeInteger(value) && (value as number) >= 0;
+}
+
+/** The ranges must cover the data section exactly: no gap, no overlap, nothing after the last. */
+function checkTiling(
+	tensors: ReadonlyMap<string, TensorInformation>,
+	dataStart: number,
+	fileSize: number,
+	bad: Refuse,
+): void {
+	const ranges = [...tensors].sort(([, a], [, b]) => a.position - b.position || a.bytes - b.bytes);
+	let end = dataStart;
+	let previous = "the header";
+	for (const [name, { position, bytes }] of ranges) {
+		if (position < end) bad(`tensor ${name} overlaps ${previous}.`);
+		if (position > end) bad(`there is a gap of ${position - end} bytes between ${previous} and tensor ${name}.`);
+		end = position + bytes;
+		previous = `tensor ${name}`;
+	}
+	if (end !== fileSize) bad(`${fileSize - end} bytes follow ${previous}, the last of its data.`);
+}
+
+/** A tensor to write. `data` is called when its turn comes: its values, or the pieces they are made of. */
+export interface TensorEntry {
+	readonly name: string;
+	readonly dtype: DtypeTag;
+	readonly shape: readonly number[];
+	readonly data: () => ArrayBufferView | Iterable<ArrayBufferView>;
+}
+
+/** Entries in the order of their data: larger elements first, then by name, so that every tensor is aligned. */
+export function safetensorsOrder<T extends Pick<TensorEntry, "name" | "dtype">>(entries: readonly T[]): T[] {
+	return [...entries].sort(
+		(a, b) => dtypes[b.dtype].bits - dtypes[a.dtype].bits || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0),
+	);
+}
+
+/**
+ * Writes a file of these tensors, atomically and durably; one tensor (or one piece of it) is in memory at a time.
+ * Returns its size in bytes.
+ */
+export function writeSafetensors(
+	path: string,
+	entries: readonly TensorEntry[],
+	metadata: Readonly<Record<string, string>> = { format: "pt" },
+): number {
+	return writeFileAtomically(path, (file) => {
+		streamSafetensors(file, entries, metadata);
+		return file.position;
+	});
+}
+
+/** Hears what is written, in order. */
+export interface SafetensorsObserver {
+	readonly header?: (bytes: Uint8Array) => void;
+	readonly piece?: (name: string, bytes: Uint8Array) => void;
+}
+
+/** Writes header and data of a safetensors file to a file just created. */
+export function streamSafetensors(
+	file: Pick<OutputFile, "path" | "write">,
+	entries: readonly TensorEntry[],
+	metadata: Readonly<Record<string, string>>,
+	observer: SafetensorsObserver = {},
+): void {
+	const ordered = safetensorsOrder(entries);
+	const header = safetensorsHeader(file.path, ordered, metadata);
+	observer.header?.(header);
+	file.write(header);
+	for (const { name, dtype, shape, data } of ordered) {
+		let written = 0;
+		const values = data();
+		for (const piece of ArrayBuffer.isView(values) ? [values] : values) {
+			const bytes = bytesOf(piece);
+			file.write(bytes);
+			observer.piece?.(name, bytes);
+			written += bytes.byteLength;
+		}
+		const bytes = tensorBytes(dtype, shape);
+		if (written !== bytes) throw new RangeError(`${name} of shape [${shape}] got ${written} bytes, not ${bytes}.`);
+	}
+}
+
+function safetensorsHeader(
+	path: string,
+	ordered: readonly TensorEntry[],
+	metadata: Readonly<Record<string, string>>,
+): Uint8Array {
+	const header = new Map<string, unknown>();
+	if (Object.keys(metadata).length > 0) header.set("__metadata__", metadata);
+	let offset = 0;
+	for (const { name, dtype, shape } of ordered) {
+		const bytes = tensorBytes(dtype, shape);
+		if (bytes === null) throw new RangeError(`${name} of shape [${shape}] ${dtype} has no possible size.`);
+		if (header.has(name)) throw new UserError(`Tensor ${name} would be written twice to ${path}.`);
+		header.set(name, { dtype, shape, data_offsets: [offset, offset + bytes] });
+		offset += bytes;
+	}
+	// Object.fromEntries would sort names that look like integers to the front.
+	const json = [...header].map(([name, value]) => `${JSON.stringify(name)}:${JSON.stringify(value)}`).join(",");
+	const text = new TextEncoder().encode(`{${json}}`);
+	const length = Math.ceil((8 + text.length) / 8) * 8 - 8;
+	const bytes = new Uint8Array(8 + length).fill(0x20);
+	new DataView(bytes.buffer).setBigUint64(0, BigInt(length), true);
+	bytes.set(text, 8);
+	return bytes;
+}

@@ -1,0 +1,128 @@
+/**
+ * Megatron's common state (checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups as plain
+ * data, and back. Classes of Python are dropped on the way back: nothing unknown is ever written.
+ */
+import { dtypes, isDtypeTag } from "../dtype.ts";
+import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { Json } from "../native/manifest.ts";
+import { Global, PythonObject, TorchDtype, Tuple } from "../pickle/values.ts";
+import { PythonFloat } from "../pickle/writer.ts";
+
+/** More nodes or levels than any real state has: shared references could make a small pickle huge. */
+const LARGEST_STATE = 2_000_000;
+const DEEPEST_STATE = 64;
+
+export type JsonObject = { readonly [key: string]: Json };
+
+/** Plain data of a Python value: tuples are lists, dtypes their names, objects of a class `{"__class__": …}`. */
+export function jsonOf(value: unknown): Json {
+	let nodes = 0;
+	const visit = (entry: unknown, depth: number): Json => {
+		if (++nodes > LARGEST_STATE || depth > DEEPEST_STATE) throw new RangeError("A state is too large or too deep.");
+		if (entry === null || typeof entry === "boolean" || typeof entry === "string") return entry;
+		if (typeof entry === "number") return Number.isFinite(entry) ? entry : { __float__: String(entry) };
+		if (typeof entry === "bigint") return entry.toString();
+		if (entry instanceof TorchDtype) return `torch.${dtypes[entry.tag].torch}`;
+		if (entry instanceof Tuple) return entry.items.map((item) => visit(item, depth + 1));
+		if (Array.isArray(entry)) return entry.map((item) => visit(item, depth + 1));
+		if (entry instanceof Set) return [...entry].map((item) => visit(item, depth + 1));
+		if (entry instanceof Map) return object(entry, depth);
+		if (entry instanceof PythonObject) {
+			if (/^(argparse|types)\./.test(String(entry.type)) && entry.state instanceof Map)
+				return object(entry.state, depth);
+			return { __class__: String(entry.type), args: entry.args.map((item) => visit(item, depth + 1)) };
+		}
+		return { __class__: (entry as object).constructor?.name ?? "unknown" };
+	};
+	const object = (entries: ReadonlyMap<unknown, unknown>, depth: number): Json =>
+		Object.fromEntries(
+			[...entries].map(([key, item]) => [
+				typeof key === "string" || typeof key === "number" ? String(key) : JSON.stringify(visit(key, depth + 1)),
+				visit(item, depth + 1),
+			]),
+		);
+	return visit(value, 0);
+}
+
+/** The Python value of plain data; what stood for a class becomes undefined and its key is left out. */
+export function pythonOf(value: Json): unknown {
+	if (typeof value === "string") {
+		const tag = Object.entries(dtypes).find(([, { torch }]) => value === `torch.${torch}`)?.[0];
+		return isDtypeTag(tag) ? new TorchDtype(tag) : value;
+	}
+	if (Array.isArray(value)) {
+		const items = value.map(pythonOf);
+		return items.includes(undefined) ? undefined : items;
+	}
+	if (typeof value !== "object" || value === null) return value;
+	const entries = value as JsonObject;
+	if (typeof entries.__float__ === "string") return new PythonFloat(Number(entries.__float__));
+	if (entries.__class__ !== undefined) return undefined;
+	return pythonMap(entries);
+}
+
+export function pythonMap(entries: JsonObject): Map<string, unknown> {
+	return new Map(
+		Object.entries(entries)
+			.map(([key, entry]) => [key, pythonOf(entry)] as const)
+			.filter(([, entry]) => entry !== undefined),
+	);
+}
+
+/** argparse's Namespace with these attributes. */
+export function namespace(attributes: JsonObject): PythonObject {
+	const object = new PythonObject(new Global("argparse", "Namespace"), []);
+	object.state = pythonMap(attributes);
+	return object;
+}
+
+export function isJsonObject(value: Json | undefined): value is JsonObject {
+	return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** The language model's configuration from Megatron's arguments; null if they name no hybrid model. */
+export function configurationFromArguments(args: JsonObject): LanguageModelConfiguration | null {
+	const pattern = args.hybrid_layer_pattern ?? args.hybrid_override_pattern;
+	if (typeof pattern !== "string") return null;
+	const number = (name: string, missing: number): number => {
+		const value = args[name];
+		return typeof value === "number" ? value : missing;
+	};
+	const main = pattern.split("/")[0]!.replaceAll("|", "");
+	const hidden = number("hidden_size", 0);
+	const heads = number("num_attention_heads", 1);
+	const mambaHeadDim = number("mamba_head_dim", 64);
+	const ffn = number("ffn_hidden_size", 4 * hidden);
+	return {
+		hybridLayerPattern: main,
+		numLayers: main.replace(/[[\]]/g, "").length,
+		hiddenSize: hidden,
+		ffnHiddenSize: ffn,
+		numAttentionHeads: heads,
+		numQueryGroups: args.group_query_attention === true ? number("num_query_groups", heads) : heads,
+		kvChannels: number("kv_channels", hidden / heads),
+		squaredRelu: args.squared_relu === true,
+		normEpsilon: number("layernorm_epsilon", number("norm_epsilon", 1e-5)),
+		initMethodStd: number("init_method_std", 0.02),
+		vocabSize: number("vocab_size", number("padded_vocab_size", 0)),
+		maxPositionEmbeddings: number("max_position_embeddings", 0),
+		untieEmbeddingsAndOutputWeights: args.untie_embeddings_and_output_weights === true,
+		hiddenDropout: number("hidden_dropout", 0),
+		attentionDropout: number("attention_dropout", 0),
+		mambaNumHeads: number("mamba_num_heads", (2 * hidden) / mambaHeadDim),
+		mambaHeadDim,
+		mambaNumGroups: number("mamba_num_groups", 8),
+		mambaStateDim: number("mamba_state_dim", 128),
+		mambaConvKernelDim: 4,
+		mambaChunkSize: 128,
+		numExperts: number("num_experts", 0),
+		moeRouterTopk: number("moe_router_topk", 2),
+		moeFfnHiddenSize: number("moe_ffn_hidden_size", ffn),
+		moeSharedExpertIntermediateSize: number("moe_shared_expert_intermediate_size", 0),
+		moeRouterScoreFunction: args.moe_router_score_function === "sigmoid" ? "sigmoid" : "softmax",
+		moeRouterEnableExpertBias: args.moe_router_enable_expert_bias === true,
+		moeRouterTopkScalingFactor: number("moe_router_topk_scaling_factor", 1),
+		moeRouterNumGroups: number("moe_router_num_groups", 1),
+		moeRouterGroupTopk: number("moe_router_group_topk", 1),
+	};
+}

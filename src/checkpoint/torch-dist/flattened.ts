@@ -1,0 +1,63 @@
+/**
+ * Optimizer tensors as Megatron 0.12 to 0.15 stored them (checkpoint.md §1.8): the leading axes count the cells of a
+ * regular grid over the tensor, the last one runs over a cell's elements in order. Read as the tensors they are parts of.
+ */
+import { UserError } from "../../native/errors.ts";
+import { elementCount } from "../dtype.ts";
+import { type Copy, MappedStore, type MappedTensor } from "../mapping.ts";
+import type { TensorStore } from "../store.ts";
+
+/** The store with whole tensors instead of flattened ones; `shapes` are those of the whole. */
+export function unflatten(store: TensorStore, shapes: ReadonlyMap<string, readonly number[]>): TensorStore {
+	if (shapes.size === 0) return store;
+	return new MappedStore(
+		store,
+		[...store.tensors].map(([name, { dtype, shape }]): MappedTensor => {
+			const whole = shapes.get(name);
+			if (whole) return { name, dtype, shape: whole, copies: cellCopies(store.path, name, shape, whole) };
+			const length = elementCount(shape)!;
+			const runs = { offset: 0, stride: length };
+			return { name, dtype, shape, copies: [{ source: name, from: runs, to: runs, count: 1, length }] };
+		}),
+	);
+}
+
+function cellCopies(path: string, name: string, stored: readonly number[], whole: readonly number[]): Copy[] {
+	const grid = stored.slice(0, -1);
+	const cell = whole.map((size, axis) => size / grid[axis]!);
+	const elements = elementCount(cell);
+	if (grid.length !== whole.length || !cell.every(Number.isInteger) || elements !== stored.at(-1)) {
+		throw new UserError(`${path}: ${name} of shape [${stored}] is no flattened tensor of shape [${whole}].`);
+	}
+	const strides = whole.map((_, axis) => elementCount(whole.slice(axis + 1))!);
+	const last = cell.length - 1;
+	const length = cell[last]!;
+	const copies: Copy[] = [];
+	for (const at of indices(grid)) {
+		const origin = at.reduce((sum, index, axis) => sum + index * cell[axis]! * strides[axis]!, 0);
+		const from = at.reduce((sum, index, axis) => sum * grid[axis]! + index, 0) * elements;
+		// Rows of the cell: the second-last axis strides evenly, the others are enumerated.
+		const rows = last > 0 ? cell[last - 1]! : 1;
+		[...indices(cell.slice(0, Math.max(0, last - 1)))].forEach((inner, block) => {
+			const offset = inner.reduce((sum, index, axis) => sum + index * strides[axis]!, origin);
+			copies.push({
+				source: name,
+				from: { offset: from + block * rows * length, stride: length },
+				to: { offset, stride: last > 0 ? strides[last - 1]! : length },
+				count: rows,
+				length,
+			});
+		});
+	}
+	return copies;
+}
+
+/** All index tuples below `sizes`, the last index fastest. */
+function* indices(sizes: readonly number[]): Generator<readonly number[]> {
+	const [first, ...rest] = sizes;
+	if (first === undefined) {
+		yield [];
+		return;
+	}
+	for (let i = 0; i < first; i++) for (const tail of indices(rest)) yield [i, ...tail];
+}

@@ -1,0 +1,284 @@
+/**
+ * Keys of torch_dist checkpoints ↔ logical names (checkpoint.md §3). On disk in_proj and conv1d are cut into parts,
+ * experts and a vision tower's layers are stacked, and wrappers add `module.` segments; logical names have none of that.
+ */
+import { UserError } from "../../native/errors.ts";
+import { elementCount } from "../dtype.ts";
+import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
+
+type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
+
+/** How a checkpoint spells what logical names leave out. A native manifest remembers it. */
+export interface KeyStyle {
+	/** Keys of a language model alone have no `language_model.` in front. */
+	readonly plain: boolean;
+	/** `module.` segments after a root ("language_model.", "modality_submodules.x."). */
+	readonly wrappers: Readonly<Record<string, string>>;
+}
+
+/** Tensors of an optimizer that go by parameter: state, then the parameter's key. */
+const optimizerKey = /^(?:mimo\.[^.]+\.)?optimizer\.state\.(param|fp32_param|exp_avg|exp_avg_sq)\.(.+)$/;
+/** Flat buffers of Megatron's distributed optimizer; see optimizer-buffers.ts. */
+export const bufferKey =
+	/^(?:mimo\.([^.]+)\.)?(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_\((.*)\)\.bucket_idx_(\d+)\.(param|exp_avg|exp_avg_sq)$/;
+
+/** Parts of a tensor in the order of its rows. */
+const parts: readonly (readonly [RegExp, string, readonly string[]])[] = [
+	[/mixer\.in_proj\.weight\.(z|x|B|C|dt)$/, "mixer.in_proj.weight", ["z", "x", "B", "C", "dt"]],
+	[/mixer\.conv1d\.weight\.(x|B|C)$/, "mixer.conv1d_weight", ["x", "B", "C"]],
+	[/mixer\.conv1d\.bias\.(x|B|C)$/, "mixer.conv1d_bias", ["x", "B", "C"]],
+	[/linear_fc1\.weight_(w|v)$/, "linear_fc1.weight", ["w", "v"]],
+];
+
+const towerRoot = "modality_submodules.radio_encoder.";
+/** Other trees that hold the same modules. */
+const aliases: readonly (readonly [RegExp, string])[] = [
+	[/^(?:(?:model|module)\.)+/, ""],
+	[/^llava_model\./, ""],
+	[/^vision_model\./, `${towerRoot}encoders.radio_encoder.radio_model.`],
+	[/^vision_projection\./, `${towerRoot}input_projections.0.`],
+];
+
+export interface ReadKeys {
+	readonly correspondence: Correspondence;
+	readonly style: KeyStyle;
+	/** Flat optimizer buffers, which need the model to be understood. */
+	readonly buffers: readonly string[];
+}
+
+/** Logical names for the tensors of a checkpoint. */
+export function readKeys(stored: Shapes, path: string): ReadKeys {
+	const builder = new CorrespondenceBuilder();
+	const groups = new Groups(builder);
+	const wrappers: Record<string, string> = {};
+	const buffers: string[] = [];
+	let plain = false;
+	for (const [key, { shape }] of stored) {
+		if (bufferKey.test(key)) {
+			buffers.push(key);
+			continue;
+		}
+		const optimizer = optimizerKey.exec(key);
+		const state = optimizer ? `optimizer.state.${optimizer[1] === "fp32_param" ? "param" : optimizer[1]}.` : "";
+		let name = optimizer ? optimizer[2]! : key;
+		for (const [pattern, replacement] of aliases) name = name.replace(pattern, replacement);
+		const root = /^(language_model\.|modality_submodules\.[^.]+\.)((?:module\.)*)/.exec(name);
+		if (root) {
+			name = root[1]! + name.slice(root[0].length);
+			wrappers[root[1]!] = root[2]!;
+		} else {
+			plain = true;
+			name = `language_model.${name}`;
+		}
+		builder.foreign.set(key, shape);
+		unstack(builder, groups, path, key, state + name, shape, 0);
+	}
+	groups.close(path);
+	return { correspondence: builder, style: { plain, wrappers }, buffers };
+}
+
+/** Takes the stacked axes of a tensor apart, then links what is left. */
+function unstack(
+	builder: CorrespondenceBuilder,
+	groups: Groups,
+	path: string,
+	foreign: string,
+	name: string,
+	shape: readonly number[],
+	offset: number,
+): void {
+	const each = (names: (index: number) => string) => {
+		const inner = shape.slice(1);
+		const elements = elementCount(inner)!;
+		for (let i = 0; i < (shape[0] ?? 0); i++) {
+			unstack(builder, groups, path, foreign, names(i), inner, offset + i * elements);
+		}
+	};
+	const layers = /^(.*\bdecoder\.layers\.)(?!\d)(.*)$/.exec(name);
+	if (layers) {
+		each((i) => `${layers[1]}${i}.${layers[2]}`);
+		return;
+	}
+	const experts = /^(.*\bmlp\.experts\.)experts\.(linear_fc[12])\.(weight|bias)$/.exec(name);
+	if (experts) {
+		each((i) => `${experts[1]}${experts[2]}.${experts[3]}${i}`);
+		return;
+	}
+	// Upstream's per-expert form; gated halves come as weight_w and weight_v.
+	const single = /^(.*\bmlp\.experts\.)experts\.(\d+)\.(linear_fc[12])\.(weight|bias)(_[wv])?$/.exec(name);
+	const logical = single ? `${single[1]}${single[3]}.${single[4]}${single[5] ?? ""}#${single[2]}` : name;
+	for (const [pattern, whole, order] of parts) {
+		const part = pattern.exec(logical.replace(/#\d+$/, ""));
+		if (!part) continue;
+		const suffix = /#(\d+)$/.exec(logical)?.[1] ?? "";
+		const target = logical.replace(/#\d+$/, "").replace(pattern, whole) + suffix;
+		groups.add(target, part[1]!, order, foreign, shape, offset);
+		return;
+	}
+	const target = logical.replace("#", "");
+	if (builder.logical.has(target)) {
+		throw new UserError(`${path}: ${foreign} and another tensor are both ${target}.`);
+	}
+	builder.logical.set(target, shape);
+	const length = elementCount(shape)!;
+	builder.link({ logical: target, foreign, foreignRuns: { offset, stride: length }, count: 1, length });
+}
+
+/** Tensors that are made of parts, collected until all of them are known. */
+class Groups {
+	readonly #groups = new Map<
+		string,
+		{ order: readonly string[]; found: Map<string, { foreign: string; shape: readonly number[]; offset: number }> }
+	>();
+
+	constructor(readonly builder: CorrespondenceBuilder) {}
+
+	add(
+		target: string,
+		part: string,
+		order: readonly string[],
+		foreign: string,
+		shape: readonly number[],
+		offset: number,
+	): void {
+		let group = this.#groups.get(target);
+		if (!group) {
+			group = { order, found: new Map() };
+			this.#groups.set(target, group);
+		}
+		group.found.set(part, { foreign, shape, offset });
+	}
+
+	close(path: string): void {
+		for (const [logical, { order, found }] of this.#groups) {
+			const missing = order.filter((part) => !found.has(part));
+			if (missing.length > 0) throw new UserError(`${path}: parts ${missing.join(", ")} of ${logical} are missing.`);
+			const tail = [...found.values()][0]!.shape.slice(1);
+			const width = elementCount(tail)!;
+			let row = 0;
+			for (const part of order) {
+				const { foreign, shape, offset } = found.get(part)!;
+				if (shape.slice(1).join() !== tail.join()) throw new UserError(`${path}: ${foreign} has another width.`);
+				const length = shape[0]! * width;
+				this.builder.link({
+					logical,
+					logicalRuns: { offset: row * width, stride: length },
+					foreign,
+					foreignRuns: { offset, stride: length },
+					count: 1,
+					length,
+				});
+				row += shape[0]!;
+			}
+			if (this.builder.logical.has(logical)) throw new UserError(`${path}: ${logical} is stored twice.`);
+			this.builder.logical.set(logical, [row, ...tail]);
+		}
+	}
+}
+
+/** Module names of MIMO's optimizers. */
+function optimizerModule(root: string): string {
+	return root === "language_model." ? "language" : root.split(".")[1]!;
+}
+
+/** Keys for logical tensors, as current Megatron writes them (optimizer: `fully_reshardable`). */
+export function writeKeys(logical: Shapes, style: KeyStyle, path: string): Correspondence {
+	const builder = new CorrespondenceBuilder();
+	const stacks = new Map<string, { name: string; index: number }[]>();
+	for (const [name, { shape }] of logical) {
+		const optimizer = /^optimizer\.state\.(param|exp_avg|exp_avg_sq)\.(.+)$/.exec(name);
+		const parameter = optimizer ? optimizer[2]! : name;
+		const root = /^(language_model\.|modality_submodules\.[^.]+\.)/.exec(parameter)?.[1];
+		if (!root) throw new UserError(`${path}: tensor ${name} belongs to no module that Megatron knows.`);
+		const inner = parameter.slice(root.length);
+		const prefix = optimizer
+			? `${style.plain ? "" : `mimo.${optimizerModule(root)}.`}optimizer.state.${optimizer[1]}.`
+			: "";
+		const key = prefix + (style.plain ? inner : root + (style.wrappers[root] ?? "module.") + inner);
+		const layer = root === "language_model." ? null : /^(.*\bdecoder\.layers\.)(\d+)\.(.*)$/.exec(key);
+		const expert = /^(.*\bmlp\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)$/.exec(key);
+		builder.logical.set(name, shape);
+		if (layer) pushTo(stacks, layer[1]! + layer[3]!, { name, index: Number(layer[2]) });
+		else if (expert) {
+			pushTo(stacks, `${expert[1]}experts.${expert[2]}.${expert[3]}`, { name, index: Number(expert[4]) });
+		} else if (!cut(builder, logical, name, parameter, key, shape)) builder.same(name, key, shape);
+	}
+	for (const [key, members] of stacks) stack(builder, logical, key, members, path);
+	return builder;
+}
+
+function pushTo<T>(map: Map<string, T[]>, key: string, value: T): void {
+	const list = map.get(key);
+	if (list) list.push(value);
+	else map.set(key, [value]);
+}
+
+/** Cuts in_proj and conv1d into their parts; false for any other tensor. */
+function cut(
+	builder: CorrespondenceBuilder,
+	logical: Shapes,
+	name: string,
+	parameter: string,
+	key: string,
+	shape: readonly number[],
+): boolean {
+	const part = /^(.*mixer\.)(in_proj\.weight|conv1d_weight|conv1d_bias)$/.exec(parameter);
+	if (!part) return false;
+	const inner = logical.get(`${part[1]}norm.weight`)?.shape[0];
+	const heads = logical.get(`${part[1]}A_log`)?.shape[0];
+	if (inner === undefined || heads === undefined) {
+		throw new UserError(`${parameter} cannot be cut without ${part[1]}norm.weight and ${part[1]}A_log.`);
+	}
+	const projection = part[2] === "in_proj.weight";
+	const state = (shape[0]! - (projection ? 2 * inner + heads : inner)) / 2;
+	const sizes: readonly (readonly [string, number])[] = projection
+		? [
+				["z", inner],
+				["x", inner],
+				["B", state],
+				["C", state],
+				["dt", heads],
+			]
+		: [
+				["x", inner],
+				["B", state],
+				["C", state],
+			];
+	if (!Number.isInteger(state) || state < 0) throw new UserError(`${name} has an impossible shape [${shape}].`);
+	const width = elementCount(shape.slice(1))!;
+	let row = 0;
+	for (const [suffix, rows] of sizes) {
+		const foreign = `${key.replace(/conv1d_(weight|bias)$/, "conv1d.$1")}.${suffix}`;
+		builder.foreign.set(foreign, [rows, ...shape.slice(1)]);
+		builder.rows({ logical: name, foreign, width, rows, logicalRow: row });
+		row += rows;
+	}
+	return true;
+}
+
+function stack(
+	builder: CorrespondenceBuilder,
+	logical: Shapes,
+	key: string,
+	members: readonly { name: string; index: number }[],
+	path: string,
+): void {
+	const sorted = [...members].sort((a, b) => a.index - b.index);
+	const shape = logical.get(sorted[0]!.name)!.shape;
+	sorted.forEach(({ name, index }, i) => {
+		if (index !== i) throw new UserError(`${path}: number ${i} of the tensors in ${key} is missing.`);
+		const other = logical.get(name)!.shape;
+		if (other.join() !== shape.join()) throw new UserError(`${path}: ${name} has [${other}], the others [${shape}].`);
+	});
+	const length = elementCount(shape)!;
+	builder.foreign.set(key, [sorted.length, ...shape]);
+	for (const { name, index } of sorted) {
+		builder.link({
+			logical: name,
+			foreign: key,
+			foreignRuns: { offset: index * length, stride: length },
+			count: 1,
+			length,
+		});
+	}
+}

@@ -1,0 +1,144 @@
+/**
+ * The .metadata of a distributed checkpoint (checkpoint.md §1.2): which tensor chunks and byte items exist and where.
+ * Storage is looked up by name and offsets, never by the index hint.
+ */
+import { UserError } from "../../native/errors.ts";
+import { type Box, partitionFault } from "../chunks.ts";
+import { elementCount, tensorBytes } from "../dtype.ts";
+import { requirePlainName } from "../folders.ts";
+import { metadataGlobals } from "../pickle/allowed.ts";
+import { unpickle } from "../pickle/machine.ts";
+import { PythonObject, TorchDtype, Tuple } from "../pickle/values.ts";
+import type { TensorType } from "../store.ts";
+
+/** One torch.save archive inside a .distcp file. */
+export interface StoredItem {
+	readonly file: string;
+	readonly position: number;
+	readonly length: number;
+}
+
+export interface StoredChunk extends Box, StoredItem {}
+
+export interface StoredTensor extends TensorType {
+	readonly chunks: readonly StoredChunk[];
+}
+
+export interface Catalog {
+	readonly tensors: ReadonlyMap<string, StoredTensor>;
+	/** Byte items by name ("key/shard_0_1"). */
+	readonly objects: ReadonlyMap<string, StoredItem>;
+	/** Whole shapes of tensors that are stored as flattened parts (§1.8); empty in current checkpoints. */
+	readonly flattened: ReadonlyMap<string, readonly number[]>;
+}
+
+const LARGEST_RANK = 32;
+
+/** Reads and checks an index; `path` is for errors. */
+export function parseMetadata(bytes: Uint8Array, path: string): Catalog {
+	const bad: Refuse = (sentence) => {
+		throw new UserError(`${path} is no valid checkpoint index: ${sentence}.`);
+	};
+	const root = unpickle(bytes, path, { allowed: metadataGlobals });
+	if (!(root instanceof PythonObject) || !/Metadata$/.test(root.type.name)) return bad("it holds no Metadata");
+	const described = root.attribute("state_dict_metadata");
+	const stored = root.attribute("storage_data");
+	if (!(described instanceof Map) || !(stored instanceof Map)) return bad("it has no tensors or no storage");
+
+	const items = storageItems(stored, bad);
+	const tensors = new Map<string, StoredTensor>();
+	const objects = new Map<string, StoredItem>();
+	for (const [name, entry] of described) {
+		if (typeof name !== "string" || !(entry instanceof PythonObject)) return bad("an entry has no name");
+		if (entry.type.name === "BytesStorageMetadata") {
+			objects.set(name, items.get(itemKey(name)) ?? bad(`object ${name} is stored nowhere`));
+		} else if (entry.type.name === "TensorStorageMetadata") {
+			tensors.set(name, tensorOf(name, entry, items, bad));
+		} else bad(`entry ${name} is a ${entry.type}`);
+	}
+	return { tensors, objects, flattened: flattenedShapes(root, bad) };
+}
+
+type Refuse = (sentence: string) => never;
+
+/** Megatron 0.12–0.15 cut optimizer tensors out of flattened parameters (§1.8). */
+function flattenedShapes(root: PythonObject, bad: Refuse): ReadonlyMap<string, readonly number[]> {
+	const data = root.attribute("mcore_data");
+	const shapes = new Map<string, readonly number[]>();
+	for (const [name, entry] of data instanceof Map ? data : []) {
+		const shape = entry instanceof Map ? entry.get("nd_reformulated_orig_global_shape") : undefined;
+		if (typeof name === "string" && shape !== undefined && shape !== null) shapes.set(name, sizesOf(shape, name, bad));
+	}
+	return shapes;
+}
+
+function itemKey(name: string, offsets?: readonly number[]): string {
+	return offsets ? `${name}\0${offsets.join(",")}` : name;
+}
+
+function storageItems(stored: Map<unknown, unknown>, bad: Refuse): Map<string, StoredItem> {
+	const items = new Map<string, StoredItem>();
+	for (const [index, information] of stored) {
+		if (!(index instanceof PythonObject) || !(information instanceof PythonObject)) return bad("storage has no index");
+		const name = index.attribute("fqn");
+		if (typeof name !== "string") return bad("storage has no name");
+		const offset = index.attribute("offset");
+		const offsets = offset === undefined || offset === null ? undefined : sizesOf(offset, name, bad);
+		const file = information.attribute("relative_path");
+		const position = information.attribute("offset");
+		const length = information.attribute("length");
+		if (typeof file !== "string") return bad(`${name} has no file`);
+		if (!isSize(position) || !isSize(length) || !Number.isSafeInteger(position + length)) {
+			return bad(`${name} lies at an impossible place in ${file}`);
+		}
+		const transforms = information.attribute("transform_descriptors");
+		if (Array.isArray(transforms) && transforms.length > 0) {
+			bad(`${name} is stored with ${JSON.stringify(transforms)}, and no such transformation is supported`);
+		}
+		const key = itemKey(name, offsets);
+		if (items.has(key)) bad(`${name} is stored twice${offsets ? ` at [${offsets}]` : ""}`);
+		items.set(key, { file: requirePlainName(file, name), position, length });
+	}
+	return items;
+}
+
+function tensorOf(
+	name: string,
+	entry: PythonObject,
+	items: ReadonlyMap<string, StoredItem>,
+	bad: Refuse,
+): StoredTensor {
+	const shape = sizesOf(entry.attribute("size"), name, bad);
+	const properties = entry.attribute("properties");
+	const state = properties instanceof PythonObject ? properties.state : undefined;
+	const dtype = state instanceof Tuple ? state.items[0] : undefined;
+	if (!(dtype instanceof TorchDtype)) return bad(`tensor ${name} has no dtype`);
+	if (state instanceof Tuple && state.items[1] !== "torch.strided") bad(`tensor ${name} is not strided`);
+	const chunks = entry.attribute("chunks");
+	if (!Array.isArray(chunks)) return bad(`tensor ${name} has no chunks`);
+	const stored = chunks.map((chunk): StoredChunk => {
+		if (!(chunk instanceof PythonObject)) return bad(`tensor ${name} has an impossible chunk`);
+		const offsets = sizesOf(chunk.attribute("offsets"), name, bad);
+		const sizes = sizesOf(chunk.attribute("sizes"), name, bad);
+		const item = items.get(itemKey(name, offsets)) ?? bad(`tensor ${name} has no storage at [${offsets}]`);
+		return { offsets, sizes, ...item };
+	});
+	if (elementCount(shape) === null || tensorBytes(dtype.tag, shape) === null) {
+		bad(`tensor ${name} of shape [${shape}] has no possible size`);
+	}
+	const fault = partitionFault(shape, stored);
+	if (fault) bad(`tensor ${name} ${fault}`);
+	return { dtype: dtype.tag, shape, chunks: stored };
+}
+
+function isSize(value: unknown): value is number {
+	return Number.isSafeInteger(value) && (value as number) >= 0;
+}
+
+function sizesOf(value: unknown, name: string, bad: Refuse): readonly number[] {
+	const items = value instanceof Tuple ? value.items : value;
+	if (!Array.isArray(items) || items.length > LARGEST_RANK || !items.every(isSize)) {
+		return bad(`${name} has an impossible size or offset`);
+	}
+	return items;
+}

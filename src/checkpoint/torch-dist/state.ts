@@ -1,0 +1,55 @@
+/** The common state and the optimizer groups of a torch_dist checkpoint as plain data (checkpoint.md §1.7, §3.6). */
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import type { Json } from "../native/manifest.ts";
+import { openTorchFile } from "../pickle/archive.ts";
+import { isJsonObject, type JsonObject, jsonOf } from "./common.ts";
+import type { TorchDistFolder } from "./folder.ts";
+
+const commonItem = "common_state/shard_0_1";
+
+/** common.pt if it is there, as upstream prefers, else the byte item; {} without either. */
+export function readCommon(folder: TorchDistFolder, inert: readonly string[]): JsonObject {
+	const path = join(folder.path, "common.pt");
+	let state: Json = {};
+	if (existsSync(path)) {
+		using file = openTorchFile(path, { inert });
+		state = jsonOf(file.value);
+	} else if (folder.objects.has(commonItem)) state = jsonOf(folder.readObject(commonItem, { inert }));
+	if (!isJsonObject(state)) throw new UserError(`The common state of ${folder.path} is no dictionary.`);
+	return state;
+}
+
+/** Groups of every module's optimizers, a list a chained one, without their parameters. */
+export function readParameterGroups(
+	folder: TorchDistFolder,
+	common: JsonObject,
+	inert: readonly string[],
+): Record<string, JsonObject[][]> {
+	const groups: Record<string, JsonObject[][]> = {};
+	const add = (module: string, chain: number, value: Json | undefined) => {
+		if (!Array.isArray(value)) return;
+		groups[module] ??= [];
+		groups[module][chain] = value.filter(isJsonObject).map(({ params: _, ...group }) => group);
+	};
+	for (const name of folder.objects.keys()) {
+		const item = /^mimo\.([^.]+)\.optimizer\.mimo\.[^.]+?(?:\.(\d+))?\.param_groups\/shard_0_1$/.exec(name);
+		if (item) add(item[1]!, Number(item[2] ?? 0), jsonOf(folder.readObject(name, { inert })));
+		const buffers = /^(?:mimo\.([^.]+)\.)?(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer\//.exec(
+			name,
+		);
+		if (buffers) {
+			const state = jsonOf(folder.readObject(name, { inert }));
+			if (isJsonObject(state)) add(buffers[1] ?? "language", Number(buffers[2] ?? 0), state.param_groups);
+		}
+	}
+	const plain = common.optimizer;
+	if (isJsonObject(plain)) {
+		const chains = isJsonObject(plain.optimizer) ? [plain] : Object.values(plain);
+		chains.forEach((chain, index) => {
+			if (isJsonObject(chain) && isJsonObject(chain.optimizer)) add("language", index, chain.optimizer.param_groups);
+		});
+	}
+	return groups;
+}

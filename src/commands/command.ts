@@ -1,0 +1,53 @@
+/** What the commands share: strict flags for commands that declare theirs, and how an error ends the program. */
+import { type ArgsDef, type CommandDef, renderUsage } from "citty";
+import { nearestName } from "../config/names.ts";
+import { Status } from "../native/abi.ts";
+import { NativeError, UserError } from "../native/errors.ts";
+
+/** Exit codes: 1 a mistake in the input, 2 a command that was not understood, 70 a bug, 75 a rank ended by another one. */
+export const exitCodes = { failure: 1, usage: 2, unexpected: 70, endedByAnother: 75 } as const;
+
+/** citty ignores flags it does not know: refuses them, with the nearest known one. */
+export function checkFlags(args: readonly string[], known: ArgsDef): void {
+	const names = Object.keys(known);
+	for (const argument of args) {
+		if (!argument.startsWith("-") || argument === "-") continue;
+		const name = argument.replace(/^--?/, "").split("=")[0]!;
+		const positive = name.startsWith("no-") ? name.slice(3) : name;
+		if (names.includes(name) || known[positive]?.type === "boolean") continue;
+		const nearest = nearestName(name, [...names, "help"]);
+		throw new UserError(`${argument}: there is no such flag; the nearest is --${nearest}.`, exitCodes.usage);
+	}
+}
+
+/** citty's usage text, without colours where the output is no terminal. */
+// biome-ignore lint/suspicious/noExplicitAny: citty's own type of a command with any arguments.
+export async function usage(command: CommandDef<any>, parent?: CommandDef<any>): Promise<string> {
+	const text = await renderUsage(command, parent);
+	return process.stdout.isTTY ? text : Bun.stripANSI(text);
+}
+
+/** Statuses whose sentence tells the user what happened; any other is a bug of this program. */
+const explained: readonly number[] = [Status.unsupported, Status.device, Status.peer];
+
+/** What to print on standard error, and the exit code. */
+export function describeError(error: unknown): { readonly sentence: string; readonly exitCode: number } {
+	if (error instanceof UserError) return { sentence: error.message, exitCode: error.exitCode };
+	if (error instanceof Error && error.name === "CLIError") {
+		return { sentence: `${Bun.stripANSI(error.message)}.`, exitCode: exitCodes.usage };
+	}
+	if (error instanceof NativeError) {
+		if (error.status === Status.outOfMemory) {
+			return { sentence: `Out of memory: ${error.message}`, exitCode: exitCodes.failure };
+		}
+		if (explained.includes(error.status)) return { sentence: error.message, exitCode: exitCodes.failure };
+	}
+	if (error instanceof RangeError && /out of memory|allocat/i.test(error.message)) {
+		return { sentence: `Out of memory: ${error.message}.`, exitCode: exitCodes.failure };
+	}
+	const message = error instanceof Error ? error.message : String(error);
+	return {
+		sentence: `Unexpected error: ${message.replace(/\.$/, "")}. MIMO_DEBUG=1 shows where.`,
+		exitCode: exitCodes.unexpected,
+	};
+}

@@ -1,0 +1,259 @@
+/**
+ * `mimo convert-ckpt --from F --to F SOURCE TARGET` converts a checkpoint; `mimo convert-ckpt inspect PATH` lists one.
+ * Formats: hf (a Hugging Face folder), native, torch_dist (Megatron).
+ */
+import { defineCommand } from "citty";
+import { type ConversionOptions, openSource, planConversion } from "../checkpoint/conversion/convert.ts";
+import { formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
+import { formatPlanLine, planLines, requireEqual } from "../checkpoint/conversion/listing.ts";
+import { formats, requireFormat, type SourceOptions } from "../checkpoint/conversion/source.ts";
+import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
+import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
+import type { NativeLayout } from "../checkpoint/native/manifest.ts";
+import { UserError } from "../native/errors.ts";
+import { warn } from "../observe/messages.ts";
+import { duration, Terminal } from "../observe/progress.ts";
+import { exitCodes } from "./command.ts";
+import { programVersion } from "./version.ts";
+
+const args = {
+	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: what it looks like.` },
+	to: { type: "string", description: `Format of TARGET: ${formats.join(", ")}.` },
+	"dry-run": { type: "boolean", description: "Print the plan, every tensor's source, shape and dtype; write nothing." },
+	verify: { type: "boolean", description: "Read both sides again and compare every value." },
+	force: { type: "boolean", description: "Replace a target that is not empty." },
+	optimizer: {
+		type: "boolean",
+		default: true,
+		description: "Convert optimizer state too, where both formats have it.",
+	},
+	dtype: { type: "string", description: "Float type of the written weights (F32, BF16, F16); unset: as stored." },
+	"hf-names": { type: "string", description: "Spelling of a Hugging Face target: published or transformers." },
+	"hf-reference": { type: "string", description: "Folder whose config.json, tokenizer and code TARGET gets." },
+	experts: {
+		type: "string",
+		default: "indexed",
+		description: "Native target: experts indexed, or grouped in a tensor.",
+	},
+	"layer-names": {
+		type: "string",
+		default: "physical",
+		description: "Native target: layers counted physical, or logical (a bracket group is one).",
+	},
+	"hybrid-layer-pattern": {
+		type: "string",
+		description: "Layer pattern with its groups, where SOURCE does not say it.",
+	},
+	"glu-interleave-size": {
+		type: "string",
+		description: "Native target: rows of a block of interleaved gated weights.",
+	},
+	"padded-vocab-size": { type: "string", description: "Rows of embedding and output layer; unset: as stored." },
+	"max-shard-size": { type: "string", default: "5GB", description: "Largest file of the target, such as 500MB." },
+	"megatron-wrappers": { type: "string", description: "torch_dist target: how many module. segments keys have." },
+	"vision-num-attention-heads": {
+		type: "string",
+		description: "Heads of the vision tower, where its width does not tell.",
+	},
+	drop: { type: "string", description: "Leave out tensors that match this glob (several: separated by commas)." },
+	"allow-pickle-class": {
+		type: "string",
+		description: "Classes a pickle may name beside the fixed list (module.Class,…).",
+	},
+	"allow-fallback": { type: "boolean", description: "Read an older checkpoint when the newest is damaged." },
+	checksums: { type: "boolean", default: true, description: "inspect: compute the SHA-256 of every tensor." },
+	json: { type: "boolean", description: "Print the plan or the listing as JSON." },
+} as const;
+
+type Arguments = { readonly [name: string]: unknown; readonly _: readonly string[] };
+
+export default defineCommand({
+	meta: {
+		name: "convert-ckpt",
+		description: "Convert a checkpoint: [flags] SOURCE TARGET, or list one: inspect PATH.",
+	},
+	args,
+	run: async ({ args: given }) => {
+		const parsed = given as unknown as Arguments;
+		const [first, second, ...surplus] = parsed._;
+		if (first === "inspect") inspect(requirePath(second, surplus, "convert-ckpt inspect PATH"), parsed);
+		else {
+			const target = requirePath(second, surplus, "convert-ckpt --from F --to F SOURCE TARGET");
+			await convert(first!, target, parsed);
+		}
+	},
+});
+
+function requirePath(path: string | undefined, surplus: readonly string[], form: string): string {
+	if (path === undefined || surplus.length > 0) {
+		throw new UserError(
+			`The command is \`mimo ${form}\`; \`mimo convert-ckpt --help\` lists its flags.`,
+			exitCodes.usage,
+		);
+	}
+	return path;
+}
+
+function inspect(path: string, given: Arguments): void {
+	const progress = new ByteProgress("reading", null);
+	const inspection = inspectCheckpoint(path, {
+		checksums: given.checksums !== false,
+		allowFallback: given["allow-fallback"] === true,
+		onBytes: (bytes) => progress.add(bytes),
+	});
+	progress.done();
+	for (const notice of inspection.notices) warn(notice);
+	if (given.json) console.log(JSON.stringify(inspection, null, 2));
+	else for (const line of formatInspection(inspection)) console.log(line);
+}
+
+async function convert(source: string, target: string, given: Arguments): Promise<void> {
+	const to = choice(given, "to", formats);
+	if (to === null) throw new UserError(`--to is missing; it is one of ${formats.join(", ")}.`, exitCodes.usage);
+	const options: ConversionOptions = {
+		...sourceOptions(given),
+		from: requireFormat(source, choice(given, "from", formats)),
+		to,
+		source,
+		target,
+		force: given.force === true,
+		dtype: dtypeOf(given),
+		names: choice(given, "hf-names", Object.keys(spellings) as SpellingName[]),
+		reference: text(given, "hf-reference"),
+		layout: layoutOf(given),
+		wrapper: wrapperOf(given),
+		paddedVocabularySize: whole(given, "padded-vocab-size"),
+		shardBytes: bytesOf(text(given, "max-shard-size") ?? "5GB"),
+		drop: list(given, "drop"),
+		generator: `mimo ${programVersion()}`,
+	};
+	using planned = planConversion(options);
+	for (const notice of planned.source.notices) warn(notice);
+	if (given["dry-run"]) {
+		const lines = planLines(planned.tensors);
+		if (given.json) console.log(JSON.stringify(lines, null, 2));
+		else for (const line of lines) console.log(formatPlanLine(line));
+		if (!given.json) console.log(`${lines.length} tensors, ${formatBytes(planned.bytes)}; nothing was written.`);
+		return;
+	}
+	const start = performance.now();
+	const progress = new ByteProgress("writing", planned.bytes);
+	const written = await planned.run((bytes) => progress.add(bytes));
+	progress.done();
+	const seconds = (performance.now() - start) / 1000;
+	console.log(
+		`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)} in ${seconds.toFixed(1)} s.`,
+	);
+	if (given.verify) verify(planned, written, options);
+}
+
+function verify(planned: ReturnType<typeof planConversion>, written: string, options: ConversionOptions): void {
+	const progress = new ByteProgress("comparing", planned.bytes);
+	using again = openSource(written, options.to, { ...options, allowFallback: false });
+	const count = requireEqual(planned.weights, again.weights, (bytes) => progress.add(bytes));
+	progress.done();
+	console.log(`Verified: ${count} tensors are equal on both sides.`);
+}
+
+function sourceOptions(given: Arguments): SourceOptions {
+	return {
+		optimizer: given.optimizer !== false,
+		allowFallback: given["allow-fallback"] === true,
+		visionHeads: whole(given, "vision-num-attention-heads"),
+		pattern: text(given, "hybrid-layer-pattern"),
+		inert: list(given, "allow-pickle-class").map((name) => name.replace(/\.([^.]+)$/, " $1")),
+	};
+}
+
+function layoutOf(given: Arguments): NativeLayout {
+	const layerNames = choice(given, "layer-names", ["physical", "logical"] as const) ?? "physical";
+	const block = whole(given, "glu-interleave-size") ?? 0;
+	const pattern = text(given, "hybrid-layer-pattern");
+	if (layerNames === "logical" && pattern === null) {
+		throw new UserError("--layer-names logical needs the groups: --hybrid-layer-pattern.", exitCodes.usage);
+	}
+	return {
+		layerNames,
+		pattern: layerNames === "logical" ? pattern : null,
+		experts: choice(given, "experts", ["indexed", "grouped"] as const) ?? "indexed",
+		glu: { experts: block, sharedExperts: block },
+	};
+}
+
+function wrapperOf(given: Arguments): string | null {
+	const count = whole(given, "megatron-wrappers");
+	return count === null ? null : "module.".repeat(count);
+}
+
+function dtypeOf(given: Arguments): DtypeTag | null {
+	const name = text(given, "dtype")?.toUpperCase() ?? null;
+	if (name === null) return null;
+	if (isDtypeTag(name) && isFloatDtype(name)) return name;
+	throw new UserError(`--dtype ${name} is none of F32, BF16, F16 and F64.`, exitCodes.usage);
+}
+
+function text(given: Arguments, name: string): string | null {
+	const value = given[name];
+	return typeof value === "string" && value !== "" ? value : null;
+}
+
+function list(given: Arguments, name: string): string[] {
+	return (text(given, name) ?? "").split(",").filter((item) => item !== "");
+}
+
+function whole(given: Arguments, name: string): number | null {
+	const value = text(given, name);
+	if (value === null) return null;
+	if (!/^[0-9]{1,12}$/.test(value)) throw new UserError(`--${name} ${value} is no whole number.`, exitCodes.usage);
+	return Number(value);
+}
+
+function choice<const Name extends string>(given: Arguments, name: string, allowed: readonly Name[]): Name | null {
+	const value = text(given, name);
+	if (value === null) return null;
+	const found = allowed.find((one) => one === value);
+	if (!found) throw new UserError(`--${name} ${value} is none of ${allowed.join(", ")}.`, exitCodes.usage);
+	return found;
+}
+
+/** "500MB", "5GB", or a number of bytes. */
+function bytesOf(size: string): number {
+	const match = /^([0-9]{1,12})\s*(B|kB|KB|MB|GB|TB)?$/.exec(size);
+	if (!match) throw new UserError(`--max-shard-size ${size} is no size; write 500MB or 5GB.`, exitCodes.usage);
+	const factor = { B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 }[match[2] ?? "B"]!;
+	return Number(match[1]) * factor;
+}
+
+/** A progress line of bytes on a terminal. */
+class ByteProgress {
+	readonly #terminal = new Terminal(process.stderr);
+	readonly #start = performance.now();
+	#bytes = 0;
+	#drawn = 0;
+
+	constructor(
+		readonly what: string,
+		/** null: unknown. */
+		readonly total: number | null,
+	) {}
+
+	add(bytes: number): void {
+		this.#bytes += bytes;
+		const now = performance.now();
+		if (!this.#terminal.interactive || now - this.#drawn < 100) return;
+		this.#drawn = now;
+		const seconds = Math.max(1e-3, (now - this.#start) / 1000);
+		const rate = this.#bytes / seconds;
+		const parts = [`${this.what} ${formatBytes(this.#bytes)}`, `${formatBytes(rate)}/s`];
+		if (this.total !== null && this.total > 0) {
+			const done = Math.min(1, this.#bytes / this.total);
+			parts.unshift("█".repeat(Math.floor(done * 20)).padEnd(20, "░"));
+			parts.push(`${duration((this.total - this.#bytes) / rate)} left`);
+		}
+		this.#terminal.progress(parts.join("  "));
+	}
+
+	done(): void {
+		this.#terminal.progress("");
+	}
+}

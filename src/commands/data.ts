@@ -1,0 +1,10 @@
+/** `mimo data …`: the commands about data sets. Each is a file of its own, loaded when it runs. */
+import { defineCommand } from "citty";
+
+export default defineCommand({
+	meta: { name: "data", description: "Prepare, inspect and check Energon data sets." },
+	subCommands: {
+		prepare: () => import("./data/prepare.ts").then((module) => module.default),
+		verify: () => import("./data/verify.ts").then((module) => module.default),
+	},
+});

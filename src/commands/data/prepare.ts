@@ -1,0 +1,59 @@
+/** `mimo data prepare`: makes a folder of tar files, a JSONL file or a metadataset readable sample by sample. */
+import { defineCommand } from "citty";
+import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
+import { UserError } from "../../native/errors.ts";
+
+const args = {
+	path: { type: "positional", required: true, description: "Folder of tar files, .jsonl file, or metadataset .yaml." },
+	"split-ratio": { type: "string", description: "Shares of train, val and test, such as 8,1,1." },
+	"split-parts": {
+		type: "string",
+		description: "part:pattern of shard names; several with ; between them. Instead of a ratio.",
+	},
+	exclude: { type: "string", description: "Leave out shards whose name matches this regular expression." },
+	"shuffle-tars": { type: "boolean", description: "Shuffle the shards (always the same way) before they are divided." },
+	"tar-index-only": { type: "boolean", description: "Only write the indexes again." },
+	"fix-duplicates": {
+		type: "boolean",
+		description: "Make keys distinct: move every shard's files into a folder, in place.",
+	},
+	"force-overwrite": { type: "boolean", description: "Prepare again what is prepared already." },
+	"sample-type": { type: "string", description: "Type for dataset.yaml, such as CaptioningSample or CrudeWebdataset." },
+	"field-map": {
+		type: "string",
+		description: 'JSON for dataset.yaml, such as {"image": "jpg,png", "caption": "txt"}.',
+	},
+	"dataset-yaml-name": { type: "string", default: "dataset.yaml", description: "Name of the file written for it." },
+} as const;
+
+/** Every value of a flag that may be given several times. */
+function repeated(rawArgs: readonly string[], flag: string): string[] {
+	return rawArgs.flatMap((argument, i) => {
+		if (argument.startsWith(`${flag}=`)) return [argument.slice(flag.length + 1)];
+		return argument === flag && rawArgs[i + 1] !== undefined ? [rawArgs[i + 1]!] : [];
+	});
+}
+
+export default defineCommand({
+	meta: { name: "prepare", description: "Index a data set and divide it; Energon reads it too." },
+	args,
+	run: ({ args: given, rawArgs }) => {
+		if (given._.length > 1) throw new UserError(`One path is prepared at a time, not ${given._.length}.`, 2);
+		const prepared = prepare(given.path.replace(/\/+$/, ""), {
+			...defaultPrepareOptions,
+			splitRatio: given["split-ratio"] ?? null,
+			splitParts: repeated(rawArgs, "--split-parts"),
+			exclude: given.exclude ?? null,
+			shuffleTars: given["shuffle-tars"] ?? false,
+			tarIndexOnly: given["tar-index-only"] ?? false,
+			fixDuplicates: given["fix-duplicates"] ?? false,
+			forceOverwrite: given["force-overwrite"] ?? false,
+			sampleType: given["sample-type"] ?? null,
+			fieldMap: given["field-map"] ?? null,
+			datasetYamlName: given["dataset-yaml-name"],
+			report: (line) => process.stderr.write(`${line}\n`),
+		});
+		const parts = prepared.parts.length === 0 ? "" : `, parts ${prepared.parts.join(", ")}`;
+		console.log(`${prepared.samples} samples in ${prepared.shards} shards${parts}`);
+	},
+});

@@ -1,0 +1,134 @@
+/** Looks at the machine: processor, memory, limits, native library, devices. Nothing is changed. */
+import { readFileSync, statfsSync } from "node:fs";
+import { availableParallelism, freemem, totalmem } from "node:os";
+import { ABI_VERSION } from "../native/abi.ts";
+import { Device } from "../native/device.ts";
+import { embeddedLibraries } from "../native/embedded.ts";
+import { type DeviceKind, openLibrary } from "../native/library.ts";
+import { programVersion } from "./version.ts";
+
+export interface Finding {
+	readonly name: string;
+	/** What was found, for people. */
+	readonly value: string;
+	/** "problem": training cannot run. */
+	readonly state: "good" | "information" | "warning" | "problem";
+	/** What it means or what to do. */
+	readonly advice?: string;
+	/** The numbers behind `value`. */
+	readonly details?: Readonly<Record<string, unknown>>;
+}
+
+function read(file: string): string {
+	try {
+		return readFileSync(file, "utf8");
+	} catch {
+		return "";
+	}
+}
+
+/** "7.5 GiB". */
+function gibibytes(bytes: number): string {
+	return `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+}
+
+function processor(): Finding {
+	const information = read("/proc/cpuinfo");
+	const model = /^model name\s*:\s*(.+)$/m.exec(information)?.[1] ?? process.arch;
+	const flags = new Set(/^flags\s*:\s*(.+)$/m.exec(information)?.[1]?.split(" ") ?? []);
+	const instructions = ["avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16"].filter((flag) => flags.has(flag));
+	const value = `${model} (${instructions.join(", ") || "no AVX"})`;
+	const details = { model, instructions };
+	if (flags.has("avx2") && flags.has("fma")) return { name: "processor", value, state: "good", details };
+	return { name: "processor", value, state: "problem", advice: "the CPU library needs AVX2 and FMA", details };
+}
+
+function cores(): Finding {
+	const online = read("/proc/cpuinfo").match(/^processor\s*:/gm)?.length ?? 0;
+	const usable = availableParallelism();
+	const [quota, period] = read("/sys/fs/cgroup/cpu.max").split(/\s/).map(Number);
+	const allowed = quota && period ? quota / period : null;
+	const limit = allowed === null ? "" : `, ${allowed} by the control group`;
+	const details = { usable, online, controlGroupLimit: allowed };
+	return { name: "cores", value: `${usable} usable of ${online}${limit}`, state: "information", details };
+}
+
+function memory(): Finding {
+	const total = totalmem();
+	const available = Number(/^MemAvailable:\s+(\d+) kB/m.exec(read("/proc/meminfo"))?.[1] ?? 0) * 1024 || freemem();
+	const controlGroupLimit = Number(read("/sys/fs/cgroup/memory.max")) || null;
+	const limit = controlGroupLimit === null ? "" : `, ${gibibytes(controlGroupLimit)} by the control group`;
+	const value = `${gibibytes(available)} available of ${gibibytes(total)}${limit}`;
+	return { name: "memory", value, state: "information", details: { total, available, controlGroupLimit } };
+}
+
+/** Ranks of one host talk through shared memory. */
+function sharedMemory(): Finding {
+	const name = "/dev/shm";
+	try {
+		const { bsize, blocks, bavail } = statfsSync(name);
+		const details = { total: bsize * blocks, available: bsize * bavail };
+		const value = `${gibibytes(details.available)} available of ${gibibytes(details.total)}`;
+		if (details.available >= 2 ** 28) return { name, value, state: "good", details };
+		return { name, value, state: "warning", advice: "several ranks on this host need more", details };
+	} catch {
+		return { name, value: "absent", state: "warning", advice: "several ranks on this host need it" };
+	}
+}
+
+function openFiles(): Finding {
+	const [, soft, hard] = /^Max open files\s+(\S+)\s+(\S+)/m.exec(read("/proc/self/limits")) ?? [];
+	const details = { soft: soft ?? null, hard: hard ?? null };
+	const value = `${soft ?? "unknown"}, at most ${hard ?? "unknown"}`;
+	if (soft === undefined || soft === "unlimited" || Number(soft) >= 1024) {
+		return { name: "open files", value, state: "good", details };
+	}
+	return { name: "open files", value, state: "warning", advice: "raise it with ulimit -n 1024", details };
+}
+
+/** One native library: whether it loads, and what its devices are. */
+async function library(kind: DeviceKind): Promise<Finding[]> {
+	const name = `${kind} library`;
+	const override = process.env[`MIMO_${kind.toUpperCase()}_LIBRARY`];
+	if (kind === "cuda" && !override && (await embeddedLibraries.cuda()) === null) {
+		return [{ name, value: "not in this executable", state: "information" }];
+	}
+	const failed = kind === "cpu" ? "problem" : "warning";
+	try {
+		const opened = await openLibrary(kind);
+		const loaded: Finding = {
+			name,
+			value: `${opened.source}, ABI ${ABI_VERSION}, ${opened.versions}`,
+			state: "good",
+			details: { source: opened.source, abi: ABI_VERSION, versions: opened.versions },
+		};
+		try {
+			using device = Device.open(opened);
+			const about = device.describe();
+			const parts = [about.name, about.instructions, `${about.threads} threads`, gibibytes(about.memoryBytes)];
+			const value = parts.filter((part) => part !== "").join(", ");
+			return [loaded, { name: `${kind} device`, value, state: "good", details: { ...about } }];
+		} catch (error) {
+			return [
+				loaded,
+				{ name: `${kind} device`, value: "cannot be opened", state: failed, advice: String((error as Error).message) },
+			];
+		}
+	} catch (error) {
+		return [{ name, value: "does not load", state: failed, advice: (error as Error).message }];
+	}
+}
+
+/** Everything worth knowing, in the order it is shown. */
+export async function inspectMachine(): Promise<Finding[]> {
+	return [
+		{ name: "mimo", value: programVersion(), state: "information" },
+		processor(),
+		cores(),
+		memory(),
+		sharedMemory(),
+		openFiles(),
+		...(await library("cpu")),
+		...(await library("cuda")),
+	];
+}

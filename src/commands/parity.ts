@@ -1,0 +1,122 @@
+/** `mimo parity`: reference folder in, table out, exit code 1 on a mismatch. */
+import { defineCommand } from "citty";
+import { UserError } from "../native/errors.ts";
+import type { Topology } from "../parallel/topology.ts";
+import type { World } from "../parallel/world.ts";
+import type { ParityReport } from "../parity/comparison.ts";
+
+export default defineCommand({
+	meta: { name: "parity", description: "Compare training with reference runs." },
+	args: {
+		golden: {
+			type: "string",
+			description: "Folder of a reference run, or Megatron golden values (JSON) or TensorBoard events for --log.",
+			valueHint: "PATH",
+			required: true,
+		},
+		log: { type: "string", description: "A run's JSON log to compare with golden values.", valueHint: "FILE" },
+		tolerance: { type: "string", description: "Relative tolerance with --log.", default: "0.05", valueHint: "NUMBER" },
+		"encoder-ranks": {
+			type: "string",
+			description: "Encoder ranks that a reference with the participation correction counts.",
+			default: "1",
+			valueHint: "N",
+		},
+		layout: {
+			type: "string",
+			description:
+				"ENCODER+LANGUAGE for a reference with an encoder, such as tp2+tp2ep2; 1: one process. Default: its own.",
+			valueHint: "LAYOUT",
+		},
+		device: { type: "string", description: "auto, cpu or cuda.", default: "auto", valueHint: "KIND" },
+		threads: { type: "string", description: "CPU threads; 0: one a core.", default: "0", valueHint: "N" },
+		json: { type: "boolean", description: "Print every compared value as JSON." },
+	},
+	run: async ({ args }) => {
+		const { isMimoGolden } = await import("../parity/mimo-golden.ts");
+		if (args.log === undefined && isMimoGolden(args.golden)) {
+			await compareOnLayout(args);
+			return;
+		}
+		if (args.layout !== undefined) {
+			throw new UserError(`--layout ${args.layout}: ${args.golden} has no encoder; it is compared in one process.`, 2);
+		}
+		const { runParity } = await import("../parity/run.ts");
+		const report = await runParity({
+			golden: args.golden,
+			log: args.log ?? null,
+			tolerance: positive(args.tolerance),
+			device: deviceKind(args.device),
+			threads: threadCount(args.threads),
+		});
+		await print(report, args.json ?? false);
+	},
+});
+
+interface LayoutArguments {
+	readonly golden: string;
+	readonly layout?: string | undefined;
+	readonly "encoder-ranks": string;
+	readonly device: string;
+	readonly threads: string;
+	readonly json?: boolean | undefined;
+}
+
+/** A reference with an encoder, on as many ranks as the layout has. The last rank, of the language model, prints. */
+async function compareOnLayout(args: LayoutArguments): Promise<void> {
+	const { goldenLayout, readMimoGolden } = await import("../parity/mimo-golden.ts");
+	const { parseLayout, topologyOfLayout } = await import("../parallel/layout.ts");
+	const { onEveryRank } = await import("./ranks.ts");
+	const layout = parseLayout(args.layout ?? goldenLayout(readMimoGolden(args.golden).config));
+	const topology = topologyOfLayout(layout);
+	const options = {
+		ranks: topology.worldSize,
+		device: deviceKind(args.device),
+		threads: threadCount(args.threads),
+		configuration: { golden: args.golden, layout: layout.text },
+		describe: (rank: number) => topology.describe(rank),
+		reporter: topology.worldSize - 1,
+		timeoutMinutes: 10,
+	};
+	await onEveryRank(options, async (world) => {
+		const report = await reportOf(world, topology, args);
+		if (world.rank === topology.worldSize - 1) await print(report, args.json ?? false);
+	});
+}
+
+async function reportOf(world: World, topology: Topology, args: LayoutArguments): Promise<ParityReport> {
+	if (topology.colocated) {
+		const { mimoParity } = await import("../parity/mimo.ts");
+		return mimoParity(world.device, args.golden, { encoderRanks: encoderRanks(args["encoder-ranks"]) });
+	}
+	const { mimoLayoutParity } = await import("../parity/mimo-layout.ts");
+	return await mimoLayoutParity(world, topology, args.golden);
+}
+
+async function print(report: ParityReport, json: boolean): Promise<void> {
+	const { renderReport, holds } = await import("../parity/comparison.ts");
+	const passed = report.checks.every(holds);
+	console.log(json ? JSON.stringify({ ...report, passed }, null, 2) : renderReport(report));
+	if (!passed) process.exitCode = 1;
+}
+
+function deviceKind(text: string): "auto" | "cpu" | "cuda" {
+	if (text === "auto" || text === "cpu" || text === "cuda") return text;
+	throw new UserError(`--device is ${JSON.stringify(text)}; allowed are auto, cpu and cuda.`, 2);
+}
+
+function threadCount(text: string): number {
+	if (/^\d{1,4}$/.test(text)) return Number(text);
+	throw new UserError(`--threads is ${JSON.stringify(text)}; allowed is a whole number from 0.`, 2);
+}
+
+function encoderRanks(text: string): number {
+	if (/^[1-9]\d{0,5}$/.test(text)) return Number(text);
+	throw new UserError(`--encoder-ranks is ${JSON.stringify(text)}; allowed is a whole number from 1.`, 2);
+}
+
+function positive(text: string): number {
+	const value = Number(text);
+	if (text.trim() !== "" && value > 0 && Number.isFinite(value)) return value;
+	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a positive number.`, 2);
+}

@@ -1,0 +1,127 @@
+/**
+ * Runs a command's work on every rank: in this process alone, in processes that this one launches, or in this one as a
+ * rank that a launcher (ours, or torchrun) has started.
+ */
+import { availableParallelism } from "node:os";
+import { Status } from "../native/abi.ts";
+import { debugging } from "../native/debug.ts";
+import { NativeError, UserError } from "../native/errors.ts";
+import { type DeviceChoice, openDevice, openLibraryOf } from "../native/open-device.ts";
+import type { Run } from "../native/run.ts";
+import { diagnose, takeSnapshot } from "../parallel/diagnosis.ts";
+import { findRun, identityOf } from "../parallel/join.ts";
+import { launch, type RankDescription } from "../parallel/launcher.ts";
+import { type Place, placeFromEnvironment } from "../parallel/place.ts";
+import type { Topology } from "../parallel/topology.ts";
+import { World } from "../parallel/world.ts";
+import { describeError, exitCodes } from "./command.ts";
+import { programVersion } from "./version.ts";
+
+export interface RankOptions {
+	/** Ranks that the work needs. */
+	readonly ranks: number;
+	readonly device: DeviceChoice;
+	/** CPU threads of a rank; 0: this rank's share of the cores. */
+	readonly threads: number;
+	/** What must be the same on all ranks, as text. */
+	readonly configuration: Readonly<Record<string, string>>;
+	readonly describe: (rank: number) => RankDescription;
+	/** The rank that writes to the terminal. */
+	readonly reporter: number;
+	readonly timeoutMinutes: number;
+}
+
+/** Milliseconds: until all ranks have noted where they waited, and until the one that prints has printed. */
+const noteTime = 400;
+const printTime = 1200;
+
+/** `--nproc`, which must be what the grids need; `given` undefined: what they need. */
+export function rankCount(topology: Topology, given: string | undefined): number {
+	const { worldSize } = topology;
+	if (given === undefined || given === String(worldSize)) return worldSize;
+	if (!/^[1-9]\d*$/.test(given)) {
+		throw new UserError(`--nproc ${given}: allowed is an integer from 1.`, exitCodes.usage);
+	}
+	const grids = [...(topology.encoder ? [topology.encoder] : []), topology.language];
+	const sizes = grids.map((grid) => `${grid.name} ${grid.size}`).join(", ");
+	throw new UserError(`--nproc ${given}: the configured grids need ${worldSize} ranks (${sizes}).`, exitCodes.usage);
+}
+
+/** Whether this process says what is said once a run: no rank of our launcher, and of other launchers' only rank 0. */
+export function speaksForAll(): boolean {
+	const place = placeFromEnvironment();
+	return place === null || (place.launcher === null && place.rank === 0);
+}
+
+/** Resolves when the work is done everywhere; otherwise the process ends with a diagnosis and the right exit code. */
+export async function onEveryRank(options: RankOptions, work: (world: World) => Promise<void>): Promise<void> {
+	const place = placeFromEnvironment();
+	if (place !== null && place.worldSize !== options.ranks) {
+		throw new UserError(
+			`The configuration needs ${options.ranks} ranks, but WORLD_SIZE is ${place.worldSize}.`,
+			exitCodes.usage,
+		);
+	}
+	if (options.ranks === 1) {
+		using device = await openDevice(options.device, options.threads);
+		using world = World.alone(device);
+		await work(world);
+	} else if (place === null) {
+		const exitCode = await launchRanks(options);
+		if (exitCode !== 0) process.exit(exitCode);
+	} else {
+		await workAsRank(place, options, work);
+	}
+}
+
+/** Starts this program once more for every rank. */
+async function launchRanks(options: RankOptions): Promise<number> {
+	const library = await openLibraryOf(options.device);
+	const compiled = Bun.main.startsWith("/$bunfs/");
+	return await launch({
+		...options,
+		library,
+		command: [process.execPath, ...(compiled ? [] : [Bun.main]), ...process.argv.slice(2)],
+		identity: identityOf(null, options.ranks, { ...options, library, version: programVersion() }),
+		say: (line, kind) => {
+			if (kind === "information") process.stdout.write(`${line}\n`);
+			else process.stderr.write(line.startsWith(" ") ? `${line}\n` : `mimo: ${line}\n`);
+		},
+	});
+}
+
+async function workAsRank(place: Place, options: RankOptions, work: (world: World) => Promise<void>): Promise<void> {
+	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / place.localSize));
+	using device = await openDevice(options.device, threads);
+	const { library } = device;
+	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
+	using run = await findRun(place, identity, library, options.timeoutMinutes);
+	const { module, coordinates } = options.describe(place.rank);
+	run.describe(place.rank, module, coordinates);
+	try {
+		using world = World.join(device, run, place.rank);
+		await work(world);
+		world.leave();
+	} catch (error) {
+		process.exit(await endRank(run, place, error));
+	}
+}
+
+/** Tells the run why this rank ends; whoever has to prints the diagnosis. Returns the exit code. */
+async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
+	const { sentence, exitCode } = describeError(error);
+	const byAnother = error instanceof NativeError && error.status === Status.peer && run.watch() !== null;
+	if (!byAnother) run.fail(place.rank, sentence);
+	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
+	const code = byAnother ? exitCodes.endedByAnother : exitCode;
+	// A launcher reads the shared memory and prints.
+	if (place.launcher !== null) return code;
+	if (!run.claimDiagnosis()) {
+		await Bun.sleep(printTime);
+		return code;
+	}
+	await Bun.sleep(noteTime);
+	const lines = diagnose(takeSnapshot(run, run.watch()!));
+	process.stderr.write(`mimo: ${lines.join("\n")}\n`);
+	return code;
+}

@@ -1,0 +1,134 @@
+/** What `mimo train --print-topology` prints: grids, ranks, groups, lanes and routes of a configuration's layout. */
+import { encoderMicroBatchSize } from "../config/derive.ts";
+import type { ResolvedConfiguration } from "../config/resolve.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import {
+	describeTopology,
+	type ModuleDescription,
+	type NamedGroups,
+	type TopologyDescription,
+} from "../parallel/describe-topology.ts";
+import { topologyOf } from "../parallel/topology.ts";
+
+/** Groups of a line and ranks of a group that the table shows before it is cut short; JSON has all. */
+const shown = 8;
+
+/** One JSON object: the description with group names as keys, and the notes. */
+export function topologyJson({ configuration, notes }: ResolvedConfiguration): string {
+	const description = describeTopology(topologyOf(configuration));
+	const modules = description.modules.map((module) => ({
+		...module,
+		microBatchSize: microBatchSize(module, configuration),
+		groups: byName(module.groups),
+	}));
+	return JSON.stringify({ ...description, modules, groups: byName(description.groups), notes }, null, 2);
+}
+
+/** Tables for people. */
+export function topologyTable({ configuration, notes }: ResolvedConfiguration): string {
+	const description = describeTopology(topologyOf(configuration));
+	const sections = [
+		[summary(description)],
+		["# Grids", ...grids(description, configuration)],
+		["# Ranks", ...ranks(description)],
+		...description.modules.map((module) => [
+			`# Groups of ${module.name}`,
+			...groupLines([...module.groups, { names: ["lanes"], groups: module.lanes }], module.size),
+		]),
+		["# Groups of both modules", ...groupLines(description.groups, description.worldSize)],
+		description.routes.length > 0 ? ["# Routes of image rows", ...routes(description)] : [],
+		[...notes],
+	];
+	return sections
+		.filter((lines) => lines.length > 0)
+		.map((lines) => lines.join("\n"))
+		.join("\n\n");
+}
+
+function summary({ worldSize, colocated, modules, tokenSource }: TopologyDescription): string {
+	if (colocated) return "1 rank: encoder and language model in one process.";
+	const spans = modules.map(({ name, offset, size }) => `${name} ${span(offset, size)}`).join(", ");
+	return `${worldSize} rank${worldSize === 1 ? "" : "s"}: ${spans}. Loss tokens are counted by rank ${tokenSource}.`;
+}
+
+function grids({ modules }: TopologyDescription, configuration: TrainingConfiguration): string[] {
+	const sizes = Object.keys(modules[0]!.sizes) as (keyof ModuleDescription["sizes"])[];
+	return columns([
+		["module", "ranks", ...sizes, "lanes", "micro-batch-size"],
+		...modules.map((module) => [
+			module.name,
+			span(module.offset, module.size),
+			...sizes.map((size) => `${module.sizes[size]}`),
+			`${module.lanes.length}`,
+			`${microBatchSize(module, configuration)}`,
+		]),
+	]);
+}
+
+function ranks({ ranks }: TopologyDescription): string[] {
+	const [first] = ranks;
+	const names = Object.keys(first!) as (keyof typeof first & string)[];
+	return columns([names, ...ranks.map((rank) => Object.values(rank).map(String))]);
+}
+
+function routes({ routes }: TopologyDescription): string[] {
+	return columns([
+		["encoder lanes", "leaders", "", "language lanes", "leaders"],
+		...routes.map((route) => [
+			ranksOf(route.sources),
+			ranksOf(route.sourceLeaders),
+			"→",
+			ranksOf(route.destinations),
+			ranksOf(route.destinationLeaders),
+		]),
+	]);
+}
+
+/** `size`: ranks that could be members. */
+function groupLines(named: readonly NamedGroups[], size: number): string[] {
+	return columns(
+		named.map(({ names, groups }) => {
+			const every = size > 1 && groups.length === size;
+			const some = groups.length > shown ? [...groups.slice(0, shown - 1), null, groups.at(-1)!] : groups;
+			const text = some.map((group) => (group === null ? "…" : ranksOf(group))).join(" ");
+			const count = groups.length > shown ? ` (${groups.length} groups)` : "";
+			return [names.join(", "), every ? "every rank alone" : `${text}${count}`];
+		}),
+	);
+}
+
+/** "[4,5]", "[8..263]", "[8,10,…,262]", "[0,1,2,3,4,5,6,…,262] (136)". */
+function ranksOf(group: readonly number[]): string {
+	const step = group[1]! - group[0]!;
+	const even = group.every((rank, index) => rank === group[0]! + index * step);
+	if (group.length > 4 && even) {
+		return step === 1 ? `[${group[0]}..${group.at(-1)}]` : `[${group[0]},${group[1]},…,${group.at(-1)}]`;
+	}
+	if (group.length <= shown) return `[${group.join(",")}]`;
+	return `[${group.slice(0, shown - 1).join(",")},…,${group.at(-1)}] (${group.length})`;
+}
+
+/** "0-3", "7". */
+function span(offset: number, size: number): string {
+	return size === 1 ? `${offset}` : `${offset}-${offset + size - 1}`;
+}
+
+/** Samples of one microbatch of one lane. */
+function microBatchSize({ name }: ModuleDescription, configuration: TrainingConfiguration): number {
+	return name === "language" ? configuration.microBatchSize : encoderMicroBatchSize(configuration);
+}
+
+function byName(named: readonly NamedGroups[]): Record<string, NamedGroups["groups"]> {
+	return Object.fromEntries(named.flatMap(({ names, groups }) => names.map((name) => [name, groups])));
+}
+
+/** Cells side by side, columns as wide as their widest cell. */
+function columns(rows: readonly (readonly string[])[]): string[] {
+	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
+	return rows.map((row) =>
+		row
+			.map((cell, column) => cell.padEnd(widths[column]!))
+			.join("  ")
+			.trimEnd(),
+	);
+}

@@ -1,0 +1,61 @@
+/** `mimo train`: flags in, one training, exit code out. */
+import { defineCommand } from "citty";
+import { flagHelp } from "../config/help.ts";
+import { configurationJson, configurationTable } from "../config/print.ts";
+import { resolveConfiguration } from "../config/resolve.ts";
+import { note } from "../observe/messages.ts";
+
+const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
+
+  --config FILE.yaml   Keys and values, one a line; flags win over the file, the file over the preset.
+  --nproc N            Start N ranks on this host; without it, as many as the configured grids need. Under torchrun's
+                       variables (RANK, WORLD_SIZE, ...) this process is one of them.
+  --print-config       Show every value and where it came from, and stop. With --json as JSON.
+  --print-topology     Show ranks, grids, groups, lanes and routes, and stop. With --json as JSON.
+
+${flagHelp()}`;
+
+export default defineCommand({
+	meta: { name: "train", description: "Train a model." },
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const resolved = resolveConfiguration(rawArgs, {
+			"print-config": false,
+			"print-topology": false,
+			json: false,
+			nproc: true,
+		});
+		if ("print-config" in resolved.command) {
+			console.log("json" in resolved.command ? configurationJson(resolved) : configurationTable(resolved));
+			return;
+		}
+		if ("print-topology" in resolved.command) {
+			const { topologyJson, topologyTable } = await import("./topology.ts");
+			console.log("json" in resolved.command ? topologyJson(resolved) : topologyTable(resolved));
+			return;
+		}
+		const { onEveryRank, rankCount, speaksForAll } = await import("./ranks.ts");
+		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
+		const { refuseUnbuilt } = await import("../config/unbuilt.ts");
+		refuseUnbuilt(resolved.configuration);
+		const { runTraining } = await import("../train/run.ts");
+		const { topologyOf } = await import("../parallel/topology.ts");
+		const { configuration } = resolved;
+		const topology = topologyOf(configuration);
+		const options = {
+			ranks: rankCount(topology, resolved.command.nproc),
+			device: configuration.device,
+			threads: configuration.threads,
+			configuration: Object.fromEntries(
+				Object.entries(configuration).map(([key, value]) => [key, JSON.stringify(value)]),
+			),
+			describe: (rank: number) => topology.describe(rank),
+			reporter: topology.worldSize - 1,
+			timeoutMinutes: configuration.distributedTimeoutMinutes,
+		};
+		await onEveryRank(options, (world) => runTraining(configuration, world));
+	},
+});

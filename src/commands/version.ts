@@ -1,0 +1,34 @@
+/** `mimo --version`: version, commit, ABI version and the native libraries inside the executable, one line. */
+import { ABI_VERSION } from "../native/abi.ts";
+import { embeddedLibraries } from "../native/embedded.ts";
+import { type DeviceKind, openLibrary } from "../native/library.ts";
+
+/** Put in by build.ts; absent when run from source. */
+declare const MIMO_VERSION: string | undefined;
+declare const MIMO_COMMIT: string | undefined;
+
+/** "0.1.0 (commit 0123456789ab)". */
+export function programVersion(): string {
+	const version = typeof MIMO_VERSION === "string" ? MIMO_VERSION : "from source";
+	const commit = typeof MIMO_COMMIT === "string" ? MIMO_COMMIT : "unknown";
+	return `${version} (commit ${commit})`;
+}
+
+/** What the embedded libraries say they contain; one that does not load on this machine is named only. */
+async function libraries(): Promise<string[]> {
+	const described = Object.entries(embeddedLibraries).map(async ([kind, locate]) => {
+		if ((await locate()) === null) return [];
+		try {
+			return [`${kind} (${(await openLibrary(kind as DeviceKind)).versions})`];
+		} catch {
+			return [kind];
+		}
+	});
+	return (await Promise.all(described)).flat();
+}
+
+export async function versionLine(): Promise<string> {
+	const embedded = await libraries();
+	const contents = embedded.length === 0 ? "none" : embedded.join(", ");
+	return `mimo ${programVersion()}, ABI ${ABI_VERSION}, libraries: ${contents}`;
+}

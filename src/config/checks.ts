@@ -1,0 +1,229 @@
+/** What keys must satisfy together; the layout's part is in layout-checks.ts. */
+import { type Check, divides, unless } from "./check.ts";
+import { dataLanes } from "./derive.ts";
+import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
+import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
+import type { Key, TrainingConfiguration } from "./schema.ts";
+
+/** Comes first: derived defaults read the pattern. */
+export const patternIsLegal: Check = (c) => {
+	try {
+		parseHybridPattern(c.hybridLayerPattern);
+		return null;
+	} catch (error) {
+		if (error instanceof PatternError) return { key: "hybrid-layer-pattern", message: error.reason };
+		throw error;
+	}
+};
+
+const model: readonly Check[] = [
+	divides(
+		"num-attention-heads",
+		(c) => c.numAttentionHeads,
+		"num-query-groups",
+		(c) => c.numQueryGroups,
+	),
+	divides(
+		"mamba-num-heads",
+		(c) => c.mambaNumHeads,
+		"mamba-num-groups",
+		(c) => c.mambaNumGroups,
+	),
+	(c) =>
+		unless(
+			c.seqLength <= c.maxPositionEmbeddings,
+			"max-position-embeddings",
+			`allowed is at least seq-length (${c.seqLength})`,
+		),
+	(c) => {
+		const given = [c.squaredRelu && "squared-relu", c.swiglu && "swiglu", c.quickGeglu && "quick-geglu"].filter(
+			Boolean,
+		);
+		return unless(given.length <= 1, given[1] as Key, `allowed is one activation, and ${given[0]} is on`);
+	},
+	(c) =>
+		unless(
+			c.positionEmbeddingType !== "rope" || (c.kvChannels * c.rotaryPercent) % 2 === 0,
+			"rotary-percent",
+			`allowed is a share that makes an even number of kv-channels (${c.kvChannels})`,
+		),
+];
+
+const moe: readonly Check[] = [
+	(c) =>
+		unless(
+			!c.hybridLayerPattern.includes("E") || c.numExperts > 0,
+			"num-experts",
+			"allowed is at least 1 when the pattern has E",
+		),
+	(c) =>
+		unless(
+			c.numExperts === 0 || c.moeRouterTopk <= c.numExperts,
+			"moe-router-topk",
+			`allowed is at most num-experts (${c.numExperts})`,
+		),
+	(c) =>
+		unless(
+			c.numExperts % c.moeRouterNumGroups === 0,
+			"moe-router-num-groups",
+			`allowed is a divisor of num-experts (${c.numExperts})`,
+		),
+	(c) =>
+		unless(
+			c.moeRouterGroupTopk <= c.moeRouterNumGroups,
+			"moe-router-group-topk",
+			`allowed is at most moe-router-num-groups (${c.moeRouterNumGroups})`,
+		),
+	(c) =>
+		unless(
+			c.numExperts === 0 ||
+				c.moeRouterNumGroups === 1 ||
+				(c.moeRouterTopk % c.moeRouterGroupTopk === 0 &&
+					c.moeRouterTopk <= (c.moeRouterGroupTopk * c.numExperts) / c.moeRouterNumGroups),
+			"moe-router-topk",
+			"allowed is a multiple of moe-router-group-topk that its groups of experts can hold",
+		),
+	(c) =>
+		unless(
+			!c.moeRouterEnableExpertBias || c.moeRouterScoreFunction === "sigmoid",
+			"moe-router-enable-expert-bias",
+			"allowed is false unless moe-router-score-function is sigmoid",
+		),
+	(c) =>
+		unless(
+			c.moeAuxLossCoeff.length === c.moeRouterLoadBalancingType.length,
+			"moe-aux-loss-coeff",
+			`allowed is one coefficient for each of ${c.moeRouterLoadBalancingType.join(", ")}`,
+		),
+	(c) => {
+		const types = c.moeRouterLoadBalancingType;
+		return unless(
+			new Set(types).size === types.length && (types.length === 1 || !types.includes("none")),
+			"moe-router-load-balancing-type",
+			"allowed is each loss once, and none only alone",
+		);
+	},
+];
+
+const optimizer: readonly Check[] = [
+	(c) => unless(c.minLr <= c.lr, "min-lr", `allowed is at most lr (${c.lr})`),
+	(c) => unless(c.lrWarmupInit <= c.lr, "lr-warmup-init", `allowed is at most lr (${c.lr})`),
+	(c) =>
+		unless(
+			c.weightDecayIncrStyle !== "constant" || c.startWeightDecay === null,
+			"start-weight-decay",
+			"allowed only with weight-decay-incr-style linear or cosine",
+		),
+	(c) =>
+		unless(
+			c.weightDecayIncrStyle !== "constant" || c.endWeightDecay === null,
+			"end-weight-decay",
+			"allowed only with weight-decay-incr-style linear or cosine",
+		),
+	(c) =>
+		unless(
+			c.weightDecayIncrStyle === "constant" || (c.startWeightDecay !== null && c.endWeightDecay !== null),
+			"weight-decay-incr-style",
+			"it needs start-weight-decay and end-weight-decay",
+		),
+];
+
+/** Step- and sample-based keys must not be mixed. */
+function mixing(key: Key, given: (c: TrainingConfiguration) => boolean, mode: "iters" | "samples"): Check {
+	return (c) => {
+		const bySamples = c.trainSamples !== null && c.trainIters === null;
+		return unless(!given(c) || bySamples === (mode === "samples"), key, `allowed only with train-${mode}`);
+	};
+}
+
+/** Not asked of a configuration whose file could not be understood. */
+export const lengthIsGiven: Check = (c) =>
+	unless(
+		c.trainIters !== null || c.trainSamples !== null,
+		"train-iters",
+		"it or train-samples has to be given (flag --train-iters, or a preset)",
+	);
+
+const schedule: readonly Check[] = [
+	(c) =>
+		unless(
+			c.trainIters === null || c.trainSamples === null,
+			"train-samples",
+			`allowed is one of train-iters and train-samples, and train-iters is ${c.trainIters}`,
+		),
+	mixing("lr-warmup-iters", (c) => c.lrWarmupIters > 0, "iters"),
+	mixing("lr-warmup-samples", (c) => c.lrWarmupSamples > 0, "samples"),
+	mixing("lr-decay-iters", (c) => c.lrDecayIters !== null, "iters"),
+	mixing("lr-decay-samples", (c) => c.lrDecaySamples !== null, "samples"),
+	mixing("lr-wsd-decay-iters", (c) => c.lrWsdDecayIters !== null, "iters"),
+	mixing("lr-wsd-decay-samples", (c) => c.lrWsdDecaySamples !== null, "samples"),
+	(c) =>
+		unless(
+			c.lrWarmupFraction === null || (c.lrWarmupIters === 0 && c.lrWarmupSamples === 0),
+			"lr-warmup-fraction",
+			"allowed only without lr-warmup-iters and lr-warmup-samples",
+		),
+	(c) => {
+		const horizon = c.lrDecayIters ?? c.trainIters;
+		return unless(
+			horizon === null || c.lrWarmupIters === 0 || c.lrWarmupIters < horizon,
+			"lr-warmup-iters",
+			`allowed is less than the decay horizon (${horizon})`,
+		);
+	},
+	(c) => {
+		const horizon = c.lrDecaySamples ?? c.trainSamples;
+		return unless(
+			horizon === null || c.lrWarmupSamples === 0 || c.lrWarmupSamples < horizon,
+			"lr-warmup-samples",
+			`allowed is less than the decay horizon (${horizon})`,
+		);
+	},
+	(c) =>
+		unless(
+			c.lrDecayStyle !== "WSD" || c.lrWsdDecayIters !== null || c.lrWsdDecaySamples !== null,
+			"lr-decay-style",
+			"it needs lr-wsd-decay-iters or lr-wsd-decay-samples",
+		),
+	(c) => {
+		const step = c.microBatchSize * dataLanes(c);
+		return unless(
+			c.globalBatchSize % step === 0,
+			"global-batch-size",
+			`allowed is a multiple of micro-batch-size × data lanes (${step})`,
+		);
+	},
+	(c) => {
+		if (c.evalGlobalBatchSize === c.globalBatchSize && c.evalMicroBatchSize === c.microBatchSize) return null;
+		const step = c.evalMicroBatchSize * dataLanes(c);
+		return unless(
+			c.evalGlobalBatchSize % step === 0,
+			"eval-global-batch-size",
+			`allowed is a multiple of eval-micro-batch-size × data lanes (${step})`,
+		);
+	},
+	(c) =>
+		unless(
+			!(c.overrideOptParamScheduler && c.useCheckpointOptParamScheduler),
+			"use-checkpoint-opt-param-scheduler",
+			"allowed only without override-opt-param-scheduler",
+		),
+];
+
+const other: readonly Check[] = [
+	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
+	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
+	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
+	(c) =>
+		unless(/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split), "split", "allowed are three numbers such as 969,30,1"),
+];
+
+export const checks: readonly Check[] = [
+	...weightShardChecks,
+	...model,
+	...moe,
+	...optimizer,
+	...schedule,
+	...layoutChecks,
+	...other,
+];

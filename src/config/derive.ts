@@ -1,0 +1,65 @@
+/** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
+import { parseHybridPattern } from "./hybrid-pattern.ts";
+import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
+
+export type Derivation = (configuration: TrainingConfiguration) => unknown;
+
+const hasLayer = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPattern.includes(symbol);
+
+/**
+ * Parts into which Megatron would cut a weight beyond tensor parallelism (gtp). Here they are extra data parallelism
+ * (runtime.md §1.5): the same lanes, the same samples in each.
+ */
+export function weightShards(c: TrainingConfiguration): { readonly dense: number; readonly expert: number } {
+	return {
+		dense: c.tensorParallelNumWeightShards / c.llmTp,
+		expert: c.expertTensorParallelNumWeightShards / c.llmExptTp,
+	};
+}
+
+/** Data lanes: microbatches of different data that the language model takes at once (runtime.md §0). */
+export function dataLanes(c: TrainingConfiguration): number {
+	return (c.llmDp * c.tensorParallelNumWeightShards) / c.llmTp;
+}
+
+/** Samples of an encoder lane's microbatch when a language lane's has `perLane` (runtime.md §1.3). */
+export function encoderMicroBatchSize(c: TrainingConfiguration, perLane = c.microBatchSize): number {
+	return (perLane * dataLanes(c)) / c.encoderDp;
+}
+
+/** Whether encoder and language model share one process: the language model starts on the encoder's only rank. */
+export function sharesOneProcess(c: TrainingConfiguration): boolean {
+	const ranks = c.encoderTp * c.encoderDp * c.llmTp * c.llmPp * dataLanes(c);
+	return hasEncoder(c) && c.llmOffset === 0 && ranks === 1;
+}
+
+/** Whether a vision encoder runs beside the language model. */
+export function hasEncoder(c: TrainingConfiguration): boolean {
+	return c.modelProvider === "nemotron-moe-vlm" && !c.llmOnly;
+}
+
+/** Embedding rows: vocab-size rounded up to a multiple of make-vocab-size-divisible-by × llm-tp. */
+export function paddedVocabularySize(c: TrainingConfiguration): number {
+	const multiple = c.makeVocabSizeDivisibleBy * c.llmTp;
+	return Math.ceil(c.vocabSize / multiple) * multiple;
+}
+
+export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
+	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
+	"ffn-hidden-size": (c) => 4 * c.hiddenSize,
+	"num-attention-heads": (c) => (hasLayer(c, "*") ? undefined : 1),
+	"num-query-groups": (c) => c.numAttentionHeads,
+	"kv-channels": (c) => c.hiddenSize / c.numAttentionHeads,
+	"embedding-init-method-std": (c) => c.initMethodStd,
+	"max-position-embeddings": (c) => c.seqLength,
+	"mamba-num-heads": (c) => (hasLayer(c, "M") ? (2 * c.hiddenSize) / c.mambaHeadDim : c.mambaNumGroups),
+	"num-experts": (c) => (hasLayer(c, "E") ? undefined : 0),
+	"moe-ffn-hidden-size": (c) => c.ffnHiddenSize,
+	"tensor-parallel-num-weight-shards": (c) => c.llmTp,
+	"expert-tensor-parallel-num-weight-shards": (c) => c.llmExptTp,
+	"llm-offset": (c) => (hasEncoder(c) ? c.encoderTp * c.encoderDp : 0),
+	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
+	"eval-global-batch-size": (c) => c.globalBatchSize,
+	"eval-micro-batch-size": (c) => c.microBatchSize,
+	"dataset-provider": (c) => (c.dataPath === null ? "mock" : c.dataPath.endsWith(".safetensors") ? "tokens" : "text"),
+};

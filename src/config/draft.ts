@@ -1,0 +1,49 @@
+/**
+ * A configuration while it is being resolved. Derived defaults and checks read it like a TrainingConfiguration; reading
+ * a key that is missing or was refused skips the reader, so that one mistake is reported once.
+ */
+import { type Key, propertyOf, type TrainingConfiguration } from "./schema.ts";
+
+const skip = Symbol("a value that is not there");
+
+export class Draft {
+	readonly #values = new Map<string, unknown>();
+	readonly #view: TrainingConfiguration;
+
+	constructor() {
+		this.#view = new Proxy({} as TrainingConfiguration, {
+			get: (_, property) => {
+				if (!this.#values.has(property as string)) throw skip;
+				return this.#values.get(property as string);
+			},
+		});
+	}
+
+	set(key: Key, value: unknown): void {
+		this.#values.set(propertyOf(key), value);
+	}
+
+	valueOf(key: Key): unknown {
+		return this.#values.get(propertyOf(key));
+	}
+
+	/** Takes a value back: it was refused. */
+	refuse(key: Key): void {
+		this.#values.delete(propertyOf(key));
+	}
+
+	/** What `reader` makes of the values; undefined when one of those it reads is not there. */
+	read<Result>(reader: (configuration: TrainingConfiguration) => Result): Result | undefined {
+		try {
+			return reader(this.#view);
+		} catch (error) {
+			if (error === skip) return undefined;
+			throw error;
+		}
+	}
+
+	/** The finished configuration; only when every key has a value. */
+	finish(): TrainingConfiguration {
+		return Object.freeze(Object.fromEntries(this.#values)) as unknown as TrainingConfiguration;
+	}
+}

@@ -1,0 +1,203 @@
+/**
+ * What a configuration key is: its type, whether it must be given, its default and one line of help. The groups of keys
+ * in keys/ are tables of these; flags, YAML files, help, docs/configuration.md and the TrainingConfiguration type are
+ * all made from them.
+ */
+import * as v from "valibot";
+
+/** How text of a flag becomes a value, and which values are legal. */
+export interface ValueType<Value> {
+	readonly kind: "number" | "boolean" | "text" | "path" | "list";
+	/** Whether it is, or is a list of, numbers: their spelling in a flag becomes a number. */
+	readonly numeric: boolean;
+	/** Checks a value of a file or of a converted flag. */
+	readonly schema: v.GenericSchema<unknown, Value>;
+	/** Completes "allowed is …". */
+	readonly allowed: string;
+	/** Placeholder in the help: `--lr NUMBER`. */
+	readonly placeholder: string;
+	/** Choices Megatron has and this program does not have yet. */
+	readonly notBuilt: readonly string[];
+}
+
+export type Presence = "default" | "optional" | "required" | "derived";
+
+export interface Extras {
+	/** Megatron's default where ours differs. */
+	readonly megatron?: string;
+	/** Other spellings of the key. */
+	readonly aliases?: readonly string[];
+	/** Why the flag changes nothing here; said once in a line when it is given. */
+	readonly noEffect?: string;
+}
+
+export interface Field<Value = unknown, P extends Presence = Presence> extends Extras {
+	readonly type: ValueType<Value>;
+	readonly presence: P;
+	/** The default; null where there is none. */
+	readonly default: Value | null;
+	/** What a derived default is made of. */
+	readonly derivation: string | null;
+	/** Accepted because scripts pass it, but what it asks for cannot be switched off here. */
+	readonly alwaysOn: boolean;
+	readonly description: string;
+}
+
+/** Type of a key's value in a TrainingConfiguration: null only where the key is optional. */
+export type ValueOf<F> = F extends Field<infer Value, infer P> ? (P extends "optional" ? Value | null : Value) : never;
+
+function field<Value, P extends Presence>(
+	type: ValueType<Value>,
+	presence: P,
+	description: string,
+	rest: { default?: Value; derivation?: string; alwaysOn?: boolean },
+	extras: Extras = {},
+): Field<Value, P> {
+	return {
+		type,
+		presence,
+		default: rest.default ?? null,
+		derivation: rest.derivation ?? null,
+		alwaysOn: rest.alwaysOn ?? false,
+		description,
+		...extras,
+	};
+}
+
+/** A key that has to be given by a preset, a file or a flag. */
+export function required<Value>(
+	type: ValueType<Value>,
+	description: string,
+	extras?: Extras,
+): Field<Value, "required"> {
+	return field(type, "required", description, {}, extras);
+}
+
+/** A key that may stay unset; its value is then null. */
+export function optional<Value>(
+	type: ValueType<Value>,
+	description: string,
+	extras?: Extras,
+): Field<Value, "optional"> {
+	return field(type, "optional", description, {}, extras);
+}
+
+/** A key whose default follows from other keys (derive.ts). */
+export function derived<Value>(
+	type: ValueType<Value>,
+	derivation: string,
+	description: string,
+	extras?: Extras,
+): Field<Value, "derived"> {
+	return field(type, "derived", description, { derivation }, extras);
+}
+
+export function defaulting<Value>(
+	type: ValueType<Value>,
+	value: NoInfer<Value>,
+	description: string,
+	extras?: Extras,
+): Field<Value, "default"> {
+	return field(type, "default", description, { default: value }, extras);
+}
+
+/** A switch, off unless given. */
+export function off(description: string, extras?: Extras): Field<boolean, "default"> {
+	return field(boolean, "default", description, { default: false }, extras);
+}
+
+/** A switch of Megatron for something that is always so here. */
+export function alwaysOn(description: string, extras?: Extras): Field<boolean, "default"> {
+	return field(boolean, "default", description, { default: true, alwaysOn: true }, extras);
+}
+
+function valueType<Value>(
+	kind: ValueType<Value>["kind"],
+	placeholder: string,
+	allowed: string,
+	schema: v.GenericSchema<unknown, Value>,
+	notBuilt: readonly string[] = [],
+): ValueType<Value> {
+	return { kind, numeric: kind === "number", placeholder, allowed, schema, notBuilt };
+}
+
+export function integer(minimum: number, maximum = Number.MAX_SAFE_INTEGER): ValueType<number> {
+	const allowed =
+		maximum === Number.MAX_SAFE_INTEGER
+			? `an integer of at least ${minimum}`
+			: `an integer from ${minimum} to ${maximum}`;
+	const schema = v.pipe(v.number(), v.safeInteger(), v.minValue(minimum), v.maxValue(maximum));
+	return valueType("number", "INTEGER", allowed, schema);
+}
+
+/** A finite number within closed bounds. */
+export function number(minimum = Number.NEGATIVE_INFINITY, maximum = Number.POSITIVE_INFINITY): ValueType<number> {
+	const allowed = Number.isFinite(maximum)
+		? `a number from ${minimum} to ${maximum}`
+		: Number.isFinite(minimum)
+			? `a number of at least ${minimum}`
+			: "a number";
+	return valueType(
+		"number",
+		"NUMBER",
+		allowed,
+		v.pipe(v.number(), v.finite(), v.minValue(minimum), v.maxValue(maximum)),
+	);
+}
+
+export const positiveNumber: ValueType<number> = valueType(
+	"number",
+	"NUMBER",
+	"a number greater than 0",
+	v.pipe(
+		v.number(),
+		v.finite(),
+		v.check((x) => x > 0),
+	),
+);
+
+/** A number in [0, 1): dropout, Adam's betas. */
+export const fraction: ValueType<number> = valueType(
+	"number",
+	"NUMBER",
+	"a number from 0 to below 1",
+	v.pipe(
+		v.number(),
+		v.minValue(0),
+		v.check((x) => x < 1),
+	),
+);
+
+export const boolean: ValueType<boolean> = valueType("boolean", "", "true or false", v.boolean());
+
+export const text: ValueType<string> = valueType("text", "TEXT", "text", v.pipe(v.string(), v.nonEmpty()));
+
+/** A file or folder; relative to the configuration file that names it, or to the working directory for a flag. */
+export const path: ValueType<string> = valueType(
+	"path",
+	"PATH",
+	"the path of a file or folder",
+	v.pipe(v.string(), v.nonEmpty()),
+);
+
+/** One of the names; `notBuilt` are Megatron's other choices, refused by name. */
+export function choice<const Names extends readonly string[]>(
+	names: Names,
+	notBuilt: readonly string[] = [],
+): ValueType<Names[number]> {
+	const allowed = names.length === 1 ? names[0]! : `${names.slice(0, -1).join(", ")} or ${names.at(-1)}`;
+	return valueType("text", names.join("|"), allowed, v.picklist(names), notBuilt);
+}
+
+/** One or more values; a single value counts as a list of one. */
+export function list<Value>(item: ValueType<Value>): ValueType<readonly Value[]> {
+	const schema = v.pipe(v.array(item.schema), v.minLength(1)) as unknown as v.GenericSchema<unknown, readonly Value[]>;
+	return {
+		kind: "list",
+		numeric: item.numeric,
+		placeholder: `${item.placeholder}…`,
+		allowed: `one or more of: ${item.allowed}`,
+		schema,
+		notBuilt: item.notBuilt,
+	};
+}

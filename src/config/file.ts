@@ -1,0 +1,103 @@
+/** A YAML configuration file → configuration entries with line numbers. Flat: one key a line. */
+import { readFileSync } from "node:fs";
+import { dirname, resolve } from "node:path";
+import { isAlias, isMap, isScalar, LineCounter, parseDocument } from "yaml";
+import { nearestName } from "./names.ts";
+import { fieldOf, type Key, keyOf, spellings } from "./schema.ts";
+import type { Entry, Problem } from "./sources.ts";
+
+export interface ParsedFile {
+	readonly entries: readonly Entry[];
+	readonly problems: readonly Problem[];
+	/** False when the file could not be understood, so that what it lacks is unknown. */
+	readonly complete: boolean;
+}
+
+/** Reads a file. Nothing is thrown: an unreadable file and every mistake in it are in `problems`. */
+export function parseFile(file: string): ParsedFile {
+	let source: string;
+	try {
+		source = readFileSync(file, "utf8");
+	} catch (error) {
+		const code = (error as NodeJS.ErrnoException).code;
+		const message = code === "ENOENT" ? "there is no such file" : `it cannot be read (${code})`;
+		return { entries: [], problems: [{ where: `--config ${file}`, message }], complete: false };
+	}
+	return parseText(source, file);
+}
+
+/** Parses the text of a file called `file`; paths in it are relative to that file's folder. */
+export function parseText(source: string, file: string): ParsedFile {
+	const lines = new LineCounter();
+	const document = parseDocument(source, { lineCounter: lines, uniqueKeys: true, prettyErrors: false });
+	const problems: Problem[] = [];
+	const lineAt = (offset: number | undefined) => lines.linePos(offset ?? 0).line;
+	for (const error of document.errors) {
+		const where = `${file}:${lineAt(error.pos[0])}`;
+		if (error.code === "DUPLICATE_KEY") {
+			problems.push({ where, message: `${duplicateName(source, error.pos[0])} is given a second time` });
+		} else {
+			problems.push({ where, message: `this is no YAML: ${sentencePart(error.message)}` });
+		}
+	}
+	const map = document.contents;
+	const complete = document.errors.every((error) => error.code === "DUPLICATE_KEY");
+	if (map === null) return { entries: [], problems, complete };
+	if (!isMap(map)) {
+		if (problems.length === 0)
+			problems.push({ where: `${file}:1`, message: "the file must be a list of `key: value` lines" });
+		return { entries: [], problems, complete: false };
+	}
+	const entries: Entry[] = [];
+	const seen = new Map<Key, number>();
+	for (const pair of map.items) {
+		const node = isScalar(pair.key) ? pair.key : null;
+		const name = String(node?.value ?? "");
+		const line = lineAt(node?.range?.[0]);
+		const where = `${file}:${line}`;
+		const key = keyOf(name);
+		if (key === undefined) {
+			problems.push({
+				where,
+				message: `there is no key ${name}; the nearest is ${nearestName(name.replaceAll("_", "-"), spellings)}`,
+			});
+			continue;
+		}
+		const before = seen.get(key);
+		if (before !== undefined) {
+			// The same spelling twice was already reported by the parser.
+			if (!document.errors.some((error) => error.code === "DUPLICATE_KEY" && lineAt(error.pos[0]) === line)) {
+				problems.push({ where, message: `${name} is given a second time; ${key} is on line ${before}` });
+			}
+			continue;
+		}
+		seen.set(key, line);
+		if (isAlias(pair.value)) {
+			problems.push({
+				where,
+				message: `the value of ${name} starts with *, which is an alias in YAML; put it in quotes`,
+			});
+			continue;
+		}
+		if (isMap(pair.value)) {
+			problems.push({ where, message: `${name} has keys below it; the file is flat, one \`key: value\` a line` });
+			continue;
+		}
+		let value: unknown = (pair.value as { toJSON(): unknown } | null)?.toJSON() ?? null;
+		const { type } = fieldOf(key);
+		if (type.kind === "path" && typeof value === "string" && value !== "") value = resolve(dirname(file), value);
+		if (type.kind === "list" && value !== null && !Array.isArray(value)) value = [value];
+		entries.push({ key, value, origin: { source: "file", file, line } });
+	}
+	return { entries, problems, complete };
+}
+
+function duplicateName(source: string, offset: number): string {
+	return /^[^\s:]+/.exec(source.slice(offset))?.[0] ?? "a key";
+}
+
+/** A library's message as the end of a sentence. */
+function sentencePart(message: string): string {
+	const line = message.split("\n")[0]!.replace(/[.:]+$/, "");
+	return line.charAt(0).toLowerCase() + line.slice(1);
+}

@@ -1,0 +1,54 @@
+/**
+ * Layer patterns: one symbol a layer (language-model.md §1.1, §1.2). What Megatron knows and this program does not
+ * build yet is refused by name; every error gives the position in the string, counted from 1.
+ */
+import { UserError } from "../native/errors.ts";
+
+/** M Mamba-2, * attention, - dense MLP, E mixture of experts. */
+export type LayerSymbol = "M" | "*" | "-" | "E";
+
+function isLayerSymbol(symbol: string): symbol is LayerSymbol {
+	return symbol === "M" || symbol === "*" || symbol === "-" || symbol === "E";
+}
+
+/** Megatron's symbols that are not built. */
+const notBuilt: Readonly<Record<string, string>> = {
+	"|": "pipeline-stage boundaries (|)",
+	"/": "multi-token prediction depths (/)",
+	"[": "layer groups ([ and ])",
+	"]": "layer groups ([ and ])",
+	G: "Gated DeltaNet layers (G)",
+	D: "DeepSeek sparse attention layers (D)",
+	"+": "multi-latent attention layers (+)",
+};
+
+/** A pattern that is refused. */
+export class PatternError extends UserError {
+	constructor(
+		readonly pattern: string,
+		/** Position in the string, from 1; 0 when the whole pattern is meant. */
+		readonly position: number,
+		/** The end of a sentence that starts with the pattern. */
+		readonly reason: string,
+	) {
+		super(`Layer pattern ${JSON.stringify(pattern)}: ${reason}.`, 2);
+	}
+}
+
+/** The layers of a pattern in order. Throws a PatternError. */
+export function parseHybridPattern(pattern: string): readonly LayerSymbol[] {
+	const symbols = [...pattern];
+	if (symbols.length === 0) throw new PatternError(pattern, 0, "it is empty; allowed are M, *, - and E");
+	return symbols.map((symbol, index) => {
+		if (isLayerSymbol(symbol)) return symbol;
+		const what = Object.hasOwn(notBuilt, symbol)
+			? `${notBuilt[symbol]} are not built yet`
+			: `${JSON.stringify(symbol)} is no layer symbol`;
+		throw new PatternError(pattern, index + 1, `position ${index + 1}: ${what}; allowed are M, *, - and E`);
+	});
+}
+
+/** How many layers of a kind the pattern has. */
+export function countLayers(layers: readonly LayerSymbol[], kind: LayerSymbol): number {
+	return layers.filter((layer) => layer === kind).length;
+}

@@ -1,0 +1,39 @@
+/** Saving and loading (runtime.md §10). */
+import { choice, defaulting, integer, off, optional, path } from "../field.ts";
+
+export const checkpointKeys = {
+	save: optional(path, "Folder checkpoints are written to."),
+	"save-interval": optional(integer(1), "Steps between checkpoints."),
+	"save-retain-interval": optional(integer(1), "Keep only checkpoints at multiples of this many steps."),
+	load: optional(path, "Folder to resume from; an absent one means a fresh start."),
+	"ckpt-step": optional(integer(0), "Step to load instead of the newest."),
+	"pretrained-checkpoint": optional(path, "Weights to start from when load has no checkpoint."),
+	finetune: off("Load weights only and start at step 0."),
+	"exit-on-missing-checkpoint": off("Fail when load has no checkpoint."),
+	"no-save-optim": off("Save neither optimizer nor scheduler."),
+	"no-load-optim": off("Load neither optimizer nor scheduler."),
+	"no-save-rng": off("Do not save generator states."),
+	"no-load-rng": off("Do not load generator states."),
+	"load-main-params-from-ckpt": off("Take fp32 master weights from the checkpoint's weights."),
+	"override-ckpt-iteration": optional(integer(0), "Continue as if the checkpoint were of this step."),
+	"dist-ckpt-strictness": defaulting(
+		choice([
+			"assume_ok_unexpected",
+			"log_unexpected",
+			"log_all",
+			"raise_unexpected",
+			"raise_all",
+			"return_unexpected",
+			"return_all",
+			"ignore_all",
+		]),
+		"assume_ok_unexpected",
+		"What happens to keys that do not match.",
+		{ noEffect: "missing and unexpected keys are always errors" },
+	),
+	"dist-ckpt-optim-fully-reshardable": off("Save optimizer state by parameter, for any layout."),
+	"no-ckpt-fully-parallel-save": off("Let the first rank of each replica set write alone."),
+	"async-save": off("Write checkpoints while training goes on."),
+	"load-hf": optional(path, "Start from the weights of a Hugging Face NemotronH folder."),
+	"save-hf": optional(path, "Write the trained weights as a Hugging Face NemotronH folder."),
+} as const;

@@ -1,0 +1,16 @@
+/** What is read (runtime.md §8). */
+import { choice, defaulting, derived, integer, optional, path, text } from "../field.ts";
+
+export const dataKeys = {
+	"dataset-provider": derived(
+		choice(["mock", "text", "tokens"]),
+		"tokens when data-path is a .safetensors file, text for any other, mock without data-path",
+		"Source of the samples.",
+		{ megatron: "mock" },
+	),
+	"data-path": optional(path, "A text file, or a .safetensors file with a tensor named tokens."),
+	"valid-data-path": optional(path, "Validation data; unset: the part of data-path that split keeps back."),
+	tokenizer: optional(path, "A tokenizer.json; unset: bytes.", { aliases: ["tokenizer-model"] }),
+	split: defaulting(text, "969,30,1", "Shares of data-path for training, validation and test."),
+	"mock-dataset-size": defaulting(integer(1), 10000, "Mock samples of one rank."),
+} as const;

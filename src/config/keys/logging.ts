@@ -1,0 +1,18 @@
+/** What is printed and written while training (runtime.md §6, §12.3). */
+import { choice, defaulting, integer, off, optional, path } from "../field.ts";
+
+export const loggingKeys = {
+	"log-interval": defaulting(integer(1), 100, "Steps between log lines."),
+	"log-json": optional(path, "Append one JSON object a step to this file, numbers at full precision."),
+	"log-throughput": off("Add TFLOP/s per device to the log line."),
+	"log-num-zeros-in-grad": off("Add the number of zero gradients to the log line."),
+	"log-params-norm": off("Add the norm of all parameters to the log line."),
+	"tensorboard-dir": optional(path, "Folder of TensorBoard events."),
+	"tensorboard-log-interval": defaulting(integer(1), 1, "Steps between TensorBoard points."),
+	"log-timers-to-tensorboard": off("Iteration time and timers to TensorBoard."),
+	"timing-log-level": defaulting(integer(0, 2), 0, "How many timers are measured: 0 few, 2 all."),
+	"timing-log-option": defaulting(choice(["minmax", "max", "all"]), "minmax", "How timers of ranks are shown."),
+	"no-barrier-with-level-1-timing": off("Timers of level 1 without a barrier.", {
+		noEffect: "timers never add a barrier",
+	}),
+} as const;

@@ -1,0 +1,97 @@
+/** The language model: depth, width, attention, activation, initialisation (language-model.md §1, §3, §6, §9). */
+import {
+	alwaysOn,
+	boolean,
+	choice,
+	defaulting,
+	derived,
+	fraction,
+	integer,
+	number,
+	off,
+	optional,
+	positiveNumber,
+	required,
+	text,
+} from "../field.ts";
+
+export const modelKeys = {
+	"model-provider": defaulting(
+		choice(["hybrid", "nemotron-moe-vlm"]),
+		"hybrid",
+		"What is trained: the language model alone, or with a RADIO vision encoder and a projector.",
+		{ megatron: "nemotron-moe-vlm" },
+	),
+	"hybrid-layer-pattern": required(
+		text,
+		"One symbol a layer: M Mamba-2, * attention, - dense MLP, E mixture of experts.",
+		{ aliases: ["hybrid-override-pattern"] },
+	),
+	"num-layers": derived(integer(1), "symbols of hybrid-layer-pattern", "Number of layers; the pattern wins."),
+	"hidden-size": required(integer(1), "Width of the residual stream."),
+	"ffn-hidden-size": derived(integer(1), "4 × hidden-size", "Width of a dense MLP layer (-)."),
+	"num-attention-heads": derived(
+		integer(1),
+		"1 when the pattern has no *; required otherwise",
+		"Query heads of an attention layer.",
+	),
+	"group-query-attention": alwaysOn("Grouped-query attention; num-query-groups alone decides here."),
+	"num-query-groups": derived(integer(1), "num-attention-heads", "Key and value heads of an attention layer."),
+	"kv-channels": derived(integer(1), "hidden-size / num-attention-heads", "Width of one attention head."),
+	"squared-relu": off("Activation relu(x)²."),
+	swiglu: off("Gated activation silu(gate) · up."),
+	"quick-geglu": off("Gated activation gate · sigmoid(1.702 gate) · up."),
+	"disable-bias-linear": alwaysOn("Linear layers of the language model without bias."),
+	normalization: defaulting(choice(["RMSNorm"], ["LayerNorm"]), "RMSNorm", "Norm of the language model.", {
+		megatron: "LayerNorm",
+	}),
+	"norm-epsilon": defaulting(positiveNumber, 1e-5, "Added to the mean square inside a norm."),
+	"init-method-std": defaulting(number(0), 0.02, "Standard deviation of initial weights."),
+	"embedding-init-method-std": derived(
+		number(0),
+		"init-method-std",
+		"Standard deviation of the initial word embedding.",
+	),
+	"position-embedding-type": defaulting(
+		choice(["none", "rope"], ["learned_absolute", "mrope", "yarn", "relative"]),
+		"none",
+		"Position embedding of the language model.",
+		{ megatron: "learned_absolute" },
+	),
+	"rotary-base": defaulting(positiveNumber, 10000, "Base of rotary position embeddings."),
+	"rotary-percent": defaulting(number(0, 1), 1, "Share of a head's channels that rotary embeddings turn."),
+	"attention-backend": defaulting(
+		choice(["auto", "flash", "fused", "unfused", "local"]),
+		"auto",
+		"Megatron's choice of attention kernel.",
+		{ noEffect: "each native library has one attention kernel" },
+	),
+	"vocab-size": required(integer(1), "Tokens of the vocabulary before padding."),
+	"make-vocab-size-divisible-by": defaulting(
+		integer(1),
+		128,
+		"Embedding rows are padded to a multiple of this times llm-tp; padding rows never enter the softmax.",
+	),
+	"untie-embeddings-and-output-weights": defaulting(boolean, true, "Output layer with weights of its own.", {
+		megatron: "false",
+	}),
+	"seq-length": required(integer(1), "Tokens of a training sequence."),
+	"max-position-embeddings": derived(integer(1), "seq-length", "Upper bound of seq-length."),
+	"hidden-dropout": defaulting(fraction, 0, "Dropout of embeddings and of every layer's output.", {
+		megatron: "0.1",
+	}),
+	"attention-dropout": defaulting(fraction, 0, "Dropout of attention probabilities.", { megatron: "0.1" }),
+	"recompute-granularity": optional(
+		choice(["full"], ["selective"]),
+		"Recompute whole layers in the backward pass instead of keeping their activations.",
+	),
+	"recompute-method": defaulting(
+		choice(["uniform", "block"]),
+		"uniform",
+		"uniform: every layer in runs of recompute-num-layers; block: only the first recompute-num-layers layers.",
+		{ megatron: "unset" },
+	),
+	"recompute-num-layers": defaulting(integer(1), 1, "Layers of one recomputed run, or recomputed layers.", {
+		megatron: "unset",
+	}),
+} as const;

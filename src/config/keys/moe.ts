@@ -1,0 +1,49 @@
+/** Mixture-of-experts layers (language-model.md §4). */
+import { alwaysOn, choice, defaulting, derived, integer, list, number, off, positiveNumber } from "../field.ts";
+
+export const moeKeys = {
+	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer."),
+	"moe-router-topk": defaulting(integer(1), 2, "Experts a token is sent to."),
+	"moe-ffn-hidden-size": derived(integer(1), "ffn-hidden-size", "Width of one routed expert."),
+	"moe-shared-expert-intermediate-size": defaulting(integer(0), 0, "Width of the shared expert; 0: none."),
+	"moe-router-score-function": defaulting(
+		choice(["softmax", "sigmoid"], ["sqrtsoftplus"]),
+		"softmax",
+		"Score of an expert from its router logit.",
+	),
+	"moe-router-pre-softmax": off("Softmax over all experts before the top-k instead of over the chosen ones."),
+	"moe-router-topk-scaling-factor": defaulting(positiveNumber, 1, "Factor on the routing weights.", {
+		megatron: "unset, which is 1",
+	}),
+	"moe-router-num-groups": defaulting(integer(1), 1, "Equal blocks of experts for group-limited routing.", {
+		megatron: "unset, which is 1",
+	}),
+	"moe-router-group-topk": defaulting(integer(1), 1, "Blocks of experts a token may use.", {
+		megatron: "unset, which is 1",
+	}),
+	"moe-router-enable-expert-bias": off("Add a bias per expert to the scores that choose, updated once a step."),
+	"moe-router-bias-update-rate": defaulting(number(0), 1e-3, "Step of the expert bias; 0 keeps it fixed."),
+	"moe-router-dtype": defaulting(choice(["fp32"], ["fp64"]), "fp32", "Precision of router logits and scores.", {
+		megatron: "unset, which is the model's",
+	}),
+	"moe-router-load-balancing-type": defaulting(
+		list(choice(["aux_loss", "seq_aux_loss", "global_aux_loss", "none"], ["sinkhorn", "quantile_balancing"])),
+		["aux_loss"],
+		"Balancing losses, one coefficient in moe-aux-loss-coeff each.",
+	),
+	"moe-aux-loss-coeff": defaulting(list(number(0)), [0], "Coefficients of the balancing losses."),
+	"moe-z-loss-coeff": defaulting(number(0), 0, "Coefficient of the router z-loss.", { megatron: "unset, which is 0" }),
+	"moe-grouped-gemm": alwaysOn("All experts of a layer in one grouped GEMM."),
+	"moe-router-fusion": alwaysOn("Fused router kernels."),
+	"moe-permute-fusion": alwaysOn("Fused permutation of tokens to experts."),
+	"use-fused-weighted-squared-relu": alwaysOn("Activation and routing weight in one kernel."),
+	"moe-shared-expert-overlap": off("Shared expert beside the token exchange.", {
+		noEffect: "it orders work and changes no value",
+	}),
+	"moe-token-dispatcher-type": defaulting(
+		choice(["alltoall"], ["allgather", "flex"]),
+		"alltoall",
+		"How tokens reach experts of other ranks.",
+		{ megatron: "allgather" },
+	),
+} as const;

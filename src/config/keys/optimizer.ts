@@ -1,0 +1,53 @@
+/** AdamW, precision and clipping (runtime.md §4, language-model.md §7). */
+import {
+	alwaysOn,
+	boolean,
+	choice,
+	defaulting,
+	fraction,
+	integer,
+	number,
+	off,
+	optional,
+	positiveNumber,
+	required,
+} from "../field.ts";
+
+const fp16 = "there is no fp16 training and so no loss scaling";
+
+export const optimizerKeys = {
+	optimizer: defaulting(choice(["adam"], ["sgd", "muon", "dist_muon"]), "adam", "Optimizer: AdamW."),
+	lr: required(number(0), "Maximum learning rate."),
+	"min-lr": defaulting(number(0), 0, "Minimum learning rate."),
+	"weight-decay": defaulting(number(0), 0.01, "Decoupled weight decay."),
+	"start-weight-decay": optional(number(0), "Weight decay at the start of its ramp."),
+	"end-weight-decay": optional(number(0), "Weight decay at the end of its ramp."),
+	"weight-decay-incr-style": defaulting(
+		choice(["constant", "linear", "cosine"]),
+		"constant",
+		"Ramp from start- to end-weight-decay over the training.",
+	),
+	"adam-beta1": defaulting(fraction, 0.9, "Decay of the first moment."),
+	"adam-beta2": defaulting(fraction, 0.999, "Decay of the second moment."),
+	"adam-eps": defaulting(positiveNumber, 1e-8, "Added to the root of the second moment."),
+	"clip-grad": defaulting(number(0), 1, "Global gradient norm above which gradients are scaled down; 0: never."),
+	bf16: off("Parameters and activations in bf16 with fp32 master weights, moments and gradients."),
+	"grad-reduce-in-bf16": off("Reduce gradients in bf16 instead of fp32."),
+	"no-gradient-accumulation-fusion": off("Weight gradients rounded to the model's precision before they are added.", {
+		noEffect: "weight gradients are always added in fp32",
+	}),
+	"calculate-per-token-loss": alwaysOn("Gradient of the mean over all loss tokens of the step."),
+	"cross-entropy-loss-fusion": off("Round the gradient of the logits to bf16, as Megatron's fused loss does."),
+	"z-loss-coeff": defaulting(number(0), 0, "Coefficient of the z-loss of the vocabulary logits."),
+	"check-for-nan-in-loss-and-grad": defaulting(
+		boolean,
+		true,
+		"Stop at the first loss or gradient norm that is not finite.",
+	),
+	"use-distributed-optimizer": off("Shard optimizer state over data-parallel ranks (ZeRO-1)."),
+	"loss-scale": defaulting(number(1, 1), 1, "Constant loss scale.", { megatron: "unset" }),
+	"initial-loss-scale": defaulting(positiveNumber, 2 ** 32, "First dynamic loss scale.", { noEffect: fp16 }),
+	"loss-scale-window": defaulting(integer(1), 1000, "Steps before the dynamic loss scale grows.", { noEffect: fp16 }),
+	hysteresis: defaulting(integer(1), 2, "Overflows before the dynamic loss scale shrinks.", { noEffect: fp16 }),
+	"min-loss-scale": defaulting(positiveNumber, 1, "Smallest dynamic loss scale.", { noEffect: fp16 }),
+} as const;

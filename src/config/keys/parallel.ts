@@ -1,0 +1,43 @@
+/** Which ranks do what (runtime.md §1, §3.6). Every size is 1 unless given: one process is a layout too. */
+import { defaulting, derived, integer, off, optional } from "../field.ts";
+
+const size = integer(1);
+
+export const parallelKeys = {
+	"llm-only": off("Train without the encoder."),
+	"encoder-tp": defaulting(size, 1, "Tensor-parallel size of the encoder.", { megatron: "2" }),
+	"encoder-dp": defaulting(size, 1, "Data-parallel size of the encoder.", { megatron: "2" }),
+	"llm-offset": derived(
+		integer(0),
+		"encoder-tp × encoder-dp, or 0 without an encoder",
+		"First rank of the language model; 0 with one rank a module puts both into one process.",
+		{ megatron: "4" },
+	),
+	"llm-tp": defaulting(size, 1, "Tensor-parallel size of the language model.", {
+		megatron: "2",
+		aliases: ["tensor-model-parallel-size"],
+	}),
+	"llm-cp": defaulting(size, 1, "Context-parallel size of the language model; only 1 is built.", {
+		aliases: ["context-parallel-size"],
+	}),
+	"llm-pp": defaulting(size, 1, "Pipeline stages of the language model.", {
+		aliases: ["pipeline-model-parallel-size"],
+	}),
+	"llm-dp": defaulting(size, 1, "Data-parallel size of the language model.", { megatron: "2" }),
+	"llm-ep": defaulting(size, 1, "Expert-parallel size of the language model.", {
+		aliases: ["expert-model-parallel-size"],
+	}),
+	"llm-expt-tp": defaulting(size, 1, "Tensor-parallel size of one expert.", {
+		megatron: "unset, which is 1",
+		aliases: ["expert-tensor-parallel-size"],
+	}),
+	"tensor-parallel-num-weight-shards": derived(size, "llm-tp", "Shards of a weight: llm-tp × weight shards."),
+	"expert-tensor-parallel-num-weight-shards": derived(size, "llm-expt-tp", "Shards of an expert's weight."),
+	"encoder-ddp-overlap": off("Overlap the encoder's gradient reduction too."),
+	"overlap-grad-reduce": off("Reduce gradients while the backward pass runs."),
+	"overlap-param-gather": off("Gather parameters while the next forward pass runs."),
+	"ddp-num-buckets": optional(size, "Gradient buckets of a module."),
+	"ddp-bucket-size": optional(integer(0), "Elements of a gradient bucket."),
+	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements."),
+	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
+} as const;

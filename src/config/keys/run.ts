@@ -1,0 +1,20 @@
+/** Where and how the program runs. */
+import { choice, defaulting, integer, off, optional } from "../field.ts";
+import { presetNames } from "../preset-names.ts";
+
+export const runKeys = {
+	preset: optional(choice(presetNames), "A known model and recipe; files and flags override it."),
+	device: defaulting(choice(["auto", "cpu", "cuda"]), "auto", "Native library: auto takes CUDA where it works."),
+	threads: defaulting(integer(0), 0, "CPU threads of a rank; 0: one a core."),
+	seed: defaulting(integer(1), 1234, "Seed of initial weights, dropout and data order."),
+	"data-parallel-random-init": off("Other initial weights on every data-parallel rank.", {
+		noEffect: "initial weights never depend on the layout",
+	}),
+	"deterministic-mode": off("Bitwise equal runs on CUDA; on the CPU they always are."),
+	"rerun-mode": defaulting(
+		choice(["disabled", "validate_results", "report_stats"]),
+		"disabled",
+		"Megatron's rerun state machine.",
+		{ megatron: "validate_results", noEffect: "there is no rerun state machine" },
+	),
+} as const;

@@ -1,0 +1,156 @@
+/** What a layout of ranks must satisfy (runtime.md §1.3): spans, sizes that divide, batches that spread over lanes. */
+import { type Check, divides, unless } from "./check.ts";
+import { dataLanes, hasEncoder, sharesOneProcess, weightShards } from "./derive.ts";
+import type { Key, TrainingConfiguration } from "./schema.ts";
+
+/** What a tensor-parallel size cuts, and how long that is; only what the configuration uses. */
+type Cuts = (c: TrainingConfiguration) => readonly (readonly [name: string, length: number, used: boolean])[];
+
+/** `key` must divide every length; all that it does not divide are named. */
+function cuts(key: Key, size: (c: TrainingConfiguration) => number, lengths: Cuts): Check {
+	return (c) => {
+		const uneven = lengths(c).filter(([, length, used]) => used && length % size(c) !== 0);
+		const names = uneven.map(([name, length]) => `${name} (${length})`);
+		return unless(names.length === 0, key, `allowed is a divisor of ${names.join(" and of ")}`);
+	};
+}
+
+const has = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPattern.includes(symbol);
+
+/** One of two numbers is a multiple of the other. */
+const nested = (a: number, b: number) => a % b === 0 || b % a === 0;
+
+/** "rank 4", "ranks 4-7". */
+const rankSpan = (begin: number, end: number) => (end - begin === 1 ? `rank ${begin}` : `ranks ${begin}-${end - 1}`);
+
+/** The encoder starts at rank 0, the language model right behind it: nothing shared, nothing left out. */
+const spansMeet: Check = (c) => {
+	if (!hasEncoder(c)) {
+		return unless(
+			c.llmOffset === 0,
+			"llm-offset",
+			`allowed is 0 ${c.llmOnly ? "with llm-only" : "without an encoder"}`,
+		);
+	}
+	if (sharesOneProcess(c)) return null;
+	const end = c.encoderTp * c.encoderDp;
+	const languageEnd = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
+	const trouble =
+		c.llmOffset < end
+			? `on ${rankSpan(c.llmOffset, Math.min(end, languageEnd))} both modules would run`
+			: `on ${rankSpan(end, c.llmOffset)} no module would run`;
+	return unless(c.llmOffset === end, "llm-offset", `allowed is encoder-tp × encoder-dp (${end}): ${trouble}`);
+};
+
+/** The expert view divides the ranks of a pipeline stage again. */
+const expertsDivideStage: Check = (c) => {
+	const stage = c.llmTp * dataLanes(c);
+	return unless(
+		stage % (c.llmEp * c.llmExptTp) === 0,
+		"llm-ep",
+		`times llm-expt-tp (${c.llmExptTp}) it has to divide the ${stage} ranks of llm-tp × data lanes`,
+	);
+};
+
+const expertShardsDivideStage: Check = (c) => {
+	const stage = c.llmTp * dataLanes(c);
+	const inner = c.llmEp * c.llmExptTp;
+	return unless(
+		stage % inner !== 0 || (stage / inner) % weightShards(c).expert === 0,
+		"expert-tensor-parallel-num-weight-shards",
+		`times llm-ep (${c.llmEp}) it has to divide the ${stage} ranks of llm-tp × data lanes`,
+	);
+};
+
+/** A route joins whole lanes: each lane of one side serves as many of the other. */
+const lanesNest: Check = (c) =>
+	unless(
+		!hasEncoder(c) || nested(c.encoderDp, dataLanes(c)),
+		"encoder-dp",
+		`allowed is a divisor or a multiple of the language model's data lanes (${dataLanes(c)})`,
+	);
+
+/** With fewer language lanes than encoder lanes, a microbatch is dealt out to several encoder lanes. */
+function batchReachesEncoder(key: Key, perLane: (c: TrainingConfiguration) => number): Check {
+	return (c) => {
+		const lanes = dataLanes(c);
+		return unless(
+			!hasEncoder(c) || !nested(c.encoderDp, lanes) || (perLane(c) * lanes) % c.encoderDp === 0,
+			key,
+			`allowed is a multiple of ${c.encoderDp / lanes}: encoder-dp (${c.encoderDp}) over data lanes (${lanes})`,
+		);
+	};
+}
+
+const evaluationReachesEncoder = batchReachesEncoder("eval-micro-batch-size", (c) => c.evalMicroBatchSize);
+
+/** Come before all that reads the number of data lanes, which they make a whole number. */
+export const weightShardChecks: readonly Check[] = [
+	divides(
+		"tensor-parallel-num-weight-shards",
+		(c) => c.tensorParallelNumWeightShards,
+		"llm-tp",
+		(c) => c.llmTp,
+	),
+	divides(
+		"expert-tensor-parallel-num-weight-shards",
+		(c) => c.expertTensorParallelNumWeightShards,
+		"llm-expt-tp",
+		(c) => c.llmExptTp,
+	),
+];
+
+/** Sizes that cut the model come last: refusing one skips every check that reads it. */
+export const layoutChecks: readonly Check[] = [
+	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),
+	(c) => unless(c.numExperts % c.llmEp === 0, "llm-ep", `allowed is a divisor of num-experts (${c.numExperts})`),
+	expertsDivideStage,
+	expertShardsDivideStage,
+	spansMeet,
+	lanesNest,
+	batchReachesEncoder("micro-batch-size", (c) => c.microBatchSize),
+	(c) => (c.evalMicroBatchSize === c.microBatchSize ? null : evaluationReachesEncoder(c)),
+	(c) => unless(!c.encoderDdpOverlap || !c.llmOnly, "encoder-ddp-overlap", "allowed only without llm-only"),
+	(c) =>
+		unless(!c.encoderDdpOverlap || c.overlapGradReduce, "encoder-ddp-overlap", "allowed only with overlap-grad-reduce"),
+	(c) =>
+		unless(
+			!c.overlapParamGather || c.overlapGradReduce,
+			"overlap-param-gather",
+			"allowed only with overlap-grad-reduce",
+		),
+	(c) =>
+		unless(
+			c.ddpNumBuckets === null || c.ddpBucketSize === null,
+			"ddp-bucket-size",
+			"allowed only without ddp-num-buckets",
+		),
+	cuts(
+		"llm-tp",
+		(c) => c.llmTp,
+		(c) => [
+			["num-attention-heads", c.numAttentionHeads, has(c, "*")],
+			["num-query-groups", c.numQueryGroups, has(c, "*")],
+			["mamba-num-heads", c.mambaNumHeads, has(c, "M")],
+			["mamba-num-groups", c.mambaNumGroups, has(c, "M")],
+			["ffn-hidden-size", c.ffnHiddenSize, has(c, "-")],
+			["moe-shared-expert-intermediate-size", c.moeSharedExpertIntermediateSize, has(c, "E")],
+			["micro-batch-size × seq-length", c.microBatchSize * c.seqLength, true],
+			[
+				"eval-micro-batch-size × seq-length",
+				c.evalMicroBatchSize * c.seqLength,
+				c.evalMicroBatchSize !== c.microBatchSize,
+			],
+		],
+	),
+	cuts(
+		"encoder-tp",
+		(c) => c.encoderTp,
+		(c) => [["hidden-size", c.hiddenSize, hasEncoder(c) && c.visionProjectionType === "affine"]],
+	),
+	cuts(
+		"llm-expt-tp",
+		(c) => c.llmExptTp,
+		(c) => [["moe-ffn-hidden-size", c.moeFfnHiddenSize, has(c, "E")]],
+	),
+];

@@ -1,0 +1,3 @@
+/** Names of the presets, apart from their values so that the schema need not import them. */
+export const presetNames = ["nemotron-tiny", "nemotron-20l", "nemotron-54l", "nemotron-nano-30b-a3b"] as const;
+export type PresetName = (typeof presetNames)[number];

@@ -1,0 +1,110 @@
+/**
+ * Known models (language-model.md §9.1) and their recipes as far as they were published. Layout is never part of a
+ * preset: one process is the default.
+ */
+
+import { type PresetName, presetNames } from "./preset-names.ts";
+import type { Key } from "./schema.ts";
+
+type Preset = Readonly<Partial<Record<Key, unknown>>>;
+
+/** What the 20L, 54L and Nano models share. */
+const nemotron: Preset = {
+	"hidden-size": 2688,
+	"vocab-size": 131072,
+	"num-attention-heads": 32,
+	"num-query-groups": 8,
+	"kv-channels": 128,
+	"ffn-hidden-size": 1856,
+	"squared-relu": true,
+	"init-method-std": 0.0173,
+	"norm-epsilon": 1e-5,
+	"mamba-num-heads": 64,
+	"mamba-head-dim": 64,
+	"mamba-num-groups": 8,
+	"mamba-state-dim": 128,
+	"num-experts": 128,
+	"moe-router-topk": 6,
+	"moe-ffn-hidden-size": 1856,
+	"moe-shared-expert-intermediate-size": 3712,
+	"moe-router-score-function": "sigmoid",
+	"moe-router-topk-scaling-factor": 2.5,
+	"moe-router-enable-expert-bias": true,
+	"moe-router-load-balancing-type": ["seq_aux_loss"],
+	"moe-aux-loss-coeff": [1e-4],
+	"seq-length": 8192,
+	"micro-batch-size": 1,
+	bf16: true,
+	"adam-beta1": 0.9,
+	"adam-beta2": 0.95,
+	"clip-grad": 1,
+};
+
+/** The published 20-layer recipe, which the 54-layer model differs from in its pattern alone. */
+const mimoRecipe: Preset = {
+	"global-batch-size": 8,
+	"train-iters": 20,
+	lr: 2e-4,
+	"min-lr": 2e-6,
+	"lr-decay-style": "cosine",
+	"lr-decay-iters": 10,
+	"weight-decay": 0.05,
+};
+
+export const presets: Readonly<Record<PresetName, Preset>> = {
+	// Every layer kind, bytes as tokens: trains in about a minute on two CPU cores.
+	"nemotron-tiny": {
+		"hybrid-layer-pattern": "ME*-MEM",
+		"hidden-size": 128,
+		"vocab-size": 256,
+		"num-attention-heads": 4,
+		"num-query-groups": 2,
+		"kv-channels": 32,
+		"ffn-hidden-size": 256,
+		"squared-relu": true,
+		"init-method-std": 0.05,
+		"mamba-num-heads": 8,
+		"mamba-head-dim": 32,
+		"mamba-num-groups": 2,
+		"mamba-state-dim": 32,
+		"mamba-chunk-size": 64,
+		"num-experts": 8,
+		"moe-router-topk": 2,
+		"moe-ffn-hidden-size": 128,
+		"moe-shared-expert-intermediate-size": 128,
+		"moe-router-score-function": "sigmoid",
+		"moe-router-topk-scaling-factor": 2.5,
+		"moe-router-enable-expert-bias": true,
+		"moe-router-load-balancing-type": ["seq_aux_loss"],
+		"moe-aux-loss-coeff": [1e-4],
+		"seq-length": 256,
+		"micro-batch-size": 4,
+		"global-batch-size": 8,
+		"train-iters": 300,
+		lr: 3e-3,
+		"min-lr": 3e-4,
+		"lr-decay-style": "cosine",
+		"lr-warmup-iters": 20,
+		"weight-decay": 0.1,
+		"adam-beta2": 0.95,
+		"log-interval": 10,
+	},
+	"nemotron-20l": { ...nemotron, ...mimoRecipe, "hybrid-layer-pattern": "MEMEM*EMEMEM*EMEMEM*" },
+	"nemotron-54l": {
+		...nemotron,
+		...mimoRecipe,
+		"hybrid-layer-pattern": "MEMEM*EMEM*EMEM*EMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEME",
+	},
+	"nemotron-nano-30b-a3b": {
+		...nemotron,
+		"hybrid-layer-pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+		"num-query-groups": 2,
+		lr: 1.6e-3,
+		"min-lr": 1.6e-5,
+		"weight-decay": 0.1,
+	},
+};
+
+export function isPresetName(name: unknown): name is PresetName {
+	return (presetNames as readonly unknown[]).includes(name);
+}

@@ -1,0 +1,42 @@
+/** Shows a resolved configuration: a table for people, or JSON. */
+import type { ResolvedConfiguration } from "./resolve.ts";
+import { keys, propertyOf, subjects } from "./schema.ts";
+import { describeOrigin } from "./sources.ts";
+
+/** A table of key, value and origin, grouped by subject; "-" is a value that is unset. */
+export function configurationTable({ configuration, origins, notes }: ResolvedConfiguration): string {
+	const rows = Object.entries(subjects).map(([subject, group]) => ({
+		subject,
+		rows: (Object.keys(group) as (typeof keys)[number][]).map(
+			(key) => [key, shown(configuration[propertyOf(key)]), describeOrigin(origins[key])] as const,
+		),
+	}));
+	const width = (column: 0 | 1) => Math.max(...rows.flatMap(({ rows }) => rows.map((row) => row[column].length)));
+	const [keyWidth, valueWidth] = [width(0), Math.min(width(1), 40)];
+	const lines = rows.flatMap(({ subject, rows }) => [
+		`# ${subject}`,
+		...rows.map(([key, value, origin]) => `${key.padEnd(keyWidth)}  ${value.padEnd(valueWidth)}  ${origin}`),
+		"",
+	]);
+	return [...lines, ...notes].join("\n").trimEnd();
+}
+
+/** The same as one JSON object: `configuration` by key, `origins` by key, `notes`. */
+export function configurationJson({ configuration, origins, notes }: ResolvedConfiguration): string {
+	const byKey = <T>(value: (key: (typeof keys)[number]) => T) =>
+		Object.fromEntries(keys.map((key) => [key, value(key)]));
+	return JSON.stringify(
+		{
+			configuration: byKey((key) => configuration[propertyOf(key)]),
+			origins: byKey((key) => describeOrigin(origins[key])),
+			notes,
+		},
+		null,
+		2,
+	);
+}
+
+function shown(value: unknown): string {
+	if (value === null) return "-";
+	return Array.isArray(value) ? value.join(",") : String(value);
+}

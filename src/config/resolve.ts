@@ -1,0 +1,201 @@
+/**
+ * Preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together, before
+ * anything that the configuration names is opened.
+ */
+import * as v from "valibot";
+import { UserError } from "../native/errors.ts";
+import type { Check } from "./check.ts";
+import { checks, lengthIsGiven, patternIsLegal } from "./checks.ts";
+import { type Derivation, dataLanes, derivations, weightShards } from "./derive.ts";
+import { Draft } from "./draft.ts";
+import { parseFile } from "./file.ts";
+import { type CommandFlags, parseFlags } from "./flags.ts";
+import { parseHybridPattern } from "./hybrid-pattern.ts";
+import { isPresetName, presets } from "./presets.ts";
+import {
+	type DerivedKey,
+	fieldOf,
+	type Key,
+	keyOf,
+	keys,
+	type TrainingConfiguration,
+	trainingSchema,
+} from "./schema.ts";
+import { describeOrigin, type Entry, type Origin, type Problem } from "./sources.ts";
+
+export interface ResolvedConfiguration {
+	readonly configuration: TrainingConfiguration;
+	/** Where each value came from. */
+	readonly origins: Readonly<Record<Key, Origin>>;
+	/** What the user should know: flags that change nothing here, a pattern that overrules num-layers. */
+	readonly notes: readonly string[];
+	/** Values of the command's own flags. */
+	readonly command: Readonly<Record<string, string>>;
+}
+
+/** Exit code of a command that was not understood. */
+const usageExitCode = 2;
+
+/**
+ * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
+ * value). Throws one UserError with every mistake.
+ */
+export function resolveConfiguration(args: readonly string[], commandFlags: CommandFlags = {}): ResolvedConfiguration {
+	const flags = parseFlags(args, { ...commandFlags, config: true });
+	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
+	const given = [...(file?.entries ?? []), ...flags.entries];
+	const problems = [...flags.problems, ...(file?.problems ?? [])];
+	return { ...resolveEntries(given, problems, file?.complete ?? true), command: flags.command };
+}
+
+/** A configuration made by the program from keys and values, checked like any other. */
+export function configurationOf(values: Readonly<Partial<Record<Key, unknown>>>): TrainingConfiguration {
+	const entries = Object.entries(values).map(([name, value]) => {
+		const key = keyOf(name);
+		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, usageExitCode);
+		return { key, value, origin: { source: "program" } } as const;
+	});
+	return resolveEntries(entries, [], true).configuration;
+}
+
+/** `complete`: every source was understood, so that a key that is in none of them is missing. */
+function resolveEntries(
+	given: readonly Entry[],
+	problems: Problem[],
+	complete: boolean,
+): Omit<ResolvedConfiguration, "command"> {
+	const origins = {} as Record<Key, Origin>;
+	const raw: Partial<Record<Key, unknown>> = {};
+	const apply = (key: Key, value: unknown, origin: Origin) => {
+		raw[key] = value;
+		origins[key] = origin;
+	};
+	const preset = given.findLast(({ key }) => key === "preset")?.value;
+	if (isPresetName(preset)) {
+		for (const [key, value] of Object.entries(presets[preset])) {
+			apply(key as Key, value, { source: "preset", name: preset });
+		}
+	}
+	for (const { key, value, origin } of given) apply(key, value, origin);
+
+	const draft = new Draft();
+	const refused = new Set<Key>();
+	const refuse = (key: Key, message: string) => {
+		const value = key in raw ? raw[key] : draft.valueOf(key);
+		problems.push(problem(key, value, origins[key], message));
+		refused.add(key);
+		draft.refuse(key);
+	};
+
+	for (const key of keys) {
+		const field = fieldOf(key);
+		if (key in raw) draft.set(key, raw[key]);
+		else if (field.presence === "default" || field.presence === "optional") {
+			draft.set(key, field.default);
+			origins[key] = { source: "default" };
+		}
+	}
+	const parsed = v.safeParse(trainingSchema, raw);
+	for (const issue of parsed.issues ?? []) {
+		const key = issue.path![0]!.key as Key;
+		if (!refused.has(key)) refuse(key, disallowed(key, raw[key]));
+	}
+	for (const key of Object.keys(raw) as Key[]) {
+		if (!refused.has(key) && fieldOf(key).alwaysOn && raw[key] === false) {
+			refuse(key, "allowed is true: it is always so here");
+		}
+	}
+	// What an unknown preset or an unreadable file would have given is not known to be missing.
+	const known = complete && (preset === undefined || preset === null || isPresetName(preset));
+	const lacking = (key: Key) => {
+		if (known) problems.push(missing(key));
+	};
+	for (const key of keys) if (fieldOf(key).presence === "required" && !(key in raw)) lacking(key);
+	const inspect = (list: readonly Check[]) => {
+		for (const check of list) {
+			const complaint = draft.read(check);
+			if (complaint && !refused.has(complaint.key)) refuse(complaint.key, complaint.message);
+		}
+	};
+	inspect([patternIsLegal]);
+	for (const [key, derive] of Object.entries(derivations) as [DerivedKey, Derivation][]) {
+		if (key in raw) continue;
+		const result = draft.read((c) => ({ value: derive(c) }));
+		if (result === undefined) continue;
+		if (result.value === undefined) {
+			lacking(key);
+			continue;
+		}
+		const { type, derivation } = fieldOf(key);
+		origins[key] = { source: "derived", from: derivation! };
+		draft.set(key, result.value);
+		if (!v.is(type.schema, result.value))
+			refuse(key, `allowed is ${type.allowed}, so it has to be given (flag --${key})`);
+	}
+	inspect(known ? [lengthIsGiven, ...checks] : checks);
+	if (problems.length > 0) throw new UserError(report(problems), usageExitCode);
+	const notes = notesOn(given, draft.finish());
+	draft.set("num-layers", parseHybridPattern(draft.finish().hybridLayerPattern).length);
+	return { configuration: draft.finish(), origins, notes };
+}
+
+function missing(key: Key): Problem {
+	const { type, derivation } = fieldOf(key);
+	const why = derivation?.includes("required") ? ` (${derivation})` : "";
+	return { where: key, message: `it is missing${why}; give ${type.allowed} (flag --${key}, a preset or a file)` };
+}
+
+/** The end of a sentence about a value of the wrong type or outside its bounds. */
+function disallowed(key: Key, value: unknown): string {
+	const { type } = fieldOf(key);
+	const unbuilt = [value].flat().find((item) => typeof item === "string" && type.notBuilt.includes(item));
+	return unbuilt === undefined
+		? `allowed is ${type.allowed}`
+		: `${unbuilt} is not built yet; allowed is ${type.allowed}`;
+}
+
+/** A mistake in a value: where it was given, the value, what is allowed. */
+function problem(key: Key, value: unknown, origin: Origin, message: string): Problem {
+	const sentence = `is ${JSON.stringify(value)}; ${message}`;
+	switch (origin.source) {
+		case "flag":
+			return { where: origin.name, message: `the value ${sentence}` };
+		case "file":
+			return { where: describeOrigin(origin), message: `${key} ${sentence}` };
+		case "default":
+			return value === null ? { where: key, message } : { where: `${key} (default)`, message: `the value ${sentence}` };
+		default:
+			return { where: `${key} (${describeOrigin(origin)})`, message: `the value ${sentence}` };
+	}
+}
+
+function report(problems: readonly Problem[]): string {
+	const lines = problems.map(({ where, message }) => `${where}: ${message}.`);
+	return lines.length === 1
+		? lines[0]!
+		: `${lines.length} mistakes in the configuration:\n${lines.map((line) => `  ${line}`).join("\n")}`;
+}
+
+function notesOn(given: readonly Entry[], configuration: TrainingConfiguration): string[] {
+	const notes: string[] = [];
+	const names = [...new Set(given.map(({ key }) => key))];
+	const always = names.filter((key) => fieldOf(key).alwaysOn);
+	if (always.length > 0) notes.push(`Always so here: ${always.join(", ")}.`);
+	const without = names.filter((key) => fieldOf(key).noEffect !== undefined);
+	if (without.length > 0) {
+		notes.push(`Without effect here: ${without.map((key) => `${key} (${fieldOf(key).noEffect})`).join(", ")}.`);
+	}
+	const shards = weightShards(configuration);
+	if (shards.dense > 1 || shards.expert > 1) {
+		notes.push(
+			`Weight shards run as extra data parallelism with the same ${dataLanes(configuration)} data lanes: a rank holds whole what Megatron cuts into ${shards.dense} (dense) and ${shards.expert} (expert) shards.`,
+		);
+	}
+	const layers = parseHybridPattern(configuration.hybridLayerPattern).length;
+	if (configuration.numLayers !== layers) {
+		notes.push(
+			`num-layers is ${configuration.numLayers}, but hybrid-layer-pattern has ${layers} layers, which counts.`,
+		);
+	}
+	return notes;
+}

@@ -1,0 +1,92 @@
+/**
+ * The training configuration: every key with its type, default and help, and the type the program reads. Keys are
+ * Megatron's flag names without dashes in front; a TrainingConfiguration has them in camelCase.
+ */
+import * as v from "valibot";
+import type { Field, ValueOf } from "./field.ts";
+import { checkpointKeys } from "./keys/checkpoint.ts";
+import { dataKeys } from "./keys/data.ts";
+import { loggingKeys } from "./keys/logging.ts";
+import { mambaKeys } from "./keys/mamba.ts";
+import { modelKeys } from "./keys/model.ts";
+import { moeKeys } from "./keys/moe.ts";
+import { optimizerKeys } from "./keys/optimizer.ts";
+import { parallelKeys } from "./keys/parallel.ts";
+import { runKeys } from "./keys/run.ts";
+import { scheduleKeys } from "./keys/schedule.ts";
+import { visionKeys } from "./keys/vision.ts";
+import { type CamelCase, camelCase } from "./names.ts";
+
+/** Subjects in the order of help and documentation. */
+export const subjects = {
+	Run: runKeys,
+	"Language model": modelKeys,
+	"Mamba-2 layers": mambaKeys,
+	"Mixture of experts": moeKeys,
+	Optimizer: optimizerKeys,
+	"Length and schedules": scheduleKeys,
+	Data: dataKeys,
+	Logging: loggingKeys,
+	Checkpoints: checkpointKeys,
+	Layout: parallelKeys,
+	Vision: visionKeys,
+} as const;
+
+export const fields = {
+	...runKeys,
+	...modelKeys,
+	...mambaKeys,
+	...moeKeys,
+	...optimizerKeys,
+	...scheduleKeys,
+	...dataKeys,
+	...loggingKeys,
+	...checkpointKeys,
+	...parallelKeys,
+	...visionKeys,
+} as const;
+
+type Fields = typeof fields;
+
+/** A configuration key: a flag name without dashes in front. */
+export type Key = keyof Fields;
+
+/** Keys of a TrainingConfiguration, typed: what the whole program reads. */
+export interface TrainingConfiguration extends Readonly<{ [K in Key as CamelCase<K>]: ValueOf<Fields[K]> }> {}
+
+/** Keys whose default derive.ts computes. */
+export type DerivedKey = { [K in Key]: Fields[K] extends Field<infer _, "derived"> ? K : never }[Key];
+
+export const keys = Object.keys(fields) as readonly Key[];
+
+/** A key's field, without its value type. */
+export function fieldOf(key: Key): Field {
+	return fields[key] as Field;
+}
+
+/** Name of the key in a TrainingConfiguration. */
+export function propertyOf(key: Key): keyof TrainingConfiguration {
+	return camelCase(key) as keyof TrainingConfiguration;
+}
+
+const known = new Map<string, Key>(
+	keys.flatMap((key) => [key, ...(fieldOf(key).aliases ?? [])].map((name) => [name, key] as const)),
+);
+
+/** The key of a spelling: underscores and aliases are accepted. */
+export function keyOf(name: string): Key | undefined {
+	return known.get(name.replaceAll("_", "-"));
+}
+
+/** Every accepted spelling, for suggestions. */
+export const spellings: readonly string[] = [...known.keys()];
+
+/** What files and flags together may say: every key absent or of its type. */
+export const trainingSchema = v.strictObject(
+	Object.fromEntries(
+		keys.map((key) => {
+			const { type, presence } = fieldOf(key);
+			return [key, v.optional(presence === "optional" ? v.nullable(type.schema) : type.schema)] as const;
+		}),
+	),
+);

@@ -1,0 +1,41 @@
+/** Where configuration values come from, and what is wrong with them. */
+import type { Key } from "./schema.ts";
+
+export type Origin =
+	| { readonly source: "default" }
+	| { readonly source: "derived"; readonly from: string }
+	| { readonly source: "preset"; readonly name: string }
+	| { readonly source: "file"; readonly file: string; readonly line: number }
+	| { readonly source: "flag"; readonly name: string }
+	| { readonly source: "program" };
+
+/** One given value, not yet checked. */
+export interface Entry {
+	readonly key: Key;
+	readonly value: unknown;
+	readonly origin: Origin;
+}
+
+/** A mistake: where it is, and the sentence about it. */
+export interface Problem {
+	readonly where: string;
+	readonly message: string;
+}
+
+/** "run.yaml:12", "--lr", "preset nemotron-tiny". */
+export function describeOrigin(origin: Origin): string {
+	switch (origin.source) {
+		case "default":
+			return "default";
+		case "derived":
+			return `derived: ${origin.from}`;
+		case "preset":
+			return `preset ${origin.name}`;
+		case "file":
+			return `${origin.file}:${origin.line}`;
+		case "flag":
+			return `flag ${origin.name}`;
+		case "program":
+			return "program";
+	}
+}

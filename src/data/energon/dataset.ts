@@ -1,0 +1,274 @@
+/**
+ * Opens a dataset, JSONL file or metadataset for training or validation: from a path to the list of leaf datasets that
+ * a task encoder builds its pipelines from.
+ */
+import { UserError } from "../../native/errors.ts";
+import { SampleError } from "./errors.ts";
+import { type DatasetConfig, readDatasetConfig } from "./format/dataset-config.ts";
+import { type DecodeOptions, decodeParts } from "./format/decode.ts";
+import { accessField } from "./format/fields.ts";
+import { JoinIndex, JoinReader, joinedDatasets, joinIndexPath } from "./format/join-index.ts";
+import { JsonlReader } from "./format/jsonl.ts";
+import { flatten, type Join, type Leaf, readMetadataset } from "./format/metadataset.ts";
+import { type PartFilter, SplitPartReader } from "./format/tar-reader.ts";
+import { datasetKind, readSplitPart } from "./format/webdataset.ts";
+import { type Hook, hook } from "./hook.ts";
+import type { RawRecord, RawSample, Sample, Subflavors } from "./sample.ts";
+import { type Subset, shardWorkers, sliceWorkers } from "./sharder.ts";
+import { nameOf, type Storage } from "./storage/storage.ts";
+import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
+import { SampleLoaderDataset, type SampleReader } from "./wrappers/sample-loader.ts";
+
+export interface LoadOptions {
+	readonly training: boolean;
+	readonly splitPart: string;
+	/** Multiplies the datasets' own; null = no shuffling. */
+	readonly shuffleOverEpochsMultiplier: number | null;
+	readonly maxSamplesPerSequence: number | null;
+	/** Slices read at once; null = 16 for training, 1 for validation. */
+	readonly parallelShardIters: number | null;
+	/** File names in `.nv-meta`; null = dataset.yaml and split.yaml. */
+	readonly datasetConfig: string | null;
+	readonly splitConfig: string | null;
+	readonly subflavors: Subflavors;
+}
+
+export const defaultLoadOptions: LoadOptions = {
+	training: true,
+	splitPart: "train",
+	shuffleOverEpochsMultiplier: 1,
+	maxSamplesPerSequence: null,
+	parallelShardIters: null,
+	datasetConfig: null,
+	splitConfig: null,
+	subflavors: {},
+};
+
+/** Leaf datasets behind a path, and how they are combined. Throws a UserError for anything it cannot read. */
+export function loadDatasets(
+	storage: Storage,
+	path: string,
+	decode: DecodeOptions,
+	options: LoadOptions,
+): { readonly mode: BlendMode; readonly datasets: readonly LoadedDataset[] } {
+	const { splitPart, subflavors, shuffleOverEpochsMultiplier } = options;
+	if (!validMultiplier(shuffleOverEpochsMultiplier)) {
+		throw new UserError(
+			`shuffle_over_epochs_multiplier is ${shuffleOverEpochsMultiplier}; it is null, -1 or 1 and more.`,
+		);
+	}
+	const kind = datasetKind(storage, path);
+	const open = (leaf: Leaf) => openLeaf(storage, leaf, decode, options);
+	if (kind === "metadataset") {
+		if (options.datasetConfig !== null || options.splitConfig !== null) {
+			throw new UserError(`${path} is a metadataset: set dataset_config and split_config inside it.`);
+		}
+		const inherited = { splitPart, subflavors, multiplier: shuffleOverEpochsMultiplier, subset: null };
+		const { mode, leaves } = flatten(readMetadataset(storage, path), inherited);
+		return { mode, datasets: leaves.map(open) };
+	}
+	if (kind === "filesystem") throw new UserError(`${path} is a folder of files, which can only be auxiliary data.`);
+	if (kind === "invalid") {
+		throw new UserError(`${path} is not a prepared data set: run \`mimo data prepare ${path}\` first.`);
+	}
+	const leaf: Leaf = {
+		source: { kind: "dataset", path, datasetConfig: options.datasetConfig, splitConfig: options.splitConfig },
+		splitPart,
+		subflavors,
+		shuffleOverEpochs: shuffleOverEpochsMultiplier,
+		subset: null,
+		aux: new Map(),
+		weight: null,
+		repetitions: null,
+	};
+	return { mode: "none", datasets: [open(leaf)] };
+}
+
+function validMultiplier(multiplier: number | null): boolean {
+	return multiplier === null || multiplier === -1 || (Number.isInteger(multiplier) && multiplier >= 1);
+}
+
+/** How a leaf is cut and shuffled. */
+interface Order {
+	readonly maxSamplesPerSequence: number | null;
+	readonly shuffleOverEpochs: number | null;
+	readonly parallelSlices: number;
+	readonly subset: Subset | null;
+}
+
+function orderOf(leaf: Leaf, options: LoadOptions, config: DatasetConfig | null): Order {
+	const own = config?.overrides ?? {};
+	const shuffle = own.shuffleOverEpochs !== undefined ? own.shuffleOverEpochs : leaf.shuffleOverEpochs;
+	const parallel = own.parallelShardIters !== undefined ? own.parallelShardIters : options.parallelShardIters;
+	const limit = own.maxSamplesPerSequence !== undefined ? own.maxSamplesPerSequence : options.maxSamplesPerSequence;
+	const shuffleOverEpochs = options.training ? shuffle : null;
+	const parallelSlices = parallel ?? (options.training ? 16 : 1);
+	if (!validMultiplier(shuffleOverEpochs)) throw new UserError(`shuffle_over_epochs is ${shuffleOverEpochs}.`);
+	if (!(parallelSlices >= 1)) throw new UserError(`parallel_shard_iters is ${parallelSlices}; it is 1 or more.`);
+	return { maxSamplesPerSequence: limit, shuffleOverEpochs, parallelSlices, subset: leaf.subset };
+}
+
+function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: LoadOptions): LoadedDataset {
+	const { source } = leaf;
+	if (source.kind === "join") return openJoin(storage, leaf, source.join, decode, options);
+	if (datasetKind(storage, source.path) === "jsonl") return openJsonl(storage, leaf, source.path, options);
+	const config = readDatasetConfig(storage, source.path, source.datasetConfig);
+	const part = readSplitPart(storage, source.path, leaf.splitPart, source.splitConfig);
+	const subflavors = { ...config.subflavors, ...leaf.subflavors };
+	const order = orderOf(leaf, options, config);
+	const counts = part.shards.map(({ count }) => count);
+	const reader = (openShards: number) =>
+		new SplitPartReader(storage, source.path, part, { wanted: partFilter(config), openShards });
+	return {
+		identity: JSON.stringify([part.shards.map(({ name, count }) => [name, count]), [...part.excludes], order]),
+		length: counts.reduce((sum, count) => sum + count, 0),
+		subflavors,
+		crude: config.sampleType === null,
+		weight: leaf.weight,
+		repetitions: leaf.repetitions,
+		build: buildWith(order, [reader], counts, `load ${nameOf(source.path)}`, (record) =>
+			loadSample(record.data[0]!, record, config, subflavors, decode),
+		),
+	};
+}
+
+function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOptions): LoadedDataset {
+	const { length } = new JsonlReader(storage, path);
+	const { subflavors } = leaf;
+	const order = orderOf(leaf, options, null);
+	return {
+		identity: JSON.stringify([nameOf(path), order]),
+		length,
+		subflavors,
+		crude: true,
+		weight: leaf.weight,
+		repetitions: leaf.repetitions,
+		build: buildWith(order, [() => new JsonlReader(storage, path)], [length], `load ${nameOf(path)}`, (record) =>
+			crudeSample(record.data[0]!, record, subflavors, { images: null }),
+		),
+	};
+}
+
+function openJoin(
+	storage: Storage,
+	leaf: Leaf,
+	join: Join,
+	decode: DecodeOptions,
+	options: LoadOptions,
+): LoadedDataset {
+	const datasets = joinedDatasets(storage, join, leaf.splitPart);
+	const path = joinIndexPath(storage, join, datasets);
+	if (!storage.isFile(path)) {
+		throw new UserError(
+			`The join in ${join.file} has no index for the data as it is now: run \`mimo data prepare ${join.file}\`.`,
+		);
+	}
+	const index = new JoinIndex(storage, path);
+	const parts = join.parts.map(({ name, path: folder, datasetConfig, subflavors }) => ({
+		name,
+		config: readDatasetConfig(storage, folder, datasetConfig),
+		subflavors,
+	}));
+	const order = orderOf(leaf, options, null);
+	const readers = datasets.map(
+		(dataset, column) => (openShards: number) =>
+			new JoinReader(storage, index, column, dataset, { wanted: partFilter(parts[column]!.config), openShards }),
+	);
+	const load = (record: RawRecord): Sample => {
+		const samples = parts.map(({ config, subflavors }, i) => {
+			const raw = record.data[i];
+			if (!raw) return null;
+			const merged = { ...config.subflavors, ...subflavors, ...leaf.subflavors };
+			return loadSample(raw, record, config, merged, decode);
+		});
+		return joinSamples(samples, parts, join.joiner, record);
+	};
+	return {
+		identity: JSON.stringify([nameOf(path), index.rows, order]),
+		length: datasets[0]!.part.shards.reduce((sum, { count }) => sum + count, 0),
+		subflavors: leaf.subflavors,
+		crude: false,
+		weight: leaf.weight,
+		repetitions: leaf.repetitions,
+		build: buildWith(order, readers, index.rows, `join ${nameOf(join.file)}`, load),
+	};
+}
+
+/** Fields of all joined samples, later ones over earlier; or one field a dataset when they are named. */
+function joinSamples(
+	samples: readonly (Sample | null)[],
+	parts: readonly { readonly name: string | null }[],
+	type: string,
+	record: RawRecord,
+): Sample {
+	const primary = samples[0];
+	if (!primary) throw new SampleError("A joined sample lacks its first dataset's part.");
+	const fields: Record<string, unknown> = {};
+	for (const [i, sample] of samples.entries()) {
+		const { name } = parts[i]!;
+		if (name !== null) fields[name] = sample?.fields ?? null;
+		else if (sample) Object.assign(fields, sample.fields);
+	}
+	const sources = [...primary.sources, ...samples.flatMap((sample) => sample?.sources ?? [])];
+	return { ...primary, type, fields, sources, restoreKey: record.restoreKey };
+}
+
+/** `counts`: samples of every shard, or the rows of a join. */
+function buildWith(
+	order: Order,
+	readers: readonly ((openShards: number) => SampleReader)[],
+	counts: readonly number[] | number,
+	name: string,
+	load: (record: RawRecord) => Sample,
+): LoadedDataset["build"] {
+	const loader: Hook<RawRecord, Sample> = hook(name, load);
+	return (worker, rotation) => {
+		const { rank, worldSize, numWorkers } = worker.config;
+		const division = { rank, worldSize, numWorkers, rotation, ...order };
+		const sliceOffsets = typeof counts === "number" ? sliceWorkers(counts, division) : shardWorkers(counts, division);
+		const records = new SampleLoaderDataset(worker, {
+			readers: readers.map((open) => open(order.parallelSlices)),
+			sliceOffsets,
+			shuffleOverEpochs: order.shuffleOverEpochs,
+			parallelSlices: order.parallelSlices,
+		});
+		return { records, load: loader };
+	};
+}
+
+function partFilter(config: DatasetConfig): PartFilter | null {
+	const wanted =
+		config.sampleType === null
+			? config.parts
+			: [...config.fields.values()].flatMap((access) => access.map(([part]) => part!));
+	if (wanted === null) return null;
+	const names = new Set(wanted);
+	return (extension) => names.has(extension);
+}
+
+function loadSample(
+	raw: RawSample,
+	record: RawRecord,
+	config: DatasetConfig,
+	subflavors: Subflavors,
+	decode: DecodeOptions,
+): Sample {
+	if (config.sampleType === null) return crudeSample(raw, record, subflavors, decode);
+	const parts = decodeParts(raw, decode);
+	const fields: Record<string, unknown> = {};
+	for (const [field, access] of config.fields) fields[field] = accessField(parts, access, raw.key);
+	const missing = config.sampleType.required.find((field) => !config.fields.has(field));
+	if (missing !== undefined) {
+		throw new SampleError(
+			`Sample ${raw.key}: the field_map has no ${missing}, which ${config.sampleType.name} needs.`,
+			raw.key,
+		);
+	}
+	const { key, sources } = raw;
+	return { key, restoreKey: record.restoreKey, sources, subflavors, type: config.sampleType.name, fields };
+}
+
+function crudeSample(raw: RawSample, record: RawRecord, subflavors: Subflavors, decode: DecodeOptions): Sample {
+	const fields = decodeParts(raw, decode);
+	return { key: raw.key, restoreKey: record.restoreKey, sources: raw.sources, subflavors, type: "CrudeSample", fields };
+}

@@ -1,0 +1,115 @@
+/**
+ * What happens when a sample fails (spec energon.md §1.9). A function of the task encoder runs in an error context: a
+ * skip drops the sample silently; a broken program ends the run; anything else goes to the handler, drops the sample
+ * and counts; too many failures in a row end the run.
+ */
+import { UserError } from "../../native/errors.ts";
+import type { SourceInfo } from "./sample.ts";
+
+/** Thrown by a task encoder to leave a sample out. */
+export class SkipSample extends Error {
+	override readonly name = "SkipSample";
+}
+
+/** A sample that cannot be read, decoded or encoded; `key` and `part` say which, as far as known. */
+export class SampleError extends Error {
+	override readonly name: string = "SampleError";
+	constructor(
+		sentence: string,
+		readonly key: string | null = null,
+		readonly part: string | null = null,
+		options?: ErrorOptions,
+	) {
+		super(sentence, options);
+	}
+}
+
+/** A part of a sample that its decoder refused. */
+export class DecodingError extends SampleError {
+	override readonly name = "DecodingError";
+}
+
+/** A field of the sample that is not there. */
+export class FieldAccessError extends SampleError {
+	override readonly name = "FieldAccessError";
+}
+
+/** A sample that cannot be read: its shard or index is damaged or gone. */
+export class BrokenSampleError extends SampleError {
+	override readonly name = "BrokenSampleError";
+	constructor(
+		sentence: string,
+		readonly source: SourceInfo,
+		key: string | null = null,
+	) {
+		super(sentence, key ?? `sample ${source.index}`);
+	}
+}
+
+/** The data set, its index or the program is broken: no handler is asked. */
+export class FatalSampleError extends UserError {
+	constructor(sentence: string, options?: ErrorOptions) {
+		super(sentence);
+		if (options?.cause !== undefined) this.cause = options.cause;
+	}
+}
+
+/** Receives every failure that is not fatal. `sample` is what the failing function was given. */
+export type ErrorHandler = (error: Error, sample: unknown, sources: readonly SourceInfo[]) => void;
+
+/** Ends the run at the first failure. */
+export const raiseError: ErrorHandler = (error) => {
+	throw error;
+};
+
+/** Errors that show a broken program rather than a broken sample. */
+function isProgramError(error: unknown): error is Error {
+	if (error instanceof ReferenceError || error instanceof SyntaxError || error instanceof FatalSampleError) return true;
+	return error instanceof RangeError && /call stack|out of memory/i.test(error.message);
+}
+
+export class ErrorContext {
+	#failures = 0;
+
+	constructor(
+		/** Says which step failed. */
+		private readonly step: string,
+		private readonly handler: ErrorHandler,
+		/** Failures in a row that end the run; 0 = any number. */
+		private readonly tolerance: number,
+	) {}
+
+	succeeded(): void {
+		this.#failures = 0;
+	}
+
+	/** Deals with what a step threw on `sample`; throws when the run must end. */
+	failed(error: unknown, sample: unknown): void {
+		if (error instanceof SkipSample) return;
+		if (isProgramError(error)) {
+			throw new FatalSampleError(`${describe(sample)}: ${this.step} is broken: ${error.message}`, { cause: error });
+		}
+		const failure = error instanceof Error ? error : new Error(String(error));
+		this.handler(failure, sample, sourcesOf(sample));
+		this.#failures++;
+		if (this.tolerance > 0 && this.#failures >= this.tolerance) {
+			throw new FatalSampleError(
+				`${describe(sample)}: ${this.step} failed ${this.#failures} times in a row, last: ${failure.message}`,
+				{ cause: failure },
+			);
+		}
+	}
+}
+
+/** Where a sample, or the samples of a list, come from. */
+export function sourcesOf(sample: unknown): readonly SourceInfo[] {
+	if (Array.isArray(sample)) return sample.flatMap(sourcesOf);
+	const sources = (sample as { sources?: readonly SourceInfo[] } | null)?.sources;
+	return Array.isArray(sources) ? sources : [];
+}
+
+function describe(sample: unknown): string {
+	if (Array.isArray(sample)) return `${sample.length} samples from ${describe(sample[0])}`;
+	const { key, shard } = (sample ?? {}) as { key?: string; shard?: string };
+	return key === undefined ? "A sample" : `Sample ${shard === undefined ? "" : `${shard}/`}${key}`;
+}

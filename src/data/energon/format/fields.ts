@@ -1,0 +1,46 @@
+/** `field_map` entries such as `txt,json[caption]`: where a field of a typed sample comes from (spec energon.md §1.6). */
+import { FieldAccessError } from "../errors.ts";
+
+/** Alternatives, each a path: part, then keys or list indexes. */
+export type FieldAccess = readonly (readonly string[])[];
+
+const option = /^([^[\]]+)((?:\[[^[\]]+\])*)$/;
+
+export function parseFieldAccess(text: string): FieldAccess {
+	return text.split(",").map((alternative) => {
+		const match = option.exec(alternative);
+		if (!match) return [text];
+		return [match[1]!, ...(match[2]!.match(/[^[\]]+/g) ?? [])];
+	});
+}
+
+/** The first alternative that is there. Throws a FieldAccessError when none is. */
+export function accessField(parts: Readonly<Record<string, unknown>>, access: FieldAccess, key: string): unknown {
+	for (const path of access) {
+		const found = follow(parts, path);
+		if (found !== undefined) return found.value;
+	}
+	const wanted = access.map(([part, ...inner]) => part + inner.map((name) => `[${name}]`).join("")).join(" or ");
+	throw new FieldAccessError(`Sample ${key} has no ${wanted}; it has ${Object.keys(parts).join(", ")}.`, key);
+}
+
+function follow(root: unknown, path: readonly string[]): { value: unknown } | undefined {
+	let value = root;
+	for (const step of path) {
+		if (Array.isArray(value)) {
+			const index = /^[+-]?\d+$/.test(step) ? Number(step) : Number.NaN;
+			value = value[index < 0 ? value.length + index : index];
+			if (value === undefined) return undefined;
+		} else if (isRecord(value) && Object.hasOwn(value, step)) {
+			value = value[step];
+		} else {
+			return undefined;
+		}
+	}
+	return { value };
+}
+
+/** Bytes that no decoder took have no fields. */
+function isRecord(value: unknown): value is Record<string, unknown> {
+	return value !== null && typeof value === "object" && !ArrayBuffer.isView(value);
+}

@@ -1,0 +1,81 @@
+/** JSONL datasets: one file, one JSON object a line, an index of line offsets beside it (spec energon.md §1.5). */
+import { UserError } from "../../../native/errors.ts";
+import { FatalSampleError } from "../errors.ts";
+import type { RawSample } from "../sample.ts";
+import { nameOf, type RandomAccessFile, type Storage } from "../storage/storage.ts";
+import type { SampleReader } from "../wrappers/sample-loader.ts";
+import { jsonlIndexName } from "./names.ts";
+import { OffsetIndex } from "./offset-index.ts";
+
+/** Records of a JSONL file by index; each has the one part "json". */
+export class JsonlReader implements SampleReader {
+	readonly length: number;
+	readonly #index: OffsetIndex;
+	readonly #file: RandomAccessFile;
+
+	/** Throws a UserError when the index is missing or is of another version of the file. */
+	constructor(
+		storage: Storage,
+		readonly path: string,
+	) {
+		this.#index = OffsetIndex.open(storage, jsonlIndexName(path));
+		this.#file = storage.open(path);
+		this.length = this.#index.length - 1;
+		if (this.length < 0 || this.#index.at(this.length) !== this.#file.size) {
+			throw new UserError(
+				`${this.#index.path} is not the index of ${path} as it is now: run \`mimo data prepare ${path}\`.`,
+			);
+		}
+	}
+
+	read(index: number): RawSample {
+		if (index < 0 || index >= this.length) {
+			throw new FatalSampleError(`There is no record ${index} in ${this.path}; it has ${this.length}.`);
+		}
+		const start = this.#index.at(index);
+		const end = this.#index.at(index + 1);
+		if (end < start) throw new FatalSampleError(`${this.#index.path}: entry ${index + 1} is below entry ${index}.`);
+		const key = String(index);
+		const shard = nameOf(this.path);
+		return {
+			key,
+			shard,
+			sources: [{ datasetPath: this.path, index, shardName: shard, fileNames: [`${key}.json`] }],
+			parts: new Map([["json", this.#file.read(start, end - start)]]),
+		};
+	}
+}
+
+/**
+ * Offsets of the records of a JSONL file and its size. Blank lines belong to the record before them, leading ones to the
+ * first. Throws a UserError for a line that is not one JSON object.
+ */
+export function indexJsonl(bytes: Uint8Array, path: string): number[] {
+	if (bytes.length === 0) throw new UserError(`${path} is empty.`);
+	const offsets: number[] = [];
+	let line = 0;
+	for (let start = 0; start < bytes.length; ) {
+		const newline = bytes.indexOf(0x0a, start);
+		const end = newline < 0 ? bytes.length : newline + 1;
+		line++;
+		const [first, last] = trim(bytes, start, end);
+		if (first < last) {
+			if (bytes[first] !== 0x7b || bytes[last - 1] !== 0x7d) {
+				throw new UserError(`${path}, line ${line} does not start with "{" and end with "}".`);
+			}
+			offsets.push(offsets.length === 0 ? 0 : start);
+		}
+		start = end;
+	}
+	if (offsets.length === 0) throw new UserError(`${path} has no records.`);
+	return [...offsets, bytes.length];
+}
+
+function trim(bytes: Uint8Array, start: number, end: number): [number, number] {
+	const blank = (byte: number | undefined) => byte === 0x20 || (byte !== undefined && byte >= 0x09 && byte <= 0x0d);
+	let first = start;
+	let last = end;
+	while (first < last && blank(bytes[first])) first++;
+	while (last > first && blank(bytes[last - 1])) last--;
+	return [first, last];
+}

@@ -1,0 +1,378 @@
+/**
+ * Metadatasets: YAML files that blend, join, cut and nest datasets (spec energon.md §1.7). Both versions are read into
+ * one tree, which is then flattened into leaves with their weights or repetitions.
+ */
+import { UserError } from "../../../native/errors.ts";
+import type { Subflavors } from "../sample.ts";
+import type { Subset } from "../sharder.ts";
+import { folderOf, resolvePath, type Storage } from "../storage/storage.ts";
+import type { BlendMode } from "../task-encoder.ts";
+import { datasetKind, readMap } from "./webdataset.ts";
+import { toPlain, YamlFields, type YamlValue } from "./yaml.ts";
+
+/** What is done with a sample that a joined dataset lacks. */
+export type NonMatch = "error" | "skip" | "none";
+
+interface Reference {
+	readonly path: string;
+	readonly splitPart: string | null;
+	readonly subflavors: Subflavors;
+	readonly shuffleOverEpochsMultiplier: number | null;
+	readonly datasetConfig: string | null;
+	readonly splitConfig: string | null;
+	readonly subset: Subset | null;
+	readonly aux: ReadonlyMap<string, string>;
+}
+
+export interface JoinPart {
+	/** Argument name of the joiner; null when the joined datasets are a list. */
+	readonly name: string | null;
+	readonly path: string;
+	readonly splitPart: string | null;
+	readonly subflavors: Subflavors;
+	readonly datasetConfig: string | null;
+	readonly splitConfig: string | null;
+	readonly nonMatch: NonMatch;
+}
+
+export interface Join {
+	readonly parts: readonly JoinPart[];
+	/** Type of the joined samples. */
+	readonly joiner: string;
+	readonly splitPart: string | null;
+	readonly subflavors: Subflavors;
+	readonly subset: Subset | null;
+	/** The metadataset file: the join index lies beside it. */
+	readonly file: string;
+}
+
+type Node =
+	| { readonly kind: "reference"; readonly reference: Reference; readonly nested: Metadataset | null }
+	| { readonly kind: "join"; readonly join: Join }
+	| {
+			readonly kind: "blend";
+			readonly items: readonly { node: Node; weight: number }[];
+			readonly subset: Subset | null;
+	  }
+	| {
+			readonly kind: "blend_epochized";
+			readonly items: readonly { node: Node; repetitions: number }[];
+			readonly subset: Subset | null;
+	  };
+
+export interface Metadataset {
+	readonly path: string;
+	readonly splits: ReadonlyMap<string, Node>;
+}
+
+/** A dataset at the end of the tree. */
+export interface Leaf {
+	readonly source:
+		| {
+				readonly kind: "dataset";
+				readonly path: string;
+				readonly datasetConfig: string | null;
+				readonly splitConfig: string | null;
+		  }
+		| { readonly kind: "join"; readonly join: Join };
+	readonly splitPart: string;
+	/** Those of the metadatasets, outer over inner; the dataset's own come below. */
+	readonly subflavors: Subflavors;
+	/** null = no shuffling. */
+	readonly shuffleOverEpochs: number | null;
+	readonly subset: Subset | null;
+	readonly aux: ReadonlyMap<string, string>;
+	readonly weight: number | null;
+	readonly repetitions: number | null;
+}
+
+/** Reads a metadataset file and all it names. Throws a UserError for unknown keys, paths and classes. */
+export function readMetadataset(storage: Storage, path: string, parents: readonly string[] = []): Metadataset {
+	if (parents.includes(path)) throw new UserError(`The metadataset ${path} contains itself.`);
+	const fields = YamlFields.of(readMap(storage, path), path);
+	fields.get("__module__");
+	const version = fields.optionalString("__class__") ?? "Metadataset";
+	if (version !== "Metadataset" && version !== "MetadatasetV2") {
+		throw new UserError(`${path} has the class ${version}; a metadataset is Metadataset or MetadatasetV2.`);
+	}
+	const splits = fields.optionalMap("splits");
+	if (splits === null) throw new UserError(`${path} has no splits.`);
+	fields.end();
+	const reader = new NodeReader(storage, path, version, [...parents, path]);
+	return {
+		path,
+		splits: new Map([...splits].map(([part, value]) => [part, reader.split(value, `split ${part} of ${path}`)])),
+	};
+}
+
+class NodeReader {
+	constructor(
+		private readonly storage: Storage,
+		private readonly file: string,
+		private readonly version: "Metadataset" | "MetadatasetV2",
+		private readonly parents: readonly string[],
+	) {}
+
+	split(value: YamlValue, where: string): Node {
+		const fields = YamlFields.of(value, where);
+		if (this.version === "Metadataset") {
+			const items = fields.list("datasets").map((item, i) => this.#weighted(item, `dataset ${i + 1} in ${where}`));
+			fields.end();
+			return { kind: "blend", items, subset: null };
+		}
+		if (fields.has("blend")) {
+			const items = fields.list("blend").map((item, i) => this.#weighted(item, `blend entry ${i + 1} in ${where}`));
+			const subset = readSubset(fields, where);
+			fields.end();
+			return { kind: "blend", items, subset };
+		}
+		if (fields.has("blend_epochized")) {
+			const items = fields.list("blend_epochized").map((item, i) => {
+				const place = `blend_epochized entry ${i + 1} in ${where}`;
+				const inner = YamlFields.of(item, place);
+				const repetitions = inner.optionalNumber("repetitions") ?? 1;
+				return { repetitions, node: this.#leaf(inner, place) };
+			});
+			const subset = readSubset(fields, where);
+			fields.end();
+			return { kind: "blend_epochized", items, subset };
+		}
+		return this.#leaf(fields, where);
+	}
+
+	#weighted(item: YamlValue, where: string): { node: Node; weight: number } {
+		const fields = YamlFields.of(item, where);
+		const weight = fields.optionalNumber("weight") ?? 1;
+		return { weight, node: this.#leaf(fields, where) };
+	}
+
+	#leaf(fields: YamlFields, where: string): Node {
+		if (fields.has("join")) return { kind: "join", join: this.#join(fields, where) };
+		const reference = this.#reference(fields, where);
+		fields.end();
+		const kind = datasetKind(this.storage, reference.path);
+		if (kind === "metadataset") {
+			if (reference.datasetConfig !== null || reference.splitConfig !== null || reference.aux.size > 0) {
+				throw new UserError(`${where} names a metadataset, which takes no dataset_config, split_config or aux.`);
+			}
+			const nested = readMetadataset(this.storage, reference.path, this.parents);
+			return { kind: "reference", reference, nested };
+		}
+		if (kind === "webdataset" || kind === "jsonl") return { kind: "reference", reference, nested: null };
+		if (kind === "filesystem") throw new UserError(`${where} names ${reference.path}, a folder that is only for aux.`);
+		throw new UserError(`${where} names ${reference.path}, which is not a prepared data set.`);
+	}
+
+	#reference(fields: YamlFields, where: string): Reference {
+		const aux = new Map(
+			[...(fields.optionalMap("aux") ?? [])].map(([name, value]) => {
+				if (typeof value !== "string") throw new UserError(`aux ${name} in ${where} is not a path.`);
+				return [name, value];
+			}),
+		);
+		return {
+			path: resolvePath(folderOf(this.file), fields.string("path")),
+			splitPart: fields.optionalString("split_part"),
+			subflavors: this.#subflavors(fields),
+			shuffleOverEpochsMultiplier: readMultiplier(fields),
+			datasetConfig: fields.optionalString("dataset_config"),
+			splitConfig: fields.optionalString("split_config"),
+			subset: this.version === "Metadataset" ? null : readSubset(fields, where),
+			aux,
+		};
+	}
+
+	#subflavors(fields: YamlFields): Subflavors {
+		const subflavors = toPlain(fields.optionalMap("subflavors") ?? new Map()) as Subflavors;
+		const legacy = this.version === "Metadataset" ? fields.optionalString("subflavor") : null;
+		return legacy === null ? subflavors : { ...subflavors, __subflavor__: legacy };
+	}
+
+	#join(fields: YamlFields, where: string): Join {
+		const value = fields.get("join");
+		const named: [string | null, YamlValue][] = Array.isArray(value)
+			? value.map((item) => [null, item])
+			: value instanceof Map
+				? [...value]
+				: [];
+		if (named.length === 0) throw fields.wrong("join", "a list or map of datasets");
+		const parts = named.map(([name, item], i): JoinPart => {
+			const place = `joined dataset ${name ?? i + 1} in ${where}`;
+			const inner = YamlFields.of(item, place);
+			const nonMatch = inner.optionalString("nonmatch") ?? "error";
+			if (nonMatch !== "error" && nonMatch !== "skip" && nonMatch !== "none") {
+				throw new UserError(`nonmatch of ${place} is ${nonMatch}; it is error, skip or none.`);
+			}
+			const reference = this.#reference(inner, place);
+			inner.end();
+			if (datasetKind(this.storage, reference.path) !== "webdataset") {
+				throw new UserError(`The ${place} is ${reference.path}, which is not a prepared WebDataset.`);
+			}
+			return { name, nonMatch, ...reference };
+		});
+		if (parts[0]!.nonMatch !== "error")
+			throw new UserError(`The first joined dataset in ${where} cannot have nonmatch.`);
+		const joiner = YamlFields.of(fields.get("joiner"), `joiner in ${where}`);
+		joiner.get("__module__");
+		const type = joiner.string("__class__");
+		joiner.end();
+		const join: Join = {
+			parts,
+			joiner: type,
+			splitPart: fields.optionalString("split_part"),
+			subflavors: this.#subflavors(fields),
+			subset: readSubset(fields, where),
+			file: this.file,
+		};
+		readMultiplier(fields);
+		fields.end();
+		return join;
+	}
+}
+
+function readMultiplier(fields: YamlFields): number | null {
+	return fields.has("shuffle_over_epochs_multiplier") ? fields.optionalNumber("shuffle_over_epochs_multiplier") : 1;
+}
+
+function readSubset(fields: YamlFields, where: string): Subset | null {
+	const map = fields.optionalMap("subset");
+	if (map === null) return null;
+	const inner = new YamlFields(map, `subset in ${where}`);
+	const range = inner.list("range");
+	inner.end();
+	if (range.length !== 2)
+		throw new UserError(`subset in ${where} has ${range.length} bounds; it has a start and an end.`);
+	const [start, end] = range as [YamlValue, YamlValue];
+	const isEnd = typeof end === "string" && end.trim() === "end";
+	if (Number.isInteger(start) && (Number.isInteger(end) || isEnd)) {
+		return { absoluteRange: [start as number, isEnd ? null : (end as number)], range: [0, 1] };
+	}
+	const fraction = (value: YamlValue): number => {
+		const percent = typeof value === "string" ? /^\s*([0-9.eE+-]+)%$/.exec(value) : null;
+		const number = percent ? Number(percent[1]) : Number.NaN;
+		if (!(number >= 0 && number <= 100)) {
+			throw new UserError(`subset in ${where}: ${JSON.stringify(value)} is neither a sample number nor 0% to 100%.`);
+		}
+		return number / 100;
+	};
+	const bounds = [fraction(start), fraction(end)] as const;
+	if (bounds[0] > bounds[1]) throw new UserError(`subset in ${where} ends before it starts.`);
+	return { absoluteRange: null, range: bounds };
+}
+
+/** A subset seen from outside: absolute bounds only at the leaf, fractions of fractions. */
+function mergeSubset(own: Subset | null, outer: Subset | null, where: string): Subset | null {
+	if (outer?.absoluteRange != null) {
+		throw new UserError(
+			`${where} is cut by sample numbers from outside; above a dataset only percentages are allowed.`,
+		);
+	}
+	if (own === null || outer === null) return own ?? outer;
+	const size = own.range[1] - own.range[0];
+	return {
+		absoluteRange: own.absoluteRange,
+		range: [own.range[0] + outer.range[0] * size, own.range[0] + outer.range[1] * size],
+	};
+}
+
+/** What holds for everything below a place of the tree. */
+interface Inherited {
+	readonly splitPart: string;
+	readonly subflavors: Subflavors;
+	readonly multiplier: number | null;
+	readonly subset: Subset | null;
+}
+
+/** Leaves of a split part, in order, and how they are combined. */
+export function flatten(
+	metadataset: Metadataset,
+	inherited: Inherited,
+): { readonly mode: BlendMode; readonly leaves: readonly Leaf[] } {
+	const node = metadataset.splits.get(inherited.splitPart);
+	if (node === undefined) {
+		throw new UserError(
+			`${metadataset.path} has no split ${inherited.splitPart}; it has ${[...metadataset.splits.keys()].join(", ")}.`,
+		);
+	}
+	return flattenNode(node, inherited, metadataset.path);
+}
+
+function flattenNode(node: Node, inherited: Inherited, where: string): { mode: BlendMode; leaves: Leaf[] } {
+	switch (node.kind) {
+		case "reference": {
+			const { reference, nested } = node;
+			const below: Inherited = {
+				splitPart: reference.splitPart ?? inherited.splitPart,
+				subflavors: { ...reference.subflavors, ...inherited.subflavors },
+				multiplier: multiply(inherited.multiplier, reference.shuffleOverEpochsMultiplier),
+				subset: mergeSubset(reference.subset, inherited.subset, reference.path),
+			};
+			if (nested !== null) {
+				const { mode, leaves } = flatten(nested, below);
+				return { mode, leaves: [...leaves] };
+			}
+			const { path, datasetConfig, splitConfig, aux } = reference;
+			const source = { kind: "dataset" as const, path, datasetConfig, splitConfig };
+			return { mode: "none", leaves: [leafOf(source, below, aux)] };
+		}
+		case "join": {
+			const { join } = node;
+			const below: Inherited = {
+				// A multiplier of the join itself has no effect in Energon.
+				multiplier: inherited.multiplier,
+				splitPart: join.splitPart ?? inherited.splitPart,
+				subflavors: { ...join.subflavors, ...inherited.subflavors },
+				subset: mergeSubset(join.subset, inherited.subset, where),
+			};
+			return { mode: "none", leaves: [leafOf({ kind: "join", join }, below, new Map())] };
+		}
+		case "blend": {
+			const total = exactSum(node.items.map(({ weight }) => weight));
+			const subset = mergeSubset(node.subset, inherited.subset, where);
+			const leaves = node.items.flatMap(({ node: inner, weight }) => {
+				const below = flattenNode(inner, { ...inherited, subset }, where);
+				if (below.mode === "repetitions") throw mixed(where);
+				return below.leaves.map((leaf) => ({ ...leaf, weight: ((leaf.weight ?? 1) * weight) / total }));
+			});
+			return { mode: "weight", leaves };
+		}
+		case "blend_epochized": {
+			const subset = mergeSubset(node.subset, inherited.subset, where);
+			const leaves = node.items.flatMap(({ node: inner, repetitions }) => {
+				const below = flattenNode(inner, { ...inherited, subset }, where);
+				if (below.mode === "weight") throw mixed(where);
+				return below.leaves.map((leaf) => ({ ...leaf, repetitions: repetitions * (leaf.repetitions ?? 1) }));
+			});
+			return { mode: "repetitions", leaves };
+		}
+	}
+}
+
+function leafOf(source: Leaf["source"], inherited: Inherited, aux: ReadonlyMap<string, string>): Leaf {
+	const { splitPart, subflavors, multiplier, subset } = inherited;
+	return { source, splitPart, subflavors, shuffleOverEpochs: multiplier, subset, aux, weight: null, repetitions: null };
+}
+
+function mixed(where: string): UserError {
+	return new UserError(
+		`${where} mixes blend and blend_epochized; a blend and everything below it must be of one kind.`,
+	);
+}
+
+/** Null wins over all (no shuffling), then -1 (with replacement). */
+function multiply(outer: number | null, inner: number | null): number | null {
+	if (outer === null || inner === null) return null;
+	return outer === -1 || inner === -1 ? -1 : outer * inner;
+}
+
+/** Sum with a running compensation, as Python adds floats. */
+function exactSum(values: readonly number[]): number {
+	let sum = 0;
+	let lost = 0;
+	for (const value of values) {
+		const next = sum + value;
+		lost += Math.abs(sum) >= Math.abs(value) ? sum - next + value : value - next + sum;
+		sum = next;
+	}
+	return sum + lost;
+}

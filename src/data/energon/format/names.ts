@@ -1,0 +1,27 @@
+/** File names inside a dataset: how members are grouped into samples (spec energon.md §1.2), and where metadata lies. */
+
+export const META_FOLDER = ".nv-meta";
+export const INFO_JSON = ".info.json";
+export const INFO_YAML = ".info.yaml";
+export const INDEX_SQLITE = "index.sqlite";
+export const INDEX_UUID = "index.uuid";
+
+const memberName = /^((?:.*\/|)[^.]+)[.]([^/]*)$/s;
+const metaName = /^__[^/]*__(?:$|\/)/;
+
+/** Sample key and extension of a member; null when the member belongs to no sample. */
+export function splitMemberName(name: string): { base: string; extension: string } | null {
+	if (metaName.test(name)) return null;
+	const match = memberName.exec(name);
+	return match ? { base: match[1]!, extension: match[2]! } : null;
+}
+
+/** `shard.tar` → `shard.tar.idx`, `a.tgz` → `a.tar.idx`. */
+export function tarIndexName(tar: string): string {
+	return `${tar.replace(/\.[^./]*$/, "")}.tar.idx`;
+}
+
+/** `facts.jsonl` → `facts.jsonl.idx`. */
+export function jsonlIndexName(jsonl: string): string {
+	return `${jsonl.replace(/\.[^./]*$/, "")}.jsonl.idx`;
+}

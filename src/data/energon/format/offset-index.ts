@@ -1,0 +1,59 @@
+/** `.tar.idx` and `.jsonl.idx`: unsigned 64-bit little-endian offsets, one per sample and one for the end. */
+import { UserError } from "../../../native/errors.ts";
+import type { RandomAccessFile, Storage } from "../storage/storage.ts";
+
+/** Entries fetched at once. */
+const BLOCK_ENTRIES = 8192;
+
+export class OffsetIndex {
+	readonly #file: RandomAccessFile;
+	#block: DataView | null = null;
+	#blockStart = 0;
+
+	private constructor(file: RandomAccessFile) {
+		this.#file = file;
+	}
+
+	static open(storage: Storage, path: string): OffsetIndex {
+		return new OffsetIndex(storage.open(path));
+	}
+
+	/** Entries; trailing bytes do not count. */
+	get length(): number {
+		return Math.floor(this.#file.size / 8);
+	}
+
+	get path(): string {
+		return this.#file.path;
+	}
+
+	/** Entry `i`; throws a UserError when the index has none or it is no offset. */
+	at(i: number): number {
+		if (i < 0 || i >= this.length) {
+			throw new UserError(`${this.#file.path} has ${this.length} entries; entry ${i} was asked for.`);
+		}
+		if (this.#block === null || i < this.#blockStart || i >= this.#blockStart + this.#block.byteLength / 8) {
+			this.#blockStart = i - (i % BLOCK_ENTRIES);
+			const bytes = this.#file.read(8 * this.#blockStart, 8 * Math.min(BLOCK_ENTRIES, this.length - this.#blockStart));
+			this.#block = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+		}
+		const at = 8 * (i - this.#blockStart);
+		if (at + 8 > this.#block.byteLength) throw new UserError(`${this.#file.path} could not be read to its end.`);
+		const high = this.#block.getUint32(at + 4, true);
+		if (high >= 1 << 21) throw new UserError(`${this.#file.path}: entry ${i} is not an offset.`);
+		return high * 4294967296 + this.#block.getUint32(at, true);
+	}
+
+	close(): void {
+		this.#block = null;
+		this.#file.close();
+	}
+
+	/** The bytes of an index with these entries. */
+	static encode(entries: readonly number[]): Uint8Array {
+		const bytes = new Uint8Array(8 * entries.length);
+		const view = new DataView(bytes.buffer);
+		for (const [i, entry] of entries.entries()) view.setBigUint64(8 * i, BigInt(entry), true);
+		return bytes;
+	}
+}

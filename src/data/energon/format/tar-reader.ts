@@ -1,0 +1,203 @@
+/** Reads single samples out of the shards of a split part by their index (spec energon.md §1.2). */
+import { UserError } from "../../../native/errors.ts";
+import { BrokenSampleError, FatalSampleError } from "../errors.ts";
+import type { RawSample } from "../sample.ts";
+import type { RandomAccessFile, Storage } from "../storage/storage.ts";
+import type { SampleReader } from "../wrappers/sample-loader.ts";
+import { splitMemberName, tarIndexName } from "./names.ts";
+import { OffsetIndex } from "./offset-index.ts";
+import { memberContent, readMember, TarError } from "./tar.ts";
+import type { Shard, SplitPart } from "./webdataset.ts";
+
+/** Which parts of a sample are wanted, by extension. */
+export type PartFilter = (extension: string) => boolean;
+
+/** Keeps the last `size` opened things; closes the oldest. */
+class OpenFiles<File extends { close(): void }> {
+	readonly #open = new Map<string, File>();
+
+	constructor(
+		private readonly size: number,
+		private readonly openFile: (path: string) => File,
+	) {}
+
+	get(path: string): File {
+		let file = this.#open.get(path);
+		if (file === undefined) {
+			file = this.openFile(path);
+			this.#open.set(path, file);
+			for (const [oldest, stale] of this.#open) {
+				if (this.#open.size <= this.size) break;
+				stale.close();
+				this.#open.delete(oldest);
+			}
+		}
+		return file;
+	}
+}
+
+/** A file that is gone or damaged breaks the sample that needs it, not the program. */
+function openOr<Result>(open: () => Result, broken: (sentence: string) => BrokenSampleError): Result {
+	try {
+		return open();
+	} catch (error) {
+		throw error instanceof UserError && !(error instanceof FatalSampleError) ? broken(error.message) : error;
+	}
+}
+
+/** Opens shards and takes samples out of byte ranges. */
+export class TarFiles {
+	readonly #files: OpenFiles<RandomAccessFile>;
+
+	constructor(
+		storage: Storage,
+		/** Folder of the data set, as sources name it. */
+		private readonly datasetPath: string,
+		/** Shards open at once. */
+		openShards: number,
+	) {
+		this.#files = new OpenFiles(Math.max(1, openShards), (path) => storage.open(path));
+	}
+
+	/**
+	 * The sample in bytes [offset, offset + length) of a shard; null when `accept` refuses its "shard/key". Throws a
+	 * BrokenSampleError when the range does not hold exactly one sample.
+	 */
+	sample(
+		shard: { readonly name: string; readonly path: string },
+		offset: number,
+		length: number,
+		index: number | string,
+		wanted: PartFilter | null,
+		accept: (name: string) => boolean,
+	): RawSample | null {
+		const broken = (sentence: string, key: string | null = null) =>
+			new BrokenSampleError(
+				sentence,
+				{ datasetPath: this.datasetPath, index, shardName: shard.name, fileNames: [] },
+				key,
+			);
+		const file = openOr(() => this.#files.get(shard.path), broken);
+		let bytes = file.read(offset, length);
+		let key: string | null = null;
+		const parts = new Map<string, Uint8Array>();
+		const fileNames: string[] = [];
+		// A range that is too short for its last member is read on: its header decides.
+		const reading = <Result>(read: () => Result): Result => {
+			try {
+				return read();
+			} catch (error) {
+				const needed = error instanceof TarError ? error.needed : null;
+				if (needed === null || needed <= bytes.length || offset + needed > file.size) throw error;
+				bytes = file.read(offset, needed);
+				return reading(read);
+			}
+		};
+		try {
+			for (let at = 0; at < length; ) {
+				const member = reading(() => readMember(bytes, at));
+				if (member === null) throw new TarError("the archive ends inside the sample");
+				at = member.end;
+				const name = member.isFile ? splitMemberName(member.name) : null;
+				if (name === null) continue;
+				if (key === null) {
+					key = name.base;
+					if (!accept(`${shard.name}/${key}`)) return null;
+				} else if (key !== name.base) {
+					throw new TarError(`it holds two samples, ${key} and ${name.base}`);
+				}
+				if (wanted !== null && !wanted(name.extension)) continue;
+				parts.set(
+					name.extension,
+					reading(() => memberContent(bytes, member)),
+				);
+				fileNames.push(member.name);
+			}
+		} catch (error) {
+			if (!(error instanceof TarError)) throw error;
+			throw broken(
+				`${shard.path} is broken at sample ${index}${key === null ? "" : ` (${key})`}, bytes ${offset} to ${offset + length}: ${error.message}. Run \`mimo data lint\`, or exclude the shard or sample in split.yaml.`,
+				key,
+			);
+		}
+		if (key === null) {
+			throw broken(
+				`${shard.path} has no sample ${index}: bytes ${offset} to ${offset + length} hold no file. Prepare the data set again.`,
+			);
+		}
+		const sources = [{ datasetPath: this.datasetPath, index, shardName: shard.name, fileNames }];
+		return { key, shard: shard.name, sources, parts };
+	}
+}
+
+/** Samples of a split part by index. */
+export class SplitPartReader implements SampleReader {
+	readonly #files: TarFiles;
+	readonly #indexes: OpenFiles<OffsetIndex>;
+	readonly #part: SplitPart;
+	readonly #wanted: PartFilter | null;
+	/** First sample index of every shard, and the total. */
+	readonly #starts: number[] = [0];
+	readonly #folder: string;
+	/** Shard of the last read: reads are mostly sequential. */
+	#current = 0;
+
+	constructor(
+		storage: Storage,
+		folder: string,
+		part: SplitPart,
+		options: { readonly wanted: PartFilter | null; readonly openShards: number },
+	) {
+		this.#part = part;
+		this.#folder = folder;
+		this.#wanted = options.wanted;
+		this.#files = new TarFiles(storage, folder, options.openShards);
+		this.#indexes = new OpenFiles(Math.max(1, options.openShards), (path) => OffsetIndex.open(storage, path));
+		for (const { count } of part.shards) this.#starts.push(this.#starts[this.#starts.length - 1]! + count);
+	}
+
+	read(index: number): RawSample | null {
+		const shardIndex = this.#shardOf(index);
+		const shard = this.#part.shards[shardIndex]!;
+		const local = index - this.#starts[shardIndex]!;
+		const broken = (sentence: string) =>
+			new BrokenSampleError(sentence, { datasetPath: this.#folder, index, shardName: shard.name, fileNames: [] });
+		const [offset, end] = openOr(() => this.#range(shard, local), broken);
+		return this.#files.sample(
+			shard,
+			offset,
+			end - offset,
+			index,
+			this.#wanted,
+			(name) => !this.#part.excludes.has(name),
+		);
+	}
+
+	/** Bytes of sample `local` of a shard. */
+	#range(shard: Shard, local: number): [number, number] {
+		const offsets = this.#indexes.get(tarIndexName(shard.path));
+		// The first sample begins at the file's beginning, so that members before it are skipped.
+		const offset = local === 0 ? 0 : offsets.at(local);
+		const end = local + 1 < offsets.length ? offsets.at(local + 1) : offset;
+		if (end < offset) throw new UserError(`${offsets.path}: entry ${local + 1} is below entry ${local}.`);
+		return [offset, end];
+	}
+
+	#shardOf(index: number): number {
+		const starts = this.#starts;
+		const holds = (shard: number) => index >= starts[shard]! && index < starts[shard + 1]!;
+		if (holds(this.#current)) return this.#current;
+		let low = 0;
+		let high = starts.length - 1;
+		while (low < high) {
+			const middle = (low + high) >> 1;
+			if (starts[middle + 1]! <= index) low = middle + 1;
+			else high = middle;
+		}
+		if (low >= starts.length - 1 || !holds(low)) {
+			throw new FatalSampleError(`There is no sample ${index}; the split part has ${starts[starts.length - 1]}.`);
+		}
+		this.#current = low;
+		return low;
+	}
+}

@@ -1,0 +1,162 @@
+/**
+ * Reads tar archives (POSIX ustar, GNU and PAX long names and sizes) from bytes in memory. Nothing is copied: contents
+ * are views. Damaged archives throw a TarError that says where.
+ */
+
+export class TarError extends Error {
+	override readonly name = "TarError";
+	constructor(
+		sentence: string,
+		/** When the bytes end too early: how many are needed. */
+		readonly needed: number | null = null,
+	) {
+		super(sentence);
+	}
+}
+
+export interface TarMember {
+	readonly name: string;
+	/** A regular file; anything else is a folder, link or device. */
+	readonly isFile: boolean;
+	/** First header block of the member, extension headers included. */
+	readonly headerOffset: number;
+	readonly contentOffset: number;
+	readonly size: number;
+	/** First block of the next member. */
+	readonly end: number;
+}
+
+const BLOCK = 512;
+/** Long names and PAX records beyond this are damage. */
+const MOST_EXTENSION_BYTES = 1 << 20;
+
+const decoder = new TextDecoder();
+
+/** The member whose header is at `offset`, or null at the end-of-archive block. Offsets are within `bytes`. */
+export function readMember(bytes: Uint8Array, offset: number): TarMember | null {
+	let at = offset;
+	let longName: string | null = null;
+	let pax: ReadonlyMap<string, string> = new Map();
+	for (;;) {
+		if (at + BLOCK > bytes.length) throw new TarError(`the header at byte ${at} is cut off`, at + BLOCK);
+		const header = bytes.subarray(at, at + BLOCK);
+		if (isZero(header)) {
+			if (at === offset) return null;
+			throw new TarError(`the extension header at byte ${offset} is followed by no member`);
+		}
+		checkSum(header, at);
+		const type = header[156]!;
+		let size = readNumber(header.subarray(124, 136), at);
+		const content = at + BLOCK;
+		const isExtension = type === 0x4c || type === 0x4b || type === 0x78 || type === 0x67;
+		if (isExtension) {
+			if (size > MOST_EXTENSION_BYTES) throw new TarError(`the extension header at byte ${at} has ${size} bytes`);
+			if (content + size > bytes.length)
+				throw new TarError(`the extension header at byte ${at} is cut off`, content + size);
+			const payload = bytes.subarray(content, content + size);
+			if (type === 0x4c) longName = readText(payload);
+			else if (type === 0x78) pax = readPax(payload, at);
+			at = content + roundUp(size);
+			continue;
+		}
+		const paxSize = pax.get("size");
+		if (paxSize !== undefined) {
+			size = Number(paxSize);
+			if (!Number.isSafeInteger(size) || size < 0) throw new TarError(`the size at byte ${at} is "${paxSize}"`);
+		}
+		const name = pax.get("path") ?? longName ?? headerName(header);
+		const isFile = (type === 0x30 || type === 0 || type === 0x37) && !(type === 0 && name.endsWith("/"));
+		// Links and folders have no content whatever their size field says.
+		const stored = isFile || type > 0x37 ? size : 0;
+		return { name, isFile, headerOffset: offset, contentOffset: content, size, end: content + roundUp(stored) };
+	}
+}
+
+/** Contents of a member; throws when the archive ends before. */
+export function memberContent(bytes: Uint8Array, member: TarMember): Uint8Array {
+	const end = member.contentOffset + member.size;
+	if (end > bytes.length) {
+		throw new TarError(`${member.name} has ${member.size} bytes, more than are left`, end);
+	}
+	return bytes.subarray(member.contentOffset, end);
+}
+
+function roundUp(size: number): number {
+	return Math.ceil(size / BLOCK) * BLOCK;
+}
+
+function isZero(header: Uint8Array): boolean {
+	if (header[0] !== 0 || header[BLOCK - 1] !== 0) return false;
+	for (const byte of header) if (byte !== 0) return false;
+	return true;
+}
+
+/** Header checksum: the sum of all bytes with the field itself as spaces; old writers summed signed bytes. */
+function checkSum(header: Uint8Array, at: number): void {
+	let unsigned = 0;
+	let negative = 0;
+	for (let i = 0; i < BLOCK; i++) {
+		const byte = i >= 148 && i < 156 ? 0x20 : header[i]!;
+		unsigned += byte;
+		if (byte >= 0x80) negative += 256;
+	}
+	const expected = readNumber(header.subarray(148, 156), at);
+	if (expected !== unsigned && expected !== unsigned - negative) {
+		throw new TarError(`there is no member at byte ${at}: the header's checksum is wrong`);
+	}
+}
+
+/** An octal number, or a base-256 one when the first bit is set. */
+function readNumber(field: Uint8Array, at: number): number {
+	let value = 0;
+	if (field[0] === 0x80) {
+		for (let i = 1; i < field.length; i++) value = value * 256 + field[i]!;
+	} else if (field[0] === 0xff) {
+		throw new TarError(`a number at byte ${at} is negative`);
+	} else {
+		const text = readText(field).trim();
+		if (!/^[0-7]*$/.test(text)) throw new TarError(`a number at byte ${at} is "${text}"`);
+		value = text === "" ? 0 : Number.parseInt(text, 8);
+	}
+	if (!Number.isSafeInteger(value)) throw new TarError(`a number at byte ${at} is too large`);
+	return value;
+}
+
+/** Text up to the first zero byte. */
+function readText(field: Uint8Array): string {
+	const end = field.indexOf(0);
+	const length = end < 0 ? field.length : end;
+	let text = "";
+	for (let i = 0; i < length; i++) {
+		const byte = field[i]!;
+		if (byte >= 0x80) return decoder.decode(field.subarray(0, length));
+		text += String.fromCharCode(byte);
+	}
+	return text;
+}
+
+function headerName(header: Uint8Array): string {
+	const name = readText(header.subarray(0, 100));
+	const prefix = readText(header.subarray(345, 500));
+	return prefix === "" ? name : `${prefix}/${name}`;
+}
+
+/** Records "length key=value\n". */
+function readPax(payload: Uint8Array, at: number): Map<string, string> {
+	const records = new Map<string, string>();
+	for (let start = 0; start < payload.length && payload[start] !== 0; ) {
+		const space = payload.indexOf(0x20, start);
+		const digits = space < 0 ? "" : decoder.decode(payload.subarray(start, space));
+		const length = /^\d{1,9}$/.test(digits) ? Number(digits) : 0;
+		const end = start + length;
+		if (length < digits.length + 3 || end > payload.length || payload[end - 1] !== 0x0a) {
+			throw new TarError(`the PAX header at byte ${at} is damaged`);
+		}
+		const record = decoder.decode(payload.subarray(space + 1, end - 1));
+		const equals = record.indexOf("=");
+		if (equals < 0) throw new TarError(`the PAX header at byte ${at} has a record without "="`);
+		records.set(record.slice(0, equals), record.slice(equals + 1));
+		start = end;
+	}
+	return records;
+}

@@ -1,0 +1,121 @@
+/** Everything that decides what a loader delivers: plain values, so that they reach other threads and states. */
+import { CryptoHasher } from "bun";
+import { UserError } from "../../../native/errors.ts";
+import type { Images } from "../../../native/images.ts";
+import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
+import type { ErrorHandler } from "../errors.ts";
+import type { Keyed } from "../sample.ts";
+import type { StorageConfiguration } from "../storage/open.ts";
+import type { Storage } from "../storage/storage.ts";
+import { type BlendMode, buildTrain, buildValidation, type LoadedDataset, type TaskEncoder } from "../task-encoder.ts";
+import { Worker, type WorkerConfig } from "../worker.ts";
+import { WorkerStream } from "../worker-stream.ts";
+import { buildTask, type TaskConfiguration, taskIdentity } from "./tasks.ts";
+
+export interface LoaderConfiguration {
+	/** Data set folder, JSONL file or metadataset; a path or URL. */
+	readonly path: string;
+	readonly storage: StorageConfiguration;
+	readonly task: TaskConfiguration;
+	readonly load: LoadOptions;
+	/** Data-parallel rank, number of ranks, logical workers a rank (0 = one). */
+	readonly rank: number;
+	readonly worldSize: number;
+	readonly numWorkers: number;
+	readonly seedOffset: number;
+	readonly batchSize: number | null;
+	readonly batchDropLast: boolean;
+	readonly packingBufferSize: number | null;
+	readonly shuffleBufferSize: number | null;
+	/** Outputs of a virtual epoch of the rank; 0 = none (training). */
+	readonly virtualEpochLength: number;
+	/** Most outputs of a pass of the rank (validation). */
+	readonly limit: number | null;
+	readonly repeat: boolean;
+}
+
+export const defaultLoaderConfiguration: Omit<LoaderConfiguration, "path" | "task"> = {
+	storage: { cacheFolder: null, cacheBytes: 0 },
+	load: defaultLoadOptions,
+	rank: 0,
+	worldSize: 1,
+	numWorkers: 2,
+	seedOffset: 0,
+	batchSize: null,
+	batchDropLast: false,
+	packingBufferSize: null,
+	shuffleBufferSize: null,
+	virtualEpochLength: 0,
+	limit: null,
+	repeat: true,
+};
+
+/** What pipelines of one data set share. */
+export class Pipelines {
+	readonly #configuration: LoaderConfiguration;
+	readonly #task: TaskEncoder;
+	readonly #mode: BlendMode;
+	readonly #datasets: readonly LoadedDataset[];
+
+	/** Opens the data set; throws a UserError for anything wrong with it or the configuration. */
+	constructor(configuration: LoaderConfiguration, storage: Storage, images: Images) {
+		this.#configuration = configuration;
+		this.#task = buildTask(configuration.task, images);
+		const { mode, datasets } = loadDatasets(storage, configuration.path, this.#task.decode, configuration.load);
+		this.#mode = mode;
+		this.#datasets = datasets;
+	}
+
+	/** The stream of logical worker `id` of the rank. */
+	stream(id: number, errorHandler: ErrorHandler): WorkerStream<Keyed> {
+		const { rank, worldSize, numWorkers, seedOffset, load } = this.#configuration;
+		const restoreErrorHandler: ErrorHandler = (error) => {
+			throw error;
+		};
+		const config: WorkerConfig = { rank, worldSize, numWorkers, seedOffset, errorHandler, restoreErrorHandler };
+		const worker = new Worker(config, id);
+		const options = this.#configuration;
+		const pipeline = load.training
+			? buildTrain(this.#datasets, this.#task, worker, { ...options, blendMode: this.#mode })
+			: buildValidation(this.#datasets, this.#task, worker, options);
+		return new WorkerStream(worker, pipeline, numWorkers > 0 ? "SavableDatasetWrapper" : "SimpleSavableDatasetWrapper");
+	}
+
+	/** Settings a saved state depends on, by name; equal settings give equal streams. */
+	settings(): Readonly<Record<string, string>> {
+		const { path: _, storage: __, rank: ___, worldSize, numWorkers, load, task, ...rest } = this.#configuration;
+		const datasets = this.#datasets.map(({ identity, length, subflavors, weight, repetitions }) => [
+			identity,
+			length,
+			subflavors,
+			weight,
+			repetitions,
+		]);
+		const digest = new CryptoHasher("sha256").update(JSON.stringify([this.#mode, datasets])).digest("hex");
+		const workers = worldSize * Math.max(1, numWorkers);
+		const named = {
+			...rest,
+			...load,
+			task: taskIdentity(task),
+			"data workers of all ranks": workers,
+			"shards and weights": digest,
+		};
+		return Object.fromEntries(Object.entries(named).map(([name, value]) => [name, JSON.stringify(value)]));
+	}
+}
+
+/** Refuses numbers that make no loader. */
+export function checkConfiguration(configuration: LoaderConfiguration): void {
+	const { rank, worldSize, numWorkers } = configuration;
+	if (!(Number.isInteger(worldSize) && worldSize >= 1 && Number.isInteger(rank) && rank >= 0 && rank < worldSize)) {
+		throw new UserError(`Data rank ${rank} of ${worldSize} ranks does not exist.`);
+	}
+	if (!(Number.isInteger(numWorkers) && numWorkers >= 0)) {
+		throw new UserError(`num_workers is ${numWorkers}; it is 0 or more.`);
+	}
+	for (const name of ["batchSize", "packingBufferSize", "shuffleBufferSize", "limit"] as const) {
+		const value = configuration[name];
+		if (value !== null && !(Number.isInteger(value) && value >= 1))
+			throw new UserError(`${name} is ${value}; it is 1 or more.`);
+	}
+}

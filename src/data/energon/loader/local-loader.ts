@@ -1,0 +1,78 @@
+/** All logical workers of a rank in the calling thread: tests, tools, and data small enough. */
+import type { Images } from "../../../native/images.ts";
+import { type ErrorHandler, raiseError } from "../errors.ts";
+import type { Keyed } from "../sample.ts";
+import type { Storage } from "../storage/storage.ts";
+import { checkConfiguration, type LoaderConfiguration, Pipelines } from "./configuration.ts";
+import { EventStream } from "./events.ts";
+import { checkSettings, type LoaderState } from "./state.ts";
+import { Turns } from "./turns.ts";
+
+export interface Delivered {
+	readonly item: Keyed;
+	/** Logical worker of the rank that made it. */
+	readonly worker: number;
+}
+
+export class LocalLoader {
+	readonly #configuration: LoaderConfiguration;
+	readonly #settings: Readonly<Record<string, string>>;
+	readonly #streams: readonly EventStream[];
+	readonly #events: number[];
+	readonly #turns: Turns;
+	/** Outputs of a pass of the rank, as far as known before. */
+	readonly length: number;
+
+	constructor(
+		configuration: LoaderConfiguration,
+		storage: Storage,
+		images: Images,
+		options: { readonly state?: LoaderState; readonly errorHandler?: ErrorHandler } = {},
+	) {
+		checkConfiguration(configuration);
+		this.#configuration = configuration;
+		const pipelines = new Pipelines(configuration, storage, images);
+		this.#settings = pipelines.settings();
+		const { state } = options;
+		if (state !== undefined) checkSettings(state.settings, this.#settings);
+		const workers = Math.max(1, configuration.numWorkers);
+		const streams = Array.from({ length: workers }, (_, id) =>
+			pipelines.stream(id, options.errorHandler ?? raiseError),
+		);
+		this.length = streams[0]!.dataset.lengthOfRank();
+		this.#streams = streams.map((stream, id) => new EventStream(stream, state?.workers[id] ?? null));
+		this.#events = streams.map(() => 0);
+		this.#turns = new Turns(workers, state?.nextWorker, state?.ended);
+	}
+
+	/** The next output, or null at the end of a pass. */
+	next(): Delivered | null {
+		for (;;) {
+			const worker = this.#turns.worker();
+			if (worker === null) return null;
+			const item = this.#streams[worker]!.next();
+			this.#events[worker]!++;
+			this.#streams[worker]!.forget(this.#events[worker]!);
+			if (item === null) {
+				this.#turns.endedPass();
+				continue;
+			}
+			this.#turns.delivered();
+			return { item, worker };
+		}
+	}
+
+	/** State after the last output. */
+	save(): LoaderState {
+		const { rank, worldSize, numWorkers } = this.#configuration;
+		return {
+			settings: this.#settings,
+			rank,
+			worldSize,
+			numWorkers,
+			nextWorker: this.#turns.next,
+			ended: this.#turns.ended,
+			workers: this.#streams.map((stream, i) => stream.position(this.#events[i]!)),
+		};
+	}
+}

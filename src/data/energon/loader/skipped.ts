@@ -1,0 +1,64 @@
+/** Samples that failed: reported, counted, written to a file; too many of them end the run (spec energon.md §1.9). */
+import { appendFileSync, mkdirSync } from "node:fs";
+import { dirname } from "node:path";
+import { UserError } from "../../../native/errors.ts";
+import type { ErrorHandler } from "../errors.ts";
+import type { RawRecord, Sample } from "../sample.ts";
+import type { SkippedSample } from "./messages.ts";
+
+/** A handler that reports and goes on. */
+export function reporting(
+	where: { readonly rank: number; readonly worker: number },
+	report: (skipped: SkippedSample) => void,
+): ErrorHandler {
+	return (error, sample, sources) => {
+		const named = sources.map(({ datasetPath, shardName }, i) => ({
+			dataset: datasetPath,
+			shard: shardName,
+			key: keysOf(sample)[i] ?? keysOf(sample)[0] ?? "",
+		}));
+		report({ ...where, reason: error.message, samples: named.length > 0 ? named : rawSamples(sample) });
+	};
+}
+
+function keysOf(sample: unknown): string[] {
+	if (Array.isArray(sample)) return sample.flatMap(keysOf);
+	const { key } = (sample ?? {}) as Partial<Sample>;
+	return key === undefined ? [] : [key];
+}
+
+function rawSamples(sample: unknown): SkippedSample["samples"] {
+	const data = (sample as Partial<RawRecord> | null)?.data ?? [];
+	return data.flatMap((raw) =>
+		raw === null ? [] : [{ dataset: raw.sources[0]?.datasetPath ?? "", shard: raw.shard, key: raw.key }],
+	);
+}
+
+/** Writes every skipped sample as a line of JSON, and ends the run beyond a budget. */
+export class SkipLog {
+	#count = 0;
+
+	constructor(
+		/** File to append to, or null. */
+		private readonly path: string | null,
+		/** Most samples a run may skip on this rank. */
+		private readonly budget: number,
+	) {
+		if (path !== null) mkdirSync(dirname(path), { recursive: true });
+	}
+
+	get count(): number {
+		return this.#count;
+	}
+
+	add(skipped: SkippedSample): void {
+		this.#count += Math.max(1, skipped.samples.length);
+		if (this.path !== null) appendFileSync(this.path, `${JSON.stringify(skipped)}\n`);
+		if (this.#count > this.budget) {
+			const where = this.path === null ? "" : ` ${this.path} lists them.`;
+			throw new UserError(
+				`${this.#count} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last: ${skipped.reason}${where}`,
+			);
+		}
+	}
+}

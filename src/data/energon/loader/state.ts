@@ -1,0 +1,189 @@
+/** The loader's own state: versioned JSON, compressed with zstd. Restoring it continues exactly. */
+import { UserError } from "../../../native/errors.ts";
+import type { RankState } from "../energon-state.ts";
+import type { SystemRandomState } from "../random/system-random.ts";
+import { TorchGenerator } from "../random/torch-generator.ts";
+import { GeneratorState, type NodeState, type StateValue } from "../wrappers/dataset.ts";
+
+/** Position of a logical worker. */
+export interface WorkerPosition {
+	/** Number of its next output, counted over all passes. */
+	readonly index: number;
+	readonly dataset: NodeState;
+	/** Null leaves the generators of user code at the worker's seed. */
+	readonly random: SystemRandomState | null;
+}
+
+export interface LoaderState {
+	/** Settings it was saved with, by name. */
+	readonly settings: Readonly<Record<string, string>>;
+	readonly rank: number;
+	readonly worldSize: number;
+	readonly numWorkers: number;
+	/** Logical worker whose turn is next. */
+	readonly nextWorker: number;
+	/** Workers whose pass has ended; they wait for the others'. */
+	readonly ended: readonly boolean[];
+	readonly workers: readonly WorkerPosition[];
+}
+
+const FORMAT = "mimo data loader";
+const VERSION = 1;
+/** A state of more bytes than this is damage. */
+const LARGEST_STATE = 2 ** 31;
+
+interface Words {
+	readonly words: string;
+	readonly position: number;
+}
+
+function encodeWords(words: Uint32Array, position: number): Words {
+	return { words: Buffer.from(words.buffer, words.byteOffset, words.byteLength).toString("base64"), position };
+}
+
+function decodeWords({ words, position }: Words): { words: Uint32Array; position: number } {
+	const bytes = new Uint8Array(Buffer.from(words, "base64"));
+	if (bytes.length !== 2496) throw new UserError("The loader state has a damaged generator.");
+	return { words: new Uint32Array(bytes.buffer), position };
+}
+
+function encodeRandom(random: SystemRandomState | null): unknown {
+	if (random === null) return null;
+	const { torch, numpy, python } = random;
+	return {
+		torch: Buffer.from(torch.state()).toString("base64"),
+		numpy: { ...encodeWords(numpy.words, numpy.position), gauss: numpy.hasGauss === 0 ? null : numpy.cachedGaussian },
+		python: { ...encodeWords(python.words, python.position), gauss: python.gaussNext },
+	};
+}
+
+type EncodedStream = Words & { readonly gauss: number | null };
+interface EncodedRandom {
+	readonly torch: string;
+	readonly numpy: EncodedStream;
+	readonly python: EncodedStream;
+}
+
+function decodeRandom(encoded: EncodedRandom | null): SystemRandomState | null {
+	if (encoded === null) return null;
+	const { torch, numpy, python } = encoded;
+	return {
+		torch: TorchGenerator.fromState(new Uint8Array(Buffer.from(torch, "base64"))),
+		numpy: { ...decodeWords(numpy), hasGauss: numpy.gauss === null ? 0 : 1, cachedGaussian: numpy.gauss ?? 0 },
+		python: { ...decodeWords(python), gaussNext: python.gauss },
+	};
+}
+
+/** Generators are marked by the one key `$generator`. */
+function encodeValue(value: StateValue): unknown {
+	if (value instanceof GeneratorState) return { $generator: Buffer.from(value.bytes).toString("base64") };
+	if (Array.isArray(value)) return value.map(encodeValue);
+	if (value === null || typeof value !== "object") return value;
+	return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, encodeValue(item)]));
+}
+
+function decodeValue(value: unknown): StateValue {
+	if (Array.isArray(value)) return value.map(decodeValue);
+	if (value === null || typeof value !== "object") return value as StateValue;
+	if ("$generator" in value) {
+		return GeneratorState.fromBytes(new Uint8Array(Buffer.from(String(value.$generator), "base64")));
+	}
+	return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, decodeValue(item)]));
+}
+
+/** A position as plain JSON: how threads hand it over, and how it is stored. */
+export function encodePosition({ index, dataset, random }: WorkerPosition): unknown {
+	return { index, dataset: encodeValue(dataset as unknown as StateValue), random: encodeRandom(random) };
+}
+
+export function decodePosition(encoded: unknown): WorkerPosition {
+	const { index, dataset, random } = encoded as Record<string, unknown>;
+	if (typeof index !== "number" || typeof dataset !== "object" || dataset === null) {
+		throw new UserError("The loader state has a worker without a position.");
+	}
+	return {
+		index,
+		dataset: decodeValue(dataset) as unknown as NodeState,
+		random: decodeRandom((random ?? null) as EncodedRandom | null),
+	};
+}
+
+/** The state's bytes. */
+export function encodeState(state: LoaderState): Uint8Array {
+	const { workers, ...rest } = state;
+	const json = { format: FORMAT, version: VERSION, ...rest, workers: workers.map(encodePosition) };
+	return Bun.zstdCompressSync(new TextEncoder().encode(JSON.stringify(json)));
+}
+
+/** Reads a state; throws a UserError when the bytes are none, or of a later version. */
+export function decodeState(bytes: Uint8Array): LoaderState {
+	let json: Record<string, unknown>;
+	try {
+		const text = Bun.zstdDecompressSync(new Uint8Array(bytes));
+		if (text.length > LARGEST_STATE) throw new Error("too large");
+		json = JSON.parse(new TextDecoder().decode(text));
+	} catch {
+		throw new UserError("The loader state is damaged: it is not compressed JSON.");
+	}
+	if (json.format !== FORMAT) throw new UserError("The file is not a data loader's state.");
+	if (json.version !== VERSION) {
+		throw new UserError(`The loader state has version ${String(json.version)}; this program reads version ${VERSION}.`);
+	}
+	const { settings, rank, worldSize, numWorkers, nextWorker, ended, workers } = json;
+	const numbers = [rank, worldSize, numWorkers, nextWorker];
+	if (
+		!Array.isArray(workers) ||
+		!Array.isArray(ended) ||
+		!numbers.every(Number.isInteger) ||
+		typeof settings !== "object" ||
+		settings === null
+	) {
+		throw new UserError("The loader state is damaged: fields are missing.");
+	}
+	return {
+		settings: settings as Record<string, string>,
+		rank: rank as number,
+		worldSize: worldSize as number,
+		numWorkers: numWorkers as number,
+		nextWorker: nextWorker as number,
+		ended: ended.map((value) => value === true),
+		workers: workers.map(decodePosition),
+	};
+}
+
+/** Refuses to continue with settings that would give other samples; names the first that differs. */
+export function checkSettings(
+	before: Readonly<Record<string, string>>,
+	settings: Readonly<Record<string, string>>,
+): void {
+	for (const [name, value] of Object.entries(settings)) {
+		const saved = before[name];
+		if (saved === value || (name === "batchSize" && divides(value, saved))) continue;
+		throw new UserError(
+			`The loader state was saved with ${name} = ${saved ?? "(unset)"}, this run has ${value}: resume with the setting it was saved with, or start the data anew.`,
+		);
+	}
+}
+
+/** A batch may become smaller by a whole factor: every worker goes on with its next sample. */
+function divides(value: string, saved: string | undefined): boolean {
+	const [now, before] = [Number(value), Number(saved)];
+	return Number.isInteger(now) && Number.isInteger(before) && now > 0 && before % now === 0;
+}
+
+/**
+ * Positions out of a state of the Python package. Outputs its workers had made beyond their checkpoints (`offset`) must
+ * be made again and thrown away: they are returned as `skip`.
+ */
+export function fromEnergonState(state: RankState): {
+	readonly nextWorker: number;
+	readonly workers: readonly { readonly position: WorkerPosition | null; readonly skip: number }[];
+} {
+	return {
+		nextWorker: state.nextWorker,
+		workers: state.workers.map(({ state: inner, offset }) => ({
+			position: inner,
+			skip: offset,
+		})),
+	};
+}

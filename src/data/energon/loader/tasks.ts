@@ -1,0 +1,41 @@
+/** Tasks by name: what threads need to build a task encoder. */
+import { readFileSync } from "node:fs";
+import { CryptoHasher } from "bun";
+import type { Images } from "../../../native/images.ts";
+import { byteTokenizer, openTokenizer } from "../../text/tokenizer.ts";
+import { buildVisionLanguageTask, type VisionLanguageTask } from "../../vision-language/task.ts";
+import { hook } from "../hook.ts";
+import type { Sample } from "../sample.ts";
+import type { Cooker, TaskEncoder } from "../task-encoder.ts";
+import { collect } from "../task-encoder.ts";
+
+/** Samples as they are, for tools: bytes of every part, or everything decoded. */
+export interface PlainTask {
+	readonly kind: "raw" | "decoded";
+}
+
+export type TaskConfiguration = PlainTask | VisionLanguageTask;
+
+/** Crude samples stay what they are. */
+const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
+
+export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder {
+	if (task.kind === "vision-language") {
+		const tokenizer = task.tokenizer === null ? byteTokenizer : openTokenizer(task.tokenizer);
+		return buildVisionLanguageTask(task, tokenizer, images);
+	}
+	return {
+		decode: task.kind === "raw" ? null : { images: (bytes) => images.decode(bytes) },
+		cookers: [asItIs],
+		batch: collect,
+	};
+}
+
+/** What of a task decides on the stream: the tokenizer's content, not where it lies; not which half is handed on. */
+export function taskIdentity(task: TaskConfiguration): object {
+	if (task.kind !== "vision-language") return task;
+	const { tokenizer, keep: _, ...rest } = task;
+	if (tokenizer === null) return rest;
+	const content = new CryptoHasher("sha256").update(readFileSync(tokenizer)).digest("hex");
+	return { ...rest, tokenizer: content };
+}

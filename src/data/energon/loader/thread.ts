@@ -1,0 +1,65 @@
+/** Entry point of a data thread: runs some of a rank's logical workers and hands their events to the loader. */
+import { UserError } from "../../../native/errors.ts";
+import { Images } from "../../../native/images.ts";
+import { openLibrary } from "../../../native/library.ts";
+import { raiseError } from "../errors.ts";
+import { openStorage } from "../storage/open.ts";
+import { Pipelines } from "./configuration.ts";
+import { EventStream } from "./events.ts";
+import type { FromThread, ToThread } from "./messages.ts";
+import { reporting } from "./skipped.ts";
+import { checkSettings, decodePosition, encodePosition } from "./state.ts";
+import { byteLength, detach, transferable } from "./transfer.ts";
+
+declare const self: Worker;
+
+const streams = new Map<number, EventStream>();
+
+function send(message: FromThread, transfer: ArrayBuffer[] = []): void {
+	postMessage(message, transfer);
+}
+
+async function open(message: Extract<ToThread, { type: "open" }>): Promise<void> {
+	const { configuration, workers, onFailure } = message;
+	const images = new Images(await openLibrary("cpu"));
+	const pipelines = new Pipelines(configuration, openStorage(message.storage), images);
+	const settings = pipelines.settings();
+	if (message.saved !== null) checkSettings(message.saved, settings);
+	let length = 0;
+	for (const { id, position, skip } of workers) {
+		const report = reporting({ rank: configuration.rank, worker: id }, (skipped) => send({ type: "skipped", skipped }));
+		const stream = pipelines.stream(id, onFailure === "skip" ? report : raiseError);
+		length = stream.dataset.lengthOfRank();
+		streams.set(id, new EventStream(stream, position === null ? null : decodePosition(position), skip));
+	}
+	send({ type: "opened", settings, length });
+}
+
+function answer(message: ToThread): void {
+	if (message.type === "open") return;
+	const stream = streams.get(message.worker)!;
+	if (message.type === "position") {
+		const position = encodePosition(stream.position(message.event));
+		send({ type: "position", request: message.request, position });
+		return;
+	}
+	stream.forget(message.needed);
+	const item = stream.next();
+	detach(item);
+	const transfer = item === null ? [] : transferable(item);
+	send({ type: "event", worker: message.worker, item, bytes: item === null ? 0 : byteLength(item) }, transfer);
+}
+
+function fail(error: unknown): void {
+	const { message, stack = "" } = error instanceof Error ? error : new Error(String(error));
+	send({ type: "failed", sentence: message, isUserError: error instanceof UserError, stack });
+}
+
+self.onmessage = async ({ data }: MessageEvent<ToThread>) => {
+	try {
+		if (data.type === "open") await open(data);
+		else answer(data);
+	} catch (error) {
+		fail(error);
+	}
+};

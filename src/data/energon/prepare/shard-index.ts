@@ -1,0 +1,91 @@
+/** Walks a shard once: where its samples and their parts lie (spec energon.md §1.3, §1.4). */
+import { splitMemberName } from "../format/names.ts";
+import { readMember, TarError, type TarMember } from "../format/tar.ts";
+import type { RandomAccessFile } from "../storage/storage.ts";
+
+/** Bytes looked at for a header; longer extension headers are read whole. */
+const WINDOW = 64 * 1024;
+
+export interface IndexedPart {
+	readonly extension: string;
+	readonly offset: number;
+	readonly size: number;
+}
+
+export interface IndexedSample {
+	readonly key: string;
+	/** First header block, and bytes up to the next sample or the end. */
+	readonly offset: number;
+	readonly size: number;
+	readonly parts: readonly IndexedPart[];
+}
+
+export interface ShardIndex {
+	readonly samples: readonly IndexedSample[];
+	/** Entries of the `.tar.idx` file. */
+	readonly offsets: readonly number[];
+	/** Why the walk ended before the end-of-archive block, if it did; the samples so far are whole. */
+	readonly cutOff: string | null;
+}
+
+/** Members of a tar file in order; throws a TarError where it is damaged. */
+export function* walkTar(file: RandomAccessFile): Generator<TarMember, void, void> {
+	for (let at = 0; at < file.size; ) {
+		const member = memberAt(file, at);
+		if (member === null) return;
+		yield member;
+		at = member.end;
+	}
+}
+
+function memberAt(file: RandomAccessFile, at: number): TarMember | null {
+	for (let length = WINDOW; ; ) {
+		const bytes = file.read(at, length);
+		try {
+			const member = readMember(bytes, 0);
+			if (member === null) return null;
+			const { headerOffset, contentOffset, end } = member;
+			return { ...member, headerOffset: headerOffset + at, contentOffset: contentOffset + at, end: end + at };
+		} catch (error) {
+			const needed = error instanceof TarError ? error.needed : null;
+			if (needed === null || needed <= bytes.length || at + needed > file.size) throw error;
+			length = needed;
+		}
+	}
+}
+
+/**
+ * The index of a shard. Like Energon's, it stops silently where a header is cut off or missing, and throws a TarError
+ * where a content is cut off.
+ */
+export function indexShard(file: RandomAccessFile): ShardIndex {
+	const samples: { key: string; offset: number; parts: IndexedPart[] }[] = [];
+	let end = 0;
+	let cutOff: string | null = null;
+	try {
+		for (const member of walkTar(file)) {
+			if (member.isFile && member.contentOffset + member.size > file.size) {
+				throw new ContentCutOff(`${member.name} is cut off at the end of the file`);
+			}
+			end = member.end;
+			const name = member.isFile ? splitMemberName(member.name) : null;
+			if (name === null) continue;
+			if (samples.length === 0 || samples[samples.length - 1]!.key !== name.base) {
+				samples.push({ key: name.base, offset: member.headerOffset, parts: [] });
+			}
+			const part = { extension: name.extension, offset: member.contentOffset, size: member.size };
+			samples[samples.length - 1]!.parts.push(part);
+		}
+	} catch (error) {
+		if (!(error instanceof TarError) || error instanceof ContentCutOff) throw error;
+		cutOff = error.message;
+	}
+	const offsets = [...samples.map(({ offset }) => offset), end];
+	return {
+		samples: samples.map((sample, i) => ({ ...sample, size: offsets[i + 1]! - sample.offset })),
+		offsets,
+		cutOff,
+	};
+}
+
+class ContentCutOff extends TarError {}

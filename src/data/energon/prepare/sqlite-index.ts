@@ -1,0 +1,60 @@
+/** `index.sqlite`: samples and parts by key (spec energon.md §1.4). Rows first, indexes last. */
+import { Database } from "bun:sqlite";
+import { UserError } from "../../../native/errors.ts";
+import type { ShardIndex } from "./shard-index.ts";
+
+const tables = [
+	"CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER)",
+	"CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER)",
+];
+
+const indexes = [
+	"CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index)",
+	"CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset)",
+	"CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
+];
+
+/** Writes the index of a dataset, shard by shard. */
+export class SqliteIndexWriter implements Disposable {
+	readonly #database: Database;
+	readonly #sample: ReturnType<Database["prepare"]>;
+	readonly #part: ReturnType<Database["prepare"]>;
+
+	constructor(path: string) {
+		this.#database = new Database(path, { create: true });
+		// A file that is not finished is thrown away, so it needs no journal.
+		this.#database.run("PRAGMA journal_mode = OFF");
+		this.#database.run("PRAGMA synchronous = OFF");
+		for (const table of tables) this.#database.run(table);
+		this.#sample = this.#database.prepare("INSERT INTO samples VALUES (?, ?, ?, ?, ?)");
+		this.#part = this.#database.prepare("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)");
+	}
+
+	/** Rows of a shard. Throws a UserError for a sample key that is there already. */
+	add(shardNumber: number, shardName: string, { samples }: ShardIndex): void {
+		this.#database.run("BEGIN");
+		for (const [i, { key, offset, size, parts }] of samples.entries()) {
+			try {
+				this.#sample.run(shardNumber, key, i, offset, size);
+			} catch (error) {
+				if (!/UNIQUE/.test((error as Error).message)) throw error;
+				throw new UserError(
+					`The sample key "${key}" of ${shardName} is there twice. Energon needs distinct keys: run again with --fix-duplicates, which puts the files of every shard into a folder of its name.`,
+				);
+			}
+			for (const part of parts) this.#part.run(shardNumber, i, part.extension, part.offset, part.size);
+		}
+		this.#database.run("COMMIT");
+	}
+
+	/** Builds the indexes; the file is complete then. */
+	finish(): void {
+		for (const index of indexes) this.#database.run(index);
+	}
+
+	[Symbol.dispose](): void {
+		this.#sample.finalize();
+		this.#part.finalize();
+		this.#database.close();
+	}
+}

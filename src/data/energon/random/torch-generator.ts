@@ -1,0 +1,164 @@
+/**
+ * torch's CPU generator and the draws Energon makes from it (spec energon.md §3.2): integers without rejection, float32
+ * uniforms from the low 24 bits, in-place permutations, and a choice by cumulative float32 weights.
+ */
+import { UserError } from "../../../native/errors.ts";
+import { MersenneTwister, seedByInteger } from "./mersenne-twister.ts";
+
+/** Bytes of `torch.Generator.get_state()` on the CPU. */
+export const TORCH_STATE_BYTES = 5056;
+
+/** From this bound on torch draws 64 bits. */
+const WIDE_BOUND = 2 ** 28;
+
+/** Cumulative float32 weights: summed in double, rounded at every step. */
+export function cumulative(weights: Float32Array): Float32Array {
+	let sum = 0;
+	return weights.map((weight) => {
+		sum += weight;
+		return sum;
+	});
+}
+
+export class TorchGenerator {
+	#engine!: MersenneTwister;
+	#seed!: number;
+	/** Second value of the last pair of normal draws, kept for the next one. */
+	#normal: number | null = null;
+
+	/** `seed` null: to be filled in by `restore` or `assign`. */
+	constructor(seed: number | null) {
+		if (seed !== null) this.manualSeed(seed);
+	}
+
+	/** Reads a state of 5056 bytes, little endian; throws a UserError if it is not one. */
+	static fromState(bytes: Uint8Array): TorchGenerator {
+		const generator = new TorchGenerator(null);
+		generator.restore(bytes);
+		return generator;
+	}
+
+	manualSeed(seed: number): void {
+		this.#seed = seed;
+		this.#engine = new MersenneTwister(seedByInteger(seed));
+		this.#normal = null;
+	}
+
+	u32(): number {
+		return this.#engine.u32();
+	}
+
+	/** An integer of [0, bound). One 32-bit draw, two from 2^28 on; no rejection. */
+	below(bound: number): number {
+		if (bound < WIDE_BOUND) return this.u32() % bound;
+		const high = this.u32();
+		const low = this.u32();
+		return Number(((BigInt(high) << 32n) | BigInt(low)) % BigInt(bound));
+	}
+
+	/** A float32 of [0, 1). */
+	unit(): number {
+		return (this.u32() & 0xffffff) / 16777216;
+	}
+
+	/** A permutation of 0 … count-1. */
+	permutation(count: number): number[] {
+		const order = Array.from({ length: count }, (_, i) => i);
+		for (let i = 0; i < count - 1; i++) {
+			const j = i + (this.u32() % (count - i));
+			const kept = order[i]!;
+			order[i] = order[j]!;
+			order[j] = kept;
+		}
+		return order;
+	}
+
+	/** Index drawn with float32 weights, which need not sum to 1. A single weight costs no draw. */
+	choice(weights: Float32Array): number {
+		return weights.length === 1 ? 0 : this.choiceByCumulative(cumulative(weights));
+	}
+
+	/** The same by cumulative weights: the first entry not below a uniform draw times the last one. */
+	choiceByCumulative(sums: Float32Array): number {
+		if (sums.length === 1) return 0;
+		const value = Math.fround(this.unit() * sums[sums.length - 1]!);
+		const drawn = sums.findIndex((sum) => sum >= value);
+		return drawn < 0 ? sums.length - 1 : drawn;
+	}
+
+	/** One value of `torch.randn` in float64 (tensors of fewer than 16 elements). */
+	normal(): number {
+		if (this.#normal !== null) {
+			const kept = this.#normal;
+			this.#normal = null;
+			return kept;
+		}
+		const first = this.#uniform53();
+		const second = this.#uniform53();
+		const radius = Math.sqrt(-2 * Math.log1p(-second));
+		const angle = 2 * Math.PI * first;
+		this.#normal = radius * Math.sin(angle);
+		return radius * Math.cos(angle);
+	}
+
+	#uniform53(): number {
+		const high = this.u32();
+		const low = this.u32();
+		return ((high & 0x1fffff) * 4294967296 + low) / 9007199254740992;
+	}
+
+	/** Another generator in the same state. */
+	clone(): TorchGenerator {
+		const copy = new TorchGenerator(null);
+		copy.assign(this);
+		return copy;
+	}
+
+	/** Takes over the state of another generator. */
+	assign(other: TorchGenerator): void {
+		this.#seed = other.#seed;
+		this.#engine = other.#engine.clone();
+		this.#normal = other.#normal;
+	}
+
+	/** The generator's state as torch writes it. */
+	state(): Uint8Array {
+		const bytes = new Uint8Array(TORCH_STATE_BYTES);
+		const view = new DataView(bytes.buffer);
+		view.setBigUint64(0, BigInt(this.#seed), true);
+		const { words, position } = this.#engine;
+		// torch counts down: `left` is 1 before a renewal, and `next` is 0 then only if nothing was drawn yet.
+		const fresh = position === 624 && this.#untouched();
+		view.setInt32(8, fresh ? 1 : 625 - position, true);
+		view.setInt32(12, 1, true);
+		view.setBigUint64(16, BigInt(fresh ? 0 : position), true);
+		for (let i = 0; i < 624; i++) view.setBigUint64(24 + 8 * i, BigInt(words[i]!), true);
+		if (this.#normal !== null) {
+			view.setFloat64(5024, this.#normal, true);
+			view.setInt32(5040, 1, true);
+		}
+		return bytes;
+	}
+
+	/** Words are still those of the seed. */
+	#untouched(): boolean {
+		return this.#engine.words[0] === this.#seed >>> 0 && this.#engine.words[1] === seedByInteger(this.#seed)[1];
+	}
+
+	restore(bytes: Uint8Array): void {
+		if (bytes.byteLength !== TORCH_STATE_BYTES) {
+			throw new UserError(`A torch generator state has ${TORCH_STATE_BYTES} bytes; this one has ${bytes.byteLength}.`);
+		}
+		const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+		const left = view.getInt32(8, true);
+		const next = Number(view.getBigUint64(16, true));
+		if (left < 1 || left > 624 || next > 624 || (left > 1 && next !== 625 - left)) {
+			throw new UserError(`A torch generator state is damaged: left ${left}, next ${next}.`);
+		}
+		const words = new Uint32Array(624);
+		for (let i = 0; i < 624; i++) words[i] = view.getUint32(24 + 8 * i, true);
+		this.#seed = Number(view.getBigUint64(0, true));
+		this.#engine = new MersenneTwister(words, left === 1 ? 624 : next);
+		this.#normal = view.getInt32(5040, true) === 0 ? null : view.getFloat64(5024, true);
+	}
+}

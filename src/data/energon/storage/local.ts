@@ -1,0 +1,86 @@
+/** Local files: mapped into memory, or read piece by piece when they are too large for one view. */
+import { closeSync, existsSync, fstatSync, openSync, readFileSync, readSync, statSync } from "node:fs";
+import { UserError } from "../../../native/errors.ts";
+import type { RandomAccessFile, Storage } from "./storage.ts";
+
+export class LocalStorage implements Storage {
+	open(path: string): RandomAccessFile {
+		return LocalFile.open(path);
+	}
+
+	readText(path: string): string {
+		try {
+			return readFileSync(path, "utf8");
+		} catch (error) {
+			throw new UserError(`${path} cannot be read: ${reason(error)}.`);
+		}
+	}
+
+	isFile(path: string): boolean {
+		return existsSync(path) && statSync(path).isFile();
+	}
+
+	isFolder(path: string): boolean {
+		return existsSync(path) && statSync(path).isDirectory();
+	}
+}
+
+/** Short reason of a file system error. */
+function reason(error: unknown): string {
+	const { code, message } = error as { code?: string; message?: string };
+	if (code === "ENOENT") return "it does not exist";
+	if (code === "EACCES") return "permission denied";
+	return message ?? String(error);
+}
+
+/** Views of native memory stop at 4 GiB. */
+const LARGEST_MAPPING = 4294967295;
+
+export class LocalFile implements RandomAccessFile {
+	private constructor(
+		readonly path: string,
+		readonly size: number,
+		/** The mapped file, or null when it is read by descriptor. */
+		private mapped: Uint8Array | null,
+		private descriptor: number | null,
+	) {}
+
+	static open(path: string): LocalFile {
+		try {
+			const descriptor = openSync(path, "r");
+			const stat = fstatSync(descriptor);
+			if (!stat.isFile()) {
+				closeSync(descriptor);
+				throw new UserError(`${path} is not a file.`);
+			}
+			if (stat.size > LARGEST_MAPPING) return new LocalFile(path, stat.size, null, descriptor);
+			closeSync(descriptor);
+			const mapped = stat.size === 0 ? new Uint8Array(0) : Bun.mmap(path, { shared: false });
+			return new LocalFile(path, mapped.length, mapped, null);
+		} catch (error) {
+			if (error instanceof UserError) throw error;
+			throw new UserError(`${path} cannot be opened: ${reason(error)}.`);
+		}
+	}
+
+	read(offset: number, length: number): Uint8Array {
+		const end = Math.min(offset + length, this.size);
+		if (offset >= end) return new Uint8Array(0);
+		if (this.mapped !== null) return this.mapped.subarray(offset, end);
+		if (this.descriptor === null) throw new Error(`${this.path} was closed.`);
+		const bytes = new Uint8Array(end - offset);
+		let filled = 0;
+		while (filled < bytes.length) {
+			const count = readSync(this.descriptor, bytes, filled, bytes.length - filled, offset + filled);
+			if (count === 0) break;
+			filled += count;
+		}
+		return bytes.subarray(0, filled);
+	}
+
+	close(): void {
+		this.mapped = null;
+		if (this.descriptor !== null) closeSync(this.descriptor);
+		this.descriptor = null;
+	}
+}

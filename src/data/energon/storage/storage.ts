@@ -1,0 +1,59 @@
+/**
+ * Where datasets lie. Reading is synchronous and returns when the bytes are there; what is remote is fetched by another
+ * thread meanwhile (remote.ts). Paths are file paths or URLs, always with forward slashes.
+ */
+/** A file opened for reading anywhere in it. */
+export interface RandomAccessFile {
+	readonly path: string;
+	readonly size: number;
+	/** Bytes [offset, offset + length), cut at the end of the file. Valid until the file is closed. */
+	read(offset: number, length: number): Uint8Array;
+	close(): void;
+}
+
+export interface Storage {
+	/** Opens a file; throws a UserError when it does not exist or cannot be read. */
+	open(path: string): RandomAccessFile;
+	/** Whole contents as text. */
+	readText(path: string): string;
+	isFile(path: string): boolean;
+	isFolder(path: string): boolean;
+}
+
+const url = /^[a-z][a-z0-9+.-]*:\/\//i;
+
+export function isUrl(path: string): boolean {
+	return url.test(path);
+}
+
+/** `path` seen from the folder `base`; absolute paths and URLs stay as they are. `..` is resolved. */
+export function resolvePath(base: string, path: string): string {
+	if (isUrl(path)) return normalize(path);
+	if (path.startsWith("/")) return normalize(path);
+	return normalize(base === "" ? path : `${base}/${path}`);
+}
+
+function normalize(path: string): string {
+	const scheme = url.exec(path)?.[0] ?? "";
+	const rest = path.slice(scheme.length);
+	const rooted = scheme === "" && rest.startsWith("/");
+	const parts: string[] = [];
+	for (const part of rest.split("/")) {
+		if (part === "" || part === ".") continue;
+		if (part === ".." && parts.length > 0 && parts[parts.length - 1] !== "..") parts.pop();
+		else if (part !== ".." || !rooted) parts.push(part);
+	}
+	return scheme + (rooted ? "/" : "") + parts.join("/");
+}
+
+/** Folder of a path. */
+export function folderOf(path: string): string {
+	const slash = path.lastIndexOf("/");
+	if (slash < 0) return "";
+	return slash === 0 ? "/" : path.slice(0, slash);
+}
+
+/** Last component of a path. */
+export function nameOf(path: string): string {
+	return path.slice(path.lastIndexOf("/") + 1);
+}

@@ -1,0 +1,191 @@
+/**
+ * What a task does with samples, and the pipeline that follows from it (spec energon.md §3.4, §5.1): cookers, encoding,
+ * packing, grouping, batching. Steps that a task leaves out get no node.
+ */
+import { UserError } from "../../native/errors.ts";
+import type { DecodeOptions } from "./format/decode.ts";
+import { type FunctionHook, type Hook, hook } from "./hook.ts";
+import type { Keyed, RawRecord, Sample, Subflavors } from "./sample.ts";
+import type { Worker } from "./worker.ts";
+import { BatchDataset } from "./wrappers/batch.ts";
+import { BlendDataset, ConcatDataset } from "./wrappers/blend.ts";
+import type { Dataset } from "./wrappers/dataset.ts";
+import { type Group, GroupBatchDataset } from "./wrappers/group-batch.ts";
+import { EpochizeDataset, LimitDataset } from "./wrappers/limit.ts";
+import { MapDataset } from "./wrappers/map.ts";
+import { PackingDataset } from "./wrappers/packing.ts";
+import { RepeatDataset } from "./wrappers/repeat.ts";
+import { ShuffleBufferDataset } from "./wrappers/shuffle-buffer.ts";
+
+/** Turns a crude sample into a typed one; chosen by the data set's subflavors. */
+export interface Cooker {
+	readonly cook: Hook<Sample, Sample>;
+	/** Subflavors a data set must have for this cooker; all data sets if empty. */
+	readonly hasSubflavors: Subflavors;
+}
+
+/** Steps of a task. Elements are whatever the steps make of samples, as long as they carry a restore key. */
+export interface TaskEncoder {
+	readonly decode: DecodeOptions;
+	readonly cookers: readonly Cooker[];
+	readonly encodeSample?: Hook<Sample, Keyed>;
+	readonly preencodeSample?: Hook<Sample, Keyed>;
+	readonly postencodeSample?: FunctionHook<Keyed, Keyed>;
+	readonly selectSamplesToPack?: FunctionHook<readonly Keyed[], readonly (readonly Keyed[])[]>;
+	readonly packSelectedSamples?: FunctionHook<readonly Keyed[], Keyed>;
+	readonly batchGroupCriterion?: FunctionHook<Keyed, Group>;
+	readonly batch: Hook<readonly Keyed[], Keyed>;
+	readonly encodeBatch?: Hook<Keyed, Keyed>;
+}
+
+/** How the datasets of a metadataset are combined. */
+export type BlendMode = "none" | "weight" | "repetitions";
+
+/** One dataset of the (flattened) list, before it is built for a worker. */
+export interface LoadedDataset {
+	/** Shards, exclusions and how they are cut: what the order of its samples depends on. */
+	readonly identity: string;
+	/** Samples of the split part; subsets do not count. */
+	readonly length: number;
+	readonly subflavors: Subflavors;
+	readonly crude: boolean;
+	readonly weight: number | null;
+	readonly repetitions: number | null;
+	/** Loader and load step of a worker; `rotation` rotates which workers get the samples left over. */
+	build(worker: Worker, rotation: number): { records: Dataset<RawRecord>; load: Hook<RawRecord, Sample> };
+}
+
+export interface BatchOptions {
+	readonly batchSize: number | null;
+	readonly batchDropLast: boolean;
+	readonly packingBufferSize: number | null;
+}
+
+export interface TrainOptions extends BatchOptions {
+	readonly blendMode: BlendMode;
+	readonly repeat: boolean;
+	readonly shuffleBufferSize: number | null;
+	/** Outputs of a virtual epoch of the rank; 0 = none. */
+	readonly virtualEpochLength: number;
+}
+
+/** Rotation of every dataset: samples of those before it, modulo all workers. */
+function rotations(datasets: readonly LoadedDataset[], worker: Worker): number[] {
+	const workers = Math.max(1, worker.config.numWorkers) * worker.config.worldSize;
+	let before = 0;
+	return datasets.map(({ length }) => {
+		const rotation = before % workers;
+		before += length;
+		return rotation;
+	});
+}
+
+/** Loading and, for crude data, cooking of one dataset. */
+function load(dataset: LoadedDataset, rotation: number, task: TaskEncoder, worker: Worker): Dataset<Sample> {
+	const { records, load: loader } = dataset.build(worker, rotation);
+	const samples = new MapDataset<RawRecord, Sample>(records, loader);
+	return dataset.crude ? new MapDataset(samples, cookerOf(dataset, task).cook) : samples;
+}
+
+/** First cooker whose subflavors the data set has; throws a UserError when there is none. */
+export function cookerOf(dataset: Pick<LoadedDataset, "subflavors">, task: TaskEncoder): Cooker {
+	if (task.cookers.length === 0) throw new UserError("The data set is crude, but the task has no cookers.");
+	const cooker = task.cookers.find(({ hasSubflavors }) =>
+		Object.entries(hasSubflavors).every(([name, value]) => dataset.subflavors[name] === value),
+	);
+	if (cooker) return cooker;
+	throw new UserError(`No cooker of the task is for the subflavors ${JSON.stringify(dataset.subflavors)}.`);
+}
+
+/** The training pipeline of one worker. */
+export function buildTrain(
+	datasets: readonly LoadedDataset[],
+	task: TaskEncoder,
+	worker: Worker,
+	options: TrainOptions,
+): Dataset<Keyed> {
+	if (datasets.length === 0) throw new UserError("The metadataset names no datasets.");
+	if (datasets.some(({ crude }) => crude) && task.cookers.length === 0) {
+		throw new UserError("The data set is crude, but the task has no cookers.");
+	}
+	const rotation = rotations(datasets, worker);
+	const loaded = datasets.map((dataset, i) => load(dataset, rotation[i]!, task, worker));
+	let sources: Dataset<Sample>[];
+	let weights: number[];
+	let repeat = false;
+	if (options.blendMode === "repetitions" || (!options.repeat && options.blendMode === "none")) {
+		sources = loaded.map((dataset, i) => {
+			const repetitions = datasets[i]!.repetitions ?? 1;
+			return repetitions === 1 ? dataset : new RepeatDataset(dataset, repetitions);
+		});
+		weights = datasets.map(({ length, repetitions }) => length * (repetitions ?? 1));
+		repeat = options.repeat;
+	} else {
+		if (!options.repeat) {
+			throw new UserError("A blend by weights has no end: it cannot be combined with repeat off; use blend_epochized.");
+		}
+		sources = loaded.map((dataset) => new RepeatDataset(dataset, null));
+		weights = datasets.map(({ weight }) => (options.blendMode === "weight" ? (weight ?? 1) : 1));
+	}
+	let samples: Dataset<Sample> = sources.length > 1 ? new BlendDataset(worker, sources, weights) : sources[0]!;
+	if (repeat) samples = new RepeatDataset(samples, null);
+	if (options.shuffleBufferSize !== null && options.shuffleBufferSize > 1) {
+		samples = new ShuffleBufferDataset(samples, options.shuffleBufferSize);
+	}
+	const outputs = batchUp(encode(samples, task), task, options);
+	return options.virtualEpochLength > 0 ? new EpochizeDataset(outputs, options.virtualEpochLength) : outputs;
+}
+
+/** The validation pipeline of one worker: everything once, in order; `limit` outputs a pass at most. */
+export function buildValidation(
+	datasets: readonly LoadedDataset[],
+	task: TaskEncoder,
+	worker: Worker,
+	options: BatchOptions & { readonly limit: number | null },
+): Dataset<Keyed> {
+	if (datasets.length === 0) throw new UserError("The metadataset names no datasets.");
+	const rotation = rotations(datasets, worker);
+	const loaded = datasets.map((dataset, i) => load(dataset, rotation[i]!, task, worker));
+	const samples = loaded.length > 1 ? new ConcatDataset(worker, loaded) : loaded[0]!;
+	const outputs = batchUp(encode(samples, task), task, options);
+	return options.limit !== null && options.limit > 0 ? new LimitDataset(outputs, options.limit) : outputs;
+}
+
+function encode(samples: Dataset<Sample>, task: TaskEncoder): Dataset<Keyed> {
+	if (task.preencodeSample && task.encodeSample) {
+		throw new UserError("The task has both preencodeSample and encodeSample; it may have one of them.");
+	}
+	const encoder = task.preencodeSample ?? task.encodeSample;
+	return encoder === undefined ? samples : new MapDataset<Sample, Keyed>(samples, encoder);
+}
+
+function batchUp(samples: Dataset<Keyed>, task: TaskEncoder, options: BatchOptions): Dataset<Keyed> {
+	const { batchSize, batchDropLast, packingBufferSize } = options;
+	const { postencodeSample, selectSamplesToPack: select, packSelectedSamples: pack } = task;
+	let outputs = samples;
+	if (packingBufferSize !== null) {
+		if (!select || !pack) {
+			throw new UserError("packing_buffer_size is set, but the task does not select and pack samples.");
+		}
+		outputs = new PackingDataset(outputs, packingBufferSize, { select, encode: postencodeSample ?? null, pack });
+	} else if (postencodeSample) {
+		outputs = new MapDataset<Keyed, Keyed>(outputs, postencodeSample);
+	}
+	if (task.batchGroupCriterion) {
+		if (task.batch.kind !== "function") throw new UserError("Grouped batches have one output a batch.");
+		outputs = new GroupBatchDataset(outputs, batchSize, task.batchGroupCriterion, task.batch, batchDropLast);
+	} else if (batchSize !== null) {
+		outputs = new BatchDataset(outputs, batchSize, task.batch, batchDropLast);
+	} else {
+		return outputs;
+	}
+	return task.encodeBatch ? new MapDataset<Keyed, Keyed>(outputs, task.encodeBatch) : outputs;
+}
+
+/** Keys, sources and restore key of a batch or pack are those of its members. */
+export interface Collected extends Keyed {
+	readonly items: readonly Keyed[];
+}
+
+/** The plainest batch function: a list of the samples. */
+export const collect = hook<readonly Keyed[], Collected>("batch", (items) => ({ restoreKey: [], items }));

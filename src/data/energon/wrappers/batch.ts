@@ -1,0 +1,148 @@
+/** Batches of consecutive samples (spec energon.md §5.1). */
+import { ErrorContext, FatalSampleError } from "../errors.ts";
+import { type Hook, runHook } from "../hook.ts";
+import type { Keyed, RestoreKey } from "../sample.ts";
+import { Dataset, type StateFields, type StateValue } from "./dataset.ts";
+import { restoring } from "./map.ts";
+
+export class BatchDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out> {
+	readonly className = "BatchDataset";
+	readonly #source: Dataset<In>;
+	readonly #batcher: Hook<readonly In[], Out>;
+	readonly #errors: ErrorContext;
+	#calls = 0;
+	/** The last, smaller batch of this pass is out. */
+	#sourceEnded = false;
+	/** Inputs of the batch whose outputs are being handed out one by one, and how many are out. */
+	#generatorKeys: readonly RestoreKey[] | null = null;
+	#generatorOffset: number | null = null;
+
+	constructor(
+		source: Dataset<In>,
+		readonly batchSize: number,
+		batcher: Hook<readonly In[], Out>,
+		private readonly dropLast: boolean,
+	) {
+		super(source.worker, [source]);
+		this.#source = source;
+		this.#batcher = batcher;
+		this.#errors = new ErrorContext(batcher.name, this.worker.config.errorHandler, batcher.tolerance);
+	}
+
+	override lengthOfWorker(worker: number): number {
+		const samples = this.#source.lengthOfWorker(worker);
+		return this.dropLast ? Math.floor(samples / this.batchSize) : Math.ceil(samples / this.batchSize);
+	}
+
+	override *iterate(): Generator<Out, void, void> {
+		if (this.#generatorKeys !== null) yield* this.#resumeGenerator(this.#generatorKeys);
+		if (!this.#sourceEnded) {
+			let batch: In[] = [];
+			for (const sample of this.#source.iterate()) {
+				batch.push(sample);
+				if (batch.length < this.batchSize) continue;
+				yield* this.#flush(batch);
+				batch = [];
+			}
+			this.#sourceEnded = true;
+			if (batch.length > 0 && !this.dropLast) yield* this.#flush(batch);
+		}
+		this.#sourceEnded = false;
+	}
+
+	*#flush(batch: readonly In[]): Generator<Out, void, void> {
+		try {
+			const keys = batch.map((sample) => sample.restoreKey);
+			const call = this.#calls++;
+			if (this.#batcher.kind === "generator") {
+				this.#generatorKeys = keys;
+				this.#generatorOffset = 0;
+				yield* this.#outputs(batch, keys, call, 0);
+				this.#generatorKeys = null;
+				this.#generatorOffset = null;
+			} else {
+				const output = runHook(this.worker, this.#batcher, call, batch);
+				this.#errors.succeeded();
+				output.restoreKey = [this.className, call, ...keys];
+				yield output;
+			}
+		} catch (error) {
+			this.#errors.failed(error, batch);
+		}
+	}
+
+	*#outputs(batch: readonly In[], keys: readonly RestoreKey[], call: number, from: number): Generator<Out, void, void> {
+		let position = 0;
+		for (const output of runHook.generator(this.worker, this.#batcher, call, batch)) {
+			if (position >= from) {
+				this.#generatorOffset = position + 1;
+				this.#errors.succeeded();
+				output.restoreKey = [this.className, call, position, ...keys];
+				yield output;
+			}
+			position++;
+		}
+	}
+
+	*#resumeGenerator(keys: readonly RestoreKey[]): Generator<Out, void, void> {
+		const call = this.worker.compatibility === "energon" ? this.#calls : this.#calls - 1;
+		const batch = keys.map((key) => this.#source.restoreSample(key));
+		yield* this.#outputs(batch, keys, call, this.#generatorOffset ?? 0);
+		this.#generatorKeys = null;
+		this.#generatorOffset = null;
+	}
+
+	override resetOwn(): void {
+		this.#sourceEnded = false;
+		this.#calls = 0;
+		this.#generatorKeys = null;
+		this.#generatorOffset = null;
+	}
+
+	protected override ownState(): Record<string, StateValue> {
+		return {
+			_sample_index: this.#calls,
+			_generator_sample_keys: this.#generatorKeys as StateValue,
+			_generator_offset: this.#generatorOffset,
+		};
+	}
+
+	protected override exactState(): Record<string, StateValue> {
+		return { _source_ended: this.#sourceEnded };
+	}
+
+	protected override restoreOwn(fields: StateFields): void {
+		this.#sourceEnded = fields.flag("_source_ended");
+		this.#calls = fields.number("_sample_index");
+		this.#generatorKeys = fields.keyOrNull("_generator_sample_keys") as readonly RestoreKey[] | null;
+		this.#generatorOffset = fields.numberOrNull("_generator_offset");
+	}
+
+	override restorable(): string | null {
+		return this.#batcher.stateless ? super.restorable() : this.#batcher.name;
+	}
+
+	override restoreSample(key: RestoreKey): Out {
+		if (!this.#batcher.stateless) {
+			throw new FatalSampleError(`Batches cannot be restored through ${this.#batcher.name}: it is not stateless.`);
+		}
+		const generating = this.#batcher.kind === "generator";
+		const [[call, position], rest] = this.takeKey(key, generating ? 2 : 1);
+		const keys = rest as readonly RestoreKey[];
+		const batch = keys.map((inner) => this.#source.restoreSample(inner));
+		return restoring(this.worker.config.restoreErrorHandler, batch, () => {
+			if (!generating) {
+				const output = runHook(this.worker, this.#batcher, call!, batch);
+				output.restoreKey = key;
+				return output;
+			}
+			let at = 0;
+			for (const output of runHook.generator(this.worker, this.#batcher, call!, batch)) {
+				if (at++ !== position) continue;
+				output.restoreKey = key;
+				return output;
+			}
+			throw new FatalSampleError(`${this.#batcher.name} made fewer outputs than when the batch was saved.`);
+		});
+	}
+}

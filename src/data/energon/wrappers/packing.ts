@@ -1,0 +1,216 @@
+/**
+ * Packs several samples into one sequence (spec energon.md §5.2): a full buffer is divided into groups, and each group
+ * becomes one output. Samples the division leaves out are lost.
+ */
+import { ErrorContext, FatalSampleError } from "../errors.ts";
+import { type FunctionHook, runHook } from "../hook.ts";
+import type { Keyed, RestoreKey } from "../sample.ts";
+import { SampleBuffer } from "./buffer.ts";
+import { addKey, Dataset, type StateFields, type StateValue } from "./dataset.ts";
+import { restoring } from "./map.ts";
+
+export interface PackingHooks<In extends Keyed, Encoded extends Keyed, Out extends Keyed> {
+	/** Divides a buffer into groups. */
+	readonly select: FunctionHook<readonly In[], readonly (readonly In[])[]>;
+	/** Encodes each member of a group before it is packed, or null. */
+	readonly encode: FunctionHook<In, Encoded> | null;
+	/** Makes the output of a group. One output only: a state in the middle of several could not be saved. */
+	readonly pack: FunctionHook<readonly Encoded[], Out>;
+}
+
+export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends Keyed> extends Dataset<Out> {
+	readonly className = "PackingDataset";
+	readonly #source: Dataset<In>;
+	readonly #size: number;
+	readonly #hooks: PackingHooks<In, Encoded, Out>;
+	readonly #selectErrors: ErrorContext;
+	readonly #encodeErrors: ErrorContext;
+	readonly #packErrors: ErrorContext;
+	/** Samples not divided yet. */
+	#reading: SampleBuffer<In>;
+	/** Samples of the groups that wait, group after group, and the groups' lengths. */
+	#prepared: SampleBuffer<In>;
+	#lengths: number[] = [];
+	/** Only what is in the buffers is left of this pass. */
+	#sourceEnded = false;
+	#selectCalls = 0;
+	#encodeCalls = 0;
+	#packCalls = 0;
+
+	constructor(source: Dataset<In>, size: number, hooks: PackingHooks<In, Encoded, Out>) {
+		super(source.worker, [source]);
+		if (!(size > 0)) throw new FatalSampleError(`packing_buffer_size is ${size}; it must be above 0.`);
+		this.#source = source;
+		this.#size = size;
+		this.#hooks = hooks;
+		this.#reading = new SampleBuffer(source);
+		this.#prepared = new SampleBuffer(source);
+		const { errorHandler } = this.worker.config;
+		this.#selectErrors = new ErrorContext(hooks.select.name, errorHandler, hooks.select.tolerance);
+		this.#packErrors = new ErrorContext(hooks.pack.name, errorHandler, hooks.pack.tolerance);
+		this.#encodeErrors = new ErrorContext(
+			hooks.encode?.name ?? "",
+			errorHandler,
+			hooks.encode?.tolerance ?? hooks.pack.tolerance,
+		);
+	}
+
+	override lengthOfWorker(worker: number): number {
+		return this.#source.lengthOfWorker(worker);
+	}
+
+	override *iterate(): Generator<Out, void, void> {
+		this.#prepared.start();
+		this.#reading.start();
+		const source = this.#source.iterate();
+		const { tolerance } = this.#hooks.select;
+		let roundsWithoutPack = 0;
+		while (!this.#sourceEnded && this.#fill(source)) {
+			if (this.#lengths.length === 0) {
+				this.#select();
+				if (this.#lengths.length === 0) {
+					roundsWithoutPack++;
+					if (tolerance > 0 && roundsWithoutPack > tolerance) {
+						throw new FatalSampleError(
+							`${this.#hooks.select.name} made no pack in ${roundsWithoutPack} rounds: the program or the data set is broken.`,
+						);
+					}
+					continue;
+				}
+			}
+			roundsWithoutPack = 0;
+			yield* this.#nextPack();
+		}
+		this.#sourceEnded = true;
+		while (this.#lengths.length > 0) yield* this.#nextPack();
+		if (this.#reading.length > 0) this.#select();
+		while (this.#lengths.length > 0) yield* this.#nextPack();
+		this.#sourceEnded = false;
+	}
+
+	/** Fills the buffer; false when the source ended first. */
+	#fill(source: Generator<In, void, void>): boolean {
+		while (this.#reading.length + this.#prepared.length < this.#size) {
+			const step = source.next();
+			if (step.done) return false;
+			this.#reading.push(step.value);
+		}
+		return true;
+	}
+
+	#select(): void {
+		const samples = this.#reading.takeFirst(this.#reading.length);
+		let groups: readonly (readonly In[])[] = [];
+		try {
+			groups = runHook(this.worker, this.#hooks.select, this.#selectCalls++, samples);
+			this.#selectErrors.succeeded();
+		} catch (error) {
+			this.#selectErrors.failed(error, samples);
+		}
+		for (const group of groups) {
+			if (group.length === 0) continue;
+			for (const sample of group) this.#prepared.push(sample);
+			this.#lengths.push(group.length);
+		}
+	}
+
+	*#nextPack(): Generator<Out, void, void> {
+		const length = this.#lengths[0]!;
+		const members = this.#encode(this.#prepared.first(length));
+		this.#prepared.takeFirst(length);
+		this.#lengths.shift();
+		try {
+			const keys = members.map((sample) => sample.restoreKey);
+			const call = this.#packCalls++;
+			const output = runHook(this.worker, this.#hooks.pack, call, members);
+			this.#packErrors.succeeded();
+			output.restoreKey = [this.className, call, ...keys];
+			yield output;
+		} catch (error) {
+			this.#packErrors.failed(error, members);
+		}
+	}
+
+	#encode(members: readonly In[]): Encoded[] {
+		const { encode } = this.#hooks;
+		if (encode === null) return members as unknown as Encoded[];
+		const encoded: Encoded[] = [];
+		for (const sample of members) {
+			try {
+				const call = this.#encodeCalls++;
+				const output = runHook(this.worker, encode, call, sample);
+				this.#encodeErrors.succeeded();
+				encoded.push(addKey(output, this.className, call));
+			} catch (error) {
+				this.#encodeErrors.failed(error, sample);
+			}
+		}
+		return encoded;
+	}
+
+	override resetOwn(): void {
+		this.#sourceEnded = false;
+		this.#reading = new SampleBuffer(this.#source);
+		this.#prepared = new SampleBuffer(this.#source);
+		this.#lengths = [];
+		this.#selectCalls = 0;
+		this.#encodeCalls = 0;
+		this.#packCalls = 0;
+	}
+
+	protected override ownState(): Record<string, StateValue> {
+		return {
+			_reading_buffer: this.#reading.state(),
+			_pre_packing_buffer: this.#prepared.state(),
+			_pre_packing_lengths: [...this.#lengths],
+			_pre_packing_sample_index: this.#selectCalls,
+			_sample_encoder_sample_index: this.#encodeCalls,
+			_final_packing_sample_index: this.#packCalls,
+		};
+	}
+
+	protected override exactState(): Record<string, StateValue> {
+		return { _source_ended: this.#sourceEnded };
+	}
+
+	protected override restoreOwn(fields: StateFields): void {
+		this.#sourceEnded = fields.flag("_source_ended");
+		this.#reading.restore(fields.node("_reading_buffer"));
+		this.#prepared.restore(fields.node("_pre_packing_buffer"));
+		this.#lengths = [...fields.list<number>("_pre_packing_lengths")];
+		this.#selectCalls = fields.number("_pre_packing_sample_index");
+		this.#encodeCalls = fields.number("_sample_encoder_sample_index");
+		this.#packCalls = fields.number("_final_packing_sample_index");
+	}
+
+	override restorable(): string | null {
+		const { pack, encode } = this.#hooks;
+		if (!pack.stateless) return pack.name;
+		if (encode !== null && !encode.stateless) return encode.name;
+		return super.restorable();
+	}
+
+	override restoreSample(key: RestoreKey): Out {
+		const { encode, pack } = this.#hooks;
+		const reason = this.restorable();
+		if (reason !== null) throw new FatalSampleError(`Packs cannot be restored through ${reason}: it is not stateless.`);
+		if (this.worker.compatibility === "energon" && encode !== null) {
+			throw new FatalSampleError("Energon cannot restore a single pack whose members were encoded while packing.");
+		}
+		const [[call], rest] = this.takeKey(key, 1);
+		const { restoreErrorHandler } = this.worker.config;
+		const members = (rest as readonly RestoreKey[]).map((inner) => {
+			if (encode === null) return this.#source.restoreSample(inner) as unknown as Encoded;
+			const [[encodeCall], innermost] = this.takeKey(inner, 1);
+			const sample = this.#source.restoreSample(innermost);
+			return restoring(restoreErrorHandler, sample, () =>
+				addKey(runHook(this.worker, encode, encodeCall!, sample), this.className, encodeCall!),
+			);
+		});
+		return restoring(restoreErrorHandler, members, () => {
+			const output = runHook(this.worker, pack, call!, members);
+			output.restoreKey = key;
+			return output;
+		});
+	}
+}

@@ -1,0 +1,35 @@
+/** Images as an encoder reads them: patches, image after image (spec vision 2.1). */
+import type { PatchGrid } from "../models/radio/config.ts";
+
+export interface ImageSet {
+	/** [Σ rows · columns, 3p²]: patches row-major over an image's grid, a patch's values channel by channel. */
+	readonly patches: Float32Array;
+	readonly grids: readonly PatchGrid[];
+	/** Images of every sample; 0 for text alone. */
+	readonly imagesPerSample: readonly number[];
+}
+
+/**
+ * Pixels [3, height, width] → patches [(height / p) · (width / p), 3p²], row-major over the grid, values of a patch
+ * channel by channel. Height and width are multiples of p = patchSize.
+ */
+export function patchify(pixels: Float32Array, height: number, width: number, patchSize: number): Float32Array {
+	const [rows, columns] = [height / patchSize, width / patchSize];
+	if (!Number.isInteger(rows) || !Number.isInteger(columns) || pixels.length !== 3 * height * width) {
+		throw new RangeError(`${pixels.length} values are no image of ${height} × ${width} in patches of ${patchSize}.`);
+	}
+	const patches = new Float32Array(pixels.length);
+	let at = 0;
+	for (let row = 0; row < rows; row++) {
+		for (let column = 0; column < columns; column++) {
+			for (let channel = 0; channel < 3; channel++) {
+				for (let y = row * patchSize; y < (row + 1) * patchSize; y++) {
+					const from = (channel * height + y) * width + column * patchSize;
+					patches.set(pixels.subarray(from, from + patchSize), at);
+					at += patchSize;
+				}
+			}
+		}
+	}
+	return patches;
+}

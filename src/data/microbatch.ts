@@ -1,0 +1,26 @@
+/** What a language model trains on at once: `lengths.length` sequences laid one after the other. */
+export interface Microbatch {
+	/** Token ids, [T]. */
+	readonly ids: Int32Array;
+	/** Next tokens, [T]; −100 where there is none. */
+	readonly labels: Int32Array;
+	/** 1 where a label counts in the loss, else 0; [T]. */
+	readonly lossMask: Float32Array;
+	/** Tokens of every sequence; they sum to T. */
+	readonly lengths: readonly number[];
+}
+
+/** Rows of S + 1 tokens become inputs [:, :-1] and labels [:, 1:]; every label counts. */
+export function nextTokenMicrobatch(rows: readonly Int32Array[]): Microbatch {
+	const lengths = rows.map((row) => row.length - 1);
+	const total = lengths.reduce((sum, length) => sum + length, 0);
+	const ids = new Int32Array(total);
+	const labels = new Int32Array(total);
+	let at = 0;
+	for (const row of rows) {
+		ids.set(row.subarray(0, -1), at);
+		labels.set(row.subarray(1), at);
+		at += row.length - 1;
+	}
+	return { ids, labels, lossMask: new Float32Array(total).fill(1), lengths };
+}

@@ -1,0 +1,102 @@
+/**
+ * Megatron's mock data (spec runtime 8): samples of image tokens followed by random text, images of zeros. Sample i of a
+ * data set is drawn from MT19937 seeded by the data set's seed plus i.
+ */
+import type { PatchGrid } from "../models/radio/config.ts";
+import { UserError } from "../native/errors.ts";
+import { MersenneTwister, seedByInteger } from "./energon/random/mersenne-twister.ts";
+import type { ImageSet } from "./images.ts";
+import type { Microbatch } from "./microbatch.ts";
+
+export interface MockOptions {
+	/** datasetSeed() of the lane that reads it. */
+	readonly seed: number;
+	/** Samples it has. */
+	readonly size: number;
+	readonly sequenceLength: number;
+	readonly vocabularySize: number;
+	readonly imageTokenId: number;
+	/** Image tokens every sample begins with. */
+	readonly imageTokens: number;
+}
+
+const padId = 0;
+const ignored = -100;
+
+/** Encoder and language ranks read independent data sets; every data-parallel rank its own. */
+export function datasetSeed(
+	seed: number,
+	role: "encoder" | "language",
+	lane: number,
+	split: "train" | "valid" | "test",
+): number {
+	const [roles, splits] = [
+		{ encoder: 10000, language: 20000 },
+		{ train: 0, valid: 100000, test: 200000 },
+	];
+	return seed + roles[role] + lane + splits[split];
+}
+
+/** Grid of a mock image of `patches` patches: nearest to square with rows ≤ columns, both even for pixel shuffle. */
+export function mockGrid(patches: number, pixelShuffle: boolean): PatchGrid {
+	const fits = (rows: number) =>
+		patches % rows === 0 && (!pixelShuffle || (rows % 2 === 0 && (patches / rows) % 2 === 0));
+	for (let rows = Math.floor(Math.sqrt(patches)); rows > 0; rows--) {
+		if (fits(rows)) return { rows, columns: patches / rows };
+	}
+	throw new UserError(`No grid of ${patches} patches has an even number of rows and of columns.`);
+}
+
+export class MockData {
+	/** Token ids that text is drawn from, ascending. */
+	readonly #text: Int32Array;
+
+	constructor(readonly options: MockOptions) {
+		const { vocabularySize, imageTokenId, imageTokens, sequenceLength } = options;
+		if (imageTokens >= sequenceLength) {
+			throw new UserError(`${imageTokens} image tokens leave no text in samples of seq-length ${sequenceLength}.`);
+		}
+		const ids = Array.from({ length: vocabularySize }, (_, id) => id);
+		this.#text = Int32Array.from(ids.filter((id) => id !== padId && id !== imageTokenId));
+		if (this.#text.length === 0) throw new UserError(`A vocabulary of ${vocabularySize} has no id for mock text.`);
+	}
+
+	/** Samples first … first + count − 1 as one microbatch. */
+	microbatch(first: number, count: number): Microbatch {
+		const { size, sequenceLength, imageTokenId } = this.options;
+		if (first + count > size) {
+			throw new UserError(
+				`Mock data has ${size} samples (mock-dataset-size); sample ${first + count - 1} is asked for.`,
+			);
+		}
+		const ids = new Int32Array(count * sequenceLength);
+		const labels = new Int32Array(ids.length).fill(ignored);
+		for (let sample = 0; sample < count; sample++) {
+			const begin = sample * sequenceLength;
+			ids.set(this.#ids(first + sample), begin);
+			labels.set(ids.subarray(begin + 1, begin + sequenceLength), begin);
+		}
+		for (const [token, label] of labels.entries()) if (label === imageTokenId) labels[token] = ignored;
+		const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
+		return { ids, labels, lossMask, lengths: new Array<number>(count).fill(sequenceLength) };
+	}
+
+	#ids(sample: number): Int32Array {
+		const { seed, sequenceLength, imageTokens, imageTokenId } = this.options;
+		const ids = new Int32Array(sequenceLength).fill(imageTokenId);
+		const random = new MersenneTwister(seedByInteger(seed + sample));
+		for (let token = imageTokens; token < sequenceLength; token++) {
+			ids[token] = this.#text[random.u32() % this.#text.length]!;
+		}
+		return ids;
+	}
+}
+
+/** One image of zeros for each of `samples` samples. `patchWidth`: values of a patch. */
+export function mockImages(samples: number, grid: PatchGrid, patchWidth: number): ImageSet {
+	return {
+		patches: new Float32Array(samples * grid.rows * grid.columns * patchWidth),
+		grids: new Array<PatchGrid>(samples).fill(grid),
+		imagesPerSample: new Array<number>(samples).fill(1),
+	};
+}

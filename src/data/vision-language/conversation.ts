@@ -1,0 +1,154 @@
+/** A sample as a conversation: turns of text with images at their places (spec vision 5.5). */
+import { SampleError } from "../energon/errors.ts";
+import type { Sample } from "../energon/sample.ts";
+import { crudeConversation } from "./crude-conversation.ts";
+import { type EncodedImage, isImage } from "./encoded-image.ts";
+
+export type Role = "system" | "user" | "assistant";
+
+export type Fragment = string | { readonly image: number };
+
+export interface Turn {
+	/** Who speaks; null: text that nobody says, such as a document. */
+	readonly role: Role | null;
+	/** Name of the speaker in the data. */
+	readonly sender: string;
+	readonly fragments: readonly Fragment[];
+}
+
+export interface Conversation {
+	readonly turns: readonly Turn[];
+	readonly images: readonly EncodedImage[];
+}
+
+/** What users are made to ask for where the data have no question. */
+export interface Prompts {
+	readonly caption: string;
+	readonly ocr: string;
+	readonly classification: string;
+}
+
+const user = (...fragments: Fragment[]): Turn => ({ role: "user", sender: "user", fragments });
+const assistant = (text: string): Turn => ({ role: "assistant", sender: "assistant", fragments: [text] });
+const document = (fragments: Fragment[]): Turn => ({ role: null, sender: "", fragments });
+const asked = (question: string): Turn => (question === "" ? user({ image: 0 }) : user({ image: 0 }, `\n${question}`));
+
+type Reader = (fields: Fields, prompts: Prompts) => Conversation;
+
+/** Fields of a typed sample, with errors that name sample and field. */
+class Fields {
+	constructor(private readonly sample: Sample) {}
+
+	get(name: string): unknown {
+		return this.sample.fields[name] ?? null;
+	}
+
+	text(name: string): string {
+		const value = this.get(name);
+		if (typeof value === "string") return value;
+		if (typeof value === "number") return String(value);
+		return this.refuse(`the field ${name} is no text`);
+	}
+
+	image(name = "image"): EncodedImage {
+		return this.asImage(name, this.get(name));
+	}
+
+	asImage(name: string, value: unknown): EncodedImage {
+		if (isImage(value)) return value;
+		return this.refuse(`the field ${name} is no image`);
+	}
+
+	list(name: string): readonly unknown[] {
+		const value = this.get(name);
+		return Array.isArray(value) ? value : this.refuse(`the field ${name} is no list`);
+	}
+
+	/** The answer of the greatest weight, the first of several. */
+	answer(): string {
+		const answers = this.get("answers");
+		if (typeof answers === "string") return answers;
+		if (!Array.isArray(answers) || answers.length === 0) return this.refuse("it has no answers");
+		const weights = this.get("answer_weights");
+		const weightOf = (i: number) =>
+			Array.isArray(weights) || ArrayBuffer.isView(weights) ? (weights as number[])[i]! : 0;
+		const best = answers.reduce((before: number, _, i) => (weightOf(i) > weightOf(before) ? i : before), 0);
+		return String(answers[best]);
+	}
+
+	refuse(reason: string): never {
+		throw new SampleError(
+			`Sample ${this.sample.key} (${this.sample.type}) cannot be trained on: ${reason}.`,
+			this.sample.key,
+		);
+	}
+}
+
+const question: Reader = (fields) => ({
+	turns: [asked(fields.text("context")), assistant(fields.answer())],
+	images: [fields.image()],
+});
+
+const readers: Readonly<Record<string, Reader>> = {
+	CaptioningSample: (fields, prompts) => ({
+		turns: [asked(prompts.caption), assistant(fields.text("caption"))],
+		images: [fields.image()],
+	}),
+	OCRSample: (fields, prompts) => ({
+		turns: [asked(prompts.ocr), assistant(fields.text("text"))],
+		images: [fields.image()],
+	}),
+	ImageClassificationSample: (fields, prompts) => ({
+		turns: [
+			asked(prompts.classification),
+			assistant(fields.text(fields.get("label_name") === null ? "label" : "label_name")),
+		],
+		images: [fields.image()],
+	}),
+	VQASample: question,
+	VQAOCRSample: question,
+	MultiChoiceVQASample: (fields) => {
+		const choices = fields.list("choices").map((choice, i) => `${letter(i)}. ${String(choice)}`);
+		const right = Number(fields.text("correct_choice_idx"));
+		const answer = choices[right] ?? fields.refuse(`choice ${right} of ${choices.length} is to be the correct one`);
+		return {
+			turns: [asked([fields.text("context"), ...choices].join("\n")), assistant(answer)],
+			images: [fields.image()],
+		};
+	},
+	TextSample: (fields) => ({ turns: [document([fields.text("text")])], images: [] }),
+	InterleavedSample: (fields) => {
+		const images: EncodedImage[] = [];
+		const fragments = fields.list("sequence").map((item): Fragment => {
+			if (typeof item === "string") return item;
+			images.push(fields.asImage("sequence", item));
+			return { image: images.length - 1 };
+		});
+		return { turns: [document(fragments)], images };
+	},
+	SimilarityInterleavedSample: (fields) => {
+		const images = fields.list("images").map((item) => fields.asImage("images", item));
+		const matched = fields.get("matched_text_indices");
+		const before = images.map((_, i) => (Array.isArray(matched) ? Number(matched[i] ?? 0) : 0));
+		const fragments = fields
+			.list("texts")
+			.flatMap((text, i): Fragment[] => [
+				...before.flatMap((place, image) => (place === i ? [{ image }] : [])),
+				`${i === 0 ? "" : "\n"}${String(text)}`,
+			]);
+		if (fragments.filter((fragment) => typeof fragment !== "string").length < images.length) {
+			fields.refuse("an image belongs to a text that is not there");
+		}
+		return { turns: [document(fragments)], images };
+	},
+};
+
+const letter = (index: number) => String.fromCharCode(65 + index);
+
+/** The conversation of a typed or crude sample. Throws a SampleError where it has none. */
+export function conversationOf(sample: Sample, prompts: Prompts): Conversation {
+	if (sample.type === "CrudeSample") return crudeConversation(sample, prompts);
+	const reader = readers[sample.type];
+	const fields = new Fields(sample);
+	return reader ? reader(fields, prompts) : fields.refuse("such samples have no text");
+}

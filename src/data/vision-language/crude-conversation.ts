@@ -1,0 +1,102 @@
+/**
+ * Conversations out of crude samples: `conversations` ([{from, value}]) or `messages` ([{role, content}]) of a JSON
+ * part with the image parts at its `<image>` tags, else a `text` field or a text part.
+ */
+import { SampleError } from "../energon/errors.ts";
+import { isImageExtension } from "../energon/format/decode.ts";
+import type { Sample } from "../energon/sample.ts";
+import type { Conversation, Fragment, Prompts, Role, Turn } from "./conversation.ts";
+import { type EncodedImage, isImage } from "./encoded-image.ts";
+
+const imageTag = "<image>";
+
+const roles: Readonly<Record<string, Role>> = {
+	system: "system",
+	user: "user",
+	human: "user",
+	assistant: "assistant",
+	gpt: "assistant",
+	model: "assistant",
+};
+
+export function crudeConversation(sample: Sample, prompts: Prompts): Conversation {
+	const refuse = (reason: string): never => {
+		throw new SampleError(`Sample ${sample.key} cannot be trained on: ${reason}.`, sample.key);
+	};
+	const images = imageParts(sample);
+	const json = Object.entries(sample.fields).find(([name]) => name === "json" || name.endsWith(".json"))?.[1];
+	const record = typeof json === "object" && json !== null ? (json as Record<string, unknown>) : {};
+	const spoken = record.conversations ?? record.messages;
+	if (Array.isArray(spoken)) {
+		const turns = spoken.map((entry) => turnOf(entry) ?? refuse("its conversation has an entry that is no turn"));
+		return placed(turns, images, refuse);
+	}
+	const text = textOf(record, sample);
+	if (text === null) return refuse("it has neither a conversation nor text");
+	if (images.length === 0 || text.includes(imageTag)) {
+		return placed([{ role: null, sender: "", fragments: [text] }], images, refuse);
+	}
+	const ask: Turn = { role: "user", sender: "user", fragments: [prompts.caption] };
+	return placed([ask, { role: "assistant", sender: "assistant", fragments: [text] }], images, refuse);
+}
+
+/** Image parts in the order of their names, numbers as numbers. */
+function imageParts(sample: Sample): EncodedImage[] {
+	return Object.entries(sample.fields)
+		.filter(([name, value]) => isImageExtension(name) && isImage(value))
+		.sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))
+		.map(([, value]) => value as EncodedImage);
+}
+
+function textOf(record: Record<string, unknown>, sample: Sample): string | null {
+	for (const value of [record.text, record.caption, sample.fields.txt, sample.fields.text]) {
+		if (typeof value === "string") return value;
+	}
+	return null;
+}
+
+function turnOf(entry: unknown): Turn | null {
+	if (typeof entry !== "object" || entry === null) return null;
+	const { from, role, value, content } = entry as Record<string, unknown>;
+	const sender = from ?? role;
+	const text = flatten(value ?? content);
+	if (typeof sender !== "string" || text === null) return null;
+	const known = roles[sender.toLowerCase()];
+	return known === undefined ? null : { role: known, sender, fragments: [text] };
+}
+
+/** Content as one text: a text, or a list of {type: "text" | "image"}. */
+function flatten(content: unknown): string | null {
+	if (typeof content === "string") return content;
+	if (!Array.isArray(content)) return null;
+	const parts = content.map((part: Record<string, unknown>) => {
+		if (part?.type === "image") return imageTag;
+		return part?.type === "text" && typeof part.text === "string" ? part.text : null;
+	});
+	return parts.includes(null) ? null : parts.join("");
+}
+
+/** Images at the tags; images without a tag go before the first turn of the user. */
+function placed(
+	turns: readonly Turn[],
+	images: readonly EncodedImage[],
+	refuse: (reason: string) => never,
+): Conversation {
+	const tags = turns.reduce((sum, { fragments }) => sum + String(fragments[0]).split(imageTag).length - 1, 0);
+	if (tags > images.length) refuse(`it has ${tags} ${imageTag} tags and ${images.length} images`);
+	if (turns.some(({ role, fragments }) => role === "assistant" && String(fragments[0]).includes(imageTag))) {
+		refuse(`an assistant's turn has an ${imageTag} tag`);
+	}
+	const missing = images.length - tags;
+	const first = turns.findIndex(({ role }) => role === "user");
+	if (missing > 0 && first < 0) refuse("it has images but no turn of a user to put them into");
+	let image = 0;
+	const withImages = turns.map((turn, index): Turn => {
+		const tagged = (index === first ? `${imageTag}\n`.repeat(missing) : "") + String(turn.fragments[0]);
+		const fragments = tagged
+			.split(imageTag)
+			.flatMap((text, i): Fragment[] => (i === 0 ? [text] : [{ image: image++ }, text]));
+		return { ...turn, fragments: fragments.filter((fragment) => fragment !== "") };
+	});
+	return { turns: withImages, images };
+}

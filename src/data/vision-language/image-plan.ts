@@ -1,0 +1,74 @@
+/** What becomes of a sample's images: the size each is resized to, and the tiles it is cut into. */
+
+import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
+import type { ImageSize } from "../../native/images.ts";
+import { imageGrids } from "./dynamic-resolution.ts";
+import { tileGrids } from "./tiling.ts";
+
+/** What of the tower decides on patches and rows. */
+export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
+
+/**
+ * dynamic: images keep their size within limits in patches (spec vision 5.1). fixed: one size for all. tiles: square
+ * tiles of the image's proportions (5.3).
+ */
+export type ImageSizing =
+	| { readonly mode: "dynamic"; readonly minPatches: number; readonly maxPatches: number; readonly minSide: number }
+	| ({ readonly mode: "fixed" } & ImageSize)
+	| { readonly mode: "tiles"; readonly tileSize: number; readonly maxTiles: number; readonly thumbnail: boolean };
+
+export interface ImagePlan {
+	/** Size to resize to. */
+	readonly size: ImageSize;
+	/** Tiles it is cut into, row-major, all of one size. */
+	readonly columns: number;
+	readonly rows: number;
+	/** Size of the whole image that follows the tiles, or null. */
+	readonly thumbnail: ImageSize | null;
+}
+
+const whole = (size: ImageSize): ImagePlan => ({ size, columns: 1, rows: 1, thumbnail: null });
+
+/** Plans of a sample's images; `rows`: image rows that fit beside the text. */
+export function planImages(
+	sizes: readonly ImageSize[],
+	rows: number,
+	sizing: ImageSizing,
+	tower: TowerGeometry,
+): ImagePlan[] {
+	const { patchSize, pixelShuffle } = tower;
+	switch (sizing.mode) {
+		case "fixed":
+			return sizes.map(() => whole({ width: sizing.width, height: sizing.height }));
+		case "dynamic": {
+			const options = { ...sizing, patchSize, divisor: pixelShuffle ? 2 : 1 };
+			const grids = imageGrids(sizes, rows * (pixelShuffle ? 4 : 1), options);
+			return grids.map((grid) => whole({ width: grid.columns * patchSize, height: grid.rows * patchSize }));
+		}
+		case "tiles": {
+			const tile = { width: sizing.tileSize, height: sizing.tileSize };
+			const tiles = Math.floor(rows / outputRows(tower, gridOf(tile, patchSize)));
+			return tileGrids(sizes, tiles, sizing).map((grid) => ({
+				...grid,
+				size: { width: grid.columns * tile.width, height: grid.rows * tile.height },
+				thumbnail: sizing.thumbnail && grid.columns * grid.rows > 1 ? tile : null,
+			}));
+		}
+	}
+}
+
+function gridOf({ width, height }: ImageSize, patchSize: number): PatchGrid {
+	return { rows: height / patchSize, columns: width / patchSize };
+}
+
+/** Grids of patches of the images the encoder sees: the tiles, then the thumbnail. */
+export function patchGrids({ size, columns, rows, thumbnail }: ImagePlan, patchSize: number): PatchGrid[] {
+	const tile = gridOf({ width: size.width / columns, height: size.height / rows }, patchSize);
+	const tiles = new Array<PatchGrid>(columns * rows).fill(tile);
+	return thumbnail === null ? tiles : [...tiles, gridOf(thumbnail, patchSize)];
+}
+
+/** Image rows of a plan: tokens it takes in the sequence. */
+export function planRows(plan: ImagePlan, tower: TowerGeometry): number {
+	return patchGrids(plan, tower.patchSize).reduce((sum, grid) => sum + outputRows(tower, grid), 0);
+}

@@ -1,0 +1,102 @@
+/** The task of training a vision-language model: samples → conversations → tokens and patches → packs → microbatches. */
+import { UserError } from "../../native/errors.ts";
+import type { ChannelStatistics, Images } from "../../native/images.ts";
+import { hook } from "../energon/hook.ts";
+import type { Keyed, Sample } from "../energon/sample.ts";
+import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
+import type { Tokenizer } from "../text/tokenizer.ts";
+import { buildBatch, type EncodedSample, type ImageTextBatch, type Pack, type ReadySample } from "./batch.ts";
+import { conversationOf, type Prompts, type Role } from "./conversation.ts";
+import { inspectImage } from "./encoded-image.ts";
+import { type EncodingOptions, encodePieces } from "./encoding.ts";
+import { patchGrids } from "./image-plan.ts";
+import { greedyKnapsack } from "./packing.ts";
+import { imagePatches } from "./pixels.ts";
+import { render, type TemplateName } from "./template.ts";
+
+/** Plain values, so that they reach other threads. */
+export interface VisionLanguageTask extends EncodingOptions {
+	readonly kind: "vision-language";
+	/** A tokenizer.json; null: bytes. */
+	readonly tokenizer: string | null;
+	readonly template: TemplateName;
+	readonly lossRoles: readonly Role[] | null;
+	readonly imageTags: readonly [before: string, after: string];
+	readonly prompts: Prompts;
+	readonly statistics: ChannelStatistics;
+	/** Fill every sample or pack up to the sequence length. */
+	readonly pad: boolean;
+	readonly padId: number;
+	/** What is handed on: encoder ranks need no text, language ranks no pixels. Pixels are decoded all the same, so that
+	 * both leave out the same damaged samples. */
+	readonly keep: "both" | "text" | "images";
+}
+
+const noPrompts: Prompts = { caption: "", ocr: "", classification: "" };
+
+/** Everything but what depends on the model. */
+export const visionLanguageDefaults = {
+	kind: "vision-language",
+	tokenizer: null,
+	template: "plain",
+	lossRoles: null,
+	imageTags: ["", ""],
+	prompts: noPrompts,
+	beginId: null,
+	endId: null,
+	pad: true,
+	padId: 0,
+	keep: "both",
+} as const satisfies Partial<VisionLanguageTask>;
+
+/** Crude samples stay what they are: conversationOf reads them. */
+const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
+
+export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images): TaskEncoder {
+	const { tower, statistics, sequenceLength } = task;
+	if (!(Number.isInteger(sequenceLength) && sequenceLength >= 2)) {
+		throw new UserError(`A sequence length of ${sequenceLength} has no next token to learn; it must be 2 or more.`);
+	}
+	const encode = (sample: Sample): EncodedSample => {
+		const conversation = conversationOf(sample, task.prompts);
+		const pieces = render(conversation, task);
+		const encoded = encodePieces(sample.key, pieces, conversation.images, tokenizer, task);
+		const { restoreKey, key, sources } = sample;
+		return { restoreKey, key, sources, ...encoded };
+	};
+	const decode = ({ images: files, ...sample }: EncodedSample): ReadySample => ({
+		...sample,
+		patches: files.flatMap(({ file, plan }) => imagePatches(images, file, plan, tower.patchSize, statistics)),
+		grids: files.flatMap(({ plan }) => patchGrids(plan, tower.patchSize)),
+	});
+	const lengthOf = ({ ids }: EncodedSample) => ids.length;
+	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
+	const batch = (elements: readonly Keyed[]): ImageTextBatch => {
+		const packs = elements.map((element) => ("samples" in element ? element : { samples: [element] }) as Pack);
+		return { restoreKey: [], ...keeping(task.keep, buildBatch(packs, padding)) };
+	};
+	return {
+		decode: { images: (bytes) => inspectImage(images, bytes) },
+		cookers: [asItIs],
+		preencodeSample: hook("encode the sample", encode),
+		postencodeSample: hook("decode the images", (sample) => decode(sample as EncodedSample)),
+		selectSamplesToPack: hook("choose samples to pack", (samples) =>
+			greedyKnapsack(samples as readonly EncodedSample[], lengthOf, sequenceLength),
+		),
+		packSelectedSamples: hook("pack samples", (samples) => ({ restoreKey: [], samples }) as Keyed),
+		batch: hook("batch", batch),
+	};
+}
+
+/** Drops what the receiver has no use for. */
+function keeping<Batch extends Omit<ImageTextBatch, "restoreKey">>(
+	keep: VisionLanguageTask["keep"],
+	batch: Batch,
+): Batch {
+	if (keep === "text") return { ...batch, images: { ...batch.images, patches: new Float32Array(0) } };
+	const none = new Int32Array(0);
+	if (keep === "images") {
+		return { ...batch, text: { ...batch.text, ids: none, labels: none, lossMask: new Float32Array(0) } };
+	}
+	return batch;
+}

@@ -1,0 +1,86 @@
+/** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
+import { type CommandDef, defineCommand, runCommand } from "citty";
+
+const description = "Trains multimodal mixture-of-experts models.";
+
+interface CommandModule {
+	// biome-ignore lint/suspicious/noExplicitAny: citty's own type of a command with any arguments.
+	readonly default: CommandDef<any>;
+}
+
+const commands: Readonly<Record<string, readonly [description: string, load: () => Promise<CommandModule>]>> = {
+	train: ["Train a model.", () => import("./commands/train.ts")],
+	parity: ["Compare training with reference runs.", () => import("./commands/parity.ts")],
+	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],
+	data: ["Prepare, inspect and check Energon data sets.", () => import("./commands/data.ts")],
+	doctor: ["What this machine offers, and whether training can run.", () => import("./commands/doctor.ts")],
+};
+
+const help = `mimo: ${description}
+
+Usage: mimo COMMAND [FLAGS]
+
+${Object.entries(commands)
+	.map(([name, [summary]]) => `  ${name.padEnd(14)}${summary}`)
+	.join("\n")}
+
+  --help      This text; after a command, its own.
+  --version   Version, commit, ABI version, native libraries.`;
+
+async function run(args: readonly string[]): Promise<void> {
+	const [name, ...rest] = args;
+	if (name === undefined || name === "--help" || name === "-h") {
+		console.log(help);
+		return;
+	}
+	if (name === "--version" || name === "-v") {
+		const { versionLine } = await import("./commands/version.ts");
+		console.log(await versionLine());
+		return;
+	}
+	if (!Object.hasOwn(commands, name)) await refuse(name, Object.keys(commands), "mimo");
+	await runNamed((await commands[name]![1]()).default, rest, `mimo ${name}`);
+}
+
+/** Runs a command, or the one below it that the arguments name; `path` is what was typed so far. */
+async function runNamed(command: CommandModule["default"], args: readonly string[], path: string): Promise<void> {
+	const [name, ...rest] = args;
+	const below = command.subCommands as Readonly<Record<string, () => Promise<CommandModule["default"]>>> | undefined;
+	if (below !== undefined && name !== undefined && !["--help", "-h"].includes(name)) {
+		if (!Object.hasOwn(below, name)) await refuse(name, Object.keys(below), path);
+		await runNamed(await below[name]!(), rest, `${path} ${name}`);
+		return;
+	}
+	if (command.args !== undefined || below !== undefined) {
+		const { checkFlags, usage } = await import("./commands/command.ts");
+		if (below !== undefined || args.includes("--help") || args.includes("-h")) {
+			const parent = path.split(" ").slice(0, -1).join(" ");
+			console.log(await usage(command, defineCommand({ meta: { name: parent } })));
+			return;
+		}
+		checkFlags(args, command.args as Parameters<typeof checkFlags>[1]);
+	}
+	await runCommand(command, { rawArgs: [...args] });
+}
+
+async function refuse(name: string, names: readonly string[], path: string): Promise<never> {
+	const { nearestName } = await import("./config/names.ts");
+	const { UserError } = await import("./native/errors.ts");
+	const what = name.startsWith("-") ? "flag" : "command";
+	const nearest = nearestName(name, what === "flag" ? ["--help", "--version"] : names);
+	throw new UserError(`There is no ${what} ${name}; the nearest is ${nearest}. \`${path} --help\` lists all.`, 2);
+}
+
+async function fail(error: unknown): Promise<never> {
+	const { describeError } = await import("./commands/command.ts");
+	const { debugging } = await import("./native/debug.ts");
+	const { sentence, exitCode } = describeError(error);
+	const { complain } = await import("./observe/messages.ts");
+	complain(`mimo: ${sentence}`);
+	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
+	process.exit(exitCode);
+}
+
+process.on("uncaughtException", fail);
+process.on("unhandledRejection", fail);
+await run(process.argv.slice(2)).catch(fail);

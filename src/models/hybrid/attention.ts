@@ -1,0 +1,43 @@
+/**
+ * One causal self-attention layer (spec language-model 3): x_TH → attention(rms(x_TH)), without the residual. Tensor
+ * parallelism cuts key heads with their query heads.
+ */
+import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
+import { attention } from "../../tensor/ops/attention.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import { rope } from "../../tensor/ops/rope.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import type { LayerContext } from "./layer.ts";
+
+/** `dropout`: key of this layer's mask and the global index of the microbatch's first token. */
+export function attentionLayer(
+	tape: Tape,
+	context: LayerContext,
+	x: Tensor,
+	dropout: { readonly seed: bigint; readonly firstToken: number },
+): Tensor {
+	const { config, weights, sequences } = context;
+	const { attention: shape } = config;
+	const { tp } = context.parallel;
+	using u = rmsNorm(tape, x, weights("self_attention.linear_qkv.layer_norm_weight"), config.normEpsilon);
+	using everyToken = gatherSequence(tape, u, tp);
+	using projected = linear(tape, everyToken, weights("self_attention.linear_qkv.weight"));
+	const queryHeads = shape.heads / tp.size;
+	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
+	using qkv = shape.rope ? rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
+	using attended = attention(tape, qkv, {
+		...heads,
+		sequences,
+		mask: "causal",
+		softmaxScale: shape.softmaxScale,
+		dropout: tape.training ? shape.dropout : 0,
+		dropoutSeed: dropout.seed,
+		firstToken: dropout.firstToken,
+		firstHead: tp.rank * queryHeads,
+		fullHeads: shape.heads,
+	});
+	using partial = linear(tape, attended, weights("self_attention.linear_proj.weight"));
+	return reduceScatterSequence(tape, partial, tp);
+}

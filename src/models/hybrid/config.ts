@@ -1,0 +1,85 @@
+/** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (spec language-model 9). */
+import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+import type { ActivationName, ScoreFunctionName } from "../../native/abi.ts";
+
+export interface BalancingLoss {
+	readonly type: "seq_aux_loss" | "aux_loss" | "global_aux_loss";
+	readonly coefficient: number;
+}
+
+export interface HybridConfig {
+	/** Symbol of every layer, first to last. */
+	readonly pattern: readonly LayerSymbol[];
+	readonly hiddenSize: number;
+	readonly vocabularySize: number;
+	/** Rows of embedding and output layer, padding included. */
+	readonly paddedVocabularySize: number;
+	readonly normEpsilon: number;
+	readonly initMethodStd: number;
+	readonly embeddingInitMethodStd: number;
+	readonly hiddenDropout: number;
+	/** The output layer is the word embedding. */
+	readonly tieWordEmbeddings: boolean;
+	/** fp32 stored and computed, or bf16 with fp32 master weights. */
+	readonly dtype: "f32" | "bf16";
+	readonly crossEntropyRoundsBf16: boolean;
+	readonly zLossCoefficient: number;
+	readonly attention: {
+		readonly heads: number;
+		readonly queryGroups: number;
+		readonly headDim: number;
+		readonly softmaxScale: number;
+		readonly dropout: number;
+		readonly rope: { readonly base: number; readonly percent: number } | null;
+	};
+	readonly mamba: {
+		readonly heads: number;
+		readonly headDim: number;
+		readonly groups: number;
+		readonly stateDim: number;
+		readonly convKernel: number;
+		readonly chunkSize: number;
+		readonly gatedNormEpsilon: number;
+		/** Lower limit of Δ; 0 in Megatron. */
+		readonly timeStepMinimum: number;
+	};
+	readonly mlp: { readonly ffnHiddenSize: number; readonly activation: ActivationName };
+	readonly moe: {
+		readonly experts: number;
+		readonly topk: number;
+		readonly ffnHiddenSize: number;
+		/** 0: no shared expert. */
+		readonly sharedExpertSize: number;
+		readonly scoreFunction: ScoreFunctionName;
+		readonly preSoftmax: boolean;
+		readonly scalingFactor: number;
+		readonly groups: number;
+		readonly groupTopk: number;
+		/** Experts whose best scores make a group's score. */
+		readonly groupScoreTopk: number;
+		readonly expertBias: boolean;
+		/** γ of the bias update after every step; 0 leaves the bias alone. */
+		readonly biasUpdateRate: number;
+		readonly balancing: readonly BalancingLoss[];
+		readonly zLossCoefficient: number;
+	};
+	/** Layers recomputed in backward, cut into runs [begin, end) of which only the input is kept. */
+	readonly recomputedRuns: readonly { readonly begin: number; readonly end: number }[];
+}
+
+/** Gated activations read two halves. */
+export function isGated(activation: ActivationName): boolean {
+	return activation === "swiglu" || activation === "quickGeglu";
+}
+
+/** d_inner = H P and the widths that follow from it (spec 2.1). */
+export function mambaSizes(mamba: HybridConfig["mamba"]) {
+	const inner = mamba.heads * mamba.headDim;
+	const groupState = mamba.groups * mamba.stateDim;
+	return {
+		inner,
+		groupState,
+		convolution: inner + 2 * groupState,
+		projection: 2 * inner + 2 * groupState + mamba.heads,
+	};
+}

@@ -1,0 +1,141 @@
+/** The language model that a training configuration, or a checkpoint's own description, stands for. */
+import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { ActivationName } from "../../native/abi.ts";
+import type { BalancingLoss, HybridConfig } from "./config.ts";
+
+/** The keys of a training configuration that decide the language model. */
+export type LanguageModelKeys = Pick<
+	TrainingConfiguration,
+	| "attentionDropout"
+	| "bf16"
+	| "crossEntropyLossFusion"
+	| "embeddingInitMethodStd"
+	| "ffnHiddenSize"
+	| "hiddenDropout"
+	| "hiddenSize"
+	| "hybridLayerPattern"
+	| "initMethodStd"
+	| "kvChannels"
+	| "makeVocabSizeDivisibleBy"
+	| "mambaChunkSize"
+	| "mambaConvKernelDim"
+	| "mambaHeadDim"
+	| "mambaNumGroups"
+	| "mambaNumHeads"
+	| "mambaStateDim"
+	| "moeAuxLossCoeff"
+	| "moeFfnHiddenSize"
+	| "moeRouterBiasUpdateRate"
+	| "moeRouterEnableExpertBias"
+	| "moeRouterGroupTopk"
+	| "moeRouterLoadBalancingType"
+	| "moeRouterNumGroups"
+	| "moeRouterPreSoftmax"
+	| "moeRouterScoreFunction"
+	| "moeRouterTopk"
+	| "moeRouterTopkScalingFactor"
+	| "moeSharedExpertIntermediateSize"
+	| "moeZLossCoeff"
+	| "normEpsilon"
+	| "numAttentionHeads"
+	| "numExperts"
+	| "numQueryGroups"
+	| "quickGeglu"
+	| "positionEmbeddingType"
+	| "recomputeGranularity"
+	| "recomputeMethod"
+	| "recomputeNumLayers"
+	| "rotaryBase"
+	| "rotaryPercent"
+	| "squaredRelu"
+	| "swiglu"
+	| "untieEmbeddingsAndOutputWeights"
+	| "vocabSize"
+	| "zLossCoeff"
+>;
+
+export function hybridConfig(c: LanguageModelKeys): HybridConfig {
+	const pattern = parseHybridPattern(c.hybridLayerPattern);
+	return {
+		pattern,
+		hiddenSize: c.hiddenSize,
+		vocabularySize: c.vocabSize,
+		paddedVocabularySize: paddedVocabulary(c.vocabSize, c.makeVocabSizeDivisibleBy, 1),
+		normEpsilon: c.normEpsilon,
+		initMethodStd: c.initMethodStd,
+		embeddingInitMethodStd: c.embeddingInitMethodStd,
+		hiddenDropout: c.hiddenDropout,
+		tieWordEmbeddings: !c.untieEmbeddingsAndOutputWeights,
+		dtype: c.bf16 ? "bf16" : "f32",
+		crossEntropyRoundsBf16: c.crossEntropyLossFusion,
+		zLossCoefficient: c.zLossCoeff,
+		attention: {
+			heads: c.numAttentionHeads,
+			queryGroups: c.numQueryGroups,
+			headDim: c.kvChannels,
+			softmaxScale: 1 / Math.sqrt(c.kvChannels),
+			dropout: c.attentionDropout,
+			rope: c.positionEmbeddingType === "rope" ? { base: c.rotaryBase, percent: c.rotaryPercent } : null,
+		},
+		mamba: {
+			heads: c.mambaNumHeads,
+			headDim: c.mambaHeadDim,
+			groups: c.mambaNumGroups,
+			stateDim: c.mambaStateDim,
+			convKernel: c.mambaConvKernelDim,
+			chunkSize: c.mambaChunkSize,
+			// Not configurable in Megatron (spec language-model 2.1).
+			gatedNormEpsilon: 1e-5,
+			timeStepMinimum: 0,
+		},
+		mlp: { ffnHiddenSize: c.ffnHiddenSize, activation: activationOf(c) },
+		moe: {
+			experts: c.numExperts,
+			topk: c.moeRouterTopk,
+			ffnHiddenSize: c.moeFfnHiddenSize,
+			sharedExpertSize: c.moeSharedExpertIntermediateSize,
+			scoreFunction: c.moeRouterScoreFunction === "sigmoid" ? "sigmoid" : "softmax",
+			preSoftmax: c.moeRouterPreSoftmax,
+			scalingFactor: c.moeRouterTopkScalingFactor,
+			groups: c.moeRouterNumGroups,
+			groupTopk: c.moeRouterGroupTopk,
+			groupScoreTopk: Math.max(1, Math.floor(c.moeRouterTopk / c.moeRouterGroupTopk)),
+			expertBias: c.moeRouterEnableExpertBias,
+			biasUpdateRate: c.moeRouterEnableExpertBias ? c.moeRouterBiasUpdateRate : 0,
+			balancing: balancingLosses(c),
+			zLossCoefficient: c.moeZLossCoeff,
+		},
+		recomputedRuns: recomputedRuns(c, pattern.length),
+	};
+}
+
+/** Vocabulary rows: a multiple of `unit` times the tensor-parallel size (spec language-model 5.1). */
+export function paddedVocabulary(vocabularySize: number, unit: number, tensorParallel: number): number {
+	const multiple = unit * tensorParallel;
+	return Math.ceil(vocabularySize / multiple) * multiple;
+}
+
+/** uniform: all layers in runs of N; block: the first N layers, one by one. */
+function recomputedRuns(c: LanguageModelKeys, layers: number): HybridConfig["recomputedRuns"] {
+	if (c.recomputeGranularity !== "full") return [];
+	const [runLength, recomputed] =
+		c.recomputeMethod === "uniform" ? [c.recomputeNumLayers, layers] : [1, Math.min(c.recomputeNumLayers, layers)];
+	return Array.from({ length: Math.ceil(recomputed / runLength) }, (_, run) => ({
+		begin: run * runLength,
+		end: Math.min((run + 1) * runLength, layers),
+	}));
+}
+
+function activationOf(c: LanguageModelKeys): ActivationName {
+	if (c.swiglu) return "swiglu";
+	if (c.quickGeglu) return "quickGeglu";
+	return c.squaredRelu ? "squaredRelu" : "geluTanh";
+}
+
+function balancingLosses(c: LanguageModelKeys): BalancingLoss[] {
+	return c.moeRouterLoadBalancingType.flatMap((type, index) => {
+		const coefficient = c.moeAuxLossCoeff[index] ?? 0;
+		return type === "none" || coefficient === 0 ? [] : [{ type: type as BalancingLoss["type"], coefficient }];
+	});
+}

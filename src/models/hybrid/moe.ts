@@ -1,0 +1,90 @@
+/**
+ * One mixture-of-experts layer (spec language-model 4): x_TH → routed experts + shared expert of rms(x_TH), without the
+ * residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank routes its own
+ * tokens; with expert parallelism their copies travel to where the experts are.
+ */
+import { combineRows, dispatchRows, Exchange, type ExpertParallel } from "../../parallel/expert-parallel.ts";
+import { activation } from "../../tensor/ops/activation.ts";
+import { add } from "../../tensor/ops/add.ts";
+import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import { ExpertOrder, type PermutedRows, permute, unpermute } from "../../tensor/ops/permute.ts";
+import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import { type Routing, route } from "../../tensor/ops/router.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { addBalancingLosses } from "./balancing.ts";
+import type { LayerContext } from "./layer.ts";
+import { feedForward } from "./mlp.ts";
+import type { RouterState } from "./router-state.ts";
+
+export function moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Tensor {
+	const { config, weights } = context;
+	using u = rmsNorm(tape, x, weights("pre_mlp_layernorm.weight"), config.normEpsilon);
+	using routing = routeTokens(tape, context, router, u);
+	using routed = routedExperts(tape, context, u, routing);
+	if (config.moe.sharedExpertSize === 0) return routed.share();
+	using shared = feedForward(tape, context, u, "mlp.shared_experts.");
+	return add(tape, routed, shared);
+}
+
+function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {
+	const { moe } = context.config;
+	using logits = linear(tape, u, context.weights("mlp.router.weight"), null, "f32");
+	const zLoss = router.sums.get("z_loss");
+	const routing = route(tape, logits, {
+		topk: moe.topk,
+		scoreFunction: moe.scoreFunction,
+		preSoftmax: moe.preSoftmax,
+		scalingFactor: moe.scalingFactor,
+		expertBias: moe.expertBias ? router.expertBias : null,
+		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
+		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
+		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
+		// The step divides by its loss tokens, so a microbatch's mean over tokens counts as a sum (spec 4.4).
+		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient } : null,
+	});
+	if (routing.statistics) {
+		addBalancingLosses(tape, router, routing.statistics, context.sequences.tokens, context.parallel.tp);
+	}
+	return routing;
+}
+
+/** Σ over a token's experts of fc2(probability · act(fc1(u))). */
+function routedExperts(tape: Tape, context: LayerContext, u: Tensor, routing: Routing): Tensor {
+	const { experts } = context.parallel;
+	using order = ExpertOrder.of(tape.device, routing.expertIndex, context.config.moe.experts);
+	const permuted = permute(tape, u, routing.probabilities, order);
+	using rows = permuted.rows;
+	using rowProbability = permuted.rowProbability;
+	if (experts === null) {
+		using outputs = expertMlp(tape, context, { rows, rowProbability }, order.offsets);
+		return unpermute(tape, outputs, order);
+	}
+	using outputs = remoteExperts(tape, context, { rows, rowProbability }, order, experts);
+	return unpermute(tape, outputs, order);
+}
+
+/** Rows to the ranks of their experts, through them, and back. */
+function remoteExperts(
+	tape: Tape,
+	context: LayerContext,
+	{ rows, rowProbability }: PermutedRows,
+	order: ExpertOrder,
+	parallel: ExpertParallel,
+): Tensor {
+	using exchange = Exchange.plan(tape.device, order, parallel);
+	using dispatched = dispatchRows(tape, rows, exchange);
+	using dispatchedProbability = dispatchRows(tape, rowProbability, exchange);
+	const inputs = { rows: dispatched, rowProbability: dispatchedProbability };
+	using outputs = expertMlp(tape, context, inputs, exchange.offsets);
+	return combineRows(tape, outputs, exchange, order.slots, order.rowCount);
+}
+
+/** Rows sorted by local expert through fc1, the weighted activation and fc2. */
+function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability }: PermutedRows, offsets: Tensor): Tensor {
+	const { config, weights } = context;
+	using hidden = groupedLinear(tape, rows, weights("mlp.experts.linear_fc1.weight"), offsets);
+	using weighted = activation(tape, hidden, config.mlp.activation, { rowProbability });
+	return groupedLinear(tape, weighted, weights("mlp.experts.linear_fc2.weight"), offsets);
+}

@@ -1,0 +1,176 @@
+/** Every parameter of the hybrid language model: Megatron's logical names, shapes, initial values and sharding. */
+import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+import type { Shard } from "../../parallel/shard.ts";
+import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
+import { type HybridConfig, isGated, mambaSizes } from "./config.ts";
+
+/** Prefix of the language model in every name. */
+export const languageModelPrefix = "language_model.";
+
+const replicated: Shard = { kind: "replicated" };
+const rows: Shard = { kind: "split", dimension: 0 };
+const columns: Shard = { kind: "split", dimension: 1 };
+const ones: Initialisation = { kind: "constant", value: 1 };
+
+/** Prefix of layer `index` (global, from 0). */
+export function layerPrefix(index: number): string {
+	return `${languageModelPrefix}decoder.layers.${index}.`;
+}
+
+/** All parameters in forward order. */
+export function hybridParameters(config: HybridConfig): ParameterSpec[] {
+	const { initMethodStd: std, hiddenSize: h, paddedVocabularySize: v } = config;
+	const normal: Initialisation = { kind: "normal", standardDeviation: std };
+	const specs: ParameterSpec[] = [
+		{
+			name: `${languageModelPrefix}embedding.word_embeddings.weight`,
+			shape: [v, h],
+			initialisation: { kind: "normal", standardDeviation: config.embeddingInitMethodStd },
+			shard: rows,
+			liveRows: config.vocabularySize,
+		},
+	];
+	config.pattern.forEach((symbol, index) => {
+		const prefix = layerPrefix(index);
+		specs.push(...layerParameters(config, symbol).map((spec) => ({ ...spec, name: prefix + spec.name })));
+	});
+	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
+	if (!config.tieWordEmbeddings) {
+		specs.push({
+			name: `${languageModelPrefix}output_layer.weight`,
+			shape: [v, h],
+			initialisation: normal,
+			shard: rows,
+			liveRows: config.vocabularySize,
+		});
+	}
+	return specs;
+}
+
+function normWeight(name: string, width: number): ParameterSpec {
+	return { name, shape: [width], initialisation: ones, shard: replicated };
+}
+
+function layerParameters(config: HybridConfig, symbol: LayerSymbol): ParameterSpec[] {
+	switch (symbol) {
+		case "M":
+			return mambaParameters(config);
+		case "*":
+			return attentionParameters(config);
+		case "-":
+			return mlpParameters(config);
+		case "E":
+			return moeParameters(config);
+	}
+}
+
+/** Projections back into the residual stream start smaller: σ0 / sqrt(layers) (spec 6.1). */
+function distributions(config: HybridConfig): { inward: Initialisation; outward: Initialisation } {
+	const std = config.initMethodStd;
+	return {
+		inward: { kind: "normal", standardDeviation: std },
+		outward: { kind: "normal", standardDeviation: std / Math.sqrt(config.pattern.length) },
+	};
+}
+
+function mambaParameters(config: HybridConfig): ParameterSpec[] {
+	const { hiddenSize: h, mamba } = config;
+	const { inner, groupState, convolution, projection } = mambaSizes(mamba);
+	const { inward, outward } = distributions(config);
+	const bound = 1 / Math.sqrt(mamba.convKernel);
+	const convolutionInit: Initialisation = { kind: "uniform", low: -bound, high: bound };
+	const convolutionShard: Shard = { kind: "split", dimension: 0, blocks: [inner, groupState, groupState] };
+	return [
+		normWeight("mixer.in_proj.layer_norm_weight", h),
+		{
+			name: "mixer.in_proj.weight",
+			shape: [projection, h],
+			initialisation: inward,
+			shard: { kind: "split", dimension: 0, blocks: [inner, inner, groupState, groupState, mamba.heads] },
+		},
+		{
+			name: "mixer.conv1d_weight",
+			shape: [convolution, 1, mamba.convKernel],
+			initialisation: convolutionInit,
+			shard: convolutionShard,
+		},
+		{ name: "mixer.conv1d_bias", shape: [convolution], initialisation: convolutionInit, shard: convolutionShard },
+		{
+			name: "mixer.dt_bias",
+			shape: [mamba.heads],
+			initialisation: { kind: "inverse-softplus", low: 0.001, high: 0.1, floor: 1e-4 },
+			shard: rows,
+			alwaysF32: true,
+		},
+		{
+			name: "mixer.A_log",
+			shape: [mamba.heads],
+			initialisation: { kind: "log-uniform", low: 1, high: 16 },
+			shard: rows,
+			alwaysF32: true,
+		},
+		{ name: "mixer.D", shape: [mamba.heads], initialisation: ones, shard: rows, alwaysF32: true },
+		{ name: "mixer.norm.weight", shape: [inner], initialisation: ones, shard: rows },
+		{ name: "mixer.out_proj.weight", shape: [h, inner], initialisation: outward, shard: columns },
+	];
+}
+
+function attentionParameters(config: HybridConfig): ParameterSpec[] {
+	const { hiddenSize: h, attention } = config;
+	const { inward, outward } = distributions(config);
+	const fused = (attention.heads + 2 * attention.queryGroups) * attention.headDim;
+	return [
+		normWeight("self_attention.linear_qkv.layer_norm_weight", h),
+		{ name: "self_attention.linear_qkv.weight", shape: [fused, h], initialisation: inward, shard: rows },
+		{
+			name: "self_attention.linear_proj.weight",
+			shape: [h, attention.heads * attention.headDim],
+			initialisation: outward,
+			shard: columns,
+		},
+	];
+}
+
+/** Gated fc1 holds the gate half, then the linear half: each is cut on its own. */
+function firstLayerShard(config: HybridConfig, width: number): Shard {
+	return isGated(config.mlp.activation) ? { kind: "split", dimension: 0, blocks: [width, width] } : rows;
+}
+
+function feedForward(config: HybridConfig, prefix: string, width: number): ParameterSpec[] {
+	const { inward, outward } = distributions(config);
+	const h = config.hiddenSize;
+	const firstRows = isGated(config.mlp.activation) ? 2 * width : width;
+	return [
+		{
+			name: `${prefix}linear_fc1.weight`,
+			shape: [firstRows, h],
+			initialisation: inward,
+			shard: firstLayerShard(config, width),
+		},
+		{ name: `${prefix}linear_fc2.weight`, shape: [h, width], initialisation: outward, shard: columns },
+	];
+}
+
+function mlpParameters(config: HybridConfig): ParameterSpec[] {
+	return [
+		normWeight("mlp.linear_fc1.layer_norm_weight", config.hiddenSize),
+		...feedForward(config, "mlp.", config.mlp.ffnHiddenSize),
+	];
+}
+
+function moeParameters(config: HybridConfig): ParameterSpec[] {
+	const { hiddenSize: h, moe } = config;
+	const { inward } = distributions(config);
+	const specs: ParameterSpec[] = [
+		normWeight("pre_mlp_layernorm.weight", h),
+		{
+			name: "mlp.router.weight",
+			shape: [moe.experts, h],
+			initialisation: inward,
+			shard: replicated,
+		},
+		...feedForward(config, "mlp.experts.", moe.ffnHiddenSize).map((spec) => ({ ...spec, experts: moe.experts })),
+	];
+	if (moe.sharedExpertSize > 0) specs.push(...feedForward(config, "mlp.shared_experts.", moe.sharedExpertSize));
+	return specs;
+}

@@ -1,0 +1,74 @@
+/**
+ * Image rows in the language sequence (spec vision 4.1): a sequence holds one placeholder id for every image row; the
+ * k-th placeholder of a microbatch takes the k-th row. Text embeds as usual, a placeholder's own embedding is zero.
+ */
+import type { Device } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
+import type { Group } from "../../parallel/group.ts";
+import { copyToTensorParallel } from "../../parallel/tensor-parallel.ts";
+import { pickRows, SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+
+/** An id that no vocabulary has: it embeds as zeros. */
+const noToken = -1;
+
+/** Where the placeholders of a microbatch are. */
+export interface ImagePlaces {
+	/** Token ids for embedding, placeholders outside the vocabulary. */
+	readonly ids: Int32Array;
+	/** Image row of every token; −1 for text. */
+	readonly rowOfToken: Int32Array;
+	readonly placesPerSample: readonly number[];
+}
+
+/** `lengths`: tokens of every sample, in order. */
+export function findImagePlaces(ids: Int32Array, lengths: readonly number[], imageTokenId: number): ImagePlaces {
+	const text = ids.slice();
+	const rowOfToken = new Int32Array(ids.length).fill(-1);
+	let [token, row] = [0, 0];
+	const placesPerSample = lengths.map((length) => {
+		const first = row;
+		for (const end = token + length; token < end; token++) {
+			if (ids[token] !== imageTokenId) continue;
+			text[token] = noToken;
+			rowOfToken[token] = row++;
+		}
+		return row - first;
+	});
+	return { ids: text, rowOfToken, placesPerSample };
+}
+
+/** Throws a UserError unless every sample has as many image rows as image tokens. `where`: such as "microbatch 3". */
+export function checkImageRows(places: ImagePlaces, rowsPerSample: readonly number[], where: string): void {
+	const { placesPerSample } = places;
+	if (rowsPerSample.length !== placesPerSample.length) {
+		throw new UserError(
+			`${where} has ${placesPerSample.length} samples of text and ${rowsPerSample.length} of image rows.`,
+		);
+	}
+	for (const [sample, tokens] of placesPerSample.entries()) {
+		if (tokens !== rowsPerSample[sample]) {
+			throw new UserError(
+				`Sample ${sample} of ${where} has ${tokens} image tokens but ${rowsPerSample[sample]} image rows.`,
+			);
+		}
+	}
+}
+
+/** The matrix that puts a microbatch's image rows at this rank's equal run of its tokens. */
+export function placement(device: Device, { rowOfToken, placesPerSample }: ImagePlaces, tp: Group): SparseMatrix {
+	const tokens = rowOfToken.length / tp.size;
+	const own = rowOfToken.subarray(tp.rank * tokens, (tp.rank + 1) * tokens);
+	const rows = placesPerSample.reduce((sum, count) => sum + count, 0);
+	return new SparseMatrix(device, pickRows(own, rows));
+}
+
+/**
+ * y = embedded with every image row at its place; embedded_(T/tp)H is zero there. rows_RH are all rows of the microbatch;
+ * their gradient is the sum over the ranks that each hold a run of the tokens.
+ */
+export function placeImageRows(tape: Tape, embedded: Tensor, rows: Tensor, placement: SparseMatrix, tp: Group): Tensor {
+	using entered = copyToTensorParallel(tape, rows, tp);
+	return spmm(tape, placement, entered, { base: embedded });
+}

@@ -1,0 +1,74 @@
+/** Shape and options of the RADIO vision transformer (spec vision 1, 2). */
+import { UserError } from "../../native/errors.ts";
+
+/** How the table of positions is fitted to an image's grid of patches (spec vision 1.4). */
+export interface PositionOptions {
+	/**
+	 * cpe: the whole table to the square of the longer side, its top left corner kept. direct: straight to the grid.
+	 * window: the table's own top left corner, stretched only where the grid is larger.
+	 */
+	readonly mode: "cpe" | "direct" | "window";
+	/** First cut the table to the image's proportions. */
+	readonly aspectRatioSelect: boolean;
+	/** cpe: a random crop of the table for every image while a trainable tower trains. */
+	readonly randomCrop: boolean;
+}
+
+export interface RadioConfig {
+	readonly layers: number;
+	readonly hiddenSize: number;
+	readonly heads: number;
+	readonly headDim: number;
+	readonly ffnHiddenSize: number;
+	readonly normEpsilon: number;
+	readonly softmaxScale: number;
+	/** Side of a square patch in pixels; a patch has 3 patchSize² values. */
+	readonly patchSize: number;
+	/** Tokens put before the patches of every image. */
+	readonly classTokens: number;
+	/** Learned positions, in patches. */
+	readonly positionTable: { readonly rows: number; readonly columns: number };
+	readonly positions: PositionOptions;
+	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (spec vision 1.6). */
+	readonly finalLayerNorm: boolean;
+	readonly dropClassTokens: boolean;
+	/** Join 2 × 2 patches into one output row, four times as wide. */
+	readonly pixelShuffle: boolean;
+	readonly initMethodStd: number;
+	/** Of projections back into the residual stream. */
+	readonly outputInitMethodStd: number;
+	readonly dtype: "f32" | "bf16";
+}
+
+/** Rows and columns of patches of one image. */
+export interface PatchGrid {
+	readonly rows: number;
+	readonly columns: number;
+}
+
+/** Values of a patch. */
+export function patchWidth({ patchSize }: Pick<RadioConfig, "patchSize">): number {
+	return 3 * patchSize * patchSize;
+}
+
+/** Width of the rows the tower gives. */
+export function outputWidth({ hiddenSize, pixelShuffle }: RadioConfig): number {
+	return pixelShuffle ? 4 * hiddenSize : hiddenSize;
+}
+
+/** Rows the tower gives for an image (spec vision 2.4). */
+export function outputRows(
+	config: Pick<RadioConfig, "pixelShuffle" | "dropClassTokens" | "classTokens">,
+	grid: PatchGrid,
+): number {
+	const patches = grid.rows * grid.columns;
+	if (config.pixelShuffle) return patches / 4;
+	return config.dropClassTokens ? patches : patches + config.classTokens;
+}
+
+/** Throws a UserError where options contradict each other. */
+export function checkRadioConfig(config: RadioConfig): void {
+	if (config.pixelShuffle && !config.dropClassTokens && config.classTokens > 0) {
+		throw new UserError("--pixel-shuffle joins patches alone: it needs --disable-vision-class-token.");
+	}
+}

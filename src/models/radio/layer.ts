@@ -1,0 +1,64 @@
+/**
+ * One pre-norm layer of the RADIO tower (spec vision 1.5). Every tensor-parallel rank holds all tokens between layers;
+ * inside it has its own heads and its own part of the feed-forward width.
+ */
+import type { Group } from "../../parallel/group.ts";
+import { copyToTensorParallel, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
+import { activation } from "../../tensor/ops/activation.ts";
+import { add } from "../../tensor/ops/add.ts";
+import { attention } from "../../tensor/ops/attention.ts";
+import { layerNorm } from "../../tensor/ops/layer-norm.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import type { Parameter } from "../../tensor/parameter.ts";
+import type { Sequences } from "../../tensor/sequences.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import type { RadioConfig } from "./config.ts";
+
+export interface RadioLayerContext {
+	readonly config: RadioConfig;
+	readonly tp: Group;
+	/** A parameter of this layer by the end of its name, such as "mlp.linear_fc1.bias". */
+	readonly weights: (name: string) => Parameter;
+	/** Images with their class tokens. */
+	readonly sequences: Sequences;
+}
+
+/** x_TC → x + attention(norm(x)), then that + mlp(norm(that)). */
+export function radioLayer(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
+	using attended = selfAttention(tape, context, x);
+	using middle = add(tape, x, attended);
+	using fed = feedForward(tape, context, middle);
+	return add(tape, middle, fed);
+}
+
+/** The norm and first projection of a branch: norm(x) Wᵀ + b of the linear layer named `name`, own part of its outputs. */
+function normedLinear(tape: Tape, { config, tp, weights }: RadioLayerContext, x: Tensor, name: string): Tensor {
+	const [gamma, beta] = [weights(`${name}.layer_norm_weight`), weights(`${name}.layer_norm_bias`)];
+	using normed = layerNorm(tape, x, gamma, beta, config.normEpsilon);
+	using entered = copyToTensorParallel(tape, normed, tp);
+	return linear(tape, entered, weights(`${name}.weight`), weights(`${name}.bias`));
+}
+
+function selfAttention(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
+	const { config, tp, weights, sequences } = context;
+	using qkv = normedLinear(tape, context, x, "self_attention.linear_qkv");
+	const heads = config.heads / tp.size;
+	using attended = attention(tape, qkv, {
+		queryHeads: heads,
+		keyHeads: heads,
+		headDim: config.headDim,
+		sequences,
+		mask: "full",
+		softmaxScale: config.softmaxScale,
+	});
+	const name = "self_attention.linear_proj";
+	return rowParallelLinear(tape, attended, weights(`${name}.weight`), weights(`${name}.bias`), tp);
+}
+
+function feedForward(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
+	const { tp, weights } = context;
+	using hidden = normedLinear(tape, context, x, "mlp.linear_fc1");
+	using activated = activation(tape, hidden, "geluTanh");
+	return rowParallelLinear(tape, activated, weights("mlp.linear_fc2.weight"), weights("mlp.linear_fc2.bias"), tp);
+}

@@ -1,0 +1,85 @@
+/**
+ * The RADIO vision transformer (spec vision 1, 2): patches of images, image after image → rows of features. Its
+ * parameters belong to the module it is part of.
+ */
+import type { Group } from "../../parallel/group.ts";
+import { gatherColumns } from "../../parallel/tensor-parallel.ts";
+import { add } from "../../tensor/ops/add.ts";
+import { layerNorm } from "../../tensor/ops/layer-norm.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import { spmm } from "../../tensor/ops/spmm.ts";
+import type { Parameter } from "../../tensor/parameter.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { outputWidth, type RadioConfig } from "./config.ts";
+import { radioLayer } from "./layer.ts";
+import { radioLayerPrefix, radioPrefix } from "./names.ts";
+import type { PackedImages } from "./packing.ts";
+
+/** Called with values as they arise: "embedder", "decoder_input", "layer.0" …, "radio_out", "encoder_out". */
+export type RadioObserver = (name: string, value: Tensor) => void;
+
+export class RadioModel {
+	constructor(
+		readonly config: RadioConfig,
+		/** Ranks that cut the tower. */
+		readonly tp: Group,
+		private readonly parameters: { get(name: string): Parameter },
+	) {}
+
+	/** patches_N(3p²) → features, [packed.rows, outputWidth]. At least one image. */
+	forward(tape: Tape, patches: Tensor, packed: PackedImages, observe: RadioObserver = () => {}): Tensor {
+		using first = this.#embed(tape, patches, packed, observe);
+		using last = this.#layers(tape, first, packed, observe);
+		using normed = this.#finalNorm(tape, last);
+		observe("radio_out", normed);
+		const shape = [packed.rows, outputWidth(this.config)];
+		const features = packed.output ? spmm(tape, packed.output, normed, { shape }) : normed.share();
+		observe("encoder_out", features);
+		return features;
+	}
+
+	#embed(tape: Tape, patches: Tensor, packed: PackedImages, observe: RadioObserver): Tensor {
+		tape.begin("encoder.embedding");
+		using part = linear(tape, patches, this.#parameter("embedder.weight"));
+		using embedded = gatherColumns(tape, part, this.tp);
+		observe("embedder", embedded);
+		using positions = spmm(tape, packed.positions, this.#parameter("position_embeddings"));
+		using placed = add(tape, embedded, positions);
+		using stream = this.#addClassTokens(tape, placed, packed);
+		observe("decoder_input", stream);
+		return stream.share();
+	}
+
+	#addClassTokens(tape: Tape, patches: Tensor, packed: PackedImages): Tensor {
+		if (this.config.classTokens === 0) return patches.share();
+		using base = spmm(tape, packed.patches, patches);
+		return spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
+	}
+
+	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: RadioObserver): Tensor {
+		let x = first.share();
+		for (let index = 0; index < this.config.layers; index++) {
+			using previous = x;
+			tape.begin(`encoder.layer.${index}`);
+			const weights = (name: string) => this.parameters.get(radioLayerPrefix(index) + name);
+			x = radioLayer(tape, { config: this.config, tp: this.tp, weights, sequences: packed.sequences }, previous);
+			observe(`layer.${index}`, x);
+		}
+		tape.begin("encoder.output");
+		return x;
+	}
+
+	#finalNorm(tape: Tape, x: Tensor): Tensor {
+		if (!this.config.finalLayerNorm) return x.share();
+		const [weight, bias] = [
+			this.#parameter("decoder.final_layernorm.weight"),
+			this.#parameter("decoder.final_layernorm.bias"),
+		];
+		return layerNorm(tape, x, weight, bias, this.config.normEpsilon);
+	}
+
+	#parameter(name: string): Parameter {
+		return this.parameters.get(radioPrefix + name);
+	}
+}

@@ -1,0 +1,74 @@
+/** Every parameter of the RADIO tower: Megatron's logical names, shapes, initial values and sharding (spec vision 1.2). */
+import type { Shard } from "../../parallel/shard.ts";
+import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
+import { patchWidth, type RadioConfig } from "./config.ts";
+
+/** Prefix of the tower in every name. */
+export const radioPrefix = "modality_submodules.radio_encoder.encoders.radio_encoder.radio_model.";
+
+const replicated: Shard = { kind: "replicated" };
+const rows: Shard = { kind: "split", dimension: 0 };
+const columns: Shard = { kind: "split", dimension: 1 };
+const zeros: Initialisation = { kind: "constant", value: 0 };
+const ones: Initialisation = { kind: "constant", value: 1 };
+
+/** Prefix of layer `index`, from 0. */
+export function radioLayerPrefix(index: number): string {
+	return `${radioPrefix}decoder.layers.${index}.`;
+}
+
+function normal(standardDeviation: number): Initialisation {
+	return { kind: "normal", standardDeviation };
+}
+
+/** All parameters in forward order. */
+export function radioParameters(config: RadioConfig): ParameterSpec[] {
+	const { hiddenSize: c, positionTable: table } = config;
+	const specs: ParameterSpec[] = [
+		{ name: "embedder.weight", shape: [c, patchWidth(config)], initialisation: normal(1), shard: rows },
+		{
+			name: "position_embeddings",
+			shape: [1, table.rows * table.columns, c],
+			initialisation: normal(c ** -0.5),
+			shard: replicated,
+		},
+	];
+	if (config.classTokens > 0) {
+		specs.push({ name: "class_token", shape: [config.classTokens, c], initialisation: normal(1), shard: replicated });
+	}
+	for (let layer = 0; layer < config.layers; layer++) {
+		specs.push(...layerParameters(config).map((spec) => ({ ...spec, name: `decoder.layers.${layer}.${spec.name}` })));
+	}
+	if (config.finalLayerNorm)
+		specs.push(...normParameters("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", c));
+	return specs.map((spec) => ({ ...spec, name: radioPrefix + spec.name }));
+}
+
+function normParameters(weight: string, bias: string, width: number): ParameterSpec[] {
+	return [
+		{ name: weight, shape: [width], initialisation: ones, shard: replicated },
+		{ name: bias, shape: [width], initialisation: zeros, shard: replicated },
+	];
+}
+
+/** A projection with its bias; a bias of outputs that every rank completes is whole everywhere. */
+function projection(name: string, shape: readonly [number, number], std: number, shard: Shard): ParameterSpec[] {
+	return [
+		{ name: `${name}.weight`, shape, initialisation: normal(std), shard },
+		{ name: `${name}.bias`, shape: [shape[0]], initialisation: zeros, shard: shard === rows ? rows : replicated },
+	];
+}
+
+function layerParameters(config: RadioConfig): ParameterSpec[] {
+	const { hiddenSize: c, ffnHiddenSize: f, initMethodStd: inward, outputInitMethodStd: outward } = config;
+	const attended = config.heads * config.headDim;
+	const norm = (linear: string) => normParameters(`${linear}.layer_norm_weight`, `${linear}.layer_norm_bias`, c);
+	return [
+		...norm("self_attention.linear_qkv"),
+		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows),
+		...projection("self_attention.linear_proj", [c, attended], outward, columns),
+		...norm("mlp.linear_fc1"),
+		...projection("mlp.linear_fc1", [f, c], inward, rows),
+		...projection("mlp.linear_fc2", [c, f], outward, columns),
+	];
+}

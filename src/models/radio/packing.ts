@@ -1,0 +1,109 @@
+/**
+ * How the images of a microbatch lie in one stream (spec vision 2): [class tokens, patches] image after image, attention
+ * within each, and which rows of the last layer become output rows. Fixed resolution is the case of equal images.
+ */
+import type { Device } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
+import { pickRows, SparseMatrix, type SparseRows } from "../../tensor/ops/spmm.ts";
+import { Sequences } from "../../tensor/sequences.ts";
+import { outputRows, type PatchGrid, type RadioConfig } from "./config.ts";
+import { type PositionCrop, positionRows } from "./positions.ts";
+
+/** Where everything of one microbatch is, as the tower's products. */
+export class PackedImages implements Disposable {
+	/** Images with their class tokens. */
+	readonly sequences: Sequences;
+	/** Table of positions → patches. */
+	readonly positions: SparseMatrix;
+	/** Patches → stream. */
+	readonly patches: SparseMatrix;
+	/** Class tokens → stream. */
+	readonly classTokens: SparseMatrix;
+	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream. */
+	readonly output: SparseMatrix | null;
+	/** Rows the tower gives for every image. */
+	readonly rowsPerImage: readonly number[];
+
+	/** `crops`: the windows of the table images are trained on; null: the whole table. */
+	constructor(
+		device: Device,
+		config: RadioConfig,
+		readonly grids: readonly PatchGrid[],
+		crops: readonly PositionCrop[] | null,
+	) {
+		for (const [image, grid] of grids.entries()) checkGrid(config, grid, image);
+		const patches = grids.map(({ rows, columns }) => rows * columns);
+		this.sequences = Sequences.of(
+			device,
+			patches.map((count) => config.classTokens + count),
+		);
+		this.rowsPerImage = grids.map((grid) => outputRows(config, grid));
+		const { positionTable, hiddenSize } = config;
+		this.positions = new SparseMatrix(
+			device,
+			positionRows(positionTable, grids, { ...config.positions, width: hiddenSize }, crops),
+		);
+		const stream = streamRows(config.classTokens, patches);
+		this.patches = new SparseMatrix(device, stream.patches);
+		this.classTokens = new SparseMatrix(device, stream.classTokens);
+		const dropped = config.dropClassTokens && config.classTokens > 0;
+		this.output =
+			config.pixelShuffle || dropped
+				? new SparseMatrix(device, pickRows(outputOrder(config, grids), this.sequences.tokens))
+				: null;
+	}
+
+	get rows(): number {
+		return this.rowsPerImage.reduce((sum, rows) => sum + rows, 0);
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.sequences, this.positions, this.patches, this.classTokens]) owned[Symbol.dispose]();
+		this.output?.[Symbol.dispose]();
+	}
+}
+
+function checkGrid(config: RadioConfig, { rows, columns }: PatchGrid, image: number): void {
+	const whole = Number.isInteger(rows) && Number.isInteger(columns) && rows > 0 && columns > 0;
+	if (!whole) throw new UserError(`Image ${image} has ${rows} × ${columns} patches; both must be whole and positive.`);
+	if (config.pixelShuffle && (rows % 2 === 1 || columns % 2 === 1)) {
+		throw new UserError(
+			`Image ${image} has ${rows} × ${columns} patches; pixel shuffle needs an even number of both rows and columns.`,
+		);
+	}
+}
+
+/** Which patch, and which class token, every row of the stream is. */
+function streamRows(classTokens: number, patches: readonly number[]): { patches: SparseRows; classTokens: SparseRows } {
+	const patchOf: number[] = [];
+	const classOf: number[] = [];
+	let patch = 0;
+	for (const count of patches) {
+		for (let token = 0; token < classTokens; token++) {
+			patchOf.push(-1);
+			classOf.push(token);
+		}
+		for (let i = 0; i < count; i++) {
+			patchOf.push(patch++);
+			classOf.push(-1);
+		}
+	}
+	return { patches: pickRows(patchOf, patch), classTokens: pickRows(classOf, classTokens) };
+}
+
+/** Rows of the stream in output order (spec vision 2.4): row-major over 2 × 2 blocks, within one TL, TR, BL, BR. */
+function outputOrder({ classTokens, pixelShuffle }: RadioConfig, grids: readonly PatchGrid[]): number[] {
+	const order: number[] = [];
+	let start = 0;
+	for (const { rows, columns } of grids) {
+		start += classTokens;
+		const step = pixelShuffle ? 2 : 1;
+		for (let i = 0; i < rows; i += step) {
+			for (let j = 0; j < columns; j += step) {
+				for (let q = 0; q < step * step; q++) order.push(start + (i + (q >> 1)) * columns + j + (q & 1));
+			}
+		}
+		start += rows * columns;
+	}
+	return order;
+}

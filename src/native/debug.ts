@@ -1,0 +1,17 @@
+/**
+ * The one debugging ladder: MIMO_DEBUG=1 commands, 2 steps, 3 operations, 4 calls of the native library. Lines go to
+ * standard error.
+ */
+export type DebugLevel = 1 | 2 | 3 | 4;
+
+const level = Number(process.env.MIMO_DEBUG ?? 0);
+
+/** Whether lines of this level are wanted; ask before building an expensive line. */
+export function debugging(of: DebugLevel): boolean {
+	return level >= of;
+}
+
+/** Prints a line when MIMO_DEBUG is at least `of`. */
+export function debug(of: DebugLevel, line: string): void {
+	if (level >= of) process.stderr.write(`mimo[${of}] ${line}\n`);
+}

@@ -1,0 +1,247 @@
+/** One device: its streams, memory and operations, typed. Every native call of the program passes through here. */
+import { MemoryTag, type MemoryTagName, type OperationName, operations, Status, structs } from "./abi.ts";
+import { debug, debugging } from "./debug.ts";
+import { NativeError } from "./errors.ts";
+import type { Library, NativeFunction } from "./library.ts";
+import { Allocation, addressOf, type DeviceMemory } from "./memory.ts";
+import { type Layout, layoutOf, readStruct, writeInt64 } from "./structs.ts";
+
+interface FieldValue {
+	ptr: DeviceMemory | null;
+	i64: number | bigint;
+	i32: number;
+	f32: number;
+	f64: number;
+}
+
+/** Arguments of an operation by name: every field of its struct, none forgotten. */
+export type OperationArgs<Name extends OperationName> = {
+	readonly [Field in keyof (typeof operations)[Name]]: (typeof operations)[Name][Field] extends keyof FieldValue
+		? FieldValue[(typeof operations)[Name][Field]]
+		: never;
+};
+
+export interface DeviceInfo {
+	readonly name: string;
+	readonly instructions: string;
+	readonly memoryBytes: number;
+	readonly threads: number;
+	readonly deviceCount: number;
+}
+
+export interface MemoryStatistics {
+	readonly liveBytes: number;
+	readonly peakBytes: number;
+	readonly reservedBytes: number;
+	readonly liveBlocks: number;
+	readonly systemAllocations: number;
+	readonly liveBytesByTag: Readonly<Record<MemoryTagName, number>>;
+	readonly peakBytesByTag: Readonly<Record<MemoryTagName, number>>;
+}
+
+interface Operation {
+	readonly call: NativeFunction;
+	readonly layout: Layout;
+	readonly bytes: Uint8Array;
+	readonly view: DataView;
+}
+
+/** A queue of work on a device. Work of one stream runs in order. */
+export class Stream {
+	constructor(
+		/** Known to src/native alone. */
+		readonly handle: number,
+		readonly name: string,
+	) {}
+}
+
+export class Device implements Disposable {
+	readonly #operations = new Map<OperationName, Operation>();
+	readonly #streams: Stream[] = [];
+	#closed = false;
+	/** Stream that operations use unless told otherwise. */
+	readonly stream: Stream;
+
+	private constructor(
+		readonly library: Library,
+		readonly handle: number,
+	) {
+		for (const [name, fields] of Object.entries(operations)) {
+			const layout = layoutOf(fields);
+			const bytes = new Uint8Array(layout.bytes);
+			this.#operations.set(name as OperationName, {
+				call: library.symbols[`mimo_${name}`]!,
+				layout,
+				bytes,
+				view: new DataView(bytes.buffer),
+			});
+		}
+		this.stream = this.createStream("compute");
+	}
+
+	/** Opens device `index`; `threads` CPU worker threads (0 = one a core). */
+	static open(library: Library, options: { index?: number; threads?: number } = {}): Device {
+		const out = new BigUint64Array(1);
+		check(library, "mimo_device_open", options.index ?? 0, options.threads ?? 0, out);
+		return new Device(library, Number(out[0]));
+	}
+
+	createStream(name: string, priority = 0): Stream {
+		const out = new BigUint64Array(1);
+		this.#call("mimo_stream_create", this.handle, priority, out);
+		const stream = new Stream(Number(out[0]), name);
+		this.#streams.push(stream);
+		return stream;
+	}
+
+	/** Queues an operation. Pointer fields take tensors (or null where mimo.h says so). */
+	run<Name extends OperationName>(name: Name, args: OperationArgs<Name>, stream: Stream = this.stream): void {
+		const { call, layout, bytes, view } = this.#operations.get(name)!;
+		const values = args as Readonly<Record<string, DeviceMemory | number | bigint | null>>;
+		for (const { name: field, type, offset } of layout.fields) {
+			const value = values[field];
+			switch (type) {
+				case "ptr":
+					writeInt64(view, offset, addressOf(value as DeviceMemory | null));
+					break;
+				case "i64":
+					writeInt64(view, offset, value as number | bigint);
+					break;
+				case "i32":
+					view.setInt32(offset, value as number, true);
+					break;
+				case "f32":
+					view.setFloat32(offset, value as number, true);
+					break;
+				default:
+					view.setFloat64(offset, value as number, true);
+			}
+		}
+		if (debugging(4)) debug(4, `${name} ${describe(values)}`);
+		const status = call(stream.handle, bytes) as number;
+		if (status !== Status.ok) throw new NativeError(name, status, String(this.library.symbols.mimo_last_error!()));
+	}
+
+	allocate(bytes: number, tag: MemoryTagName): Allocation {
+		const out = new BigUint64Array(1);
+		this.#call("mimo_memory_allocate", this.stream.handle, bytes, MemoryTag[tag], out);
+		return new Allocation(bytes, Number(out[0]), (freed) => {
+			if (!this.#closed) this.#call("mimo_memory_free", this.stream.handle, freed.address);
+		});
+	}
+
+	/** Copies host bytes to the device; done when it returns. */
+	copyToDevice(destination: DeviceMemory, source: NodeJS.TypedArray): void {
+		if (source.byteLength === 0) return;
+		this.#checkSpan(destination, source.byteLength);
+		this.#call("mimo_memory_copy_to_device", this.stream.handle, addressOf(destination), source, source.byteLength);
+	}
+
+	/** Fills a host array from the device; done when it returns. */
+	copyToHost(destination: NodeJS.TypedArray, source: DeviceMemory): void {
+		if (destination.byteLength === 0) return;
+		this.#checkSpan(source, destination.byteLength);
+		this.#call("mimo_memory_copy_to_host", this.stream.handle, destination, addressOf(source), destination.byteLength);
+	}
+
+	copy(destination: DeviceMemory, source: DeviceMemory, bytes: number): void {
+		this.#checkSpan(destination, bytes);
+		this.#checkSpan(source, bytes);
+		this.#call("mimo_memory_copy", this.stream.handle, addressOf(destination), addressOf(source), bytes);
+	}
+
+	setZero(destination: DeviceMemory, bytes: number): void {
+		this.#checkSpan(destination, bytes);
+		this.#call("mimo_memory_set_zero", this.stream.handle, addressOf(destination), bytes);
+	}
+
+	/** Waits until everything queued on the stream is done. */
+	synchronize(stream: Stream = this.stream): void {
+		this.#call("mimo_stream_synchronize", stream.handle);
+	}
+
+	describe(): DeviceInfo {
+		const raw = this.#read("mimo_device_describe", layoutOf(structs.device_info));
+		return {
+			name: raw.name as string,
+			instructions: raw.instructions as string,
+			memoryBytes: raw.memory_bytes as number,
+			threads: raw.threads as number,
+			deviceCount: raw.device_count as number,
+		};
+	}
+
+	memoryStatistics(): MemoryStatistics {
+		const raw = this.#read("mimo_memory_statistics_get", layoutOf(structs.memory_statistics));
+		const byTag = (values: number[]) =>
+			Object.fromEntries(Object.entries(MemoryTag).map(([name, tag]) => [name, values[tag]!])) as Record<
+				MemoryTagName,
+				number
+			>;
+		return {
+			liveBytes: raw.live_bytes as number,
+			peakBytes: raw.peak_bytes as number,
+			reservedBytes: raw.reserved_bytes as number,
+			liveBlocks: raw.live_blocks as number,
+			systemAllocations: raw.system_allocations as number,
+			liveBytesByTag: byTag(raw.live_bytes_by_tag as number[]),
+			peakBytesByTag: byTag(raw.peak_bytes_by_tag as number[]),
+		};
+	}
+
+	resetPeakMemory(): void {
+		this.#call("mimo_memory_reset_peak", this.handle);
+	}
+
+	/** Gives cached memory back to the system. */
+	trimMemory(): void {
+		this.#call("mimo_memory_trim", this.handle);
+	}
+
+	/** Whether results must repeat bit for bit even where vendor libraries would add in any order. */
+	setDeterministic(deterministic: boolean): void {
+		this.#call("mimo_device_set_deterministic", this.handle, deterministic ? 1 : 0);
+	}
+
+	/** Refuses to hold more than `bytes` live; 0 lifts the limit. */
+	limitMemory(bytes: number): void {
+		this.#call("mimo_memory_limit", this.handle, bytes);
+	}
+
+	[Symbol.dispose](): void {
+		if (this.#closed) return;
+		this.#closed = true;
+		for (const stream of this.#streams) this.#call("mimo_stream_destroy", stream.handle);
+		this.#call("mimo_device_close", this.handle);
+	}
+
+	#checkSpan(memory: DeviceMemory, bytes: number): void {
+		if (memory.byteOffset + bytes > memory.allocation.bytes) {
+			throw new RangeError(`A copy of ${bytes} bytes passes the end of a block of ${memory.allocation.bytes}.`);
+		}
+	}
+
+	#read(name: string, layout: Layout): ReturnType<typeof readStruct> {
+		const bytes = new Uint8Array(layout.bytes);
+		this.#call(name, this.handle, bytes);
+		return readStruct(bytes, layout);
+	}
+
+	#call(name: string, ...args: Parameters<NativeFunction>): void {
+		check(this.library, name, ...args);
+	}
+}
+
+/** Calls a function of the library; a status that is not ok is thrown as a NativeError. */
+export function check(library: Library, name: string, ...args: Parameters<NativeFunction>): void {
+	if (debugging(4)) debug(4, name);
+	const status = library.symbols[name]!(...args) as number;
+	if (status !== Status.ok) throw new NativeError(name, status, String(library.symbols.mimo_last_error!()));
+}
+
+function describe(values: Readonly<Record<string, DeviceMemory | number | bigint | null>>): string {
+	return Object.entries(values)
+		.filter(([, value]) => typeof value !== "object")
+		.map(([name, value]) => `${name}=${value}`)
+		.join(" ");
+}

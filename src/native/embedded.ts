@@ -1,0 +1,12 @@
+/**
+ * Native libraries inside the executable. Run from source, these are files of the build folder; `bun build --compile`
+ * puts them into the executable (build.ts decides which exist).
+ */
+import type { DeviceKind } from "./library.ts";
+
+type Locate = () => Promise<string | null>;
+
+export const embeddedLibraries: Record<DeviceKind, Locate> = {
+	cpu: async () => (await import("../../build/lib/libmimo_cpu.so", { with: { type: "file" } })).default,
+	cuda: async () => null,
+};

@@ -1,0 +1,77 @@
+/** Finds and opens a native library and checks that it speaks this program's ABI. */
+import { dlopen, type FFIFunction } from "bun:ffi";
+import { existsSync, readFileSync, writeSync } from "node:fs";
+import { ABI_VERSION, functions, operations } from "./abi.ts";
+import { debug } from "./debug.ts";
+import { UserError } from "./errors.ts";
+
+export type DeviceKind = "cpu" | "cuda";
+
+/** Any C function of the library; arguments are numbers, typed arrays or null. */
+export type NativeFunction = (...args: (number | bigint | NodeJS.TypedArray | null)[]) => unknown;
+
+export interface Library {
+	readonly kind: DeviceKind;
+	/** File it was loaded from, or "embedded". */
+	readonly source: string;
+	/** Versions of what it contains or opened. */
+	readonly versions: string;
+	readonly symbols: Readonly<Record<string, NativeFunction>>;
+}
+
+function signatures(): Record<string, FFIFunction> {
+	const table: Record<string, FFIFunction> = {};
+	for (const [name, { args, returns }] of Object.entries(functions)) table[name] = { args: [...args], returns };
+	for (const name of Object.keys(operations)) table[`mimo_${name}`] = { args: ["ptr", "ptr"], returns: "i32" };
+	return table;
+}
+
+/**
+ * A path that dlopen accepts for a file inside the executable: the bytes go to an anonymous file, so that nothing is
+ * written to disk and nothing is left behind.
+ */
+function pathOfEmbedded(embedded: string): string {
+	const libc = dlopen("libc.so.6", { memfd_create: { args: ["cstring", "u32"], returns: "i32" } });
+	const fd = libc.symbols.memfd_create(Buffer.from("libmimo\0"), 0);
+	if (fd < 0) throw new UserError("The system refused an anonymous file (memfd_create) for the embedded library.");
+	const bytes = readFileSync(embedded);
+	for (let written = 0; written < bytes.length; ) written += writeSync(fd, bytes, written);
+	return `/proc/self/fd/${fd}`;
+}
+
+async function locate(kind: DeviceKind): Promise<{ path: string; source: string }> {
+	const override = process.env[`MIMO_${kind.toUpperCase()}_LIBRARY`];
+	if (override) {
+		if (!existsSync(override)) {
+			throw new UserError(`MIMO_${kind.toUpperCase()}_LIBRARY names ${override}, which does not exist.`);
+		}
+		return { path: override, source: override };
+	}
+	const { embeddedLibraries } = await import("./embedded.ts");
+	const file = await embeddedLibraries[kind]();
+	if (file === null || !existsSync(file)) {
+		throw new UserError(
+			`The native ${kind} library is not there: build it with \`npm run build${kind === "cuda" ? ":cuda" : ""}\`, or name a built one in MIMO_${kind.toUpperCase()}_LIBRARY.`,
+		);
+	}
+	return file.startsWith("/$bunfs/")
+		? { path: pathOfEmbedded(file), source: "embedded" }
+		: { path: file, source: file };
+}
+
+/** Opens the library for a kind of device. Throws a UserError when it is absent, broken or of another version. */
+export async function openLibrary(kind: DeviceKind): Promise<Library> {
+	const { path, source } = await locate(kind);
+	let symbols: Record<string, NativeFunction>;
+	try {
+		symbols = dlopen(path, signatures()).symbols as unknown as Record<string, NativeFunction>;
+	} catch (error) {
+		throw new UserError(`The native library ${source} cannot be loaded: ${(error as Error).message}.`);
+	}
+	const version = symbols.mimo_abi_version!() as number;
+	if (version !== ABI_VERSION) {
+		throw new UserError(`The native library ${source} has ABI version ${version}; this program needs ${ABI_VERSION}.`);
+	}
+	debug(1, `native library ${source}`);
+	return { kind, source, versions: String(symbols.mimo_library_versions!()), symbols };
+}

@@ -1,0 +1,209 @@
+/** What the ranks of one host share (mimo.h, "runs"): who lives, what each waits for, and why the run has failed. */
+import { CallState, Collective, RankPhase, structs } from "./abi.ts";
+import { check } from "./device.ts";
+import type { Library } from "./library.ts";
+import { layoutOf, readStruct } from "./structs.ts";
+
+export type RankPhaseName = keyof typeof RankPhase;
+export type CollectiveName = keyof typeof Collective;
+export type CallStateName = keyof typeof CallState;
+
+/** What is known of a rank. */
+export interface RankState {
+	readonly phase: RankPhaseName;
+	readonly pid: number;
+	readonly host: string;
+	readonly module: string;
+	readonly coordinates: string;
+	/** The sentence it failed with, or "". */
+	readonly error: string;
+	/** Last finished step. */
+	readonly step: number;
+	/** Collectives started so far. */
+	readonly calls: number;
+	/** The call its training thread waits for, or null. */
+	readonly waitingCall: number | null;
+}
+
+/** One collective call of a rank. */
+export interface CallRecord {
+	readonly group: string;
+	/** Counts the rank's calls. */
+	readonly call: number;
+	/** Counts the group's collectives, or the messages of a pair and direction. */
+	readonly sequence: number;
+	readonly kind: CollectiveName;
+	readonly bytes: number;
+	readonly state: CallStateName;
+	/** Milliseconds of the host's monotonic clock. */
+	readonly started: number;
+	readonly finished: number | null;
+	/** Global ranks whose part was missing when it failed, at most 16 of `missingCount`. */
+	readonly missing: readonly number[];
+	readonly missingCount: number;
+}
+
+/** Why a run has failed: the rank, or null where none is to blame, and the sentence. */
+export interface RunFailure {
+	readonly rank: number | null;
+	readonly reason: string;
+}
+
+const stateLayout = layoutOf(structs.rank_state);
+const recordLayout = layoutOf(structs.call_record);
+const pathBytes = 64;
+const reasonBytes = 512;
+
+function zeroTerminated(text: string): Buffer {
+	return Buffer.from(`${text.replaceAll("\0", "")}\0`);
+}
+
+function readString(bytes: Uint8Array): string {
+	const end = bytes.indexOf(0);
+	return new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end));
+}
+
+function nameOf<Names extends Readonly<Record<string, number>>>(names: Names, value: number): keyof Names {
+	return Object.entries(names).find(([, number]) => number === value)![0];
+}
+
+export class Run implements Disposable {
+	#closed = false;
+
+	private constructor(
+		readonly library: Library,
+		/** Known to src/native alone. */
+		readonly handle: number,
+		/** Where the other processes of this host open it, while the process that made it lives. */
+		readonly path: string,
+		readonly ranks: number,
+	) {}
+
+	/**
+	 * Makes the shared memory of a run. `supervised`: a launcher calls watch(); otherwise the ranks watch each other.
+	 * Throws a NativeError that names /dev/shm when it is full or absent.
+	 */
+	static create(
+		library: Library,
+		options: { readonly ranks: number; readonly supervised: boolean; readonly timeoutMinutes: number },
+	): Run {
+		const path = new Uint8Array(pathBytes);
+		const out = new BigUint64Array(1);
+		const timeout = Math.ceil(options.timeoutMinutes * 60_000);
+		check(library, "mimo_run_create", options.ranks, options.supervised ? 1 : 0, timeout, path, out);
+		return new Run(library, Number(out[0]), readString(path), options.ranks);
+	}
+
+	/** Opens the shared memory that another process of this host has made. */
+	static open(library: Library, path: string, ranks: number): Run {
+		const out = new BigUint64Array(1);
+		check(library, "mimo_run_open", zeroTerminated(path), out);
+		return new Run(library, Number(out[0]), path, ranks);
+	}
+
+	/** This process is `rank` from now on, and its heart beats. */
+	join(rank: number): void {
+		this.#call("mimo_run_join", rank);
+	}
+
+	/** What diagnoses call a rank. */
+	describe(rank: number, module: string, coordinates: string): void {
+		this.#call("mimo_run_describe", rank, zeroTerminated(module), zeroTerminated(coordinates));
+	}
+
+	/** A step is done. */
+	progress(step: number): void {
+		this.#call("mimo_run_progress", step);
+	}
+
+	/** This rank has done all its work. */
+	leave(): void {
+		this.#call("mimo_run_leave");
+	}
+
+	/** Ends the run for every rank; the first failure counts. `rank` null: none in particular. */
+	fail(rank: number | null, sentence: string): void {
+		this.#call("mimo_run_fail", rank ?? -1, zeroTerminated(sentence));
+	}
+
+	/** `pid` will be `rank`. */
+	expect(rank: number, pid: number): void {
+		this.#call("mimo_run_expect", rank, pid);
+	}
+
+	/** One look at every rank; to be called a few times a second. Returns the failure of the run, or null. */
+	watch(): RunFailure | null {
+		const failed = new Int32Array(1);
+		const rank = new Int32Array(1);
+		const reason = new Uint8Array(reasonBytes);
+		this.#call("mimo_run_watch", failed, rank, reason);
+		if (failed[0] === 0) return null;
+		return { rank: rank[0]! < 0 ? null : rank[0]!, reason: readString(reason) };
+	}
+
+	/** True for one caller of the run only: who prints the diagnosis when no launcher does. */
+	claimDiagnosis(): boolean {
+		const claimed = new Int32Array(1);
+		this.#call("mimo_run_claim_diagnosis", claimed);
+		return claimed[0] === 1;
+	}
+
+	rankState(rank: number): RankState {
+		const bytes = new Uint8Array(stateLayout.bytes);
+		this.#call("mimo_run_rank_state", rank, bytes);
+		const raw = readStruct(bytes, stateLayout);
+		return {
+			phase: nameOf(RankPhase, raw.phase as number),
+			pid: raw.pid as number,
+			host: raw.host as string,
+			module: raw.module as string,
+			coordinates: raw.coordinates as string,
+			error: raw.error as string,
+			step: raw.step as number,
+			calls: raw.calls as number,
+			waitingCall: (raw.waiting_call as number) < 0 ? null : (raw.waiting_call as number),
+		};
+	}
+
+	/** The latest calls of a rank that are still recorded, newest first. */
+	calls(rank: number, most = 64): CallRecord[] {
+		const bytes = new Uint8Array(recordLayout.bytes * most);
+		const count = new Int32Array(1);
+		this.#call("mimo_run_calls", rank, bytes, most, count);
+		return Array.from({ length: count[0]! }, (_, index) => {
+			const raw = readStruct(
+				bytes.subarray(index * recordLayout.bytes, (index + 1) * recordLayout.bytes),
+				recordLayout,
+			);
+			const missingCount = raw.missing_count as number;
+			return {
+				group: raw.group as string,
+				call: raw.call as number,
+				sequence: raw.sequence as number,
+				kind: nameOf(Collective, raw.kind as number),
+				bytes: raw.bytes as number,
+				state: nameOf(CallState, raw.state as number),
+				started: (raw.started as number) / 1e6,
+				finished: raw.finished === 0 ? null : (raw.finished as number) / 1e6,
+				missing: (raw.missing as number[]).slice(0, missingCount),
+				missingCount,
+			};
+		});
+	}
+
+	[Symbol.dispose](): void {
+		if (this.#closed) return;
+		this.#closed = true;
+		check(this.library, "mimo_run_close", this.handle);
+	}
+
+	#call(name: string, ...args: (number | NodeJS.TypedArray)[]): void {
+		if (this.#closed) throw new Error("The shared memory of a run was used after it was closed.");
+		check(this.library, name, this.handle, ...args);
+	}
+}
+
+/** The system ends this process with `parent`, which must have started it. */
+export function endWithParent(library: Library, parent: number): void {
+	check(library, "mimo_end_with_parent", parent);
+}

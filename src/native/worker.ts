@@ -1,0 +1,12 @@
+/**
+ * Threads. A worker is an entry point of its own; in the executable it lies under its path below src, which build.ts
+ * lists, and run from source it is the file itself.
+ */
+
+/** Entry points of workers, paths below src without the extension. */
+export const workerModules = ["checkpoint/native/shard-worker", "data/energon/loader/thread"] as const;
+
+export function openWorker(module: (typeof workerModules)[number]): Worker {
+	const embedded = import.meta.url.startsWith("file:///$bunfs/");
+	return new Worker(embedded ? `/$bunfs/root/${module}.js` : new URL(`../${module}.ts`, import.meta.url).href);
+}

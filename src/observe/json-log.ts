@@ -1,0 +1,80 @@
+/**
+ * One JSON object a step, numbers at full precision, appended to a file. Each object is one write of one whole line, so
+ * that a run that is killed leaves whole lines. All fields but `time`, `elapsed_ms` and `tokens_per_second` repeat
+ * when a run is repeated. Evaluations have a field `split`; steps have none.
+ */
+import { closeSync, fstatSync, fsyncSync, mkdirSync, openSync, readSync, writeSync } from "node:fs";
+import { dirname } from "node:path";
+import { UserError } from "../native/errors.ts";
+import type { EvaluationReport, Observer, StepReport } from "./report.ts";
+
+export class JsonLog implements Observer {
+	readonly #file: string;
+	readonly #descriptor: number;
+	readonly #now: () => Date;
+
+	/** Opens `file` for appending. Throws a UserError when that is impossible. */
+	constructor(file: string, now: () => Date = () => new Date()) {
+		this.#file = file;
+		this.#now = now;
+		try {
+			mkdirSync(dirname(file), { recursive: true });
+			this.#descriptor = openSync(file, "a+");
+			if (!this.#endsWithNewline()) writeSync(this.#descriptor, "\n");
+		} catch (error) {
+			throw new UserError(`The log ${file} cannot be written: ${(error as Error).message}.`);
+		}
+	}
+
+	step(report: StepReport): void {
+		this.#write({
+			iteration: report.iteration,
+			consumed_samples: report.consumedSamples,
+			skipped_samples: report.skippedSamples,
+			global_batch_size: report.globalBatchSize,
+			tokens: report.tokens,
+			learning_rate: report.learningRate,
+			...report.losses,
+			loss_scale: report.lossScale,
+			grad_norm: report.gradNorm,
+			...(report.numZeros === null ? {} : { num_zeros: report.numZeros }),
+			...(report.paramsNorm === null ? {} : { params_norm: report.paramsNorm }),
+			skipped: report.skipped,
+			time: this.#now().toISOString(),
+			elapsed_ms: report.seconds * 1000,
+			tokens_per_second: report.tokens / report.seconds,
+		});
+	}
+
+	evaluation({ iteration, split, losses }: EvaluationReport): void {
+		this.#write({ iteration, split, ...losses, time: this.#now().toISOString() });
+	}
+
+	note(): void {}
+
+	close(): void {
+		fsyncSync(this.#descriptor);
+		closeSync(this.#descriptor);
+	}
+
+	#write(record: Record<string, unknown>): void {
+		const line = JSON.stringify(record, (_, value) =>
+			typeof value === "number" && !Number.isFinite(value) ? String(value) : value,
+		);
+		const bytes = Buffer.from(`${line}\n`);
+		try {
+			if (writeSync(this.#descriptor, bytes) === bytes.length) return;
+		} catch (error) {
+			throw new UserError(`The log ${this.#file} cannot be written: ${(error as Error).message}.`);
+		}
+		throw new UserError(`The log ${this.#file} cannot be written: the disk is full.`);
+	}
+
+	#endsWithNewline(): boolean {
+		const { size } = fstatSync(this.#descriptor);
+		if (size === 0) return true;
+		const last = new Uint8Array(1);
+		readSync(this.#descriptor, last, 0, 1, size - 1);
+		return last[0] === 0x0a;
+	}
+}

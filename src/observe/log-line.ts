@@ -1,0 +1,113 @@
+/**
+ * Megatron's training line, its accumulators and its evaluation block (runtime.md §6.2, §12.1). Losses and time are
+ * means since the last line; the line after a process's first step does not reset them, so that with log-interval 1
+ * the second line shows the mean of steps 1 and 2. The JSON log has every step on its own.
+ */
+import { fixed, pythonFloat, scientific } from "./printf.ts";
+import type { EvaluationReport, Observer, StepReport } from "./report.ts";
+
+export interface LogLineOptions {
+	readonly logInterval: number;
+	readonly trainIterations: number;
+	/** Floating-point operations of a step by Megatron's count; null leaves the throughput out. */
+	readonly flopsPerStep: number | null;
+	/** Devices of the whole job. */
+	readonly worldSize: number;
+	readonly write: (line: string) => void;
+	readonly now: () => Date;
+}
+
+/** "2026-01-31 09:05:07.123456": local time, microseconds. */
+export function timestamp(date: Date): string {
+	const two = (value: number) => String(value).padStart(2, "0");
+	const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+	const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+	return `${day} ${time}.${String(date.getMilliseconds()).padStart(3, "0")}000`;
+}
+
+export class LogLine implements Observer {
+	readonly #options: LogLineOptions;
+	readonly #sums = new Map<string, number>();
+	#advanced = 0;
+	#skipped = 0;
+	#nan = 0;
+	#seconds = 0;
+	#first = true;
+
+	constructor(options: LogLineOptions) {
+		this.#options = options;
+	}
+
+	step(report: StepReport): void {
+		this.#accumulate(report);
+		if (!this.#first && report.iteration % this.#options.logInterval !== 0) return;
+		this.#options.write(this.#line(report));
+		if (!this.#first) this.#reset();
+		this.#first = false;
+	}
+
+	evaluation({ label, losses }: EvaluationReport): void {
+		const parts = Object.entries(losses).map(
+			([name, loss]) =>
+				` ${name} value: ${scientific(loss, 6)} | ${name} PPL: ${scientific(Math.exp(Math.min(20, loss)), 6)} |`,
+		);
+		const line = ` validation loss at ${label} |${parts.join("")} `;
+		const rule = "-".repeat(line.length + 1);
+		for (const text of [rule, line, rule]) this.#options.write(text);
+	}
+
+	note(sentence: string): void {
+		this.#options.write(sentence);
+	}
+
+	close(): void {}
+
+	#accumulate(report: StepReport): void {
+		this.#seconds += report.seconds;
+		if (report.skipped) {
+			this.#skipped++;
+			if (Object.values(report.losses).some((loss) => !Number.isFinite(loss))) this.#nan++;
+			return;
+		}
+		this.#advanced++;
+		for (const [name, loss] of Object.entries(report.losses)) {
+			this.#sums.set(name, (this.#sums.get(name) ?? 0) + loss);
+		}
+	}
+
+	#reset(): void {
+		this.#advanced = 0;
+		this.#skipped = 0;
+		this.#nan = 0;
+		this.#seconds = 0;
+		for (const name of this.#sums.keys()) this.#sums.set(name, 0);
+	}
+
+	#line(report: StepReport): string {
+		const { trainIterations, flopsPerStep, worldSize, now } = this.#options;
+		const seconds = this.#seconds / (this.#advanced + this.#skipped);
+		const count = (value: number, width: number) => String(value).padStart(width);
+		const fields = [
+			`[${timestamp(now())}] iteration ${count(report.iteration, 8)}/${count(trainIterations, 8)}`,
+			`consumed samples: ${count(report.consumedSamples, 12)}`,
+		];
+		if (report.skippedSamples > 0) fields.push(`skipped samples: ${count(report.skippedSamples, 12)}`);
+		fields.push(`elapsed time per iteration (ms): ${fixed(seconds * 1000, 1)}`);
+		if (flopsPerStep !== null) {
+			fields.push(`throughput per GPU (TFLOP/s/GPU): ${fixed(flopsPerStep / (seconds * 1e12 * worldSize), 1)}`);
+		}
+		fields.push(`learning rate: ${scientific(report.nextLearningRate, 6)}`);
+		fields.push(`global batch size: ${count(report.globalBatchSize, 5)}`);
+		for (const [name, sum] of this.#sums) {
+			const mean = sum / Math.max(1, this.#advanced);
+			if (mean >= 0) fields.push(`${name}: ${scientific(mean, 6)}`);
+		}
+		fields.push(`loss scale: ${fixed(report.lossScale, 1)}`);
+		if (report.gradNorm !== null) fields.push(`grad norm: ${fixed(report.gradNorm, 3)}`);
+		if (report.numZeros !== null) fields.push(`num zeros: ${pythonFloat(Math.fround(report.numZeros))}`);
+		if (report.paramsNorm !== null) fields.push(`params norm: ${fixed(report.paramsNorm, 3)}`);
+		fields.push(`number of skipped iterations: ${count(this.#skipped, 3)}`);
+		fields.push(`number of nan iterations: ${count(this.#nan, 3)}`);
+		return fields.map((field) => ` ${field} |`).join("");
+	}
+}

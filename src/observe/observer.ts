@@ -1,0 +1,23 @@
+/** The observer of a training run: log lines, a progress line on a terminal, a JSON log. */
+import { JsonLog } from "./json-log.ts";
+import { LogLine, type LogLineOptions } from "./log-line.ts";
+import { ProgressLine, Terminal, type TerminalStream } from "./progress.ts";
+import { type Observer, together } from "./report.ts";
+
+export interface ObserverOptions
+	extends Pick<LogLineOptions, "logInterval" | "trainIterations" | "flopsPerStep" | "worldSize"> {
+	/** File of the JSON log, or null. */
+	readonly logJson: string | null;
+	readonly output?: TerminalStream;
+}
+
+/** Opens everything that shows or stores a run. Throws a UserError when the JSON log cannot be written. */
+export function openObserver(options: ObserverOptions): Observer {
+	const terminal = new Terminal(options.output ?? process.stdout);
+	const line = new LogLine({ ...options, write: (text) => terminal.line(text), now: () => new Date() });
+	return together([
+		...(options.logJson === null ? [] : [new JsonLog(options.logJson)]),
+		line,
+		...(terminal.interactive ? [new ProgressLine(terminal, options.trainIterations)] : []),
+	]);
+}

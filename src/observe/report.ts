@@ -1,0 +1,67 @@
+/** What the training loop tells its observers after every step, and the one interface they implement. */
+
+export interface StepReport {
+	/** From 1. */
+	readonly iteration: number;
+	/** Samples consumed so far, this step included. */
+	readonly consumedSamples: number;
+	/** Samples skipped so far. */
+	readonly skippedSamples: number;
+	readonly globalBatchSize: number;
+	/** Tokens the step trained on. */
+	readonly tokens: number;
+	/** Wall-clock time of the step, without saving and evaluation. */
+	readonly seconds: number;
+	/** Learning rate this step used. */
+	readonly learningRate: number;
+	/** Learning rate the next step will use: what Megatron prints. */
+	readonly nextLearningRate: number;
+	/** Means of the step by Megatron's name, "lm loss" first. */
+	readonly losses: Readonly<Record<string, number>>;
+	readonly lossScale: number;
+	/** Global norm before clipping; null when the step was skipped. */
+	readonly gradNorm: number | null;
+	/** Zero gradients; null when not counted. */
+	readonly numZeros: number | null;
+	/** Norm of all parameters; null when not computed. */
+	readonly paramsNorm: number | null;
+	/** The update was left out. */
+	readonly skipped: boolean;
+}
+
+export interface EvaluationReport {
+	readonly iteration: number;
+	/** "validation" or "test". */
+	readonly split: "validation" | "test";
+	/** Megatron's words for when: "iteration 100", "iteration 300 on test set". */
+	readonly label: string;
+	/** Means over the evaluation, by name. */
+	readonly losses: Readonly<Record<string, number>>;
+}
+
+/** Something that shows or stores a training. Calls come in the order things happen. */
+export interface Observer {
+	step(report: StepReport): void;
+	evaluation(report: EvaluationReport): void;
+	/** A sentence for the user. */
+	note(sentence: string): void;
+	close(): void;
+}
+
+/** One observer that passes everything on, in order. */
+export function together(observers: readonly Observer[]): Observer {
+	return {
+		step: (report) => {
+			for (const observer of observers) observer.step(report);
+		},
+		evaluation: (report) => {
+			for (const observer of observers) observer.evaluation(report);
+		},
+		note: (sentence) => {
+			for (const observer of observers) observer.note(sentence);
+		},
+		close: () => {
+			for (const observer of observers) observer.close();
+		},
+	};
+}

@@ -1,0 +1,131 @@
+/**
+ * Reads scalars from TensorBoard event files: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers,
+ * of which only step, tag and value are looked at.
+ */
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../native/errors.ts";
+
+/** Values by tag and step of all event files of a folder, later files winning. */
+export function readScalars(folder: string): Map<string, Map<number, number>> {
+	const files = readdirSync(folder)
+		.filter((name) => name.includes("tfevents"))
+		.sort();
+	if (files.length === 0) throw new UserError(`${folder} holds no TensorBoard event file (…tfevents…).`);
+	const scalars = new Map<string, Map<number, number>>();
+	for (const name of files) {
+		const path = join(folder, name);
+		for (const record of records(readFileSync(path), path)) addEvent(record, scalars);
+	}
+	return scalars;
+}
+
+/** Whole records; a torn last one, as a killed writer leaves it, ends the file. */
+function* records(bytes: Buffer, path: string): Generator<Uint8Array> {
+	for (let at = 0; at + 12 <= bytes.length; ) {
+		const length = Number(bytes.readBigUInt64LE(at));
+		if (maskedCrc(bytes.subarray(at, at + 8)) !== bytes.readUInt32LE(at + 8)) {
+			throw new UserError(`${path} is damaged at byte ${at}: a record's length does not match its checksum.`);
+		}
+		const end = at + 12 + length;
+		if (end + 4 > bytes.length) return;
+		const record = bytes.subarray(at + 12, end);
+		if (maskedCrc(record) !== bytes.readUInt32LE(end)) {
+			throw new UserError(`${path} is damaged at byte ${at}: a record does not match its checksum.`);
+		}
+		yield record;
+		at = end + 4;
+	}
+}
+
+interface Field {
+	readonly number: number;
+	readonly value: number;
+	readonly bytes: Uint8Array;
+}
+
+/** Fields of a protocol buffer message: varints and floats as `value`, length-delimited ones as `bytes`. */
+function* fields(message: Uint8Array): Generator<Field> {
+	const view = new DataView(message.buffer, message.byteOffset, message.byteLength);
+	const none = new Uint8Array(0);
+	let at = 0;
+	const varint = () => {
+		let value = 0;
+		for (let scale = 1; ; scale *= 128) {
+			const byte = message[at++] ?? 0;
+			value += (byte & 127) * scale;
+			if (byte < 128) return value;
+		}
+	};
+	while (at < message.length) {
+		const key = varint();
+		const number = Math.floor(key / 8);
+		switch (key % 8) {
+			case 0:
+				yield { number, value: varint(), bytes: none };
+				break;
+			case 1:
+				yield { number, value: view.getFloat64(at, true), bytes: none };
+				at += 8;
+				break;
+			case 2: {
+				const length = varint();
+				yield { number, value: Number.NaN, bytes: message.subarray(at, at + length) };
+				at += length;
+				break;
+			}
+			case 5:
+				yield { number, value: view.getFloat32(at, true), bytes: none };
+				at += 4;
+				break;
+			default:
+				return;
+		}
+	}
+}
+
+/** Event: step = 2, summary = 5; Summary: value = 1; Value: tag = 1, simple_value = 2, tensor = 8. */
+function addEvent(event: Uint8Array, scalars: Map<string, Map<number, number>>): void {
+	let step = 0;
+	const values: Uint8Array[] = [];
+	for (const { number, value, bytes } of fields(event)) {
+		if (number === 2) step = value;
+		if (number === 5) for (const entry of fields(bytes)) if (entry.number === 1) values.push(entry.bytes);
+	}
+	for (const entry of values) {
+		let tag = "";
+		let scalar = Number.NaN;
+		for (const { number, value, bytes } of fields(entry)) {
+			if (number === 1) tag = new TextDecoder().decode(bytes);
+			if (number === 2) scalar = value;
+			if (number === 8) scalar = tensorScalar(bytes);
+		}
+		if (tag === "" || Number.isNaN(scalar)) continue;
+		if (!scalars.has(tag)) scalars.set(tag, new Map());
+		scalars.get(tag)!.set(step, scalar);
+	}
+}
+
+/** TensorProto of one float: tensor_content = 4 or float_val = 5 (packed). */
+function tensorScalar(tensor: Uint8Array): number {
+	for (const { number, value, bytes } of fields(tensor)) {
+		if (number !== 4 && number !== 5) continue;
+		if (bytes.length === 0) return value;
+		if (bytes.length === 4) return new DataView(bytes.buffer, bytes.byteOffset, 4).getFloat32(0, true);
+	}
+	return Number.NaN;
+}
+
+const crcTable = Uint32Array.from({ length: 256 }, (_, index) => {
+	let crc = index;
+	for (let bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >>> 1) ^ 0x82f63b78 : crc >>> 1;
+	return crc >>> 0;
+});
+
+/** CRC-32C, rotated and offset as TFRecord wants it. */
+export function maskedCrc(bytes: Uint8Array): number {
+	let crc = 0xffffffff;
+	for (const byte of bytes) crc = (crc >>> 8) ^ crcTable[(crc ^ byte) & 255]!;
+	crc = ~crc >>> 0;
+	return (((crc >>> 15) | (crc << 17)) + 0xa282ead8) >>> 0;
+}

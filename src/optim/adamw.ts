@@ -1,0 +1,142 @@
+/** AdamW over a model's flat parameter buffers (spec runtime 4.3), with fp32 master weights where values are bf16. */
+import type { DataParallel } from "../parallel/data-parallel.ts";
+import type { ParameterBuffer } from "../parallel/parameter-set.ts";
+import { copyInto, Tensor } from "../tensor/tensor.ts";
+import type { StepScalars } from "./step-scalars.ts";
+
+export interface AdamWOptions {
+	readonly beta1: number;
+	readonly beta2: number;
+	readonly epsilon: number;
+	/** Multiplier of the scheduled weight decay for a parameter; Megatron: 1 for matrices, 0 for vectors and biases. */
+	readonly weightDecayMultiplier?: (name: string, decays: boolean) => number;
+}
+
+/** Elements of a buffer that one optimizer updates, and its state for them. */
+export interface OptimizerShard {
+	readonly buffer: ParameterBuffer;
+	readonly begin: number;
+	readonly end: number;
+	/** fp32 weights; the model's own values when those are fp32. */
+	readonly master: Tensor;
+	readonly expAvg: Tensor;
+	readonly expAvgSq: Tensor;
+}
+
+interface Run {
+	readonly begin: number;
+	readonly end: number;
+	readonly multiplier: number;
+}
+
+export class AdamW implements Disposable {
+	readonly shards: readonly OptimizerShard[];
+	readonly #runs: ReadonlyMap<OptimizerShard, readonly Run[]>;
+
+	/** Updates what this rank owns of its modules' parameters. */
+	constructor(
+		replicas: readonly DataParallel[],
+		readonly scalars: StepScalars,
+		readonly options: AdamWOptions,
+	) {
+		this.shards = replicas.flatMap((replica) =>
+			replica.parameters.buffers.filter(({ frozen }) => !frozen).map((buffer) => shardOf(replica, buffer)),
+		);
+		this.#runs = new Map(this.shards.map((shard) => [shard, this.#runsOf(shard)]));
+		this.refreshMasters();
+	}
+
+	/** Takes fp32 masters from the model's values: after initialisation or after loading weights alone. */
+	refreshMasters(): void {
+		for (const { buffer, begin, end, master } of this.shards) {
+			if (buffer.dtype === "f32") continue;
+			using values = buffer.values.columns(begin, end - begin);
+			copyInto(values, master);
+		}
+	}
+
+	/** One update from the gradients, scaled by the clip factor; nothing when found-inf is set. */
+	step(): void {
+		const { scalars, options } = this;
+		const { device } = scalars;
+		device.run("adam_advance", {
+			step: scalars.step,
+			bias_correction1: scalars.get("biasCorrection1"),
+			bias_correction2: scalars.get("biasCorrection2"),
+			found_inf: scalars.get("foundInf"),
+			beta1: options.beta1,
+			beta2: options.beta2,
+		});
+		for (const shard of this.shards) {
+			for (const { begin, end, multiplier } of this.#runs.get(shard)!) {
+				const count = end - begin;
+				using master = shard.master.columns(begin - shard.begin, count);
+				using expAvg = shard.expAvg.columns(begin - shard.begin, count);
+				using expAvgSq = shard.expAvgSq.columns(begin - shard.begin, count);
+				using gradient = shard.buffer.gradients!.columns(begin, count);
+				using values = shard.buffer.values.columns(begin, count);
+				const separate = shard.buffer.dtype !== "f32";
+				device.run("adamw", {
+					master,
+					model: separate ? values : null,
+					gradient,
+					exp_avg: expAvg,
+					exp_avg_sq: expAvgSq,
+					learning_rate: scalars.get("learningRate"),
+					weight_decay: scalars.get("weightDecay"),
+					clip_factor: scalars.get("clipFactor"),
+					bias_correction1: scalars.get("biasCorrection1"),
+					bias_correction2: scalars.get("biasCorrection2"),
+					found_inf: scalars.get("foundInf"),
+					elements: count,
+					beta1: options.beta1,
+					beta2: options.beta2,
+					epsilon: options.epsilon,
+					weight_decay_multiplier: multiplier,
+					learning_rate_multiplier: 1,
+					model_dtype: values.dtypeCode,
+				});
+			}
+		}
+	}
+
+	/** Runs of neighbouring elements with one decay multiplier; padding belongs to the run before it. */
+	#runsOf(shard: OptimizerShard): Run[] {
+		const multiplierOf = this.options.weightDecayMultiplier ?? ((_, decays) => (decays ? 1 : 0));
+		const runs: { begin: number; end: number; multiplier: number }[] = [];
+		shard.buffer.entries.forEach((entry, index) => {
+			const next = shard.buffer.entries[index + 1]?.offset ?? shard.buffer.elements;
+			const begin = Math.max(entry.offset, shard.begin);
+			const end = Math.min(next, shard.end);
+			if (begin >= end) return;
+			const multiplier = multiplierOf(entry.name, entry.decays);
+			const last = runs.at(-1);
+			if (last && last.multiplier === multiplier && last.end === begin) last.end = end;
+			else runs.push({ begin, end, multiplier });
+		});
+		return runs;
+	}
+
+	[Symbol.dispose](): void {
+		for (const { master, expAvg, expAvgSq } of this.shards) {
+			master[Symbol.dispose]();
+			expAvg[Symbol.dispose]();
+			expAvgSq[Symbol.dispose]();
+		}
+	}
+}
+
+function shardOf(replica: DataParallel, buffer: ParameterBuffer): OptimizerShard {
+	const { device } = replica.parameters;
+	const { begin, end } = replica.owned(buffer);
+	const count = end - begin;
+	return {
+		buffer,
+		begin,
+		end,
+		master:
+			buffer.dtype === "f32" ? buffer.values.columns(begin, count) : Tensor.empty(device, [count], "f32", "optimizer"),
+		expAvg: Tensor.zeros(device, [count], "f32", "optimizer"),
+		expAvgSq: Tensor.zeros(device, [count], "f32", "optimizer"),
+	};
+}

@@ -1,0 +1,105 @@
+/**
+ * Global gradient norm and the clip factor that follows from it (spec runtime 4.4), all on the device. The norm spans
+ * every module and rank: each adds the squares of the elements it owns and counts, one sum over the world makes them one.
+ */
+import type { DataParallel } from "../parallel/data-parallel.ts";
+import type { Group } from "../parallel/group.ts";
+import type { ParameterBuffer } from "../parallel/parameter-set.ts";
+import { Tensor } from "../tensor/tensor.ts";
+import type { StepScalars } from "./step-scalars.ts";
+
+/** gradient *= scalars.gradientScale (1 / loss tokens) for what this rank owns. */
+export function scaleGradients(replicas: readonly DataParallel[], scalars: StepScalars): void {
+	forOwned(replicas, (gradient) => {
+		scalars.device.run("scale", { x: gradient, factor: scalars.get("gradientScale"), elements: gradient.elements });
+	});
+}
+
+/** scalars.gradientNorm, clipFactor and foundInf from the gradients as they are. maxNorm 0: no clipping. */
+export function clipGradients(
+	replicas: readonly DataParallel[],
+	scalars: StepScalars,
+	maxNorm: number,
+	world: Group,
+): void {
+	const { device } = scalars;
+	device.setZero(scalars.sumOfSquares, scalars.sumOfSquares.bytes);
+	scalars.set("foundInf", 0);
+	forOwned(replicas, (gradient, counted) => {
+		if (!counted) return;
+		device.run("sum_of_squares", {
+			x: gradient,
+			sum: scalars.sumOfSquares,
+			elements: gradient.elements,
+			dtype: gradient.dtypeCode,
+		});
+	});
+	world.allReduce(scalars.sumOfSquares).wait();
+	device.run("clip_factor", {
+		sum_of_squares: scalars.sumOfSquares,
+		norm: scalars.get("gradientNorm"),
+		clip_factor: scalars.get("clipFactor"),
+		found_inf: scalars.get("foundInf"),
+		max_norm: maxNorm,
+	});
+}
+
+/** Visits what this rank owns of every trainable buffer. */
+function forOwned(replicas: readonly DataParallel[], visit: (gradient: Tensor, counted: boolean) => void): void {
+	for (const replica of replicas) {
+		for (const buffer of replica.parameters.buffers) {
+			if (!buffer.gradients) continue;
+			const { begin, end, counted } = replica.owned(buffer);
+			using gradient = buffer.gradients.columns(begin, end - begin);
+			visit(gradient, counted);
+		}
+	}
+}
+
+/** Visits the counted owned elements of every single parameter: padding between them is left out. */
+function forCounted(
+	replicas: readonly DataParallel[],
+	flat: (buffer: ParameterBuffer) => Tensor | null,
+	visit: (part: Tensor) => void,
+): void {
+	for (const replica of replicas) {
+		for (const buffer of replica.parameters.buffers) {
+			const whole = flat(buffer);
+			const owned = replica.owned(buffer);
+			if (!whole || !owned.counted) continue;
+			for (const { offset, elements } of buffer.entries) {
+				const begin = Math.max(offset, owned.begin);
+				const end = Math.min(offset + elements, owned.end);
+				if (begin >= end) continue;
+				using part = whole.columns(begin, end - begin);
+				visit(part);
+			}
+		}
+	}
+}
+
+/** Zeros among the gradients of all ranks. */
+export function countZeros(replicas: readonly DataParallel[], world: Group): number {
+	const { device } = replicas[0]!.parameters;
+	using count = Tensor.zeros(device, [1], "f64", "workspace");
+	forCounted(
+		replicas,
+		({ gradients }) => gradients,
+		(x) => device.run("count_zeros", { x, count, elements: x.elements }),
+	);
+	world.allReduce(count).wait();
+	return count.item();
+}
+
+/** √Σ p² over all parameters of all ranks. */
+export function parametersNorm(replicas: readonly DataParallel[], world: Group): number {
+	const { device } = replicas[0]!.parameters;
+	using sum = Tensor.zeros(device, [1], "f64", "workspace");
+	forCounted(
+		replicas,
+		({ values }) => values,
+		(x) => device.run("sum_of_squares", { x, sum, elements: x.elements, dtype: x.dtypeCode }),
+	);
+	world.allReduce(sum).wait();
+	return Math.sqrt(sum.item());
+}

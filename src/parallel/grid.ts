@@ -1,0 +1,138 @@
+/**
+ * A module's rank grid (spec runtime 1.1): two factorisations of the same span of global ranks. The first dimension
+ * varies fastest.
+ *   dense view:  rank = offset + tp + TP·(cp + CP·(dp + DP·pp))
+ *   expert view: rank = offset + expt_tp + ETP·(ep + EP·(expt_dp + EDP·pp))
+ * Weight shards (gtp in Megatron) run as extra data parallelism: the same lanes, counted in dp.
+ */
+
+/** Sizes that describe a grid. */
+export interface GridShape {
+	readonly tensor: number;
+	readonly data: number;
+	readonly pipeline: number;
+	readonly expert: number;
+	readonly expertTensor: number;
+}
+
+export type DenseDimension = "tp" | "dp" | "pp";
+export type ExpertDimension = "expt_tp" | "ep" | "expt_dp" | "pp";
+
+/** Position of a rank in its grid. */
+export interface Coordinates {
+	readonly tp: number;
+	readonly dp: number;
+	readonly pp: number;
+	readonly expt_tp: number;
+	readonly ep: number;
+	readonly expt_dp: number;
+}
+
+export class Grid {
+	/** Expert data parallelism: what is left of the span. */
+	readonly expertData: number;
+
+	/** Throws a RangeError unless every size is positive and both views cover the same ranks. */
+	constructor(
+		readonly name: string,
+		readonly offset: number,
+		readonly shape: GridShape,
+	) {
+		const { tensor, data, pipeline, expert, expertTensor } = shape;
+		if (!Number.isSafeInteger(offset) || offset < 0) throw new RangeError(`${name} grid: offset is ${offset}.`);
+		for (const [dimension, size] of Object.entries({ tensor, data, pipeline, expert, expertTensor })) {
+			if (!Number.isSafeInteger(size) || size < 1) throw new RangeError(`${name} grid: ${dimension} is ${size}.`);
+		}
+		const [stage, expertRanks] = [tensor * data, expert * expertTensor];
+		if (stage % expertRanks !== 0) {
+			throw new RangeError(`${name} grid: ${expertRanks} ranks of an expert view do not divide ${stage}.`);
+		}
+		this.expertData = stage / expertRanks;
+	}
+
+	/** Ranks of the grid. */
+	get size(): number {
+		return this.shape.tensor * this.shape.data * this.shape.pipeline;
+	}
+
+	/** Global ranks, ascending. */
+	get ranks(): number[] {
+		return Array.from({ length: this.size }, (_, index) => this.offset + index);
+	}
+
+	/** Data lanes: microbatches consumed at the same time. */
+	get lanes(): number {
+		return this.shape.data;
+	}
+
+	contains(rank: number): boolean {
+		return rank >= this.offset && rank < this.offset + this.size;
+	}
+
+	coordinates(rank: number): Coordinates {
+		if (!this.contains(rank)) throw new RangeError(`Rank ${rank} is not in the ${this.name} grid.`);
+		const { tensor, data, expert, expertTensor } = this.shape;
+		const index = rank - this.offset;
+		const stage = tensor * data;
+		return {
+			tp: index % tensor,
+			dp: Math.floor(index / tensor) % data,
+			pp: Math.floor(index / stage),
+			expt_tp: index % expertTensor,
+			ep: Math.floor(index / expertTensor) % expert,
+			expt_dp: Math.floor(index / (expertTensor * expert)) % this.expertData,
+		};
+	}
+
+	/**
+	 * The groups over a set of dimensions of one view: all ranks that agree on the view's other dimensions, each group
+	 * ascending, groups ordered by their first rank.
+	 */
+	groups(view: "dense", varying: readonly DenseDimension[]): number[][];
+	groups(view: "expert", varying: readonly ExpertDimension[]): number[][];
+	groups(view: "dense" | "expert", varying: readonly string[]): number[][] {
+		const dimensions = view === "dense" ? (["tp", "dp", "pp"] as const) : (["expt_tp", "ep", "expt_dp", "pp"] as const);
+		const fixed = dimensions.filter((dimension) => !varying.includes(dimension));
+		const byKey = Map.groupBy(this.ranks, (rank) => {
+			const at = this.coordinates(rank);
+			return fixed.map((dimension) => at[dimension]).join(",");
+		});
+		return [...byKey.values()];
+	}
+
+	/** Ranks of a lane at one pipeline stage, ascending. */
+	lane(lane: number, stage: number): number[] {
+		const { tensor, data } = this.shape;
+		const first = this.offset + tensor * (lane + data * stage);
+		return Array.from({ length: tensor }, (_, index) => first + index);
+	}
+}
+
+/** Every group of a module that more than one consumer names (spec runtime 1.2). */
+export const groupKinds = {
+	tp: ["dense", ["tp"]],
+	pp: ["dense", ["pp"]],
+	dp: ["dense", ["dp"]],
+	mp: ["dense", ["tp", "pp"]],
+	tp_dp: ["dense", ["tp", "dp"]],
+	module: ["dense", ["tp", "dp", "pp"]],
+	ep: ["expert", ["ep"]],
+	expt_tp: ["expert", ["expt_tp"]],
+	expt_dp: ["expert", ["expt_dp"]],
+	tp_ep: ["expert", ["expt_tp", "ep"]],
+	tp_ep_pp: ["expert", ["expt_tp", "ep", "pp"]],
+} as const;
+export type GroupKind = keyof typeof groupKinds;
+
+/** All groups of a kind in a grid. */
+export function groupsOf(grid: Grid, kind: GroupKind): number[][] {
+	const [view, varying] = groupKinds[kind];
+	return view === "dense" ? grid.groups("dense", varying) : grid.groups("expert", varying);
+}
+
+/** The group of a kind that holds `rank`. */
+export function groupWith(grid: Grid, kind: GroupKind, rank: number): number[] {
+	const group = groupsOf(grid, kind).find((ranks) => ranks.includes(rank));
+	if (!group) throw new RangeError(`Rank ${rank} is not in the ${grid.name} grid.`);
+	return group;
+}

@@ -1,0 +1,85 @@
+/**
+ * A set of ranks that communicate. Members call the same operations in the same order; reductions add in rank order, so
+ * results repeat bit for bit. Every operation is queued on the device's stream order: what a later operation reads is
+ * complete.
+ */
+import type { Tensor } from "../tensor/tensor.ts";
+
+export type Reduction = "sum" | "max";
+
+/** Rows that go to, or come from, each member: member i's are rows [offsets[i], offsets[i] + counts[i]). */
+export interface RowRanges {
+	readonly offsets: readonly number[];
+	readonly counts: readonly number[];
+}
+
+/** A collective that has been started. */
+export interface Pending {
+	/** Work queued from now on sees the result. */
+	wait(): void;
+}
+
+export interface Group {
+	/** Such as "language.tp". */
+	readonly name: string;
+	/** Global ranks of the members, in group order. */
+	readonly ranks: readonly number[];
+	/** This rank's place among them. */
+	readonly rank: number;
+	readonly size: number;
+
+	/** x = reduction of every member's x. Contiguous. */
+	allReduce(x: Tensor, reduction?: Reduction): Pending;
+	/**
+	 * y = this member's part of the sum of every member's x; x holds `size` parts of y's elements each. y may be its own
+	 * part of x; the rest of x is then undefined.
+	 */
+	reduceScatter(x: Tensor, y: Tensor): Pending;
+	/** y = every member's x one after the other. x may be its own part of y. */
+	allGather(x: Tensor, y: Tensor): Pending;
+	/** x = member `root`'s x. */
+	broadcast(x: Tensor, root: number): Pending;
+	/** Rows of `send` to every member, into rows of `receive`. Ranges of `send` may overlap. */
+	allToAll(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): Pending;
+	/** Sends x to a member, which receives a tensor of as many bytes. */
+	send(x: Tensor, to: number): Pending;
+	receive(x: Tensor, from: number): Pending;
+	/** Returns when every member has called it. */
+	barrier(): void;
+	/** Every member's integers, by member; host values, waits. */
+	exchange(values: Int32Array): Int32Array[];
+}
+
+const done: Pending = { wait() {} };
+
+/** The group of one rank: nothing has to move but what an operation copies. */
+export function groupOfOne(name: string, rank: number): Group {
+	const copy = (from: Tensor, to: Tensor): Pending => {
+		if (from.allocation !== to.allocation || from.byteOffset !== to.byteOffset) {
+			from.device.copy(to, from, from.bytes);
+		}
+		return done;
+	};
+	const alone = (): never => {
+		throw new Error(`${name} has one member: there is nobody to send to.`);
+	};
+	return {
+		name,
+		ranks: [rank],
+		rank: 0,
+		size: 1,
+		allReduce: () => done,
+		reduceScatter: copy,
+		allGather: copy,
+		broadcast: () => done,
+		allToAll: (send, sendRows, receive, receiveRows) => {
+			using from = send.rowsFrom(sendRows.offsets[0]!, sendRows.counts[0]!);
+			using to = receive.rowsFrom(receiveRows.offsets[0]!, receiveRows.counts[0]!);
+			return copy(from, to);
+		},
+		send: alone,
+		receive: alone,
+		barrier: () => {},
+		exchange: (values) => [values],
+	};
+}

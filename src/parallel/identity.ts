@@ -1,0 +1,57 @@
+/** What ranks tell each other when they meet, and why one may not take part. */
+import * as v from "valibot";
+
+export const identitySchema = v.strictObject({
+	/** null: the launcher. */
+	rank: v.nullable(v.pipe(v.number(), v.integer(), v.minValue(0))),
+	worldSize: v.pipe(v.number(), v.integer(), v.minValue(1)),
+	host: v.string(),
+	/** Tells hosts of the same name apart. */
+	machine: v.string(),
+	pid: v.pipe(v.number(), v.integer()),
+	/** Version and commit of the program. */
+	version: v.string(),
+	abi: v.number(),
+	/** Native library: "cpu" or "cuda". */
+	library: v.string(),
+	/** Every configuration key as text. */
+	configuration: v.record(v.string(), v.string()),
+});
+export type Identity = v.InferOutput<typeof identitySchema>;
+
+/** "rank 2 (host box, process 4711)". */
+export function describeIdentity({ rank, host, pid }: Identity): string {
+	return `${rank === null ? "the launcher" : `rank ${rank}`} (host ${host}, process ${pid})`;
+}
+
+/** Configuration keys whose values differ, at most `most` of them. */
+function differences(a: Identity, b: Identity, most = 3): string {
+	const keys = [...new Set([...Object.keys(a.configuration), ...Object.keys(b.configuration)])].filter(
+		(key) => a.configuration[key] !== b.configuration[key],
+	);
+	const named = keys
+		.slice(0, most)
+		.map((key) => `${key} ${a.configuration[key] ?? "absent"} instead of ${b.configuration[key] ?? "absent"}`);
+	return [...named, ...(keys.length > most ? [`${keys.length - most} more`] : [])].join(", ");
+}
+
+/** Why `member` cannot run with `reference`, in one sentence; null when it can. */
+export function objection(member: Identity, reference: Identity): string | null {
+	const [who, other] = [describeIdentity(member), describeIdentity(reference)];
+	if (member.worldSize !== reference.worldSize) {
+		return `${who} was told of ${member.worldSize} ranks, ${other} of ${reference.worldSize}.`;
+	}
+	if (member.version !== reference.version) {
+		return `${who} runs mimo ${member.version}, ${other} runs ${reference.version}.`;
+	}
+	if (member.abi !== reference.abi) return `${who} has ABI version ${member.abi}, ${other} has ${reference.abi}.`;
+	if (member.library !== reference.library) {
+		return `${who} uses the ${member.library} library, ${other} the ${reference.library} library.`;
+	}
+	const differing = differences(member, reference);
+	if (differing !== "") return `${who} has another configuration than ${other}: ${differing}.`;
+	if (member.library === "cpu" && member.machine !== reference.machine) {
+		return `${who} and ${other} are on different hosts: ranks of several hosts need NCCL (--device cuda), the CPU library joins ranks of one host.`;
+	}
+	return null;
+}

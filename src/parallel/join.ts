@@ -1,0 +1,67 @@
+/** How this process becomes a rank: it meets the others, checks that they fit, and opens what the ranks of the host share. */
+import { readFileSync } from "node:fs";
+import { hostname } from "node:os";
+import { ABI_VERSION } from "../native/abi.ts";
+import type { Library } from "../native/library.ts";
+import { endWithParent, Run } from "../native/run.ts";
+import type { Identity } from "./identity.ts";
+import type { Place } from "./place.ts";
+import { meet, RendezvousHost } from "./rendezvous.ts";
+
+/** What this process tells others of itself; `rank` null: the launcher. */
+export function identityOf(
+	rank: number | null,
+	worldSize: number,
+	about: { readonly library: Library; readonly version: string; readonly configuration: Identity["configuration"] },
+): Identity {
+	return {
+		rank,
+		worldSize,
+		host: hostname(),
+		machine: machineIdentifier(),
+		pid: process.pid,
+		version: about.version,
+		abi: ABI_VERSION,
+		library: about.library.kind,
+		configuration: about.configuration,
+	};
+}
+
+/** Differs between hosts, and between starts of one. */
+function machineIdentifier(): string {
+	try {
+		return `${hostname()} ${readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim()}`;
+	} catch {
+		return hostname();
+	}
+}
+
+/**
+ * Opens the run that `place` names, when all its ranks have met. Throws UserErrors: nobody answers, a rank is absent
+ * after `timeoutMinutes`, differs in version or configuration, or the secret is wrong.
+ */
+export async function findRun(
+	place: Place,
+	identity: Identity,
+	library: Library,
+	timeoutMinutes: number,
+): Promise<Run> {
+	if (place.launcher !== null) endWithParent(library, place.launcher);
+	const milliseconds = timeoutMinutes * 60_000;
+	if (place.launcher !== null || place.rank !== 0) {
+		return Run.open(library, await meet(place, identity, milliseconds), place.worldSize);
+	}
+	using host = await RendezvousHost.open(place.address, place.port, place.secret, identity);
+	await host.gather(
+		Array.from({ length: place.worldSize - 1 }, (_, index) => index + 1),
+		milliseconds,
+	);
+	try {
+		const run = Run.create(library, { ranks: place.worldSize, supervised: false, timeoutMinutes });
+		host.welcome(run.path);
+		return run;
+	} catch (error) {
+		host.refuse((error as Error).message);
+		throw error;
+	}
+}

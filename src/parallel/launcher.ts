@@ -1,0 +1,200 @@
+/**
+ * Starts the ranks of a run on this host as children of this process, watches them, and ends all when one fails: within
+ * ten seconds every rank is gone and one diagnosis is known.
+ */
+import { randomBytes } from "node:crypto";
+import { constants } from "node:os";
+import type { Subprocess } from "bun";
+import type { UserError } from "../native/errors.ts";
+import type { Library } from "../native/library.ts";
+import { Run } from "../native/run.ts";
+import { diagnose, takeSnapshot } from "./diagnosis.ts";
+import type { Identity } from "./identity.ts";
+import { forwardLines } from "./output.ts";
+import { environmentOf } from "./place.ts";
+import { RendezvousHost } from "./rendezvous.ts";
+
+/** What diagnoses and output call a rank. */
+export interface RankDescription {
+	/** Such as "language". */
+	readonly module: string;
+	/** Its place in the module's grid, such as "tp 0 dp 1". */
+	readonly coordinates: string;
+}
+
+export interface LaunchOptions {
+	/** The program of a rank and its arguments. */
+	readonly command: readonly string[];
+	readonly ranks: number;
+	readonly library: Library;
+	/** What ranks are compared with: this process, which is none of them. */
+	readonly identity: Identity;
+	readonly describe: (rank: number) => RankDescription;
+	/** The rank whose output is this process's own; that of the others is prefixed. */
+	readonly reporter: number;
+	/** A living rank without progress for longer has failed. */
+	readonly timeoutMinutes: number;
+	/** Receives lines about the run itself: its processes, the diagnosis. */
+	readonly say: (line: string, kind: "information" | "failure") => void;
+}
+
+const watchInterval = 200;
+/** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
+const grace = { blamed: 500, others: 2500 };
+const address = "127.0.0.1";
+
+/** Returns the exit code: 0 when every rank has finished. */
+export async function launch(options: LaunchOptions): Promise<number> {
+	using job = new Job(options);
+	return await job.run();
+}
+
+interface Child {
+	readonly process: Subprocess;
+	/** Resolves when it has ended and all its output is here. */
+	readonly ended: Promise<unknown>;
+	exited: boolean;
+}
+
+class Job implements Disposable {
+	readonly #run: Run;
+	readonly #children: Child[] = [];
+	/** The signal that this process was ended with. */
+	#interrupted: NodeJS.Signals | null = null;
+	/** First exit code of a rank that failed by itself. */
+	#exitCode = 0;
+	/** When the run was seen to have failed. */
+	#failedAt: number | null = null;
+	#over = false;
+
+	constructor(private readonly options: LaunchOptions) {
+		const { library, ranks, timeoutMinutes } = options;
+		this.#run = Run.create(library, { ranks, supervised: true, timeoutMinutes });
+	}
+
+	async run(): Promise<number> {
+		const { identity, ranks, timeoutMinutes, say } = this.options;
+		const secret = randomBytes(32).toString("hex");
+		using host = await RendezvousHost.open(address, 0, secret, identity);
+		const stopListening = this.#listenToSignals();
+		const watch = setInterval(() => this.#look(), watchInterval);
+		try {
+			for (let rank = 0; rank < ranks; rank++) this.#start(rank, host.port, secret);
+			this.#children.forEach(({ process }, rank) => {
+				const { module, coordinates } = this.options.describe(rank);
+				say(`rank ${rank}: pid ${process.pid} (${module}, ${coordinates})`, "information");
+			});
+			const everyone = this.#children.map((_, rank) => rank);
+			void host.gather(everyone, timeoutMinutes * 60_000).then(
+				() => host.welcome(this.#run.path),
+				(error: UserError) => {
+					if (!this.#over) this.#run.fail(null, error.message);
+				},
+			);
+			await Promise.all(this.#children.map(({ ended }) => ended));
+		} finally {
+			this.#over = true;
+			clearInterval(watch);
+			stopListening();
+		}
+		return this.#conclude();
+	}
+
+	/** Whatever happened: no rank outlives the launcher. */
+	[Symbol.dispose](): void {
+		for (const { process, exited } of this.#children) if (!exited) process.kill("SIGKILL");
+		this.#run[Symbol.dispose]();
+	}
+
+	#start(rank: number, port: number, secret: string): void {
+		const { command, ranks, reporter } = this.options;
+		const own = rank === reporter;
+		const place = {
+			rank,
+			worldSize: ranks,
+			localRank: rank,
+			localSize: ranks,
+			address,
+			port,
+			secret,
+			launcher: process.pid,
+		};
+		const child = Bun.spawn([...command], {
+			env: { ...process.env, ...environmentOf(place) },
+			stdin: "ignore",
+			stdout: own ? "inherit" : "pipe",
+			stderr: own ? "inherit" : "pipe",
+		});
+		const { module, coordinates } = this.options.describe(rank);
+		this.#run.describe(rank, module, coordinates);
+		this.#run.expect(rank, child.pid);
+		const prefix = `[rank ${rank} ${module}] `;
+		const output = own
+			? Promise.resolve()
+			: Promise.all([
+					forwardLines(child.stdout as ReadableStream<Uint8Array>, process.stdout, prefix),
+					forwardLines(child.stderr as ReadableStream<Uint8Array>, process.stderr, prefix),
+				]);
+		const exited = child.exited.then(() => this.#exited(rank, child.exitCode, child.signalCode));
+		this.#children.push({ process: child, ended: Promise.all([exited, output]), exited: false });
+	}
+
+	#exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): void {
+		this.#children[rank]!.exited = true;
+		const { phase, error } = this.#run.rankState(rank);
+		if (this.#run.watch() === null && !(code === 0 && phase === "finished")) {
+			if (this.#interrupted !== null && signal === this.#interrupted) {
+				this.#run.fail(null, `interrupted by ${signal}`);
+			} else if (signal !== null) {
+				this.#run.fail(rank, `it was killed by ${signal}`);
+			} else {
+				this.#run.fail(rank, code === 0 ? "it ended before its work was done" : `it ended with exit code ${code}`);
+			}
+		}
+		// A rank that failed by itself says so before it ends.
+		if (error !== "" && this.#run.watch()?.rank === rank) this.#exitCode = code ?? 0;
+		this.#look();
+	}
+
+	/** Looks whether the run lives; when it has failed, gives its ranks a while and then ends them. */
+	#look(): void {
+		const failure = this.#run.watch();
+		if (failure === null) return;
+		this.#failedAt ??= performance.now();
+		const since = performance.now() - this.#failedAt;
+		this.#children.forEach(({ process, exited }, rank) => {
+			// Who has not joined does not see that the run has failed.
+			const deaf = this.#run.rankState(rank).host === "";
+			const patience = deaf ? 0 : failure.rank === rank ? grace.blamed : grace.others;
+			if (!exited && since >= patience) process.kill("SIGKILL");
+		});
+	}
+
+	/** Passes signals on; a second one ends the ranks at once. Returns what undoes it. */
+	#listenToSignals(): () => void {
+		const signals = ["SIGINT", "SIGTERM", "SIGHUP"] as const;
+		const listeners = signals.map((signal) => {
+			const listener = () => {
+				const second = this.#interrupted !== null;
+				this.#interrupted ??= signal;
+				for (const { process, exited } of this.#children) if (!exited) process.kill(second ? "SIGKILL" : signal);
+			};
+			process.on(signal, listener);
+			return { signal, listener };
+		});
+		return () => {
+			for (const { signal, listener } of listeners) process.off(signal, listener);
+		};
+	}
+
+	#conclude(): number {
+		const failure = this.#run.watch();
+		if (failure === null) return 0;
+		if (this.#interrupted !== null && failure.rank === null) {
+			this.options.say(`The run was interrupted by ${this.#interrupted}.`, "failure");
+			return 128 + constants.signals[this.#interrupted];
+		}
+		for (const line of diagnose(takeSnapshot(this.#run, failure))) this.options.say(line, "failure");
+		return this.#exitCode || 1;
+	}
+}

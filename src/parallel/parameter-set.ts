@@ -1,0 +1,148 @@
+/**
+ * Memory of a model's parameters: flat buffers, one for each storage type and gradient-reduction group, of which every
+ * parameter is a view. Flat, because the optimizer, the gradient norm and (data parallel) reduce-scatter and all-gather
+ * work on whole buffers.
+ */
+import type { Device } from "../native/device.ts";
+import { Parameter } from "../tensor/parameter.ts";
+import { elementCount, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+
+/** Where one parameter lies in its buffer. */
+export interface BufferEntry {
+	readonly name: string;
+	/** Shape of the local tensor. */
+	readonly shape: readonly number[];
+	/** First element in the flat buffer. */
+	readonly offset: number;
+	readonly elements: number;
+	readonly decays: boolean;
+}
+
+export interface ParameterRequest {
+	readonly name: string;
+	readonly shape: readonly number[];
+	readonly dtype: FloatDtype;
+	readonly decays: boolean;
+	/** Expert parameters reduce over another group, so they live in a buffer of their own. */
+	readonly expert: boolean;
+	/** The same on every tensor-parallel rank: counted once in norms. */
+	readonly replicated: boolean;
+	readonly frozen: boolean;
+}
+
+// Entries and slices start at multiples of this many elements: kernels may use whole cache lines.
+const alignment = 64;
+
+/** One flat buffer: values the model reads and their fp32 gradients (none when frozen). */
+export class ParameterBuffer implements Disposable {
+	readonly entries: readonly BufferEntry[];
+	readonly elements: number;
+	readonly values: Tensor;
+	readonly gradients: Tensor | null;
+	readonly #parameters: Parameter[] = [];
+
+	constructor(
+		device: Device,
+		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "frozen">,
+		requests: readonly ParameterRequest[],
+		slices: number,
+	) {
+		// Decaying parameters first: the optimizer then needs two calls, not one a parameter.
+		const ordered = [...requests.filter((r) => r.decays), ...requests.filter((r) => !r.decays)];
+		let offset = 0;
+		this.entries = ordered.map(({ name, shape, decays }) => {
+			const entry = { name, shape, offset, elements: elementCount(shape), decays };
+			offset = Math.ceil((offset + entry.elements) / alignment) * alignment;
+			return entry;
+		});
+		offset = Math.ceil(offset / (alignment * slices)) * alignment * slices;
+		this.elements = offset;
+		this.values = Tensor.zeros(device, [offset], kind.dtype, "parameter");
+		this.gradients = kind.frozen ? null : Tensor.zeros(device, [offset], "f32", "gradient");
+		for (const entry of this.entries) {
+			this.#parameters.push(
+				new Parameter(entry.name, slice(this.values, entry), this.gradients && slice(this.gradients, entry)),
+			);
+		}
+	}
+
+	get dtype(): FloatDtype {
+		return this.kind.dtype;
+	}
+
+	get frozen(): boolean {
+		return this.kind.frozen;
+	}
+
+	get parameters(): readonly Parameter[] {
+		return this.#parameters;
+	}
+
+	zeroGradients(): void {
+		if (this.gradients) this.gradients.device.setZero(this.gradients, this.gradients.bytes);
+	}
+
+	[Symbol.dispose](): void {
+		for (const parameter of this.#parameters) parameter[Symbol.dispose]();
+		this.values[Symbol.dispose]();
+		this.gradients?.[Symbol.dispose]();
+	}
+}
+
+function slice(flat: Tensor, entry: BufferEntry): Tensor {
+	using window = flat.columns(entry.offset, entry.elements);
+	return window.view(entry.shape);
+}
+
+export class ParameterSet implements Disposable {
+	readonly buffers: readonly ParameterBuffer[];
+	readonly #byName = new Map<string, Parameter>();
+
+	constructor(
+		readonly device: Device,
+		requests: readonly ParameterRequest[],
+		/** Equal slices a buffer can be cut into: the sizes of the groups that may share its optimizer state. */
+		slices: { readonly dense: number; readonly expert: number } = { dense: 1, expert: 1 },
+	) {
+		const flag = (value: boolean) => (value ? 1 : 0);
+		const kinds = Map.groupBy(requests, (r) => [flag(r.frozen), flag(r.expert), flag(r.replicated), r.dtype].join(" "));
+		this.buffers = [...kinds.keys()].sort().map((kind) => {
+			const group = kinds.get(kind)!;
+			const kindOfGroup = group[0]!;
+			return new ParameterBuffer(device, kindOfGroup, group, kindOfGroup.expert ? slices.expert : slices.dense);
+		});
+		for (const buffer of this.buffers) {
+			for (const parameter of buffer.parameters) {
+				if (this.#byName.has(parameter.name)) throw new Error(`Two parameters are named ${parameter.name}.`);
+				this.#byName.set(parameter.name, parameter);
+			}
+		}
+	}
+
+	get(name: string): Parameter {
+		const parameter = this.#byName.get(name);
+		if (!parameter) throw new Error(`The model has no parameter ${name}.`);
+		return parameter;
+	}
+
+	get names(): string[] {
+		return [...this.#byName.keys()];
+	}
+
+	[Symbol.iterator](): IterableIterator<Parameter> {
+		return this.#byName.values();
+	}
+
+	/** Number of local parameter elements, padding not counted. */
+	get elements(): number {
+		return this.buffers.reduce((sum, b) => sum + b.entries.reduce((s, entry) => s + entry.elements, 0), 0);
+	}
+
+	zeroGradients(): void {
+		for (const buffer of this.buffers) buffer.zeroGradients();
+	}
+
+	[Symbol.dispose](): void {
+		for (const buffer of this.buffers) buffer[Symbol.dispose]();
+	}
+}

@@ -1,0 +1,81 @@
+/**
+ * Where this process stands in a run, from its environment: the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK,
+ * MASTER_ADDR, MASTER_PORT), which our own launcher sets too.
+ */
+import { UserError } from "../native/errors.ts";
+
+export interface Place {
+	readonly rank: number;
+	readonly worldSize: number;
+	/** Rank and number of ranks on this host. */
+	readonly localRank: number;
+	readonly localSize: number;
+	/** Where ranks meet. */
+	readonly address: string;
+	readonly port: number;
+	readonly secret: string;
+	/** Process of our launcher, which then is the one to meet; null: rank 0 is. */
+	readonly launcher: number | null;
+}
+
+type Environment = Readonly<Record<string, string | undefined>>;
+
+/** Variables of our own launcher. */
+export const launcherVariable = "MIMO_LAUNCHER_PID";
+export const secretVariable = "MIMO_SECRET";
+
+/** null: no launcher has started this process. Throws a UserError that names the wrong or missing variable. */
+export function placeFromEnvironment(environment: Environment = process.env): Place | null {
+	if (environment.RANK === undefined && environment.WORLD_SIZE === undefined) return null;
+	const worldSize = integer(environment, "WORLD_SIZE", 1);
+	const rank = integer(environment, "RANK", 0, worldSize - 1);
+	const localSize = integer(environment, "LOCAL_WORLD_SIZE", 1, worldSize, worldSize);
+	const launcher = environment[launcherVariable];
+	const port = integer(environment, "MASTER_PORT", 1, 65535);
+	return {
+		rank,
+		worldSize,
+		localRank: integer(environment, "LOCAL_RANK", 0, localSize - 1, rank),
+		localSize,
+		address: given(environment, "MASTER_ADDR"),
+		// torchrun's own store listens at MASTER_PORT when it says so.
+		port: environment.TORCHELASTIC_USE_AGENT_STORE === "True" ? port + 1 : port,
+		secret: environment[secretVariable] ?? `${environment.TORCHELASTIC_RUN_ID ?? ""}`,
+		launcher: launcher === undefined ? null : integer(environment, launcherVariable, 1),
+	};
+}
+
+/** The environment that gives a process its place. */
+export function environmentOf(place: Place): Record<string, string> {
+	return {
+		RANK: String(place.rank),
+		WORLD_SIZE: String(place.worldSize),
+		LOCAL_RANK: String(place.localRank),
+		LOCAL_WORLD_SIZE: String(place.localSize),
+		MASTER_ADDR: place.address,
+		MASTER_PORT: String(place.port),
+		[secretVariable]: place.secret,
+		...(place.launcher === null ? {} : { [launcherVariable]: String(place.launcher) }),
+	};
+}
+
+function given(environment: Environment, name: string): string {
+	const value = environment[name];
+	if (value === undefined || value === "") {
+		throw new UserError(
+			`The environment has RANK or WORLD_SIZE but no ${name}; a rank needs all of torchrun's variables.`,
+		);
+	}
+	return value;
+}
+
+function integer(environment: Environment, name: string, least: number, most = 2 ** 31 - 1, absent?: number): number {
+	if (absent !== undefined && environment[name] === undefined) return absent;
+	const text = given(environment, name);
+	const value = /^\d+$/.test(text) ? Number(text) : Number.NaN;
+	if (!(value >= least && value <= most)) {
+		const allowed = most === 2 ** 31 - 1 ? `from ${least}` : `from ${least} to ${most}`;
+		throw new UserError(`The environment has ${name}=${text}; allowed is an integer ${allowed}.`);
+	}
+	return value;
+}

@@ -1,0 +1,72 @@
+/** How a parameter is cut over the ranks of a tensor-parallel group, and which part a rank holds. */
+
+/** What a model says about cutting a parameter. */
+export type Shard =
+	| { readonly kind: "replicated" }
+	/**
+	 * Every rank holds an equal part of `dimension`; with `blocks` (sizes along it) an equal part of every block, one
+	 * after the other: Mamba's in_proj is cut so.
+	 */
+	| { readonly kind: "split"; readonly dimension: 0 | 1; readonly blocks?: readonly number[] };
+
+/** A rank's place in the group that cuts a parameter. */
+export interface ShardPlace {
+	readonly rank: number;
+	readonly size: number;
+}
+
+/** A rectangle that a rank's tensor shares with the whole one, both seen as [rows, columns]. */
+export interface ShardBlock {
+	readonly localRow: number;
+	readonly fullRow: number;
+	readonly rows: number;
+	readonly localColumn: number;
+	readonly fullColumn: number;
+	readonly columns: number;
+}
+
+/** Shape of a rank's part. Throws when a size does not divide. */
+export function localShape(shape: readonly number[], shard: Shard, size: number, name: string): number[] {
+	const local = [...shape];
+	if (shard.kind === "replicated" || size === 1) return local;
+	for (const length of shard.blocks ?? [shape[shard.dimension]!]) {
+		if (length % size !== 0) throw new RangeError(`${name}: ${length} cannot be cut into ${size} equal parts.`);
+	}
+	local[shard.dimension] = shape[shard.dimension]! / size;
+	return local;
+}
+
+/**
+ * The rectangles of a rank's part. Rows from `liveRows` on are padding (of a vocabulary) and belong to no rectangle.
+ */
+export function shardBlocks(
+	shape: readonly number[],
+	shard: Shard,
+	{ rank, size }: ShardPlace,
+	liveRows = shape[0]!,
+): ShardBlock[] {
+	const width = shape.slice(1).reduce((product, length) => product * length, 1);
+	if (shard.kind === "replicated" || size === 1) return clip([whole(shape[0]!, width)], liveRows);
+	if (shard.dimension === 1) {
+		const columns = width / size;
+		return clip([{ ...whole(shape[0]!, columns), fullColumn: rank * columns }], liveRows);
+	}
+	let start = 0;
+	const blocks = (shard.blocks ?? [shape[0]!]).map((length) => {
+		const rows = length / size;
+		const block = { ...whole(rows, width), localRow: start / size, fullRow: start + rank * rows };
+		start += length;
+		return block;
+	});
+	return clip(blocks, liveRows);
+}
+
+function whole(rows: number, columns: number): ShardBlock {
+	return { localRow: 0, fullRow: 0, rows, localColumn: 0, fullColumn: 0, columns };
+}
+
+function clip(blocks: readonly ShardBlock[], liveRows: number): ShardBlock[] {
+	return blocks
+		.map((block) => ({ ...block, rows: Math.min(block.rows, liveRows - block.fullRow) }))
+		.filter(({ rows }) => rows > 0);
+}

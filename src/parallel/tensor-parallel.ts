@@ -1,0 +1,120 @@
+/**
+ * Entering and leaving tensor-parallel regions (Megatron's mappings). Between layers of the language model every rank
+ * holds its own run of the microbatch's tokens (sequence parallelism); inside a layer all tokens and a part of the
+ * channels. The encoder keeps all tokens on every rank.
+ */
+import { columnSum, linear } from "../tensor/ops/linear.ts";
+import type { Parameter } from "../tensor/parameter.ts";
+import type { Tape } from "../tensor/tape.ts";
+import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import type { Group } from "./group.ts";
+
+/** x_(T/tp)H of every rank → x_TH. Backward: the sum of all ranks' gradients, own rows. */
+export function gatherSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1) return x.share();
+	const { device } = tape;
+	const y = tape.output(Tensor.empty(device, [x.rows * tp.size, x.width], x.dtype), x.gradient !== null);
+	tp.allGather(x, y).wait();
+	tape.record({
+		name: "gather_sequence",
+		outputs: [y],
+		backward: ([dy]) => {
+			const dx = x.gradient!.contiguousTarget();
+			tp.reduceScatter(dy!, dx).wait();
+			x.gradient!.accumulate(dx);
+		},
+	});
+	return y;
+}
+
+/** Partial sums x_TH of every rank → their sum, own rows: y_(T/tp)H. Backward: all ranks' gradients, gathered. */
+export function reduceScatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1) return x.share();
+	const { device } = tape;
+	const y = tape.output(Tensor.empty(device, [x.rows / tp.size, x.width], x.dtype), x.gradient !== null);
+	tp.reduceScatter(x, y).wait();
+	tape.record({
+		name: "reduce_scatter_sequence",
+		outputs: [y],
+		backward: ([dy]) => {
+			const dx = x.gradient!.contiguousTarget();
+			tp.allGather(dy!, dx).wait();
+			x.gradient!.accumulate(dx);
+		},
+	});
+	return y;
+}
+
+/** The same x on every rank enters a region where each uses it in part. Backward: the sum of all ranks' gradients. */
+export function copyToTensorParallel(tape: Tape, x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1 || x.gradient === null) return x.share();
+	const y = tape.output(x.withGradient(null), true);
+	tape.record({
+		name: "copy_to_tensor_parallel",
+		outputs: [y],
+		backward: ([dy]) => {
+			// Own memory: the gradient that came may be shared with another value.
+			const dx = x.gradient!.contiguousTarget();
+			copyInto(dy!, dx);
+			tp.allReduce(dx).wait();
+			x.gradient!.accumulate(dx);
+		},
+	});
+	return y;
+}
+
+/** Partial sums of every rank → their sum on every rank. Takes over x. Backward: the gradient as it is. */
+export function reduceFromTensorParallel(x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1) return x;
+	tp.allReduce(x).wait();
+	return x;
+}
+
+/** x_T(C/tp) of every rank → x_TC on every rank. Backward: own columns, the gradient being the same everywhere. */
+export function gatherColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1) return x.share();
+	const { device } = tape;
+	const width = x.width;
+	const y = tape.output(Tensor.empty(device, [x.rows, width * tp.size], x.dtype as FloatDtype), x.gradient !== null);
+	using parts = Tensor.empty(device, [tp.size * x.rows, width], x.dtype, "workspace");
+	tp.allGather(x, parts).wait();
+	for (let rank = 0; rank < tp.size; rank++) {
+		using part = parts.rowsFrom(rank * x.rows, x.rows);
+		using columns = y.columns(rank * width, width);
+		copyInto(part, columns);
+	}
+	tape.record({
+		name: "gather_columns",
+		outputs: [y],
+		backward: ([dy]) => {
+			const dx = x.gradient!.target();
+			using own = dy!.columns(tp.rank * width, width);
+			copyInto(own, dx);
+			x.gradient!.accumulate(dx);
+		},
+	});
+	return y;
+}
+
+/**
+ * x_T(I/tp) · weight_O(I/tp)ᵀ summed over ranks + bias_O → y_TO on every rank. The first rank's product adds the bias;
+ * every rank forms the bias's gradient, which is the same everywhere.
+ */
+export function rowParallelLinear(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | null, tp: Group): Tensor {
+	if (bias === null || tp.rank === 0) return reduceFromTensorParallel(linear(tape, x, weight, bias), tp);
+	const y = linear(tape, x, weight);
+	const segment = tape.current;
+	tape.record({
+		name: "replicated_bias",
+		outputs: [y],
+		backward: ([gradient]) => {
+			const dy = gradient!;
+			tape.weightGradient(segment, [dy], () => {
+				if (bias.mainGradient) columnSum(tape.device, dy, bias.mainGradient);
+			});
+			// On to the product, which was recorded before.
+			y.gradient!.accumulate(dy.share());
+		},
+	});
+	return reduceFromTensorParallel(y, tp);
+}

@@ -1,0 +1,16 @@
+/** The loss over a vocabulary that is cut over the ranks of a tensor-parallel group. */
+import { CrossEntropyStatistics } from "../tensor/ops/cross-entropy.ts";
+import { type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import type { Group } from "./group.ts";
+
+/** Every shard's statistics, [tp, T] each, of this rank's [1, T]. */
+export function gatherStatistics(own: CrossEntropyStatistics, tp: Group): CrossEntropyStatistics {
+	const gather = (part: Tensor) => {
+		const all = Tensor.empty(part.device, [tp.size, part.width], part.dtype as FloatDtype);
+		return { all, pending: tp.allGather(part, all) };
+	};
+	const parts = [own.maximum, own.sumExp, own.targetLogit, own.found].map(gather);
+	for (const { pending } of parts) pending.wait();
+	const [maximum, sumExp, targetLogit, found] = parts.map(({ all }) => all) as [Tensor, Tensor, Tensor, Tensor];
+	return new CrossEntropyStatistics(maximum, sumExp, targetLogit, found);
+}

@@ -1,0 +1,55 @@
+/** All ranks of a run as one of them sees it: who it is, and the groups it belongs to. */
+import type { Device } from "../native/device.ts";
+import type { Run } from "../native/run.ts";
+import { type Group, groupOfOne } from "./group.ts";
+import { SharedMemoryGroup } from "./shared-memory-group.ts";
+
+export class World implements Disposable {
+	readonly #groups: SharedMemoryGroup[] = [];
+
+	private constructor(
+		readonly device: Device,
+		readonly rank: number,
+		readonly size: number,
+		/** null: a world of one process. */
+		private readonly run: Run | null,
+	) {}
+
+	/** One process is the whole world. */
+	static alone(device: Device): World {
+		return new World(device, 0, 1, null);
+	}
+
+	/** This process becomes `rank` of a run of this host. */
+	static join(device: Device, run: Run, rank: number): World {
+		run.join(rank);
+		return new World(device, rank, run.ranks, run);
+	}
+
+	/**
+	 * A group of the given global ranks, in this order. Its members call this, each once for a name and set of ranks, all
+	 * their groups in the same order.
+	 */
+	async group(name: string, ranks: readonly number[]): Promise<Group> {
+		if (!ranks.includes(this.rank)) throw new RangeError(`Rank ${this.rank} is no member of ${name} [${ranks}].`);
+		if (ranks.length === 1 || this.run === null) return groupOfOne(name, this.rank);
+		const group = new SharedMemoryGroup(this.run, this.device, this.rank, name, ranks);
+		this.#groups.push(group);
+		return group;
+	}
+
+	/** A step is done. */
+	progress(step: number): void {
+		this.run?.progress(step);
+	}
+
+	/** This rank has done all its work: its end is no failure. */
+	leave(): void {
+		this.run?.leave();
+	}
+
+	/** Closes the groups; whoever made the run closes that. */
+	[Symbol.dispose](): void {
+		for (const group of this.#groups.splice(0)) group[Symbol.dispose]();
+	}
+}

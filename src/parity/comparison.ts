@@ -1,0 +1,76 @@
+/** What a parity check compares, one line each, and the verdict. */
+
+export interface Check {
+	/** Such as "step 1 layer 3 rms" or "step 12 loss". */
+	readonly name: string;
+	readonly expected: number;
+	readonly actual: number;
+	/** Difference in the unit of `limit`: relative to the reference. */
+	readonly error: number;
+	readonly limit: number;
+}
+
+/** Whether a check holds; NaN never does. */
+export function holds({ error, limit }: Check): boolean {
+	return error <= limit;
+}
+
+/** Relative difference of two numbers. */
+export function relative(actual: number, expected: number): number {
+	return Math.abs(actual - expected) / Math.max(Math.abs(expected), 1e-12);
+}
+
+export interface ParityReport {
+	readonly folder: string;
+	readonly checks: readonly Check[];
+}
+
+/** The first check that does not hold, in the order the model computes. */
+export function firstFailure(report: ParityReport): Check | undefined {
+	return report.checks.find((check) => !holds(check));
+}
+
+/** A table for people: every failed check, the worst of each kind, and the verdict. */
+export function renderReport(report: ParityReport): string {
+	const kinds = Map.groupBy(report.checks, (check) => kindOf(check.name));
+	const rows = [...kinds].map(([kind, checks]) => {
+		const worst = checks.reduce((a, b) => (b.error / b.limit > a.error / a.limit || Number.isNaN(b.error) ? b : a));
+		const failed = checks.filter((check) => !holds(check)).length;
+		return [
+			kind,
+			String(checks.length),
+			worst.error.toExponential(1),
+			worst.limit.toExponential(1),
+			worst.name,
+			failed === 0 ? "ok" : `${failed} off`,
+		];
+	});
+	const header = ["compared", "count", "worst", "limit", "where", ""];
+	const lines = table([header, ...rows]);
+	const failure = firstFailure(report);
+	lines.push(
+		failure
+			? `${report.folder}: FAILED, first at ${failure.name}: ${failure.actual} instead of ${failure.expected}, off by ${failure.error.toExponential(2)} (limit ${failure.limit.toExponential(1)}).`
+			: `${report.folder}: all ${report.checks.length} values agree.`,
+	);
+	return lines.join("\n");
+}
+
+/** "step 12 loss" → "loss"; "step 1 layer 3 rms" → "layer rms". */
+function kindOf(name: string): string {
+	if (name.includes("gradient of")) return "parameter gradients";
+	return name
+		.replace(/^step \d+ /, "")
+		.replace(/ ?\d+/g, "")
+		.trim();
+}
+
+function table(rows: readonly (readonly string[])[]): string[] {
+	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
+	return rows.map((row) =>
+		row
+			.map((cell, column) => cell.padEnd(widths[column]!))
+			.join("  ")
+			.trimEnd(),
+	);
+}

@@ -1,0 +1,59 @@
+/** golden.json of a layer-* or hybrid-* folder: a language model's training run by Hugging Face transformers. */
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import * as v from "valibot";
+import { UserError } from "../native/errors.ts";
+
+const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
+
+const languageGoldenSchema = v.object({
+	dtype: v.literal("float32"),
+	optimizer: v.object({
+		name: v.literal("AdamW"),
+		lr: v.number(),
+		betas: v.tuple([v.number(), v.number()]),
+		eps: v.number(),
+		weight_decay: v.number(),
+		no_weight_decay: v.array(v.string()),
+		clip_grad: v.number(),
+		schedule: v.literal("constant"),
+	}),
+	exact_steps: v.number(),
+	batch: v.number(),
+	seq: v.number(),
+	steps: v.array(
+		v.object({
+			step: v.number(),
+			loss: v.number(),
+			grad_norm: v.number(),
+			loss_band: v.number(),
+			grad_norm_band: v.number(),
+		}),
+	),
+	step1_probe: v.object({
+		layers: v.array(probe),
+		logits: probe,
+		grad_norm: v.record(v.string(), v.number()),
+	}),
+});
+
+export type LanguageGolden = v.InferOutput<typeof languageGoldenSchema>;
+export type Probe = v.InferOutput<typeof probe>;
+
+/** Reads and checks golden.json; the error names the file and the field. */
+export function readLanguageGolden(folder: string): LanguageGolden {
+	const path = join(folder, "golden.json");
+	if (!existsSync(path)) throw new UserError(`${folder} is no reference folder: golden.json is missing.`);
+	let json: unknown;
+	try {
+		json = JSON.parse(readFileSync(path, "utf8"));
+	} catch (error) {
+		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
+	}
+	const result = v.safeParse(languageGoldenSchema, json);
+	if (!result.success) {
+		const issue = result.issues[0];
+		throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
+	}
+	return result.output;
+}

@@ -1,0 +1,40 @@
+/** The model of a Hugging Face NemotronH folder, with the few things its class does differently. */
+import { parsePythonJson } from "../checkpoint/hf/json.ts";
+import type { HuggingFaceModel } from "../checkpoint/hf/model.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+
+/**
+ * fp32, expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε. Where the folder
+ * was run without the Mamba kernels, the class's plain PyTorch path limits Δ to at least time_step_min.
+ */
+export function huggingFaceConfig({ configuration, configText }: HuggingFaceModel, path: string): HybridConfig {
+	const json = parsePythonJson(configText, path);
+	const timeStepMinimum = json.use_mamba_kernels === false ? Number(json.time_step_min ?? 0.001) : 0;
+	const config = hybridConfig({
+		...configuration,
+		makeVocabSizeDivisibleBy: 1,
+		embeddingInitMethodStd: configuration.initMethodStd,
+		bf16: false,
+		crossEntropyLossFusion: false,
+		zLossCoeff: 0,
+		swiglu: false,
+		quickGeglu: false,
+		moeRouterPreSoftmax: false,
+		moeRouterLoadBalancingType: ["none"],
+		moeAuxLossCoeff: [0],
+		moeZLossCoeff: 0,
+		moeRouterBiasUpdateRate: 0,
+		positionEmbeddingType: "none",
+		rotaryBase: 10000,
+		rotaryPercent: 1,
+		recomputeGranularity: null,
+		recomputeMethod: "uniform",
+		recomputeNumLayers: 1,
+	});
+	return {
+		...config,
+		mamba: { ...config.mamba, gatedNormEpsilon: config.normEpsilon, timeStepMinimum },
+		moe: { ...config.moe, groupScoreTopk: 2 },
+	};
+}

@@ -1,0 +1,162 @@
+/**
+ * Trains a language model as a layer-* or hybrid-* reference folder did and compares: step 1 layer by layer, then every
+ * step's loss and gradient norm. Tolerances are those of the reference runs' README.
+ */
+
+import { join } from "node:path";
+import { languageCorrespondence } from "../checkpoint/hf/language-names.ts";
+import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
+import { type Correspondence, MappedStore, planTensors } from "../checkpoint/mapping.ts";
+import { GradientStore, loadModel } from "../checkpoint/model-store.ts";
+import { openSafetensors } from "../checkpoint/safetensors.ts";
+import { readTensor } from "../checkpoint/store.ts";
+import { type Microbatch, nextTokenMicrobatch } from "../data/microbatch.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import { HybridModel } from "../models/hybrid/model.ts";
+import type { Device } from "../native/device.ts";
+import { UserError } from "../native/errors.ts";
+import { AdamW } from "../optim/adamw.ts";
+import { StepScalars } from "../optim/step-scalars.ts";
+import { onlyReplica } from "../parallel/data-parallel.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+import { type StepInput, singleProcess, trainStep } from "../train/step.ts";
+import { type Check, type ParityReport, relative } from "./comparison.ts";
+import { type LanguageGolden, type Probe, readLanguageGolden } from "./language-golden.ts";
+import { huggingFaceConfig } from "./language-model.ts";
+
+const probeLimit = 2e-5;
+const parameterGradientLimit = 2e-5;
+
+/** `configure` may change the model that config.json describes: to see whether the comparison notices. */
+export function languageParity(
+	device: Device,
+	path: string,
+	options: {
+		readonly onStep?: (step: number, of: number) => void;
+		readonly configure?: (config: HybridConfig) => HybridConfig;
+	} = {},
+): ParityReport {
+	const golden = readLanguageGolden(path);
+	using source = openHuggingFaceModel(path);
+	const names = languageCorrespondence(source.configuration, source.spelling);
+	const config = huggingFaceConfig(source, join(path, "config.json"));
+	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });
+	loadModel(model, source.weights);
+	using scalars = new StepScalars(device);
+	using optimizer = new AdamW([onlyReplica(model.parameters)], scalars, {
+		beta1: golden.optimizer.betas[0],
+		beta2: golden.optimizer.betas[1],
+		epsilon: golden.optimizer.eps,
+		weightDecayMultiplier: decayRule(names, golden),
+	});
+	const batches = readBatches(path, golden);
+	const state = singleProcess({ model, optimizer, scalars, clipGrad: golden.optimizer.clip_grad, seed: 1 });
+	const checks: Check[] = [];
+	for (const [index, expected] of golden.steps.entries()) {
+		options.onStep?.(index + 1, golden.steps.length);
+		const input: StepInput<Microbatch> = {
+			microbatches: [batches[index]!],
+			iteration: index,
+			learningRate: golden.optimizer.lr,
+			weightDecay: golden.optimizer.weight_decay,
+		};
+		const observer = index === 0 ? stepOneObserver(names, model, golden, checks) : {};
+		const result = trainStep(state, input, observer);
+		checks.push(
+			{
+				name: `step ${index + 1} loss`,
+				expected: expected.loss,
+				actual: result.loss,
+				error: relative(result.loss, expected.loss),
+				limit: Math.max(2e-6, 3 * expected.loss_band),
+			},
+			{
+				name: `step ${index + 1} gradient norm`,
+				expected: expected.grad_norm,
+				actual: result.gradientNorm,
+				error: relative(result.gradientNorm, expected.grad_norm),
+				limit: Math.max(1e-5, 3 * expected.grad_norm_band),
+			},
+		);
+	}
+	return { folder: path, checks };
+}
+
+/** Compares hidden states, logits and parameter gradients of step 1 as they arise. */
+function stepOneObserver(names: Correspondence, model: HybridModel, golden: LanguageGolden, checks: Check[]) {
+	return {
+		forward: (name: string, value: Tensor) => {
+			const layer = /^layer\.(\d+)$/.exec(name);
+			if (layer) compareProbe(`step 1 layer ${layer[1]}`, value, golden.step1_probe.layers[Number(layer[1])], checks);
+			if (name === "logits") {
+				using live = value.columns(0, model.config.vocabularySize);
+				compareProbe("step 1 logits", live, golden.step1_probe.logits, checks);
+			}
+		},
+		gradients: () => {
+			const logical = new GradientStore("the gradients", model);
+			using gradients = new MappedStore(logical, planTensors(logical, names, "foreign"));
+			for (const [name, expected] of Object.entries(golden.step1_probe.grad_norm)) {
+				const values = readTensor(gradients, name) as Float32Array;
+				const actual = Math.sqrt(values.reduce((sum, x) => sum + x * x, 0));
+				const error = relative(actual, expected);
+				checks.push({ name: `step 1 gradient of ${name}`, expected, actual, error, limit: parameterGradientLimit });
+			}
+		},
+	};
+}
+
+/** rms and first values against the reference, in units of the reference's rms. */
+function compareProbe(name: string, value: Tensor, expected: Probe | undefined, checks: Check[]): void {
+	if (!expected) throw new UserError(`golden.json has no probe for ${name}.`);
+	const values = value.toFloat32();
+	const rms = Math.sqrt(values.reduce((sum, x) => sum + x * x, 0) / values.length);
+	const push = (what: string, actual: number, wanted: number) =>
+		checks.push({
+			name: `${name} ${what}`,
+			expected: wanted,
+			actual,
+			error: Math.abs(actual - wanted) / expected.rms,
+			limit: probeLimit,
+		});
+	push("rms", rms, expected.rms);
+	const worst = expected.head.reduce(
+		(most, wanted, index) =>
+			Math.abs(values[index]! - wanted) > Math.abs(values[most]! - expected.head[most]!) ? index : most,
+		0,
+	);
+	push("head", values[worst]!, expected.head[worst]!);
+}
+
+/** Weight decay exactly where the reference's optimizer had it. */
+function decayRule(names: Correspondence, golden: LanguageGolden): (name: string) => number {
+	const excluded = new Set(golden.optimizer.no_weight_decay);
+	const foreignOf = new Map(names.links.map(({ logical, foreign }) => [logical, foreign]));
+	return (name) => {
+		const foreign = foreignOf.get(name) ?? foreignOf.get(`${name}0`);
+		if (foreign === undefined) throw new Error(`No Hugging Face tensor corresponds to ${name}.`);
+		return excluded.has(foreign) ? 0 : 1;
+	};
+}
+
+/** tokens i32 [steps, batch, seq + 1] as one microbatch a step. */
+function readBatches(folder: string, golden: LanguageGolden): Microbatch[] {
+	using file = openSafetensors(join(folder, "batches.safetensors"));
+	const information = file.information("tokens");
+	const shape = [golden.steps.length, golden.batch, golden.seq + 1];
+	if (information.dtype !== "I32" || String(information.shape) !== String(shape)) {
+		throw new UserError(
+			`tokens in ${file.path} is ${information.dtype} [${information.shape}]; golden.json needs I32 [${shape}].`,
+		);
+	}
+	const tokens = file.read("tokens") as Int32Array;
+	const width = golden.seq + 1;
+	return golden.steps.map((_, step) =>
+		nextTokenMicrobatch(
+			Array.from({ length: golden.batch }, (_, row) => {
+				const begin = (step * golden.batch + row) * width;
+				return tokens.subarray(begin, begin + width);
+			}),
+		),
+	);
+}

@@ -1,0 +1,95 @@
+/** A run's JSON log against golden values of Megatron's functional tests, or against a TensorBoard event folder. */
+import { readFileSync, statSync } from "node:fs";
+import * as v from "valibot";
+import { UserError } from "../native/errors.ts";
+import { readScalars } from "../observe/tensorboard-reader.ts";
+import { type Check, type ParityReport, relative } from "./comparison.ts";
+
+/** Values by metric and step. */
+type Series = ReadonlyMap<string, ReadonlyMap<number, number>>;
+
+const goldenValuesSchema = v.record(
+	v.string(),
+	v.object({
+		start_step: v.number(),
+		end_step: v.number(),
+		step_interval: v.number(),
+		values: v.record(v.string(), v.union([v.number(), v.literal("nan")])),
+	}),
+);
+
+/** How a metric of golden values, or a TensorBoard tag, is called in a run's log, where that differs. */
+const logNames: Readonly<Record<string, string>> = { "grad-norm": "grad_norm", "num-zeros": "num_zeros" };
+/** Speed is no matter of parity. */
+const timings = /time|throughput|mem-|learning-rate|vs samples/;
+
+/**
+ * Compares every metric and step that both sides have, within a relative `tolerance` (Megatron's own functional tests
+ * allow 5 %).
+ */
+export function logParity(golden: string, log: string, tolerance: number): ParityReport {
+	const expected = statSync(golden).isDirectory() ? readScalars(golden) : readGoldenValues(golden);
+	const actual = readLog(log);
+	const checks: Check[] = [];
+	for (const [metric, wanted] of expected) {
+		if (timings.test(metric)) continue;
+		const found = actual.get(logNames[metric] ?? metric);
+		if (!found) continue;
+		for (const [step, value] of wanted) {
+			const mine = found.get(step);
+			if (mine === undefined) continue;
+			const error = relative(mine, value);
+			checks.push({ name: `step ${step} ${metric}`, expected: value, actual: mine, error, limit: tolerance });
+		}
+	}
+	if (checks.length === 0) throw new UserError(`${golden} and ${log} have no metric and step in common.`);
+	return { folder: golden, checks };
+}
+
+function readGoldenValues(path: string): Series {
+	let json: unknown;
+	try {
+		json = JSON.parse(readFileSync(path, "utf8"));
+	} catch (error) {
+		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
+	}
+	const result = v.safeParse(goldenValuesSchema, json);
+	if (!result.success) {
+		const issue = result.issues[0];
+		throw new UserError(`${path} holds no golden values: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
+	}
+	return new Map(
+		Object.entries(result.output).map(([metric, { values }]) => [
+			metric,
+			new Map(Object.entries(values).map(([step, value]) => [Number(step), Number(value)])),
+		]),
+	);
+}
+
+function readLog(path: string): Series {
+	let lines: string[];
+	try {
+		lines = readFileSync(path, "utf8").split("\n");
+	} catch (error) {
+		throw new UserError(`The log ${path} cannot be read: ${(error as NodeJS.ErrnoException).code}.`);
+	}
+	const series = new Map<string, Map<number, number>>();
+	lines.forEach((line, index) => {
+		if (line.trim() === "") return;
+		let entry: Record<string, unknown>;
+		try {
+			entry = JSON.parse(line);
+		} catch {
+			throw new UserError(`Line ${index + 1} of ${path} is no JSON.`);
+		}
+		const { iteration } = entry;
+		if (typeof iteration !== "number" || "split" in entry) return;
+		for (const [name, value] of Object.entries(entry)) {
+			const number = typeof value === "string" && value === "NaN" ? Number.NaN : value;
+			if (typeof number !== "number") continue;
+			if (!series.has(name)) series.set(name, new Map());
+			series.get(name)!.set(iteration, number);
+		}
+	});
+	return series;
+}

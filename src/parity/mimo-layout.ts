@@ -1,0 +1,159 @@
+/**
+ * A mimo-* reference folder on any layout: encoder and language model on their own grids of processes, meeting at the
+ * bridge. Weights are whole and batches explicit, so every layout must give the reference's losses, norms and gradients.
+ */
+import { join } from "node:path";
+import { loadModel } from "../checkpoint/model-store.ts";
+import { openSafetensors } from "../checkpoint/safetensors.ts";
+import type { ImageSet } from "../data/images.ts";
+import type { Microbatch } from "../data/microbatch.ts";
+import { UserError } from "../native/errors.ts";
+import type { Topology } from "../parallel/topology.ts";
+import type { World } from "../parallel/world.ts";
+import { Tensor } from "../tensor/tensor.ts";
+import type { ImageTextMicrobatch } from "../train/colocated-schedule.ts";
+import { type EncoderSide, type LanguageSide, mimoSide } from "../train/mimo-run.ts";
+import { participationFactor } from "../train/participation.ts";
+import { trainStep } from "../train/step.ts";
+import { type Check, type ParityReport, relative } from "./comparison.ts";
+import { checkParticipation, compareStep, decayRule, parameterGradientLimit } from "./mimo.ts";
+import { MimoBatches } from "./mimo-batches.ts";
+import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
+import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
+
+/** Every rank of the world calls this; the report is complete on language ranks. */
+export async function mimoLayoutParity(
+	world: World,
+	topology: Topology,
+	path: string,
+	options: { readonly steps?: number; readonly distributedOptimizer?: boolean } = {},
+): Promise<ParityReport> {
+	const { config, golden } = readMimoGolden(path);
+	const encoderRanks = topology.encoder!.lanes;
+	checkParticipation(path, config, encoderRanks);
+	const batches = new MimoBatches(path, config);
+	const side = await mimoSide(world, topology, {
+		encoder: goldenEncoderConfig(config),
+		language: goldenLanguageConfig(config),
+		imageTokenId: config.language_model.image_token_id,
+		frozen: { tower: config.vision.frozen, projector: config.projector.frozen, language: false },
+		adam: {
+			beta1: config.optimizer.betas[0],
+			beta2: config.optimizer.betas[1],
+			epsilon: config.optimizer.eps,
+			weightDecayMultiplier: decayRule(config),
+		},
+		clipGrad: config.optimizer.clip_grad,
+		seed: 1,
+		distributedOptimizer: options.distributedOptimizer ?? false,
+	});
+	{
+		using weights = openSafetensors(join(path, "model.safetensors"));
+		loadModel(side, weights, true);
+		side.state.optimizer.refreshMasters();
+	}
+	const checks: Check[] = [];
+	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
+	for (let step = 0; step < steps; step++) {
+		const result = runStep(side, topology, config, batches, step, () => {
+			// With ZeRO-1 a rank's gradients are final in its own slices only: the global norm covers those.
+			if (step === 0 && !options.distributedOptimizer) compareGradientNorms(side, golden, checks);
+		});
+		// Encoder ranks have no routers, hence no balancing loss.
+		if (side.module === "language") compareStep(step, result, golden, checks);
+		world.progress(step + 1);
+	}
+	for (const one of side.owned) one[Symbol.dispose]();
+	return { folder: path, checks };
+}
+
+function runStep(
+	side: EncoderSide | LanguageSide,
+	topology: Topology,
+	config: MimoGoldenConfig,
+	batches: MimoBatches,
+	step: number,
+	gradients: () => void,
+) {
+	const common = { iteration: step, learningRate: config.optimizer.lr, weightDecay: config.optimizer.weight_decay };
+	const lanes = dealOut(config, topology.language.lanes, batches, step);
+	if (side.module === "language") {
+		const microbatches = lanes[side.lane]!.map(({ text }) => text);
+		return trainStep<Microbatch>(side.state, { ...common, microbatches }, { gradients });
+	}
+	const microbatches = encoderMicrobatches(lanes, topology, side.lane);
+	const { lanes: encoderLanes } = topology.encoder!;
+	const corrected = config.encoder_grad_participation === "corrected" && {
+		encoderCorrection: {
+			replica: side.state.replicas[0]!,
+			factor: () => participationFactor(batches.lanesWithImages(step), encoderLanes),
+		},
+	};
+	return trainStep<ImageSet>({ ...side.state, ...corrected }, { ...common, microbatches }, { gradients });
+}
+
+/** The step's microbatches in the reference's order, an equal run for each language lane. */
+function dealOut({ data }: MimoGoldenConfig, lanes: number, batches: MimoBatches, step: number) {
+	const total = data.lanes * data.microbatches_per_lane;
+	if (total % lanes !== 0) throw new UserError(`${total} microbatches a step cannot be dealt out to ${lanes} lanes.`);
+	const all = Array.from({ length: total }, (_, index) =>
+		batches.microbatch(step, Math.floor(index / data.microbatches_per_lane), index % data.microbatches_per_lane),
+	);
+	return Array.from({ length: lanes }, (_, lane) => all.slice((lane * total) / lanes, ((lane + 1) * total) / lanes));
+}
+
+/** Microbatch m of an encoder lane: the images of microbatch m of every language lane it serves. */
+function encoderMicrobatches(
+	lanes: readonly (readonly ImageTextMicrobatch[])[],
+	topology: Topology,
+	encoderLane: number,
+): ImageSet[] {
+	const served = topology.routes.filter(({ source }) => source === encoderLane).map(({ destination }) => destination);
+	if (topology.encoder!.lanes > topology.language.lanes) {
+		throw new UserError("The reference's microbatches hold one sample: they cannot be cut over encoder lanes.");
+	}
+	return lanes[0]!.map((_, index) => joinImages(served.map((lane) => lanes[lane]![index]!.images)));
+}
+
+function joinImages(sets: readonly ImageSet[]): ImageSet {
+	const patches = new Float32Array(sets.reduce((sum, set) => sum + set.patches.length, 0));
+	let at = 0;
+	for (const set of sets) {
+		patches.set(set.patches, at);
+		at += set.patches.length;
+	}
+	return {
+		patches,
+		grids: sets.flatMap(({ grids }) => grids),
+		imagesPerSample: sets.flatMap(({ imagesPerSample }) => imagesPerSample),
+	};
+}
+
+/** Norms of whole parameters' gradients: every rank adds the squares of what it alone counts. */
+function compareGradientNorms(side: EncoderSide | LanguageSide, golden: MimoGolden, checks: Check[]): void {
+	const expected = Object.entries(golden.step1_probe.grad_norm);
+	const index = new Map(expected.map(([name], at) => [name, at]));
+	const squares = new Float64Array(expected.length);
+	const { replicas, model } = side.groups;
+	for (const { name, shape, value, gradient, blocks } of side.logicalTensors()) {
+		const expert = name.includes(".experts.");
+		const held = blocks.reduce((sum, { rows, columns }) => sum + rows * columns, 0);
+		const whole = held === shape.reduce((product, size) => product * size, 1);
+		const first = (expert ? replicas.expert : replicas.dense).rank === 0;
+		const counted = first && (expert || !whole || model.tp.rank === 0);
+		const at = index.get(name);
+		if (counted && gradient && at !== undefined) {
+			squares[at]! += gradient.toFloat32().reduce((sum, x) => sum + x * x, 0);
+		}
+		value[Symbol.dispose]();
+		gradient?.[Symbol.dispose]();
+	}
+	using sums = Tensor.from(side.state.scalars.device, squares);
+	side.world.allReduce(sums).wait();
+	sums.device.copyToHost(squares, sums);
+	for (const [at, [name, wanted]] of expected.entries()) {
+		const actual = Math.sqrt(squares[at]!);
+		const error = relative(actual, wanted);
+		checks.push({ name: `step 1 gradient of ${name}`, expected: wanted, actual, error, limit: parameterGradientLimit });
+	}
+}

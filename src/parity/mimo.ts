@@ -1,0 +1,159 @@
+/**
+ * Trains both modules in one process as a mimo-* reference folder did and compares: step 1 value by value, then every
+ * step's loss, gradient norm and balancing loss. Tolerances are those of the reference runs' README.
+ */
+import { join } from "node:path";
+import { GradientStore, loadModel, type NamedTensors } from "../checkpoint/model-store.ts";
+import { openSafetensors } from "../checkpoint/safetensors.ts";
+import { readTensor } from "../checkpoint/store.ts";
+import { HybridModel } from "../models/hybrid/model.ts";
+import { type EncoderConfig, EncoderModule } from "../models/mimo/encoder.ts";
+import type { Device } from "../native/device.ts";
+import { UserError } from "../native/errors.ts";
+import { AdamW } from "../optim/adamw.ts";
+import { StepScalars } from "../optim/step-scalars.ts";
+import { onlyReplica } from "../parallel/data-parallel.ts";
+import { groupOfOne } from "../parallel/group.ts";
+import { ColocatedSchedule, type ImageTextMicrobatch } from "../train/colocated-schedule.ts";
+import { participationFactor } from "../train/participation.ts";
+import { type StepResult, type TrainingState, trainStep } from "../train/step.ts";
+import { type Check, type ParityReport, relative } from "./comparison.ts";
+import { MimoBatches } from "./mimo-batches.ts";
+import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
+import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
+import { MimoProbes } from "./mimo-probes.ts";
+
+export const parameterGradientLimit = 2e-5;
+
+export interface MimoParityOptions {
+	readonly onStep?: (step: number, of: number) => void;
+	/** Stop after this many steps; default all. */
+	readonly steps?: number;
+	/** Data-parallel encoder ranks that a "corrected" folder's factor counts; default 1, this process. */
+	readonly encoderRanks?: number;
+	/** May change the encoder that config.json describes: to see whether the comparison notices. */
+	readonly configure?: (config: EncoderConfig) => EncoderConfig;
+}
+
+/** Compares on layout `1`: this process holds both modules and accumulates the microbatches of all lanes. */
+export function mimoParity(device: Device, path: string, options: MimoParityOptions = {}): ParityReport {
+	const { config, golden } = readMimoGolden(path);
+	checkParticipation(path, config, options.encoderRanks ?? 1);
+	const batches = new MimoBatches(path, config);
+	const encoderConfig = goldenEncoderConfig(config);
+	using encoder = new EncoderModule(device, options.configure?.(encoderConfig) ?? encoderConfig, {
+		frozenTower: config.vision.frozen,
+		frozenProjector: config.projector.frozen,
+	});
+	using language = new HybridModel(device, goldenLanguageConfig(config), { frozen: false });
+	const modules: NamedTensors = {
+		*logicalTensors() {
+			yield* encoder.logicalTensors();
+			yield* language.logicalTensors();
+		},
+	};
+	{
+		using weights = openSafetensors(join(path, "model.safetensors"));
+		loadModel(modules, weights);
+	}
+	const [encoderReplica, languageReplica] = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];
+	using scalars = new StepScalars(device);
+	using optimizer = new AdamW([encoderReplica, languageReplica], scalars, {
+		beta1: config.optimizer.betas[0],
+		beta2: config.optimizer.betas[1],
+		epsilon: config.optimizer.eps,
+		weightDecayMultiplier: decayRule(config),
+	});
+	let step = 0;
+	const state: TrainingState<ImageTextMicrobatch> = {
+		replicas: [encoderReplica, languageReplica],
+		routers: [...language.routers.values()],
+		routerGroup: groupOfOne("language.tp_dp", 0),
+		world: groupOfOne("world", 0),
+		schedule: new ColocatedSchedule(encoder, language, config.language_model.image_token_id),
+		countsLoss: true,
+		optimizer,
+		scalars,
+		clipGrad: config.optimizer.clip_grad,
+		seed: 1,
+		...(config.encoder_grad_participation === "corrected" && {
+			encoderCorrection: {
+				replica: encoderReplica,
+				factor: () => participationFactor(batches.lanesWithImages(step), config.layout.encoder.data_parallel),
+			},
+		}),
+	};
+	const checks: Check[] = [];
+	const probes = new MimoProbes(config, golden, language, checks);
+	const observer = {
+		forward: probes.observe,
+		gradients: () => compareGradients(modules, golden, checks),
+	};
+	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
+	for (; step < steps; step++) {
+		options.onStep?.(step + 1, steps);
+		const input = {
+			microbatches: microbatchesOf(batches, config, step),
+			iteration: step,
+			learningRate: config.optimizer.lr,
+			weightDecay: config.optimizer.weight_decay,
+		};
+		const result = trainStep(state, input, step === 0 ? observer : {});
+		if (step === 0) probes.compareExpertBias();
+		compareStep(step, result, golden, checks);
+	}
+	return { folder: path, checks };
+}
+
+/** The factor of a "corrected" folder counts encoder ranks, so another number of them has another trail. */
+export function checkParticipation(path: string, config: MimoGoldenConfig, encoderRanks: number): void {
+	const wanted = config.layout.encoder.data_parallel;
+	if (config.encoder_grad_participation !== "corrected" || encoderRanks === wanted) return;
+	throw new UserError(
+		`${path} scales the encoder's gradient by ${wanted} data-parallel encoder ranks over those that saw images, and this layout has ${encoderRanks}: its losses would differ; --encoder-ranks ${wanted} compares with its own factor.`,
+	);
+}
+
+/** All lanes' microbatches of a step, lane after lane. */
+function microbatchesOf(batches: MimoBatches, { data }: MimoGoldenConfig, step: number): ImageTextMicrobatch[] {
+	return Array.from({ length: data.lanes * data.microbatches_per_lane }, (_, index) =>
+		batches.microbatch(step, Math.floor(index / data.microbatches_per_lane), index % data.microbatches_per_lane),
+	);
+}
+
+/** Weight decay exactly where the reference's optimizer had it; experts are stacked here. */
+export function decayRule({ optimizer }: MimoGoldenConfig): (name: string) => number {
+	const excluded = new Set(optimizer.no_weight_decay);
+	return (name) => (excluded.has(name) || excluded.has(`${name}0`) ? 0 : 1);
+}
+
+function compareGradients(modules: NamedTensors, golden: MimoGolden, checks: Check[]): void {
+	using gradients = new GradientStore("the gradients", modules);
+	for (const [name, expected] of Object.entries(golden.step1_probe.grad_norm)) {
+		const values = readTensor(gradients, name) as Float32Array;
+		const actual = Math.sqrt(values.reduce((sum, x) => sum + x * x, 0));
+		const error = relative(actual, expected);
+		checks.push({ name: `step 1 gradient of ${name}`, expected, actual, error, limit: parameterGradientLimit });
+	}
+}
+
+export function compareStep(step: number, result: StepResult, golden: MimoGolden, checks: Check[]): void {
+	const expected = golden.steps[step]!;
+	const push = (what: string, actual: number, wanted: number, limit: number) =>
+		checks.push({
+			name: `step ${step + 1} ${what}`,
+			expected: wanted,
+			actual,
+			error: relative(actual, wanted),
+			limit,
+		});
+	push("loss tokens", result.tokens, expected.loss_tokens, 0);
+	push("loss", result.loss, expected.loss, Math.max(2e-6, 3 * expected.loss_band));
+	push("gradient norm", result.gradientNorm, expected.grad_norm, Math.max(1e-5, 3 * expected.grad_norm_band));
+	push(
+		"balancing loss",
+		result.balancing.seq_load_balancing_loss ?? Number.NaN,
+		expected.seq_load_balancing_loss,
+		Math.max(1e-5, 3 * expected.seq_load_balancing_loss_band),
+	);
+}

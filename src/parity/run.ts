@@ -1,0 +1,30 @@
+/** Chooses what to compare: a reference folder trained again, or a log against golden values. */
+import { existsSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../native/errors.ts";
+import { openDevice } from "../native/open-device.ts";
+import type { ParityReport } from "./comparison.ts";
+import { languageParity } from "./language.ts";
+import { logParity } from "./log.ts";
+
+export interface ParityOptions {
+	readonly golden: string;
+	/** JSON log of a run; null: train the reference's own batches. */
+	readonly log: string | null;
+	/** Relative tolerance of that comparison. */
+	readonly tolerance: number;
+	readonly device: "auto" | "cpu" | "cuda";
+	readonly threads: number;
+}
+
+export async function runParity(options: ParityOptions): Promise<ParityReport> {
+	if (!existsSync(options.golden)) throw new UserError(`There is no reference at ${options.golden}.`);
+	if (options.log !== null) return logParity(options.golden, options.log, options.tolerance);
+	if (!statSync(options.golden).isDirectory() || !existsSync(join(options.golden, "golden.json"))) {
+		throw new UserError(
+			`${options.golden} is no reference folder (golden.json is missing); golden values need --log FILE to compare with.`,
+		);
+	}
+	using device = await openDevice(options.device, options.threads);
+	return languageParity(device, options.golden);
+}

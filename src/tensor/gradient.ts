@@ -1,0 +1,95 @@
+/** Where the gradients of one value gather during a backward pass. */
+import type { Device } from "../native/device.ts";
+import { axpby, type FloatDtype, Tensor } from "./tensor.ts";
+
+export class GradientSlot {
+	#gradient: Tensor | null = null;
+	/** The window, from when it is asked for until the gradient is taken. */
+	#opened: Tensor | null = null;
+
+	/**
+	 * A slot for a value of this shape and storage type. `openWindow` makes an owner of a part of a larger gradient,
+	 * where this slot's gradient lands when it can (ops/split-columns.ts).
+	 */
+	constructor(
+		readonly device: Device,
+		readonly shape: readonly number[],
+		readonly dtype: FloatDtype,
+		private readonly openWindow: (() => Tensor) | null = null,
+	) {}
+
+	/** Whether a gradient has arrived. */
+	get filled(): boolean {
+		return this.#gradient !== null;
+	}
+
+	/** Memory for a gradient about to be computed; hand it back through accumulate(). Contents are undefined. */
+	target(): Tensor {
+		if (this.openWindow !== null && this.#opened === null) {
+			this.#opened = this.openWindow();
+			return this.#opened;
+		}
+		return Tensor.empty(this.device, this.shape, this.dtype);
+	}
+
+	/** As target(), for a kernel that writes rows side by side: a strided window is left to be copied into later. */
+	contiguousTarget(): Tensor {
+		const target = this.target();
+		if (target.contiguous) return target;
+		if (target === this.#opened) this.#opened = null;
+		target[Symbol.dispose]();
+		return Tensor.empty(this.device, this.shape, this.dtype);
+	}
+
+	/** Adds a gradient; takes ownership of it. */
+	accumulate(gradient: Tensor): void {
+		this.update((previous, target) => {
+			if (previous === null) return gradient;
+			if (target === previous) {
+				axpby(gradient, target, 1, 1);
+			} else {
+				axpby(previous, target, 1, 0);
+				axpby(gradient, target, 1, 1);
+			}
+			gradient[Symbol.dispose]();
+			return target;
+		});
+	}
+
+	/**
+	 * Adds a gradient inside the operation that computes it: `compute` writes previous + its own into `target`, which is
+	 * `previous` itself when nobody else holds that. `previous` is null for the first gradient.
+	 */
+	fuse(compute: (previous: Tensor | null, target: Tensor) => void): void {
+		this.update((previous, target) => {
+			const into = target ?? this.target();
+			compute(previous, into);
+			return into;
+		});
+	}
+
+	private update(next: (previous: Tensor | null, target: Tensor) => Tensor): void {
+		const previous = this.#gradient;
+		let target: Tensor | null = null;
+		if (previous !== null) {
+			// The window belongs to this slot alone, though the whole gradient owns its memory too.
+			const alone = previous === this.#opened || previous.allocation.references === 1;
+			target = alone ? previous : this.target();
+		}
+		this.#gradient = next(previous, target as Tensor);
+		if (previous !== null && previous !== this.#gradient) previous[Symbol.dispose]();
+	}
+
+	/** The gathered gradient, null if none came; the caller owns it. */
+	take(): Tensor | null {
+		const gradient = this.#gradient;
+		this.#gradient = null;
+		this.#opened = null;
+		return gradient;
+	}
+
+	/** Drops what has gathered. */
+	clear(): void {
+		this.take()?.[Symbol.dispose]();
+	}
+}

@@ -1,0 +1,61 @@
+/** Activations of feed-forward layers and experts (spec language-model 4.1, moe-performance 1.2, 1.3). */
+import { Activation, type ActivationName } from "../../native/abi.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+
+export interface ActivationOptions {
+	/** Factor of every row, f32 [rows]: a routing weight, applied before the second projection. */
+	readonly rowProbability?: Tensor | null;
+	/** Gated kinds: gate at most this, linear half within ± this; default no clamp. */
+	readonly clamp?: number;
+	/** Added to the linear half of quick GEGLU. */
+	readonly linearOffset?: number;
+}
+
+/** Whether x has two halves, the gate first. */
+export function isGatedActivation(kind: ActivationName): boolean {
+	return kind === "swiglu" || kind === "quickGeglu";
+}
+
+/**
+ * y = rowProbability * act(x), in fp32 with one rounding. x_RW f32 or bf16, W twice the output's for gated kinds. Only
+ * the live rows of x are computed.
+ */
+export function activation(tape: Tape, x: Tensor, kind: ActivationName, options: ActivationOptions = {}): Tensor {
+	const { device } = tape;
+	const rowProbability = options.rowProbability ?? null;
+	const width = isGatedActivation(kind) ? x.width / 2 : x.width;
+	if (!x.contiguous || !Number.isInteger(width)) {
+		throw new RangeError(`${kind} cannot read a tensor of shape [${x.shape}] and stride ${x.stride}.`);
+	}
+	const args = {
+		x,
+		row_probability: rowProbability,
+		row_count: x.rowCount,
+		rows: x.rows,
+		width,
+		clamp: options.clamp ?? Number.POSITIVE_INFINITY,
+		linear_offset: options.linearOffset ?? 0,
+		kind: Activation[kind],
+		dtype: x.dtypeCode,
+	};
+	const wanted = x.gradient !== null || (rowProbability?.gradient ?? null) !== null;
+	using all = tape.output(Tensor.empty(device, [...x.shape.slice(0, -1), width], x.dtype), wanted);
+	const y = all.withRowCount(x.rowCount);
+	device.run("activation_forward", { ...args, y });
+	tape.record({
+		name: "activation",
+		outputs: [y],
+		keep: [x, rowProbability, x.rowCount],
+		backward: ([gradient]) => {
+			using dy = contiguous(gradient!);
+			const dx = x.gradient?.contiguousTarget() ?? Tensor.empty(device, x.shape, x.dtype, "workspace");
+			const drowProbability = rowProbability?.gradient?.contiguousTarget() ?? null;
+			device.run("activation_backward", { ...args, dy, dx, drow_probability: drowProbability });
+			if (x.gradient) x.gradient.accumulate(dx);
+			else dx[Symbol.dispose]();
+			if (drowProbability) rowProbability!.gradient!.accumulate(drowProbability);
+		},
+	});
+	return y;
+}

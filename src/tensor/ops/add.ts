@@ -1,0 +1,26 @@
+/** Y = A + B: the residual connection. */
+import type { Tape } from "../tape.ts";
+import { Tensor } from "../tensor.ts";
+
+/**
+ * y = a + b, fp32 sum, one rounding. a, b: contiguous, of one shape and storage type. Both gradients are y's own, shared
+ * and not copied.
+ */
+export function add(tape: Tape, a: Tensor, b: Tensor): Tensor {
+	if (a.elements !== b.elements || a.dtype !== b.dtype || !a.contiguous || !b.contiguous) {
+		throw new RangeError(
+			`add takes contiguous tensors of one kind, not ${a.dtype} [${a.shape}], ${b.dtype} [${b.shape}].`,
+		);
+	}
+	const y = tape.output(Tensor.empty(tape.device, a.shape, a.dtype), a.gradient !== null || b.gradient !== null);
+	tape.device.run("add", { a, b, y, elements: y.elements, dtype: y.dtypeCode });
+	tape.record({
+		name: "add",
+		outputs: [y],
+		backward: ([dy]) => {
+			a.gradient?.accumulate(dy!.share());
+			b.gradient?.accumulate(dy!.share());
+		},
+	});
+	return y;
+}

@@ -1,0 +1,132 @@
+/** Attention within each packed sequence, grouped queries, on a fused projection (spec language-model 3). */
+import { AttentionMask, type AttentionMaskName } from "../../native/abi.ts";
+import type { Sequences } from "../sequences.ts";
+import type { Tape } from "../tape.ts";
+import { Tensor } from "../tensor.ts";
+
+export interface AttentionHeads {
+	/** Query heads held here; a multiple of keyHeads. */
+	readonly queryHeads: number;
+	/** Key and value heads held here. */
+	readonly keyHeads: number;
+	readonly headDim: number;
+}
+
+export interface AttentionOptions extends AttentionHeads {
+	readonly sequences: Sequences;
+	readonly mask: AttentionMaskName;
+	/** Factor of the scores; default 1 / sqrt(headDim). */
+	readonly softmaxScale?: number;
+	/**
+	 * Probability of dropping an attention probability, in [0, 1); default 0. The mask depends on the seed, the token's
+	 * and the head's place in the whole batch and layer, and the key's position in its sequence: no packing or layout
+	 * changes it.
+	 */
+	readonly dropout?: number;
+	readonly dropoutSeed?: number | bigint;
+	/** Global index of token 0; default 0. */
+	readonly firstToken?: number;
+	/** Index of query head 0 among the layer's `fullHeads` query heads; default 0 of queryHeads. */
+	readonly firstHead?: number;
+	readonly fullHeads?: number;
+}
+
+/** Columns of a fused projection: per key head its query heads, its key and its value. */
+export function fusedWidth({ queryHeads, keyHeads, headDim }: AttentionHeads): number {
+	return (queryHeads + 2 * keyHeads) * headDim;
+}
+
+/** Refuses a fused projection that does not fit the heads or the sequences. */
+export function checkFused(operation: string, qkv: Tensor, sequences: Sequences, heads: AttentionHeads): void {
+	if (heads.queryHeads % heads.keyHeads !== 0) {
+		throw new RangeError(
+			`${operation} cannot share ${heads.keyHeads} key heads among ${heads.queryHeads} query heads.`,
+		);
+	}
+	if (qkv.width !== fusedWidth(heads) || qkv.rows !== sequences.tokens) {
+		throw new RangeError(
+			`${operation} takes a projection [${sequences.tokens}, ${fusedWidth(heads)}], not [${qkv.rows}, ${qkv.width}].`,
+		);
+	}
+}
+
+/**
+ * softmax(scale q kᵀ) v per sequence and head. qkv_T((nq+2ng)d), per key head [q … q, k, v]; f32 or bf16 →
+ * o_T(nq·d) of the same type, heads in order.
+ */
+export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): Tensor {
+	const { device } = tape;
+	const { queryHeads, keyHeads, headDim, sequences } = options;
+	checkFused("attention", qkv, sequences, options);
+	const tokens = sequences.tokens;
+	const queriesPerKey = queryHeads / keyHeads;
+	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * headDim], qkv.dtype), qkv.gradient !== null);
+	const lse = Tensor.empty(device, [tokens, queryHeads]);
+	const cuSeqlens = sequences.cuSeqlens.share();
+	const shape = {
+		cu_seqlens: cuSeqlens,
+		sequences: sequences.count,
+		tokens,
+		max_seqlen: sequences.maxSeqlen,
+		query_heads: queryHeads,
+		key_heads: keyHeads,
+		head_dim: headDim,
+		token_stride: qkv.stride,
+		group_stride: (queriesPerKey + 2) * headDim,
+		dropout_seed: options.dropoutSeed ?? 0n,
+		first_token: options.firstToken ?? 0,
+		first_head: options.firstHead ?? 0,
+		full_heads: options.fullHeads ?? queryHeads,
+		softmax_scale: options.softmaxScale ?? 1 / Math.sqrt(headDim),
+		dropout: options.dropout ?? 0,
+		mask: AttentionMask[options.mask],
+		dtype: qkv.dtypeCode,
+	};
+	const parts = (fused: Tensor): FusedParts => {
+		const part = (start: number, count: number) => fused.columns(start * headDim, count * headDim);
+		return new FusedParts(part(0, queriesPerKey), part(queriesPerKey, 1), part(queriesPerKey + 1, 1));
+	};
+	using forward = parts(qkv);
+	device.run("attention_forward", { ...shape, q: forward.q, k: forward.k, v: forward.v, o, lse });
+	tape.record({
+		name: "attention",
+		outputs: [o],
+		keep: [qkv, o],
+		own: [lse, cuSeqlens],
+		backward: ([gradient]) => {
+			if (!qkv.gradient) return;
+			const dqkv = qkv.gradient.target();
+			using x = parts(qkv);
+			using dx = parts(dqkv);
+			device.run("attention_backward", {
+				...shape,
+				d_o: gradient!,
+				q: x.q,
+				k: x.k,
+				v: x.v,
+				o,
+				lse,
+				dq: dx.q,
+				dk: dx.k,
+				dv: dx.v,
+				d_o_stride: gradient!.stride,
+				d_token_stride: dqkv.stride,
+			});
+			qkv.gradient.accumulate(dqkv);
+		},
+	});
+	return o;
+}
+
+/** Windows on the first key head's queries, key and value; the kernels step from head to head themselves. */
+class FusedParts implements Disposable {
+	constructor(
+		readonly q: Tensor,
+		readonly k: Tensor,
+		readonly v: Tensor,
+	) {}
+
+	[Symbol.dispose](): void {
+		for (const part of [this.q, this.k, this.v]) part[Symbol.dispose]();
+	}
+}

@@ -1,0 +1,41 @@
+/** Rows of a table by token id (spec language-model 5.1). */
+import type { Parameter } from "../parameter.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+
+/**
+ * y_TH = table_VH[ids_T - vocabularyStart]. ids are i32. A table that is one shard of the vocabulary gives zeros for the
+ * ids of the others: the sum over shards is the embedding.
+ */
+export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyStart = 0): Tensor {
+	const { device } = tape;
+	const [vocabularyRows, width] = table.shape as [number, number];
+	const shape = {
+		tokens: ids.elements,
+		width,
+		vocabulary_start: vocabularyStart,
+		vocabulary_rows: vocabularyRows,
+	};
+	const y = tape.output(Tensor.empty(device, [ids.elements, width], table.value.dtype), table.trainable);
+	device.run("embedding_forward", { ...shape, table: table.value, ids, y, dtype: y.dtypeCode });
+	const segment = tape.current;
+	tape.record({
+		name: "embedding",
+		outputs: [y],
+		keep: [ids],
+		backward: ([gradient]) => {
+			const dy = gradient!;
+			tape.weightGradient(segment, [ids, dy], () => {
+				using packed = contiguous(dy);
+				device.run("embedding_backward", {
+					...shape,
+					dy: packed,
+					ids,
+					dtable: table.mainGradient,
+					dtype: dy.dtypeCode,
+				});
+			});
+		},
+	});
+	return y;
+}

@@ -1,0 +1,71 @@
+/** Y = X W_gᵀ for the rows of every expert g (spec moe-performance 1.1, 1.3). Weights are [experts, out, in]. */
+import type { Device } from "../../native/device.ts";
+import type { Parameter } from "../parameter.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+
+function groupedGemm(device: Device, a: Tensor, weight: Tensor, transposed: boolean, offsets: Tensor, c: Tensor): void {
+	device.run("grouped_gemm", {
+		a,
+		b: weight,
+		c,
+		offsets,
+		rows: a.rows,
+		groups: weight.shape[0]!,
+		n: c.width,
+		k: a.width,
+		transpose_b: Number(transposed),
+		a_dtype: a.dtypeCode,
+		b_dtype: weight.dtypeCode,
+		c_dtype: c.dtypeCode,
+	});
+}
+
+/**
+ * x_RI rows sorted by expert → y_RO of the same type: rows offsets[g] ≤ r < offsets[g + 1] times weight_gOI. `offsets`
+ * is int32 [experts + 1]; rows from its last entry on are left alone. An expert without rows adds nothing to its weight
+ * gradient.
+ */
+export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets: Tensor): Tensor {
+	const { device } = tape;
+	const [experts, outputs, inputs] = weight.shape as readonly [number, number, number];
+	if (!x.contiguous || x.width !== inputs || offsets.elements !== experts + 1) {
+		throw new RangeError(
+			`${weight.name} of shape [${weight.shape}] cannot take rows of shape [${x.shape}] with ${offsets.elements} offsets.`,
+		);
+	}
+	using all = tape.output(Tensor.empty(device, [x.rows, outputs], x.dtype), x.gradient !== null || weight.trainable);
+	const y = all.withRowCount(x.rowCount);
+	groupedGemm(device, x, weight.value, true, offsets, y);
+	const segment = tape.current;
+	tape.record({
+		name: "grouped_linear",
+		outputs: [y],
+		keep: [x, offsets, x.rowCount],
+		backward: ([gradient]) => {
+			using dy = contiguous(gradient!);
+			if (x.gradient) {
+				const dx = x.gradient.contiguousTarget();
+				groupedGemm(device, dy, weight.value, false, offsets, dx);
+				x.gradient.accumulate(dx);
+			}
+			const { mainGradient } = weight;
+			if (mainGradient === null) return;
+			tape.weightGradient(segment, [x, dy, offsets], () =>
+				device.run("grouped_gemm_weight_gradient", {
+					dy,
+					x,
+					dw: mainGradient,
+					offsets,
+					rows: x.rows,
+					groups: experts,
+					n: outputs,
+					k: inputs,
+					dy_dtype: dy.dtypeCode,
+					x_dtype: x.dtypeCode,
+				}),
+			);
+		},
+	});
+	return y;
+}

@@ -1,0 +1,52 @@
+/** LayerNorm over whole rows (vision encoders). */
+import type { Parameter } from "../parameter.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+
+/** y = (x - mean) * rsqrt(variance + epsilon) * weight + bias, biased variance. x_TW contiguous → y_TW of its type. */
+export function layerNorm(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter, epsilon: number): Tensor {
+	if (!x.contiguous) throw new RangeError(`layerNorm takes a contiguous tensor, not rows ${x.stride} apart.`);
+	const { device } = tape;
+	const mean = Tensor.empty(device, [x.rows]);
+	const rstd = Tensor.empty(device, [x.rows]);
+	const wanted = x.gradient !== null || weight.trainable || bias.trainable;
+	const y = tape.output(Tensor.empty(device, x.shape, x.dtype), wanted);
+	const shape = {
+		rows: x.rows,
+		width: x.width,
+		dtype: x.dtypeCode,
+		weight_dtype: weight.value.dtypeCode,
+	};
+	device.run("layer_norm_forward", { ...shape, x, weight: weight.value, bias: bias.value, y, mean, rstd, epsilon });
+	tape.record({
+		name: "layer_norm",
+		outputs: [y],
+		keep: [x],
+		own: [mean, rstd],
+		backward: ([gradient]) => {
+			using dy = contiguous(gradient!);
+			const compute = (dresidual: Tensor | null, dx: Tensor) => {
+				if (!dx.contiguous) throw new RangeError("layerNorm cannot write its gradient into a strided window.");
+				device.run("layer_norm_backward", {
+					...shape,
+					dy,
+					x,
+					weight: weight.value,
+					mean,
+					rstd,
+					dresidual,
+					dx,
+					dweight: weight.mainGradient,
+					dbias: bias.mainGradient,
+				});
+			};
+			if (x.gradient) {
+				x.gradient.fuse(compute);
+			} else {
+				using unused = Tensor.empty(device, x.shape, x.dtype, "workspace");
+				compute(null, unused);
+			}
+		},
+	});
+	return y;
+}

@@ -1,0 +1,99 @@
+/** Y = X Wᵀ (+ b): the projection. Weights are [out, in]. */
+import type { Device } from "../../native/device.ts";
+import type { Parameter } from "../parameter.ts";
+import type { Tape } from "../tape.ts";
+import { type FloatDtype, Tensor } from "../tensor.ts";
+
+/** A matrix operand of gemm: `transposed` when stored the other way round. */
+export interface Operand {
+	readonly tensor: Tensor;
+	readonly transposed: boolean;
+}
+
+/** c = alpha op(a) op(b) + beta c (+ bias): plain kernel call, nothing recorded. c_MN. */
+export function gemm(
+	device: Device,
+	a: Operand,
+	b: Operand,
+	c: Tensor,
+	options: { alpha?: number; beta?: number; bias?: Tensor | null } = {},
+): void {
+	device.run("gemm", {
+		a: a.tensor,
+		b: b.tensor,
+		c,
+		bias: options.bias ?? null,
+		m: c.rows,
+		n: c.width,
+		k: a.transposed ? a.tensor.rows : a.tensor.width,
+		a_stride: a.tensor.stride,
+		b_stride: b.tensor.stride,
+		c_stride: c.stride,
+		batch: 1,
+		a_batch_stride: 0,
+		b_batch_stride: 0,
+		c_batch_stride: 0,
+		alpha: options.alpha ?? 1,
+		beta: options.beta ?? 0,
+		transpose_a: Number(a.transposed),
+		transpose_b: Number(b.transposed),
+		a_dtype: a.tensor.dtypeCode,
+		b_dtype: b.tensor.dtypeCode,
+		c_dtype: c.dtypeCode,
+	});
+}
+
+/**
+ * x_TI · weight_OIᵀ + bias_O → y_TO. The output type is x's unless `outputDtype` says otherwise (a router's logits are
+ * f32 for bf16 operands).
+ */
+export function linear(
+	tape: Tape,
+	x: Tensor,
+	weight: Parameter,
+	bias: Parameter | null = null,
+	outputDtype: FloatDtype = x.dtype as FloatDtype,
+): Tensor {
+	const { device } = tape;
+	const outputs = weight.shape[0]!;
+	const wanted = x.gradient !== null || weight.trainable || (bias?.trainable ?? false);
+	const y = tape.output(Tensor.empty(device, [x.rows, outputs], outputDtype), wanted);
+	const w = weight.value;
+	gemm(device, { tensor: x, transposed: false }, { tensor: w, transposed: true }, y, { bias: bias?.value ?? null });
+	const segment = tape.current;
+	tape.record({
+		name: "linear",
+		outputs: [y],
+		keep: [x],
+		backward: ([gradient]) => {
+			const dy = gradient!;
+			if (x.gradient) {
+				const dx = x.gradient.target();
+				gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
+				x.gradient.accumulate(dx);
+			}
+			tape.weightGradient(segment, [x, dy], () => {
+				if (weight.mainGradient) {
+					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, weight.mainGradient, {
+						beta: 1,
+					});
+				}
+				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
+			});
+		},
+	});
+	return y;
+}
+
+/** dbias_W += Σ_rows dy_RW. */
+export function columnSum(device: Device, dy: Tensor, dbias: Tensor): void {
+	device.run("column_sum", {
+		dy,
+		dbias,
+		row_count: dy.rowCount,
+		rows: dy.rows,
+		width: dy.width,
+		stride: dy.stride,
+		dtype: dy.dtypeCode,
+	});
+}

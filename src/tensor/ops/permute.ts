@@ -1,0 +1,139 @@
+/** Token copies into expert order and back (spec language-model 4.5). A slot is token * K + choice. */
+import type { Device } from "../../native/device.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+
+/** Which row every routed token copy is: rows sorted by (expert, token). */
+export class ExpertOrder implements Disposable {
+	private constructor(
+		/** int32 [experts + 1]: first row of every expert; the last entry is the number of rows. */
+		readonly offsets: Tensor,
+		/** That last entry: how many rows are live. */
+		readonly rowCount: Tensor,
+		/** int32 [T K], -1 for a dropped slot. */
+		readonly rowOfSlot: Tensor,
+		/** int32 [T K], live rows only. */
+		readonly slotOfRow: Tensor,
+		readonly tokens: number,
+		readonly topk: number,
+	) {}
+
+	/** Sorts expertIndex_TK; an index outside 0 .. experts - 1 (such as -1) drops its slot. */
+	static of(device: Device, expertIndex: Tensor, experts: number): ExpertOrder {
+		const [tokens, topk] = [expertIndex.rows, expertIndex.width];
+		const slots = tokens * topk;
+		const offsets = Tensor.empty(device, [experts + 1], "i32");
+		const rowOfSlot = Tensor.empty(device, [slots], "i32");
+		const slotOfRow = Tensor.empty(device, [slots], "i32");
+		device.run("moe_sort", {
+			expert_index: expertIndex,
+			offsets,
+			row_of_slot: rowOfSlot,
+			slot_of_row: slotOfRow,
+			tokens,
+			topk,
+			experts,
+		});
+		return new ExpertOrder(offsets, offsets.columns(experts, 1), rowOfSlot, slotOfRow, tokens, topk);
+	}
+
+	/** Upper bound of the number of rows: no slot dropped. */
+	get slots(): number {
+		return this.tokens * this.topk;
+	}
+
+	/** Shares of everything a backward closure reads. */
+	get tensors(): readonly Tensor[] {
+		return [this.offsets, this.rowCount, this.rowOfSlot, this.slotOfRow];
+	}
+
+	[Symbol.dispose](): void {
+		for (const tensor of this.tensors) tensor[Symbol.dispose]();
+	}
+}
+
+export interface PermutedRows {
+	/** [T K, width] in expert order; rowCount says how many are live. */
+	readonly rows: Tensor;
+	/** f32 [T K]: the routing weight of every row. */
+	readonly rowProbability: Tensor;
+}
+
+/** x_TW and probabilities_TK → one row for every slot that is not dropped, with its probability. */
+export function permute(tape: Tape, x: Tensor, probabilities: Tensor, order: ExpertOrder): PermutedRows {
+	const { device } = tape;
+	if (!x.contiguous || x.rows !== order.tokens) throw new RangeError(`Rows of [${x.shape}] cannot be permuted.`);
+	const shape = { tokens: order.tokens, topk: order.topk, width: x.width, dtype: x.dtypeCode };
+	const wanted = x.gradient !== null || probabilities.gradient !== null;
+	using allRows = tape.output(Tensor.empty(device, [order.slots, x.width], x.dtype), wanted);
+	using allProbabilities = tape.output(Tensor.empty(device, [order.slots]), wanted);
+	const rows = allRows.withRowCount(order.rowCount);
+	const rowProbability = allProbabilities.withRowCount(order.rowCount);
+	device.run("moe_permute", {
+		...shape,
+		x,
+		probabilities,
+		slot_of_row: order.slotOfRow,
+		row_count: order.rowCount,
+		rows,
+		row_probability: rowProbability,
+	});
+	tape.record({
+		name: "permute",
+		outputs: [rows, rowProbability],
+		keep: order.tensors,
+		backward: ([gradient, drowProbability]) => {
+			using drows = gradient ? contiguous(gradient) : null;
+			const dx = drows ? (x.gradient?.contiguousTarget() ?? null) : null;
+			const dprobabilities = drowProbability ? (probabilities.gradient?.contiguousTarget() ?? null) : null;
+			device.run("moe_unpermute", {
+				...shape,
+				width: dx ? shape.width : 0,
+				rows: dx ? drows : null,
+				row_probability: dprobabilities ? drowProbability! : null,
+				row_of_slot: order.rowOfSlot,
+				y: dx,
+				probabilities: dprobabilities,
+			});
+			if (dx) x.gradient!.accumulate(dx);
+			if (dprobabilities) probabilities.gradient!.accumulate(dprobabilities);
+		},
+	});
+	return { rows, rowProbability };
+}
+
+/** y_TW = Σ over a token's slots of rows_RW, summed in fp32 and rounded once; a token without slots gets zeros. */
+export function unpermute(tape: Tape, rows: Tensor, order: ExpertOrder): Tensor {
+	const { device } = tape;
+	if (!rows.contiguous || rows.rows !== order.slots) throw new RangeError(`Rows of [${rows.shape}] are not in order.`);
+	const shape = { tokens: order.tokens, topk: order.topk, width: rows.width, dtype: rows.dtypeCode };
+	const y = tape.output(Tensor.empty(device, [order.tokens, rows.width], rows.dtype), rows.gradient !== null);
+	device.run("moe_unpermute", {
+		...shape,
+		rows,
+		row_probability: null,
+		row_of_slot: order.rowOfSlot,
+		y,
+		probabilities: null,
+	});
+	tape.record({
+		name: "unpermute",
+		outputs: [y],
+		keep: order.tensors,
+		backward: ([gradient]) => {
+			using dy = contiguous(gradient!);
+			const drows = rows.gradient!.contiguousTarget();
+			device.run("moe_permute", {
+				...shape,
+				x: dy,
+				probabilities: null,
+				slot_of_row: order.slotOfRow,
+				row_count: order.rowCount,
+				rows: drows,
+				row_probability: null,
+			});
+			rows.gradient!.accumulate(drows);
+		},
+	});
+	return y;
+}

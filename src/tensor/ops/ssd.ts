@@ -1,0 +1,139 @@
+/** Mamba-2's state space scan with its gate, over packed sequences (spec language-model 2.2 steps 3 to 6). */
+import type { Parameter } from "../parameter.ts";
+import type { Sequences } from "../sequences.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+
+export interface SsdInputs {
+	/** Output of the convolution, columns x (H P) | B (G N) | C (G N); f32 or bf16. */
+	readonly xBC: Tensor;
+	/** Gate, [T, H P], of xBC's type. */
+	readonly z: Tensor;
+	/** Step size before bias and softplus, [T, H], of xBC's type. */
+	readonly dt: Tensor;
+	/** [H], f32. */
+	readonly dtBias: Parameter;
+	/** [H], f32. */
+	readonly aLog: Parameter;
+	/** [H], f32. */
+	readonly d: Parameter;
+	readonly sequences: Sequences;
+	readonly heads: number;
+	readonly headDim: number;
+	readonly groups: number;
+	readonly stateDim: number;
+	/** At most this many tokens are computed at a time; the result depends on it only by rounding. */
+	readonly chunkSize: number;
+	/** Δ is at least this; default 0, no limit (Hugging Face's plain PyTorch path: time_step_min). */
+	readonly dtMinimum?: number;
+}
+
+/**
+ * Δ = max(softplus(dt + dt_bias), dtMinimum), a = -exp(A_log) Δ; h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t from zero in every sequence;
+ * y_t = h_t C_t + D x_t; o = y silu(z). Head j reads group ⌊j G / H⌋ of B and C. Inputs may be windows of columns.
+ * → o_T(HP), contiguous, of xBC's type.
+ */
+export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
+	const { device } = tape;
+	const { xBC, z, dt, dtBias, aLog, d, sequences } = inputs;
+	check(inputs);
+	const inner = inputs.heads * inputs.headDim;
+	const state = inputs.groups * inputs.stateDim;
+	const parts = (whole: Tensor) =>
+		[whole.columns(0, inner), whole.columns(inner, state), whole.columns(inner + state, state)] as const;
+	const wanted =
+		[xBC, z, dt].some((tensor) => tensor.gradient !== null) || [dtBias, aLog, d].some((weight) => weight.trainable);
+	const o = tape.output(Tensor.empty(device, z.shape, xBC.dtype), wanted);
+	const y = tape.recording && wanted ? Tensor.empty(device, z.shape, xBC.dtype) : null;
+	const shared = {
+		z,
+		dt,
+		dt_bias: dtBias.value,
+		a_log: aLog.value,
+		d: d.value,
+		y,
+		cu_seqlens: sequences.cuSeqlens,
+		sequences: sequences.count,
+		tokens: sequences.tokens,
+		heads: inputs.heads,
+		head_dim: inputs.headDim,
+		groups: inputs.groups,
+		state_dim: inputs.stateDim,
+		chunk_size: inputs.chunkSize,
+		xbc_stride: xBC.stride,
+		z_stride: z.stride,
+		dt_stride: dt.stride,
+		dt_minimum: inputs.dtMinimum ?? 0,
+		dtype: xBC.dtypeCode,
+	};
+	{
+		const [first, second, third] = parts(xBC);
+		using x = first;
+		using b = second;
+		using c = third;
+		device.run("ssd_forward", { ...shared, x, b, c, o });
+	}
+	tape.record({
+		name: "ssd",
+		outputs: [o],
+		keep: [xBC, z, dt, sequences.cuSeqlens],
+		own: [y],
+		backward: ([gradient]) => {
+			using dO = contiguous(gradient!);
+			const [x, b, c] = parts(xBC);
+			const target = (tensor: Tensor) =>
+				tensor.gradient?.target() ?? Tensor.empty(device, tensor.shape, tensor.dtype, "workspace");
+			const [dxBC, dz, ddt] = [target(xBC), target(z), target(dt)];
+			const [dx, db, dc] = parts(dxBC);
+			device.run("ssd_backward", {
+				...shared,
+				d_o: dO,
+				x,
+				b,
+				c,
+				y: y!,
+				dx,
+				db,
+				dc,
+				dz,
+				ddt,
+				ddt_bias: dtBias.mainGradient,
+				da_log: aLog.mainGradient,
+				dd: d.mainGradient,
+				dxbc_stride: dxBC.stride,
+				dz_stride: dz.stride,
+				ddt_stride: ddt.stride,
+			});
+			for (const window of [x, b, c, dx, db, dc]) window[Symbol.dispose]();
+			for (const [tensor, dtensor] of [
+				[xBC, dxBC],
+				[z, dz],
+				[dt, ddt],
+			] as const) {
+				if (tensor.gradient) tensor.gradient.accumulate(dtensor);
+				else dtensor[Symbol.dispose]();
+			}
+		},
+	});
+	return o;
+}
+
+function check(inputs: SsdInputs): void {
+	const { xBC, z, dt, sequences, heads, headDim, groups, stateDim, chunkSize } = inputs;
+	if (groups < 1 || heads % groups !== 0) throw new RangeError(`${heads} heads do not fall into ${groups} groups.`);
+	if (chunkSize < 1) throw new RangeError(`A scan in chunks of ${chunkSize} tokens is none.`);
+	const widths = { xBC: heads * headDim + 2 * groups * stateDim, z: heads * headDim, dt: heads };
+	for (const [name, tensor] of Object.entries({ xBC, z, dt })) {
+		const width = widths[name as keyof typeof widths];
+		if (tensor.width !== width || tensor.rows !== sequences.tokens || tensor.dtype !== xBC.dtype) {
+			throw new RangeError(
+				`The scan takes ${name} as ${xBC.dtype} [${sequences.tokens}, ${width}], not ${tensor.dtype} [${tensor.shape}].`,
+			);
+		}
+	}
+	for (const { name, value } of [inputs.dtBias, inputs.aLog, inputs.d]) {
+		if (value.elements !== heads || value.dtype !== "f32") {
+			throw new RangeError(`The scan takes ${name} as f32 [${heads}], not ${value.dtype} [${value.shape}].`);
+		}
+	}
+}

@@ -1,0 +1,91 @@
+/**
+ * The step's passes where encoder and language model run on different ranks (spec runtime 3.2): the encoder is one
+ * microbatch ahead, so that both sides work at the same time and each transfer hides behind a pass.
+ *
+ *   encoder    F0 → F1 → ←0 B0 → F2 → ←1 B1 …            → sends rows, ← receives their gradient
+ *   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
+ */
+import type { ImageSet } from "../data/images.ts";
+import type { Microbatch } from "../data/microbatch.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import type { EncoderModule } from "../models/mimo/encoder.ts";
+import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
+import { EncoderMicrobatch } from "./encoder-microbatch.ts";
+import { trainTextWithImages } from "./language-microbatch.ts";
+import type { LossAccumulator } from "./loss.ts";
+import type { MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
+
+/** An encoder rank. Its microbatches hold the images of all language lanes it serves, in lane order. */
+export class EncoderSchedule implements Schedule<ImageSet> {
+	constructor(
+		readonly encoder: EncoderModule,
+		readonly bridge: BridgeSource,
+		/** Whether gradients come back. */
+		readonly trains: boolean,
+	) {}
+
+	run(
+		microbatches: readonly ImageSet[],
+		place: StepPlace,
+		_losses: LossAccumulator,
+		observe: MicrobatchObserver = () => {},
+	): void {
+		const waiting: EncoderMicrobatch[] = [];
+		let firstImage = place.firstImage ?? 0;
+		for (const [index, images] of microbatches.entries()) {
+			const encoded = new EncoderMicrobatch(
+				this.encoder,
+				images,
+				{ cropKey: place.dropoutKey, firstImage },
+				{ training: this.trains, observe: (name, value) => observe(`encoder.${name}`, value, index) },
+			);
+			firstImage += images.grids.length;
+			this.bridge.sendForward(encoded);
+			waiting.push(encoded);
+			if (waiting.length > 1) this.#backward(waiting.shift()!);
+		}
+		for (const encoded of waiting) this.#backward(encoded);
+		this.bridge.settle();
+	}
+
+	#backward(microbatch: EncoderMicrobatch): void {
+		using encoded = microbatch;
+		if (this.trains) encoded.backward(this.bridge.receiveBackward(encoded.rows.rows));
+	}
+}
+
+/** A language rank that receives image rows. */
+export class BridgedLanguageSchedule implements Schedule<Microbatch> {
+	constructor(
+		readonly model: HybridModel,
+		readonly bridge: BridgeDestination,
+		readonly imageTokenId: number,
+		/** Whether the encoder trains and wants gradients. */
+		readonly encoderTrains: boolean,
+	) {}
+
+	run(
+		microbatches: readonly Microbatch[],
+		place: StepPlace,
+		losses: LossAccumulator,
+		observe: MicrobatchObserver = () => {},
+	): void {
+		let { firstToken } = place;
+		for (const [index, text] of microbatches.entries()) {
+			const received = this.bridge.receiveForward(text.lengths.length);
+			using rows = received.rows;
+			const gradient = trainTextWithImages(
+				this.model,
+				{ text, imageTokenId: this.imageTokenId, name: `microbatch ${index}` },
+				{ rows, rowsPerSample: received.rowsPerSample, wantsGradient: this.encoderTrains },
+				{ ...place, firstToken },
+				losses,
+				(name, value) => observe(name, value, index),
+			);
+			if (this.encoderTrains) this.bridge.sendBackward(gradient);
+			gradient?.[Symbol.dispose]();
+			firstToken += text.ids.length;
+		}
+		this.bridge.settle();
+	}
+}

@@ -1,0 +1,70 @@
+/**
+ * One microbatch on the encoder's side: forward on its own tape → rows, kept until their gradient comes back from the
+ * language model, in the same process or over the bridge.
+ */
+import type { ImageSet } from "../data/images.ts";
+import type { EncoderModule } from "../models/mimo/encoder.ts";
+import { patchWidth } from "../models/radio/config.ts";
+import type { RadioObserver } from "../models/radio/model.ts";
+import { Tape } from "../tensor/tape.ts";
+import { Tensor } from "../tensor/tensor.ts";
+
+export interface EncoderPlace {
+	/** Key of this step's random crops. */
+	readonly cropKey: number;
+	/** Index of image 0 among the images of the step's global batch. */
+	readonly firstImage: number;
+}
+
+export class EncoderMicrobatch implements Disposable {
+	readonly #tape: Tape;
+	/** All image rows, [Σ, H]. */
+	readonly rows: Tensor;
+	readonly rowsPerSample: readonly number[];
+
+	/** Runs the encoder forward. training: whether gradients will come. */
+	constructor(
+		readonly encoder: EncoderModule,
+		images: ImageSet,
+		place: EncoderPlace,
+		options: { readonly training: boolean; readonly observe?: RadioObserver },
+	) {
+		const { device, config } = encoder;
+		this.#tape = new Tape(device, { recording: options.training });
+		const width = patchWidth(config.tower);
+		using patches = Tensor.from(device, images.patches, [images.patches.length / width, width], {
+			dtype: config.tower.dtype,
+		});
+		const input = { patches, grids: images.grids, ...place };
+		const { rows, rowsPerImage } = encoder.forward(this.#tape, input, options.observe);
+		this.rows = rows;
+		let image = 0;
+		this.rowsPerSample = images.imagesPerSample.map((count) => {
+			const own = rowsPerImage.slice(image, image + count);
+			image += count;
+			return own.reduce((sum, value) => sum + value, 0);
+		});
+		if (image !== rowsPerImage.length) {
+			throw new RangeError(
+				`${rowsPerImage.length} images do not belong to samples of ${images.imagesPerSample} images.`,
+			);
+		}
+	}
+
+	/** Whether the rows have a way back. */
+	get wantsGradient(): boolean {
+		return this.rows.gradient !== null;
+	}
+
+	/** Gradients of the encoder from that of its rows, [Σ, H]; takes it over. */
+	backward(gradient: Tensor): void {
+		if (this.rows.gradient) this.rows.gradient.accumulate(gradient);
+		else gradient[Symbol.dispose]();
+		this.#tape.backward();
+	}
+
+	[Symbol.dispose](): void {
+		this.#tape.discard();
+		this.rows[Symbol.dispose]();
+	}
+}

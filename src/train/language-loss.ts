@@ -1,0 +1,17 @@
+/** Cross-entropy of a language model whose vocabulary may be cut over ranks. */
+import type { HybridModel } from "../models/hybrid/model.ts";
+import { gatherStatistics } from "../parallel/vocabulary-parallel.ts";
+import { type CrossEntropyStatistics, crossEntropy } from "../tensor/ops/cross-entropy.ts";
+import type { Tape } from "../tensor/tape.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+
+/** logits_T(V/tp), labels_T → loss_T of every token, the same on every tensor-parallel rank. */
+export function tokenLoss(tape: Tape, model: HybridModel, logits: Tensor, labels: Tensor): Tensor {
+	const { tp } = model.parallel;
+	return crossEntropy(tape, logits, labels, {
+		shard: model.vocabularyShard,
+		zLoss: model.config.zLossCoefficient,
+		roundBf16: model.config.crossEntropyRoundsBf16,
+		...(tp.size === 1 ? {} : { gather: (own: CrossEntropyStatistics) => gatherStatistics(own, tp) }),
+	});
+}

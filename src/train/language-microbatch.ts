@@ -1,0 +1,73 @@
+/** One microbatch through the language model: forward and backward, image rows in, their gradient out. */
+import type { Microbatch } from "../data/microbatch.ts";
+import type { HybridModel, Observer } from "../models/hybrid/model.ts";
+import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/mimo/merge.ts";
+import { GradientSlot } from "../tensor/gradient.ts";
+import { Tape } from "../tensor/tape.ts";
+import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { DeviceInput } from "./device-input.ts";
+import { tokenLoss } from "./language-loss.ts";
+import type { LossAccumulator } from "./loss.ts";
+import type { StepPlace } from "./schedule.ts";
+
+/** Image rows of a microbatch as they come from the encoder, in this process or over the bridge. */
+export interface ReceivedRows {
+	/** [Σ rowsPerSample, H], on every tensor-parallel rank. */
+	readonly rows: Tensor;
+	readonly rowsPerSample: readonly number[];
+	/** Whether the encoder trains. */
+	readonly wantsGradient: boolean;
+}
+
+/**
+ * Text alone. `addToEmbedding` adds to the embedding of this rank's tokens. Observed are the model's values and
+ * "per_token_loss".
+ */
+export function trainText(
+	model: HybridModel,
+	microbatch: Microbatch,
+	place: StepPlace,
+	losses: LossAccumulator,
+	observe: Observer = () => {},
+	addToEmbedding?: (tape: Tape, embedded: Tensor) => Tensor,
+): void {
+	const tape = new Tape(model.device, { recording: true });
+	using input = new DeviceInput(model.device, microbatch, model.parallel.tp);
+	const forward = input.forward(place.dropoutKey, place.firstToken);
+	const add = addToEmbedding && { addToEmbedding: (embedded: Tensor) => addToEmbedding(tape, embedded) };
+	using logits = model.forward(tape, { ...forward, ...add }, observe);
+	using loss = tokenLoss(tape, model, logits, input.labels);
+	observe("per_token_loss", loss);
+	losses.add(loss, input.mask);
+	// The loss is Σ mask·loss: the gradient of a token's loss is its mask.
+	loss.gradient?.accumulate(input.mask.share());
+	tape.backward();
+}
+
+/**
+ * Text with image rows at its image tokens. Returns the gradient of the rows, or null where none is wanted; the receiver
+ * disposes it. Rows that do not match the image tokens are an error that names the sample. `name`: of the microbatch, for
+ * that message.
+ */
+export function trainTextWithImages(
+	model: HybridModel,
+	microbatch: { readonly text: Microbatch; readonly imageTokenId: number; readonly name: string },
+	received: ReceivedRows,
+	place: StepPlace,
+	losses: LossAccumulator,
+	observe?: Observer,
+): Tensor | null {
+	const { text, imageTokenId, name } = microbatch;
+	const { device, parallel } = model;
+	const places = findImagePlaces(text.ids, text.lengths, imageTokenId);
+	checkImageRows(places, received.rowsPerSample, name);
+	const { rows } = received;
+	// A leaf of this tape: the encoder's own goes on from its gradient.
+	const slot = received.wantsGradient ? new GradientSlot(device, rows.shape, rows.dtype as FloatDtype) : null;
+	using leaf = rows.withGradient(slot);
+	using matrix = placement(device, places, parallel.tp);
+	trainText(model, { ...text, ids: places.ids }, place, losses, observe, (tape, embedded) =>
+		placeImageRows(tape, embedded, leaf, matrix, parallel.tp),
+	);
+	return slot?.take() ?? null;
+}

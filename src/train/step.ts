@@ -1,0 +1,152 @@
+/**
+ * One training step, in the order of the algorithm: zero gradients → every microbatch forward and backward → sum over
+ * replicas → divide by the loss tokens → global norm and clip → AdamW → gather. The loss of a microbatch is a sum over
+ * its tokens, so the gradient is that of the token mean over the whole step, however it is cut into microbatches and
+ * ranks. Every rank of the run calls this together, whatever module it holds.
+ */
+import type { Microbatch } from "../data/microbatch.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import type { RouterState } from "../models/hybrid/router-state.ts";
+import type { AdamW } from "../optim/adamw.ts";
+import { clipGradients, countZeros, parametersNorm, scaleGradients } from "../optim/gradient-norm.ts";
+import type { StepScalars } from "../optim/step-scalars.ts";
+import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
+import { type Group, groupOfOne } from "../parallel/group.ts";
+import { LossAccumulator } from "./loss.ts";
+import type { EncoderCorrection } from "./participation.ts";
+import { LanguageSchedule, type MicrobatchObserver, type Schedule } from "./schedule.ts";
+
+export interface TrainingState<Batch> {
+	/** Parameters of the modules on this rank, each among its replicas. */
+	readonly replicas: readonly DataParallel[];
+	/** Routers of the language model on this rank, and the ranks that share their tokens and replicate them. */
+	readonly routers: readonly RouterState[];
+	readonly routerGroup: Group;
+	/** Every rank of the run. */
+	readonly world: Group;
+	readonly schedule: Schedule<Batch>;
+	/** Whether this rank's losses count: of the language ranks that share tokens, one. */
+	readonly countsLoss: boolean;
+	readonly optimizer: AdamW;
+	readonly scalars: StepScalars;
+	/** Global norm limit; 0: none. */
+	readonly clipGrad: number;
+	/** Keys of dropout masks are drawn from this and the iteration. */
+	readonly seed: number;
+	/** Default: the exact gradient, whichever ranks saw images. */
+	readonly encoderCorrection?: EncoderCorrection<Batch>;
+	readonly logNumZeros?: boolean;
+	readonly logParametersNorm?: boolean;
+}
+
+/** A state of a language model in one process. */
+export function singleProcess(
+	state: { readonly model: HybridModel } & Pick<
+		TrainingState<Microbatch>,
+		"optimizer" | "scalars" | "clipGrad" | "seed" | "logNumZeros" | "logParametersNorm"
+	>,
+): TrainingState<Microbatch> {
+	const { model, ...rest } = state;
+	return {
+		...rest,
+		replicas: [onlyReplica(model.parameters)],
+		routers: [...model.routers.values()],
+		routerGroup: groupOfOne("language.tp_dp", 0),
+		world: groupOfOne("world", 0),
+		schedule: new LanguageSchedule(model),
+		countsLoss: true,
+	};
+}
+
+export interface StepInput<Batch> {
+	/** This rank's. */
+	readonly microbatches: readonly Batch[];
+	/** Index of this lane's first token among those of the step's global batch; 0 with one lane. */
+	readonly firstToken?: number;
+	/** Steps before this one. */
+	readonly iteration: number;
+	readonly learningRate: number;
+	readonly weightDecay: number;
+}
+
+export interface StepResult {
+	/** Mean loss of a token. */
+	readonly loss: number;
+	readonly tokens: number;
+	/** Before clipping. */
+	readonly gradientNorm: number;
+	/** False when the gradient was not finite and nothing was updated. */
+	readonly updated: boolean;
+	/** Zeros among the gradients; null unless the state asks for them. */
+	readonly zeroGradients: number | null;
+	/** Norm of all parameters; null unless the state asks for it. */
+	readonly parametersNorm: number | null;
+	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
+	readonly balancing: Readonly<Record<string, number>>;
+}
+
+/** Looks into a step: values as they arise, gradients before the update. */
+export interface StepObserver {
+	readonly forward?: MicrobatchObserver;
+	/** Called when gradients are final (divided by the loss tokens, not clipped). */
+	readonly gradients?: () => void;
+}
+
+/** Trains on one global batch. */
+export function trainStep<Batch>(
+	state: TrainingState<Batch>,
+	input: StepInput<Batch>,
+	observer: StepObserver = {},
+): StepResult {
+	const { replicas, routers, routerGroup, world, optimizer, scalars } = state;
+	for (const { parameters } of replicas) parameters.zeroGradients();
+	using losses = new LossAccumulator(scalars.device, state.countsLoss);
+	const place = { dropoutKey: state.seed + input.iteration, firstToken: input.firstToken ?? 0 };
+	state.schedule.run(input.microbatches, place, losses, observer.forward);
+	const { sum, tokens } = losses.total(world);
+	for (const replica of replicas) replica.reduce();
+	scalars.set("gradientScale", 1 / Math.max(1, tokens));
+	scaleGradients(replicas, scalars);
+	if (state.encoderCorrection) correctEncoder(state.encoderCorrection, input.microbatches, scalars);
+	observer.gradients?.();
+	for (const router of routers) router.finishStep(routerGroup);
+	clipGradients(replicas, scalars, state.clipGrad, world);
+	scalars.set("learningRate", input.learningRate);
+	scalars.set("weightDecay", input.weightDecay);
+	optimizer.step();
+	for (const replica of replicas) replica.gather();
+	const { gradientNorm, foundInf } = scalars.read();
+	return {
+		loss: sum / Math.max(1, tokens),
+		tokens,
+		gradientNorm,
+		updated: foundInf === 0,
+		zeroGradients: state.logNumZeros ? countZeros(replicas, world) : null,
+		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
+		balancing: balancingLosses(routers, routerGroup, losses),
+	};
+}
+
+/** Multiplies the encoder's gradients, before the global norm is taken. */
+function correctEncoder<Batch>(
+	{ replica, factor }: EncoderCorrection<Batch>,
+	microbatches: readonly Batch[],
+	scalars: StepScalars,
+): void {
+	scalars.set("gradientScale", factor(microbatches));
+	scaleGradients([replica], scalars);
+}
+
+function balancingLosses(
+	routers: readonly RouterState[],
+	group: Group,
+	{ microbatches, tokens }: LossAccumulator,
+): Record<string, number> {
+	const sums: Record<string, number> = {};
+	for (const router of routers) {
+		for (const [name, value] of Object.entries(router.takeLosses(group, microbatches, tokens))) {
+			sums[name] = (sums[name] ?? 0) + value / routers.length;
+		}
+	}
+	return sums;
+}

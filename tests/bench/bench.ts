@@ -1,0 +1,51 @@
+/**
+ * `npm run bench`: every operation against the machine's own measure, as ratios in one run.
+ *
+ *   bun tests/bench/bench.ts [--json FILE] [--threads 1,2] [products] [streams] [pytorch]
+ *
+ * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
+ * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too.
+ */
+import { availableParallelism } from "node:os";
+import { parseArgs } from "node:util";
+import { Device } from "../../src/native/device.ts";
+import { openLibrary } from "../../src/native/library.ts";
+import { type Row, tables } from "./measure.ts";
+import { openOpenblas } from "./openblas.ts";
+import { benchProducts } from "./products.ts";
+import { benchPyTorch, findPython } from "./pytorch.ts";
+import { benchStreams } from "./streams.ts";
+
+const suites = ["products", "streams", "pytorch"] as const;
+const { values: flags, positionals } = parseArgs({
+	options: { json: { type: "string" }, threads: { type: "string" } },
+	allowPositionals: true,
+});
+const unknown = positionals.find((name) => !(suites as readonly string[]).includes(name));
+if (unknown !== undefined) {
+	console.error(`bench: there is no suite ${unknown}; they are ${suites.join(", ")}.`);
+	process.exit(2);
+}
+const wanted = (suite: (typeof suites)[number]) => positionals.length === 0 || positionals.includes(suite);
+const threadCounts = (flags.threads ?? (availableParallelism() > 1 ? "1,2" : "1")).split(",").map(Number);
+
+const library = await openLibrary("cpu");
+const python = wanted("pytorch") ? findPython() : null;
+const blas = wanted("products") ? openOpenblas() : null;
+if (wanted("pytorch") && python === null) console.log("skip: pytorch (no Python with torch; MIMO_PYTHON names one)");
+if (wanted("products") && blas === null) {
+	console.log("skip: products (no shared OpenBLAS; Debian has it in libopenblas0-pthread)");
+}
+const rows: Row[] = [];
+for (const threads of threadCounts) {
+	using device = Device.open(library, { threads });
+	const { name, instructions } = device.describe();
+	if (threads === threadCounts[0]) console.log(`${name}, ${instructions}; ${library.versions}`);
+	if (blas !== null) rows.push(...(await benchProducts(device, blas)));
+	if (wanted("streams")) rows.push(...(await benchStreams(device)));
+	if (python !== null) rows.push(...benchPyTorch(device, python));
+}
+console.log(tables(rows));
+const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);
+console.log(`\n${rows.length} ratios, ${below.length} below what is wanted`);
+if (flags.json) await Bun.write(flags.json, `${JSON.stringify(rows, null, "\t")}\n`);

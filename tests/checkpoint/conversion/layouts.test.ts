@@ -1,0 +1,151 @@
+import { describe, expect, test } from "bun:test";
+import { fromLayout, layoutOfArguments, parseGroups, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
+import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
+import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
+import { memoryStore } from "../memory-store.ts";
+
+/** Tensors in memory, element i of tensor t being 1000 t + i. */
+function numbered(shapes: Record<string, readonly number[]>): TensorStore {
+	return memoryStore(
+		Object.fromEntries(
+			Object.entries(shapes).map(([name, shape], t) => {
+				const elements = shape.reduce((n, size) => n * size, 1);
+				return [name, { shape, values: Float32Array.from({ length: elements }, (_, i) => 1000 * t + i) }];
+			}),
+		),
+	);
+}
+
+const rowsOf = (store: TensorStore, name: string, width: number) =>
+	[...(readTensor(store, name) as Float32Array)]
+		.filter((_, i) => i % width === 0)
+		.map((value) => (value % 1000) / width);
+
+const allOf = (store: TensorStore) =>
+	Object.fromEntries([...store.tensors.keys()].map((name) => [name, readTensor(store, name)]));
+
+describe("patterns with groups", () => {
+	test("physical layers and the groups they are in", () => {
+		const indices = (pattern: string) => parseGroups(pattern).map(({ symbol, group }) => symbol + group);
+		expect(indices("M[*-]E")).toEqual(["M0", "*1", "-1", "E2"]);
+		expect(indices("ME|*-/*E")).toEqual(["M0", "E1", "*2", "-3"]);
+	});
+
+	test("errors give the position", () => {
+		const refuse = (pattern: string, sentence: string) => expect(() => parseGroups(pattern)).toThrow(sentence);
+		refuse("M[*[", 'Pattern "M[*[", position 4: groups cannot be nested');
+		refuse("M[]", "position 3: the group is empty");
+		refuse("M]", "position 2: no group is open");
+		refuse("[*-", "position 4: a group is not closed");
+		refuse("[**]", "position 3: the group has two layers of a kind");
+		refuse("[E*]", "position 3: E must be the last");
+		refuse("[M|*]", "position 3: a pipeline stage cannot begin inside a group");
+		refuse("MX", 'position 2: "X" is no layer symbol');
+	});
+});
+
+describe("layer names", () => {
+	const layer = (index: number, rest: string) => `language_model.decoder.layers.${index}.${rest}`;
+	const store = numbered({
+		[layer(0, "mixer.in_proj.weight")]: [2],
+		[layer(1, "self_attention.linear_proj.weight")]: [2],
+		[layer(2, "mlp.linear_fc1.weight")]: [2],
+		[layer(3, "pre_mlp_layernorm.weight")]: [2],
+		[`optimizer.state.exp_avg.${layer(3, "mlp.router.weight")}`]: [2],
+		"language_model.decoder.final_norm.weight": [2],
+		"modality_submodules.x.decoder.layers.3.mlp.linear_fc1.weight": [2],
+	});
+	const layout = { ...canonicalLayout, layerNames: "logical", pattern: "M[*-]E", gluTensorParallel: 1 } as const;
+
+	test("there and back", () => {
+		const logical = toLayout(store, layout, "memory");
+		expect([...logical.tensors.keys()]).toEqual([
+			layer(0, "mixer.in_proj.weight"),
+			layer(1, "self_attention.linear_proj.weight"),
+			layer(1, "mlp.linear_fc1.weight"),
+			layer(2, "pre_mlp_layernorm.weight"),
+			`optimizer.state.exp_avg.${layer(2, "mlp.router.weight")}`,
+			"language_model.decoder.final_layernorm.weight",
+			"modality_submodules.x.decoder.layers.3.mlp.linear_fc1.weight",
+		]);
+		expect(allOf(fromLayout(logical, layout, "memory"))).toEqual(allOf(store));
+	});
+
+	test("without brackets the final norm keeps its name; without a pattern nothing is guessed", () => {
+		const plain = toLayout(store, { ...layout, pattern: "M*-E" }, "memory");
+		expect([...plain.tensors.keys()]).toEqual([...store.tensors.keys()]);
+		expect(() => toLayout(store, { ...layout, pattern: null }, "memory")).toThrow("--hybrid-layer-pattern");
+		expect(() => toLayout(store, { ...layout, pattern: "M" }, "memory")).toThrow("belongs to no layer");
+	});
+});
+
+describe("experts", () => {
+	const key = "language_model.decoder.layers.0.mlp.experts.linear_fc1.weight";
+	const layout = { ...canonicalLayout, experts: "grouped", gluTensorParallel: 1 } as const;
+	const store = numbered({ [`${key}1`]: [2, 3], [`${key}0`]: [2, 3], "other.weight0": [1] });
+
+	test("one by one ↔ in one tensor", () => {
+		const grouped = toLayout(store, layout, "memory");
+		expect([...grouped.tensors]).toEqual([
+			["other.weight0", expect.anything()],
+			[key, expect.objectContaining({ shape: [2, 2, 3] })],
+		]);
+		expect([...(readTensor(grouped, key) as Float32Array)]).toEqual([
+			1000, 1001, 1002, 1003, 1004, 1005, 0, 1, 2, 3, 4, 5,
+		]);
+		expect(allOf(fromLayout(grouped, layout, "memory"))).toEqual(allOf(store));
+	});
+
+	test("a missing expert, or both forms at once, is an error", () => {
+		expect(() => toLayout(numbered({ [`${key}1`]: [2] }), layout, "memory")).toThrow(`expert 0 of ${key}`);
+		expect(() => toLayout(numbered({ [`${key}0`]: [2], [key]: [1, 2] }), layout, "memory")).toThrow("one by one");
+	});
+});
+
+describe("gated rows", () => {
+	const name = (fc: string) => `language_model.decoder.layers.0.mlp.experts.linear_${fc}.weight0`;
+	const width = 3;
+
+	/** Spec §5.3 row by row: where row s of [gate; linear] stands when T ranks interleave blocks of b. */
+	function storedRow(s: number, F: number, b: number, T: number): number {
+		const [t, u] = [Math.floor(s / F), s % F];
+		const [local, rank] = [F / T, Math.floor(u / (F / T))];
+		const [j, o] = [Math.floor((u % local) / b), u % b];
+		const inside = j * 2 * b + t * b + o;
+		return Math.floor(inside / local) * F + rank * local + (inside % local);
+	}
+
+	for (const [F, b, T] of [
+		[8, 2, 1],
+		[8, 4, 1],
+		[8, 2, 2],
+		[12, 2, 2],
+		[32, 4, 4],
+		[12, 4, 1],
+	] as const) {
+		test(`${F} rows, blocks of ${b}, ${T} ranks`, () => {
+			const store = numbered({ [name("fc1")]: [2 * F, width], [name("fc2")]: [5, F] });
+			const layout = { ...canonicalLayout, glu: { experts: b, sharedExperts: 0 }, gluTensorParallel: T };
+			const rows = rowsOf(toLayout(store, layout, "memory"), name("fc1"), width);
+			for (let s = 0; s < 2 * F; s++) expect(rows[storedRow(s, F, b, T)]).toBe(s);
+			expect(allOf(fromLayout(toLayout(store, layout, "memory"), layout, "memory"))).toEqual(allOf(store));
+		});
+	}
+
+	test("weights that are not gated stay, sizes that do not divide are refused", () => {
+		const layout = { ...canonicalLayout, glu: { experts: 3, sharedExperts: 0 }, gluTensorParallel: 1 };
+		const plain = numbered({ [name("fc1")]: [8, width], [name("fc2")]: [5, 8] });
+		expect(allOf(toLayout(plain, layout, "memory"))).toEqual(allOf(plain));
+		const gated = numbered({ [name("fc1")]: [16, width], [name("fc2")]: [5, 8] });
+		expect(() => toLayout(gated, layout, "memory")).toThrow("do not divide");
+	});
+});
+
+test("what Megatron's arguments say of the layout", () => {
+	const layout = layoutOfArguments({ hybrid_layer_pattern: "M[*-]E", moe_mlp_glu_interleave_size: 32 }, null);
+	expect(layout).toMatchObject({ layerNames: "logical", pattern: "M[*-]E", glu: { experts: 32, sharedExperts: 0 } });
+	expect(layoutOfArguments({ hybrid_layer_pattern: "M*" }, null)).toMatchObject({
+		layerNames: "physical",
+		pattern: null,
+	});
+});

@@ -1,0 +1,294 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import {
+	configurationFromHuggingFace,
+	configurationToHuggingFace,
+	type LanguageModelConfiguration,
+} from "../../../src/checkpoint/hf/configuration.ts";
+import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
+import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
+import { detectSpelling, languageCorrespondence, spellings } from "../../../src/checkpoint/hf/language-names.ts";
+import { openHuggingFaceModel, saveHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
+import { openSafetensors, type TensorEntry, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
+import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
+import { golden } from "../../golden.ts";
+
+let folder: string;
+beforeAll(() => {
+	folder = mkdtempSync(join(tmpdir(), "mimo-hf-"));
+});
+afterAll(() => rmSync(folder, { recursive: true }));
+
+const tiny = golden("hybrid-tiny");
+const goldens = ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny", "hybrid-text"];
+
+/** Copies a reference folder's model with changed tensors. */
+function altered(name: string, change: (entries: TensorEntry[]) => TensorEntry[]): string {
+	const target = join(folder, name);
+	mkdirSync(target);
+	cpSync(join(tiny!, "config.json"), join(target, "config.json"));
+	using file = openSafetensors(join(tiny!, "model.safetensors"));
+	const entries = [...file.tensors].map(([tensor, type]) => ({ name: tensor, ...type, data: () => file.read(tensor) }));
+	writeSafetensors(join(target, "model.safetensors"), change(entries));
+	return target;
+}
+
+function allTensors(store: TensorStore) {
+	return Object.fromEntries([...store.tensors].map(([name, { shape }]) => [name, [shape, readTensor(store, name)]]));
+}
+
+for (const name of goldens) {
+	const source = golden(name);
+	test.skipIf(!source)(`${name}: there and back, every byte equal`, async () => {
+		const target = join(folder, name);
+		using model = openHuggingFaceModel(source!);
+		const { configuration, spelling, configText, weights } = model;
+		await saveHuggingFaceModel(target, weights, configuration, { spelling, configText });
+		for (const file of ["config.json", "model.safetensors"]) {
+			expect(readFileSync(join(target, file)).equals(readFileSync(join(source!, file)))).toBe(true);
+		}
+	});
+}
+
+describe.skipIf(!tiny)("hybrid-tiny", () => {
+	test("the configuration in the program's keys", () => {
+		using model = openHuggingFaceModel(tiny!);
+		expect(model.configuration).toMatchObject({
+			hybridLayerPattern: "ME*M-E",
+			numLayers: 6,
+			hiddenSize: 64,
+			ffnHiddenSize: 128,
+			numAttentionHeads: 4,
+			numQueryGroups: 2,
+			kvChannels: 16,
+			mambaNumHeads: 8,
+			mambaChunkSize: 32,
+			numExperts: 8,
+			moeRouterTopk: 2,
+			moeRouterTopkScalingFactor: 2.5,
+			moeSharedExpertIntermediateSize: 96,
+			vocabSize: 512,
+			normEpsilon: 1e-5,
+			untieEmbeddingsAndOutputWeights: true,
+		});
+		expect(model.spelling).toEqual(spellings.transformers);
+	});
+
+	test("rows of linear_qkv go group by group, experts one by one", () => {
+		using model = openHuggingFaceModel(tiny!);
+		using file = openSafetensors(join(tiny!, "model.safetensors"));
+		const [h, d] = [64, 16];
+		const fused = readTensor(model.weights, "language_model.decoder.layers.2.self_attention.linear_qkv.weight");
+		expect(fused.length).toBe((4 + 2 * 2) * d * h);
+		const part = (name: string, head: number) =>
+			file.read(`model.layers.2.mixer.${name}_proj.weight`).slice(head * d * h, (head + 1) * d * h);
+		const order = [part("q", 0), part("q", 1), part("k", 0), part("v", 0)];
+		order.push(part("q", 2), part("q", 3), part("k", 1), part("v", 1));
+		order.forEach((rows, i) => {
+			expect(fused.slice(i * d * h, (i + 1) * d * h)).toEqual(rows);
+		});
+		const packed = file.read("model.layers.1.mixer.experts.down_proj");
+		const expert = readTensor(model.weights, "language_model.decoder.layers.1.mlp.experts.linear_fc2.weight3");
+		expect(expert).toEqual(packed.slice(3 * 64 * 48, 4 * 64 * 48));
+	});
+
+	test("ranges of a tensor are what they are in the whole", () => {
+		using model = openHuggingFaceModel(tiny!);
+		for (const name of [
+			"language_model.decoder.layers.2.self_attention.linear_qkv.weight",
+			"language_model.decoder.layers.1.mlp.experts.linear_fc1.weight7",
+		]) {
+			const whole = new Uint8Array(readTensor(model.weights, name).buffer);
+			for (let begin = 0; begin < whole.length; begin += 3001) {
+				const range = new Uint8Array(Math.min(9007, whole.length - begin));
+				model.weights.readInto(name, begin, range);
+				expect(Buffer.compare(range, whole.subarray(begin, begin + range.length))).toBe(0);
+			}
+		}
+	});
+
+	test("published spelling in several shards, and back", async () => {
+		const target = join(folder, "published");
+		using model = openHuggingFaceModel(tiny!);
+		await saveHuggingFaceModel(target, model.weights, model.configuration, {
+			spelling: spellings.published,
+			shardBytes: 200_000,
+		});
+		expect(readdirSync(target).filter((name) => name.endsWith(".safetensors")).length).toBeGreaterThan(3);
+		using raw = HuggingFaceFolder.open(target);
+		expect(raw.tensors.get("backbone.layers.1.mixer.experts.5.up_proj.weight")!.shape).toEqual([48, 64]);
+		using again = openHuggingFaceModel(target);
+		expect(again.spelling).toEqual(spellings.published);
+		expect(again.configuration).toEqual(model.configuration);
+		expect(allTensors(again.weights)).toEqual(allTensors(model.weights));
+	});
+
+	test("vocabulary padding: zero rows in, none out", async () => {
+		using model = openHuggingFaceModel(tiny!, { paddedVocabularySize: 640, prefix: "" });
+		const embedding = readTensor(model.weights, "embedding.word_embeddings.weight");
+		expect(embedding.length).toBe(640 * 64);
+		expect(embedding.slice(512 * 64).every((value) => value === 0)).toBe(true);
+		const { configuration, spelling, configText, weights } = model;
+		const target = join(folder, "unpadded");
+		await saveHuggingFaceModel(target, weights, configuration, {
+			spelling,
+			configText,
+			paddedVocabularySize: 640,
+			prefix: "",
+		});
+		const file = "model.safetensors";
+		expect(readFileSync(join(target, file)).equals(readFileSync(join(tiny!, file)))).toBe(true);
+	});
+
+	test("an existing target is refused, and replaced when asked", async () => {
+		const target = join(folder, "occupied");
+		mkdirSync(target);
+		writeFileSync(join(target, "mine"), "");
+		using model = openHuggingFaceModel(tiny!);
+		const save = (replace: boolean) =>
+			saveHuggingFaceModel(target, model.weights, model.configuration, { spelling: model.spelling, replace });
+		await expect(save(false)).rejects.toThrow("the folder is not empty");
+		expect(readdirSync(target)).toEqual(["mine"]);
+		await save(true);
+		expect(readdirSync(target).sort()).toEqual(["config.json", "model.safetensors"]);
+		expect(readdirSync(folder).filter((name) => name.includes(".tmp-"))).toEqual([]);
+	});
+
+	test("every tensor that does not fit is named", () => {
+		const path = altered("unfit", (entries) => [
+			...entries.filter(({ name }) => !/layers\.2\.mixer\.q_proj|norm_f/.test(name)),
+			{ name: "model.layers.0.surplus", dtype: "F32", shape: [1], data: () => Float32Array.of(1) },
+			{ name: "model.layers.2.mixer.q_proj.weight", dtype: "F32", shape: [2], data: () => Float32Array.of(1, 2) },
+		]);
+		expect(() => openHuggingFaceModel(path)).toThrow(
+			`The tensors of ${path} do not match the model; 1 missing: model.norm_f.weight; ` +
+				"1 unexpected: model.layers.0.surplus; " +
+				"1 of another shape: model.layers.2.mixer.q_proj.weight has [2], expected [64, 64].",
+		);
+	});
+
+	test("a tied model with or without its head", () => {
+		const tie = (path: string) => {
+			const json = parsePythonJson(readFileSync(join(path, "config.json"), "utf8"), path);
+			writeFileSync(join(path, "config.json"), formatPythonJson({ ...json, tie_word_embeddings: true }));
+			return path;
+		};
+		const without = tie(altered("tied", (entries) => entries.filter(({ name }) => name !== "lm_head.weight")));
+		using model = openHuggingFaceModel(without);
+		expect(model.weights.tensors.has("language_model.output_layer.weight")).toBe(false);
+		expect(() => openHuggingFaceModel(tie(altered("tied-wrong", (entries) => entries)))).toThrow(
+			"lm_head.weight differs from model.embeddings.weight",
+		);
+		const equal = altered("tied-equal", (entries) => {
+			const embedding = entries.find(({ name }) => name === "model.embeddings.weight")!;
+			return entries.map((entry) => (entry.name === "lm_head.weight" ? { ...entry, data: embedding.data } : entry));
+		});
+		openHuggingFaceModel(tie(equal))[Symbol.dispose]();
+	});
+
+	test("mixed dtypes inside one tensor are refused", () => {
+		const path = altered("mixed", (entries) =>
+			entries.map((entry) =>
+				entry.name.includes("k_proj") ? { ...entry, dtype: "BF16", data: () => new Uint16Array(32 * 64) } : entry,
+			),
+		);
+		expect(() => openHuggingFaceModel(path)).toThrow(
+			"has parts of language_model.decoder.layers.2.self_attention.linear_qkv.weight in different dtypes (F32, BF16)",
+		);
+	});
+
+	test("files that lie or lead elsewhere", () => {
+		const index = (name: string, map: unknown) => {
+			const path = join(folder, name);
+			mkdirSync(path);
+			cpSync(join(tiny!, "config.json"), join(path, "config.json"));
+			writeFileSync(join(path, "model.safetensors.index.json"), JSON.stringify({ weight_map: map }));
+			return path;
+		};
+		expect(() => openHuggingFaceModel(index("escape", { w: "../secret" }))).toThrow("no plain file name");
+		expect(() => openHuggingFaceModel(index("absent", { w: "a.safetensors" }))).toThrow("it does not exist");
+		expect(() => openHuggingFaceModel(index("no-map", null))).toThrow("has no weight_map");
+		const linked = index("linked", { w: "a.safetensors" });
+		symlinkSync(join(tiny!, "model.safetensors"), join(linked, "a.safetensors"));
+		expect(() => openHuggingFaceModel(linked)).toThrow("leads out of its folder");
+		const wrong = index("wrong", { w: "a.safetensors" });
+		cpSync(join(tiny!, "model.safetensors"), join(wrong, "a.safetensors"));
+		expect(() => openHuggingFaceModel(wrong)).toThrow("has no tensor w, which");
+		expect(() => openHuggingFaceModel(join(folder, "nowhere"))).toThrow("it does not exist");
+	});
+});
+
+describe("config.json", () => {
+	const base = { model_type: "nemotron_h", hybrid_override_pattern: "ME*-", num_hidden_layers: 4 };
+	const read = (json: Record<string, unknown>) => configurationFromHuggingFace(json, "config.json");
+
+	test("both spellings of the layers, old and new names", () => {
+		expect(read(base).hybridLayerPattern).toBe("ME*-");
+		const types = ["mamba", "moe", "attention", "mlp"];
+		expect(read({ model_type: "nemotron_h", layers_block_type: types }).hybridLayerPattern).toBe("ME*-");
+		expect(() => read({ ...base, layers_block_type: ["moe"] })).toThrow("disagree");
+		expect(() => read({ ...base, hybrid_override_pattern: "MX" })).toThrow('"X" at position 2');
+		expect(() => read({ ...base, num_hidden_layers: 5 })).toThrow("num_hidden_layers is 5");
+		expect(() => read({ model_type: "nemotron_h" })).toThrow("neither layers_block_type");
+		expect(() => read({ model_type: "llama" })).toThrow('model_type is "llama"');
+	});
+
+	test("what the model lacks is named", () => {
+		expect(() => read({ ...base, mlp_hidden_act: "silu" })).toThrow('mlp_hidden_act is "silu"');
+		expect(() => read({ ...base, use_bias: true })).toThrow("use_bias is true");
+		expect(() => read({ ...base, num_nextn_predict_layers: 1 })).toThrow("num_nextn_predict_layers is 1");
+		expect(() => read({ ...base, time_step_limit: [0, 1] })).toThrow("time_step_limit");
+		expect(() => read({ ...base, hidden_size: "wide" })).toThrow('hidden_size is "wide", expected a whole number');
+		expect(() => read({ ...base, num_attention_heads: 3, num_key_value_heads: 2 })).toThrow("num_attention_heads");
+	});
+
+	test("Infinity in both spellings", () => {
+		for (const text of [
+			'{"a": [0.0, Infinity], "s": "-Infinity"}',
+			'{"a":[0,{"__float__":"Infinity"}],"s":"-Infinity"}',
+		]) {
+			expect(parsePythonJson(text, "x")).toEqual({ a: [0, Number.POSITIVE_INFINITY], s: "-Infinity" });
+		}
+		expect(formatPythonJson([Number.NEGATIVE_INFINITY])).toContain('"__float__": "-Infinity"');
+		expect(() => parsePythonJson("{", "there.json")).toThrow("there.json is no JSON");
+	});
+
+	test("what is written is read back", () => {
+		const configuration = read(base);
+		const text = formatPythonJson(configurationToHuggingFace(configuration, "float32", "x"));
+		const json = parsePythonJson(text, "x");
+		expect(read(json)).toEqual(configuration);
+		// Python's types count: transformers refuses a whole number in time_step_limit.
+		expect(text.replace(/\s+/g, " ")).toContain('"time_step_limit": [ 0.0, { "__float__": "Infinity" } ]');
+		const softmax = { ...configuration, moeRouterScoreFunction: "softmax" } as LanguageModelConfiguration;
+		expect(() => configurationToHuggingFace(softmax, "float32", "x")).toThrow("only the sigmoid router");
+	});
+});
+
+test("every name and shape of a model is used once", () => {
+	const configuration = configurationFromHuggingFace(
+		{ model_type: "nemotron_h", hybrid_override_pattern: "ME*-", hidden_size: 8, vocab_size: 16 },
+		"config.json",
+	);
+	for (const spelling of Object.values(spellings)) {
+		const { logical, foreign, links } = languageCorrespondence(configuration, spelling);
+		for (const [side, tensors] of [
+			["logical", logical],
+			["foreign", foreign],
+		] as const) {
+			for (const [name, shape] of tensors) {
+				const used = links.filter((link) => link[side] === name).reduce((n, link) => n + link.count * link.length, 0);
+				expect(used).toBe(shape.reduce((a, b) => a * b, 1));
+			}
+		}
+		expect(detectSpelling(foreign.keys())).toEqual(spelling);
+	}
+	expect(detectSpelling(["language_model.backbone.embeddings.weight"])).toEqual({
+		base: "language_model.backbone.",
+		head: "language_model.",
+		experts: "separate",
+	});
+	expect(detectSpelling(["x_backbone.embeddings.weight"])).toBeNull();
+});

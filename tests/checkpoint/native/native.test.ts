@@ -1,0 +1,275 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import {
+	cpSync,
+	existsSync,
+	mkdtempSync,
+	readdirSync,
+	readFileSync,
+	rmSync,
+	truncateSync,
+	writeFileSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { AsyncShardWriter } from "../../../src/checkpoint/native/async-writer.ts";
+import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
+import { applyRetention } from "../../../src/checkpoint/native/retention.ts";
+import { NativeSave, type ShardEntry, writeShard } from "../../../src/checkpoint/native/writer.ts";
+import { readTensor } from "../../../src/checkpoint/store.ts";
+import { randomValues } from "../../support.ts";
+
+let folder: string;
+let roots = 0;
+beforeAll(() => {
+	folder = mkdtempSync(join(tmpdir(), "mimo-native-"));
+});
+afterAll(() => rmSync(folder, { recursive: true }));
+
+const newRoot = () => join(folder, `root-${roots++}`);
+const matrix = randomValues(6 * 8, 3);
+
+/** Columns [4r, 4r + 4) of the matrix, rows of it for rank 0 of `vector`. */
+function entriesOf(rank: number): ShardEntry[] {
+	const half = new Float32Array(6 * 4);
+	for (let row = 0; row < 6; row++) half.set(matrix.subarray(row * 8 + rank * 4, row * 8 + rank * 4 + 4), row * 4);
+	const entries: ShardEntry[] = [
+		{ name: "matrix", dtype: "F32", shape: [6, 8], offsets: [0, 4 * rank], sizes: [6, 4], data: () => half },
+	];
+	if (rank === 0) {
+		const bits = Uint16Array.of(0x3f80, 0x4000);
+		entries.push(
+			{ name: "vector", dtype: "BF16", shape: [2], offsets: [0], sizes: [2], data: () => bits },
+			{ name: "step", dtype: "I64", shape: [], offsets: [], sizes: [], data: () => BigInt64Array.of(5n) },
+		);
+	}
+	return entries;
+}
+
+const description = {
+	generator: "test",
+	model: { hiddenSize: 8 },
+	common: { consumedSamples: 12, nested: { b: [1.5, null], a: "x" } },
+	objects: { "rng/0": { encoding: "raw" as const, bytes: Uint8Array.of(1, 2, 3) } },
+};
+
+function save(root: string, iteration: number, ranks = [0, 1]): string {
+	const saving = NativeSave.begin(root, iteration);
+	const reports = ranks.map((rank) => writeShard(saving.folder, rank, entriesOf(rank)));
+	return saving.publish(JSON.parse(JSON.stringify(reports)), description);
+}
+
+/** Overwrites one byte. */
+function flip(path: string, position: number): void {
+	const bytes = readFileSync(path);
+	bytes[position]! ^= 1;
+	writeFileSync(path, bytes);
+}
+
+test("what several ranks write in parallel comes back whole", () => {
+	const root = newRoot();
+	const saved = save(root, 100);
+	expect(saved).toBe(join(root, "iter_0000100"));
+	using checkpoint = NativeCheckpoint.open(root);
+	expect(checkpoint.notice).toBeNull();
+	expect(checkpoint.manifest.iteration).toBe(100);
+	expect(checkpoint.manifest.common).toEqual(description.common);
+	expect(readTensor(checkpoint, "matrix")).toEqual(matrix);
+	expect(readTensor(checkpoint, "vector")).toEqual(Uint16Array.of(0x3f80, 0x4000));
+	expect(readTensor(checkpoint, "step")).toEqual(BigInt64Array.of(5n));
+	expect(checkpoint.readObject("rng/0")).toEqual(Uint8Array.of(1, 2, 3));
+	checkpoint.verify();
+	for (let part = 0; part < 3; part++) checkpoint.verify({ part, parts: 3 });
+	using direct = NativeCheckpoint.open(saved);
+	expect(direct.path).toBe(saved);
+});
+
+test("any range of a tensor in uneven chunks", () => {
+	const root = newRoot();
+	const shape = [5, 7, 3];
+	const values = randomValues(105, 9);
+	const at = (i: number, j: number, k: number) => values[(i * 7 + j) * 3 + k]!;
+	const boxes = [
+		{ offsets: [0, 0, 0], sizes: [5, 2, 3] },
+		{ offsets: [0, 2, 0], sizes: [2, 5, 2] },
+		{ offsets: [2, 2, 0], sizes: [3, 5, 2] },
+		{ offsets: [0, 2, 2], sizes: [5, 5, 1] },
+	];
+	const saving = NativeSave.begin(root, 1);
+	const reports = boxes.map(({ offsets, sizes }, rank) => {
+		const box: number[] = [];
+		for (let i = 0; i < sizes[0]!; i++)
+			for (let j = 0; j < sizes[1]!; j++)
+				for (let k = 0; k < sizes[2]!; k++) box.push(at(offsets[0]! + i, offsets[1]! + j, offsets[2]! + k));
+		const data = () => Float32Array.from(box);
+		return writeShard(saving.folder, rank, [{ name: "w", dtype: "F32", shape, offsets, sizes, data }]);
+	});
+	saving.publish(reports, { generator: "test", model: {}, common: {} });
+	using checkpoint = NativeCheckpoint.open(root);
+	expect(readTensor(checkpoint, "w")).toEqual(values);
+	const whole = new Uint8Array(values.buffer);
+	for (let begin = 0; begin < whole.length; begin += 13) {
+		const range = new Uint8Array(Math.min(61, whole.length - begin));
+		checkpoint.readInto("w", begin, range);
+		expect(range).toEqual(whole.slice(begin, begin + range.length));
+	}
+});
+
+test("the manifest does not depend on the order of the reports, but for its date", () => {
+	const text = (order: number[]) =>
+		// The date of the save is all that may differ.
+		readFileSync(join(save(newRoot(), 3, order), "index.json"), "utf8").replace(/"created": "[^"]*"/, "");
+	expect(text([1, 0])).toEqual(text([0, 1]));
+});
+
+test("files are cut at the size asked for", () => {
+	const saving = NativeSave.begin(newRoot(), 1);
+	const report = writeShard(saving.folder, 0, entriesOf(0), { fileBytes: 64 });
+	expect(Object.keys(report.files).length).toBe(2);
+	saving.abort();
+	expect(existsSync(saving.folder)).toBe(false);
+});
+
+test("a thread writes snapshots", async () => {
+	const root = newRoot();
+	const saving = NativeSave.begin(root, 7);
+	const memory = new SharedArrayBuffer(8 + matrix.byteLength);
+	new Float32Array(memory, 8).set(matrix);
+	using writer = new AsyncShardWriter();
+	const job = { name: "matrix", dtype: "F32" as const, shape: [6, 8], offsets: [0, 0], sizes: [6, 8] };
+	const promise = writer.write({ folder: saving.folder, rank: 0, entries: [{ ...job, memory, byteOffset: 8 }] });
+	expect(writer.busy).toBe(true);
+	expect(() => writer.write({ folder: saving.folder, rank: 0, entries: [] })).toThrow("still being written");
+	saving.publish([await promise], { generator: "test", model: {}, common: {} });
+	using checkpoint = NativeCheckpoint.open(root);
+	expect(readTensor(checkpoint, "matrix")).toEqual(matrix);
+	const nowhere = writer.write({
+		folder: join(folder, "nowhere"),
+		rank: 0,
+		entries: [{ ...job, memory, byteOffset: 8 }],
+	});
+	// Not expect().rejects: while that waits, no message of a thread arrives.
+	const failure = await nowhere.catch((error: Error) => error.message);
+	expect(failure).toContain("it does not exist");
+});
+
+describe("a save that does not finish", () => {
+	test("reports that make no whole tensor are refused and nothing is published", () => {
+		const root = newRoot();
+		save(root, 1);
+		const saving = NativeSave.begin(root, 2);
+		const reports = [writeShard(saving.folder, 0, entriesOf(0))];
+		expect(() => saving.publish(reports, description)).toThrow("has chunks for 24 of 48 elements");
+		const twice = [...reports, ...reports];
+		expect(() => saving.publish(twice, description)).toThrow("has overlapping chunks at [0,0] and [0,0]");
+		saving.abort();
+		using checkpoint = NativeCheckpoint.open(root);
+		expect(checkpoint.manifest.iteration).toBe(1);
+	});
+
+	test("killed at any point: the previous checkpoint is read, the leftovers go", () => {
+		const root = newRoot();
+		save(root, 1);
+		const first = NativeSave.begin(root, 2);
+		writeShard(first.folder, 0, entriesOf(0));
+		expect(NativeCheckpoint.open(root).manifest.iteration).toBe(1);
+		expect(readdirSync(root).length).toBe(3);
+		// Renamed, but `latest` not yet written.
+		const latest = readFileSync(join(root, "latest.json"));
+		save(root, 2);
+		writeFileSync(join(root, "latest.json"), latest);
+		expect(NativeCheckpoint.open(root).manifest.iteration).toBe(1);
+		expect(readdirSync(root).sort()).toEqual(["iter_0000001", "iter_0000002", "latest.json"]);
+	});
+
+	test("killed while a checkpoint of the same iteration was replaced", () => {
+		const root = newRoot();
+		save(root, 1);
+		cpSync(join(root, "iter_0000001"), join(root, "iter_0000001.tmp-abc-old"), { recursive: true });
+		rmSync(join(root, "iter_0000001"), { recursive: true });
+		expect(NativeCheckpoint.open(root).path).toBe(join(root, "iter_0000001.tmp-abc-old"));
+		NativeSave.begin(root, 1).abort();
+		expect(NativeCheckpoint.open(root).path).toBe(join(root, "iter_0000001"));
+		save(root, 1);
+		expect(readdirSync(root).sort()).toEqual(["iter_0000001", "latest.json"]);
+	});
+});
+
+describe("damage is named", () => {
+	const damaged = (change: (checkpoint: string, root: string) => void): string => {
+		const root = newRoot();
+		save(root, 1);
+		change(save(root, 2), root);
+		return root;
+	};
+	const cases: [string, (checkpoint: string, root: string) => void, string][] = [
+		[
+			"a missing file",
+			(path) => rmSync(join(path, "data/r00001-000.safetensors")),
+			"r00001-000.safetensors is missing",
+		],
+		[
+			"a short file",
+			(path) => truncateSync(join(path, "data/r00000-000.safetensors"), 40),
+			"r00000-000.safetensors has 40 of",
+		],
+		["a missing index", (path) => rmSync(join(path, "index.json")), "index.json: it does not exist"],
+		[
+			"a short index",
+			(path) => truncateSync(join(path, "index.json"), 500),
+			"index.json is damaged: its checksum is not the one in latest.json",
+		],
+		["an altered index", (path) => flip(join(path, "index.json"), 9), "index.json is damaged"],
+		["an empty latest.json", (_, root) => truncateSync(join(root, "latest.json"), 0), "latest.json is damaged"],
+		["a missing folder", (path) => rmSync(path, { recursive: true }), "it does not exist"],
+	];
+	for (const [what, change, sentence] of cases) {
+		test(what, () => {
+			const root = damaged(change);
+			expect(() => NativeCheckpoint.open(root)).toThrow(sentence);
+			expect(() => NativeCheckpoint.open(root)).toThrow("--allow-fallback takes it");
+			using fallback = NativeCheckpoint.open(root, { allowFallback: true });
+			expect(fallback.notice).toContain(sentence);
+			expect(fallback.manifest.iteration).toBe(what === "an empty latest.json" ? 2 : 1);
+		});
+	}
+
+	test("an altered value, header or object", () => {
+		const root = newRoot();
+		const path = save(root, 1);
+		const file = join(path, "data/r00001-000.safetensors");
+		flip(file, readFileSync(file).length - 1);
+		using checkpoint = NativeCheckpoint.open(root);
+		expect(() => checkpoint.verify()).toThrow(`${file} is damaged: the checksum of tensor matrix differs`);
+		const other = save(newRoot(), 1);
+		const header = join(other, "data/r00000-000.safetensors");
+		flip(header, 12);
+		expect(() => NativeCheckpoint.open(other).verify()).toThrow(header);
+		const third = save(newRoot(), 1);
+		const objects = join(third, "objects.safetensors");
+		flip(objects, readFileSync(objects).length - 1);
+		expect(() => NativeCheckpoint.open(third).readObject("rng/0")).toThrow("object rng/0 is damaged");
+	});
+
+	test("no good checkpoint at all, no checkpoint", () => {
+		const root = newRoot();
+		truncateSync(join(save(root, 1), "data/r00000-000.safetensors"), 40);
+		expect(() => NativeCheckpoint.open(root, { allowFallback: true })).toThrow("There is no other good checkpoint");
+		expect(() => NativeCheckpoint.open(folder)).toThrow("is no checkpoint");
+		expect(() => NativeCheckpoint.open(join(folder, "none"))).toThrow("it does not exist");
+	});
+});
+
+test("retention never deletes the newest", () => {
+	const root = newRoot();
+	const left = () =>
+		readdirSync(root)
+			.filter((name) => name.startsWith("iter_"))
+			.sort();
+	for (const iteration of [10, 20, 25, 30]) save(root, iteration);
+	expect(applyRetention(root, {})).toEqual([]);
+	expect(applyRetention(root, { keep: 3 })).toEqual(["iter_0000010"]);
+	expect(applyRetention(root, { retainInterval: 20 })).toEqual(["iter_0000025"]);
+	expect(left()).toEqual(["iter_0000020", "iter_0000030"]);
+	expect(applyRetention(root, { keep: 1, retainInterval: 7 })).toEqual(["iter_0000020"]);
+	expect(left()).toEqual(["iter_0000030"]);
+});

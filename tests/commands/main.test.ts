@@ -1,0 +1,77 @@
+import { expect, test } from "bun:test";
+import { describeError } from "../../src/commands/command.ts";
+import { Status } from "../../src/native/abi.ts";
+import { NativeError, UserError } from "../../src/native/errors.ts";
+import { executable, mimo } from "./mimo.ts";
+
+test("help lists the commands, with and without a flag", () => {
+	for (const args of [[], ["--help"], ["-h"]]) {
+		const { exitCode, stdout, stderr } = mimo(args);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+		for (const command of ["train", "doctor"]) expect(stdout).toMatch(new RegExp(`^  ${command} `, "m"));
+	}
+});
+
+test("help starts in less than 80 ms", () => {
+	const times = Array.from({ length: 10 }, () => {
+		const start = performance.now();
+		Bun.spawnSync([executable, "--help"]);
+		return performance.now() - start;
+	});
+	expect(Math.min(...times)).toBeLessThan(80);
+});
+
+test("the version line has version, commit, ABI and libraries", () => {
+	const { exitCode, stdout } = mimo(["--version"]);
+	expect(exitCode).toBe(0);
+	expect(stdout).toMatch(/^mimo \d+\.\d+\.\d+ \(commit \S+\), ABI \d+, libraries: .*cpu \(OpenBLAS [^)]*\).*\n$/);
+});
+
+test("an unknown command or flag is refused with the nearest", () => {
+	for (const [argument, nearest] of [
+		["trian", "command trian; the nearest is train"],
+		["dokter", "command dokter; the nearest is doctor"],
+		["constructor", "command constructor; the nearest is doctor"],
+		["--halp", "flag --halp; the nearest is --help"],
+	] as const) {
+		const { exitCode, stdout, stderr } = mimo([argument]);
+		expect([exitCode, stdout]).toEqual([2, ""]);
+		expect(stderr).toBe(`mimo: There is no ${nearest}. \`mimo --help\` lists all.\n`);
+	}
+});
+
+test("MIMO_DEBUG=1 shows where an error came from", () => {
+	expect(mimo(["trian"]).stderr).not.toMatch(/^\s+at /m);
+	expect(mimo(["trian"], ".", { MIMO_DEBUG: "1" }).stderr).toMatch(/^\s+at /m);
+});
+
+test("a closed pipe is no error", () => {
+	const { exitCode, stderr } = Bun.spawnSync(["sh", "-c", `${executable} train --help | head -n 1`], {
+		stdout: "pipe",
+		stderr: "pipe",
+	});
+	expect([exitCode, stderr.toString()]).toEqual([0, ""]);
+});
+
+test("an error is one sentence; what only the programmer understands says how to get the stack", () => {
+	expect(describeError(new UserError("The file a.txt is empty.", 3))).toEqual({
+		sentence: "The file a.txt is empty.",
+		exitCode: 3,
+	});
+	expect(describeError(new NativeError("mimo_memory_allocate", Status.outOfMemory, "8 GiB were refused."))).toEqual({
+		sentence: "Out of memory: 8 GiB were refused.",
+		exitCode: 1,
+	});
+	expect(describeError(new NativeError("mimo_device_open", Status.unsupported, "This processor has no AVX2."))).toEqual(
+		{
+			sentence: "This processor has no AVX2.",
+			exitCode: 1,
+		},
+	);
+	expect(describeError(new NativeError("gemm", Status.argument, "k is negative."))).toEqual({
+		sentence: "Unexpected error: k is negative. MIMO_DEBUG=1 shows where.",
+		exitCode: 70,
+	});
+	expect(describeError(new TypeError("x is not a function")).exitCode).toBe(70);
+	expect(describeError("thrown text").sentence).toContain("thrown text");
+});

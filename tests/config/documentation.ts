@@ -1,0 +1,22 @@
+/** The text of docs/configuration.md. `bun tests/config/documentation.ts` writes it; a test compares. */
+import { configurationMarkdown } from "../../src/config/help.ts";
+
+const introduction = `# Configuration
+
+<!-- Written by \`bun tests/config/documentation.ts\` from src/config/keys; edit those. -->
+
+Every key is a flag (\`--hidden-size 128\`) and a line of a YAML file (\`hidden-size: 128\`); underscores are accepted for
+dashes. Names are Megatron's wherever it has one. A preset is overruled by \`--config FILE.yaml\`, both by flags; paths in
+a file are relative to that file. A switch is turned off by \`--no-NAME\` or \`NAME: false\`. \`mimo train --print-config\`
+shows every value and where it came from.
+
+Dropout is the difference to remember: \`hidden-dropout\` and \`attention-dropout\` are 0 unless given, while Megatron
+drops a tenth.`;
+
+export const documentationFile = `${import.meta.dir}/../../docs/configuration.md`;
+
+export function documentation(): string {
+	return `${introduction}\n\n${configurationMarkdown()}\n`;
+}
+
+if (import.meta.main) await Bun.write(documentationFile, documentation());

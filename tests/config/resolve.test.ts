@@ -1,0 +1,265 @@
+import { afterAll, expect, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { dataLanes, paddedVocabularySize } from "../../src/config/derive.ts";
+import { configurationJson, configurationTable } from "../../src/config/print.ts";
+import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
+import { UserError } from "../../src/native/errors.ts";
+
+const folder = mkdtempSync(join(tmpdir(), "mimo-config-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+function file(text: string): string {
+	const name = join(folder, "run.yaml");
+	writeFileSync(name, text);
+	return name;
+}
+
+/** The sentences of a refused configuration, one a mistake. */
+function mistakes(...args: string[]): string[] {
+	try {
+		resolveConfiguration(args);
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		expect(error.exitCode).toBe(2);
+		const lines = error.message.split("\n");
+		return lines.length === 1 ? lines : lines.slice(1).map((line) => line.trim());
+	}
+	throw new Error("The configuration was accepted.");
+}
+
+const tiny = ["--preset", "nemotron-tiny"];
+
+test("a preset is overruled by the file, the file by flags, wherever the preset is named", () => {
+	const name = file("lr: 0.5\nhidden_size: 64\npreset: nemotron-tiny\n");
+	const { configuration, origins } = resolveConfiguration(["--lr", "1", "--config", name]);
+	expect(configuration.lr).toBe(1);
+	expect(configuration.hiddenSize).toBe(64);
+	expect(configuration.vocabSize).toBe(256);
+	expect(origins.lr).toEqual({ source: "flag", name: "--lr" });
+	expect(origins["hidden-size"]).toEqual({ source: "file", file: name, line: 2 });
+	expect(origins["vocab-size"]).toEqual({ source: "preset", name: "nemotron-tiny" });
+	expect(origins["adam-beta1"]).toEqual({ source: "default" });
+	expect(origins["max-position-embeddings"]).toEqual({ source: "derived", from: "seq-length" });
+});
+
+test("paths in a file are relative to it, paths of flags are left alone", () => {
+	const { configuration } = resolveConfiguration([
+		"--config",
+		file("preset: nemotron-tiny\ndata-path: text/book.txt\nlog-json: /elsewhere/log.json\n"),
+		"--save-hf",
+		"out",
+	]);
+	expect(configuration.dataPath).toBe(join(folder, "text/book.txt"));
+	expect(configuration.logJson).toBe("/elsewhere/log.json");
+	expect(configuration.saveHf).toBe("out");
+	expect(configuration.datasetProvider).toBe("text");
+});
+
+test("flags: equals signs, underscores, switches, negation, lists, the last of two", () => {
+	const { configuration } = resolveConfiguration([
+		...tiny,
+		"--lr=2e-3",
+		"--seq_length=64",
+		"--bf16",
+		"--no-squared-relu",
+		"--swiglu=true",
+		"--log-throughput",
+		"false",
+		"--moe-router-load-balancing-type",
+		"seq_aux_loss",
+		"global_aux_loss",
+		"--moe-aux-loss-coeff",
+		"1e-4",
+		"1e-3",
+		"--seed",
+		"1",
+		"--seed",
+		"2",
+	]);
+	expect(configuration).toMatchObject({ lr: 2e-3, seqLength: 64, bf16: true, squaredRelu: false, swiglu: true });
+	expect(configuration).toMatchObject({ logThroughput: false, seed: 2, moeAuxLossCoeff: [1e-4, 1e-3] });
+	expect(configuration.moeRouterLoadBalancingType).toEqual(["seq_aux_loss", "global_aux_loss"]);
+});
+
+test("a pattern that starts with dashes is a value, a flag is not", () => {
+	expect(resolveConfiguration([...tiny, "--hybrid-layer-pattern", "--M"]).configuration.numLayers).toBe(3);
+	expect(mistakes(...tiny, "--lr", "--bf16")).toEqual(["--lr: a value has to follow: a number of at least 0."]);
+});
+
+test("every mistake is reported at once, each with its place, value and what is allowed", () => {
+	const name = file('preset: nemotron-tiny\nhidden-size: 12.5\nlr: "abc"\nclip-grad: -1\nbf16: maybe\n');
+	const lines = mistakes(
+		"--config",
+		name,
+		"--micro-batch-size",
+		"x",
+		"--hybrid-layer-pattern",
+		"ME+M",
+		"--seqlength",
+		"3",
+	);
+	expect(lines.sort()).toEqual(
+		[
+			`${name}:2: hidden-size is 12.5; allowed is an integer of at least 1.`,
+			`${name}:3: lr is "abc"; allowed is a number of at least 0.`,
+			`${name}:4: clip-grad is -1; allowed is a number of at least 0.`,
+			`${name}:5: bf16 is "maybe"; allowed is true or false.`,
+			'--micro-batch-size: the value is "x"; allowed is an integer of at least 1.',
+			'--hybrid-layer-pattern: the value is "ME+M"; position 3: multi-latent attention layers (+) are not built yet; allowed are M, *, - and E.',
+			"--seqlength: there is no such flag; the nearest is --seq-length.",
+		].sort(),
+	);
+});
+
+test("files: duplicate keys, unknown keys, nested keys, aliases, syntax, absence", () => {
+	const inFile = (text: string) =>
+		mistakes("--config", file(`preset: nemotron-tiny\n${text}`)).map((line) => line.slice(folder.length));
+	expect(inFile("lr: 1\nlr: 2\n")).toEqual(["/run.yaml:3: lr is given a second time."]);
+	expect(inFile("clip-grad: 1\nclip_grad: 2\n")).toEqual([
+		"/run.yaml:3: clip_grad is given a second time; clip-grad is on line 2.",
+	]);
+	expect(inFile("hiden-size: 2\n")).toEqual(["/run.yaml:2: there is no key hiden-size; the nearest is hidden-size."]);
+	expect(inFile("lr:\n  max: 3\n")).toEqual([
+		"/run.yaml:2: lr has keys below it; the file is flat, one `key: value` a line.",
+	]);
+	expect(inFile("hybrid-layer-pattern: *M\n")[0]).toContain("is an alias in YAML; put it in quotes");
+	expect(inFile("lr: [1\n")[0]).toMatch(/^\/run\.yaml:\d+: this is no YAML: /);
+	expect(inFile("vocab-size:\n")).toEqual(["/run.yaml:2: vocab-size is null; allowed is an integer of at least 1."]);
+	expect(mistakes("--config", join(folder, "none.yaml"))).toEqual([
+		`--config ${join(folder, "none.yaml")}: there is no such file.`,
+	]);
+	expect(mistakes("--config", file("- a\n"))[0]).toContain("the file must be a list of `key: value` lines");
+});
+
+test("missing keys are all named", () => {
+	const lines = mistakes();
+	for (const key of ["hybrid-layer-pattern", "hidden-size", "vocab-size", "seq-length", "lr", "micro-batch-size"]) {
+		expect(lines.filter((line) => line.startsWith(`${key}: it is missing`))).toHaveLength(1);
+	}
+	expect(lines.some((line) => line.startsWith("train-iters"))).toBe(true);
+	const model = [
+		"--hidden-size",
+		"8",
+		"--vocab-size",
+		"9",
+		"--seq-length",
+		"4",
+		"--lr",
+		"1",
+		"--micro-batch-size",
+		"1",
+	];
+	expect(
+		mistakes(...model, "--train-iters", "1", "--hybrid-layer-pattern", "*E").map((line) => line.split(" (")[0]),
+	).toEqual(["num-attention-heads: it is missing", "num-experts: it is missing"]);
+	expect(
+		resolveConfiguration([...model, "--train-iters", "1", "--hybrid-layer-pattern", "-"]).configuration,
+	).toMatchObject({
+		numExperts: 0,
+		numLayers: 1,
+		ffnHiddenSize: 32,
+	});
+});
+
+test("what keys must satisfy together", () => {
+	const blamed = (...args: string[]) => mistakes(...tiny, ...args).map((line) => line.split(":")[0]);
+	expect(blamed("--moe-router-topk", "9")).toEqual(["--moe-router-topk"]);
+	expect(blamed("--num-query-groups", "3")).toEqual(["num-attention-heads (preset nemotron-tiny)"]);
+	expect(blamed("--min-lr", "1")).toEqual(["--min-lr"]);
+	expect(blamed("--train-samples", "100")).toEqual(["--train-samples"]);
+	expect(blamed("--lr-decay-samples", "100")).toEqual(["--lr-decay-samples"]);
+	expect(blamed("--lr-decay-style", "WSD")).toEqual(["--lr-decay-style"]);
+	expect(blamed("--lr-warmup-iters", "300")).toEqual(["--lr-warmup-iters"]);
+	expect(blamed("--global-batch-size", "7")).toEqual(["--global-batch-size"]);
+	expect(blamed("--max-position-embeddings", "8")).toEqual(["--max-position-embeddings"]);
+	expect(blamed("--moe-router-score-function", "softmax")).toEqual([
+		"moe-router-enable-expert-bias (preset nemotron-tiny)",
+	]);
+	expect(blamed("--swiglu")).toEqual(["--swiglu"]);
+	expect(blamed("--start-weight-decay", "0.1")).toEqual(["--start-weight-decay"]);
+	expect(blamed("--weight-decay-incr-style", "linear")).toEqual(["--weight-decay-incr-style"]);
+	expect(blamed("--moe-aux-loss-coeff", "1", "2")).toEqual(["--moe-aux-loss-coeff"]);
+	expect(blamed("--overlap-param-gather")).toEqual(["--overlap-param-gather"]);
+	expect(blamed("--llm-cp", "2")).toEqual(["--llm-cp"]);
+});
+
+test("a value of Megatron that is not built is refused by name", () => {
+	expect(mistakes(...tiny, "--position-embedding-type", "yarn")[0]).toContain("yarn is not built yet");
+	expect(mistakes(...tiny, "--normalization", "LayerNorm")[0]).toContain("LayerNorm is not built yet");
+});
+
+test("flags that change nothing are accepted and said in one line each", () => {
+	const { notes } = resolveConfiguration([
+		...tiny,
+		"--moe-grouped-gemm",
+		"--moe-router-fusion",
+		"--hysteresis",
+		"2",
+		"--num-layers",
+		"3",
+		"--hybrid-layer-pattern",
+		"ME*-MEM",
+	]);
+	expect(notes).toEqual([
+		"Always so here: moe-grouped-gemm, moe-router-fusion.",
+		"Without effect here: hysteresis (there is no fp16 training and so no loss scaling).",
+		"num-layers is 3, but hybrid-layer-pattern has 7 layers, which counts.",
+	]);
+	expect(mistakes(...tiny, "--no-moe-grouped-gemm")[0]).toContain("it is always so here");
+});
+
+test("num-layers is the pattern's", () => {
+	expect(
+		resolveConfiguration([...tiny, "--num-layers", "9", "--hybrid-layer-pattern", "MM"]).configuration.numLayers,
+	).toBe(2);
+});
+
+test("the upstream 20-layer arguments are accepted", () => {
+	const { configuration } = resolveConfiguration(
+		`--model-provider nemotron-moe-vlm --dataset-provider mock --image-token-id 511 --dynamic-resolution --pixel-shuffle
+--disable-vision-class-token --num-layers 20 --hybrid-layer-pattern MEMEM*EMEMEM*EMEMEM* --hidden-size 2688
+--num-attention-heads 32 --group-query-attention --num-query-groups 8 --ffn-hidden-size 1856 --kv-channels 128
+--squared-relu --disable-bias-linear --normalization RMSNorm --init-method-std 0.0173 --num-experts 128
+--moe-router-topk 6 --moe-grouped-gemm --moe-ffn-hidden-size 1856 --moe-router-score-function sigmoid
+--moe-router-topk-scaling-factor 2.5 --moe-router-enable-expert-bias --moe-router-dtype fp32
+--moe-router-load-balancing-type seq_aux_loss --moe-router-fusion --moe-aux-loss-coeff 1e-4
+--moe-shared-expert-intermediate-size 3712 --moe-shared-expert-overlap --moe-token-dispatcher-type alltoall
+--moe-permute-fusion --use-fused-weighted-squared-relu --mamba-num-heads 64 --mamba-head-dim 64 --mamba-num-groups 8
+--mamba-state-dim 128 --linear-conv-kernel-dim 4 --position-embedding-type none --attention-backend flash
+--calculate-per-token-loss --cross-entropy-loss-fusion --seq-length 8192 --max-position-embeddings 8192 --bf16
+--encoder-tp 2 --encoder-dp 2 --llm-offset 4 --llm-tp 2 --llm-cp 1 --llm-pp 1 --llm-dp 1 --llm-ep 2 --llm-expt-tp 1
+--tensor-parallel-num-weight-shards 4 --expert-tensor-parallel-num-weight-shards 2 --vocab-size 131072
+--micro-batch-size 1 --global-batch-size 8 --lr 2e-4 --min-lr 2e-6 --lr-decay-style cosine --lr-warmup-iters 0
+--lr-decay-iters 10 --weight-decay 0.05 --override-opt-param-scheduler --adam-beta1 0.9 --adam-beta2 0.95
+--clip-grad 1.0 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --encoder-ddp-overlap
+--train-iters 20 --eval-interval 1 --eval-iters 0 --log-interval 1 --rerun-mode disabled`.split(/\s+/),
+	);
+	expect(dataLanes(configuration)).toBe(2);
+	expect(configuration).toMatchObject({ llmTp: 2, hiddenSize: 2688, attentionBackend: "flash", adamBeta2: 0.95 });
+});
+
+test("presets resolve, and differ where the models differ", () => {
+	const of = (preset: string) => configurationOf({ preset, "train-iters": 1000 });
+	const [twenty, nano, large] = ["nemotron-20l", "nemotron-nano-30b-a3b", "nemotron-54l"].map(of);
+	expect([twenty, nano, large].map((c) => c!.numLayers)).toEqual([20, 52, 54]);
+	expect([twenty, nano, large].map((c) => c!.numQueryGroups)).toEqual([8, 2, 8]);
+	expect([twenty, nano].map((c) => c!.lr)).toEqual([2e-4, 1.6e-3]);
+	expect(of("nemotron-tiny").vocabSize).toBe(256);
+});
+
+test("the vocabulary is padded to a multiple of 128 × tensor-parallel size", () => {
+	expect(paddedVocabularySize(configurationOf({ preset: "nemotron-tiny" }))).toBe(256);
+	expect(paddedVocabularySize(configurationOf({ preset: "nemotron-tiny", "vocab-size": 257 }))).toBe(384);
+});
+
+test("--print-config shows key, value and origin", () => {
+	const resolved = resolveConfiguration([...tiny, "--lr", "1e-3"]);
+	const lines = configurationTable(resolved).split("\n");
+	expect(lines.find((line) => line.startsWith("lr "))).toMatch(/^lr +0\.001 +flag --lr$/);
+	expect(lines.find((line) => line.startsWith("data-path "))).toMatch(/^data-path +- +default$/);
+	const json = JSON.parse(configurationJson(resolved));
+	expect(json.configuration["hybrid-layer-pattern"]).toBe(resolved.configuration.hybridLayerPattern);
+	expect(json.origins["vocab-size"]).toBe("preset nemotron-tiny");
+});

@@ -1,0 +1,97 @@
+// Attention and rotary embedding.
+#include "cases.h"
+
+namespace check {
+namespace {
+
+struct Attention {
+  std::vector<int32_t> lengths;
+  int64_t query_heads, key_heads, head_dim;
+  bool causal;
+  float dropout;
+};
+
+void attention(Run& run, const Attention& a) {
+  const std::vector<int32_t> cu_seqlens = cumulative(a.lengths);
+  const int64_t tokens = cu_seqlens.back(), per_group = a.query_heads / a.key_heads, d = a.head_dim;
+  const int64_t group_stride = (per_group + 2) * d, token_stride = a.key_heads * group_stride;
+  const int64_t longest = *std::max_element(a.lengths.begin(), a.lengths.end());
+  const int64_t element = bytes_of(run.dtype()), width = a.query_heads * d;
+  const auto part = [&](void* qkv, int64_t column) { return static_cast<char*>(qkv) + column * element; };
+  void* qkv = run.tensor(tokens * token_stride);
+  mimo_attention_forward_args f{};
+  f.q = qkv, f.k = part(qkv, per_group * d), f.v = part(qkv, (per_group + 1) * d);
+  f.o = run.output(tokens * width);
+  f.lse = static_cast<float*>(run.output(tokens * a.query_heads, MIMO_DTYPE_F32));
+  f.cu_seqlens = run.upload(cu_seqlens);
+  f.sequences = static_cast<int64_t>(a.lengths.size()), f.tokens = tokens, f.max_seqlen = longest;
+  f.query_heads = a.query_heads, f.key_heads = a.key_heads, f.head_dim = d;
+  f.token_stride = token_stride, f.group_stride = group_stride;
+  f.dropout_seed = 1234, f.first_token = 17, f.first_head = 2, f.full_heads = a.query_heads + 3;
+  f.softmax_scale = 1 / std::sqrt(static_cast<float>(d)), f.dropout = a.dropout;
+  f.mask = a.causal ? MIMO_ATTENTION_CAUSAL : MIMO_ATTENTION_FULL;
+  f.dtype = run.dtype();
+  run.call("mimo_attention_forward", f);
+  run.compare("o", f.o, tokens * width);
+  run.compare("lse", f.lse, tokens * a.query_heads, MIMO_DTYPE_F32);
+  mimo_attention_backward_args b{};
+  b.d_o = run.tensor(tokens * (width + 8));
+  b.q = f.q, b.k = f.k, b.v = f.v;
+  b.o = run.shared("o", f.o, tokens * width);
+  b.lse = static_cast<float*>(run.shared("lse", f.lse, tokens * a.query_heads, true));
+  void* dqkv = run.output(tokens * token_stride);
+  b.dq = dqkv, b.dk = part(dqkv, per_group * d), b.dv = part(dqkv, (per_group + 1) * d);
+  b.cu_seqlens = f.cu_seqlens;
+  b.sequences = f.sequences, b.tokens = tokens, b.max_seqlen = longest;
+  b.query_heads = a.query_heads, b.key_heads = a.key_heads, b.head_dim = d;
+  b.token_stride = token_stride, b.group_stride = group_stride, b.d_o_stride = width + 8;
+  b.d_token_stride = token_stride;
+  b.dropout_seed = f.dropout_seed, b.first_token = f.first_token, b.first_head = f.first_head;
+  b.full_heads = f.full_heads, b.softmax_scale = f.softmax_scale, b.dropout = f.dropout, b.mask = f.mask;
+  b.dtype = run.dtype();
+  run.call("mimo_attention_backward", b);
+  run.compare("dq, dk, dv", dqkv, tokens * token_stride);
+}
+
+void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale) {
+  const std::vector<int32_t> cu_seqlens = cumulative({30, 0, 41});
+  const int64_t tokens = 71, groups = 2, heads = 4, width = groups * heads * head_dim;
+  mimo_rope_forward_args args{};
+  args.x = run.tensor(tokens * (width + 3));
+  args.y = run.output(tokens * width);
+  args.cu_seqlens = run.upload(cu_seqlens);
+  args.sequences = 3, args.tokens = tokens, args.max_seqlen = 41;
+  args.groups = groups, args.heads_per_group = heads, args.rotated_per_group = 3;
+  args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + 3, args.y_stride = width;
+  args.base = 10000, args.angle_scale = scale;
+  args.dtype = run.dtype();
+  run.call("mimo_rope_forward", args);
+  run.compare("y", args.y, tokens * width);
+}
+
+}  // namespace
+
+void add_attention(Cases& cases, bool large) {
+  const auto add = [&](const char* name, Attention a) {
+    cases.push_back({std::string("attention ") + name, [a](Run& run) { attention(run, a); }});
+  };
+  add("causal", {{70}, 4, 2, 32, true, 0});
+  add("packed causal", {{70, 1, 0, 33}, 4, 2, 64, true, 0});
+  add("packed full", {{40, 65}, 3, 3, 80, false, 0});
+  add("equal lengths", {{64, 64}, 4, 1, 72, true, 0});
+  add("wide heads", {{50}, 2, 1, 128, true, 0});
+  add("very wide heads", {{37}, 2, 2, 160, false, 0});
+  add("odd heads", {{33, 20}, 3, 1, 13, true, 0});
+  add("dropout", {{45, 30}, 4, 2, 32, true, 0.2f});
+  if (large) {
+    add("large causal", {{2048}, 8, 2, 128, true, 0});
+    add("large packed", {{1000, 3, 700, 345}, 8, 2, 128, true, 0});
+    add("large vision", {{1024, 1024}, 4, 4, 80, false, 0});
+    add("large 64", {{900, 124}, 4, 4, 64, true, 0});
+    add("large 72", {{512}, 4, 4, 72, false, 0});
+  }
+  cases.push_back({"rope", [](Run& run) { rope(run, 32, 32, 1); }});
+  cases.push_back({"rope part, back", [](Run& run) { rope(run, 24, 16, -1); }});
+}
+
+}  // namespace check

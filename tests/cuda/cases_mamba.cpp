@@ -1,0 +1,123 @@
+// The causal convolution and the state space scan.
+#include "cases.h"
+
+namespace check {
+namespace {
+
+void conv1d(Run& run, const std::vector<int32_t>& lengths, int64_t channels, int64_t width, int64_t pad) {
+  const std::vector<int32_t> cu_seqlens = cumulative(lengths);
+  const int64_t tokens = cu_seqlens.back(), stride = channels + pad;
+  mimo_causal_conv1d_forward_args f{};
+  f.x = run.tensor(tokens * stride);
+  f.weight = run.tensor(channels * width, 0.5);
+  f.bias = run.tensor(channels);
+  f.y = run.output(tokens * channels);
+  f.cu_seqlens = run.upload(cu_seqlens);
+  f.sequences = static_cast<int64_t>(lengths.size()), f.tokens = tokens, f.channels = channels, f.width = width;
+  f.x_stride = stride, f.y_stride = channels;
+  f.dtype = f.weight_dtype = run.dtype();
+  run.call("mimo_causal_conv1d_forward", f);
+  run.compare("y", f.y, tokens * channels);
+  mimo_causal_conv1d_backward_args b{};
+  b.dy = run.tensor(tokens * stride);
+  b.x = f.x, b.weight = f.weight, b.bias = f.bias;
+  b.dx = run.output(tokens * channels);
+  b.dweight = run.floats(channels * width);
+  b.dbias = run.floats(channels);
+  b.cu_seqlens = f.cu_seqlens;
+  b.sequences = f.sequences, b.tokens = tokens, b.channels = channels, b.width = width;
+  b.dy_stride = stride, b.x_stride = stride, b.dx_stride = channels;
+  b.dtype = b.weight_dtype = run.dtype();
+  run.call("mimo_causal_conv1d_backward", b);
+  run.compare("dx", b.dx, tokens * channels);
+  run.compare("dweight", b.dweight, channels * width, MIMO_DTYPE_F32);
+  run.compare("dbias", b.dbias, channels, MIMO_DTYPE_F32);
+}
+
+struct Ssd {
+  std::vector<int32_t> lengths;
+  int64_t heads, head_dim, groups, state_dim, chunk;
+  float dt_minimum;
+};
+
+void ssd(Run& run, const Ssd& s) {
+  const std::vector<int32_t> cu_seqlens = cumulative(s.lengths);
+  const int64_t tokens = cu_seqlens.back(), inner = s.heads * s.head_dim, states = s.groups * s.state_dim;
+  // As after the projection: z | x | B | C | dt.
+  const int64_t width = 2 * inner + 2 * states + s.heads, element = bytes_of(run.dtype());
+  const auto part = [&](void* row, int64_t column) { return static_cast<char*>(row) + column * element; };
+  std::vector<float> values = run.normal(tokens * width);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < s.heads; ++h) values[static_cast<size_t>((t + 1) * width - s.heads + h)] *= 0.5f;
+  }
+  void* all = run.tensor(values);
+  mimo_ssd_forward_args f{};
+  f.z = all, f.x = part(all, inner), f.b = part(all, 2 * inner), f.c = part(all, 2 * inner + states);
+  f.dt = part(all, 2 * inner + 2 * states);
+  f.dt_bias = run.upload(run.uniform(s.heads, -4, -1));
+  f.a_log = run.upload(run.uniform(s.heads, 0, 2));
+  f.d = run.floats(s.heads);
+  f.o = run.output(tokens * inner);
+  f.y = run.output(tokens * inner);
+  f.cu_seqlens = run.upload(cu_seqlens);
+  f.sequences = static_cast<int64_t>(s.lengths.size()), f.tokens = tokens, f.heads = s.heads, f.head_dim = s.head_dim;
+  f.groups = s.groups, f.state_dim = s.state_dim, f.chunk_size = s.chunk;
+  f.xbc_stride = f.z_stride = f.dt_stride = width;
+  f.dt_minimum = s.dt_minimum, f.dtype = run.dtype();
+  run.call("mimo_ssd_forward", f);
+  run.compare("o", f.o, tokens * inner);
+  run.compare("y", f.y, tokens * inner);
+
+  mimo_ssd_backward_args b{};
+  b.d_o = run.tensor(tokens * inner);
+  b.x = f.x, b.b = f.b, b.c = f.c, b.z = f.z, b.dt = f.dt;
+  b.y = run.shared("y", f.y, tokens * inner);
+  b.dt_bias = f.dt_bias, b.a_log = f.a_log, b.d = f.d;
+  void* gradient = run.output(tokens * width);
+  b.dz = gradient, b.dx = part(gradient, inner), b.db = part(gradient, 2 * inner);
+  b.dc = part(gradient, 2 * inner + states), b.ddt = part(gradient, 2 * inner + 2 * states);
+  b.ddt_bias = run.floats(s.heads), b.da_log = run.floats(s.heads), b.dd = run.floats(s.heads);
+  b.cu_seqlens = f.cu_seqlens;
+  b.sequences = f.sequences, b.tokens = tokens, b.heads = s.heads, b.head_dim = s.head_dim, b.groups = s.groups;
+  b.state_dim = s.state_dim, b.chunk_size = s.chunk;
+  b.xbc_stride = b.z_stride = b.dt_stride = b.dxbc_stride = b.dz_stride = b.ddt_stride = width;
+  b.dt_minimum = s.dt_minimum, b.dtype = run.dtype();
+  run.call("mimo_ssd_backward", b);
+  const std::vector<double> rows = run.fetch(gradient, tokens * width, run.dtype());
+  const auto columns = [&](const char* name, int64_t first, int64_t count) {
+    Output output{name, {}, false};
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < count; ++i) output.values.push_back(rows[static_cast<size_t>(t * width + first + i)]);
+    }
+    run.outputs.push_back(output);
+  };
+  columns("dz", 0, inner);
+  columns("dx", inner, inner);
+  columns("db", 2 * inner, states);
+  columns("dc", 2 * inner + states, states);
+  columns("ddt", 2 * inner + 2 * states, s.heads);
+  run.compare("ddt_bias", b.ddt_bias, s.heads, MIMO_DTYPE_F32);
+  run.compare("da_log", b.da_log, s.heads, MIMO_DTYPE_F32);
+  run.compare("dd", b.dd, s.heads, MIMO_DTYPE_F32);
+}
+
+}  // namespace
+
+void add_mamba(Cases& cases, bool large) {
+  cases.push_back({"conv1d", [](Run& run) { conv1d(run, {70, 2, 0, 130}, 24, 4, 8); }});
+  cases.push_back({"conv1d odd", [](Run& run) { conv1d(run, {5, 67}, 13, 3, 0); }});
+  cases.push_back({"conv1d wide", [](Run& run) { conv1d(run, {140}, 8, 6, 0); }});
+  const auto add = [&](const char* name, Ssd s) {
+    cases.push_back({std::string("ssd ") + name, [s](Run& run) { ssd(run, s); }});
+  };
+  add("small", {{70, 9}, 4, 16, 2, 16, 32, 0});
+  add("odd", {{37, 0, 1, 50}, 3, 5, 1, 7, 16, 0});
+  add("minimum step", {{50}, 2, 8, 2, 16, 128, 0.2f});
+  add("model sizes", {{150, 40}, 4, 64, 2, 128, 128, 0});
+  if (large) {
+    add("large", {{1024, 300, 700}, 16, 64, 8, 128, 128, 0});
+    cases.push_back({"conv1d large", [](Run& run) { conv1d(run, {1500, 548}, 6144, 4, 0); }});
+  }
+}
+
+}  // namespace check

@@ -1,0 +1,159 @@
+// Dense, grouped and sparse products, column sums.
+#include "cases.h"
+
+namespace check {
+namespace {
+
+struct Gemm {
+  int64_t m, n, k, batch;
+  bool transpose_a, transpose_b, bias, f32_result;
+  float alpha, beta;
+  int64_t pad;
+};
+
+void gemm(Run& run, const Gemm& g) {
+  mimo_gemm_args args{};
+  const int64_t a_rows = g.transpose_a ? g.k : g.m, a_width = g.transpose_a ? g.m : g.k;
+  const int64_t b_rows = g.transpose_b ? g.n : g.k, b_width = g.transpose_b ? g.k : g.n;
+  args.m = g.m, args.n = g.n, args.k = g.k, args.batch = g.batch;
+  args.a_stride = a_width + g.pad, args.b_stride = b_width + g.pad, args.c_stride = g.n + g.pad;
+  args.a_batch_stride = a_rows * args.a_stride, args.b_batch_stride = b_rows * args.b_stride;
+  args.c_batch_stride = g.m * args.c_stride;
+  args.a = run.tensor(g.batch * args.a_batch_stride);
+  args.b = run.tensor(g.batch * args.b_batch_stride, 1 / std::sqrt(static_cast<double>(g.k)));
+  args.bias = g.bias ? run.tensor(g.n) : nullptr;
+  args.c_dtype = g.f32_result ? static_cast<int32_t>(MIMO_DTYPE_F32) : run.dtype();
+  const std::vector<float> c = run.normal(g.batch * args.c_batch_stride);
+  args.c = g.f32_result ? run.upload(c) : run.tensor(c);
+  args.alpha = g.alpha, args.beta = g.beta;
+  args.transpose_a = g.transpose_a, args.transpose_b = g.transpose_b;
+  args.a_dtype = args.b_dtype = run.dtype();
+  run.call("mimo_gemm", args);
+  run.compare("c", args.c, g.batch * args.c_batch_stride, args.c_dtype);
+}
+
+/// f32 times bf16, as the router multiplies.
+void mixed_gemm(Run& run) {
+  const int64_t m = 40, n = 24, k = 56;
+  mimo_gemm_args args{};
+  args.m = m, args.n = n, args.k = k, args.batch = 1;
+  args.a_stride = k, args.b_stride = k, args.c_stride = n;
+  args.a = run.tensor(m * k);
+  args.b = run.floats(n * k, 0.2);
+  args.c = run.output(m * n, MIMO_DTYPE_F32);
+  args.alpha = 1;
+  args.transpose_b = 1;
+  args.a_dtype = run.dtype();
+  run.call("mimo_gemm", args);
+  run.compare("c", args.c, m * n, MIMO_DTYPE_F32);
+}
+
+std::vector<int32_t> offsets_of(const std::vector<int32_t>& counts) { return cumulative(counts); }
+
+void grouped(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool transpose_b, bool f32_result) {
+  const int64_t rows = offsets_of(counts).back() + 5, groups = static_cast<int64_t>(counts.size());
+  mimo_grouped_gemm_args args{};
+  args.a = run.tensor(rows * k);
+  args.b = run.tensor(groups * n * k, 1 / std::sqrt(static_cast<double>(k)));
+  args.c_dtype = f32_result ? static_cast<int32_t>(MIMO_DTYPE_F32) : run.dtype();
+  const std::vector<float> c(static_cast<size_t>(rows * n), 7.0f);
+  args.c = f32_result ? run.upload(c) : run.tensor(c);  // rows past the last group stay 7
+  args.offsets = run.upload(offsets_of(counts));
+  args.rows = rows, args.groups = groups, args.n = n, args.k = k;
+  args.transpose_b = transpose_b;
+  args.a_dtype = args.b_dtype = run.dtype();
+  run.call("mimo_grouped_gemm", args);
+  run.compare("c", args.c, rows * n, args.c_dtype);
+}
+
+void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k) {
+  const int64_t rows = offsets_of(counts).back() + 5, groups = static_cast<int64_t>(counts.size());
+  mimo_grouped_gemm_weight_gradient_args args{};
+  args.dy = run.tensor(rows * n);
+  args.x = run.tensor(rows * k);
+  args.dw = run.floats(groups * n * k);
+  args.offsets = run.upload(offsets_of(counts));
+  args.rows = rows, args.groups = groups, args.n = n, args.k = k;
+  args.dy_dtype = args.x_dtype = run.dtype();
+  run.call("mimo_grouped_gemm_weight_gradient", args);
+  run.compare("dw", args.dw, groups * n * k, MIMO_DTYPE_F32);
+}
+
+void column_sum(Run& run, int64_t rows, int64_t width, int64_t stride, int64_t live) {
+  mimo_column_sum_args args{};
+  args.dy = run.tensor(rows * stride);
+  args.dbias = run.floats(width);
+  args.row_count = live < rows ? run.upload(std::vector<int32_t>{static_cast<int32_t>(live)}) : nullptr;
+  args.rows = rows, args.width = width, args.stride = stride;
+  args.dtype = run.dtype();
+  run.call("mimo_column_sum", args);
+  run.compare("dbias", args.dbias, width, MIMO_DTYPE_F32);
+}
+
+void spmm(Run& run, int64_t width, bool accumulate, bool values) {
+  const std::vector<int32_t> offsets{0, 2, 2, 5, 6};
+  mimo_spmm_args args{};
+  args.rows = 4, args.width = width, args.x_stride = width + 8, args.y_stride = width;
+  args.x = run.tensor(9 * args.x_stride);
+  args.offsets = run.upload(offsets);
+  args.columns = run.upload(std::vector<int32_t>{3, 0, 8, 8, 1, 5});
+  args.values = values ? run.floats(6) : nullptr;
+  args.y = run.tensor(4 * width);
+  args.accumulate = accumulate;
+  args.x_dtype = args.y_dtype = run.dtype();
+  run.call("mimo_spmm", args);
+  run.compare("y", args.y, 4 * width);
+}
+
+}  // namespace
+
+void add_products(Cases& cases, bool large) {
+  const auto add_gemm = [&](const char* name, Gemm g) {
+    cases.push_back({std::string("gemm ") + name, [g](Run& run) { gemm(run, g); }});
+  };
+  add_gemm("plain", {48, 40, 32, 1, false, false, false, false, 1, 0, 0});
+  add_gemm("linear with bias", {64, 72, 40, 1, false, true, true, false, 1, 0, 0});
+  add_gemm("input gradient", {40, 64, 72, 1, false, false, false, false, 1, 0, 8});
+  add_gemm("weight gradient", {72, 40, 64, 1, true, false, false, true, 1, 1, 0});
+  add_gemm("odd sizes, scaled", {7, 5, 3, 1, false, true, false, false, 0.5f, 0.25f, 2});
+  add_gemm("f32 result with bias", {16, 24, 32, 1, false, true, true, true, 1, 0, 0});
+  add_gemm("batched, transposed", {16, 24, 8, 5, true, true, false, false, 1, 0, 8});
+  add_gemm("one row", {1, 64, 40, 1, false, true, true, false, 1, 0, 0});
+  add_gemm("empty k", {4, 8, 0, 1, false, true, true, false, 1, 0.5f, 0});
+  cases.push_back({"gemm mixed types", mixed_gemm});
+  if (large) {
+    add_gemm("large", {2048, 2688, 1856, 1, false, true, false, false, 1, 0, 0});
+    add_gemm("large weight gradient", {2688, 1856, 4096, 1, true, false, false, true, 1, 1, 0});
+  }
+  const std::vector<int32_t> uneven{3, 0, 130, 1, 64, 0, 17};
+  for (const bool transpose_b : {true, false}) {
+    const std::string suffix = transpose_b ? "" : " input gradient";
+    cases.push_back({"grouped gemm" + suffix, [=](Run& run) { grouped(run, uneven, 72, 136, transpose_b, false); }});
+    cases.push_back(
+        {"grouped gemm f32 result" + suffix, [=](Run& run) { grouped(run, uneven, 136, 72, transpose_b, true); }});
+    cases.push_back({"grouped gemm odd" + suffix, [=](Run& run) { grouped(run, {2, 0, 5}, 7, 5, transpose_b, false); }});
+    cases.push_back({"grouped gemm wide" + suffix, [=](Run& run) { grouped(run, {129, 40}, 264, 200, transpose_b, false); }});
+    if (large) {
+      cases.push_back({"grouped gemm large" + suffix, [=](Run& run) {
+                         grouped(run, {700, 0, 1, 1500, 64, 333, 2048, 90}, transpose_b ? 1856 : 2688,
+                                 transpose_b ? 2688 : 1856, transpose_b, false);
+                       }});
+    }
+  }
+  cases.push_back({"grouped weight gradient", [=](Run& run) { weight_gradient(run, uneven, 72, 136); }});
+  cases.push_back({"grouped weight gradient wide", [](Run& run) { weight_gradient(run, {129, 40}, 264, 200); }});
+  cases.push_back({"grouped weight gradient odd", [](Run& run) { weight_gradient(run, {2, 0, 5}, 7, 5); }});
+  if (large) {
+    cases.push_back({"grouped weight gradient large", [](Run& run) {
+                       weight_gradient(run, {700, 0, 1, 1500, 64, 333, 2048, 90}, 1856, 2688);
+                     }});
+  }
+  cases.push_back({"column sum", [](Run& run) { column_sum(run, 300, 72, 80, 300); }});
+  cases.push_back({"column sum live rows", [](Run& run) { column_sum(run, 300, 33, 33, 131); }});
+  for (const bool accumulate : {false, true}) {
+    cases.push_back({accumulate ? "spmm added" : "spmm", [=](Run& run) { spmm(run, 40, accumulate, !accumulate); }});
+    cases.push_back({accumulate ? "spmm odd added" : "spmm odd", [=](Run& run) { spmm(run, 13, accumulate, true); }});
+  }
+}
+
+}  // namespace check

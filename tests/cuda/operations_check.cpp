@@ -1,0 +1,90 @@
+// Every operation of mimo.h: the CPU library against the CUDA library, in fp32 and bf16.
+//
+//   g++ -std=c++20 -O1 tests/cuda/operations_check.cpp -o operations_check -ldl
+//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat]
+//
+// --large adds sizes of real models; --repeat runs every case twice on the CUDA library and wants the same bytes.
+// Prints a line an output that is off, a line a case, and last "N checks, N failed".
+#include "cases.h"
+
+using namespace check;
+
+namespace {
+
+/// fp32: the limits. bf16: half a unit in the last place of bf16 is 2^-9 of a value; its largest difference may be
+/// that of a value that cancelled.
+Limits limits_of(int32_t precision) {
+  return precision == MIMO_DTYPE_F32 ? Limits{2e-6, 5e-5} : Limits{1.0 / 256, 1.0 / 32};
+}
+
+struct Outcome {
+  int checks = 0, failures = 0;
+};
+
+void run_case(const Case& one, int32_t precision, const Library& cpu, const Library& cuda, bool repeat, Outcome& outcome) {
+  std::map<std::string, std::vector<float>> kept;
+  const uint64_t seed = std::hash<std::string>{}(one.name);
+  Run reference(cpu, true, precision, seed, kept), actual(cuda, false, precision, seed, kept);
+  one.body(reference);
+  one.body(actual);
+  const Limits limits = limits_of(precision);
+  Difference worst;
+  const char* kind = precision == MIMO_DTYPE_F32 ? "f32" : "bf16";
+  for (size_t i = 0; i < reference.outputs.size(); ++i) {
+    const Output& output = reference.outputs[i];
+    const Difference d = compare(actual.outputs[i].values, output.values);
+    const bool good = d.wrong == 0 && (output.exact ? d.largest == 0 : d.rms <= limits.rms && d.largest <= limits.largest);
+    outcome.checks++;
+    if (!good) {
+      outcome.failures++;
+      std::printf("  WRONG %-36s %-5s %-16s rms %.2e  largest %.2e  not finite %lld\n", one.name.c_str(), kind,
+                  output.name.c_str(), d.rms, d.largest, static_cast<long long>(d.wrong));
+    }
+    if (!output.exact) {
+      worst.rms = std::max(worst.rms, d.rms);
+      worst.largest = std::max(worst.largest, d.largest);
+    }
+  }
+  std::printf("%-42s %-5s rms %.2e  largest %.2e\n", one.name.c_str(), kind, worst.rms, worst.largest);
+  if (repeat) {
+    Run again(cuda, false, precision, seed, kept);
+    one.body(again);
+    for (size_t i = 0; i < again.outputs.size(); ++i) {
+      outcome.checks++;
+      if (std::memcmp(again.outputs[i].values.data(), actual.outputs[i].values.data(), again.outputs[i].values.size() * 8) != 0) {
+        outcome.failures++;
+        std::printf("  WRONG %-36s %-5s %-16s differs between two runs\n", one.name.c_str(), kind,
+                    again.outputs[i].name.c_str());
+      }
+    }
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 3) {
+    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat]\n");
+    return 2;
+  }
+  bool large = false, repeat = false;
+  std::string only;
+  for (int i = 3; i < count; ++i) {
+    const std::string flag = arguments[i];
+    if (flag == "--large") large = true;
+    if (flag == "--repeat") repeat = true;
+    if (flag == "--only" && i + 1 < count) only = arguments[++i];
+  }
+  const Library cpu = open_library(arguments[1]), cuda = open_library(arguments[2]);
+  std::printf("%s\n", cuda.symbol<const char*()>("mimo_library_versions")());
+  Outcome outcome;
+  for (const Case& one : cases(large)) {
+    if (one.name.find(only) == std::string::npos) continue;
+    for (const int32_t precision : {MIMO_DTYPE_F32, MIMO_DTYPE_BF16}) {
+      run_case(one, precision, cpu, cuda, repeat, outcome);
+    }
+  }
+  std::printf("%d checks, %d failed\n", outcome.checks, outcome.failures);
+  return outcome.failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,83 @@
+/** The whole way from shards to microbatches. */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import {
+	defaultLoaderConfiguration,
+	type LoaderConfiguration,
+} from "../../../src/data/energon/loader/configuration.ts";
+import { DataLoader } from "../../../src/data/energon/loader/loader.ts";
+import { LocalLoader } from "../../../src/data/energon/loader/local-loader.ts";
+import { decodeState, encodeState } from "../../../src/data/energon/loader/state.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
+import { Images } from "../../../src/native/images.ts";
+import { openLibrary } from "../../../src/native/library.ts";
+import { captions, Scratch } from "../fixtures.ts";
+import { smallTask } from "./task.ts";
+
+const scratch = new Scratch();
+afterAll(() => scratch[Symbol.dispose]());
+let images: Images;
+let configuration: LoaderConfiguration;
+beforeAll(async () => {
+	images = new Images(await openLibrary("cpu"));
+	configuration = {
+		...defaultLoaderConfiguration,
+		path: captions(scratch, "pictures", [9, 14, 11]),
+		task: smallTask,
+		numWorkers: 2,
+		batchSize: 2,
+		packingBufferSize: 6,
+		shuffleBufferSize: 5,
+		seedOffset: 3,
+	};
+});
+
+const open = (changed: Partial<LoaderConfiguration> = {}, state?: Uint8Array) =>
+	new LocalLoader(
+		{ ...configuration, ...changed },
+		new LocalStorage(),
+		images,
+		state ? { state: decodeState(state) } : {},
+	);
+
+function take(loader: LocalLoader, count: number): ImageTextBatch[] {
+	return Array.from({ length: count }, () => loader.next()!.item as ImageTextBatch);
+}
+
+/** Everything of a batch, as text. */
+const digest = (batch: ImageTextBatch) => Bun.hash(Bun.inspect(batch, { depth: 9 }) + batch.images.patches.join());
+
+test("a batch has as many image tokens as its images have rows, and is as long as its packs", () => {
+	for (const { text, images, names } of take(open(), 12)) {
+		expect(text.ids.length).toBe(2 * 96);
+		expect(text.lengths.reduce((a, b) => a + b)).toBe(2 * 96);
+		const patches = images.grids.map(({ rows, columns }) => rows * columns);
+		const rows = patches.reduce((sum, count) => sum + count / 4, 0);
+		expect(text.ids.filter((id) => id === 300).length).toBe(rows);
+		expect(images.patches.length).toBe(rows * 4 * 768);
+		expect(images.imagesPerSample.reduce((a, b) => a + b)).toBe(names.length);
+		expect(images.imagesPerSample.length).toBe(text.lengths.length);
+	}
+});
+
+test("every tensor continues exactly from a state taken anywhere, packs and buffers half full", () => {
+	const whole = take(open(), 24).map(digest);
+	const loader = open();
+	for (let taken = 0; taken < 12; taken++) {
+		const state = encodeState(loader.save());
+		expect(take(open({}, state), 6).map(digest)).toEqual(whole.slice(taken, taken + 6));
+		take(loader, 1);
+	}
+});
+
+test("threads deliver the same batches, and tokens alone or pixels alone are those of both", async () => {
+	const both = take(open(), 6);
+	await using loader = await DataLoader.open(configuration, { threads: 2 });
+	for (const batch of both) expect(digest((await loader.next())!.item as ImageTextBatch)).toBe(digest(batch));
+	const text = take(open({ task: { ...smallTask, keep: "text" } }), 6);
+	const pixels = take(open({ task: { ...smallTask, keep: "images" } }), 6);
+	expect(text.map((batch) => [...batch.text.labels])).toEqual(both.map((batch) => [...batch.text.labels]));
+	expect(text.every((batch) => batch.images.patches.length === 0)).toBe(true);
+	expect(pixels.map((batch) => [...batch.images.patches])).toEqual(both.map((batch) => [...batch.images.patches]));
+	expect(pixels.every((batch) => batch.text.ids.length === 0)).toBe(true);
+});

@@ -1,0 +1,80 @@
+import { describe, expect, test } from "bun:test";
+import { imageGrid, imageGrids } from "../../../src/data/vision-language/dynamic-resolution.ts";
+import { tileCount, tileGrid } from "../../../src/data/vision-language/tiling.ts";
+
+const options = { patchSize: 16, minPatches: 4, maxPatches: 0, minSide: 0, divisor: 2 };
+
+/** "rows x columns" of one image alone. */
+function grid(width: number, height: number, changed: Partial<typeof options> = {}): string {
+	const [{ rows, columns }] = imageGrids([{ width, height }], 1 << 20, { ...options, ...changed }) as [
+		{ rows: number; columns: number },
+	];
+	return `${rows}x${columns}`;
+}
+
+describe("dynamic resolution (golden G11)", () => {
+	const omni = { minPatches: 1024, maxPatches: 13312 };
+	for (const [width, height, plain, limited] of [
+		[512, 512, "32x32", "32x32"],
+		[528, 528, "34x34", "34x34"],
+		[800, 600, "38x50", "38x50"],
+		[1920, 1080, "68x120", "68x120"],
+		[300, 200, "14x20", "28x40"],
+		[1000, 37, "4x64", "8x148"],
+		[224, 224, "14x14", "32x32"],
+		[2550, 3300, "208x160", "130x102"],
+	] as const) {
+		test(`${width} x ${height}`, () => {
+			expect(grid(width, height)).toBe(plain);
+			expect(grid(width, height, omni)).toBe(limited);
+		});
+	}
+
+	test("halves round to the even count: 528 pixels are 34 patches, 512 are 32, 45 are 3", () => {
+		const odd = { ...options, divisor: 1, minPatches: 0 };
+		const rows = [512, 528, 37].map((side) => imageGrid({ width: side, height: side }, 1 << 20, odd).rows);
+		expect(rows).toEqual([32, 34, 3]);
+	});
+
+	test("a short side is enlarged to min_side, the long one as far as the budget allows", () => {
+		const tall = imageGrid({ width: 64, height: 640 }, 400, { ...options, minSide: 128 });
+		expect(tall).toEqual({ rows: 50, columns: 8 });
+		const wide = imageGrid({ width: 640, height: 64 }, 400, { ...options, minSide: 128 });
+		expect(wide).toEqual({ rows: 8, columns: 50 });
+		expect(imageGrid({ width: 64, height: 96 }, 400, { ...options, minSide: 128 })).toEqual({ rows: 12, columns: 8 });
+	});
+
+	test("images of a sample share its budget, and never go below min_patches", () => {
+		const sizes = [
+			{ width: 1024, height: 1024 },
+			{ width: 512, height: 256 },
+			{ width: 32, height: 32 },
+		];
+		for (const budget of [100, 1000, 4000, 10000]) {
+			const patches = imageGrids(sizes, budget, options).map(({ rows, columns }) => rows * columns);
+			expect(patches.reduce((a, b) => a + b)).toBeLessThanOrEqual(budget);
+			expect(Math.min(...patches)).toBeGreaterThanOrEqual(4);
+		}
+		expect(imageGrids(sizes, 1, options)).toEqual(new Array(3).fill({ rows: 2, columns: 2 }));
+	});
+});
+
+describe("tiles (golden G12)", () => {
+	const tiling = { tileSize: 512, maxTiles: 12, thumbnail: true };
+	for (const [width, height, wanted, tokens] of [
+		[512, 512, "1x1", 256],
+		[1024, 1024, "2x2", 1280],
+		[1000, 600, "3x2", 1792],
+		[1920, 1080, "4x2", 2304],
+		[600, 1000, "2x3", 1792],
+		[300, 900, "1x3", 1024],
+		[1280, 1024, "4x3", 3328],
+		[3000, 2000, "3x2", 1792],
+	] as const) {
+		test(`${width} x ${height}`, () => {
+			const found = tileGrid({ width, height }, tiling);
+			expect(`${found.columns}x${found.rows}`).toBe(wanted);
+			expect(tileCount(found, tiling) * 256).toBe(tokens);
+		});
+	}
+});

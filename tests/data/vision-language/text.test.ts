@@ -1,0 +1,204 @@
+/** Conversations, templates, image places, labels, truncation, packing, batches. */
+import { describe, expect, test } from "bun:test";
+import type { Sample } from "../../../src/data/energon/sample.ts";
+import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
+import { buildBatch } from "../../../src/data/vision-language/batch.ts";
+import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
+import { encodePieces, ignored } from "../../../src/data/vision-language/encoding.ts";
+import { greedyKnapsack } from "../../../src/data/vision-language/packing.ts";
+import { render, type TemplateOptions } from "../../../src/data/vision-language/template.ts";
+
+const prompts = { caption: "", ocr: "Read it.", classification: "What is it?" };
+const image = (side: number) => ({ file: new Uint8Array([side]), width: side, height: side });
+const plain: TemplateOptions = { template: "plain", lossRoles: null, imageTags: ["", ""] };
+
+function sample(type: string, fields: Record<string, unknown>): Sample {
+	return { key: "s", restoreKey: [], sources: [], subflavors: {}, type, fields };
+}
+
+/** The text as it would be tokenised: images as [n], what counts in the loss in capitals' place marked by ·. */
+function shown(of: Sample, options: Partial<TemplateOptions> = {}): string {
+	return render(conversationOf(of, prompts), { ...plain, ...options })
+		.map((piece) => ("text" in piece ? (piece.loss ? `·${piece.text}·` : piece.text) : `[${piece.image}]`))
+		.join("");
+}
+
+const conversation = [
+	{ from: "human", value: "<image><image> Which?" },
+	{ from: "gpt", value: "Both." },
+	{ from: "human", value: "Why?" },
+	{ from: "gpt", value: "So." },
+];
+const crude = (json: unknown, images: Record<string, unknown> = {}) => sample("CrudeSample", { json, ...images });
+
+describe("conversations", () => {
+	const chatml = { template: "chatml" } as const;
+
+	test("ChatML masks all but the assistant's turns", () => {
+		const of = crude({ conversations: conversation }, { "img1.jpg": image(2), "img0.jpg": image(1) });
+		expect(shown(of, chatml)).toBe(
+			"<|im_start|>user\n[0][1] Which?<|im_end|>\n<|im_start|>assistant\n·Both.<|im_end|>·\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n·So.<|im_end|>·\n",
+		);
+		expect(conversationOf(of, prompts).images.map(({ width }) => width)).toEqual([1, 2]);
+	});
+
+	test("parts sort by number: img2 before img10", () => {
+		const of = crude({ text: "<image><image>" }, { "img10.png": image(10), "img2.png": image(2) });
+		expect(conversationOf(of, prompts).images.map(({ width }) => width)).toEqual([2, 10]);
+	});
+
+	test("images without a tag go before the first turn of the user", () => {
+		const messages = [
+			{ role: "system", content: "Be short." },
+			{ role: "user", content: [{ type: "text", text: "And " }, { type: "image" }] },
+			{ role: "assistant", content: "Yes." },
+		];
+		const of = crude({ messages }, { "a.png": image(1), "b.png": image(2) });
+		expect(shown(of, { template: "pretraining" })).toBe("·system: Be short.\nuser: ·[0]·\nAnd ·[1]·\nassistant: Yes.·");
+	});
+
+	test("captions, questions, choices and interleaved documents", () => {
+		expect(shown(sample("CaptioningSample", { image: image(1), caption: "A cat." }))).toBe("[0]·\nA cat.·");
+		const vqa = { image: image(1), context: "How many?", answers: ["2", "3"], answer_weights: [0.2, 0.8] };
+		expect(shown(sample("VQASample", vqa), chatml)).toContain("assistant\n·3<|im_end|>·");
+		const choice = { image: image(1), context: "Which?", choices: ["red", "blue"], correct_choice_idx: 1 };
+		expect(shown(sample("MultiChoiceVQASample", choice))).toBe("[0]·\nWhich?\nA. red\nB. blue\nB. blue·");
+		expect(shown(sample("InterleavedSample", { sequence: ["a", image(1), "b"] }), chatml)).toBe("·a·[0]·b·");
+		const similarity = { images: [image(1), image(2)], texts: ["x", "y"], matched_text_indices: [1, 0] };
+		expect(shown(sample("SimilarityInterleavedSample", similarity))).toBe("[1]·x·[0]·\ny·");
+	});
+
+	for (const [what, of, reason] of [
+		[
+			"more tags than images",
+			crude({ conversations: conversation }, { "a.jpg": image(1) }),
+			"2 <image> tags and 1 images",
+		],
+		[
+			"a tag of the assistant",
+			crude({ conversations: [{ from: "gpt", value: "<image>" }] }, { "a.jpg": image(1) }),
+			"assistant's turn",
+		],
+		["an unknown speaker", crude({ conversations: [{ from: "narrator", value: "x" }] }), "no turn"],
+		["no text", crude({ id: 3 }), "neither a conversation nor text"],
+		["a question without answers", sample("VQASample", { image: image(1), context: "?", answers: [] }), "no answers"],
+		["a video", sample("VidQASample", { video: 1, context: "?" }), "no text"],
+	] as const) {
+		test(`${what} is refused`, () => expect(() => conversationOf(of, prompts)).toThrow(reason));
+	}
+});
+
+const imageTokenId = 300;
+const tower = { patchSize: 16, pixelShuffle: true, dropClassTokens: true, classTokens: 0 };
+
+function encode(of: Sample, changed: Partial<Parameters<typeof encodePieces>[4]> & { tags?: [string, string] } = {}) {
+	const { tags = ["", ""], ...options } = changed;
+	const { images, ...rest } = conversationOf(of, prompts);
+	const pieces = render({ images, ...rest }, { template: "chatml", lossRoles: null, imageTags: tags });
+	return encodePieces("s", pieces, images, byteTokenizer, {
+		sequenceLength: 200,
+		imageTokenId,
+		beginId: null,
+		endId: null,
+		sizing: { mode: "fixed", width: 64, height: 32 },
+		tower,
+		...options,
+	});
+}
+
+const two = () => crude({ conversations: conversation }, { "img0.jpg": image(1), "img1.jpg": image(2) });
+
+describe("encoding", () => {
+	test("an image has a token for each of its rows; labels are the next tokens of what counts", () => {
+		const { ids, labels, images } = encode(two());
+		expect(ids.filter((id) => id === imageTokenId).length).toBe(4);
+		expect(images.length).toBe(2);
+		const learned = [...labels].flatMap((label, t) => (label === ignored ? [] : [[t, label]]));
+		expect(learned.every(([t, label]) => ids[t! + 1] === label)).toBe(true);
+		const text = String.fromCharCode(...learned.map(([, label]) => label!));
+		expect(text).toBe("Both.<|im_end|>So.<|im_end|>");
+		expect(labels.at(-1)).toBe(ignored);
+	});
+
+	test("a position of an image has no label, and no label is an image", () => {
+		const document = sample("InterleavedSample", { sequence: ["ab", image(1), "cd"] });
+		const { ids, labels } = encode(document, { beginId: 1, endId: 2 });
+		expect([...ids]).toEqual([1, 97, 98, 300, 300, 99, 100, 2]);
+		expect([...labels]).toEqual([97, 98, -100, -100, -100, 100, 2, -100]);
+	});
+
+	test("cutting drops whole images, with their tags, and what follows", () => {
+		const document = sample("InterleavedSample", { sequence: ["ab", image(1), "cd", image(2), "ef"] });
+		const lengths = new Map<number, [tokens: number, images: number]>();
+		for (let sequenceLength = 2; sequenceLength <= 16; sequenceLength++) {
+			const { ids, images } = encode(document, { sequenceLength, tags: ["(", ")"] });
+			lengths.set(sequenceLength, [ids.length, images.length]);
+			expect(ids.filter((id) => id === imageTokenId).length).toBe(2 * images.length);
+			expect(ids.filter((id) => id === 40).length).toBe(images.length);
+		}
+		expect(lengths.get(5)).toEqual([2, 0]);
+		expect(lengths.get(6)).toEqual([6, 1]);
+		expect(lengths.get(9)).toEqual([8, 1]);
+		expect(lengths.get(12)).toEqual([12, 2]);
+		expect(lengths.get(16)).toEqual([14, 2]);
+	});
+
+	test("images are made smaller before anything is cut", () => {
+		const sizing = { mode: "dynamic", minPatches: 4, maxPatches: 0, minSide: 0 } as const;
+		const of = sample("InterleavedSample", { sequence: ["ab", image(512), image(256), "cd"] });
+		const { ids, images } = encode(of, { sizing, sequenceLength: 100 });
+		expect(images.length).toBe(2);
+		expect(ids.length).toBeLessThanOrEqual(100);
+		expect(ids.length).toBeGreaterThan(70);
+		expect([...ids.slice(-2)]).toEqual([99, 100]);
+	});
+
+	test("a sample that teaches nothing within the limit is refused", () => {
+		expect(() => encode(two(), { sequenceLength: 20 })).toThrow("no token within 20 that counts");
+	});
+
+	test("the image token in the text is refused", () => {
+		const of = sample("TextSample", { text: "abc" });
+		expect(() => encode(of, { imageTokenId: 98 })).toThrow("image token 98 in its text");
+	});
+});
+
+describe("packs and batches", () => {
+	test("the knapsack loses nothing that fits, exceeds nothing, and takes the longest that fits", () => {
+		expect(greedyKnapsack([5, 3, 8, 2, 9, 1], (n) => n, 10)).toEqual([
+			[9, 1],
+			[8, 2],
+			[5, 3],
+		]);
+		const lengths = Array.from({ length: 200 }, (_, i) => ((i * 7919) % 113) + 1);
+		const packs = greedyKnapsack(lengths, (n) => n, 100);
+		expect(Math.max(...packs.map((pack) => pack.reduce((a, b) => a + b)))).toBeLessThanOrEqual(100);
+		expect(packs.flat().sort((a, b) => a - b)).toEqual(lengths.filter((n) => n <= 100).sort((a, b) => a - b));
+	});
+
+	test("samples lie one after the other; padding is a sequence of its own, without images", () => {
+		const of = (key: string, ids: number[], images: number) => ({
+			restoreKey: [],
+			key,
+			sources: [],
+			ids: Int32Array.from(ids),
+			labels: Int32Array.from(ids, (id) => id + 1),
+			patches: new Array<Float32Array>(images).fill(Float32Array.of(ids[0]!, 0)),
+			grids: new Array(images).fill({ rows: 1, columns: 2 }),
+		});
+		const packs = [
+			{ restoreKey: [], samples: [of("a", [1, 2], 1), of("b", [3], 0)] },
+			{ restoreKey: [], samples: [of("c", [4, 5, 6, 7, 8], 2)] },
+			{ restoreKey: [], samples: [of("d", [9], 0)] },
+		];
+		const { text, images, names } = buildBatch(packs, { padTo: 5, padId: 0 });
+		expect(names).toEqual(["a", "b", "c", "d"]);
+		expect([...text.ids]).toEqual([1, 2, 3, 0, 0, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0]);
+		expect([...text.labels]).toEqual([2, 3, 4, -100, -100, 5, 6, 7, 8, 9, 10, -100, -100, -100, -100]);
+		expect([...text.lossMask]).toEqual([1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]);
+		expect(text.lengths).toEqual([2, 1, 2, 5, 1, 4]);
+		expect(images.imagesPerSample).toEqual([1, 0, 0, 2, 0, 0]);
+		expect([...images.patches]).toEqual([1, 0, 4, 0, 4, 0]);
+		expect(buildBatch(packs, { padTo: null, padId: 0 }).text.lengths).toEqual([2, 1, 5, 1]);
+	});
+});

@@ -1,0 +1,118 @@
+/** What is wrong with the input or the machine is one sentence and an exit code, and leaves no file behind. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { cpSync, existsSync, truncateSync, writeFileSync } from "node:fs";
+import { openSafetensors, type TensorEntry, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
+import { golden } from "../golden.ts";
+import { SmallRun } from "./small-run.ts";
+
+const run = new SmallRun();
+afterAll(() => run[Symbol.dispose]());
+
+/** Trains until the refusal; its sentence. */
+function refusal(flags: readonly string[], environment: Record<string, string> = {}): string {
+	const outcome = run.train(["--train-iters", "4", ...flags, "--save-hf", "never"], environment);
+	expect(outcome.exitCode).toBeGreaterThan(0);
+	expect(outcome.stderr).not.toMatch(/^\s+at /m);
+	expect(outcome.stderr.trim()).not.toContain("\n");
+	expect(existsSync(run.path("never"))).toBeFalse();
+	return outcome.stderr.trim();
+}
+
+const cases: readonly [name: string, flags: string[], message: RegExp][] = [
+	["a missing file", ["--data-path", "absent.txt"], /^mimo: The data file .*absent\.txt cannot be read: ENOENT\.$/],
+	["a loss that is not finite", ["--lr", "1e30", "--min-lr", "0"], /^mimo: Step \d+: the .* is not finite; .*\.$/],
+	["too little text", ["--seq-length", "100000"], /fewer than one sample of sequence-length 100000/],
+	["tokens outside the vocabulary", ["--vocab-size", "64"], /outside the vocabulary of vocab-size 64\.$/],
+	["a tokenizer that is none", ["--tokenizer", "text.txt"], /^mimo: The tokenizer file .*text\.txt .*\.$/],
+	// More than an x86-64 address can say, so that no machine has it.
+	[
+		"a model larger than memory",
+		["--hidden-size", "131072", "--vocab-size", "1000000000"],
+		/^mimo: Out of memory: .* no room for \d+ bytes of parameters .*\.$/,
+	],
+];
+for (const [name, flags, message] of cases) test(name, () => expect(refusal(flags)).toMatch(message));
+
+test("an absent library", () => {
+	expect(refusal([], { MIMO_CPU_LIBRARY: "/nowhere.so" })).toBe(
+		"mimo: MIMO_CPU_LIBRARY names /nowhere.so, which does not exist.",
+	);
+});
+
+test("a processor without AVX2", () => {
+	expect(refusal([], { MIMO_CPU_INSTRUCTIONS: "sse2" })).toMatch(
+		/^mimo: This processor \(.+\) has no AVX2 and FMA, which the CPU library needs\.$/,
+	);
+});
+
+describe("weights", () => {
+	const same =
+		"--hybrid-layer-pattern ME*M-E --vocab-size 512 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 " +
+		"--ffn-hidden-size 128 --mamba-num-heads 8 --mamba-head-dim 16 --mamba-state-dim 16 --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 96";
+	const reference = () => golden("hybrid-tiny")!;
+	const file = "broken/model.safetensors";
+
+	/** A copy of the reference model whose tensors went through `change`. */
+	function changed(change: (entry: TensorEntry) => TensorEntry): void {
+		cpSync(reference(), run.path("broken"), { recursive: true });
+		using source = openSafetensors(`${reference()}/model.safetensors`);
+		const entries = Array.from(source.tensors.keys(), (name) => {
+			const { dtype, shape } = source.information(name);
+			return change({ name, dtype, shape, data: () => source.read(name) });
+		});
+		writeSafetensors(run.path(file), entries);
+	}
+	const head = (change: Partial<TensorEntry>) => (entry: TensorEntry) =>
+		entry.name === "lm_head.weight" ? { ...entry, ...change } : entry;
+
+	test("of another model", () => {
+		expect(refusal(["--load-hf", reference()])).toMatch(/holds another model: hybridLayerPattern is/);
+	});
+
+	test("in a truncated file", () => {
+		cpSync(reference(), run.path("broken"), { recursive: true });
+		truncateSync(run.path(file), 100_000);
+		expect(refusal([...same.split(" "), "--load-hf", "broken"])).toMatch(
+			/model\.safetensors is no valid safetensors file: .*\(truncated\?\)\.$/,
+		);
+	});
+
+	test("of the wrong shape", () => {
+		changed(head({ shape: [1], data: () => Float32Array.of(1) }));
+		expect(refusal([...same.split(" "), "--load-hf", "broken"])).toMatch(/lm_head\.weight.* \[1\]/);
+	});
+
+	test("of the wrong dtype", () => {
+		changed(head({ dtype: "I32", data: () => new Int32Array(512 * 64) }));
+		expect(refusal([...same.split(" "), "--load-hf", "broken"])).toMatch(
+			/output_layer\.weight in broken is I32; weights are F32 or BF16\.$/,
+		);
+	});
+});
+
+describe("tokens", () => {
+	const tokens = (dtype: "I32" | "F32", shape: readonly number[]) => {
+		const count = shape.reduce((product, size) => product * size, 1);
+		const data = () => (dtype === "I32" ? new Int32Array(count) : new Float32Array(count));
+		writeSafetensors(run.path("tokens.safetensors"), [{ name: "tokens", dtype, shape, data }]);
+	};
+
+	test("of the wrong dtype or shape, or none", () => {
+		tokens("F32", [8, 65]);
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/tokens in .* is F32; token ids are I32 or I64\.$/);
+		tokens("I32", [8, 64]);
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(
+			/has shape \[8, 64\]; seq-length 64 needs \[samples, 65\]\.$/,
+		);
+		writeSafetensors(run.path("tokens.safetensors"), []);
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/has no tensor tokens\.$/);
+	});
+
+	test("in a truncated file", () => {
+		tokens("I32", [8, 65]);
+		truncateSync(run.path("tokens.safetensors"), 1000);
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/\(truncated\?\)\.$/);
+		writeFileSync(run.path("tokens.safetensors"), "");
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/tokens\.safetensors is no valid safetensors file/);
+	});
+});

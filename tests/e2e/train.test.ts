@@ -1,0 +1,93 @@
+/** `mimo train` and `mimo parity` as a user runs them. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { mimo } from "../commands/mimo.ts";
+import { golden } from "../golden.ts";
+import { SmallRun } from "./small-run.ts";
+
+const run = new SmallRun();
+afterAll(() => run[Symbol.dispose]());
+const { folder } = run;
+const train = (...flags: string[]) => run.train(flags);
+
+/** Steps of a JSON log without what may differ between equal runs. */
+function logged(name: string): Record<string, unknown>[] {
+	const lines = readFileSync(join(folder, name), "utf8").trim().split("\n");
+	return lines.map((line) => {
+		const { time: _, elapsed_ms: __, tokens_per_second: ___, ...rest } = JSON.parse(line);
+		return rest;
+	});
+}
+
+describe("training", () => {
+	test("the loss falls, and two runs of one command log the same", () => {
+		for (const name of ["first.jsonl", "second.jsonl"]) {
+			const { exitCode, stderr, stdout } = train("--train-iters", "25", "--log-json", name, "--log-num-zeros-in-grad");
+			expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+			expect(stdout).toMatch(/ iteration {8}5\/ {6}25 \| consumed samples: .* lm loss: \d\.\d{6}E[+-]\d\d \| /);
+			expect(stdout).toMatch(/Held-out bits per byte: \d\.\d{4} \(unigram entropy of the same bytes/);
+		}
+		const first = logged("first.jsonl");
+		expect(logged("second.jsonl")).toEqual(first);
+		const losses = first.map((step) => step["lm loss"] as number);
+		expect(losses.at(-1)).toBeLessThan(losses[0]! - 1);
+	});
+
+	test("any number of threads logs the same", () => {
+		for (const threads of ["1", "2", "3"]) {
+			expect(train("--train-iters", "8", "--threads", threads, "--log-json", `${threads}.jsonl`).exitCode).toBe(0);
+		}
+		expect(logged("2.jsonl")).toEqual(logged("1.jsonl"));
+		expect(logged("3.jsonl")).toEqual(logged("1.jsonl"));
+	});
+
+	test("saved Hugging Face weights go on where they stopped", () => {
+		expect(train("--train-iters", "5", "--save-hf", "model").exitCode).toBe(0);
+		expect(readdirSync(join(folder, "model")).sort()).toEqual(["config.json", "model.safetensors"]);
+		const loaded = train(
+			...[
+				"--train-iters",
+				"1",
+				"--lr-warmup-iters",
+				"0",
+				"--lr",
+				"0",
+				"--min-lr",
+				"0",
+				"--moe-router-bias-update-rate",
+				"0",
+			],
+			...["--load-hf", "model", "--save-hf", "again"],
+		);
+		expect(loaded.exitCode).toBe(0);
+		const bytes = (name: string) => readFileSync(join(folder, name, "model.safetensors"));
+		expect(bytes("again").equals(bytes("model"))).toBeTrue();
+	});
+
+	test("bf16, dropout and recomputation run", () => {
+		const { exitCode, stderr } = train(
+			...["--train-iters", "3", "--bf16", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"],
+			...["--recompute-granularity", "full"],
+		);
+		expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	});
+});
+
+describe("parity", () => {
+	test("prints a table and exits 0; --json lists every value", () => {
+		const reference = golden("layer-moe")!;
+		const table = mimo(["parity", "--golden", reference]);
+		expect(table.exitCode).toBe(0);
+		expect(table.stdout).toContain("all 25 values agree.");
+		const json = JSON.parse(mimo(["parity", "--golden", reference, "--json"]).stdout);
+		expect(json.passed).toBeTrue();
+		expect(json.checks).toHaveLength(25);
+	});
+
+	test("a folder without golden.json is refused", () => {
+		const { exitCode, stderr } = mimo(["parity", "--golden", "."], folder);
+		expect(exitCode).toBe(1);
+		expect(stderr.trim()).toMatch(/is no reference folder/);
+	});
+});

@@ -1,0 +1,70 @@
+import { expect, test } from "bun:test";
+import { configurationOf } from "../../../src/config/resolve.ts";
+import { countFlopsPerToken, countParameters, megatronFlopsPerStep } from "../../../src/models/hybrid/counts.ts";
+
+const twenty = configurationOf({ preset: "nemotron-20l" });
+const large = configurationOf({ preset: "nemotron-54l" });
+const nano = configurationOf({ preset: "nemotron-nano-30b-a3b", "train-iters": 1 });
+
+test("parameters of a layer", () => {
+	const { layer, activeLayer, embedding, output } = countParameters(twenty);
+	expect(layer.M).toBe(38_744_896);
+	expect(layer["*"]).toBe(27_527_808);
+	expect(countParameters(nano).layer["*"]).toBe(23_399_040);
+	expect(layer.E).toBe(1_297_468_032);
+	expect(activeLayer.E).toBe(80_169_600);
+	expect([embedding, output]).toEqual([352_321_536, 352_321_536]);
+});
+
+test("parameters of the published models", () => {
+	for (const [configuration, total, active] of [
+		[twenty, 11_515_677_504, 1_072_646_976],
+		[large, 31_657_765_568, 2_955_258_560],
+		[nano, 31_577_937_344, 2_875_430_336],
+	] as const) {
+		const counts = countParameters(configuration);
+		expect(counts.total).toBe(total);
+		expect(counts.active).toBe(active);
+	}
+	const counts = countParameters(nano);
+	expect(counts.active + counts.output).toBe(3_227_751_872);
+	expect(counts.active + counts.output + counts.embedding).toBe(3_580_073_408);
+});
+
+test("a tied output layer has no parameters of its own; a gate is half of fc1", () => {
+	const base = { preset: "nemotron-tiny", "hybrid-layer-pattern": "-" };
+	const plain = countParameters(configurationOf(base));
+	const tied = countParameters(configurationOf({ ...base, "untie-embeddings-and-output-weights": false }));
+	expect(plain.total - tied.total).toBe(plain.embedding);
+	const gated = configurationOf({ ...base, "squared-relu": false, swiglu: true });
+	expect(countParameters(gated).layer["-"] - gated.hiddenSize).toBe(3 * gated.hiddenSize * gated.ffnHiddenSize);
+});
+
+test("operations per token of a layer", () => {
+	const { layer, logits } = countFlopsPerToken(twenty);
+	expect(layer.M).toBe(80_871_424);
+	expect(layer["*"]).toBe(122_159_104);
+	expect(layer.E).toBe(160_333_824);
+	expect(logits).toBe(704_643_072);
+});
+
+test("operations per token of the published models", () => {
+	for (const [configuration, forward, both] of [
+		[twenty, 3.0816, 9.2449],
+		[large, 7.2296, 21.6889],
+		[nano, 6.9358, 20.8073],
+	] as const) {
+		const counts = countFlopsPerToken(configuration);
+		expect((counts.forward / 1e9).toFixed(4)).toBe(forward.toFixed(4));
+		expect((counts.forwardBackward / 1e9).toFixed(4)).toBe(both.toFixed(4));
+	}
+});
+
+test("Megatron's count", () => {
+	expect(megatronFlopsPerStep(twenty).toExponential(6)).toBe("6.437265e+14");
+	const many = configurationOf({ preset: "nemotron-20l", "global-batch-size": 768 });
+	expect(megatronFlopsPerStep(many).toExponential(6)).toBe("6.179774e+16");
+	const perToken = (c: typeof twenty) => megatronFlopsPerStep(c) / c.globalBatchSize / c.seqLength / 1e9;
+	expect(perToken(twenty).toFixed(4)).toBe("9.8225");
+	expect(perToken(nano).toFixed(4)).toBe("22.2781");
+});

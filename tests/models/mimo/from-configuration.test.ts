@@ -1,0 +1,31 @@
+import { expect, test } from "bun:test";
+import { encoderConfig } from "../../../src/models/mimo/from-configuration.ts";
+import { projectorParameters } from "../../../src/models/projector.ts";
+import { radioParameters } from "../../../src/models/radio/names.ts";
+import { elementCount } from "../../../src/tensor/tensor.ts";
+
+const keys = {
+	bf16: true,
+	classTokenLen: 8,
+	disableVisionClassToken: true,
+	hiddenSize: 2688,
+	hybridLayerPattern: "M*E-M*E-M*E-M*E-M*E-",
+	initMethodStd: 0.0173,
+	patchDim: 16,
+	pixelShuffle: true,
+	visionProjectionType: "affine",
+} as const;
+
+test("RADIO ViT-H has the parameters the specification counts", () => {
+	const count = (specs: readonly { shape: readonly number[] }[]) =>
+		specs.reduce((sum, { shape }) => sum + elementCount(shape), 0);
+	const { tower, projector } = encoderConfig(keys);
+	expect(count(radioParameters(tower))).toBe(651_645_440);
+	expect(count(radioParameters({ ...tower, classTokens: 10 }))).toBe(651_648_000);
+	expect(count(radioParameters({ ...tower, finalLayerNorm: false }))).toBe(651_645_440 - 2560);
+	expect(count(projectorParameters(projector))).toBe(13_762_560);
+	const mlp = encoderConfig({ ...keys, visionProjectionType: "mlp" }).projector;
+	expect(count(projectorParameters(mlp))).toBe(159_907_840);
+	expect(count(projectorParameters({ ...mlp, normEpsilon: 1e-5 }))).toBe(159_907_840 + 5120);
+	expect(tower.outputInitMethodStd).toBeCloseTo(0.0173 / Math.sqrt(20), 12);
+});

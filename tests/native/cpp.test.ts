@@ -1,0 +1,26 @@
+/** Builds and runs the C++ programs of cuda/tests: parts that the ABI does not show. */
+import { beforeAll, describe, expect, test } from "bun:test";
+import { join } from "node:path";
+
+const root = join(import.meta.dir, "../..");
+const tree = join(root, "build/tests");
+
+function run(command: string[]): string {
+	const result = Bun.spawnSync(command, { cwd: root, stdout: "pipe", stderr: "pipe" });
+	const output = `${result.stdout}${result.stderr}`;
+	if (!result.success) throw new Error(`${command.join(" ")} ended with ${result.exitCode}:\n${output}`);
+	return output;
+}
+
+describe("C++ test programs", () => {
+	beforeAll(() => {
+		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", "-DMIMO_TESTS=ON"]);
+		run(["ninja", "-C", tree, "cpp_tests"]);
+	}, 120_000);
+
+	for (const program of ["philox_test", "thread_pool_test"]) {
+		test(program, () => {
+			expect(run([join(tree, "tests", program)])).toBe("");
+		}, 60_000);
+	}
+});

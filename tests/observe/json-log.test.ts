@@ -1,0 +1,72 @@
+import { afterAll, expect, test } from "bun:test";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { UserError } from "../../src/native/errors.ts";
+import { JsonLog } from "../../src/observe/json-log.ts";
+import { step } from "./step.ts";
+
+const folder = mkdtempSync(join(tmpdir(), "mimo-json-log-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+function records(file: string): Record<string, unknown>[] {
+	return readFileSync(file, "utf8")
+		.trimEnd()
+		.split("\n")
+		.map((line) => JSON.parse(line));
+}
+
+test("one object a step, numbers at full precision", () => {
+	const file = join(folder, "log.json");
+	const log = new JsonLog(file, () => new Date(0));
+	const loss = 12.187350273132324;
+	log.step(step({ iteration: 1, losses: { "lm loss": loss, z_loss: 0.1 + 0.2 }, numZeros: 3, seconds: 0.25 }));
+	log.evaluation({ iteration: 1, split: "validation", label: "iteration 1", losses: { "lm loss": 2 } });
+	log.close();
+	expect(records(file)).toEqual([
+		{
+			iteration: 1,
+			consumed_samples: 8,
+			skipped_samples: 0,
+			global_batch_size: 8,
+			tokens: 2048,
+			learning_rate: 2e-4,
+			"lm loss": loss,
+			z_loss: 0.30000000000000004,
+			loss_scale: 1,
+			grad_norm: 5.6161,
+			num_zeros: 3,
+			skipped: false,
+			time: "1970-01-01T00:00:00.000Z",
+			elapsed_ms: 250,
+			tokens_per_second: 8192,
+		},
+		{ iteration: 1, split: "validation", "lm loss": 2, time: "1970-01-01T00:00:00.000Z" },
+	]);
+});
+
+test("a second run appends, also after a run that died in the middle of a line", () => {
+	const file = join(folder, "twice.json");
+	writeFileSync(file, '{"iteration":1}\n{"iteration":2,"lm lo');
+	const log = new JsonLog(file);
+	log.step(step({ iteration: 2 }));
+	log.close();
+	const lines = readFileSync(file, "utf8").split("\n");
+	expect(lines.slice(0, 2)).toEqual(['{"iteration":1}', '{"iteration":2,"lm lo']);
+	expect(JSON.parse(lines[2]!).iteration).toBe(2);
+	expect(lines[3]).toBe("");
+});
+
+test("numbers that JSON lacks are names", () => {
+	const file = join(folder, "nan.json");
+	const log = new JsonLog(file);
+	log.step(step({ iteration: 1, losses: { "lm loss": Number.NaN }, gradNorm: Number.POSITIVE_INFINITY }));
+	log.close();
+	expect(records(file)[0]).toMatchObject({ "lm loss": "NaN", grad_norm: "Infinity" });
+});
+
+test("a file that cannot be opened is named", () => {
+	writeFileSync(join(folder, "file"), "");
+	expect(() => new JsonLog(join(folder, "file/log.json"))).toThrow(UserError);
+	expect(() => new JsonLog(join(folder, "file/log.json"))).toThrow(/The log .*file\/log\.json cannot be written/);
+});

@@ -1,0 +1,226 @@
+/** The worked examples of runtime.md §1.4, group by group. */
+import { expect, test } from "bun:test";
+import { encoderMicroBatchSize } from "../../src/config/derive.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { describeTopology, type NamedGroups } from "../../src/parallel/describe-topology.ts";
+import { Grid, groupWith } from "../../src/parallel/grid.ts";
+import { Topology, topologyOf } from "../../src/parallel/topology.ts";
+
+/** A vision-language model with these sizes. */
+function configured(sizes: Record<string, number>) {
+	const preset = { preset: "nemotron-20l", "model-provider": "nemotron-moe-vlm" };
+	const configuration = configurationOf({ ...preset, ...sizes });
+	const topology = topologyOf(configuration);
+	return { configuration, topology, description: describeTopology(topology) };
+}
+
+/** "[0,1][2,3]" → ranks; "[0..3]" is a span. */
+function parseGroups(text: string): number[][] {
+	return [...text.matchAll(/\[([^\]]+)\]/g)].map(([, inside]) => {
+		const [begin, end] = inside!.split("..").map(Number);
+		return end === undefined ? inside!.split(",").map(Number) : from(begin!, end + 1);
+	});
+}
+
+const from = (begin: number, end: number, step = 1) =>
+	Array.from({ length: Math.ceil((end - begin) / step) }, (_, index) => begin + index * step);
+
+function byName(groups: readonly NamedGroups[]): Record<string, unknown> {
+	return Object.fromEntries(groups.flatMap(({ names, groups }) => names.map((name) => [name, groups])));
+}
+
+/** Groups by name: text such as "[0,1][2,3]", ranks, or "alone". */
+type Wanted = Readonly<Record<string, string | number[][]>>;
+
+/** Every group of a module is the wanted one, and every wanted one is there. */
+function expectGroups(
+	groups: readonly NamedGroups[],
+	ranks: readonly number[],
+	wanted: Readonly<Record<string, string | number[][]>>,
+) {
+	const written = Object.entries(wanted).flatMap(([names, value]) => {
+		const parsed =
+			typeof value !== "string" ? value : value === "alone" ? ranks.map((rank) => [rank]) : parseGroups(value);
+		return names.split(", ").map((name) => [name, parsed]);
+	});
+	expect(byName(groups)).toEqual(Object.fromEntries(written));
+}
+
+const encoderOfA: Wanted = {
+	"tp, tp_cp, mp": "[0,1][2,3]",
+	"gtp, pp, cp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp, expt_tp, expt_gtp": "alone",
+	"dp, dp_cp, dp_cp_gtp": "[0,2][1,3]",
+	"tp_dp, tp_dp_cp, intra_dist_opt, expt_dp, expt_dp_gtp": "[0..3]",
+};
+
+test("A': tp2 dp2 ep2 beside an encoder of tp2 dp2", () => {
+	const sizes = { "encoder-tp": 2, "encoder-dp": 2, "llm-tp": 2, "llm-dp": 2, "llm-ep": 2 };
+	const { configuration, topology, description } = configured(sizes);
+	expect(topology.worldSize).toBe(8);
+	expectGroups(description.modules[0]!.groups, from(0, 4), encoderOfA);
+	expectGroups(description.modules[1]!.groups, from(4, 8), {
+		"tp, tp_cp, mp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp": "[4,5][6,7]",
+		"gtp, pp, cp, expt_tp, expt_gtp, embd, pos_embd": "alone",
+		"dp, dp_cp, dp_cp_gtp, expt_dp, expt_dp_gtp": "[4,6][5,7]",
+		"tp_dp, tp_dp_cp, intra_dist_opt": "[4..7]",
+	});
+	expect(description.modules.map(({ lanes }) => lanes)).toEqual([parseGroups("[0,1][2,3]"), parseGroups("[4,5][6,7]")]);
+	expectGroups(description.groups, [], {
+		world: "[0..7]",
+		"bridge-src": "[0,1][2,3]",
+		"bridge-dst": "[4,5][6,7]",
+		"bridge-p2p": "[1,3,4,6]",
+	});
+	expect(
+		topology.routes.map((r) => [topology.sourceLeader(r.source), topology.destinationLeader(r.destination)]),
+	).toEqual([
+		[1, 4],
+		[3, 6],
+	]);
+	expect(topology.tokenSource).toBe(4);
+	expect(encoderMicroBatchSize(configuration)).toBe(1);
+});
+
+test("A: weight shards give the same lanes and batches as A'", () => {
+	const shared = { "encoder-tp": 2, "encoder-dp": 2, "llm-tp": 2, "llm-ep": 2 };
+	const shards = { "tensor-parallel-num-weight-shards": 4, "expert-tensor-parallel-num-weight-shards": 2 };
+	const sharded = configured({ ...shared, "llm-dp": 1, ...shards });
+	expect(sharded.description).toEqual(configured({ ...shared, "llm-dp": 2 }).description);
+	expect(sharded.configuration.globalBatchSize).toBe(8);
+	expect(encoderMicroBatchSize(sharded.configuration)).toBe(1);
+});
+
+test("A'': tp2 dp2 ep4", () => {
+	const { topology, description } = configured({
+		"encoder-tp": 2,
+		"encoder-dp": 2,
+		"llm-tp": 2,
+		"llm-dp": 2,
+		"llm-ep": 4,
+	});
+	expectGroups(description.modules[0]!.groups, from(0, 4), encoderOfA);
+	expectGroups(description.modules[1]!.groups, from(4, 8), {
+		"tp, tp_cp, mp": "[4,5][6,7]",
+		"gtp, pp, cp, expt_tp, expt_gtp, expt_dp, expt_dp_gtp, embd, pos_embd": "alone",
+		"dp, dp_cp, dp_cp_gtp": "[4,6][5,7]",
+		"tp_dp, tp_dp_cp, intra_dist_opt, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp": "[4..7]",
+	});
+	expect(topology.leaders).toEqual([1, 3, 4, 6]);
+});
+
+test("B: fan-in and pipeline stages", () => {
+	const { configuration, topology, description } = configured({
+		"encoder-tp": 2,
+		"encoder-dp": 4,
+		"llm-tp": 2,
+		"llm-pp": 2,
+		"llm-dp": 2,
+		"llm-ep": 2,
+		"micro-batch-size": 2,
+	});
+	expect(topology.worldSize).toBe(16);
+	expectGroups(description.modules[0]!.groups, from(0, 8), {
+		"tp, tp_cp, mp": "[0,1][2,3][4,5][6,7]",
+		"gtp, pp, cp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp, expt_tp, expt_gtp": "alone",
+		"dp, dp_cp, dp_cp_gtp": "[0,2,4,6][1,3,5,7]",
+		"tp_dp, tp_dp_cp, intra_dist_opt, expt_dp, expt_dp_gtp": "[0..7]",
+	});
+	expectGroups(description.modules[1]!.groups, from(8, 16), {
+		"tp, tp_cp, ep, tp_ep": "[8,9][10,11][12,13][14,15]",
+		"pp, embd": "[8,12][9,13][10,14][11,15]",
+		"dp, dp_cp, dp_cp_gtp, expt_dp, expt_dp_gtp": "[8,10][9,11][12,14][13,15]",
+		"mp, tp_ep_pp, tp_ep_gtp_pp": "[8,9,12,13][10,11,14,15]",
+		"tp_dp, tp_dp_cp": "[8..11][12..15]",
+		intra_dist_opt: "[8..15]",
+		"gtp, cp, expt_tp, expt_gtp": "alone",
+		pos_embd: "[8][9][10][11]",
+	});
+	expectGroups(description.groups, [], {
+		world: "[0..15]",
+		"bridge-src": "[0,1][2,3][4,5][6,7]",
+		"bridge-dst": "[8,9][10,11]",
+		"bridge-p2p": "[1,3,5,7,8,10]",
+	});
+	expect(description.routes).toEqual([
+		{ sources: [0, 1], sourceLeaders: [1, 3], destinations: [0], destinationLeaders: [8] },
+		{ sources: [2, 3], sourceLeaders: [5, 7], destinations: [1], destinationLeaders: [10] },
+	]);
+	expect(topology.tokenSource).toBe(12);
+	expect([0, 7, 8, 11, 12, 15].map((rank) => topology.stageOf(rank))).toEqual([0, 0, 1, 1, 2, 2]);
+	expect(encoderMicroBatchSize(configuration)).toBe(1);
+});
+
+test("C: 264 ranks", () => {
+	const { configuration, topology, description } = configured({
+		"encoder-dp": 8,
+		"llm-tp": 2,
+		"llm-dp": 128,
+		"llm-ep": 8,
+		"global-batch-size": 768,
+	});
+	const pairs = from(0, 128).map((k) => [8 + 2 * k, 9 + 2 * k]);
+	const nodes = from(0, 32).map((n) => from(8 + 8 * n, 16 + 8 * n));
+	const experts = from(0, 8).map((j) => from(8 + j, 264, 8));
+	expect(topology.worldSize).toBe(264);
+	expectGroups(description.modules[0]!.groups, from(0, 8), {
+		"tp, tp_cp, mp, gtp, pp, cp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp, expt_tp, expt_gtp": "alone",
+		"dp, dp_cp, dp_cp_gtp, tp_dp, tp_dp_cp, intra_dist_opt, expt_dp, expt_dp_gtp": "[0..7]",
+	});
+	expectGroups(description.modules[1]!.groups, from(8, 264), {
+		"tp, tp_cp, mp": pairs,
+		"dp, dp_cp, dp_cp_gtp": [from(8, 263, 2), from(9, 264, 2)],
+		"tp_dp, tp_dp_cp, intra_dist_opt": "[8..263]",
+		"ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp": nodes,
+		"expt_dp, expt_dp_gtp": experts,
+		"pp, cp, gtp, expt_tp, expt_gtp, embd, pos_embd": "alone",
+	});
+	expect(description.routes).toEqual(
+		from(0, 8).map((e) => ({
+			sources: [e],
+			sourceLeaders: [e],
+			destinations: from(16 * e, 16 * e + 16),
+			destinationLeaders: from(0, 16).map((j) => 8 + 2 * (16 * e + j)),
+		})),
+	);
+	expectGroups(description.groups, from(0, 8), {
+		world: "[0..263]",
+		"bridge-src": "alone",
+		"bridge-dst": pairs,
+		"bridge-p2p": [[...from(0, 8), ...from(8, 263, 2)]],
+	});
+	expect(topology.leaders).toHaveLength(136);
+	expect(topology.tokenSource).toBe(8);
+	expect(encoderMicroBatchSize(configuration)).toBe(16);
+});
+
+test("leaders: the last tensor-parallel rank of the last stage sends, the first of the first stage receives", () => {
+	const shape = { tensor: 2, data: 2, pipeline: 2, expert: 1, expertTensor: 1 };
+	const topology = new Topology(new Grid("radio_encoder", 0, shape), new Grid("language", 8, shape), false);
+	// Upstream's case with dp slowest (3, 7 and 0, 4); here pp is slowest.
+	expect([0, 1].map((lane) => topology.sourceLeader(lane))).toEqual([5, 7]);
+	expect([0, 1].map((lane) => topology.destinationLeader(lane))).toEqual([8, 10]);
+});
+
+test("expert tensor parallelism varies fastest in the expert view", () => {
+	const grid = new Grid("language", 4, { tensor: 2, data: 4, pipeline: 1, expert: 2, expertTensor: 2 });
+	expect(grid.coordinates(4 + 7)).toEqual({ tp: 1, dp: 3, pp: 0, expt_tp: 1, ep: 1, expt_dp: 1 });
+	expect(groupWith(grid, "expt_tp", 7)).toEqual([6, 7]);
+	expect(groupWith(grid, "ep", 7)).toEqual([5, 7]);
+	expect(groupWith(grid, "expt_dp", 7)).toEqual([7, 11]);
+	expect(groupWith(grid, "tp_ep", 7)).toEqual([4, 5, 6, 7]);
+});
+
+test("grids and topologies that cannot be are refused", () => {
+	const shape = { tensor: 2, data: 2, pipeline: 1, expert: 1, expertTensor: 1 };
+	const grid = (offset: number, more: object) => new Grid("language", offset, { ...shape, ...more });
+	expect(() => grid(-1, {})).toThrow("language grid: offset is -1.");
+	expect(() => grid(0, { data: 0 })).toThrow("language grid: data is 0.");
+	expect(() => grid(0, { tensor: 1.5 })).toThrow("language grid: tensor is 1.5.");
+	expect(() => grid(0, { expert: 3 })).toThrow("3 ranks of an expert view do not divide 4");
+	const encoder = new Grid("radio_encoder", 0, shape);
+	expect(() => new Topology(encoder, grid(3, {}), false)).toThrow("starts at rank 3, the encoder's ends at 4");
+	expect(() => new Topology(encoder, grid(5, {}), false)).toThrow("starts at rank 5");
+	expect(() => new Topology(encoder, grid(4, { data: 3 }), false)).toThrow("2 encoder lanes do not match 3");
+	expect(() => new Topology(null, grid(0, {}), true)).toThrow("has 4 ranks");
+	expect(() => new Topology(encoder, grid(4, {}), false).gridOf(8)).toThrow("Rank 8 belongs to no grid");
+});

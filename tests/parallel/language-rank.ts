@@ -1,0 +1,132 @@
+/**
+ * Rank program of language.test.ts: trains a small language model for three steps on a given layout, on samples that are
+ * the same whatever the layout, and prints losses, norms, gradients of the first step by full name, and weights.
+ */
+import { createHash } from "node:crypto";
+import { GradientStore, ValueStore } from "../../src/checkpoint/model-store.ts";
+import { readTensor } from "../../src/checkpoint/store.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { nextTokenMicrobatch } from "../../src/data/microbatch.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import { Device } from "../../src/native/device.ts";
+import { openLibrary } from "../../src/native/library.ts";
+import { AdamW } from "../../src/optim/adamw.ts";
+import { StepScalars } from "../../src/optim/step-scalars.ts";
+import { DataParallel } from "../../src/parallel/data-parallel.ts";
+import { moduleGroups } from "../../src/parallel/module-groups.ts";
+import { layOut } from "../../src/parallel/topology.ts";
+import { World } from "../../src/parallel/world.ts";
+import { LanguageSchedule } from "../../src/train/schedule.ts";
+import { trainStep } from "../../src/train/step.ts";
+import { placeOfRank } from "./ranks.ts";
+
+const layout = JSON.parse(process.argv[2]!) as {
+	tensor: number;
+	data: number;
+	expert: number;
+	expertTensor: number;
+	zero: boolean;
+	dropout: number;
+};
+const place = await placeOfRank();
+using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using world = World.join(device, place.run, place.rank);
+const { tensor, data, expert, expertTensor } = layout;
+const { language: grid } = layOut(null, { tensor, data, expert, expertTensor }, false);
+const everyone = await world.group("world", grid.ranks);
+const groups = await moduleGroups(world, grid, { experts: 8, sequenceParallel: true });
+const config = hybridConfig(
+	configurationOf({
+		preset: "nemotron-tiny",
+		"hidden-size": 32,
+		"vocab-size": 61,
+		"make-vocab-size-divisible-by": 4,
+		"llm-tp": layout.tensor,
+		"num-attention-heads": 4,
+		"num-query-groups": 2,
+		"kv-channels": 8,
+		"mamba-num-heads": 4,
+		"mamba-head-dim": 8,
+		"mamba-num-groups": 2,
+		"mamba-state-dim": 8,
+		"mamba-chunk-size": 16,
+		"ffn-hidden-size": 48,
+		"moe-ffn-hidden-size": 24,
+		"moe-shared-expert-intermediate-size": 24,
+		"seq-length": 24,
+		"hidden-dropout": layout.dropout,
+		"attention-dropout": layout.dropout,
+		"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss"],
+		"moe-aux-loss-coeff": [1e-2, 1e-2],
+		"moe-z-loss-coeff": 1e-3,
+	}),
+);
+using model = new HybridModel(device, config, {
+	frozen: false,
+	parallel: groups.model,
+	replicas: { dense: groups.replicas.dense.size, expert: groups.replicas.expert.size },
+});
+model.initialise(7);
+const replica = new DataParallel(model.parameters, groups.replicas, layout.zero, groups.model.tp.rank === 0);
+using scalars = new StepScalars(device);
+using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
+
+// Eight samples a step in microbatches of two, dealt out to lanes in order.
+const perLane = 4 / layout.data;
+function sample(step: number, index: number) {
+	let state = 1 + step * 8 + index;
+	return Int32Array.from({ length: 25 }, () => {
+		state = (state * 48271 + 11) % 2147483647;
+		return state % 61;
+	});
+}
+
+const gradients: Record<string, number[]> = {};
+const losses: unknown[] = [];
+for (let step = 0; step < 3; step++) {
+	const lane = grid.coordinates(world.rank).dp;
+	const microbatches = Array.from({ length: perLane }, (_, m) =>
+		nextTokenMicrobatch([0, 1].map((row) => sample(step, (lane * perLane + m) * 2 + row))),
+	);
+	const result = trainStep(
+		{
+			replicas: [replica],
+			routers: [...model.routers.values()],
+			routerGroup: groups.tpDp,
+			world: everyone,
+			schedule: new LanguageSchedule(model),
+			countsLoss: groups.model.tp.rank === 0,
+			optimizer,
+			scalars,
+			clipGrad: 1,
+			seed: 3,
+			logNumZeros: true,
+			logParametersNorm: true,
+		},
+		{ microbatches, firstToken: lane * perLane * 48, iteration: step, learningRate: 1e-3, weightDecay: 0.1 },
+		step === 0 && !layout.zero
+			? {
+					gradients: () => {
+						using store = new GradientStore("gradients", model);
+						for (const name of store.tensors.keys()) {
+							gradients[name] = [...(readTensor(store, name) as Float32Array)];
+						}
+					},
+				}
+			: {},
+	);
+	losses.push(result);
+	world.progress(step);
+}
+using values = new ValueStore("weights", model);
+const digest = createHash("sha256");
+for (const name of [...values.tensors.keys()].sort())
+	digest.update(name).update(readTensor(values, name) as Float32Array);
+const blocks: Record<string, unknown> = {};
+for (const tensor of model.logicalTensors()) {
+	blocks[tensor.name] = { width: tensor.shape.slice(1).reduce((a, b) => a * b, 1), blocks: tensor.blocks };
+	tensor.value[Symbol.dispose]();
+	tensor.gradient?.[Symbol.dispose]();
+}
+console.log(JSON.stringify({ losses, gradients, blocks, weights: digest.digest("hex") }));

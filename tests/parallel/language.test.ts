@@ -1,0 +1,79 @@
+/** The language model on several processes: losses and every gradient equal those of one process. */
+import { beforeAll, describe, expect, test } from "bun:test";
+import type { StepResult } from "../../src/train/step.ts";
+import { relativeRms } from "../support.ts";
+import { runRanks } from "./ranks.ts";
+import { type PrintedGradients, wholeGradients } from "./whole-gradients.ts";
+
+interface RankResult extends PrintedGradients {
+	readonly losses: readonly StepResult[];
+	/** Hash of all weights after three steps. */
+	readonly weights: string;
+}
+
+const one = { tensor: 1, data: 1, expert: 1, expertTensor: 1, zero: false, dropout: 0 };
+
+async function train(layout: Partial<typeof one>): Promise<RankResult[]> {
+	const full = { ...one, ...layout };
+	const outcomes = await runRanks("language-rank.ts", full.tensor * full.data, [JSON.stringify(full)]);
+	for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	return outcomes.map(({ stdout }) => JSON.parse(stdout) as RankResult);
+}
+
+function expectEqualTraining(ranks: readonly RankResult[], reference: RankResult): void {
+	const expected = wholeGradients([reference]);
+	const actual = wholeGradients(ranks);
+	expect([...actual.keys()].sort()).toEqual([...expected.keys()].sort());
+	for (const [name, gradient] of expected) {
+		expect({ name, close: relativeRms(actual.get(name)!, gradient) < 1e-5 }).toEqual({ name, close: true });
+	}
+	for (const { losses } of ranks) {
+		losses.forEach((result, step) => {
+			const wanted = reference.losses[step]!;
+			expect(result.tokens).toBe(wanted.tokens);
+			expect(Math.abs(result.loss / wanted.loss - 1)).toBeLessThan(2e-6);
+			expect(Math.abs(result.gradientNorm / wanted.gradientNorm - 1)).toBeLessThan(1e-5);
+			expect(Math.abs(result.parametersNorm! / wanted.parametersNorm! - 1)).toBeLessThan(1e-6);
+			expect(result.zeroGradients).toBe(wanted.zeroGradients);
+			for (const [name, value] of Object.entries(wanted.balancing)) {
+				expect(Math.abs(result.balancing[name]! / value - 1)).toBeLessThan(1e-5);
+			}
+		});
+	}
+}
+
+describe("losses, norms and every gradient equal one process's", () => {
+	let reference: RankResult;
+	beforeAll(async () => {
+		reference = (await train({}))[0]!;
+	});
+	const layouts: Record<string, Partial<typeof one>> = {
+		tp2: { tensor: 2 },
+		dp2: { data: 2 },
+		"dp2 ep2": { data: 2, expert: 2 },
+		"tp2 ep2": { tensor: 2, expert: 2 },
+		"tp2 etp2": { tensor: 2, expertTensor: 2 },
+		"tp2 dp2 ep2": { tensor: 2, data: 2, expert: 2 },
+		"tp2 dp2 ep2 etp2": { tensor: 2, data: 2, expert: 2, expertTensor: 2 },
+	};
+	for (const [name, layout] of Object.entries(layouts)) {
+		test(name, async () => expectEqualTraining(await train(layout), reference));
+	}
+});
+
+test("dropout masks do not depend on the layout", async () => {
+	const reference = (await train({ dropout: 0.2 }))[0]!;
+	expectEqualTraining(await train({ tensor: 2, dropout: 0.2 }), reference);
+	expectEqualTraining(await train({ data: 2, dropout: 0.2 }), reference);
+});
+
+test("with ZeRO-1 every rank ends with the very weights it has without", async () => {
+	for (const layout of [
+		{ data: 2, expert: 2 },
+		{ tensor: 2, data: 2 },
+	]) {
+		const plain = await train(layout);
+		const sharded = await train({ ...layout, zero: true });
+		expect(sharded.map(({ weights }) => weights)).toEqual(plain.map(({ weights }) => weights));
+	}
+});

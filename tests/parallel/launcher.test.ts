@@ -1,0 +1,203 @@
+/** Launching ranks as real processes, and every way in which one of them ends too soon. */
+import { afterEach, describe, expect, test } from "bun:test";
+import { readdirSync } from "node:fs";
+import { alive, type Ended, Launched } from "./launched.ts";
+
+let started: Launched[] = [];
+function start(...args: Parameters<typeof Launched.start>): Launched {
+	const launched = Launched.start(...args);
+	started.push(launched);
+	return launched;
+}
+
+/** After every test: no rank lives, and nothing is left in /dev/shm. */
+afterEach(async () => {
+	const pids = started.flatMap((launched) => launched.pids);
+	for (const { process } of started) process.kill("SIGKILL");
+	started = [];
+	for (let i = 0; i < 50 && pids.some(alive); i++) await Bun.sleep(20);
+	expect(pids.filter(alive)).toEqual([]);
+	expect(readdirSync("/dev/shm").filter((name) => name.startsWith("mimo-run"))).toEqual([]);
+});
+
+/** What every failed run must look like. */
+function expectDiagnosis(ended: Ended, first: RegExp, others: readonly RegExp[] = []): void {
+	const diagnosis = ended.stderr.slice(ended.stderr.indexOf("mimo: ")).trimEnd().split("\n");
+	expect(diagnosis[0]).toMatch(first);
+	for (const line of others) expect(diagnosis.slice(1).join("\n")).toMatch(line);
+	expect(ended.stderr.match(/^mimo: /gm)).toHaveLength(1);
+	expect(ended.exitCode).toBe(1);
+	expect(ended.seconds).toBeLessThan(10);
+}
+
+describe("a run that ends well", () => {
+	test("prints its processes, prefixes what other ranks say, and ends with 0", async () => {
+		const launched = start([3, "chatty"]);
+		const ended = await launched.end();
+		expect(ended).toMatchObject({ exitCode: 0, stderr: "" });
+		expect(ended.stdout).toMatch(/^rank 0: pid \d+ \(language, tp 0 dp 0\)\nrank 1: pid \d+ \(language, tp 1 dp 0\)\n/);
+		expect(ended.stdout).toMatch(/^\[rank 1 language\] a line\n\[rank 1 language\] of a rank that does not report$/m);
+		expect(ended.stdout).toMatch(/^done: 3 ranks, 4 steps$/m);
+		expect(new Set(launched.pids).size).toBe(3);
+	});
+});
+
+describe("a rank killed by SIGKILL", () => {
+	for (const [phase, where] of [
+		["forward", /rank 0 .* waited in language\.dp all_reduce 2 \(4 bytes\) for rank 2\./],
+		["optimizer", /rank 0 .* waited in world barrier 4 \(0 bytes\) for rank 2\./],
+	] as const) {
+		test(`in ${phase} ends all, with one diagnosis`, async () => {
+			const launched = start([4, "pause", 2, phase]);
+			const [, pid] = await launched.said(/paused in \w+ \(rank 2, pid (\d+)\)/);
+			await Bun.sleep(100);
+			launched.signal(Number(pid), "SIGKILL");
+			const first = new RegExp(
+				`^mimo: rank 2 \\(language, tp 0 dp 1; host \\S+, process ${pid}\\) failed: it was killed by SIGKILL \\(after step 1`,
+			);
+			expectDiagnosis(await launched.end(), first, [where]);
+		}, 30_000);
+	}
+
+	test("in a collective is named with it", async () => {
+		const launched = start([4, "pause", 1, "forward"]);
+		await launched.said(/paused in forward \(rank 1/);
+		await Bun.sleep(100);
+		// Rank 3 waits for rank 1 of its group.
+		launched.signal(launched.pids[3]!, "SIGKILL");
+		expectDiagnosis(
+			await launched.end(),
+			/^mimo: rank 3 .* failed: it was killed by SIGKILL \(after step 1, in language\.dp all_reduce 2 \(4 bytes\)\)\.$/,
+			[/rank 1 .* was busy, after world barrier 2 \(0 bytes\)\.$/m, /rank 0 .* waited in world .* for ranks 1, 3\.$/m],
+		);
+	}, 30_000);
+
+	test("before the ranks have met", async () => {
+		const launched = start([3, "rendezvous", 1]);
+		const [, pid] = await launched.said(/paused in rendezvous \(rank 1, pid (\d+)\)/);
+		launched.signal(Number(pid), "SIGKILL");
+		const ended = await launched.end();
+		expectDiagnosis(ended, /^mimo: rank 1 .* failed: it was killed by SIGKILL \(before it joined\)\.$/, [
+			/rank 0 .* had not joined\.$/m,
+		]);
+	}, 30_000);
+});
+
+describe("a rank stopped by SIGSTOP", () => {
+	test("counts as failed and is ended", async () => {
+		const launched = start([3, "pause", 1, "forward"]);
+		const [, pid] = await launched.said(/paused in forward \(rank 1, pid (\d+)\)/);
+		launched.signal(Number(pid), "SIGSTOP");
+		expectDiagnosis(await launched.end(), /^mimo: rank 1 .* failed: it was stopped \(SIGSTOP or SIGTSTP\) for 5 s/, [
+			/rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
+		]);
+	}, 30_000);
+
+	test("before the ranks have met, too", async () => {
+		const launched = start([2, "rendezvous", 0]);
+		const [, pid] = await launched.said(/paused in rendezvous \(rank 0, pid (\d+)\)/);
+		launched.signal(Number(pid), "SIGSTOP");
+		expectDiagnosis(await launched.end(), /^mimo: rank 0 .* failed: it was stopped .*\(before it joined\)\.$/);
+	}, 30_000);
+});
+
+describe("a rank that fails by itself", () => {
+	test("with an error", async () => {
+		const ended = await start([3, "throw", 2, "optimizer"]).end();
+		expectDiagnosis(ended, /^mimo: rank 2 .* failed: Sample 17 of images\.tar holds no image \(after step 1,/, [
+			/rank 0 .* for rank 2\.$/m,
+		]);
+		expect(ended.stderr).not.toContain("error:");
+	}, 30_000);
+
+	test("by ending before its work is done", async () => {
+		const ended = await start([2, "exit", 0, "forward"]).end();
+		expectDiagnosis(ended, /^mimo: rank 0 .* failed: it ended before its work was done/);
+	}, 30_000);
+
+	test("by crashing", async () => {
+		const ended = await start([2, "abort", 1, "forward"]).end();
+		expectDiagnosis(ended, /^mimo: rank 1 .* failed: it was killed by SIG(ABRT|TRAP|ILL|SEGV)/);
+	}, 30_000);
+
+	test("by calling another collective than the others", async () => {
+		const ended = await start([2, "mismatch", 1]).end();
+		expectDiagnosis(
+			ended,
+			/^mimo: rank [01] .* failed: The members of world call different collectives: rank [01] (all_reduce|barrier) 4 /,
+		);
+	}, 30_000);
+
+	test("by living without progress", async () => {
+		const ended = await start([3, "pause", 1, "forward"], { TEST_TIMEOUT_MINUTES: "0.03" }).end();
+		expectDiagnosis(ended, /^mimo: rank 1 .* failed: it lives but made no progress for 0\.03 minutes/, [
+			/rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
+			/rank 2 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
+		]);
+	}, 30_000);
+});
+
+describe("the launcher", () => {
+	test("takes its ranks with it when it is killed", async () => {
+		const launched = start([3, "pause", 1, "forward"]);
+		await launched.said(/paused in forward/);
+		const { pids } = launched;
+		expect(pids.every(alive)).toBe(true);
+		launched.signal(launched.process.pid, "SIGKILL");
+		expect((await launched.end()).signal).toBe("SIGKILL");
+		for (let i = 0; i < 100 && pids.some(alive); i++) await Bun.sleep(20);
+		expect(pids.filter(alive)).toEqual([]);
+	}, 30_000);
+
+	for (const [signal, exitCode] of [
+		["SIGINT", 130],
+		["SIGTERM", 143],
+	] as const) {
+		test(`passes ${signal} on`, async () => {
+			const launched = start([3, "pause", 1, "forward"]);
+			await launched.said(/paused in forward/);
+			launched.signal(launched.process.pid, signal);
+			const ended = await launched.end();
+			expect(ended).toMatchObject({ exitCode, stderr: `mimo: The run was interrupted by ${signal}.\n` });
+			expect(ended.seconds).toBeLessThan(10);
+		}, 30_000);
+	}
+});
+
+/** A private, small /dev/shm needs a mount namespace; where the system gives none there is nothing to test. */
+const namespace = ["unshare", "--mount", "--map-root-user"];
+const hasNamespaces = Bun.which("unshare") !== null && Bun.spawnSync([...namespace, "true"]).success;
+
+describe("a full /dev/shm", () => {
+	const small = (size: string) => [
+		...namespace,
+		"sh",
+		"-c",
+		`mount -t tmpfs -o size=${size} tmpfs /dev/shm && exec "$@"`,
+		"sh",
+	];
+
+	test.skipIf(!hasNamespaces)(
+		"is named when the run does not fit",
+		async () => {
+			const ended = await start([2], {}, small("64k")).end();
+			expect(ended.stderr).toMatch(
+				/^mimo: \/dev\/shm is full: the control memory of the run needs \S+ MB, \S+ MB of \S+ MB are free\./,
+			);
+			expect(ended.exitCode).not.toBe(0);
+		},
+		30_000,
+	);
+
+	test.skipIf(!hasNamespaces)(
+		"is named when a group does not fit",
+		async () => {
+			const ended = await start([2], {}, small("800k")).end();
+			expectDiagnosis(
+				ended,
+				/^mimo: rank [01] .* failed: \/dev\/shm is full: the group world needs 1\.\d MB, 0\.\d MB of 0\.8 MB are free\./,
+			);
+		},
+		30_000,
+	);
+});

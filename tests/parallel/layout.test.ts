@@ -1,0 +1,73 @@
+import { expect, test } from "bun:test";
+import { UserError } from "../../src/native/errors.ts";
+import { parseLayout, parseLayouts, topologyOfLayout } from "../../src/parallel/layout.ts";
+
+const one = { tensor: 1, data: 1, expert: 1, expertTensor: 1 };
+
+function refusal(text: string): string {
+	try {
+		parseLayouts(text);
+	} catch (error) {
+		if (error instanceof UserError) return error.message;
+		throw error;
+	}
+	throw new Error(`${text} was accepted.`);
+}
+
+test("pieces in any order, bare numbers are dp", () => {
+	expect(parseLayout("tp2dp2+tp2dp4ep2etp2")).toEqual({
+		text: "tp2dp2+tp2dp4ep2etp2",
+		encoder: { ...one, tensor: 2, data: 2 },
+		language: { tensor: 2, data: 4, expert: 2, expertTensor: 2 },
+	});
+	expect(parseLayout("1+ep2tp2").language).toEqual({ ...one, tensor: 2, expert: 2 });
+	expect(parseLayout("2+4")).toMatchObject({ encoder: { ...one, data: 2 }, language: { ...one, data: 4 } });
+	expect(parseLayout("etp2tp2+1").encoder).toEqual({ ...one, tensor: 2, expertTensor: 2 });
+});
+
+test("1 alone is one process with both modules, 1+1 are two", () => {
+	expect(parseLayout("1")).toEqual({ text: "1", encoder: null, language: one });
+	expect(topologyOfLayout(parseLayout("1"))).toMatchObject({ worldSize: 1, colocated: true });
+	expect(topologyOfLayout(parseLayout("1+1"))).toMatchObject({ worldSize: 2, colocated: false });
+});
+
+test("the layouts of a list, in its order", () => {
+	const layouts = parseLayouts("1+1,1+tp2, tp2+tp2ep2,dp2+dp2ep2,2+4,4+2,tp2dp2+tp2dp2ep2");
+	expect(layouts.map(({ text }) => text)[2]).toBe("tp2+tp2ep2");
+	expect(layouts.map((layout) => topologyOfLayout(layout).worldSize)).toEqual([2, 3, 4, 4, 6, 6, 8]);
+});
+
+test("fan-out and fan-in", () => {
+	const routes = (text: string) =>
+		topologyOfLayout(parseLayout(text)).routes.map(({ source, destination }) => `${source}→${destination}`);
+	expect(routes("2+4")).toEqual(["0→0", "0→1", "1→2", "1→3"]);
+	expect(routes("4+2")).toEqual(["0→0", "1→0", "2→1", "3→1"]);
+	expect(routes("dp2+dp2ep2")).toEqual(["0→0", "1→1"]);
+	expect(topologyOfLayout(parseLayout("tp2dp2+tp2")).leaders).toEqual([1, 3, 4]);
+});
+
+test("a mistake is named with its piece and position", () => {
+	expect(refusal("tp2")).toBe(
+		'Layout "tp2": tp2 at position 1: a layout is ENCODER+LANGUAGE, and 1 alone is one process with both.',
+	);
+	expect(refusal("1+1,2")).toContain('"1+1,2": 2 at position 5: a layout is ENCODER+LANGUAGE');
+	expect(refusal("1+1+1")).toContain("1 at position 5: a layout has two sides");
+	expect(refusal("1+")).toBe('Layout "1+": at position 3: a side is missing.');
+	expect(refusal("+1")).toContain("at position 1: a side is missing");
+	expect(refusal("")).toContain("at position 1: a layout is ENCODER+LANGUAGE");
+	const piece = "a piece is tp, dp, ep or etp and a whole number from 1; a bare number stands alone";
+	expect(refusal("1+tp2xp3")).toBe(`Layout "1+tp2xp3": xp3 at position 6: ${piece}.`);
+	expect(refusal("1+tp0")).toContain(`tp0 at position 3: ${piece}`);
+	expect(refusal("1+tp")).toContain(`tp at position 3: ${piece}`);
+	expect(refusal("1+2tp2")).toContain(`2 at position 3: ${piece}`);
+	expect(refusal("1+dp2.5")).toContain(`dp2.5 at position 3: ${piece}`);
+	expect(refusal("1+tp2 ep2")).toContain("tp2 at position 3");
+	expect(refusal("1+0")).toContain(`0 at position 3: ${piece}`);
+	expect(refusal("1+TP2")).toContain(`TP2 at position 3: ${piece}`);
+	expect(refusal("1+1, tp2tp4+1")).toContain("tp4 at position 9: tp is given a second time");
+	expect(refusal("1+tp2ep3")).toContain("ep3 at position 6: ep × etp (3) has to divide the 2 ranks of tp × dp");
+	expect(refusal("1+ep2etp2tp2")).toContain("etp2 at position 6: ep × etp (4) has to divide the 2 ranks of tp × dp");
+	expect(refusal("3+tp2dp2")).toContain(
+		"tp2dp2 at position 3: 2 data lanes do not match the encoder's 3: one number has to be a multiple of the other",
+	);
+});

@@ -1,0 +1,37 @@
+/** Reference runs of Megatron-LM with encoder and language model on disjoint grids of processes. */
+import { describe, expect, test } from "bun:test";
+import { type ParityReport, renderReport } from "../../src/parity/comparison.ts";
+import { golden } from "../golden.ts";
+import { runRanks } from "./ranks.ts";
+
+const side = (tensor: number, data: number, expert = 1) => ({ tensor, data, expert, expertTensor: 1 });
+const full = process.env.MIMO_TEST_FULL === "1";
+const steps = full ? 1000 : 3;
+
+async function expectParity(name: string, encoder: ReturnType<typeof side>, language: typeof encoder, zero = false) {
+	const folder = golden(name);
+	if (folder === null) return;
+	const ranks = encoder.tensor * encoder.data + language.tensor * language.data;
+	const layout = JSON.stringify({ encoder, language, steps, zero });
+	const outcomes = await runRanks("mimo-rank.ts", ranks, [folder, layout]);
+	for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	const report = JSON.parse(outcomes.at(-1)!.stdout) as ParityReport;
+	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+	expect(report.checks.length).toBeGreaterThan(zero ? 10 : 100);
+}
+
+describe("parity on disjoint grids", () => {
+	test("mimo-1x1-fixed on 1 + 1", () => expectParity("mimo-1x1-fixed", side(1, 1), side(1, 1)));
+	test("mimo-1x1-dynamic on tp2 + 1", () => expectParity("mimo-1x1-dynamic", side(2, 1), side(1, 1)));
+	test("mimo-tp2-tp2ep2-dynamic on tp2 + tp2 ep2", () =>
+		expectParity("mimo-tp2-tp2ep2-dynamic", side(2, 1), side(2, 1, 2)));
+	test("mimo-dp2-dp2ep2-fixed on dp2 + dp2 ep2, ZeRO-1", () =>
+		expectParity("mimo-dp2-dp2ep2-fixed", side(1, 2), side(1, 2, 2), true));
+	test("mimo-participation-exact on 1 + dp2 ep2 (fan-out)", () =>
+		expectParity("mimo-participation-exact", side(1, 1), side(1, 2, 2)));
+	test("mimo-participation-corrected on dp2 + dp2 ep2", () =>
+		expectParity("mimo-participation-corrected", side(1, 2), side(1, 2, 2)));
+	test.skipIf(!full)("mimo-dp2-dp2ep2-fixed on tp2 dp2 + tp2 dp2 ep2", () =>
+		expectParity("mimo-dp2-dp2ep2-fixed", side(2, 2), side(2, 2, 2)),
+	);
+});

@@ -1,0 +1,41 @@
+/** Starts rank programs of this folder as processes of one run, as a launcher does, and waits for all of them. */
+import { join } from "node:path";
+import { openLibrary } from "../../src/native/library.ts";
+import { Run } from "../../src/native/run.ts";
+
+export interface RankOutcome {
+	readonly rank: number;
+	readonly exitCode: number | null;
+	readonly signal: string | number | null;
+	readonly stdout: string;
+	readonly stderr: string;
+}
+
+/** Runs `program ...args` on `ranks` processes. Each finds its place with placeOfRank(). */
+export async function runRanks(program: string, ranks: number, args: readonly string[] = []): Promise<RankOutcome[]> {
+	using run = Run.create(await openLibrary("cpu"), { ranks, supervised: true, timeoutMinutes: 1 });
+	const children = Array.from({ length: ranks }, (_, rank) =>
+		Bun.spawn([process.execPath, join(import.meta.dir, program), ...args], {
+			env: { ...process.env, TEST_RUN: run.path, TEST_RANK: String(rank), TEST_RANKS: String(ranks) },
+			stdout: "pipe",
+			stderr: "pipe",
+		}),
+	);
+	return await Promise.all(
+		children.map(async (child, rank) => {
+			const ended = child.exited.then((code) => {
+				// One that fails must not leave the others waiting.
+				if (code !== 0) run.fail(rank, `it ended with ${child.signalCode ?? code}`);
+			});
+			const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text(), ended]);
+			return { rank, exitCode: child.exitCode, signal: child.signalCode, stdout, stderr };
+		}),
+	);
+}
+
+/** For rank programs: the run and this process's rank. */
+export async function placeOfRank(): Promise<{ readonly run: Run; readonly rank: number; readonly ranks: number }> {
+	const ranks = Number(process.env.TEST_RANKS);
+	const run = Run.open(await openLibrary("cpu"), process.env.TEST_RUN!, ranks);
+	return { run, rank: Number(process.env.TEST_RANK), ranks };
+}

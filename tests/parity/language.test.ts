@@ -1,0 +1,83 @@
+/** The language model against Hugging Face's, and that the comparison notices a wrong term. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { cpSync, mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
+import type { Device } from "../../src/native/device.ts";
+import { firstFailure, type ParityReport, renderReport } from "../../src/parity/comparison.ts";
+import { languageParity } from "../../src/parity/language.ts";
+import { golden as referenceFolder } from "../golden.ts";
+import { testDevice } from "../support.ts";
+
+const golden = join(import.meta.dir, "../golden");
+let device: Device;
+let folder: string;
+beforeAll(async () => {
+	device = await testDevice();
+	folder = mkdtempSync(join(tmpdir(), "mimo-parity-"));
+});
+afterAll(() => {
+	device[Symbol.dispose]();
+	rmSync(folder, { recursive: true });
+});
+
+function expectFailure(report: ParityReport, name: RegExp): void {
+	const failure = firstFailure(report);
+	expect(failure?.name).toMatch(name);
+	expect(renderReport(report)).toContain(`FAILED, first at ${failure!.name}`);
+}
+
+describe("reference folders agree in every probe, loss and gradient norm", () => {
+	for (const name of ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny"]) {
+		test(name, () => {
+			const before = device.memoryStatistics().liveBytes;
+			const report = languageParity(device, join(golden, name));
+			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+			expect(device.memoryStatistics().liveBytes).toBe(before);
+		});
+	}
+});
+
+test("hybrid-text, 60 steps with flipped routing decisions inside their bands", () => {
+	const path = referenceFolder("hybrid-text");
+	if (path === null) return;
+	const report = languageParity(device, path);
+	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+});
+
+describe("a wrong term is noticed in the layer that has it", () => {
+	test("no D skip in Mamba-2", () => {
+		const copy = join(folder, "no-d");
+		cpSync(join(golden, "hybrid-tiny"), copy, { recursive: true });
+		using source = openSafetensors(join(golden, "hybrid-tiny/model.safetensors"));
+		const entries = [...source.tensors].map(([name, { dtype, shape }]) => {
+			const data = source.read(name);
+			if (name === "model.layers.3.mixer.D") data.fill(0 as never);
+			return { name, dtype, shape, data: () => data };
+		});
+		writeSafetensors(join(copy, "model.safetensors"), entries);
+		expectFailure(languageParity(device, copy), /^step 1 layer 3 /);
+	});
+
+	test("no top-k scaling", () => {
+		const report = languageParity(device, join(golden, "hybrid-tiny"), {
+			configure: (config) => ({ ...config, moe: { ...config.moe, scalingFactor: 1 } }),
+		});
+		expectFailure(report, /^step 1 layer 1 /);
+	});
+
+	test("attention scores that are not scaled", () => {
+		const report = languageParity(device, join(golden, "hybrid-tiny"), {
+			configure: (config) => ({ ...config, attention: { ...config.attention, softmaxScale: 1 } }),
+		});
+		expectFailure(report, /^step 1 layer [23] /);
+	});
+
+	test("Δ without its lower limit", () => {
+		const report = languageParity(device, join(golden, "hybrid-tiny"), {
+			configure: (config) => ({ ...config, mamba: { ...config.mamba, timeStepMinimum: 0 } }),
+		});
+		expectFailure(report, /dt_bias/);
+	});
+});

@@ -1,0 +1,66 @@
+/** Both modules in one process against Megatron-LM's, and that the comparison notices a wrong term. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { Device } from "../../src/native/device.ts";
+import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
+import { type MimoParityOptions, mimoParity } from "../../src/parity/mimo.ts";
+import { golden } from "../golden.ts";
+import { testDevice } from "../support.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+const folders = [
+	"mimo-1x1-fixed",
+	"mimo-1x1-dynamic",
+	"mimo-tp2-tp2ep2-dynamic",
+	"mimo-dp2-dp2ep2-fixed",
+	"mimo-participation-exact",
+	"mimo-participation-corrected",
+];
+
+describe("reference folders agree in every probe, loss and gradient norm", () => {
+	for (const name of folders) {
+		test(name, () => {
+			const path = golden(name);
+			if (path === null) return;
+			const before = device.memoryStatistics().liveBytes;
+			const report = mimoParity(device, path, { encoderRanks: name.endsWith("corrected") ? 2 : 1 });
+			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+			expect(device.memoryStatistics().liveBytes).toBe(before);
+		}, 60_000);
+	}
+});
+
+describe("a wrong term is noticed where it is", () => {
+	const failure = (name: string, configure: MimoParityOptions["configure"]) => {
+		const path = golden(name);
+		return path && firstFailure(mimoParity(device, path, { steps: 1, ...(configure && { configure }) }))?.name;
+	};
+
+	test("attention scores that are not scaled", () => {
+		const found = failure("mimo-1x1-fixed", (c) => ({ ...c, tower: { ...c.tower, softmaxScale: 1 } }));
+		if (found !== null) expect(found).toBe("step 1 vit.layer0");
+	});
+
+	test("positions cut to the image's proportions", () => {
+		const found = failure("mimo-1x1-dynamic", (c) => ({
+			...c,
+			tower: { ...c.tower, positions: { ...c.tower.positions, aspectRatioSelect: true } },
+		}));
+		if (found !== null) expect(found).toBe("step 1 vit.decoder_input");
+	});
+
+	test("a norm with another epsilon", () => {
+		const found = failure("mimo-1x1-dynamic", (c) => ({ ...c, tower: { ...c.tower, normEpsilon: 1e-3 } }));
+		if (found !== null) expect(found).toBe("step 1 vit.layer0");
+	});
+});
+
+test("the correction of another number of encoder ranks is refused", () => {
+	const path = golden("mimo-participation-corrected");
+	if (path === null) return;
+	expect(() => mimoParity(device, path)).toThrow("--encoder-ranks 2 compares with its own factor");
+});

@@ -1,0 +1,145 @@
+/**
+ * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
+ * library names its file. At most two at a time; those of tests/e2e alone and last, because they measure time.
+ *
+ *   bun tests/run.ts [--full] [--sanitize] [PART OF A PATH ...]
+ *
+ * --full: the long counts (MIMO_TEST_FULL=1). --sanitize: against the ASan/UBSan library of `bun build.ts sanitize`.
+ * The last line is "N passed, N failed" (and ", N skipped"); the exit code is 1 when anything failed.
+ */
+import { availableParallelism } from "node:os";
+import { join, relative } from "node:path";
+import { parseArgs } from "node:util";
+import { sanitizerEnvironment } from "./sanitizer.ts";
+
+const root = join(import.meta.dir, "..");
+const { values: flags, positionals: filters } = parseArgs({
+	options: { full: { type: "boolean", default: false }, sanitize: { type: "boolean", default: false } },
+	allowPositionals: true,
+});
+
+/** Seconds a file may take; the sanitizers make everything a few times slower. */
+const fileLimit = (flags.full ? 3600 : 240) * (flags.sanitize ? 3 : 1);
+/** Seconds a single test may take. */
+const testLimit = fileLimit / 2;
+
+interface Outcome {
+	readonly file: string;
+	readonly passed: number;
+	readonly failed: number;
+	readonly skipped: number;
+	readonly seconds: number;
+	/** Why the file failed beyond its own assertions: a crash, a time-out, no test at all. */
+	readonly problem: string | null;
+	readonly output: string;
+}
+
+const running = new Set<number>();
+
+async function runFile(file: string): Promise<Outcome> {
+	const started = performance.now();
+	const child = Bun.spawn([process.execPath, "test", `--timeout=${testLimit * 1000}`, `./${file}`], {
+		cwd: root,
+		env: {
+			...process.env,
+			NO_COLOR: "1",
+			...(flags.full ? { MIMO_TEST_FULL: "1" } : {}),
+			...(flags.sanitize ? sanitizerEnvironment(root) : {}),
+		},
+		stdin: "ignore",
+		stdout: "pipe",
+		stderr: "pipe",
+		// A group of its own: what a test started ends with it.
+		detached: true,
+	});
+	running.add(child.pid);
+	let late = false;
+	const timer = setTimeout(() => {
+		late = true;
+		endGroup(child.pid);
+	}, fileLimit * 1000);
+	const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+	clearTimeout(timer);
+	endGroup(child.pid);
+	running.delete(child.pid);
+	const output = stderr + stdout;
+	const count = (word: string) =>
+		Number([...output.matchAll(new RegExp(`^\\s*(\\d+) ${word}$`, "gm"))].at(-1)?.[1] ?? 0);
+	const counts = { passed: count("pass"), failed: count("fail"), skipped: count("skip") + count("todo") };
+	const finished = /^Ran \d+ tests? across/m.test(output);
+	let problem: string | null = null;
+	if (late) problem = `still running after ${fileLimit} s`;
+	else if (!finished || child.signalCode)
+		problem = `ended early (${child.signalCode ?? `exit code ${child.exitCode}`})`;
+	else if (counts.passed + counts.failed + counts.skipped === 0) problem = "holds no test";
+	else if (child.exitCode !== 0 && counts.failed === 0) problem = `exit code ${child.exitCode}`;
+	const seconds = (performance.now() - started) / 1000;
+	return { file, ...counts, failed: counts.failed + (problem === null ? 0 : 1), seconds, problem, output };
+}
+
+/** Ends a test process and everything it started. */
+function endGroup(pid: number): void {
+	try {
+		process.kill(-pid, "SIGKILL");
+	} catch {
+		// Nothing of the group is left.
+	}
+}
+
+function report(outcome: Outcome): void {
+	const { file, passed, failed, skipped, seconds, problem, output } = outcome;
+	if (failed > 0) {
+		const lines = output.split("\n").filter((line) => !/^\((pass|skip|todo)\)/.test(line));
+		console.log(`FAILED ${file}${problem === null ? "" : `: ${problem}`}\n${lines.join("\n").trim()}\n`);
+		return;
+	}
+	const left = skipped > 0 ? `, ${skipped} skipped` : "";
+	console.log(`ok ${file}: ${passed} passed${left} (${seconds.toFixed(1)} s)`);
+	for (const line of new Set(output.match(/^skip: .*$/gm) ?? [])) console.log(`   ${line}`);
+}
+
+/** Runs the files, `width` at a time, reporting each as it ends. */
+async function runAll(files: readonly string[], width: number): Promise<Outcome[]> {
+	const queue = [...files];
+	const outcomes: Outcome[] = [];
+	const worker = async () => {
+		for (let file = queue.shift(); file !== undefined; file = queue.shift()) {
+			const outcome = await runFile(file);
+			outcomes.push(outcome);
+			report(outcome);
+		}
+	};
+	await Promise.all(Array.from({ length: width }, worker));
+	return outcomes;
+}
+
+for (const signal of ["SIGINT", "SIGTERM"] as const) {
+	process.on(signal, () => {
+		for (const pid of running) endGroup(pid);
+		process.exit(130);
+	});
+}
+
+const files = [...new Bun.Glob("tests/**/*.test.ts").scanSync(root)]
+	.map((file) => relative(root, join(root, file)))
+	.filter((file) => filters.length === 0 || filters.some((filter) => file.includes(filter)))
+	.sort();
+if (files.length === 0) {
+	console.log(`No test file matches ${filters.join(", ")}.\n0 passed, 1 failed`);
+	process.exit(1);
+}
+const started = performance.now();
+const alone = files.filter((file) => file.startsWith("tests/e2e/"));
+const together = files.filter((file) => !alone.includes(file));
+const outcomes = await runAll(together, Math.min(2, availableParallelism()));
+outcomes.push(...(await runAll(alone, 1)));
+
+const failures = outcomes.filter(({ failed }) => failed > 0);
+const sum = (of: (outcome: Outcome) => number) => outcomes.reduce((total, outcome) => total + of(outcome), 0);
+const skipped = sum((outcome) => outcome.skipped);
+console.log(`${files.length} files in ${((performance.now() - started) / 1000).toFixed(0)} s`);
+if (failures.length > 0) console.log(`failed: ${failures.map(({ file }) => file).join(", ")}`);
+console.log(
+	`${sum(({ passed }) => passed)} passed, ${sum(({ failed }) => failed)} failed${skipped > 0 ? `, ${skipped} skipped` : ""}`,
+);
+process.exit(failures.length > 0 ? 1 : 0);

@@ -1,0 +1,280 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { Distribution } from "../../src/native/abi.ts";
+import type { Device } from "../../src/native/device.ts";
+import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { type AttentionOptions, attention } from "../../src/tensor/ops/attention.ts";
+import { Sequences } from "../../src/tensor/sequences.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
+import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { referenceAttention } from "./attention-reference.ts";
+
+let device: Device;
+let oneThread: Device;
+beforeAll(async () => {
+	device = await testDevice(2);
+	oneThread = await testDevice(1);
+});
+afterAll(() => {
+	device[Symbol.dispose]();
+	oneThread[Symbol.dispose]();
+});
+
+interface Case {
+	readonly lengths: readonly number[];
+	readonly queryHeads: number;
+	readonly keyHeads: number;
+	readonly headDim: number;
+	readonly mask: "causal" | "full";
+	readonly softmaxScale?: number;
+	readonly options?: Partial<AttentionOptions>;
+	/** Columns of a wider tensor around the projection. */
+	readonly padding?: number;
+}
+
+const sum = (values: readonly number[]) => values.reduce((a, b) => a + b, 0);
+const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
+const inputOf = (c: Case, seed = 1) => randomValues(sum(c.lengths) * widthOf(c), seed, 2);
+const outputGradientOf = (c: Case) => randomValues(sum(c.lengths) * c.queryHeads * c.headDim, 2);
+const label = (c: Case) =>
+	`${c.mask}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}`;
+
+/** Output and projection gradient of the kernels; every byte of device memory is back afterwards. */
+function run(
+	on: Device,
+	c: Case,
+	values: Float32Array,
+	dtype: FloatDtype = "f32",
+): { o: Float32Array; gradient: Float32Array } {
+	const before = on.memoryStatistics().liveBytes;
+	const result = (() => {
+		const width = widthOf(c);
+		const tokens = sum(c.lengths);
+		const padding = c.padding ?? 0;
+		const padded = new Float32Array(tokens * (width + 2 * padding)).fill(Number.NaN);
+		for (let t = 0; t < tokens; t++) {
+			padded.set(values.subarray(t * width, (t + 1) * width), t * (width + 2 * padding) + padding);
+		}
+		using whole = Tensor.from(on, padded, [tokens, width + 2 * padding], { dtype });
+		using window = whole.columns(padding, width);
+		using qkv = window.withGradient(new GradientSlot(on, window.shape, dtype));
+		using sequences = Sequences.of(on, c.lengths);
+		const tape = new Tape(on, { recording: true });
+		using o = attention(tape, qkv, {
+			...c,
+			...c.options,
+			sequences,
+		});
+		o.gradient!.accumulate(Tensor.from(on, outputGradientOf(c), o.shape, { dtype }));
+		tape.backward();
+		using gradient = qkv.gradient!.take()!;
+		return { o: o.toFloat32(), gradient: gradient.toFloat32() };
+	})();
+	expect(on.memoryStatistics().liveBytes).toBe(before);
+	return result;
+}
+
+function reference(c: Case, values: Float32Array, keep?: (token: number, head: number, key: number) => number) {
+	const result = referenceAttention(Float64Array.from(values), {
+		...c,
+		causal: c.mask === "causal",
+		scale: c.softmaxScale ?? 1 / Math.sqrt(c.headDim),
+		...(keep ? { keep } : {}),
+	});
+	return { o: result.o, gradient: result.gradient(outputGradientOf(c)) };
+}
+
+describe("attention against central differences", () => {
+	const cases: Case[] = [
+		{ lengths: [5, 0, 1, 3], queryHeads: 2, keyHeads: 2, headDim: 3, mask: "causal" },
+		{ lengths: [7, 1], queryHeads: 4, keyHeads: 2, headDim: 2, mask: "full", softmaxScale: 0.3 },
+		{ lengths: [4, 3], queryHeads: 4, keyHeads: 1, headDim: 5, mask: "causal" },
+		{ lengths: [0], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal" },
+		{ lengths: [], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "full" },
+	];
+	for (const c of cases) {
+		test(label(c), () => {
+			const sequences = Sequences.of(device, c.lengths);
+			checkGradients(device, {
+				inputs: { qkv: { values: inputOf(c), shape: [sum(c.lengths), widthOf(c)] } },
+				forward: (tape, { qkv }) => attention(tape, qkv!, { ...c, sequences }),
+				reference: ({ qkv }) =>
+					referenceAttention(qkv!, {
+						...c,
+						causal: c.mask === "causal",
+						scale: c.softmaxScale ?? 1 / Math.sqrt(c.headDim),
+					}).o,
+			});
+			sequences[Symbol.dispose]();
+		});
+	}
+
+	test("the float64 reference's own gradient", () => {
+		const c: Case = { lengths: [4, 2], queryHeads: 2, keyHeads: 1, headDim: 3, mask: "causal" };
+		const keep = (token: number, head: number, key: number) => ((token + head + key) % 3 === 0 ? 0 : 1.5);
+		const values = Float64Array.from(inputOf(c));
+		const weights = outputGradientOf(c);
+		const shape = { ...c, causal: true, scale: 0.6, keep };
+		const analytic = referenceAttention(values, shape).gradient(weights);
+		const loss = () => referenceAttention(values, shape).o.reduce((total, y, i) => total + y * weights[i]!, 0);
+		const numeric = values.map((original, i) => {
+			values[i] = original + 1e-5;
+			const up = loss();
+			values[i] = original - 1e-5;
+			const down = loss();
+			values[i] = original;
+			return (up - down) / 2e-5;
+		});
+		expect(relativeRms(analytic, numeric)).toBeLessThan(1e-8);
+	});
+});
+
+// Lengths around the kernels' blocks: 64 queries; 256, 128 or 64 keys by head dimension.
+const blockCases: Case[] = [
+	{ lengths: [300, 63, 1, 0, 64], queryHeads: 2, keyHeads: 1, headDim: 8, mask: "causal" },
+	{ lengths: [257, 65], queryHeads: 2, keyHeads: 2, headDim: 32, mask: "full" },
+	{ lengths: [193, 128], queryHeads: 4, keyHeads: 1, headDim: 40, mask: "causal" },
+	{ lengths: [130, 127], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "full" },
+	{ lengths: [131, 64], queryHeads: 2, keyHeads: 2, headDim: 96, mask: "causal", softmaxScale: 0.25 },
+	{ lengths: [97], queryHeads: 1, keyHeads: 1, headDim: 257, mask: "full" },
+	{ lengths: [70, 9], queryHeads: 2, keyHeads: 1, headDim: 16, mask: "causal", padding: 5 },
+];
+
+describe("attention across blocks", () => {
+	for (const c of blockCases) {
+		test(label(c), () => {
+			const values = inputOf(c);
+			const expected = reference(c, values);
+			const got = run(device, c, values);
+			expect(relativeRms(got.o, expected.o)).toBeLessThan(2e-6);
+			expect(relativeRms(got.gradient, expected.gradient)).toBeLessThan(2e-6);
+		});
+
+		test(`${label(c)}: 1 thread gives the same bits as 2`, () => {
+			const values = inputOf(c);
+			expect(run(oneThread, c, values)).toEqual(run(device, c, values));
+		});
+	}
+
+	test("scores far apart: the largest probability is 1, the others vanish", () => {
+		const c: Case = { lengths: [150], queryHeads: 1, keyHeads: 1, headDim: 8, mask: "causal", softmaxScale: 40 };
+		const values = inputOf(c);
+		const expected = reference(c, values);
+		const got = run(device, c, values);
+		expect(relativeRms(got.o, expected.o)).toBeLessThan(1e-4);
+		expect(relativeRms(got.gradient, expected.gradient)).toBeLessThan(1e-4);
+	});
+
+	test("a NaN reaches every output that sees it and no other", () => {
+		const c: Case = { lengths: [3, 70], queryHeads: 1, keyHeads: 1, headDim: 4, mask: "causal" };
+		const values = inputOf(c);
+		values[(3 + 66) * 12 + 4] = Number.NaN; // a key of the second sequence
+		const { o } = run(device, c, values);
+		for (let t = 0; t < 73; t++) expect(Number.isNaN(o[t * 4]!)).toBe(t >= 3 + 66);
+	});
+});
+
+describe("attention in bf16", () => {
+	for (const c of [blockCases[0]!, blockCases[3]!]) {
+		test(label(c), () => {
+			using stored = Tensor.from(device, inputOf(c), [sum(c.lengths), widthOf(c)], { dtype: "bf16" });
+			using storedGradient = Tensor.from(device, outputGradientOf(c), undefined, { dtype: "bf16" });
+			const rounded = stored.toFloat32();
+			const expected = referenceAttention(Float64Array.from(rounded), {
+				...c,
+				causal: c.mask === "causal",
+				scale: 1 / Math.sqrt(c.headDim),
+			});
+			const got = run(device, c, rounded, "bf16");
+			// One rounding of the output is 2^-9 at most, 1.7e-3 rms; the gradient also sees o rounded in do·o.
+			expect(relativeRms(got.o, expected.o)).toBeLessThan(2.5e-3);
+			expect(relativeRms(got.gradient, expected.gradient(storedGradient.toFloat32()))).toBeLessThan(4e-3);
+		});
+	}
+});
+
+describe("attention dropout", () => {
+	const seed = 0x123456789abcdef0n;
+	/** Factors by the rule of mimo.h, from the uniform numbers of philox_fill. */
+	function keepFactors(tokens: number, keys: number, probability: number, place: Required<Place>) {
+		using u = Tensor.empty(device, [tokens * place.fullHeads, keys]);
+		device.run("philox_fill", {
+			y: u,
+			rows: tokens * place.fullHeads,
+			width: keys,
+			first_row: place.firstToken * place.fullHeads,
+			first_column: 0,
+			full_width: 2 ** 32,
+			seed,
+			a: 0,
+			b: 1,
+			distribution: Distribution.uniform,
+			dtype: u.dtypeCode,
+		});
+		const uniform = u.toFloat32();
+		return (token: number, head: number, key: number) =>
+			uniform[(token * place.fullHeads + place.firstHead + head) * keys + key]! >= Math.fround(probability)
+				? 1 / (1 - probability)
+				: 0;
+	}
+	interface Place {
+		readonly firstToken?: number;
+		readonly firstHead?: number;
+		readonly fullHeads?: number;
+	}
+	const dropped = (c: Case, place: Place = {}): Case => ({
+		...c,
+		options: { dropout: 0.3, dropoutSeed: seed, ...place },
+	});
+
+	for (const c of [
+		{ lengths: [270, 3], queryHeads: 2, keyHeads: 1, headDim: 8, mask: "causal" },
+		{ lengths: [67, 130], queryHeads: 2, keyHeads: 2, headDim: 96, mask: "full" },
+	] satisfies Case[]) {
+		test(`${label(c)}: forward and backward use the documented mask`, () => {
+			const place = { firstToken: 1000, firstHead: 2, fullHeads: 6 };
+			const values = inputOf(c);
+			const keep = keepFactors(sum(c.lengths), Math.max(...c.lengths), 0.3, place);
+			const expected = reference(c, values, keep);
+			const got = run(device, dropped(c, place), values);
+			expect(relativeRms(got.o, expected.o)).toBeLessThan(2e-6);
+			expect(relativeRms(got.gradient, expected.gradient)).toBeLessThan(2e-6);
+		});
+	}
+
+	test("the mask does not depend on what a token is packed with", () => {
+		const c: Case = { lengths: [40, 75, 6], queryHeads: 2, keyHeads: 1, headDim: 16, mask: "causal" };
+		const values = inputOf(c);
+		const together = run(device, dropped(c, { firstToken: 10 }), values).o;
+		let token = 0;
+		for (const length of c.lengths) {
+			const alone = { ...c, lengths: [length] };
+			const part = values.subarray(token * widthOf(c), (token + length) * widthOf(c));
+			const { o } = run(device, dropped(alone, { firstToken: 10 + token }), part);
+			expect(o).toEqual(together.subarray(token * 32, (token + length) * 32));
+			token += length;
+		}
+	});
+
+	test("another seed drops other probabilities, probability 0 none", () => {
+		const c: Case = { lengths: [30], queryHeads: 1, keyHeads: 1, headDim: 8, mask: "full" };
+		const values = inputOf(c);
+		const one = run(device, dropped(c), values).o;
+		const other = run(device, { ...c, options: { dropout: 0.3, dropoutSeed: seed + 1n } }, values).o;
+		expect(relativeRms(other, one)).toBeGreaterThan(0.1);
+		expect(run(device, { ...c, options: { dropout: 0, dropoutSeed: seed } }, values)).toEqual(run(device, c, values));
+	});
+});
+
+describe("attention refuses", () => {
+	test("a projection that does not fit", () => {
+		using qkv = Tensor.zeros(device, [4, 20]);
+		using sequences = Sequences.of(device, [4]);
+		const tape = new Tape(device, { recording: false });
+		const options = { queryHeads: 4, keyHeads: 2, headDim: 4, sequences, mask: "causal" } as const;
+		expect(() => attention(tape, qkv, options)).toThrow("attention takes a projection [4, 32], not [4, 20].");
+		expect(() => attention(tape, qkv, { ...options, queryHeads: 3 })).toThrow(
+			"attention cannot share 2 key heads among 3 query heads.",
+		);
+	});
+});

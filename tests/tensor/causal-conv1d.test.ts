@@ -1,0 +1,155 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { Device } from "../../src/native/device.ts";
+import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { causalConv1d } from "../../src/tensor/ops/causal-conv1d.ts";
+import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
+import { Parameter } from "../../src/tensor/parameter.ts";
+import { Sequences } from "../../src/tensor/sequences.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
+import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+/** The convolution in float64: columns [start, start + channels) of rows of `stride`. */
+function reference(
+	x: Float64Array,
+	weight: Float64Array,
+	bias: Float64Array,
+	lengths: readonly number[],
+	window = { start: 0, stride: bias.length },
+): Float64Array {
+	const channels = bias.length;
+	const width = weight.length / channels;
+	const y = new Float64Array(lengths.reduce((sum, length) => sum + length, 0) * channels);
+	let first = 0;
+	for (const length of lengths) {
+		for (let t = first; t < first + length; t++) {
+			for (let c = 0; c < channels; c++) {
+				let p = bias[c]!;
+				for (let k = 0; k < width; k++) {
+					const from = t - width + 1 + k;
+					if (from >= first) p += weight[c * width + k]! * x[from * window.stride + window.start + c]!;
+				}
+				y[t * channels + c] = p / (1 + Math.exp(-p));
+			}
+		}
+		first += length;
+	}
+	return y;
+}
+
+function inputs(lengths: readonly number[], channels: number, width: number) {
+	const tokens = lengths.reduce((sum, length) => sum + length, 0);
+	return {
+		inputs: { x: { values: randomValues(tokens * channels, 1), shape: [tokens, channels] } },
+		parameters: {
+			weight: { values: randomValues(channels * width, 2), shape: [channels, width] },
+			bias: { values: randomValues(channels, 3), shape: [channels] },
+		},
+	};
+}
+
+/** Output and gradients of one run in the given storage type, all values representable in bf16. */
+function run(on: Device, dtype: FloatDtype): Float32Array[] {
+	const [tokens, channels, width] = [300, 270, 4];
+	const rounded = (count: number, seed: number) => randomValues(count, seed).map((v) => Math.round(v * 64) / 64);
+	using sequences = Sequences.of(on, [1, 200, 99]);
+	using plain = Tensor.from(on, rounded(tokens * channels, 1), [tokens, channels], { dtype });
+	using x = plain.withGradient(new GradientSlot(on, plain.shape, dtype));
+	const parameter = (name: string, shape: number[], seed: number) =>
+		new Parameter(
+			name,
+			Tensor.from(
+				on,
+				rounded(
+					shape.reduce((a, b) => a * b),
+					seed,
+				),
+				shape,
+				{ dtype },
+			),
+			Tensor.zeros(on, shape),
+		);
+	using weight = parameter("weight", [channels, width], 2);
+	using bias = parameter("bias", [channels], 3);
+	const tape = new Tape(on, { recording: true });
+	using y = causalConv1d(tape, x, weight, bias, sequences);
+	y.gradient!.accumulate(Tensor.from(on, rounded(tokens * channels, 4), y.shape, { dtype }));
+	tape.backward();
+	using dx = x.gradient!.take()!;
+	return [y, dx, weight.mainGradient!, bias.mainGradient!].map((tensor) => tensor.toFloat32());
+}
+
+describe("causalConv1d", () => {
+	for (const [lengths, channels, width] of [
+		[[7], 5, 4],
+		[[5, 0, 1, 2, 3, 4, 0], 3, 4],
+		[[2, 9], 2, 1],
+		[[3, 8], 3, 3],
+		[[6, 1], 2, 7],
+		[[127, 140], 1, 4],
+		[[3], 259, 4],
+		[[], 4, 4],
+		[[0, 0], 4, 4],
+	] as const) {
+		test(`sequences of [${lengths}] tokens, ${channels} channels, width ${width}`, () => {
+			using sequences = Sequences.of(device, lengths);
+			checkGradients(device, {
+				...inputs(lengths, channels, width),
+				forward: (tape, { x }, { weight, bias }) => causalConv1d(tape, x!, weight!, bias!, sequences),
+				reference: ({ x, weight, bias }) => reference(x!, weight!, bias!, lengths),
+			});
+		});
+	}
+
+	test("reads and writes a window of columns", () => {
+		const lengths = [4, 6];
+		using sequences = Sequences.of(device, lengths);
+		checkGradients(device, {
+			...inputs(lengths, 3, 4),
+			inputs: { x: { values: randomValues(10 * 8, 1), shape: [10, 8] } },
+			forward: (tape, { x }, { weight, bias }) => {
+				const [left, middle, right] = splitColumns(tape, x!, [2, 3, 3]);
+				using before = left!;
+				using window = middle!;
+				using after = right!;
+				expect([before.width, after.width]).toEqual([2, 3]);
+				return causalConv1d(tape, window, weight!, bias!, sequences);
+			},
+			reference: ({ x, weight, bias }) => reference(x!, weight!, bias!, lengths, { start: 2, stride: 8 }),
+		});
+	});
+
+	test("bf16 storage gives the fp32 result, rounded", () => {
+		const [wide, narrow] = [run(device, "f32"), run(device, "bf16")];
+		expect(relativeRms(narrow[0]!, wide[0]!)).toBeLessThan(2 ** -8);
+		expect(relativeRms(narrow[1]!, wide[1]!)).toBeLessThan(2 ** -8);
+		// Nothing is rounded on the way to the weight gradients.
+		expect(narrow[2]).toEqual(wide[2]!);
+		expect(narrow[3]).toEqual(wide[3]!);
+	});
+
+	test("one thread and two give the same bits", async () => {
+		using single = await testDevice(1);
+		expect(run(single, "f32")).toEqual(run(device, "f32"));
+	});
+
+	test("refuses shapes that do not fit", () => {
+		const tape = new Tape(device, { recording: false });
+		using sequences = Sequences.of(device, [2]);
+		using x = Tensor.zeros(device, [2, 3]);
+		using weight = new Parameter("w", Tensor.zeros(device, [2, 4]), null);
+		using bias = new Parameter("b", Tensor.zeros(device, [3]), null);
+		expect(() => causalConv1d(tape, x, weight, bias, sequences)).toThrow(
+			"A convolution of 3 channels cannot take w [2,4] and b [3].",
+		);
+		using right = new Parameter("w", Tensor.zeros(device, [3, 4]), null);
+		using longer = Sequences.of(device, [3]);
+		expect(() => causalConv1d(tape, x, right, bias, longer)).toThrow("Sequences of 3 tokens do not describe 2 rows.");
+	});
+});

@@ -1,0 +1,325 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { Device } from "../../src/native/device.ts";
+import { gemm } from "../../src/tensor/ops/linear.ts";
+import { type FloatDtype, roundToBf16, Tensor } from "../../src/tensor/tensor.ts";
+import { randomValues, relativeRms, testDevice } from "../support.ts";
+
+let device: Device;
+let oneThread: Device;
+beforeAll(async () => {
+	device = await testDevice(2);
+	oneThread = await testDevice(1);
+});
+afterAll(() => {
+	device[Symbol.dispose]();
+	oneThread[Symbol.dispose]();
+});
+
+interface Case {
+	readonly m: number;
+	readonly n: number;
+	readonly k: number;
+	readonly batch?: number;
+	readonly transposeA?: boolean;
+	readonly transposeB?: boolean;
+	readonly alpha?: number;
+	readonly beta?: number;
+	readonly bias?: boolean;
+	/** Storage types of a, b and c. */
+	readonly dtypes?: readonly [FloatDtype, FloatDtype, FloatDtype];
+	/** Elements added to every row's stride and, twice, between matrices of the batch. */
+	readonly gap?: number;
+	/** All products of the batch read one b. */
+	readonly sharedB?: boolean;
+}
+
+/** Matrices of a batch in strided storage; gaps hold NaN, so that reading one shows. */
+class Operand {
+	readonly stride: number;
+	readonly batchStride: number;
+	readonly values: Float32Array;
+
+	constructor(
+		readonly rows: number,
+		readonly width: number,
+		batch: number,
+		readonly dtype: FloatDtype,
+		gap: number,
+		seed: number,
+	) {
+		this.stride = Math.max(1, width + gap);
+		this.batchStride = rows * this.stride + 2 * gap;
+		this.values = new Float32Array(batch * this.batchStride).fill(Number.NaN);
+		const random = rounded(randomValues(batch * rows * width, seed), dtype);
+		for (let row = 0; row < batch * rows; row++) {
+			this.values.set(random.subarray(row * width, (row + 1) * width), this.offset(Math.floor(row / rows), row % rows));
+		}
+	}
+
+	offset(index: number, row: number): number {
+		return index * this.batchStride + row * this.stride;
+	}
+}
+
+function rounded(values: Float32Array, dtype: FloatDtype): Float32Array {
+	if (dtype === "f32") return values;
+	return new Float32Array(Uint32Array.from(roundToBf16(values), (bits) => bits << 16).buffer);
+}
+
+interface Operands {
+	readonly a: Operand;
+	readonly b: Operand;
+	readonly c: Operand;
+	readonly bias: Float32Array | null;
+}
+
+function operandsOf(c: Case): Operands {
+	const { m, n, k, batch = 1, gap = 0 } = c;
+	const [aType, bType, cType] = c.dtypes ?? ["f32", "f32", "f32"];
+	const out = new Operand(m, n, batch, cType, gap, 3);
+	// With beta 0 the old contents must not be read.
+	if ((c.beta ?? 0) === 0) out.values.fill(Number.NaN);
+	return {
+		a: new Operand(c.transposeA ? k : m, c.transposeA ? m : k, batch, aType, gap, 1),
+		b: new Operand(c.transposeB ? n : k, c.transposeB ? k : n, c.sharedB ? 1 : batch, bType, gap, 2),
+		c: out,
+		bias: c.bias ? rounded(randomValues(n, 4), bType) : null,
+	};
+}
+
+/** The whole storage of c after the kernel. */
+function run(on: Device, c: Case, { a, b, c: out, bias }: Operands): Float32Array {
+	using aTensor = Tensor.from(on, a.values, undefined, { dtype: a.dtype });
+	using bTensor = Tensor.from(on, b.values, undefined, { dtype: b.dtype });
+	using cTensor = Tensor.from(on, out.values, undefined, { dtype: out.dtype });
+	using biasTensor = bias === null ? null : Tensor.from(on, bias, undefined, { dtype: b.dtype });
+	on.run("gemm", {
+		a: aTensor,
+		b: bTensor,
+		c: cTensor,
+		bias: biasTensor,
+		m: c.m,
+		n: c.n,
+		k: c.k,
+		a_stride: a.stride,
+		b_stride: b.stride,
+		c_stride: out.stride,
+		batch: c.batch ?? 1,
+		a_batch_stride: a.batchStride,
+		b_batch_stride: c.sharedB ? 0 : b.batchStride,
+		c_batch_stride: out.batchStride,
+		alpha: c.alpha ?? 1,
+		beta: c.beta ?? 0,
+		transpose_a: Number(c.transposeA ?? false),
+		transpose_b: Number(c.transposeB ?? false),
+		a_dtype: aTensor.dtypeCode,
+		b_dtype: bTensor.dtypeCode,
+		c_dtype: cTensor.dtypeCode,
+	});
+	return cTensor.toFloat32();
+}
+
+/** What the storage of c should hold, by float64 arithmetic. */
+function expectedOf(c: Case, { a, b, c: out, bias }: Operands): Float64Array {
+	const { m, n, k, batch = 1, alpha = 1, beta = 0 } = c;
+	const [aStep, aRowStep] = c.transposeA ? [a.stride, 1] : [1, a.stride];
+	const [bStep, bColumnStep] = c.transposeB ? [1, b.stride] : [b.stride, 1];
+	const expected = Float64Array.from(out.values);
+	for (let index = 0; index < batch; index++) {
+		for (let i = 0; i < m; i++) {
+			const aRow = a.offset(index, 0) + i * aRowStep;
+			for (let j = 0; j < n; j++) {
+				const bColumn = (c.sharedB ? 0 : b.offset(index, 0)) + j * bColumnStep;
+				let sum = 0;
+				for (let l = 0; l < k; l++) sum += a.values[aRow + l * aStep]! * b.values[bColumn + l * bStep]!;
+				const at = out.offset(index, i) + j;
+				const old = beta === 0 ? 0 : beta * out.values[at]!;
+				expected[at] = alpha * sum + old + (bias?.[j] ?? 0);
+			}
+		}
+	}
+	return expected;
+}
+
+/** relativeRms of the places that should hold a number; infinite where a gap was written. */
+function difference(actual: Float32Array, expected: ArrayLike<number>): number {
+	const wanted = Float64Array.from(expected);
+	if (actual.some((value, i) => Number.isNaN(value) !== Number.isNaN(wanted[i]))) return Number.POSITIVE_INFINITY;
+	return relativeRms(
+		actual.map((value) => (Number.isNaN(value) ? 0 : value)),
+		wanted.map((value) => (Number.isNaN(value) ? 0 : value)),
+	);
+}
+
+function check(c: Case): void {
+	const operands = operandsOf(c);
+	const got = run(device, c, operands);
+	// Products in f32: sums of k terms; a bf16 result is rounded once more.
+	expect(difference(got, expectedOf(c, operands))).toBeLessThan(c.dtypes?.[2] === "bf16" ? 2.5e-3 : 1e-6);
+	expect(difference(run(oneThread, c, operands), got)).toBeLessThan(1e-6);
+}
+
+const both = [false, true];
+const types = ["f32", "bf16"] as const;
+
+describe("gemm", () => {
+	for (const transposeA of both) {
+		for (const transposeB of both) {
+			test(`every storage type and option, transposes ${Number(transposeA)}${Number(transposeB)}`, () => {
+				for (const aType of types) {
+					for (const bType of types) {
+						for (const cType of types) {
+							for (const [alpha, beta] of [
+								[1, 0],
+								[0.5, 1],
+								[-1.25, 0.75],
+							]) {
+								for (const bias of both) {
+									check({
+										m: 13,
+										n: 19,
+										k: 23,
+										batch: 3,
+										gap: 2,
+										transposeA,
+										transposeB,
+										dtypes: [aType, bType, cType],
+										alpha: alpha!,
+										beta: beta!,
+										bias,
+									});
+								}
+							}
+						}
+					}
+				}
+			});
+		}
+	}
+
+	test("sizes around register tiles, vectors and single rows or columns", () => {
+		const sizes = [1, 2, 15, 16, 17, 33, 65];
+		for (const [i, m] of sizes.entries()) {
+			for (const [j, n] of sizes.entries()) {
+				const k = sizes[(3 * i + 2 * j) % sizes.length]!;
+				check({ m, n, k, transposeA: i % 2 === 0, transposeB: j % 2 === 0, gap: (i + j) % 3 });
+			}
+		}
+	});
+
+	test("empty sides: no rows, no columns, nothing to sum, no products", () => {
+		for (const dtype of types) {
+			const dtypes = [dtype, dtype, dtype] as const;
+			for (const [m, n] of [
+				[0, 4],
+				[4, 0],
+				[0, 0],
+			]) {
+				check({ m: m!, n: n!, k: 3, dtypes, gap: 1 });
+			}
+			for (const beta of [0, 0.5]) {
+				for (const bias of both) check({ m: 3, n: 4, k: 0, dtypes, beta, bias, gap: 1 });
+			}
+			check({ m: 3, n: 4, k: 5, batch: 0, dtypes });
+		}
+	});
+
+	test("a batch that shares one operand, smaller and larger than the threads' share", () => {
+		for (const batch of [2, 11]) {
+			check({ m: 7, n: 9, k: 5, batch, sharedB: true, dtypes: ["bf16", "bf16", "f32"] });
+			check({ m: 7, n: 9, k: 5, batch, sharedB: true, transposeB: true, gap: 3 });
+		}
+		check({ m: 100, n: 110, k: 120, batch: 2 });
+		check({ m: 100, n: 110, k: 120, batch: 9, transposeA: true });
+	});
+
+	// Shared between threads, past the limits of products without packing, several panels in every direction.
+	for (const [m, n, k] of [
+		[517, 193, 801],
+		[130, 1027, 391],
+		[259, 261, 1500],
+	] as const) {
+		for (const [transposeA, transposeB] of [
+			[false, false],
+			[false, true],
+			[true, false],
+			[true, true],
+		] as const) {
+			test(`[${m}, ${k}] · [${k}, ${n}], transposes ${Number(transposeA)}${Number(transposeB)}`, () => {
+				check({ m, n, k, transposeA, transposeB, gap: 1, beta: 1 });
+			});
+		}
+	}
+
+	test("a large product, at a sample of places", () => {
+		const c: Case = { m: 1101, n: 1299, k: 2103, transposeB: true };
+		const operands = operandsOf(c);
+		const places = Array.from({ length: 3000 }, (_, i) => (i * 7919 * 61) % (c.m * c.n));
+		const expected = places.map((at) => {
+			const [aRow, bRow] = [operands.a.offset(0, Math.floor(at / c.n)), operands.b.offset(0, at % c.n)];
+			let sum = 0;
+			for (let l = 0; l < c.k; l++) sum += operands.a.values[aRow + l]! * operands.b.values[bRow + l]!;
+			return sum;
+		});
+		for (const on of [device, oneThread]) {
+			const got = run(on, c, operands);
+			expect(
+				relativeRms(
+					Float32Array.from(places, (at) => got[at]!),
+					expected,
+				),
+			).toBeLessThan(1e-6);
+		}
+	});
+
+	test("results do not depend on the number of threads", async () => {
+		using five = await testDevice(5);
+		// Some lie around the size up to which OpenBLAS adds in another order.
+		for (const [m, n, k] of [
+			[1024, 8, 128],
+			[8, 1100, 130],
+			[513, 64, 61],
+			[300, 300, 300],
+			[70, 1000, 17],
+		] as const) {
+			const product = (on: Device) => {
+				using a = Tensor.from(on, randomValues(m * k, 1), [m, k]);
+				using b = Tensor.from(on, randomValues(n * k, 2), [n, k]);
+				using c = Tensor.from(on, randomValues(m * n, 3), [m, n]);
+				gemm(on, { tensor: a, transposed: false }, { tensor: b, transposed: true }, c, { beta: 1 });
+				return c.toFloat32();
+			};
+			const expected = product(oneThread);
+			expect(product(device)).toEqual(expected);
+			expect(product(five)).toEqual(expected);
+		}
+	});
+
+	test("NaN and infinity pass through", () => {
+		for (const dtype of types) {
+			using a = Tensor.from(device, Float32Array.of(1, Number.NaN, 2, 3, Number.POSITIVE_INFINITY, 1), [3, 2], {
+				dtype,
+			});
+			using c = Tensor.empty(device, [3, 1], dtype);
+			using b = Tensor.from(device, Float32Array.of(1, 1), [2, 1], { dtype });
+			device.run("gemm", {
+				...{ a, b, c, bias: null, m: 3, n: 1, k: 2, a_stride: 2, b_stride: 1, c_stride: 1 },
+				...{ batch: 1, a_batch_stride: 0, b_batch_stride: 0, c_batch_stride: 0, alpha: 1, beta: 0 },
+				...{ transpose_a: 0, transpose_b: 0, a_dtype: a.dtypeCode, b_dtype: a.dtypeCode, c_dtype: a.dtypeCode },
+			});
+			expect([...c.toFloat32()]).toEqual([Number.NaN, 5, Number.POSITIVE_INFINITY]);
+		}
+	});
+
+	test("refuses rows that overlap", () => {
+		using x = Tensor.zeros(device, [16]);
+		const sizes = { m: 2, n: 4, k: 4, a_stride: 4, b_stride: 4, c_stride: 3 };
+		expect(() =>
+			device.run("gemm", {
+				...{ a: x, b: x, c: x, bias: null, ...sizes },
+				...{ batch: 1, a_batch_stride: 0, b_batch_stride: 0, c_batch_stride: 0, alpha: 1, beta: 0 },
+				...{ transpose_a: 0, transpose_b: 0, a_dtype: 0, b_dtype: 0, c_dtype: 0 },
+			}),
+		).toThrow("gemm needs");
+	});
+});

@@ -1,0 +1,161 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { Device } from "../../src/native/device.ts";
+import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { linear } from "../../src/tensor/ops/linear.ts";
+import { Parameter } from "../../src/tensor/parameter.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
+import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+/** x Wᵀ + b in float64. */
+function reference(x: ArrayLike<number>, weight: ArrayLike<number>, bias: ArrayLike<number> | null, inputs: number) {
+	const outputs = weight.length / inputs;
+	const rows = x.length / inputs;
+	return Float64Array.from({ length: rows * outputs }, (_, at) => {
+		const [row, output] = [Math.floor(at / outputs), at % outputs];
+		let sum = bias?.[output] ?? 0;
+		for (let i = 0; i < inputs; i++) sum += x[row * inputs + i]! * weight[output * inputs + i]!;
+		return sum;
+	});
+}
+
+describe("linear", () => {
+	for (const [rows, inputs, outputs, biased] of [
+		[5, 7, 3, true],
+		[9, 4, 6, false],
+		[1, 3, 1, true],
+		[0, 4, 3, true],
+	] as const) {
+		test(`[${rows}, ${inputs}] → [${rows}, ${outputs}]${biased ? " with a bias" : ""}`, () => {
+			const bias = { bias: { values: randomValues(outputs, 3), shape: [outputs] } };
+			checkGradients(device, {
+				inputs: { x: { values: randomValues(rows * inputs, 1), shape: [rows, inputs] } },
+				parameters: {
+					weight: { values: randomValues(outputs * inputs, 2), shape: [outputs, inputs] },
+					...(biased ? bias : {}),
+				},
+				forward: (tape, { x }, { weight, bias }) => linear(tape, x!, weight!, bias ?? null),
+				reference: ({ x, weight, bias }) => reference(x!, weight!, bias ?? null, inputs),
+			});
+		});
+	}
+
+	/** Runs x Wᵀ + b and its backward for dy; x is a window of a wider tensor. */
+	function run(dtype: FloatDtype, outputDtype: FloatDtype, deferred: boolean) {
+		const [rows, inputs, outputs] = [33, 20, 12];
+		using whole = Tensor.from(device, randomValues(rows * (inputs + 4), 1), [rows, inputs + 4], { dtype });
+		using window = whole.columns(3, inputs);
+		using x = window.withGradient(new GradientSlot(device, [rows, inputs], dtype));
+		const parameter = (name: string, shape: number[], seed: number) =>
+			new Parameter(
+				name,
+				Tensor.from(
+					device,
+					randomValues(
+						shape.reduce((a, b) => a * b),
+						seed,
+					),
+					shape,
+					{ dtype },
+				),
+				// Gradients are added to what is there.
+				Tensor.from(device, new Float32Array(shape.reduce((a, b) => a * b)).fill(1), shape),
+			);
+		using weight = parameter("weight", [outputs, inputs], 2);
+		using bias = parameter("bias", [outputs], 3);
+		const tape = new Tape(device, { recording: true, weightGradients: deferred ? "deferred" : "immediate" });
+		using y = linear(tape, x, weight, bias, outputDtype);
+		const dy = Tensor.from(device, randomValues(rows * outputs, 4), [rows, outputs], { dtype: outputDtype });
+		const dyValues = dy.toFloat32();
+		y.gradient!.accumulate(dy);
+		const segment = tape.current;
+		tape.backwardSegment(segment);
+		using dx = x.gradient!.take()!;
+		const early = weight.mainGradient!.toFloat32();
+		tape.flushWeightGradients(segment);
+		const [xValues, weightValues] = [x.toFloat32(), weight.value.toFloat32()];
+		const product = (a: (k: number) => number, b: (k: number) => number, count: number) => {
+			let sum = 0;
+			for (let k = 0; k < count; k++) sum += a(k) * b(k);
+			return sum;
+		};
+		return {
+			outputDtype: y.dtype,
+			y: [y.toFloat32(), reference(xValues, weightValues, bias.value.toFloat32(), inputs)],
+			dx: [
+				dx.toFloat32(),
+				Float64Array.from({ length: rows * inputs }, (_, at) => {
+					const [row, input] = [Math.floor(at / inputs), at % inputs];
+					return product(
+						(k) => dyValues[row * outputs + k]!,
+						(k) => weightValues[k * inputs + input]!,
+						outputs,
+					);
+				}),
+			],
+			early,
+			dweight: [
+				weight.mainGradient!.toFloat32(),
+				Float64Array.from({ length: outputs * inputs }, (_, at) => {
+					const [output, input] = [Math.floor(at / inputs), at % inputs];
+					return (
+						1 +
+						product(
+							(k) => dyValues[k * outputs + output]!,
+							(k) => xValues[k * inputs + input]!,
+							rows,
+						)
+					);
+				}),
+			],
+			dbias: [
+				bias.mainGradient!.toFloat32(),
+				Float64Array.from(
+					{ length: outputs },
+					(_, output) =>
+						1 +
+						product(
+							(k) => dyValues[k * outputs + output]!,
+							() => 1,
+							rows,
+						),
+				),
+			],
+		} as const;
+	}
+
+	for (const [dtype, outputDtype] of [
+		["f32", "f32"],
+		["bf16", "bf16"],
+		["bf16", "f32"],
+	] as const) {
+		for (const deferred of [false, true]) {
+			test(`${dtype} → ${outputDtype}, weight gradients ${deferred ? "deferred" : "at once"}, added to fp32`, () => {
+				const before = device.memoryStatistics().liveBytes;
+				const result = run(dtype, outputDtype, deferred);
+				expect(result.outputDtype).toBe(outputDtype);
+				expect(relativeRms(...result.y)).toBeLessThan(outputDtype === "bf16" ? 2.5e-3 : 1e-6);
+				expect(relativeRms(...result.dx)).toBeLessThan(dtype === "bf16" ? 2.5e-3 : 1e-6);
+				expect(relativeRms(...result.dweight)).toBeLessThan(1e-6);
+				expect(relativeRms(...result.dbias)).toBeLessThan(1e-6);
+				expect(result.early.every((value) => value === 1)).toBe(deferred);
+				expect(device.memoryStatistics().liveBytes).toBe(before);
+			});
+		}
+	}
+
+	test("frozen weights record no weight gradient, unwanted inputs no gradient", () => {
+		using weight = new Parameter("weight", Tensor.from(device, randomValues(6, 1), [2, 3]), null);
+		using x = Tensor.from(device, randomValues(3, 2), [1, 3]);
+		const tape = new Tape(device, { recording: true });
+		using y = linear(tape, x, weight);
+		expect(y.gradient).toBeNull();
+		expect(tape.segments.every((segment) => segment.entries.length === 0)).toBe(true);
+	});
+});

@@ -1,0 +1,102 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { Device } from "../../src/native/device.ts";
+import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { type RopeOptions, rope } from "../../src/tensor/ops/rope.ts";
+import { Sequences } from "../../src/tensor/sequences.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+
+let device: Device;
+let oneThread: Device;
+beforeAll(async () => {
+	device = await testDevice(2);
+	oneThread = await testDevice(1);
+});
+afterAll(() => {
+	device[Symbol.dispose]();
+	oneThread[Symbol.dispose]();
+});
+
+type Case = Omit<RopeOptions, "sequences"> & { readonly lengths: readonly number[] };
+const tokensOf = (c: Case) => c.lengths.reduce((a, b) => a + b, 0);
+const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
+
+/** The formula of the spec, in float64. */
+function reference(x: Float64Array, c: Case): Float64Array {
+	const heads = c.queryHeads / c.keyHeads + 2;
+	const rotary = Math.floor(c.headDim * c.percent);
+	const positions = c.lengths.flatMap((length) => Array.from({ length }, (_, position) => position));
+	return x.map((value, index) => {
+		const position = positions[Math.floor(index / widthOf(c))]!;
+		const head = Math.floor((index % widthOf(c)) / c.headDim) % heads;
+		const column = index % c.headDim;
+		if (head === heads - 1 || column >= rotary) return value;
+		const half = rotary / 2;
+		const angle = position * c.base ** ((-2 * (column % half)) / rotary);
+		const partner = column < half ? -x[index + half]! : x[index - half]!;
+		return value * Math.cos(angle) + partner * Math.sin(angle);
+	});
+}
+
+const cases: Case[] = [
+	{ lengths: [5, 0, 1, 3], queryHeads: 2, keyHeads: 1, headDim: 4, base: 10000, percent: 1 },
+	{ lengths: [6], queryHeads: 4, keyHeads: 2, headDim: 6, base: 100, percent: 0.34 },
+	{ lengths: [3], queryHeads: 1, keyHeads: 1, headDim: 4, base: 10000, percent: 0 },
+	{ lengths: [0], queryHeads: 2, keyHeads: 2, headDim: 4, base: 10000, percent: 1 },
+];
+
+describe("rope", () => {
+	for (const c of cases) {
+		test(`lengths ${c.lengths.join(" ")}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}, ${c.percent} of it`, () => {
+			const sequences = Sequences.of(device, c.lengths);
+			checkGradients(device, {
+				inputs: { qkv: { values: randomValues(tokensOf(c) * widthOf(c), 1), shape: [tokensOf(c), widthOf(c)] } },
+				forward: (tape, { qkv }) => rope(tape, qkv!, { ...c, sequences }),
+				reference: ({ qkv }) => reference(qkv!, c),
+			});
+			sequences[Symbol.dispose]();
+		});
+	}
+
+	const long: Case = { lengths: [9000, 70], queryHeads: 1, keyHeads: 1, headDim: 16, base: 10000, percent: 1 };
+
+	test("positions in the thousands keep their digits", () => {
+		const values = randomValues(tokensOf(long) * widthOf(long), 3);
+		const outputs = [device, oneThread].map((on) => {
+			using qkv = Tensor.from(on, values, [tokensOf(long), widthOf(long)]);
+			using sequences = Sequences.of(on, long.lengths);
+			using y = rope(new Tape(on, { recording: false }), qkv, { ...long, sequences });
+			return y.toFloat32();
+		});
+		expect(outputs[1]).toEqual(outputs[0]!);
+		expect(relativeRms(outputs[0]!, reference(Float64Array.from(values), long))).toBeLessThan(2e-7);
+	});
+
+	test("bf16, a window of a wider tensor, and the turn back", () => {
+		const c = cases[0]!;
+		const width = widthOf(c);
+		const tokens = tokensOf(c);
+		using whole = Tensor.from(device, randomValues(tokens * (width + 3), 4), [tokens, width + 3], { dtype: "bf16" });
+		using window = whole.columns(3, width);
+		using qkv = window.withGradient(new GradientSlot(device, [tokens, width], "bf16"));
+		using sequences = Sequences.of(device, c.lengths);
+		const tape = new Tape(device, { recording: true });
+		using y = rope(tape, qkv, { ...c, sequences });
+		const x = qkv.toFloat32();
+		expect(relativeRms(y.toFloat32(), reference(Float64Array.from(x), c))).toBeLessThan(2.5e-3);
+		// The gradient of a rotation turns back: fed its own output, it returns the input, rounded twice.
+		y.gradient!.accumulate(y.share());
+		tape.backward();
+		using gradient = qkv.gradient!.take()!;
+		expect(relativeRms(gradient.toFloat32(), x)).toBeLessThan(4e-3);
+	});
+
+	test("refuses half a pair of columns", () => {
+		using qkv = Tensor.zeros(device, [2, 18]);
+		using sequences = Sequences.of(device, [2]);
+		const tape = new Tape(device, { recording: false });
+		const options = { queryHeads: 1, keyHeads: 1, headDim: 6, base: 10000, percent: 0.5, sequences };
+		expect(() => rope(tape, qkv, options)).toThrow("rope turns pairs of columns, not 3 of a head.");
+	});
+});

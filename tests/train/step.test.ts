@@ -1,0 +1,226 @@
+/** A training step: recomputation, accumulation, live memory, errors that name what failed. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { type Microbatch, nextTokenMicrobatch } from "../../src/data/microbatch.ts";
+import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import type { Device } from "../../src/native/device.ts";
+import { NativeError } from "../../src/native/errors.ts";
+import { AdamW } from "../../src/optim/adamw.ts";
+import { StepScalars } from "../../src/optim/step-scalars.ts";
+import { onlyReplica } from "../../src/parallel/data-parallel.ts";
+import { describeNonFinite } from "../../src/train/non-finite.ts";
+import { type StepResult, singleProcess, trainStep } from "../../src/train/step.ts";
+import { testDevice } from "../support.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+const tiny = (keys: Record<string, unknown> = {}): HybridConfig =>
+	hybridConfig(
+		configurationOf({
+			preset: "nemotron-tiny",
+			"hidden-size": 32,
+			"vocab-size": 61,
+			"num-attention-heads": 4,
+			"num-query-groups": 2,
+			"kv-channels": 8,
+			"mamba-num-heads": 4,
+			"mamba-head-dim": 8,
+			"mamba-state-dim": 8,
+			"mamba-chunk-size": 16,
+			"ffn-hidden-size": 48,
+			"moe-ffn-hidden-size": 24,
+			"moe-shared-expert-intermediate-size": 24,
+			"seq-length": 24,
+			...keys,
+		}),
+	);
+
+/** `count` microbatches of two sequences each. */
+function batch(count: number, seed = 1): Microbatch[] {
+	let state = seed;
+	const next = () => {
+		state = (state * 48271) % 2147483647;
+		return state % 61;
+	};
+	const row = () => Int32Array.from({ length: 25 }, next);
+	return Array.from({ length: count }, () => nextTokenMicrobatch([row(), row()]));
+}
+
+class Run implements Disposable {
+	readonly model: HybridModel;
+	readonly scalars: StepScalars;
+	readonly optimizer: AdamW;
+
+	constructor(config: HybridConfig) {
+		this.model = new HybridModel(device, config, { frozen: false });
+		this.model.initialise(7);
+		this.scalars = new StepScalars(device);
+		this.optimizer = new AdamW([onlyReplica(this.model.parameters)], this.scalars, {
+			beta1: 0.9,
+			beta2: 0.95,
+			epsilon: 1e-8,
+		});
+	}
+
+	step(microbatches: readonly Microbatch[], iteration = 0, learningRate = 1e-3): StepResult {
+		return trainStep(singleProcess({ ...this, clipGrad: 1, seed: 3 }), {
+			microbatches,
+			iteration,
+			learningRate,
+			weightDecay: 0.1,
+		});
+	}
+
+	weights(): number[] {
+		return [...this.model.parameters].flatMap(({ value }) => [...value.toFloat32()]);
+	}
+
+	[Symbol.dispose](): void {
+		this.optimizer[Symbol.dispose]();
+		this.scalars[Symbol.dispose]();
+		this.model[Symbol.dispose]();
+	}
+}
+
+function train(config: HybridConfig, steps: number, microbatches: (step: number) => readonly Microbatch[]) {
+	using run = new Run(config);
+	const results = Array.from({ length: steps }, (_, step) => run.step(microbatches(step), step));
+	return { results, weights: run.weights() };
+}
+
+describe("recomputation changes nothing", () => {
+	for (const [method, layers] of [
+		["uniform", 1],
+		["uniform", 3],
+		["block", 2],
+	] as const) {
+		test(`${method}, ${layers} layers, with dropout, balancing losses and z-loss`, () => {
+			const options = {
+				"hidden-dropout": 0.1,
+				"attention-dropout": 0.1,
+				"moe-z-loss-coeff": 1e-3,
+				"moe-router-load-balancing-type": ["seq_aux_loss", "global_aux_loss"],
+				"moe-aux-loss-coeff": [1e-2, 1e-2],
+			};
+			const plain = train(tiny(options), 2, (step) => batch(2, step + 1));
+			const again = train(
+				tiny({
+					...options,
+					"recompute-granularity": "full",
+					"recompute-method": method,
+					"recompute-num-layers": layers,
+				}),
+				2,
+				(step) => batch(2, step + 1),
+			);
+			expect(again.results).toEqual(plain.results);
+			expect(again.weights).toEqual(plain.weights);
+		});
+	}
+});
+
+test("microbatches add up: one of four sequences or two of two give the same loss and nearly the same gradient", () => {
+	const [first, second] = batch(2) as [Microbatch, Microbatch];
+	const joined: Microbatch = {
+		ids: Int32Array.of(...first.ids, ...second.ids),
+		labels: Int32Array.of(...first.labels, ...second.labels),
+		lossMask: Float32Array.of(...first.lossMask, ...second.lossMask),
+		lengths: [...first.lengths, ...second.lengths],
+	};
+	const cut = train(tiny(), 1, () => [first, second]).results[0]!;
+	const whole = train(tiny(), 1, () => [joined]).results[0]!;
+	expect(Math.abs(cut.loss / whole.loss - 1)).toBeLessThan(1e-6);
+	expect(Math.abs(cut.gradientNorm / whole.gradientNorm - 1)).toBeLessThan(1e-5);
+	expect(cut.tokens).toBe(whole.tokens);
+});
+
+test("masked labels do not count", () => {
+	const [microbatch] = batch(1) as [Microbatch];
+	const lossMask = microbatch.lossMask.map((_, token) => (token % 3 === 0 ? 0 : 1));
+	const labels = microbatch.labels.map((label, token) => (token % 3 === 0 ? -100 : label));
+	const masked = train(tiny(), 1, () => [{ ...microbatch, lossMask, labels }]).results[0]!;
+	const other = train(tiny(), 1, () => [{ ...microbatch, lossMask }]).results[0]!;
+	expect(masked.tokens).toBe(32);
+	expect(other.loss).toBe(masked.loss);
+	expect(other.gradientNorm).toBe(masked.gradientNorm);
+});
+
+test("live memory returns to the baseline after every step and the peak stays over 100 steps", () => {
+	using run = new Run(tiny());
+	const [microbatch] = batch(1) as [Microbatch];
+	run.step([microbatch]);
+	const baseline = device.memoryStatistics();
+	for (let step = 1; step <= 100; step++) {
+		run.step([microbatch], step);
+		const { liveBytes, liveBlocks } = device.memoryStatistics();
+		expect({ step, liveBytes, liveBlocks }).toEqual({
+			step,
+			liveBytes: baseline.liveBytes,
+			liveBlocks: baseline.liveBlocks,
+		});
+	}
+	// Two threads may or may not hold their temporary memory at the same moment.
+	expect(device.memoryStatistics().peakBytes).toBeLessThan(baseline.peakBytes * 1.05);
+});
+
+test("bf16 with fp32 master weights learns the batch as fp32 does", () => {
+	const same = batch(1);
+	const f32 = train(tiny(), 30, () => same).results;
+	const bf16 = train(tiny({ bf16: true }), 30, () => same).results;
+	expect(f32.at(-1)!.loss).toBeLessThan(f32[0]!.loss - 1);
+	for (const [step, { loss }] of f32.entries()) expect(Math.abs(bf16[step]!.loss / loss - 1)).toBeLessThan(0.03);
+});
+
+test("a frozen model has no gradients and nothing changes", () => {
+	using model = new HybridModel(device, tiny(), { frozen: true });
+	model.initialise(7);
+	using scalars = new StepScalars(device);
+	using optimizer = new AdamW([onlyReplica(model.parameters)], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
+	const before = [...model.parameters].map(({ value }) => value.toFloat32());
+	const result = trainStep(singleProcess({ model, scalars, optimizer, clipGrad: 1, seed: 1 }), {
+		microbatches: batch(1),
+		iteration: 0,
+		learningRate: 1,
+		weightDecay: 1,
+	});
+	expect(result.gradientNorm).toBe(0);
+	expect([...model.parameters].map(({ value }) => value.toFloat32())).toEqual(before);
+});
+
+describe("failures", () => {
+	test("out of memory is one sentence and leaves no memory behind", () => {
+		using run = new Run(tiny());
+		run.step(batch(1));
+		const live = device.memoryStatistics().liveBytes;
+		device.limitMemory(live + 50_000);
+		let error: unknown;
+		try {
+			run.step(batch(1), 1);
+		} catch (caught) {
+			error = caught;
+		}
+		device.limitMemory(0);
+		expect(error).toBeInstanceOf(NativeError);
+		expect((error as Error).message).toMatch(/^Out of device memory: \d+ bytes for \w+ on top of .*\.$/);
+	});
+
+	test("what is not finite is named: parameter, layer or gradient", () => {
+		using run = new Run(tiny());
+		const microbatches = batch(1);
+		const weight = run.model.parameters.get("language_model.decoder.layers.2.self_attention.linear_proj.weight").value;
+		device.run("fill", { y: weight, elements: weight.elements, value: 1e38, dtype: weight.dtypeCode });
+		expect(run.step(microbatches).updated).toBeFalse();
+		expect(describeNonFinite(run.model, microbatches)).toBe(
+			"the first layer whose output is not finite is layer 2 (attention)",
+		);
+		device.run("fill", { y: weight, elements: 1, value: Number.NaN, dtype: weight.dtypeCode });
+		expect(describeNonFinite(run.model, microbatches)).toContain("layers.2.self_attention.linear_proj.weight already");
+	});
+});
