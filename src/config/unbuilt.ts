@@ -20,7 +20,6 @@ const unbuilt: readonly Unbuilt[] = [
 	["exit-signal-handler", "exits that save", (c) => c.exitSignalHandler],
 	["freeze-lm", "training without the language model", (c) => c.freezeLm],
 	["save-hf", "Hugging Face weights from several ranks", (c) => c.saveHf !== null && languageRanks(c) > 1],
-	["tensorboard-dir", "TensorBoard", (c) => c.tensorboardDir !== null],
 	["timing-log-level", "timers", (c) => c.timingLogLevel > 0],
 	["grad-reduce-in-bf16", "reducing gradients in bf16", (c) => c.gradReduceInBf16],
 ];

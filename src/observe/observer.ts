@@ -1,13 +1,16 @@
-/** The observer of a training run: log lines, a progress line on a terminal, a JSON log. */
+/** The observer of a training run: log lines, a progress line on a terminal, a JSON log, TensorBoard events. */
 import { JsonLog } from "./json-log.ts";
 import { LogLine, type LogLineOptions } from "./log-line.ts";
 import { ProgressLine, Terminal, type TerminalStream } from "./progress.ts";
 import { type Observer, together } from "./report.ts";
+import { TensorBoard, type TensorBoardOptions } from "./tensorboard.ts";
 
 export interface ObserverOptions
 	extends Pick<LogLineOptions, "logInterval" | "trainIterations" | "flopsPerStep" | "worldSize"> {
 	/** File of the JSON log, or null. */
 	readonly logJson: string | null;
+	/** null: no TensorBoard events. */
+	readonly tensorBoard: Pick<TensorBoardOptions, "folder" | "interval" | "timers"> | null;
 	readonly output?: TerminalStream;
 }
 
@@ -17,6 +20,7 @@ export function openObserver(options: ObserverOptions): Observer {
 	const line = new LogLine({ ...options, write: (text) => terminal.line(text), now: () => new Date() });
 	return together([
 		...(options.logJson === null ? [] : [new JsonLog(options.logJson)]),
+		...(options.tensorBoard === null ? [] : [new TensorBoard({ ...options, ...options.tensorBoard })]),
 		line,
 		...(terminal.interactive ? [new ProgressLine(terminal, options.trainIterations)] : []),
 	]);

@@ -1,5 +1,41 @@
 /** What the training loop tells its observers after every step, and the one interface they implement. */
 
+/** Where a step's time went. Parts add up to the step. */
+export interface StepSeconds {
+	/** Forward and backward passes, collectives inside a module's layers included. */
+	readonly compute: number;
+	/** Waiting for rows or gradients of the other module. */
+	readonly bridge: number;
+	/** Summing gradients over replicas, gathering parameters. */
+	readonly gradients: number;
+	/** Norm, clipping, update. */
+	readonly optimizer: number;
+	/** Reading data, logging, everything else of the loop. */
+	readonly other: number;
+}
+
+/** One module's step: means over its ranks. */
+export interface ModuleReport {
+	/** "radio_encoder" or "language". */
+	readonly name: string;
+	readonly ranks: number;
+	readonly seconds: StepSeconds;
+	/** Floating-point operations of the whole module, forward and backward; 0 where they are not counted. */
+	readonly flops: number;
+	/** Of the slowest rank: who it is, and its seconds outside of waiting. */
+	readonly slowest: { readonly rank: number; readonly busy: number };
+}
+
+/** Bytes of device memory of a rank. */
+export interface RankMemory {
+	readonly allocated: number;
+	readonly reserved: number;
+	readonly peak: number;
+}
+
+/** Values by layer, from 0. */
+export type ByLayer<Value> = ReadonlyMap<number, Value>;
+
 export interface StepReport {
 	/** From 1. */
 	readonly iteration: number;
@@ -27,10 +63,20 @@ export interface StepReport {
 	readonly paramsNorm: number | null;
 	/** The update was left out. */
 	readonly skipped: boolean;
+	/** Absent where it is not measured. */
+	readonly modules?: readonly ModuleReport[];
+	/** By rank. */
+	readonly memory?: readonly RankMemory[];
+	/** Balancing losses by Megatron's name and layer. */
+	readonly layerLosses?: Readonly<Record<string, ByLayer<number>>>;
+	/** Tokens sent to each expert in this step, over all ranks. */
+	readonly tokensPerExpert?: ByLayer<readonly number[]>;
 }
 
 export interface EvaluationReport {
 	readonly iteration: number;
+	/** Training samples so far. */
+	readonly consumedSamples?: number;
 	/** "validation" or "test". */
 	readonly split: "validation" | "test";
 	/** Megatron's words for when: "iteration 100", "iteration 300 on test set". */

@@ -82,6 +82,7 @@ export function trainingLoop(
 			const loss = evaluateOn(run, sources.validation, c, c.evalIters);
 			observer.evaluation({
 				iteration,
+				consumedSamples: iteration * c.globalBatchSize,
 				split: "validation",
 				label: `iteration ${iteration}`,
 				losses: { "lm loss": loss },

@@ -35,6 +35,10 @@ function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
 	return openObserver({
 		logInterval: c.logInterval,
 		logJson: c.logJson,
+		tensorBoard:
+			c.tensorboardDir === null
+				? null
+				: { folder: c.tensorboardDir, interval: c.tensorboardLogInterval, timers: c.logTimersToTensorboard },
 		trainIterations: c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize),
 		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
 		worldSize,
@@ -61,6 +65,7 @@ function summarise(c: TrainingConfiguration, summary: TrainingSummary, sources: 
 	}
 	const files = [
 		["log", c.logJson],
+		["TensorBoard", c.tensorboardDir],
 		["weights", c.saveHf],
 	].filter(([, path]) => path);
 	if (files.length > 0) observer.note(`Files: ${files.map(([what, path]) => `${what} ${path}`).join(", ")}.`);

@@ -10,10 +10,10 @@ test("a language model on one rank is built", () => {
 });
 
 test("everything that is wanted and not built is named in one sentence", () => {
-	const wanted = { ...trainable, "llm-pp": 2, "exit-interval": 3, "tensorboard-dir": "events" };
+	const wanted = { ...trainable, "llm-pp": 2, "exit-interval": 3, "timing-log-level": 1 };
 	expect(() => refuseUnbuilt(configurationOf(wanted))).toThrow(
 		new UserError(
-			"Not built yet: pipeline parallelism (llm-pp), exits that save (exit-interval), TensorBoard (tensorboard-dir).",
+			"Not built yet: pipeline parallelism (llm-pp), exits that save (exit-interval), timers (timing-log-level).",
 		),
 	);
 });

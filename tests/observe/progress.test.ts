@@ -18,6 +18,7 @@ test("where there is no terminal, lines are plain and there is no progress line"
 		flopsPerStep: null,
 		worldSize: 1,
 		logJson: null,
+		tensorBoard: null,
 		output,
 	});
 	observer.note("Hello.");

@@ -1,0 +1,144 @@
+/**
+ * Writes a TensorBoard event file: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers. Every record
+ * is one write, so that a reader finds whole records while the run goes on and after it is killed.
+ */
+import { closeSync, mkdirSync, openSync, writeSync } from "node:fs";
+import { hostname } from "node:os";
+import { join } from "node:path";
+import { UserError } from "../native/errors.ts";
+import { maskedCrc } from "./tensorboard-reader.ts";
+
+/** Counts of neighbouring buckets; bucket i ends at limits[i]. */
+export interface Histogram {
+	readonly limits: readonly number[];
+	readonly counts: readonly number[];
+}
+
+/** Bytes of a protocol buffer message, field by field. */
+class Message {
+	readonly #bytes: number[] = [];
+
+	varint(field: number, value: number): this {
+		this.#key(field, 0);
+		this.#varint(value);
+		return this;
+	}
+
+	double(field: number, value: number): this {
+		this.#key(field, 1);
+		this.#bytes.push(...new Uint8Array(new Float64Array([value]).buffer));
+		return this;
+	}
+
+	float(field: number, value: number): this {
+		this.#key(field, 5);
+		this.#bytes.push(...new Uint8Array(new Float32Array([value]).buffer));
+		return this;
+	}
+
+	doubles(field: number, values: readonly number[]): this {
+		return this.bytes(field, new Uint8Array(Float64Array.from(values).buffer));
+	}
+
+	text(field: number, value: string): this {
+		return this.bytes(field, new TextEncoder().encode(value));
+	}
+
+	message(field: number, value: Message): this {
+		return this.bytes(field, value.#bytes);
+	}
+
+	bytes(field: number, value: ArrayLike<number> & Iterable<number>): this {
+		this.#key(field, 2);
+		this.#varint(value.length);
+		for (const byte of value) this.#bytes.push(byte);
+		return this;
+	}
+
+	/** As one TFRecord. */
+	record(): Uint8Array {
+		const length = this.#bytes.length;
+		const record = Buffer.alloc(length + 16);
+		record.writeBigUInt64LE(BigInt(length), 0);
+		record.writeUInt32LE(maskedCrc(record.subarray(0, 8)), 8);
+		record.set(this.#bytes, 12);
+		record.writeUInt32LE(maskedCrc(record.subarray(12, 12 + length)), 12 + length);
+		return record;
+	}
+
+	#key(field: number, type: number): void {
+		this.#varint(field * 8 + type);
+	}
+
+	#varint(value: number): void {
+		let rest = value;
+		while (rest >= 128) {
+			this.#bytes.push((rest % 128) + 128);
+			rest = Math.floor(rest / 128);
+		}
+		this.#bytes.push(rest);
+	}
+}
+
+/** HistogramProto: min = 1, max = 2, num = 3, sum = 4, sum_squares = 5, bucket_limit = 6, bucket = 7. */
+function histogramMessage({ limits, counts }: Histogram): Message {
+	const total = counts.reduce((sum, count) => sum + count, 0);
+	const weighted = (power: number) => counts.reduce((sum, count, i) => sum + count * limits[i]! ** power, 0);
+	return new Message()
+		.double(1, 0)
+		.double(2, limits.at(-1) ?? 0)
+		.double(3, total)
+		.double(4, weighted(1))
+		.double(5, weighted(2))
+		.doubles(6, limits)
+		.doubles(7, counts);
+}
+
+export class EventFile {
+	readonly path: string;
+	readonly #descriptor: number;
+	readonly #now: () => number;
+
+	/** A new file in `folder`. Throws a UserError when it cannot be made. `now`: seconds since 1970. */
+	constructor(folder: string, now: () => number = () => Date.now() / 1000) {
+		this.#now = now;
+		const started = String(Math.floor(now())).padStart(10, "0");
+		this.path = join(folder, `events.out.tfevents.${started}.${hostname()}.${process.pid}.0`);
+		try {
+			mkdirSync(folder, { recursive: true });
+			this.#descriptor = openSync(this.path, "a");
+		} catch (error) {
+			throw new UserError(`tensorboard-dir ${folder} cannot be written: ${(error as Error).message}.`);
+		}
+		this.#write(new Message().double(1, now()).text(3, "brain.Event:2"));
+	}
+
+	/** All values of one step in one record. Event: wall_time = 1, step = 2, summary = 5; Summary: value = 1. */
+	write(
+		step: number,
+		scalars: Iterable<readonly [tag: string, value: number]>,
+		histograms: Iterable<readonly [tag: string, value: Histogram]> = [],
+	): void {
+		const summary = new Message();
+		// Value: tag = 1, simple_value = 2, histo = 5.
+		for (const [tag, value] of scalars) summary.message(1, new Message().text(1, tag).float(2, value));
+		for (const [tag, value] of histograms) {
+			summary.message(1, new Message().text(1, tag).message(5, histogramMessage(value)));
+		}
+		this.#write(new Message().double(1, this.#now()).varint(2, step).message(5, summary));
+	}
+
+	close(): void {
+		closeSync(this.#descriptor);
+	}
+
+	#write(message: Message): void {
+		const record = message.record();
+		try {
+			if (writeSync(this.#descriptor, record) === record.length) return;
+		} catch (error) {
+			throw new UserError(`The event file ${this.path} cannot be written: ${(error as Error).message}.`);
+		}
+		throw new UserError(`The event file ${this.path} cannot be written: the disk is full.`);
+	}
+}
