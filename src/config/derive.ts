@@ -38,6 +38,11 @@ export function hasEncoder(c: TrainingConfiguration): boolean {
 	return c.modelProvider === "nemotron-moe-vlm" && !c.llmOnly;
 }
 
+/** Width of the rows that the tower gives to the projector. */
+export function projectorInput(c: Pick<TrainingConfiguration, "visionHiddenSize" | "pixelShuffle">): number {
+	return c.pixelShuffle ? 4 * c.visionHiddenSize : c.visionHiddenSize;
+}
+
 /** Embedding rows: vocab-size rounded up to a multiple of make-vocab-size-divisible-by × llm-tp. */
 export function paddedVocabularySize(c: TrainingConfiguration): number {
 	const multiple = c.makeVocabSizeDivisibleBy * c.llmTp;
@@ -55,6 +60,9 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"mamba-num-heads": (c) => (hasLayer(c, "M") ? (2 * c.hiddenSize) / c.mambaHeadDim : c.mambaNumGroups),
 	"num-experts": (c) => (hasLayer(c, "E") ? undefined : 0),
 	"moe-ffn-hidden-size": (c) => c.ffnHiddenSize,
+	"vision-kv-channels": (c) => c.visionHiddenSize / c.visionNumAttentionHeads,
+	"vision-ffn-hidden-size": (c) => 4 * c.visionHiddenSize,
+	"vision-projection-ffn-hidden-size": (c) => 4 * projectorInput(c),
 	"tensor-parallel-num-weight-shards": (c) => c.llmTp,
 	"expert-tensor-parallel-num-weight-shards": (c) => c.llmExptTp,
 	"llm-offset": (c) => (hasEncoder(c) ? c.encoderTp * c.encoderDp : 0),

@@ -146,7 +146,17 @@ export const layoutChecks: readonly Check[] = [
 	cuts(
 		"encoder-tp",
 		(c) => c.encoderTp,
-		(c) => [["hidden-size", c.hiddenSize, hasEncoder(c) && c.visionProjectionType === "affine"]],
+		(c) => [
+			["hidden-size", c.hiddenSize, hasEncoder(c) && c.visionProjectionType === "affine"],
+			[
+				"vision-projection-ffn-hidden-size",
+				c.visionProjectionFfnHiddenSize,
+				hasEncoder(c) && c.visionProjectionType === "mlp",
+			],
+			["vision-hidden-size", c.visionHiddenSize, hasEncoder(c)],
+			["vision-num-attention-heads", c.visionNumAttentionHeads, hasEncoder(c)],
+			["vision-ffn-hidden-size", c.visionFfnHiddenSize, hasEncoder(c)],
+		],
 	),
 	cuts(
 		"llm-expt-tp",

@@ -124,7 +124,11 @@ test.each([
 		"--llm-expt-tp: the value is 3; allowed is a divisor of moe-ffn-hidden-size (128).",
 	],
 	// The affine projector's rows.
-	["--encoder-tp 3", vision, "--encoder-tp: the value is 3; allowed is a divisor of hidden-size (128)."],
+	[
+		"--encoder-tp 3",
+		vision,
+		"--encoder-tp: the value is 3; allowed is a divisor of hidden-size (128) and of vision-hidden-size (1280) and of vision-num-attention-heads (16) and of vision-ffn-hidden-size (5120).",
+	],
 	// Lanes and batches.
 	[
 		"--encoder-dp 3 --llm-dp 2",

@@ -1,9 +1,38 @@
 /** Vision encoder, projector, freezing (runtime.md §8, §9, vision.md). */
-import { choice, defaulting, integer, off, optional } from "../field.ts";
+import { boolean, choice, defaulting, derived, integer, off, optional } from "../field.ts";
 
 export const visionKeys = {
 	"image-token-id": defaulting(integer(0), 511, "Placeholder id of an image token."),
 	"image-seq-length": optional(integer(1), "Image tokens of a sample; unset: from the image's geometry."),
+	"vision-num-layers": defaulting(integer(1), 32, "Layers of the RADIO tower.", { megatron: "32, fixed in code" }),
+	"vision-hidden-size": defaulting(integer(1), 1280, "Width of the tower.", { megatron: "1280, fixed in code" }),
+	"vision-num-attention-heads": defaulting(integer(1), 16, "Attention heads of the tower.", {
+		megatron: "16, fixed in code",
+	}),
+	"vision-kv-channels": derived(
+		integer(1),
+		"vision-hidden-size / vision-num-attention-heads",
+		"Width of one attention head of the tower.",
+		{ megatron: "80, fixed in code" },
+	),
+	"vision-ffn-hidden-size": derived(integer(1), "4 × vision-hidden-size", "Width of the tower's MLP.", {
+		megatron: "5120, fixed in code",
+	}),
+	"vision-max-img-h": defaulting(integer(1), 2048, "Height in pixels that the table of positions covers.", {
+		megatron: "2048, fixed in code",
+	}),
+	"vision-max-img-w": defaulting(integer(1), 2048, "Width in pixels that the table of positions covers.", {
+		megatron: "2048, fixed in code",
+	}),
+	"vision-position-crop": defaulting(
+		boolean,
+		true,
+		"Random windows of the table of positions while the tower trains; without it, and in evaluation, the window that fits.",
+		{ megatron: "true, fixed in code" },
+	),
+	"vision-final-layernorm": defaulting(boolean, true, "A norm after the tower's last layer.", {
+		megatron: "true in MIMO, false in Megatron-Bridge",
+	}),
 	"class-token-len": defaulting(integer(0), 8, "Class tokens of the encoder."),
 	"pixel-shuffle": off("Join 2 × 2 patches of the encoder's output into one token."),
 	"disable-vision-class-token": off("Drop class tokens after the encoder."),
@@ -15,6 +44,12 @@ export const visionKeys = {
 		choice(["affine", "mlp"]),
 		"affine",
 		"Projector from encoder to language width.",
+	),
+	"vision-projection-ffn-hidden-size": derived(
+		integer(1),
+		"4 × width of the projector's input",
+		"Width of an mlp projector's hidden layer.",
+		{ megatron: "4 × width of its input, fixed in code" },
 	),
 	"freeze-lm": off("Do not train the language model."),
 	"freeze-vit": off("Do not train the encoder."),

@@ -14,52 +14,53 @@ export type EncoderKeys = Pick<
 	| "initMethodStd"
 	| "patchDim"
 	| "pixelShuffle"
+	| "visionFfnHiddenSize"
+	| "visionFinalLayernorm"
+	| "visionHiddenSize"
+	| "visionKvChannels"
+	| "visionMaxImgH"
+	| "visionMaxImgW"
+	| "visionNumAttentionHeads"
+	| "visionNumLayers"
+	| "visionPositionCrop"
+	| "visionProjectionFfnHiddenSize"
 	| "visionProjectionType"
 >;
 
-/** What a tower's size is besides patches and class tokens. */
-export type TowerSize = Pick<
-	RadioConfig,
-	"layers" | "hiddenSize" | "heads" | "headDim" | "ffnHiddenSize" | "positionTable"
->;
-
-/** RADIO ViT-H, the tower upstream's model provider has. */
-export const radioHuge: TowerSize = {
-	layers: 32,
-	hiddenSize: 1280,
-	heads: 16,
-	headDim: 80,
-	ffnHiddenSize: 5120,
-	positionTable: { rows: 128, columns: 128 },
-};
-
-/** MIMO's choices: CPE with random crops, a final norm, no norm in the projector. */
-export function encoderConfig(c: EncoderKeys, size: TowerSize = radioHuge): EncoderConfig {
+/** MIMO's choices: CPE, class tokens without positions, no norm in the projector. */
+export function encoderConfig(c: EncoderKeys): EncoderConfig {
 	// Upstream copies the language model's initialisation, its depth included.
 	const outputInitMethodStd = c.initMethodStd / Math.sqrt(parseHybridPattern(c.hybridLayerPattern).length);
 	const initialisation = { initMethodStd: c.initMethodStd, outputInitMethodStd };
 	const tower: RadioConfig = {
-		...size,
 		...initialisation,
+		layers: c.visionNumLayers,
+		hiddenSize: c.visionHiddenSize,
+		heads: c.visionNumAttentionHeads,
+		headDim: c.visionKvChannels,
+		ffnHiddenSize: c.visionFfnHiddenSize,
+		positionTable: {
+			rows: Math.floor(c.visionMaxImgH / c.patchDim),
+			columns: Math.floor(c.visionMaxImgW / c.patchDim),
+		},
 		normEpsilon: 1e-6,
-		softmaxScale: 1 / Math.sqrt(size.headDim),
+		softmaxScale: 1 / Math.sqrt(c.visionKvChannels),
 		patchSize: c.patchDim,
 		classTokens: c.classTokenLen,
-		positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: true },
-		finalLayerNorm: true,
+		positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
+		finalLayerNorm: c.visionFinalLayernorm,
 		dropClassTokens: c.disableVisionClassToken,
 		pixelShuffle: c.pixelShuffle,
 		dtype: c.bf16 ? "bf16" : "f32",
 	};
-	const inputSize = outputWidth(tower);
 	return {
 		tower,
 		projector: {
 			...initialisation,
 			type: c.visionProjectionType,
-			inputSize,
+			inputSize: outputWidth(tower),
 			outputSize: c.hiddenSize,
-			ffnHiddenSize: 4 * inputSize,
+			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
 			normEpsilon: null,
 		},
 	};

@@ -1,4 +1,5 @@
 import { expect, test } from "bun:test";
+import { fields } from "../../../src/config/schema.ts";
 import { encoderConfig } from "../../../src/models/mimo/from-configuration.ts";
 import { projectorParameters } from "../../../src/models/projector.ts";
 import { radioParameters } from "../../../src/models/radio/names.ts";
@@ -13,6 +14,17 @@ const keys = {
 	initMethodStd: 0.0173,
 	patchDim: 16,
 	pixelShuffle: true,
+	// Sizes by default: those of upstream's model provider.
+	visionNumLayers: fields["vision-num-layers"].default!,
+	visionHiddenSize: fields["vision-hidden-size"].default!,
+	visionNumAttentionHeads: fields["vision-num-attention-heads"].default!,
+	visionMaxImgH: fields["vision-max-img-h"].default!,
+	visionMaxImgW: fields["vision-max-img-w"].default!,
+	visionKvChannels: 80,
+	visionFfnHiddenSize: 5120,
+	visionFinalLayernorm: true,
+	visionPositionCrop: true,
+	visionProjectionFfnHiddenSize: 20480,
 	visionProjectionType: "affine",
 } as const;
 
