@@ -5,7 +5,7 @@ export interface ImageSet {
 	/** [Σ rows · columns, 3p²]: patches row-major over an image's grid, a patch's values channel by channel. */
 	readonly patches: Float32Array;
 	readonly grids: readonly PatchGrid[];
-	/** Images of every sample; 0 for text alone. */
+	/** Images of every sample, or pack of samples; 0 for text alone. */
 	readonly imagesPerSample: readonly number[];
 }
 

@@ -8,6 +8,16 @@ export interface Microbatch {
 	readonly lossMask: Float32Array;
 	/** Tokens of every sequence; they sum to T. */
 	readonly lengths: readonly number[];
+	/**
+	 * Tokens of every sample that the encoder counts image rows for, where that is not a sequence: packs of several
+	 * sequences. They sum to T too. All lanes have equally many of them, so that images can be dealt out.
+	 */
+	readonly samples?: readonly number[];
+}
+
+/** Tokens of every sample that image rows are counted for. */
+export function sampleLengths({ samples, lengths }: Pick<Microbatch, "samples" | "lengths">): readonly number[] {
+	return samples ?? lengths;
 }
 
 /** Rows of S + 1 tokens become inputs [:, :-1] and labels [:, 1:]; every label counts. */

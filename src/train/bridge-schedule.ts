@@ -6,7 +6,7 @@
  *   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
  */
 import type { ImageSet } from "../data/images.ts";
-import type { Microbatch } from "../data/microbatch.ts";
+import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
 import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
@@ -72,7 +72,7 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch> {
 	): void {
 		let { firstToken } = place;
 		for (const [index, text] of microbatches.entries()) {
-			const received = this.bridge.receiveForward(text.lengths.length);
+			const received = this.bridge.receiveForward(sampleLengths(text).length);
 			using rows = received.rows;
 			const gradient = trainTextWithImages(
 				this.model,

@@ -1,5 +1,5 @@
 /** One microbatch through the language model: forward and backward, image rows in, their gradient out. */
-import type { Microbatch } from "../data/microbatch.ts";
+import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel, Observer } from "../models/hybrid/model.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/mimo/merge.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
@@ -59,7 +59,7 @@ export function trainTextWithImages(
 ): Tensor | null {
 	const { text, imageTokenId, name } = microbatch;
 	const { device, parallel } = model;
-	const places = findImagePlaces(text.ids, text.lengths, imageTokenId);
+	const places = findImagePlaces(text.ids, sampleLengths(text), imageTokenId);
 	checkImageRows(places, received.rowsPerSample, name);
 	const { rows } = received;
 	// A leaf of this tape: the encoder's own goes on from its gradient.

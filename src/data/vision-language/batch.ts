@@ -28,8 +28,11 @@ export interface Pack extends Keyed {
 export interface ImageTextBatch extends Keyed {
 	/** Names of its samples, in order. */
 	readonly names: readonly string[];
+	/** Its `samples` are the packs. */
 	readonly text: Microbatch;
 	readonly images: ImageSet;
+	/** Images of all its samples, whether they are handed on or not. */
+	readonly imageCount: number;
 }
 
 /** A sample's name in messages, previews and the running hash: data set, shard, key. */
@@ -46,45 +49,43 @@ export interface BatchOptions {
 /** Packs one after the other, the samples of each one after the other. */
 export function buildBatch(packs: readonly Pack[], { padTo, padId }: BatchOptions): Omit<ImageTextBatch, "restoreKey"> {
 	const lengths: number[] = [];
-	const imagesPerSample: number[] = [];
-	const padding: { readonly begin: number; readonly end: number }[] = [];
-	let total = 0;
-	for (const { samples } of packs) {
-		const begin = total;
-		for (const { ids, grids } of samples) {
-			lengths.push(ids.length);
-			imagesPerSample.push(grids.length);
-			total += ids.length;
-		}
-		const missing = (padTo ?? 0) - (total - begin);
-		if (missing <= 0) continue;
-		lengths.push(missing);
-		imagesPerSample.push(0);
-		padding.push({ begin: total, end: total + missing });
-		total += missing;
-	}
-	const samples = packs.flatMap((pack) => pack.samples);
-	const ids = new Int32Array(total);
+	const packLengths = packs.map(({ samples }) => {
+		const own = samples.map(({ ids }) => ids.length);
+		const tokens = own.reduce((sum, length) => sum + length, 0);
+		const missing = Math.max(0, (padTo ?? 0) - tokens);
+		lengths.push(...own, ...(missing > 0 ? [missing] : []));
+		return tokens + missing;
+	});
+	const total = packLengths.reduce((sum, length) => sum + length, 0);
+	const ids = new Int32Array(total).fill(padId);
 	const labels = new Int32Array(total).fill(ignored);
-	for (const { begin, end } of padding) ids.fill(padId, begin, end);
-	let at = 0;
-	let nextPadding = 0;
-	for (const sample of samples) {
-		if (at === padding[nextPadding]?.begin) at = padding[nextPadding++]!.end;
-		ids.set(sample.ids, at);
-		labels.set(sample.labels, at);
-		at += sample.ids.length;
+	let begin = 0;
+	for (const [index, { samples }] of packs.entries()) {
+		let at = begin;
+		for (const sample of samples) {
+			ids.set(sample.ids, at);
+			labels.set(sample.labels, at);
+			at += sample.ids.length;
+		}
+		begin += packLengths[index]!;
 	}
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
-	const patches = joined(samples.flatMap((sample) => sample.patches));
+	const samples = packs.flatMap((pack) => pack.samples);
+	const imagesPerSample = packs.map((pack) => pack.samples.reduce((sum, { grids }) => sum + grids.length, 0));
 	return {
 		names: samples.map(sampleName),
-		text: { ids, labels, lossMask, lengths },
-		images: { patches, grids: samples.flatMap(({ grids }) => grids), imagesPerSample },
+		imageCount: imagesPerSample.reduce((sum, count) => sum + count, 0),
+		text: { ids, labels, lossMask, lengths, samples: packLengths },
+		images: {
+			patches: joined(samples.flatMap((sample) => sample.patches)),
+			grids: samples.flatMap(({ grids }) => grids),
+			imagesPerSample,
+		},
 	};
 }
 
-function joined(parts: readonly Float32Array[]): Float32Array {
+/** Arrays one after the other. */
+export function joined(parts: readonly Float32Array[]): Float32Array {
 	const all = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
 	let at = 0;
 	for (const part of parts) {

@@ -1,9 +1,11 @@
 /** The task of training a vision-language model: samples → conversations → tokens and patches → packs → microbatches. */
+import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ChannelStatistics, Images } from "../../native/images.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
+import { type Share, shareOfImages, wholeShare } from "../routing/merge.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import { buildBatch, type EncodedSample, type ImageTextBatch, type Pack, type ReadySample } from "./batch.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
@@ -30,6 +32,8 @@ export interface VisionLanguageTask extends EncodingOptions {
 	/** What is handed on: encoder ranks need no text, language ranks no pixels. Pixels are decoded all the same, so that
 	 * both leave out the same damaged samples. */
 	readonly keep: "both" | "text" | "images";
+	/** Part of every batch's images that is handed on: encoder ranks may share a lane. */
+	readonly share: Share;
 }
 
 const noPrompts: Prompts = { caption: "", ocr: "", classification: "" };
@@ -47,6 +51,7 @@ export const visionLanguageDefaults = {
 	pad: true,
 	padId: 0,
 	keep: "both",
+	share: wholeShare,
 } as const satisfies Partial<VisionLanguageTask>;
 
 /** Crude samples stay what they are: conversationOf reads them. */
@@ -64,16 +69,22 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 		const { restoreKey, key, sources } = sample;
 		return { restoreKey, key, sources, ...encoded };
 	};
+	const patchesOf = ({ file, plan }: EncodedSample["images"][number]): Float32Array[] => {
+		if (task.keep !== "text") return imagePatches(images, file, plan, tower.patchSize, statistics);
+		// Only whether it can be decoded matters.
+		images.decode(file);
+		return [];
+	};
 	const decode = ({ images: files, ...sample }: EncodedSample): ReadySample => ({
 		...sample,
-		patches: files.flatMap(({ file, plan }) => imagePatches(images, file, plan, tower.patchSize, statistics)),
+		patches: files.flatMap(patchesOf),
 		grids: files.flatMap(({ plan }) => patchGrids(plan, tower.patchSize)),
 	});
 	const lengthOf = ({ ids }: EncodedSample) => ids.length;
 	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
 	const batch = (elements: readonly Keyed[]): ImageTextBatch => {
 		const packs = elements.map((element) => ("samples" in element ? element : { samples: [element] }) as Pack);
-		return { restoreKey: [], ...keeping(task.keep, buildBatch(packs, padding)) };
+		return { restoreKey: [], ...keeping(task, buildBatch(packs, padding)) };
 	};
 	return {
 		decode: { images: (bytes) => inspectImage(images, bytes) },
@@ -90,13 +101,12 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 
 /** Drops what the receiver has no use for. */
 function keeping<Batch extends Omit<ImageTextBatch, "restoreKey">>(
-	keep: VisionLanguageTask["keep"],
+	{ keep, share, tower }: VisionLanguageTask,
 	batch: Batch,
 ): Batch {
 	if (keep === "text") return { ...batch, images: { ...batch.images, patches: new Float32Array(0) } };
+	const images = shareOfImages(batch.images, share, patchWidth(tower));
+	if (keep === "both") return { ...batch, images };
 	const none = new Int32Array(0);
-	if (keep === "images") {
-		return { ...batch, text: { ...batch.text, ids: none, labels: none, lossMask: new Float32Array(0) } };
-	}
-	return batch;
+	return { ...batch, images, text: { ...batch.text, ids: none, labels: none, lossMask: new Float32Array(0) } };
 }

@@ -56,7 +56,8 @@ test("a batch has as many image tokens as its images have rows, and is as long a
 		expect(text.ids.filter((id) => id === 300).length).toBe(rows);
 		expect(images.patches.length).toBe(rows * 4 * 768);
 		expect(images.imagesPerSample.reduce((a, b) => a + b)).toBe(names.length);
-		expect(images.imagesPerSample.length).toBe(text.lengths.length);
+		expect(images.imagesPerSample.length).toBe(2);
+		expect(text.samples).toEqual([96, 96]);
 	}
 });
 

@@ -197,7 +197,8 @@ describe("packs and batches", () => {
 		expect([...text.labels]).toEqual([2, 3, 4, -100, -100, 5, 6, 7, 8, 9, 10, -100, -100, -100, -100]);
 		expect([...text.lossMask]).toEqual([1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]);
 		expect(text.lengths).toEqual([2, 1, 2, 5, 1, 4]);
-		expect(images.imagesPerSample).toEqual([1, 0, 0, 2, 0, 0]);
+		expect(text.samples).toEqual([5, 5, 5]);
+		expect(images.imagesPerSample).toEqual([1, 2, 0]);
 		expect([...images.patches]).toEqual([1, 0, 4, 0, 4, 0]);
 		expect(buildBatch(packs, { padTo: null, padId: 0 }).text.lengths).toEqual([2, 1, 5, 1]);
 	});

@@ -66,9 +66,9 @@ export class Pipelines {
 		this.#datasets = datasets;
 	}
 
-	/** The stream of logical worker `id` of the rank. */
-	stream(id: number, errorHandler: ErrorHandler): WorkerStream<Keyed> {
-		const { rank, worldSize, numWorkers, seedOffset, load } = this.#configuration;
+	/** The stream of logical worker `id` of a data rank. */
+	stream(rank: number, id: number, errorHandler: ErrorHandler): WorkerStream<Keyed> {
+		const { worldSize, numWorkers, seedOffset, load } = this.#configuration;
 		const restoreErrorHandler: ErrorHandler = (error) => {
 			throw error;
 		};

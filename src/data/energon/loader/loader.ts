@@ -1,5 +1,5 @@
 /**
- * The data loader of a rank. Logical workers run in threads ahead of the consumer; their outputs arrive in a fixed
+ * The data loader of a rank, or of several whose data this process needs. Logical workers run in threads ahead of the consumer; their outputs arrive in a fixed
  * order, whatever the threads' speed; memory for outputs that wait is bounded; a state taken at any moment continues
  * exactly after the last output the consumer has taken.
  */
@@ -7,10 +7,10 @@ import { UserError } from "../../../native/errors.ts";
 import { openWorker } from "../../../native/worker.ts";
 import type { Keyed } from "../sample.ts";
 import { checkConfiguration, type LoaderConfiguration } from "./configuration.ts";
-import type { FromThread, ToThread } from "./messages.ts";
+import { Lane, WorkerQueue } from "./lane.ts";
+import type { FromThread, OpenedWorker, ToThread } from "./messages.ts";
 import { SkipLog } from "./skipped.ts";
 import { decodePosition, encodePosition, type LoaderState, type WorkerPosition } from "./state.ts";
-import { Turns } from "./turns.ts";
 
 export interface LoaderOptions {
 	/** Threads; the logical workers are shared out among them. null = one a worker. */
@@ -36,80 +36,69 @@ export const defaultLoaderOptions: LoaderOptions = {
 	skippedFile: null,
 };
 
-interface Event {
-	readonly item: Keyed | null;
-	readonly bytes: number;
-}
-
-/** The loader's side of a logical worker. */
-class WorkerQueue {
-	/** Events that wait for the consumer. */
-	readonly events: Event[] = [];
-	/** Events asked for that have not arrived. */
-	asked = 0;
-	/** Events the consumer has taken. */
-	taken = 0;
-
-	constructor(
-		readonly id: number,
-		readonly thread: Worker,
-	) {}
-}
-
 /** Where a worker starts: nowhere, or at a position, perhaps making some outputs for nothing first. */
 export interface WorkerStart {
 	readonly position: WorkerPosition | null;
 	readonly skip: number;
 }
 
+/** What a loader continues from, and for whom it reads. */
+export interface LoaderStart {
+	/** Data ranks whose outputs it delivers, each in an order of its own; default: the configuration's one. */
+	readonly ranks?: readonly number[];
+	/** The state of each of them; null = from the beginning. */
+	readonly states?: readonly (LoaderState | null)[];
+	/** Where every worker of a single rank starts, instead of a state. */
+	readonly starts?: readonly WorkerStart[];
+}
+
 export class DataLoader implements AsyncDisposable {
 	readonly #configuration: LoaderConfiguration;
 	readonly #options: LoaderOptions;
 	readonly #threads: Worker[] = [];
+	readonly #lanes: readonly Lane[];
 	readonly #workers: WorkerQueue[] = [];
-	readonly #turns: Turns;
 	readonly #skipLog: SkipLog;
 	readonly #positions = new Map<number, PromiseWithResolvers<WorkerPosition>>();
 	#settings: Readonly<Record<string, string>> = {};
 	#length = 0;
 	#requests = 0;
 	#waitingBytes = 0;
+	#receivedBytes = 0;
 	/** Bytes of the largest output so far: what an output that is asked for is taken to need. */
 	#largest = 0;
 	#failure: Error | null = null;
 	/** Calls whoever waits for news of a thread. */
 	#wake: (() => void) | null = null;
 
-	private constructor(configuration: LoaderConfiguration, options: LoaderOptions, turns: Turns) {
+	private constructor(configuration: LoaderConfiguration, options: LoaderOptions, lanes: readonly Lane[]) {
 		this.#configuration = configuration;
 		this.#options = options;
-		this.#turns = turns;
+		this.#lanes = lanes;
 		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget);
 	}
 
 	/** Opens the data set in all threads. Throws a UserError for anything wrong with it or with the state. */
 	static async open(
 		configuration: LoaderConfiguration,
-		options: Partial<LoaderOptions> & {
-			readonly state?: LoaderState | null;
-			readonly starts?: readonly WorkerStart[];
-		} = {},
+		options: Partial<LoaderOptions> & LoaderStart & { readonly state?: LoaderState | null } = {},
 	): Promise<DataLoader> {
-		checkConfiguration(configuration);
-		const { state, starts, ...rest } = options;
+		const { state, starts, ranks = [configuration.rank], states = ranks.map(() => state ?? null), ...rest } = options;
+		for (const rank of ranks) checkConfiguration({ ...configuration, rank });
 		const workers = Math.max(1, configuration.numWorkers);
-		if (state && (state.workers.length !== workers || state.rank !== configuration.rank)) {
+		for (const [i, saved] of states.entries()) {
+			if (saved === null || (saved.workers.length === workers && saved.rank === ranks[i])) continue;
 			throw new UserError(
-				`The loader state is of data rank ${state.rank} with ${state.workers.length} workers; this is rank ${configuration.rank} with ${workers}.`,
+				`The loader state is of data rank ${saved.rank} with ${saved.workers.length} workers; this is rank ${ranks[i]} with ${workers}.`,
 			);
 		}
-		const turns = new Turns(workers, state?.nextWorker, state?.ended);
-		const loader = new DataLoader(configuration, { ...defaultLoaderOptions, ...rest }, turns);
+		const lanes = ranks.map((rank, i) => new Lane(rank, workers, states[i] ?? null));
+		const loader = new DataLoader(configuration, { ...defaultLoaderOptions, ...rest }, lanes);
 		try {
-			await loader.#start(
-				starts ?? Array.from({ length: workers }, (_, id) => ({ position: state?.workers[id] ?? null, skip: 0 })),
-				state?.settings ?? null,
+			const fromStates = states.flatMap((saved) =>
+				Array.from({ length: workers }, (_, id): WorkerStart => ({ position: saved?.workers[id] ?? null, skip: 0 })),
 			);
+			await loader.#start(starts ?? fromStates, states.find((saved) => saved !== null)?.settings ?? null);
 		} catch (error) {
 			await loader[Symbol.asyncDispose]();
 			throw error;
@@ -120,21 +109,28 @@ export class DataLoader implements AsyncDisposable {
 
 	async #start(starts: readonly WorkerStart[], saved: LoaderState["settings"] | null): Promise<void> {
 		const count = Math.min(this.#options.threads ?? starts.length, starts.length);
+		const perLane = starts.length / this.#lanes.length;
 		const opened: Promise<void>[] = [];
 		for (let t = 0; t < count; t++) {
 			const thread = openWorker("data/energon/loader/thread");
 			this.#threads.push(thread);
 			thread.onerror = (event) => this.#fail(new Error(`A data thread ended: ${event.message}`));
-			const own = starts.flatMap(({ position, skip }, id) =>
-				id % count === t ? [{ id, position: position && encodePosition(position), skip }] : [],
-			);
+			const own = starts.flatMap(({ position, skip }, number): OpenedWorker[] => {
+				if (number % count !== t) return [];
+				const { rank } = this.#lanes[Math.floor(number / perLane)]!;
+				return [{ number, rank, id: number % perLane, position: position && encodePosition(position), skip }];
+			});
 			opened.push(this.#opened(thread));
 			const { storage } = this.#configuration;
 			const { onFailure } = this.#options;
 			const configuration = this.#configuration;
 			this.#post(thread, { type: "open", configuration, storage, workers: own, onFailure, saved });
 		}
-		for (const [id] of starts.entries()) this.#workers.push(new WorkerQueue(id, this.#threads[id % count]!));
+		for (const number of starts.keys()) {
+			const worker = new WorkerQueue(number, this.#threads[number % count]!);
+			this.#workers.push(worker);
+			this.#lanes[Math.floor(number / perLane)]!.workers.push(worker);
+		}
 		await Promise.all(opened);
 	}
 
@@ -166,12 +162,21 @@ export class DataLoader implements AsyncDisposable {
 		return this.#waitingBytes;
 	}
 
-	/** The next output, or null at the end of a pass; the pass after it begins with the next call. */
-	async next(): Promise<{ readonly item: Keyed; readonly worker: number } | null> {
+	/** Bytes of all outputs that threads have handed over. */
+	get receivedBytes(): number {
+		return this.#receivedBytes;
+	}
+
+	/**
+	 * The next output of a data rank (by its place in `ranks`), or null at the end of a pass; the pass after it begins with
+	 * the next call.
+	 */
+	async next(place = 0): Promise<{ readonly item: Keyed; readonly worker: number } | null> {
+		const lane = this.#lanes[place]!;
 		for (;;) {
-			const turn = this.#turns.worker();
+			const turn = lane.turns.worker();
 			if (turn === null) return null;
-			const worker = this.#workers[turn]!;
+			const worker = lane.workers[turn]!;
 			while (worker.events.length === 0) {
 				if (this.#failure !== null) throw this.#failure;
 				this.#ask();
@@ -182,11 +187,22 @@ export class DataLoader implements AsyncDisposable {
 			const { item, bytes } = worker.events.shift()!;
 			worker.taken++;
 			this.#waitingBytes -= bytes;
-			if (item === null) this.#turns.endedPass();
-			else this.#turns.delivered();
+			if (item === null) lane.turns.endedPass();
+			else lane.turns.delivered();
 			this.#ask();
-			if (item !== null) return { item, worker: turn };
+			if (item === null) continue;
+			this.#checkOrigin(item, lane, turn);
+			return { item, worker: turn };
 		}
+	}
+
+	/** Outputs name the worker that made them: one of another lane here would train on other samples unnoticed. */
+	#checkOrigin({ restoreKey }: Keyed, { rank }: Lane, worker: number): void {
+		const expected = rank * this.#configuration.numWorkers + worker;
+		if (restoreKey[1] === expected) return;
+		throw new Error(
+			`An output of data worker ${JSON.stringify(restoreKey[1])} came where one of ${expected} was expected.`,
+		);
 	}
 
 	/** Asks threads for more, the workers whose turn comes first, as far as memory allows. */
@@ -195,18 +211,18 @@ export class DataLoader implements AsyncDisposable {
 		let expected = this.#waitingBytes + this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
 		// One output each tells how large they are.
 		const depth = this.#largest === 0 ? 1 : prefetch;
+		const queues = this.#lanes.map((lane) => lane.following());
 		for (let ahead = 1; ahead <= depth; ahead++) {
-			let first = true;
-			for (const id of this.#turns.following()) {
-				const worker = this.#workers[id]!;
-				const has = worker.events.length + worker.asked;
-				// The one the consumer waits for is asked whatever the memory: without it nothing moves.
-				const urgent = first && has === 0;
-				first = false;
-				if (has >= ahead || (!urgent && expected + this.#largest > memoryBytes)) continue;
-				worker.asked++;
-				expected += this.#largest;
-				this.#post(worker.thread, { type: "pull", worker: id, needed: worker.taken });
+			for (let place = 0; place < queues[0]!.length; place++) {
+				for (const queue of queues) {
+					const worker = queue[place]!;
+					// What a consumer waits for is asked whatever the memory: without it nothing moves.
+					const urgent = place === 0 && worker.has === 0;
+					if (worker.has >= ahead || (!urgent && expected + this.#largest > memoryBytes)) continue;
+					worker.asked++;
+					expected += this.#largest;
+					this.#post(worker.thread, { type: "pull", worker: worker.number, needed: worker.taken });
+				}
 			}
 		}
 	}
@@ -218,6 +234,7 @@ export class DataLoader implements AsyncDisposable {
 				worker.asked--;
 				worker.events.push({ item: message.item as Keyed | null, bytes: message.bytes });
 				this.#waitingBytes += message.bytes;
+				this.#receivedBytes += message.bytes;
 				this.#largest = Math.max(this.#largest, message.bytes);
 				break;
 			}
@@ -248,21 +265,22 @@ export class DataLoader implements AsyncDisposable {
 		this.#wake = null;
 	}
 
-	/** State after the last output that `next` has returned. */
-	async save(): Promise<LoaderState> {
+	/** A data rank's state after the last output that `next` has returned for it. */
+	async save(place = 0): Promise<LoaderState> {
 		if (this.#failure !== null) throw this.#failure;
-		const { next: nextWorker, ended } = this.#turns;
+		const lane = this.#lanes[place]!;
+		const { next: nextWorker, ended } = lane.turns;
 		const workers = await Promise.all(
-			this.#workers.map(({ id, thread, taken }) => {
+			lane.workers.map(({ number, thread, taken }) => {
 				const request = this.#requests++;
 				const answer = Promise.withResolvers<WorkerPosition>();
 				this.#positions.set(request, answer);
-				this.#post(thread, { type: "position", worker: id, event: taken, request });
+				this.#post(thread, { type: "position", worker: number, event: taken, request });
 				return answer.promise;
 			}),
 		);
-		const { rank, worldSize, numWorkers } = this.#configuration;
-		return { settings: this.#settings, rank, worldSize, numWorkers, nextWorker, ended, workers };
+		const { worldSize, numWorkers } = this.#configuration;
+		return { settings: this.#settings, rank: lane.rank, worldSize, numWorkers, nextWorker, ended, workers };
 	}
 
 	#post(thread: Worker, message: ToThread): void {

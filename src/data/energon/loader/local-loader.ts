@@ -37,7 +37,7 @@ export class LocalLoader {
 		if (state !== undefined) checkSettings(state.settings, this.#settings);
 		const workers = Math.max(1, configuration.numWorkers);
 		const streams = Array.from({ length: workers }, (_, id) =>
-			pipelines.stream(id, options.errorHandler ?? raiseError),
+			pipelines.stream(configuration.rank, id, options.errorHandler ?? raiseError),
 		);
 		this.length = streams[0]!.dataset.lengthOfRank();
 		this.#streams = streams.map((stream, id) => new EventStream(stream, state?.workers[id] ?? null));

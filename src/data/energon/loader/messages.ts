@@ -12,13 +12,25 @@ export interface SkippedSample {
 	readonly samples: readonly { readonly dataset: string; readonly shard: string; readonly key: string }[];
 }
 
+/** A logical worker of a data rank, and where it starts (an encoded position). */
+export interface OpenedWorker {
+	/** Its number among all workers of the loader. */
+	readonly number: number;
+	readonly rank: number;
+	/** Its number among those of the data rank. */
+	readonly id: number;
+	readonly position: unknown | null;
+	/** Outputs to make for nothing first. */
+	readonly skip: number;
+}
+
 export type ToThread =
 	| {
 			readonly type: "open";
 			readonly configuration: LoaderConfiguration;
 			readonly storage: StorageConfiguration;
-			/** Logical workers this thread runs, and where each starts (encoded positions). */
-			readonly workers: readonly { readonly id: number; readonly position: unknown | null; readonly skip: number }[];
+			/** Logical workers this thread runs. */
+			readonly workers: readonly OpenedWorker[];
 			readonly onFailure: "skip" | "raise";
 			/** Settings of the state to continue from; null = from the beginning. */
 			readonly saved: Readonly<Record<string, string>> | null;

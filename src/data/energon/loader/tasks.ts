@@ -34,7 +34,7 @@ export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder 
 /** What of a task decides on the stream: the tokenizer's content, not where it lies; not which half is handed on. */
 export function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;
-	const { tokenizer, keep: _, ...rest } = task;
+	const { tokenizer, keep: _, share: __, ...rest } = task;
 	if (tokenizer === null) return rest;
 	const content = new CryptoHasher("sha256").update(readFileSync(tokenizer)).digest("hex");
 	return { ...rest, tokenizer: content };

@@ -26,11 +26,11 @@ async function open(message: Extract<ToThread, { type: "open" }>): Promise<void>
 	const settings = pipelines.settings();
 	if (message.saved !== null) checkSettings(message.saved, settings);
 	let length = 0;
-	for (const { id, position, skip } of workers) {
-		const report = reporting({ rank: configuration.rank, worker: id }, (skipped) => send({ type: "skipped", skipped }));
-		const stream = pipelines.stream(id, onFailure === "skip" ? report : raiseError);
+	for (const { number, rank, id, position, skip } of workers) {
+		const report = reporting({ rank, worker: id }, (skipped) => send({ type: "skipped", skipped }));
+		const stream = pipelines.stream(rank, id, onFailure === "skip" ? report : raiseError);
 		length = stream.dataset.lengthOfRank();
-		streams.set(id, new EventStream(stream, position === null ? null : decodePosition(position), skip));
+		streams.set(number, new EventStream(stream, position === null ? null : decodePosition(position), skip));
 	}
 	send({ type: "opened", settings, length });
 }

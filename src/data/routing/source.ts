@@ -1,0 +1,177 @@
+/**
+ * Microbatches of a rank out of Energon data (spec energon.md §7). Every rank reads the lanes it needs, each lane as the
+ * loader of that data rank: a language rank its own, an encoder rank those it serves, merged in lane order. What a rank
+ * reads of a lane is the same by construction, because the order depends on the lane alone.
+ */
+import { UserError } from "../../native/errors.ts";
+import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
+import { resize } from "../energon/loader/elastic.ts";
+import { DataLoader, type LoaderOptions } from "../energon/loader/loader.ts";
+import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
+import type { ImageTextBatch } from "../vision-language/batch.ts";
+import { mergeImages } from "./merge.ts";
+import { compareReports, encodeReports, Trail } from "./trail.ts";
+
+/** lane: a loader for each lane. routed: one loader whose workers make the outputs of all of them. */
+export type Routing = "lane" | "routed";
+
+export interface SourceOptions {
+	/** Of the whole data set; its rank is not used, its world size is the number of lanes. */
+	readonly configuration: LoaderConfiguration;
+	/** Lanes this rank reads, ascending. */
+	readonly lanes: readonly number[];
+	readonly routing: Routing;
+	readonly loader: Partial<LoaderOptions>;
+	/** Of all lanes of the saved run; null = from the beginning. */
+	readonly state: SourceState | null;
+}
+
+/** Where lanes are, as plain JSON: loader states as base64 of their compressed form. */
+export interface SourceState {
+	readonly format: "mimo data source";
+	readonly version: 1;
+	readonly lanes: readonly LaneState[];
+}
+
+export interface LaneState {
+	readonly lane: number;
+	readonly loader: string;
+	/** Running hash of the samples given. */
+	readonly trail: string;
+}
+
+interface Feed {
+	readonly lane: number;
+	readonly loader: DataLoader;
+	readonly place: number;
+	readonly trail: Trail;
+	/** Images since the last comparison. */
+	images: number;
+}
+
+const [format, version] = ["mimo data source", 1] as const;
+
+export class EnergonSource implements AsyncDisposable {
+	private constructor(
+		private readonly loaders: readonly DataLoader[],
+		private readonly feeds: readonly Feed[],
+		/** Lanes of the run. */
+		readonly laneCount: number,
+	) {}
+
+	/** Opens the data set. Throws a UserError for anything wrong with it or with the state. */
+	static async open({ configuration, lanes, routing, loader, state }: SourceOptions): Promise<EnergonSource> {
+		const { worldSize, numWorkers } = configuration;
+		const saved = state && statesOf(state, worldSize, numWorkers);
+		const groups = routing === "routed" ? [lanes] : lanes.map((lane) => [lane]);
+		const memoryBytes = loader.memoryBytes && Math.ceil(loader.memoryBytes / groups.length);
+		const loaders: DataLoader[] = [];
+		try {
+			for (const ranks of groups) {
+				const states = saved && { states: ranks.map((rank) => saved.loaders[rank]!) };
+				const options = { ...loader, ...(memoryBytes ? { memoryBytes } : {}), ranks, ...states };
+				loaders.push(await DataLoader.open({ ...configuration, rank: ranks[0]! }, options));
+			}
+		} catch (error) {
+			for (const opened of loaders) await opened[Symbol.asyncDispose]();
+			throw error;
+		}
+		const feeds = groups.flatMap((ranks, group) =>
+			ranks.map((lane, place): Feed => {
+				const trail = new Trail(saved?.trails[lane]);
+				return { lane, loader: loaders[group]!, place, trail, images: 0 };
+			}),
+		);
+		return new EnergonSource(loaders, feeds, worldSize);
+	}
+
+	/** The next microbatch: that of the lane, or the images of all lanes this rank reads. */
+	async next(): Promise<ImageTextBatch> {
+		const batches: ImageTextBatch[] = [];
+		for (const feed of this.feeds) {
+			const batch = await take(feed);
+			feed.trail.add(batch.names);
+			feed.images += batch.imageCount;
+			batches.push(batch);
+		}
+		const [first] = batches as [ImageTextBatch];
+		if (batches.length === 1) return first;
+		return {
+			...first,
+			names: batches.flatMap(({ names }) => names),
+			imageCount: batches.reduce((sum, { imageCount }) => sum + imageCount, 0),
+			images: mergeImages(batches.map(({ images }) => images)),
+		};
+	}
+
+	/**
+	 * Compares what all ranks have read: every rank calls it after the microbatches of a step, `exchange` gives everyone's
+	 * integers. Returns the images of every lane since the last call; throws a UserError when lanes have drifted apart.
+	 */
+	compare(exchange: (values: Int32Array) => Int32Array[], iteration: number): number[] {
+		const images = compareReports(exchange(encodeReports(this.feeds, this.laneCount)), iteration);
+		for (const feed of this.feeds) feed.images = 0;
+		return images;
+	}
+
+	/** Where this rank's lanes are, after the last microbatch of next(). */
+	async save(): Promise<SourceState> {
+		const lanes = await Promise.all(
+			this.feeds.map(async ({ lane, loader, place, trail }): Promise<LaneState> => {
+				const bytes = encodeState(await loader.save(place));
+				return { lane, loader: Buffer.from(bytes).toString("base64"), trail: trail.hash };
+			}),
+		);
+		return { format, version, lanes };
+	}
+
+	/** Samples skipped on this rank. */
+	get skipped(): number {
+		return this.loaders.reduce((sum, loader) => sum + loader.skipped, 0);
+	}
+
+	/** Bytes of batches that this rank has received from its data threads. */
+	get receivedBytes(): number {
+		return this.loaders.reduce((sum, loader) => sum + loader.receivedBytes, 0);
+	}
+
+	async [Symbol.asyncDispose](): Promise<void> {
+		for (const loader of this.loaders) await loader[Symbol.asyncDispose]();
+	}
+}
+
+/** A lane's next output; at the end of a pass that of the next one. */
+async function take({ loader, place, lane }: Feed): Promise<ImageTextBatch> {
+	for (let passes = 0; passes < 2; passes++) {
+		const output = await loader.next(place);
+		if (output !== null) return output.item as ImageTextBatch;
+	}
+	throw new UserError(`Data lane ${lane} has no samples: all were excluded or left out.`);
+}
+
+/** The states of several ranks as one: each lane once. */
+export function mergeStates(states: readonly SourceState[]): SourceState {
+	const lanes = new Map<number, LaneState>();
+	for (const one of states.flatMap((state) => state.lanes)) {
+		const other = lanes.get(one.lane);
+		if (other && other.trail !== one.trail) {
+			throw new UserError(`The saved data states of lane ${one.lane} are of different samples.`);
+		}
+		lanes.set(one.lane, one);
+	}
+	return { format, version, lanes: [...lanes.values()].sort((a, b) => a.lane - b.lane) };
+}
+
+/** Loader states and hashes of this run's lanes. Where their number changed, hashes begin anew. */
+function statesOf(state: SourceState, lanes: number, numWorkers: number): { loaders: LoaderState[]; trails: string[] } {
+	const { format: name, version: found } = state as { format?: unknown; version?: unknown };
+	if (name !== format) throw new UserError("The checkpoint's data state is not one.");
+	if (found !== version) {
+		throw new UserError(`The data state has version ${String(found)}; this program reads version ${version}.`);
+	}
+	const decoded = state.lanes.map(({ loader }) => decodeState(Buffer.from(loader, "base64")));
+	const loaders = resize(decoded, lanes, numWorkers);
+	const same = state.lanes.length === lanes;
+	const trails = loaders.map((_, lane) => (same ? state.lanes.find((one) => one.lane === lane)!.trail : "0"));
+	return { loaders, trails };
+}

@@ -1,0 +1,67 @@
+/**
+ * A running hash of the samples a lane has given: encoder ranks and language ranks read the same lanes on their own, and
+ * compare the hashes every step.
+ */
+import { UserError } from "../../native/errors.ts";
+
+export class Trail {
+	#hash = 0n;
+
+	/** Goes on from a saved hash. */
+	constructor(hash = "0") {
+		this.#hash = BigInt(`0x${hash}`);
+	}
+
+	add(names: readonly string[]): void {
+		for (const name of names) this.#hash = Bun.hash.wyhash(name, this.#hash);
+	}
+
+	/** Hexadecimal. */
+	get hash(): string {
+		return this.#hash.toString(16);
+	}
+
+	/** Low and high half. */
+	get words(): [number, number] {
+		return [Number(BigInt.asIntN(32, this.#hash)), Number(BigInt.asIntN(32, this.#hash >> 32n))];
+	}
+}
+
+/** What a rank says of a lane in a step. */
+export interface LaneReport {
+	readonly lane: number;
+	readonly trail: Trail;
+	/** Images of the lane's microbatches of this step. */
+	readonly images: number;
+}
+
+/** Integers of a lane in a report: whether it is read, the hash's halves, images. */
+const width = 4;
+
+/** A rank's reports as integers of one length on all ranks. */
+export function encodeReports(reports: readonly LaneReport[], lanes: number): Int32Array {
+	const values = new Int32Array(lanes * width);
+	for (const { lane, trail, images } of reports) values.set([1, ...trail.words, images], lane * width);
+	return values;
+}
+
+/**
+ * Compares the reports of all ranks; throws a UserError unless all that read a lane have the same samples. Returns the
+ * images of every lane in this step.
+ */
+export function compareReports(ranks: readonly Int32Array[], iteration: number): number[] {
+	const lanes = ranks[0]!.length / width;
+	return Array.from({ length: lanes }, (_, lane) => {
+		const of = (rank: number) => ranks[rank]!.subarray(lane * width, (lane + 1) * width);
+		const readers = [...ranks.keys()].filter((rank) => of(rank)[0] === 1);
+		const [first] = readers;
+		if (first === undefined) return 0;
+		const other = readers.find((rank) => of(rank).some((value, i) => value !== of(first)[i]));
+		if (other !== undefined) {
+			throw new UserError(
+				`Step ${iteration}: ranks ${first} and ${other} have read different samples of data lane ${lane}; is the data set the same on all hosts, and unchanged?`,
+			);
+		}
+		return of(first)[3]!;
+	});
+}
