@@ -45,6 +45,11 @@ export class StepScalars implements Disposable {
 		this.device.copyToDevice(this.#views[name], new Float32Array([value]));
 	}
 
+	/** After loading: `steps` optimizer steps were taken. */
+	setStep(steps: number): void {
+		this.device.copyToDevice(this.step, Int32Array.of(steps));
+	}
+
 	/** Reads all scalars in one copy; waits for the device. */
 	read(): Record<(typeof floats)[number], number> {
 		const values = this.#values.toFloat32();

@@ -1,5 +1,5 @@
 /** Starts rank programs of this folder as processes of one run, as a launcher does, and waits for all of them. */
-import { join } from "node:path";
+import { resolve } from "node:path";
 import { openLibrary } from "../../src/native/library.ts";
 import { Run } from "../../src/native/run.ts";
 
@@ -11,11 +11,11 @@ export interface RankOutcome {
 	readonly stderr: string;
 }
 
-/** Runs `program ...args` on `ranks` processes. Each finds its place with placeOfRank(). */
+/** Runs `program ...args` (a path, or a name of this folder) on `ranks` processes. Each finds its place with placeOfRank(). */
 export async function runRanks(program: string, ranks: number, args: readonly string[] = []): Promise<RankOutcome[]> {
 	using run = Run.create(await openLibrary("cpu"), { ranks, supervised: true, timeoutMinutes: 1 });
 	const children = Array.from({ length: ranks }, (_, rank) =>
-		Bun.spawn([process.execPath, join(import.meta.dir, program), ...args], {
+		Bun.spawn([process.execPath, resolve(import.meta.dir, program), ...args], {
 			env: { ...process.env, TEST_RUN: run.path, TEST_RANK: String(rank), TEST_RANKS: String(ranks) },
 			stdout: "pipe",
 			stderr: "pipe",

@@ -45,16 +45,10 @@ export class NativeCheckpoint implements TensorStore {
 	 * newest good one, which `allowFallback` takes instead.
 	 */
 	static open(path: string, options: { readonly allowFallback?: boolean } = {}): NativeCheckpoint {
-		if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
-		if (existsSync(join(path, indexName))) return NativeCheckpoint.#openFolder(path, null, null);
-		if (!existsSync(join(path, latestName))) {
-			throw new UserError(`${path} is no checkpoint: it has neither ${latestName} nor ${indexName}.`);
-		}
 		try {
-			const { folder, indexSha256 } = readLatest(path);
-			return NativeCheckpoint.#openFolder(folder, indexSha256, null);
+			return NativeCheckpoint.openExactly(path);
 		} catch (error) {
-			if (!(error instanceof UserError)) throw error;
+			if (!(error instanceof UserError) || !existsSync(join(path, latestName))) throw error;
 			const other = NativeCheckpoint.#newestGood(path);
 			if (!other) throw new UserError(`${error.message} There is no other good checkpoint in ${path}.`);
 			if (options.allowFallback) {
@@ -63,6 +57,17 @@ export class NativeCheckpoint implements TensorStore {
 			}
 			throw new UserError(`${error.message} The newest good checkpoint is ${other} (--allow-fallback takes it).`);
 		}
+	}
+
+	/** The same without looking for others: an iteration's folder, or the one that a root's `latest` names. */
+	static openExactly(path: string): NativeCheckpoint {
+		if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
+		if (existsSync(join(path, indexName))) return NativeCheckpoint.#openFolder(path, null, null);
+		if (!existsSync(join(path, latestName))) {
+			throw new UserError(`${path} is no checkpoint: it has neither ${latestName} nor ${indexName}.`);
+		}
+		const { folder, indexSha256 } = readLatest(path);
+		return NativeCheckpoint.#openFolder(folder, indexSha256, null);
 	}
 
 	static #openFolder(folder: string, indexSha256: string | null, notice: string | null): NativeCheckpoint {
@@ -208,7 +213,7 @@ export function latestIteration(root: string): number | null {
 	return existsSync(join(root, latestName)) ? readLatest(root).iteration : null;
 }
 
-function readLatest(root: string): { folder: string; iteration: number | null; indexSha256: string } {
+function readLatest(root: string): { folder: string; iteration: number | null; indexSha256: string | null } {
 	const path = join(root, latestName);
 	const bad = (sentence: string): never => {
 		throw new UserError(`${path} is damaged: ${sentence}.`);
@@ -227,6 +232,9 @@ function readLatest(root: string): { folder: string; iteration: number | null; i
 	if (typeof indexSha256 !== "string") return bad("it has no checksum");
 	// Killed while it replaced this checkpoint by another of the same iteration: the old one has a leftover's name.
 	const aside = readdirSync(root).find((name) => name.startsWith(`${dir}.tmp-`) && name.endsWith("-old"));
-	const folder = join(root, existsSync(join(root, dir)) || !aside ? dir : aside);
-	return { folder, iteration: iteration as number | null, indexSha256 };
+	const there = existsSync(join(root, dir));
+	const folder = join(root, there || !aside ? dir : aside);
+	// Killed between the replacement and the pointer to it: the folder is the new one, whole, the checksum the old one's.
+	const replaced = there && aside !== undefined;
+	return { folder, iteration: iteration as number | null, indexSha256: replaced ? null : (indexSha256 as string) };
 }

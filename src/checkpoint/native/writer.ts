@@ -146,10 +146,10 @@ export function iterationName(iteration: number | null): string {
 
 /** A save in progress, on rank 0. */
 export class NativeSave {
-	private constructor(
+	constructor(
 		readonly root: string,
 		readonly iteration: number | null,
-		/** Where ranks write: tell them. */
+		/** Where ranks write: tell them. Made by begin(). */
 		readonly folder: string,
 	) {}
 
@@ -199,6 +199,7 @@ export class NativeSave {
 /** Of saves that were killed. A checkpoint that was being replaced gets its name back. */
 function removeLeftovers(root: string): void {
 	for (const name of readdirSync(root)) {
+		if (name.startsWith(`${latestName}.tmp-`)) rmSync(join(root, name));
 		const leftover = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/.exec(name);
 		if (!leftover) continue;
 		const target = join(root, leftover[1]!);

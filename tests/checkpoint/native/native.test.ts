@@ -11,9 +11,9 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { AsyncShardWriter } from "../../../src/checkpoint/native/async-writer.ts";
 import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { applyRetention } from "../../../src/checkpoint/native/retention.ts";
+import { SaveThread } from "../../../src/checkpoint/native/save-thread.ts";
 import { NativeSave, type ShardEntry, writeShard } from "../../../src/checkpoint/native/writer.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
 import { randomValues } from "../../support.ts";
@@ -129,27 +129,34 @@ test("files are cut at the size asked for", () => {
 	expect(existsSync(saving.folder)).toBe(false);
 });
 
-test("a thread writes snapshots", async () => {
+test("a thread writes snapshots and publishes", () => {
 	const root = newRoot();
 	const saving = NativeSave.begin(root, 7);
 	const memory = new SharedArrayBuffer(8 + matrix.byteLength);
 	new Float32Array(memory, 8).set(matrix);
-	using writer = new AsyncShardWriter();
-	const job = { name: "matrix", dtype: "F32" as const, shape: [6, 8], offsets: [0, 0], sizes: [6, 8] };
-	const promise = writer.write({ folder: saving.folder, rank: 0, entries: [{ ...job, memory, byteOffset: 8 }] });
-	expect(writer.busy).toBe(true);
-	expect(() => writer.write({ folder: saving.folder, rank: 0, entries: [] })).toThrow("still being written");
-	saving.publish([await promise], { generator: "test", model: {}, common: {} });
+	using thread = new SaveThread();
+	const box = { name: "matrix", dtype: "F32" as const, shape: [6, 8], offsets: [0, 0], sizes: [6, 8] };
+	const entries = [{ ...box, memory, byteOffset: 8 }];
+	const write = { kind: "write" as const, folder: saving.folder, rank: 0, entries };
+	thread.start(write);
+	expect(thread.busy).toBe(true);
+	expect(() => thread.start(write)).toThrow("is busy");
+	expect(thread.wait()).toEqual({ failure: null });
+	thread.start({
+		kind: "publish",
+		root,
+		folder: saving.folder,
+		iteration: 7,
+		ranks: 1,
+		description: { generator: "test", model: {}, common: {} },
+		retention: {},
+	});
+	expect(thread.wait()).toEqual({ failure: null });
 	using checkpoint = NativeCheckpoint.open(root);
 	expect(readTensor(checkpoint, "matrix")).toEqual(matrix);
-	const nowhere = writer.write({
-		folder: join(folder, "nowhere"),
-		rank: 0,
-		entries: [{ ...job, memory, byteOffset: 8 }],
-	});
-	// Not expect().rejects: while that waits, no message of a thread arrives.
-	const failure = await nowhere.catch((error: Error) => error.message);
-	expect(failure).toContain("it does not exist");
+	expect(readdirSync(checkpoint.path).sort()).toEqual(["data", "index.json"]);
+	thread.start({ ...write, folder: join(folder, "nowhere") });
+	expect(thread.wait().failure).toContain("it does not exist");
 });
 
 describe("a save that does not finish", () => {

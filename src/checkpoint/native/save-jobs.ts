@@ -1,0 +1,48 @@
+/** The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report through files of the save's folder. */
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { fileError } from "../files.ts";
+import { bytesOfType } from "../store.ts";
+import { applyRetention } from "./retention.ts";
+import type { PublishJob, SaveJob, WriteJob } from "./save-thread.ts";
+import { NativeSave, type ShardReport, writeShard } from "./writer.ts";
+
+export function runSaveJob(job: SaveJob): void {
+	if (job.kind === "write") write(job);
+	else publish(job);
+}
+
+const reportsName = "reports";
+
+function reportPath(folder: string, rank: number): string {
+	return join(folder, reportsName, `r${String(rank).padStart(5, "0")}.json`);
+}
+
+function write({ folder, rank, entries, fileBytes }: WriteJob): void {
+	const boxes = entries.map(({ memory, byteOffset, ...entry }) => ({
+		...entry,
+		data: () => new Uint8Array(memory, byteOffset, bytesOfType({ dtype: entry.dtype, shape: entry.sizes })),
+	}));
+	const report = writeShard(folder, rank, boxes, fileBytes ? { fileBytes } : {});
+	const path = reportPath(folder, rank);
+	try {
+		mkdirSync(join(folder, reportsName), { recursive: true });
+		writeFileSync(path, JSON.stringify(report));
+	} catch (error) {
+		throw fileError("write", path, error);
+	}
+}
+
+function publish({ root, folder, iteration, ranks, description, retention }: PublishJob): void {
+	const reports = Array.from({ length: ranks }, (_, rank): ShardReport => {
+		const path = reportPath(folder, rank);
+		try {
+			return JSON.parse(readFileSync(path, "utf8"));
+		} catch (error) {
+			throw fileError("read", path, error);
+		}
+	});
+	rmSync(join(folder, reportsName), { recursive: true });
+	new NativeSave(root, iteration, folder).publish(reports, description);
+	applyRetention(root, retention);
+}

@@ -1,0 +1,123 @@
+/**
+ * Writes checkpoints on another thread while training goes on. The thread is looked at, not listened to: a training loop
+ * that never returns to the event loop still learns how far it is.
+ */
+import { openWorker } from "../../native/worker.ts";
+import type { Box } from "../chunks.ts";
+import type { DtypeTag } from "../dtype.ts";
+import type { Retention } from "./retention.ts";
+import type { CheckpointDescription } from "./writer.ts";
+
+/** A box of a tensor whose values stand in shared memory, which nobody changes until the job is done. */
+export interface SnapshotEntry extends Box {
+	readonly name: string;
+	readonly dtype: DtypeTag;
+	/** Of the whole tensor. */
+	readonly shape: readonly number[];
+	readonly memory: SharedArrayBuffer;
+	/** Where in `memory` they begin. */
+	readonly byteOffset: number;
+}
+
+/** Writes a rank's boxes and its report into the folder of a save. */
+export interface WriteJob {
+	readonly kind: "write";
+	readonly folder: string;
+	readonly rank: number;
+	readonly entries: readonly SnapshotEntry[];
+	readonly fileBytes?: number;
+}
+
+/** Makes a checkpoint of what all ranks have written, and deletes what is not to be kept. */
+export interface PublishJob {
+	readonly kind: "publish";
+	readonly root: string;
+	readonly folder: string;
+	readonly iteration: number;
+	readonly ranks: number;
+	readonly description: Omit<CheckpointDescription, "iteration">;
+	readonly retention: Retention;
+}
+
+export type SaveJob = WriteJob | PublishJob;
+
+/** What the thread is sent. */
+export interface SaveMessage {
+	readonly job: SaveJob;
+	readonly status: SharedArrayBuffer;
+}
+
+/** Values of a status word; after it come the length of the failure's sentence and the sentence. */
+export const SaveState = { posted: 0, running: 1, done: 2, failed: 3 } as const;
+export const longestSentence = 4096;
+const headBytes = 8;
+
+/** Milliseconds for the thread to begin. */
+const longestStart = 120_000;
+
+export interface SaveResult {
+	/** The sentence of the failure, or null. */
+	readonly failure: string | null;
+}
+
+/** One thread, one job at a time. */
+export class SaveThread implements Disposable {
+	readonly #worker = openWorker("checkpoint/native/save-worker");
+	#status: SharedArrayBuffer | null = null;
+
+	/** Starts a job; the one before must have been looked at until its result was there. */
+	start(job: SaveJob): void {
+		if (this.#status !== null) throw new Error("The thread that writes checkpoints is busy.");
+		this.#status = new SharedArrayBuffer(headBytes + longestSentence);
+		this.#worker.postMessage({ job, status: this.#status } satisfies SaveMessage);
+	}
+
+	get busy(): boolean {
+		return this.#status !== null;
+	}
+
+	/** The job's result, once; null while it is under way. */
+	poll(): SaveResult | null {
+		if (this.#status === null) throw new Error("The thread that writes checkpoints has nothing to do.");
+		const words = new Int32Array(this.#status, 0, 2);
+		const state = Atomics.load(words, 0);
+		if (state === SaveState.posted || state === SaveState.running) return null;
+		const sentence = readSentence(this.#status);
+		this.#status = null;
+		return { failure: state === SaveState.failed ? sentence : null };
+	}
+
+	/** Blocks until the result is there. */
+	wait(): SaveResult {
+		const started = performance.now();
+		for (;;) {
+			const result = this.poll();
+			if (result !== null) return result;
+			const words = new Int32Array(this.#status!, 0, 1);
+			const state = Atomics.load(words, 0);
+			if (state === SaveState.posted && performance.now() - started > longestStart) {
+				throw new Error("The thread that writes checkpoints did not start.");
+			}
+			Atomics.wait(words, 0, state, 1000);
+		}
+	}
+
+	[Symbol.dispose](): void {
+		this.#worker.terminate();
+	}
+}
+
+function readSentence(status: SharedArrayBuffer): string {
+	const length = new Int32Array(status, 4, 1)[0]!;
+	return new TextDecoder().decode(new Uint8Array(status, headBytes, length).slice());
+}
+
+/** For the thread: says how far its job is. */
+export function setState(status: SharedArrayBuffer, state: keyof typeof SaveState, sentence = ""): void {
+	const words = new Int32Array(status, 0, 2);
+	const bytes = new TextEncoder().encode(sentence).subarray(0, longestSentence);
+	new Uint8Array(status, headBytes).set(bytes);
+	words[1] = bytes.length;
+	Atomics.store(words, 0, SaveState[state]);
+	Atomics.notify(words, 0);
+}

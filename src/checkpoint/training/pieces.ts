@@ -1,0 +1,72 @@
+/**
+ * What a stretch of a flat parameter buffer is of the logical tensors that lie in it: boxes, each one run of the buffer.
+ * Saving and loading both walk these, so whatever cuts the buffers (tensor, expert or data parallelism, ZeRO slices)
+ * only decides who holds which boxes of the same logical tensors.
+ */
+import type { ShardBlock } from "../../parallel/shard.ts";
+import type { Box } from "../chunks.ts";
+
+/** A logical tensor's part on this rank. */
+export interface LocalPart {
+	readonly name: string;
+	/** Of the whole tensor. */
+	readonly shape: readonly number[];
+	/** First element in the buffer; rows of `width` elements follow. */
+	readonly offset: number;
+	readonly width: number;
+	/** Where its rows and columns belong in the whole tensor, seen as [shape[0], rest]. */
+	readonly blocks: readonly ShardBlock[];
+}
+
+/** A box of a logical tensor whose values are elements [position, position + elements) of the buffer. */
+export interface Piece extends Box {
+	readonly name: string;
+	readonly shape: readonly number[];
+	readonly position: number;
+	readonly elements: number;
+}
+
+/** The boxes of a part that lie in elements [begin, end) of the buffer, in buffer order. */
+export function piecesOf(part: LocalPart, begin: number, end: number): Piece[] {
+	const { name, shape, offset, width } = part;
+	const fullWidth = shape.slice(1).reduce((product, size) => product * size, 1);
+	return part.blocks.flatMap((block) => {
+		const cut = block.columns !== fullWidth;
+		if (block.localColumn !== 0 || block.columns !== width || (cut && shape.length !== 2)) {
+			throw new RangeError(`${name}: a rank's part of [${shape}] is no list of whole rows, nor columns of a matrix.`);
+		}
+		const first = offset + block.localRow * width;
+		const [from, to] = [Math.max(begin, first) - first, Math.min(end, first + block.rows * width) - first];
+		if (from >= to) return [];
+		const local = cut ? [block.rows, width] : [block.rows, ...shape.slice(1)];
+		let position = first + from;
+		return boxesOfRange(local, from, to).map(({ offsets, sizes }) => {
+			const elements = sizes.reduce((product, size) => product * size, 1);
+			const whole = offsets.map((value, axis) => value + ([block.fullRow, cut ? block.fullColumn : 0][axis] ?? 0));
+			const piece = { name, shape, offsets: whole, sizes, position, elements };
+			position += elements;
+			return piece;
+		});
+	});
+}
+
+/** Elements [from, to) of a dense tensor, not empty, as boxes in order: the end of a row, whole rows, the start of one. */
+export function boxesOfRange(shape: readonly number[], from: number, to: number): Box[] {
+	const [, ...rest] = shape;
+	if (rest.length === 0) return [{ offsets: [from], sizes: [to - from] }];
+	const stride = rest.reduce((product, size) => product * size, 1);
+	const row = Math.floor(from / stride);
+	const below = (box: Box, at: number): Box => ({ offsets: [at, ...box.offsets], sizes: [1, ...box.sizes] });
+	const boxes: Box[] = [];
+	let at = from;
+	if (from % stride !== 0) {
+		at = Math.min(to, (row + 1) * stride);
+		boxes.push(...boxesOfRange(rest, from - row * stride, at - row * stride).map((box) => below(box, row)));
+	}
+	const [begin, end] = [at / stride, Math.floor(to / stride)];
+	if (end > begin) boxes.push({ offsets: [begin, ...rest.map(() => 0)], sizes: [end - begin, ...rest] });
+	const tail = Math.max(at, end * stride);
+	if (tail < to)
+		boxes.push(...boxesOfRange(rest, tail - end * stride, to - end * stride).map((box) => below(box, end)));
+	return boxes;
+}

@@ -1,0 +1,117 @@
+/**
+ * Fills this rank's part of a training from a checkpoint, whatever layout wrote it. Weights alone, or with the optimizer's
+ * state; fp32 masters always come from the most exact source there is (checkpoint.md §6.6).
+ */
+import { UserError } from "../../native/errors.ts";
+import { roundToBf16, type Tensor } from "../../tensor/tensor.ts";
+import { readRegion } from "../region.ts";
+import { type TensorStore, typeOf } from "../store.ts";
+import { optimizerName } from "./names.ts";
+import { type LocalPart, type Piece, piecesOf } from "./pieces.ts";
+import type { StoredBuffer, TrainingTensors } from "./tensors.ts";
+
+export interface Restored {
+	/** Weights that are not their fp32 masters rounded to bf16: they were changed apart. */
+	readonly differing: readonly string[];
+}
+
+/** `optimizer`: restore its state too; without, masters follow the weights and moments are left alone. */
+export function restoreTensors(tensors: TrainingTensors, store: TensorStore, optimizer: boolean): Restored {
+	const differing = new Set<string>();
+	for (const stored of tensors.buffers) restoreBuffer(stored, store, optimizer, differing);
+	for (const { name, shape, value } of tensors.loose) {
+		const values = new Float32Array(value.elements);
+		const box = { offsets: shape.map(() => 0), sizes: shape };
+		readFloats(store, name, { ...box, name, shape, position: 0, elements: values.length }, values, 0);
+		value.device.copyToDevice(value, values);
+	}
+	return { differing: [...differing] };
+}
+
+function restoreBuffer(
+	{ buffer, shard, parts }: StoredBuffer,
+	store: TensorStore,
+	optimizer: boolean,
+	differing: Set<string>,
+): void {
+	const { device } = buffer.values;
+	const masterName = (name: string) => optimizerName("param", name);
+	const read = (begin: number, end: number, nameOf: (name: string) => string) =>
+		readParts(parts, begin, end, store, nameOf);
+	if (buffer.dtype === "f32") {
+		// A trained weight is its own master.
+		const nameOf = optimizer && shard !== null ? masterName : (name: string) => name;
+		device.copyToDevice(buffer.values, read(0, buffer.elements, nameOf));
+	} else {
+		device.copyToDevice(buffer.values, roundToBf16(read(0, buffer.elements, (name) => name)));
+	}
+	if (shard === null) return;
+	const { begin, end, master, expAvg, expAvgSq } = shard;
+	if (buffer.dtype !== "f32") {
+		const exact = read(begin, end, optimizer ? masterName : (name) => name);
+		device.copyToDevice(master, exact);
+		if (optimizer) compareRounded(buffer.values, exact, begin, parts, differing);
+	}
+	if (!optimizer) return;
+	device.copyToDevice(
+		expAvg,
+		read(begin, end, (name) => optimizerName("exp_avg", name)),
+	);
+	device.copyToDevice(
+		expAvgSq,
+		read(begin, end, (name) => optimizerName("exp_avg_sq", name)),
+	);
+}
+
+/** Elements [begin, end) of a flat buffer; what belongs to no tensor is zero. */
+function readParts(
+	parts: readonly LocalPart[],
+	begin: number,
+	end: number,
+	store: TensorStore,
+	nameOf: (name: string) => string,
+): Float32Array {
+	const values = new Float32Array(end - begin);
+	for (const part of parts) {
+		for (const piece of piecesOf(part, begin, end)) readFloats(store, nameOf(part.name), piece, values, begin);
+	}
+	return values;
+}
+
+/** One box, widened to fp32. */
+function readFloats(store: TensorStore, name: string, piece: Piece, values: Float32Array, begin: number): void {
+	const { dtype } = typeOf(store, name);
+	const target = values.subarray(piece.position - begin, piece.position - begin + piece.elements);
+	if (dtype === "F32") {
+		readRegion(store, name, piece, new Uint8Array(target.buffer, target.byteOffset, target.byteLength));
+		return;
+	}
+	if (dtype !== "BF16") throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32 or BF16.`);
+	const bits = new Uint16Array(piece.elements);
+	readRegion(store, name, piece, new Uint8Array(bits.buffer));
+	const wide = new Uint32Array(target.buffer, target.byteOffset, target.length);
+	for (let i = 0; i < wide.length; i++) wide[i] = bits[i]! << 16;
+}
+
+/** Notes the weights of a bf16 buffer that are not their masters, rounded. */
+function compareRounded(
+	values: Tensor,
+	masters: Float32Array,
+	begin: number,
+	parts: readonly LocalPart[],
+	differing: Set<string>,
+): void {
+	const stored = new Uint16Array(masters.length);
+	using range = values.columns(begin, masters.length);
+	values.device.copyToHost(stored, range);
+	const rounded = roundToBf16(masters);
+	for (const part of parts) {
+		for (const { name, position, elements } of piecesOf(part, begin, begin + masters.length)) {
+			for (let i = position - begin; i < position - begin + elements; i++) {
+				if (stored[i] === rounded[i]) continue;
+				differing.add(name);
+				break;
+			}
+		}
+	}
+}

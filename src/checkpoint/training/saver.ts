@@ -1,0 +1,171 @@
+/**
+ * Saves a training while it goes on: a snapshot to host memory, then a thread of every rank writes its share, and when
+ * all have written rank 0's thread publishes. Ranks agree on how far they are by looking together, once a step.
+ */
+import { basename, join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import type { Group } from "../../parallel/group.ts";
+import type { Retention } from "../native/retention.ts";
+import { SaveThread } from "../native/save-thread.ts";
+import { type CheckpointDescription, iterationName, NativeSave } from "../native/writer.ts";
+import { SnapshotMemory, takeSnapshot } from "./snapshot.ts";
+import type { TrainingTensors } from "./tensors.ts";
+
+export interface SaverOptions {
+	/** Folder of the checkpoints. */
+	readonly root: string;
+	/** Every rank of the run. */
+	readonly world: Group;
+	readonly tensors: TrainingTensors;
+	readonly retention: Retention;
+	/** Whether a save that fails is only said, and training goes on. */
+	readonly goesOnAfterFailure: boolean;
+	/** Hears of saves and failures; on the ranks that print. */
+	readonly say: (sentence: string) => void;
+}
+
+/** How far this rank is with a phase of the save. */
+const Progress = { working: 0, done: 1, failed: 2 } as const;
+
+interface Saving {
+	readonly iteration: number;
+	readonly folder: string;
+	readonly description: Omit<CheckpointDescription, "iteration">;
+	readonly started: number;
+	phase: "write" | "publish";
+	progress: number;
+	/** Of this rank. */
+	failure: string | null;
+}
+
+export class CheckpointSaver implements Disposable {
+	readonly #memory = new SnapshotMemory();
+	readonly #thread = new SaveThread();
+	#saving: Saving | null = null;
+	#saved: number | null = null;
+	/** Seconds that training stood still for the latest save. */
+	#stall = 0;
+
+	constructor(private readonly options: SaverOptions) {}
+
+	/** Whether a save is under way: the same on every rank. */
+	get busy(): boolean {
+		return this.#saving !== null;
+	}
+
+	/** Iteration of the newest checkpoint that this run has published or tried to; null: none. */
+	get latest(): number | null {
+		return this.#saved;
+	}
+
+	/** Seconds that the caller of start() waited for the latest snapshot. */
+	get stallSeconds(): number {
+		return this.#stall;
+	}
+
+	/** Begins a save of the state as it is; one under way is finished first. Every rank calls this together. */
+	start(iteration: number, description: Omit<CheckpointDescription, "iteration">): void {
+		const started = performance.now();
+		if (this.#saving) this.finish();
+		this.#saved = iteration;
+		const { root, world, tensors } = this.options;
+		const [begun] = exchangeTexts(world, world.rank === 0 ? beginSave(root, iteration) : "") as [string];
+		const { folder, failure } = JSON.parse(begun) as { folder: string | null; failure: string | null };
+		if (folder === null) {
+			this.#conclude(iteration, world.rank === 0 ? failure : null, failure!);
+			return;
+		}
+		const entries = takeSnapshot(tensors, this.#memory);
+		const own = join(root, basename(folder));
+		this.#thread.start({ kind: "write", folder: own, rank: world.rank, entries });
+		this.#saving = {
+			iteration,
+			folder: own,
+			description,
+			started,
+			phase: "write",
+			progress: Progress.working,
+			failure: null,
+		};
+		this.#stall = (performance.now() - started) / 1000;
+	}
+
+	/** Looks how far the save under way is. Every rank calls this together, where `busy`. */
+	poll(): void {
+		const saving = this.#saving;
+		if (saving === null) return;
+		this.#look(saving, false);
+		this.#advance(saving);
+	}
+
+	/** Waits for the save under way. Every rank calls this together. */
+	finish(): void {
+		while (this.#saving) {
+			this.#look(this.#saving, true);
+			this.#advance(this.#saving);
+		}
+	}
+
+	/** This rank's progress. */
+	#look(saving: Saving, wait: boolean): void {
+		if (saving.progress !== Progress.working) return;
+		const result = wait ? this.#thread.wait() : this.#thread.poll();
+		if (result === null) return;
+		saving.failure = result.failure;
+		saving.progress = result.failure === null ? Progress.done : Progress.failed;
+	}
+
+	/** Everybody's progress, and what follows. */
+	#advance(saving: Saving): void {
+		const { world } = this.options;
+		const progress = world.exchange(Int32Array.of(saving.progress)).map(([value]) => value!);
+		if (progress.includes(Progress.working)) return;
+		if (progress.includes(Progress.failed)) {
+			const failures = exchangeTexts(world, saving.failure ?? "");
+			if (world.rank === 0) new NativeSave(this.options.root, saving.iteration, saving.folder).abort();
+			this.#saving = null;
+			this.#conclude(saving.iteration, saving.failure, failures.find((text) => text !== "")!);
+			return;
+		}
+		if (saving.phase === "write") {
+			saving.phase = "publish";
+			if (world.rank !== 0) return;
+			saving.progress = Progress.working;
+			const { root, retention } = this.options;
+			const { folder, iteration, description } = saving;
+			this.#thread.start({ kind: "publish", root, folder, iteration, ranks: world.size, description, retention });
+			return;
+		}
+		this.#saving = null;
+		const seconds = (performance.now() - saving.started) / 1000;
+		this.options.say(
+			`Saved the checkpoint of step ${saving.iteration} to ${join(this.options.root, iterationName(saving.iteration))} (${seconds.toFixed(2)} s, training waited ${this.#stall.toFixed(2)} s).`,
+		);
+	}
+
+	/** Says that a save has failed, or ends the run with the sentence of a rank whose part it was. */
+	#conclude(iteration: number, own: string | null, sentence: string): void {
+		const { goesOnAfterFailure, say, world } = this.options;
+		if (goesOnAfterFailure) {
+			say(`The checkpoint of step ${iteration} was not saved, training goes on: ${sentence}`);
+			return;
+		}
+		if (own !== null) throw new UserError(`The checkpoint of step ${iteration} was not saved: ${own}`);
+		// Ends when the rank whose part it was does.
+		world.barrier();
+	}
+
+	[Symbol.dispose](): void {
+		this.#thread[Symbol.dispose]();
+	}
+}
+
+/** Rank 0's answer to all: the folder to write to, or why there is none. */
+function beginSave(root: string, iteration: number): string {
+	try {
+		return JSON.stringify({ folder: NativeSave.begin(root, iteration).folder, failure: null });
+	} catch (error) {
+		return JSON.stringify({ folder: null, failure: (error as Error).message });
+	}
+}

@@ -1,0 +1,94 @@
+/**
+ * What one rank holds of a training's tensors: its parts of the parameters, laid out in flat buffers, the optimizer's
+ * state beside them, and tensors outside of buffers (the routers' expert biases). Replicas of a part divide it into equal
+ * slices, the ones that ZeRO-1 uses, and each writes its own: every byte is written once.
+ */
+import type { LogicalTensor } from "../../models/module-parameters.ts";
+import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
+import type { DataParallel } from "../../parallel/data-parallel.ts";
+import type { ParameterBuffer } from "../../parallel/parameter-set.ts";
+import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
+import { optimizerName, optimizerStates } from "./names.ts";
+import type { LocalPart } from "./pieces.ts";
+
+/** A flat buffer of parameters and what lies in it. */
+export interface StoredBuffer {
+	readonly buffer: ParameterBuffer;
+	/** null: frozen, or no optimizer was asked for. */
+	readonly shard: OptimizerShard | null;
+	readonly parts: readonly LocalPart[];
+	/** Elements that this rank writes; begin === end where another rank does. */
+	readonly begin: number;
+	readonly end: number;
+}
+
+/** A replicated tensor of its own, fp32. */
+export interface LooseTensor {
+	readonly name: string;
+	readonly shape: readonly number[];
+	readonly value: Tensor;
+}
+
+export interface TrainedModules {
+	readonly replicas: readonly DataParallel[];
+	/** This rank's part of every tensor of those modules; the receiver disposes values and gradients. */
+	logicalTensors(): Iterable<LogicalTensor>;
+	/** null: weights alone are saved and loaded. */
+	readonly optimizer: AdamW | null;
+	/** Whether this rank writes the tensors outside of buffers: one rank of a module does. */
+	readonly writesLoose: boolean;
+}
+
+export class TrainingTensors implements Disposable {
+	readonly buffers: readonly StoredBuffer[];
+	readonly loose: readonly LooseTensor[];
+	readonly writesLoose: boolean;
+
+	constructor({ replicas, logicalTensors, optimizer, writesLoose }: TrainedModules) {
+		const all = replicas.flatMap((replica) => replica.parameters.buffers.map((buffer) => ({ replica, buffer })));
+		const parts = new Map<ParameterBuffer, LocalPart[]>(all.map(({ buffer }) => [buffer, []]));
+		const loose: LooseTensor[] = [];
+		for (const { name, shape, value, gradient, blocks } of logicalTensors()) {
+			gradient?.[Symbol.dispose]();
+			const home = all.find(({ buffer }) => buffer.values.allocation === value.allocation)?.buffer;
+			if (home) {
+				const offset = (value.byteOffset - home.values.byteOffset) / dtypeBytes[value.dtype];
+				parts.get(home)!.push({ name, shape, offset, width: value.width, blocks });
+				value[Symbol.dispose]();
+			} else loose.push({ name, shape, value });
+		}
+		this.loose = loose;
+		this.writesLoose = writesLoose;
+		this.buffers = all.map(({ replica, buffer }) => ({
+			buffer,
+			shard: optimizer?.shards.find((shard) => shard.buffer === buffer) ?? null,
+			parts: parts.get(buffer)!.sort((a, b) => a.offset - b.offset),
+			...writtenRange(replica, buffer),
+		}));
+	}
+
+	/** Every tensor that this rank holds a part of, with its whole shape; without the optimizer's unless `optimizer`. */
+	shapes(optimizer: boolean): Map<string, readonly number[]> {
+		const shapes = new Map<string, readonly number[]>(this.loose.map(({ name, shape }) => [name, shape]));
+		for (const { parts, shard } of this.buffers) {
+			for (const { name, shape } of parts) {
+				shapes.set(name, shape);
+				if (!optimizer || shard === null) continue;
+				for (const state of optimizerStates) shapes.set(optimizerName(state, name), shape);
+			}
+		}
+		return shapes;
+	}
+
+	[Symbol.dispose](): void {
+		for (const { value } of this.loose) value[Symbol.dispose]();
+	}
+}
+
+/** This rank's slice among the replicas; nothing of what every tensor-parallel rank holds, but on the one that counts. */
+function writtenRange(replica: DataParallel, buffer: ParameterBuffer): { begin: number; end: number } {
+	if (buffer.kind.replicated && !replica.countsReplicated) return { begin: 0, end: 0 };
+	const { rank, size } = replica.groupOf(buffer);
+	const cut = (part: number) => Math.floor((part * buffer.elements) / size);
+	return { begin: cut(rank), end: cut(rank + 1) };
+}

@@ -1,0 +1,115 @@
+/**
+ * Rank program of language.test.ts: a small language model on a layout, from a checkpoint or from the start, trained on
+ * samples that are the same whatever the layout. Prints losses and a digest of the parameters and optimizer of this rank.
+ */
+import { openChecked } from "../../../src/checkpoint/training/choose.ts";
+import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
+import { CheckpointSaver } from "../../../src/checkpoint/training/saver.ts";
+import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
+import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
+import { configurationOf } from "../../../src/config/resolve.ts";
+import { nextTokenMicrobatch } from "../../../src/data/microbatch.ts";
+import { Device } from "../../../src/native/device.ts";
+import { openLibrary } from "../../../src/native/library.ts";
+import { World } from "../../../src/parallel/world.ts";
+import { LanguageRun } from "../../../src/train/language-run.ts";
+import { trainStep } from "../../../src/train/step.ts";
+import { placeOfRank } from "../../parallel/ranks.ts";
+
+export interface LanguageRankOptions {
+	/** Configuration keys besides those of the small model. */
+	readonly keys: Readonly<Record<string, unknown>>;
+	readonly load: string | null;
+	readonly optimizer: boolean;
+	readonly save: string | null;
+	/** Steps [first, last) are trained; a save begins after `saveAfter` of them. */
+	readonly first: number;
+	readonly last: number;
+	readonly saveAfter: number;
+}
+
+const options = JSON.parse(process.argv[2]!) as LanguageRankOptions;
+const place = await placeOfRank();
+using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using world = World.join(device, place.run, place.rank);
+const c = configurationOf({
+	preset: "nemotron-tiny",
+	"hidden-size": 32,
+	"vocab-size": 61,
+	"make-vocab-size-divisible-by": 4,
+	"num-attention-heads": 4,
+	"num-query-groups": 2,
+	"kv-channels": 8,
+	"mamba-num-heads": 4,
+	"mamba-head-dim": 8,
+	"mamba-num-groups": 2,
+	"mamba-state-dim": 8,
+	"mamba-chunk-size": 16,
+	"ffn-hidden-size": 48,
+	"moe-ffn-hidden-size": 24,
+	"moe-shared-expert-intermediate-size": 24,
+	"seq-length": 24,
+	"micro-batch-size": 1,
+	"global-batch-size": 8,
+	...options.keys,
+});
+using run = await LanguageRun.create(c, world);
+const { model, state } = run;
+model.initialise(7);
+run.refreshMasters();
+using tensors = new TrainingTensors({
+	replicas: state.replicas,
+	logicalTensors: () => model.logicalTensors(),
+	optimizer: state.optimizer,
+	writesLoose: state.routerGroup.rank === 0,
+});
+const everyone = state.world;
+if (options.load !== null) {
+	const choice = { path: options.load, iteration: null, allowFallback: false };
+	using checkpoint = openChecked(choice, everyone, console.log);
+	requireTensors(tensors, checkpoint, options.optimizer, everyone);
+	restoreTensors(tensors, checkpoint, options.optimizer);
+	if (options.optimizer) state.scalars.setStep(checkpoint.manifest.iteration!);
+}
+
+function sample(index: number) {
+	let seed = 1 + index;
+	return Int32Array.from({ length: 25 }, () => {
+		seed = (seed * 48271 + 11) % 2147483647;
+		return seed % 61;
+	});
+}
+
+using saver =
+	options.save === null
+		? null
+		: new CheckpointSaver({
+				root: options.save,
+				world: everyone,
+				tensors,
+				retention: {},
+				goesOnAfterFailure: false,
+				say: () => {},
+			});
+const perLane = c.globalBatchSize / run.lanes;
+const losses: unknown[] = [];
+for (let step = options.first; step < options.last; step++) {
+	const microbatches = Array.from({ length: perLane }, (_, m) =>
+		nextTokenMicrobatch([sample(step * c.globalBatchSize + run.lane * perLane + m)]),
+	);
+	const firstToken = run.lane * perLane * c.seqLength;
+	const rates = { learningRate: 1e-3, weightDecay: 0.1 };
+	const { loss, gradientNorm } = trainStep(state, { microbatches, firstToken, iteration: step, ...rates });
+	losses.push({ loss, gradientNorm });
+	if (saver?.busy) saver.poll();
+	if (step + 1 === options.saveAfter) saver?.start(step + 1, { generator: "test", model: {}, common: {} });
+}
+saver?.finish();
+
+const digest = new Bun.CryptoHasher("sha256");
+for (const { buffer } of tensors.buffers) digest.update(buffer.values.toFloat32());
+for (const { master, expAvg, expAvgSq } of state.optimizer.shards) {
+	for (const tensor of [master, expAvg, expAvgSq]) digest.update(tensor.toFloat32());
+}
+for (const { value } of tensors.loose) digest.update(value.toFloat32());
+console.log(JSON.stringify({ losses, state: digest.digest("hex") }));
