@@ -53,8 +53,20 @@ export function speaksForAll(): boolean {
 	return place === null || (place.launcher === null && place.rank === 0);
 }
 
-/** Resolves when the work is done everywhere; otherwise the process ends with a diagnosis and the right exit code. */
-export async function onEveryRank(options: RankOptions, work: (world: World) => Promise<void>): Promise<void> {
+/** A rank's work; it may resolve with an exit code: `runAgain` when all ranks have agreed to stop early. */
+// biome-ignore lint/suspicious/noConfusingVoidType: most work has nothing to say.
+export type Work = (world: World) => Promise<number | void>;
+
+/**
+ * Resolves when the work is done everywhere; otherwise the process ends, with a diagnosis where it failed and the right
+ * exit code.
+ */
+export async function onEveryRank(options: RankOptions, work: Work): Promise<void> {
+	const exitCode = await workEverywhere(options, work);
+	if (exitCode !== 0) process.exit(exitCode);
+}
+
+async function workEverywhere(options: RankOptions, work: Work): Promise<number> {
 	const place = placeFromEnvironment();
 	if (place !== null && place.worldSize !== options.ranks) {
 		throw new UserError(
@@ -65,13 +77,9 @@ export async function onEveryRank(options: RankOptions, work: (world: World) => 
 	if (options.ranks === 1) {
 		using device = await openDevice(options.device, options.threads);
 		using world = World.alone(device);
-		await work(world);
-	} else if (place === null) {
-		const exitCode = await launchRanks(options);
-		if (exitCode !== 0) process.exit(exitCode);
-	} else {
-		await workAsRank(place, options, work);
+		return (await work(world)) ?? 0;
 	}
+	return place === null ? await launchRanks(options) : await workAsRank(place, options, work);
 }
 
 /** Starts this program once more for every rank. */
@@ -90,7 +98,7 @@ async function launchRanks(options: RankOptions): Promise<number> {
 	});
 }
 
-async function workAsRank(place: Place, options: RankOptions, work: (world: World) => Promise<void>): Promise<void> {
+async function workAsRank(place: Place, options: RankOptions, work: Work): Promise<number> {
 	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / place.localSize));
 	using device = await openDevice(options.device, threads);
 	const { library } = device;
@@ -100,8 +108,9 @@ async function workAsRank(place: Place, options: RankOptions, work: (world: Worl
 	run.describe(place.rank, module, coordinates);
 	try {
 		using world = World.join(device, run, place.rank);
-		await work(world);
+		const exitCode = (await work(world)) ?? 0;
 		world.leave();
+		return exitCode;
 	} catch (error) {
 		process.exit(await endRank(run, place, error));
 	}

@@ -38,12 +38,14 @@ export interface LaunchOptions {
 	readonly say: (line: string, kind: "information" | "failure") => void;
 }
 
+/** Exit code of a rank, and of the run, that has stopped early and is to be started again: BSD's "temporary failure". */
+export const runAgain = 75;
 const watchInterval = 200;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
 const grace = { blamed: 500, others: 2500 };
 const address = "127.0.0.1";
 
-/** Returns the exit code: 0 when every rank has finished. */
+/** Returns the exit code: 0 when every rank has finished, `runAgain` when they have but want to be started again. */
 export async function launch(options: LaunchOptions): Promise<number> {
 	using job = new Job(options);
 	return await job.run();
@@ -59,8 +61,10 @@ interface Child {
 class Job implements Disposable {
 	readonly #run: Run;
 	readonly #children: Child[] = [];
-	/** The signal that this process was ended with. */
+	/** The signal that this process got last. */
 	#interrupted: NodeJS.Signals | null = null;
+	/** Exit code of ranks that have finished. */
+	#finished = 0;
 	/** First exit code of a rank that failed by itself. */
 	#exitCode = 0;
 	/** When the run was seen to have failed. */
@@ -142,7 +146,9 @@ class Job implements Disposable {
 	#exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): void {
 		this.#children[rank]!.exited = true;
 		const { phase, error } = this.#run.rankState(rank);
-		if (this.#run.watch() === null && !(code === 0 && phase === "finished")) {
+		const finished = phase === "finished" && (code === 0 || code === runAgain);
+		if (finished) this.#finished = Math.max(this.#finished, code);
+		if (this.#run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {
 				this.#run.fail(null, `interrupted by ${signal}`);
 			} else if (signal !== null) {
@@ -170,13 +176,13 @@ class Job implements Disposable {
 		});
 	}
 
-	/** Passes signals on; a second one ends the ranks at once. Returns what undoes it. */
+	/** Passes signals on; the same one again ends the ranks at once. Returns what undoes it. */
 	#listenToSignals(): () => void {
-		const signals = ["SIGINT", "SIGTERM", "SIGHUP"] as const;
+		const signals = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
 		const listeners = signals.map((signal) => {
 			const listener = () => {
-				const second = this.#interrupted !== null;
-				this.#interrupted ??= signal;
+				const second = this.#interrupted === signal;
+				this.#interrupted = signal;
 				for (const { process, exited } of this.#children) if (!exited) process.kill(second ? "SIGKILL" : signal);
 			};
 			process.on(signal, listener);
@@ -189,7 +195,7 @@ class Job implements Disposable {
 
 	#conclude(): number {
 		const failure = this.#run.watch();
-		if (failure === null) return 0;
+		if (failure === null) return this.#finished;
 		if (this.#interrupted !== null && failure.rank === null) {
 			this.options.say(`The run was interrupted by ${this.#interrupted}.`, "failure");
 			return 128 + constants.signals[this.#interrupted];

@@ -42,6 +42,24 @@ describe("a run that ends well", () => {
 	});
 });
 
+describe("a signal that asks for an early end", () => {
+	for (const signal of ["SIGTERM", "SIGUSR1"] as const) {
+		test(`${signal} to the launcher reaches every rank, all stop after the same step, exit code 75`, async () => {
+			const launched = start([4, "asked"]);
+			await launched.said(/two steps are done/);
+			launched.signal(launched.process.pid, signal);
+			expect(await launched.end()).toMatchObject({ exitCode: 75, stderr: "" });
+		}, 30_000);
+	}
+
+	test("to one rank alone stops all", async () => {
+		const launched = start([3, "asked"]);
+		await launched.said(/two steps are done/);
+		launched.signal(launched.pids[1]!, "SIGTERM");
+		expect(await launched.end()).toMatchObject({ exitCode: 75, stderr: "" });
+	}, 30_000);
+});
+
 describe("a rank killed by SIGKILL", () => {
 	for (const [phase, where] of [
 		["forward", /rank 0 .* waited in language\.dp all_reduce 2 \(4 bytes\) for rank 2\./],

@@ -5,16 +5,19 @@
  *   bun program.ts RANKS SCENARIO [RANK] [PHASE]
  *
  * Phases of a step: forward (computing), collective (inside an all-reduce), optimizer (computing after it). Scenarios:
- * finish; pause (RANK waits in PHASE of step 2 for a signal of the test, and says so); throw; exit; mismatch; hang.
+ * finish; pause (RANK waits in PHASE of step 2 for a signal of the test, and says so); throw; exit; mismatch; hang; asked
+ * (steps until a signal asks for the end).
  */
 import { onEveryRank } from "../../src/commands/ranks.ts";
 import { UserError } from "../../src/native/errors.ts";
+import { ExitSignals } from "../../src/parallel/exit-signals.ts";
+import { runAgain } from "../../src/parallel/launcher.ts";
 import type { World } from "../../src/parallel/world.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 
 const [ranksText, scenario = "finish", rankText = "-1", phase = ""] = process.argv.slice(2);
 const ranks = Number(ranksText);
-const steps = 4;
+const steps = scenario === "asked" ? 100_000 : 4;
 const large = 4_000_000;
 
 /** Waits for what the test does to this process, without returning to the event loop, as training does. */
@@ -40,7 +43,8 @@ function goWrong(world: World, name: string): void {
 	}
 }
 
-async function work(world: World): Promise<void> {
+async function work(world: World): Promise<number> {
+	using signals = scenario === "asked" ? new ExitSignals() : null;
 	const everyone = Array.from({ length: world.size }, (_, rank) => rank);
 	const all = await world.group("world", everyone);
 	const half = everyone.filter((rank) => rank % 2 === world.rank % 2);
@@ -57,9 +61,14 @@ async function work(world: World): Promise<void> {
 		if (step === 2) goWrong(world, "optimizer");
 		all.barrier();
 		world.progress(step);
+		if (signals === null) continue;
+		if (step === 2 && world.rank === 0) console.log("two steps are done");
+		const asked = await signals.asked();
+		if (all.exchange(Int32Array.of(asked ? 1 : 0)).some(([one]) => one === 1)) return runAgain;
 	}
 	if (world.rank === world.size - 1) console.log(`done: ${world.size} ranks, ${steps} steps`);
 	else if (scenario === "chatty") console.log("a line\nof a rank that does not report");
+	return 0;
 }
 
 if (scenario === "rendezvous" && process.env.RANK === rankText) {
