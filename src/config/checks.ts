@@ -1,6 +1,7 @@
 /** What keys must satisfy together; the layout's part is in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes } from "./derive.ts";
+import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
@@ -225,5 +226,6 @@ export const checks: readonly Check[] = [
 	...optimizer,
 	...schedule,
 	...layoutChecks,
+	...energonChecks,
 	...other,
 ];

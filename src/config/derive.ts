@@ -1,4 +1,5 @@
 /** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
+import { statSync } from "node:fs";
 import { parseHybridPattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
@@ -49,6 +50,12 @@ export function paddedVocabularySize(c: TrainingConfiguration): number {
 	return Math.ceil(c.vocabSize / multiple) * multiple;
 }
 
+/** Paths that only Energon data have: URLs, folders, JSONL and metadatasets. */
+function isEnergonPath(path: string): boolean {
+	if (/^[a-z][a-z0-9+.-]*:\/\//i.test(path) || /\.(?:jsonl|yaml)$/.test(path)) return true;
+	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
+}
+
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
 	"ffn-hidden-size": (c) => 4 * c.hiddenSize,
@@ -69,5 +76,9 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
 	"eval-global-batch-size": (c) => c.globalBatchSize,
 	"eval-micro-batch-size": (c) => c.microBatchSize,
-	"dataset-provider": (c) => (c.dataPath === null ? "mock" : c.dataPath.endsWith(".safetensors") ? "tokens" : "text"),
+	"dataset-provider": ({ dataPath }) => {
+		if (dataPath === null) return "mock";
+		if (dataPath.endsWith(".safetensors")) return "tokens";
+		return isEnergonPath(dataPath) ? "energon" : "text";
+	},
 };

@@ -85,7 +85,9 @@ export function parseText(source: string, file: string): ParsedFile {
 		}
 		let value: unknown = (pair.value as { toJSON(): unknown } | null)?.toJSON() ?? null;
 		const { type } = fieldOf(key);
-		if (type.kind === "path" && typeof value === "string" && value !== "") value = resolve(dirname(file), value);
+		if (type.kind === "path" && typeof value === "string" && value !== "" && !value.includes("://")) {
+			value = resolve(dirname(file), value);
+		}
 		if (type.kind === "list" && value !== null && !Array.isArray(value)) value = [value];
 		entries.push({ key, value, origin: { source: "file", file, line } });
 	}

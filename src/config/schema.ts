@@ -6,6 +6,7 @@ import * as v from "valibot";
 import type { Field, ValueOf } from "./field.ts";
 import { checkpointKeys } from "./keys/checkpoint.ts";
 import { dataKeys } from "./keys/data.ts";
+import { energonKeys } from "./keys/energon.ts";
 import { loggingKeys } from "./keys/logging.ts";
 import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
@@ -26,6 +27,7 @@ export const subjects = {
 	Optimizer: optimizerKeys,
 	"Length and schedules": scheduleKeys,
 	Data: dataKeys,
+	"Energon data": energonKeys,
 	Logging: loggingKeys,
 	Checkpoints: checkpointKeys,
 	Layout: parallelKeys,
@@ -40,6 +42,7 @@ export const fields = {
 	...optimizerKeys,
 	...scheduleKeys,
 	...dataKeys,
+	...energonKeys,
 	...loggingKeys,
 	...checkpointKeys,
 	...parallelKeys,

@@ -11,6 +11,7 @@ type Unbuilt = readonly [key: Key, what: string, wanted: (configuration: Trainin
 const unbuilt: readonly Unbuilt[] = [
 	["model-provider", "the vision encoder", hasEncoder],
 	["llm-pp", "pipeline parallelism", (c) => c.llmPp > 1],
+	["dataset-provider", "training from Energon data", (c) => c.datasetProvider === "energon"],
 	["dataset-provider", "mock data", (c) => c.datasetProvider === "mock"],
 	["save", "saving checkpoints", (c) => c.save !== null],
 	["load", "loading checkpoints", (c) => c.load !== null],

@@ -2,12 +2,20 @@
 import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ChannelStatistics, Images } from "../../native/images.ts";
+import { FatalSampleError } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
 import { type Share, shareOfImages, wholeShare } from "../routing/merge.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
-import { buildBatch, type EncodedSample, type ImageTextBatch, type Pack, type ReadySample } from "./batch.ts";
+import {
+	buildBatch,
+	type EncodedSample,
+	type ImageTextBatch,
+	type Pack,
+	type ReadySample,
+	sampleName,
+} from "./batch.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { inspectImage } from "./encoded-image.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
@@ -21,6 +29,10 @@ export interface VisionLanguageTask extends EncodingOptions {
 	readonly kind: "vision-language";
 	/** A tokenizer.json; null: bytes. */
 	readonly tokenizer: string | null;
+	/** Ids the model has; null = any. */
+	readonly vocabularySize: number | null;
+	/** False for a language model without an encoder: samples with images end the run. */
+	readonly acceptsImages: boolean;
 	readonly template: TemplateName;
 	readonly lossRoles: readonly Role[] | null;
 	readonly imageTags: readonly [before: string, after: string];
@@ -42,6 +54,8 @@ const noPrompts: Prompts = { caption: "", ocr: "", classification: "" };
 export const visionLanguageDefaults = {
 	kind: "vision-language",
 	tokenizer: null,
+	vocabularySize: null,
+	acceptsImages: true,
 	template: "plain",
 	lossRoles: null,
 	imageTags: ["", ""],
@@ -62,8 +76,16 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 	if (!(Number.isInteger(sequenceLength) && sequenceLength >= 2)) {
 		throw new UserError(`A sequence length of ${sequenceLength} has no next token to learn; it must be 2 or more.`);
 	}
+	if (task.vocabularySize !== null && tokenizer.vocabularySize > task.vocabularySize) {
+		throw new UserError(
+			`The tokenizer has ${tokenizer.vocabularySize} tokens, more than vocab-size ${task.vocabularySize}.`,
+		);
+	}
 	const encode = (sample: Sample): EncodedSample => {
 		const conversation = conversationOf(sample, task.prompts);
+		if (!task.acceptsImages && conversation.images.length > 0) {
+			throw new FatalSampleError(`Sample ${sampleName(sample)} has images, but the model has no encoder.`);
+		}
 		const pieces = render(conversation, task);
 		const encoded = encodePieces(sample.key, pieces, conversation.images, tokenizer, task);
 		const { restoreKey, key, sources } = sample;

@@ -1,0 +1,54 @@
+/** Keys of Energon data together, and what a rank of a layout reads. */
+import { describe, expect, test } from "bun:test";
+import { resolveConfiguration } from "../../src/config/resolve.ts";
+import { lanesOf } from "../../src/data/routing/from-configuration.ts";
+import { taskOf } from "../../src/data/vision-language/from-configuration.ts";
+
+const base = ["--preset", "nemotron-vlm-tiny", "--data-path", "set.yaml"];
+const configurationOf = (...flags: string[]) => resolveConfiguration([...base, ...flags], {}).configuration;
+
+test("folders, URLs, JSONL and YAML files are Energon data", () => {
+	const provider = (path: string) =>
+		resolveConfiguration(["--preset", "nemotron-tiny", "--data-path", path], {}).configuration.datasetProvider;
+	expect([import.meta.dir, "s3://bucket/set", "a.jsonl", "b.yaml"].map(provider)).toEqual(new Array(4).fill("energon"));
+	expect(["a.txt", "b.safetensors"].map(provider)).toEqual(["text", "tokens"]);
+});
+
+describe("refused together", () => {
+	for (const [flags, message] of [
+		[["--use-tiling"], "use-tiling"],
+		[["--no-dynamic-resolution", "--img-h", "40"], "img-h"],
+		[["--data-end-id", "512"], "data-end-id"],
+		[["--image-token-id", "200"], "lower ids are bytes"],
+		[["--data-routing", "routed", "--num-workers", "0"], "num-workers"],
+	] as const) {
+		test(flags.join(" "), () => expect(() => configurationOf(...flags)).toThrow(message));
+	}
+});
+
+test("the task follows the keys", () => {
+	const flags = ["--image-tag-type", "nvlm", "--conversation-template", "chatml", "--caption-prompt", "Describe it."];
+	const task = taskOf(configurationOf(...flags, "--loss-roles", "user", "assistant", "--data-end-id", "10"));
+	expect(task.imageTags).toEqual(["<Image>", "</Image>"]);
+	expect(task.prompts.caption).toBe("Describe it.");
+	expect(task.lossRoles).toEqual(["user", "assistant"]);
+	expect([task.endId, task.template, task.sequenceLength]).toEqual([10, "chatml", 64]);
+	expect(task.sizing).toEqual({ mode: "dynamic", minPatches: 4, maxPatches: 0, minSide: 0 });
+	expect(task.tower.patchSize).toBe(8);
+	const tiles = ["--no-dynamic-resolution", "--use-tiling", "--img-h", "32", "--img-w", "32", "--max-num-tiles", "4"];
+	expect(taskOf(configurationOf(...tiles)).sizing).toEqual({
+		mode: "tiles",
+		tileSize: 32,
+		maxTiles: 4,
+		thumbnail: false,
+	});
+});
+
+test("lanes of every rank: fan-out, one to one, fan-in", () => {
+	const encoder = (lane: number, encoders: number, lanes: number) =>
+		lanesOf({ module: "encoder", lane }, encoders, lanes);
+	expect(encoder(1, 2, 4)).toEqual({ lanes: [2, 3], share: { index: 0, count: 1 } });
+	expect(encoder(1, 2, 2)).toEqual({ lanes: [1], share: { index: 0, count: 1 } });
+	expect(encoder(3, 4, 2)).toEqual({ lanes: [1], share: { index: 1, count: 2 } });
+	expect(lanesOf({ module: "language", lane: 1 }, 4, 2).lanes).toEqual([1]);
+});
