@@ -5,7 +5,7 @@ import { ABI_VERSION } from "../native/abi.ts";
 import { Device } from "../native/device.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
-import { programVersion } from "./version.ts";
+import { programVersion } from "../native/program-version.ts";
 
 export interface Finding {
 	readonly name: string;

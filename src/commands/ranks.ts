@@ -7,6 +7,7 @@ import { Status } from "../native/abi.ts";
 import { debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";
 import { type DeviceChoice, openDevice, openLibraryOf } from "../native/open-device.ts";
+import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
 import { diagnose, takeSnapshot } from "../parallel/diagnosis.ts";
 import { findRun, identityOf } from "../parallel/join.ts";
@@ -15,7 +16,6 @@ import { type Place, placeFromEnvironment } from "../parallel/place.ts";
 import type { Topology } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
 import { describeError, exitCodes } from "./command.ts";
-import { programVersion } from "./version.ts";
 
 export interface RankOptions {
 	/** Ranks that the work needs. */

@@ -2,17 +2,7 @@
 import { ABI_VERSION } from "../native/abi.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
-
-/** Put in by build.ts; absent when run from source. */
-declare const MIMO_VERSION: string | undefined;
-declare const MIMO_COMMIT: string | undefined;
-
-/** "0.1.0 (commit 0123456789ab)". */
-export function programVersion(): string {
-	const version = typeof MIMO_VERSION === "string" ? MIMO_VERSION : "from source";
-	const commit = typeof MIMO_COMMIT === "string" ? MIMO_COMMIT : "unknown";
-	return `${version} (commit ${commit})`;
-}
+import { programVersion } from "../native/program-version.ts";
 
 /** What the embedded libraries say they contain; one that does not load on this machine is named only. */
 async function libraries(): Promise<string[]> {

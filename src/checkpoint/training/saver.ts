@@ -18,6 +18,7 @@ export interface SaverOptions {
 	/** Every rank of the run. */
 	readonly world: Group;
 	readonly tensors: TrainingTensors;
+	readonly withOptimizer: boolean;
 	readonly retention: Retention;
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;
@@ -43,7 +44,7 @@ export class CheckpointSaver implements Disposable {
 	readonly #memory = new SnapshotMemory();
 	readonly #thread = new SaveThread();
 	#saving: Saving | null = null;
-	#saved: number | null = null;
+	#failed = false;
 	/** Seconds that training stood still for the latest save. */
 	#stall = 0;
 
@@ -54,29 +55,24 @@ export class CheckpointSaver implements Disposable {
 		return this.#saving !== null;
 	}
 
-	/** Iteration of the newest checkpoint that this run has published or tried to; null: none. */
-	get latest(): number | null {
-		return this.#saved;
-	}
-
-	/** Seconds that the caller of start() waited for the latest snapshot. */
-	get stallSeconds(): number {
-		return this.#stall;
+	/** Whether the latest save has failed and training went on. */
+	get failed(): boolean {
+		return this.#failed;
 	}
 
 	/** Begins a save of the state as it is; one under way is finished first. Every rank calls this together. */
 	start(iteration: number, description: Omit<CheckpointDescription, "iteration">): void {
 		const started = performance.now();
 		if (this.#saving) this.finish();
-		this.#saved = iteration;
-		const { root, world, tensors } = this.options;
+		const { root, world, tensors, withOptimizer } = this.options;
+		this.#failed = false;
 		const [begun] = exchangeTexts(world, world.rank === 0 ? beginSave(root, iteration) : "") as [string];
 		const { folder, failure } = JSON.parse(begun) as { folder: string | null; failure: string | null };
 		if (folder === null) {
 			this.#conclude(iteration, world.rank === 0 ? failure : null, failure!);
 			return;
 		}
-		const entries = takeSnapshot(tensors, this.#memory);
+		const entries = takeSnapshot(tensors, this.#memory, withOptimizer);
 		const own = join(root, basename(folder));
 		this.#thread.start({ kind: "write", folder: own, rank: world.rank, entries });
 		this.#saving = {
@@ -147,6 +143,7 @@ export class CheckpointSaver implements Disposable {
 	/** Says that a save has failed, or ends the run with the sentence of a rank whose part it was. */
 	#conclude(iteration: number, own: string | null, sentence: string): void {
 		const { goesOnAfterFailure, say, world } = this.options;
+		this.#failed = true;
 		if (goesOnAfterFailure) {
 			say(`The checkpoint of step ${iteration} was not saved, training goes on: ${sentence}`);
 			return;

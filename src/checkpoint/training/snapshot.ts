@@ -34,9 +34,13 @@ export class SnapshotMemory {
 }
 
 /** Copies this rank's share; the entries are valid until `memory` is reset. */
-export function takeSnapshot(tensors: TrainingTensors, memory: SnapshotMemory): SnapshotEntry[] {
+export function takeSnapshot(
+	tensors: TrainingTensors,
+	memory: SnapshotMemory,
+	withOptimizer: boolean,
+): SnapshotEntry[] {
 	memory.reset();
-	const entries = tensors.buffers.flatMap((stored) => snapshotOf(stored, memory));
+	const entries = tensors.buffers.flatMap((stored) => snapshotOf(stored, memory, withOptimizer));
 	if (!tensors.writesLoose) return entries;
 	for (const { name, shape, value } of tensors.loose) {
 		const sizes = [...shape];
@@ -46,7 +50,11 @@ export function takeSnapshot(tensors: TrainingTensors, memory: SnapshotMemory): 
 	return entries;
 }
 
-function snapshotOf({ buffer, shard, parts, begin, end }: StoredBuffer, memory: SnapshotMemory): SnapshotEntry[] {
+function snapshotOf(
+	{ buffer, shard, parts, begin, end }: StoredBuffer,
+	memory: SnapshotMemory,
+	withOptimizer: boolean,
+): SnapshotEntry[] {
 	if (begin === end) return [];
 	const copyRange = (flat: Tensor, first: number) => {
 		using range = flat.columns(begin - first, end - begin);
@@ -55,7 +63,7 @@ function snapshotOf({ buffer, shard, parts, begin, end }: StoredBuffer, memory: 
 	const values = copyRange(buffer.values, 0);
 	const tag = tags[buffer.dtype];
 	const entries = entriesOf(parts, begin, end, { dtype: tag, memory: values, nameOf: (name) => name });
-	if (shard === null) return entries;
+	if (shard === null || !withOptimizer) return entries;
 	// Weights in fp32 are their own masters.
 	const master = buffer.dtype === "f32" ? values : copyRange(shard.master, shard.begin);
 	const states = [

@@ -4,8 +4,14 @@ import { choice, defaulting, integer, off, optional, path } from "../field.ts";
 export const checkpointKeys = {
 	save: optional(path, "Folder checkpoints are written to."),
 	"save-interval": optional(integer(1), "Steps between checkpoints."),
-	"save-retain-interval": optional(integer(1), "Keep only checkpoints at multiples of this many steps."),
+	"save-retain-interval": optional(
+		integer(1),
+		"Keep only checkpoints at multiples of this many steps, and the newest.",
+	),
+	keep: optional(integer(1), "Keep this many of the newest checkpoints, and those of save-retain-interval."),
+	"save-retry": off("Go on training when a checkpoint cannot be written, and try again at the next one."),
 	load: optional(path, "Folder to resume from; an absent one means a fresh start."),
+	"allow-fallback": off("Take the newest good checkpoint when the newest one is damaged."),
 	"ckpt-step": optional(integer(0), "Step to load instead of the newest."),
 	"pretrained-checkpoint": optional(path, "Weights to start from when load has no checkpoint."),
 	finetune: off("Load weights only and start at step 0."),

@@ -47,5 +47,5 @@ export const scheduleKeys = {
 	"eval-micro-batch-size": derived(integer(1), "micro-batch-size", "Microbatch of an evaluation."),
 	"exit-interval": optional(integer(1), "Save and exit at a multiple of this many steps."),
 	"exit-duration-in-mins": optional(positiveNumber, "Save and exit after this many minutes."),
-	"exit-signal-handler": off("Save and exit on SIGTERM."),
+	"exit-signal-handler": off("Save and exit with code 75 after the step in which SIGTERM or SIGUSR1 came."),
 } as const;

@@ -87,6 +87,7 @@ using saver =
 				root: options.save,
 				world: everyone,
 				tensors,
+				withOptimizer: true,
 				retention: {},
 				goesOnAfterFailure: false,
 				say: () => {},

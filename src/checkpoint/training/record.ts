@@ -1,0 +1,56 @@
+/**
+ * What a checkpoint of a training says besides tensors: how far it is, its schedules, its seed, its layout. JSON of the
+ * manifest's `common`; the configuration is the manifest's `model`.
+ */
+import * as v from "valibot";
+import { UserError } from "../../native/errors.ts";
+import type { Json, Manifest } from "../native/manifest.ts";
+
+const count = v.pipe(v.number(), v.integer(), v.minValue(0));
+
+const progressSchema = v.object({
+	/** Steps taken. */
+	iteration: count,
+	consumedSamples: count,
+	/** Samples that the schedules have counted: those of steps that updated the weights. */
+	scheduledSamples: count,
+	/** Steps whose update was left out. */
+	skippedSteps: count,
+	/** Updates of the optimizer. */
+	optimizerSteps: count,
+});
+/** How far a training is. */
+export type TrainingProgress = v.InferOutput<typeof progressSchema>;
+
+const recordSchema = v.object({
+	training: progressSchema,
+	/** Schedules by their names in `Schedules`; null: saved without the optimizer. */
+	schedules: v.nullable(v.record(v.string(), v.record(v.string(), v.union([v.string(), v.number(), v.null()])))),
+	/** All random numbers are drawn from the seed and their place; null: saved without. */
+	rng: v.nullable(v.object({ seed: v.number() })),
+	/** Policy of the encoder's gradient. */
+	participation: v.string(),
+	/** Grids, for people. */
+	topology: v.record(v.string(), v.unknown()),
+});
+export type TrainingRecord = v.InferOutput<typeof recordSchema>;
+
+/** Name of the manifest's object that holds a data lane's state. */
+export function dataObjectName(lane: string): string {
+	return `data/${lane}`;
+}
+
+/** The record of a checkpoint. Throws a UserError when it is not one of a training. */
+export function readRecord({ common }: Pick<Manifest, "common">, path: string): TrainingRecord {
+	const { success, output, issues } = v.safeParse(recordSchema, common);
+	if (success) return output;
+	const what = v.getDotPath(issues[0]) ?? "its record";
+	throw new UserError(
+		`${path} is no checkpoint that a training can go on from (${what}: ${issues[0].message}); --finetune takes its weights alone.`,
+	);
+}
+
+/** The record as a manifest keeps it, beside the optimizer groups that Megatron wants. */
+export function commonOf(record: TrainingRecord, parameterGroups: Json): Manifest["common"] {
+	return { ...(record as unknown as Manifest["common"]), optimizer: { paramGroups: parameterGroups } };
+}
