@@ -11,6 +11,7 @@ interface CommandModule {
 const commands: Readonly<Record<string, readonly [description: string, load: () => Promise<CommandModule>]>> = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
 	parity: ["Compare training with reference runs.", () => import("./commands/parity.ts")],
+	verify: ["Show that layouts of ranks give what one process gives.", () => import("./commands/verify.ts")],
 	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],
 	data: ["Prepare, inspect and check Energon data sets.", () => import("./commands/data.ts")],
 	doctor: ["What this machine offers, and whether training can run.", () => import("./commands/doctor.ts")],

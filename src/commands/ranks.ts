@@ -29,6 +29,8 @@ export interface RankOptions {
 	/** The rank that writes to the terminal. */
 	readonly reporter: number;
 	readonly timeoutMinutes: number;
+	/** Do not print the processes of the ranks. */
+	readonly quiet?: boolean;
 }
 
 /** Milliseconds: until all ranks have noted where they waited, and until the one that prints has printed. */
@@ -82,18 +84,22 @@ async function workEverywhere(options: RankOptions, work: Work): Promise<number>
 	return place === null ? await launchRanks(options) : await workAsRank(place, options, work);
 }
 
-/** Starts this program once more for every rank. */
-async function launchRanks(options: RankOptions): Promise<number> {
+/** Starts this program once more for every rank, with the same or with other arguments. Returns the exit code. */
+export async function launchRanks(
+	options: RankOptions,
+	args: readonly string[] = process.argv.slice(2),
+): Promise<number> {
 	const library = await openLibraryOf(options.device);
 	const compiled = Bun.main.startsWith("/$bunfs/");
 	return await launch({
 		...options,
 		library,
-		command: [process.execPath, ...(compiled ? [] : [Bun.main]), ...process.argv.slice(2)],
+		command: [process.execPath, ...(compiled ? [] : [Bun.main]), ...args],
 		identity: identityOf(null, options.ranks, { ...options, library, version: programVersion() }),
 		say: (line, kind) => {
-			if (kind === "information") process.stdout.write(`${line}\n`);
-			else process.stderr.write(line.startsWith(" ") ? `${line}\n` : `mimo: ${line}\n`);
+			if (kind === "information") {
+				if (!options.quiet) process.stdout.write(`${line}\n`);
+			} else process.stderr.write(line.startsWith(" ") ? `${line}\n` : `mimo: ${line}\n`);
 		},
 	});
 }

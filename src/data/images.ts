@@ -7,6 +7,28 @@ export interface ImageSet {
 	readonly grids: readonly PatchGrid[];
 	/** Images of every sample, or pack of samples; 0 for text alone. */
 	readonly imagesPerSample: readonly number[];
+	/**
+	 * Place of every image among those of the step's global batch, which random crops follow; absent: they follow the
+	 * images that this rank had before in the step.
+	 */
+	readonly indices?: readonly number[];
+}
+
+/** Several sets, one after the other. */
+export function joinImages(sets: readonly ImageSet[]): ImageSet {
+	const patches = new Float32Array(sets.reduce((sum, set) => sum + set.patches.length, 0));
+	let at = 0;
+	for (const set of sets) {
+		patches.set(set.patches, at);
+		at += set.patches.length;
+	}
+	const known = sets.every(({ indices }) => indices !== undefined);
+	return {
+		patches,
+		grids: sets.flatMap(({ grids }) => grids),
+		imagesPerSample: sets.flatMap(({ imagesPerSample }) => imagesPerSample),
+		...(known && { indices: sets.flatMap(({ indices }) => indices!) }),
+	};
 }
 
 /**

@@ -65,6 +65,18 @@ export class DataParallel {
 		}
 	}
 
+	/** For who looks at them: every replica has all gradients, which with ZeRO-1 are final in its own slice only. */
+	gatherGradients(): void {
+		if (!this.distributedOptimizer) return;
+		for (const buffer of this.parameters.buffers) {
+			const group = this.groupOf(buffer);
+			if (!buffer.gradients || group.size === 1) continue;
+			const { begin, end } = this.owned(buffer);
+			using slice = buffer.gradients.columns(begin, end - begin);
+			group.allGather(slice, buffer.gradients).wait();
+		}
+	}
+
 	/** After an update: every replica has all values again. */
 	gather(): void {
 		if (!this.distributedOptimizer) return;

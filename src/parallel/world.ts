@@ -5,7 +5,7 @@ import { type Group, groupOfOne } from "./group.ts";
 import { SharedMemoryGroup } from "./shared-memory-group.ts";
 
 export class World implements Disposable {
-	readonly #groups: SharedMemoryGroup[] = [];
+	readonly #groups = new Map<string, SharedMemoryGroup>();
 
 	private constructor(
 		readonly device: Device,
@@ -27,14 +27,17 @@ export class World implements Disposable {
 	}
 
 	/**
-	 * A group of the given global ranks, in this order. Its members call this, each once for a name and set of ranks, all
-	 * their groups in the same order.
+	 * A group of the given global ranks, in this order. Its members call this, all their groups in the same order. Asked
+	 * for again, a name and set of ranks give the same group.
 	 */
 	async group(name: string, ranks: readonly number[]): Promise<Group> {
 		if (!ranks.includes(this.rank)) throw new RangeError(`Rank ${this.rank} is no member of ${name} [${ranks}].`);
 		if (ranks.length === 1 || this.run === null) return groupOfOne(name, this.rank);
+		const key = `${name} ${ranks}`;
+		const known = this.#groups.get(key);
+		if (known) return known;
 		const group = new SharedMemoryGroup(this.run, this.device, this.rank, name, ranks);
-		this.#groups.push(group);
+		this.#groups.set(key, group);
 		return group;
 	}
 
@@ -50,6 +53,7 @@ export class World implements Disposable {
 
 	/** Closes the groups; whoever made the run closes that. */
 	[Symbol.dispose](): void {
-		for (const group of this.#groups.splice(0)) group[Symbol.dispose]();
+		for (const group of this.#groups.values()) group[Symbol.dispose]();
+		this.#groups.clear();
 	}
 }

@@ -65,7 +65,8 @@ function kindOf(name: string): string {
 		.trim();
 }
 
-function table(rows: readonly (readonly string[])[]): string[] {
+/** Columns side by side, one line a row. */
+export function table(rows: readonly (readonly string[])[]): string[] {
 	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
 	return rows.map((row) =>
 		row

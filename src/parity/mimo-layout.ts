@@ -5,7 +5,7 @@
 import { join } from "node:path";
 import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
-import type { ImageSet } from "../data/images.ts";
+import { type ImageSet, joinImages } from "../data/images.ts";
 import type { Microbatch } from "../data/microbatch.ts";
 import { UserError } from "../native/errors.ts";
 import type { Topology } from "../parallel/topology.ts";
@@ -113,20 +113,6 @@ function encoderMicrobatches(
 		throw new UserError("The reference's microbatches hold one sample: they cannot be cut over encoder lanes.");
 	}
 	return lanes[0]!.map((_, index) => joinImages(served.map((lane) => lanes[lane]![index]!.images)));
-}
-
-function joinImages(sets: readonly ImageSet[]): ImageSet {
-	const patches = new Float32Array(sets.reduce((sum, set) => sum + set.patches.length, 0));
-	let at = 0;
-	for (const set of sets) {
-		patches.set(set.patches, at);
-		at += set.patches.length;
-	}
-	return {
-		patches,
-		grids: sets.flatMap(({ grids }) => grids),
-		imagesPerSample: sets.flatMap(({ imagesPerSample }) => imagesPerSample),
-	};
 }
 
 /** Norms of whole parameters' gradients: every rank adds the squares of what it alone counts. */

@@ -12,7 +12,7 @@ import { Tensor } from "../tensor/tensor.ts";
 export interface EncoderPlace {
 	/** Key of this step's random crops. */
 	readonly cropKey: number;
-	/** Index of image 0 among the images of the step's global batch. */
+	/** Place of image 0 among those of the step's global batch, where the images do not say their own. */
 	readonly firstImage: number;
 }
 
@@ -35,7 +35,8 @@ export class EncoderMicrobatch implements Disposable {
 		using patches = Tensor.from(device, images.patches, [images.patches.length / width, width], {
 			dtype: config.tower.dtype,
 		});
-		const input = { patches, grids: images.grids, ...place };
+		const { grids, indices = grids.map((_, index) => place.firstImage + index) } = images;
+		const input = { patches, grids, indices, cropKey: place.cropKey };
 		const { rows, rowsPerImage } = encoder.forward(this.#tape, input, options.observe);
 		this.rows = rows;
 		let image = 0;

@@ -38,6 +38,8 @@ interface Side {
 	readonly groups: ModuleGroups;
 	/** This rank's lane of its module. */
 	readonly lane: number;
+	/** Draws initial weights from `seed`: the same whatever the layout. */
+	initialise(seed: number): void;
 	/** This rank's part of every tensor of its module. */
 	logicalTensors(): Generator<LogicalTensor>;
 	readonly owned: readonly Disposable[];
@@ -102,6 +104,7 @@ function encoderSide({ world, topology, everyone, groups, bridge, lane }: Place,
 		world: everyone,
 		groups,
 		lane,
+		initialise: (seed) => encoder.initialise(seed),
 		logicalTensors: () => encoder.logicalTensors(),
 		owned: [shared.optimizer, shared.scalars, encoder],
 		state: {
@@ -134,6 +137,7 @@ function languageSide(
 		groups,
 		lane,
 		model,
+		initialise: (seed) => model.initialise(seed),
 		logicalTensors: () => model.logicalTensors(),
 		owned: [shared.optimizer, shared.scalars, model],
 		state: {

@@ -51,7 +51,7 @@ const grids = [
 ];
 using patches = Tensor.from(device, randomValues(28 * 12, 1), [28, 12]);
 const encoderTape = new Tape(device, { recording: true });
-using rows = encoder.forward(encoderTape, { patches, grids, cropKey: 0, firstImage: 0 }).rows;
+using rows = encoder.forward(encoderTape, { patches, grids, cropKey: 0, indices: [0, 1] }).rows;
 
 const ids = Int32Array.of(1, 9, 9, 9, 9, 2, 3, 9, 9, 9, 4, 5);
 const places = findImagePlaces(ids, [12], 9);

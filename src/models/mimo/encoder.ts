@@ -26,8 +26,8 @@ export interface EncoderInput {
 	readonly grids: readonly PatchGrid[];
 	/** Key of this step's random crops of the position table. */
 	readonly cropKey: number;
-	/** Index of image 0 among the images of the step's global batch: crops follow it, so no layout matters. */
-	readonly firstImage: number;
+	/** Place of every image among those of the step's global batch: crops follow it, so no layout matters. */
+	readonly indices: readonly number[];
 }
 
 export class EncoderModule implements Disposable {
@@ -100,10 +100,10 @@ export class EncoderModule implements Disposable {
 	}
 
 	/** Random windows of the position table while the tower trains; a frozen one is always evaluated (spec vision 1.8). */
-	#crops(tape: Tape, { cropKey, firstImage, grids }: EncoderInput) {
+	#crops(tape: Tape, { cropKey, indices }: EncoderInput) {
 		const { mode, randomCrop } = this.config.tower.positions;
 		if (mode !== "cpe" || !randomCrop || !tape.training || this.options.frozenTower) return null;
-		return grids.map((_, index) => cropOfImage(cropKey, firstImage + index));
+		return indices.map((index) => cropOfImage(cropKey, index));
 	}
 
 	[Symbol.dispose](): void {

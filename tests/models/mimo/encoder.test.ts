@@ -51,7 +51,8 @@ function encode(
 	const values = Float32Array.from(images.flatMap(([, patches]) => [...patches]));
 	using patches = Tensor.from(device, values, [values.length / 12, 12]);
 	const { tape = new Tape(device, { recording: false }), cropKey = 0, firstImage = 0 } = options;
-	return encoder.forward(tape, { patches, grids: images.map(([grid]) => grid), cropKey, firstImage });
+	const grids = images.map(([grid]) => grid);
+	return encoder.forward(tape, { patches, grids, cropKey, indices: grids.map((_, index) => firstImage + index) });
 }
 
 function rowsOf(...args: Parameters<typeof encode>): Float32Array {

@@ -1,0 +1,199 @@
+/** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
+import { defineCommand } from "citty";
+import { flagHelp } from "../config/help.ts";
+import { resolveConfiguration } from "../config/resolve.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import { UserError } from "../native/errors.ts";
+import type { Layout } from "../parallel/layout.ts";
+import type { Plan } from "../parity/verify/plan.ts";
+import type { Subject } from "../parity/verify/subject.ts";
+import { exitCodes } from "./command.ts";
+import type { RankOptions } from "./ranks.ts";
+
+const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
+
+Trains one batch of random samples in one process that holds both modules (layout 1), then on every layout of the list,
+and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, and ZeRO-1 on with off. Exit code
+1 where something differs by more than the tolerance.
+
+  --layouts LIST       Layouts separated by commas, each ENCODER+LANGUAGE. A side is any of tpN dpN epN etpN written
+                       together, or a number, which means dp; ranks of a side = tp × dp. 1: one process.
+  --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
+                       square). Ten times the noise of this machine is always allowed. Default 1e-5.
+  --text-only N        Samples at the end of the batch that have no image. Default: a quarter of them, with --policy half.
+  --policy             Show what encoder-grad-participation corrected would change in every layout.
+  --json               Print everything as JSON.
+  --reference FOLDER   Keep the reference and the layouts' results in this folder. Where a launcher such as torchrun has
+                       started this process: compare the one layout of --layouts with the reference that is there.
+
+The batch is global-batch-size samples of seq-length tokens; micro-batch-size adapts where a layout needs another. Grids
+in the configuration do not count.
+
+${flagHelp()}`;
+
+/** About a hundred roundings of single precision. */
+const defaultTolerance = 1e-5;
+
+/** Flags that are no configuration keys, and whether they take a value. */
+const ownFlags = { layouts: true, tolerance: true, "text-only": true, reference: true, policy: false, json: false };
+
+export default defineCommand({
+	meta: { name: "verify", description: "Show that layouts of ranks give what one process gives." },
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const resolved = resolveConfiguration(rawArgs, ownFlags);
+		await verifyLayouts(rawArgs, resolved.configuration, resolved.command);
+	},
+});
+
+type Flags = Readonly<Record<string, string>>;
+
+async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
+	const { parseLayouts } = await import("../parallel/layout.ts");
+	const { subjectOf } = await import("../parity/verify/subject.ts");
+	const { planOf } = await import("../parity/verify/plan.ts");
+	if (flags.layouts === undefined) {
+		throw new UserError('verify needs --layouts, such as --layouts "1+1,tp2+dp2ep2".', exitCodes.usage);
+	}
+	const layouts = parseLayouts(flags.layouts);
+	const subject = subjectOf(c, textOnlySamples(c, flags));
+	const plans = layouts.map((layout) => {
+		const plan = planOf(layout, { ...subject, samples: subject.samples.length });
+		checkLayout(args, layout, plan);
+		return plan;
+	});
+	const { placeFromEnvironment } = await import("../parallel/place.ts");
+	if (placeFromEnvironment() !== null) await compareAsRank(c, flags, subject, plans);
+	else await compareAll(c, flags, subject, plans);
+}
+
+/** The configuration with the layout's grids, checked like any other. */
+function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }: Plan): void {
+	const encoder = layout.encoder ?? { tensor: 1, data: 1 };
+	const { language } = layout;
+	const grids = {
+		"encoder-tp": encoder.tensor,
+		"encoder-dp": encoder.data,
+		"llm-offset": layout.encoder === null ? 0 : encoder.tensor * encoder.data,
+		"llm-tp": language.tensor,
+		"llm-dp": language.data,
+		"llm-ep": language.expert,
+		"llm-expt-tp": language.expertTensor,
+		"tensor-parallel-num-weight-shards": language.tensor,
+		"expert-tensor-parallel-num-weight-shards": language.expertTensor,
+		"micro-batch-size": microBatchSize,
+		"eval-micro-batch-size": microBatchSize,
+	};
+	try {
+		resolveConfiguration(
+			[...args, ...Object.entries(grids).flatMap(([key, value]) => [`--${key}`, String(value)])],
+			ownFlags,
+		);
+	} catch (error) {
+		if (error instanceof UserError) throw new UserError(`Layout ${layout.text}: ${error.message}`, error.exitCode);
+		throw error;
+	}
+}
+
+function textOnlySamples(c: TrainingConfiguration, flags: Flags): number {
+	const given = flags["text-only"];
+	if (given === undefined) return Math.floor(c.globalBatchSize / ("policy" in flags ? 2 : 4));
+	const count = /^\d{1,9}$/.test(given) ? Number(given) : Number.NaN;
+	if (count < c.globalBatchSize) return count;
+	throw new UserError(
+		`--text-only is ${JSON.stringify(given)}; allowed is a whole number below global-batch-size (${c.globalBatchSize}).`,
+		exitCodes.usage,
+	);
+}
+
+function toleranceOf(text: string | undefined): number {
+	if (text === undefined) return defaultTolerance;
+	const value = Number(text);
+	if (text.trim() !== "" && value >= 0 && Number.isFinite(value)) return value;
+	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a number from 0.`, exitCodes.usage);
+}
+
+/** How the ranks of a layout are started and found. */
+function rankOptions(c: TrainingConfiguration, plan: Plan): RankOptions {
+	const { topology } = plan;
+	return {
+		ranks: topology.worldSize,
+		device: c.device,
+		threads: c.threads,
+		configuration: {
+			...Object.fromEntries(Object.entries(c).map(([key, value]) => [key, JSON.stringify(value)])),
+			layouts: plan.name,
+		},
+		describe: (rank) => topology.describe(rank),
+		reporter: 0,
+		timeoutMinutes: c.distributedTimeoutMinutes,
+		quiet: true,
+	};
+}
+
+/** This process is a rank of the one layout it was started for. */
+async function compareAsRank(
+	c: TrainingConfiguration,
+	flags: Flags,
+	subject: Subject,
+	plans: readonly Plan[],
+): Promise<void> {
+	const [plan] = plans;
+	if (plans.length !== 1 || flags.reference === undefined) {
+		throw new UserError(
+			"A launcher has started this process: verify then compares one layout of --layouts with a --reference FOLDER.",
+			exitCodes.usage,
+		);
+	}
+	const { onEveryRank } = await import("./ranks.ts");
+	const { policyOnRank, verifyOnRank } = await import("../parity/verify/verify.ts");
+	const work = "policy" in flags ? policyOnRank : verifyOnRank;
+	await onEveryRank(rankOptions(c, plan!), (world) => work(world, plan!, subject, flags.reference!));
+}
+
+async function compareAll(
+	c: TrainingConfiguration,
+	flags: Flags,
+	subject: Subject,
+	plans: readonly Plan[],
+): Promise<void> {
+	const { openDevice } = await import("../native/open-device.ts");
+	const { World } = await import("../parallel/world.ts");
+	const { reportJson, renderLayouts, renderReference } = await import("../parity/verify/report.ts");
+	const { comparePolicies, VerifyFolder, verify } = await import("../parity/verify/verify.ts");
+	const { launchRanks } = await import("./ranks.ts");
+	const tolerance = toleranceOf(flags.tolerance);
+	const json = "json" in flags;
+	using folder = new VerifyFolder(flags.reference);
+	using device = await openDevice(c.device, c.threads);
+	using alone = World.alone(device);
+	const args = process.argv.slice(2);
+	const options = {
+		subject,
+		plans,
+		folder: folder.path,
+		alone,
+		// The last of a repeated flag counts.
+		launch: (plan: Plan) =>
+			launchRanks(rankOptions(c, plan), [...args, "--layouts", plan.name, "--reference", folder.path]),
+	};
+	if ("policy" in flags) {
+		const { renderPolicy } = await import("../parity/verify/policy.ts");
+		const reports = await comparePolicies(options);
+		console.log(json ? JSON.stringify(reports, null, 2) : renderPolicy(reports));
+		if (reports.some(({ result }) => result === null)) process.exitCode = exitCodes.failure;
+		return;
+	}
+	const { reference, reports } = await verify({
+		...options,
+		tolerance,
+		onReference: (made) => {
+			if (!json) console.log(renderReference(subject, made));
+		},
+	});
+	console.log(json ? reportJson(reference, reports) : renderLayouts(reports));
+	if (reports.some(({ failures }) => failures.length > 0)) process.exitCode = exitCodes.failure;
+}

@@ -1,0 +1,206 @@
+/** One layout's run: every rank compares what it holds with the reference, and the sums of all ranks are the result. */
+import type { Reduction } from "../../parallel/group.ts";
+import type { World } from "../../parallel/world.ts";
+import { elementCount, Tensor } from "../../tensor/tensor.ts";
+import { type Engine, type EngineOptions, openEngine } from "./engine.ts";
+import { updateAlone } from "./optimizer-alone.ts";
+import type { Plan } from "./plan.ts";
+import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf } from "./reference.ts";
+import type { Flip } from "./routing.ts";
+import type { Subject } from "./subject.ts";
+
+/** How a tensor differs from the reference's. */
+export interface Difference {
+	/** Root mean square of the difference, of the copy that counts. */
+	readonly rms: number;
+	/** The largest of the other copies. */
+	readonly copies: number;
+	/** Elements that are not the same bit for bit. */
+	readonly different: number;
+}
+
+export interface LayoutResult {
+	readonly scalars: Scalars;
+	/** In the order of the reference's tensors. */
+	readonly differences: Readonly<Record<Kind, readonly Difference[]>>;
+	/** Elements that differ between ZeRO-1 on and off: gradients of step 1, weights after the real steps, on all ranks. */
+	readonly zero: { readonly gradients: number; readonly weights: number };
+	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
+	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
+	/** Wall clock of all of it. */
+	readonly seconds: number;
+}
+
+/** Every rank of the layout calls this together; all get the result. */
+export async function runLayout(
+	world: World,
+	plan: Plan,
+	subject: Subject,
+	reference: StoredReference,
+): Promise<LayoutResult> {
+	const started = performance.now();
+	const plain = await trainSteps(world, plan, subject, reference, {});
+	const { result, gradient, stepped, flips } = plain;
+	using engine = plain.engine;
+	const zero = await trainSteps(world, plan, subject, reference, { distributedOptimizer: true });
+	using _sharded = zero.engine;
+	const unequal = {
+		gradients: countUnequal(engine, plain.snapshots.gradients, zero.snapshots.gradients),
+		weights: countUnequal(engine, plain.snapshots.weights, zero.snapshots.weights),
+	};
+	const { clipFactor } = reference.description;
+	updateAlone(engine, subject, { gradientOf: (name) => reference.values("gradient", name)!, clipFactor });
+	const updated = compare(engine, reference, "updated");
+	return {
+		scalars: scalarsOf(result),
+		differences: { gradient, updated, stepped },
+		zero: unequal,
+		flips,
+		seconds: (performance.now() - started) / 1000,
+	};
+}
+
+/** The real steps. The receiver disposes the engine. */
+async function trainSteps(
+	world: World,
+	plan: Plan,
+	subject: Subject,
+	reference: StoredReference,
+	options: EngineOptions,
+) {
+	const engine = await openEngine(world, plan, subject, options);
+	engine.restart();
+	let gradient: Difference[] = [];
+	let gradients: Uint32Array[] = [];
+	const result = engine.step(() => {
+		for (const replica of engine.state.replicas) replica.gatherGradients();
+		gradient = compare(engine, reference, "gradient");
+		gradients = bitsOf(engine, "gradient");
+	});
+	world.progress(1);
+	const flips = findFlips(engine, plan, subject, reference);
+	for (let step = 1; step < realSteps; step++) engine.step();
+	world.progress(realSteps);
+	const stepped = compare(engine, reference, "stepped");
+	return { engine, result, gradient, stepped, flips, snapshots: { gradients, weights: bitsOf(engine, "value") } };
+}
+
+/** Differences of all tensors, summed over the ranks that hold their parts. */
+export function compare(engine: Engine, reference: StoredReference, kind: Kind): Difference[] {
+	const { tensors } = reference.description;
+	const index = new Map(tensors.map(({ name }, at) => [name, at]));
+	// Σ difference², differing elements, elements compared.
+	const sums = new Float64Array(3 * tensors.length);
+	const copies = new Float64Array(tensors.length);
+	for (const tensor of engine.tensors()) {
+		const { name, shape, value, gradient, blocks } = tensor;
+		const part = kind === "gradient" ? gradient : value;
+		const expected = part && reference.values(kind, name);
+		if (part && expected) {
+			const at = index.get(name)!;
+			const found = difference(part, expected, elementCount(shape.slice(1)), blocks);
+			if (engine.counts(tensor)) {
+				sums[3 * at]! += found.squares;
+				sums[3 * at + 1]! += found.different;
+				sums[3 * at + 2]! += found.elements;
+			} else {
+				copies[at] = Math.max(copies[at]!, Math.sqrt(found.squares / Math.max(1, found.elements)));
+			}
+		}
+		value[Symbol.dispose]();
+		gradient?.[Symbol.dispose]();
+	}
+	reduceHost(engine, sums, "sum");
+	reduceHost(engine, copies, "max");
+	return tensors.map(({ name, elements }, at) => {
+		const compared = sums[3 * at + 2]!;
+		if (compared !== elements && !(kind === "gradient" && compared === 0)) {
+			throw new Error(`The ranks that count ${name} hold ${compared} of its ${elements} elements.`);
+		}
+		return { rms: Math.sqrt(sums[3 * at]! / elements), copies: copies[at]!, different: sums[3 * at + 1]! };
+	});
+}
+
+/** A rank's blocks against the whole tensor [rows, width]. */
+function difference(
+	part: Tensor,
+	expected: Float32Array,
+	width: number,
+	blocks: Parameters<Engine["counts"]>[0]["blocks"],
+) {
+	const values = part.toFloat32();
+	let [squares, different, elements] = [0, 0, 0];
+	for (const { localRow, fullRow, rows, localColumn, fullColumn, columns } of blocks) {
+		for (let row = 0; row < rows; row++) {
+			const at = (localRow + row) * part.width + localColumn;
+			const there = (fullRow + row) * width + fullColumn;
+			for (let column = 0; column < columns; column++) {
+				const [own, wanted] = [values[at + column]!, expected[there + column]!];
+				squares += (own - wanted) ** 2;
+				if (!Object.is(own, wanted)) different++;
+				elements++;
+			}
+		}
+	}
+	return { squares, different, elements };
+}
+
+/** This rank's flips, counted over all ranks; the first of every rank that has one. */
+function findFlips(engine: Engine, plan: Plan, subject: Subject, reference: StoredReference): LayoutResult["flips"] {
+	const { topology } = plan;
+	const { topk } = subject.language.moe;
+	const rank = engine.world.ranks[engine.world.rank]!;
+	const own = topology.language.contains(rank)
+		? reference
+				.routing()
+				.flips(
+					engine.routing,
+					topology.language.coordinates(rank).dp * plan.microbatches * plan.microBatchSize * subject.sequenceLength,
+				)
+		: [];
+	const message = new Int32Array(3 + 2 * topk);
+	const [first] = own;
+	if (first) message.set([own.length, first.layer, first.token, ...first.experts, ...first.reference]);
+	const all = engine.world.exchange(message).filter(([count]) => count! > 0);
+	return {
+		count: all.reduce((sum, [count]) => sum + count!, 0),
+		first: all.map((found) => ({
+			layer: found[1]!,
+			token: found[2]!,
+			experts: [...found.subarray(3, 3 + topk)],
+			reference: [...found.subarray(3 + topk)],
+		})),
+	};
+}
+
+/** This rank's tensors bit by bit. */
+function bitsOf(engine: Engine, what: "value" | "gradient"): Uint32Array[] {
+	const bits: Uint32Array[] = [];
+	for (const tensor of engine.tensors()) {
+		const part = tensor[what];
+		if (part) bits.push(new Uint32Array(part.toFloat32().buffer));
+		tensor.value[Symbol.dispose]();
+		tensor.gradient?.[Symbol.dispose]();
+	}
+	return bits;
+}
+
+/** Elements that differ, over all ranks. */
+function countUnequal(engine: Engine, a: readonly Uint32Array[], b: readonly Uint32Array[]): number {
+	let count = 0;
+	a.forEach((values, at) => {
+		const other = b[at]!;
+		for (let i = 0; i < values.length; i++) if (values[i] !== other[i]) count++;
+	});
+	const sum = Float64Array.of(count);
+	reduceHost(engine, sum, "sum");
+	return sum[0]!;
+}
+
+/** values = their reduction over the ranks of the run. */
+export function reduceHost({ world, state }: Engine, values: Float64Array, reduction: Reduction): void {
+	const { device } = state.scalars;
+	using all = Tensor.from(device, values);
+	world.allReduce(all, reduction).wait();
+	device.copyToHost(values, all);
+}

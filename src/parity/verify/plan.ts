@@ -1,0 +1,104 @@
+/**
+ * What every rank of a layout trains on, when all layouts get the same samples: lane l of L takes the l-th run of them,
+ * in microbatches of a size that the layout can deal out to its lanes of both sides.
+ */
+import type { ImageSet } from "../../data/images.ts";
+import type { Microbatch } from "../../data/microbatch.ts";
+import { UserError } from "../../native/errors.ts";
+import { type Layout, topologyOfLayout } from "../../parallel/layout.ts";
+import type { Topology } from "../../parallel/topology.ts";
+import { joinSampleImages, joinText, type Sample } from "./samples.ts";
+
+export interface Plan {
+	/** Such as "tp2+dp2ep2". */
+	readonly name: string;
+	readonly topology: Topology;
+	/** Samples of a language lane's microbatch. */
+	readonly microBatchSize: number;
+	/** Microbatches of a lane in a step. */
+	readonly microbatches: number;
+}
+
+/** Divisors of n, ascending. */
+function divisors(n: number): number[] {
+	return Array.from({ length: n }, (_, index) => index + 1).filter((divisor) => n % divisor === 0);
+}
+
+/**
+ * Deals `samples` samples of `sequenceLength` tokens out. The micro-batch size is the nearest one that works to what is
+ * configured, larger ones first. Throws a UserError that says what does not divide.
+ */
+export function planOf(
+	layout: Layout,
+	options: { readonly samples: number; readonly microBatchSize: number; readonly sequenceLength: number },
+): Plan {
+	const { samples, microBatchSize, sequenceLength } = options;
+	const topology = topologyOfLayout(layout);
+	const refuse = (why: string): never => {
+		throw new UserError(`Layout ${layout.text}: ${why}`, 2);
+	};
+	const lanes = topology.language.lanes;
+	if (samples % lanes !== 0) {
+		refuse(`global-batch-size ${samples} cannot be dealt out to ${lanes} data lanes of the language model.`);
+	}
+	const encoderLanes = topology.encoder?.lanes ?? 1;
+	const fits = (size: number) =>
+		(size * lanes) % encoderLanes === 0 && (size * sequenceLength) % topology.language.shape.tensor === 0;
+	const sizes = divisors(samples / lanes).filter(fits);
+	const best = sizes.find((size) => size >= microBatchSize) ?? sizes.at(-1);
+	if (best === undefined) {
+		const perLane = samples / lanes;
+		return refuse(
+			`no micro-batch size divides a lane's ${perLane} samples (global-batch-size ${samples}) and can be dealt out to ${encoderLanes} encoder lanes and cut over ${topology.language.shape.tensor} tensor-parallel ranks.`,
+		);
+	}
+	return { name: layout.text, topology, microBatchSize: best, microbatches: samples / lanes / best };
+}
+
+/** Samples of microbatch m of a language lane. */
+function samplesOf({ microBatchSize, microbatches }: Plan, samples: readonly Sample[], lane: number, m: number) {
+	const first = (lane * microbatches + m) * microBatchSize;
+	return samples.slice(first, first + microBatchSize);
+}
+
+const range = (count: number) => Array.from({ length: count }, (_, index) => index);
+
+export function languageMicrobatches(plan: Plan, samples: readonly Sample[], lane: number): Microbatch[] {
+	return range(plan.microbatches).map((m) => joinText(samplesOf(plan, samples, lane, m)));
+}
+
+/**
+ * Microbatch m of an encoder lane: the images of microbatch m of every language lane it serves; where several encoder
+ * lanes serve one language lane, its run of the samples.
+ */
+export function encoderMicrobatches(plan: Plan, samples: readonly Sample[], lane: number): ImageSet[] {
+	return range(plan.microbatches).map((m) => joinSampleImages(encoderSamples(plan, samples, lane, m)));
+}
+
+function encoderSamples(plan: Plan, samples: readonly Sample[], lane: number, m: number): Sample[] {
+	const { topology } = plan;
+	if (topology.encoder === null) return samplesOf(plan, samples, 0, m);
+	const [sources, destinations] = [topology.encoder.lanes, topology.language.lanes];
+	const served = topology.routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
+	const all = served.flatMap((destination) => samplesOf(plan, samples, destination, m));
+	if (sources <= destinations) return all;
+	const [part, parts] = [lane % (sources / destinations), sources / destinations];
+	return all.slice((part * all.length) / parts, ((part + 1) * all.length) / parts);
+}
+
+/** Both modules' microbatches for one process. */
+export function colocatedMicrobatches(plan: Plan, samples: readonly Sample[]) {
+	return range(plan.microbatches).map((m) => {
+		const own = samplesOf(plan, samples, 0, m);
+		return { text: joinText(own), images: joinSampleImages(own) };
+	});
+}
+
+/** Encoder lanes with an image in any microbatch of the step. */
+export function participants(plan: Plan, samples: readonly Sample[]): number {
+	return range(plan.topology.encoder?.lanes ?? 1).filter((lane) =>
+		range(plan.microbatches).some((m) =>
+			encoderSamples(plan, samples, lane, m).some(({ images }) => images.grids.length > 0),
+		),
+	).length;
+}

@@ -1,0 +1,211 @@
+/**
+ * The run that every layout is compared with: one process that holds both modules. Kept in a folder, where the ranks of
+ * the layouts read it, together with the noise of this machine: the same run with its sums in another order.
+ */
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { copyBlocks } from "../../checkpoint/model-store.ts";
+import {
+	openSafetensors,
+	type SafetensorsFile,
+	type TensorEntry,
+	writeSafetensors,
+} from "../../checkpoint/safetensors.ts";
+import { parseLayout } from "../../parallel/layout.ts";
+import type { World } from "../../parallel/world.ts";
+import { elementCount } from "../../tensor/tensor.ts";
+import type { StepResult } from "../../train/step.ts";
+import { type Engine, openEngine } from "./engine.ts";
+import { updateAlone } from "./optimizer-alone.ts";
+import { type Plan, planOf } from "./plan.ts";
+import { type Flip, RoutingTable } from "./routing.ts";
+import { poolsMicrobatch, type Subject } from "./subject.ts";
+
+/** What is compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
+export const kinds = ["gradient", "updated", "stepped"] as const;
+export type Kind = (typeof kinds)[number];
+
+/** Real steps. */
+export const realSteps = 2;
+
+export interface Scalars {
+	readonly loss: number;
+	readonly tokens: number;
+	readonly gradientNorm: number;
+	/** Balancing losses by Megatron's names. */
+	readonly balancing: Readonly<Record<string, number>>;
+}
+
+export interface ReferenceTensor {
+	readonly name: string;
+	readonly elements: number;
+	/** Root mean square of each kind; of a tensor without gradient that is 0. */
+	readonly rms: Readonly<Record<Kind, number>>;
+	/** Root mean square of the gradient's difference when sums are reordered. */
+	readonly noise: number;
+}
+
+export interface Reference {
+	readonly microBatchSize: number;
+	readonly microbatches: number;
+	readonly scalars: Scalars;
+	/** Of the same run with its sums reordered. */
+	readonly noise: Scalars;
+	/** What was done to reorder them. */
+	readonly reordering: string;
+	/** Routing decisions that reordering flips: then its differences are no measure of noise, and none is granted. */
+	readonly noiseFlips: number;
+	readonly clipFactor: number;
+	readonly tensors: readonly ReferenceTensor[];
+}
+
+const files = { values: "reference.safetensors", description: "reference.json" } as const;
+
+/** Trains layout `1` and writes the folder. */
+export async function makeReference(world: World, subject: Subject, folder: string): Promise<Reference> {
+	const plan = planOf(parseLayout("1"), {
+		samples: subject.samples.length,
+		microBatchSize: subject.microBatchSize,
+		sequenceLength: subject.sequenceLength,
+	});
+	const first = await trainReference(world, plan, subject);
+	const other = reordered(plan, subject);
+	const noise = await trainNoise(world, other.plan, subject, first.routing);
+	const gradients = first.values.gradient;
+	const tensors = [...first.values.updated].map(([name, updated]) => {
+		const gradient = gradients.get(name) ?? new Float32Array(updated.length);
+		const other = noise.gradients.get(name) ?? gradient;
+		return {
+			name,
+			elements: updated.length,
+			rms: { gradient: rms(gradient), updated: rms(updated), stepped: rms(first.values.stepped.get(name)!) },
+			noise: noise.flips.length > 0 ? 0 : rms(gradient, other),
+		};
+	});
+	const reference: Reference = {
+		microBatchSize: plan.microBatchSize,
+		microbatches: plan.microbatches,
+		scalars: scalarsOf(first.result),
+		noise: scalarsOf(noise.result),
+		reordering: other.description,
+		noiseFlips: noise.flips.length,
+		clipFactor: first.clipFactor,
+		tensors,
+	};
+	const entries: TensorEntry[] = kinds.flatMap((kind) =>
+		[...first.values[kind]].map(([name, data]) => entry(`${kind}.${name}`, "F32", data)),
+	);
+	for (const [layer, data] of first.routing.experts) entries.push(entry(`experts.${layer}`, "I32", data));
+	for (const [layer, data] of first.routing.logits) entries.push(entry(`logits.${layer}`, "F32", data));
+	writeSafetensors(join(folder, files.values), entries);
+	writeFileSync(join(folder, files.description), JSON.stringify(reference));
+	return reference;
+}
+
+function entry(name: string, dtype: "F32" | "I32", data: Float32Array | Int32Array): TensorEntry {
+	return { name, dtype, shape: [data.length], data: () => data };
+}
+
+/** A reference folder as a rank reads it. */
+export class StoredReference implements Disposable {
+	readonly description: Reference;
+	readonly #file: SafetensorsFile;
+
+	constructor(folder: string) {
+		this.description = JSON.parse(readFileSync(join(folder, files.description), "utf8")) as Reference;
+		this.#file = openSafetensors(join(folder, files.values));
+	}
+
+	/** A whole tensor, or null where the reference has none of the kind. */
+	values(kind: Kind, name: string): Float32Array | null {
+		const key = `${kind}.${name}`;
+		return this.#file.tensors.has(key) ? (this.#file.read(key) as Float32Array) : null;
+	}
+
+	routing(): RoutingTable {
+		const table = new RoutingTable();
+		for (const key of this.#file.tensors.keys()) {
+			const [, what, layer] = /^(experts|logits)\.(\d+)$/.exec(key) ?? [];
+			if (what === "experts") table.experts.set(Number(layer), this.#file.read(key) as Int32Array);
+			if (what === "logits") table.logits.set(Number(layer), this.#file.read(key) as Float32Array);
+		}
+		return table;
+	}
+
+	[Symbol.dispose](): void {
+		this.#file[Symbol.dispose]();
+	}
+}
+
+export function scalarsOf({ loss, tokens, gradientNorm, balancing }: StepResult): Scalars {
+	return { loss, tokens, gradientNorm, balancing };
+}
+
+/** Root mean square of x, or of x − y. */
+function rms(x: Float32Array, y?: Float32Array): number {
+	let sum = 0;
+	for (let i = 0; i < x.length; i++) sum += (x[i]! - (y?.[i] ?? 0)) ** 2;
+	return Math.sqrt(sum / Math.max(1, x.length));
+}
+
+async function trainReference(world: World, plan: Plan, subject: Subject) {
+	using engine = await openEngine(world, plan, subject);
+	engine.restart();
+	let gradient = new Map<string, Float32Array>();
+	const result = engine.step(() => {
+		gradient = wholeTensors(engine, "gradient");
+	});
+	const routing = routingOf(engine, subject);
+	const { clipFactor } = engine.state.scalars.read();
+	for (let step = 1; step < realSteps; step++) engine.step();
+	const stepped = wholeTensors(engine, "value");
+	updateAlone(engine, subject, { gradientOf: (name) => gradient.get(name)!, clipFactor });
+	const updated = wholeTensors(engine, "value");
+	return { result, routing, clipFactor, values: { gradient, updated, stepped } };
+}
+
+/** Step 1 once more with its sums in another order. */
+async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
+	using engine = await openEngine(world, plan, subject, { reversed: true });
+	engine.restart();
+	let gradients = new Map<string, Float32Array>();
+	const result = engine.step(() => {
+		gradients = wholeTensors(engine, "gradient");
+	});
+	const flips: Flip[] = routing.flips(engine.routing, 0);
+	return { result, gradients, flips };
+}
+
+/** Microbatches of another size, where no balancing loss depends on it, and in any case the last first. */
+function reordered(plan: Plan, subject: Subject): { readonly plan: Plan; readonly description: string } {
+	const samples = plan.microBatchSize * plan.microbatches;
+	const sizes = Array.from({ length: samples }, (_, index) => index + 1).filter((size) => samples % size === 0);
+	const other = sizes.find((size) => size > plan.microBatchSize) ?? sizes.at(-2);
+	const microBatchSize = poolsMicrobatch(subject) ? plan.microBatchSize : (other ?? plan.microBatchSize);
+	const microbatches = samples / microBatchSize;
+	return {
+		plan: { ...plan, microBatchSize, microbatches },
+		description: `${microbatches} × ${microBatchSize} samples, the last first`,
+	};
+}
+
+function routingOf(engine: Engine, subject: Subject): RoutingTable {
+	return RoutingTable.of(engine.routing, subject.samples.length * subject.sequenceLength);
+}
+
+/** Whole tensors of a process that holds them all; gradients of the trainable ones alone. */
+function wholeTensors(engine: Engine, what: "value" | "gradient"): Map<string, Float32Array> {
+	const whole = new Map<string, Float32Array>();
+	for (const tensor of engine.tensors()) {
+		const { name, shape, blocks } = tensor;
+		const part = tensor[what];
+		if (part) {
+			const full = new Float32Array(elementCount(shape));
+			copyBlocks(part.toFloat32(), part.width, full, elementCount(shape.slice(1)), blocks, "to full");
+			whole.set(name, full);
+		}
+		tensor.value[Symbol.dispose]();
+		tensor.gradient?.[Symbol.dispose]();
+	}
+	return whole;
+}

@@ -1,0 +1,108 @@
+/** What `mimo verify` prints: the reference and its noise, a line for every layout, what does not hold. */
+import { table } from "../comparison.ts";
+import type { LayoutResult } from "./layout-run.ts";
+import { type Reference, realSteps } from "./reference.ts";
+import type { Subject } from "./subject.ts";
+import { type Judged, type Verdict, worst } from "./verdict.ts";
+
+export interface LayoutReport {
+	readonly layout: string;
+	readonly microBatchSize: number;
+	readonly microbatches: number;
+	/** null: the run itself failed. */
+	readonly result: LayoutResult | null;
+	readonly verdict: Verdict | null;
+	/** What does not hold, one sentence each. */
+	readonly failures: readonly string[];
+}
+
+const short = (value: number) => (value === 0 ? "0" : value.toExponential(1));
+
+export function renderReference(subject: Subject, reference: Reference): string {
+	const { samples } = subject;
+	const textOnly = samples.filter(({ images }) => images.grids.length === 0).length;
+	const { scalars, noise } = reference;
+	const rows = samples.map(({ text }) => text.ids.filter((id) => id === subject.imageTokenId).length);
+	const lines = [
+		`Reference: layout 1, one process with both modules. ${samples.length} samples of ${subject.sequenceLength} tokens drawn from seed ${subject.seed}, ${textOnly} of them text alone, the others with ${Math.min(...rows.filter((count) => count > 0))} to ${Math.max(...rows)} image rows.`,
+		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${scalars.tokens} loss tokens, ${reference.microbatches} × ${reference.microBatchSize} samples a step`,
+	];
+	if (reference.noiseFlips > 0) {
+		lines.push(
+			`  no measure of this machine's noise: reordering its sums flips ${reference.noiseFlips} routing decisions (near ties); the tolerance alone counts`,
+		);
+		return lines.join("\n");
+	}
+	const loudest = reference.tensors.reduce((a, b) => (noiseOf(b) > noiseOf(a) ? b : a));
+	lines.push(
+		`  noise of this machine (${reference.reordering}): loss ${short(Math.abs(noise.loss / scalars.loss - 1))}, gradient norm ${short(Math.abs(noise.gradientNorm / scalars.gradientNorm - 1))}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
+	);
+	return lines.join("\n");
+}
+
+function noiseOf({ rms, noise }: Reference["tensors"][number]): number {
+	return noise === 0 ? 0 : noise / rms.gradient;
+}
+
+/** The table and, under it, why layouts fail. Errors are relative to the reference, its root mean square for tensors. */
+export function renderLayouts(reports: readonly LayoutReport[]): string {
+	const header = [
+		"layout",
+		"step",
+		"loss",
+		"gradient norm",
+		"worst gradient",
+		"noise",
+		"limit",
+		"optimizer alone",
+		"ZeRO-1 on = off",
+		"weights after a step",
+		"",
+		"worst gradient's parameter",
+	];
+	const rows = reports.map(({ layout, microBatchSize, microbatches, result, verdict, failures }) => {
+		const step = `${microbatches} × ${microBatchSize}`;
+		if (verdict === null || result === null) return [layout, step, ...new Array<string>(8).fill(""), "FAILED", ""];
+		const gradient = worst(verdict.gradients);
+		return [
+			layout,
+			step,
+			short(verdict.numbers[0]!.error),
+			short(verdict.numbers[1]!.error),
+			short(gradient?.error ?? 0),
+			short(gradient?.noise ?? 0),
+			short(gradient?.limit ?? 0),
+			verdict.updatesDifferent === 0 ? "bitwise equal" : short(worst(verdict.updates)?.error ?? 0),
+			result.zero.weights + result.zero.gradients === 0 ? "bitwise" : "NO",
+			short(largest(verdict.weights)),
+			failures.length === 0 ? "ok" : "FAILED",
+			gradient && gradient.error > 0 ? gradient.name : "",
+		];
+	});
+	const lines = [
+		...table([header, ...rows]),
+		`(weights after ${realSteps} real steps are shown, not judged: Adam turns the rounding of zero gradients into full steps)`,
+	];
+	for (const { layout, failures } of reports) {
+		const shown = failures.slice(0, 5);
+		for (const failure of shown) lines.push(`${layout}: ${failure}.`);
+		if (failures.length > shown.length) lines.push(`${layout}: and ${failures.length - shown.length} more.`);
+	}
+	const failed = reports.filter(({ failures }) => failures.length > 0).map(({ layout }) => layout);
+	lines.push(
+		failed.length === 0
+			? `All ${reports.length} layouts give what one process gives.`
+			: `FAILED: ${failed.join(", ")}.`,
+	);
+	return lines.join("\n");
+}
+
+function largest(judged: readonly Judged[]): number {
+	return judged.reduce((most, { error }) => Math.max(most, error), 0);
+}
+
+/** Everything, for programs. */
+export function reportJson(reference: Reference, reports: readonly LayoutReport[]): string {
+	const passed = reports.every(({ failures }) => failures.length === 0);
+	return JSON.stringify({ reference, layouts: reports, passed }, null, 2);
+}

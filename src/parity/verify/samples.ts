@@ -1,0 +1,118 @@
+/**
+ * The samples that every layout of `mimo verify` trains on: text of random ids with images of random values, drawn from
+ * the configuration's seed. Some have no image, and with dynamic resolution no two neighbours have equally many rows, so
+ * that lanes and microbatches are uneven.
+ */
+import { type ImageSet, joinImages } from "../../data/images.ts";
+import type { Microbatch } from "../../data/microbatch.ts";
+import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
+import { UserError } from "../../native/errors.ts";
+
+/** One sample: a sequence and the images whose rows stand in it. */
+export interface Sample {
+	readonly text: Microbatch;
+	readonly images: ImageSet;
+}
+
+export interface SampleOptions {
+	readonly tower: RadioConfig;
+	readonly count: number;
+	readonly sequenceLength: number;
+	readonly vocabularySize: number;
+	readonly imageTokenId: number;
+	/** Largest image, in patches. */
+	readonly grid: PatchGrid;
+	/** Images of different sizes, and samples of two. */
+	readonly dynamic: boolean;
+	/** The last samples, which are text alone; so is sample 2, where there are more than four. */
+	readonly textOnly: number;
+	readonly seed: number;
+}
+
+const ignored = -100;
+
+/** mulberry32: numbers in [0, 1) that repeat. */
+function numbersFrom(seed: number): () => number {
+	let state = seed >>> 0;
+	return () => {
+		state = (state + 0x6d2b79f5) >>> 0;
+		let t = Math.imul(state ^ (state >>> 15), 1 | state);
+		t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+		return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+	};
+}
+
+export function drawSamples(options: SampleOptions): Sample[] {
+	let image = 0;
+	return Array.from({ length: options.count }, (_, index) => {
+		const { text, images } = drawSample(options, index);
+		return { text, images: { ...images, indices: images.grids.map(() => image++) } };
+	});
+}
+
+/** Whether sample `index` is text alone. */
+export function isTextOnly({ count, textOnly }: Pick<SampleOptions, "count" | "textOnly">, index: number): boolean {
+	return index >= count - textOnly || (textOnly > 0 && count > 4 && index === 2);
+}
+
+function drawSample(options: SampleOptions, index: number): Sample {
+	const { tower, sequenceLength, vocabularySize, imageTokenId } = options;
+	const next = numbersFrom(options.seed * 7919 + index);
+	const grids = isTextOnly(options, index) ? [] : gridsOf(options, index);
+	const rows = grids.reduce((sum, grid) => sum + outputRows(tower, grid), 0);
+	if (rows >= sequenceLength) {
+		throw new UserError(`${rows} image rows leave no text in samples of seq-length ${sequenceLength}.`);
+	}
+	const word = () => {
+		const id = Math.floor(next() * (vocabularySize - 1));
+		return id >= imageTokenId ? id + 1 : id;
+	};
+	// Images stand somewhere in the text, not only at its beginning.
+	const first = Math.floor(next() * Math.min(8, sequenceLength - rows));
+	const ids = Int32Array.from({ length: sequenceLength }, (_, at) =>
+		at >= first && at < first + rows ? imageTokenId : word(),
+	);
+	const labels = Int32Array.from(ids, (_, at) => {
+		const label = ids[at + 1] ?? ignored;
+		return label === imageTokenId ? ignored : label;
+	});
+	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
+	const patches = grids.reduce((sum, grid) => sum + grid.rows * grid.columns, 0);
+	return {
+		text: { ids, labels, lossMask, lengths: [sequenceLength] },
+		images: {
+			patches: Float32Array.from({ length: patches * patchWidth(tower) }, () => 2 * next() - 1),
+			grids,
+			imagesPerSample: [grids.length],
+		},
+	};
+}
+
+/** One image of the largest grid; with dynamic resolution smaller ones, and two where they leave half of the text. */
+function gridsOf({ tower, grid, dynamic, sequenceLength }: SampleOptions, index: number): PatchGrid[] {
+	if (!dynamic) return [grid];
+	const shrunk = (size: number, by: number) => Math.max(2, size - 2 * by);
+	const one = { rows: shrunk(grid.rows, index % 3), columns: shrunk(grid.columns, (index + 1) % 2) };
+	const two = { rows: 2, columns: 4 };
+	const rows = outputRows(tower, one) + outputRows(tower, two);
+	return index % 4 === 1 && 2 * rows <= sequenceLength ? [one, two] : [one];
+}
+
+/** Samples as one microbatch of the language model. */
+export function joinText(samples: readonly Sample[]): Microbatch {
+	const tokens = samples.reduce((sum, { text }) => sum + text.ids.length, 0);
+	const joined = { ids: new Int32Array(tokens), labels: new Int32Array(tokens), lossMask: new Float32Array(tokens) };
+	let at = 0;
+	for (const { text } of samples) {
+		joined.ids.set(text.ids, at);
+		joined.labels.set(text.labels, at);
+		joined.lossMask.set(text.lossMask, at);
+		at += text.ids.length;
+	}
+	return { ...joined, lengths: samples.flatMap(({ text }) => text.lengths) };
+}
+
+/** Samples as one microbatch of the encoder. */
+export function joinSampleImages(samples: readonly Sample[]): ImageSet {
+	return joinImages(samples.map(({ images }) => images));
+}

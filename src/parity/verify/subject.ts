@@ -1,0 +1,100 @@
+/** What `mimo verify` compares over layouts: a configuration's two modules, its optimizer, and one global batch. */
+import { hasEncoder } from "../../config/derive.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { hybridConfig, paddedVocabulary } from "../../models/hybrid/from-configuration.ts";
+import type { EncoderConfig } from "../../models/mimo/encoder.ts";
+import { encoderConfig } from "../../models/mimo/from-configuration.ts";
+import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
+import { UserError } from "../../native/errors.ts";
+import type { AdamWOptions } from "../../optim/adamw.ts";
+import { drawSamples, type Sample } from "./samples.ts";
+
+export interface Subject {
+	readonly encoder: EncoderConfig;
+	readonly language: HybridConfig;
+	/** Vocabulary rows are padded to a multiple of this times the tensor-parallel size. */
+	readonly vocabularyUnit: number;
+	readonly imageTokenId: number;
+	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
+	readonly adam: AdamWOptions;
+	readonly clipGrad: number;
+	readonly seed: number;
+	readonly learningRate: number;
+	readonly weightDecay: number;
+	/** As configured; a layout may need another. */
+	readonly microBatchSize: number;
+	readonly sequenceLength: number;
+	readonly samples: readonly Sample[];
+}
+
+/** `textOnly`: samples at the end of the batch that have no image. */
+export function subjectOf(c: TrainingConfiguration, textOnly: number): Subject {
+	refuseLayoutDependent(c);
+	const encoder = encoderConfig(c);
+	return {
+		encoder,
+		language: hybridConfig(c),
+		vocabularyUnit: c.makeVocabSizeDivisibleBy,
+		imageTokenId: c.imageTokenId,
+		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
+		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
+		clipGrad: c.clipGrad,
+		seed: c.seed,
+		learningRate: c.lr,
+		weightDecay: c.weightDecay,
+		microBatchSize: c.microBatchSize,
+		sequenceLength: c.seqLength,
+		samples: drawSamples({
+			tower: encoder.tower,
+			count: c.globalBatchSize,
+			sequenceLength: c.seqLength,
+			vocabularySize: c.vocabSize,
+			imageTokenId: c.imageTokenId,
+			grid: largestGrid(c, encoder.tower),
+			dynamic: c.dynamicResolution,
+			textOnly,
+			seed: c.seed,
+		}),
+	};
+}
+
+/** The configured image; with dynamic resolution one whose rows take at most half of a sequence. */
+function largestGrid(c: TrainingConfiguration, tower: RadioConfig): PatchGrid {
+	let [rows, columns] = [Math.floor(c.imgH / c.patchDim), Math.floor(c.imgW / c.patchDim)];
+	if (!c.dynamicResolution) return { rows, columns };
+	[rows, columns] = [rows - (rows % 2), columns - (columns % 2)];
+	while (rows + columns > 4 && 2 * outputRows(tower, { rows, columns }) > c.seqLength) {
+		if (rows >= columns) rows -= 2;
+		else columns -= 2;
+	}
+	return { rows, columns };
+}
+
+/** The language model as a layout with this tensor-parallel size holds it: only the padding of its vocabulary differs. */
+export function languageOf({ language, vocabularyUnit }: Subject, tensorParallel: number): HybridConfig {
+	const paddedVocabularySize = paddedVocabulary(language.vocabularySize, vocabularyUnit, tensorParallel);
+	return { ...language, paddedVocabularySize };
+}
+
+/** Whether a microbatch's balancing loss depends on which samples share it. */
+export function poolsMicrobatch({ language }: Subject): boolean {
+	return language.moe.balancing.some(({ type }) => type === "aux_loss");
+}
+
+/** What makes results depend on the layout by definition is refused by name: a wide tolerance would hide mistakes. */
+function refuseLayoutDependent(c: TrainingConfiguration): void {
+	if (!hasEncoder(c)) {
+		throw new UserError(
+			"verify compares layouts of an encoder and a language model; this configuration has no encoder.",
+		);
+	}
+	const reasons = [
+		c.moeRouterLoadBalancingType.includes("global_aux_loss") &&
+			"moe-router-load-balancing-type global_aux_loss averages over the microbatches that its own lane has had so far",
+		c.encoderGradParticipation === "corrected" &&
+			"encoder-grad-participation corrected multiplies by a factor that counts encoder ranks (verify --policy shows its size)",
+		c.bf16 && "bf16 rounds every partial sum: verify compares in fp32 (bf16: false)",
+	].filter((reason) => reason !== false);
+	if (reasons.length > 0) throw new UserError(`Results depend on the layout here: ${reasons.join("; ")}.`);
+}

@@ -1,0 +1,103 @@
+/**
+ * `mimo verify`: the reference in this process, then every layout as a launch of its own, whose ranks compare themselves
+ * with the reference's folder.
+ */
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import type { World } from "../../parallel/world.ts";
+import { type LayoutResult, runLayout } from "./layout-run.ts";
+import type { Plan } from "./plan.ts";
+import { type PolicyReport, type PolicyResult, runPolicy } from "./policy.ts";
+import { makeReference, type Reference, StoredReference } from "./reference.ts";
+import type { LayoutReport } from "./report.ts";
+import type { Subject } from "./subject.ts";
+import { judge } from "./verdict.ts";
+
+/** A reference and the results of layouts, as files for the ranks. A folder that was not given is gone when disposed. */
+export class VerifyFolder implements Disposable {
+	readonly path: string;
+
+	constructor(private readonly given?: string) {
+		if (given !== undefined) mkdirSync(given, { recursive: true });
+		this.path = given ?? mkdtempSync(join(tmpdir(), "mimo-verify-"));
+	}
+
+	[Symbol.dispose](): void {
+		if (this.given === undefined) rmSync(this.path, { recursive: true, force: true });
+	}
+}
+
+/** What a layout's ranks leave behind. */
+function resultFile(folder: string, layout: string): string {
+	return join(folder, `${layout.replaceAll("+", "_")}.json`);
+}
+
+/** For the ranks of a layout: compares with the reference in `folder`, where the last rank writes the result. */
+export async function verifyOnRank(world: World, plan: Plan, subject: Subject, folder: string): Promise<void> {
+	using reference = new StoredReference(folder);
+	const result = await runLayout(world, plan, subject, reference);
+	// A rank of the language model: it alone has routers and their losses.
+	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));
+}
+
+/** The same for what the participation correction changes. */
+export async function policyOnRank(world: World, plan: Plan, subject: Subject, folder: string): Promise<void> {
+	const result = await runPolicy(world, plan, subject);
+	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));
+}
+
+export async function comparePolicies(
+	options: Pick<VerifyOptions, "subject" | "plans" | "folder" | "alone" | "launch">,
+): Promise<PolicyReport[]> {
+	const { subject, plans, folder, alone, launch } = options;
+	const reports: PolicyReport[] = [];
+	for (const plan of plans) {
+		const { colocated } = plan.topology;
+		const exitCode = colocated ? await policyOnRank(alone, plan, subject, folder).then(() => 0) : await launch(plan);
+		reports.push({ layout: plan.name, result: readResult<PolicyResult>(folder, plan, exitCode) });
+	}
+	return reports;
+}
+
+function readResult<Result>(folder: string, { name }: Plan, exitCode: number): Result | null {
+	const file = resultFile(folder, name);
+	return exitCode === 0 && existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as Result) : null;
+}
+
+export interface VerifyOptions {
+	readonly subject: Subject;
+	readonly plans: readonly Plan[];
+	readonly folder: string;
+	readonly tolerance: number;
+	/** This process, alone: for the reference and for layout 1. */
+	readonly alone: World;
+	/** Runs verifyOnRank on the ranks of a layout; resolves with the exit code. */
+	readonly launch: (plan: Plan) => Promise<number>;
+	readonly onReference?: (reference: Reference) => void;
+}
+
+export async function verify(options: VerifyOptions): Promise<{ reference: Reference; reports: LayoutReport[] }> {
+	const { subject, plans, folder, alone } = options;
+	const reference = await makeReference(alone, subject, folder);
+	options.onReference?.(reference);
+	const reports: LayoutReport[] = [];
+	for (const plan of plans) {
+		const exitCode = plan.topology.colocated
+			? await verifyOnRank(alone, plan, subject, folder).then(() => 0)
+			: await options.launch(plan);
+		reports.push(reportOf(plan, exitCode, reference, options));
+	}
+	return { reference, reports };
+}
+
+function reportOf(plan: Plan, exitCode: number, reference: Reference, options: VerifyOptions): LayoutReport {
+	const { name: layout, microBatchSize, microbatches } = plan;
+	const about = { layout, microBatchSize, microbatches };
+	const result = readResult<LayoutResult>(options.folder, plan, exitCode);
+	if (result === null) {
+		return { ...about, result: null, verdict: null, failures: [`its run ended with exit code ${exitCode}`] };
+	}
+	const verdict = judge(result, reference, options.tolerance);
+	return { ...about, result, verdict, failures: verdict.failures };
+}

@@ -1,0 +1,87 @@
+/** dist/mimo verify as a user runs it: a table, an exit code, JSON, and one sentence for every mistake. */
+import { describe, expect, test } from "bun:test";
+import { join } from "node:path";
+import { mimo } from "../commands/mimo.ts";
+
+const small =
+	"--preset nemotron-vlm-tiny --hybrid-layer-pattern ME --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 " +
+	"--mamba-head-dim 16 --mamba-state-dim 8 --vision-num-layers 1 --vision-hidden-size 32 --global-batch-size 8 " +
+	"--micro-batch-size 2 --device cpu";
+const verify = (...args: string[]) => mimo(["verify", ...small.split(" "), ...args]);
+const full = process.env.MIMO_TEST_FULL === "1";
+
+test("prints a line for every layout and ends with 0", () => {
+	const { exitCode, stdout, stderr } = verify("--layouts", "1+1,2+1");
+	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	expect(stdout).toMatch(
+		/^Reference: layout 1, one process with both modules\. 8 samples of 64 tokens drawn from seed/,
+	);
+	expect(stdout).toMatch(/noise of this machine \(2 × 4 samples, the last first\): loss \S+, gradient norm \S+, worst/);
+	expect(stdout).toMatch(/^1\+1 +4 × 2 .* bitwise equal +bitwise .* ok\b/m);
+	expect(stdout).toMatch(/^2\+1 +4 × 2 .* bitwise equal +bitwise .* ok\b/m);
+	expect(stdout).toEndWith("All 2 layouts give what one process gives.\n");
+}, 60_000);
+
+test("--json holds every parameter", () => {
+	const { exitCode, stdout, stderr } = verify("--layouts", "1", "--json");
+	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	const report = JSON.parse(stdout);
+	expect(report.passed).toBe(true);
+	expect(report.layouts[0].verdict.gradients).toHaveLength(report.reference.tensors.length);
+}, 60_000);
+
+test("--policy shows the correction's factor", () => {
+	const { exitCode, stdout } = verify("--layouts", "1,dp2+dp2ep2", "--policy");
+	expect(exitCode).toBe(0);
+	expect(stdout).toMatch(/^1 +1 of 1 +1\.0000 /m);
+	expect(stdout).toMatch(/^dp2\+dp2ep2 +1 of 2 +2\.0000 .* 0\.\d+ +\d+\.\d+ %$/m);
+}, 60_000);
+
+describe("a mistake is one sentence", () => {
+	const cases: readonly [name: string, args: string[], message: RegExp][] = [
+		["no layouts", [], /^mimo: verify needs --layouts, such as /],
+		["a layout that is none", ["--layouts", "1+1,2x"], /^mimo: Layout "1\+1,2x": 2x at position 5: /],
+		[
+			"samples that cannot be dealt out",
+			["--layouts", "1+3"],
+			/^mimo: Layout 1\+3: global-batch-size 8 cannot be dealt/,
+		],
+		[
+			"heads that cannot be cut",
+			["--layouts", "1+tp8"],
+			/^mimo: Layout 1\+tp8: --llm-tp: the value is 8; allowed is a divisor of /,
+		],
+		[
+			"experts that cannot be divided",
+			["--layouts", "1+dp8ep8", "--num-experts", "4"],
+			/Layout 1\+dp8ep8: .*num-experts/s,
+		],
+		["a tolerance that is none", ["--layouts", "1", "--tolerance", "x"], /^mimo: --tolerance is "x"; allowed is/],
+		["only text", ["--layouts", "1", "--text-only", "8"], /^mimo: --text-only is "8"; .* \(8\)\.$/m],
+		[
+			"global balancing",
+			["--layouts", "1+1", "--moe-router-load-balancing-type", "global_aux_loss"],
+			/^mimo: Results depend on the layout here: .* global_aux_loss /,
+		],
+	];
+	for (const [name, args, message] of cases) {
+		test(name, () => {
+			const { exitCode, stdout, stderr } = verify(...args);
+			expect(stderr).toMatch(message);
+			expect(exitCode).toBeGreaterThan(0);
+			expect(stdout).toBe("");
+		});
+	}
+});
+
+test.skipIf(!full)(
+	"examples/vlm-tiny.yaml gives the same on every layout",
+	() => {
+		const layouts = "1+1,1+tp2,tp2+tp2ep2,dp2+dp2ep2,1+tp2dp2ep2,2+4,4+2,tp2dp2+tp2dp2ep2";
+		const config = join(import.meta.dir, "../../examples/vlm-tiny.yaml");
+		const { exitCode, stdout } = mimo(["verify", "--config", config, "--layouts", layouts]);
+		expect(stdout).toEndWith("All 8 layouts give what one process gives.\n");
+		expect(exitCode).toBe(0);
+	},
+	600_000,
+);

@@ -1,0 +1,124 @@
+/** Every layout gets the same samples, each exactly once a side. */
+import { describe, expect, test } from "bun:test";
+import type { ImageSet } from "../../../src/data/images.ts";
+import { outputRows } from "../../../src/models/radio/config.ts";
+import { parseLayout } from "../../../src/parallel/layout.ts";
+import {
+	colocatedMicrobatches,
+	encoderMicrobatches,
+	languageMicrobatches,
+	type Plan,
+	participants,
+	planOf,
+} from "../../../src/parity/verify/plan.ts";
+import { smallSubject } from "./subject.ts";
+
+const subject = smallSubject();
+const { samples, encoder } = subject;
+const plan = (layout: string, change: Partial<Parameters<typeof planOf>[1]> = {}) =>
+	planOf(parseLayout(layout), { samples: samples.length, microBatchSize: 2, sequenceLength: 64, ...change });
+
+describe("samples", () => {
+	test("hold as many image tokens as image rows, and labels for text alone", () => {
+		for (const { text, images } of samples) {
+			const rows = images.grids.reduce((sum, grid) => sum + outputRows(encoder.tower, grid), 0);
+			expect(text.ids.filter((id) => id === subject.imageTokenId)).toHaveLength(rows);
+			text.labels.forEach((label, at) => {
+				expect(text.lossMask[at]).toBe(label === -100 ? 0 : 1);
+				if (label !== -100) expect(label).toBe(text.ids[at + 1]!);
+				expect(label).not.toBe(subject.imageTokenId);
+			});
+		}
+	});
+
+	test("are uneven, some of two images, some without", () => {
+		const counts = samples.map(({ images }) => images.grids.length);
+		expect(counts).toEqual([1, 2, 0, 1, 1, 2, 0, 0]);
+		const rows = samples.map(({ text }) => text.ids.filter((id) => id === subject.imageTokenId).length);
+		expect(new Set(rows).size).toBeGreaterThan(3);
+		expect(samples.flatMap(({ images }) => images.indices)).toEqual([0, 1, 2, 3, 4, 5, 6]);
+	});
+
+	test("repeat", () => expect(smallSubject().samples).toEqual(samples));
+});
+
+/** Images by their place in the batch, with what they hold. */
+function imagesOf(sets: readonly ImageSet[]): [number, string][] {
+	return sets.flatMap(({ patches, grids, indices }) => {
+		let at = 0;
+		return grids.map(({ rows, columns }, i): [number, string] => {
+			const values = patches.subarray(at, at + rows * columns * 192);
+			at += values.length;
+			return [indices![i]!, `${rows} × ${columns} ${values[0]} ${values.at(-1)}`];
+		});
+	});
+}
+const lanes = (count: number) => Array.from({ length: count }, (_, lane) => lane);
+const languageOf = (p: Plan) => lanes(p.topology.language.lanes).map((lane) => languageMicrobatches(p, samples, lane));
+const encoderOf = (p: Plan) => lanes(p.topology.encoder!.lanes).map((lane) => encoderMicrobatches(p, samples, lane));
+
+for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) {
+	test(`${layout} deals every sample out once a side, rows in the lane's order`, () => {
+		const p = plan(layout);
+		const one = colocatedMicrobatches(plan("1"), samples);
+		const ids = (batches: readonly { readonly ids: Int32Array }[]) => batches.flatMap((batch) => [...batch.ids]);
+		expect(ids(languageOf(p).flat())).toEqual(ids(one.map(({ text }) => text)));
+		const images = imagesOf(encoderOf(p).flat()).sort(([a], [b]) => a - b);
+		expect(images).toEqual(imagesOf(one.map((batch) => batch.images)));
+		for (const batches of encoderOf(p)) expect(batches).toHaveLength(p.microbatches);
+		// What a language lane receives: the parts of its sources, or its part of its source's.
+		const [sources, destinations] = [p.topology.encoder!.lanes, p.topology.language.lanes];
+		for (const [lane, batches] of languageOf(p).entries()) {
+			for (const [m, text] of batches.entries()) {
+				const perSample = encoderOf(p).flatMap((sets, source) => {
+					const share = sets[m]!.imagesPerSample;
+					if (sources >= destinations) return Math.floor((source * destinations) / sources) === lane ? share : [];
+					const [part, parts] = [lane % (destinations / sources), destinations / sources];
+					if (Math.floor(lane / parts) !== source) return [];
+					return share.slice((part * share.length) / parts, ((part + 1) * share.length) / parts);
+				});
+				const first = (lane * p.microbatches + m) * p.microBatchSize;
+				const expected = samples.slice(first, first + text.lengths.length).map(({ images: own }) => own.grids.length);
+				expect(perSample).toEqual(expected);
+			}
+		}
+	});
+}
+
+describe("the micro-batch size", () => {
+	test("adapts to what a layout can deal out", () => {
+		expect(
+			[plan("2+4"), plan("4+2"), plan("4+1"), plan("1+dp8")].map((p) => [p.microBatchSize, p.microbatches]),
+		).toEqual([
+			[2, 1],
+			[2, 2],
+			[4, 2],
+			[1, 1],
+		]);
+		expect(plan("1", { microBatchSize: 8 }).microbatches).toBe(1);
+		expect(plan("1+tp8", { microBatchSize: 1, sequenceLength: 4 }).microBatchSize).toBe(2);
+	});
+
+	test("is refused where nothing fits", () => {
+		expect(() => plan("1+3")).toThrow(
+			"Layout 1+3: global-batch-size 8 cannot be dealt out to 3 data lanes of the language model.",
+		);
+		expect(() => plan("16+1")).toThrow(
+			/^Layout 16\+1: no micro-batch size divides a lane's 8 samples .* 16 encoder lanes/,
+		);
+		expect(() => plan("1+tp8dp8", { sequenceLength: 4 })).toThrow(/cut over 8 tensor-parallel ranks\.$/);
+	});
+});
+
+test("an encoder rank participates when any of its microbatches has an image", () => {
+	expect(["1+1", "2+1", "4+4", "1"].map((layout) => participants(plan(layout), samples))).toEqual([1, 2, 3, 1]);
+});
+
+test("what depends on the layout is refused by name", () => {
+	expect(() => smallSubject({ "moe-router-load-balancing-type": ["global_aux_loss"] })).toThrow(
+		/^Results depend on the layout here: moe-router-load-balancing-type global_aux_loss /,
+	);
+	expect(() => smallSubject({ "encoder-grad-participation": "corrected" })).toThrow(/counts encoder ranks/);
+	expect(() => smallSubject({ bf16: true })).toThrow(/bf16 rounds/);
+	expect(() => smallSubject({ "model-provider": "nemotron-moe-vlm", "llm-only": true })).toThrow(/has no encoder\.$/);
+});

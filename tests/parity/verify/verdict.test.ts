@@ -1,0 +1,118 @@
+/** How results are judged: tolerance, noise, copies, flips, ZeRO-1. */
+import { expect, test } from "bun:test";
+import type { LayoutResult } from "../../../src/parity/verify/layout-run.ts";
+import type { Reference } from "../../../src/parity/verify/reference.ts";
+import { judge, worst } from "../../../src/parity/verify/verdict.ts";
+
+const scalars = { loss: 2, tokens: 100, gradientNorm: 4, balancing: { seq_load_balancing_loss: 1 } };
+const reference: Reference = {
+	microBatchSize: 1,
+	microbatches: 4,
+	scalars,
+	noise: { ...scalars, loss: 2 * (1 + 1e-7) },
+	reordering: "",
+	noiseFlips: 0,
+	clipFactor: 1,
+	tensors: [
+		{ name: "quiet", elements: 4, rms: { gradient: 2, updated: 1, stepped: 1 }, noise: 0 },
+		{ name: "noisy", elements: 4, rms: { gradient: 2, updated: 1, stepped: 1 }, noise: 2e-4 },
+		{ name: "zero", elements: 4, rms: { gradient: 0, updated: 1, stepped: 1 }, noise: 0 },
+	],
+};
+const equal = { rms: 0, copies: 0, different: 0 };
+
+function result(
+	change: Partial<LayoutResult>,
+	gradients: readonly (readonly [rms: number, copies: number])[] = [],
+): LayoutResult {
+	return {
+		scalars,
+		differences: {
+			gradient: reference.tensors.map((_, at) => {
+				const [rms, copies] = gradients[at] ?? [0, 0];
+				return { rms, copies, different: 0 };
+			}),
+			updated: [equal, equal, equal],
+			stepped: [equal, equal, equal],
+		},
+		zero: { gradients: 0, weights: 0 },
+		flips: { count: 0, first: [] },
+		seconds: 1,
+		...change,
+	};
+}
+const failures = (...args: Parameters<typeof result>) => judge(result(...args), reference, 1e-5).failures;
+
+test("a result equal to the reference holds", () => expect(failures({})).toEqual([]));
+
+test("a gradient may differ by the tolerance of its rms and no more", () => {
+	expect(failures({}, [[2 * 0.99e-5, 0]])).toEqual([]);
+	expect(failures({}, [[2 * 1.1e-5, 0]])).toEqual(["the gradient of quiet is off by 1.1e-5 (limit 1.0e-5)"]);
+});
+
+test("ten times the noise of a tensor is allowed it, not another", () => {
+	expect(
+		failures({}, [
+			[0, 0],
+			[1.9e-3, 0],
+		]),
+	).toEqual([]);
+	expect(
+		failures({}, [
+			[0, 0],
+			[2.3e-3, 0],
+		]),
+	).toEqual(["the gradient of noisy is off by 1.1e-3 (limit 1.0e-3)"]);
+	expect(failures({}, [[1.9e-3, 0]])).toHaveLength(1);
+});
+
+test("a copy on another rank must agree too", () => {
+	expect(failures({}, [[0, 1]])).toEqual(["the gradient of quiet is off by 5.0e-1 (limit 1.0e-5)"]);
+});
+
+test("of zeros nothing may differ", () => {
+	expect(
+		failures({}, [
+			[0, 0],
+			[0, 0],
+			[1e-30, 0],
+		])[0],
+	).toMatch(/^the gradient of zero is off by Inf/);
+});
+
+test("what is not a number never holds", () => {
+	expect(failures({}, [[Number.NaN, 0]])).toHaveLength(1);
+	expect(failures({ scalars: { ...scalars, loss: Number.NaN } })).toHaveLength(1);
+	const { gradients } = judge(
+		result({}, [
+			[0, 0],
+			[Number.NaN, 0],
+		]),
+		reference,
+		1e-5,
+	);
+	expect(worst(gradients)!.name).toBe("noisy");
+});
+
+test("numbers and the count of tokens are compared", () => {
+	expect(failures({ scalars: { ...scalars, loss: 2.001 } })).toEqual(["loss is off by 5.0e-4 (limit 1.0e-5)"]);
+	expect(failures({ scalars: { ...scalars, tokens: 99 } })).toEqual(["it counts 99 loss tokens instead of 100"]);
+	expect(failures({ scalars: { ...scalars, balancing: {} } })[0]).toMatch(/^seq_load_balancing_loss is off by NaN/);
+});
+
+test("flips and ZeRO-1 are named", () => {
+	const first = [
+		{ layer: 4, token: 3, experts: [1, 2], reference: [1, 3] },
+		{ layer: 2, token: 9, experts: [0, 7], reference: [0, 5] },
+	];
+	expect(failures({ flips: { count: 2, first } })[0]).toStartWith(
+		"2 routing decisions flip, first in layer 2: token 9 of the batch goes to experts 0, 7 instead of 0, 5;",
+	);
+	expect(failures({ zero: { gradients: 0, weights: 3 } })).toEqual(["ZeRO-1 changes 3 elements of the weights"]);
+});
+
+test("where reordering flips routing, its differences allow nothing", () => {
+	const flipped = { ...reference, noiseFlips: 1, noise: { ...scalars, loss: 3 } };
+	const verdict = judge(result({ scalars: { ...scalars, loss: 2.001 } }), flipped, 1e-5);
+	expect(verdict.failures).toEqual(["loss is off by 5.0e-4 (limit 1.0e-5)"]);
+});
