@@ -246,7 +246,8 @@ function partFilter(config: DatasetConfig): PartFilter | null {
 	return (extension) => names.has(extension);
 }
 
-function loadSample(
+/** A raw sample decoded, as a typed or crude sample. Throws where a part or field is damaged or missing. */
+export function loadSample(
 	raw: RawSample,
 	record: RawRecord,
 	config: DatasetConfig,

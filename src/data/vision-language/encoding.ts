@@ -25,7 +25,7 @@ export interface EncodedText {
 	/** Next token where it counts in the loss, else −100; [T]. */
 	readonly labels: Int32Array;
 	/** Images that were kept, in order. */
-	readonly images: readonly { readonly file: Uint8Array; readonly plan: ImagePlan }[];
+	readonly images: readonly (EncodedImage & { readonly plan: ImagePlan })[];
 }
 
 /** Label of a token that does not count. */
@@ -81,7 +81,7 @@ export function encodePieces(
 	if (labels.every((label) => label === ignored)) {
 		throw new SampleError(`Sample ${key} has no token within ${sequenceLength} that counts in the loss.`, key);
 	}
-	return { ids, labels, images: kept.map((image) => ({ file: images[image]!.file, plan: plans[image]! })) };
+	return { ids, labels, images: kept.map((image) => ({ ...images[image]!, plan: plans[image]! })) };
 }
 
 function tagTokens({ before, after }: Extract<Run, { image: number }>): number {

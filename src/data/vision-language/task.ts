@@ -71,17 +71,18 @@ export const visionLanguageDefaults = {
 /** Crude samples stay what they are: conversationOf reads them. */
 const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
 
-export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images): TaskEncoder {
-	const { tower, statistics, sequenceLength } = task;
+/** Samples to tokens, their images waiting as files. Throws a UserError for a tokenizer that the model is too small for. */
+export function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => EncodedSample {
+	const { sequenceLength, vocabularySize } = task;
 	if (!(Number.isInteger(sequenceLength) && sequenceLength >= 2)) {
 		throw new UserError(`A sequence length of ${sequenceLength} has no next token to learn; it must be 2 or more.`);
 	}
-	if (task.vocabularySize !== null && tokenizer.vocabularySize > task.vocabularySize) {
+	if (vocabularySize !== null && tokenizer.vocabularySize > vocabularySize) {
 		throw new UserError(
-			`The tokenizer has ${tokenizer.vocabularySize} tokens, more than vocab-size ${task.vocabularySize}.`,
+			`The tokenizer has ${tokenizer.vocabularySize} tokens, more than vocab-size ${vocabularySize}.`,
 		);
 	}
-	const encode = (sample: Sample): EncodedSample => {
+	return (sample) => {
 		const conversation = conversationOf(sample, task.prompts);
 		if (!task.acceptsImages && conversation.images.length > 0) {
 			throw new FatalSampleError(`Sample ${sampleName(sample)} has images, but the model has no encoder.`);
@@ -91,6 +92,19 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 		const { restoreKey, key, sources } = sample;
 		return { restoreKey, key, sources, ...encoded };
 	};
+}
+
+/** What of the task comes before packing: enough to look at samples. */
+export function encodingSteps(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images) {
+	return {
+		decode: { images: (bytes: Uint8Array) => inspectImage(images, bytes) },
+		cookers: [asItIs],
+		preencodeSample: hook("encode the sample", sampleEncoder(task, tokenizer)),
+	} satisfies Partial<TaskEncoder>;
+}
+
+export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images): TaskEncoder {
+	const { tower, statistics, sequenceLength } = task;
 	const patchesOf = ({ file, plan }: EncodedSample["images"][number]): Float32Array[] => {
 		if (task.keep !== "text") return imagePatches(images, file, plan, tower.patchSize, statistics);
 		// Only whether it can be decoded matters.
@@ -109,9 +123,7 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 		return { restoreKey: [], ...keeping(task, buildBatch(packs, padding)) };
 	};
 	return {
-		decode: { images: (bytes) => inspectImage(images, bytes) },
-		cookers: [asItIs],
-		preencodeSample: hook("encode the sample", encode),
+		...encodingSteps(task, tokenizer, images),
 		postencodeSample: hook("decode the images", (sample) => decode(sample as EncodedSample)),
 		selectSamplesToPack: hook("choose samples to pack", (samples) =>
 			greedyKnapsack(samples as readonly EncodedSample[], lengthOf, sequenceLength),

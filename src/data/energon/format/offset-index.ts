@@ -23,6 +23,11 @@ export class OffsetIndex {
 		return Math.floor(this.#file.size / 8);
 	}
 
+	/** Bytes after the last whole entry; nothing reads them. */
+	get trailingBytes(): number {
+		return this.#file.size % 8;
+	}
+
 	get path(): string {
 		return this.#file.path;
 	}

@@ -1,0 +1,58 @@
+/** `mimo data bench`: samples a second, raw or decoded. */
+import { defineCommand } from "citty";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../command.ts";
+
+const args = {
+	path: {
+		type: "positional",
+		required: true,
+		description: "Prepared folder, JSONL file or metadataset.",
+		valueHint: "PATH",
+	},
+	raw: { type: "boolean", description: "Do not decode." },
+	"split-part": { type: "string", default: "train", description: "Part to read." },
+	workers: { type: "string", default: "2", description: "Data workers.", valueHint: "N" },
+	threads: { type: "string", description: "Threads that run them; default: one each.", valueHint: "N" },
+	seconds: { type: "string", default: "5", description: "How long.", valueHint: "N" },
+	"data-memory": {
+		type: "string",
+		default: "1024",
+		description: "Mebibytes of samples that may wait.",
+		valueHint: "N",
+	},
+	"batch-size": { type: "string", default: "8", description: "Samples a worker hands over at once.", valueHint: "N" },
+	json: { type: "boolean", description: "Print the numbers as JSON." },
+} as const;
+
+function number(name: string, text: string): number {
+	if (/^[1-9]\d{0,8}$/.test(text)) return Number(text);
+	throw new UserError(`--${name} is ${JSON.stringify(text)}; allowed is a whole number from 1.`, exitCodes.usage);
+}
+
+export default defineCommand({
+	meta: { name: "bench", description: "Measure how fast a data set is read." },
+	args,
+	run: async ({ args: given }) => {
+		const { benchmark } = await import("../../data/energon/tools/bench.ts");
+		const workers = number("workers", given.workers);
+		const result = await benchmark(given.path.replace(/(?<=.)\/+$/, ""), {
+			task: { kind: given.raw ? "raw" : "decoded" },
+			splitPart: given["split-part"],
+			workers,
+			threads: given.threads === undefined ? workers : number("threads", given.threads),
+			seconds: number("seconds", given.seconds),
+			memoryBytes: number("data-memory", given["data-memory"]) * 2 ** 20,
+			batchSize: number("batch-size", given["batch-size"]),
+		});
+		if (given.json) {
+			console.log(JSON.stringify(result));
+			return;
+		}
+		const { samplesPerSecond, megabytesPerSecond, firstSampleSeconds, anonymousBytes } = result;
+		console.log(
+			`${samplesPerSecond.toFixed(0)} ${given.raw ? "raw" : "decoded"} samples/s, ${megabytesPerSecond.toFixed(1)} MB/s; ` +
+				`first after ${firstSampleSeconds.toFixed(2)} s; ${(anonymousBytes / 2 ** 20).toFixed(0)} MiB of memory`,
+		);
+	},
+});

@@ -1,0 +1,57 @@
+/** `mimo data info`: what a data set is. */
+import { defineCommand } from "citty";
+import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
+
+const args = {
+	path: {
+		type: "positional",
+		required: true,
+		description: "Prepared folder, JSONL file or metadataset.",
+		valueHint: "PATH",
+	},
+	json: { type: "boolean", description: "Print it as JSON." },
+} as const;
+
+export default defineCommand({
+	meta: { name: "info", description: "Show parts, shards, samples and types of a data set." },
+	args,
+	run: async ({ args: given }) => {
+		const { describeDataset } = await import("../../data/energon/tools/describe.ts");
+		const { openStorage } = await import("../../data/energon/storage/open.ts");
+		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
+		const description = describeDataset(storage, given.path.replace(/(?<=.)\/+$/, ""));
+		console.log(given.json ? JSON.stringify(description, null, 2) : render(description));
+	},
+});
+
+function render(set: DatasetDescription): string {
+	const lines = [`${set.path}: ${kinds[set.kind]}, ${set.samples} samples`];
+	if (set.kind !== "metadataset") {
+		lines.push(`  ${count(set.shards, "shard")}, ${size(set.bytes)}, samples ${set.sampleType ?? ""}`);
+	}
+	for (const [field, source] of Object.entries(set.fields)) lines.push(`    ${field} from ${source}`);
+	for (const { part, shards, samples, excluded } of set.parts) {
+		const left = excluded > 0 ? `, ${excluded} excluded` : "";
+		lines.push(`  ${part}: ${count(shards, "shard")}, ${samples} samples${left}`);
+	}
+	for (const leaf of set.leaves) {
+		const share = leaf.weight === null ? null : `weight ${leaf.weight.toPrecision(4)}`;
+		const times = leaf.repetitions === null ? null : `${leaf.repetitions} times`;
+		const of = leaf.used === leaf.samples ? `${leaf.samples}` : `${leaf.used} of ${leaf.samples}`;
+		const flavors = Object.keys(leaf.subflavors).length > 0 ? JSON.stringify(leaf.subflavors) : null;
+		const details = [`${of} samples`, share, times, flavors].filter((text) => text !== null);
+		lines.push(`  ${leaf.part}: ${leaf.path} (${leaf.splitPart}), ${details.join(", ")}`);
+	}
+	if (set.kind === "webdataset" && !set.hasKeyIndex) lines.push("  no index by key: joins need one");
+	return lines.join("\n");
+}
+
+const kinds = { webdataset: "WebDataset", jsonl: "JSONL file", metadataset: "metadataset" } as const;
+
+const count = (number: number, what: string) => `${number} ${what}${number === 1 ? "" : "s"}`;
+
+function size(bytes: number): string {
+	const units = ["bytes", "kB", "MB", "GB", "TB"];
+	const power = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, bytes)) / 3)));
+	return `${power === 0 ? bytes : (bytes / 1000 ** power).toFixed(1)} ${units[power]}`;
+}

@@ -1,0 +1,66 @@
+/** `mimo data preview`: samples as a training configuration would train on them. */
+import { defineCommand } from "citty";
+import { resolveConfiguration } from "../../config/resolve.ts";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../command.ts";
+
+const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH
+
+  Shows the first samples as tokens: what counts in the loss, image sizes, where the image rows go. Takes the flags of
+  mimo train.
+
+  --samples N   How many; default 4.
+  --html FILE   Write a page with the images instead.`;
+
+export default defineCommand({
+	meta: { name: "preview", description: "Show samples as they will be trained on." },
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const { configuration: c, command } = resolveConfiguration(rawArgs, { samples: true, html: true });
+		const count = command.samples ?? "4";
+		if (!/^[1-9]\d{0,5}$/.test(count)) {
+			throw new UserError(`--samples is ${JSON.stringify(count)}; allowed is a whole number from 1.`, exitCodes.usage);
+		}
+		if (c.datasetProvider !== "energon") {
+			throw new UserError("Only Energon data can be previewed: give --data-path a prepared data set.", exitCodes.usage);
+		}
+		const { sourceOptions } = await import("../../data/routing/from-configuration.ts");
+		const { previewSamples } = await import("../../data/vision-language/preview.ts");
+		const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
+		const { openStorage } = await import("../../data/energon/storage/open.ts");
+		const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
+		const { Images } = await import("../../native/images.ts");
+		const { openLibrary } = await import("../../native/library.ts");
+		const { configuration } = sourceOptions(c, { module: "both", lane: 0 });
+		const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+		const task = taskOf(c);
+		const images = new Images(await openLibrary("cpu"));
+		const samples = previewSamples(openStorage(configuration.storage), images, tokenizer, {
+			...configuration,
+			task,
+			count: Number(count),
+			onFailure: (error) => process.stderr.write(`left out: ${error.message}\n`),
+		});
+		if (command.html !== undefined) {
+			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
+			await Bun.write(command.html, previewPage(samples, tokenizer, task));
+			console.log(`${samples.length} samples in ${command.html}`);
+			return;
+		}
+		const { headline, imageLines, spansOf } = await import("../../data/vision-language/preview.ts");
+		const mark = process.stdout.isTTY ? ["\u001b[32m", "\u001b[0m"] : ["[", "]"];
+		for (const sample of samples) {
+			const spans = spansOf(sample, tokenizer, task);
+			const text = spans.map((span) => {
+				if ("image" in span) return `<image ${span.image}: ${span.rows} rows>`;
+				return span.loss ? `${mark[0]}${span.text}${mark[1]}` : span.text;
+			});
+			console.log(headline(sample, task.sequenceLength));
+			for (const line of imageLines(sample, spans, task.tower)) console.log(`  ${line}`);
+			console.log(`  ${text.join("").replaceAll("\n", "\n  ")}\n`);
+		}
+	},
+});

@@ -1,0 +1,64 @@
+/** How fast a data set is read. */
+import { UserError } from "../../../native/errors.ts";
+import { defaultLoaderConfiguration } from "../loader/configuration.ts";
+import { DataLoader } from "../loader/loader.ts";
+import type { TaskConfiguration } from "../loader/tasks.ts";
+
+export interface BenchOptions {
+	readonly task: TaskConfiguration;
+	readonly splitPart: string;
+	readonly workers: number;
+	readonly threads: number;
+	readonly seconds: number;
+	readonly memoryBytes: number;
+	/** Samples a worker hands over at once. */
+	readonly batchSize: number;
+}
+
+export interface BenchResult {
+	readonly samples: number;
+	/** From the second output of every worker on. */
+	readonly samplesPerSecond: number;
+	readonly megabytesPerSecond: number;
+	/** Until the first sample was there, the opening of the data set included. */
+	readonly firstSampleSeconds: number;
+	/** Memory of this process that is its own, not mapped files; bytes. */
+	readonly anonymousBytes: number;
+}
+
+export async function benchmark(path: string, options: BenchOptions): Promise<BenchResult> {
+	const { task, workers, threads, seconds, memoryBytes, batchSize, splitPart } = options;
+	const begun = performance.now();
+	const load = { ...defaultLoaderConfiguration.load, splitPart };
+	const configuration = { ...defaultLoaderConfiguration, path, task, load, numWorkers: workers, batchSize };
+	await using loader = await DataLoader.open(configuration, { threads, memoryBytes, prefetch: 4, skipBudget: 1e9 });
+	const next = async () => {
+		const output = await loader.next();
+		if (output === null) throw new UserError(`${path} has no samples in ${splitPart}.`);
+	};
+	await next();
+	const firstSampleSeconds = (performance.now() - begun) / 1000;
+	for (let i = 1; i < workers; i++) await next();
+	const bytesBefore = loader.receivedBytes;
+	const started = performance.now();
+	let outputs = 0;
+	while (performance.now() - started < seconds * 1000) {
+		await next();
+		outputs++;
+	}
+	const elapsed = (performance.now() - started) / 1000;
+	const samples = outputs * batchSize;
+	return {
+		samples,
+		samplesPerSecond: samples / elapsed,
+		megabytesPerSecond: (loader.receivedBytes - bytesBefore) / elapsed / 1e6,
+		firstSampleSeconds,
+		anonymousBytes: await anonymousMemory(),
+	};
+}
+
+/** RssAnon of this process. */
+async function anonymousMemory(): Promise<number> {
+	const status = await Bun.file("/proc/self/status").text();
+	return Number(/^RssAnon:\s+(\d+) kB$/m.exec(status)?.[1] ?? 0) * 1024;
+}

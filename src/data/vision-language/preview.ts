@@ -1,0 +1,108 @@
+/** Samples as they will be trained on, for people to look at: on a terminal or as a page. */
+import type { Images } from "../../native/images.ts";
+import { type LoadOptions, loadDatasets } from "../energon/dataset.ts";
+import type { ErrorHandler } from "../energon/errors.ts";
+import type { Storage } from "../energon/storage/storage.ts";
+import { buildTrain, collect } from "../energon/task-encoder.ts";
+import { Worker } from "../energon/worker.ts";
+import type { Tokenizer } from "../text/tokenizer.ts";
+import { type EncodedSample, sampleName } from "./batch.ts";
+import { ignored } from "./encoding.ts";
+import { planRows, type TowerGeometry } from "./image-plan.ts";
+import { encodingSteps, type VisionLanguageTask } from "./task.ts";
+
+export interface PreviewOptions {
+	readonly path: string;
+	readonly load: LoadOptions;
+	readonly task: VisionLanguageTask;
+	readonly seedOffset: number;
+	readonly count: number;
+	/** Receives samples that cannot be encoded. */
+	readonly onFailure: ErrorHandler;
+}
+
+/** The first samples of the first data worker of a run with one lane and one worker. */
+export function previewSamples(
+	storage: Storage,
+	images: Images,
+	tokenizer: Tokenizer,
+	options: PreviewOptions,
+): EncodedSample[] {
+	const steps = encodingSteps(options.task, tokenizer, images);
+	const { mode, datasets } = loadDatasets(storage, options.path, steps.decode, options.load);
+	const worker = new Worker(
+		{
+			rank: 0,
+			worldSize: 1,
+			numWorkers: 1,
+			seedOffset: options.seedOffset,
+			errorHandler: options.onFailure,
+			restoreErrorHandler: options.onFailure,
+		},
+		0,
+	);
+	const pipeline = buildTrain(datasets, { ...steps, batch: collect }, worker, {
+		blendMode: mode,
+		repeat: mode === "weight",
+		shuffleBufferSize: null,
+		virtualEpochLength: 0,
+		batchSize: null,
+		batchDropLast: false,
+		packingBufferSize: null,
+	});
+	const samples: EncodedSample[] = [];
+	for (const item of pipeline.iterate()) {
+		samples.push(item as unknown as EncodedSample);
+		if (samples.length >= options.count) break;
+	}
+	return samples;
+}
+
+/** A run of tokens: text that counts in the loss or does not, or the rows of an image. */
+export type Span =
+	| { readonly text: string; readonly tokens: number; readonly loss: boolean }
+	| { readonly image: number; readonly begin: number; readonly rows: number };
+
+/** `spansOf` the tokens of a sample, in order. A token counts when it is the label of the one before it. */
+export function spansOf(
+	{ ids, labels, images }: EncodedSample,
+	tokenizer: Tokenizer,
+	task: { readonly imageTokenId: number; readonly tower: TowerGeometry },
+): Span[] {
+	const spans: Span[] = [];
+	const counts = (token: number) => token > 0 && labels[token - 1] !== ignored;
+	let image = 0;
+	for (let begin = 0; begin < ids.length; ) {
+		let end = begin + 1;
+		if (ids[begin] === task.imageTokenId) {
+			const rows = planRows(images[image]!.plan, task.tower);
+			spans.push({ image: image++, begin, rows });
+			begin += rows;
+			continue;
+		}
+		while (end < ids.length && ids[end] !== task.imageTokenId && counts(end) === counts(begin)) end++;
+		spans.push({ text: tokenizer.decode(ids.subarray(begin, end)), tokens: end - begin, loss: counts(begin) });
+		begin = end;
+	}
+	return spans;
+}
+
+/** One line an image: its size, what it is resized to, where its rows go. */
+export function imageLines({ images }: EncodedSample, spans: readonly Span[], { patchSize }: TowerGeometry): string[] {
+	return spans.flatMap((span) => {
+		if (!("image" in span)) return [];
+		const { width, height, plan } = images[span.image]!;
+		const { size, columns, rows, thumbnail } = plan;
+		const tiles = columns * rows > 1 ? `, ${columns} x ${rows} tiles${thumbnail ? " and a thumbnail" : ""}` : "";
+		const patches = `${size.width / patchSize} x ${size.height / patchSize} patches`;
+		return [
+			`image ${span.image}: ${width} x ${height} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${span.rows} rows at tokens ${span.begin} to ${span.begin + span.rows - 1}`,
+		];
+	});
+}
+
+/** Its headline: name, tokens, how many count. */
+export function headline(sample: EncodedSample, sequenceLength: number): string {
+	const counted = sample.labels.filter((label) => label !== ignored).length;
+	return `${sampleName(sample)}: ${sample.ids.length} tokens of ${sequenceLength}, ${counted} count in the loss`;
+}
