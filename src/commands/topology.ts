@@ -9,6 +9,7 @@ import {
 	type TopologyDescription,
 } from "../parallel/describe-topology.ts";
 import { topologyOf } from "../parallel/topology.ts";
+import { columns } from "./columns.ts";
 
 /** Groups of a line and ranks of a group that the table shows before it is cut short; JSON has all. */
 const shown = 8;
@@ -120,15 +121,4 @@ function microBatchSize({ name }: ModuleDescription, configuration: TrainingConf
 
 function byName(named: readonly NamedGroups[]): Record<string, NamedGroups["groups"]> {
 	return Object.fromEntries(named.flatMap(({ names, groups }) => names.map((name) => [name, groups])));
-}
-
-/** Cells side by side, columns as wide as their widest cell. */
-function columns(rows: readonly (readonly string[])[]): string[] {
-	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
-	return rows.map((row) =>
-		row
-			.map((cell, column) => cell.padEnd(widths[column]!))
-			.join("  ")
-			.trimEnd(),
-	);
 }

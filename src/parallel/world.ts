@@ -13,7 +13,18 @@ export class World implements Disposable {
 		readonly size: number,
 		/** null: a world of one process. */
 		private readonly run: Run | null,
+		private readonly imagine: ((name: string, ranks: readonly number[]) => Group) | null = null,
 	) {}
+
+	/** This process plays `rank` of a world of `size` whose other ranks are imagined: for planning. */
+	static imagined(
+		device: Device,
+		rank: number,
+		size: number,
+		imagine: (name: string, ranks: readonly number[]) => Group,
+	): World {
+		return new World(device, rank, size, null, imagine);
+	}
 
 	/** One process is the whole world. */
 	static alone(device: Device): World {
@@ -32,7 +43,9 @@ export class World implements Disposable {
 	 */
 	async group(name: string, ranks: readonly number[]): Promise<Group> {
 		if (!ranks.includes(this.rank)) throw new RangeError(`Rank ${this.rank} is no member of ${name} [${ranks}].`);
-		if (ranks.length === 1 || this.run === null) return groupOfOne(name, this.rank);
+		if (ranks.length === 1) return groupOfOne(name, this.rank);
+		if (this.imagine !== null) return this.imagine(name, ranks);
+		if (this.run === null) return groupOfOne(name, this.rank);
 		const key = `${name} ${ranks}`;
 		const known = this.#groups.get(key);
 		if (known) return known;

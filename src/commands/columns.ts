@@ -1,0 +1,12 @@
+/** Tables for people. */
+
+/** Cells side by side, columns as wide as their widest cell. */
+export function columns(rows: readonly (readonly string[])[]): string[] {
+	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
+	return rows.map((row) =>
+		row
+			.map((cell, column) => cell.padEnd(widths[column]!))
+			.join("  ")
+			.trimEnd(),
+	);
+}

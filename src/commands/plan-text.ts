@@ -1,0 +1,152 @@
+/** What `mimo plan` prints. */
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
+import type { RankMemoryPlan } from "../plan/rank-plan.ts";
+import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
+import type { Split } from "../plan/splits.ts";
+import { columns } from "./columns.ts";
+
+/** Splits that the table shows. */
+const shown = 12;
+
+/** "20.3 GiB", "512 KiB". */
+export function bytesText(bytes: number): string {
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
+	return `${(bytes / 1024 ** power).toFixed(power < 2 ? 0 : 1)} ${units[power]}`;
+}
+
+/** "1.25 s", "31.4 ms". */
+export function secondsText(seconds: number): string {
+	return seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(seconds * 1000).toFixed(1)} ms`;
+}
+
+const percent = (share: number) => `${(100 * share).toFixed(1)} %`;
+const tera = (flops: number) => `${(flops / 1e12).toPrecision(4)} TFLOP`;
+
+export function planText(plan: RunPlan, machine: Machine): string {
+	return [
+		`${plan.worldSize} ranks on ${machine.rates.device}: ${plan.microbatches} microbatches and ${plan.tokens} tokens a step.`,
+		"",
+		"# Memory of a rank",
+		...memoryTable(plan.modules, machine),
+		"",
+		"# Floating-point operations of a step",
+		...flopsTable(plan),
+		"",
+		"# Bytes that a rank sends in a step",
+		...trafficTable(plan.modules),
+		"",
+		"# Seconds of a step",
+		...stepTable(plan.step, plan.microbatches),
+		stepSentence(plan),
+	].join("\n");
+}
+
+function memoryTable(modules: readonly ModulePlan[], { memoryBytes }: Machine): string[] {
+	const row = (name: string, ranks: string, memory: RankMemoryPlan) => [
+		name,
+		ranks,
+		bytesText(memory.parameters),
+		bytesText(memory.gradients),
+		bytesText(memory.optimizer),
+		bytesText(memory.activations),
+		bytesText(memory.peak),
+		...(memoryBytes === null ? [] : [percent(memory.peak / memoryBytes)]),
+	];
+	const share = memoryBytes === null ? [] : [`of ${bytesText(memoryBytes)}`];
+	return columns([
+		["module", "ranks", "parameters", "gradients", "optimizer", "activations", "peak", ...share],
+		...modules.flatMap(({ plan, firstRank, ranks, memory, recomputed }) => [
+			row(plan.module, ranks === 1 ? `${firstRank}` : `${firstRank}-${firstRank + ranks - 1}`, memory),
+			...(recomputed && recomputed !== memory ? [row("  layers recomputed", "", recomputed)] : []),
+		]),
+	]);
+}
+
+function flopsTable({ modules }: RunPlan): string[] {
+	const total = modules.reduce((sum, { flops }) => sum + flops.forward + flops.backward, 0);
+	return columns([
+		["module", "forward", "backward", "share", "a rank"],
+		...modules.map(({ plan, flops, ranks }) => [
+			plan.module,
+			tera(flops.forward),
+			tera(flops.backward),
+			percent((flops.forward + flops.backward) / total),
+			tera((flops.forward + flops.backward) / ranks),
+		]),
+	]);
+}
+
+function trafficTable(modules: readonly ModulePlan[]): string[] {
+	const rows = modules.flatMap(({ plan, traffic }) =>
+		traffic.map(({ group, members, transfers, bytes, betweenHosts, seconds }) => [
+			plan.module,
+			group,
+			`${members}`,
+			betweenHosts ? "between hosts" : "in a host",
+			`${transfers}`,
+			bytesText(bytes),
+			secondsText(seconds),
+		]),
+	);
+	if (rows.length === 0) return ["nothing: one rank"];
+	return columns([["of", "group", "ranks", "where", "transfers", "bytes", "time"], ...rows]);
+}
+
+function stepTable({ modules, seconds }: StepEstimate, microbatches: number): string[] {
+	const row = (one: ModuleEstimate) => [
+		one.module,
+		secondsText(microbatches * one.forward),
+		secondsText(microbatches * one.backward),
+		secondsText(one.wait),
+		secondsText(one.gradients),
+		secondsText(one.optimizer),
+		percent(one.idle),
+	];
+	return [
+		...columns([["module", "forward", "backward", "wait", "gradients", "optimizer", "idle"], ...modules.map(row)]),
+		`step ${secondsText(seconds)}`,
+	];
+}
+
+function stepSentence({ step, tokens, modules, worldSize }: RunPlan): string {
+	const flops = modules.reduce((sum, one) => sum + one.flops.forward + one.flops.backward, 0);
+	const rate = flops / step.seconds / worldSize / 1e12;
+	const limit = step.limitedByCores ? " The processor's cores decide: there are fewer than ranks." : "";
+	return `${Math.round(tokens / step.seconds)} tokens/s, ${rate.toPrecision(3)} TFLOP/s a rank.${limit}`;
+}
+
+export function planJson(plan: RunPlan, machine: Machine): string {
+	const modules = plan.modules.map(({ plan: { module }, ...rest }) => ({ module, ...rest }));
+	return JSON.stringify({ ...plan, modules, device: machine.rates.device, memoryBytes: machine.memoryBytes }, null, 2);
+}
+
+export function splitsText(splits: readonly Split[], machine: Machine, c: TrainingConfiguration): string {
+	const layout = (split: Split) =>
+		Object.entries(split.layout)
+			.map(([key, value]) => `--${key} ${value}`)
+			.join(" ");
+	const rows = splits
+		.slice(0, shown)
+		.map((split, index) => [
+			`${index + 1}`,
+			`${split.encoderRanks}:${split.languageRanks}`,
+			secondsText(split.step.seconds),
+			...split.step.modules.map(({ idle }) => percent(idle)),
+			bytesText(split.peak),
+			layout(split),
+			split.reason,
+		]);
+	const names = splits[0]!.step.modules.map(({ module }) => (module === "language" ? "LM idle" : "encoder idle"));
+	const more = splits.length > shown ? [`${splits.length - shown} more layouts are slower or do not fit.`] : [];
+	return [
+		`Encoder : language model on ${machine.rates.device}, global batch ${c.globalBatchSize}, ${splits.length} layouts, best first:`,
+		...columns([["", "ranks", "step", ...names, "peak", "layout", "why"], ...rows]),
+		...more,
+	].join("\n");
+}
+
+export function splitsJson(splits: readonly Split[]): string {
+	return JSON.stringify(splits, null, 2);
+}

@@ -1,0 +1,112 @@
+/** `mimo plan`: flags in, what a run needs and how long a step takes out. Nothing is trained. */
+import { availableParallelism } from "node:os";
+import { defineCommand } from "citty";
+import * as v from "valibot";
+import { flagHelp } from "../config/help.ts";
+import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
+import { UserError } from "../native/errors.ts";
+import { openLibraryOf } from "../native/open-device.ts";
+import { topologyOf } from "../parallel/topology.ts";
+import { measureRates } from "../plan/measure.ts";
+import { acceleratorNames, acceleratorRates, processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
+import { type Machine, planRun } from "../plan/run-plan.ts";
+import { rankSplits } from "../plan/splits.ts";
+import { exitCodes } from "./command.ts";
+import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
+
+const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
+
+  Memory of a rank of each module, operations, bytes over every group, seconds of a step and idle shares, from running the
+  training code on a library that only counts.
+
+  --gpu NAME              Plan for ${acceleratorNames.join(", ")}; without it, for this machine's processor.
+  --gpus-per-host N       Consecutive ranks of one host (8).
+  --memory-gib N          Memory of a device; layouts that need more are marked.
+  --measure               Time every operation of the configuration on this machine first.
+  --rates FILE            Read rates from this file; with --measure, write them there.
+  --split N               Rank the ways to divide N devices between encoder and language model.
+  --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1).
+  --json                  One JSON object.
+
+${flagHelp()}`;
+
+const commandFlags = {
+	gpu: true,
+	"gpus-per-host": true,
+	"memory-gib": true,
+	measure: false,
+	rates: true,
+	split: true,
+	"expert-imbalance": true,
+	json: false,
+} as const;
+
+export default defineCommand({
+	meta: { name: "plan", description: "What a run would need: memory, operations, traffic, time." },
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const resolved = resolveConfiguration(rawArgs, commandFlags);
+		const machine = await machineOf(resolved);
+		const { command, configuration } = resolved;
+		if (command.split !== undefined) {
+			const splits = await rankSplits(resolved, number(command, "split", 1), machine);
+			if (splits.length === 0) {
+				throw new UserError(
+					`--split ${command.split}: no layout of so many devices divides global-batch-size ${configuration.globalBatchSize} and the model's sizes.`,
+				);
+			}
+			console.log("json" in command ? splitsJson(splits) : splitsText(splits, machine, configuration));
+			return;
+		}
+		const plan = await planRun(configuration, machine);
+		console.log("json" in command ? planJson(plan, machine) : planText(plan, machine));
+	},
+});
+
+async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {
+	const stated = command.gpu === undefined ? null : acceleratorRates(command.gpu);
+	const { worldSize } = topologyOf(c);
+	const ranksPerHost = stated ? number(command, "gpus-per-host", 1, 8) : worldSize;
+	const cores = availableParallelism();
+	const threads = c.threads || Math.max(1, Math.floor(cores / Math.min(worldSize, ranksPerHost)));
+	const memory = command["memory-gib"] === undefined ? null : number(command, "memory-gib", 0) * 2 ** 30;
+	const common = {
+		memoryBytes: memory ?? stated?.memoryBytes ?? null,
+		ranksPerHost,
+		imbalance: number(command, "expert-imbalance", 0, 1),
+	};
+	if ("measure" in command) {
+		const library = await openLibraryOf(c.device);
+		const rates = await measureRates(c, library, threads);
+		if (command.rates !== undefined) await Bun.write(command.rates, `${JSON.stringify(rates, null, "\t")}\n`);
+		return { ...common, rates, kind: library.kind };
+	}
+	const rates = command.rates === undefined ? stated?.rates : await readRates(command.rates);
+	return { ...common, kind: stated ? "cuda" : "cpu", rates: rates ?? processorRates(cores, threads) };
+}
+
+async function readRates(file: string): Promise<Rates> {
+	const text = await Bun.file(file)
+		.text()
+		.catch(() => {
+			throw new UserError(`--rates ${file}: there is no such file; \`mimo plan --measure --rates ${file}\` writes it.`);
+		});
+	try {
+		return v.parse(ratesSchema, JSON.parse(text));
+	} catch {
+		throw new UserError(`--rates ${file}: this is no file that \`mimo plan --measure\` wrote.`);
+	}
+}
+
+function number(command: Readonly<Record<string, string>>, name: string, least: number, absent?: number): number {
+	const text = command[name];
+	if (text === undefined && absent !== undefined) return absent;
+	const value = Number(text);
+	if (text === undefined || text === "" || !(value >= least)) {
+		throw new UserError(`--${name} ${text}: allowed is a number of at least ${least}.`, exitCodes.usage);
+	}
+	return value;
+}

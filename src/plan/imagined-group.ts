@@ -1,0 +1,118 @@
+/**
+ * A group whose other members are imagined: this rank goes on as if they had taken part, and every transfer is counted.
+ * On a real device what they would have sent is this rank's own data again.
+ */
+import type { Group, Pending, RowRanges } from "../parallel/group.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+
+export type TransferKind = "allReduce" | "reduceScatter" | "allGather" | "broadcast" | "allToAll" | "send" | "receive";
+
+/** One collective of this rank. */
+export interface Transfer {
+	readonly group: string;
+	readonly kind: TransferKind;
+	/** Global ranks of the group; of a message this one and the other. */
+	readonly ranks: readonly number[];
+	/** Bytes this rank sends, with ring algorithms; of a receive: those it gets. */
+	readonly bytes: number;
+}
+
+export interface Imagination {
+	/** Called with every transfer. */
+	readonly observe: (transfer: Transfer) => void;
+	/** Integers that a member would send: rows of images by sample. */
+	readonly integers: (length: number) => Int32Array;
+	/** Rows that other members send here, over those of an even routing. */
+	readonly imbalance: number;
+}
+
+const done: Pending = { wait() {} };
+
+export function imaginedGroup(
+	name: string,
+	ranks: readonly number[],
+	globalRank: number,
+	{ observe, integers, imbalance }: Imagination,
+): Group {
+	const size = ranks.length;
+	const rank = ranks.indexOf(globalRank);
+	const count = (kind: TransferKind, bytes: number, among = ranks): Pending => {
+		if (size > 1) observe({ group: name, kind, ranks: among, bytes });
+		return done;
+	};
+	const others = (size - 1) / size;
+	return {
+		name,
+		ranks,
+		rank,
+		size,
+		allReduce: (x) => count("allReduce", 2 * others * x.bytes),
+		reduceScatter: (x, y) => {
+			using part = flat(x).rowsFrom(rank, 1, y.elements);
+			copy(part.tensor, y);
+			return count("reduceScatter", others * x.bytes);
+		},
+		allGather: (x, y) => {
+			for (let member = 0; member < size; member++) {
+				using part = flat(y).rowsFrom(member, 1, x.elements);
+				copy(x, part.tensor);
+			}
+			return count("allGather", (size - 1) * x.bytes);
+		},
+		broadcast: (x, root) => {
+			if (rank !== root) invent(x, integers);
+			return count("broadcast", x.bytes);
+		},
+		allToAll: (send, sendRows, receive, receiveRows) => {
+			fillRows(send, sendRows, receive, receiveRows);
+			const sent = sendRows.counts.reduce((sum, rows, member) => sum + (member === rank ? 0 : rows), 0);
+			return count("allToAll", send.rows === 0 ? 0 : (sent * send.bytes) / send.rows);
+		},
+		send: (x, to) => count("send", x.bytes, [globalRank, ranks[to]!]),
+		receive: (x, from) => {
+			invent(x, integers);
+			return count("receive", x.bytes, [globalRank, ranks[from]!]);
+		},
+		barrier: () => {},
+		exchange: (values) => ranks.map((_, member) => (member === rank ? values : even(values, imbalance))),
+	};
+}
+
+/** The same sum, times `factor`, in equal parts: what other ranks' routers send to every expert. */
+function even(values: Int32Array, factor: number): Int32Array {
+	const total = factor * values.reduce((sum, value) => sum + value, 0);
+	return values.map((_, i) => Math.ceil((total * (i + 1)) / values.length) - Math.ceil((total * i) / values.length));
+}
+
+/** A contiguous tensor as parts of equally many elements. */
+function flat(x: Tensor) {
+	return {
+		rowsFrom(first: number, parts: number, elements: number): { tensor: Tensor } & Disposable {
+			using matrix = x.view([x.elements / elements, elements]);
+			const tensor = matrix.rowsFrom(first, parts);
+			return { tensor, [Symbol.dispose]: () => tensor[Symbol.dispose]() };
+		},
+	};
+}
+
+function copy(from: Tensor, to: Tensor): void {
+	if (from.allocation === to.allocation && from.byteOffset === to.byteOffset) return;
+	from.device.copy(to, from, Math.min(from.bytes, to.bytes));
+}
+
+/** Something sensible where a member's data would be. */
+function invent(x: Tensor, integers: Imagination["integers"]): void {
+	if (x.dtype === "i32") x.device.copyToDevice(x, integers(x.elements));
+	else if (x.elements > 0) x.device.run("fill", { y: x, elements: x.elements, value: 0.01, dtype: x.dtypeCode });
+}
+
+/** Every member's rows are this rank's own. */
+function fillRows(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): void {
+	if (send.rows === 0) return;
+	receiveRows.counts.forEach((rows, member) => {
+		const available = Math.min(rows, sendRows.counts[member]!);
+		using from = send.rowsFrom(sendRows.offsets[member]!, available);
+		using to = receive.rowsFrom(receiveRows.offsets[member]!, available);
+		if (available > 0) receive.device.copy(to, from, from.bytes);
+	});
+}

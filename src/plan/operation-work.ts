@@ -1,0 +1,116 @@
+/**
+ * What an operation costs by its arguments: floating-point operations (a multiply-add counts 2) and bytes moved. Time
+ * follows the first where it is a product, the second elsewhere.
+ */
+import { Dtype, type OperationName } from "../native/abi.ts";
+import type { OperationValues } from "../native/counting-library.ts";
+
+export interface Work {
+	readonly flops: number;
+	readonly bytes: number;
+}
+
+const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : 4);
+
+/** Elements read and written by row-wise operations: operands of rows × width. */
+const operands: Readonly<Partial<Record<OperationName, number>>> = {
+	rms_norm_forward: 2,
+	rms_norm_backward: 3,
+	layer_norm_forward: 2,
+	layer_norm_backward: 3,
+	activation_forward: 2,
+	activation_backward: 3,
+	causal_conv1d_forward: 2,
+	causal_conv1d_backward: 3,
+	rope_forward: 2,
+	moe_permute: 2,
+	moe_unpermute: 2,
+	embedding_forward: 2,
+	embedding_backward: 3,
+	cross_entropy_statistics: 1,
+	cross_entropy_backward: 2,
+	axpby: 3,
+	add: 3,
+	fill: 1,
+	dropout: 2,
+	column_sum: 1,
+	spmm: 3,
+	scale: 2,
+	sum_of_squares: 1,
+	count_zeros: 1,
+	find_nonfinite: 1,
+	router_forward: 4,
+	router_backward: 5,
+};
+
+/** Rows × width, in elements. */
+function elementsOf(name: OperationName, v: OperationValues): number {
+	// Their field named rows is a pointer.
+	if (name === "moe_permute" || name === "moe_unpermute") return v.tokens! * v.topk! * v.width!;
+	if (v.elements !== undefined) return v.elements;
+	const rows = v.rows ?? v.tokens ?? 0;
+	const width = v.width && v.channels === undefined ? v.width : (v.channels ?? v.vocabulary_rows ?? v.experts ?? 1);
+	return rows * width;
+}
+
+export function workOf(name: OperationName, v: OperationValues): Work {
+	switch (name) {
+		case "gemm": {
+			const batch = Math.max(1, v.batch!);
+			const [a, b, c] = [v.m! * v.k!, v.k! * v.n!, v.m! * v.n!];
+			const bytes = a * size(v.a_dtype) + b * size(v.b_dtype) + c * size(v.c_dtype);
+			return { flops: 2 * v.m! * v.n! * v.k! * batch, bytes: batch * bytes };
+		}
+		case "grouped_gemm":
+		case "grouped_gemm_weight_gradient": {
+			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + v.groups! * v.n! * v.k! * 4;
+			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
+		}
+		case "attention_forward":
+		case "attention_backward": {
+			const length = v.sequences! > 0 ? v.tokens! / v.sequences! : 0;
+			const pairs = v.tokens! * length * (v.mask === 1 ? 0.5 : 1);
+			const forward = 4 * pairs * v.query_heads! * v.head_dim!;
+			const bytes = v.tokens! * (2 * v.query_heads! + 2 * v.key_heads!) * v.head_dim! * size(v.dtype);
+			return name === "attention_forward" ? { flops: forward, bytes } : { flops: 2 * forward, bytes: 2 * bytes };
+		}
+		case "ssd_forward":
+		case "ssd_backward": {
+			const [H, P, G, N, Q] = [v.heads!, v.head_dim!, v.groups!, v.state_dim!, v.chunk_size!];
+			const forward = v.tokens! * (2 * Q * N * G + 2 * Q * P * H + 4 * P * N * H);
+			const bytes = v.tokens! * (3 * H * P + 2 * G * N + H) * size(v.dtype);
+			return name === "ssd_forward" ? { flops: forward, bytes } : { flops: 2 * forward, bytes: 2 * bytes };
+		}
+		case "causal_conv1d_forward":
+		case "causal_conv1d_backward": {
+			const flops = 2 * v.tokens! * v.channels! * v.width! * (name === "causal_conv1d_forward" ? 1 : 2);
+			return { flops, bytes: operands[name]! * v.tokens! * v.channels! * size(v.dtype) };
+		}
+		case "adamw":
+			return { flops: 0, bytes: v.elements! * (4 * 7 + (v.model === 0 ? 0 : 2)) };
+		default: {
+			const dtype = v.dtype ?? v.x_dtype;
+			return { flops: 0, bytes: (operands[name] ?? 1) * elementsOf(name, v) * size(dtype) };
+		}
+	}
+}
+
+const products: readonly OperationName[] = [
+	"gemm",
+	"grouped_gemm",
+	"grouped_gemm_weight_gradient",
+	"attention_forward",
+	"attention_backward",
+	"ssd_forward",
+	"ssd_backward",
+];
+
+/** Whether an operation's time follows its floating-point operations. */
+export function isProduct(name: OperationName): boolean {
+	return products.includes(name);
+}
+
+/** What an operation's time is proportional to: operations of a product, bytes of anything else; at least 1. */
+export function amountOf(name: OperationName, { flops, bytes }: Work): number {
+	return Math.max(1, isProduct(name) ? flops : bytes);
+}

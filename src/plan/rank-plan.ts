@@ -1,0 +1,109 @@
+/** What one rank needs and does: memory, operations and transfers, found by running it on a library that only counts. */
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { MemoryTagName, OperationName } from "../native/abi.ts";
+import { countingLibrary, type OperationValues } from "../native/counting-library.ts";
+import { Device } from "../native/device.ts";
+import type { DeviceKind } from "../native/library.ts";
+import type { Transfer } from "./imagined-group.ts";
+import { amountOf, workOf } from "./operation-work.ts";
+import { microbatchesOf, openRank, type Phase } from "./rank-run.ts";
+
+/** Calls of one operation with equal work. */
+export interface OperationTally {
+	readonly name: OperationName;
+	/** What its time follows: floating-point operations or bytes of one call. */
+	readonly amount: number;
+	calls: number;
+}
+
+/** What happens in a phase of a step of one microbatch. */
+export interface PhaseTally {
+	flops: number;
+	readonly operations: OperationTally[];
+	readonly transfers: Transfer[];
+}
+
+/** Bytes. */
+export interface RankMemoryPlan {
+	readonly parameters: number;
+	readonly gradients: number;
+	readonly optimizer: number;
+	/** The most that is live at once beyond those three: activations, workspace, data, what is under way. */
+	readonly activations: number;
+	readonly peak: number;
+}
+
+export interface RankPlan {
+	readonly rank: number;
+	readonly module: "radio_encoder" | "language";
+	readonly memory: RankMemoryPlan;
+	readonly phases: Readonly<Record<Phase, PhaseTally>>;
+}
+
+/** More microbatches than this in a step need no more memory: the encoder is one ahead. */
+const microbatchesForMemory = 3;
+
+/** Adds operations up by name and amount. */
+export class Tally implements PhaseTally {
+	flops = 0;
+	readonly transfers: Transfer[] = [];
+	readonly #operations = new Map<string, OperationTally>();
+
+	add(name: OperationName, values: OperationValues): void {
+		const work = workOf(name, values);
+		const amount = amountOf(name, work);
+		this.flops += work.flops;
+		const key = `${name} ${amount}`;
+		const known = this.#operations.get(key);
+		if (known) known.calls++;
+		else this.#operations.set(key, { name, amount, calls: 1 });
+	}
+
+	get operations(): OperationTally[] {
+		return [...this.#operations.values()];
+	}
+}
+
+export function emptyPhases(): Record<Phase, Tally> {
+	return { prepare: new Tally(), forward: new Tally(), backward: new Tally(), update: new Tally() };
+}
+
+/** `imbalance`: rows that experts of this rank get, over those of an even routing. */
+export async function planRank(
+	c: TrainingConfiguration,
+	rank: number,
+	options: { readonly kind: DeviceKind; readonly imbalance: number },
+): Promise<RankPlan> {
+	const phases = emptyPhases();
+	let tally: Tally | null = null;
+	using device = Device.open(
+		countingLibrary({
+			kind: options.kind,
+			observe: (name, values) => tally?.add(name, values),
+		}),
+	);
+	let counting = false;
+	using run = await openRank(c, device, rank, {
+		phase: (phase) => {
+			tally = counting ? phases[phase] : null;
+		},
+		transfer: (transfer) => tally?.transfers.push(transfer),
+		imbalance: options.imbalance,
+	});
+	const { liveBytesByTag } = device.memoryStatistics();
+	run.step(Math.min(microbatchesForMemory, microbatchesOf(c)));
+	const { peakBytes } = device.memoryStatistics();
+	counting = true;
+	run.step(1);
+	tally = null;
+	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
+		(tag) => liveBytesByTag[tag],
+	) as [number, number, number];
+	const activations = peakBytes - parameters - gradients - optimizer;
+	return {
+		rank,
+		module: run.module,
+		memory: { parameters, gradients, optimizer, activations, peak: peakBytes },
+		phases,
+	};
+}

@@ -1,0 +1,121 @@
+/** A whole run: what a rank of each module needs and does, what moves, and how long a step takes. */
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { DeviceKind } from "../native/library.ts";
+import { topologyOf } from "../parallel/topology.ts";
+import { estimateStep, type StepEstimate } from "./estimate.ts";
+import type { Transfer } from "./imagined-group.ts";
+import { planRank, type RankMemoryPlan, type RankPlan } from "./rank-plan.ts";
+import { microbatchesOf } from "./rank-run.ts";
+import { type Rates, transferSeconds } from "./rates.ts";
+
+export interface Machine {
+	readonly rates: Rates;
+	readonly kind: DeviceKind;
+	/** Bytes of a rank's device; null: not limited. */
+	readonly memoryBytes: number | null;
+	/** Hosts hold this many consecutive ranks. */
+	readonly ranksPerHost: number;
+	/** Rows that the busiest rank's experts get, over those of an even routing. */
+	readonly imbalance: number;
+}
+
+/** What one rank sends over one group in a step. */
+export interface GroupTraffic {
+	readonly group: string;
+	readonly members: number;
+	readonly transfers: number;
+	readonly bytes: number;
+	/** Whether its ranks are on several hosts. */
+	readonly betweenHosts: boolean;
+	readonly seconds: number;
+}
+
+export interface ModulePlan {
+	readonly plan: RankPlan;
+	readonly firstRank: number;
+	readonly ranks: number;
+	/** Of a rank. */
+	readonly memory: RankMemoryPlan;
+	/** The same with every layer recomputed, or null where nothing can be. */
+	readonly recomputed: RankMemoryPlan | null;
+	/** Floating-point operations of all ranks in a step. */
+	readonly flops: { readonly forward: number; readonly backward: number };
+	readonly traffic: readonly GroupTraffic[];
+}
+
+export interface RunPlan {
+	readonly worldSize: number;
+	readonly microbatches: number;
+	readonly tokens: number;
+	readonly modules: readonly ModulePlan[];
+	readonly step: StepEstimate;
+}
+
+export async function planRun(c: TrainingConfiguration, machine: Machine): Promise<RunPlan> {
+	const topology = topologyOf(c);
+	const microbatches = microbatchesOf(c);
+	const leaders = topology.encoder ? [topology.sourceLeader(0), topology.destinationLeader(0)] : [0];
+	const modules: ModulePlan[] = [];
+	for (const rank of leaders) {
+		const plan = await planRank(c, rank, machine);
+		const grid = topology.gridOf(rank);
+		modules.push({
+			plan,
+			firstRank: grid.offset,
+			ranks: grid.size,
+			memory: plan.memory,
+			recomputed: await recomputedMemory(c, rank, plan, machine),
+			flops: {
+				forward: plan.phases.forward.flops * microbatches * grid.size,
+				backward: plan.phases.backward.flops * microbatches * grid.size,
+			},
+			traffic: trafficOf(plan, microbatches, machine),
+		});
+	}
+	return {
+		worldSize: topology.worldSize,
+		microbatches,
+		tokens: c.globalBatchSize * c.seqLength,
+		modules,
+		step: estimateStep(modules, { ...machine, microbatches }),
+	};
+}
+
+/** The encoder keeps its activations. */
+async function recomputedMemory(
+	c: TrainingConfiguration,
+	rank: number,
+	plan: RankPlan,
+	machine: Machine,
+): Promise<RankMemoryPlan | null> {
+	if (plan.module !== "language") return null;
+	if (c.recomputeGranularity === "full" && c.recomputeMethod === "uniform") return plan.memory;
+	const recomputing: TrainingConfiguration = {
+		...c,
+		recomputeGranularity: "full",
+		recomputeMethod: "uniform",
+		recomputeNumLayers: 1,
+	};
+	return (await planRank(recomputing, rank, machine)).memory;
+}
+
+function trafficOf({ phases }: RankPlan, microbatches: number, { rates, ranksPerHost }: Machine): GroupTraffic[] {
+	const passes = [...phases.forward.transfers, ...phases.backward.transfers].filter(({ kind }) => kind !== "receive");
+	const repeated = [
+		...passes.map((transfer) => ({ transfer, times: microbatches })),
+		...phases.update.transfers.map((transfer) => ({ transfer, times: 1 })),
+	];
+	return [...Map.groupBy(repeated, ({ transfer }) => transfer.group)].map(([group, all]) => {
+		const { ranks } = all[0]!.transfer;
+		const total = (value: (transfer: Transfer) => number) =>
+			all.reduce((sum, { transfer, times }) => sum + times * value(transfer), 0);
+		return {
+			group,
+			members: ranks.length,
+			transfers: total(() => 1),
+			bytes: total(({ bytes }) => bytes),
+			betweenHosts: new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost))).size > 1,
+			seconds: total((transfer) => transferSeconds(transfer, rates, ranksPerHost)),
+		};
+	});
+}

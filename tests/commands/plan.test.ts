@@ -1,0 +1,52 @@
+import { afterEach, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { mimo } from "./mimo.ts";
+
+const folders: string[] = [];
+afterEach(() => {
+	for (const folder of folders.splice(0)) rmSync(folder, { recursive: true });
+});
+
+test("tables of memory, operations, traffic and time", () => {
+	const { stdout, exitCode } = mimo(["plan", "--config", "examples/vlm-tiny.yaml", "--gpu", "h200"]);
+	expect(exitCode).toBe(0);
+	for (const title of [
+		"Memory of a rank",
+		"Floating-point operations",
+		"Bytes that a rank sends",
+		"Seconds of a step",
+	]) {
+		expect(stdout).toContain(`# ${title}`);
+	}
+	expect(stdout).toMatch(/radio_encoder +0-1 /);
+	expect(stdout).toMatch(/language +2-3 /);
+	expect(stdout).toContain("layers recomputed");
+});
+
+test("rates are measured, kept and read again", async () => {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-plan-"));
+	folders.push(folder);
+	const file = join(folder, "rates.json");
+	const flags = ["plan", "--preset", "nemotron-tiny", "--rates", file, "--json"];
+	const measured = mimo([...flags, "--measure", "--device", "cpu", "--threads", "1"]);
+	expect(measured.stderr).toBe("");
+	const read = mimo(flags);
+	const [first, second] = [JSON.parse(measured.stdout), JSON.parse(read.stdout)];
+	expect(second.step.seconds).toBe(first.step.seconds);
+	expect(second.modules[0].memory.peak).toBe(first.modules[0].memory.peak);
+	expect((await Bun.file(file).json()).operations.gemm.length).toBeGreaterThan(1);
+});
+
+test("what cannot be planned is a sentence", () => {
+	const missing = mimo(["plan", "--preset", "nemotron-tiny", "--rates", "absent.json"]);
+	expect([missing.exitCode, missing.stderr]).toEqual([
+		1,
+		"mimo: --rates absent.json: there is no such file; `mimo plan --measure --rates absent.json` writes it.\n",
+	]);
+	const gpu = mimo(["plan", "--preset", "nemotron-tiny", "--gpu", "z80"]);
+	expect([gpu.exitCode, gpu.stderr]).toEqual([2, "mimo: There are no rates of a z80; known are a100, h100, h200.\n"]);
+	const split = mimo(["plan", "--preset", "nemotron-tiny", "--split", "x"]);
+	expect([split.exitCode, split.stderr]).toEqual([2, "mimo: --split x: allowed is a number of at least 1.\n"]);
+});

@@ -1,0 +1,167 @@
+/** The plan against what runs: memory of the CPU library's allocator, operations of the published models. */
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
+import type { Key } from "../../src/config/schema.ts";
+import { countFlopsPerToken } from "../../src/models/hybrid/counts.ts";
+import { Device } from "../../src/native/device.ts";
+import { openLibrary } from "../../src/native/library.ts";
+import { estimateStep, rankSeconds } from "../../src/plan/estimate.ts";
+import { planRank } from "../../src/plan/rank-plan.ts";
+import { microbatchesOf, openRank } from "../../src/plan/rank-run.ts";
+import { acceleratorRates, processorRates, type Rates, secondsOf } from "../../src/plan/rates.ts";
+import { type Machine, planRun } from "../../src/plan/run-plan.ts";
+import { rankSplits } from "../../src/plan/splits.ts";
+
+// Hundreds of thousands of operations are counted one by one, on a machine that others use too.
+setDefaultTimeout(60_000);
+
+type Keys = Readonly<Partial<Record<Key, unknown>>>;
+
+const text: Keys = { preset: "nemotron-tiny" };
+const images: Keys = { preset: "nemotron-vlm-tiny", "train-iters": 200 };
+const counting = { kind: "cpu", imbalance: 1 } as const;
+const nobody = { phase() {}, transfer() {} };
+
+const layouts: readonly (readonly [name: string, keys: Keys, rank: number])[] = [
+	["one rank", text, 0],
+	["layers recomputed", { ...text, "recompute-granularity": "full" }, 0],
+	["tensor parallel", { ...text, "llm-tp": 2 }, 1],
+	["ZeRO-1 over two lanes", { ...text, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true }, 3],
+	["encoder rank of disjoint grids", { ...images, "encoder-tp": 2, "llm-dp": 2 }, 1],
+	["language rank of disjoint grids", { ...images, "encoder-dp": 2, "llm-tp": 2 }, 2],
+];
+
+for (const [name, keys, rank] of layouts) {
+	test(`memory within 5 % of the allocator's peak: ${name}`, async () => {
+		const c = configurationOf(keys);
+		const { memory } = await planRank(c, rank, counting);
+		using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+		{
+			using run = await openRank(c, device, rank, { ...nobody, imbalance: 1 });
+			const { parameter, gradient, optimizer } = device.memoryStatistics().liveBytesByTag;
+			run.initialise();
+			run.step(Math.min(3, microbatchesOf(c)));
+			const { peakBytes } = device.memoryStatistics();
+			expect(memory).toMatchObject({ parameters: parameter, gradients: gradient, optimizer });
+			expect(Math.abs(memory.peak / peakBytes - 1)).toBeLessThan(0.05);
+		}
+		expect(device.memoryStatistics().liveBytes).toBe(0);
+	});
+}
+
+const machine: Machine = {
+	rates: acceleratorRates("h100").rates,
+	kind: "cuda",
+	memoryBytes: 80e9,
+	ranksPerHost: 8,
+	imbalance: 1,
+};
+const twenty: Keys = {
+	preset: "nemotron-20l",
+	"model-provider": "nemotron-moe-vlm",
+	"pixel-shuffle": true,
+	"disable-vision-class-token": true,
+	"use-distributed-optimizer": true,
+};
+
+test("operations of the 20-layer model are those that are counted by hand; backward costs twice forward", async () => {
+	const c = configurationOf({ ...twenty, "llm-tp": 2, "llm-dp": 2, "llm-ep": 4, "encoder-dp": 2 });
+	const { modules, microbatches } = await planRun(c, machine);
+	const language = modules[1]!;
+	const { layer } = countFlopsPerToken(c);
+	expect(microbatches).toBe(4);
+	// The router's product is fp32 and the convolution belongs to no product: both are in the count by hand too.
+	const byHand = countFlopsPerToken(c).forward * c.seqLength * c.globalBatchSize;
+	expect(layer.M).toBeGreaterThan(0);
+	expect(Math.abs(language.flops.forward / byHand - 1)).toBeLessThan(0.005);
+	expect(Math.abs(language.flops.backward / language.flops.forward - 2)).toBeLessThan(0.01);
+	// Both lanes' rows cross the bridge, a token's row is hidden-size bf16 numbers; as many come back.
+	const rows = (c.globalBatchSize * 49) / 2;
+	const bridge = modules[0]!.traffic.find(({ group }) => group === "bridge")!;
+	expect(bridge.bytes).toBeCloseTo(rows * c.hiddenSize * 2 + 4 * microbatches, -2);
+	// Every rank sends ¾ of its gradient slices to the other three replicas of the experts' two lanes: ZeRO-1 halves state.
+	const whole = await planRun(
+		configurationOf({
+			...twenty,
+			"llm-tp": 2,
+			"llm-dp": 2,
+			"llm-ep": 4,
+			"encoder-dp": 2,
+			"use-distributed-optimizer": false,
+		}),
+		machine,
+	);
+	expect(language.memory.optimizer).toBeLessThan(whole.modules[1]!.memory.optimizer);
+	expect(language.recomputed!.activations).toBeLessThan(language.memory.activations / 2);
+});
+
+test("the production layout: 264 ranks are planned from one rank of each module", async () => {
+	const c = configurationOf({
+		...twenty,
+		"encoder-dp": 8,
+		"llm-tp": 2,
+		"llm-dp": 128,
+		"llm-ep": 8,
+		"global-batch-size": 768,
+	});
+	const plan = await planRun(c, machine);
+	expect(plan.worldSize).toBe(264);
+	const [encoder, language] = plan.modules;
+	expect([encoder!.ranks, language!.ranks]).toEqual([8, 256]);
+	const groups = Object.fromEntries(language!.traffic.map((one) => [one.group, one]));
+	expect(groups["language.dp"]).toMatchObject({ members: 128, betweenHosts: true });
+	expect(groups["language.tp_ep"]).toMatchObject({ members: 8, betweenHosts: false });
+	expect(plan.step.seconds).toBeGreaterThan(0.5);
+	expect(plan.step.modules.every(({ idle }) => idle >= 0 && idle < 1)).toBe(true);
+});
+
+test("a step is the slower module's work and the pipeline's ends", async () => {
+	const c = configurationOf({ ...twenty, "encoder-dp": 2, "llm-dp": 2, "llm-ep": 2 });
+	const plan = await planRun(c, machine);
+	const [encoder, language] = plan.step.modules;
+	const seconds = (module: number) => rankSeconds(plan.modules[module]!.plan, machine.rates, 8);
+	expect(language!.forward).toBe(seconds(1).forward);
+	// The language model waits for the first rows alone, the encoder ends one backward pass after it.
+	const ends = encoder!.forward + encoder!.backward + Math.max(encoder!.bridge, language!.bridge);
+	const passes = plan.microbatches * (language!.forward + language!.backward) + ends;
+	expect(plan.step.seconds).toBeCloseTo(passes + language!.gradients + language!.optimizer, 6);
+	expect(encoder!.idle).toBeGreaterThan(language!.idle);
+	// Four ranks on one core take the time of all their work.
+	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };
+	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, microbatches: plan.microbatches });
+	expect(crowded.limitedByCores).toBe(true);
+	expect(crowded.seconds).toBeGreaterThan(1.5 * plan.step.seconds);
+});
+
+test("an operation's time lies between the timed ones", () => {
+	const rates: Rates = {
+		...processorRates(2, 1),
+		call: 0,
+		operations: {
+			gemm: [
+				{ amount: 100, seconds: 1 },
+				{ amount: 10000, seconds: 25 },
+			],
+		},
+	};
+	const seconds = (amount: number) => secondsOf({ name: "gemm", amount, calls: 2 }, rates);
+	expect(seconds(100)).toBe(2);
+	expect(seconds(1000)).toBeCloseTo(10, 9);
+	expect(seconds(20000)).toBe(100);
+	expect(seconds(80)).toBeLessThan(2);
+	expect(secondsOf({ name: "add", amount: 5e9, calls: 1 }, rates)).toBeCloseTo(1, 9);
+});
+
+test("splits of four devices: the best first, those that do not fit last", async () => {
+	const resolved = resolveConfiguration(["--preset", "nemotron-vlm-tiny", "--train-iters", "200"]);
+	const roomy = await rankSplits(resolved, 4, { ...machine, memoryBytes: null });
+	expect(roomy.length).toBeGreaterThan(3);
+	const seconds = roomy.map(({ step }) => step.seconds);
+	expect(seconds).toEqual(seconds.toSorted((a, b) => a - b));
+	for (const { encoderRanks, languageRanks } of roomy) expect(encoderRanks + languageRanks).toBeLessThanOrEqual(4);
+	const memoryBytes = roomy[0]!.peak - 1;
+	const tight = await rankSplits(resolved, 4, { ...machine, memoryBytes });
+	const fitting = tight.filter(({ peak }) => peak <= memoryBytes).length;
+	expect(tight.map(({ fits }) => fits)).toEqual(tight.map((_, index) => index < fitting));
+	expect(tight[fitting]!.reason).toStartWith("needs ");
+});
