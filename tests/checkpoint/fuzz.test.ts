@@ -23,6 +23,7 @@ import { jsonOf } from "../../src/checkpoint/torch-dist/common.ts";
 import { parseMetadata } from "../../src/checkpoint/torch-dist/metadata.ts";
 import { writeTorchDistFiles } from "../../src/checkpoint/torch-dist/writer.ts";
 import { UserError } from "../../src/native/errors.ts";
+import { damage, generator, type Random } from "../damage.ts";
 
 /** Cases of each of the five readers. */
 const cases = process.env.MIMO_TEST_FULL ? 200_000 : 1_500;
@@ -33,55 +34,6 @@ beforeAll(() => {
 	folder = mkdtempSync(join(tmpdir(), "mimo-fuzz-"));
 });
 afterAll(() => rmSync(folder, { recursive: true }));
-
-/** Repeatable whole numbers below a bound. */
-function generator(seed: number): (bound: number) => number {
-	let state = seed >>> 0;
-	return (bound) => {
-		state = (state + 0x6d2b79f5) >>> 0;
-		let t = Math.imul(state ^ (state >>> 15), 1 | state);
-		t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-		return ((t ^ (t >>> 14)) >>> 0) % bound;
-	};
-}
-
-type Random = (bound: number) => number;
-
-/** One to four damages: bits, bytes, lengths, cuts, repeats. */
-function damage(original: Uint8Array, random: Random): Uint8Array {
-	let bytes = Uint8Array.from(original);
-	for (let n = 1 + random(4); n > 0 && bytes.length > 0; n--) {
-		const at = random(bytes.length);
-		switch (random(7)) {
-			case 0:
-				bytes[at]! ^= 1 << random(8);
-				break;
-			case 1:
-				bytes[at] = random(256);
-				break;
-			case 2:
-				bytes.fill([0, 0xff, 0x7f, 0x80][random(4)]!, at, at + 1 + random(8));
-				break;
-			case 3:
-				bytes = bytes.slice(0, at);
-				break;
-			case 4:
-				bytes = new Uint8Array(Buffer.concat([bytes.subarray(0, at), bytes.subarray(at + 1 + random(16))]));
-				break;
-			case 5: {
-				const length = 1 + random(32);
-				const from = random(bytes.length);
-				bytes = new Uint8Array(
-					Buffer.concat([bytes.subarray(0, at), bytes.subarray(from, from + length), bytes.subarray(at)]),
-				);
-				break;
-			}
-			default:
-				bytes = new Uint8Array(Buffer.concat([bytes.subarray(0, at), Buffer.of(random(256)), bytes.subarray(at)]));
-		}
-	}
-	return bytes;
-}
 
 class Bytes implements ByteSource {
 	readonly path = "fuzzed";

@@ -1,0 +1,45 @@
+/**
+ * The Python package accepts what `mimo data prepare` writes. Runs where its command is installed (`pip install
+ * megatron-energon`): as `energon` on the PATH, or named by MIMO_ENERGON.
+ */
+import { afterAll, expect, test } from "bun:test";
+import { join } from "node:path";
+import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
+import { captions, Scratch, tar } from "./fixtures.ts";
+
+const energon = process.env.MIMO_ENERGON ?? Bun.which("energon");
+const scratch = new Scratch();
+afterAll(() => scratch[Symbol.dispose]());
+
+/** Runs the package's command; its output. Fails the test when it fails. */
+function run(...args: string[]): string {
+	const { exitCode, stdout, stderr } = Bun.spawnSync([energon!, ...args], { stdout: "pipe", stderr: "pipe" });
+	const output = `${stdout}${stderr}`;
+	expect([exitCode, exitCode === 0 ? "" : output]).toEqual([0, ""]);
+	return output;
+}
+
+test.skipIf(energon === null)("energon info and energon lint accept a prepared folder", () => {
+	const path = captions(scratch, "prepared", [7, 5, 9, 4], "2,1,1");
+	const info = run("info", path);
+	expect(info).toContain("25 samples");
+	expect(info).toContain("CaptioningSample");
+	expect(info).toMatch(/`train`.*12 samples in 2 shards/);
+	expect(info).toMatch(/`val`.*9 samples in 1 shards/);
+	expect(run("lint", path)).not.toContain("Traceback");
+});
+
+test.skipIf(energon === null)("energon lint refuses what is damaged afterwards", async () => {
+	const path = captions(scratch, "damaged", [6, 6], "1,0,0");
+	const shard = join(path, "damaged-001.tar");
+	await Bun.write(shard, tar([["other.txt", "x"]]));
+	const { exitCode } = Bun.spawnSync([energon!, "lint", path], { stdout: "pipe", stderr: "pipe" });
+	expect(exitCode).not.toBe(0);
+});
+
+test("a folder is prepared again only when that is asked for", () => {
+	const path = captions(scratch, "twice", [2]);
+	const options = { ...defaultPrepareOptions, splitRatio: "1,0,0" };
+	expect(() => prepare(path, options)).toThrow("--force-overwrite prepares it again");
+	expect(prepare(path, { ...options, forceOverwrite: true }).samples).toBe(2);
+});
