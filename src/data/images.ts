@@ -14,8 +14,25 @@ export interface ImageSet {
 	readonly indices?: readonly number[];
 }
 
+/** No images of `samples` samples of text alone. */
+export function noImages(samples: number): ImageSet {
+	return { patches: new Float32Array(0), grids: [], imagesPerSample: new Array<number>(samples).fill(0) };
+}
+
+/** Places for images of one sample. */
+const placesOfSample = 4096;
+
+/** The images of a sample whose first is number `first` in the step's global batch, with places no other image has. */
+export function placeImages(images: ImageSet, first: number): ImageSet {
+	const indices = images.imagesPerSample.flatMap((count, sample) =>
+		Array.from({ length: count }, (_, image) => (first + sample) * placesOfSample + image),
+	);
+	return { ...images, indices };
+}
+
 /** Several sets, one after the other. */
 export function joinImages(sets: readonly ImageSet[]): ImageSet {
+	if (sets.length === 1) return sets[0]!;
 	const patches = new Float32Array(sets.reduce((sum, set) => sum + set.patches.length, 0));
 	let at = 0;
 	for (const set of sets) {

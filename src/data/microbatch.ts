@@ -1,3 +1,5 @@
+import type { ImageSet } from "./images.ts";
+
 /** What a language model trains on at once: `lengths.length` sequences laid one after the other. */
 export interface Microbatch {
 	/** Token ids, [T]. */
@@ -15,10 +17,25 @@ export interface Microbatch {
 	readonly samples?: readonly number[];
 }
 
+/** What a model with an encoder trains on at once. */
+export interface ImageTextMicrobatch {
+	/** Ids hold the image token wherever an image row belongs. */
+	readonly text: Microbatch;
+	readonly images: ImageSet;
+}
+
 /** Tokens of every sample that image rows are counted for. */
 export function sampleLengths({ samples, lengths }: Pick<Microbatch, "samples" | "lengths">): readonly number[] {
 	return samples ?? lengths;
 }
+
+/** The text of a rank that reads none. */
+export const noText: Microbatch = {
+	ids: new Int32Array(0),
+	labels: new Int32Array(0),
+	lossMask: new Float32Array(0),
+	lengths: [],
+};
 
 /** Rows of S + 1 tokens become inputs [:, :-1] and labels [:, 1:]; every label counts. */
 export function nextTokenMicrobatch(rows: readonly Int32Array[]): Microbatch {

@@ -2,11 +2,13 @@
  * Megatron's mock data (spec runtime 8): samples of image tokens followed by random text, images of zeros. Sample i of a
  * data set is drawn from MT19937 seeded by the data set's seed plus i.
  */
+import { hasEncoder } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
 import type { PatchGrid } from "../models/radio/config.ts";
 import { UserError } from "../native/errors.ts";
 import { MersenneTwister, seedByInteger } from "./energon/random/mersenne-twister.ts";
-import type { ImageSet } from "./images.ts";
-import type { Microbatch } from "./microbatch.ts";
+import { type ImageSet, noImages } from "./images.ts";
+import { type ImageTextMicrobatch, type Microbatch, noText } from "./microbatch.ts";
 
 export interface MockOptions {
 	/** datasetSeed() of the lane that reads it. */
@@ -99,4 +101,57 @@ export function mockImages(samples: number, grid: PatchGrid, patchWidth: number)
 		grids: new Array<PatchGrid>(samples).fill(grid),
 		imagesPerSample: new Array<number>(samples).fill(1),
 	};
+}
+
+/** Mock samples of both modules: every lane has its own, text and images do not know each other. */
+export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "test") {
+	const { grid, tokens } = mockImage(c);
+	const lanes = new Map<number, MockData>();
+	const open = (lane: number) => {
+		const known = lanes.get(lane);
+		if (known) return known;
+		const opened = new MockData({
+			seed: datasetSeed(c.seed, "language", lane, split),
+			size: c.mockDatasetSize,
+			sequenceLength: c.seqLength,
+			vocabularySize: c.vocabSize,
+			imageTokenId: c.imageTokenId,
+			imageTokens: tokens,
+		});
+		lanes.set(lane, opened);
+		return opened;
+	};
+	return {
+		microbatch: (
+			{ lane, firstOfLane, count }: { readonly lane: number; readonly firstOfLane: number; readonly count: number },
+			wants: { readonly wantsText: boolean; readonly wantsImages: boolean },
+		): ImageTextMicrobatch => ({
+			text: wants.wantsText ? open(lane).microbatch(firstOfLane, count) : noText,
+			images: wants.wantsImages ? mockImages(count, grid, 3 * c.patchDim ** 2) : noImages(count),
+		}),
+	};
+}
+
+/** The one image of a mock sample, and how many image tokens it makes (spec runtime 8). */
+function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid; readonly tokens: number } {
+	if (!hasEncoder(c)) return { grid: { rows: 0, columns: 0 }, tokens: 0 };
+	if (!c.disableVisionClassToken) throw new UserError("Mock data needs --disable-vision-class-token.");
+	const shuffled = c.pixelShuffle ? 4 : 1;
+	if (c.dynamicResolution) {
+		const tokens = c.imageSeqLength ?? Math.floor(c.seqLength / 2);
+		return { grid: mockGrid(tokens * shuffled, c.pixelShuffle), tokens };
+	}
+	const grid = { rows: Math.floor(c.imgH / c.patchDim), columns: Math.floor(c.imgW / c.patchDim) };
+	const tokens = (grid.rows * grid.columns) / shuffled;
+	if (c.pixelShuffle && (grid.rows !== grid.columns || grid.rows % 2 !== 0)) {
+		throw new UserError(
+			`--pixel-shuffle needs a square, even grid of patches; img-h × img-w and patch-dim make ${grid.rows} × ${grid.columns}.`,
+		);
+	}
+	if (c.imageSeqLength !== null && c.imageSeqLength !== tokens) {
+		throw new UserError(
+			`image-seq-length is ${c.imageSeqLength}, but an image of img-h × img-w makes ${tokens} image tokens.`,
+		);
+	}
+	return { grid, tokens };
 }

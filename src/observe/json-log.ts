@@ -39,6 +39,13 @@ export class JsonLog implements Observer {
 			grad_norm: report.gradNorm,
 			...(report.numZeros === null ? {} : { num_zeros: report.numZeros }),
 			...(report.paramsNorm === null ? {} : { params_norm: report.paramsNorm }),
+			...(report.participation === null
+				? {}
+				: {
+						encoder_participants: report.participation.participants,
+						grad_norm_exact: report.participation.exactNorm,
+						grad_norm_corrected: report.participation.correctedNorm,
+					}),
 			skipped: report.skipped,
 			time: this.#now().toISOString(),
 			elapsed_ms: report.seconds * 1000,

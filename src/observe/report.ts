@@ -63,6 +63,13 @@ export interface StepReport {
 	readonly paramsNorm: number | null;
 	/** The update was left out. */
 	readonly skipped: boolean;
+	/** Encoder ranks that saw images, and the gradient norm under either policy; null without an encoder. */
+	readonly participation: {
+		readonly participants: number;
+		readonly ranks: number;
+		readonly exactNorm: number;
+		readonly correctedNorm: number;
+	} | null;
 	/** Absent where it is not measured. */
 	readonly modules?: readonly ModuleReport[];
 	/** By rank. */

@@ -23,17 +23,8 @@ export function clipGradients(
 	world: Group,
 ): void {
 	const { device } = scalars;
-	device.setZero(scalars.sumOfSquares, scalars.sumOfSquares.bytes);
 	scalars.set("foundInf", 0);
-	forOwned(replicas, (gradient, counted) => {
-		if (!counted) return;
-		device.run("sum_of_squares", {
-			x: gradient,
-			sum: scalars.sumOfSquares,
-			elements: gradient.elements,
-			dtype: gradient.dtypeCode,
-		});
-	});
+	sumSquares(replicas, scalars);
 	world.allReduce(scalars.sumOfSquares).wait();
 	device.run("clip_factor", {
 		sum_of_squares: scalars.sumOfSquares,
@@ -41,6 +32,26 @@ export function clipGradients(
 		clip_factor: scalars.get("clipFactor"),
 		found_inf: scalars.get("foundInf"),
 		max_norm: maxNorm,
+	});
+}
+
+/** Σ g² of the elements this rank owns and counts; waits for the device. */
+export function gradientSquares(replicas: readonly DataParallel[], scalars: StepScalars): number {
+	sumSquares(replicas, scalars);
+	return scalars.sumOfSquares.item();
+}
+
+/** The same in scalars.sumOfSquares. */
+function sumSquares(replicas: readonly DataParallel[], { device, sumOfSquares }: StepScalars): void {
+	device.setZero(sumOfSquares, sumOfSquares.bytes);
+	forOwned(replicas, (gradient, counted) => {
+		if (!counted) return;
+		device.run("sum_of_squares", {
+			x: gradient,
+			sum: sumOfSquares,
+			elements: gradient.elements,
+			dtype: gradient.dtypeCode,
+		});
 	});
 }
 

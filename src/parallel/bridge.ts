@@ -138,8 +138,8 @@ export class BridgeSource {
 		this.#wire = new Wire(device, groups, width, dtype, groups.lane.size - 1);
 	}
 
-	/** Starts sending the rows of one encoder microbatch; they may be released afterwards. */
-	sendForward({ rows, rowsPerSample }: ImageRows): void {
+	/** Starts sending the rows of one encoder microbatch; they may be released afterwards. returns: a gradient comes back. */
+	sendForward({ rows, rowsPerSample }: ImageRows, returns = true): void {
 		if (!this.#wire.leads) return;
 		const per = this.#fanIn ? rowsPerSample.length : rowsPerSample.length / this.#destinations.length;
 		const counts = sumRuns(rowsPerSample, per);
@@ -149,7 +149,7 @@ export class BridgeSource {
 			this.#wire.send(rows, begin, counts[index]!, destination);
 			begin += counts[index]!;
 		});
-		this.#outstanding.push(counts);
+		if (returns) this.#outstanding.push(counts);
 	}
 
 	/** Gradient of the rows of the oldest microbatch that has none yet, on every rank of the lane. */
@@ -193,8 +193,8 @@ export class BridgeDestination {
 		this.#wire = new Wire(device, groups, width, dtype, 0);
 	}
 
-	/** Rows of the next microbatch of `samples` samples, on every rank of the lane. */
-	receiveForward(samples: number): ImageRows {
+	/** Rows of the next microbatch of `samples` samples, on every rank of the lane. returns: their gradient goes back. */
+	receiveForward(samples: number, returns = true): ImageRows {
 		if (!this.#wire.leads) return this.#wire.broadcast(null, samples);
 		const perSource = this.#sources.map((source) => this.#wire.receiveCounts(samples / this.#sources.length, source));
 		const counts = perSource.map((rows) => rows.reduce((sum, value) => sum + value, 0));
@@ -204,7 +204,7 @@ export class BridgeDestination {
 			this.#wire.receive(rows, begin, counts[index]!, source);
 			begin += counts[index]!;
 		});
-		this.#received.push(counts);
+		if (returns) this.#received.push(counts);
 		return this.#wire.broadcast({ rows, rowsPerSample: perSource.flat() }, samples);
 	}
 

@@ -10,13 +10,13 @@ import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
 import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
-import { EncoderMicrobatch } from "./encoder-microbatch.ts";
-import { trainTextWithImages } from "./language-microbatch.ts";
+import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
+import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
-import type { MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
+import type { Evaluator, MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
 
 /** An encoder rank. Its microbatches hold the images of all language lanes it serves, in lane order. */
-export class EncoderSchedule implements Schedule<ImageSet> {
+export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet> {
 	constructor(
 		readonly encoder: EncoderModule,
 		readonly bridge: BridgeSource,
@@ -27,12 +27,13 @@ export class EncoderSchedule implements Schedule<ImageSet> {
 	run(
 		microbatches: readonly ImageSet[],
 		place: StepPlace,
-		_losses: LossAccumulator,
+		losses: LossAccumulator,
 		observe: MicrobatchObserver = () => {},
 	): void {
 		const waiting: EncoderMicrobatch[] = [];
-		let firstImage = place.firstImage ?? 0;
+		let firstImage = 0;
 		for (const [index, images] of microbatches.entries()) {
+			if (images.grids.length > 0) losses.sawImages = true;
 			const encoded = new EncoderMicrobatch(
 				this.encoder,
 				images,
@@ -40,11 +41,22 @@ export class EncoderSchedule implements Schedule<ImageSet> {
 				{ training: this.trains, observe: (name, value) => observe(`encoder.${name}`, value, index) },
 			);
 			firstImage += images.grids.length;
-			this.bridge.sendForward(encoded);
+			this.bridge.sendForward(encoded, this.trains);
 			waiting.push(encoded);
 			if (waiting.length > 1) this.#backward(waiting.shift()!);
 		}
 		for (const encoded of waiting) this.#backward(encoded);
+		this.bridge.settle();
+	}
+
+	evaluate(microbatches: readonly ImageSet[], _losses: LossAccumulator, observe: MicrobatchObserver = () => {}): void {
+		for (const [index, images] of microbatches.entries()) {
+			using encoded = new EncoderMicrobatch(this.encoder, images, notTrained, {
+				training: false,
+				observe: (name, value) => observe(`encoder.${name}`, value, index),
+			});
+			this.bridge.sendForward(encoded, false);
+		}
 		this.bridge.settle();
 	}
 
@@ -55,7 +67,7 @@ export class EncoderSchedule implements Schedule<ImageSet> {
 }
 
 /** A language rank that receives image rows. */
-export class BridgedLanguageSchedule implements Schedule<Microbatch> {
+export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<Microbatch> {
 	constructor(
 		readonly model: HybridModel,
 		readonly bridge: BridgeDestination,
@@ -72,7 +84,7 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch> {
 	): void {
 		let { firstToken } = place;
 		for (const [index, text] of microbatches.entries()) {
-			const received = this.bridge.receiveForward(sampleLengths(text).length);
+			const received = this.bridge.receiveForward(sampleLengths(text).length, this.encoderTrains);
 			using rows = received.rows;
 			const gradient = trainTextWithImages(
 				this.model,
@@ -87,5 +99,19 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch> {
 			firstToken += text.ids.length;
 		}
 		this.bridge.settle();
+	}
+
+	evaluate(microbatches: readonly Microbatch[], losses: LossAccumulator, observe: MicrobatchObserver = () => {}): void {
+		for (const [index, text] of microbatches.entries()) {
+			const received = this.bridge.receiveForward(sampleLengths(text).length, false);
+			using rows = received.rows;
+			evaluateTextWithImages(
+				this.model,
+				{ text, imageTokenId: this.imageTokenId, name: `microbatch ${index}` },
+				{ rows, rowsPerSample: received.rowsPerSample },
+				losses,
+				(name, value) => observe(name, value, index),
+			);
+		}
 	}
 }

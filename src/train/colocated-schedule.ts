@@ -1,26 +1,22 @@
 /** Both modules in one process: encoder forward → language model forward and backward → encoder backward. */
-import type { ImageSet } from "../data/images.ts";
-import type { Microbatch } from "../data/microbatch.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
-import { EncoderMicrobatch } from "./encoder-microbatch.ts";
-import { trainTextWithImages } from "./language-microbatch.ts";
+import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
+import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
-import type { MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
+import type { Evaluator, MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
 
-/** What a model with an encoder trains on at once. */
-export interface ImageTextMicrobatch {
-	/** Ids hold the image token wherever an image row belongs. */
-	readonly text: Microbatch;
-	readonly images: ImageSet;
-}
+export type { ImageTextMicrobatch } from "../data/microbatch.ts";
 
 /** Observes the encoder's values as "encoder.…", the language model's under their own names. */
-export class ColocatedSchedule implements Schedule<ImageTextMicrobatch> {
+export class ColocatedSchedule implements Schedule<ImageTextMicrobatch>, Evaluator<ImageTextMicrobatch> {
 	constructor(
 		readonly encoder: EncoderModule,
 		readonly language: HybridModel,
 		readonly imageTokenId: number,
+		/** Whether gradients go back into the encoder. */
+		readonly encoderTrains = true,
 	) {}
 
 	run(
@@ -32,9 +28,10 @@ export class ColocatedSchedule implements Schedule<ImageTextMicrobatch> {
 		let { firstToken } = place;
 		let firstImage = 0;
 		for (const [index, { text, images }] of microbatches.entries()) {
+			if (images.grids.length > 0) losses.sawImages = true;
 			const encoderPlace = { cropKey: place.dropoutKey, firstImage };
 			using encoded = new EncoderMicrobatch(this.encoder, images, encoderPlace, {
-				training: true,
+				training: this.encoderTrains,
 				observe: (name, value) => observe(`encoder.${name}`, value, index),
 			});
 			const gradient = trainTextWithImages(
@@ -48,6 +45,26 @@ export class ColocatedSchedule implements Schedule<ImageTextMicrobatch> {
 			if (gradient) encoded.backward(gradient);
 			firstToken += text.ids.length;
 			firstImage += images.grids.length;
+		}
+	}
+
+	evaluate(
+		microbatches: readonly ImageTextMicrobatch[],
+		losses: LossAccumulator,
+		observe: MicrobatchObserver = () => {},
+	): void {
+		for (const [index, { text, images }] of microbatches.entries()) {
+			using encoded = new EncoderMicrobatch(this.encoder, images, notTrained, {
+				training: false,
+				observe: (name, value) => observe(`encoder.${name}`, value, index),
+			});
+			evaluateTextWithImages(
+				this.language,
+				{ text, imageTokenId: this.imageTokenId, name: `microbatch ${index}` },
+				encoded,
+				losses,
+				(name, value) => observe(name, value, index),
+			);
 		}
 	}
 }

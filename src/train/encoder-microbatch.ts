@@ -16,6 +16,9 @@ export interface EncoderPlace {
 	readonly firstImage: number;
 }
 
+/** No crops are drawn where nothing trains. */
+export const notTrained: EncoderPlace = { cropKey: 0, firstImage: 0 };
+
 export class EncoderMicrobatch implements Disposable {
 	readonly #tape: Tape;
 	/** All image rows, [Σ, H]. */

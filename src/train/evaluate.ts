@@ -1,26 +1,27 @@
 /** The loss without training: dropout is off, routers do not count. */
-import type { Microbatch } from "../data/microbatch.ts";
-import type { HybridModel, Observer } from "../models/hybrid/model.ts";
-import { type Group, groupOfOne } from "../parallel/group.ts";
-import { Tape } from "../tensor/tape.ts";
-import { DeviceInput } from "./device-input.ts";
-import { tokenLoss } from "./language-loss.ts";
+import type { Device } from "../native/device.ts";
+import type { Group } from "../parallel/group.ts";
 import { LossAccumulator } from "./loss.ts";
+import type { Evaluator, MicrobatchObserver } from "./schedule.ts";
 
-/** Mean loss of a token over the microbatches of every rank of `world` that counts losses. */
-export function evaluate(
-	model: HybridModel,
-	microbatches: readonly Microbatch[],
-	options: { readonly observe?: Observer; readonly world?: Group } = {},
+/** What evaluation needs of a training's state. */
+export interface EvaluationState<Batch> {
+	readonly device: Device;
+	/** Whose losses make up the mean: every rank of the run. */
+	readonly world: Group;
+	readonly evaluator: Evaluator<Batch>;
+	/** Whether this rank's losses count. */
+	readonly countsLoss: boolean;
+}
+
+/** Mean loss of a token over the microbatches of every rank; all call this together. */
+export function evaluate<Batch>(
+	{ device, world, evaluator, countsLoss }: EvaluationState<Batch>,
+	microbatches: readonly Batch[],
+	observe?: MicrobatchObserver,
 ): { loss: number; tokens: number } {
-	using losses = new LossAccumulator(model.device, model.parallel.tp.rank === 0);
-	for (const microbatch of microbatches) {
-		const tape = new Tape(model.device, { recording: false });
-		using input = new DeviceInput(model.device, microbatch, model.parallel.tp);
-		using logits = model.forward(tape, input.forward(0, 0), options.observe);
-		using loss = tokenLoss(tape, model, logits, input.labels);
-		losses.add(loss, input.mask);
-	}
-	const { sum, tokens } = losses.total(options.world ?? groupOfOne("world", 0));
+	using losses = new LossAccumulator(device, countsLoss);
+	evaluator.evaluate(microbatches, losses, observe);
+	const { sum, tokens } = losses.total(world);
 	return { loss: sum / Math.max(1, tokens), tokens };
 }

@@ -1,14 +1,20 @@
 /** Starting from, and leaving behind, a Hugging Face NemotronH folder (--load-hf, --save-hf). */
+
+import { firstCopyCounts, gatherTensors } from "../checkpoint/gathered-store.ts";
 import type { LanguageModelConfiguration } from "../checkpoint/hf/configuration.ts";
 import { spellings } from "../checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel, saveHuggingFaceModel } from "../checkpoint/hf/model.ts";
 import { loadModel, ValueStore } from "../checkpoint/model-store.ts";
+import type { TensorStore } from "../checkpoint/store.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { UserError } from "../native/errors.ts";
+import type { Group } from "../parallel/group.ts";
+import type { World } from "../parallel/world.ts";
+import type { TrainingRun } from "./training-run.ts";
 
 /** What a folder written later keeps of the one the weights came from. */
-export interface Origin {
+interface Origin {
 	readonly configText: string;
 	readonly spelling: (typeof spellings)[keyof typeof spellings];
 }
@@ -35,31 +41,64 @@ const decisive = [
 	"moeRouterTopkScalingFactor",
 ] as const satisfies (keyof LanguageModelConfiguration & keyof TrainingConfiguration)[];
 
-/** Initial values: from --load-hf, or drawn from the seed. `partial`: this rank holds a part of the model. */
-export function loadWeights(model: HybridModel, c: TrainingConfiguration, partial: boolean): Origin | null {
-	if (c.loadHf === null) {
-		model.initialise(c.seed);
-		return null;
-	}
-	using source = openHuggingFaceModel(c.loadHf);
-	const different = decisive.filter((key) => source.configuration[key] !== c[key]);
-	if (different.length > 0) {
-		const list = different.map((key) => `${key} is ${source.configuration[key]} there and ${c[key]} here`).join("; ");
-		throw new UserError(`${c.loadHf} holds another model: ${list}.`);
-	}
-	loadModel(model, source.weights, partial);
-	return { configText: source.configText, spelling: source.spelling as Origin["spelling"] };
-}
+export class HuggingFaceWeights {
+	#origin: Origin | null = null;
 
-/** Writes the trained weights to --save-hf, under the names and config.json they came with. */
-export async function saveWeights(model: HybridModel, c: TrainingConfiguration, origin: Origin | null): Promise<void> {
-	if (c.saveHf === null) return;
-	using weights = new ValueStore(c.saveHf, model);
-	await saveHuggingFaceModel(c.saveHf, weights, languageKeys(c), {
-		spelling: origin?.spelling ?? spellings.published,
-		replace: true,
-		...(origin ? { configText: origin.configText } : {}),
-	});
+	private constructor(
+		private readonly c: TrainingConfiguration,
+		private readonly run: TrainingRun<unknown>,
+		/** Ranks of the language model where it is to be saved from several; null on others. */
+		private readonly language: Group | null,
+	) {}
+
+	/** Every rank of the world calls this together. */
+	static async open(c: TrainingConfiguration, run: TrainingRun<unknown>, world: World): Promise<HuggingFaceWeights> {
+		const { ranks } = run.topology.language;
+		const several = c.saveHf !== null && ranks.length > 1 && ranks.includes(world.rank);
+		return new HuggingFaceWeights(c, run, several ? await world.group("language", ranks) : null);
+	}
+
+	/** Initial values: drawn from the seed, the language model's from --load-hf where that is given. */
+	load(): void {
+		const { c, run } = this;
+		run.initialise(c.seed);
+		if (c.loadHf === null || run.language === null) return;
+		using source = openHuggingFaceModel(c.loadHf);
+		const different = decisive.filter((key) => source.configuration[key] !== c[key]);
+		if (different.length > 0) {
+			const list = different.map((key) => `${key} is ${source.configuration[key]} there and ${c[key]} here`).join("; ");
+			throw new UserError(`${c.loadHf} holds another model: ${list}.`);
+		}
+		loadModel(run.language, source.weights, run.topology.language.size > 1);
+		this.#origin = { configText: source.configText, spelling: source.spelling as Origin["spelling"] };
+	}
+
+	/**
+	 * Writes the language model's trained weights to --save-hf, under the names and config.json they came with. Every rank
+	 * of the run calls this together.
+	 */
+	async save(): Promise<void> {
+		const { c, run } = this;
+		if (c.saveHf === null || run.language === null) return;
+		using weights = this.#wholeWeights(c.saveHf, run.language);
+		if (weights !== null) {
+			const origin = this.#origin;
+			await saveHuggingFaceModel(c.saveHf, weights, languageKeys(c), {
+				spelling: origin?.spelling ?? spellings.published,
+				replace: true,
+				...(origin ? { configText: origin.configText } : {}),
+			});
+		}
+		// Nobody ends before the files are there.
+		this.language?.barrier();
+	}
+
+	/** null on ranks that do not write. */
+	#wholeWeights(path: string, model: HybridModel): TensorStore | null {
+		if (this.language === null) return new ValueStore(path, model);
+		const { model: parallel, replicas } = this.run.groups!;
+		return gatherTensors(path, model, this.language, firstCopyCounts({ ...replicas, tensor: parallel.tp }));
+	}
 }
 
 function languageKeys(c: TrainingConfiguration): LanguageModelConfiguration {

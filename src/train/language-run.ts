@@ -1,47 +1,40 @@
 /** What one rank of a language model's run holds: its part of the model, its optimizer, its place in the world. */
-import { dataLanes } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { Microbatch } from "../data/microbatch.ts";
+import type { ImageTextMicrobatch, Microbatch } from "../data/microbatch.ts";
 import { hybridConfig } from "../models/hybrid/from-configuration.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
+import type { LogicalTensor } from "../models/module-parameters.ts";
 import { AdamW } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
-import type { Group } from "../parallel/group.ts";
-import { moduleGroups } from "../parallel/module-groups.ts";
-import { layOut, type Topology } from "../parallel/topology.ts";
+import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
+import { type Topology, topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { LanguageSchedule } from "./schedule.ts";
-import type { TrainingState } from "./step.ts";
+import type { TrainingRun } from "./training-run.ts";
 
-/** Grid of a run without an encoder. Weight shards run as extra data parallelism: they have lanes of their own. */
-export function languageTopology(c: TrainingConfiguration): Topology {
-	const language = { tensor: c.llmTp, data: dataLanes(c), expert: c.llmEp, expertTensor: c.llmExptTp };
-	return layOut(null, language, false);
-}
+export class LanguageRun implements TrainingRun<Microbatch> {
+	readonly encoder = null;
 
-export class LanguageRun implements Disposable {
 	private constructor(
-		readonly world: Group,
-		readonly model: HybridModel,
-		readonly state: TrainingState<Microbatch>,
-		/** This rank's data lane, and how many there are. */
-		readonly lane: number,
-		readonly lanes: number,
-		/** Whether this rank prints and logs: the last one, as in Megatron. */
-		readonly reports: boolean,
+		readonly topology: Topology,
+		readonly rank: number,
+		readonly groups: ModuleGroups,
+		readonly language: HybridModel,
+		readonly state: TrainingRun<Microbatch>["state"],
 		private readonly owned: readonly Disposable[],
 	) {}
 
 	/** Every rank of the world calls this together. */
 	static async create(c: TrainingConfiguration, world: World): Promise<LanguageRun> {
 		const { device } = world;
-		const { language: grid } = languageTopology(c);
+		const topology = topologyOf(c);
+		const { language: grid } = topology;
 		const everyone = await world.group("world", grid.ranks);
 		const groups = await moduleGroups(world, grid, { experts: c.numExperts, sequenceParallel: true });
 		const { replicas } = groups;
 		const model = new HybridModel(device, hybridConfig(c), {
-			frozen: false,
+			frozen: c.freezeLm,
 			parallel: groups.model,
 			replicas: { dense: replicas.dense.size, expert: replicas.expert.size },
 		});
@@ -53,7 +46,7 @@ export class LanguageRun implements Disposable {
 			beta2: c.adamBeta2,
 			epsilon: c.adamEps,
 		});
-		const state: TrainingState<Microbatch> = {
+		const state = {
 			replicas: [replica],
 			routers: [...model.routers.values()],
 			routerGroup: groups.tpDp,
@@ -67,9 +60,32 @@ export class LanguageRun implements Disposable {
 			logNumZeros: c.logNumZerosInGrad,
 			logParametersNorm: c.logParamsNorm,
 		};
-		const lane = grid.coordinates(world.rank).dp;
-		const reports = world.rank === grid.size - 1;
-		return new LanguageRun(everyone, model, state, lane, grid.lanes, reports, [optimizer, scalars, model]);
+		return new LanguageRun(topology, world.rank, groups, model, state, [optimizer, scalars, model]);
+	}
+
+	get model(): HybridModel {
+		return this.language;
+	}
+
+	/** This rank's data lane, and how many there are. */
+	get lane(): number {
+		return this.topology.language.coordinates(this.rank).dp;
+	}
+
+	get lanes(): number {
+		return this.topology.language.lanes;
+	}
+
+	batchOf({ text }: ImageTextMicrobatch): Microbatch {
+		return text;
+	}
+
+	initialise(seed: number): void {
+		this.language.initialise(seed);
+	}
+
+	logicalTensors(): Generator<LogicalTensor> {
+		return this.language.logicalTensors();
 	}
 
 	/** After weights were loaded: fp32 masters follow them. */

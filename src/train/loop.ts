@@ -1,122 +1,175 @@
-/** The training loop: schedule → data → step → log, with evaluations in between. */
+/** The training loop: schedule → data → step → log, with listeners and evaluations in between. */
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { type Microbatch, nextTokenMicrobatch } from "../data/microbatch.ts";
-import type { TokenSource } from "../data/text/token-source.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import type { Observer } from "../observe/report.ts";
-import { learningRateAt, schedulesOf, weightDecayAt } from "../optim/schedules.ts";
+import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
 import type { World } from "../parallel/world.ts";
-import { evaluate } from "./evaluate.ts";
-import type { LanguageRun } from "./language-run.ts";
+import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source.ts";
+import { type EvaluationState, evaluate } from "./evaluate.ts";
+import type { Listener, Progress, Stop } from "./listeners.ts";
 import { describeNonFinite } from "./non-finite.ts";
-import type { Sources } from "./sources.ts";
 import { type StepResult, trainStep } from "./step.ts";
+import type { TrainingRun } from "./training-run.ts";
 
 export interface TrainingSummary {
+	readonly progress: Progress;
+	/** Steps of this process. */
 	readonly steps: number;
 	readonly firstLoss: number;
 	readonly lastLoss: number;
 	readonly tokens: number;
 	/** Of the steps alone. */
 	readonly seconds: number;
-	/** Held-out loss of a token at the end; null without validation data. */
+	/** Held-out loss of a token at the end; null without validation data, and after a stop. */
 	readonly heldOutLoss: number | null;
+	/** Why the training ended before its last step; null: it did not. */
+	readonly stop: Stop | null;
 }
 
-export function trainingLoop(
+/** What a loop works with besides the configuration and this rank's modules. */
+export interface LoopParts {
+	readonly world: World;
+	readonly data: RunData;
+	readonly observer: Observer;
+	readonly listeners: readonly Listener[];
+	/** Where it begins. */
+	readonly start: Progress;
+	readonly schedules: Schedules;
+}
+
+/** Steps of a whole training. */
+export function plannedIterations(c: TrainingConfiguration): number {
+	return c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize);
+}
+
+export async function trainingLoop<Batch>(
 	c: TrainingConfiguration,
-	run: LanguageRun,
-	world: World,
-	sources: Sources,
-	observer: Observer,
-): TrainingSummary {
-	const { model, state, lane, lanes } = run;
-	const { learningRate, weightDecay } = schedulesOf(c);
-	const iterations = c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize);
-	const laneSamples = c.globalBatchSize / lanes;
-	let scheduledSamples = 0;
-	let firstLoss = Number.NaN;
-	let lastLoss = Number.NaN;
-	let tokens = 0;
-	let seconds = 0;
-	for (let iteration = 1; iteration <= iterations; iteration++) {
+	run: TrainingRun<Batch>,
+	{ world, data, observer, listeners, start, schedules }: LoopParts,
+): Promise<TrainingSummary> {
+	const { learningRate, weightDecay } = schedules;
+	const iterations = plannedIterations(c);
+	const firstToken = firstTokenOf(c, run);
+	let progress = start;
+	let [steps, tokens, seconds] = [0, 0, 0];
+	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
+	let stop: Stop | null = null;
+	while (progress.iteration < iterations && stop === null) {
+		const iteration = progress.iteration + 1;
+		for (const listener of listeners) await listener.beforeStep?.(iteration);
 		const started = performance.now();
-		const firstSample = (iteration - 1) * c.globalBatchSize + lane * laneSamples;
-		const batch = batchOf(sources.training, firstSample, c.microBatchSize, laneSamples / c.microBatchSize);
-		const rate = learningRateAt(learningRate, scheduledSamples);
-		const result = trainStep(state, {
-			microbatches: batch,
-			firstToken: lane * laneSamples * c.seqLength,
+		const microbatches = (await data.training.step(iteration)).map((one) => run.batchOf(one));
+		const dataSeconds = (performance.now() - started) / 1000;
+		const rate = learningRateAt(learningRate, progress.scheduledSamples);
+		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
+		const result = trainStep(run.state, {
+			microbatches,
+			firstToken,
 			iteration: iteration - 1,
 			learningRate: rate,
-			weightDecay: weightDecayAt(weightDecay, scheduledSamples),
+			weightDecay: decay,
 		});
-		if (c.checkForNanInLossAndGrad) requireFinite(model, batch, iteration, result);
+		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, result);
 		world.progress(iteration);
-		if (result.updated) scheduledSamples += c.globalBatchSize;
+		progress = {
+			...progress,
+			iteration,
+			consumedSamples: progress.consumedSamples + c.globalBatchSize,
+			scheduledSamples: progress.scheduledSamples + (result.updated ? c.globalBatchSize : 0),
+		};
 		const stepSeconds = (performance.now() - started) / 1000;
 		debug(2, `step ${iteration}: loss ${result.loss}, ${stepSeconds.toFixed(3)} s`);
 		seconds += stepSeconds;
 		tokens += result.tokens;
-		if (iteration === 1) firstLoss = result.loss;
+		if (steps++ === 0) firstLoss = result.loss;
 		lastLoss = result.loss;
+		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
 		observer.step({
 			iteration,
-			consumedSamples: iteration * c.globalBatchSize,
+			consumedSamples: progress.consumedSamples,
 			skippedSamples: 0,
 			globalBatchSize: c.globalBatchSize,
 			tokens: result.tokens,
 			seconds: stepSeconds,
 			learningRate: rate,
-			nextLearningRate: learningRateAt(learningRate, scheduledSamples),
+			nextLearningRate,
 			losses: { "lm loss": result.loss, ...result.balancing },
 			lossScale: 1,
 			gradNorm: result.updated ? result.gradientNorm : null,
 			numZeros: result.zeroGradients,
 			paramsNorm: result.parametersNorm,
 			skipped: !result.updated,
+			participation: result.participation,
 		});
-		if (c.evalIters > 0 && iteration % c.evalInterval === 0 && sources.validation) {
-			const loss = evaluateOn(run, sources.validation, c, c.evalIters);
+		const event = {
+			progress,
+			result,
+			learningRate: rate,
+			nextLearningRate,
+			weightDecay: decay,
+			seconds: stepSeconds,
+			dataSeconds,
+		};
+		for (const listener of listeners) stop = (await listener.afterStep?.(event)) ?? stop;
+		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
+			const loss = await evaluateOn(run, data.validation, c.evalIters);
+			progress = {
+				...progress,
+				consumedValidSamples: progress.consumedValidSamples + c.evalIters * c.evalGlobalBatchSize,
+			};
 			observer.evaluation({
 				iteration,
-				consumedSamples: iteration * c.globalBatchSize,
+				consumedSamples: progress.consumedSamples,
 				split: "validation",
 				label: `iteration ${iteration}`,
 				losses: { "lm loss": loss },
 			});
+			for (const listener of listeners) await listener.afterEvaluation?.(loss, iteration);
 		}
 	}
-	const heldOutLoss = sources.validation ? evaluateOn(run, sources.validation, c, null) : null;
-	return { steps: iterations, firstLoss, lastLoss, tokens, seconds, heldOutLoss };
+	for (const listener of listeners) await listener.afterTraining?.(progress);
+	const heldOutLoss = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;
+	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
+	return { progress, steps, firstLoss, lastLoss, tokens, seconds, heldOutLoss, stop };
 }
 
-/** The microbatches of one step: consecutive samples from `firstSample` on. */
-function batchOf(source: TokenSource, firstSample: number, size: number, count: number): Microbatch[] {
-	return Array.from({ length: count }, (_, index) =>
-		nextTokenMicrobatch(Array.from({ length: size }, (_, row) => source.sample(firstSample + index * size + row))),
-	);
+/** Index of this lane's first token among those of a step's global batch; dropout follows it. */
+function firstTokenOf(c: TrainingConfiguration, { topology, rank }: TrainingRun<unknown>): number {
+	const { lanes, laneCount } = dataPlaceOf(topology, rank);
+	return ((lanes[0]! * c.globalBatchSize) / laneCount) * c.seqLength;
 }
 
-/**
- * Mean loss of a token over `rounds` global batches of the source, or (null) all of its samples, dealt out to lanes in
- * runs. Lanes take equally many microbatches, the last ones empty where samples run out.
- */
-function evaluateOn(run: LanguageRun, source: TokenSource, c: TrainingConfiguration, rounds: number | null): number {
-	const samples = rounds === null ? source.samples : Math.min(source.samples, rounds * c.evalGlobalBatchSize);
-	const size = c.evalMicroBatchSize;
-	const perLane = Math.ceil(samples / size / run.lanes);
-	const batches = Array.from({ length: perLane }, (_, index) => {
-		const first = (run.lane * perLane + index) * size;
-		return batchOf(source, first, Math.max(0, Math.min(size, samples - first)), 1)[0]!;
-	});
-	return evaluate(run.model, batches, { world: run.world }).loss;
+function evaluationState<Batch>({ state }: TrainingRun<Batch>): EvaluationState<Batch> {
+	const { scalars, world, schedule, countsLoss } = state;
+	return { device: scalars.device, world, evaluator: schedule, countsLoss };
 }
 
-function requireFinite(model: HybridModel, batch: readonly Microbatch[], iteration: number, result: StepResult): void {
+/** Mean loss of a token. */
+async function evaluateOn<Batch>(
+	run: TrainingRun<Batch>,
+	source: EvaluationSource,
+	rounds: number | null,
+): Promise<number> {
+	const microbatches = await source.microbatches(rounds);
+	return evaluate(
+		evaluationState(run),
+		microbatches.map((one) => run.batchOf(one)),
+	).loss;
+}
+
+function requireFinite<Batch>(
+	run: TrainingRun<Batch>,
+	microbatches: readonly Batch[],
+	iteration: number,
+	result: StepResult,
+): void {
 	if (result.updated && Number.isFinite(result.loss)) return;
 	const what = Number.isFinite(result.loss) ? "gradient norm" : "loss";
-	throw new UserError(`Step ${iteration}: the ${what} is not finite; ${describeNonFinite(model, batch)}.`);
+	const inspected = {
+		...evaluationState(run),
+		parameters: run.state.replicas.map(({ parameters }) => parameters),
+		pattern: run.language?.config.pattern ?? [],
+	};
+	throw new UserError(`Step ${iteration}: the ${what} is not finite; ${describeNonFinite(inspected, microbatches)}.`);
 }

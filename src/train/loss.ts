@@ -9,6 +9,8 @@ export class LossAccumulator implements Disposable {
 	/** Microbatches and tokens added here, loss tokens or not. */
 	microbatches = 0;
 	tokens = 0;
+	/** Whether this rank encoded an image of the step. */
+	sawImages = false;
 
 	/** counts: whether this rank's losses count; of ranks that share tokens only one does. */
 	constructor(

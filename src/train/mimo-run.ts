@@ -17,6 +17,7 @@ import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { BridgedLanguageSchedule, EncoderSchedule } from "./bridge-schedule.ts";
+import type { Participation } from "./participation.ts";
 import type { TrainingState } from "./step.ts";
 
 export interface MimoRunOptions {
@@ -29,6 +30,10 @@ export interface MimoRunOptions {
 	readonly seed: number;
 	/** ZeRO-1. */
 	readonly distributedOptimizer: boolean;
+	/** Default: nobody asks which encoder ranks saw images, and the gradient is exact. */
+	readonly participation?: Participation["policy"];
+	readonly logNumZeros?: boolean;
+	readonly logParametersNorm?: boolean;
 }
 
 type Shared<Batch> = Omit<TrainingState<Batch>, "schedule" | "routers" | "routerGroup" | "countsLoss">;
@@ -47,13 +52,14 @@ interface Side {
 
 export interface EncoderSide extends Side {
 	readonly module: "encoder";
-	readonly state: TrainingState<ImageSet>;
+	readonly encoder: EncoderModule;
+	readonly state: TrainingState<ImageSet> & { readonly schedule: EncoderSchedule };
 }
 
 export interface LanguageSide extends Side {
 	readonly module: "language";
 	readonly model: HybridModel;
-	readonly state: TrainingState<Microbatch>;
+	readonly state: TrainingState<Microbatch> & { readonly schedule: BridgedLanguageSchedule };
 }
 
 /** Builds this rank's side. Every rank of the world calls it together. The receiver disposes `owned` in order. */
@@ -99,11 +105,18 @@ function encoderSide({ world, topology, everyone, groups, bridge, lane }: Place,
 	});
 	const source = new BridgeSource(device, topology, world.rank, bridge, encoder.width, options.encoder.tower.dtype);
 	const shared = sharedState<ImageSet>(encoder.parameters, everyone, groups, options);
+	const participation = options.participation && {
+		policy: options.participation,
+		ranks: topology.encoder!.lanes,
+		replica: shared.replicas[0]!,
+		votes: groups.model.tp.rank === 0,
+	};
 	return {
 		module: "encoder",
 		world: everyone,
 		groups,
 		lane,
+		encoder,
 		initialise: (seed) => encoder.initialise(seed),
 		logicalTensors: () => encoder.logicalTensors(),
 		owned: [shared.optimizer, shared.scalars, encoder],
@@ -113,6 +126,7 @@ function encoderSide({ world, topology, everyone, groups, bridge, lane }: Place,
 			routerGroup: groupOfOne("no routers", world.rank),
 			countsLoss: false,
 			schedule: new EncoderSchedule(encoder, source, trainsEncoder(options)),
+			...(participation ? { participation } : {}),
 		},
 	};
 }
@@ -131,6 +145,12 @@ function languageSide(
 	const dtype = options.encoder.tower.dtype;
 	const destination = new BridgeDestination(device, topology, world.rank, bridge, hiddenSize, dtype);
 	const shared = sharedState<Microbatch>(model.parameters, everyone, groups, options);
+	const participation = options.participation && {
+		policy: options.participation,
+		ranks: topology.encoder!.lanes,
+		replica: null,
+		votes: false,
+	};
 	return {
 		module: "language",
 		world: everyone,
@@ -146,6 +166,7 @@ function languageSide(
 			routerGroup: groups.tpDp,
 			countsLoss: groups.model.tp.rank === 0,
 			schedule: new BridgedLanguageSchedule(model, destination, options.imageTokenId, trainsEncoder(options)),
+			...(participation ? { participation } : {}),
 		},
 	};
 }
@@ -164,6 +185,7 @@ function sharedState<Batch>(
 	const replica = new DataParallel(parameters, groups.replicas, options.distributedOptimizer, countsReplicated);
 	const scalars = new StepScalars(parameters.device);
 	const { clipGrad, seed } = options;
+	const { logNumZeros = false, logParametersNorm = false } = options;
 	return {
 		replicas: [replica],
 		world,
@@ -171,5 +193,7 @@ function sharedState<Batch>(
 		optimizer: new AdamW([replica], scalars, options.adam),
 		clipGrad,
 		seed,
+		logNumZeros,
+		logParametersNorm,
 	};
 }

@@ -1,36 +1,53 @@
 /** Finds what first became NaN or infinite, to name it. */
-import type { Microbatch } from "../data/microbatch.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
+import type { LayerSymbol } from "../config/hybrid-pattern.ts";
 import type { Device } from "../native/device.ts";
+import type { Group } from "../parallel/group.ts";
+import type { ParameterSet } from "../parallel/parameter-set.ts";
 import { Tensor } from "../tensor/tensor.ts";
-import { evaluate } from "./evaluate.ts";
+import { type EvaluationState, evaluate } from "./evaluate.ts";
 
-/** Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's. */
-export function describeNonFinite(model: HybridModel, microbatches: readonly Microbatch[]): string {
-	for (const { name, value } of model.parameters) {
-		if (!allFinite(model.device, value)) return `parameter ${name} already was not finite`;
-	}
-	let first: string | null = null;
-	evaluate(model, microbatches, {
-		observe: (name, value) => {
-			if (first === null && !allFinite(model.device, value)) first = name;
-		},
-	});
-	if (first !== null) return `the first layer whose output is not finite is ${describeLayer(model, first)}`;
-	const gradients = [...model.parameters].filter(
-		({ mainGradient }) => mainGradient !== null && !allFinite(model.device, mainGradient),
-	);
-	// Backward runs from the last layer to the first, so the last parameter is where it began.
-	return gradients.length > 0
-		? `the forward pass is finite, the first gradient that is not is that of ${gradients.at(-1)!.name}`
-		: "every value looked at is finite";
+export interface InspectedState<Batch> extends EvaluationState<Batch> {
+	/** Of the modules on this rank. */
+	readonly parameters: readonly ParameterSet[];
+	/** Layers of the language model on this rank. */
+	readonly pattern: readonly LayerSymbol[];
 }
 
-function describeLayer(model: HybridModel, name: string): string {
-	const layer = /^layer\.(\d+)$/.exec(name);
-	if (!layer) return name;
+/**
+ * Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's. Every
+ * rank calls this together; where only others find something, it does not return: the run ends with what they say.
+ */
+export function describeNonFinite<Batch>(state: InspectedState<Batch>, microbatches: readonly Batch[]): string {
+	const { device, world, parameters } = state;
+	const all = parameters.flatMap((set) => [...set]);
+	const weight = all.find(({ value }) => !allFinite(device, value));
+	if (someoneFound(world, weight !== undefined)) return `parameter ${weight!.name} already was not finite`;
+	let first: string | null = null;
+	evaluate(state, microbatches, (name, value) => {
+		if (first === null && !allFinite(device, value)) first = name;
+	});
+	if (someoneFound(world, first !== null)) {
+		return `the first layer whose output is not finite is ${describeLayer(state, first!)}`;
+	}
+	// Backward runs from the last layer to the first, so the last parameter is where it began.
+	const gradient = all.findLast(({ mainGradient }) => mainGradient !== null && !allFinite(device, mainGradient));
+	if (!someoneFound(world, gradient !== undefined)) return "every value looked at is finite";
+	return `the forward pass is finite, the first gradient that is not is that of ${gradient!.name}`;
+}
+
+/** Whether this rank has found something; waits for the end where only others have. */
+function someoneFound(world: Group, own: boolean): boolean {
+	const anyone = world.exchange(Int32Array.of(own ? 1 : 0)).some(([found]) => found === 1);
+	if (anyone && !own) world.barrier();
+	return own;
+}
+
+function describeLayer<Batch>({ pattern }: InspectedState<Batch>, name: string): string {
+	const [, encoder, layer] = /^(encoder\.)?layer\.(\d+)$/.exec(name) ?? [];
+	if (layer === undefined) return name;
+	if (encoder !== undefined) return `layer ${layer} of the vision tower`;
 	const kinds = { M: "Mamba-2", "*": "attention", "-": "MLP", E: "mixture of experts" };
-	return `layer ${layer[1]} (${kinds[model.config.pattern[Number(layer[1])]!]})`;
+	return `layer ${layer} (${kinds[pattern[Number(layer)]!]})`;
 }
 
 function allFinite(device: Device, value: Tensor): boolean {

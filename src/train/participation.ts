@@ -8,7 +8,28 @@ export interface EncoderCorrection<Batch> {
 	/** The encoder's parameters. */
 	readonly replica: DataParallel;
 	/** Factor of the step's gradients, from this rank's microbatches. */
-	readonly factor: (microbatches: readonly Batch[]) => number;
+	factor(microbatches: readonly Batch[]): number;
+}
+
+/** How a run looks at it. Every rank of the run has one, and all join in. */
+export interface Participation {
+	readonly policy: "exact" | "corrected";
+	/** Data-parallel ranks of the encoder. */
+	readonly ranks: number;
+	/** The encoder's parameters; null on ranks of the language model. */
+	readonly replica: DataParallel | null;
+	/** Of the encoder ranks that see the same images, one votes. */
+	readonly votes: boolean;
+}
+
+/** What a step says of it. */
+export interface ParticipationResult {
+	/** Data-parallel ranks of the encoder with an image in any microbatch of the step, and all of them. */
+	readonly participants: number;
+	readonly ranks: number;
+	/** Global gradient norms with the one and with the other policy. */
+	readonly exactNorm: number;
+	readonly correctedNorm: number;
 }
 
 /** `participants`: data-parallel ranks of the encoder with an image in any microbatch of the step. */

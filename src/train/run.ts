@@ -1,34 +1,75 @@
 /** Everything between a resolved configuration and a finished training. */
+import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../data/text/entropy.ts";
 import { countParameters, megatronFlopsPerStep } from "../models/hybrid/counts.ts";
+import { encoderConfig } from "../models/mimo/from-configuration.ts";
+import { projectorParameters } from "../models/projector.ts";
+import { radioParameters } from "../models/radio/names.ts";
+import { UserError } from "../native/errors.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
+import { schedulesOf } from "../optim/schedules.ts";
 import type { World } from "../parallel/world.ts";
-import { loadWeights, saveWeights } from "./hugging-face.ts";
-import { LanguageRun } from "./language-run.ts";
-import { type TrainingSummary, trainingLoop } from "./loop.ts";
-import { openSources, type Sources } from "./sources.ts";
+import { elementCount } from "../tensor/tensor.ts";
+import { dataPlaceOf, type RunData } from "./batch-source.ts";
+import { HuggingFaceWeights } from "./hugging-face.ts";
+import { atTheStart, type Listener, type Progress } from "./listeners.ts";
+import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
+import { openSources } from "./sources.ts";
+import { openRun, reports, type TrainingRun } from "./training-run.ts";
 
 /** Trains on this rank; every rank of the world calls it with the same configuration. */
 export async function runTraining(c: TrainingConfiguration, world: World): Promise<void> {
-	const sources = openSources(c);
-	using run = await LanguageRun.create(c, world);
-	const { model } = run;
-	const origin = loadWeights(model, c, world.size > 1);
-	run.refreshMasters();
-	const observer = run.reports ? openReporter(c, world.size) : silent;
+	using run = await openRun(c, world);
+	const weights = await HuggingFaceWeights.open(c, run, world);
+	weights.load();
+	run.state.optimizer.refreshMasters();
+	const start: Progress = atTheStart;
+	const data = openSources(c, dataPlaceOf(run.topology, world.rank));
+	const observer = reports(run) ? openReporter(c, world.size) : silent;
+	const listeners: readonly Listener[] = [];
 	try {
-		const { name, threads } = world.device.describe();
-		observer.note(
-			`Training ${(countParameters(c).total / 1e6).toFixed(2)} M parameters (${c.hybridLayerPattern}) on ${name}, ${world.size === 1 ? "" : `${world.size} ranks, `}${threads} threads${world.size === 1 ? "" : " each"}.`,
-		);
-		const summary = trainingLoop(c, run, world, sources, observer);
-		await saveWeights(model, c, origin);
-		summarise(c, summary, sources, observer);
+		observer.note(introduction(c, run, world));
+		const summary = await trainingLoop(c, run, {
+			world,
+			data,
+			observer,
+			listeners,
+			start,
+			schedules: schedulesOf(c),
+		});
+		if (summary.stop === null) await weights.save();
+		summarise(c, summary, data, observer);
+		if (summary.stop !== null && summary.stop.exitCode !== 0) {
+			throw new UserError(summary.stop.reason, summary.stop.exitCode);
+		}
 	} finally {
+		for (const listener of listeners) await listener.close?.();
+		await data.training.close?.();
 		observer.close();
 	}
+}
+
+function introduction(c: TrainingConfiguration, { topology }: TrainingRun<unknown>, world: World): string {
+	const { name, threads } = world.device.describe();
+	const millions = (count: number) => `${(count / 1e6).toFixed(2)} M parameters`;
+	const language = `${millions(countParameters(c).total)} (${c.hybridLayerPattern})`;
+	const encoder = hasEncoder(c) ? countEncoder(c) : null;
+	const what = encoder === null ? language : `${millions(encoder)} of a vision encoder and ${language}`;
+	const sizes = topology.encoder
+		? ` (${topology.encoder.size} for the encoder, ${topology.language.size} for the language model)`
+		: "";
+	const ranks = world.size === 1 ? "" : `${world.size} ranks${sizes}, `;
+	return `Training ${what} on ${name}, ${ranks}${threads} threads${world.size === 1 ? "" : " each"}.`;
+}
+
+function countEncoder(c: TrainingConfiguration): number {
+	const { tower, projector } = encoderConfig(c);
+	return [...radioParameters(tower), ...projectorParameters(projector)].reduce(
+		(sum, { shape }) => sum + elementCount(shape),
+		0,
+	);
 }
 
 function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
@@ -39,7 +80,7 @@ function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
 			c.tensorboardDir === null
 				? null
 				: { folder: c.tensorboardDir, interval: c.tensorboardLogInterval, timers: c.logTimersToTensorboard },
-		trainIterations: c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize),
+		trainIterations: plannedIterations(c),
 		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
 		worldSize,
 	});
@@ -48,18 +89,19 @@ function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
 /** Ranks that do not report say nothing. */
 const silent: Observer = { step() {}, evaluation() {}, note() {}, close() {} };
 
-function summarise(c: TrainingConfiguration, summary: TrainingSummary, sources: Sources, observer: Observer): void {
+function summarise(c: TrainingConfiguration, summary: TrainingSummary, data: RunData, observer: Observer): void {
 	if (summary.steps > 0) {
 		observer.note(
 			`Trained ${summary.steps} steps in ${summary.seconds.toFixed(1)} s (${Math.round(summary.tokens / summary.seconds)} tokens/s): loss ${summary.firstLoss.toFixed(4)} → ${summary.lastLoss.toFixed(4)}.`,
 		);
 	}
+	if (summary.stop !== null) observer.note(summary.stop.reason);
 	if (summary.heldOutLoss !== null) {
 		observer.note(`Held-out loss: ${summary.heldOutLoss.toFixed(4)} a token.`);
-		if (sources.heldOutBytes) {
+		if (data.heldOutBytes) {
 			const bits = summary.heldOutLoss / Math.LN2;
 			observer.note(
-				`Held-out bits per byte: ${bits.toFixed(4)} (unigram entropy of the same bytes ${unigramEntropy(sources.heldOutBytes).toFixed(4)}, bigram ${bigramEntropy(sources.heldOutBytes).toFixed(4)}).`,
+				`Held-out bits per byte: ${bits.toFixed(4)} (unigram entropy of the same bytes ${unigramEntropy(data.heldOutBytes).toFixed(4)}, bigram ${bigramEntropy(data.heldOutBytes).toFixed(4)}).`,
 			);
 		}
 	}

@@ -2,7 +2,7 @@
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Tensor } from "../tensor/tensor.ts";
-import { trainText } from "./language-microbatch.ts";
+import { evaluateText, trainText } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
 
 /** What every microbatch of a step is told. */
@@ -11,8 +11,6 @@ export interface StepPlace {
 	readonly dropoutKey: number;
 	/** Index of this lane's first token among the tokens of the step's global batch. */
 	readonly firstToken: number;
-	/** Index of this rank's first image among those of the step's global batch; default 0. */
-	readonly firstImage?: number;
 }
 
 /** Called with values as they arise and the microbatch, from 0, they belong to. */
@@ -23,8 +21,13 @@ export interface Schedule<Batch> {
 	run(microbatches: readonly Batch[], place: StepPlace, losses: LossAccumulator, observe?: MicrobatchObserver): void;
 }
 
+/** Runs microbatches forward only: no dropout, routers do not count. */
+export interface Evaluator<Batch> {
+	evaluate(microbatches: readonly Batch[], losses: LossAccumulator, observe?: MicrobatchObserver): void;
+}
+
 /** The language model alone: each microbatch forward, then backward. */
-export class LanguageSchedule implements Schedule<Microbatch> {
+export class LanguageSchedule implements Schedule<Microbatch>, Evaluator<Microbatch> {
 	constructor(readonly model: HybridModel) {}
 
 	run(
@@ -38,6 +41,12 @@ export class LanguageSchedule implements Schedule<Microbatch> {
 			const look = (name: string, value: Tensor) => observe(name, value, index);
 			trainText(this.model, microbatch, { ...place, firstToken }, losses, look);
 			firstToken += microbatch.ids.length;
+		}
+	}
+
+	evaluate(microbatches: readonly Microbatch[], losses: LossAccumulator, observe: MicrobatchObserver = () => {}): void {
+		for (const [index, microbatch] of microbatches.entries()) {
+			evaluateText(this.model, microbatch, losses, (name, value) => observe(name, value, index));
 		}
 	}
 }

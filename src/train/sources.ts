@@ -1,30 +1,67 @@
 /** The training and validation samples a configuration names. */
+import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { noImages } from "../data/images.ts";
+import { type Microbatch, nextTokenMicrobatch } from "../data/microbatch.ts";
+import { mockData } from "../data/mock.ts";
 import { readTokenRows } from "../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../data/text/token-source.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
 import { UserError } from "../native/errors.ts";
+import type { DataPlace, RunData } from "./batch-source.ts";
+import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
 
-export interface Sources {
-	readonly training: TokenSource;
-	/** null when nothing is kept back. */
-	readonly validation: TokenSource | null;
-	/** Held-out bytes of a byte-level text, for their entropies; null otherwise. */
-	readonly heldOutBytes: Int32Array | null;
-}
-
-export function openSources(c: TrainingConfiguration): Sources {
+/** Opens what this rank reads. */
+export function openSources(c: TrainingConfiguration, place: DataPlace): RunData {
 	switch (c.datasetProvider) {
 		case "mock":
-			throw new UserError("A language model without an encoder trains on files: give --data-path.");
+			if (c.modelProvider === "hybrid") {
+				throw new UserError("A language model without an encoder trains on files: give --data-path.");
+			}
+			return mockSources(c, place);
 		case "tokens":
-			return tokenSources(c);
+			return textOnly(c, place, tokenSources(c));
 		default:
-			return textSources(c);
+			return textOnly(c, place, textSources(c));
 	}
 }
 
-function tokenSources(c: TrainingConfiguration): Sources {
+function mockSources(c: TrainingConfiguration, place: DataPlace): RunData {
+	return {
+		training: indexedTraining(c, place, mockData(c, "train")),
+		validation: c.evalIters > 0 ? endlessEvaluation(c, place, mockData(c, "valid")) : null,
+		heldOutBytes: null,
+	};
+}
+
+interface TokenSources {
+	readonly training: TokenSource;
+	readonly validation: TokenSource | null;
+	readonly heldOutBytes: Int32Array | null;
+}
+
+/** Rows of tokens: samples of text alone. */
+function textOnly(c: TrainingConfiguration, place: DataPlace, sources: TokenSources): RunData {
+	const { training, validation, heldOutBytes } = sources;
+	const held = { samples: validation?.samples ?? 0, whole: hasEncoder(c) };
+	return {
+		training: indexedTraining(c, place, indexedTokens(training)),
+		validation: validation && indexedEvaluation(c, place, indexedTokens(validation), held),
+		heldOutBytes,
+	};
+}
+
+function indexedTokens(source: TokenSource): IndexedData {
+	return {
+		microbatch: ({ first, count }) => ({ text: consecutive(source, first, count), images: noImages(count) }),
+	};
+}
+
+function consecutive(source: TokenSource, first: number, count: number): Microbatch {
+	return nextTokenMicrobatch(Array.from({ length: count }, (_, row) => source.sample(first + row)));
+}
+
+function tokenSources(c: TrainingConfiguration): TokenSources {
 	const open = (path: string) => {
 		const rows = readTokenRows(path, c.seqLength);
 		checkVocabulary(rows, c.vocabSize, path);
@@ -37,7 +74,7 @@ function tokenSources(c: TrainingConfiguration): Sources {
 	};
 }
 
-function textSources(c: TrainingConfiguration): Sources {
+function textSources(c: TrainingConfiguration): TokenSources {
 	const tokenizer: Tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const tokens = readTokens(c.dataPath!, tokenizer);
 	checkVocabulary(tokens, c.vocabSize, c.dataPath!);

@@ -8,12 +8,18 @@ import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { AdamW } from "../optim/adamw.ts";
-import { clipGradients, countZeros, parametersNorm, scaleGradients } from "../optim/gradient-norm.ts";
+import { clipGradients, countZeros, gradientSquares, parametersNorm, scaleGradients } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
 import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
+import { Tensor } from "../tensor/tensor.ts";
 import { LossAccumulator } from "./loss.ts";
-import type { EncoderCorrection } from "./participation.ts";
+import {
+	type EncoderCorrection,
+	type Participation,
+	type ParticipationResult,
+	participationFactor,
+} from "./participation.ts";
 import { LanguageSchedule, type MicrobatchObserver, type Schedule } from "./schedule.ts";
 
 export interface TrainingState<Batch> {
@@ -35,6 +41,8 @@ export interface TrainingState<Batch> {
 	readonly seed: number;
 	/** Default: the exact gradient, whichever ranks saw images. */
 	readonly encoderCorrection?: EncoderCorrection<Batch>;
+	/** Encoder and language model on different ranks: which encoder ranks saw images, and what that changes. */
+	readonly participation?: Participation;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }
@@ -83,6 +91,8 @@ export interface StepResult {
 	readonly parametersNorm: number | null;
 	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
 	readonly balancing: Readonly<Record<string, number>>;
+	/** null unless the state asks for it. */
+	readonly participation: ParticipationResult | null;
 }
 
 /** Looks into a step: values as they arise, gradients before the update. */
@@ -107,7 +117,11 @@ export function trainStep<Batch>(
 	for (const replica of replicas) replica.reduce();
 	scalars.set("gradientScale", 1 / Math.max(1, tokens));
 	scaleGradients(replicas, scalars);
-	if (state.encoderCorrection) correctEncoder(state.encoderCorrection, input.microbatches, scalars);
+	const participation = state.participation ? participate(state.participation, losses, scalars, world) : null;
+	if (state.encoderCorrection) {
+		const { replica, factor } = state.encoderCorrection;
+		scaleEncoder(replica, factor(input.microbatches), scalars);
+	}
 	observer.gradients?.();
 	for (const router of routers) router.finishStep(routerGroup);
 	clipGradients(replicas, scalars, state.clipGrad, world);
@@ -124,17 +138,48 @@ export function trainStep<Batch>(
 		zeroGradients: state.logNumZeros ? countZeros(replicas, world) : null,
 		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
 		balancing: balancingLosses(routers, routerGroup, losses),
+		participation: participation && withNorms(participation, gradientNorm),
 	};
 }
 
 /** Multiplies the encoder's gradients, before the global norm is taken. */
-function correctEncoder<Batch>(
-	{ replica, factor }: EncoderCorrection<Batch>,
-	microbatches: readonly Batch[],
-	scalars: StepScalars,
-): void {
-	scalars.set("gradientScale", factor(microbatches));
+function scaleEncoder(replica: DataParallel, factor: number, scalars: StepScalars): void {
+	scalars.set("gradientScale", factor);
 	scaleGradients([replica], scalars);
+}
+
+interface Participated {
+	readonly policy: Participation["policy"];
+	readonly participants: number;
+	readonly ranks: number;
+	/** Σ g² of the encoder's exact gradient over all its ranks. */
+	readonly squares: number;
+}
+
+/** Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. */
+function participate(
+	{ policy, ranks, replica, votes }: Participation,
+	losses: LossAccumulator,
+	scalars: StepScalars,
+	world: Group,
+): Participated {
+	const own = [votes && losses.sawImages ? 1 : 0, replica ? gradientSquares([replica], scalars) : 0];
+	using sums = Tensor.from(scalars.device, Float64Array.from(own));
+	world.allReduce(sums).wait();
+	const totals = new Float64Array(2);
+	scalars.device.copyToHost(totals, sums);
+	const [participants, squares] = totals as unknown as [number, number];
+	const factor = participationFactor(participants, ranks);
+	if (policy === "corrected" && replica && factor !== 1) scaleEncoder(replica, factor, scalars);
+	return { policy, participants, ranks, squares };
+}
+
+/** The norms under both policies from that of the one in force. */
+function withNorms({ policy, participants, ranks, squares }: Participated, norm: number): ParticipationResult {
+	const change = (participationFactor(participants, ranks) ** 2 - 1) * squares;
+	const other = Math.sqrt(Math.max(0, norm ** 2 + (policy === "exact" ? change : -change)));
+	const [exactNorm, correctedNorm] = policy === "exact" ? [norm, other] : [other, norm];
+	return { participants, ranks, exactNorm, correctedNorm };
 }
 
 function balancingLosses(

@@ -16,6 +16,7 @@ export function step(report: Partial<StepReport> & { readonly iteration: number 
 		numZeros: null,
 		paramsNorm: null,
 		skipped: false,
+		participation: null,
 		...report,
 	};
 }

@@ -1,6 +1,5 @@
 /** The images of several lanes as one encoder microbatch, or a part of a lane's (spec energon.md §7.5, runtime.md §8). */
 import type { ImageSet } from "../images.ts";
-import { joined } from "../vision-language/batch.ts";
 
 /** Which of the encoder ranks that share a lane this one is. */
 export interface Share {
@@ -10,23 +9,13 @@ export interface Share {
 
 export const wholeShare: Share = { index: 0, count: 1 };
 
-/** Images of the lanes one after the other; samples keep their order, so that rows can be dealt out again. */
-export function mergeImages(lanes: readonly ImageSet[]): ImageSet {
-	if (lanes.length === 1) return lanes[0]!;
-	return {
-		patches: joined(lanes.map(({ patches }) => patches)),
-		grids: lanes.flatMap(({ grids }) => grids),
-		imagesPerSample: lanes.flatMap(({ imagesPerSample }) => imagesPerSample),
-	};
-}
-
 /**
  * Images of the contiguous run of samples that encoder rank `index` of `count` encodes. `width`: values of a patch. The
  * number of samples is a multiple of `count`.
  */
 export function shareOfImages(images: ImageSet, { index, count }: Share, width: number): ImageSet {
 	if (count === 1) return images;
-	const { patches, grids, imagesPerSample } = images;
+	const { patches, grids, imagesPerSample, indices } = images;
 	const per = imagesPerSample.length / count;
 	if (!Number.isInteger(per)) {
 		throw new RangeError(`${imagesPerSample.length} samples cannot be dealt out to ${count} encoder ranks.`);
@@ -42,5 +31,6 @@ export function shareOfImages(images: ImageSet, { index, count }: Share, width: 
 		patches: patches.slice(begin, begin + values(own)),
 		grids: own,
 		imagesPerSample: imagesPerSample.slice(first, last),
+		...(indices ? { indices: indices.slice(firstImage, endImage) } : {}),
 	};
 }

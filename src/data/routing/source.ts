@@ -8,8 +8,8 @@ import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
 import { resize } from "../energon/loader/elastic.ts";
 import { DataLoader, type LoaderOptions } from "../energon/loader/loader.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
+import { joinImages } from "../images.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
-import { mergeImages } from "./merge.ts";
 import { compareReports, encodeReports, Trail } from "./trail.ts";
 
 /** lane: a loader for each lane. routed: one loader whose workers make the outputs of all of them. */
@@ -100,7 +100,7 @@ export class EnergonSource implements AsyncDisposable {
 			...first,
 			names: batches.flatMap(({ names }) => names),
 			imageCount: batches.reduce((sum, { imageCount }) => sum + imageCount, 0),
-			images: mergeImages(batches.map(({ images }) => images)),
+			images: joinImages(batches.map(({ images }) => images)),
 		};
 	}
 

@@ -1,6 +1,6 @@
 /**
  * The window of the position table an image is trained on (spec vision 1.4): drawn from Philox 4x32-10 with the image's
- * index in the global batch as counter, so that no layout changes it.
+ * number in the step's global batch as counter, so that no layout changes it.
  */
 import { philoxKey } from "../initialise.ts";
 import type { PositionCrop } from "./positions.ts";
@@ -25,7 +25,7 @@ export function philox4x32(key: bigint, counter: number): [number, number, numbe
 	return [a, b, c, d];
 }
 
-/** Scale, aspect and offset uniform as upstream draws them; `image`: index in the step's global batch. */
+/** Scale, aspect and offset uniform as upstream draws them; `image`: its number there. */
 export function cropOfImage(stepKey: number, image: number): PositionCrop {
 	const words = philox4x32(philoxKey(stepKey, "position_crop"), image);
 	const [scale, aspect, alongX, alongY] = words.map((word) => (word >>> 8) / 2 ** 24) as [

@@ -1,7 +1,8 @@
 /** Images of lanes put together and dealt out; the comparison of what ranks have read. */
 import { expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
-import { mergeImages, shareOfImages } from "../../../src/data/routing/merge.ts";
+import { joinImages } from "../../../src/data/images.ts";
+import { shareOfImages } from "../../../src/data/routing/merge.ts";
 import { compareReports, encodeReports, Trail } from "../../../src/data/routing/trail.ts";
 
 /** Samples of 1 × n grids (0 = no image), patches of two values that count up from `first`. */
@@ -17,7 +18,7 @@ function set(first: number, columns: readonly (readonly number[])[]): ImageSet {
 
 test("lanes one after the other, and dealt out again to as many encoder ranks", () => {
 	const lanes = [set(0, [[2], []]), set(100, [[], [1, 3]])];
-	const merged = mergeImages(lanes);
+	const merged = joinImages(lanes);
 	expect(merged.imagesPerSample).toEqual([1, 0, 0, 2]);
 	expect(merged.grids.map(({ columns }) => columns)).toEqual([2, 1, 3]);
 	expect([...merged.patches]).toEqual([0, 1, 2, 3, 100, 101, 102, 103, 104, 105, 106, 107]);

@@ -1,0 +1,59 @@
+/** Where a rank's microbatches come from. */
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import { type Share, wholeShare } from "../data/routing/merge.ts";
+import type { Topology } from "../parallel/topology.ts";
+
+/** What of the data a rank reads. A lane is one of the streams of microbatches that the language model takes at once. */
+export interface DataPlace {
+	/** Language lanes whose samples this rank needs, ascending: its own, or those whose images it encodes. */
+	readonly lanes: readonly number[];
+	/** Lanes of the whole run. */
+	readonly laneCount: number;
+	/** Part of a lane's samples whose images this rank encodes, where encoder ranks share a lane. */
+	readonly share: Share;
+	readonly wantsText: boolean;
+	readonly wantsImages: boolean;
+}
+
+/** Training microbatches. */
+export interface BatchSource {
+	/**
+	 * This rank's microbatches of a step, counted from 1: text of its lane; images of all its lanes, in lane order.
+	 * Steps are asked for in order, the first may be any.
+	 */
+	step(iteration: number): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
+	/** What a later run needs to go on after the last step, as JSON; absent: the step's number says it all. */
+	save?(): Promise<unknown>;
+	close?(): Promise<void>;
+}
+
+/** Held-out microbatches. */
+export interface EvaluationSource {
+	/**
+	 * This rank's part of an evaluation over `rounds` global batches; null: of the one after the training, over all that
+	 * is held out. All lanes give equally many microbatches.
+	 */
+	microbatches(rounds: number | null): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
+}
+
+export interface RunData {
+	readonly training: BatchSource;
+	/** null: nothing is held out. */
+	readonly validation: EvaluationSource | null;
+	/** Held-out bytes of a byte-level text, for their entropies; null otherwise. */
+	readonly heldOutBytes: Int32Array | null;
+}
+
+/** What `rank` reads. */
+export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
+	const { encoder, language, colocated, routes } = topology;
+	const laneCount = language.lanes;
+	const { dp } = topology.gridOf(rank).coordinates(rank);
+	if (!encoder?.contains(rank)) {
+		return { lanes: [dp], laneCount, share: wholeShare, wantsText: true, wantsImages: colocated };
+	}
+	const lanes = routes.filter(({ source }) => source === dp).map(({ destination }) => destination);
+	const sources = routes.filter(({ destination }) => destination === lanes[0]).map(({ source }) => source);
+	const share = { index: sources.indexOf(dp), count: sources.length };
+	return { lanes, laneCount, share, wantsText: false, wantsImages: true };
+}

@@ -1,0 +1,61 @@
+/**
+ * What may look at a training between its steps, and end it: checkpoints, exits, tracing. Every rank has the same
+ * listeners and calls them in the same order, so that they may communicate.
+ */
+import type { StepResult } from "./step.ts";
+
+/** How far a training is. */
+export interface Progress {
+	/** Steps done. */
+	readonly iteration: number;
+	/** Samples consumed, skipped updates included. */
+	readonly consumedSamples: number;
+	/** Samples of successful updates: what learning rate and weight decay follow. */
+	readonly scheduledSamples: number;
+	/** Samples consumed by evaluations. */
+	readonly consumedValidSamples: number;
+}
+
+/** The beginning of a training. */
+export const atTheStart: Progress = {
+	iteration: 0,
+	consumedSamples: 0,
+	scheduledSamples: 0,
+	consumedValidSamples: 0,
+};
+
+export interface StepEvent {
+	/** After the step. */
+	readonly progress: Progress;
+	readonly result: StepResult;
+	readonly learningRate: number;
+	/** Of the next step. */
+	readonly nextLearningRate: number;
+	readonly weightDecay: number;
+	/** Wall clock of the step, its data included. */
+	readonly seconds: number;
+	/** Of that, waiting for data. */
+	readonly dataSeconds: number;
+}
+
+/** A wish to end the training. All ranks must have the same at the same step. */
+export interface Stop {
+	/** 0 where the end is what was asked for. */
+	readonly exitCode: number;
+	/** A sentence for the user. */
+	readonly reason: string;
+}
+
+export interface Listener {
+	/** `iteration`, from 1, is about to begin. */
+	beforeStep?(iteration: number): void | Promise<void>;
+	/** After a step and its log line, before the evaluation it may be due for. */
+	// biome-ignore lint/suspicious/noConfusingVoidType: most listeners return nothing.
+	afterStep?(event: StepEvent): Stop | void | Promise<Stop | void>;
+	/** After an evaluation of a step, over the same samples on every rank; null where it comes after the training. */
+	afterEvaluation?(loss: number, iteration: number | null): void | Promise<void>;
+	/** After the last step, whether it was the planned one or a stop, before the last evaluation. */
+	afterTraining?(progress: Progress): void | Promise<void>;
+	/** When the run ends, in whatever way. */
+	close?(): void | Promise<void>;
+}

@@ -1,0 +1,86 @@
+/** `mimo train` with an encoder: both modules in one process, and on disjoint grids of processes. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { mimo } from "../commands/mimo.ts";
+
+const folder = mkdtempSync(join(tmpdir(), "mimo-vision-language-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+const small =
+	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 2 --log-interval 1 --device cpu";
+
+function train(name: string, ...flags: string[]) {
+	const log = join(folder, `${name}.jsonl`);
+	const outcome = mimo(["train", ...small.split(" "), "--log-json", log, ...flags], folder);
+	const lines = outcome.exitCode === 0 ? readFileSync(log, "utf8").trim().split("\n") : [];
+	return { ...outcome, steps: lines.map((line) => JSON.parse(line) as Record<string, number>) };
+}
+
+const flags = (text: string) => text.split(" ");
+
+describe("mock data", () => {
+	// Lanes have mock samples of their own, so only layouts of equally many lanes train on the same.
+	const one = train("one", ..."--llm-offset 0 --eval-iters 1 --eval-interval 2".split(" "));
+
+	test("one process holds both modules", () => {
+		expect([one.exitCode, one.stderr]).toEqual([0, ""]);
+		expect(one.steps.map(({ iteration }) => iteration)).toEqual([1, 2, 2]);
+		expect(one.steps[0]!["lm loss"]).toBeWithin(6, 6.6);
+		// Half of every sequence is one image's tokens, the last of which predicts the first word.
+		expect(one.steps[0]!.tokens).toBe(8 * 16);
+		expect(one.stdout).toContain(" validation loss at iteration 2 | lm loss value: ");
+	});
+
+	test.each([
+		["one rank a module", "--llm-offset 1"],
+		["tensor parallelism on both sides", "--encoder-tp 2 --llm-tp 2 --llm-ep 2"],
+		["two encoder lanes for one language lane", "--encoder-dp 2"],
+	])(
+		"the same losses on %s",
+		(name, layout) => {
+			const other = train(name.replaceAll(" ", "-"), ...flags(layout), "--eval-iters", "1", "--eval-interval", "2");
+			expect([other.exitCode, other.stderr]).toEqual([0, ""]);
+			for (const [index, step] of one.steps.entries()) {
+				expect(Math.abs(other.steps[index]!["lm loss"]! / step["lm loss"]! - 1)).toBeLessThan(2e-6);
+			}
+		},
+		60_000,
+	);
+
+	test("both participation policies are measured, and recorded", () => {
+		for (const step of one.steps.slice(0, 2)) {
+			expect(step.encoder_participants).toBe(1);
+			expect(step.grad_norm_exact).toBe(step.grad_norm!);
+			expect(step.grad_norm_corrected).toBe(step.grad_norm!);
+		}
+	});
+});
+
+describe("frozen modules", () => {
+	test("are not trained, the others are", () => {
+		const layout = flags("--llm-offset 1 --train-iters 1 --no-vision-position-crop");
+		const norm = (...freeze: string[]) => train(`frozen${freeze.join("")}`, ...layout, ...freeze).steps[0]!.grad_norm!;
+		const [all, tower, language, projector] = [
+			norm(),
+			norm("--freeze-vit"),
+			norm("--freeze-lm"),
+			norm("--freeze-lm", "--freeze-vit"),
+		];
+		expect(tower).toBeLessThan(all);
+		expect(projector).toBeLessThan(language);
+		// Squared norms of disjoint sets of parameters add up.
+		expect(projector ** 2).toBeCloseTo(tower ** 2 + language ** 2 - all ** 2, 4);
+	}, 60_000);
+});
+
+test("Hugging Face weights of several ranks are those of one", () => {
+	const still = flags("--lr 0 --min-lr 0 --moe-router-bias-update-rate 0 --train-iters 1");
+	const save = (name: string, layout: string) => {
+		expect(train(name, ...still, ...flags(layout), "--save-hf", name).exitCode).toBe(0);
+		return readFileSync(join(folder, name, "model.safetensors"));
+	};
+	const one = save("whole", "--llm-offset 0");
+	expect(save("parts", "--llm-tp 2 --llm-dp 2 --llm-ep 4 --global-batch-size 8").equals(one)).toBeTrue();
+}, 60_000);
