@@ -1,12 +1,35 @@
 /**
  * One JSON object a step, numbers at full precision, appended to a file. Each object is one write of one whole line, so
  * that a run that is killed leaves whole lines. All fields but `time`, `elapsed_ms` and `tokens_per_second` repeat
- * when a run is repeated. Evaluations have a field `split`; steps have none.
+ * when a run is repeated, and those of `modules`. Evaluations have a field `split`, events a field `event`; steps have
+ * neither.
  */
 import { closeSync, fstatSync, fsyncSync, mkdirSync, openSync, readSync, writeSync } from "node:fs";
 import { dirname } from "node:path";
 import { UserError } from "../native/errors.ts";
-import type { EvaluationReport, Observer, StepReport } from "./report.ts";
+import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "./report.ts";
+
+/** A module's step: milliseconds by part, its rate, its slowest rank. */
+function moduleFields({ name, ranks, seconds, flops, idle, slowest }: ModuleReport): Record<string, unknown> {
+	const whole = Object.values(seconds).reduce((sum, value) => sum + value, 0);
+	return {
+		name,
+		ranks,
+		...Object.fromEntries(Object.entries(seconds).map(([part, value]) => [`${part}_ms`, value * 1000])),
+		idle,
+		...(flops > 0 ? { tflops_per_rank: flops / (whole * ranks * 1e12) } : {}),
+		slowest_rank: slowest.rank,
+		slowest_busy_ms: slowest.busy * 1000,
+	};
+}
+
+function byLayer<Value>(values: ByLayer<Value>): Record<string, Value> {
+	return Object.fromEntries([...values].map(([layer, value]) => [String(layer), value]));
+}
+
+function mapValues<From, To>(values: Readonly<Record<string, From>>, to: (value: From) => To): Record<string, To> {
+	return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, to(value)]));
+}
 
 export class JsonLog implements Observer {
 	readonly #file: string;
@@ -47,6 +70,10 @@ export class JsonLog implements Observer {
 						grad_norm_corrected: report.participation.correctedNorm,
 					}),
 			skipped: report.skipped,
+			...(report.modules ? { modules: report.modules.map(moduleFields) } : {}),
+			...(report.memory ? { memory: report.memory } : {}),
+			...(report.layerLosses ? { layer_losses: mapValues(report.layerLosses, byLayer) } : {}),
+			...(report.tokensPerExpert ? { tokens_per_expert: byLayer(report.tokensPerExpert) } : {}),
 			time: this.#now().toISOString(),
 			elapsed_ms: report.seconds * 1000,
 			tokens_per_second: report.tokens / report.seconds,
@@ -58,6 +85,10 @@ export class JsonLog implements Observer {
 	}
 
 	note(): void {}
+
+	event({ kind, step, sentence, details }: RunEvent): void {
+		this.#write({ event: kind, step, sentence, ...details, time: this.#now().toISOString() });
+	}
 
 	close(): void {
 		fsyncSync(this.#descriptor);

@@ -22,6 +22,8 @@ export interface ModuleReport {
 	readonly seconds: StepSeconds;
 	/** Floating-point operations of the whole module, forward and backward; 0 where they are not counted. */
 	readonly flops: number;
+	/** Share of the step in which its ranks wait for the other module or each other's end. */
+	readonly idle: number;
 	/** Of the slowest rank: who it is, and its seconds outside of waiting. */
 	readonly slowest: { readonly rank: number; readonly busy: number };
 }
@@ -92,12 +94,24 @@ export interface EvaluationReport {
 	readonly losses: Readonly<Record<string, number>>;
 }
 
+/** Something that happens between steps, for the log that a report is made from. */
+export interface RunEvent {
+	readonly kind: "start" | "save" | "stop" | "data" | "failure" | "end";
+	/** Steps done by then. */
+	readonly step: number;
+	readonly sentence: string;
+	/** More that the log keeps: configuration and topology of a start. */
+	readonly details?: Readonly<Record<string, unknown>>;
+}
+
 /** Something that shows or stores a training. Calls come in the order things happen. */
 export interface Observer {
 	step(report: StepReport): void;
 	evaluation(report: EvaluationReport): void;
 	/** A sentence for the user. */
 	note(sentence: string): void;
+	/** For those who keep a record. */
+	event?(event: RunEvent): void;
 	close(): void;
 }
 
@@ -112,6 +126,9 @@ export function together(observers: readonly Observer[]): Observer {
 		},
 		note: (sentence) => {
 			for (const observer of observers) observer.note(sentence);
+		},
+		event: (event) => {
+			for (const observer of observers) observer.event?.(event);
 		},
 		close: () => {
 			for (const observer of observers) observer.close();

@@ -21,7 +21,7 @@ function open(timers = true): { folder: string; board: TensorBoard } {
 
 const seconds = { compute: 0.25, bridge: 0.125, gradients: 0.0625, optimizer: 0.03125, other: 0.03125 };
 const rich = {
-	modules: [{ name: "language", ranks: 2, seconds, flops: 1e12, slowest: { rank: 1, busy: 0.25 } }],
+	modules: [{ name: "language", ranks: 2, seconds, flops: 1e12, idle: 0.25, slowest: { rank: 1, busy: 0.25 } }],
 	memory: [
 		{ allocated: 1024, reserved: 2048, peak: 1536 },
 		{ allocated: 512, reserved: 4096, peak: 3072 },

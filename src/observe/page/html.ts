@@ -1,0 +1,36 @@
+/** Text for HTML. */
+
+export function escapeHtml(text: string): string {
+	const names: Readonly<Record<string, string>> = {
+		"&": "&amp;",
+		"<": "&lt;",
+		">": "&gt;",
+		'"': "&quot;",
+		"'": "&#39;",
+	};
+	return text.replace(/[&<>"']/g, (character) => names[character]!);
+}
+
+/** A number as people read it: "12.19", "3.4e-5", "1,234,567". */
+export function numberText(value: number): string {
+	if (!Number.isFinite(value)) return String(value);
+	const size = Math.abs(value);
+	if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(2);
+	if (Number.isInteger(value)) return value.toLocaleString("en");
+	return value.toLocaleString("en", { maximumFractionDigits: size < 1 ? 5 : size < 100 ? 3 : 1 });
+}
+
+/** "20.3 GiB". */
+export function bytesText(bytes: number): string {
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
+	return `${(bytes / 1024 ** power).toFixed(power < 2 ? 0 : 1)} ${units[power]}`;
+}
+
+/** "2 h 5 min", "41 s". */
+export function durationText(seconds: number): string {
+	const whole = Math.round(seconds);
+	if (whole < 60) return `${whole} s`;
+	if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+	return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}

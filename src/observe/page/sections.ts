@@ -1,0 +1,230 @@
+/** The parts of a run's page, each "" where the log has nothing for it. */
+import type { RunLog, Streak } from "../run-log.ts";
+import type { Series } from "../series.ts";
+import { bars, heatMap, lineChart, type Mark, stackedChart } from "./charts.ts";
+import { bytesText, durationText, escapeHtml, numberText } from "./html.ts";
+
+type Entry = Readonly<Record<string, unknown>>;
+
+/** A log that has not grown for longer belongs to a run that may be stuck. */
+const quietSeconds = 120;
+/** Ranks that are drawn with their numbers, and bars of memory that are shown. */
+const numbered = 64;
+
+function section(title: string, content: string, wide = false): string {
+	return content === ""
+		? ""
+		: `<section${wide ? ' class="wide"' : ""}><h2>${escapeHtml(title)}</h2>${content}</section>`;
+}
+
+const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
+
+/** Steps that the run is planned to have. */
+function plannedSteps(log: RunLog): number {
+	return numberOf(log.start?.train_iterations);
+}
+
+function stateOf(log: RunLog, now: number): { readonly text: string; readonly kind: "" | "bad" | "quiet" } {
+	const last = log.events.at(-1);
+	if (last?.kind === "failure") return { text: `failed after step ${last.step}: ${last.sentence}`, kind: "bad" };
+	if (last?.kind === "stop") return { text: `stopped after step ${last.step}: ${last.sentence}`, kind: "quiet" };
+	if (last?.kind === "end" || log.lastStep === plannedSteps(log)) return { text: "finished", kind: "" };
+	const silent = log.lastTime === null ? 0 : (now - Date.parse(log.lastTime)) / 1000;
+	const usual = meanOf(log.stepMilliseconds) / 1000;
+	if (silent > Math.max(quietSeconds, 10 * usual)) {
+		return { text: `no step for ${durationText(silent)}: stuck, or ended without a word`, kind: "quiet" };
+	}
+	return { text: "running", kind: "" };
+}
+
+function meanOf(series: Series): number {
+	const { bins } = series;
+	return bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
+}
+
+/** Mean of the last bins: what the run does now. */
+function recentOf(series: Series | undefined): number {
+	const bins = series?.bins.slice(-8) ?? [];
+	return bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
+}
+
+export function head(log: RunLog, now: number): string {
+	const state = stateOf(log, now);
+	const planned = plannedSteps(log);
+	const [loss, milliseconds] = [log.values.get("lm loss"), recentOf(log.stepMilliseconds)];
+	const facts: (readonly [string, string])[] = [
+		[
+			"step",
+			Number.isFinite(planned) ? `${numberText(log.lastStep)} of ${numberText(planned)}` : numberText(log.lastStep),
+		],
+	];
+	if (loss?.bins.length) facts.push(["lm loss", numberText(recentOf(loss))]);
+	if (Number.isFinite(milliseconds)) facts.push(["a step takes", `${numberText(milliseconds)} ms`]);
+	const rate = recentOf(log.tokensPerSecond);
+	if (Number.isFinite(rate)) facts.push(["tokens/s", numberText(Math.round(rate))]);
+	if (log.firstTime && log.lastTime) {
+		facts.push(["since the start", durationText((Date.parse(log.lastTime) - Date.parse(log.firstTime)) / 1000)]);
+	}
+	if (planned > log.lastStep && state.text === "running") {
+		facts.push(["left", durationText(((planned - log.lastStep) * milliseconds) / 1000)]);
+	}
+	const list = facts.map(([name, value]) => `<div><dt>${name}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
+	const file = escapeHtml(log.file);
+	return `<header><h1>${file}</h1><span class="state ${state.kind}">${escapeHtml(state.text)}</span><dl class="facts">${list}</dl></header>`;
+}
+
+export function lossSection(log: RunLog, marks: readonly Mark[]): string {
+	const losses = [...log.values].filter(([name]) => / loss$|_loss$|^lm loss/.test(name));
+	const charts = losses.map(([name, series], index) => {
+		const chart = lineChart(series, { label: name, marks, colour: index === 0 ? 0 : 3 });
+		return chart === null ? "" : `${index === 0 && losses.length === 1 ? "" : `<h3>${escapeHtml(name)}</h3>`}${chart}`;
+	});
+	return section("Loss", charts.join(""));
+}
+
+export function normSection(log: RunLog, marks: readonly Mark[]): string {
+	const names = [...log.values.keys()].filter((name) => /norm/.test(name));
+	const charts = names.map((name) => {
+		const chart = lineChart(log.values.get(name)!, { label: name, marks, colour: 1 });
+		return chart === null ? "" : `${names.length > 1 ? `<h3>${escapeHtml(name)}</h3>` : ""}${chart}`;
+	});
+	return section("Gradient norm", charts.join(""));
+}
+
+export function timeSection(log: RunLog, marks: readonly Mark[]): string {
+	const charts = [...log.modules.values()].map((module) => {
+		const chart = stackedChart([...module.parts], { label: `step time of ${module.name}`, unit: " ms", marks });
+		const slowest = [...module.slowest].toSorted((a, b) => b[1] - a[1])[0];
+		const share = slowest
+			? (100 * slowest[1]) / [...module.slowest.values()].reduce((sum, count) => sum + count, 0)
+			: 0;
+		const who =
+			slowest && module.ranks > 1
+				? `<p>Rank ${slowest[0]} was the slowest in ${share.toFixed(0)} % of the steps.${streakText(module.streak)}</p>`
+				: "";
+		const rate = recentOf(module.rate);
+		const speed = rate > 0 ? `, ${numberText(rate)} TFLOP/s a rank` : "";
+		return `<h3>${escapeHtml(module.name)}: ${module.ranks} rank${module.ranks === 1 ? "" : "s"}${speed}</h3>${chart ?? ""}${who}`;
+	});
+	if (charts.length > 0) return section("Where a step's time goes", charts.join(""));
+	return section(
+		"Step time",
+		lineChart(log.stepMilliseconds, { label: "step time", unit: " ms", marks, colour: 2 }) ?? "",
+	);
+}
+
+/** Steps in a row that are worth a sentence. */
+const notableStreak = 8;
+
+function streakText(streak: Streak | null): string {
+	if (streak === null || streak.last - streak.first + 1 < notableStreak) return "";
+	const { rank, first, last, busy, mean } = streak;
+	return ` Rank ${rank} was it in all steps from ${first} to ${last}: at first it worked ${numberText(busy)} ms, the ranks on average ${numberText(mean)} ms.`;
+}
+
+export function expertSection(log: RunLog): string {
+	if (log.experts.size === 0) return "";
+	const rows = [...log.experts]
+		.toSorted(([a], [b]) => a - b)
+		.map(([layer, counts]) => {
+			const mean = counts.reduce((sum, count) => sum + count, 0) / counts.length || 1;
+			return { name: `layer ${layer}`, values: counts.map((count) => count / mean) };
+		});
+	const worst = rows
+		.flatMap(({ name, values }) => values.map((value, expert) => ({ name, expert, value })))
+		.toSorted((a, b) => b.value - a.value)[0]!;
+	const sentence = `<p>Tokens of every expert over the mean of its layer, whole run, experts from left to right. The busiest is expert ${worst.expert} of ${worst.name} with ${worst.value.toFixed(2)} times the mean.</p>`;
+	const over = [...log.imbalance].toSorted(([, a], [, b]) => recentOf(b) - recentOf(a))[0];
+	const chart = over && lineChart(over[1], { label: "busiest expert over the mean", colour: 3 });
+	const title = over ? `<h3>Busiest expert over the mean by step, layer ${over[0]}</h3>` : "";
+	return section("Load of the experts", `${sentence}${heatMap(rows)}${chart ? `${title}${chart}` : ""}`);
+}
+
+export function memorySection(log: RunLog): string {
+	const rows = log.memory.map(({ allocated, peak }, rank) => ({
+		name: `rank ${rank}`,
+		value: peak,
+		inner: allocated,
+		text: bytesText(peak),
+	}));
+	if (rows.length === 0) return "";
+	const shown = rows.length > numbered ? rows.toSorted((a, b) => b.value - a.value).slice(0, 16) : rows;
+	const rest = rows.length > shown.length ? `<p>The fullest ${shown.length} of ${rows.length} ranks.</p>` : "";
+	return section("Device memory by rank", `<p>Between steps (dark) and at the peak.</p>${rest}${bars(shown)}`);
+}
+
+export function eventSection(log: RunLog): string {
+	const rows = log.events.map(
+		({ step, kind, sentence, time }) =>
+			`<tr><td class="number">${numberText(step)}</td><td class="number">${escapeHtml(kind)}</td><td>${escapeHtml(sentence)}</td><td class="number">${escapeHtml(time?.slice(0, 19).replace("T", " ") ?? "")}</td></tr>`,
+	);
+	const notes = [
+		...(log.eventsLeftOut > 0 ? [`${log.eventsLeftOut} more events are left out.`] : []),
+		...(log.damaged > 0 ? [`${log.damaged} lines of the log are damaged and were left out.`] : []),
+	];
+	if (rows.length + notes.length === 0) return "";
+	const table = `<div class="scroll"><table class="events"><tr><th>step</th><th>what</th><th class="rest"></th><th>when</th></tr>${rows.join("")}</table></div>`;
+	return section("Events", `${rows.length > 0 ? table : ""}${notes.map((one) => `<p>${one}</p>`).join("")}`, true);
+}
+
+export function evaluationSection(log: RunLog): string {
+	const rows = log.evaluations.map(
+		({ step, split, losses }) =>
+			`<tr><td class="number">${numberText(step)}</td><td class="number">${escapeHtml(split)}</td><td>${Object.entries(
+				losses,
+			)
+				.map(([name, value]) => `${escapeHtml(name)} ${numberText(value)}`)
+				.join(", ")}</td></tr>`,
+	);
+	if (rows.length === 0) return "";
+	return section(
+		"Evaluations",
+		`<div class="scroll"><table><tr><th>step</th><th>split</th><th class="rest"></th></tr>${rows.join("")}</table></div>`,
+	);
+}
+
+interface DrawnModule {
+	readonly name: string;
+	readonly size: number;
+	readonly sizes?: Readonly<Record<string, number>>;
+	readonly lanes: readonly (readonly number[])[];
+}
+
+/** Modules side by side, a box a lane, a square a rank. */
+export function topologySection(log: RunLog): string {
+	const topology = log.start?.topology as { readonly modules?: readonly DrawnModule[]; readonly worldSize?: number };
+	const modules = topology?.modules;
+	if (!Array.isArray(modules) || modules.length === 0) return "";
+	const drawn = (modules as readonly DrawnModule[]).map(({ name, size, sizes, lanes }) => {
+		const many = size > numbered ? " many" : "";
+		const kind = name === "language" ? " language" : "";
+		const boxes = lanes
+			.map(
+				(ranks) =>
+					`<span class="lane">${ranks.map((rank) => `<span class="rank${kind}" title="rank ${rank}">${many ? "" : rank}</span>`).join("")}</span>`,
+			)
+			.join("");
+		const shape = Object.entries(sizes ?? {})
+			.filter(([, count]) => count > 1)
+			.map(([dimension, count]) => `${dimension} ${count}`);
+		const about = shape.length > 0 ? ` (${shape.join(", ")})` : "";
+		return `<div class="module"><b>${escapeHtml(name)}</b> ${size} rank${size === 1 ? "" : "s"}${escapeHtml(about)}<div class="lanes${many}">${boxes}</div></div>`;
+	});
+	const bridge = '<div class="arrows">image rows →<br>← gradients</div>';
+	const alone = drawn.length === 1 ? " alone" : "";
+	return section("Topology", `<div class="modules${alone}">${drawn.join(bridge)}</div>`, true);
+}
+
+export function configurationSection(log: RunLog): string {
+	const configuration = log.start?.configuration as Entry | undefined;
+	if (typeof configuration !== "object" || configuration === null) return "";
+	const rows = Object.entries(configuration)
+		.filter(([, value]) => value !== null)
+		.map(([key, value]) => `<tr><td>${escapeHtml(key)}</td><td>${escapeHtml(String(value))}</td></tr>`);
+	const table = `<div class="scroll"><table>${rows.join("")}</table></div>`;
+	return section(
+		"Configuration",
+		`<details><summary>${rows.length} keys with values</summary>${table}</details>`,
+		true,
+	);
+}

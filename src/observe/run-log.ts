@@ -1,0 +1,308 @@
+/**
+ * Reads a run's JSON log, also while it is written, line by line and in bounded memory, into what a report shows. Log
+ * lines are steps (they have `iteration`), evaluations (`split` too) and events (`event`).
+ */
+import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../native/errors.ts";
+import { Series } from "./series.ts";
+
+/** Something that happened between steps, from the log's own words. */
+export interface LoggedEvent {
+	readonly kind: string;
+	/** Steps done by then. */
+	readonly step: number;
+	readonly time: string | null;
+	readonly sentence: string;
+}
+
+export interface LoggedEvaluation {
+	readonly step: number;
+	readonly split: string;
+	readonly losses: Readonly<Record<string, number>>;
+}
+
+/** A module over steps. */
+export interface ModuleSeries {
+	readonly name: string;
+	ranks: number;
+	/** Milliseconds by part of the step, in the log's order. */
+	readonly parts: Map<string, Series>;
+	/** TFLOP/s of a rank. */
+	readonly rate: Series;
+	/** Steps in which a rank was the module's slowest. */
+	readonly slowest: Map<number, number>;
+	/** The longest time that one rank was the slowest without a break; null before a second step. */
+	streak: Streak | null;
+	/** The one that goes on. */
+	current: Streak | null;
+}
+
+/** One rank was its module's slowest in all steps from `first` to `last`. */
+export interface Streak {
+	readonly rank: number;
+	readonly first: number;
+	readonly last: number;
+	/** Milliseconds that it worked in a step, and its module's ranks on average. */
+	readonly busy: number;
+	readonly mean: number;
+}
+
+export interface RunLog {
+	readonly file: string;
+	readonly bytes: number;
+	/** Of the latest start of the run; null in logs without one. */
+	readonly start: Readonly<Record<string, unknown>> | null;
+	readonly steps: number;
+	readonly lastStep: number;
+	readonly firstTime: string | null;
+	readonly lastTime: string | null;
+	readonly last: Readonly<Record<string, unknown>> | null;
+	/** Losses and norms by name. */
+	readonly values: ReadonlyMap<string, Series>;
+	readonly stepMilliseconds: Series;
+	readonly tokensPerSecond: Series;
+	readonly modules: ReadonlyMap<string, ModuleSeries>;
+	/** Peak bytes by rank. */
+	readonly memory: readonly { readonly allocated: number; readonly reserved: number; readonly peak: number }[];
+	/** Tokens by layer and expert over all steps. */
+	readonly experts: ReadonlyMap<number, readonly number[]>;
+	/** Busiest expert over the mean, by layer. */
+	readonly imbalance: ReadonlyMap<number, Series>;
+	readonly evaluations: readonly LoggedEvaluation[];
+	readonly events: readonly LoggedEvent[];
+	/** Events that `events` has no room for. */
+	readonly eventsLeftOut: number;
+	/** Whole lines that are no JSON objects. */
+	readonly damaged: number;
+}
+
+/** Evaluations and events that are kept. */
+const kept = 1000;
+const chunkBytes = 1 << 20;
+
+/** The log that `path` names: a file, or a folder's newest one. */
+export function findLog(path: string): string {
+	let folder: boolean;
+	try {
+		folder = statSync(path).isDirectory();
+	} catch {
+		throw new UserError(`${path}: there is no such log file or run folder.`);
+	}
+	if (!folder) return path;
+	const logs = readdirSync(path)
+		.filter((name) => /\.jsonl?$/.test(name))
+		.map((name) => join(path, name))
+		.filter((file) => looksLikeLog(file))
+		.sort((a, b) => statSync(b).mtimeMs - statSync(a).mtimeMs);
+	if (logs.length === 0) throw new UserError(`${path} holds no JSON log (*.jsonl, *.json) of a run.`);
+	return logs[0]!;
+}
+
+function looksLikeLog(file: string): boolean {
+	const descriptor = openSync(file, "r");
+	const bytes = Buffer.alloc(256);
+	const count = readSync(descriptor, bytes, 0, bytes.length, 0);
+	closeSync(descriptor);
+	return /^\{"(iteration|event)":/.test(bytes.toString("utf8", 0, count));
+}
+
+/** Whole lines; one that is still being written is left out. */
+function* linesOf(file: string): Generator<string> {
+	const descriptor = openSync(file, "r");
+	try {
+		const chunk = Buffer.alloc(chunkBytes);
+		let rest = Buffer.alloc(0);
+		for (let count = readSync(descriptor, chunk); count > 0; count = readSync(descriptor, chunk)) {
+			const bytes = Buffer.concat([rest, chunk.subarray(0, count)]);
+			let begin = 0;
+			for (let end = bytes.indexOf(10); end >= 0; end = bytes.indexOf(10, begin)) {
+				yield bytes.toString("utf8", begin, end);
+				begin = end + 1;
+			}
+			rest = Buffer.from(bytes.subarray(begin));
+		}
+	} finally {
+		closeSync(descriptor);
+	}
+}
+
+type Entry = Readonly<Record<string, unknown>>;
+
+const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
+const textOf = (value: unknown): string | null => (typeof value === "string" ? value : null);
+
+/** Fields of a step that are no losses. */
+const counted = new Set([
+	"iteration",
+	"consumed_samples",
+	"skipped_samples",
+	"global_batch_size",
+	"tokens",
+	"learning_rate",
+	"loss_scale",
+	"skipped",
+	"elapsed_ms",
+	"tokens_per_second",
+]);
+
+class Reader {
+	readonly values = new Map<string, Series>();
+	readonly stepMilliseconds = new Series();
+	readonly tokensPerSecond = new Series();
+	readonly modules = new Map<string, ModuleSeries>();
+	readonly experts = new Map<number, number[]>();
+	readonly imbalance = new Map<number, Series>();
+	readonly evaluations: LoggedEvaluation[] = [];
+	readonly events: LoggedEvent[] = [];
+	memory: RunLog["memory"] = [];
+	start: Entry | null = null;
+	last: Entry | null = null;
+	steps = 0;
+	lastStep = 0;
+	firstTime: string | null = null;
+	lastTime: string | null = null;
+	eventsLeftOut = 0;
+	damaged = 0;
+
+	read(line: string): void {
+		if (line.trim() === "") return;
+		let entry: unknown;
+		try {
+			entry = JSON.parse(line);
+		} catch {
+			this.damaged++;
+			return;
+		}
+		if (typeof entry !== "object" || entry === null) this.damaged++;
+		else this.#take(entry as Entry);
+	}
+
+	#take(entry: Entry): void {
+		const time = textOf(entry.time);
+		this.firstTime ??= time;
+		this.lastTime = time ?? this.lastTime;
+		if (typeof entry.event === "string") this.#event(entry, entry.event);
+		else if (typeof entry.split === "string") this.#evaluation(entry, entry.split);
+		else if (typeof entry.iteration === "number") this.#step(entry, entry.iteration);
+	}
+
+	#event(entry: Entry, kind: string): void {
+		if (kind === "start") this.start = entry;
+		const step = Number.isFinite(numberOf(entry.step)) ? numberOf(entry.step) : this.lastStep;
+		this.#note({ kind, step, time: textOf(entry.time), sentence: textOf(entry.sentence) ?? "" });
+	}
+
+	#note(event: LoggedEvent): void {
+		if (this.events.length < kept) this.events.push(event);
+		else this.eventsLeftOut++;
+	}
+
+	#evaluation(entry: Entry, split: string): void {
+		const losses = Object.fromEntries(
+			Object.entries(entry).filter(([name, value]) => name !== "iteration" && typeof value === "number"),
+		) as Record<string, number>;
+		if (this.evaluations.length === kept) this.evaluations.splice(1, 1);
+		this.evaluations.push({ step: numberOf(entry.iteration), split, losses });
+	}
+
+	#step(entry: Entry, step: number): void {
+		const time = textOf(entry.time);
+		if (step <= this.lastStep && this.steps > 0) this.#rewind(step);
+		this.steps++;
+		this.lastStep = step;
+		this.last = entry;
+		for (const [name, value] of Object.entries(entry)) {
+			if (counted.has(name)) continue;
+			if (typeof value === "number") this.#series(name).add(step, value);
+			else if (value === "NaN" || value === "Infinity" || value === "-Infinity") {
+				this.#note({ kind: "not finite", step, time, sentence: `${name} is ${value}` });
+			}
+		}
+		if (entry.skipped === true) this.#note({ kind: "skipped", step, time, sentence: "the update was left out" });
+		this.stepMilliseconds.add(step, numberOf(entry.elapsed_ms));
+		this.tokensPerSecond.add(step, numberOf(entry.tokens_per_second));
+		for (const one of arrayOf(entry.modules)) this.#module(step, one);
+		const memory = arrayOf(entry.memory);
+		if (memory.length > 0) this.memory = memory as unknown as RunLog["memory"];
+		for (const [layer, counts] of Object.entries((entry.tokens_per_expert ?? {}) as Record<string, number[]>)) {
+			this.#experts(step, Number(layer), counts);
+		}
+	}
+
+	#series(name: string): Series {
+		if (!this.values.has(name)) this.values.set(name, new Series());
+		return this.values.get(name)!;
+	}
+
+	#module(step: number, entry: Entry): void {
+		const name = String(entry.name);
+		if (!this.modules.has(name)) {
+			this.modules.set(name, {
+				name,
+				ranks: 0,
+				parts: new Map(),
+				rate: new Series(),
+				slowest: new Map(),
+				streak: null,
+				current: null,
+			});
+		}
+		const module = this.modules.get(name)!;
+		module.ranks = numberOf(entry.ranks);
+		for (const [field, value] of Object.entries(entry)) {
+			const part = /^(\w+)_ms$/.exec(field)?.[1];
+			if (part === undefined || part === "slowest_busy") continue;
+			if (!module.parts.has(part)) module.parts.set(part, new Series());
+			module.parts.get(part)!.add(step, numberOf(value));
+		}
+		module.rate.add(step, numberOf(entry.tflops_per_rank));
+		const slowest = numberOf(entry.slowest_rank);
+		if (!Number.isFinite(slowest)) return;
+		module.slowest.set(slowest, (module.slowest.get(slowest) ?? 0) + 1);
+		const waited = numberOf(entry.bridge_ms) || 0;
+		const all = Object.entries(entry).flatMap(([field, value]) =>
+			field.endsWith("_ms") && field !== "slowest_busy_ms" ? [numberOf(value)] : [],
+		);
+		const mean = all.reduce((sum, value) => sum + value, 0) - waited;
+		const busy = numberOf(entry.slowest_busy_ms);
+		const goesOn = module.current?.rank === slowest;
+		module.current = goesOn
+			? { ...module.current!, last: step }
+			: { rank: slowest, first: step, last: step, busy, mean };
+		const length = (one: Streak | null) => (one === null ? 0 : one.last - one.first);
+		if (length(module.current) > length(module.streak)) module.streak = module.current;
+	}
+
+	#experts(step: number, layer: number, counts: readonly number[]): void {
+		const sums = this.experts.get(layer) ?? counts.map(() => 0);
+		counts.forEach((count, expert) => {
+			sums[expert]! += count;
+		});
+		this.experts.set(layer, sums);
+		const mean = counts.reduce((sum, count) => sum + count, 0) / counts.length;
+		if (!this.imbalance.has(layer)) this.imbalance.set(layer, new Series());
+		if (mean > 0) this.imbalance.get(layer)!.add(step, Math.max(...counts) / mean);
+	}
+
+	/** A run that goes on from an earlier checkpoint does steps again: the later ones count. */
+	#rewind(step: number): void {
+		const all = [...this.values.values(), this.stepMilliseconds, this.tokensPerSecond, ...this.imbalance.values()];
+		for (const module of this.modules.values()) all.push(...module.parts.values(), module.rate);
+		for (const series of all) series.rewind(step);
+	}
+}
+
+function arrayOf(value: unknown): Entry[] {
+	return Array.isArray(value) ? (value as Entry[]) : [];
+}
+
+export function readRunLog(path: string): RunLog {
+	const file = findLog(path);
+	const reader = new Reader();
+	for (const line of linesOf(file)) reader.read(line);
+	if (reader.steps === 0 && reader.events.length === 0) {
+		throw new UserError(`${file} holds no steps of a run yet, or is no JSON log.`);
+	}
+	return { ...reader, file, bytes: statSync(file).size };
+}

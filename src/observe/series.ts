@@ -1,0 +1,62 @@
+/** Values over steps in bounded memory: neighbouring steps share a bin once there are many. */
+
+/** Values of `count` steps from `first` to `last`. */
+export interface Bin {
+	first: number;
+	last: number;
+	count: number;
+	sum: number;
+	least: number;
+	most: number;
+}
+
+/** More bins than a chart is wide. */
+const most = 1024;
+
+export class Series {
+	readonly #bins: Bin[] = [];
+	/** Steps of a bin. */
+	#width = 1;
+
+	/** Adds a value; steps ascend. What is not finite is no value. */
+	add(step: number, value: number): void {
+		if (!Number.isFinite(value)) return;
+		const bin = this.#bins.at(-1);
+		if (bin && Math.floor(step / this.#width) === Math.floor(bin.first / this.#width)) {
+			bin.last = step;
+			bin.count++;
+			bin.sum += value;
+			bin.least = Math.min(bin.least, value);
+			bin.most = Math.max(bin.most, value);
+			return;
+		}
+		this.#bins.push({ first: step, last: step, count: 1, sum: value, least: value, most: value });
+		if (this.#bins.length > most) this.#merge();
+	}
+
+	/** Forgets steps from `step` on, as far as bins tell them apart: a resumed run does them again. */
+	rewind(step: number): void {
+		while (this.#bins.length > 0 && this.#bins.at(-1)!.first >= step) this.#bins.pop();
+	}
+
+	get bins(): readonly Readonly<Bin>[] {
+		return this.#bins;
+	}
+
+	#merge(): void {
+		this.#width *= 2;
+		const halves = this.#bins.splice(0);
+		for (const bin of halves) {
+			const previous = this.#bins.at(-1);
+			if (previous && Math.floor(bin.first / this.#width) === Math.floor(previous.first / this.#width)) {
+				previous.last = bin.last;
+				previous.count += bin.count;
+				previous.sum += bin.sum;
+				previous.least = Math.min(previous.least, bin.least);
+				previous.most = Math.max(previous.most, bin.most);
+			} else {
+				this.#bins.push(bin);
+			}
+		}
+	}
+}

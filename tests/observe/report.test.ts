@@ -1,0 +1,202 @@
+/** The page of a run: what is in it, for logs that go on, are torn or long, and how it looks in a browser. */
+import { afterEach, expect, test } from "bun:test";
+import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { JsonLog } from "../../src/observe/json-log.ts";
+import { reportPage } from "../../src/observe/page/page.ts";
+import type { ModuleReport } from "../../src/observe/report.ts";
+import { findLog, readRunLog } from "../../src/observe/run-log.ts";
+import { Series } from "../../src/observe/series.ts";
+import { step } from "./step.ts";
+
+const folders: string[] = [];
+afterEach(() => {
+	for (const folder of folders.splice(0)) rmSync(folder, { recursive: true });
+});
+
+function folderOf(): string {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-report-"));
+	folders.push(folder);
+	return folder;
+}
+
+const clock = Date.parse("2026-01-31T09:00:00Z");
+const topology = {
+	worldSize: 3,
+	modules: [
+		{ name: "radio_encoder", size: 1, sizes: { tp: 1 }, lanes: [[0]] },
+		{ name: "language", size: 2, sizes: { tp: 2 }, lanes: [[1, 2]] },
+	],
+};
+
+function moduleAt(iteration: number, name: string, stalled: boolean): ModuleReport {
+	const seconds = { compute: stalled ? 0.4 : 0.1, bridge: 0.05, gradients: 0.01, optimizer: 0.02, other: 0.01 };
+	const rank = name === "language" ? (stalled ? 2 : 1 + (iteration % 2)) : 0;
+	return { name, ranks: name === "language" ? 2 : 1, seconds, flops: 2e9, idle: 0.2, slowest: { rank, busy: 0.5 } };
+}
+
+/** 200 steps with a spike at 95, a stalled rank from 60 to 74, a stop at 140 and a resume from 100. */
+function plantedRun(folder: string): string {
+	const file = join(folder, "run.jsonl");
+	let now = clock;
+	const log = new JsonLog(file, () => new Date(now));
+	const start = (at: number, sentence: string) => {
+		const details = { train_iterations: 200, configuration: { lr: 3e-3, save: "<checkpoints>" }, topology };
+		log.event({ kind: "start", step: at, sentence, details });
+	};
+	const train = (iteration: number) => {
+		now += 200;
+		const stalled = iteration >= 60 && iteration < 75;
+		log.step(
+			step({
+				iteration,
+				losses: { "lm loss": 2 + 4 * Math.exp(-iteration / 60) + (iteration === 95 ? 3 : 0) },
+				gradNorm: iteration === 95 ? 17.5 : 1.25,
+				modules: [moduleAt(iteration, "radio_encoder", false), moduleAt(iteration, "language", stalled)],
+				memory: [0, 1, 2].map((rank) => ({ allocated: 2 ** 20, reserved: 2 ** 23, peak: (rank + 1) * 2 ** 21 })),
+				tokensPerExpert: new Map([[3, [100, 50, 25, 25]]]),
+			}),
+		);
+	};
+	start(0, "new run");
+	for (let iteration = 1; iteration <= 140; iteration++) train(iteration);
+	log.event({ kind: "save", step: 100, sentence: "checkpoints/iter_0000100" });
+	log.event({ kind: "stop", step: 140, sentence: "SIGTERM" });
+	start(100, "resumed from checkpoints/iter_0000100");
+	for (let iteration = 101; iteration <= 200; iteration++) train(iteration);
+	log.evaluation({ iteration: 200, split: "validation", label: "", losses: { "lm loss": 2.61 } });
+	log.close();
+	return file;
+}
+
+test("a spike, a stalled rank, a stop and a resume are on the page", () => {
+	const file = plantedRun(folderOf());
+	const log = readRunLog(file);
+	expect([log.steps, log.lastStep, log.damaged]).toEqual([240, 200, 0]);
+	const spike = log.values.get("grad_norm")!.bins.find(({ most }) => most === 17.5)!;
+	expect([spike.first, spike.last]).toEqual([95, 95]);
+	// Steps that were done again are there once.
+	expect(log.values.get("lm loss")!.bins.reduce((sum, { count }) => sum + count, 0)).toBe(200);
+	expect(log.modules.get("language")!.streak).toMatchObject({ rank: 2, busy: 500 });
+	const page = reportPage(log, clock);
+	for (const text of [
+		"finished",
+		"200 of 200",
+		"Rank 2 was it in all steps from",
+		"resumed from checkpoints/iter_0000100",
+		"SIGTERM",
+		"The busiest is expert 0 of layer 3 with 2.00 times the mean",
+		"6.0 MiB",
+		"lm loss 2.61",
+		"&lt;checkpoints&gt;",
+		"image rows →",
+	]) {
+		expect(page).toContain(text);
+	}
+	expect(page).not.toContain("<checkpoints>");
+	// Nothing is fetched: no address, no script.
+	expect(page).not.toMatch(/https?:|<script|<link|src=/);
+	expect(page.length).toBeLessThan(2e6);
+});
+
+test("a log that is being written: its last, torn line waits; a silent one is named", () => {
+	const file = join(folderOf(), "run.jsonl");
+	const line = (iteration: number, time: number) =>
+		JSON.stringify({ iteration, "lm loss": 5, elapsed_ms: 100, time: new Date(time).toISOString() });
+	writeFileSync(file, `${line(1, clock)}\nno JSON\n${line(2, clock + 100)}\n${line(3, clock)}`);
+	const log = readRunLog(file);
+	expect([log.steps, log.lastStep, log.damaged]).toEqual([2, 2, 1]);
+	expect(reportPage(log, clock + 1000)).toContain(">running<");
+	expect(reportPage(log, clock + 1000_000)).toContain("no step for 16 min 40 s: stuck, or ended without a word");
+	appendFileSync(file, "\n");
+	expect(readRunLog(file).lastStep).toBe(3);
+});
+
+test("values that are not finite and skipped steps become events", () => {
+	const file = join(folderOf(), "run.jsonl");
+	const log = new JsonLog(file);
+	log.step(step({ iteration: 1, losses: { "lm loss": Number.NaN }, gradNorm: null, skipped: true }));
+	log.close();
+	expect(readRunLog(file).events.map(({ kind, sentence }) => [kind, sentence])).toEqual([
+		["not finite", "lm loss is NaN"],
+		["skipped", "the update was left out"],
+	]);
+});
+
+test("a folder means its newest log; what is no log is a sentence", () => {
+	const folder = folderOf();
+	writeFileSync(join(folder, "other.json"), "{}");
+	expect(() => findLog(folder)).toThrow("holds no JSON log");
+	const file = plantedRun(folder);
+	expect(findLog(folder)).toBe(file);
+	expect(() => readRunLog(join(folder, "absent"))).toThrow("there is no such log file or run folder");
+	expect(() => readRunLog(join(folder, "other.json"))).toThrow("holds no steps of a run yet");
+});
+
+test("a series keeps sums and extremes however many steps it merges", () => {
+	const series = new Series();
+	for (let at = 1; at <= 100_000; at++) series.add(at, at === 77_777 ? 1000 : 1);
+	expect(series.bins.length).toBeLessThanOrEqual(1024);
+	expect(series.bins.reduce((sum, { count }) => sum + count, 0)).toBe(100_000);
+	expect(series.bins.reduce((total, { sum }) => total + sum, 0)).toBe(100_999);
+	const peak = series.bins.find(({ most }) => most === 1000)!;
+	expect(peak.first <= 77_777 && 77_777 <= peak.last).toBe(true);
+	expect(series.bins[0]!.first).toBe(1);
+	expect(series.bins.at(-1)!.last).toBe(100_000);
+});
+
+test("a long log is read in bounded memory", () => {
+	const steps = process.env.MIMO_TEST_FULL === "1" ? 1_000_000 : 30_000;
+	const file = join(folderOf(), "run.jsonl");
+	for (let first = 1; first <= steps; first += 10_000) {
+		const lines = Array.from({ length: 10_000 }, (_, i) =>
+			JSON.stringify({ iteration: first + i, "lm loss": 1 / (first + i), grad_norm: 1, elapsed_ms: 100 + (i % 7) }),
+		);
+		appendFileSync(file, `${lines.join("\n")}\n`);
+	}
+	const program = `
+		import { readRunLog } from "${join(import.meta.dir, "../../src/observe/run-log.ts")}";
+		import { reportPage } from "${join(import.meta.dir, "../../src/observe/page/page.ts")}";
+		const log = readRunLog(process.argv[1]);
+		const page = reportPage(log, 0);
+		console.log(JSON.stringify({ steps: log.steps, page: page.length, peak: process.resourceUsage().maxRSS * 1024 }));
+	`;
+	const { stdout } = Bun.spawnSync([process.execPath, "-e", program, file]);
+	const seen = JSON.parse(stdout.toString());
+	expect(seen.steps).toBe(steps);
+	expect(seen.page).toBeLessThan(2e6);
+	expect(seen.peak).toBeLessThan(300 * 2 ** 20);
+}, 120_000);
+
+test("in a browser: nothing is wider than a phone or a screen, light and dark differ", () => {
+	const browser = ["chromium", "chromium-browser", "google-chrome"].find((name) => Bun.which(name));
+	if (!browser) {
+		console.log("skipped: no Chromium is installed");
+		return;
+	}
+	const folder = folderOf();
+	const page = join(folder, "page.html");
+	const probe =
+		"<script>addEventListener('load', () => document.body.dataset.probe = [document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].every((svg) => svg.getBoundingClientRect().width > 100)].join(' '))</script>";
+	writeFileSync(page, reportPage(readRunLog(plantedRun(folder)), clock).replace("</body>", `${probe}</body>`));
+	const look = (width: number, scheme: 0 | 1) => {
+		const { stdout } = Bun.spawnSync([
+			browser,
+			"--headless",
+			"--no-sandbox",
+			"--disable-gpu",
+			`--user-data-dir=${join(folder, "profile")}`,
+			`--window-size=${width},900`,
+			`--blink-settings=preferredColorScheme=${scheme}`,
+			"--dump-dom",
+			page,
+		]);
+		return /data-probe="([^"]*)"/.exec(stdout.toString())?.[1] ?? "no probe";
+	};
+	const dark = "rgb(18, 22, 28)";
+	const light = "rgb(246, 247, 249)";
+	expect(look(1280, 1)).toBe(`fits ${light} true`);
+	expect(look(500, 1)).toBe(`fits ${light} true`);
+	expect(look(1280, 0)).toBe(`fits ${dark} true`);
+}, 60_000);
