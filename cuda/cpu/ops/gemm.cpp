@@ -1,4 +1,4 @@
-// Dense matrix products over OpenBLAS's single-threaded sgemm; our pool cuts the results into blocks. bf16 operands are
+// Dense matrix products over OpenBLAS's single-threaded sgemm; our pool takes blocks of the results. bf16 operands are
 // widened to fp32 copies first, a bf16 result is rounded once at the end.
 #include "gemm.h"
 
@@ -41,17 +41,22 @@ const float* widen(mimo_stream& stream, const void* from, int32_t dtype, int64_t
 
 constexpr int64_t unit = 16;  // OpenBLAS's register tile
 
-/// Blocks of one product; each of a batch that keeps the threads busy stays whole. Up to 1e6 multiplications OpenBLAS has
-/// other kernels, which add in another order: no block is that small unless the product is, so that results do not
-/// depend on the number of threads. It is also about where sharing begins to pay (10 µs of one core).
-int64_t block_count(const mimo_gemm_args& args, int64_t threads) {
-  constexpr double small = 1e6;
-  if (args.batch >= 4 * threads || args.k == 0) return 1;
-  const int64_t longer = args.m >= args.n ? args.m : args.n, shorter = args.m >= args.n ? args.n : args.m;
-  // Blocks are cut at multiples of `unit`, so one may have up to that much less than its share.
-  const double least = small / (static_cast<double>(shorter) * static_cast<double>(args.k));
-  const int64_t count = longer / (static_cast<int64_t>(least) + unit + 1);
-  return count < 1 ? 1 : count < threads ? count : threads;
+/// Blocks of one product. OpenBLAS adds in another order at the edges of its tiles and for small products, so the cut
+/// depends on the sizes alone, never on the number of threads: results do not either. Every block packs the shorter
+/// side's operand again, hence rows enough to hide that; below the work of one block sharing does not pay.
+int64_t block_count(const mimo_gemm_args& args) {
+  constexpr double least_work = 2e6;  // multiplications of a block: about 20 µs of one core
+  constexpr int64_t most = 16, few = 4, long_block = 512;
+  if (args.batch >= most) return 1;
+  const double work = static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
+  const int64_t longer = args.m >= args.n ? args.m : args.n;
+  const int64_t wanted = longer / long_block > few ? longer / long_block : few;
+  int64_t count = 1;
+  while (2 * count <= most && 2 * count <= wanted && 2 * count * unit <= longer &&
+         work >= least_work * 2 * static_cast<double>(count)) {
+    count *= 2;
+  }
+  return count;
 }
 
 struct Block {
@@ -126,7 +131,7 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
   const float beta = c_is_f32 ? args.beta : 0.0f;
 
   ThreadPool& threads = stream.device->threads;
-  const int64_t blocks = block_count(args, threads.size());
+  const int64_t blocks = block_count(args);
   // OpenBLAS refuses a leading dimension below the width even where there is one row.
   const auto leading = [](const Matrices& x) { return x.stride < x.width ? x.width : x.stride; };
   parallel_for(threads, args.batch * blocks, [&](int64_t i) {
