@@ -1,5 +1,7 @@
 // Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
 // balancing loss (4.4).
+#include <numeric>
+
 #include "router.h"
 
 namespace mimo::MIMO_ISA {
@@ -13,10 +15,11 @@ bool contains(const int32_t* indices, int64_t count, int64_t index) {
 
 /// The k largest of n >= k values, the largest first and ties in index order. NaN and -infinity come last, in index
 /// order, so that there are always k distinct indices.
-void select_largest(const float* values, int64_t n, int64_t k, float* best, int32_t* chosen) {
+template <class T>
+void select_largest(const T* values, int64_t n, int64_t k, T* best, int32_t* chosen) {
   constexpr int64_t block = 16;
   int64_t count = 0;
-  float threshold = -INFINITY;  // the smallest of k chosen ones
+  T threshold = -INFINITY;  // the smallest of k chosen ones
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t end = begin + block < n ? begin + block : n;
     int32_t any = 0;
@@ -24,7 +27,7 @@ void select_largest(const float* values, int64_t n, int64_t k, float* best, int3
     for (int64_t i = begin; i < end; ++i) any |= values[i] > threshold ? 1 : 0;
     if (any == 0) continue;
     for (int64_t i = begin; i < end; ++i) {
-      const float value = values[i];
+      const T value = values[i];
       if (!(value > threshold)) continue;
       int64_t at = count < k ? count++ : k - 1;
       for (; at > 0 && best[at - 1] < value; --at) {
@@ -52,19 +55,25 @@ void sort_ascending(int32_t* indices, int64_t count) {
   }
 }
 
-/// Memory of one run of tokens.
+/// Memory of one run of tokens. Selection compares in fp64: two scores around 0.5 are often closer than fp32 can tell
+/// apart once the bias is added, and a tie that rounding decides would be decided otherwise on another processor.
 struct Scratch {
-  float* values;        // [E] what selection compares
-  float* best;          // [E] the chosen values
-  int32_t* chosen;      // [E]
-  float* group_scores;  // [groups]
+  double* values;        // [E] what selection compares
+  double* best;          // [E] the chosen values
+  double* group_scores;  // [groups]
+  float* best_logits;    // [E]
+  int32_t* chosen;       // [E]
 
-  static int64_t elements(const mimo_router_forward_args& args) { return 3 * args.experts + args.expert_groups; }
-  Scratch(float* at, const mimo_router_forward_args& args)
-      : values(at),
-        best(at + args.experts),
-        chosen(reinterpret_cast<int32_t*>(at + 2 * args.experts)),
-        group_scores(at + 3 * args.experts) {}
+  static int64_t bytes(const mimo_router_forward_args& args) {
+    return (2 * args.experts + args.expert_groups) * static_cast<int64_t>(sizeof(double)) +
+           2 * (args.experts + args.experts % 2) * static_cast<int64_t>(sizeof(float));
+  }
+  Scratch(char* at, const mimo_router_forward_args& args)
+      : values(reinterpret_cast<double*>(at)),
+        best(values + args.experts),
+        group_scores(best + args.experts),
+        best_logits(reinterpret_cast<float*>(group_scores + args.expert_groups)),
+        chosen(reinterpret_cast<int32_t*>(best_logits + args.experts)) {}
 };
 
 /// Puts -infinity outside the group_topk groups of the highest score (spec 4.2 item 4).
@@ -72,7 +81,7 @@ void limit_groups(const mimo_router_forward_args& args, const Scratch& scratch) 
   const int64_t groups = args.expert_groups, size = args.experts / groups;
   for (int64_t g = 0; g < groups; ++g) {
     select_largest(scratch.values + g * size, size, args.group_score_topk, scratch.best, scratch.chosen);
-    scratch.group_scores[g] = sum(scratch.best, args.group_score_topk);
+    scratch.group_scores[g] = std::accumulate(scratch.best, scratch.best + args.group_score_topk, 0.0);
   }
   select_largest(scratch.group_scores, groups, args.group_topk, scratch.best, scratch.chosen);
   for (int64_t g = 0; g < groups; ++g) {
@@ -129,8 +138,8 @@ void count_token(const mimo_router_forward_args& args, int64_t token, const Scra
     for (int64_t k = 0; k < args.topk; ++k) selected[routed[k]] = 1;
     return;
   }
-  const float* key = sigmoid_scores ? scores : args.logits + token * experts;
-  select_largest(key, experts, args.topk, scratch.best, scratch.chosen);
+  // Scores keep the order of the logits and lose some of their differences, so the logits decide.
+  select_largest(args.logits + token * experts, experts, args.topk, scratch.best_logits, scratch.chosen);
   for (int64_t k = 0; k < args.topk; ++k) selected[scratch.chosen[k]] = 1;
 }
 
@@ -141,12 +150,10 @@ void route_token(const mimo_router_forward_args& args, int64_t token, const Scra
   int32_t* index = args.expert_index + token * args.topk;
   scores_of_token(args, logits, scores);
   // Softmax keeps the order of the logits and loses some of their differences, so the logits themselves decide.
-  const float* key = args.score_function == MIMO_SCORE_SIGMOID ? scores : logits;
-  if (args.expert_bias) {
-#pragma omp simd
-    for (int64_t e = 0; e < experts; ++e) scratch.values[e] = key[e] + args.expert_bias[e];
-  } else {
-    std::memcpy(scratch.values, key, static_cast<size_t>(experts) * sizeof(float));
+  const bool sigmoid_scores = args.score_function == MIMO_SCORE_SIGMOID;
+  for (int64_t e = 0; e < experts; ++e) {
+    const double key = sigmoid_scores ? 1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))) : logits[e];
+    scratch.values[e] = args.expert_bias ? key + args.expert_bias[e] : key;
   }
   if (args.expert_groups > 1) limit_groups(args, scratch);
   select_largest(scratch.values, experts, args.topk, scratch.best, index);
@@ -204,13 +211,13 @@ void router_forward(mimo_stream& stream, const mimo_router_forward_args& args) {
 
   const int64_t floats = static_cast<int64_t>(sizeof(float));
   const int64_t runs = (args.tokens + rows_per_partial - 1) / rows_per_partial;
-  Workspace scratch(&stream, runs * Scratch::elements(args) * floats);
+  Workspace scratch(&stream, runs * Scratch::bytes(args));
   Workspace normalisation(&stream, statistics ? args.tokens * floats : 0);
   Workspace selected(&stream, statistics ? args.tokens * args.experts : 0);
   const TokenStatistics token_statistics{selected.as<uint8_t>(), normalisation.as<float>()};
 
   parallel_range(stream.device->threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
-    const Scratch own(scratch.as<float>() + begin / rows_per_partial * Scratch::elements(args), args);
+    const Scratch own(scratch.as<char>() + begin / rows_per_partial * Scratch::bytes(args), args);
     for (int64_t t = begin; t < end; ++t) {
       route_token(args, t, own);
       if (statistics) count_token(args, t, own, token_statistics);
