@@ -23,6 +23,8 @@ export function relative(actual: number, expected: number): number {
 export interface ParityReport {
 	readonly folder: string;
 	readonly checks: readonly Check[];
+	/** Routing decisions within rounding that were taken as the reference took them. */
+	readonly ties?: readonly string[];
 }
 
 /** The first check that does not hold, in the order the model computes. */
@@ -47,6 +49,7 @@ export function renderReport(report: ParityReport): string {
 	});
 	const header = ["compared", "count", "worst", "limit", "where", ""];
 	const lines = table([header, ...rows]);
+	for (const tie of report.ties ?? []) lines.push(`Routed as the reference where rounding decides: ${tie}.`);
 	const failure = firstFailure(report);
 	lines.push(
 		failure

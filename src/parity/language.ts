@@ -23,18 +23,36 @@ import { type StepInput, singleProcess, trainStep } from "../train/step.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { type LanguageGolden, type Probe, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
+import type { NearTies } from "./near-ties.ts";
+import { resolveTies } from "./resolve-ties.ts";
 
 const probeLimit = 2e-5;
 const parameterGradientLimit = 2e-5;
 
-/** `configure` may change the model that config.json describes: to see whether the comparison notices. */
+export interface LanguageParityOptions {
+	readonly onStep?: (step: number, of: number) => void;
+	/** May change the model that config.json describes: to see whether the comparison notices. */
+	readonly configure?: (config: HybridConfig) => HybridConfig;
+}
+
 export function languageParity(
 	device: Device,
 	path: string,
-	options: {
-		readonly onStep?: (step: number, of: number) => void;
-		readonly configure?: (config: HybridConfig) => HybridConfig;
-	} = {},
+	options: LanguageParityOptions = {},
+): Promise<ParityReport> {
+	return resolveTies(
+		0,
+		(own) => own,
+		async (ties, steps) => compareOnce(device, path, ties, steps, options),
+	);
+}
+
+function compareOnce(
+	device: Device,
+	path: string,
+	ties: NearTies,
+	stepLimit: number | undefined,
+	options: LanguageParityOptions,
 ): ParityReport {
 	const golden = readLanguageGolden(path);
 	using source = openHuggingFaceModel(path);
@@ -51,9 +69,11 @@ export function languageParity(
 	});
 	const batches = readBatches(path, golden);
 	const state = singleProcess({ model, optimizer, scalars, clipGrad: golden.optimizer.clip_grad, seed: 1 });
+	ties.watch(model.routers);
 	const checks: Check[] = [];
-	for (const [index, expected] of golden.steps.entries()) {
+	for (const [index, expected] of golden.steps.slice(0, stepLimit).entries()) {
 		options.onStep?.(index + 1, golden.steps.length);
+		ties.startStep(index);
 		const input: StepInput<Microbatch> = {
 			microbatches: [batches[index]!],
 			iteration: index,

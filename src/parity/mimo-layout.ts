@@ -20,13 +20,37 @@ import { checkParticipation, compareStep, decayRule, parameterGradientLimit } fr
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
+import type { NearTies } from "./near-ties.ts";
+import { gatherOver, resolveTies } from "./resolve-ties.ts";
+
+export interface MimoLayoutOptions {
+	/** Stop after this many steps; default all. */
+	readonly steps?: number;
+	readonly distributedOptimizer?: boolean;
+}
 
 /** Every rank of the world calls this; the report is complete on language ranks. */
 export async function mimoLayoutParity(
 	world: World,
 	topology: Topology,
 	path: string,
-	options: { readonly steps?: number; readonly distributedOptimizer?: boolean } = {},
+	options: MimoLayoutOptions = {},
+): Promise<ParityReport> {
+	const ranks = Array.from({ length: topology.worldSize }, (_, rank) => rank);
+	const everyone = await world.group("parity", ranks);
+	return resolveTies(
+		world.rank,
+		gatherOver(everyone, world.device, world.rank, ranks.length),
+		(ties, steps = options.steps) => compareOnce(world, topology, path, ties, { ...options, ...(steps && { steps }) }),
+	);
+}
+
+async function compareOnce(
+	world: World,
+	topology: Topology,
+	path: string,
+	ties: NearTies,
+	options: MimoLayoutOptions,
 ): Promise<ParityReport> {
 	const { config, golden } = readMimoGolden(path);
 	const encoderRanks = topology.encoder!.lanes;
@@ -52,9 +76,11 @@ export async function mimoLayoutParity(
 		loadModel(side, weights, true);
 		side.state.optimizer.refreshMasters();
 	}
+	if (side.module === "language") ties.watch(side.model.routers);
 	const checks: Check[] = [];
 	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
 	for (let step = 0; step < steps; step++) {
+		ties.startStep(step);
 		const result = runStep(side, topology, config, batches, step, () => {
 			// With ZeRO-1 a rank's gradients are final in its own slices only: the global norm covers those.
 			if (step === 0 && !options.distributedOptimizer) compareGradientNorms(side, golden, checks);

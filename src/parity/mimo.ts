@@ -22,6 +22,8 @@ import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
 import { MimoProbes } from "./mimo-probes.ts";
+import type { NearTies } from "./near-ties.ts";
+import { resolveTies } from "./resolve-ties.ts";
 
 export const parameterGradientLimit = 2e-5;
 
@@ -36,7 +38,15 @@ export interface MimoParityOptions {
 }
 
 /** Compares on layout `1`: this process holds both modules and accumulates the microbatches of all lanes. */
-export function mimoParity(device: Device, path: string, options: MimoParityOptions = {}): ParityReport {
+export function mimoParity(device: Device, path: string, options: MimoParityOptions = {}): Promise<ParityReport> {
+	return resolveTies(
+		0,
+		(own) => own,
+		async (ties, steps = options.steps) => compareOnce(device, path, ties, { ...options, ...(steps && { steps }) }),
+	);
+}
+
+function compareOnce(device: Device, path: string, ties: NearTies, options: MimoParityOptions): ParityReport {
 	const { config, golden } = readMimoGolden(path);
 	checkParticipation(path, config, options.encoderRanks ?? 1);
 	const batches = new MimoBatches(path, config);
@@ -83,6 +93,7 @@ export function mimoParity(device: Device, path: string, options: MimoParityOpti
 			},
 		}),
 	};
+	ties.watch(language.routers);
 	const checks: Check[] = [];
 	const probes = new MimoProbes(config, golden, language, checks);
 	const observer = {
@@ -92,6 +103,7 @@ export function mimoParity(device: Device, path: string, options: MimoParityOpti
 	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
 	for (; step < steps; step++) {
 		options.onStep?.(step + 1, steps);
+		ties.startStep(step);
 		const input = {
 			microbatches: microbatchesOf(batches, config, step),
 			iteration: step,

@@ -26,5 +26,5 @@ export async function runParity(options: ParityOptions): Promise<ParityReport> {
 		);
 	}
 	using device = await openDevice(options.device, options.threads);
-	return languageParity(device, options.golden);
+	return await languageParity(device, options.golden);
 }

@@ -30,24 +30,24 @@ function expectFailure(report: ParityReport, name: RegExp): void {
 
 describe("reference folders agree in every probe, loss and gradient norm", () => {
 	for (const name of ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny"]) {
-		test(name, () => {
+		test(name, async () => {
 			const before = device.memoryStatistics().liveBytes;
-			const report = languageParity(device, join(golden, name));
+			const report = await languageParity(device, join(golden, name));
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		});
 	}
 });
 
-test("hybrid-text, 60 steps with flipped routing decisions inside their bands", () => {
+test("hybrid-text, 60 steps with flipped routing decisions inside their bands", async () => {
 	const path = referenceFolder("hybrid-text");
 	if (path === null) return;
-	const report = languageParity(device, path);
+	const report = await languageParity(device, path);
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 
 describe("a wrong term is noticed in the layer that has it", () => {
-	test("no D skip in Mamba-2", () => {
+	test("no D skip in Mamba-2", async () => {
 		const copy = join(folder, "no-d");
 		cpSync(join(golden, "hybrid-tiny"), copy, { recursive: true });
 		using source = openSafetensors(join(golden, "hybrid-tiny/model.safetensors"));
@@ -57,25 +57,25 @@ describe("a wrong term is noticed in the layer that has it", () => {
 			return { name, dtype, shape, data: () => data };
 		});
 		writeSafetensors(join(copy, "model.safetensors"), entries);
-		expectFailure(languageParity(device, copy), /^step 1 layer 3 /);
+		expectFailure(await languageParity(device, copy), /^step 1 layer 3 /);
 	});
 
-	test("no top-k scaling", () => {
-		const report = languageParity(device, join(golden, "hybrid-tiny"), {
+	test("no top-k scaling", async () => {
+		const report = await languageParity(device, join(golden, "hybrid-tiny"), {
 			configure: (config) => ({ ...config, moe: { ...config.moe, scalingFactor: 1 } }),
 		});
 		expectFailure(report, /^step 1 layer 1 /);
 	});
 
-	test("attention scores that are not scaled", () => {
-		const report = languageParity(device, join(golden, "hybrid-tiny"), {
+	test("attention scores that are not scaled", async () => {
+		const report = await languageParity(device, join(golden, "hybrid-tiny"), {
 			configure: (config) => ({ ...config, attention: { ...config.attention, softmaxScale: 1 } }),
 		});
 		expectFailure(report, /^step 1 layer [23] /);
 	});
 
-	test("Δ without its lower limit", () => {
-		const report = languageParity(device, join(golden, "hybrid-tiny"), {
+	test("Δ without its lower limit", async () => {
+		const report = await languageParity(device, join(golden, "hybrid-tiny"), {
 			configure: (config) => ({ ...config, mamba: { ...config.mamba, timeStepMinimum: 0 } }),
 		});
 		expectFailure(report, /dt_bias/);

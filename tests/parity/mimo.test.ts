@@ -23,11 +23,11 @@ const folders = [
 
 describe("reference folders agree in every probe, loss and gradient norm", () => {
 	for (const name of folders) {
-		test(name, () => {
+		test(name, async () => {
 			const path = golden(name);
 			if (path === null) return;
 			const before = device.memoryStatistics().liveBytes;
-			const report = mimoParity(device, path, { encoderRanks: name.endsWith("corrected") ? 2 : 1 });
+			const report = await mimoParity(device, path, { encoderRanks: name.endsWith("corrected") ? 2 : 1 });
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		}, 60_000);
@@ -35,32 +35,32 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 });
 
 describe("a wrong term is noticed where it is", () => {
-	const failure = (name: string, configure: MimoParityOptions["configure"]) => {
+	const failure = async (name: string, configure: MimoParityOptions["configure"]) => {
 		const path = golden(name);
-		return path && firstFailure(mimoParity(device, path, { steps: 1, ...(configure && { configure }) }))?.name;
+		return path && firstFailure(await mimoParity(device, path, { steps: 1, ...(configure && { configure }) }))?.name;
 	};
 
-	test("attention scores that are not scaled", () => {
-		const found = failure("mimo-1x1-fixed", (c) => ({ ...c, tower: { ...c.tower, softmaxScale: 1 } }));
+	test("attention scores that are not scaled", async () => {
+		const found = await failure("mimo-1x1-fixed", (c) => ({ ...c, tower: { ...c.tower, softmaxScale: 1 } }));
 		if (found !== null) expect(found).toBe("step 1 vit.layer0");
 	});
 
-	test("positions cut to the image's proportions", () => {
-		const found = failure("mimo-1x1-dynamic", (c) => ({
+	test("positions cut to the image's proportions", async () => {
+		const found = await failure("mimo-1x1-dynamic", (c) => ({
 			...c,
 			tower: { ...c.tower, positions: { ...c.tower.positions, aspectRatioSelect: true } },
 		}));
 		if (found !== null) expect(found).toBe("step 1 vit.decoder_input");
 	});
 
-	test("a norm with another epsilon", () => {
-		const found = failure("mimo-1x1-dynamic", (c) => ({ ...c, tower: { ...c.tower, normEpsilon: 1e-3 } }));
+	test("a norm with another epsilon", async () => {
+		const found = await failure("mimo-1x1-dynamic", (c) => ({ ...c, tower: { ...c.tower, normEpsilon: 1e-3 } }));
 		if (found !== null) expect(found).toBe("step 1 vit.layer0");
 	});
 });
 
-test("the correction of another number of encoder ranks is refused", () => {
+test("the correction of another number of encoder ranks is refused", async () => {
 	const path = golden("mimo-participation-corrected");
 	if (path === null) return;
-	expect(() => mimoParity(device, path)).toThrow("--encoder-ranks 2 compares with its own factor");
+	await expect(mimoParity(device, path)).rejects.toThrow("--encoder-ranks 2 compares with its own factor");
 });

@@ -24,6 +24,8 @@ export class RouterState implements Disposable {
 	/** global_aux_loss: counts summed over the step's microbatches so far, f32 [1, E]. */
 	readonly #stepCounts: Tensor;
 	#stepMicrobatches = 0;
+	/** Sees, and may change, a microbatch's logits [T, E] of this rank's tokens before experts are chosen. */
+	onLogits: ((logits: Tensor) => void) | null = null;
 	/** Sees every microbatch's choice: experts [T, K] and logits [T, E] of this rank's tokens. */
 	onRouting: ((expertIndex: Tensor, logits: Tensor) => void) | null = null;
 
