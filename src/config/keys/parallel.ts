@@ -2,6 +2,8 @@
 import { defaulting, derived, integer, off, optional } from "../field.ts";
 
 const size = integer(1);
+const afterBackward = { noEffect: "gradients are reduced when the backward pass is done, which changes no value" };
+const wholeBuffers = { noEffect: "gradients are reduced in one buffer a kind of parameter, which changes no value" };
 
 export const parallelKeys = {
 	"llm-only": off("Train without the encoder."),
@@ -33,11 +35,13 @@ export const parallelKeys = {
 	}),
 	"tensor-parallel-num-weight-shards": derived(size, "llm-tp", "Shards of a weight: llm-tp × weight shards."),
 	"expert-tensor-parallel-num-weight-shards": derived(size, "llm-expt-tp", "Shards of an expert's weight."),
-	"encoder-ddp-overlap": off("Overlap the encoder's gradient reduction too."),
-	"overlap-grad-reduce": off("Reduce gradients while the backward pass runs."),
-	"overlap-param-gather": off("Gather parameters while the next forward pass runs."),
-	"ddp-num-buckets": optional(size, "Gradient buckets of a module."),
-	"ddp-bucket-size": optional(integer(0), "Elements of a gradient bucket."),
-	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements."),
+	"encoder-ddp-overlap": off("Overlap the encoder's gradient reduction too.", afterBackward),
+	"overlap-grad-reduce": off("Reduce gradients while the backward pass runs.", afterBackward),
+	"overlap-param-gather": off("Gather parameters while the next forward pass runs.", {
+		noEffect: "parameters are gathered right after the update, which changes no value",
+	}),
+	"ddp-num-buckets": optional(size, "Gradient buckets of a module.", wholeBuffers),
+	"ddp-bucket-size": optional(integer(0), "Elements of a gradient bucket.", wholeBuffers),
+	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements.", wholeBuffers),
 	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
 } as const;

@@ -1,0 +1,76 @@
+/**
+ * The argument list of Megatron-LM's examples/mimo/scripts/run_hetero_nemotron_20l_mock_train.sh, sizes reduced and nothing
+ * else changed, on its eight ranks; and its log as Megatron's users read it. MIMO_TEST_FULL=1 runs all twenty steps.
+ */
+import { expect, test } from "bun:test";
+import { mimo } from "../commands/mimo.ts";
+
+const full = process.env.MIMO_TEST_FULL === "1";
+
+const script = `
+--model-provider nemotron-moe-vlm --dataset-provider mock --image-token-id 511
+--dynamic-resolution --pixel-shuffle --disable-vision-class-token
+--num-layers 20 --hybrid-layer-pattern MEMEM*EMEMEM*EMEMEM* --hidden-size 64 --num-attention-heads 8
+--group-query-attention --num-query-groups 2 --ffn-hidden-size 48 --kv-channels 8 --squared-relu
+--disable-bias-linear --normalization RMSNorm --init-method-std 0.0173
+--num-experts 8 --moe-router-topk 6 --moe-grouped-gemm --moe-ffn-hidden-size 48
+--moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5 --moe-router-enable-expert-bias
+--moe-router-dtype fp32 --moe-router-load-balancing-type seq_aux_loss --moe-router-fusion --moe-aux-loss-coeff 1e-4
+--moe-shared-expert-intermediate-size 96 --moe-shared-expert-overlap --moe-token-dispatcher-type alltoall
+--moe-permute-fusion --use-fused-weighted-squared-relu
+--mamba-num-heads 4 --mamba-head-dim 16 --mamba-num-groups 2 --mamba-state-dim 16 --linear-conv-kernel-dim 4
+--position-embedding-type none --attention-backend flash --calculate-per-token-loss --cross-entropy-loss-fusion
+--seq-length 128 --max-position-embeddings 128 --bf16
+--encoder-tp 2 --encoder-dp 2 --llm-offset 4 --llm-tp 2 --llm-cp 1 --llm-pp 1 --llm-dp 1 --llm-ep 2 --llm-expt-tp 1
+--tensor-parallel-num-weight-shards 4 --expert-tensor-parallel-num-weight-shards 2
+--vocab-size 1024 --micro-batch-size 1 --global-batch-size 8
+--lr 2e-4 --min-lr 2e-6 --lr-decay-style cosine --lr-warmup-iters 0 --lr-decay-iters 10 --weight-decay 0.05
+--override-opt-param-scheduler --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0
+--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --encoder-ddp-overlap
+--train-iters 20 --eval-interval 1 --eval-iters 0 --log-interval 1 --rerun-mode disabled`;
+
+/** Upstream fixes the tower's sizes in its code, so its script has no flags to reduce them with. */
+const tower = "--vision-num-layers 2 --vision-hidden-size 64 --vision-num-attention-heads 4";
+
+/** Learning rates as upstream logs them: after the step, so that of the next (runtime.md §5). */
+const rates = ["1.951546E-04", "1.810927E-04", "1.591907E-04", "1.315927E-04", "1.010000E-04", "7.040732E-05"];
+
+/** What the format strings of Megatron's training_log() make. */
+const line =
+	/^ \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\] iteration {1,8}(\d+)\/ {1,7}(\d+) \| consumed samples: {1,12}(\d+) \| elapsed time per iteration \(ms\): (\d+\.\d) \| learning rate: (\d\.\d{6}E[+-]\d\d) \| global batch size: {1,5}(\d+) \| lm loss: (\d\.\d{6}E[+-]\d\d) \| seq_load_balancing_loss: (\d\.\d{6}E[+-]\d\d) \| loss scale: (\d+\.\d) \| grad norm: (\d+\.\d{3}) \| number of skipped iterations: {1,3}(\d+) \| number of nan iterations: {1,3}(\d+) \|$/;
+
+test(
+	"the 20-layer script's arguments train on eight ranks",
+	() => {
+		const steps = full ? 20 : 3;
+		const words = script.trim().split(/\s+/);
+		if (!full) words[words.indexOf("--train-iters") + 1] = String(steps);
+		const { exitCode, stdout, stderr } = mimo(["train", ...words, ...tower.split(" "), "--device", "cpu"]);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+		const logged = stdout.split("\n").flatMap((text) => {
+			const found = line.exec(text);
+			return found ? [found.slice(1)] : [];
+		});
+		expect(logged).toHaveLength(steps);
+		for (const [index, [iteration, of, samples, , rate, batch, , balance, , , skipped, nan]] of logged.entries()) {
+			expect([iteration, of, samples, batch]).toEqual(
+				[index + 1, steps, 8 * (index + 1), 8].map((value) => String(value)),
+			);
+			expect(rate!).toBe(index < rates.length ? rates[index]! : rate!);
+			expect(Number(balance)).toBeWithin(0.99, 1.2);
+			expect([skipped, nan]).toEqual(["0", "0"]);
+		}
+		// ln 1024: nothing is known yet.
+		expect(Number(logged[0]![6])).toBeWithin(6.8, 7.1);
+		// What is always so, has no effect or runs otherwise is said once.
+		for (const said of [
+			"Always so here: group-query-attention, disable-bias-linear, moe-grouped-gemm",
+			"overlap-grad-reduce (gradients are reduced when the backward pass is done",
+			"Weight shards run as extra data parallelism with the same 2 data lanes",
+		]) {
+			expect(stdout.split(said)).toHaveLength(2);
+		}
+		expect(stdout).toContain("rank 7: pid ");
+	},
+	full ? 600_000 : 120_000,
+);
