@@ -1,7 +1,7 @@
 /** `mimo parity`: reference folder in, table out, exit code 1 on a mismatch. */
 import { defineCommand } from "citty";
 import { UserError } from "../native/errors.ts";
-import type { Topology } from "../parallel/topology.ts";
+import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
 import type { ParityReport } from "../parity/comparison.ts";
 
@@ -65,10 +65,11 @@ interface LayoutArguments {
 /** A reference with an encoder, on as many ranks as the layout has. The last rank, of the language model, prints. */
 async function compareOnLayout(args: LayoutArguments): Promise<void> {
 	const { goldenLayout, readMimoGolden } = await import("../parity/mimo-golden.ts");
-	const { parseLayout, topologyOfLayout } = await import("../parallel/layout.ts");
+	const { namedTopology, parseLayout } = await import("../parallel/layout.ts");
 	const { onEveryRank } = await import("./ranks.ts");
 	const layout = parseLayout(args.layout ?? goldenLayout(readMimoGolden(args.golden).config));
-	const topology = topologyOfLayout(layout);
+	const named = namedTopology(layout);
+	const { topology } = named;
 	const options = {
 		ranks: topology.worldSize,
 		device: deviceKind(args.device),
@@ -77,20 +78,22 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 		describe: (rank: number) => topology.describe(rank),
 		reporter: topology.worldSize - 1,
 		timeoutMinutes: 10,
+		// Nothing but the report where a program reads it.
+		quiet: args.json ?? false,
 	};
 	await onEveryRank(options, async (world) => {
-		const report = await reportOf(world, topology, args);
+		const report = await reportOf(world, named, args);
 		if (world.rank === topology.worldSize - 1) await print(report, args.json ?? false);
 	});
 }
 
-async function reportOf(world: World, topology: Topology, args: LayoutArguments): Promise<ParityReport> {
-	if (topology.colocated) {
+async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
+	if (layout.topology.colocated) {
 		const { mimoParity } = await import("../parity/mimo.ts");
 		return mimoParity(world.device, args.golden, { encoderRanks: encoderRanks(args["encoder-ranks"]) });
 	}
 	const { mimoLayoutParity } = await import("../parity/mimo-layout.ts");
-	return await mimoLayoutParity(world, topology, args.golden);
+	return await mimoLayoutParity(world, layout, args.golden);
 }
 
 async function print(report: ParityReport, json: boolean): Promise<void> {

@@ -52,7 +52,7 @@ export default defineCommand({
 type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
-	const { parseLayouts } = await import("../parallel/layout.ts");
+	const { namedTopology, parseLayouts } = await import("../parallel/layout.ts");
 	const { subjectOf } = await import("../parity/verify/subject.ts");
 	const { planOf } = await import("../parity/verify/plan.ts");
 	if (flags.layouts === undefined) {
@@ -61,7 +61,7 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 	const layouts = parseLayouts(flags.layouts);
 	const subject = subjectOf(c, textOnlySamples(c, flags));
 	const plans = layouts.map((layout) => {
-		const plan = planOf(layout, { ...subject, samples: subject.samples.length });
+		const plan = planOf(namedTopology(layout), { ...subject, samples: subject.samples.length });
 		checkLayout(args, layout, plan);
 		return plan;
 	});

@@ -52,6 +52,16 @@ export function topologyOfLayout({ encoder, language }: Layout): Topology {
 	return layOut(encoder, language, encoder === null);
 }
 
+export interface NamedTopology {
+	/** As the layout was written. */
+	readonly name: string;
+	readonly topology: Topology;
+}
+
+export function namedTopology(layout: Layout): NamedTopology {
+	return { name: layout.text, topology: topologyOfLayout(layout) };
+}
+
 /** What is wrong with a part of `whole`. */
 function refusal(whole: string, part: Part, message: string): UserError {
 	const piece = part.text === "" ? "" : `${part.text.trim()} `;

@@ -5,23 +5,23 @@
 import { join } from "node:path";
 import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { type ImageSet, joinImages } from "../data/images.ts";
+import type { ImageSet } from "../data/images.ts";
 import type { Microbatch } from "../data/microbatch.ts";
 import { UserError } from "../native/errors.ts";
-import type { Topology } from "../parallel/topology.ts";
+import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";
-import type { ImageTextMicrobatch } from "../train/colocated-schedule.ts";
 import { type EncoderSide, type LanguageSide, mimoSide } from "../train/mimo-run.ts";
 import { participationFactor } from "../train/participation.ts";
 import { trainStep } from "../train/step.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
-import { checkParticipation, compareStep, decayRule, parameterGradientLimit } from "./mimo.ts";
+import { checkParticipation, compareStep, decayRule, microbatchesOf, parameterGradientLimit } from "./mimo.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
 import type { NearTies } from "./near-ties.ts";
 import { gatherOver, resolveTies } from "./resolve-ties.ts";
+import { encoderMicrobatches, languageMicrobatches, type Plan, planOf } from "./verify/plan.ts";
 
 export interface MimoLayoutOptions {
 	/** Stop after this many steps; default all. */
@@ -32,29 +32,30 @@ export interface MimoLayoutOptions {
 /** Every rank of the world calls this; the report is complete on language ranks. */
 export async function mimoLayoutParity(
 	world: World,
-	topology: Topology,
+	layout: NamedTopology,
 	path: string,
 	options: MimoLayoutOptions = {},
 ): Promise<ParityReport> {
-	const ranks = Array.from({ length: topology.worldSize }, (_, rank) => rank);
+	const ranks = Array.from({ length: layout.topology.worldSize }, (_, rank) => rank);
 	const everyone = await world.group("parity", ranks);
 	return resolveTies(
 		world.rank,
 		gatherOver(everyone, world.device, world.rank, ranks.length),
-		(ties, steps = options.steps) => compareOnce(world, topology, path, ties, { ...options, ...(steps && { steps }) }),
+		(ties, steps = options.steps) => compareOnce(world, layout, path, ties, { ...options, ...(steps && { steps }) }),
 	);
 }
 
 async function compareOnce(
 	world: World,
-	topology: Topology,
+	layout: NamedTopology,
 	path: string,
 	ties: NearTies,
 	options: MimoLayoutOptions,
 ): Promise<ParityReport> {
 	const { config, golden } = readMimoGolden(path);
-	const encoderRanks = topology.encoder!.lanes;
-	checkParticipation(path, config, encoderRanks);
+	const { topology } = layout;
+	checkParticipation(path, config, topology.encoder!.lanes);
+	const plan = planOfGolden(layout, config);
 	const batches = new MimoBatches(path, config);
 	const side = await mimoSide(world, topology, {
 		encoder: goldenEncoderConfig(config),
@@ -81,7 +82,7 @@ async function compareOnce(
 	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
 	for (let step = 0; step < steps; step++) {
 		ties.startStep(step);
-		const result = runStep(side, topology, config, batches, step, () => {
+		const result = runStep(side, plan, config, batches, step, () => {
 			// With ZeRO-1 a rank's gradients are final in its own slices only: the global norm covers those.
 			if (step === 0 && !options.distributedOptimizer) compareGradientNorms(side, golden, checks);
 		});
@@ -95,20 +96,20 @@ async function compareOnce(
 
 function runStep(
 	side: EncoderSide | LanguageSide,
-	topology: Topology,
+	plan: Plan,
 	config: MimoGoldenConfig,
 	batches: MimoBatches,
 	step: number,
 	gradients: () => void,
 ) {
 	const common = { iteration: step, learningRate: config.optimizer.lr, weightDecay: config.optimizer.weight_decay };
-	const lanes = dealOut(config, topology.language.lanes, batches, step);
+	const samples = microbatchesOf(batches, config, step);
 	if (side.module === "language") {
-		const microbatches = lanes[side.lane]!.map(({ text }) => text);
+		const microbatches = languageMicrobatches(plan, samples, side.lane);
 		return trainStep<Microbatch>(side.state, { ...common, microbatches }, { gradients });
 	}
-	const microbatches = encoderMicrobatches(lanes, topology, side.lane);
-	const { lanes: encoderLanes } = topology.encoder!;
+	const microbatches = encoderMicrobatches(plan, samples, side.lane);
+	const { lanes: encoderLanes } = plan.topology.encoder!;
 	const corrected = config.encoder_grad_participation === "corrected" && {
 		encoderCorrection: {
 			replica: side.state.replicas[0]!,
@@ -118,27 +119,20 @@ function runStep(
 	return trainStep<ImageSet>({ ...side.state, ...corrected }, { ...common, microbatches }, { gradients });
 }
 
-/** The step's microbatches in the reference's order, an equal run for each language lane. */
-function dealOut({ data }: MimoGoldenConfig, lanes: number, batches: MimoBatches, step: number) {
-	const total = data.lanes * data.microbatches_per_lane;
-	if (total % lanes !== 0) throw new UserError(`${total} microbatches a step cannot be dealt out to ${lanes} lanes.`);
-	const all = Array.from({ length: total }, (_, index) =>
-		batches.microbatch(step, Math.floor(index / data.microbatches_per_lane), index % data.microbatches_per_lane),
-	);
-	return Array.from({ length: lanes }, (_, lane) => all.slice((lane * total) / lanes, ((lane + 1) * total) / lanes));
-}
-
-/** Microbatch m of an encoder lane: the images of microbatch m of every language lane it serves. */
-function encoderMicrobatches(
-	lanes: readonly (readonly ImageTextMicrobatch[])[],
-	topology: Topology,
-	encoderLane: number,
-): ImageSet[] {
-	const served = topology.routes.filter(({ source }) => source === encoderLane).map(({ destination }) => destination);
-	if (topology.encoder!.lanes > topology.language.lanes) {
-		throw new UserError("The reference's microbatches hold one sample: they cannot be cut over encoder lanes.");
+/**
+ * The reference's microbatches hold one sample. Where several encoder lanes serve a language lane, as many are put
+ * together, which changes neither the loss nor a balancing loss of single sequences.
+ */
+function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): Plan {
+	const { data, language_model: l } = config;
+	const samples = data.lanes * data.microbatches_per_lane;
+	const plan = planOf(layout, { samples, microBatchSize: 1, sequenceLength: l.sequence_length });
+	if (plan.microBatchSize > 1 && l.moe.load_balancing_type === "aux_loss") {
+		throw new UserError(
+			`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; aux_loss is another loss then than the reference's.`,
+		);
 	}
-	return lanes[0]!.map((_, index) => joinImages(served.map((lane) => lanes[lane]![index]!.images)));
+	return plan;
 }
 
 /** Norms of whole parameters' gradients: every rank adds the squares of what it alone counts. */

@@ -127,7 +127,7 @@ export function checkParticipation(path: string, config: MimoGoldenConfig, encod
 }
 
 /** All lanes' microbatches of a step, lane after lane. */
-function microbatchesOf(batches: MimoBatches, { data }: MimoGoldenConfig, step: number): ImageTextMicrobatch[] {
+export function microbatchesOf(batches: MimoBatches, { data }: MimoGoldenConfig, step: number): ImageTextMicrobatch[] {
 	return Array.from({ length: data.lanes * data.microbatches_per_lane }, (_, index) =>
 		batches.microbatch(step, Math.floor(index / data.microbatches_per_lane), index % data.microbatches_per_lane),
 	);

@@ -17,5 +17,5 @@ const place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank);
 const topology = layOut(encoder, language, false);
-const report = await mimoLayoutParity(world, topology, folder, { steps, distributedOptimizer: zero });
+const report = await mimoLayoutParity(world, { name: layout, topology }, folder, { steps, distributedOptimizer: zero });
 if (world.rank === topology.worldSize - 1) console.log(JSON.stringify(report));

@@ -29,6 +29,8 @@ describe("parity on disjoint grids", () => {
 		expectParity("mimo-dp2-dp2ep2-fixed", side(1, 2), side(1, 2, 2), true));
 	test("mimo-participation-exact on 1 + dp2 ep2 (fan-out)", () =>
 		expectParity("mimo-participation-exact", side(1, 1), side(1, 2, 2)));
+	test("mimo-participation-exact on 4 + 2 (fan-in)", () =>
+		expectParity("mimo-participation-exact", side(1, 4), side(1, 2)));
 	test("mimo-participation-corrected on dp2 + dp2 ep2", () =>
 		expectParity("mimo-participation-corrected", side(1, 2), side(1, 2, 2)));
 	test.skipIf(!full)("mimo-dp2-dp2ep2-fixed on tp2 dp2 + tp2 dp2 ep2", () =>

@@ -5,14 +5,10 @@
 import type { ImageSet } from "../../data/images.ts";
 import type { Microbatch } from "../../data/microbatch.ts";
 import { UserError } from "../../native/errors.ts";
-import { type Layout, topologyOfLayout } from "../../parallel/layout.ts";
-import type { Topology } from "../../parallel/topology.ts";
+import type { NamedTopology } from "../../parallel/layout.ts";
 import { joinSampleImages, joinText, type Sample } from "./samples.ts";
 
-export interface Plan {
-	/** Such as "tp2+dp2ep2". */
-	readonly name: string;
-	readonly topology: Topology;
+export interface Plan extends NamedTopology {
 	/** Samples of a language lane's microbatch. */
 	readonly microBatchSize: number;
 	/** Microbatches of a lane in a step. */
@@ -29,13 +25,12 @@ function divisors(n: number): number[] {
  * configured, larger ones first. Throws a UserError that says what does not divide.
  */
 export function planOf(
-	layout: Layout,
+	{ name, topology }: NamedTopology,
 	options: { readonly samples: number; readonly microBatchSize: number; readonly sequenceLength: number },
 ): Plan {
 	const { samples, microBatchSize, sequenceLength } = options;
-	const topology = topologyOfLayout(layout);
 	const refuse = (why: string): never => {
-		throw new UserError(`Layout ${layout.text}: ${why}`, 2);
+		throw new UserError(`Layout ${name}: ${why}`, 2);
 	};
 	const lanes = topology.language.lanes;
 	if (samples % lanes !== 0) {
@@ -52,7 +47,7 @@ export function planOf(
 			`no micro-batch size divides a lane's ${perLane} samples (global-batch-size ${samples}) and can be dealt out to ${encoderLanes} encoder lanes and cut over ${topology.language.shape.tensor} tensor-parallel ranks.`,
 		);
 	}
-	return { name: layout.text, topology, microBatchSize: best, microbatches: samples / lanes / best };
+	return { name, topology, microBatchSize: best, microbatches: samples / lanes / best };
 }
 
 /** Samples of microbatch m of a language lane. */

@@ -11,7 +11,7 @@ import {
 	type TensorEntry,
 	writeSafetensors,
 } from "../../checkpoint/safetensors.ts";
-import { parseLayout } from "../../parallel/layout.ts";
+import { namedTopology, parseLayout } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { StepResult } from "../../train/step.ts";
@@ -63,7 +63,7 @@ const files = { values: "reference.safetensors", description: "reference.json" }
 
 /** Trains layout `1` and writes the folder. */
 export async function makeReference(world: World, subject: Subject, folder: string): Promise<Reference> {
-	const plan = planOf(parseLayout("1"), {
+	const plan = planOf(namedTopology(parseLayout("1")), {
 		samples: subject.samples.length,
 		microBatchSize: subject.microBatchSize,
 		sequenceLength: subject.sequenceLength,

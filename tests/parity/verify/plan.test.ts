@@ -2,7 +2,7 @@
 import { describe, expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
 import { outputRows } from "../../../src/models/radio/config.ts";
-import { parseLayout } from "../../../src/parallel/layout.ts";
+import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import {
 	colocatedMicrobatches,
 	encoderMicrobatches,
@@ -16,7 +16,12 @@ import { smallSubject } from "./subject.ts";
 const subject = smallSubject();
 const { samples, encoder } = subject;
 const plan = (layout: string, change: Partial<Parameters<typeof planOf>[1]> = {}) =>
-	planOf(parseLayout(layout), { samples: samples.length, microBatchSize: 2, sequenceLength: 64, ...change });
+	planOf(namedTopology(parseLayout(layout)), {
+		samples: samples.length,
+		microBatchSize: 2,
+		sequenceLength: 64,
+		...change,
+	});
 
 describe("samples", () => {
 	test("hold as many image tokens as image rows, and labels for text alone", () => {

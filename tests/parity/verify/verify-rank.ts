@@ -1,7 +1,7 @@
 /** Rank program of verify.test.ts: compares a layout with a reference that may have been made from another seed. */
 import { Device } from "../../../src/native/device.ts";
 import { openLibrary } from "../../../src/native/library.ts";
-import { parseLayout } from "../../../src/parallel/layout.ts";
+import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { planOf } from "../../../src/parity/verify/plan.ts";
 import { verifyOnRank } from "../../../src/parity/verify/verify.ts";
@@ -13,5 +13,5 @@ const place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank);
 const subject = smallSubject({ seed: Number(seed) });
-const plan = planOf(parseLayout(layout), { ...subject, samples: subject.samples.length });
+const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });
 await verifyOnRank(world, plan, subject, folder);

@@ -1,6 +1,6 @@
 /** Layouts of processes against one: they agree to rounding, and what differs is noticed and named. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { parseLayout } from "../../../src/parallel/layout.ts";
+import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { planOf } from "../../../src/parity/verify/plan.ts";
 import type { LayoutReport } from "../../../src/parity/verify/report.ts";
@@ -28,7 +28,7 @@ async function reportOf(layout: string, seed = 1234, tolerance = 1e-5): Promise<
 	const subject = smallSubject();
 	const { reference, reports } = await verify({
 		subject,
-		plans: [planOf(parseLayout(layout), { ...subject, samples: subject.samples.length })],
+		plans: [planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length })],
 		folder: folder.path,
 		tolerance,
 		alone,
