@@ -1,22 +1,24 @@
 /**
  * `npm run bench`: every operation against the machine's own measure, as ratios in one run.
  *
- *   bun tests/bench/bench.ts [--json FILE] [--threads 1,2] [products] [streams] [pytorch]
+ *   bun tests/bench/bench.ts [--json FILE] [--threads 1,2] [products] [streams] [pytorch] [conversions]
  *
  * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
- * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too.
+ * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
+ * checkpoints against cp.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { benchConversions } from "./conversions.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
 import { benchProducts } from "./products.ts";
 import { benchPyTorch, findPython } from "./pytorch.ts";
 import { benchStreams } from "./streams.ts";
 
-const suites = ["products", "streams", "pytorch"] as const;
+const suites = ["products", "streams", "pytorch", "conversions"] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" } },
 	allowPositionals: true,
@@ -45,6 +47,7 @@ for (const threads of threadCounts) {
 	if (wanted("streams")) rows.push(...(await benchStreams(device)));
 	if (python !== null) rows.push(...benchPyTorch(device, python));
 }
+if (wanted("conversions")) rows.push(...(await benchConversions()));
 console.log(tables(rows));
 const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);
 console.log(`\n${rows.length} ratios, ${below.length} below what is wanted`);

@@ -1,0 +1,111 @@
+/** dist/mimo convert-ckpt on a synthetic checkpoint against `cp` of the same files, and the memory it takes. */
+import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { configurationFromHuggingFace } from "../../src/checkpoint/hf/configuration.ts";
+import { writeHuggingFaceFiles } from "../../src/checkpoint/hf/folder.ts";
+import { formatPythonJson, parsePythonJson } from "../../src/checkpoint/hf/json.ts";
+import { languageCorrespondence, spellings } from "../../src/checkpoint/hf/language-names.ts";
+import { bytesOfType, type TensorStore, type TensorType } from "../../src/checkpoint/store.ts";
+import { executable } from "../commands/mimo.ts";
+import { golden } from "../golden.ts";
+import { median, type Row, row } from "./measure.ts";
+
+/** A conversion has at least half the speed of a copy. */
+const target = 0.5;
+/** Bytes beyond the largest tensor that a conversion may hold. */
+const memoryAllowance = 200e6;
+
+/** Sizes that make about 2 GB in bf16. */
+const sizes = { hidden_size: 1024, vocab_size: 32768, n_routed_experts: 128, moe_intermediate_size: 1792 };
+
+/** Writes the model; its values are noise that repeats after a while. Returns bytes of the largest tensor and of all. */
+function writeModel(folder: string): { readonly largest: number; readonly total: number } {
+	const path = join(golden("hybrid-tiny")!, "config.json");
+	const json = { ...parsePythonJson(readFileSync(path, "utf8"), path), ...sizes };
+	const { foreign } = languageCorrespondence(configurationFromHuggingFace(json, path), spellings.published);
+	const tensors = new Map<string, TensorType>([...foreign].map(([name, shape]) => [name, { dtype: "BF16", shape }]));
+	const noise = crypto.getRandomValues(new Uint8Array(2 ** 16));
+	const store: TensorStore = {
+		path: "synthetic",
+		tensors,
+		readInto: (_, offset, into) => {
+			for (let at = 0; at < into.length; at += noise.length - 7) {
+				into.set(noise.subarray(0, Math.min(noise.length, into.length - at)), at);
+			}
+			into[0] = offset % 251;
+		},
+		[Symbol.dispose]: () => {},
+	};
+	mkdirSync(folder);
+	writeHuggingFaceFiles(folder, store, { configText: formatPythonJson(json), shardBytes: 500e6 });
+	const bytes = [...tensors.values()].map(bytesOfType);
+	return { largest: Math.max(...bytes), total: bytes.reduce((sum, one) => sum + one, 0) };
+}
+
+interface Timed {
+	readonly seconds: number;
+	readonly peakBytes: number;
+}
+
+async function timed(command: readonly string[]): Promise<Timed> {
+	const started = performance.now();
+	const child = Bun.spawn([...command], { stdout: "pipe", stderr: "pipe" });
+	if ((await child.exited) !== 0) throw new Error(`${command.join(" ")}: ${await child.stderr.text()}`);
+	return { seconds: (performance.now() - started) / 1000, peakBytes: child.resourceUsage()!.maxRSS };
+}
+
+/** A fresh target each time; the page cache holds the source. */
+async function medianOf(command: readonly string[], targetFolder: string, rounds: number): Promise<Timed> {
+	const all: Timed[] = [];
+	for (let round = 0; round < rounds; round++) {
+		rmSync(targetFolder, { recursive: true, force: true });
+		all.push(await timed(command));
+	}
+	return {
+		seconds: median(all.map(({ seconds }) => seconds)),
+		peakBytes: Math.max(...all.map(({ peakBytes }) => peakBytes)),
+	};
+}
+
+export async function benchConversions(rounds = 3): Promise<Row[]> {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-bench-"));
+	try {
+		const at = (name: string) => join(folder, name);
+		const { largest, total } = writeModel(at("hf"));
+		console.log(`conversions: ${(total / 1e9).toFixed(2)} GB, largest tensor ${(largest / 1e6).toFixed(0)} MB`);
+		const rows: Row[] = [];
+		for (const [from, to] of [
+			["hf", "native"],
+			["native", "torch_dist"],
+			["torch_dist", "native"],
+			["native", "hf"],
+		] as const) {
+			const source = at(from);
+			const into = at(to === "native" && from === "torch_dist" ? "native-again" : to === "hf" ? "hf-again" : to);
+			const copy = await medianOf(["cp", "-r", source, at("copy")], at("copy"), rounds);
+			rmSync(at("copy"), { recursive: true });
+			const durable = await medianOf(["sh", "-c", `cp -r '${source}' '${at("copy")}' && sync`], at("copy"), rounds);
+			rmSync(at("copy"), { recursive: true });
+			const command = [executable, "convert-ckpt", "--from", from, "--to", to, source, into];
+			const ours = await medianOf(command, into, rounds);
+			const extra = ours.peakBytes - largest;
+			console.log(
+				`  ${from} → ${to}: peak ${(ours.peakBytes / 1e6).toFixed(0)} MB, ${(extra / 1e6).toFixed(0)} MB beyond the largest tensor (${extra <= memoryAllowance ? "≤" : "above"} 200)`,
+			);
+			const what = {
+				group: "conversions",
+				operation: `${from} → ${to}`,
+				shape: `${(total / 1e9).toFixed(2)} GB`,
+				threads: 2,
+			};
+			rows.push(
+				row({ ...what, baseline: "cp", target }, [ours.seconds, copy.seconds]),
+				row({ ...what, baseline: "cp and sync", target: null }, [ours.seconds, durable.seconds]),
+			);
+		}
+		return rows;
+	} finally {
+		rmSync(folder, { recursive: true });
+	}
+}
