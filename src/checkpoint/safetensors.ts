@@ -250,6 +250,8 @@ export function writeSafetensors(
 export interface SafetensorsObserver {
 	readonly header?: (bytes: Uint8Array) => void;
 	readonly piece?: (name: string, bytes: Uint8Array) => void;
+	/** After a tensor's last piece. */
+	readonly end?: (name: string) => void;
 }
 
 /** Writes header and data of a safetensors file to a file just created. */
@@ -274,6 +276,7 @@ export function streamSafetensors(
 		}
 		const bytes = tensorBytes(dtype, shape);
 		if (written !== bytes) throw new RangeError(`${name} of shape [${shape}] got ${written} bytes, not ${bytes}.`);
+		observer.end?.(name);
 	}
 }
 

@@ -9,6 +9,7 @@ import { UserError } from "../../native/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
 import { fileError, OutputFile, syncFolder, temporaryName, writeFileAtomically } from "../files.ts";
+import { HashThread } from "../hash-thread.ts";
 import { streamSafetensors } from "../safetensors.ts";
 import { bytesOfType } from "../store.ts";
 import {
@@ -110,17 +111,27 @@ function splitFiles(entries: readonly ShardEntry[], fileBytes: number): ShardEnt
 	return groups;
 }
 
+interface HashedEntry {
+	readonly name: string;
+	readonly dtype: DtypeTag;
+	readonly shape: readonly number[];
+	readonly data: ShardEntry["data"];
+}
+
+/** Files of fewer bytes are hashed by the thread that writes them. */
+const SMALL_FILE = 2 ** 26;
+
+/** Writes a safetensors file; the digests of its header and of every tensor. */
 function streamHashed(
 	output: OutputFile,
-	entries: readonly {
-		readonly name: string;
-		readonly dtype: DtypeTag;
-		readonly shape: readonly number[];
-		readonly data: ShardEntry["data"];
-	}[],
+	entries: readonly HashedEntry[],
 	onBytes?: (bytes: number) => void,
 ): { readonly headerSha256: string; readonly sums: ReadonlyMap<string, string> } {
-	const hashers = new Map(entries.map(({ name }) => [name, new Bun.CryptoHasher("sha256")]));
+	const total = entries.reduce((sum, entry) => sum + bytesOfType(entry), 0);
+	using thread = total < SMALL_FILE ? null : new HashThread(entries.length);
+	const names: string[] = [];
+	const sums = new Map<string, string>();
+	let hasher = new Bun.CryptoHasher("sha256");
 	let headerSha256 = "";
 	streamSafetensors(
 		output,
@@ -130,13 +141,26 @@ function streamHashed(
 			header: (bytes) => {
 				headerSha256 = new Bun.CryptoHasher("sha256").update(bytes).digest("hex");
 			},
-			piece: (name, bytes) => {
-				hashers.get(name)!.update(bytes);
+			piece: (_, bytes) => {
+				if (thread) thread.update(bytes);
+				else hasher.update(bytes);
 				onBytes?.(bytes.byteLength);
+			},
+			end: (name) => {
+				names.push(name);
+				if (thread) {
+					thread.end();
+					return;
+				}
+				sums.set(name, hasher.digest("hex"));
+				hasher = new Bun.CryptoHasher("sha256");
 			},
 		},
 	);
-	return { headerSha256, sums: new Map([...hashers].map(([name, hasher]) => [name, hasher.digest("hex")])) };
+	thread?.digests().forEach((sum, index) => {
+		sums.set(names[index]!, sum);
+	});
+	return { headerSha256, sums };
 }
 
 /** Name of an iteration's folder. */
