@@ -10,12 +10,6 @@ type Unbuilt = readonly [key: Key, what: string, wanted: (configuration: Trainin
 const unbuilt: readonly Unbuilt[] = [
 	["llm-pp", "pipeline parallelism", (c) => c.llmPp > 1],
 	["dataset-provider", "training from Energon data", (c) => c.datasetProvider === "energon"],
-	["save", "saving checkpoints", (c) => c.save !== null],
-	["load", "loading checkpoints", (c) => c.load !== null],
-	["pretrained-checkpoint", "loading checkpoints", (c) => c.pretrainedCheckpoint !== null],
-	["exit-interval", "exits that save", (c) => c.exitInterval !== null],
-	["exit-duration-in-mins", "exits that save", (c) => c.exitDurationInMins !== null],
-	["exit-signal-handler", "exits that save", (c) => c.exitSignalHandler],
 	["timing-log-level", "timers", (c) => c.timingLogLevel > 0],
 	["mimo-encoder-prefetch", "encoding ahead of time", (c) => c.mimoEncoderPrefetch],
 	["grad-reduce-in-bf16", "reducing gradients in bf16", (c) => c.gradReduceInBf16],

@@ -4,7 +4,11 @@
  */
 
 /** Entry points of workers, paths below src without the extension. */
-export const workerModules = ["checkpoint/hash-worker", "checkpoint/native/save-worker", "data/energon/loader/thread"] as const;
+export const workerModules = [
+	"checkpoint/hash-worker",
+	"checkpoint/native/save-worker",
+	"data/energon/loader/thread",
+] as const;
 
 export function openWorker(module: (typeof workerModules)[number]): Worker {
 	const embedded = import.meta.url.startsWith("file:///$bunfs/");

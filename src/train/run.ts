@@ -6,47 +6,54 @@ import { countParameters, megatronFlopsPerStep } from "../models/hybrid/counts.t
 import { encoderConfig } from "../models/mimo/from-configuration.ts";
 import { projectorParameters } from "../models/projector.ts";
 import { radioParameters } from "../models/radio/names.ts";
-import { UserError } from "../native/errors.ts";
+import { warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
-import { schedulesOf } from "../optim/schedules.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
 import { dataPlaceOf, type RunData } from "./batch-source.ts";
+import { Checkpoints } from "./checkpoints.ts";
 import { HuggingFaceWeights } from "./hugging-face.ts";
-import { atTheStart, type Listener, type Progress } from "./listeners.ts";
+import { atTheStart, type Listener } from "./listeners.ts";
 import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
 import { openSources } from "./sources.ts";
 import { openRun, reports, type TrainingRun } from "./training-run.ts";
 
-/** Trains on this rank; every rank of the world calls it with the same configuration. */
-export async function runTraining(c: TrainingConfiguration, world: World): Promise<void> {
+/**
+ * Trains on this rank; every rank of the world calls it with the same configuration. Returns the exit code: not 0 when
+ * the training is to be started again.
+ */
+export async function runTraining(c: TrainingConfiguration, world: World): Promise<number> {
 	using run = await openRun(c, world);
 	const weights = await HuggingFaceWeights.open(c, run, world);
 	weights.load();
 	run.state.optimizer.refreshMasters();
-	const start: Progress = atTheStart;
-	const data = openSources(c, dataPlaceOf(run.topology, world.rank));
 	const observer = reports(run) ? openReporter(c, world.size) : silent;
-	const listeners: readonly Listener[] = [];
+	let data: RunData | null = null;
+	const checkpoints = new Checkpoints(c, run, {
+		say: (sentence) => observer.note(sentence),
+		warn: reports(run) ? warn : () => {},
+		dataState: async () => await data?.training.save?.(),
+	});
+	const listeners: readonly Listener[] = [checkpoints];
 	try {
 		observer.note(introduction(c, run, world));
+		const start = checkpoints.restore();
+		data = openSources(c, dataPlaceOf(run.topology, world.rank));
 		const summary = await trainingLoop(c, run, {
 			world,
 			data,
 			observer,
 			listeners,
-			start,
-			schedules: schedulesOf(c),
+			start: start?.progress ?? atTheStart,
+			schedules: checkpoints.schedules,
 		});
 		if (summary.stop === null) await weights.save();
 		summarise(c, summary, data, observer);
-		if (summary.stop !== null && summary.stop.exitCode !== 0) {
-			throw new UserError(summary.stop.reason, summary.stop.exitCode);
-		}
+		return summary.stop?.exitCode ?? 0;
 	} finally {
 		for (const listener of listeners) await listener.close?.();
-		await data.training.close?.();
+		await data?.training.close?.();
 		observer.close();
 	}
 }

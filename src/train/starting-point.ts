@@ -1,7 +1,7 @@
 /** Where a run starts: a checkpoint's state on this rank, or nothing (runtime.md §10.3). */
 import type { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
-import { readRecord, type TrainingProgress, type TrainingRecord } from "../checkpoint/training/record.ts";
+import { dataObject, readRecord, type TrainingRecord } from "../checkpoint/training/record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
 import { requireTensors } from "../checkpoint/training/strict.ts";
 import type { TrainingTensors } from "../checkpoint/training/tensors.ts";
@@ -9,22 +9,16 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../optim/schedules.ts";
 import type { Group } from "../parallel/group.ts";
+import { atTheStart, type Progress } from "./listeners.ts";
 
 export interface StartingPoint {
-	readonly progress: TrainingProgress;
+	readonly progress: Progress;
+	readonly optimizerSteps: number;
 	/** Those of the checkpoint under --use-checkpoint-opt-param-scheduler, else those of the configuration. */
 	readonly schedules: Schedules;
-	/** States of the data by lane, as they were saved; empty: there were none, or they do not count. */
-	readonly data: ReadonlyMap<string, string>;
+	/** States of the data by rank of the run that saved them; null: the data begin anew. */
+	readonly data: readonly unknown[] | null;
 }
-
-export const freshStart: TrainingProgress = {
-	iteration: 0,
-	consumedSamples: 0,
-	scheduledSamples: 0,
-	skippedSteps: 0,
-	optimizerSteps: 0,
-};
 
 interface Source {
 	readonly path: string;
@@ -33,8 +27,14 @@ interface Source {
 	readonly finetune: boolean;
 }
 
+/** Who hear what the user should know, and what is not as it should be. */
+interface Hearers {
+	readonly say: (sentence: string) => void;
+	readonly warn: (sentence: string) => void;
+}
+
 /** What the configuration says to start from; null: nothing. */
-function sourceOf(c: TrainingConfiguration, say: (sentence: string) => void): Source | null {
+function sourceOf(c: TrainingConfiguration, warn: Hearers["warn"]): Source | null {
 	if (c.load !== null && hasCheckpoint(c.load)) {
 		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
 	}
@@ -46,7 +46,7 @@ function sourceOf(c: TrainingConfiguration, say: (sentence: string) => void): So
 	}
 	if (c.load === null) return null;
 	if (c.exitOnMissingCheckpoint) throw new UserError(`${c.load} (load) holds no native checkpoint.`);
-	say(`${c.load} (load) holds no checkpoint yet: starting from the beginning.`);
+	warn(`${c.load} (load) holds no checkpoint yet: starting from the beginning.`);
 	return null;
 }
 
@@ -59,11 +59,11 @@ export function restoreTraining(
 	tensors: TrainingTensors,
 	schedules: Schedules,
 	world: Group,
-	say: (sentence: string) => void,
+	{ say, warn }: Hearers,
 ): StartingPoint | null {
-	const source = sourceOf(c, say);
+	const source = sourceOf(c, warn);
 	if (source === null) return null;
-	using checkpoint = openChecked({ ...source, allowFallback: c.allowFallback }, world, say);
+	using checkpoint = openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
 	requireSameModel(c, checkpoint);
 	const optimizer = !source.finetune && !c.noLoadOptim;
 	const record = source.finetune ? null : readRecord(checkpoint.manifest, checkpoint.path);
@@ -72,38 +72,47 @@ export function restoreTraining(
 	requireTensors(tensors, checkpoint, optimizer, world);
 	const { differing } = restoreTensors(tensors, checkpoint, optimizer);
 	if (differing.length > 0) {
-		say(
+		warn(
 			`${checkpoint.path}: ${differing.length} weights are not their fp32 masters rounded, such as ${differing[0]}; the masters count.`,
 		);
 	}
 	if (record === null) {
 		say(`Loaded the weights of ${checkpoint.path}.`);
-		return { progress: freshStart, schedules, data: new Map() };
+		return { progress: atTheStart, optimizerSteps: 0, schedules, data: null };
 	}
-	const progress = progressOf(c, record, optimizer);
+	const progress = progressOf(c, record, optimizer, checkpoint.path);
 	say(`Loaded ${checkpoint.path}: going on after step ${progress.iteration}.`);
 	return {
 		progress,
+		optimizerSteps: optimizer ? record.training.optimizerSteps : 0,
 		schedules: record.schedules && optimizer ? agreedSchedules(c, schedules, record, checkpoint.path) : schedules,
-		data: dataStates(checkpoint),
+		data: c.overrideCkptIteration === null ? dataStates(checkpoint) : null,
 	};
 }
 
-function dataStates(checkpoint: NativeCheckpoint): Map<string, string> {
-	const names = Object.keys(checkpoint.manifest.objects).filter((name) => name.startsWith("data/"));
-	return new Map(
-		names.map((name) => [name.slice("data/".length), new TextDecoder().decode(checkpoint.readObject(name))]),
-	);
+function dataStates(checkpoint: NativeCheckpoint): readonly unknown[] | null {
+	if (!(dataObject in checkpoint.manifest.objects)) return null;
+	return JSON.parse(new TextDecoder().decode(checkpoint.readObject(dataObject)));
 }
 
-function progressOf(c: TrainingConfiguration, { training }: TrainingRecord, optimizer: boolean): TrainingProgress {
-	const iteration = c.overrideCkptIteration ?? training.iteration;
+function progressOf(
+	c: TrainingConfiguration,
+	{ training }: TrainingRecord,
+	optimizer: boolean,
+	path: string,
+): Progress {
+	const { iteration, consumedSamples, scheduledSamples, consumedValidSamples, globalBatchSize } = training;
+	if (globalBatchSize !== c.globalBatchSize && c.overrideCkptIteration === null) {
+		throw new UserError(
+			`${path} was trained with global-batch-size ${globalBatchSize}, this run has ${c.globalBatchSize}: which samples come next is counted in steps; --override-ckpt-iteration N goes on after step N of this run's.`,
+		);
+	}
+	const override = c.overrideCkptIteration;
 	return {
-		...training,
-		iteration,
-		consumedSamples:
-			c.overrideCkptIteration === null ? training.consumedSamples : c.overrideCkptIteration * c.globalBatchSize,
-		...(optimizer ? {} : { scheduledSamples: 0, optimizerSteps: 0 }),
+		iteration: override ?? iteration,
+		consumedSamples: override === null ? consumedSamples : override * c.globalBatchSize,
+		scheduledSamples: optimizer ? scheduledSamples : 0,
+		consumedValidSamples,
 	};
 }
 

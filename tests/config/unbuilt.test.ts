@@ -10,10 +10,10 @@ test("a language model on one rank is built", () => {
 });
 
 test("everything that is wanted and not built is named in one sentence", () => {
-	const wanted = { ...trainable, "llm-pp": 2, "exit-interval": 3, "timing-log-level": 1 };
+	const wanted = { ...trainable, "llm-pp": 2, "mimo-encoder-prefetch": true, "timing-log-level": 1 };
 	expect(() => refuseUnbuilt(configurationOf(wanted))).toThrow(
 		new UserError(
-			"Not built yet: pipeline parallelism (llm-pp), exits that save (exit-interval), timers (timing-log-level).",
+			"Not built yet: pipeline parallelism (llm-pp), timers (timing-log-level), encoding ahead of time (mimo-encoder-prefetch).",
 		),
 	);
 });

@@ -14,13 +14,12 @@ const progressSchema = v.object({
 	consumedSamples: count,
 	/** Samples that the schedules have counted: those of steps that updated the weights. */
 	scheduledSamples: count,
-	/** Steps whose update was left out. */
-	skippedSteps: count,
+	/** Samples of evaluations. */
+	consumedValidSamples: count,
 	/** Updates of the optimizer. */
 	optimizerSteps: count,
+	globalBatchSize: count,
 });
-/** How far a training is. */
-export type TrainingProgress = v.InferOutput<typeof progressSchema>;
 
 const recordSchema = v.object({
 	training: progressSchema,
@@ -35,10 +34,8 @@ const recordSchema = v.object({
 });
 export type TrainingRecord = v.InferOutput<typeof recordSchema>;
 
-/** Name of the manifest's object that holds a data lane's state. */
-export function dataObjectName(lane: string): string {
-	return `data/${lane}`;
-}
+/** The manifest's object with the states of the data: a JSON list by rank. */
+export const dataObject = "data.json";
 
 /** The record of a checkpoint. Throws a UserError when it is not one of a training. */
 export function readRecord({ common }: Pick<Manifest, "common">, path: string): TrainingRecord {

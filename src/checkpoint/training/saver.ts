@@ -22,8 +22,9 @@ export interface SaverOptions {
 	readonly retention: Retention;
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;
-	/** Hears of saves and failures; on the ranks that print. */
+	/** Hear of saves, and of those that fail; called on every rank. */
 	readonly say: (sentence: string) => void;
+	readonly warn: (sentence: string) => void;
 }
 
 /** How far this rank is with a phase of the save. */
@@ -142,10 +143,10 @@ export class CheckpointSaver implements Disposable {
 
 	/** Says that a save has failed, or ends the run with the sentence of a rank whose part it was. */
 	#conclude(iteration: number, own: string | null, sentence: string): void {
-		const { goesOnAfterFailure, say, world } = this.options;
+		const { goesOnAfterFailure, warn, world } = this.options;
 		this.#failed = true;
 		if (goesOnAfterFailure) {
-			say(`The checkpoint of step ${iteration} was not saved, training goes on: ${sentence}`);
+			warn(`The checkpoint of step ${iteration} was not saved, training goes on: ${sentence}`);
 			return;
 		}
 		if (own !== null) throw new UserError(`The checkpoint of step ${iteration} was not saved: ${own}`);

@@ -91,6 +91,7 @@ using saver =
 				retention: {},
 				goesOnAfterFailure: false,
 				say: () => {},
+				warn: () => {},
 			});
 const perLane = c.globalBatchSize / run.lanes;
 const losses: unknown[] = [];
