@@ -8,6 +8,7 @@ export const workerModules = [
 	"checkpoint/hash-worker",
 	"checkpoint/native/save-worker",
 	"data/energon/loader/thread",
+	"data/energon/storage/fetcher",
 ] as const;
 
 export function openWorker(module: (typeof workerModules)[number]): Worker {

@@ -1,14 +1,61 @@
-/** Opens the storage a path lies in: local files, or remote ones with their cache. */
+/** Opens the storage that paths lie in: local files, or remote ones with their cache. */
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { LocalStorage } from "./local.ts";
-import type { Storage } from "./storage.ts";
+import { RemoteStorage } from "./remote.ts";
+import type { RemoteOptions } from "./remote-options.ts";
+import { isUrl, type RandomAccessFile, type Storage } from "./storage.ts";
 
-export interface StorageConfiguration {
+export interface StorageConfiguration extends Partial<Omit<RemoteOptions, "cacheFolder" | "cacheBytes">> {
 	/** Folder of the disk cache for remote data; null = a folder of the system's for temporary files. */
 	readonly cacheFolder: string | null;
 	/** Most bytes of the disk cache; 0 = 16 GiB. */
 	readonly cacheBytes: number;
 }
 
-export function openStorage(_configuration: StorageConfiguration): Storage {
-	return new LocalStorage();
+const defaults = {
+	blockBytes: 1 << 20,
+	readAhead: 2,
+	attempts: 6,
+	backoffMilliseconds: 250,
+	stallMilliseconds: 20_000,
+} as const;
+
+export function openStorage({ cacheFolder, cacheBytes, ...rest }: StorageConfiguration): Storage {
+	return new AnyStorage({
+		...defaults,
+		...rest,
+		cacheFolder: cacheFolder ?? join(tmpdir(), `mimo-data-cache-${process.getuid?.() ?? 0}`),
+		cacheBytes: cacheBytes || 16 * 2 ** 30,
+	});
+}
+
+/** Local and remote files by their path. */
+class AnyStorage implements Storage {
+	readonly #local = new LocalStorage();
+	readonly #remote: RemoteStorage;
+
+	constructor(options: RemoteOptions) {
+		this.#remote = new RemoteStorage(options);
+	}
+
+	#of(path: string): Storage {
+		return isUrl(path) ? this.#remote : this.#local;
+	}
+
+	open(path: string): RandomAccessFile {
+		return this.#of(path).open(path);
+	}
+
+	readText(path: string): string {
+		return this.#of(path).readText(path);
+	}
+
+	isFile(path: string): boolean {
+		return this.#of(path).isFile(path);
+	}
+
+	isFolder(path: string): boolean {
+		return this.#of(path).isFolder(path);
+	}
 }

@@ -1,0 +1,50 @@
+/**
+ * What a data thread and its fetching thread say to each other. Reading is synchronous: the data thread waits on shared
+ * memory for the answer.
+ */
+import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
+
+export type FetchRequest =
+	| { readonly kind: "options"; readonly options: RemoteOptions }
+	| { readonly kind: "stat"; readonly url: string; readonly answer: SharedArrayBuffer }
+	/** Put the block into the cache. `answer` null: nobody waits yet. */
+	| {
+			readonly kind: "block";
+			readonly version: RemoteVersion;
+			readonly block: number;
+			readonly answer: SharedArrayBuffer | null;
+	  };
+
+export const Answer = { pending: 0, done: 1, missing: 2, failed: 3 } as const;
+export type AnswerState = (typeof Answer)[keyof typeof Answer];
+
+/** State, length of the text, a number, the text. */
+const TEXT = 16;
+const BYTES = 4096;
+
+export function newAnswer(): SharedArrayBuffer {
+	return new SharedArrayBuffer(BYTES);
+}
+
+/** Fills an answer and wakes whoever waits for it. */
+export function give(answer: SharedArrayBuffer, state: AnswerState, text: string, number = 0): void {
+	const bytes = new TextEncoder().encode(text).subarray(0, BYTES - TEXT);
+	new Uint8Array(answer).set(bytes, TEXT);
+	new Float64Array(answer)[1] = number;
+	const words = new Int32Array(answer);
+	words[1] = bytes.length;
+	Atomics.store(words, 0, state);
+	Atomics.notify(words, 0);
+}
+
+/** Waits for an answer. */
+export function take(answer: SharedArrayBuffer): {
+	readonly state: AnswerState;
+	readonly text: string;
+	number: number;
+} {
+	const words = new Int32Array(answer);
+	while (Atomics.load(words, 0) === Answer.pending) Atomics.wait(words, 0, Answer.pending, 1000);
+	const text = new TextDecoder().decode(Uint8Array.from(new Uint8Array(answer, TEXT, words[1])));
+	return { state: Atomics.load(words, 0) as AnswerState, text, number: new Float64Array(answer)[1]! };
+}

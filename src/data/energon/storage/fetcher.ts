@@ -1,0 +1,54 @@
+/** Entry point of a fetching thread: brings blocks of remote files into the cache for a data thread that waits. */
+import { existsSync } from "node:fs";
+import { BlockWriter, blockPath } from "./block-cache.ts";
+import { Answer, type FetchRequest, give } from "./fetch-protocol.ts";
+import { RemoteError, readRemote, statRemote } from "./http.ts";
+import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
+
+declare const self: Worker;
+
+let options: RemoteOptions;
+let writer: BlockWriter;
+/** Blocks on their way, by their file: asked for twice, they are fetched once. */
+const coming = new Map<string, Promise<void>>();
+
+async function bring(version: RemoteVersion, block: number): Promise<void> {
+	const path = blockPath(options.cacheFolder, version, block);
+	const running = coming.get(path);
+	if (running) return await running;
+	const offset = block * options.blockBytes;
+	const length = Math.min(options.blockBytes, version.size - offset);
+	const fetched = readRemote(version, offset, length, options).then((bytes) => writer.write(path, bytes));
+	coming.set(path, fetched);
+	try {
+		await fetched;
+	} finally {
+		coming.delete(path);
+	}
+}
+
+async function answer(request: FetchRequest): Promise<void> {
+	if (request.kind === "options") {
+		options = request.options;
+		writer = new BlockWriter(options.cacheFolder, options.cacheBytes);
+		return;
+	}
+	try {
+		if (request.kind === "stat") {
+			const { size, etag } = await statRemote(request.url, options);
+			give(request.answer, Answer.done, etag ?? "", size);
+		} else {
+			const { version, block } = request;
+			// What is asked for ahead may be there already; what is waited for is not, or is damaged.
+			if (request.answer || !existsSync(blockPath(options.cacheFolder, version, block))) await bring(version, block);
+			if (request.answer) give(request.answer, Answer.done, "");
+		}
+	} catch (error) {
+		// A failure of what nobody waits for shows when it is asked for.
+		if (!request.answer) return;
+		const missing = error instanceof RemoteError && error.missing;
+		give(request.answer, missing ? Answer.missing : Answer.failed, (error as Error).message);
+	}
+}
+
+self.onmessage = ({ data }: MessageEvent<FetchRequest>) => void answer(data);

@@ -1,0 +1,24 @@
+/** How remote files are fetched. Plain values, so that they reach other threads. */
+export interface RemoteOptions {
+	/** Folder of the disk cache; it may be shared by all processes of a host. */
+	readonly cacheFolder: string;
+	/** Most bytes of the disk cache. */
+	readonly cacheBytes: number;
+	/** Bytes fetched at once. */
+	readonly blockBytes: number;
+	/** Blocks fetched ahead of the one that is read. */
+	readonly readAhead: number;
+	/** Tries before a read fails, and the pause after the first, doubled after each. */
+	readonly attempts: number;
+	readonly backoffMilliseconds: number;
+	/** A connection without news for this long is given up. */
+	readonly stallMilliseconds: number;
+}
+
+/** Identifies what a file was when it was opened. */
+export interface RemoteVersion {
+	readonly url: string;
+	readonly size: number;
+	/** The server's tag of this version; null where it gives none. */
+	readonly etag: string | null;
+}

@@ -1,0 +1,148 @@
+/**
+ * Files on HTTP(S) servers and S3-compatible stores, read in blocks through a cache on the local disk. A thread fetches,
+ * blocks ahead of the reader too.
+ */
+import { UserError } from "../../../native/errors.ts";
+import { openWorker } from "../../../native/worker.ts";
+import { blockPath, readBlock } from "./block-cache.ts";
+import { Answer, type FetchRequest, newAnswer, take } from "./fetch-protocol.ts";
+import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
+import type { RandomAccessFile, Storage } from "./storage.ts";
+
+/** Blocks of a file kept in memory. */
+const KEPT = 3;
+
+export class RemoteStorage implements Storage {
+	#thread: Worker | null = null;
+	/** What is known of URLs; null: no such file. */
+	readonly #versions = new Map<string, RemoteVersion | null>();
+
+	constructor(private readonly options: RemoteOptions) {}
+
+	open(path: string): RandomAccessFile {
+		const version = this.#version(path);
+		if (version === null) throw new UserError(`${path} does not exist.`);
+		return new RemoteFile(version, this.options, (request) => this.#post(request));
+	}
+
+	readText(path: string): string {
+		const file = this.open(path);
+		try {
+			return new TextDecoder().decode(file.read(0, file.size));
+		} finally {
+			file.close();
+		}
+	}
+
+	isFile(path: string): boolean {
+		return this.#version(path) !== null;
+	}
+
+	/** Servers have no folders: one is where a data set was prepared. */
+	isFolder(path: string): boolean {
+		return this.isFile(`${path}/.nv-meta/.info.json`);
+	}
+
+	#version(url: string): RemoteVersion | null {
+		const known = this.#versions.get(url);
+		if (known !== undefined) return known;
+		const answer = newAnswer();
+		this.#post({ kind: "stat", url, answer });
+		const { state, text, number } = take(answer);
+		if (state === Answer.failed) throw new UserError(text);
+		const version = state === Answer.missing ? null : { url, size: number, etag: text === "" ? null : text };
+		this.#versions.set(url, version);
+		return version;
+	}
+
+	#post(request: FetchRequest): void {
+		if (this.#thread === null) {
+			this.#thread = openWorker("data/energon/storage/fetcher");
+			this.#thread.unref();
+			this.#thread.postMessage({ kind: "options", options: this.options } satisfies FetchRequest);
+		}
+		this.#thread.postMessage(request);
+	}
+}
+
+class RemoteFile implements RandomAccessFile {
+	/** Last blocks read, the newest last. */
+	readonly #kept = new Map<number, Uint8Array>();
+	/** Blocks before this one were asked for ahead. */
+	#asked = 0;
+
+	constructor(
+		private readonly version: RemoteVersion,
+		private readonly options: RemoteOptions,
+		private readonly post: (request: FetchRequest) => void,
+	) {}
+
+	get path(): string {
+		return this.version.url;
+	}
+
+	get size(): number {
+		return this.version.size;
+	}
+
+	read(offset: number, length: number): Uint8Array {
+		const { blockBytes } = this.options;
+		const end = Math.min(offset + length, this.size);
+		if (offset >= end) return new Uint8Array(0);
+		const first = Math.floor(offset / blockBytes);
+		const last = Math.floor((end - 1) / blockBytes);
+		if (first === last) return this.#block(first).subarray(offset - first * blockBytes, end - first * blockBytes);
+		const bytes = new Uint8Array(end - offset);
+		for (let block = first; block <= last; block++) {
+			const begin = block * blockBytes;
+			const content = this.#block(block);
+			const from = Math.max(0, offset - begin);
+			bytes.set(content.subarray(from, Math.min(content.length, end - begin)), begin + from - offset);
+		}
+		return bytes;
+	}
+
+	close(): void {
+		this.#kept.clear();
+	}
+
+	#block(block: number): Uint8Array {
+		const kept = this.#kept.get(block);
+		if (kept !== undefined) return kept;
+		const content = this.#fetched(block);
+		this.#kept.set(block, content);
+		for (const oldest of this.#kept.keys()) {
+			if (this.#kept.size <= KEPT) break;
+			this.#kept.delete(oldest);
+		}
+		return content;
+	}
+
+	#fetched(block: number): Uint8Array {
+		const { cacheFolder, blockBytes } = this.options;
+		const path = blockPath(cacheFolder, this.version, block);
+		const length = Math.min(blockBytes, this.size - block * blockBytes);
+		const cached = readBlock(path, length);
+		this.#askAhead(block);
+		if (cached !== null) return cached;
+		// Another process may remove a block between its writing and our reading.
+		for (let attempt = 0; attempt < 3; attempt++) {
+			const answer = newAnswer();
+			this.post({ kind: "block", version: this.version, block, answer });
+			const { state, text } = take(answer);
+			if (state !== Answer.done) throw new UserError(text);
+			const content = readBlock(path, length);
+			if (content !== null) return content;
+		}
+		throw new UserError(`The cache folder ${cacheFolder} does not keep what is written: is the disk full?`);
+	}
+
+	#askAhead(block: number): void {
+		const blocks = Math.ceil(this.size / this.options.blockBytes);
+		const until = Math.min(blocks, block + 1 + this.options.readAhead);
+		for (let ahead = Math.max(block + 1, this.#asked); ahead < until; ahead++) {
+			this.post({ kind: "block", version: this.version, block: ahead, answer: null });
+			this.#asked = ahead + 1;
+		}
+	}
+}
