@@ -1,19 +1,11 @@
 /** Where a rank's microbatches come from. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import { type Share, wholeShare } from "../data/routing/merge.ts";
+import type { LanePlace } from "../data/routing/from-configuration.ts";
+import { wholeShare } from "../data/routing/share.ts";
 import type { Topology } from "../parallel/topology.ts";
 
 /** What of the data a rank reads. A lane is one of the streams of microbatches that the language model takes at once. */
-export interface DataPlace {
-	/** Language lanes whose samples this rank needs, ascending: its own, or those whose images it encodes. */
-	readonly lanes: readonly number[];
-	/** Lanes of the whole run. */
-	readonly laneCount: number;
-	/** Part of a lane's samples whose images this rank encodes, where encoder ranks share a lane. */
-	readonly share: Share;
-	readonly wantsText: boolean;
-	readonly wantsImages: boolean;
-}
+export type DataPlace = LanePlace;
 
 /** Training microbatches. */
 export interface BatchSource {

@@ -2,7 +2,7 @@
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { joinImages, placeImages } from "../data/images.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import { shareOfImages } from "../data/routing/merge.ts";
+import { shareOfImages } from "../data/routing/share.ts";
 import { UserError } from "../native/errors.ts";
 import type { BatchSource, DataPlace, EvaluationSource } from "./batch-source.ts";
 

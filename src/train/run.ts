@@ -39,7 +39,10 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	try {
 		observer.note(introduction(c, run, world));
 		const start = checkpoints.restore();
-		data = openSources(c, dataPlaceOf(run.topology, world.rank));
+		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
+			world: run.state.world,
+			states: start?.data ?? null,
+		});
 		const summary = await trainingLoop(c, run, {
 			world,
 			data,

@@ -8,12 +8,24 @@ import { readTokenRows } from "../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../data/text/token-source.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
 import { UserError } from "../native/errors.ts";
+import type { Group } from "../parallel/group.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";
+import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
 
+/** What a run's data need besides the configuration. */
+export interface DataOptions {
+	/** Every rank of the run. */
+	readonly world: Group;
+	/** What the ranks of a saved run kept of their data (BatchSource.save), by rank; null: this run begins. */
+	readonly states: readonly unknown[] | null;
+}
+
 /** Opens what this rank reads. */
-export function openSources(c: TrainingConfiguration, place: DataPlace): RunData {
+export async function openSources(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<RunData> {
 	switch (c.datasetProvider) {
+		case "energon":
+			return await energonSources(c, place, options);
 		case "mock":
 			if (c.modelProvider === "hybrid") {
 				throw new UserError("A language model without an encoder trains on files: give --data-path.");

@@ -1,7 +1,6 @@
 /** Keys of Energon data together, and what a rank of a layout reads. */
 import { describe, expect, test } from "bun:test";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
-import { lanesOf } from "../../src/data/routing/from-configuration.ts";
 import { taskOf } from "../../src/data/vision-language/from-configuration.ts";
 
 const base = ["--preset", "nemotron-vlm-tiny", "--data-path", "set.yaml"];
@@ -42,13 +41,4 @@ test("the task follows the keys", () => {
 		maxTiles: 4,
 		thumbnail: false,
 	});
-});
-
-test("lanes of every rank: fan-out, one to one, fan-in", () => {
-	const encoder = (lane: number, encoders: number, lanes: number) =>
-		lanesOf({ module: "encoder", lane }, encoders, lanes);
-	expect(encoder(1, 2, 4)).toEqual({ lanes: [2, 3], share: { index: 0, count: 1 } });
-	expect(encoder(1, 2, 2)).toEqual({ lanes: [1], share: { index: 0, count: 1 } });
-	expect(encoder(3, 4, 2)).toEqual({ lanes: [1], share: { index: 1, count: 2 } });
-	expect(lanesOf({ module: "language", lane: 1 }, 4, 2).lanes).toEqual([1]);
 });

@@ -27,14 +27,14 @@ export default defineCommand({
 		if (c.datasetProvider !== "energon") {
 			throw new UserError("Only Energon data can be previewed: give --data-path a prepared data set.", exitCodes.usage);
 		}
-		const { sourceOptions } = await import("../../data/routing/from-configuration.ts");
+		const { oneRank, sourceOptions } = await import("../../data/routing/from-configuration.ts");
 		const { previewSamples } = await import("../../data/vision-language/preview.ts");
 		const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
 		const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
 		const { Images } = await import("../../native/images.ts");
 		const { openLibrary } = await import("../../native/library.ts");
-		const { configuration } = sourceOptions(c, { module: "both", lane: 0 });
+		const { configuration } = sourceOptions(c, oneRank);
 		const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 		const task = taskOf(c);
 		const images = new Images(await openLibrary("cpu"));

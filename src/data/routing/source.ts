@@ -8,7 +8,7 @@ import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
 import { resize } from "../energon/loader/elastic.ts";
 import { DataLoader, type LoaderOptions } from "../energon/loader/loader.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
-import { joinImages } from "../images.ts";
+import { joinImages, placeImages } from "../images.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
 import { compareReports, encodeReports, Trail } from "./trail.ts";
 
@@ -85,14 +85,17 @@ export class EnergonSource implements AsyncDisposable {
 		return new EnergonSource(loaders, feeds, worldSize);
 	}
 
-	/** The next microbatch: that of the lane, or the images of all lanes this rank reads. */
-	async next(): Promise<ImageTextBatch> {
+	/**
+	 * The next microbatch: that of the lane, or the images of all lanes this rank reads. `firstNumber`: number in the step's
+	 * global batch of the first sample that a lane's microbatch has images of.
+	 */
+	async next(firstNumber: (lane: number) => number = () => 0): Promise<ImageTextBatch> {
 		const batches: ImageTextBatch[] = [];
 		for (const feed of this.feeds) {
 			const batch = await take(feed);
 			feed.trail.add(batch.names);
 			feed.images += batch.imageCount;
-			batches.push(batch);
+			batches.push({ ...batch, images: placeImages(batch.images, firstNumber(feed.lane)) });
 		}
 		const [first] = batches as [ImageTextBatch];
 		if (batches.length === 1) return first;
@@ -149,26 +152,35 @@ async function take({ loader, place, lane }: Feed): Promise<ImageTextBatch> {
 	throw new UserError(`Data lane ${lane} has no samples: all were excluded or left out.`);
 }
 
-/** The states of several ranks as one: each lane once. */
-export function mergeStates(states: readonly SourceState[]): SourceState {
+/** What the ranks of a run saved as one state: each lane once. null: no rank saved anything. */
+export function mergeStates(states: readonly unknown[]): SourceState | null {
 	const lanes = new Map<number, LaneState>();
-	for (const one of states.flatMap((state) => state.lanes)) {
-		const other = lanes.get(one.lane);
-		if (other && other.trail !== one.trail) {
-			throw new UserError(`The saved data states of lane ${one.lane} are of different samples.`);
+	for (const state of states) {
+		if (state === null || state === undefined) continue;
+		for (const one of checkState(state).lanes) {
+			const other = lanes.get(one.lane);
+			if (other && other.trail !== one.trail) {
+				throw new UserError(`The saved data states of lane ${one.lane} are of different samples.`);
+			}
+			lanes.set(one.lane, one);
 		}
-		lanes.set(one.lane, one);
 	}
+	if (lanes.size === 0) return null;
 	return { format, version, lanes: [...lanes.values()].sort((a, b) => a.lane - b.lane) };
+}
+
+function checkState(state: unknown): SourceState {
+	const { format: name, version: found, lanes } = state as { format?: unknown; version?: unknown; lanes?: unknown };
+	if (name !== format || !Array.isArray(lanes)) throw new UserError("The checkpoint's data state is of other data.");
+	if (found !== version) {
+		throw new UserError(`The data state has version ${String(found)}; this program reads version ${version}.`);
+	}
+	return state as SourceState;
 }
 
 /** Loader states and hashes of this run's lanes. Where their number changed, hashes begin anew. */
 function statesOf(state: SourceState, lanes: number, numWorkers: number): { loaders: LoaderState[]; trails: string[] } {
-	const { format: name, version: found } = state as { format?: unknown; version?: unknown };
-	if (name !== format) throw new UserError("The checkpoint's data state is not one.");
-	if (found !== version) {
-		throw new UserError(`The data state has version ${String(found)}; this program reads version ${version}.`);
-	}
+	checkState(state);
 	const decoded = state.lanes.map(({ loader }) => decodeState(Buffer.from(loader, "base64")));
 	const loaders = resize(decoded, lanes, numWorkers);
 	const same = state.lanes.length === lanes;

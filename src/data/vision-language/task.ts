@@ -6,7 +6,7 @@ import { FatalSampleError } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
-import { type Share, shareOfImages, wholeShare } from "../routing/merge.ts";
+import { type Share, shareOfImages, wholeShare } from "../routing/share.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import {
 	buildBatch,

@@ -117,7 +117,7 @@ describe("resuming", () => {
 				await using rest = await open({ lanes: [0, 1], routing });
 				expect(names(await take(first, stop))).toEqual(trail.slice(0, stop));
 				await take(rest, stop);
-				const state = mergeStates([await first.save(), await rest.save()]);
+				const state = mergeStates([await first.save(), await rest.save(), null]);
 				const stored = JSON.parse(JSON.stringify(state)) as SourceState;
 				await using resumed = await open({ lanes: [2, 3], routing: other, state: stored });
 				expect(names(await take(resumed, 7))).toEqual(trail.slice(stop, stop + 7));

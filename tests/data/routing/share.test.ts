@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
 import { joinImages } from "../../../src/data/images.ts";
-import { shareOfImages } from "../../../src/data/routing/merge.ts";
+import { shareOfImages } from "../../../src/data/routing/share.ts";
 import { compareReports, encodeReports, Trail } from "../../../src/data/routing/trail.ts";
 
 /** Samples of 1 × n grids (0 = no image), patches of two values that count up from `first`. */

@@ -1,0 +1,78 @@
+/** Training from Energon data: the same losses whatever the grids and however encoder ranks read their lanes. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { mimo } from "../commands/mimo.ts";
+import { captions, Scratch } from "../data/fixtures.ts";
+
+const scratch = new Scratch();
+afterAll(() => scratch[Symbol.dispose]());
+beforeAll(() => {
+	captions(scratch, "one", [17, 9, 12], "2,1,0");
+	captions(scratch, "two", [8, 13]);
+	const items = "      - path: one\n        weight: 2\n      - path: two\n        weight: 1\n";
+	const head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n";
+	scratch.file("blend.yaml", head + items);
+});
+
+const common = [
+	...["--preset", "nemotron-vlm-tiny", "--data-path", "blend.yaml", "--seq-length", "64", "--train-iters", "2"],
+	...["--micro-batch-size", "2", "--global-batch-size", "8", "--lr-warmup-iters", "1", "--log-interval", "1"],
+	...["--packing-buffer-size", "6", "--shuffle-buffer-size", "4", "--data-end-id", "10", "--data-threads", "1"],
+	...["--hidden-size", "32", "--mamba-num-heads", "2", "--vision-hidden-size", "32", "--threads", "1"],
+];
+
+/** Losses of the steps, as they are logged. */
+function losses(name: string, ...flags: string[]): number[] {
+	const { exitCode, stderr } = mimo(["train", ...common, "--log-json", `${name}.jsonl`, ...flags], scratch.path);
+	expect([name, exitCode, exitCode === 0 ? "" : stderr]).toEqual([name, 0, ""]);
+	const lines = readFileSync(join(scratch.path, `${name}.jsonl`), "utf8")
+		.trim()
+		.split("\n");
+	return lines.flatMap((line) => {
+		const { "lm loss": loss } = JSON.parse(line) as Record<string, number>;
+		return loss === undefined ? [] : [loss];
+	});
+}
+
+describe("the loss trail", () => {
+	let reference: number[];
+	beforeAll(() => {
+		reference = losses("one-lane", "--num-workers", "4");
+		expect(reference).toHaveLength(2);
+	});
+
+	for (const [name, flags] of [
+		["dp2+dp2ep2", ["--encoder-dp", "2", "--llm-dp", "2", "--llm-ep", "2"]],
+		["2+4", ["--encoder-dp", "2", "--llm-dp", "4", "--num-workers", "1"]],
+		["4+2", ["--encoder-dp", "4", "--llm-dp", "2"]],
+	] as const) {
+		const routings = name === "dp2+dp2ep2" || process.env.MIMO_TEST_FULL ? ["lane", "routed"] : ["routed"];
+		test(`of ${name}, ${routings.join(" and ")}, is that of one lane`, () => {
+			const trails = routings.map((routing) => losses(`${name}-${routing}`, "--data-routing", routing, ...flags));
+			for (const trail of trails) {
+				expect(trail).toEqual(trails[0]!);
+				for (const [step, loss] of trail.entries()) expect(Math.abs(loss / reference[step]! - 1)).toBeLessThan(2e-6);
+			}
+		});
+	}
+});
+
+test("evaluation reads the validation part; text alone trains a language model", () => {
+	const flags = ["--data-path", "one", "--eval-iters", "1", "--eval-interval", "1"];
+	expect(losses("evaluated", ...flags).length).toBe(4);
+	const records = Array.from({ length: 40 }, (_, i) => JSON.stringify({ text: `record ${i} ${"x".repeat(i)}` }));
+	scratch.file("facts.jsonl", `${records.join("\n")}\n`);
+	expect(mimo(["data", "prepare", "facts.jsonl"], scratch.path).exitCode).toBe(0);
+	expect(losses("text", "--llm-only", "--data-path", "facts.jsonl")).toHaveLength(2);
+});
+
+test("a language model alone refuses images, a set that is not prepared is refused", () => {
+	const run = (...flags: string[]) => mimo(["train", ...common, ...flags], scratch.path);
+	const images = run("--llm-only");
+	expect(images.exitCode).toBe(1);
+	expect(images.stderr).toContain("has images, but the model has no encoder");
+	const absent = run("--data-path", "nowhere.yaml");
+	expect(absent.exitCode).toBe(1);
+	expect(absent.stderr).toContain("nowhere.yaml is not a prepared data set");
+});
