@@ -58,6 +58,22 @@ describe("the loss trail", () => {
 	}
 });
 
+test("a resumed run goes on with the samples after the last, on other grids too", () => {
+	const steps = (count: number) => ["--train-iters", String(count), "--lr-decay-iters", "8"];
+	const save = ["--save", "checkpoints", "--save-interval", "2"];
+	const two = ["--encoder-dp", "2", "--llm-dp", "2"];
+	const whole = losses("whole", ...two, ...steps(4));
+	expect(losses("begun", ...two, ...steps(2), ...save)).toEqual(whole.slice(0, 2));
+	const load = ["--load", "checkpoints"];
+	expect(losses("resumed", ...two, ...steps(4), ...load)).toEqual(whole.slice(2));
+	// One lane with the workers of both.
+	const other = losses("other", ...steps(4), ...load, "--num-workers", "4");
+	for (const [step, loss] of other.entries()) expect(Math.abs(loss / whole[step + 2]! - 1)).toBeLessThan(2e-6);
+	const refused = mimo(["train", ...common, ...steps(4), ...load], scratch.path);
+	expect(refused.exitCode).toBe(1);
+	expect(refused.stderr).toContain("1 data ranks continue it exactly with num-workers 4");
+});
+
 test("evaluation reads the validation part; text alone trains a language model", () => {
 	const flags = ["--data-path", "one", "--eval-iters", "1", "--eval-interval", "1"];
 	expect(losses("evaluated", ...flags).length).toBe(4);
