@@ -1,0 +1,288 @@
+/** Checkpoints of `mimo train`: resume bit by bit, on other layouts, after signals, kills, damage and full disks. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import {
+	cpSync,
+	existsSync,
+	mkdirSync,
+	mkdtempSync,
+	readdirSync,
+	readFileSync,
+	rmSync,
+	statSync,
+	writeFileSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
+import { readTensor } from "../../src/checkpoint/store.ts";
+import { executable, mimo } from "../commands/mimo.ts";
+import { alive, Launched } from "../parallel/launched.ts";
+
+const folder = mkdtempSync(join(tmpdir(), "mimo-checkpoints-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+const at = (name: string) => join(folder, name);
+
+const model =
+	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8";
+const recipe = "--lr-warmup-iters 0 --lr-decay-iters 40 --adam-eps 1e-6 --log-interval 1 --device cpu";
+const layouts = {
+	colocated: "--llm-offset 0",
+	"1+1": "--llm-offset 1",
+	"dp2+dp2ep2, ZeRO-1": "--encoder-dp 2 --llm-dp 2 --llm-ep 2 --use-distributed-optimizer",
+	"tp2+tp2ep2": "--encoder-tp 2 --llm-tp 2 --llm-ep 2",
+	"1+dp4ep2": "--llm-dp 4 --llm-ep 2 --micro-batch-size 1",
+	"tp2dp2+tp2, ZeRO-1": "--encoder-tp 2 --encoder-dp 2 --llm-tp 2 --use-distributed-optimizer",
+} as const;
+type LayoutName = keyof typeof layouts;
+
+function flags(layout: LayoutName, more: string): string[] {
+	return ["train", ...`${model} ${recipe} ${layouts[layout]} ${more}`.split(" ")];
+}
+
+function train(layout: LayoutName, more: string) {
+	return mimo(flags(layout, more), folder);
+}
+
+/** Trains and expects the end that was asked for. */
+function trainWell(layout: LayoutName, more: string): string {
+	const { exitCode, stdout, stderr } = train(layout, more);
+	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	return stdout;
+}
+
+/** What a log says of every step, times aside; a later line of a step must say the same. */
+function steps(log: string): Map<number, string> {
+	const found = new Map<number, string>();
+	for (const line of readFileSync(at(log), "utf8").trim().split("\n")) {
+		if (line === "") continue;
+		const { iteration, consumed_samples: consumed, learning_rate: rate, grad_norm: norm, ...rest } = JSON.parse(line);
+		if (rest.split !== undefined || consumed === undefined) continue;
+		const values = JSON.stringify([consumed, rate, norm, rest["lm loss"], rest.seq_load_balancing_loss, rest.tokens]);
+		expect([iteration, found.get(iteration) ?? values]).toEqual([iteration, values]);
+		found.set(iteration, values);
+	}
+	return found;
+}
+
+/** Digest of every tensor, the optimizer's included. */
+function digests(root: string): Record<string, string> {
+	using checkpoint = NativeCheckpoint.open(at(root));
+	return Object.fromEntries(
+		[...checkpoint.tensors.keys()].map((name) => [
+			name,
+			new Bun.CryptoHasher("sha256").update(readTensor(checkpoint, name) as Float32Array).digest("hex"),
+		]),
+	);
+}
+
+/** Four steps without interruption on disjoint grids, with checkpoints of steps 2 and 4. */
+const reference: LayoutName = "dp2+dp2ep2, ZeRO-1";
+beforeAll(() => {
+	trainWell(reference, "--train-iters 4 --save whole --save-interval 2 --async-save --log-json whole.jsonl");
+}, 120_000);
+
+describe("resume", () => {
+	for (const layout of ["1+1", reference] as const) {
+		test(`${layout}: bitwise the uninterrupted run, stopped by exit-interval`, () => {
+			const name = layout.replaceAll(/\W/g, "-");
+			if (layout !== reference) trainWell(layout, `--train-iters 4 --log-json ${name}.jsonl`);
+			const log = layout === reference ? "whole.jsonl" : `${name}.jsonl`;
+			const common = `--train-iters 4 --save ${name} --load ${name} --save-interval 100 --log-json ${name}-parts.jsonl`;
+			const first = train(layout, `${common} --exit-interval 2`);
+			expect([first.exitCode, first.stderr]).toEqual([
+				0,
+				`${name} (load) holds no checkpoint yet: starting from the beginning.\n`,
+			]);
+			expect(first.stdout).toContain("Stopped after step 2, a multiple of exit-interval.");
+			expect(trainWell(layout, common)).toContain(`Loaded ${name}/iter_0000002: going on after step 2.`);
+			expect(steps(`${name}-parts.jsonl`)).toEqual(steps(log));
+			expect(readdirSync(at(name)).sort()).toEqual(["iter_0000002", "iter_0000004", "latest.json"]);
+			if (layout === reference) expect(digests(name)).toEqual(digests("whole"));
+		}, 120_000);
+	}
+
+	test("every other layout has the same state, bit by bit, and writes it", () => {
+		const expected = digests("whole");
+		for (const layout of ["colocated", "tp2+tp2ep2", "1+dp4ep2", "tp2dp2+tp2, ZeRO-1"] as const) {
+			const name = `again-${layout.replaceAll(/\W/g, "-")}`;
+			trainWell(layout, `--train-iters 4 --load whole --save ${name} --save-interval 100`);
+			expect(digests(name)).toEqual(expected);
+		}
+	}, 120_000);
+
+	test("the same losses on other layouts of the same lanes, there and back", () => {
+		trainWell("tp2+tp2ep2", "--train-iters 4 --save lanes --save-interval 2 --log-json lanes.jsonl");
+		const losses = (log: string) => [...steps(log)].map(([step, values]) => [step, JSON.parse(values)[3]] as const);
+		const expected = new Map(losses("lanes.jsonl"));
+		for (const layout of ["colocated", "tp2dp2+tp2, ZeRO-1"] as const) {
+			const log = `lanes-${layout.replaceAll(/\W/g, "-")}.jsonl`;
+			trainWell(layout, `--train-iters 4 --load lanes --ckpt-step 2 --log-json ${log}`);
+			const resumed = losses(log);
+			expect(resumed.map(([step]) => step)).toEqual([3, 4]);
+			for (const [step, loss] of resumed) expect(Math.abs(loss / expected.get(step)! - 1)).toBeLessThan(2e-6);
+		}
+	}, 120_000);
+});
+
+describe("what the checkpoint must agree with", () => {
+	const resume = (more: string) => train("colocated", `--train-iters 6 --load whole ${more}`);
+	test.each([
+		["--seed 7", "whole/iter_0000004 was trained with seed 1234, this run has 7; --no-load-rng goes on"],
+		["--lr 5e-3", "has another schedule: learning rate maximum is 0.002 there and 0.005 here; --override-opt-param-"],
+		["--global-batch-size 16", "was trained with global-batch-size 8, this run has 16"],
+		["--num-experts 4", "holds another model: numExperts is 8 there and 4 here."],
+		["--vision-num-layers 2", "do not match the model; "],
+		["--ckpt-step 3", "whole has no checkpoint of step 3 (it has iter_0000002, iter_0000004)."],
+	])(
+		"%s is refused",
+		(more, sentence) => {
+			const { exitCode, stderr } = resume(more);
+			expect(exitCode).toBe(1);
+			expect(stderr).toContain(sentence);
+		},
+		60_000,
+	);
+
+	test("weights alone start a new training", () => {
+		const output = trainWell(
+			"1+1",
+			"--train-iters 1 --lr 1e-3 --seed 7 --pretrained-checkpoint whole --log-json fine.jsonl",
+		);
+		expect(output).toContain("Loaded the weights of whole/iter_0000004.");
+		expect([...steps("fine.jsonl").keys()]).toEqual([1]);
+		const absent = train("colocated", "--train-iters 1 --pretrained-checkpoint nowhere");
+		expect([absent.exitCode, absent.stderr]).toEqual([
+			1,
+			expect.stringContaining("nowhere (pretrained-checkpoint) holds no native checkpoint"),
+		]);
+	}, 60_000);
+});
+
+describe("damage", () => {
+	test("an altered newest checkpoint is named; --allow-fallback takes the one before", () => {
+		cpSync(at("whole"), at("altered"), { recursive: true });
+		const data = at("altered/iter_0000004/data");
+		const file = join(data, readdirSync(data).sort()[0]!);
+		const bytes = readFileSync(file);
+		bytes[bytes.length - 5]! ^= 1;
+		writeFileSync(file, bytes);
+		const common = "--train-iters 4 --load altered --save altered-again --save-interval 100 --log-json altered.jsonl";
+		const refused = train(reference, common);
+		expect(refused.exitCode).toBe(1);
+		expect(refused.stderr).toMatch(
+			/altered\/iter_0000004\/data\/r00000-000\.safetensors is damaged: the checksum of tensor \S+ differs\. The newest good checkpoint is altered\/iter_0000002 \(--allow-fallback takes it\)/,
+		);
+		const taken = train(reference, `${common} --allow-fallback`);
+		expect(taken.exitCode).toBe(0);
+		expect(taken.stderr).toContain("Going on from altered/iter_0000002, an older checkpoint (--allow-fallback).");
+		expect(digests("altered-again")).toEqual(digests("whole"));
+	}, 120_000);
+});
+
+test("old checkpoints go: --keep and --save-retain-interval", () => {
+	trainWell("colocated", "--train-iters 7 --save kept --save-interval 1 --keep 2 --save-retain-interval 3");
+	expect(readdirSync(at("kept")).sort()).toEqual(["iter_0000003", "iter_0000006", "iter_0000007", "latest.json"]);
+}, 60_000);
+
+describe("processes that end", () => {
+	let started: Launched | null = null;
+	const start = (more: string) => {
+		started = new Launched(
+			Bun.spawn([executable, ...flags(reference, more)], {
+				cwd: folder,
+				env: { ...process.env, MIMO_DEBUG: "0" },
+				stdin: "ignore",
+				stdout: "pipe",
+				stderr: "pipe",
+			}),
+		);
+		return started;
+	};
+	afterAll(() => {
+		started?.process.kill("SIGKILL");
+	});
+
+	test("SIGTERM saves and exits with 75; the next run goes on", async () => {
+		const common =
+			"--train-iters 12 --save asked --load asked --save-interval 100 --exit-signal-handler --log-json asked.jsonl";
+		const launched = start(common);
+		await launched.said(/ iteration +2\//);
+		launched.signal(launched.process.pid, "SIGTERM");
+		const ended = await launched.end();
+		expect(ended.exitCode).toBe(75);
+		expect(ended.stdout).toMatch(/Stopped by a signal after step \d+\./);
+		trainWell(reference, common);
+		trainWell(reference, "--train-iters 12 --log-json unasked.jsonl");
+		expect(steps("asked.jsonl")).toEqual(steps("unasked.jsonl"));
+	}, 120_000);
+
+	/** Kills; with MIMO_TEST_FULL as many as the acceptance list says. */
+	const kills = process.env.MIMO_TEST_FULL ? 50 : 3;
+	const iterations = process.env.MIMO_TEST_FULL ? 400 : 30;
+	test(`${kills} kills at random moments of steps and saves: nothing is lost, the log is that of one run`, async () => {
+		trainWell(reference, `--train-iters ${iterations} --log-json unkilled.jsonl`);
+		let state = 11;
+		for (let kill = 0; kill < kills; kill++) {
+			const launched = start(
+				`--train-iters ${iterations} --save killed --load killed --save-interval 1 --keep 2 --async-save --log-json killed.jsonl`,
+			);
+			await launched.said(/ iteration +\d+\//);
+			state = (state * 48271) % 2147483647;
+			await Bun.sleep(state % 1200);
+			launched.signal(launched.process.pid, "SIGKILL");
+			await launched.end();
+			for (let i = 0; i < 100 && launched.pids.some(alive); i++) await Bun.sleep(20);
+			if (!existsSync(at("killed/latest.json"))) continue;
+			using checkpoint = NativeCheckpoint.openExactly(at("killed"));
+			checkpoint.verify();
+		}
+		trainWell(
+			reference,
+			`--train-iters ${iterations} --save killed --load killed --save-interval 1 --keep 2 --async-save --log-json killed.jsonl`,
+		);
+		expect(steps("killed.jsonl")).toEqual(steps("unkilled.jsonl"));
+	}, 1_800_000);
+});
+
+describe("a full disk", () => {
+	/** Runs a training with `full` as a file system for one checkpoint, not two; null where that is not allowed. */
+	function onFullDisk(more: string) {
+		mkdirSync(at("full"), { recursive: true });
+		const checkpoint = at("whole/iter_0000002");
+		const files = readdirSync(checkpoint, { recursive: true }) as string[];
+		const bytes = files.reduce((sum, file) => sum + statSync(join(checkpoint, file)).size, 0);
+		const script = `mount -t tmpfs -o size=${Math.ceil(1.6 * bytes)} tmpfs full && "$0" "$@"; code=$?; ls full; ls full/*; exit $code`;
+		const allowed = Bun.spawnSync(["unshare", "-rm", "sh", "-c", "mount -t tmpfs tmpfs full"], { cwd: folder });
+		if (!allowed.success) {
+			console.error("skip: no file system can be mounted here");
+			return null;
+		}
+		const command = ["unshare", "-rm", "sh", "-c", script, executable, ...flags("1+1", more)];
+		const { exitCode, stdout, stderr } = Bun.spawnSync(command, { cwd: folder, stdout: "pipe", stderr: "pipe" });
+		return { exitCode, stdout: stdout.toString(), stderr: stderr.toString() };
+	}
+
+	test("ends the training with one sentence and keeps the checkpoint before", () => {
+		const ended = onFullDisk("--train-iters 6 --save full --save-interval 2");
+		if (ended === null) return;
+		expect(ended.exitCode).toBe(1);
+		expect(ended.stderr).toMatch(
+			/The checkpoint of step 4 was not saved: Cannot write full\/\S+: no space left on the device/,
+		);
+		expect(ended.stdout).toContain("Saved the checkpoint of step 2");
+		expect(ended.stdout.slice(ended.stdout.lastIndexOf("Saved"))).toMatch(/\niter_0000002\nlatest\.json\n/);
+	}, 60_000);
+
+	test("with --save-retry training goes on", () => {
+		const ended = onFullDisk("--train-iters 5 --save full --save-interval 2 --save-retry");
+		if (ended === null) return;
+		expect(ended.stderr).toMatch(
+			/The checkpoint of step 4 was not saved, training goes on: Cannot write full\/\S+: no space left/,
+		);
+		expect(ended.stdout).toMatch(/ iteration +5\/ /);
+		expect([ended.exitCode, ended.stderr]).toEqual([
+			1,
+			expect.stringContaining("The checkpoint of step 5 was not saved"),
+		]);
+	}, 60_000);
+});
