@@ -2,12 +2,14 @@
  * Builds what ships. `bun build.ts KIND`:
  *
  *   cpu       the CPU library by the machine's own C++ compiler, and dist/mimo with it inside (default)
- *   release   the same for any x86-64 Linux with glibc 2.28 or later: zig as the compiler, dist/release/mimo
+ *   cuda      the CUDA library for sm_90a (MIMO_CUDA_ARCH names others), and dist/mimo with both inside
+ *   release   dist/release/mimo with both inside: the CPU library by zig, for glibc 2.28 or later, the CUDA library for
+ *             sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
  *
  * What is unchanged is not built again. Missing Debian packages are installed when this runs as root, else named.
  */
-import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, realpathSync, renameSync, symlinkSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { workerModules } from "./src/native/worker.ts";
 
@@ -15,6 +17,17 @@ import { workerModules } from "./src/native/worker.ts";
 const glibcFloor = "2.28";
 /** From PyPI; later ones are not tried. */
 const zigWheel = "ziglang==0.15.2";
+/** nvcc and CUDA's headers, for machines without a CUDA 13 toolkit. */
+const toolkitWheels = [
+	"nvidia-cuda-nvcc==13.0.88",
+	"nvidia-nvvm==13.0.88",
+	"nvidia-cuda-crt==13.0.88",
+	"nvidia-cuda-cccl==13.0.85",
+	"nvidia-cuda-runtime==13.0.96",
+	"nvidia-cublas==13.1.0.3",
+];
+/** Headers that toolkits lack. */
+const headerWheels = ["nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cudnn-frontend==1.27.0"];
 
 const root = import.meta.dir;
 
@@ -24,10 +37,17 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 		install(library, join(root, "build/lib/libmimo_cpu.so"));
 		await compile("dist/mimo", "build/lib");
 	},
+	cuda: async () => {
+		install(buildLibrary("cpu", nativeTools()), join(root, "build/lib/libmimo_cpu.so"));
+		const library = buildLibrary("cuda", cudaTools("90a"), "cuda");
+		install(library, join(root, "build/lib/libmimo_cuda.so"));
+		await compile("dist/mimo", "build/lib", ["cpu", "cuda"]);
+	},
 	release: async () => {
-		const library = buildLibrary("release", zigTools());
-		install(library, join(root, "build/lib-release/libmimo_cpu.so"));
-		await compile("dist/release/mimo", "build/lib-release");
+		install(buildLibrary("release", zigTools()), join(root, "build/lib-release/libmimo_cpu.so"));
+		const library = buildLibrary("cuda-release", cudaTools("80;90a;100"), "cuda");
+		install(library, join(root, "build/lib-release/libmimo_cuda.so"));
+		await compile("dist/release/mimo", "build/lib-release", ["cpu", "cuda"]);
 	},
 	sanitize: async () => {
 		const library = buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
@@ -95,7 +115,7 @@ function nativeTools(): Record<string, string> {
 /** CMake's options for a build by zig, whose C library stubs stop at the wanted glibc. */
 function zigTools(): Record<string, string> {
 	const options = nativeTools();
-	const zig = join(fetchWheel(zigWheel), "ziglang/zig");
+	const zig = join(fetchWheels([zigWheel]), "ziglang/zig");
 	const compiler = join(root, "build/tools/zig-c++");
 	const cache = join(root, "build/tools/zig-cache");
 	install(
@@ -108,28 +128,62 @@ function zigTools(): Record<string, string> {
 	return { ...options, CMAKE_CXX_COMPILER: compiler, MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
 }
 
-/** Unpacks a wheel of exactly this version into build/tools, once; returns the folder. */
-function fetchWheel(requirement: string): string {
-	const folder = join(root, "build/tools", requirement.replace("==", "-"));
+/** CMake's options for the CUDA library: no GPU, and no vendor library, is needed to build it. */
+function cudaTools(architectures: string): Record<string, string> {
+	need({
+		cmake: () => Bun.which("cmake") !== null,
+		"ninja-build": () => Bun.which("ninja") !== null,
+		"g++": () => Bun.which("g++") !== null,
+	});
+	const toolkit = findToolkit() ?? join(fetchWheels(toolkitWheels), "nvidia/cu13");
+	// Where nvcc looks for the CUDA runtime.
+	if (!existsSync(join(toolkit, "lib64"))) symlinkSync("lib", join(toolkit, "lib64"));
+	const headers = fetchWheels(headerWheels);
+	return {
+		CMAKE_BUILD_TYPE: "Release",
+		MIMO_CUDA: "ON",
+		MIMO_CUDA_ARCH: process.env.MIMO_CUDA_ARCH || architectures,
+		CMAKE_CUDA_COMPILER: join(toolkit, "bin/nvcc"),
+		MIMO_CUDA_INCLUDE: ["nvidia/cudnn/include", "nvidia/nccl/include", "include"]
+			.map((folder) => join(headers, folder))
+			.join(";"),
+	};
+}
+
+/** A CUDA 13 toolkit of this machine: CUDA_HOME, else the nvcc on the PATH. */
+function findToolkit(): string | undefined {
+	const onPath = Bun.which("nvcc");
+	const home = process.env.CUDA_HOME ?? (onPath === null ? undefined : dirname(dirname(realpathSync(onPath))));
+	if (home === undefined) return undefined;
+	const version = Bun.spawnSync([join(home, "bin/nvcc"), "--version"]);
+	return version.success && / release 13\./.test(version.stdout.toString()) ? home : undefined;
+}
+
+/** Unpacks wheels of exactly these versions into a folder of build/tools, once; returns the folder. */
+function fetchWheels(requirements: readonly string[]): string {
+	const [first, ...more] = requirements;
+	const digest = more.length === 0 ? "" : `-${Bun.hash(more.join(" ")).toString(16)}`;
+	const folder = join(root, "build/tools", first!.replace("==", "-") + digest);
 	if (existsSync(folder)) return folder;
 	const hasPip = () => Bun.spawnSync(["python3", "-m", "pip", "--version"]).success;
 	need({
 		python3: () => Bun.which("python3") !== null,
 		"python3-pip": () => Bun.which("python3") !== null && hasPip(),
 	});
-	process.stderr.write(`build: fetching ${requirement}\n`);
+	process.stderr.write(`build: fetching ${requirements.join(", ")}\n`);
 	const quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-compile"];
+	const exactly = [...quiet, "--no-deps", "--only-binary=:all:"];
 	const target = `${folder}.part`;
 	run(
-		["python3", "-m", "pip", "install", ...quiet, "--no-deps", "--only-binary=:all:", "--target", target, requirement],
-		`fetching ${requirement}`,
+		["python3", "-m", "pip", "install", ...exactly, "--target", target, ...requirements],
+		`fetching ${requirements.join(", ")}`,
 	);
 	renameSync(target, folder);
 	return folder;
 }
 
-/** Configures and builds the CPU library in build/FOLDER; returns the library's path. */
-function buildLibrary(folder: string, options: Readonly<Record<string, string>>): string {
+/** Configures and builds a library in build/FOLDER; returns its path. */
+function buildLibrary(folder: string, options: Readonly<Record<string, string>>, kind: "cpu" | "cuda" = "cpu"): string {
 	const tree = join("build", folder);
 	const flags = Object.entries(options).map(([name, value]) => `-D${name}=${value}`);
 	const configured = join(root, tree, "configured.txt");
@@ -140,8 +194,8 @@ function buildLibrary(folder: string, options: Readonly<Record<string, string>>)
 		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", ...flags], "configuring the native library");
 		writeFileSync(configured, wanted);
 	}
-	run(["ninja", "-C", tree, "mimo_cpu"], "compiling the native library");
-	return join(root, tree, "cpu/libmimo_cpu.so");
+	run(["ninja", "-C", tree, `mimo_${kind}`], "compiling the native library");
+	return join(root, tree, kind === "cpu" ? "cpu/libmimo_cpu.so" : "gpu/libmimo_cuda.so");
 }
 
 /** Writes a file only when its bytes differ, so that what depends on it is not built again. */
@@ -163,19 +217,20 @@ function commit(): string {
 }
 
 /** A digest of everything the executable is made of. */
-async function sourceDigest(libraries: string, defines: Readonly<Record<string, string>>): Promise<string> {
+async function sourceDigest(libraries: readonly string[], defines: Readonly<Record<string, string>>): Promise<string> {
 	const hash = new Bun.CryptoHasher("sha256").update(JSON.stringify(defines)).update(Bun.version);
-	const sources = [...new Bun.Glob("{src,examples}/**/*").scanSync(root), `${libraries}/libmimo_cpu.so`];
+	const sources = [...new Bun.Glob("{src,examples}/**/*").scanSync(root), ...libraries];
 	for (const file of [...sources.sort(), "build.ts", "package.json", "package-lock.json"]) {
 		hash.update(`${file}\0`).update(await Bun.file(join(root, file)).arrayBuffer());
 	}
 	return hash.digest("hex");
 }
 
-/** One executable: the program and the libraries of a folder; it reads no file when it starts. */
-async function compile(executable: string, libraries: string): Promise<void> {
+/** One executable: the program and libraries of a folder; it reads no file when it starts. */
+async function compile(executable: string, folder: string, kinds: readonly string[] = ["cpu"]): Promise<void> {
 	const { version } = (await Bun.file(join(root, "package.json")).json()) as { version: string };
 	const define = { MIMO_VERSION: JSON.stringify(version), MIMO_COMMIT: JSON.stringify(commit()) };
+	const libraries = kinds.map((kind) => `${folder}/libmimo_${kind}.so`);
 	const digest = await sourceDigest(libraries, define);
 	const stamp = join(root, "build", `${executable.replaceAll("/", "-")}.digest`);
 	const outfile = join(root, executable);
@@ -189,13 +244,19 @@ async function compile(executable: string, libraries: string): Promise<void> {
 		minify: { syntax: true, whitespace: true, identifiers: false },
 		bytecode: true,
 		define,
-		// The sources name the libraries of the default build.
+		// The sources name the libraries of the default build; one that is not wanted is nothing.
 		plugins: [
 			{
 				name: "native libraries",
 				setup: (build) => {
-					build.onResolve({ filter: /\/build\/lib\/lib\w+\.so$/ }, ({ path }) => ({
-						path: join(root, libraries, path.slice(path.lastIndexOf("/") + 1)),
+					build.onResolve({ filter: /\/build\/lib\/lib\w+\.so$/ }, ({ path }) => {
+						const library = join(folder, basename(path));
+						if (libraries.includes(library)) return { path: join(root, library) };
+						return { path: basename(path), namespace: "not-inside" };
+					});
+					build.onLoad({ filter: /./, namespace: "not-inside" }, () => ({
+						contents: "export default null;",
+						loader: "js",
 					}));
 				},
 			},

@@ -1,15 +1,19 @@
 /** What tests share: a device on the CPU library, seeded numbers, gradient checks. */
 import { type Device, Device as DeviceClass } from "../src/native/device.ts";
-import { openLibrary } from "../src/native/library.ts";
+import { type Library, openLibrary } from "../src/native/library.ts";
 import { GradientSlot } from "../src/tensor/gradient.ts";
 import { Parameter } from "../src/tensor/parameter.ts";
 import { Tape } from "../src/tensor/tape.ts";
 import { Tensor } from "../src/tensor/tensor.ts";
 
-/** A device of the CPU library (or MIMO_TEST_DEVICE=cuda). */
+/** The CPU library (or MIMO_TEST_DEVICE=cuda). */
+export async function testLibrary(): Promise<Library> {
+	return await openLibrary(process.env.MIMO_TEST_DEVICE === "cuda" ? "cuda" : "cpu");
+}
+
+/** A device of it. */
 export async function testDevice(threads = 2): Promise<Device> {
-	const kind = process.env.MIMO_TEST_DEVICE === "cuda" ? "cuda" : "cpu";
-	return DeviceClass.open(await openLibrary(kind), { threads });
+	return DeviceClass.open(await testLibrary(), { threads });
 }
 
 /** Numbers that repeat: mulberry32, uniform in [-1, 1). */

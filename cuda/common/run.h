@@ -119,6 +119,14 @@ class Run {
   bool fail(int32_t rank, const std::string& sentence);
   /// Throws MIMO_ERROR_PEER with the reason when the run has failed.
   void require_alive() const;
+  /// Notes a collective of this rank in its flight recorder; returns its number.
+  int64_t begin_call(const std::string& group, int64_t sequence, int32_t kind, int64_t bytes);
+  /// It is done: the rank has made progress.
+  void end_call(int64_t number);
+  /// It failed for want of these ranks.
+  void fail_call(int64_t number, const std::vector<int32_t>& missing);
+  /// Whether a rank has begun a collective of tensors of this group with this sequence number or a later one.
+  bool has_begun(int32_t rank, const std::string& group, int64_t sequence) const;
   /// One look at every rank. Fails the run when one is dead, stopped, silent or without progress.
   void watch();
 
@@ -133,6 +141,7 @@ class Run {
   };
   void map_file();
   void beat();
+  mimo_call_record* record(int64_t number) const;
   void watch_rank(int32_t rank, int64_t elapsed, int64_t now);
   void watch_progress(int64_t now);
   void lock_areas();

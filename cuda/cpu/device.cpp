@@ -67,6 +67,11 @@ const char* mimo_library_versions(void) {
   return line.c_str();
 }
 
+int32_t mimo_device_count(int32_t* count) {
+  *count = 1;
+  return MIMO_OK;
+}
+
 int32_t mimo_device_open(int32_t index, int32_t threads, mimo_device** device) {
   return guard([&] {
     MIMO_REQUIRE(index == 0, "mimo_device_open");

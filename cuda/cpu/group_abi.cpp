@@ -3,6 +3,12 @@
 #include "collective.h"
 #include "status.h"
 
+struct mimo_group {
+  mimo_group(mimo::Run& run, const std::string& name, std::vector<int32_t> ranks)
+      : group(run, name, std::move(ranks)) {}
+  mimo::Group group;
+};
+
 using mimo::guard;
 
 extern "C" {

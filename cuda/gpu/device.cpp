@@ -142,6 +142,11 @@ extern "C" {
 
 const char* mimo_library_kind(void) { return "cuda"; }
 
+int32_t mimo_device_count(int32_t* count) {
+  if (cudaGetDeviceCount(count) != cudaSuccess) *count = 0;
+  return MIMO_OK;
+}
+
 int32_t mimo_device_open(int32_t index, int32_t, mimo_device** device) {
   return guard([&] {
     int count = 0;

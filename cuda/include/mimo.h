@@ -42,7 +42,7 @@
 extern "C" {
 #endif
 
-#define MIMO_ABI_VERSION 2
+#define MIMO_ABI_VERSION 3
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -99,12 +99,14 @@ typedef struct mimo_device_info {
   int32_t device_count;    /* devices this library can open */
 } mimo_device_info;
 
+/* Devices this process could open; 0 where there is no GPU or its driver is too old. Opens nothing. */
+MIMO_API int32_t mimo_device_count(int32_t* count);
 /* threads: CPU worker threads, 0 = one per core this process may use. Ignored on a GPU. */
 MIMO_API int32_t mimo_device_open(int32_t index, int32_t threads, mimo_device** device);
 MIMO_API int32_t mimo_device_close(mimo_device* device);
 MIMO_API int32_t mimo_device_describe(mimo_device* device, mimo_device_info* info);
 /* 1: results repeat bit for bit, whatever it costs. 0 (default): vendor libraries may add in any order; on CUDA that is
- * the gradient of bf16 attention alone. The CPU library always repeats. */
+ * the gradient of bf16 attention, and NCCL's choice of algorithm. The CPU library always repeats. */
 MIMO_API int32_t mimo_device_set_deterministic(mimo_device* device, int32_t deterministic);
 
 /* priority: 0 normal, negative is served first where the device can. */
@@ -243,8 +245,9 @@ MIMO_API int32_t mimo_end_with_parent(int32_t parent);
 
 /* Members call the same operations of a group in the same order; send and receive are matched by pair and direction.
  * A call reads and writes what earlier work of the stream left, goes on by itself, and has a ticket; work queued after
- * mimo_group_wait sees its result. Tensors stay as they are until then. Reductions add in the order of the members (f32,
- * bf16 with fp32 sums, f64, i32), so that results repeat bit for bit. Every member may have several calls under way, of
+ * mimo_group_wait sees its result. Tensors stay as they are until then. Reductions (f32, bf16, f64, i32) add in the order
+ * of the members, bf16 with fp32 sums, so that results repeat bit for bit; on CUDA in NCCL's order, which
+ * mimo_device_set_deterministic fixes. Every member may have several calls under way, of
  * several groups in any order. */
 typedef struct mimo_group mimo_group;
 

@@ -23,6 +23,8 @@ export interface RankOptions {
 	readonly device: DeviceChoice;
 	/** CPU threads of a rank; 0: this rank's share of the cores. */
 	readonly threads: number;
+	/** Results repeat bit for bit on CUDA too. */
+	readonly deterministic?: boolean;
 	/** What must be the same on all ranks, as text. */
 	readonly configuration: Readonly<Record<string, string>>;
 	readonly describe: (rank: number) => RankDescription;
@@ -77,7 +79,7 @@ async function workEverywhere(options: RankOptions, work: Work): Promise<number>
 		);
 	}
 	if (options.ranks === 1) {
-		using device = await openDevice(options.device, options.threads);
+		using device = await openDevice(options.device, options);
 		using world = World.alone(device);
 		return (await work(world)) ?? 0;
 	}
@@ -106,7 +108,7 @@ export async function launchRanks(
 
 async function workAsRank(place: Place, options: RankOptions, work: Work): Promise<number> {
 	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / place.localSize));
-	using device = await openDevice(options.device, threads);
+	using device = await openDevice(options.device, { ...options, threads, localRank: place.localRank });
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
 	using run = await findRun(place, identity, library, options.timeoutMinutes);

@@ -49,6 +49,7 @@ export default defineCommand({
 			ranks: rankCount(topology, resolved.command.nproc),
 			device: configuration.device,
 			threads: configuration.threads,
+			deterministic: configuration.deterministicMode,
 			configuration: Object.fromEntries(
 				Object.entries(configuration).map(([key, value]) => [key, JSON.stringify(value)]),
 			),

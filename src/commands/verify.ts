@@ -123,6 +123,7 @@ function rankOptions(c: TrainingConfiguration, plan: Plan): RankOptions {
 		ranks: topology.worldSize,
 		device: c.device,
 		threads: c.threads,
+		deterministic: c.deterministicMode,
 		configuration: {
 			...Object.fromEntries(Object.entries(c).map(([key, value]) => [key, JSON.stringify(value)])),
 			layouts: plan.name,
@@ -168,7 +169,7 @@ async function compareAll(
 	const tolerance = toleranceOf(flags.tolerance);
 	const json = "json" in flags;
 	using folder = new VerifyFolder(flags.reference);
-	using device = await openDevice(c.device, c.threads);
+	using device = await openDevice(c.device, { threads: c.threads, deterministic: c.deterministicMode });
 	using alone = World.alone(device);
 	const args = process.argv.slice(2);
 	const options = {

@@ -4,7 +4,7 @@
  */
 
 /** Raised with every change of the header's meaning; a library that reports another version is refused. */
-export const ABI_VERSION = 2;
+export const ABI_VERSION = 3;
 
 export const Status = {
 	ok: 0,
@@ -654,6 +654,7 @@ export const functions = {
 	mimo_library_kind: { args: [], returns: "cstring" },
 	mimo_library_versions: { args: [], returns: "cstring" },
 	mimo_last_error: { args: [], returns: "cstring" },
+	mimo_device_count: { args: ["ptr"], returns: "i32" },
 	mimo_device_open: { args: ["i32", "i32", "ptr"], returns: "i32" },
 	mimo_device_close: { args: ["ptr"], returns: "i32" },
 	mimo_device_describe: { args: ["ptr", "ptr"], returns: "i32" },

@@ -14,7 +14,7 @@ export interface Library {
 	readonly kind: DeviceKind;
 	/** File it was loaded from, or "embedded". */
 	readonly source: string;
-	/** Versions of what it contains or opened. */
+	/** Versions of what it contains; those of CUDA are opened for it. */
 	readonly versions: string;
 	readonly symbols: Readonly<Record<string, NativeFunction>>;
 }
@@ -73,5 +73,12 @@ export async function openLibrary(kind: DeviceKind): Promise<Library> {
 		throw new UserError(`The native library ${source} has ABI version ${version}; this program needs ${ABI_VERSION}.`);
 	}
 	debug(1, `native library ${source}`);
-	return { kind, source, versions: String(symbols.mimo_library_versions!()), symbols };
+	return {
+		kind,
+		source,
+		get versions() {
+			return String(symbols.mimo_library_versions!());
+		},
+		symbols,
+	};
 }

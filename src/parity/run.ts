@@ -25,6 +25,6 @@ export async function runParity(options: ParityOptions): Promise<ParityReport> {
 			`${options.golden} is no reference folder (golden.json is missing); golden values need --log FILE to compare with.`,
 		);
 	}
-	using device = await openDevice(options.device, options.threads);
+	using device = await openDevice(options.device, { threads: options.threads });
 	return await languageParity(device, options.golden);
 }

@@ -3,8 +3,14 @@
 //   g++ -std=c++20 -O1 tests/cuda/operations_check.cpp -o operations_check -ldl
 //   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat]
 //
-// --large adds sizes of real models; --repeat runs every case twice on the CUDA library and wants the same bytes.
-// Prints a line an output that is off, a line a case, and last "N checks, N failed".
+// --large adds sizes of real models; --repeat runs every case twice on the CUDA library in deterministic mode and wants the same
+// bytes.
+// Prints a line an output that is off, a line a case, and last "N checks, N failed". A failed CUDA call ends the process
+// that made it: the rest goes on in another one.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "cases.h"
 
 using namespace check;
@@ -61,6 +67,27 @@ void run_case(const Case& one, int32_t precision, const Library& cpu, const Libr
   std::fflush(stdout);
 }
 
+/// What the processes share.
+struct Progress {
+  Outcome outcome;
+  size_t next;  // case and precision that come next
+};
+
+/// Runs what is left in a process of its own. Returns whether it came to the end.
+template <class Body>
+bool in_a_process(Body&& body) {
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    std::fflush(stdout);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -76,15 +103,30 @@ int main(int count, char** arguments) {
     if (flag == "--repeat") repeat = true;
     if (flag == "--only" && i + 1 < count) only = arguments[++i];
   }
-  const Library cpu = open_library(arguments[1]), cuda = open_library(arguments[2]);
-  std::printf("%s\n", cuda.symbol<const char*()>("mimo_library_versions")());
-  Outcome outcome;
-  for (const Case& one : cases(large)) {
-    if (one.name.find(only) == std::string::npos) continue;
-    for (const int32_t precision : {MIMO_DTYPE_F32, MIMO_DTYPE_BF16}) {
-      run_case(one, precision, cpu, cuda, repeat, outcome);
-    }
+  Cases wanted;
+  for (Case& one : cases(large)) {
+    if (one.name.find(only) != std::string::npos) wanted.push_back(std::move(one));
   }
-  std::printf("%d checks, %d failed\n", outcome.checks, outcome.failures);
-  return outcome.failures == 0 ? 0 : 1;
+  constexpr int32_t precisions[] = {MIMO_DTYPE_F32, MIMO_DTYPE_BF16};
+  auto* progress = static_cast<Progress*>(
+      mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  *progress = {};
+  while (progress->next < 2 * wanted.size()) {
+    const bool whole = in_a_process([&] {
+      const Library cpu = open_library(arguments[1]), cuda = open_library(arguments[2]);
+      if (repeat) MIMO_CHECK_CALL(cuda, mimo_device_set_deterministic, cuda.device, 1);
+      if (progress->next == 0) std::printf("%s\n", cuda.symbol<const char*()>("mimo_library_versions")());
+      for (; progress->next < 2 * wanted.size(); ++progress->next) {
+        run_case(wanted[progress->next / 2], precisions[progress->next % 2], cpu, cuda, repeat, progress->outcome);
+      }
+    });
+    if (whole) break;
+    progress->outcome.checks++;
+    progress->outcome.failures++;
+    std::printf("  WRONG %-36s %-5s ended the process\n", wanted[progress->next / 2].name.c_str(),
+                progress->next % 2 == 0 ? "f32" : "bf16");
+    progress->next++;
+  }
+  std::printf("%d checks, %d failed\n", progress->outcome.checks, progress->outcome.failures);
+  return progress->outcome.failures == 0 ? 0 : 1;
 }

@@ -2,16 +2,14 @@
  * Rank program of collectives.test.ts: every collective of every kind of group against a serial reference. Every rank
  * knows what all others hold (it is seeded), so each checks its own results. Prints a hash of all of them.
  */
-import { Device } from "../../src/native/device.ts";
-import { openLibrary } from "../../src/native/library.ts";
 import type { Group, Pending } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues } from "../support.ts";
-import { placeOfRank } from "./ranks.ts";
+import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const digest = new Bun.CryptoHasher("sha256");
 

@@ -6,19 +6,17 @@ import { GradientStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { EncoderModule } from "../../src/models/mimo/encoder.ts";
 import { findImagePlaces, placeImageRows, placement } from "../../src/models/mimo/merge.ts";
-import { Device } from "../../src/native/device.ts";
-import { openLibrary } from "../../src/native/library.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { tinyTower } from "../models/radio/tower.ts";
 import { randomValues } from "../support.ts";
-import { placeOfRank } from "./ranks.ts";
+import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const type = process.argv[2] as "affine" | "mlp";
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const tp = await world.group(
 	"encoder.tp",

@@ -9,8 +9,6 @@ import { configurationOf } from "../../src/config/resolve.ts";
 import { nextTokenMicrobatch } from "../../src/data/microbatch.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
-import { Device } from "../../src/native/device.ts";
-import { openLibrary } from "../../src/native/library.ts";
 import { AdamW } from "../../src/optim/adamw.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
 import { DataParallel } from "../../src/parallel/data-parallel.ts";
@@ -19,7 +17,7 @@ import { layOut } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
 import { LanguageSchedule } from "../../src/train/schedule.ts";
 import { trainStep } from "../../src/train/step.ts";
-import { placeOfRank } from "./ranks.ts";
+import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const layout = JSON.parse(process.argv[2]!) as {
 	tensor: number;
@@ -30,7 +28,7 @@ const layout = JSON.parse(process.argv[2]!) as {
 	dropout: number;
 };
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const { tensor, data, expert, expertTensor } = layout;
 const { language: grid } = layOut(null, { tensor, data, expert, expertTensor }, false);

@@ -1,10 +1,8 @@
 /** Rank program of mimo.test.ts: a reference folder on a layout; the last rank prints the report. */
-import { Device } from "../../src/native/device.ts";
-import { openLibrary } from "../../src/native/library.ts";
 import { layOut, type SideLayout } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
 import { mimoLayoutParity } from "../../src/parity/mimo-layout.ts";
-import { placeOfRank } from "./ranks.ts";
+import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const [folder, layout] = process.argv.slice(2) as [string, string];
 const { encoder, language, steps, zero } = JSON.parse(layout) as {
@@ -14,7 +12,7 @@ const { encoder, language, steps, zero } = JSON.parse(layout) as {
 	zero: boolean;
 };
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const topology = layOut(encoder, language, false);
 const report = await mimoLayoutParity(world, { name: layout, topology }, folder, { steps, distributedOptimizer: zero });

@@ -78,7 +78,7 @@ if (scenario === "rendezvous" && process.env.RANK === rankText) {
 await onEveryRank(
 	{
 		ranks,
-		device: "cpu",
+		device: process.env.MIMO_TEST_DEVICE === "cuda" ? "cuda" : "cpu",
 		threads: 1,
 		configuration: { "llm-tp": process.env.TEST_LLM_TP ?? "2" },
 		describe: (rank) => ({ module: "language", coordinates: `tp ${rank % 2} dp ${Math.floor(rank / 2)}` }),

@@ -1,7 +1,8 @@
 /** Starts rank programs of this folder as processes of one run, as a launcher does, and waits for all of them. */
 import { resolve } from "node:path";
-import { openLibrary } from "../../src/native/library.ts";
+import { Device } from "../../src/native/device.ts";
 import { Run } from "../../src/native/run.ts";
+import { testLibrary } from "../support.ts";
 
 export interface RankOutcome {
 	readonly rank: number;
@@ -13,7 +14,7 @@ export interface RankOutcome {
 
 /** Runs `program ...args` (a path, or a name of this folder) on `ranks` processes. Each finds its place with placeOfRank(). */
 export async function runRanks(program: string, ranks: number, args: readonly string[] = []): Promise<RankOutcome[]> {
-	using run = Run.create(await openLibrary("cpu"), { ranks, supervised: true, timeoutMinutes: 1 });
+	using run = Run.create(await testLibrary(), { ranks, supervised: true, timeoutMinutes: 1 });
 	const children = Array.from({ length: ranks }, (_, rank) =>
 		Bun.spawn([process.execPath, resolve(import.meta.dir, program), ...args], {
 			env: { ...process.env, TEST_RUN: run.path, TEST_RANK: String(rank), TEST_RANKS: String(ranks) },
@@ -36,6 +37,12 @@ export async function runRanks(program: string, ranks: number, args: readonly st
 /** For rank programs: the run and this process's rank. */
 export async function placeOfRank(): Promise<{ readonly run: Run; readonly rank: number; readonly ranks: number }> {
 	const ranks = Number(process.env.TEST_RANKS);
-	const run = Run.open(await openLibrary("cpu"), process.env.TEST_RUN!, ranks);
+	const run = Run.open(await testLibrary(), process.env.TEST_RUN!, ranks);
 	return { run, rank: Number(process.env.TEST_RANK), ranks };
+}
+
+/** For rank programs: this rank's device, on CUDA a GPU of its own. */
+export async function deviceOfRank(): Promise<Device> {
+	const library = await testLibrary();
+	return Device.open(library, { index: library.kind === "cuda" ? Number(process.env.TEST_RANK) : 0, threads: 1 });
 }

@@ -22,7 +22,8 @@ __global__ void decays_kernel(const T* dt, int64_t dt_stride, const float* dt_bi
   for (int64_t first = 0; first < piece.count; first += 32) {
     const int64_t token = piece.begin + first + lane;
     const bool live = first + lane < piece.count;
-    const float delta = live ? fmaxf(softplus(load(dt + token * dt_stride + head) + bias), dt_minimum) : 0.0f;
+    const float free = live ? softplus(load(dt + token * dt_stride + head) + bias) : 0.0f;
+    const float delta = live && free < dt_minimum ? dt_minimum : free;  // NaN stays NaN
     float total = a * delta;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {

@@ -9,12 +9,10 @@ import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
 import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { nextTokenMicrobatch } from "../../../src/data/microbatch.ts";
-import { Device } from "../../../src/native/device.ts";
-import { openLibrary } from "../../../src/native/library.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { LanguageRun } from "../../../src/train/language-run.ts";
 import { trainStep } from "../../../src/train/step.ts";
-import { placeOfRank } from "../../parallel/ranks.ts";
+import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 
 export interface LanguageRankOptions {
 	/** Configuration keys besides those of the small model. */
@@ -30,7 +28,7 @@ export interface LanguageRankOptions {
 
 const options = JSON.parse(process.argv[2]!) as LanguageRankOptions;
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const c = configurationOf({
 	preset: "nemotron-tiny",

@@ -1,16 +1,14 @@
 /** Rank program of verify.test.ts: compares a layout with a reference that may have been made from another seed. */
-import { Device } from "../../../src/native/device.ts";
-import { openLibrary } from "../../../src/native/library.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { planOf } from "../../../src/parity/verify/plan.ts";
 import { verifyOnRank } from "../../../src/parity/verify/verify.ts";
-import { placeOfRank } from "../../parallel/ranks.ts";
+import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 import { smallSubject } from "./subject.ts";
 
 const [folder, layout, seed] = process.argv.slice(2) as [string, string, string];
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const subject = smallSubject({ seed: Number(seed) });
 const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });

@@ -104,18 +104,7 @@ int64_t Group::start(int32_t lane_index, std::unique_ptr<Call> call) {
   call->sequence = ++lane.started;
   call->ticket = call->sequence * static_cast<int64_t>(lanes_.size()) + lane_index;
 
-  RankRegion& own = run_.region(run_.rank());
-  const int64_t number = own.calls.load(std::memory_order_relaxed);
-  mimo_call_record& record = own.flight[number % flight_records];
-  std::memset(&record, 0, sizeof(record));
-  copy_string(record.group, sizeof(record.group), name_.c_str());
-  record.call = number;
-  record.sequence = call->sequence;
-  record.kind = call->kind();
-  record.bytes = call->bytes();
-  record.started = monotonic_nanoseconds();
-  own.calls.store(number + 1, std::memory_order_release);
-  call->number = number;
+  call->number = run_.begin_call(name_, call->sequence, call->kind(), call->bytes());
 
   const int64_t ticket = call->ticket;
   lane.calls.push_back(std::move(call));
@@ -167,22 +156,9 @@ bool Group::advance() {
 }
 
 void Group::finish(Lane& lane) {
-  RankRegion& own = run_.region(run_.rank());
-  const int64_t now = monotonic_nanoseconds();
-  if (mimo_call_record* entry = record(*lane.calls.front())) {
-    entry->finished = now;
-    entry->state = MIMO_CALL_STATE_FINISHED;
-  }
-  own.progress.fetch_add(1, std::memory_order_relaxed);
-  own.progress_time.store(now, std::memory_order_relaxed);
+  run_.end_call(lane.calls.front()->number);
   lane.calls.pop_front();
   ++lane.finished;
-}
-
-/// A call's entry in the flight recorder; null when later calls have taken its place.
-mimo_call_record* Group::record(const Call& call) const {
-  mimo_call_record& entry = run_.region(run_.rank()).flight[call.number % flight_records];
-  return entry.call == call.number ? &entry : nullptr;
 }
 
 /// Whether calls under way would stand still without the group's thread.
@@ -198,14 +174,9 @@ void Group::fail(std::exception_ptr error) {
   failure_ = error;
   for (Lane& lane : lanes_) {
     if (lane.calls.empty()) continue;
-    mimo_call_record* entry = record(*lane.calls.front());
-    if (entry == nullptr) continue;
-    const std::vector<int32_t> missing = lane.calls.front()->missing(*this);
-    entry->missing_count = static_cast<int64_t>(missing.size());
-    for (size_t i = 0; i < std::min(missing.size(), std::size(entry->missing)); ++i) {
-      entry->missing[i] = ranks_[static_cast<size_t>(missing[i])];
-    }
-    entry->state = MIMO_CALL_STATE_FAILED;
+    std::vector<int32_t> missing;
+    for (const int32_t member : lane.calls.front()->missing(*this)) missing.push_back(ranks_[static_cast<size_t>(member)]);
+    run_.fail_call(lane.calls.front()->number, missing);
   }
 }
 

@@ -1,4 +1,5 @@
-// Groups of the CPU library: collectives among processes of one host through shared memory.
+// Groups of processes of one host: collectives through shared memory. The CPU library moves tensors so; the CUDA library
+// its barriers, host values and the identifiers of NCCL's communicators.
 //
 // A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds, of which all
 // members know the number. In round r a member
@@ -19,7 +20,6 @@
 #include <thread>
 #include <vector>
 
-#include "device.h"
 #include "run.h"
 
 namespace mimo {
@@ -126,7 +126,6 @@ class Group {
   };
   bool advance();
   void finish(Lane& lane);
-  mimo_call_record* record(const Call& call) const;
   bool thread_wanted() const;
   void fail(std::exception_ptr error);
   /// Sleeps until a member publishes something. The lock is held on entry and on return.
@@ -155,9 +154,3 @@ class Group {
 };
 
 }  // namespace mimo
-
-struct mimo_group {
-  mimo_group(mimo::Run& run, const std::string& name, std::vector<int32_t> ranks)
-      : group(run, name, std::move(ranks)) {}
-  mimo::Group group;
-};

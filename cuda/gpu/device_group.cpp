@@ -1,0 +1,257 @@
+#include "device_group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "collective.h"
+#include "error.h"
+#include "status.h"
+
+namespace mimo::cuda {
+namespace {
+
+/// A message needs few channels, and a rank may talk to many.
+constexpr int32_t message_channels = 8;
+/// A call that takes longer counts as waiting for others.
+constexpr int64_t patience = 1'000'000'000;
+
+/// The thread that looks at the calls of all groups of this process.
+class Watch {
+ public:
+  static Watch& instance() {
+    static Watch watch;
+    return watch;
+  }
+  void add(Run& run, DeviceGroup* group) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    run_ = &run;
+    groups_.push_back(group);
+    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+  }
+  /// The thread ends with the last group: the run may be closed then.
+  void remove(DeviceGroup* group) {
+    std::thread ended;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      groups_.erase(std::remove(groups_.begin(), groups_.end(), group), groups_.end());
+      if (groups_.empty()) ended = std::move(thread_);
+    }
+    if (ended.joinable()) ended.join();
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (groups_.empty()) return;
+        std::pair<int64_t, int64_t> oldest{-1, 0};
+        for (DeviceGroup* group : groups_) {
+          const std::pair<int64_t, int64_t> of = group->look();
+          if (of.first >= 0 && (oldest.first < 0 || of.second < oldest.second)) oldest = of;
+        }
+        const bool waits = oldest.first >= 0 && monotonic_nanoseconds() - oldest.second > patience;
+        run_->region(run_->rank()).waiting_call.store(waits ? oldest.first : -1);
+      }
+      usleep(20'000);
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<DeviceGroup*> groups_;
+  Run* run_ = nullptr;
+  std::thread thread_;
+};
+
+}  // namespace
+
+DeviceGroup::DeviceGroup(Run& run, const std::string& name, std::vector<int32_t> ranks)
+    : run_(run), host_(run, name, std::move(ranks)) {
+  Watch::instance().add(run, this);
+}
+
+DeviceGroup::~DeviceGroup() {
+  Watch::instance().remove(this);
+  if (device_ >= 0) cudaSetDevice(device_);
+  for (auto& [lane, line] : lines_) line.communicator->begin_finish();
+  for (auto& [lane, line] : lines_) line.communicator->finish();
+  for (auto& [lane, line] : lines_) {
+    for (const Pending& one : line.pending) {
+      if (cudaEventQuery(one.done) == cudaSuccess) run_.end_call(one.number);
+      cudaEventDestroy(one.done);
+    }
+  }
+  for (cudaEvent_t one : events_) cudaEventDestroy(one);
+}
+
+DeviceGroup::Line& DeviceGroup::line_of_all(mimo_stream& stream) {
+  const auto known = lines_.find(Group::collectives);
+  if (known != lines_.end()) return known->second;
+  device_ = stream.device->index;
+  if (stream.device->deterministic) {
+    // Read by NCCL at its start. One order of additions, whatever it would choose for a size.
+    setenv("NCCL_ALGO", "Ring", 0);
+    setenv("NCCL_PROTO", "Simple", 0);
+  }
+  const ncclUniqueId own = rank() == 0 ? new_unique_id() : ncclUniqueId{};
+  std::vector<ncclUniqueId> ids(static_cast<size_t>(size()));
+  host_.wait(host_.start(Group::collectives,
+                         make_all_gather(host_, &own, ids.data(), sizeof(own), MIMO_COLLECTIVE_EXCHANGE)));
+  auto made = std::make_unique<Communicator>(run_, ids[0], size(), rank(), 0);
+  std::lock_guard<std::mutex> lock(mutex_);
+  Line& line = lines_[Group::collectives];
+  line.communicator = std::move(made);
+  return line;
+}
+
+DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, bool sends) {
+  MIMO_REQUIRE(peer >= 0 && peer < size() && peer != rank(), "A message between two members");
+  const int32_t lane = sends ? host_.lane_to(peer) : host_.lane_from(peer);
+  const auto known = lines_.find(lane);
+  if (known != lines_.end()) return known->second;
+  device_ = stream.device->index;
+  // Both directions at once: a pair that meets for the first time may send both ways.
+  const bool lower = rank() < peer;
+  ncclUniqueId ids[2] = {};  // upwards, downwards
+  if (lower) {
+    for (ncclUniqueId& id : ids) id = new_unique_id();
+    host_.wait(host_.start(host_.lane_to(peer), make_send(host_, ids, sizeof(ids), peer)));
+  } else {
+    host_.wait(host_.start(host_.lane_from(peer), make_receive(host_, ids, sizeof(ids), peer)));
+  }
+  for (const bool up : {true, false}) {
+    auto made = std::make_unique<Communicator>(run_, ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
+    std::lock_guard<std::mutex> lock(mutex_);
+    Line& line = lines_[up == lower ? host_.lane_to(peer) : host_.lane_from(peer)];
+    line.communicator = std::move(made);
+    line.peer = peer;
+  }
+  return lines_.at(lane);
+}
+
+cudaEvent_t DeviceGroup::event() {
+  if (events_.empty()) {
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "creating an event");
+    return made;
+  }
+  cudaEvent_t taken = events_.back();
+  events_.pop_back();
+  return taken;
+}
+
+int64_t DeviceGroup::start(mimo_stream& stream, int32_t lane, Line& line, int32_t kind, int64_t bytes,
+                           const Body& body) {
+  run_.require_alive();
+  std::lock_guard<std::mutex> lock(mutex_);
+  forget_finished(line);
+  const cudaEvent_t before = event();
+  const cudaStream_t queue = line.communicator->stream();
+  check(cudaEventRecord(before, stream.handle), "recording an event");
+  check(cudaStreamWaitEvent(queue, before, 0), "waiting for an event");
+  events_.push_back(before);
+  const int64_t sequence = ++line.started;
+  const int64_t number = run_.begin_call(host_.name(), sequence, kind, bytes);
+  line.communicator->queue(collective_name(kind), body);
+  const cudaEvent_t done = event();
+  check(cudaEventRecord(done, queue), "recording an event");
+  line.pending.push_back({sequence, number, monotonic_nanoseconds(), done});
+  return sequence * (1 + 2 * size()) + lane;
+}
+
+int64_t DeviceGroup::collective(mimo_stream& stream, int32_t kind, int64_t bytes, const Body& body) {
+  return start(stream, Group::collectives, line_of_all(stream), kind, bytes, body);
+}
+
+int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to) {
+  MIMO_REQUIRE(bytes >= 0, "mimo_group_send");
+  Line& line = line_with(stream, to, true);
+  const int32_t there = rank() < to ? 1 : 0;
+  return start(stream, host_.lane_to(to), line, MIMO_COLLECTIVE_SEND, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
+    return nccl().Send(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
+  });
+}
+
+int64_t DeviceGroup::receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from) {
+  MIMO_REQUIRE(bytes >= 0, "mimo_group_receive");
+  Line& line = line_with(stream, from, false);
+  const int32_t there = rank() < from ? 1 : 0;
+  return start(stream, host_.lane_from(from), line, MIMO_COLLECTIVE_RECEIVE, bytes,
+               [&](ncclComm_t comm, cudaStream_t queue) {
+                 return nccl().Recv(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
+               });
+}
+
+void DeviceGroup::wait(mimo_stream& stream, int64_t ticket) {
+  run_.require_alive();
+  const int64_t lanes = 1 + 2 * size();
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Line& line = lines_.at(static_cast<int32_t>(ticket % lanes));
+  for (const Pending& one : line.pending) {
+    if (one.sequence == ticket / lanes) {
+      check(cudaStreamWaitEvent(stream.handle, one.done, 0), "waiting for an event");
+      return;
+    }
+  }
+  // Done already.
+}
+
+void DeviceGroup::forget_finished(Line& line) {
+  while (!line.pending.empty()) {
+    const Pending& oldest = line.pending.front();
+    const cudaError_t state = cudaEventQuery(oldest.done);
+    if (state != cudaSuccess) {
+      if (state != cudaErrorNotReady) check(state, "a collective");
+      return;
+    }
+    run_.end_call(oldest.number);
+    events_.push_back(oldest.done);
+    line.pending.pop_front();
+  }
+}
+
+void DeviceGroup::give_up() {
+  gave_up_ = true;
+  for (auto& [lane, line] : lines_) {
+    for (const Pending& one : line.pending) {
+      std::vector<int32_t> missing;
+      for (int32_t member = 0; member < size(); ++member) {
+        if (member == rank()) continue;
+        const int32_t global = host_.ranks()[static_cast<size_t>(member)];
+        const bool absent = line.peer < 0 ? !run_.has_begun(global, host_.name(), one.sequence) : member == line.peer;
+        if (absent) missing.push_back(global);
+      }
+      run_.fail_call(one.number, missing);
+    }
+    if (line.communicator) line.communicator->abort();
+  }
+}
+
+std::pair<int64_t, int64_t> DeviceGroup::look() {
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || device_ < 0) return {-1, 0};
+  cudaSetDevice(device_);
+  if (run_.failed()) {
+    if (!gave_up_) give_up();
+    return {-1, 0};
+  }
+  std::pair<int64_t, int64_t> oldest{-1, 0};
+  for (auto& [lane, line] : lines_) {
+    try {
+      forget_finished(line);
+    } catch (const Error&) {
+      // The training thread meets it too, and says so.
+      return {-1, 0};
+    }
+    if (line.pending.empty()) continue;
+    const Pending& first = line.pending.front();
+    if (oldest.first < 0 || first.started < oldest.second) oldest = {first.number, first.started};
+  }
+  return oldest;
+}
+
+}  // namespace mimo::cuda

@@ -1,0 +1,73 @@
+// Groups of the CUDA library: tensors move through NCCL, on streams of their own, host values through shared memory.
+//
+// Collectives have one communicator; every pair that talks has two more, one a direction, so that messages wait for
+// nothing but their receiver. Communicators are made at their first use. A call is queued behind what its stream holds, and
+// mimo_group_wait puts an event before the stream's later work: the host waits for nothing.
+//
+// A thread of the process looks at the calls under way: it notes those that are done in the flight recorder, says which
+// call this rank waits for, and when the run has failed it ends NCCL's kernels and notes who was missing.
+#pragma once
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "group.h"
+#include "communicator.h"
+
+namespace mimo::cuda {
+
+class DeviceGroup {
+ public:
+  DeviceGroup(Run& run, const std::string& name, std::vector<int32_t> ranks);
+  ~DeviceGroup();
+
+  /// Barriers and values of the host.
+  Group& host() { return host_; }
+  int32_t size() const { return host_.size(); }
+  int32_t rank() const { return host_.rank(); }
+
+  using Body = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
+  /// Queues a collective of all members behind the stream's work; returns its ticket.
+  int64_t collective(mimo_stream& stream, int32_t kind, int64_t bytes, const Body& body);
+  int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to);
+  int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from);
+  /// Later work of the stream starts when the call is done.
+  void wait(mimo_stream& stream, int64_t ticket);
+
+  /// One look at the calls under way. Returns the number and start of the oldest, or -1.
+  std::pair<int64_t, int64_t> look();
+
+ private:
+  struct Pending {
+    int64_t sequence, number, started;
+    cudaEvent_t done;
+  };
+  /// Calls that are queued one after the other.
+  struct Line {
+    std::unique_ptr<Communicator> communicator;
+    int32_t peer = -1;  // member; -1: all
+    int64_t started = 0;
+    std::deque<Pending> pending;
+  };
+  Line& line_of_all(mimo_stream& stream);
+  Line& line_with(mimo_stream& stream, int32_t peer, bool sends);
+  int64_t start(mimo_stream& stream, int32_t lane, Line& line, int32_t kind, int64_t bytes, const Body& body);
+  void forget_finished(Line& line);
+  void give_up();
+  cudaEvent_t event();
+
+  Run& run_;
+  Group host_;
+  std::mutex mutex_;
+  std::map<int32_t, Line> lines_;  // by lane of `host_`: all, to a peer, from a peer
+  std::vector<cudaEvent_t> events_;
+  int32_t device_ = -1;
+  bool gave_up_ = false;
+};
+
+}  // namespace mimo::cuda
