@@ -133,7 +133,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 }
 
 /** The one image of a mock sample, and how many image tokens it makes (spec runtime 8). */
-function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid; readonly tokens: number } {
+export function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid; readonly tokens: number } {
 	if (!hasEncoder(c)) return { grid: { rows: 0, columns: 0 }, tokens: 0 };
 	if (!c.disableVisionClassToken) throw new UserError("Mock data needs --disable-vision-class-token.");
 	const shuffled = c.pixelShuffle ? 4 : 1;

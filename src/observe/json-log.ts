@@ -35,6 +35,7 @@ export class JsonLog implements Observer {
 	readonly #file: string;
 	readonly #descriptor: number;
 	readonly #now: () => Date;
+	#lastStep = 0;
 
 	/** Opens `file` for appending. Throws a UserError when that is impossible. */
 	constructor(file: string, now: () => Date = () => new Date()) {
@@ -50,6 +51,7 @@ export class JsonLog implements Observer {
 	}
 
 	step(report: StepReport): void {
+		this.#lastStep = report.iteration;
 		this.#write({
 			iteration: report.iteration,
 			consumed_samples: report.consumedSamples,
@@ -87,7 +89,7 @@ export class JsonLog implements Observer {
 	note(): void {}
 
 	event({ kind, step, sentence, details }: RunEvent): void {
-		this.#write({ event: kind, step, sentence, ...details, time: this.#now().toISOString() });
+		this.#write({ event: kind, step: step ?? this.#lastStep, sentence, ...details, time: this.#now().toISOString() });
 	}
 
 	close(): void {

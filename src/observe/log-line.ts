@@ -1,7 +1,8 @@
 /**
  * Megatron's training line, its accumulators and its evaluation block (runtime.md §6.2, §12.1). Losses and time are
  * means since the last line; the line after a process's first step does not reset them, so that with log-interval 1
- * the second line shows the mean of steps 1 and 2. The JSON log has every step on its own.
+ * the second line shows the mean of steps 1 and 2. The JSON log has every step on its own. After Megatron's fields come
+ * those of each module.
  */
 import { fixed, pythonFloat, scientific } from "./printf.ts";
 import type { EvaluationReport, Observer, StepReport } from "./report.ts";
@@ -25,9 +26,19 @@ export function timestamp(date: Date): string {
 	return `${day} ${time}.${String(date.getMilliseconds()).padStart(3, "0")}000`;
 }
 
+/** Sums of a module's steps since the last line. */
+interface ModuleSums {
+	readonly ranks: number;
+	readonly seconds: Map<string, number>;
+	flops: number;
+	idle: number;
+	steps: number;
+}
+
 export class LogLine implements Observer {
 	readonly #options: LogLineOptions;
 	readonly #sums = new Map<string, number>();
+	readonly #modules = new Map<string, ModuleSums>();
 	#advanced = 0;
 	#skipped = 0;
 	#nan = 0;
@@ -64,6 +75,15 @@ export class LogLine implements Observer {
 
 	#accumulate(report: StepReport): void {
 		this.#seconds += report.seconds;
+		for (const { name, ranks, seconds, flops, idle } of report.modules ?? []) {
+			const sums = this.#modules.get(name) ?? { ranks, seconds: new Map(), flops: 0, idle: 0, steps: 0 };
+			this.#modules.set(name, sums);
+			for (const [part, value] of Object.entries(seconds))
+				sums.seconds.set(part, (sums.seconds.get(part) ?? 0) + value);
+			sums.flops += flops;
+			sums.idle += idle;
+			sums.steps++;
+		}
 		if (report.skipped) {
 			this.#skipped++;
 			if (Object.values(report.losses).some((loss) => !Number.isFinite(loss))) this.#nan++;
@@ -80,6 +100,7 @@ export class LogLine implements Observer {
 		this.#skipped = 0;
 		this.#nan = 0;
 		this.#seconds = 0;
+		this.#modules.clear();
 		for (const name of this.#sums.keys()) this.#sums.set(name, 0);
 	}
 
@@ -108,6 +129,21 @@ export class LogLine implements Observer {
 		if (report.paramsNorm !== null) fields.push(`params norm: ${fixed(report.paramsNorm, 3)}`);
 		fields.push(`number of skipped iterations: ${count(this.#skipped, 3)}`);
 		fields.push(`number of nan iterations: ${count(this.#nan, 3)}`);
+		for (const [name, sums] of this.#modules) fields.push(...moduleFields(name, sums));
 		return fields.map((field) => ` ${field} |`).join("");
 	}
+}
+
+/** What Megatron's line lacks, after it: means of a module's ranks. */
+function moduleFields(name: string, { ranks, seconds, flops, idle, steps }: ModuleSums): string[] {
+	const parts = [...seconds]
+		.filter(([, sum]) => sum > 0)
+		.map(([part, sum]) => `${part} ${fixed((sum / steps) * 1000, 1)}`);
+	const whole = [...seconds.values()].reduce((sum, value) => sum + value, 0);
+	const rate = flops / (whole * 1e12 * ranks);
+	return [
+		`${name} (ms): ${parts.join(" ")}`,
+		...(flops > 0 ? [`${name} TFLOP/s a rank: ${rate >= 10 ? fixed(rate, 1) : rate.toPrecision(3)}`] : []),
+		`${name} idle: ${fixed((100 * idle) / steps, 1)} %`,
+	];
 }

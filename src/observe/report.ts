@@ -6,11 +6,15 @@ export interface StepSeconds {
 	readonly compute: number;
 	/** Waiting for rows or gradients of the other module. */
 	readonly bridge: number;
+	/** Waiting until all ranks have done their passes. */
+	readonly wait: number;
 	/** Summing gradients over replicas, gathering parameters. */
 	readonly gradients: number;
-	/** Norm, clipping, update. */
+	/** Zeroing gradients, norm, clipping, update. */
 	readonly optimizer: number;
-	/** Reading data, logging, everything else of the loop. */
+	/** Waiting for samples. */
+	readonly data: number;
+	/** Everything else of the loop. */
 	readonly other: number;
 }
 
@@ -97,8 +101,8 @@ export interface EvaluationReport {
 /** Something that happens between steps, for the log that a report is made from. */
 export interface RunEvent {
 	readonly kind: "start" | "save" | "stop" | "data" | "failure" | "end";
-	/** Steps done by then. */
-	readonly step: number;
+	/** Steps done by then; null: as many as were reported. */
+	readonly step: number | null;
 	readonly sentence: string;
 	/** More that the log keeps: configuration and topology of a start. */
 	readonly details?: Readonly<Record<string, unknown>>;

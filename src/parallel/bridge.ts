@@ -122,6 +122,9 @@ export class BridgeSource {
 	readonly #destinations: readonly number[];
 	readonly #fanIn: boolean;
 
+	/** Called when this end begins (true) and ceases (false) to wait for the other module. */
+	waits: (waiting: boolean) => void = () => {};
+
 	constructor(
 		device: Device,
 		topology: Topology,
@@ -154,6 +157,15 @@ export class BridgeSource {
 
 	/** Gradient of the rows of the oldest microbatch that has none yet, on every rank of the lane. */
 	receiveBackward(rows: number): Tensor {
+		this.waits(true);
+		try {
+			return this.#receiveBackward(rows);
+		} finally {
+			this.waits(false);
+		}
+	}
+
+	#receiveBackward(rows: number): Tensor {
 		if (!this.#wire.leads) return this.#wire.broadcast(null, 1).rows;
 		this.#wire.settle();
 		const gradient = this.#wire.empty(rows);
@@ -178,6 +190,9 @@ export class BridgeDestination {
 	/** Rows that came from each source, oldest microbatch first. */
 	readonly #received: number[][] = [];
 
+	/** Called when this end begins (true) and ceases (false) to wait for the other module. */
+	waits: (waiting: boolean) => void = () => {};
+
 	constructor(
 		device: Device,
 		topology: Topology,
@@ -195,6 +210,15 @@ export class BridgeDestination {
 
 	/** Rows of the next microbatch of `samples` samples, on every rank of the lane. returns: their gradient goes back. */
 	receiveForward(samples: number, returns = true): ImageRows {
+		this.waits(true);
+		try {
+			return this.#receiveForward(samples, returns);
+		} finally {
+			this.waits(false);
+		}
+	}
+
+	#receiveForward(samples: number, returns: boolean): ImageRows {
 		if (!this.#wire.leads) return this.#wire.broadcast(null, samples);
 		const perSource = this.#sources.map((source) => this.#wire.receiveCounts(samples / this.#sources.length, source));
 		const counts = perSource.map((rows) => rows.reduce((sum, value) => sum + value, 0));

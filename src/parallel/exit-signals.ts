@@ -1,15 +1,27 @@
-/** Signals that ask for an end after the current step: SIGTERM, and SIGUSR1, which batch systems send ahead of time. */
+/**
+ * Signals that ask for an end after the current step: SIGTERM, and SIGUSR1, which batch systems send ahead of time, mean to
+ * save first; SIGINT is a person's, who gives it twice to end at once.
+ */
 
-const signals = ["SIGTERM", "SIGUSR1"] as const;
+/** Exit code of a run that SIGINT stopped after a step: 128 and the signal's number, as shells have it. */
+export const interruptedExit = 130;
+
+/** Milliseconds: a terminal and a launcher both pass one key press on. */
+const sameKeyPress = 500;
 
 /** Listens as long as it lives. */
 export class ExitSignals implements Disposable {
 	#asked: NodeJS.Signals | null = null;
+	#askedAt = 0;
 	readonly #listener = (signal: NodeJS.Signals) => {
+		const now = performance.now();
+		const again = signal === "SIGINT" && this.#asked === signal && now - this.#askedAt > sameKeyPress;
+		if (again) process.exit(interruptedExit);
 		this.#asked = signal;
+		this.#askedAt = now;
 	};
 
-	constructor() {
+	constructor(private readonly signals: readonly NodeJS.Signals[] = ["SIGTERM", "SIGUSR1"]) {
 		for (const signal of signals) process.on(signal, this.#listener);
 	}
 
@@ -20,6 +32,6 @@ export class ExitSignals implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		for (const signal of signals) process.off(signal, this.#listener);
+		for (const signal of this.signals) process.off(signal, this.#listener);
 	}
 }

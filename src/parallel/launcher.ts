@@ -9,6 +9,7 @@ import type { UserError } from "../native/errors.ts";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import { diagnose, takeSnapshot } from "./diagnosis.ts";
+import { interruptedExit } from "./exit-signals.ts";
 import type { Identity } from "./identity.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
@@ -146,7 +147,7 @@ class Job implements Disposable {
 	#exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): void {
 		this.#children[rank]!.exited = true;
 		const { phase, error } = this.#run.rankState(rank);
-		const finished = phase === "finished" && (code === 0 || code === runAgain);
+		const finished = phase === "finished" && (code === 0 || code === runAgain || code === interruptedExit);
 		if (finished) this.#finished = Math.max(this.#finished, code);
 		if (this.#run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {

@@ -2,22 +2,19 @@
  * One rank of a run with all others imagined: its part of the model, its optimizer, and the microbatches of mock data that
  * it would train on. The code that trains builds and runs it, so that what is counted is what a run does.
  */
-import { dataLanes, encoderMicroBatchSize, hasEncoder } from "../config/derive.ts";
+import { dataLanes, encoderMicroBatchSize } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { ImageSet } from "../data/images.ts";
-import type { Microbatch } from "../data/microbatch.ts";
-import { MockData, mockGrid, mockImages } from "../data/mock.ts";
-import { hybridConfig } from "../models/hybrid/from-configuration.ts";
-import { encoderConfig } from "../models/mimo/from-configuration.ts";
-import { outputRows, type PatchGrid, patchWidth } from "../models/radio/config.ts";
+import { type ImageSet, noImages } from "../data/images.ts";
+import { type Microbatch, noText } from "../data/microbatch.ts";
+import { MockData, mockImage, mockImages } from "../data/mock.ts";
+import { type PatchGrid, patchWidth } from "../models/radio/config.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
-import { type Topology, topologyOf } from "../parallel/topology.ts";
+import { topologyOf } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
-import { LanguageRun } from "../train/language-run.ts";
-import { mimoSide } from "../train/mimo-run.ts";
 import type { Schedule, StepPlace } from "../train/schedule.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
+import { openRun } from "../train/training-run.ts";
 import { imaginedGroup, type Transfer } from "./imagined-group.ts";
 
 /** Parts of a step in order. */
@@ -38,16 +35,6 @@ export interface RankObserver {
 	readonly imbalance: number;
 }
 
-/** Image tokens of a sample and the grid of patches they come from; mock data has one image a sample. */
-export function imageShape(c: TrainingConfiguration): { readonly grid: PatchGrid; readonly tokens: number } {
-	const { tower } = encoderConfig(c);
-	const merged = c.pixelShuffle ? 4 : 1;
-	const wanted = c.imageSeqLength ?? (c.dynamicResolution ? Math.floor(c.seqLength / 2) : null);
-	const patches = wanted === null ? Math.floor(c.imgH / c.patchDim) * Math.floor(c.imgW / c.patchDim) : wanted * merged;
-	const grid = mockGrid(patches, c.pixelShuffle);
-	return { grid, tokens: outputRows(tower, grid) };
-}
-
 /** Microbatches of a step of one lane. */
 export function microbatchesOf(c: TrainingConfiguration): number {
 	return c.globalBatchSize / (c.microBatchSize * dataLanes(c));
@@ -61,9 +48,8 @@ export async function openRank(
 	observer: RankObserver,
 ): Promise<RankRun> {
 	const topology = topologyOf(c);
-	if (topology.colocated) throw new UserError("A plan needs encoder and language model on ranks of their own.");
 	if (c.llmPp > 1) throw new UserError("A plan knows no pipeline stages yet: set llm-pp to 1.");
-	const tokens = hasEncoder(c) ? imageShape(c).tokens : 0;
+	const { grid, tokens } = mockImage(c);
 	const imagination = {
 		observe: observer.transfer,
 		integers: (length: number) => new Int32Array(length).fill(tokens),
@@ -72,71 +58,40 @@ export async function openRank(
 	const world = World.imagined(device, rank, topology.worldSize, (name, ranks) =>
 		imaginedGroup(name, ranks, rank, imagination),
 	);
-	if (!hasEncoder(c)) return await languageRank(c, world, observer);
-	return await mimoRank(c, world, topology, observer);
-}
-
-async function languageRank(c: TrainingConfiguration, world: World, observer: RankObserver): Promise<RankRun> {
-	const run = await LanguageRun.create(c, world);
+	const run = await openRun(c, world);
+	const batches = (count: number) =>
+		Array.from({ length: count }, (_, index) =>
+			run.batchOf({
+				text: run.language ? textMicrobatch(c, tokens, index) : noText,
+				images: run.encoder ? imageSet(c, grid) : noImages(c.microBatchSize),
+			}),
+		);
+	const lastOfForward = run.language ? "per_token_loss" : "encoder.projector";
 	return {
-		module: "language",
+		module: run.language === null ? "radio_encoder" : "language",
 		initialise: () => {
-			run.model.initialise(c.seed);
-			run.refreshMasters();
+			run.initialise(c.seed);
+			run.state.optimizer.refreshMasters();
 		},
-		step: (count) => step(c, run.state, textMicrobatches(c, 0, count), observer),
+		step: (count) => step(c, run.state, batches(count), lastOfForward, observer),
 		[Symbol.dispose]: () => run[Symbol.dispose](),
 	};
 }
 
-async function mimoRank(
-	c: TrainingConfiguration,
-	world: World,
-	topology: Topology,
-	observer: RankObserver,
-): Promise<RankRun> {
-	const side = await mimoSide(world, topology, {
-		encoder: encoderConfig(c),
-		language: hybridConfig(c),
-		imageTokenId: c.imageTokenId,
-		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
-		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
-		clipGrad: c.clipGrad,
-		seed: c.seed,
-		distributedOptimizer: c.useDistributedOptimizer,
-	});
-	const shape = imageShape(c);
-	return {
-		module: side.module === "encoder" ? "radio_encoder" : "language",
-		initialise: () => {
-			if (side.module === "language") side.model.initialise(c.seed);
-			side.state.optimizer.refreshMasters();
-		},
-		step: (count) => {
-			if (side.module === "encoder") step(c, side.state, imageMicrobatches(c, shape.grid, count), observer);
-			else step(c, side.state, textMicrobatches(c, shape.tokens, count), observer);
-		},
-		[Symbol.dispose]: () => {
-			for (const one of side.owned) one[Symbol.dispose]();
-		},
-	};
-}
-
-function textMicrobatches(c: TrainingConfiguration, imageTokens: number, count: number): Microbatch[] {
+function textMicrobatch(c: TrainingConfiguration, imageTokens: number, index: number): Microbatch {
 	const data = new MockData({
 		seed: c.seed,
-		size: count * c.microBatchSize,
+		size: (index + 1) * c.microBatchSize,
 		sequenceLength: c.seqLength,
 		vocabularySize: c.vocabSize,
 		imageTokenId: c.imageTokenId,
 		imageTokens,
 	});
-	return Array.from({ length: count }, (_, index) => data.microbatch(index * c.microBatchSize, c.microBatchSize));
+	return data.microbatch(index * c.microBatchSize, c.microBatchSize);
 }
 
-function imageMicrobatches(c: TrainingConfiguration, grid: PatchGrid, count: number): ImageSet[] {
-	const width = patchWidth({ patchSize: c.patchDim });
-	return Array.from({ length: count }, () => mockImages(encoderMicroBatchSize(c), grid, width));
+function imageSet(c: TrainingConfiguration, grid: PatchGrid): ImageSet {
+	return mockImages(encoderMicroBatchSize(c), grid, patchWidth({ patchSize: c.patchDim }));
 }
 
 /** A step whose phases are told: the last value of a forward pass ends it. */
@@ -144,6 +99,7 @@ function step<Batch>(
 	c: TrainingConfiguration,
 	state: TrainingState<Batch>,
 	microbatches: readonly Batch[],
+	lastOfForward: string,
 	observer: RankObserver,
 ): void {
 	const schedule: Schedule<Batch> = {
@@ -151,7 +107,7 @@ function step<Batch>(
 			observer.phase("forward");
 			state.schedule.run(batches, place, losses, (name, value, index) => {
 				observe(name, value, index);
-				if (name === "per_token_loss" || name === "encoder.projector") observer.phase("backward");
+				if (name === lastOfForward) observer.phase("backward");
 			});
 			observer.phase("update");
 		},

@@ -4,12 +4,14 @@ import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import type { Observer } from "../observe/report.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
+import { ExitSignals, interruptedExit } from "../parallel/exit-signals.ts";
 import type { World } from "../parallel/world.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source.ts";
 import { type EvaluationState, evaluate } from "./evaluate.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { describeNonFinite } from "./non-finite.ts";
 import { type StepResult, trainStep } from "./step.ts";
+import { StepMetrics } from "./step-metrics.ts";
 import type { TrainingRun } from "./training-run.ts";
 
 export interface TrainingSummary {
@@ -55,21 +57,29 @@ export async function trainingLoop<Batch>(
 	let [steps, tokens, seconds] = [0, 0, 0];
 	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
 	let stop: Stop | null = null;
+	const metrics = new StepMetrics(c, run, world);
+	using interrupts = new ExitSignals(["SIGINT"]);
 	while (progress.iteration < iterations && stop === null) {
 		const iteration = progress.iteration + 1;
 		for (const listener of listeners) await listener.beforeStep?.(iteration);
 		const started = performance.now();
+		metrics.clock.start("data");
 		const microbatches = (await data.training.step(iteration)).map((one) => run.batchOf(one));
+		metrics.clock.enter("other");
 		const dataSeconds = (performance.now() - started) / 1000;
 		const rate = learningRateAt(learningRate, progress.scheduledSamples);
 		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
-		const result = trainStep(run.state, {
-			microbatches,
-			firstToken,
-			iteration: iteration - 1,
-			learningRate: rate,
-			weightDecay: decay,
-		});
+		const result = trainStep(
+			run.state,
+			{
+				microbatches,
+				firstToken,
+				iteration: iteration - 1,
+				learningRate: rate,
+				weightDecay: decay,
+			},
+			{ part: (part) => metrics.clock.enter(part) },
+		);
 		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, result);
 		world.progress(iteration);
 		progress = {
@@ -85,7 +95,9 @@ export async function trainingLoop<Batch>(
 		if (steps++ === 0) firstLoss = result.loss;
 		lastLoss = result.loss;
 		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
+		const { interrupted, ...measured } = metrics.collect(microbatches, result, (await interrupts.asked()) !== null);
 		observer.step({
+			...measured,
 			iteration,
 			consumedSamples: progress.consumedSamples,
 			skippedSamples: 0,
@@ -111,6 +123,7 @@ export async function trainingLoop<Batch>(
 			seconds: stepSeconds,
 			dataSeconds,
 		};
+		if (interrupted) stop = { exitCode: interruptedExit, reason: `Interrupted: stopped after step ${iteration}.` };
 		for (const listener of listeners) stop = (await listener.afterStep?.(event)) ?? stop;
 		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
 			const loss = await evaluateOn(run, data.validation, c.evalIters);

@@ -1,6 +1,6 @@
 /** Everything between a resolved configuration and a finished training. */
 import { hasEncoder } from "../config/derive.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
+import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../data/text/entropy.ts";
 import { countParameters, megatronFlopsPerStep } from "../models/hybrid/counts.ts";
 import { encoderConfig } from "../models/mimo/from-configuration.ts";
@@ -9,6 +9,7 @@ import { radioParameters } from "../models/radio/names.ts";
 import { warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
+import { describeTopology } from "../parallel/describe-topology.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
 import { dataPlaceOf, type RunData } from "./batch-source.ts";
@@ -21,7 +22,7 @@ import { openRun, reports, type TrainingRun } from "./training-run.ts";
 
 /**
  * Trains on this rank; every rank of the world calls it with the same configuration. Returns the exit code: not 0 when
- * the training is to be started again.
+ * the training is to be started again, or a person has interrupted it.
  */
 export async function runTraining(c: TrainingConfiguration, world: World): Promise<number> {
 	using run = await openRun(c, world);
@@ -31,7 +32,10 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	const observer = reports(run) ? openReporter(c, world.size) : silent;
 	let data: RunData | null = null;
 	const checkpoints = new Checkpoints(c, run, {
-		say: (sentence) => observer.note(sentence),
+		say: (sentence) => {
+			observer.note(sentence);
+			if (data !== null) observer.event?.({ kind: "save", step: null, sentence });
+		},
 		warn: reports(run) ? warn : () => {},
 		dataState: async () => await data?.training.save?.(),
 	});
@@ -43,22 +47,56 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			world: run.state.world,
 			states: start?.data ?? null,
 		});
+		const first = start?.progress ?? atTheStart;
+		observer.event?.({
+			kind: "start",
+			step: first.iteration,
+			sentence: first.iteration === 0 ? "A new training." : `Goes on after step ${first.iteration}.`,
+			details: {
+				train_iterations: plannedIterations(c),
+				world_size: world.size,
+				device: world.device.describe().name,
+				topology: topologyDetails(run),
+				configuration: configurationDetails(c),
+			},
+		});
 		const summary = await trainingLoop(c, run, {
 			world,
 			data,
 			observer,
 			listeners,
-			start: start?.progress ?? atTheStart,
+			start: first,
 			schedules: checkpoints.schedules,
 		});
 		if (summary.stop === null) await weights.save();
 		summarise(c, summary, data, observer);
+		observer.event?.({
+			kind: summary.stop === null ? "end" : "stop",
+			step: summary.progress.iteration,
+			sentence: summary.stop?.reason ?? `Trained ${summary.steps} steps.`,
+		});
 		return summary.stop?.exitCode ?? 0;
+	} catch (error) {
+		observer.event?.({ kind: "failure", step: null, sentence: (error as Error).message });
+		throw error;
 	} finally {
 		for (const listener of listeners) await listener.close?.();
 		await data?.training.close?.();
 		observer.close();
 	}
+}
+
+/** Modules and lanes, for a drawing. */
+function topologyDetails({ topology }: TrainingRun<unknown>) {
+	const { worldSize, modules } = describeTopology(topology);
+	return { worldSize, modules: modules.map(({ name, size, sizes, lanes }) => ({ name, size, sizes, lanes })) };
+}
+
+/** Every key with a value, as in a file. */
+function configurationDetails(c: TrainingConfiguration): Record<string, unknown> {
+	return Object.fromEntries(
+		keys.map((key) => [key, c[propertyOf(key)]] as const).filter(([, value]) => value !== null),
+	);
 }
 
 function introduction(c: TrainingConfiguration, { topology }: TrainingRun<unknown>, world: World): string {

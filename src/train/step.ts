@@ -7,6 +7,7 @@
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { RouterState } from "../models/hybrid/router-state.ts";
+import type { StepPart } from "../observe/step-clock.ts";
 import type { AdamW } from "../optim/adamw.ts";
 import { clipGradients, countZeros, gradientSquares, parametersNorm, scaleGradients } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
@@ -91,6 +92,8 @@ export interface StepResult {
 	readonly parametersNorm: number | null;
 	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
 	readonly balancing: Readonly<Record<string, number>>;
+	/** The same of each router, in the order of the state's routers. */
+	readonly balancingByRouter: readonly Readonly<Record<string, number>>[];
 	/** null unless the state asks for it. */
 	readonly participation: ParticipationResult | null;
 }
@@ -100,6 +103,8 @@ export interface StepObserver {
 	readonly forward?: MicrobatchObserver;
 	/** Called when gradients are final (divided by the loss tokens, not clipped). */
 	readonly gradients?: () => void;
+	/** Called when another part of the step begins. */
+	readonly part?: (part: StepPart) => void;
 }
 
 /** Trains on one global batch. */
@@ -109,11 +114,15 @@ export function trainStep<Batch>(
 	observer: StepObserver = {},
 ): StepResult {
 	const { replicas, routers, routerGroup, world, optimizer, scalars } = state;
+	observer.part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
 	using losses = new LossAccumulator(scalars.device, state.countsLoss);
 	const place = { dropoutKey: state.seed + input.iteration, firstToken: input.firstToken ?? 0 };
+	observer.part?.("compute");
 	state.schedule.run(input.microbatches, place, losses, observer.forward);
+	observer.part?.("wait");
 	const { sum, tokens } = losses.total(world);
+	observer.part?.("gradients");
 	for (const replica of replicas) replica.reduce();
 	scalars.set("gradientScale", 1 / Math.max(1, tokens));
 	scaleGradients(replicas, scalars);
@@ -123,13 +132,17 @@ export function trainStep<Batch>(
 		scaleEncoder(replica, factor(input.microbatches), scalars);
 	}
 	observer.gradients?.();
+	observer.part?.("optimizer");
 	for (const router of routers) router.finishStep(routerGroup);
 	clipGradients(replicas, scalars, state.clipGrad, world);
 	scalars.set("learningRate", input.learningRate);
 	scalars.set("weightDecay", input.weightDecay);
 	optimizer.step();
+	observer.part?.("gradients");
 	for (const replica of replicas) replica.gather();
+	observer.part?.("other");
 	const { gradientNorm, foundInf } = scalars.read();
+	const balancingByRouter = routers.map((router) => router.takeLosses(routerGroup, losses.microbatches, losses.tokens));
 	return {
 		loss: sum / Math.max(1, tokens),
 		tokens,
@@ -137,7 +150,8 @@ export function trainStep<Batch>(
 		updated: foundInf === 0,
 		zeroGradients: state.logNumZeros ? countZeros(replicas, world) : null,
 		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
-		balancing: balancingLosses(routers, routerGroup, losses),
+		balancing: meanOfRouters(balancingByRouter),
+		balancingByRouter,
 		participation: participation && withNorms(participation, gradientNorm),
 	};
 }
@@ -182,16 +196,10 @@ function withNorms({ policy, participants, ranks, squares }: Participated, norm:
 	return { participants, ranks, exactNorm, correctedNorm };
 }
 
-function balancingLosses(
-	routers: readonly RouterState[],
-	group: Group,
-	{ microbatches, tokens }: LossAccumulator,
-): Record<string, number> {
+function meanOfRouters(routers: StepResult["balancingByRouter"]): Record<string, number> {
 	const sums: Record<string, number> = {};
-	for (const router of routers) {
-		for (const [name, value] of Object.entries(router.takeLosses(group, microbatches, tokens))) {
-			sums[name] = (sums[name] ?? 0) + value / routers.length;
-		}
+	for (const losses of routers) {
+		for (const [name, value] of Object.entries(losses)) sums[name] = (sums[name] ?? 0) + value / routers.length;
 	}
 	return sums;
 }

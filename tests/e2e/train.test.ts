@@ -14,10 +14,10 @@ const train = (...flags: string[]) => run.train(flags);
 /** Steps of a JSON log without what may differ between equal runs. */
 function logged(name: string): Record<string, unknown>[] {
 	const lines = readFileSync(join(folder, name), "utf8").trim().split("\n");
-	return lines.map((line) => {
-		const { time: _, elapsed_ms: __, tokens_per_second: ___, ...rest } = JSON.parse(line);
-		return rest;
-	});
+	return lines
+		.map((line) => JSON.parse(line))
+		.filter((entry) => entry.event === undefined)
+		.map(({ time: _, elapsed_ms: __, tokens_per_second: ___, modules: ____, memory: _____, ...rest }) => rest);
 }
 
 describe("training", () => {

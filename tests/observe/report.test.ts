@@ -31,7 +31,15 @@ const topology = {
 };
 
 function moduleAt(iteration: number, name: string, stalled: boolean): ModuleReport {
-	const seconds = { compute: stalled ? 0.4 : 0.1, bridge: 0.05, gradients: 0.01, optimizer: 0.02, other: 0.01 };
+	const seconds = {
+		compute: stalled ? 0.4 : 0.1,
+		bridge: 0.05,
+		wait: 0,
+		gradients: 0.01,
+		optimizer: 0.02,
+		data: 0,
+		other: 0.01,
+	};
 	const rank = name === "language" ? (stalled ? 2 : 1 + (iteration % 2)) : 0;
 	return { name, ranks: name === "language" ? 2 : 1, seconds, flops: 2e9, idle: 0.2, slowest: { rank, busy: 0.5 } };
 }

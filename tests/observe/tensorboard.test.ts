@@ -19,7 +19,15 @@ function open(timers = true): { folder: string; board: TensorBoard } {
 	return { folder, board: new TensorBoard({ ...options, folder }) };
 }
 
-const seconds = { compute: 0.25, bridge: 0.125, gradients: 0.0625, optimizer: 0.03125, other: 0.03125 };
+const seconds = {
+	compute: 0.25,
+	bridge: 0.125,
+	wait: 0,
+	gradients: 0.0625,
+	optimizer: 0.03125,
+	data: 0,
+	other: 0.03125,
+};
 const rich = {
 	modules: [{ name: "language", ranks: 2, seconds, flops: 1e12, idle: 0.25, slowest: { rank: 1, busy: 0.25 } }],
 	memory: [

@@ -19,6 +19,8 @@ export class RouterState implements Disposable {
 	readonly expertBias: Tensor;
 	/** Tokens sent to each expert since the last update; i32 [E]. */
 	readonly tokensPerExpert: Tensor;
+	/** Tokens sent to each expert in the latest step, by all ranks; i32 [E]. */
+	readonly stepTokens: Tensor;
 	/** Each configured loss summed over the microbatches since takeLosses; f32 [1]. */
 	readonly sums: ReadonlyMap<RouterLoss, Tensor>;
 	/** global_aux_loss: counts summed over the step's microbatches so far, f32 [1, E]. */
@@ -37,6 +39,7 @@ export class RouterState implements Disposable {
 	) {
 		this.expertBias = Tensor.zeros(device, [moe.experts], "f32", "parameter");
 		this.tokensPerExpert = Tensor.zeros(device, [moe.experts], "i32", "parameter");
+		this.stepTokens = Tensor.zeros(device, [moe.experts], "i32", "parameter");
 		this.#stepCounts = Tensor.zeros(device, [1, moe.experts], "f32", "parameter");
 		const names: RouterLoss[] = moe.balancing.map(({ type }) => type);
 		if (moe.zLossCoefficient > 0) names.push("z_loss");
@@ -61,6 +64,7 @@ export class RouterState implements Disposable {
 	 */
 	finishStep(group: Group): void {
 		group.allReduce(this.tokensPerExpert).wait();
+		this.device.copy(this.stepTokens, this.tokensPerExpert, this.stepTokens.bytes);
 		updateExpertBias(this.device, this.expertBias, this.tokensPerExpert, this.moe.biasUpdateRate);
 		this.device.setZero(this.#stepCounts, this.#stepCounts.bytes);
 		this.#stepMicrobatches = 0;
@@ -86,7 +90,8 @@ export class RouterState implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		for (const owned of [this.expertBias, this.tokensPerExpert, this.#stepCounts]) owned[Symbol.dispose]();
+		for (const owned of [this.expertBias, this.tokensPerExpert, this.stepTokens, this.#stepCounts])
+			owned[Symbol.dispose]();
 		for (const sum of this.sums.values()) sum[Symbol.dispose]();
 	}
 }

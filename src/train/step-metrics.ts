@@ -1,0 +1,152 @@
+/**
+ * Where every rank's step went, brought together on all ranks: seconds by part, floating-point operations, device memory,
+ * loads of experts, and whether to stop. One exchange a step.
+ */
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { ImageSet } from "../data/images.ts";
+import type { Microbatch } from "../data/microbatch.ts";
+import { countFlopsPerToken } from "../models/hybrid/counts.ts";
+import { encoderFlops } from "../models/radio/counts.ts";
+import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../observe/report.ts";
+import { StepClock, type StepPart } from "../observe/step-clock.ts";
+import type { Grid } from "../parallel/grid.ts";
+import type { World } from "../parallel/world.ts";
+import type { StepResult } from "./step.ts";
+import { reports, type TrainingRun } from "./training-run.ts";
+
+const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "optimizer", "data", "other"];
+/** Integers are exchanged: microseconds, MFLOP in two halves, KiB. */
+const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
+const half = 2 ** 31;
+
+export class StepMetrics<Batch> {
+	readonly clock: StepClock;
+	readonly #flopsPerToken: number;
+
+	constructor(
+		c: TrainingConfiguration,
+		private readonly run: TrainingRun<Batch>,
+		private readonly world: World,
+	) {
+		const { device } = world;
+		// The CPU library has done its work when a call returns.
+		this.clock = new StepClock(device.library.kind === "cpu" ? () => {} : () => device.synchronize());
+		this.#flopsPerToken = countFlopsPerToken(c).forwardBackward;
+		const { schedule } = run.state as { readonly schedule: object };
+		if ("bridge" in schedule) {
+			let before: StepPart = "compute";
+			(schedule.bridge as { waits: (waiting: boolean) => void }).waits = (waiting) => {
+				if (waiting) before = this.clock.enter("bridge");
+				else this.clock.enter(before);
+			};
+		}
+	}
+
+	/**
+	 * After a step of `microbatches`: what its report has beyond the result, and whether any rank was interrupted. Every
+	 * rank calls this together.
+	 */
+	collect(
+		microbatches: readonly Batch[],
+		result: StepResult,
+		interrupted: boolean,
+	): Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> & { readonly interrupted: boolean } {
+		const seconds = this.clock.stop();
+		const statistics = this.world.device.memoryStatistics();
+		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
+		const own = Int32Array.from([
+			interrupted ? 1 : 0,
+			...parts.map((part) => Math.round(seconds[part] * unit.second)),
+			Math.floor(megaFlops / half),
+			megaFlops % half,
+			...[statistics.liveBytes, statistics.reservedBytes, statistics.peakBytes].map((bytes) => bytes * unit.byte),
+		]);
+		const everyone = this.run.state.world.exchange(own).map(readRank);
+		const stops = everyone.some((one) => one.interrupted);
+		if (!reports(this.run)) return { interrupted: stops };
+		return {
+			interrupted: stops,
+			modules: this.#modules(everyone),
+			memory: everyone.map(({ memory }) => memory),
+			...this.#experts(result),
+		};
+	}
+
+	/** This rank's operations, forward and backward; ranks that share a microbatch have equal parts of it. */
+	#flopsOf(microbatches: readonly Batch[]): number {
+		const { language, encoder, groups } = this.run;
+		const shares = groups?.model.tp.size ?? 1;
+		let flops = 0;
+		for (const batch of microbatches as readonly Partial<
+			Microbatch & ImageSet & { text: Microbatch; images: ImageSet }
+		>[]) {
+			const tokens = (batch.ids ?? batch.text?.ids)?.length ?? 0;
+			if (language) flops += tokens * this.#flopsPerToken;
+			for (const grid of batch.grids ?? batch.images?.grids ?? []) {
+				if (encoder) flops += 3 * encoderFlops(encoder.config, grid);
+			}
+		}
+		return flops / shares;
+	}
+
+	#modules(everyone: readonly RankStep[]): ModuleReport[] {
+		const { encoder, language } = this.run.topology;
+		return [...(encoder ? [encoder] : []), language].map((grid) => moduleReport(grid, everyone));
+	}
+
+	#experts({ balancingByRouter }: StepResult): Pick<StepReport, "layerLosses" | "tokensPerExpert"> {
+		const routers = [...(this.run.language?.routers ?? [])];
+		if (routers.length === 0) return {};
+		const names = Object.keys(balancingByRouter[0] ?? {});
+		const ofRouters = <Value>(value: (router: number) => Value): ByLayer<Value> =>
+			new Map(routers.map(([layer], router) => [layer, value(router)]));
+		return {
+			layerLosses: Object.fromEntries(names.map((name) => [name, ofRouters((one) => balancingByRouter[one]![name]!)])),
+			tokensPerExpert: ofRouters((one) => [...routers[one]![1].stepTokens.toInt32()]),
+		};
+	}
+}
+
+interface RankStep {
+	readonly interrupted: boolean;
+	readonly seconds: StepSeconds;
+	readonly flops: number;
+	readonly memory: RankMemory;
+}
+
+function readRank([interrupted, ...values]: Int32Array): RankStep {
+	const seconds = Object.fromEntries(
+		parts.map((part, i) => [part, values[i]! / unit.second]),
+	) as unknown as StepSeconds;
+	const [high, low, allocated, reserved, peak] = values.slice(parts.length);
+	const bytes = (kibibytes: number | undefined) => kibibytes! / unit.byte;
+	return {
+		interrupted: interrupted === 1,
+		seconds,
+		flops: (high! * half + low!) * unit.flops,
+		memory: { allocated: bytes(allocated), reserved: bytes(reserved), peak: bytes(peak) },
+	};
+}
+
+/** Waiting for others is no work. */
+const busyOf = (seconds: StepSeconds) =>
+	parts.reduce((sum, part) => sum + (part === "bridge" || part === "wait" ? 0 : seconds[part]), 0);
+
+function moduleReport({ name, ranks, size }: Grid, everyone: readonly RankStep[]): ModuleReport {
+	const own = ranks.map((rank) => everyone[rank]!);
+	const mean = (value: (one: RankStep) => number) => own.reduce((sum, one) => sum + value(one), 0) / size;
+	const seconds = Object.fromEntries(
+		parts.map((part) => [part, mean((one) => one.seconds[part])]),
+	) as unknown as StepSeconds;
+	const whole = parts.reduce((sum, part) => sum + seconds[part], 0);
+	const busy = own.map((one) => busyOf(one.seconds));
+	const slowest = busy.indexOf(Math.max(...busy));
+	return {
+		name,
+		ranks: size,
+		seconds,
+		flops: own.reduce((sum, one) => sum + one.flops, 0),
+		idle: whole > 0 ? (seconds.bridge + seconds.wait) / whole : 0,
+		slowest: { rank: ranks[slowest]!, busy: busy[slowest]! },
+	};
+}
