@@ -3,16 +3,12 @@ import { afterAll, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { openTokenizer } from "../../src/data/text/tokenizer.ts";
-import { SmallRun } from "./small-run.ts";
+import { loggedSteps, SmallRun } from "./small-run.ts";
 
 const run = new SmallRun();
 afterAll(() => run[Symbol.dispose]());
 
-const losses = (name: string) =>
-	readFileSync(run.path(name), "utf8")
-		.trim()
-		.split("\n")
-		.map((line) => JSON.parse(line)["lm loss"] as number);
+const losses = (name: string) => loggedSteps(run.path(name)).map((step) => step["lm loss"] as number);
 
 /** Byte-level BPE whose merges make "th" and "the", on an alphabet of the text's letters. */
 const bpe = () => {

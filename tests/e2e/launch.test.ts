@@ -1,8 +1,11 @@
 /** dist/mimo train on several ranks of this host: it launches itself, and says why when a rank ends. */
 import { afterEach, expect, test } from "bun:test";
-import { join } from "node:path";
-import { executable } from "../commands/mimo.ts";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { executable, mimo } from "../commands/mimo.ts";
 import { alive, Launched } from "../parallel/launched.ts";
+import { loggedSteps } from "./small-run.ts";
 
 const book = join(import.meta.dir, "../../examples/text/king-james.txt");
 const small = ["--preset", "nemotron-tiny", "--data-path", book, "--split", "100,0,0", "--lr-warmup-iters", "1"];
@@ -52,3 +55,51 @@ test("a killed rank ends the training with its name, place and step", async () =
 	expect(ended.exitCode).toBe(1);
 	expect(ended.seconds).toBeLessThan(10);
 }, 120_000);
+
+test("SIGINT once stops all ranks after the same step; twice ends them at once", async () => {
+	const flags = ["--llm-dp", "2", "--nproc", "2", "--train-iters", "2000", "--log-interval", "1"];
+	const launched = train(flags);
+	await launched.said(/ iteration +2\//);
+	launched.process.kill("SIGINT");
+	const ended = await launched.end();
+	expect(ended.stdout).toMatch(/^Interrupted: stopped after step \d+\.$/m);
+	expect(ended.stdout).toMatch(/^Trained \d+ steps in /m);
+	expect([ended.exitCode, ended.stderr]).toEqual([130, ""]);
+	const again = train(flags);
+	await again.said(/ iteration +2\//);
+	again.process.kill("SIGINT");
+	again.process.kill("SIGSTOP");
+	again.process.kill("SIGINT");
+	again.process.kill("SIGCONT");
+	const at = performance.now();
+	expect((await again.end()).exitCode).not.toBe(0);
+	expect(performance.now() - at).toBeLessThan(10_000);
+}, 120_000);
+
+test("every step's parts add up to it, for each module", async () => {
+	const log = join(mkdtempSync(join(tmpdir(), "mimo-parts-")), "log.jsonl");
+	const config = join(import.meta.dir, "../../examples/vlm-tiny.yaml");
+	const flags = ["--config", config, "--device", "cpu", "--train-iters", "3", "--lr-warmup-iters", "1"];
+	const { exitCode, stderr } = mimo(["train", ...flags, "--log-interval", "1", "--log-json", log]);
+	expect([exitCode, stderr]).toEqual([0, ""]);
+	interface Part {
+		readonly [field: string]: number | string;
+	}
+	const steps = loggedSteps(log) as { elapsed_ms: number; modules: Part[]; memory: object[] }[];
+	for (const { elapsed_ms, modules, memory } of steps) {
+		expect(modules.map(({ name }) => name)).toEqual(["radio_encoder", "language"]);
+		expect(memory).toHaveLength(4);
+		for (const module of modules) {
+			const parts = Object.entries(module).filter(([field]) => /^(?!slowest).*_ms$/.test(field));
+			const sum = parts.reduce((total, [, value]) => total + (value as number), 0);
+			// The ranks' clocks start and stop at different moments of one step.
+			expect(Math.abs(sum / elapsed_ms - 1)).toBeLessThan(0.35);
+			expect(module.compute_ms).toBeGreaterThan(0);
+			expect(module.tflops_per_rank).toBeGreaterThan(0);
+			expect(module.idle).toBeWithin(0, 1);
+		}
+	}
+	const line = readFileSync(log, "utf8").split("\n")[0]!;
+	expect(JSON.parse(line)).toMatchObject({ event: "start", step: 0, train_iterations: 3, world_size: 4 });
+	rmSync(dirname(log), { recursive: true });
+}, 60_000);

@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { absent } from "../golden.ts";
 import { sanitizerEnvironment } from "../sanitizer.ts";
+import { loggedSteps } from "./small-run.ts";
 
 const root = join(import.meta.dir, "../..");
 const steps = process.env.MIMO_TEST_FULL ? 100 : 3;
@@ -30,8 +31,7 @@ function train(name: string, env: Record<string, string>): number[] {
 	const output = `${child.stdout}${child.stderr}`;
 	expect(output).not.toMatch(/Sanitizer|runtime error/);
 	expect(child.exitCode).toBe(0);
-	const lines = readFileSync(log, "utf8").trim().split("\n");
-	return lines.map((line) => (JSON.parse(line) as { "lm loss": number })["lm loss"]);
+	return loggedSteps(log).map((step) => step["lm loss"] as number);
 }
 
 test.skipIf(!library)(`${steps} steps without a report`, () => {

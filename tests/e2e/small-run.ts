@@ -1,8 +1,17 @@
 /** A folder with a small text, and `mimo train` of a small model on it. */
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { mimo, type Outcome } from "../commands/mimo.ts";
+
+/** Steps and evaluations of a JSON log, without its events. */
+export function loggedSteps(file: string): Record<string, unknown>[] {
+	return readFileSync(file, "utf8")
+		.trim()
+		.split("\n")
+		.map((line) => JSON.parse(line) as Record<string, unknown>)
+		.filter(({ event }) => event === undefined);
+}
 
 export class SmallRun implements Disposable {
 	readonly folder = mkdtempSync(join(tmpdir(), "mimo-train-"));

@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { mimo } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
-import { SmallRun } from "./small-run.ts";
+import { loggedSteps, SmallRun } from "./small-run.ts";
 
 const run = new SmallRun();
 afterAll(() => run[Symbol.dispose]());
@@ -13,11 +13,9 @@ const train = (...flags: string[]) => run.train(flags);
 
 /** Steps of a JSON log without what may differ between equal runs. */
 function logged(name: string): Record<string, unknown>[] {
-	const lines = readFileSync(join(folder, name), "utf8").trim().split("\n");
-	return lines
-		.map((line) => JSON.parse(line))
-		.filter((entry) => entry.event === undefined)
-		.map(({ time: _, elapsed_ms: __, tokens_per_second: ___, modules: ____, memory: _____, ...rest }) => rest);
+	return loggedSteps(join(folder, name)).map(
+		({ time: _, elapsed_ms: __, tokens_per_second: ___, modules: ____, memory: _____, ...rest }) => rest,
+	);
 }
 
 describe("training", () => {

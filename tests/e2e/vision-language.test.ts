@@ -4,6 +4,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { mimo } from "../commands/mimo.ts";
+import { loggedSteps } from "./small-run.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-vision-language-"));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -14,8 +15,7 @@ const small =
 function train(name: string, ...flags: string[]) {
 	const log = join(folder, `${name}.jsonl`);
 	const outcome = mimo(["train", ...small.split(" "), "--log-json", log, ...flags], folder);
-	const lines = outcome.exitCode === 0 ? readFileSync(log, "utf8").trim().split("\n") : [];
-	return { ...outcome, steps: lines.map((line) => JSON.parse(line) as Record<string, number>) };
+	return { ...outcome, steps: (outcome.exitCode === 0 ? loggedSteps(log) : []) as Record<string, number>[] };
 }
 
 const flags = (text: string) => text.split(" ");

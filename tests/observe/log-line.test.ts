@@ -125,3 +125,18 @@ test("an evaluation stands between rules", () => {
 	log.evaluation({ iteration: 1, split: "test", label: "iteration 1 on test set", losses: { "lm loss": 50 } });
 	expect(lines[4]).toContain("iteration 1 on test set | lm loss value: 5.000000E+01 | lm loss PPL: 4.851652E+08 |");
 });
+
+test("after Megatron's fields: each module's parts, rate and idle share, as means since the last line", () => {
+	const module = (compute: number) => ({
+		name: "language",
+		ranks: 2,
+		seconds: { compute, bridge: 0, wait: 0.1, gradients: 0, optimizer: 0, data: 0, other: 0 },
+		flops: 4e11,
+		idle: 0.25,
+		slowest: { rank: 1, busy: 0.2 },
+	});
+	const reports = [1, 2].map((iteration) => step({ iteration, modules: [module(iteration / 10)] }));
+	expect(lines(reports, { logInterval: 2 })[1]).toEndWith(
+		" number of nan iterations:   0 | language (ms): compute 150.0 wait 100.0 | language TFLOP/s a rank: 0.800 | language idle: 25.0 % |",
+	);
+});
