@@ -1,5 +1,7 @@
 // All-reduce and reduce-scatter. Each element is added in the order of the members by exactly one member (or by all of
 // them alike), so a result is the same whatever the sizes of slots and rounds.
+#include <emmintrin.h>
+
 #include <cstring>
 
 #include "collective.h"
@@ -68,6 +70,23 @@ class SmallAllReduce final : public Reducing {
   char* x_;
 };
 
+constexpr int64_t piece_bytes = 8 << 10;
+
+/// Results that nobody reads soon go past the caches, which the slots then keep to themselves.
+constexpr int64_t streamed_bytes = 4 << 20;
+
+void copy_past_caches(char* to, const char* from, int64_t bytes) {
+  int64_t i = 0;
+  for (; i < bytes && (reinterpret_cast<uintptr_t>(to + i) & 15) != 0; ++i) to[i] = from[i];
+  for (; i + 64 <= bytes; i += 64) {
+    const auto* source = reinterpret_cast<const __m128i*>(from + i);
+    auto* target = reinterpret_cast<__m128i*>(to + i);
+    for (int64_t part = 0; part < 4; ++part) _mm_stream_si128(target + part, _mm_loadu_si128(source + part));
+  }
+  if (i < bytes) std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
+  _mm_sfence();
+}
+
 /// x is cut into chunks, a chunk into a share for each member, which reduces it. In round r a slot holds the member's
 /// contributions to the others' shares of chunk r and, at the place of its own share, the result of chunk r - 1.
 class LargeAllReduce final : public Reducing {
@@ -78,20 +97,30 @@ class LargeAllReduce final : public Reducing {
  protected:
   void write(Group& group, int64_t r, char* slot) override {
     for (int32_t member = 0; member < group.size(); ++member) {
-      const int64_t chunk = member == group.rank() ? r - 1 : r;
-      const int64_t count = chunk < 0 ? 0 : part(chunk, member);
-      if (count > 0) std::memcpy(slot + member * share_, x_ + offset(chunk, member), static_cast<size_t>(count));
+      const int64_t count = member == group.rank() ? 0 : part(r, member);
+      if (count > 0) std::memcpy(slot + member * share_, x_ + offset(r, member), static_cast<size_t>(count));
     }
   }
   void read(Group& group, int64_t r, uint64_t round) override {
     const int32_t own = group.rank();
     char* to = x_ + offset(r, own);
-    reduce(group, round, own * share_, to, to, part(r, own));
+    // Everybody has written round r, so has read round r - 1: the next slot is free for the result, piece by piece while
+    // it is in the nearest cache.
+    char* result = group.slot(own, round + 1) + own * share_;
+    for (int64_t begin = 0, bytes = part(r, own); begin < bytes; begin += piece_bytes) {
+      const int64_t count = std::min(piece_bytes, bytes - begin);
+      reduce(group, round, own * share_ + begin, to + begin, to + begin, count);
+      std::memcpy(result + begin, to + begin, static_cast<size_t>(count));
+    }
     for (int32_t member = 0; member < group.size() && r > 0; ++member) {
       const int64_t count = member == own ? 0 : part(r - 1, member);
-      if (count > 0)
-        std::memcpy(x_ + offset(r - 1, member), group.slot(member, round) + member * share_,
-                    static_cast<size_t>(count));
+      const char* from = group.slot(member, round) + member * share_;
+      char* there = x_ + offset(r - 1, member);
+      if (bytes() >= streamed_bytes) {
+        copy_past_caches(there, from, count);
+      } else if (count > 0) {
+        std::memcpy(there, from, static_cast<size_t>(count));
+      }
     }
   }
 

@@ -1,24 +1,27 @@
 /**
  * `npm run bench`: every operation against the machine's own measure, as ratios in one run.
  *
- *   bun tests/bench/bench.ts [--json FILE] [--threads 1,2] [products] [streams] [pytorch] [conversions]
+ *   bun tests/bench/bench.ts [--json FILE] [--threads 1,2] [SUITE ...]
  *
  * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
- * checkpoints against cp.
+ * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
+ * on a rank each against the larger of both.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { benchCollectives } from "./collectives.ts";
 import { benchConversions } from "./conversions.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
+import { benchOverlap } from "./overlap.ts";
 import { benchProducts } from "./products.ts";
 import { benchPyTorch, findPython } from "./pytorch.ts";
 import { benchStreams } from "./streams.ts";
 
-const suites = ["products", "streams", "pytorch", "conversions"] as const;
+const suites = ["products", "streams", "pytorch", "conversions", "collectives", "overlap"] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" } },
 	allowPositionals: true,
@@ -32,9 +35,11 @@ const wanted = (suite: (typeof suites)[number]) => positionals.length === 0 || p
 const threadCounts = (flags.threads ?? (availableParallelism() > 1 ? "1,2" : "1")).split(",").map(Number);
 
 const library = await openLibrary("cpu");
-const python = wanted("pytorch") ? findPython() : null;
+const python = wanted("pytorch") || wanted("collectives") ? findPython() : null;
 const blas = wanted("products") ? openOpenblas() : null;
-if (wanted("pytorch") && python === null) console.log("skip: pytorch (no Python with torch; MIMO_PYTHON names one)");
+if (python === null && (wanted("pytorch") || wanted("collectives"))) {
+	console.log("skip: pytorch (no Python with torch; MIMO_PYTHON names one)");
+}
 if (wanted("products") && blas === null) {
 	console.log("skip: products (no shared OpenBLAS; Debian has it in libopenblas0-pthread)");
 }
@@ -45,9 +50,11 @@ for (const threads of threadCounts) {
 	if (threads === threadCounts[0]) console.log(`${name}, ${instructions}; ${library.versions}`);
 	if (blas !== null) rows.push(...(await benchProducts(device, blas)));
 	if (wanted("streams")) rows.push(...(await benchStreams(device)));
-	if (python !== null) rows.push(...benchPyTorch(device, python));
+	if (python !== null && wanted("pytorch")) rows.push(...benchPyTorch(device, python));
 }
 if (wanted("conversions")) rows.push(...(await benchConversions()));
+if (wanted("collectives")) rows.push(...(await benchCollectives(python)));
+if (wanted("overlap")) rows.push(...(await benchOverlap()));
 console.log(tables(rows));
 const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);
 console.log(`\n${rows.length} ratios, ${below.length} below what is wanted`);
