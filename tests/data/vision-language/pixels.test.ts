@@ -53,6 +53,59 @@ for (const [name, width, height, file, expected] of [
 	});
 }
 
+/** Weights of Pillow's antialiased bicubic filter for one output place: first source place and weights, sum 1. */
+function bicubic(from: number, to: number, place: number): { first: number; weights: number[] } {
+	const scale = from / to;
+	const stretch = Math.max(scale, 1);
+	const centre = (place + 0.5) * scale;
+	const first = Math.max(0, Math.trunc(centre - 2 * stretch + 0.5));
+	const end = Math.min(from, Math.trunc(centre + 2 * stretch + 0.5));
+	const kernel = (x: number) => {
+		const d = Math.abs(x);
+		if (d < 1) return 1.5 * d ** 3 - 2.5 * d ** 2 + 1;
+		return d < 2 ? -0.5 * d ** 3 + 2.5 * d ** 2 - 4 * d + 2 : 0;
+	};
+	const raw = Array.from({ length: end - first }, (_, i) => kernel((first + i - centre + 0.5) / stretch));
+	const sum = raw.reduce((a, b) => a + b, 0);
+	return { first, weights: raw.map((weight) => weight / sum) };
+}
+
+test("alpha weighs colours once: a float resize of premultiplied colours differs by rounding alone", () => {
+	const [width, height, side] = [24, 20, 9];
+	// Colours that alpha hides, beside colours it shows: weighing them twice, or not at all, is far off.
+	const pixels = new Uint8Array(width * height * 4);
+	for (let i = 0; i < pixels.length; i += 4) {
+		const [x, y] = [(i / 4) % width, Math.floor(i / 4 / width)];
+		pixels.set([200 - 4 * x, 40 + 6 * y, (x * y * 5) % 256, Math.min(255, 120 + 5 * x + 3 * y)], i);
+	}
+	const { pixels: found } = images.resize({ width, height, channels: 4, pixels }, { width: side, height: side });
+	const value = (x: number, y: number, channel: number) => {
+		const alpha = pixels[(y * width + x) * 4 + 3]! / 255;
+		return channel === 3 ? alpha : alpha * pixels[(y * width + x) * 4 + channel]!;
+	};
+	const resized = (column: number, row: number, channel: number) => {
+		const [across, down] = [bicubic(width, side, column), bicubic(height, side, row)];
+		return down.weights.reduce(
+			(sum, weight, j) =>
+				sum + weight * across.weights.reduce((s, w, i) => s + w * value(across.first + i, down.first + j, channel), 0),
+			0,
+		);
+	};
+	let worst = 0;
+	for (let row = 0; row < side; row++) {
+		for (let column = 0; column < side; column++) {
+			const alpha = resized(column, row, 3);
+			for (let channel = 0; channel < 3; channel++) {
+				const expected = Math.max(0, Math.min(255, resized(column, row, channel) / alpha));
+				worst = Math.max(worst, Math.abs(expected - found[(row * side + column) * 4 + channel]!));
+			}
+		}
+	}
+	// Premultiplied values are rounded to bytes, between the passes too, and divided by an alpha of a half or more.
+	expect(worst).toBeLessThan(4);
+	expect(worst).toBeGreaterThan(0);
+});
+
 test("tiles are cut row by row, and the whole image follows", () => {
 	const file = png(64, 32, 5);
 	const tile = { width: 16, height: 16 };

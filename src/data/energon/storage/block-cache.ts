@@ -9,8 +9,8 @@ const CHECKSUM = 8;
 const LOOK = 64;
 
 /** File of a block. */
-export function blockPath(folder: string, { url, size, etag }: RemoteVersion, block: number): string {
-	const name = new Bun.CryptoHasher("sha256").update(JSON.stringify([url, size, etag])).digest("hex");
+export function blockPath(folder: string, { url, size, cacheName }: RemoteVersion, block: number): string {
+	const name = new Bun.CryptoHasher("sha256").update(JSON.stringify([url, size, cacheName])).digest("hex");
 	return join(folder, `${name.slice(0, 40)}-${block}`);
 }
 

@@ -12,16 +12,19 @@ export class RemoteError extends Error {
 	}
 }
 
-/** Size and version of a file. Throws a RemoteError. */
-export async function statRemote(url: string, options: RemoteOptions): Promise<RemoteVersion> {
+/** Size and tag of a file. Throws a RemoteError. */
+export async function statRemote(
+	url: string,
+	options: RemoteOptions,
+): Promise<{ readonly size: number; readonly etag: string | null }> {
 	return await retried(url, options, async () => {
 		const response = await request(url, 0, 1, options);
-		const etag = response.headers.get("etag");
-		if (response.status === 416) return { url, size: 0, etag };
+		const etag = tagOf(response);
+		if (response.status === 416) return { size: 0, etag };
 		const size = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
 		await response.arrayBuffer();
 		if (size === undefined) throw new RemoteError(`${url}: the server does not say how large the file is.`);
-		return { url, size: Number(size), etag };
+		return { size: Number(size), etag };
 	});
 }
 
@@ -34,7 +37,7 @@ export async function readRemote(
 ): Promise<Uint8Array> {
 	return await retried(url, options, async () => {
 		const response = await request(url, offset, length, options);
-		const found = response.headers.get("etag");
+		const found = tagOf(response);
 		if (etag !== null && found !== null && found !== etag) {
 			throw new RemoteError(`${url} changed while it was read: its tag was ${etag} and is ${found}.`);
 		}
@@ -42,6 +45,10 @@ export async function readRemote(
 		if (bytes.length !== length) throw new Error(`it sent ${bytes.length} of ${length} bytes`);
 		return bytes;
 	});
+}
+
+function tagOf({ headers }: Response): string | null {
+	return headers.get("etag") ?? headers.get("last-modified");
 }
 
 /** The body; a pause of more than `stall` milliseconds between two pieces gives it up. */

@@ -19,6 +19,8 @@ export interface RemoteOptions {
 export interface RemoteVersion {
 	readonly url: string;
 	readonly size: number;
-	/** The server's tag of this version; null where it gives none. */
+	/** The server's tag of this version, or when it was last changed; null where it gives neither. */
 	readonly etag: string | null;
+	/** Tells the versions of a file in the cache apart: the tag, or a name that only this run knows. */
+	readonly cacheName: string;
 }

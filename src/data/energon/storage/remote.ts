@@ -50,7 +50,9 @@ export class RemoteStorage implements Storage {
 		this.#post({ kind: "stat", url, answer });
 		const { state, text, number } = take(answer);
 		if (state === Answer.failed) throw new UserError(text);
-		const version = state === Answer.missing ? null : { url, size: number, etag: text === "" ? null : text };
+		const etag = text === "" ? null : text;
+		const cacheName = etag ?? crypto.randomUUID();
+		const version = state === Answer.missing ? null : { url, size: number, etag, cacheName };
 		this.#versions.set(url, version);
 		return version;
 	}
