@@ -21,7 +21,7 @@ const args = {
 		description: "Mebibytes of samples that may wait.",
 		valueHint: "N",
 	},
-	"batch-size": { type: "string", default: "8", description: "Samples a worker hands over at once.", valueHint: "N" },
+	"batch-size": { type: "string", default: "32", description: "Samples a worker hands over at once.", valueHint: "N" },
 	json: { type: "boolean", description: "Print the numbers as JSON." },
 } as const;
 

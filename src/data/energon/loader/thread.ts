@@ -45,9 +45,10 @@ function answer(message: ToThread): void {
 	}
 	stream.forget(message.needed);
 	const item = stream.next();
-	detach(item);
-	const transfer = item === null ? [] : transferable(item);
-	send({ type: "event", worker: message.worker, item, bytes: item === null ? 0 : byteLength(item) }, transfer);
+	const detached = detach(item);
+	const transfer = new Set(transferable(item));
+	if (detached) transfer.add(detached);
+	send({ type: "event", worker: message.worker, item, bytes: item === null ? 0 : byteLength(item) }, [...transfer]);
 }
 
 function fail(error: unknown): void {

@@ -1,4 +1,4 @@
-/** Handing outputs to another thread without copying their arrays. */
+/** Handing outputs to another thread: one buffer for all that lies in mapped files, the others as they are. */
 
 /** Buffers an item owns alone: whole, and not shared by two arrays. Arrays that are part of a larger buffer are copied. */
 export function transferable(item: unknown): ArrayBuffer[] {
@@ -11,13 +11,41 @@ export function transferable(item: unknown): ArrayBuffer[] {
 	return [...owners].flatMap(([buffer, count]) => (count === 1 ? [buffer] : []));
 }
 
-/** Copies arrays that are a small part of a large buffer, such as a mapped file, so that the buffer stays behind. */
-export function detach(value: unknown): void {
+/** A place that holds a part of a larger buffer, such as a mapped file. */
+interface Part {
+	readonly owner: Record<string, unknown>;
+	readonly name: string;
+	readonly bytes: Uint8Array;
+}
+
+/**
+ * Copies arrays that are parts of larger buffers into one new buffer, so that the larger ones stay behind; returns it, or
+ * null when there are none.
+ */
+export function detach(value: unknown): ArrayBuffer | null {
+	const parts: Part[] = [];
+	collect(value, parts);
+	if (parts.length === 0) return null;
+	const buffer = new ArrayBuffer(parts.reduce((sum, { bytes }) => sum + bytes.byteLength, 0));
+	let at = 0;
+	for (const { owner, name, bytes } of parts) {
+		const copy = new Uint8Array(buffer, at, bytes.byteLength);
+		copy.set(bytes);
+		owner[name] = copy;
+		at += bytes.byteLength;
+	}
+	return buffer;
+}
+
+function collect(value: unknown, parts: Part[]): void {
 	if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return;
-	const fields = value as Record<string, unknown>;
-	for (const [name, item] of Object.entries(fields)) {
-		if (item instanceof Uint8Array && item.byteLength !== item.buffer.byteLength) fields[name] = Uint8Array.from(item);
-		else if (!(Array.isArray(item) && typeof item[0] === "number")) detach(item);
+	if (Array.isArray(value) && typeof value[0] === "number") return;
+	const owner = value as Record<string, unknown>;
+	for (const name of Object.keys(owner)) {
+		const item = owner[name];
+		if (item instanceof Uint8Array && item.byteLength !== item.buffer.byteLength)
+			parts.push({ owner, name, bytes: item });
+		else if (typeof item === "object") collect(item, parts);
 	}
 }
 

@@ -48,14 +48,14 @@ export function seedByArray(key: readonly number[]): Uint32Array {
 
 export class MersenneTwister {
 	constructor(
-		/** The 624 state words. */
+		/** The 624 state words. Never written into: copies of a generator share them until they are renewed. */
 		public words: Uint32Array,
 		/** Next word to hand out; 624 = renew first. */
 		public position: number = N,
 	) {}
 
 	clone(): MersenneTwister {
-		return new MersenneTwister(this.words.slice(), this.position);
+		return new MersenneTwister(this.words, this.position);
 	}
 
 	/** The next 32-bit output. */
@@ -80,10 +80,11 @@ export class MersenneTwister {
 	}
 
 	#renew(): void {
-		const words = this.words;
+		const words = this.words.slice();
 		for (let k = 0; k < N; k++) {
 			const y = (words[k]! & 0x80000000) | (words[(k + 1) % N]! & 0x7fffffff);
 			words[k] = words[(k + M) % N]! ^ (y >>> 1) ^ (y & 1 ? 0x9908b0df : 0);
 		}
+		this.words = words;
 	}
 }

@@ -76,7 +76,7 @@ export class NumpyGenerator {
 
 	state(): NumpyState {
 		return {
-			words: this.#engine.words.slice(),
+			words: this.#engine.words,
 			position: this.#engine.position,
 			hasGauss: this.#gauss === null ? 0 : 1,
 			cachedGaussian: this.#gauss ?? 0,
@@ -84,7 +84,7 @@ export class NumpyGenerator {
 	}
 
 	restore(state: NumpyState): void {
-		this.#engine = new MersenneTwister(state.words.slice(), state.position);
+		this.#engine = new MersenneTwister(state.words, state.position);
 		this.#gauss = state.hasGauss === 0 ? null : state.cachedGaussian;
 	}
 }

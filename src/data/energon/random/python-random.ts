@@ -73,11 +73,11 @@ export class PythonRandom {
 	}
 
 	state(): PythonState {
-		return { words: this.#engine.words.slice(), position: this.#engine.position, gaussNext: this.#gauss };
+		return { words: this.#engine.words, position: this.#engine.position, gaussNext: this.#gauss };
 	}
 
 	restore(state: PythonState): void {
-		this.#engine = new MersenneTwister(state.words.slice(), state.position);
+		this.#engine = new MersenneTwister(state.words, state.position);
 		this.#gauss = state.gaussNext;
 	}
 }
