@@ -14,6 +14,11 @@ export default defineCommand({
 			valueHint: "PATH",
 			required: true,
 		},
+		weights: {
+			type: "string",
+			description: "Checkpoint of any format with the reference's initial weights; default: the reference's own.",
+			valueHint: "PATH",
+		},
 		log: { type: "string", description: "A run's JSON log to compare with golden values.", valueHint: "FILE" },
 		tolerance: { type: "string", description: "Relative tolerance with --log.", default: "0.05", valueHint: "NUMBER" },
 		"encoder-ranks": {
@@ -44,6 +49,7 @@ export default defineCommand({
 		const { runParity } = await import("../parity/run.ts");
 		const report = await runParity({
 			golden: args.golden,
+			weights: args.weights,
 			log: args.log ?? null,
 			tolerance: positive(args.tolerance),
 			device: deviceKind(args.device),
@@ -55,6 +61,7 @@ export default defineCommand({
 
 interface LayoutArguments {
 	readonly golden: string;
+	readonly weights?: string | undefined;
 	readonly layout?: string | undefined;
 	readonly "encoder-ranks": string;
 	readonly device: string;
@@ -90,10 +97,13 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	if (layout.topology.colocated) {
 		const { mimoParity } = await import("../parity/mimo.ts");
-		return mimoParity(world.device, args.golden, { encoderRanks: encoderRanks(args["encoder-ranks"]) });
+		return mimoParity(world.device, args.golden, {
+			encoderRanks: encoderRanks(args["encoder-ranks"]),
+			weights: args.weights,
+		});
 	}
 	const { mimoLayoutParity } = await import("../parity/mimo-layout.ts");
-	return await mimoLayoutParity(world, layout, args.golden);
+	return await mimoLayoutParity(world, layout, args.golden, { weights: args.weights });
 }
 
 async function print(report: ParityReport, json: boolean): Promise<void> {

@@ -4,6 +4,7 @@
  */
 
 import { join } from "node:path";
+import { openWeights } from "../checkpoint/conversion/weights.ts";
 import { languageCorrespondence } from "../checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
 import { type Correspondence, MappedStore, planTensors } from "../checkpoint/mapping.ts";
@@ -31,6 +32,8 @@ const parameterGradientLimit = 2e-5;
 
 export interface LanguageParityOptions {
 	readonly onStep?: (step: number, of: number) => void;
+	/** Checkpoint of any format to take the weights from; default: the folder's own. */
+	readonly weights?: string | undefined;
 	/** May change the model that config.json describes: to see whether the comparison notices. */
 	readonly configure?: (config: HybridConfig) => HybridConfig;
 }
@@ -59,7 +62,11 @@ function compareOnce(
 	const names = languageCorrespondence(source.configuration, source.spelling);
 	const config = huggingFaceConfig(source, join(path, "config.json"));
 	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });
-	loadModel(model, source.weights);
+	if (options.weights === undefined) loadModel(model, source.weights);
+	else {
+		using weights = openWeights(options.weights);
+		loadModel(model, weights);
+	}
 	using scalars = new StepScalars(device);
 	using optimizer = new AdamW([onlyReplica(model.parameters)], scalars, {
 		beta1: golden.optimizer.betas[0],

@@ -3,6 +3,7 @@
  * bridge. Weights are whole and batches explicit, so every layout must give the reference's losses, norms and gradients.
  */
 import { join } from "node:path";
+import { openWeights } from "../checkpoint/conversion/weights.ts";
 import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import type { ImageSet } from "../data/images.ts";
@@ -27,6 +28,8 @@ export interface MimoLayoutOptions {
 	/** Stop after this many steps; default all. */
 	readonly steps?: number;
 	readonly distributedOptimizer?: boolean;
+	/** Checkpoint of any format to take the weights from; default: the folder's own. */
+	readonly weights?: string | undefined;
 }
 
 /** Every rank of the world calls this; the report is complete on language ranks. */
@@ -73,7 +76,8 @@ async function compareOnce(
 		distributedOptimizer: options.distributedOptimizer ?? false,
 	});
 	{
-		using weights = openSafetensors(join(path, "model.safetensors"));
+		using weights =
+			options.weights === undefined ? openSafetensors(join(path, "model.safetensors")) : openWeights(options.weights);
 		loadModel(side, weights, true);
 		side.state.optimizer.refreshMasters();
 	}

@@ -3,6 +3,7 @@
  * step's loss, gradient norm and balancing loss. Tolerances are those of the reference runs' README.
  */
 import { join } from "node:path";
+import { openWeights } from "../checkpoint/conversion/weights.ts";
 import { GradientStore, loadModel, type NamedTensors } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { readTensor } from "../checkpoint/store.ts";
@@ -33,6 +34,8 @@ export interface MimoParityOptions {
 	readonly steps?: number;
 	/** Data-parallel encoder ranks that a "corrected" folder's factor counts; default 1, this process. */
 	readonly encoderRanks?: number;
+	/** Checkpoint of any format to take the weights from; default: the folder's own. */
+	readonly weights?: string | undefined;
 	/** May change the encoder that config.json describes: to see whether the comparison notices. */
 	readonly configure?: (config: EncoderConfig) => EncoderConfig;
 }
@@ -63,7 +66,8 @@ function compareOnce(device: Device, path: string, ties: NearTies, options: Mimo
 		},
 	};
 	{
-		using weights = openSafetensors(join(path, "model.safetensors"));
+		using weights =
+			options.weights === undefined ? openSafetensors(join(path, "model.safetensors")) : openWeights(options.weights);
 		loadModel(modules, weights);
 	}
 	const [encoderReplica, languageReplica] = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];

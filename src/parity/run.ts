@@ -9,6 +9,8 @@ import { logParity } from "./log.ts";
 
 export interface ParityOptions {
 	readonly golden: string;
+	/** Checkpoint of any format to take the weights from; undefined: the reference's own. */
+	readonly weights?: string | undefined;
 	/** JSON log of a run; null: train the reference's own batches. */
 	readonly log: string | null;
 	/** Relative tolerance of that comparison. */
@@ -26,5 +28,5 @@ export async function runParity(options: ParityOptions): Promise<ParityReport> {
 		);
 	}
 	using device = await openDevice(options.device, { threads: options.threads });
-	return await languageParity(device, options.golden);
+	return await languageParity(device, options.golden, { weights: options.weights });
 }

@@ -172,10 +172,11 @@ function effective({ learningRate, weightDecay }: Schedules): Record<string, str
 
 /** Megatron's rule: equal, or one of the two is chosen by a flag (runtime.md §5). */
 function agreedSchedules(c: TrainingConfiguration, own: Schedules, { schedules }: TrainingRecord, path: string) {
+	// Megatron's checkpoints do not say everything.
 	const stored: Schedules = {
 		...own,
-		learningRate: schedules!.learningRate as unknown as LearningRateSchedule,
-		weightDecay: schedules!.weightDecay as unknown as WeightDecaySchedule,
+		learningRate: { ...own.learningRate, ...(schedules!.learningRate as Partial<LearningRateSchedule>) },
+		weightDecay: { ...own.weightDecay, ...(schedules!.weightDecay as Partial<WeightDecaySchedule>) },
 	};
 	if (c.useCheckpointOptParamScheduler) return stored;
 	if (c.overrideOptParamScheduler) return own;

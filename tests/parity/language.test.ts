@@ -3,6 +3,8 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { cpSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { planConversion } from "../../src/checkpoint/conversion/convert.ts";
+import { canonicalLayout } from "../../src/checkpoint/native/manifest.ts";
 import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, type ParityReport, renderReport } from "../../src/parity/comparison.ts";
@@ -37,6 +39,30 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		});
 	}
+});
+
+test("weights of a native checkpoint are as good as the folder's own", async () => {
+	const options = { optimizer: false, allowFallback: false, visionHeads: null, pattern: null, inert: [] };
+	using plan = planConversion({
+		...options,
+		from: "hf",
+		to: "native",
+		source: join(golden, "hybrid-tiny"),
+		target: join(folder, "native"),
+		force: false,
+		dtype: null,
+		names: null,
+		reference: null,
+		layout: canonicalLayout,
+		wrapper: null,
+		paddedVocabularySize: null,
+		shardBytes: 0,
+		drop: [],
+		generator: "test",
+	});
+	await plan.run(() => {});
+	const report = await languageParity(device, join(golden, "hybrid-tiny"), { weights: join(folder, "native") });
+	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 
 test("hybrid-text, 60 steps with flipped routing decisions inside their bands", async () => {

@@ -128,7 +128,9 @@ export function huggingFaceTarget(
 			paddedVocabularySize: Math.max(rows ?? configuration.vocabSize, configuration.vocabSize),
 		});
 	}
-	const homeless = visionToHuggingFace(builder, model.tensors, options.visionHeads, path);
+	const trained = source.model.visionNumAttentionHeads;
+	const heads = options.visionHeads ?? (typeof trained === "number" ? trained : null);
+	const homeless = visionToHuggingFace(builder, model.tensors, heads, path);
 	if (homeless.length > 0) {
 		throw new UserError(
 			`Hugging Face's format has no place for ${homeless.join(", ")}; leave ${homeless.length === 1 ? "it" : "them"} out with --drop.`,

@@ -19,6 +19,7 @@ import { type KeyStyle, readKeys, writeKeys } from "../torch-dist/keys.ts";
 import { optimizerBuffers } from "../torch-dist/optimizer-buffers.ts";
 import { readCommon, readParameterGroups } from "../torch-dist/state.ts";
 import { writeTorchDistFiles } from "../torch-dist/writer.ts";
+import { toMegatron } from "../training/megatron-record.ts";
 import { fromLayout, layoutOfArguments } from "./layouts.ts";
 import type { SourceCheckpoint, SourceOptions, StoredObject } from "./source.ts";
 
@@ -199,8 +200,10 @@ function commonFor(
 		]),
 	);
 	const flags = { no_save_optim: !optimizer, no_save_rng: !random };
+	const trained = toMegatron(source.common);
+	for (const [key, value] of pythonMap(trained.state)) if (optimizer) common.set(key, value);
 	const known = isJsonObject(args) ? args : argumentsOf(source.configuration, weights);
-	if (known) common.set("args", namespace({ ...known, ...flags }));
+	if (known) common.set("args", namespace({ ...known, ...trained.args, ...flags }));
 	if (groups) {
 		const chains = Object.values(groups)[0] ?? [];
 		const states = chains.map(

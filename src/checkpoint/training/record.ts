@@ -5,6 +5,7 @@
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
 import type { Json, Manifest } from "../native/manifest.ts";
+import { fromMegatron } from "./megatron-record.ts";
 
 const count = v.pipe(v.number(), v.integer(), v.minValue(0));
 
@@ -37,9 +38,12 @@ export type TrainingRecord = v.InferOutput<typeof recordSchema>;
 /** The manifest's object with the states of the data: a JSON list by rank. */
 export const dataObject = "data.json";
 
-/** The record of a checkpoint. Throws a UserError when it is not one of a training. */
+/**
+ * The record of a checkpoint, one of ours or one converted from Megatron's. Throws a UserError when it is not one of a
+ * training.
+ */
 export function readRecord({ common }: Pick<Manifest, "common">, path: string): TrainingRecord {
-	const { success, output, issues } = v.safeParse(recordSchema, common);
+	const { success, output, issues } = v.safeParse(recordSchema, fromMegatron(common) ?? common);
 	if (success) return output;
 	const what = v.getDotPath(issues[0]) ?? "its record";
 	throw new UserError(
