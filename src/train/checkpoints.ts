@@ -10,7 +10,7 @@ import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../o
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import { ExitSignals } from "../parallel/exit-signals.ts";
 import { runAgain } from "../parallel/launcher.ts";
-import type { Listener, Progress, StepEvent, Stop } from "./listeners.ts";
+import type { Listener, Progress, Stop } from "./listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 import type { TrainingRun } from "./training-run.ts";
@@ -77,7 +77,7 @@ export class Checkpoints implements Listener {
 		return start;
 	}
 
-	async afterStep({ progress }: StepEvent): Promise<Stop | undefined> {
+	async betweenSteps(progress: Progress): Promise<Stop | undefined> {
 		const { c } = this;
 		const { iteration } = progress;
 		const asked = await this.#agree();

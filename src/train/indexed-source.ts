@@ -75,10 +75,18 @@ export function indexedEvaluation(
 	};
 }
 
-/** Evaluations that each go on where the one before stopped; the one after the training has eval-iters rounds too. */
-export function endlessEvaluation(c: TrainingConfiguration, place: DataPlace, data: IndexedData): EvaluationSource {
+/**
+ * Evaluations that each go on where the one before stopped; the one after the training has eval-iters rounds too.
+ * `consumed`: samples of the evaluations before.
+ */
+export function endlessEvaluation(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	data: IndexedData,
+	consumed: number,
+): EvaluationSource {
 	const size = c.evalMicroBatchSize;
-	let taken = 0;
+	let taken = consumed / place.laneCount;
 	return {
 		microbatches: (rounds) => {
 			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;

@@ -50,10 +50,12 @@ export interface Listener {
 	/** `iteration`, from 1, is about to begin. */
 	beforeStep?(iteration: number): void | Promise<void>;
 	/** After a step and its log line, before the evaluation it may be due for. */
-	// biome-ignore lint/suspicious/noConfusingVoidType: most listeners return nothing.
-	afterStep?(event: StepEvent): Stop | void | Promise<Stop | void>;
+	afterStep?(event: StepEvent): void | Promise<void>;
 	/** After an evaluation of a step, over the same samples on every rank; null where it comes after the training. */
 	afterEvaluation?(loss: number, iteration: number | null): void | Promise<void>;
+	/** Between two steps, after the evaluation that the first may have been due for. */
+	// biome-ignore lint/suspicious/noConfusingVoidType: listeners that do not end a training return nothing.
+	betweenSteps?(progress: Progress): Stop | void | Promise<Stop | void>;
 	/** After the last step, whether it was the planned one or a stop, before the last evaluation. */
 	afterTraining?(progress: Progress): void | Promise<void>;
 	/** When the run ends, in whatever way. */

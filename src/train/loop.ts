@@ -124,7 +124,7 @@ export async function trainingLoop<Batch>(
 			dataSeconds,
 		};
 		if (interrupted) stop = { exitCode: interruptedExit, reason: `Interrupted: stopped after step ${iteration}.` };
-		for (const listener of listeners) stop = (await listener.afterStep?.(event)) ?? stop;
+		for (const listener of listeners) await listener.afterStep?.(event);
 		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
 			const loss = await evaluateOn(run, data.validation, c.evalIters);
 			progress = {
@@ -140,6 +140,7 @@ export async function trainingLoop<Batch>(
 			});
 			for (const listener of listeners) await listener.afterEvaluation?.(loss, iteration);
 		}
+		for (const listener of listeners) stop = (await listener.betweenSteps?.(progress)) ?? stop;
 	}
 	for (const listener of listeners) await listener.afterTraining?.(progress);
 	const heldOutLoss = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;

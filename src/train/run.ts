@@ -43,11 +43,12 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	try {
 		observer.note(introduction(c, run, world));
 		const start = checkpoints.restore();
+		const first = start?.progress ?? atTheStart;
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
 			world: run.state.world,
 			states: start?.data ?? null,
+			consumedValidSamples: first.consumedValidSamples,
 		});
-		const first = start?.progress ?? atTheStart;
 		observer.event?.({
 			kind: "start",
 			step: first.iteration,

@@ -19,6 +19,8 @@ export interface DataOptions {
 	readonly world: Group;
 	/** What the ranks of a saved run kept of their data (BatchSource.save), by rank; null: this run begins. */
 	readonly states: readonly unknown[] | null;
+	/** Samples of the saved run's evaluations. */
+	readonly consumedValidSamples: number;
 }
 
 /** Opens what this rank reads. */
@@ -30,7 +32,7 @@ export async function openSources(c: TrainingConfiguration, place: DataPlace, op
 			if (c.modelProvider === "hybrid") {
 				throw new UserError("A language model without an encoder trains on files: give --data-path.");
 			}
-			return mockSources(c, place);
+			return mockSources(c, place, options.consumedValidSamples);
 		case "tokens":
 			return textOnly(c, place, tokenSources(c));
 		default:
@@ -38,10 +40,10 @@ export async function openSources(c: TrainingConfiguration, place: DataPlace, op
 	}
 }
 
-function mockSources(c: TrainingConfiguration, place: DataPlace): RunData {
+function mockSources(c: TrainingConfiguration, place: DataPlace, consumedValidSamples: number): RunData {
 	return {
 		training: indexedTraining(c, place, mockData(c, "train")),
-		validation: c.evalIters > 0 ? endlessEvaluation(c, place, mockData(c, "valid")) : null,
+		validation: c.evalIters > 0 ? endlessEvaluation(c, place, mockData(c, "valid"), consumedValidSamples) : null,
 		heldOutBytes: null,
 	};
 }

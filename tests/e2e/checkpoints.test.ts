@@ -50,13 +50,17 @@ function trainWell(layout: LayoutName, more: string): string {
 	return stdout;
 }
 
-/** What a log says of every step, times aside; a later line of a step must say the same. */
+/** What a log says of every step (and evaluation: -step), times aside; a later line of a step must say the same. */
 function steps(log: string): Map<number, string> {
 	const found = new Map<number, string>();
 	for (const line of readFileSync(at(log), "utf8").trim().split("\n")) {
 		if (line === "") continue;
 		const { iteration, consumed_samples: consumed, learning_rate: rate, grad_norm: norm, ...rest } = JSON.parse(line);
-		if (rest.split !== undefined || consumed === undefined) continue;
+		if (rest.split !== undefined) {
+			found.set(-iteration, JSON.stringify(rest["lm loss"]));
+			continue;
+		}
+		if (consumed === undefined) continue;
 		const values = JSON.stringify([consumed, rate, norm, rest["lm loss"], rest.seq_load_balancing_loss, rest.tokens]);
 		expect([iteration, found.get(iteration) ?? values]).toEqual([iteration, values]);
 		found.set(iteration, values);
@@ -78,16 +82,20 @@ function digests(root: string): Record<string, string> {
 /** Four steps without interruption on disjoint grids, with checkpoints of steps 2 and 4. */
 const reference: LayoutName = "dp2+dp2ep2, ZeRO-1";
 beforeAll(() => {
-	trainWell(reference, "--train-iters 4 --save whole --save-interval 2 --async-save --log-json whole.jsonl");
+	trainWell(
+		reference,
+		"--train-iters 4 --save whole --save-interval 2 --async-save --log-json whole.jsonl --eval-iters 1 --eval-interval 2",
+	);
 }, 120_000);
 
 describe("resume", () => {
 	for (const layout of ["1+1", reference] as const) {
 		test(`${layout}: bitwise the uninterrupted run, stopped by exit-interval`, () => {
 			const name = layout.replaceAll(/\W/g, "-");
-			if (layout !== reference) trainWell(layout, `--train-iters 4 --log-json ${name}.jsonl`);
+			const evaluations = "--eval-iters 1 --eval-interval 2";
+			if (layout !== reference) trainWell(layout, `--train-iters 4 --log-json ${name}.jsonl ${evaluations}`);
 			const log = layout === reference ? "whole.jsonl" : `${name}.jsonl`;
-			const common = `--train-iters 4 --save ${name} --load ${name} --save-interval 100 --log-json ${name}-parts.jsonl`;
+			const common = `--train-iters 4 --save ${name} --load ${name} --save-interval 100 --log-json ${name}-parts.jsonl ${evaluations}`;
 			const first = train(layout, `${common} --exit-interval 2`);
 			expect([first.exitCode, first.stderr]).toEqual([
 				0,
@@ -157,6 +165,26 @@ describe("what the checkpoint must agree with", () => {
 		]);
 	}, 60_000);
 });
+
+test("without the optimizer: saved so, and loaded so", () => {
+	const stopped = train(
+		"colocated",
+		"--train-iters 4 --save bare --save-interval 100 --no-save-optim --exit-duration-in-mins 1e-4",
+	);
+	expect([stopped.exitCode, stopped.stderr]).toEqual([0, ""]);
+	expect(stopped.stdout).toContain("Stopped after step 1: 0.0001 minutes are over.");
+	expect(Object.keys(digests("bare")).filter((name) => name.startsWith("optimizer."))).toEqual([]);
+	const refused = train("colocated", "--train-iters 4 --load bare");
+	expect([refused.exitCode, refused.stderr]).toEqual([
+		1,
+		expect.stringContaining("was saved without its optimizer; --no-load-optim goes on with a new one."),
+	]);
+	trainWell("colocated", "--train-iters 3 --load bare --no-load-optim --log-json bare.jsonl");
+	const rates = [...steps("bare.jsonl")].map(([step, values]) => [step, JSON.parse(values)[1]]);
+	// The schedule begins anew, as Megatron's does.
+	expect(rates.map(([step]) => step)).toEqual([2, 3]);
+	expect(rates[0]![1]).toBe(2e-3);
+}, 60_000);
 
 describe("damage", () => {
 	test("an altered newest checkpoint is named; --allow-fallback takes the one before", () => {

@@ -20,7 +20,9 @@ export const checkpointKeys = {
 	"no-load-optim": off("Load neither optimizer nor scheduler."),
 	"no-save-rng": off("Do not save generator states."),
 	"no-load-rng": off("Do not load generator states."),
-	"load-main-params-from-ckpt": off("Take fp32 master weights from the checkpoint's weights."),
+	"load-main-params-from-ckpt": off("Take fp32 master weights from the checkpoint's weights.", {
+		noEffect: "weights that are loaded without the optimizer always become its fp32 masters",
+	}),
 	"override-ckpt-iteration": optional(integer(0), "Continue as if the checkpoint were of this step."),
 	"dist-ckpt-strictness": defaulting(
 		choice([
@@ -37,8 +39,12 @@ export const checkpointKeys = {
 		"What happens to keys that do not match.",
 		{ noEffect: "missing and unexpected keys are always errors" },
 	),
-	"dist-ckpt-optim-fully-reshardable": off("Save optimizer state by parameter, for any layout."),
-	"no-ckpt-fully-parallel-save": off("Let the first rank of each replica set write alone."),
+	"dist-ckpt-optim-fully-reshardable": off("Save optimizer state by parameter, for any layout.", {
+		noEffect: "optimizer state is always saved by parameter",
+	}),
+	"no-ckpt-fully-parallel-save": off("Let the first rank of each replica set write alone.", {
+		noEffect: "every rank always writes its share",
+	}),
 	"async-save": off("Write checkpoints while training goes on."),
 	"load-hf": optional(path, "Start from the weights of a Hugging Face NemotronH folder."),
 	"save-hf": optional(path, "Write the trained weights as a Hugging Face NemotronH folder."),
