@@ -2,7 +2,7 @@
 import { UserError } from "../../../native/errors.ts";
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
-import { raiseError } from "../errors.ts";
+import { raiseError, SampleError } from "../errors.ts";
 import { openStorage } from "../storage/open.ts";
 import { Pipelines } from "./configuration.ts";
 import { EventStream } from "./events.ts";
@@ -53,7 +53,9 @@ function answer(message: ToThread): void {
 
 function fail(error: unknown): void {
 	const { message, stack = "" } = error instanceof Error ? error : new Error(String(error));
-	send({ type: "failed", sentence: message, isUserError: error instanceof UserError, stack });
+	// A damaged sample is the data's fault, and its sentence says which one.
+	const isUserError = error instanceof UserError || error instanceof SampleError;
+	send({ type: "failed", sentence: message, isUserError, stack });
 }
 
 self.onmessage = async ({ data }: MessageEvent<ToThread>) => {
