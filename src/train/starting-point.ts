@@ -1,4 +1,5 @@
 /** Where a run starts: a checkpoint's state on this rank, or nothing (runtime.md §10.3). */
+import { detectFormat } from "../checkpoint/conversion/source.ts";
 import type { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
 import { dataObject, readRecord, type TrainingRecord } from "../checkpoint/training/record.ts";
@@ -45,6 +46,12 @@ function sourceOf(c: TrainingConfiguration, warn: Hearers["warn"]): Source | nul
 		return { path: c.pretrainedCheckpoint, iteration: null, finetune: true };
 	}
 	if (c.load === null) return null;
+	const format = detectFormat(c.load);
+	if (format !== null) {
+		throw new UserError(
+			`${c.load} (load) is a ${format} checkpoint; \`mimo convert-ckpt --to native ${c.load} TARGET\` makes one to resume from.`,
+		);
+	}
 	if (c.exitOnMissingCheckpoint) throw new UserError(`${c.load} (load) holds no native checkpoint.`);
 	warn(`${c.load} (load) holds no checkpoint yet: starting from the beginning.`);
 	return null;

@@ -133,6 +133,10 @@ describe("resume", () => {
 });
 
 describe("what the checkpoint must agree with", () => {
+	beforeAll(() => {
+		mkdirSync(at("hf"));
+		writeFileSync(at("hf/config.json"), "{}");
+	});
 	const resume = (more: string) => train("colocated", `--train-iters 6 --load whole ${more}`);
 	test.each([
 		["--seed 7", "whole/iter_0000004 was trained with seed 1234, this run has 7; --no-load-rng goes on"],
@@ -140,6 +144,7 @@ describe("what the checkpoint must agree with", () => {
 		["--global-batch-size 16", "was trained with global-batch-size 8, this run has 16"],
 		["--num-experts 4", "holds another model: numExperts is 8 there and 4 here."],
 		["--vision-num-layers 2", "do not match the model; "],
+		["--load hf", "hf (load) is a hf checkpoint; `mimo convert-ckpt --to native hf TARGET` makes one to resume from."],
 		["--ckpt-step 3", "whole has no checkpoint of step 3 (it has iter_0000002, iter_0000004)."],
 	])(
 		"%s is refused",
