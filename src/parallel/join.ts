@@ -1,4 +1,6 @@
 /** How this process becomes a rank: it meets the others, checks that they fit, and opens what the ranks of the host share. */
+
+import { lookup } from "node:dns/promises";
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import { ABI_VERSION } from "../native/abi.ts";
@@ -36,6 +38,15 @@ function machineIdentifier(): string {
 	}
 }
 
+/** The place's address, or the other one where the name of a node is known to its batch system alone. */
+async function resolvable({ address, fallbackAddress }: Place): Promise<string> {
+	if (fallbackAddress == null) return address;
+	return await lookup(address).then(
+		() => address,
+		() => fallbackAddress,
+	);
+}
+
 /**
  * Opens the run that `place` names, when all its ranks have met. Throws UserErrors: nobody answers, a rank is absent
  * after `timeoutMinutes`, differs in version or configuration, or the secret is wrong.
@@ -48,10 +59,11 @@ export async function findRun(
 ): Promise<Run> {
 	if (place.launcher !== null) endWithParent(library, place.launcher);
 	const milliseconds = timeoutMinutes * 60_000;
+	const address = await resolvable(place);
 	if (place.launcher !== null || place.rank !== 0) {
-		return Run.open(library, await meet(place, identity, milliseconds), place.worldSize);
+		return Run.open(library, await meet({ ...place, address }, identity, milliseconds), place.worldSize);
 	}
-	using host = await RendezvousHost.open(place.address, place.port, place.secret, identity);
+	using host = await RendezvousHost.open(address, place.port, place.secret, identity);
 	await host.gather(
 		Array.from({ length: place.worldSize - 1 }, (_, index) => index + 1),
 		milliseconds,

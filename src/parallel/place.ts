@@ -1,8 +1,9 @@
 /**
  * Where this process stands in a run, from its environment: the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK,
- * MASTER_ADDR, MASTER_PORT), which our own launcher sets too.
+ * MASTER_ADDR, MASTER_PORT), which our own launcher sets too, or those of a Slurm job step.
  */
 import { UserError } from "../native/errors.ts";
+import { placeFromSlurm } from "./slurm.ts";
 
 export interface Place {
 	readonly rank: number;
@@ -12,6 +13,8 @@ export interface Place {
 	readonly localSize: number;
 	/** Where ranks meet. */
 	readonly address: string;
+	/** Used where `address` is a name that does not resolve. */
+	readonly fallbackAddress?: string | null;
 	readonly port: number;
 	readonly secret: string;
 	/** Process of our launcher, which then is the one to meet; null: rank 0 is. */
@@ -26,7 +29,7 @@ export const secretVariable = "MIMO_SECRET";
 
 /** null: no launcher has started this process. Throws a UserError that names the wrong or missing variable. */
 export function placeFromEnvironment(environment: Environment = process.env): Place | null {
-	if (environment.RANK === undefined && environment.WORLD_SIZE === undefined) return null;
+	if (environment.RANK === undefined && environment.WORLD_SIZE === undefined) return placeFromSlurm(environment);
 	const worldSize = integer(environment, "WORLD_SIZE", 1);
 	const rank = integer(environment, "RANK", 0, worldSize - 1);
 	const localSize = integer(environment, "LOCAL_WORLD_SIZE", 1, worldSize, worldSize);

@@ -15,6 +15,9 @@ import { parameterGroups } from "./parameter-groups.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 import type { TrainingRun } from "./training-run.ts";
 
+/** Signals by their weight when ranks got different ones; none is null. */
+const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
+
 export interface CheckpointOptions {
 	/** Hear what the user should know, and what has gone wrong; called on every rank. */
 	readonly say: (sentence: string) => void;
@@ -83,7 +86,11 @@ export class Checkpoints implements Listener {
 		const asked = await this.#agree();
 		if (this.#saver?.busy) this.#saver.poll();
 		const saved = c.save === null ? ", without a checkpoint" : "";
-		if (asked.signal) return { exitCode: runAgain, reason: `Stopped by a signal after step ${iteration}${saved}.` };
+		if (asked.signal !== null) {
+			const reason = `Stopped by ${asked.signal} after step ${iteration}${saved}.`;
+			// Batch systems give notice with SIGUSR1; SIGTERM ends a job for good.
+			return { exitCode: runAgain, reason, requeue: asked.signal === "SIGUSR1" && c.save !== null };
+		}
 		if (c.saveInterval !== null && iteration % c.saveInterval === 0) await this.#save(progress);
 		if (asked.late) {
 			return {
@@ -106,13 +113,14 @@ export class Checkpoints implements Listener {
 	}
 
 	/** What any rank wants. */
-	async #agree(): Promise<{ readonly signal: boolean; readonly late: boolean }> {
+	async #agree(): Promise<{ readonly signal: NodeJS.Signals | null; readonly late: boolean }> {
 		const limit = this.c.exitDurationInMins;
-		if (this.#signals === null && limit === null) return { signal: false, late: false };
+		if (this.#signals === null && limit === null) return { signal: null, late: false };
 		const signal = (await this.#signals?.asked()) ?? null;
 		const late = limit !== null && process.uptime() / 60 > limit;
-		const wishes = this.run.state.world.exchange(Int32Array.of(signal === null ? 0 : 1, late ? 1 : 0));
-		return { signal: wishes.some(([one]) => one === 1), late: wishes.some(([, one]) => one === 1) };
+		const wishes = this.run.state.world.exchange(Int32Array.of(agreed.indexOf(signal), late ? 1 : 0));
+		const strongest = Math.max(...wishes.map(([one]) => one!));
+		return { signal: agreed[strongest] ?? null, late: wishes.some(([, one]) => one === 1) };
 	}
 
 	/** Begins a save unless this step has one; waits for it unless saves are asynchronous. */

@@ -44,6 +44,8 @@ export interface Stop {
 	readonly exitCode: number;
 	/** A sentence for the user. */
 	readonly reason: string;
+	/** Whether a batch system is to be asked to start the job again. */
+	readonly requeue?: boolean;
 }
 
 export interface Listener {

@@ -10,6 +10,7 @@ import { warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
 import { describeTopology } from "../parallel/describe-topology.ts";
+import { requeueJob } from "../parallel/slurm.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
 import { dataPlaceOf, type RunData } from "./batch-source.ts";
@@ -76,6 +77,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			step: summary.progress.iteration,
 			sentence: summary.stop?.reason ?? `Trained ${summary.steps} steps.`,
 		});
+		if (summary.stop?.requeue && world.rank === 0) await requeue();
 		return summary.stop?.exitCode ?? 0;
 	} catch (error) {
 		observer.event?.({ kind: "failure", step: null, sentence: (error as Error).message });
@@ -85,6 +87,11 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		await data?.training.close?.();
 		observer.close();
 	}
+}
+
+async function requeue(): Promise<void> {
+	const problem = await requeueJob();
+	if (problem !== null) warn(`The job is not put back into the queue: ${problem}.`);
 }
 
 /** Modules and lanes, for a drawing. */

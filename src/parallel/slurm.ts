@@ -1,0 +1,107 @@
+/** A process's place in a job step of Slurm, from the variables that `srun` sets. */
+import { UserError } from "../native/errors.ts";
+import type { Place } from "./place.ts";
+
+type Environment = Readonly<Record<string, string | undefined>>;
+
+/** Ports of rank 0 by job and step, so that jobs that share a node do not meet. */
+const ports = { first: 20_000, count: 20_000 };
+
+/**
+ * Host names of a node list: "n[1-3,7],login" → n1 n2 n3 n7 login; numbers keep their leading zeros. Throws a UserError
+ * where brackets do not match.
+ */
+export function expandNodeList(list: string): string[] {
+	const parts = splitOutsideBrackets(list);
+	return parts.flatMap((part) => {
+		const open = part.indexOf("[");
+		if (open < 0) return part === "" ? [] : [part];
+		const close = part.indexOf("]", open);
+		if (close < 0) throw new UserError(`The node list ${list} has no ] for its [.`);
+		const numbers = part
+			.slice(open + 1, close)
+			.split(",")
+			.flatMap(expandRange);
+		const rest = expandNodeList(part.slice(close + 1));
+		const tails = rest.length > 0 ? rest : [""];
+		return numbers.flatMap((number) => tails.map((tail) => part.slice(0, open) + number + tail));
+	});
+}
+
+function splitOutsideBrackets(list: string): string[] {
+	const parts = [""];
+	let depth = 0;
+	for (const character of list) {
+		if (character === "[") depth++;
+		if (character === "]") depth--;
+		if (character === "," && depth === 0) parts.push("");
+		else parts[parts.length - 1] += character;
+	}
+	return parts;
+}
+
+/** "08-11" → 08 09 10 11. */
+function expandRange(range: string): string[] {
+	const [, first, last] = /^(\d+)-(\d+)$/.exec(range) ?? [];
+	if (first === undefined) return [range];
+	const count = Number(last) - Number(first) + 1;
+	return Array.from({ length: count }, (_, i) => String(Number(first) + i).padStart(first.length, "0"));
+}
+
+/** Tasks of every node: "2(x3),1" → 2 2 2 1. */
+export function expandTaskCounts(counts: string): number[] {
+	return counts.split(",").flatMap((part) => {
+		const [, tasks, times = "1"] = /^(\d+)(?:\(x(\d+)\))?$/.exec(part) ?? [];
+		if (tasks === undefined)
+			throw new UserError(`The environment has tasks per node ${counts}, which is no list of counts.`);
+		return new Array<number>(Number(times)).fill(Number(tasks));
+	});
+}
+
+/** null outside of a job step, and in one of a single task, which may launch ranks itself. */
+export function placeFromSlurm(environment: Environment = process.env): Place | null {
+	const step = environment.SLURM_STEP_ID ?? environment.SLURM_STEPID;
+	if (step === undefined || environment.SLURM_PROCID === undefined) return null;
+	const worldSize = integer(environment, ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]);
+	if (worldSize === 1) return null;
+	const node = integer(environment, ["SLURM_NODEID"]);
+	const counts = expandTaskCounts(given(environment, ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]));
+	const hosts = expandNodeList(given(environment, ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]));
+	const job = given(environment, ["SLURM_JOB_ID", "SLURM_JOBID"]);
+	const port = ports.first + ((Number(job) * 16 + Number(step)) % ports.count);
+	return {
+		rank: integer(environment, ["SLURM_PROCID"]),
+		worldSize,
+		localRank: integer(environment, ["SLURM_LOCALID"]),
+		localSize: counts[node] ?? worldSize,
+		address: environment.MASTER_ADDR ?? hosts[0]!,
+		fallbackAddress: environment.MASTER_ADDR === undefined ? (environment.SLURM_LAUNCH_NODE_IPADDR ?? null) : null,
+		port: environment.MASTER_PORT === undefined ? port : integer(environment, ["MASTER_PORT"]),
+		secret: environment.MIMO_SECRET ?? `slurm ${job}.${step}`,
+		launcher: null,
+	};
+}
+
+function given(environment: Environment, names: readonly string[]): string {
+	for (const name of names) if (environment[name]) return environment[name];
+	throw new UserError(`The environment is that of a Slurm job step, but has no ${names.join(" or ")}.`);
+}
+
+function integer(environment: Environment, names: readonly string[]): number {
+	const text = given(environment, names);
+	if (!/^\d+$/.test(text)) throw new UserError(`The environment has ${names[0]}=${text}; allowed is an integer.`);
+	return Number(text);
+}
+
+/** Puts this process's job back into the queue, as it may when its time is over. Returns what went wrong, or null. */
+export async function requeueJob(environment: Environment = process.env): Promise<string | null> {
+	const job = environment.SLURM_JOB_ID;
+	if (job === undefined) return null;
+	try {
+		const child = Bun.spawn(["scontrol", "requeue", job], { stdout: "ignore", stderr: "pipe" });
+		const [code, message] = await Promise.all([child.exited, new Response(child.stderr).text()]);
+		return code === 0 ? null : `scontrol requeue ${job}: ${message.trim()}`;
+	} catch (error) {
+		return `scontrol requeue ${job}: ${(error as Error).message}`;
+	}
+}
