@@ -1,0 +1,130 @@
+/** examples/slurm/local.sbatch on a real Slurm: the same losses as a local run, resumed, cancelled, broken. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { executable, mimo } from "../commands/mimo.ts";
+import { alive } from "../parallel/launched.ts";
+import { LocalSlurm, whyNoSlurm } from "./local-slurm.ts";
+import { loggedSteps } from "./small-run.ts";
+
+const absent = whyNoSlurm();
+const script = "examples/slurm/local.sbatch";
+const steps = 10;
+
+/** Ranks of one run: processes that read its log's folder in their command line. */
+function ranksOf(folder: string): number[] {
+	return readdirSync("/proc")
+		.filter((name) => /^\d+$/.test(name))
+		.map(Number)
+		.filter((pid) => {
+			try {
+				const line = readFileSync(`/proc/${pid}/cmdline`, "utf8");
+				return line.startsWith(executable) && line.includes(folder);
+			} catch {
+				return false;
+			}
+		});
+}
+
+const sharedMemory = () => readdirSync("/dev/shm").filter((name) => name.startsWith("mimo"));
+
+describe.skipIf(absent !== null)("a job", () => {
+	let slurm: LocalSlurm;
+	const folders: string[] = [];
+	beforeAll(async () => {
+		slurm = await LocalSlurm.start(30_000 + (process.pid % 8000) * 3);
+	}, 120_000);
+	afterAll(async () => {
+		await slurm?.[Symbol.asyncDispose]();
+		for (const folder of folders) rmSync(folder, { recursive: true, force: true });
+	}, 30_000);
+
+	function submit(count: number) {
+		const folder = mkdtempSync(join(tmpdir(), "mimo-job-"));
+		folders.push(folder);
+		const output = join(folder, "out.txt");
+		const job = slurm.submit(script, output, { MIMO: executable, RUN: folder, STEPS: String(count) });
+		const said = () => (existsSync(output) ? readFileSync(output, "utf8") : "");
+		const reached = (step: number) => slurm.until(() => new RegExp(` iteration +${step}/`).test(said()));
+		return { folder, job, said, reached, log: join(folder, "log.jsonl") };
+	}
+
+	const losses = (log: string) => loggedSteps(log).map((step) => [step.iteration, step["lm loss"]]);
+
+	let local: unknown[][];
+	test("has the losses of a local run", async () => {
+		const { folder, job, said, log } = submit(steps);
+		expect([await slurm.ended(job), said()]).toEqual(["COMPLETED", expect.stringContaining(`Trained ${steps} steps`)]);
+		const config = ["--config", "examples/vlm-tiny.yaml", "--device", "cpu", "--threads", "1"];
+		const file = join(folder, "local.jsonl");
+		const length = ["--train-iters", String(steps), "--lr-warmup-iters", "5"];
+		expect(mimo(["train", ...config, ...length, "--log-json", file]).exitCode).toBe(0);
+		local = losses(file);
+		expect(local).toHaveLength(steps);
+		expect(losses(log)).toEqual(local);
+	}, 120_000);
+
+	test("that gets USR1 saves, is put back into the queue, and goes on exactly", async () => {
+		const { job, said, reached, log } = submit(steps);
+		await reached(2);
+		slurm.run(["scancel", "--signal=USR1", job]);
+		await slurm.until(() => slurm.state(job) === "PENDING");
+		expect(said()).toContain("Stopped by SIGUSR1 after step ");
+		// Slurm waits two minutes before it starts a job again.
+		slurm.run(["scontrol", "update", `JobId=${job}`, "StartTime=now"]);
+		expect(await slurm.ended(job)).toBe("COMPLETED");
+		expect(said()).toMatch(/going on after step \d+\./);
+		expect(losses(log)).toEqual(local);
+	}, 180_000);
+
+	test("that is cancelled leaves no process, no shared memory and a whole log", async () => {
+		const before = sharedMemory();
+		const { folder, job, reached, log } = submit(5000);
+		await reached(3);
+		expect(ranksOf(folder)).toHaveLength(4);
+		slurm.run(["scancel", job]);
+		const cancelled = performance.now();
+		await slurm.until(() => ranksOf(folder).length === 0, 20);
+		expect(performance.now() - cancelled).toBeLessThan(15_000);
+		expect(await slurm.ended(job)).toBe("CANCELLED");
+		expect(sharedMemory()).toEqual(before);
+		const text = readFileSync(log, "utf8");
+		expect(text).toEndWith("\n");
+		expect(JSON.parse(text.trim().split("\n").at(-1)!).time).toBeString();
+	}, 120_000);
+
+	test("whose rank is killed ends with the diagnosis in its output", async () => {
+		const { folder, job, said, reached } = submit(5000);
+		await reached(3);
+		const ranks = ranksOf(folder);
+		process.kill(ranks[1]!, "SIGKILL");
+		const killed = performance.now();
+		await slurm.until(() => ranks.every((pid) => !alive(pid)), 20);
+		expect(performance.now() - killed).toBeLessThan(15_000);
+		expect(await slurm.ended(job)).toBe("FAILED");
+		expect(said()).toMatch(/mimo: rank \d \((radio_encoder|language), .*\) failed: .*\n( {2}rank \d .*\n){3}/);
+	}, 120_000);
+});
+
+test.skipIf(absent === null)("without Slurm jobs are not tested", () => {
+	console.log(`skipped: ${absent}`);
+	expect(absent).toBeString();
+});
+
+test("every example asks for as many tasks as its grids have ranks", () => {
+	for (const [file, ranks] of [
+		["nodes-9.sbatch", 72],
+		["nodes-33.sbatch", 264],
+		["nodes-68.sbatch", 544],
+		["nodes-100.sbatch", 800],
+	] as const) {
+		const text = readFileSync(join(import.meta.dir, "../../examples/slurm", file), "utf8");
+		const number = (pattern: RegExp) => Number(pattern.exec(text)![1]);
+		expect(number(/--nodes=(\d+)/) * number(/--ntasks-per-node=(\d+)/)).toBe(ranks);
+		const command = text.slice(text.indexOf("mimo train") + "mimo train".length).replaceAll("\\\n", " ");
+		const { exitCode, stdout, stderr } = mimo(["train", ...command.trim().split(/\s+/), "--print-topology"]);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+		expect(stdout).toStartWith(`${ranks} ranks: radio_encoder 0-`);
+	}
+}, 60_000);
