@@ -6,7 +6,7 @@
  * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
- * on a rank each against the larger of both.
+ * on a rank each against the larger of both. energon: reading a data set, against megatron-energon where Python has it.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -14,6 +14,7 @@ import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { benchCollectives } from "./collectives.ts";
 import { benchConversions } from "./conversions.ts";
+import { benchEnergon, findEnergon } from "./energon.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
 import { benchOverlap } from "./overlap.ts";
@@ -21,7 +22,7 @@ import { benchProducts } from "./products.ts";
 import { benchPyTorch, findPython } from "./pytorch.ts";
 import { benchStreams } from "./streams.ts";
 
-const suites = ["products", "streams", "pytorch", "conversions", "collectives", "overlap"] as const;
+const suites = ["products", "streams", "pytorch", "conversions", "collectives", "overlap", "energon"] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" } },
 	allowPositionals: true,
@@ -55,6 +56,11 @@ for (const threads of threadCounts) {
 if (wanted("conversions")) rows.push(...(await benchConversions()));
 if (wanted("collectives")) rows.push(...(await benchCollectives(python)));
 if (wanted("overlap")) rows.push(...(await benchOverlap()));
+if (wanted("energon")) {
+	const withEnergon = findEnergon();
+	if (withEnergon === null) console.log("skip: energon (no Python with megatron-energon; MIMO_PYTHON names one)");
+	else rows.push(...benchEnergon(withEnergon));
+}
 console.log(tables(rows));
 const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);
 console.log(`\n${rows.length} ratios, ${below.length} below what is wanted`);
