@@ -120,11 +120,15 @@ export function compareTensors(
 	};
 }
 
-/** Throws one error that lists everything that does not fit, by name. */
+/** Names of one kind that an error lists; it counts the rest. */
+const LONGEST_LIST = 50;
+
+/** Throws one error that lists what does not fit, by name. */
 export function requireMatch(path: string, { missing, unexpected, misshaped }: Mismatch): void {
 	const parts: string[] = [];
 	const list = (what: string, names: readonly string[]) => {
-		if (names.length > 0) parts.push(`${names.length} ${what}: ${names.join(", ")}`);
+		const rest = names.length > LONGEST_LIST ? ` and ${names.length - LONGEST_LIST} more` : "";
+		if (names.length > 0) parts.push(`${names.length} ${what}: ${names.slice(0, LONGEST_LIST).join(", ")}${rest}`);
 	};
 	list("missing", missing);
 	list("unexpected", unexpected);

@@ -237,7 +237,7 @@ describe("processes that end", () => {
 
 	test("SIGTERM saves and exits with 75; the next run goes on", async () => {
 		const common =
-			"--train-iters 12 --save asked --load asked --save-interval 100 --exit-signal-handler --log-json asked.jsonl";
+			"--train-iters 8 --save asked --load asked --save-interval 100 --exit-signal-handler --log-json asked.jsonl";
 		const launched = start(common);
 		await launched.said(/ iteration +2\//);
 		launched.signal(launched.process.pid, "SIGTERM");
@@ -245,13 +245,13 @@ describe("processes that end", () => {
 		expect(ended.exitCode).toBe(75);
 		expect(ended.stdout).toMatch(/Stopped by SIG\w+ after step \d+\./);
 		trainWell(reference, common);
-		trainWell(reference, "--train-iters 12 --log-json unasked.jsonl");
+		trainWell(reference, "--train-iters 8 --log-json unasked.jsonl");
 		expect(steps("asked.jsonl")).toEqual(steps("unasked.jsonl"));
 	}, 120_000);
 
 	/** Kills; with MIMO_TEST_FULL as many as the acceptance list says. */
-	const kills = process.env.MIMO_TEST_FULL ? 50 : 3;
-	const iterations = process.env.MIMO_TEST_FULL ? 400 : 30;
+	const kills = process.env.MIMO_TEST_FULL ? 50 : 2;
+	const iterations = process.env.MIMO_TEST_FULL ? 400 : 20;
 	test(`${kills} kills at random moments of steps and saves: nothing is lost, the log is that of one run`, async () => {
 		trainWell(reference, `--train-iters ${iterations} --log-json unkilled.jsonl`);
 		let state = 11;

@@ -64,11 +64,13 @@ export interface SaveResult {
 export class SaveThread implements Disposable {
 	readonly #worker = openWorker("checkpoint/native/save-worker");
 	#status: SharedArrayBuffer | null = null;
+	#posted = 0;
 
 	/** Starts a job; the one before must have been looked at until its result was there. */
 	start(job: SaveJob): void {
 		if (this.#status !== null) throw new Error("The thread that writes checkpoints is busy.");
 		this.#status = new SharedArrayBuffer(headBytes + longestSentence);
+		this.#posted = performance.now();
 		this.#worker.postMessage({ job, status: this.#status } satisfies SaveMessage);
 	}
 
@@ -87,18 +89,19 @@ export class SaveThread implements Disposable {
 		return { failure: state === SaveState.failed ? sentence : null };
 	}
 
-	/** Blocks until the result is there. */
-	wait(): SaveResult {
+	/** Blocks until the result is there, or (null) for `milliseconds`. */
+	wait(milliseconds = Number.POSITIVE_INFINITY): SaveResult | null {
 		const started = performance.now();
 		for (;;) {
 			const result = this.poll();
-			if (result !== null) return result;
+			const waited = performance.now() - started;
+			if (result !== null || waited >= milliseconds) return result;
 			const words = new Int32Array(this.#status!, 0, 1);
 			const state = Atomics.load(words, 0);
-			if (state === SaveState.posted && performance.now() - started > longestStart) {
+			if (state === SaveState.posted && performance.now() - this.#posted > longestStart) {
 				throw new Error("The thread that writes checkpoints did not start.");
 			}
-			Atomics.wait(words, 0, state, 1000);
+			Atomics.wait(words, 0, state, Math.min(1000, milliseconds - waited));
 		}
 	}
 

@@ -27,6 +27,9 @@ export interface SaverOptions {
 	readonly warn: (sentence: string) => void;
 }
 
+/** Ranks that wait for a save look together this often, in milliseconds: a run without progress counts as stuck. */
+const longestWait = 5000;
+
 /** How far this rank is with a phase of the save. */
 const Progress = { working: 0, done: 1, failed: 2 } as const;
 
@@ -107,7 +110,7 @@ export class CheckpointSaver implements Disposable {
 	/** This rank's progress. */
 	#look(saving: Saving, wait: boolean): void {
 		if (saving.progress !== Progress.working) return;
-		const result = wait ? this.#thread.wait() : this.#thread.poll();
+		const result = wait ? this.#thread.wait(longestWait) : this.#thread.poll();
 		if (result === null) return;
 		saving.failure = result.failure;
 		saving.progress = result.failure === null ? Progress.done : Progress.failed;

@@ -156,7 +156,7 @@ test("a thread writes snapshots and publishes", () => {
 	expect(readTensor(checkpoint, "matrix")).toEqual(matrix);
 	expect(readdirSync(checkpoint.path).sort()).toEqual(["data", "index.json"]);
 	thread.start({ ...write, folder: join(folder, "nowhere") });
-	expect(thread.wait().failure).toContain("it does not exist");
+	expect(thread.wait()?.failure).toContain("it does not exist");
 });
 
 describe("a save that does not finish", () => {
