@@ -3,7 +3,7 @@
  * to whole tensors by full name.
  */
 import type { Device } from "../native/device.ts";
-import { type ParameterRequest, ParameterSet } from "../parallel/parameter-set.ts";
+import { type BucketSize, type ParameterRequest, ParameterSet } from "../parallel/parameter-set.ts";
 import { localShape, type ShardBlock, type ShardPlace, shardBlocks } from "../parallel/shard.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { elementCount, type FloatDtype, type Tensor } from "../tensor/tensor.ts";
@@ -45,6 +45,8 @@ export class ModuleParameters implements Disposable {
 			readonly frozen: (spec: ParameterSpec) => boolean;
 			/** Replicas that may share optimizer state: buffers are padded to equal slices. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
+			/** Default: gradients of a kind in one buffer. */
+			readonly buckets?: BucketSize;
 		},
 	) {
 		this.set = new ParameterSet(
@@ -61,6 +63,7 @@ export class ModuleParameters implements Disposable {
 				}),
 			),
 			options.replicas,
+			options.buckets,
 		);
 	}
 

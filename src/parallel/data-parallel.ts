@@ -1,9 +1,11 @@
 /**
  * Data parallelism over flat parameter buffers: gradients are summed over replicas in fp32, and with ZeRO-1 each replica
  * keeps one equal slice of a buffer: it receives the sum of that slice only, updates it, and the updated values are
- * gathered again.
+ * gathered again. Overlapped, a buffer's sum starts as soon as the last microbatch's backward has filled it and all
+ * buffers before it, last layers first: every replica starts them in one order, whatever its samples hold.
  */
-import { type Group, groupOfOne } from "./group.ts";
+import type { Parameter } from "../tensor/parameter.ts";
+import { type Group, groupOfOne, type Pending } from "./group.ts";
 import type { ParameterBuffer, ParameterSet } from "./parameter-set.ts";
 
 export interface ReplicaGroups {
@@ -23,6 +25,14 @@ export interface OwnedRange {
 }
 
 export class DataParallel {
+	/** Buffers in the order in which their sums start. */
+	readonly #order: readonly ParameterBuffer[];
+	readonly #bufferOf = new Map<string, ParameterBuffer>();
+	/** Parameters of each buffer whose gradients are not final yet. */
+	readonly #awaited = new Map<ParameterBuffer, Set<string>>();
+	/** Sums under way, as far as #order. */
+	readonly #pending: Pending[] = [];
+
 	constructor(
 		readonly parameters: ParameterSet,
 		readonly groups: ReplicaGroups,
@@ -30,7 +40,19 @@ export class DataParallel {
 		readonly distributedOptimizer: boolean,
 		/** Whether this rank counts parameters that every tensor-parallel rank holds. */
 		readonly countsReplicated: boolean,
-	) {}
+		/** Whether gradientReady() is called and sums start during backward. */
+		readonly overlaps = false,
+	) {
+		this.#order = parameters.buffers
+			.filter(({ gradients }) => gradients !== null)
+			.toSorted(
+				(a, b) => Number(this.#lastOfAll(a)) - Number(this.#lastOfAll(b)) || b.firstParameter - a.firstParameter,
+			);
+		for (const buffer of this.#order) {
+			for (const { name } of buffer.entries) this.#bufferOf.set(name, buffer);
+		}
+		this.#expectAll();
+	}
 
 	groupOf(buffer: ParameterBuffer): Group {
 		return buffer.kind.expert ? this.groups.expert : this.groups.dense;
@@ -45,24 +67,49 @@ export class DataParallel {
 		return { begin: rank * slice, end: (rank + 1) * slice, counted };
 	}
 
-	/** Sums gradients over replicas (and, where tokens are cut, over the ranks that cut them). */
-	reduce(): void {
-		for (const buffer of this.parameters.buffers) {
-			const { gradients } = buffer;
-			if (!gradients) continue;
-			if (buffer.kind.replicated && this.groups.sequenceParallel) {
-				this.groups.sequenceParallel.allReduce(gradients).wait();
-			}
-			const group = this.groupOf(buffer);
-			if (group.size === 1) continue;
-			if (this.distributedOptimizer) {
-				const { begin, end } = this.owned(buffer);
-				using slice = gradients.columns(begin, end - begin);
-				group.reduceScatter(gradients, slice).wait();
-			} else {
-				group.allReduce(gradients).wait();
-			}
+	/** The step's last microbatch has added to this parameter's gradient. */
+	gradientReady({ name }: Parameter): void {
+		const buffer = this.#bufferOf.get(name);
+		if (!this.overlaps || buffer === undefined) return;
+		this.#awaited.get(buffer)!.delete(name);
+		for (let next = this.#next; next && !this.#lastOfAll(next); next = this.#next) {
+			if (this.#awaited.get(next)!.size > 0) return;
+			this.#pending.push(this.#start(next));
 		}
+	}
+
+	/**
+	 * Sums gradients over replicas (and, where tokens are cut, over the ranks that cut them): starts what backward has not
+	 * started, and waits for all.
+	 */
+	reduce(): void {
+		for (let next = this.#next; next; next = this.#next) this.#pending.push(this.#start(next));
+		for (const pending of this.#pending.splice(0)) pending.wait();
+		this.#expectAll();
+	}
+
+	get #next(): ParameterBuffer | undefined {
+		return this.#order[this.#pending.length];
+	}
+
+	/** Sums over ranks that cut tokens go over the group that backward itself uses: they stay behind it. */
+	#lastOfAll(buffer: ParameterBuffer): boolean {
+		return buffer.kind.replicated && this.groups.sequenceParallel !== null;
+	}
+
+	#expectAll(): void {
+		for (const buffer of this.#order) this.#awaited.set(buffer, new Set(buffer.entries.map(({ name }) => name)));
+	}
+
+	#start(buffer: ParameterBuffer): Pending {
+		const gradients = buffer.gradients!;
+		if (this.#lastOfAll(buffer)) this.groups.sequenceParallel!.allReduce(gradients).wait();
+		const group = this.groupOf(buffer);
+		if (group.size === 1) return { wait() {} };
+		if (!this.distributedOptimizer) return group.allReduce(gradients);
+		const { begin, end } = this.owned(buffer);
+		using slice = gradients.columns(begin, end - begin);
+		return group.reduceScatter(gradients, slice);
 	}
 
 	/** For who looks at them: every replica has all gradients, which with ZeRO-1 are final in its own slice only. */

@@ -30,6 +30,9 @@ export interface ParameterRequest {
 	readonly frozen: boolean;
 }
 
+/** How a module's gradients are cut into buckets that are reduced one by one: elements of each at least, or their number. */
+export type BucketSize = { readonly elements: number } | { readonly count: number };
+
 // Entries and slices start at multiples of this many elements: kernels may use whole cache lines.
 const alignment = 64;
 
@@ -46,6 +49,8 @@ export class ParameterBuffer implements Disposable {
 		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "frozen">,
 		requests: readonly ParameterRequest[],
 		slices: number,
+		/** Place of its first parameter among the module's: forward reads in that order, backward comes back in the other. */
+		readonly firstParameter: number,
 	) {
 		// Decaying parameters first: the optimizer then needs two calls, not one a parameter.
 		const ordered = [...requests.filter((r) => r.decays), ...requests.filter((r) => !r.decays)];
@@ -94,6 +99,30 @@ function slice(flat: Tensor, entry: BufferEntry): Tensor {
 	return window.view(entry.shape);
 }
 
+/** Elements at which a bucket closes (spec runtime 3.6). */
+function elementsOfBucket(requests: readonly ParameterRequest[], buckets: BucketSize | undefined): number {
+	if (buckets === undefined) return Number.POSITIVE_INFINITY;
+	if ("elements" in buckets) return buckets.elements;
+	return Math.floor(requests.reduce((sum, { shape }) => sum + elementCount(shape), 0) / buckets.count);
+}
+
+/** Runs of neighbours that each have at least `least` elements, but for the last. */
+function cut(requests: readonly ParameterRequest[], least: number): ParameterRequest[][] {
+	const runs: ParameterRequest[][] = [];
+	let open: ParameterRequest[] = [];
+	let elements = 0;
+	for (const request of requests) {
+		open.push(request);
+		elements += elementCount(request.shape);
+		if (elements < least) continue;
+		runs.push(open);
+		open = [];
+		elements = 0;
+	}
+	if (open.length > 0) runs.push(open);
+	return runs;
+}
+
 export class ParameterSet implements Disposable {
 	readonly buffers: readonly ParameterBuffer[];
 	readonly #byName = new Map<string, Parameter>();
@@ -103,14 +132,19 @@ export class ParameterSet implements Disposable {
 		requests: readonly ParameterRequest[],
 		/** Equal slices a buffer can be cut into: the sizes of the groups that may share its optimizer state. */
 		slices: { readonly dense: number; readonly expert: number } = { dense: 1, expert: 1 },
+		/** Default: one buffer a kind. */
+		buckets?: BucketSize,
 	) {
 		const flag = (value: boolean) => (value ? 1 : 0);
 		const kinds = Map.groupBy(requests, (r) => [flag(r.frozen), flag(r.expert), flag(r.replicated), r.dtype].join(" "));
-		this.buffers = [...kinds.keys()].sort().map((kind) => {
-			const group = kinds.get(kind)!;
-			const kindOfGroup = group[0]!;
-			return new ParameterBuffer(device, kindOfGroup, group, kindOfGroup.expert ? slices.expert : slices.dense);
-		});
+		const least = elementsOfBucket(requests, buckets);
+		this.buffers = [...kinds.keys()].sort().flatMap((kind) =>
+			cut(kinds.get(kind)!, least).map((group) => {
+				const kindOfGroup = group[0]!;
+				const parts = kindOfGroup.expert ? slices.expert : slices.dense;
+				return new ParameterBuffer(device, kindOfGroup, group, parts, requests.indexOf(kindOfGroup));
+			}),
+		);
 		for (const buffer of this.buffers) {
 			for (const parameter of buffer.parameters) {
 				if (this.#byName.has(parameter.name)) throw new Error(`Two parameters are named ${parameter.name}.`);

@@ -107,6 +107,7 @@ export function rowParallelLinear(tape: Tape, x: Tensor, weight: Parameter, bias
 	tape.record({
 		name: "replicated_bias",
 		outputs: [y],
+		parameters: [bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
 			tape.weightGradient(segment, [dy], () => {

@@ -17,7 +17,13 @@ export function recompute(tape: Tape, x: Tensor, layer: (tape: Tape, x: Tensor) 
 		outputs: [y],
 		keep: [x],
 		backward: ([dy]) => {
-			const again = new Tape(tape.device, { recording: true, training: tape.training, replaying: true });
+			const { onGradient } = tape.options;
+			const again = new Tape(tape.device, {
+				recording: true,
+				training: tape.training,
+				replaying: true,
+				...(onGradient && { onGradient }),
+			});
 			using replayed = x.withGradient(new GradientSlot(x.device, x.shape, x.dtype as FloatDtype));
 			using output = layer(again, replayed);
 			output.gradient!.accumulate(dy!.share());

@@ -8,6 +8,7 @@
 import { debug, debugging } from "../native/debug.ts";
 import type { Device } from "../native/device.ts";
 import { GradientSlot } from "./gradient.ts";
+import type { Parameter } from "./parameter.ts";
 import type { FloatDtype, Tensor } from "./tensor.ts";
 
 export type WeightGradients = "immediate" | "deferred";
@@ -16,6 +17,7 @@ interface Entry {
 	readonly name: string;
 	readonly outputs: readonly GradientSlot[];
 	readonly held: readonly Disposable[];
+	readonly parameters: readonly Parameter[];
 	readonly backward: (gradients: readonly (Tensor | null)[]) => void;
 }
 
@@ -28,6 +30,8 @@ export interface Segment {
 	readonly name: string;
 	readonly entries: Entry[];
 	readonly deferred: Deferred[];
+	/** Trainable parameters of the operations that went backward and may have deferred their weight gradients. */
+	readonly unfinished: Parameter[];
 }
 
 /** What an operation tells the tape about itself. */
@@ -39,17 +43,22 @@ export interface Operation {
 	readonly keep?: readonly (Tensor | null)[];
 	/** What was made for backward alone; the tape takes it over. */
 	readonly own?: readonly (Disposable | null)[];
+	/** Parameters whose gradients backward adds to. */
+	readonly parameters?: readonly (Parameter | null)[];
 	/** Gradients of the outputs in order (null: none came). The tape releases them and what it held afterwards. */
 	readonly backward: (gradients: readonly (Tensor | null)[]) => void;
 }
 
 export class Tape {
 	readonly segments: Segment[] = [];
+	/** Recorded operations that still have to add to a parameter's gradient. */
+	readonly #uses = new Map<Parameter, number>();
 
 	/**
 	 * recording: false for inference. training: whether dropout drops and routers count tokens (default: when recording).
 	 * replaying: a second forward of the same data (recomputation), whose side effects,
-	 * such as counting routed tokens, have already happened.
+	 * such as counting routed tokens, have already happened. onGradient: called when every recorded operation that uses a
+	 * trainable parameter has added to its gradient.
 	 */
 	constructor(
 		readonly device: Device,
@@ -58,6 +67,7 @@ export class Tape {
 			readonly training?: boolean;
 			readonly weightGradients?: WeightGradients;
 			readonly replaying?: boolean;
+			readonly onGradient?: (parameter: Parameter) => void;
 		},
 	) {}
 
@@ -75,7 +85,7 @@ export class Tape {
 
 	/** Starts a segment: what is recorded from now on belongs to it. */
 	begin(name: string): Segment {
-		const segment: Segment = { name, entries: [], deferred: [] };
+		const segment: Segment = { name, entries: [], deferred: [], unfinished: [] };
 		this.segments.push(segment);
 		return segment;
 	}
@@ -101,11 +111,14 @@ export class Tape {
 		}
 		if (slots.some((slot) => slot === null)) throw new Error(`${operation.name} has an output without a gradient.`);
 		const kept = (operation.keep ?? []).filter((tensor) => tensor !== null).map((tensor) => tensor.share());
+		const parameters = (operation.parameters ?? []).filter((parameter) => parameter?.trainable ?? false) as Parameter[];
+		for (const parameter of parameters) this.#uses.set(parameter, (this.#uses.get(parameter) ?? 0) + 1);
 		const segment = this.segments.at(-1) ?? this.begin("all");
 		segment.entries.push({
 			name: operation.name,
 			outputs: slots as GradientSlot[],
 			held: [...kept, ...own],
+			parameters,
 			backward: operation.backward,
 		});
 	}
@@ -141,6 +154,8 @@ export class Tape {
 			if (gradients.some((gradient) => gradient !== null)) entry.backward(gradients);
 			for (const gradient of gradients) gradient?.[Symbol.dispose]();
 			for (const item of entry.held) item[Symbol.dispose]();
+			if (this.options.weightGradients === "deferred") segment.unfinished.push(...entry.parameters);
+			else this.#finish(entry.parameters);
 		}
 	}
 
@@ -149,6 +164,16 @@ export class Tape {
 		for (const { held, run } of segment.deferred.splice(0)) {
 			run();
 			for (const tensor of held) tensor[Symbol.dispose]();
+		}
+		this.#finish(segment.unfinished.splice(0));
+	}
+
+	/** One use less of each. */
+	#finish(parameters: readonly Parameter[]): void {
+		for (const parameter of parameters) {
+			const left = this.#uses.get(parameter)! - 1;
+			this.#uses.set(parameter, left);
+			if (left === 0) this.options.onGradient?.(parameter);
 		}
 	}
 

@@ -13,7 +13,13 @@ import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
 import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
-import type { Evaluator, MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
+import {
+	type Evaluator,
+	gradientListener,
+	type MicrobatchObserver,
+	type Schedule,
+	type StepPlace,
+} from "./schedule.ts";
 
 /** An encoder rank. Its microbatches hold the images of all language lanes it serves, in lane order. */
 export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet> {
@@ -38,7 +44,11 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet> 
 				this.encoder,
 				images,
 				{ cropKey: place.dropoutKey, firstImage },
-				{ training: this.trains, observe: (name, value) => observe(`encoder.${name}`, value, index) },
+				{
+					training: this.trains,
+					observe: (name, value) => observe(`encoder.${name}`, value, index),
+					...gradientListener(place, index, microbatches.length),
+				},
 			);
 			firstImage += images.grids.length;
 			this.bridge.sendForward(encoded, this.trains);
@@ -90,7 +100,11 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<
 				this.model,
 				{ text, imageTokenId: this.imageTokenId, name: `microbatch ${index}` },
 				{ rows, rowsPerSample: received.rowsPerSample, wantsGradient: this.encoderTrains },
-				{ ...place, firstToken },
+				{
+					dropoutKey: place.dropoutKey,
+					firstToken,
+					...gradientListener(place, index, microbatches.length),
+				},
 				losses,
 				(name, value) => observe(name, value, index),
 			);

@@ -38,7 +38,7 @@ export class ColocatedSchedule implements Schedule<ImageTextMicrobatch>, Evaluat
 				this.language,
 				{ text, imageTokenId: this.imageTokenId, name: `microbatch ${index}` },
 				encoded,
-				{ ...place, firstToken },
+				{ dropoutKey: place.dropoutKey, firstToken },
 				losses,
 				(name, value) => observe(name, value, index),
 			);

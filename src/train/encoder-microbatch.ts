@@ -8,6 +8,7 @@ import { patchWidth } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
 import { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import type { StepPlace } from "./schedule.ts";
 
 export interface EncoderPlace {
 	/** Key of this step's random crops. */
@@ -30,10 +31,11 @@ export class EncoderMicrobatch implements Disposable {
 		readonly encoder: EncoderModule,
 		images: ImageSet,
 		place: EncoderPlace,
-		options: { readonly training: boolean; readonly observe?: RadioObserver },
+		options: { readonly training: boolean; readonly observe?: RadioObserver } & Pick<StepPlace, "onGradient">,
 	) {
 		const { device, config } = encoder;
-		this.#tape = new Tape(device, { recording: options.training });
+		const { onGradient } = options;
+		this.#tape = new Tape(device, { recording: options.training, ...(onGradient && { onGradient }) });
 		const width = patchWidth(config.tower);
 		using patches = Tensor.from(device, images.patches, [images.patches.length / width, width], {
 			dtype: config.tower.dtype,

@@ -34,7 +34,8 @@ export function trainText(
 	observe: Observer = () => {},
 	addToEmbedding?: AddToEmbedding,
 ): void {
-	const tape = new Tape(model.device, { recording: true });
+	const { onGradient } = place;
+	const tape = new Tape(model.device, { recording: true, ...(onGradient && { onGradient }) });
 	using input = new DeviceInput(model.device, microbatch, model.parallel.tp);
 	using loss = lossOf(tape, model, input, place, observe, addToEmbedding);
 	losses.add(loss, input.mask);

@@ -10,6 +10,7 @@ import { DataParallel } from "../parallel/data-parallel.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
 import { type Topology, topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
+import { gradientBuckets } from "./gradient-buckets.ts";
 import { LanguageSchedule } from "./schedule.ts";
 import type { TrainingRun } from "./training-run.ts";
 
@@ -33,13 +34,16 @@ export class LanguageRun implements TrainingRun<Microbatch> {
 		const everyone = await world.group("world", grid.ranks);
 		const groups = await moduleGroups(world, grid, { experts: c.numExperts, sequenceParallel: true });
 		const { replicas } = groups;
+		const buckets = gradientBuckets(c, "language", replicas.dense.size);
 		const model = new HybridModel(device, hybridConfig(c), {
+			...(buckets && { buckets }),
 			frozen: c.freezeLm,
 			parallel: groups.model,
 			replicas: { dense: replicas.dense.size, expert: replicas.expert.size },
 		});
 		const firstOfTp = groups.model.tp.rank === 0;
-		const replica = new DataParallel(model.parameters, replicas, c.useDistributedOptimizer, firstOfTp);
+		const { useDistributedOptimizer } = c;
+		const replica = new DataParallel(model.parameters, replicas, useDistributedOptimizer, firstOfTp, buckets !== null);
 		const scalars = new StepScalars(device);
 		const optimizer = new AdamW([replica], scalars, {
 			beta1: c.adamBeta1,

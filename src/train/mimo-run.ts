@@ -14,6 +14,7 @@ import { BridgeDestination, type BridgeGroups, BridgeSource } from "../parallel/
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
+import type { BucketSize } from "../parallel/parameter-set.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { BridgedLanguageSchedule, EncoderSchedule } from "./bridge-schedule.ts";
@@ -30,6 +31,8 @@ export interface MimoRunOptions {
 	readonly seed: number;
 	/** ZeRO-1. */
 	readonly distributedOptimizer: boolean;
+	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
+	readonly buckets?: (module: "encoder" | "language", replicas: number) => BucketSize | null;
 	/** Default: nobody asks which encoder ranks saw images, and the gradient is exact. */
 	readonly participation?: Participation["policy"];
 	readonly logNumZeros?: boolean;
@@ -97,14 +100,16 @@ const trainsEncoder = ({ frozen }: MimoRunOptions) => !frozen.tower || !frozen.p
 
 function encoderSide({ world, topology, everyone, groups, bridge, lane }: Place, options: MimoRunOptions): EncoderSide {
 	const { device } = world;
+	const buckets = options.buckets?.("encoder", groups.replicas.dense.size) ?? null;
 	const encoder = new EncoderModule(device, options.encoder, {
+		...(buckets && { buckets }),
 		frozenTower: options.frozen.tower,
 		frozenProjector: options.frozen.projector,
 		parallel: groups.model,
 		replicas: replicasOf(groups),
 	});
 	const source = new BridgeSource(device, topology, world.rank, bridge, encoder.width, options.encoder.tower.dtype);
-	const shared = sharedState<ImageSet>(encoder.parameters, everyone, groups, options);
+	const shared = sharedState<ImageSet>(encoder.parameters, everyone, groups, options, buckets !== null);
 	const participation = options.participation && {
 		policy: options.participation,
 		ranks: topology.encoder!.lanes,
@@ -136,7 +141,9 @@ function languageSide(
 	options: MimoRunOptions,
 ): LanguageSide {
 	const { device } = world;
+	const buckets = options.buckets?.("language", groups.replicas.dense.size) ?? null;
 	const model = new HybridModel(device, options.language, {
+		...(buckets && { buckets }),
 		frozen: options.frozen.language,
 		parallel: groups.model,
 		replicas: replicasOf(groups),
@@ -144,7 +151,7 @@ function languageSide(
 	const { hiddenSize } = options.language;
 	const dtype = options.encoder.tower.dtype;
 	const destination = new BridgeDestination(device, topology, world.rank, bridge, hiddenSize, dtype);
-	const shared = sharedState<Microbatch>(model.parameters, everyone, groups, options);
+	const shared = sharedState<Microbatch>(model.parameters, everyone, groups, options, buckets !== null);
 	const participation = options.participation && {
 		policy: options.participation,
 		ranks: topology.encoder!.lanes,
@@ -180,9 +187,11 @@ function sharedState<Batch>(
 	world: Group,
 	groups: ModuleGroups,
 	options: MimoRunOptions,
+	overlaps: boolean,
 ): Shared<Batch> {
 	const countsReplicated = groups.model.tp.rank === 0;
-	const replica = new DataParallel(parameters, groups.replicas, options.distributedOptimizer, countsReplicated);
+	const { distributedOptimizer } = options;
+	const replica = new DataParallel(parameters, groups.replicas, distributedOptimizer, countsReplicated, overlaps);
 	const scalars = new StepScalars(parameters.device);
 	const { clipGrad, seed } = options;
 	const { logNumZeros = false, logParametersNorm = false } = options;

@@ -1,6 +1,7 @@
 /** Orders of forward and backward passes over the microbatches of a step. */
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
+import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { evaluateText, trainText } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
@@ -11,6 +12,17 @@ export interface StepPlace {
 	readonly dropoutKey: number;
 	/** Index of this lane's first token among the tokens of the step's global batch. */
 	readonly firstToken: number;
+	/** Called when the step's last microbatch has completed a parameter's gradient; absent: nobody wants to know. */
+	readonly onGradient?: (parameter: Parameter) => void;
+}
+
+/** What the tape of microbatch `index` of `count` tells about gradients: those of the last one are complete. */
+export function gradientListener(
+	{ onGradient }: StepPlace,
+	index: number,
+	count: number,
+): Pick<StepPlace, "onGradient"> {
+	return onGradient && index === count - 1 ? { onGradient } : {};
 }
 
 /** Called with values as they arise and the microbatch, from 0, they belong to. */
@@ -39,7 +51,9 @@ export class LanguageSchedule implements Schedule<Microbatch>, Evaluator<Microba
 		let { firstToken } = place;
 		for (const [index, microbatch] of microbatches.entries()) {
 			const look = (name: string, value: Tensor) => observe(name, value, index);
-			trainText(this.model, microbatch, { ...place, firstToken }, losses, look);
+			const { dropoutKey } = place;
+			const own = { dropoutKey, firstToken, ...gradientListener(place, index, microbatches.length) };
+			trainText(this.model, microbatch, own, losses, look);
 			firstToken += microbatch.ids.length;
 		}
 	}

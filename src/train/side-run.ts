@@ -6,6 +6,7 @@ import { hybridConfig } from "../models/hybrid/from-configuration.ts";
 import { encoderConfig } from "../models/mimo/from-configuration.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
+import { gradientBuckets } from "./gradient-buckets.ts";
 import { mimoSide } from "./mimo-run.ts";
 import type { TrainingRun } from "./training-run.ts";
 
@@ -24,6 +25,7 @@ export async function sideRun(
 		clipGrad: c.clipGrad,
 		seed: c.seed,
 		distributedOptimizer: c.useDistributedOptimizer,
+		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
 		participation: c.encoderGradParticipation,
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,

@@ -13,6 +13,7 @@ import { clipGradients, countZeros, gradientSquares, parametersNorm, scaleGradie
 import type { StepScalars } from "../optim/step-scalars.ts";
 import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
+import type { Parameter } from "../tensor/parameter.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { LossAccumulator } from "./loss.ts";
 import {
@@ -117,7 +118,16 @@ export function trainStep<Batch>(
 	observer.part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
 	using losses = new LossAccumulator(scalars.device, state.countsLoss);
-	const place = { dropoutKey: state.seed + input.iteration, firstToken: input.firstToken ?? 0 };
+	const overlapping = replicas.filter(({ overlaps }) => overlaps);
+	const place = {
+		dropoutKey: state.seed + input.iteration,
+		firstToken: input.firstToken ?? 0,
+		...(overlapping.length > 0 && {
+			onGradient: (parameter: Parameter) => {
+				for (const replica of overlapping) replica.gradientReady(parameter);
+			},
+		}),
+	};
 	observer.part?.("compute");
 	state.schedule.run(input.microbatches, place, losses, observer.forward);
 	observer.part?.("wait");

@@ -65,7 +65,7 @@ test(
 		// What is always so, has no effect or runs otherwise is said once.
 		for (const said of [
 			"Always so here: group-query-attention, disable-bias-linear, moe-grouped-gemm",
-			"overlap-grad-reduce (gradients are reduced when the backward pass is done",
+			"overlap-param-gather (parameters are gathered right after the update",
 			"Weight shards run as extra data parallelism with the same 2 data lanes",
 		]) {
 			expect(stdout.split(said)).toHaveLength(2);

@@ -84,3 +84,19 @@ test("Hugging Face weights of several ranks are those of one", () => {
 	const one = save("whole", "--llm-offset 0");
 	expect(save("parts", "--llm-tp 2 --llm-dp 2 --llm-ep 4 --global-batch-size 8").equals(one)).toBeTrue();
 }, 60_000);
+
+test("gradients reduced in buckets during backward train bit for bit what they train after it", () => {
+	const layout = flags("--encoder-dp 2 --llm-dp 2 --llm-ep 2 --use-distributed-optimizer");
+	const after = train("after", ...layout);
+	const during = train(
+		"during",
+		...layout,
+		...flags("--overlap-grad-reduce --encoder-ddp-overlap --ddp-bucket-size 2000"),
+	);
+	expect([after.exitCode, during.exitCode, during.stderr]).toEqual([0, 0, ""]);
+	expect(during.steps).toHaveLength(2);
+	for (const [index, step] of during.steps.entries()) {
+		expect(step["lm loss"]).toBe(after.steps[index]!["lm loss"]!);
+		expect(step.grad_norm).toBe(after.steps[index]!.grad_norm!);
+	}
+}, 60_000);

@@ -5,6 +5,7 @@ import { add } from "../../src/tensor/ops/add.ts";
 import { linear } from "../../src/tensor/ops/linear.ts";
 import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
+import { recompute } from "../../src/tensor/recompute.ts";
 import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
@@ -271,5 +272,50 @@ describe("shared gradients are never written in place", () => {
 			return [dx.toFloat32(), model.weights[0]!.mainGradient!.toFloat32()];
 		};
 		expect(run("deferred")).toEqual(run("immediate"));
+	});
+});
+
+describe("complete gradients", () => {
+	const weightOf = (name: string, trainable = true) =>
+		new Parameter(
+			name,
+			Tensor.from(device, randomValues(4, 1), [2, 2]),
+			trainable ? Tensor.zeros(device, [2, 2]) : null,
+		);
+
+	function told(
+		options: { readonly weightGradients?: "deferred" },
+		layer: (tape: Tape, x: Tensor) => Tensor,
+	): string[] {
+		const names: string[] = [];
+		const onGradient = ({ name }: Parameter) => void names.push(name);
+		const tape = new Tape(device, { recording: true, onGradient, ...options });
+		using plain = Tensor.from(device, randomValues(4, 2), [2, 2]);
+		using x = plain.withGradient(new GradientSlot(device, [2, 2], "f32"));
+		using y = layer(tape, x);
+		y.gradient!.accumulate(Tensor.from(device, randomValues(4, 3), [2, 2]));
+		tape.backward();
+		x.gradient!.clear();
+		return names;
+	}
+
+	test("are told last layer first, a parameter used twice once, frozen ones never", () => {
+		using first = weightOf("first");
+		using second = weightOf("second");
+		using frozen = weightOf("frozen", false);
+		const layers = (tape: Tape, x: Tensor) => {
+			using a = linear(tape, x, first);
+			using b = linear(tape, a, second);
+			using c = linear(tape, b, frozen);
+			return linear(tape, c, second);
+		};
+		expect(told({}, layers)).toEqual(["second", "first"]);
+		expect(told({ weightGradients: "deferred" }, layers)).toEqual(["second", "first"]);
+		// Recomputed layers tell when their second forward has gone backward.
+		const recomputed = (tape: Tape, x: Tensor) => {
+			using a = recompute(tape, x, (again, value) => linear(again, value, first));
+			return linear(tape, a, second);
+		};
+		expect(told({}, recomputed)).toEqual(["second", "first"]);
 	});
 });

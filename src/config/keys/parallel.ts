@@ -2,8 +2,6 @@
 import { defaulting, derived, integer, off, optional } from "../field.ts";
 
 const size = integer(1);
-const afterBackward = { noEffect: "gradients are reduced when the backward pass is done, which changes no value" };
-const wholeBuffers = { noEffect: "gradients are reduced in one buffer a kind of parameter, which changes no value" };
 
 export const parallelKeys = {
 	"llm-only": off("Train without the encoder."),
@@ -35,13 +33,18 @@ export const parallelKeys = {
 	}),
 	"tensor-parallel-num-weight-shards": derived(size, "llm-tp", "Shards of a weight: llm-tp × weight shards."),
 	"expert-tensor-parallel-num-weight-shards": derived(size, "llm-expt-tp", "Shards of an expert's weight."),
-	"encoder-ddp-overlap": off("Overlap the encoder's gradient reduction too.", afterBackward),
-	"overlap-grad-reduce": off("Reduce gradients while the backward pass runs.", afterBackward),
+	"encoder-ddp-overlap": off("Overlap the encoder's gradient reduction too."),
+	"overlap-grad-reduce": off("Reduce gradients while the backward pass runs, bucket by bucket; changes no value."),
 	"overlap-param-gather": off("Gather parameters while the next forward pass runs.", {
 		noEffect: "parameters are gathered right after the update, which changes no value",
 	}),
-	"ddp-num-buckets": optional(size, "Gradient buckets of a module.", wholeBuffers),
-	"ddp-bucket-size": optional(integer(0), "Elements of a gradient bucket.", wholeBuffers),
-	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements.", wholeBuffers),
+	"ddp-num-buckets": optional(size, "Gradient buckets of a module, where reduction overlaps with backward."),
+	"ddp-bucket-size": optional(
+		integer(0),
+		"Elements of a gradient bucket at least; unset: the larger of 40 million and a million a replica.",
+	),
+	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements.", {
+		noEffect: "buckets are padded to equal slices of whole cache lines, which changes no value",
+	}),
 	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
 } as const;

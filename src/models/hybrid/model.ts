@@ -5,7 +5,7 @@
  */
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
-import type { ParameterSet } from "../../parallel/parameter-set.ts";
+import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { dropout } from "../../tensor/ops/dropout.ts";
@@ -59,6 +59,8 @@ export class HybridModel implements Disposable {
 			readonly parallel?: ModelParallel;
 			/** Replicas of dense and of expert parameters; default one. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
+			/** How gradients are cut for reduction; default: not. */
+			readonly buckets?: BucketSize;
 		},
 	) {
 		this.parallel = options.parallel ?? noModelParallel("language", 0);
@@ -66,6 +68,7 @@ export class HybridModel implements Disposable {
 			dtype: config.dtype,
 			frozen: () => options.frozen,
 			...(options.replicas ? { replicas: options.replicas } : {}),
+			...(options.buckets ? { buckets: options.buckets } : {}),
 		});
 		this.routers = new Map(
 			config.pattern.flatMap((symbol, layer) =>

@@ -4,7 +4,7 @@
  */
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
-import type { ParameterSet } from "../../parallel/parameter-set.ts";
+import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
@@ -45,6 +45,8 @@ export class EncoderModule implements Disposable {
 			readonly parallel?: ModelParallel;
 			/** Replicas of dense and of expert parameters; default one. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
+			/** How gradients are cut for reduction; default: not. */
+			readonly buckets?: BucketSize;
 		},
 	) {
 		checkRadioConfig(config.tower);
@@ -57,6 +59,7 @@ export class EncoderModule implements Disposable {
 		const specs = [...radioParameters(config.tower), ...projectorParameters(config.projector)];
 		this.#parameters = new ModuleParameters(device, specs, placeOf(this.parallel), {
 			...(options.replicas ? { replicas: options.replicas } : {}),
+			...(options.buckets ? { buckets: options.buckets } : {}),
 			dtype: config.tower.dtype,
 			frozen: ({ name }) => (name.startsWith(projectorPrefix) ? options.frozenProjector : options.frozenTower),
 		});

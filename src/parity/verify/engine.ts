@@ -18,7 +18,7 @@ import { RoutingRecorder } from "./routing.ts";
 import { languageOf, type Subject } from "./subject.ts";
 
 export interface EngineOptions {
-	/** ZeRO-1. */
+	/** ZeRO-1, and gradients that are reduced in small buckets while backward runs. */
 	readonly distributedOptimizer?: boolean;
 	/** The participation correction. */
 	readonly corrected?: boolean;
@@ -102,6 +102,7 @@ async function bridgedEngine(world: World, plan: Plan, subject: Subject, options
 		...subject,
 		language: languageOf(subject, topology.language.shape.tensor),
 		distributedOptimizer: options.distributedOptimizer ?? false,
+		buckets: () => (options.distributedOptimizer ? { count: 8 } : null),
 	});
 	const { lane } = side;
 	const initialise = () => side.initialise(subject.seed);

@@ -23,7 +23,7 @@ export interface LayoutResult {
 	readonly scalars: Scalars;
 	/** In the order of the reference's tensors. */
 	readonly differences: Readonly<Record<Kind, readonly Difference[]>>;
-	/** Elements that differ between ZeRO-1 on and off: gradients of step 1, weights after the real steps, on all ranks. */
+	/** Elements that differ between ZeRO-1 (reduced in buckets during backward) and none (after it): gradients of step 1, weights after the real steps, on all ranks. */
 	readonly zero: { readonly gradients: number; readonly weights: number };
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };

@@ -46,6 +46,7 @@ export function causalConv1d(tape: Tape, x: Tensor, weight: Parameter, bias: Par
 		name: "causal_conv1d",
 		outputs: [y],
 		keep: [x, sequences.cuSeqlens],
+		parameters: [weight, bias],
 		backward: ([dy]) => {
 			const dx = x.gradient?.target() ?? Tensor.empty(device, x.shape, x.dtype, "workspace");
 			device.run("causal_conv1d_backward", {

@@ -23,6 +23,7 @@ export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyS
 		name: "embedding",
 		outputs: [y],
 		keep: [ids],
+		parameters: [table],
 		backward: ([gradient]) => {
 			const dy = gradient!;
 			tape.weightGradient(segment, [ids, dy], () => {

@@ -42,6 +42,7 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 		name: "grouped_linear",
 		outputs: [y],
 		keep: [x, offsets, x.rowCount],
+		parameters: [weight],
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
 			if (x.gradient) {

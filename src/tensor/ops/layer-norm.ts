@@ -23,6 +23,7 @@ export function layerNorm(tape: Tape, x: Tensor, weight: Parameter, bias: Parame
 		outputs: [y],
 		keep: [x],
 		own: [mean, rstd],
+		parameters: [weight, bias],
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
 			const compute = (dresidual: Tensor | null, dx: Tensor) => {

@@ -65,6 +65,7 @@ export function linear(
 		name: "linear",
 		outputs: [y],
 		keep: [x],
+		parameters: [weight, bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
 			if (x.gradient) {

@@ -37,6 +37,7 @@ export function rmsNorm(tape: Tape, x: Tensor, weight: Parameter, epsilon: numbe
 		outputs: [y],
 		keep: [x],
 		own: [rstd],
+		parameters: [weight],
 		backward: ([dy]) => {
 			const compute = (dresidual: Tensor | null, dx: Tensor) =>
 				device.run("rms_norm_backward", {

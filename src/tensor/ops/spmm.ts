@@ -140,6 +140,7 @@ export function spmm(
 		name: "spmm",
 		outputs: [y],
 		keep: transposed?.tensors ?? [],
+		parameters: [x instanceof Parameter ? x : null],
 		backward: ([gradient]) => {
 			using packed = contiguous(gradient!);
 			using dy = rowsOf(packed, width);

@@ -78,6 +78,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 		outputs: [o],
 		keep: [xBC, z, dt, sequences.cuSeqlens],
 		own: [y],
+		parameters: [dtBias, aLog, d],
 		backward: ([gradient]) => {
 			using dO = contiguous(gradient!);
 			const [x, b, c] = parts(xBC);

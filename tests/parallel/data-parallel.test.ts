@@ -1,0 +1,143 @@
+/** Which gradients are summed when: buckets, their order, what starts during backward and what waits for its end. */
+import { afterAll, expect, test } from "bun:test";
+import { DataParallel } from "../../src/parallel/data-parallel.ts";
+import { type Group, groupOfOne } from "../../src/parallel/group.ts";
+import { type BucketSize, type ParameterRequest, ParameterSet } from "../../src/parallel/parameter-set.ts";
+import type { Tensor } from "../../src/tensor/tensor.ts";
+import { testDevice } from "../support.ts";
+
+const device = await testDevice(1);
+afterAll(() => device[Symbol.dispose]());
+
+const request = (name: string, elements: number, change: Partial<ParameterRequest> = {}): ParameterRequest => ({
+	name,
+	shape: [elements],
+	dtype: "f32",
+	decays: true,
+	expert: false,
+	replicated: false,
+	frozen: false,
+	...change,
+});
+const requests = [
+	request("embedding", 100),
+	request("norm", 10, { replicated: true }),
+	request("layer.0", 50),
+	request("experts.0", 70, { expert: true }),
+	request("frozen", 1000, { frozen: true }),
+	request("layer.1", 60),
+	request("output", 30),
+];
+const namesOf = (set: ParameterSet) => set.buffers.map(({ entries }) => entries.map(({ name }) => name).join(" "));
+
+/** Parameters in buffers of `buckets`, whose sums are noted as they start and as they are waited for. */
+function open(
+	buckets: BucketSize | undefined,
+	options: { readonly zero?: boolean; readonly tokensCut?: boolean } = {},
+) {
+	const parameters = new ParameterSet(device, requests, { dense: 2, expert: 2 }, buckets);
+	const log: string[] = [];
+	const bufferOf = (x: Tensor) => {
+		const found = parameters.buffers.find(({ gradients }) => gradients?.allocation === x.allocation)!;
+		return found.entries.map(({ name }) => name).join(" ");
+	};
+	const group = (name: string): Group => {
+		const start = (what: string) => (x: Tensor) => {
+			log.push(`${name} ${what} ${bufferOf(x)}`);
+			return { wait: () => void log.push(`waited for ${bufferOf(x)}`) };
+		};
+		const alone = groupOfOne(name, 0);
+		return { ...alone, size: 2, allReduce: start("sum"), reduceScatter: start("scatter") };
+	};
+	const groups = {
+		dense: group("dense"),
+		expert: group("expert"),
+		sequenceParallel: options.tokensCut ? group("tp") : null,
+	};
+	const replica = new DataParallel(parameters, groups, options.zero ?? false, true, buckets !== undefined);
+	const ready = (...names: string[]) => {
+		for (const name of names) replica.gradientReady(parameters.get(name));
+	};
+	return { parameters, replica, log, ready, [Symbol.dispose]: () => parameters[Symbol.dispose]() };
+}
+
+test("a bucket closes at its size; kinds do not share one", () => {
+	using whole = open(undefined);
+	expect(namesOf(whole.parameters)).toEqual(["embedding layer.0 layer.1 output", "norm", "experts.0", "frozen"]);
+	using small = open({ elements: 110 });
+	expect(namesOf(small.parameters)).toEqual(["embedding layer.0", "layer.1 output", "norm", "experts.0", "frozen"]);
+	using single = open({ elements: 0 });
+	expect(namesOf(single.parameters)).toHaveLength(requests.length);
+	// 1320 elements, the frozen ones among them, over 8.
+	using counted = open({ count: 8 });
+	using same = open({ elements: 165 });
+	expect(namesOf(counted.parameters)).toEqual(namesOf(same.parameters));
+});
+
+test("sums start from the last bucket on, as soon as it and all before it are full", () => {
+	using it = open({ elements: 110 });
+	it.ready("output");
+	expect(it.log).toEqual([]);
+	it.ready("layer.1");
+	expect(it.log).toEqual(["dense sum layer.1 output"]);
+	// The first bucket is full before the experts: it waits for its turn.
+	it.ready("layer.0", "embedding");
+	expect(it.log).toHaveLength(1);
+	it.ready("experts.0");
+	expect(it.log.slice(1)).toEqual(["expert sum experts.0"]);
+	it.replica.reduce();
+	expect(it.log.slice(2)).toEqual([
+		"dense sum norm",
+		"dense sum embedding layer.0",
+		"waited for layer.1 output",
+		"waited for experts.0",
+		"waited for norm",
+		"waited for embedding layer.0",
+	]);
+	// The next step begins anew.
+	it.log.splice(0);
+	it.ready("output");
+	expect(it.log).toEqual([]);
+});
+
+test("a rank whose backward gives nothing starts the same sums in the same order, at the end", () => {
+	const order = (run: (it: ReturnType<typeof open>) => void) => {
+		using it = open({ elements: 0 }, { zero: true });
+		run(it);
+		it.replica.reduce();
+		return it.log.filter((line) => !line.startsWith("waited"));
+	};
+	const silent = order(() => {});
+	expect(silent).toEqual([
+		"dense scatter output",
+		"dense scatter layer.1",
+		"expert scatter experts.0",
+		"dense scatter layer.0",
+		"dense scatter norm",
+		"dense scatter embedding",
+	]);
+	expect(order((it) => it.ready("output", "layer.1", "experts.0", "layer.0", "norm", "embedding"))).toEqual(silent);
+	expect(order((it) => it.ready("embedding", "norm", "output"))).toEqual(silent);
+});
+
+test("what is summed over the ranks that cut tokens waits for the end of backward", () => {
+	using it = open({ elements: 0 }, { tokensCut: true });
+	it.ready("output", "layer.1", "experts.0", "layer.0", "norm", "embedding");
+	expect(it.log.at(-1)).toBe("dense sum embedding");
+	expect(it.log.join(" ")).not.toContain("norm");
+	it.replica.reduce();
+	expect(it.log.filter((line) => line.includes("norm"))).toEqual([
+		"tp sum norm",
+		"waited for norm",
+		"dense sum norm",
+		"waited for norm",
+	]);
+});
+
+test("without overlap nothing starts before reduce", () => {
+	using it = open(undefined);
+	it.ready("output", "layer.1", "layer.0", "embedding");
+	expect(it.log).toEqual([]);
+	it.replica.reduce();
+	expect(it.log.filter((line) => !line.startsWith("waited"))).toHaveLength(3);
+});
