@@ -1,6 +1,6 @@
 /** Training from Energon data: the same losses whatever the grids and however encoder ranks read their lanes. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { mimo } from "../commands/mimo.ts";
 import { captions, Scratch } from "../data/fixtures.ts";
@@ -81,6 +81,22 @@ test("evaluation reads the validation part; text alone trains a language model",
 	scratch.file("facts.jsonl", `${records.join("\n")}\n`);
 	expect(mimo(["data", "prepare", "facts.jsonl"], scratch.path).exitCode).toBe(0);
 	expect(losses("text", "--llm-only", "--data-path", "facts.jsonl")).toHaveLength(2);
+});
+
+test("a damaged sample is left out, said and listed", () => {
+	const folder = captions(scratch, "damaged", [6]);
+	const shard = join(folder, "damaged-000.tar");
+	const bytes = readFileSync(shard);
+	bytes.fill(0xee, bytes.indexOf("IDAT") + 4, bytes.indexOf("IDAT") + 20);
+	writeFileSync(shard, bytes);
+	const flags = ["--data-path", "damaged", "--data-skipped-file", "skipped.jsonl"];
+	const { exitCode, stderr } = mimo(["train", ...common, ...flags], scratch.path);
+	expect(exitCode).toBe(0);
+	expect(stderr).toMatch(/1 sample was left out, the last because: .*damaged000000: the image is damaged/);
+	const [first] = readFileSync(join(scratch.path, "skipped.jsonl"), "utf8").split("\n");
+	expect(JSON.parse(first!).samples).toEqual([{ dataset: "damaged", shard: "damaged-000.tar", key: "damaged000000" }]);
+	const strict = mimo(["train", ...common, "--data-path", "damaged", "--data-on-error", "raise"], scratch.path);
+	expect([strict.exitCode, strict.stderr.includes("damaged000000")]).toEqual([1, true]);
 });
 
 test("a language model alone refuses images, a set that is not prepared is refused", () => {

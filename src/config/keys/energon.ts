@@ -35,7 +35,10 @@ export const energonKeys = {
 		"What a damaged sample does: it is left out, or it ends the run.",
 	),
 	"data-skip-budget": defaulting(integer(0), 1000, "Samples a rank may leave out before the run ends."),
-	"data-skipped-file": optional(path, "File that lists samples left out, a line of JSON each."),
+	"data-skipped-file": optional(
+		path,
+		"File that lists samples left out, a line of JSON each; unset: skipped.jsonl in the folder of save.",
+	),
 	"data-cache-folder": optional(path, "Folder for copies of remote data; unset: one for temporary files."),
 	"data-cache-size": defaulting(integer(1), 16, "Gibibytes of remote data kept in that folder."),
 	"conversation-template": defaulting(

@@ -1,8 +1,11 @@
 /** What a rank of a training run reads (spec energon.md §7.1, runtime.md §8). */
+import { join } from "node:path";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { warn } from "../../observe/messages.ts";
 import { defaultLoadOptions } from "../energon/dataset.ts";
 import { defaultLoaderConfiguration } from "../energon/loader/configuration.ts";
 import type { LoaderOptions } from "../energon/loader/loader.ts";
+import type { SkippedSample } from "../energon/loader/messages.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
 import { type Share, wholeShare } from "./share.ts";
@@ -31,6 +34,18 @@ export const oneRank: LanePlace = {
 
 const mebibyte = 2 ** 20;
 
+function skippedFile({ dataSkippedFile, save }: TrainingConfiguration): string | null {
+	return dataSkippedFile ?? (save === null ? null : join(save, "skipped.jsonl"));
+}
+
+/** Says of the first, tenth, hundredth … sample that was left out why. */
+function tellSkipped({ reason, samples }: SkippedSample, count: number): void {
+	const before = count - Math.max(1, samples.length);
+	const power = 10 ** Math.floor(Math.log10(count));
+	if (before < power)
+		warn(`${count} ${count === 1 ? "sample was" : "samples were"} left out, the last because: ${reason}`);
+}
+
 /** The source of a rank's training microbatches, or of those it evaluates on. */
 export function sourceOptions(
 	c: TrainingConfiguration,
@@ -46,7 +61,8 @@ export function sourceOptions(
 		onFailure: c.dataOnError,
 		skipBudget: c.dataSkipBudget,
 		// Encoder ranks leave out the same samples.
-		skippedFile: wantsText ? c.dataSkippedFile : null,
+		skippedFile: wantsText ? skippedFile(c) : null,
+		...(wantsText ? { onSkipped: tellSkipped } : {}),
 	};
 	return {
 		lanes,

@@ -2,7 +2,7 @@
 import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ChannelStatistics, Images } from "../../native/images.ts";
-import { FatalSampleError } from "../energon/errors.ts";
+import { FatalSampleError, SampleError } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
@@ -111,11 +111,15 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 		images.decode(file);
 		return [];
 	};
-	const decode = ({ images: files, ...sample }: EncodedSample): ReadySample => ({
-		...sample,
-		patches: files.flatMap(patchesOf),
-		grids: files.flatMap(({ plan }) => patchGrids(plan, tower.patchSize)),
-	});
+	const decode = ({ images: files, ...sample }: EncodedSample): ReadySample => {
+		const grids = files.flatMap(({ plan }) => patchGrids(plan, tower.patchSize));
+		try {
+			return { ...sample, patches: files.flatMap(patchesOf), grids };
+		} catch (error) {
+			if (!(error instanceof UserError)) throw error;
+			throw new SampleError(`Sample ${sampleName(sample)}: ${error.message}.`, sample.key, null, { cause: error });
+		}
+	};
 	const lengthOf = ({ ids }: EncodedSample) => ids.length;
 	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
 	const batch = (elements: readonly Keyed[]): ImageTextBatch => {

@@ -8,7 +8,7 @@ import { openWorker } from "../../../native/worker.ts";
 import type { Keyed } from "../sample.ts";
 import { checkConfiguration, type LoaderConfiguration } from "./configuration.ts";
 import { Lane, WorkerQueue } from "./lane.ts";
-import type { FromThread, OpenedWorker, ToThread } from "./messages.ts";
+import type { FromThread, OpenedWorker, SkippedSample, ToThread } from "./messages.ts";
 import { SkipLog } from "./skipped.ts";
 import { decodePosition, encodePosition, type LoaderState, type WorkerPosition } from "./state.ts";
 
@@ -25,6 +25,8 @@ export interface LoaderOptions {
 	readonly skipBudget: number;
 	/** File that lists skipped samples, or null. */
 	readonly skippedFile: string | null;
+	/** Hears of every skipped sample, and how many there were with it. */
+	readonly onSkipped: (skipped: SkippedSample, count: number) => void;
 }
 
 export const defaultLoaderOptions: LoaderOptions = {
@@ -34,6 +36,7 @@ export const defaultLoaderOptions: LoaderOptions = {
 	onFailure: "skip",
 	skipBudget: 1000,
 	skippedFile: null,
+	onSkipped: () => {},
 };
 
 /** Where a worker starts: nowhere, or at a position, perhaps making some outputs for nothing first. */
@@ -245,6 +248,7 @@ export class DataLoader implements AsyncDisposable {
 			case "skipped":
 				try {
 					this.#skipLog.add(message.skipped);
+					this.#options.onSkipped(message.skipped, this.#skipLog.count);
 				} catch (error) {
 					this.#fail(error as Error);
 				}
