@@ -15,10 +15,26 @@ export interface Restored {
 	readonly differing: readonly string[];
 }
 
-/** `optimizer`: restore its state too; without, masters follow the weights and moments are left alone. */
-export function restoreTensors(tensors: TrainingTensors, store: TensorStore, optimizer: boolean): Restored {
+/** Elements that are read at once. */
+const largestRead = 2 ** 26;
+
+/**
+ * `optimizer`: restore its state too; without, masters follow the weights and moments are left alone. `elements`: the
+ * most that are in host memory at once.
+ */
+export function restoreTensors(
+	tensors: TrainingTensors,
+	store: TensorStore,
+	optimizer: boolean,
+	elements = largestRead,
+): Restored {
 	const differing = new Set<string>();
-	for (const stored of tensors.buffers) restoreBuffer(stored, store, optimizer, differing);
+	for (const stored of tensors.buffers) {
+		for (let begin = 0; begin < stored.buffer.elements; begin += elements) {
+			const end = Math.min(stored.buffer.elements, begin + elements);
+			restoreRange(stored, begin, end, store, optimizer, differing);
+		}
+	}
 	for (const { name, shape, value } of tensors.loose) {
 		const values = new Float32Array(value.elements);
 		const box = { offsets: shape.map(() => 0), sizes: shape };
@@ -28,38 +44,47 @@ export function restoreTensors(tensors: TrainingTensors, store: TensorStore, opt
 	return { differing: [...differing] };
 }
 
-function restoreBuffer(
+/** Elements [begin, end) of a buffer, and of the optimizer's part of them. */
+function restoreRange(
 	{ buffer, shard, parts }: StoredBuffer,
+	begin: number,
+	end: number,
 	store: TensorStore,
 	optimizer: boolean,
 	differing: Set<string>,
 ): void {
 	const { device } = buffer.values;
+	const read = (from: number, to: number, nameOf: (name: string) => string) =>
+		readParts(parts, from, to, store, nameOf);
+	const fill = (flat: Tensor, first: number, from: number, values: Float32Array) => {
+		using range = flat.columns(from - first, values.length);
+		device.copyToDevice(range, flat.dtype === "bf16" ? roundToBf16(values) : values);
+	};
+	const plain = (name: string) => name;
 	const masterName = (name: string) => optimizerName("param", name);
-	const read = (begin: number, end: number, nameOf: (name: string) => string) =>
-		readParts(parts, begin, end, store, nameOf);
-	if (buffer.dtype === "f32") {
-		// A trained weight is its own master.
-		const nameOf = optimizer && shard !== null ? masterName : (name: string) => name;
-		device.copyToDevice(buffer.values, read(0, buffer.elements, nameOf));
-	} else {
-		device.copyToDevice(buffer.values, roundToBf16(read(0, buffer.elements, (name) => name)));
-	}
+	const separate = buffer.dtype !== "f32";
+	// A trained fp32 weight is its own master.
+	fill(buffer.values, 0, begin, read(begin, end, optimizer && shard !== null && !separate ? masterName : plain));
 	if (shard === null) return;
-	const { begin, end, master, expAvg, expAvgSq } = shard;
-	if (buffer.dtype !== "f32") {
-		const exact = read(begin, end, optimizer ? masterName : (name) => name);
-		device.copyToDevice(master, exact);
-		if (optimizer) compareRounded(buffer.values, exact, begin, parts, differing);
+	const [from, to] = [Math.max(begin, shard.begin), Math.min(end, shard.end)];
+	if (from >= to) return;
+	if (separate) {
+		const exact = read(from, to, optimizer ? masterName : plain);
+		fill(shard.master, shard.begin, from, exact);
+		if (optimizer) compareRounded(buffer.values, exact, from, parts, differing);
 	}
 	if (!optimizer) return;
-	device.copyToDevice(
-		expAvg,
-		read(begin, end, (name) => optimizerName("exp_avg", name)),
+	fill(
+		shard.expAvg,
+		shard.begin,
+		from,
+		read(from, to, (name) => optimizerName("exp_avg", name)),
 	);
-	device.copyToDevice(
-		expAvgSq,
-		read(begin, end, (name) => optimizerName("exp_avg_sq", name)),
+	fill(
+		shard.expAvgSq,
+		shard.begin,
+		from,
+		read(from, to, (name) => optimizerName("exp_avg_sq", name)),
 	);
 }
 

@@ -19,6 +19,8 @@ export interface SaverOptions {
 	readonly world: Group;
 	readonly tensors: TrainingTensors;
 	readonly withOptimizer: boolean;
+	/** Elements that are copied at once; default 2^28. */
+	readonly copiedElements?: number;
 	readonly retention: Retention;
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;
@@ -45,14 +47,16 @@ interface Saving {
 }
 
 export class CheckpointSaver implements Disposable {
-	readonly #memory = new SnapshotMemory();
+	readonly #memory: SnapshotMemory;
 	readonly #thread = new SaveThread();
 	#saving: Saving | null = null;
 	#failed = false;
 	/** Seconds that training stood still for the latest save. */
 	#stall = 0;
 
-	constructor(private readonly options: SaverOptions) {}
+	constructor(private readonly options: SaverOptions) {
+		this.#memory = new SnapshotMemory(options.copiedElements);
+	}
 
 	/** Whether a save is under way: the same on every rank. */
 	get busy(): boolean {

@@ -8,10 +8,16 @@ import type { StoredBuffer, TrainingTensors } from "./tensors.ts";
 
 const tags = { f32: "F32", bf16: "BF16" } as const satisfies Record<string, DtypeTag>;
 
+/** Elements of a buffer that are copied at once: an array of JavaScript's ends at 4 GiB. */
+const largestCopy = 2 ** 28;
+
 /** Host memory that one snapshot after the other uses: allocated at the first. */
 export class SnapshotMemory {
 	readonly #blocks: SharedArrayBuffer[] = [];
 	#used = 0;
+
+	/** `elements`: the most that are copied at once. */
+	constructor(readonly elements = largestCopy) {}
 
 	/** Everything given out before is free again. */
 	reset(): void {
@@ -26,11 +32,6 @@ export class SnapshotMemory {
 		this.#blocks[at] = new SharedArrayBuffer(bytes);
 		return this.#blocks[at];
 	}
-
-	/** Bytes held. */
-	get bytes(): number {
-		return this.#blocks.reduce((sum, { byteLength }) => sum + byteLength, 0);
-	}
 }
 
 /** Copies this rank's share; the entries are valid until `memory` is reset. */
@@ -40,7 +41,14 @@ export function takeSnapshot(
 	withOptimizer: boolean,
 ): SnapshotEntry[] {
 	memory.reset();
-	const entries = tensors.buffers.flatMap((stored) => snapshotOf(stored, memory, withOptimizer));
+	const entries: SnapshotEntry[] = [];
+	for (const stored of tensors.buffers) {
+		const { begin, end } = stored;
+		for (let at = begin; at < end; at += memory.elements) {
+			const range = { begin: at, end: Math.min(end, at + memory.elements) };
+			entries.push(...snapshotOf(stored, range, memory, withOptimizer));
+		}
+	}
 	if (!tensors.writesLoose) return entries;
 	for (const { name, shape, value } of tensors.loose) {
 		const sizes = [...shape];
@@ -50,19 +58,24 @@ export function takeSnapshot(
 	return entries;
 }
 
+/** Elements of a flat buffer. */
+interface ElementRange {
+	readonly begin: number;
+	readonly end: number;
+}
+
 function snapshotOf(
-	{ buffer, shard, parts, begin, end }: StoredBuffer,
+	{ buffer, shard, parts }: StoredBuffer,
+	range: ElementRange,
 	memory: SnapshotMemory,
 	withOptimizer: boolean,
 ): SnapshotEntry[] {
-	if (begin === end) return [];
 	const copyRange = (flat: Tensor, first: number) => {
-		using range = flat.columns(begin - first, end - begin);
-		return copyOf(range, memory);
+		using part = flat.columns(range.begin - first, range.end - range.begin);
+		return copyOf(part, memory);
 	};
 	const values = copyRange(buffer.values, 0);
-	const tag = tags[buffer.dtype];
-	const entries = entriesOf(parts, begin, end, { dtype: tag, memory: values, nameOf: (name) => name });
+	const entries = entriesOf(parts, range, { dtype: tags[buffer.dtype], memory: values, nameOf: (name) => name });
 	if (shard === null || !withOptimizer) return entries;
 	// Weights in fp32 are their own masters.
 	const master = buffer.dtype === "f32" ? values : copyRange(shard.master, shard.begin);
@@ -73,15 +86,14 @@ function snapshotOf(
 	] as const;
 	for (const [state, copy] of states) {
 		const nameOf = (name: string) => optimizerName(state, name);
-		entries.push(...entriesOf(parts, begin, end, { dtype: "F32", memory: copy, nameOf }));
+		entries.push(...entriesOf(parts, range, { dtype: "F32", memory: copy, nameOf }));
 	}
 	return entries;
 }
 
 function entriesOf(
 	parts: readonly LocalPart[],
-	begin: number,
-	end: number,
+	{ begin, end }: ElementRange,
 	copy: {
 		readonly dtype: "F32" | "BF16";
 		readonly memory: SharedArrayBuffer;

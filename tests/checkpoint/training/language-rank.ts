@@ -66,7 +66,7 @@ if (options.load !== null) {
 	const choice = { path: options.load, iteration: null, allowFallback: false };
 	using checkpoint = openChecked(choice, everyone, console.log);
 	requireTensors(tensors, checkpoint, options.optimizer, everyone);
-	restoreTensors(tensors, checkpoint, options.optimizer);
+	restoreTensors(tensors, checkpoint, options.optimizer, 3000);
 	if (options.optimizer) state.scalars.setStep(checkpoint.manifest.iteration!);
 }
 
@@ -86,6 +86,8 @@ using saver =
 				world: everyone,
 				tensors,
 				withOptimizer: true,
+				// So few that the parameters of this small model take many copies.
+				copiedElements: 5000,
 				retention: {},
 				goesOnAfterFailure: false,
 				say: () => {},
