@@ -2,6 +2,7 @@
  * `npm run bench`: every operation against the machine's own measure, as ratios in one run.
  *
  *   bun tests/bench/bench.ts [--json FILE] [--threads 1,2] [SUITE ...]
+ *   bun tests/bench/bench.ts --device cuda [--json FILE]     the CUDA library's operations; see cuda.ts
  *
  * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
@@ -14,6 +15,7 @@ import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { benchCollectives } from "./collectives.ts";
 import { benchConversions } from "./conversions.ts";
+import { benchCuda, cudaTable } from "./cuda.ts";
 import { benchEnergon, findEnergon } from "./energon.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
@@ -24,13 +26,23 @@ import { benchStreams } from "./streams.ts";
 
 const suites = ["products", "streams", "pytorch", "conversions", "collectives", "overlap", "energon"] as const;
 const { values: flags, positionals } = parseArgs({
-	options: { json: { type: "string" }, threads: { type: "string" } },
+	options: { json: { type: "string" }, threads: { type: "string" }, device: { type: "string", default: "cpu" } },
 	allowPositionals: true,
 });
 const unknown = positionals.find((name) => !(suites as readonly string[]).includes(name));
 if (unknown !== undefined) {
 	console.error(`bench: there is no suite ${unknown}; they are ${suites.join(", ")}.`);
 	process.exit(2);
+}
+if (flags.device === "cuda") {
+	const library = await openLibrary("cuda");
+	using device = Device.open(library);
+	const { name, instructions } = device.describe();
+	console.log(`${name}, ${instructions}; ${library.versions}`);
+	const rows = benchCuda(device);
+	console.log(cudaTable(rows));
+	if (flags.json) await Bun.write(flags.json, `${JSON.stringify({ device: name, rows }, null, "\t")}\n`);
+	process.exit(0);
 }
 const wanted = (suite: (typeof suites)[number]) => positionals.length === 0 || positionals.includes(suite);
 const threadCounts = (flags.threads ?? (availableParallelism() > 1 ? "1,2" : "1")).split(",").map(Number);
