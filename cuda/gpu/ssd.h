@@ -8,4 +8,8 @@ namespace mimo::cuda {
 void ssd_forward_plain(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void ssd_backward_plain(mimo_stream& stream, const mimo_ssd_backward_args& args);
 
+/// bf16, heads of 64, states of 64 or 128, chunks of at least 64; rows in whole 16-byte pieces; sm_80 and later.
+void sm80_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
+void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
+
 }  // namespace mimo::cuda

@@ -44,6 +44,7 @@ __device__ __forceinline__ float take_best(const float* values, uint8_t* taken, 
   for (int64_t i = 0; i < k; ++i) {
     const int chosen = best_of(values, taken, begin, end);
     sum += values[chosen];
+    __syncwarp();  // all have looked
     if (lane_id() == 0) taken[chosen] = 1;
     __syncwarp();
   }

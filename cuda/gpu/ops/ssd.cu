@@ -1,5 +1,8 @@
 // The state space scan's choice of kernels, and the parts that all of them use: decays, the pass over the chunks, sums of
 // the heads' gradients.
+#include <initializer_list>
+#include <utility>
+
 #include "ssd.cuh"
 
 #include "ssd.h"
@@ -91,6 +94,17 @@ __global__ void add_head_sums_kernel(const SsdHeadSums* sums, const int32_t* cu_
   if (ddt_bias != nullptr) ddt_bias[head] += static_cast<float>(total[2]);
 }
 
+/// Whether the tensor-core kernels take these sizes; `rows` are the matrices they read and write in 16-byte pieces.
+template <class Args>
+bool fits_tensor_cores(const Args& args, std::initializer_list<std::pair<const void*, int64_t>> rows) {
+  if (args.dtype != MIMO_DTYPE_BF16 || args.head_dim != 64 || args.chunk_size < 64) return false;
+  if (args.state_dim != 64 && args.state_dim != 128) return false;
+  for (const auto& [pointer, stride] : rows) {
+    if (!packs_fit<bf16>(pointer, 64, stride, 8)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void ssd_decays(mimo_stream& stream, const void* dt, int64_t dt_stride, const float* dt_bias, const float* a_log,
@@ -127,14 +141,23 @@ void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   MIMO_REQUIRE(args.groups > 0 && args.heads % args.groups == 0, "ssd_forward");
   MIMO_REQUIRE(args.chunk_size > 0 && args.head_dim > 0 && args.state_dim > 0, "ssd_forward");
   if (args.tokens == 0 || args.heads == 0) return;
-  ssd_forward_plain(stream, args);
+  const int64_t width = args.heads * args.head_dim;
+  const bool tensor_cores =
+      fits_tensor_cores(args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride},
+                               {args.z, args.z_stride}, {args.o, width}, {args.y, width}});
+  tensor_cores ? sm80_bf16_ssd_forward(stream, args) : ssd_forward_plain(stream, args);
 }
 
 void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
   MIMO_REQUIRE(args.groups > 0 && args.heads % args.groups == 0, "ssd_backward");
   MIMO_REQUIRE(args.chunk_size > 0 && args.head_dim > 0 && args.state_dim > 0, "ssd_backward");
   if (args.tokens == 0 || args.heads == 0) return;
-  ssd_backward_plain(stream, args);
+  const int64_t width = args.heads * args.head_dim;
+  const bool tensor_cores = fits_tensor_cores(
+      args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride}, {args.z, args.z_stride},
+             {args.y, width}, {args.d_o, width}, {args.dx, args.dxbc_stride}, {args.db, args.dxbc_stride},
+             {args.dc, args.dxbc_stride}, {args.dz, args.dz_stride}});
+  tensor_cores ? sm80_bf16_ssd_backward(stream, args) : ssd_backward_plain(stream, args);
 }
 
 }  // namespace mimo::cuda
