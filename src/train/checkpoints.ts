@@ -12,6 +12,7 @@ import { ExitSignals } from "../parallel/exit-signals.ts";
 import { runAgain } from "../parallel/launcher.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
+import { type Provenance, provenanceOfFolder } from "./provenance.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 import type { TrainingRun } from "./training-run.ts";
 
@@ -31,6 +32,7 @@ export class Checkpoints implements Listener {
 	readonly #saver: CheckpointSaver | null;
 	readonly #signals: ExitSignals | null;
 	#schedules: Schedules;
+	#provenance: Provenance;
 	/** Step of the newest checkpoint in `save`, as far as this run knows. */
 	#latest: number | null = null;
 
@@ -41,6 +43,7 @@ export class Checkpoints implements Listener {
 	) {
 		const { state } = run;
 		this.#schedules = schedulesOf(c);
+		this.#provenance = provenanceOfFolder(c);
 		this.#tensors = new TrainingTensors({
 			replicas: state.replicas,
 			logicalTensors: () => run.logicalTensors(),
@@ -75,6 +78,7 @@ export class Checkpoints implements Listener {
 		const start = restoreTraining(this.c, this.#tensors, this.#schedules, state.world, this.options);
 		if (start === null) return null;
 		this.#schedules = start.schedules;
+		this.#provenance = start.provenance;
 		if (this.c.load === this.c.save) this.#latest = start.progress.iteration;
 		state.scalars.setStep(start.optimizerSteps);
 		return start;
@@ -134,7 +138,11 @@ export class Checkpoints implements Listener {
 			generator: `mimo ${programVersion()}`,
 			model: { ...c } as unknown as Manifest["model"],
 			common: commonOf(this.#record(progress, optimizerSteps), this.#groups(progress, optimizerSteps)),
-			objects: { [dataObject]: { encoding: "json", bytes: new TextEncoder().encode(data) } },
+			source: this.#provenance.source,
+			objects: {
+				...this.#provenance.objects,
+				[dataObject]: { encoding: "json", bytes: new TextEncoder().encode(data) },
+			},
 		});
 		if (!c.asyncSave) this.#saver.finish();
 	}

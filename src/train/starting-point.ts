@@ -11,6 +11,7 @@ import { UserError } from "../native/errors.ts";
 import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../optim/schedules.ts";
 import type { Group } from "../parallel/group.ts";
 import { atTheStart, type Progress } from "./listeners.ts";
+import { type Provenance, provenanceIn } from "./provenance.ts";
 
 export interface StartingPoint {
 	readonly progress: Progress;
@@ -19,6 +20,7 @@ export interface StartingPoint {
 	readonly schedules: Schedules;
 	/** States of the data by rank of the run that saved them; null: the data begin anew. */
 	readonly data: readonly unknown[] | null;
+	readonly provenance: Provenance;
 }
 
 interface Source {
@@ -78,14 +80,20 @@ export function restoreTraining(
 	if (record && !c.noLoadRng) requireSeed(record, c, checkpoint.path);
 	requireTensors(tensors, checkpoint, optimizer, world);
 	const { differing } = restoreTensors(tensors, checkpoint, optimizer);
+	if (record !== null && record.participation !== c.encoderGradParticipation) {
+		warn(
+			`${checkpoint.path} was trained with encoder-grad-participation ${record.participation}, this run has ${c.encoderGradParticipation}.`,
+		);
+	}
 	if (differing.length > 0) {
 		warn(
 			`${checkpoint.path}: ${differing.length} weights are not their fp32 masters rounded, such as ${differing[0]}; the masters count.`,
 		);
 	}
+	const provenance = provenanceIn(checkpoint);
 	if (record === null) {
 		say(`Loaded the weights of ${checkpoint.path}.`);
-		return { progress: atTheStart, optimizerSteps: 0, schedules, data: null };
+		return { progress: atTheStart, optimizerSteps: 0, schedules, data: null, provenance };
 	}
 	const progress = progressOf(c, record, optimizer, checkpoint.path);
 	say(`Loaded ${checkpoint.path}: going on after step ${progress.iteration}.`);
@@ -94,6 +102,7 @@ export function restoreTraining(
 		optimizerSteps: optimizer ? record.training.optimizerSteps : 0,
 		schedules: record.schedules && optimizer ? agreedSchedules(c, schedules, record, checkpoint.path) : schedules,
 		data: c.overrideCkptIteration === null ? dataStates(checkpoint) : null,
+		provenance,
 	};
 }
 

@@ -191,6 +191,24 @@ test("without the optimizer: saved so, and loaded so", () => {
 	expect(rates[0]![1]).toBe(2e-3);
 }, 60_000);
 
+test("a Hugging Face folder's config.json and names come back through checkpoints", () => {
+	writeFileSync(at("text.txt"), "in the beginning was the word ".repeat(200));
+	const tiny = "train --preset nemotron-tiny --hidden-size 64 --seq-length 32 --lr-warmup-iters 0 --lr-decay-iters 9";
+	const text = (more: string) => {
+		const args = `${tiny} --data-path text.txt --split 100,0,0 --device cpu --log-interval 5 ${more}`.split(" ");
+		const { exitCode, stderr } = mimo(args, folder);
+		expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	};
+	text("--train-iters 1 --save-hf hf-first");
+	const config = join(at("hf-first"), "config.json");
+	writeFileSync(config, readFileSync(config, "utf8").replace("{", '{\n  "remark": "kept",'));
+	text("--train-iters 1 --load-hf hf-first --save from-hf --save-interval 9");
+	text("--train-iters 2 --load from-hf --save from-hf --save-interval 9");
+	const converted = mimo(["convert-ckpt", "--to", "hf", "from-hf", "hf-again", "--verify"], folder);
+	expect([converted.exitCode, converted.stderr]).toEqual([0, ""]);
+	expect(readFileSync(join(at("hf-again"), "config.json"), "utf8")).toBe(readFileSync(config, "utf8"));
+}, 60_000);
+
 describe("damage", () => {
 	test("an altered newest checkpoint is named; --allow-fallback takes the one before", () => {
 		cpSync(at("whole"), at("altered"), { recursive: true });
