@@ -52,21 +52,25 @@ export default defineCommand({
 type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
-	const { namedTopology, parseLayouts } = await import("../parallel/layout.ts");
-	const { subjectOf } = await import("../parity/verify/subject.ts");
-	const { planOf } = await import("../parity/verify/plan.ts");
+	const { namedTopology, parseLayout, parseLayouts } = await import("../parallel/layout.ts");
+	const { poolsMicrobatch, subjectOf } = await import("../parity/verify/subject.ts");
+	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/plan.ts");
 	if (flags.layouts === undefined) {
 		throw new UserError('verify needs --layouts, such as --layouts "1+1,tp2+dp2ep2".', exitCodes.usage);
 	}
 	const layouts = parseLayouts(flags.layouts);
 	const subject = subjectOf(c, textOnlySamples(c, flags));
+	const sizes = { ...subject, samples: subject.samples.length };
+	const reference = planOf(namedTopology(parseLayout("1")), sizes);
 	const plans = layouts.map((layout) => {
-		const plan = planOf(namedTopology(layout), { ...subject, samples: subject.samples.length });
+		const plan = planOf(namedTopology(layout), sizes);
+		if (poolsMicrobatch(subject)) requireEqualMicrobatches(plan, reference);
 		checkLayout(args, layout, plan);
 		return plan;
 	});
 	const { placeFromEnvironment } = await import("../parallel/place.ts");
-	if (placeFromEnvironment() !== null) await compareAsRank(c, flags, subject, plans);
+	const place = placeFromEnvironment();
+	if (place !== null) await compareAsRank(c, flags, subject, plans, place.launcher);
 	else await compareAll(c, flags, subject, plans);
 }
 
@@ -141,6 +145,7 @@ async function compareAsRank(
 	flags: Flags,
 	subject: Subject,
 	plans: readonly Plan[],
+	launcher: number | null,
 ): Promise<void> {
 	const [plan] = plans;
 	if (plans.length !== 1 || flags.reference === undefined) {
@@ -150,9 +155,19 @@ async function compareAsRank(
 		);
 	}
 	const { onEveryRank } = await import("./ranks.ts");
-	const { policyOnRank, verifyOnRank } = await import("../parity/verify/verify.ts");
-	const work = "policy" in flags ? policyOnRank : verifyOnRank;
-	await onEveryRank(rankOptions(c, plan!), (world) => work(world, plan!, subject, flags.reference!));
+	const { policyOnRank, reportOfRanks, verifyOnRank } = await import("../parity/verify/verify.ts");
+	const folder = flags.reference;
+	const policy = "policy" in flags;
+	await onEveryRank(rankOptions(c, plan!), async (world) => {
+		await (policy ? policyOnRank : verifyOnRank)(world, plan!, subject, folder);
+		// Our own launcher's process reads the results; where another launcher started the ranks the last one does.
+		const last = world.rank === plan!.topology.worldSize - 1;
+		if (launcher !== null || policy || !last) return;
+		const { reportJson, renderLayouts } = await import("../parity/verify/report.ts");
+		const { reference, report } = reportOfRanks(plan!, folder, toleranceOf(flags.tolerance));
+		console.log("json" in flags ? reportJson(reference, [report]) : renderLayouts([report]));
+		if (report.failures.length > 0) process.exitCode = exitCodes.failure;
+	});
 }
 
 async function compareAll(

@@ -1,7 +1,9 @@
 /** dist/mimo verify as a user runs it: a table, an exit code, JSON, and one sentence for every mistake. */
 import { describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { executable, mimo } from "../commands/mimo.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hybrid-layer-pattern ME --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 " +
@@ -37,6 +39,33 @@ test("--policy shows the correction's factor", () => {
 	expect(stdout).toMatch(/^dp2\+dp2ep2 +1 of 2 +2\.0000 .* 0\.\d+ +\d+\.\d+ %$/m);
 }, 60_000);
 
+test("ranks of another launcher compare themselves with a reference made before", async () => {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-reference-"));
+	try {
+		expect(verify("--layouts", "1", "--reference", folder).exitCode).toBe(0);
+		using probe = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
+		const { port } = probe;
+		probe.stop();
+		const ranks = [0, 1].map((rank) =>
+			Bun.spawn([executable, "verify", ...small.split(" "), "--layouts", "1+1", "--reference", folder], {
+				env: {
+					...process.env,
+					...{ RANK: String(rank), WORLD_SIZE: "2", LOCAL_RANK: String(rank) },
+					...{ MASTER_ADDR: "127.0.0.1", MASTER_PORT: String(port) },
+				},
+				stdout: "pipe",
+				stderr: "pipe",
+			}),
+		);
+		const printed = await Promise.all(ranks.map(({ stdout }) => stdout.text()));
+		expect(await Promise.all(ranks.map(({ exited }) => exited))).toEqual([0, 0]);
+		expect(printed[0]).toBe("");
+		expect(printed[1]).toEndWith("All 1 layouts give what one process gives.\n");
+	} finally {
+		rmSync(folder, { recursive: true });
+	}
+}, 60_000);
+
 describe("a mistake is one sentence", () => {
 	const cases: readonly [name: string, args: string[], message: RegExp][] = [
 		["no layouts", [], /^mimo: verify needs --layouts, such as /],
@@ -58,6 +87,11 @@ describe("a mistake is one sentence", () => {
 		],
 		["a tolerance that is none", ["--layouts", "1", "--tolerance", "x"], /^mimo: --tolerance is "x"; allowed is/],
 		["only text", ["--layouts", "1", "--text-only", "8"], /^mimo: --text-only is "8"; .* \(8\)\.$/m],
+		[
+			"balancing over microbatches of another size",
+			["--layouts", "2+4,1+8", "--moe-router-load-balancing-type", "aux_loss"],
+			/^mimo: Layout 1\+8 needs microbatches of 1 samples instead of 2: .* aux_loss, /,
+		],
 		[
 			"global balancing",
 			["--layouts", "1+1", "--moe-router-load-balancing-type", "global_aux_loss"],

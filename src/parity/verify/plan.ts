@@ -50,6 +50,19 @@ export function planOf(
 	return { name, topology, microBatchSize: best, microbatches: samples / lanes / best };
 }
 
+/**
+ * Throws a UserError for a layout whose microbatches are not those of `reference` where that makes another loss: aux_loss
+ * balances the samples of a microbatch together.
+ */
+export function requireEqualMicrobatches(plan: Plan, reference: Plan): void {
+	const { name, microBatchSize } = plan;
+	if (microBatchSize === reference.microBatchSize) return;
+	throw new UserError(
+		`Layout ${name} needs microbatches of ${microBatchSize} samples instead of ${reference.microBatchSize}: results depend on it with moe-router-load-balancing-type aux_loss, which balances the samples of a microbatch together (seq_aux_loss does not).`,
+		2,
+	);
+}
+
 /** Samples of microbatch m of a language lane. */
 function samplesOf({ microBatchSize, microbatches }: Plan, samples: readonly Sample[], lane: number, m: number) {
 	const first = (lane * microbatches + m) * microBatchSize;

@@ -91,7 +91,23 @@ export async function verify(options: VerifyOptions): Promise<{ reference: Refer
 	return { reference, reports };
 }
 
-function reportOf(plan: Plan, exitCode: number, reference: Reference, options: VerifyOptions): LayoutReport {
+/** Judges what verifyOnRank has left in a folder whose reference was made earlier. */
+export function reportOfRanks(
+	plan: Plan,
+	folder: string,
+	tolerance: number,
+): { readonly reference: Reference; readonly report: LayoutReport } {
+	using stored = new StoredReference(folder);
+	const { description: reference } = stored;
+	return { reference, report: reportOf(plan, 0, reference, { folder, tolerance }) };
+}
+
+function reportOf(
+	plan: Plan,
+	exitCode: number,
+	reference: Reference,
+	options: Pick<VerifyOptions, "folder" | "tolerance">,
+): LayoutReport {
 	const { name: layout, microBatchSize, microbatches } = plan;
 	const about = { layout, microBatchSize, microbatches };
 	const result = readResult<LayoutResult>(options.folder, plan, exitCode);
