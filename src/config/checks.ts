@@ -216,6 +216,24 @@ const other: readonly Check[] = [
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
 	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
 	(c) =>
+		unless(
+			c.evalCaptions === 0 || c.datasetProvider === "digits",
+			"eval-captions",
+			"allowed only with dataset-provider digits",
+		),
+	(c) =>
+		unless(
+			c.evalCaptions === 0 || c.evalCaptions >= c.evalMicroBatchSize * dataLanes(c),
+			"eval-captions",
+			`allowed is at least eval-micro-batch-size × data lanes (${c.evalMicroBatchSize * dataLanes(c)})`,
+		),
+	(c) =>
+		unless(
+			c.datasetProvider !== "digits" || (c.modelProvider === "nemotron-moe-vlm" && c.dynamicResolution),
+			"dataset-provider",
+			"digits need model-provider nemotron-moe-vlm and dynamic-resolution",
+		),
+	(c) =>
 		unless(/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split), "split", "allowed are three numbers such as 969,30,1"),
 ];
 

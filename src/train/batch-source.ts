@@ -28,12 +28,29 @@ export interface EvaluationSource {
 	microbatches(rounds: number | null): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
 }
 
+/** Held-out pictures to read captions of. */
+export interface CaptionSource {
+	/** Image tokens alone, as text and as images; numbers go up lane by lane. */
+	readonly prompts: EvaluationSource;
+	/** How many there are, over all lanes. */
+	readonly samples: number;
+	/** Token that ends a caption, and the longest one's number of tokens. */
+	readonly endId: number;
+	readonly longest: number;
+	captionOf(number: number): { readonly text: string; readonly kind: string };
+	decode(ids: readonly number[]): string;
+	/** A picture in lines of text. */
+	draw(number: number): string[];
+}
+
 export interface RunData {
 	readonly training: BatchSource;
 	/** null: nothing is held out. */
 	readonly validation: EvaluationSource | null;
 	/** Held-out bytes of a byte-level text, for their entropies; null otherwise. */
 	readonly heldOutBytes: Int32Array | null;
+	/** Absent or null: no captions are read. */
+	readonly captions?: CaptionSource | null;
 }
 
 /** What `rank` reads. */

@@ -11,9 +11,11 @@ import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
 import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
+import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
 import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
 import {
+	type Decoder,
 	type Evaluator,
 	gradientListener,
 	type MicrobatchObserver,
@@ -22,7 +24,7 @@ import {
 } from "./schedule.ts";
 
 /** An encoder rank. Its microbatches hold the images of all language lanes it serves, in lane order. */
-export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet> {
+export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>, Decoder<ImageSet> {
 	constructor(
 		readonly encoder: EncoderModule,
 		readonly bridge: BridgeSource,
@@ -70,6 +72,16 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet> 
 		this.bridge.settle();
 	}
 
+	/** Sends the images' rows; what follows them is known on the language ranks. */
+	decode(prompts: readonly ImageSet[]): number[][] {
+		for (const images of prompts) {
+			using encoded = new EncoderMicrobatch(this.encoder, images, notTrained, { training: false });
+			this.bridge.sendForward(encoded, false);
+		}
+		this.bridge.settle();
+		return [];
+	}
+
 	#backward(microbatch: EncoderMicrobatch): void {
 		using encoded = microbatch;
 		if (this.trains) encoded.backward(this.bridge.receiveBackward(encoded.rows.rows));
@@ -77,7 +89,7 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet> 
 }
 
 /** A language rank that receives image rows. */
-export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<Microbatch> {
+export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<Microbatch>, Decoder<Microbatch> {
 	constructor(
 		readonly model: HybridModel,
 		readonly bridge: BridgeDestination,
@@ -127,5 +139,12 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<
 				(name, value) => observe(name, value, index),
 			);
 		}
+	}
+
+	decode(prompts: readonly Microbatch[], limits: DecodingLimits): number[][] {
+		return prompts.flatMap((text) => {
+			using rows = this.bridge.receiveForward(sampleLengths(text).length, false).rows;
+			return decodeGreedily(this.model, { ids: splitIds(text), rows, imageTokenId: this.imageTokenId }, limits);
+		});
 	}
 }

@@ -3,14 +3,17 @@ import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
+import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
 import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
-import type { Evaluator, MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
+import type { Decoder, Evaluator, MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
 
 export type { ImageTextMicrobatch } from "../data/microbatch.ts";
 
 /** Observes the encoder's values as "encoder.…", the language model's under their own names. */
-export class ColocatedSchedule implements Schedule<ImageTextMicrobatch>, Evaluator<ImageTextMicrobatch> {
+export class ColocatedSchedule
+	implements Schedule<ImageTextMicrobatch>, Evaluator<ImageTextMicrobatch>, Decoder<ImageTextMicrobatch>
+{
 	constructor(
 		readonly encoder: EncoderModule,
 		readonly language: HybridModel,
@@ -66,5 +69,13 @@ export class ColocatedSchedule implements Schedule<ImageTextMicrobatch>, Evaluat
 				(name, value) => observe(name, value, index),
 			);
 		}
+	}
+
+	decode(prompts: readonly ImageTextMicrobatch[], limits: DecodingLimits): number[][] {
+		return prompts.flatMap(({ text, images }) => {
+			using encoded = new EncoderMicrobatch(this.encoder, images, notTrained, { training: false });
+			const { rows } = encoded;
+			return decodeGreedily(this.language, { ids: splitIds(text), rows, imageTokenId: this.imageTokenId }, limits);
+		});
 	}
 }

@@ -14,6 +14,7 @@ import { requeueJob } from "../parallel/slurm.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
 import { dataPlaceOf, type RunData } from "./batch-source.ts";
+import { describeCaptions, readCaptions } from "./captions.ts";
 import { Checkpoints } from "./checkpoints.ts";
 import { HuggingFaceWeights } from "./hugging-face.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
@@ -71,7 +72,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			schedules: checkpoints.schedules,
 		});
 		if (summary.stop === null) await weights.save();
-		summarise(c, summary, data, observer);
+		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
+		summarise(c, summary, data, observer, captions ? describeCaptions(captions, data.captions!) : []);
 		observer.event?.({
 			kind: summary.stop === null ? "end" : "stop",
 			step: summary.progress.iteration,
@@ -145,7 +147,13 @@ function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
 /** Ranks that do not report say nothing. */
 const silent: Observer = { step() {}, evaluation() {}, note() {}, close() {} };
 
-function summarise(c: TrainingConfiguration, summary: TrainingSummary, data: RunData, observer: Observer): void {
+function summarise(
+	c: TrainingConfiguration,
+	summary: TrainingSummary,
+	data: RunData,
+	observer: Observer,
+	captions: readonly string[],
+): void {
 	if (summary.steps > 0) {
 		observer.note(
 			`Trained ${summary.steps} steps in ${summary.seconds.toFixed(1)} s (${Math.round(summary.tokens / summary.seconds)} tokens/s): loss ${summary.firstLoss.toFixed(4)} → ${summary.lastLoss.toFixed(4)}.`,
@@ -161,6 +169,7 @@ function summarise(c: TrainingConfiguration, summary: TrainingSummary, data: Run
 			);
 		}
 	}
+	for (const line of captions) observer.note(line);
 	const files = [
 		["log", c.logJson],
 		["TensorBoard", c.tensorboardDir],

@@ -3,6 +3,7 @@ import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
+import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
 import { evaluateText, trainText } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
 
@@ -38,8 +39,13 @@ export interface Evaluator<Batch> {
 	evaluate(microbatches: readonly Batch[], losses: LossAccumulator, observe?: MicrobatchObserver): void;
 }
 
+/** Continues prompts greedily: what follows each, sample after sample; nothing on ranks of the encoder. */
+export interface Decoder<Batch> {
+	decode(prompts: readonly Batch[], limits: DecodingLimits): number[][];
+}
+
 /** The language model alone: each microbatch forward, then backward. */
-export class LanguageSchedule implements Schedule<Microbatch>, Evaluator<Microbatch> {
+export class LanguageSchedule implements Schedule<Microbatch>, Evaluator<Microbatch>, Decoder<Microbatch> {
 	constructor(readonly model: HybridModel) {}
 
 	run(
@@ -62,5 +68,11 @@ export class LanguageSchedule implements Schedule<Microbatch>, Evaluator<Microba
 		for (const [index, microbatch] of microbatches.entries()) {
 			evaluateText(this.model, microbatch, losses, (name, value) => observe(name, value, index));
 		}
+	}
+
+	decode(prompts: readonly Microbatch[], limits: DecodingLimits): number[][] {
+		return prompts.flatMap((text) =>
+			decodeGreedily(this.model, { ids: splitIds(text), rows: null, imageTokenId: -1 }, limits),
+		);
 	}
 }

@@ -10,7 +10,7 @@ import { type Topology, topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { colocatedRun } from "./colocated-run.ts";
 import { LanguageRun } from "./language-run.ts";
-import type { Evaluator, Schedule } from "./schedule.ts";
+import type { Decoder, Evaluator, Schedule } from "./schedule.ts";
 import { sideRun } from "./side-run.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -19,7 +19,7 @@ export interface TrainingRun<Batch> extends Disposable {
 	readonly topology: Topology;
 	/** This rank in the run, from 0. */
 	readonly rank: number;
-	readonly state: TrainingState<Batch> & { readonly schedule: Schedule<Batch> & Evaluator<Batch> };
+	readonly state: TrainingState<Batch> & { readonly schedule: Schedule<Batch> & Evaluator<Batch> & Decoder<Batch> };
 	/** The language model's part on this rank; null on ranks of the encoder. */
 	readonly language: HybridModel | null;
 	/** The encoder's part on this rank; null on ranks of the language model, and without an encoder. */

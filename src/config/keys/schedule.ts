@@ -45,6 +45,11 @@ export const scheduleKeys = {
 	"eval-iters": defaulting(integer(0), 0, "Microbatch rounds of one evaluation; 0: none.", { megatron: "100" }),
 	"eval-global-batch-size": derived(integer(1), "global-batch-size", "Sequences of one evaluation round."),
 	"eval-micro-batch-size": derived(integer(1), "micro-batch-size", "Microbatch of an evaluation."),
+	"eval-captions": defaulting(
+		integer(0),
+		0,
+		"Held-out pictures whose captions are decoded greedily after the training and compared; 0: none.",
+	),
 	"exit-interval": optional(integer(1), "Save and exit at a multiple of this many steps."),
 	"exit-duration-in-mins": optional(positiveNumber, "Save and exit after this many minutes."),
 	"exit-signal-handler": off("Save and exit with code 75 after the step in which SIGTERM or SIGUSR1 came."),

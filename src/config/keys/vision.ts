@@ -24,6 +24,12 @@ export const visionKeys = {
 	"vision-max-img-w": defaulting(integer(1), 2048, "Width in pixels that the table of positions covers.", {
 		megatron: "2048, fixed in code",
 	}),
+	"vision-position-mode": defaulting(
+		choice(["cpe", "direct", "window"]),
+		"cpe",
+		"How the table of positions is fitted to an image: cpe to the square of its longer side, direct to its grid, window not at all (the top left corner).",
+		{ megatron: "cpe, fixed in code" },
+	),
 	"vision-position-crop": defaulting(
 		boolean,
 		true,

@@ -23,11 +23,12 @@ export type EncoderKeys = Pick<
 	| "visionNumAttentionHeads"
 	| "visionNumLayers"
 	| "visionPositionCrop"
+	| "visionPositionMode"
 	| "visionProjectionFfnHiddenSize"
 	| "visionProjectionType"
 >;
 
-/** MIMO's choices: CPE, class tokens without positions, no norm in the projector. */
+/** MIMO's choices: class tokens without positions, no norm in the projector. */
 export function encoderConfig(c: EncoderKeys): EncoderConfig {
 	// Upstream copies the language model's initialisation, its depth included.
 	const outputInitMethodStd = c.initMethodStd / Math.sqrt(parseHybridPattern(c.hybridLayerPattern).length);
@@ -47,7 +48,7 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 		softmaxScale: 1 / Math.sqrt(c.visionKvChannels),
 		patchSize: c.patchDim,
 		classTokens: c.classTokenLen,
-		positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
+		positions: { mode: c.visionPositionMode, aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
 		finalLayerNorm: c.visionFinalLayernorm,
 		dropClassTokens: c.disableVisionClassToken,
 		pixelShuffle: c.pixelShuffle,

@@ -24,6 +24,7 @@ const keys = {
 	visionFfnHiddenSize: 5120,
 	visionFinalLayernorm: true,
 	visionPositionCrop: true,
+	visionPositionMode: "cpe",
 	visionProjectionFfnHiddenSize: 20480,
 	visionProjectionType: "affine",
 } as const;

@@ -1,0 +1,106 @@
+/** Greedy decoding: every token is the likeliest after those before it, as one pass over the finished text sees it. */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import type { Device } from "../../src/native/device.ts";
+import { groupOfOne } from "../../src/parallel/group.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import { DeviceInput } from "../../src/train/device-input.ts";
+import { decodeGreedily } from "../../src/train/generate.ts";
+import { randomValues, testDevice } from "../support.ts";
+
+let device: Device;
+let model: HybridModel;
+beforeAll(async () => {
+	device = await testDevice();
+	const c = configurationOf({
+		preset: "nemotron-tiny",
+		"hidden-size": 32,
+		"vocab-size": 61,
+		"num-attention-heads": 4,
+		"num-query-groups": 2,
+		"kv-channels": 8,
+		"mamba-num-heads": 4,
+		"mamba-head-dim": 8,
+		"mamba-state-dim": 8,
+		"mamba-chunk-size": 16,
+		"ffn-hidden-size": 48,
+		"moe-ffn-hidden-size": 24,
+		"moe-shared-expert-intermediate-size": 24,
+		"init-method-std": 0.3,
+	});
+	model = new HybridModel(device, hybridConfig(c), { frozen: false });
+	model.initialise(3);
+});
+afterAll(() => {
+	model[Symbol.dispose]();
+	device[Symbol.dispose]();
+});
+
+/** Outside the vocabulary: never generated. */
+const imageTokenId = 99;
+
+/** Likeliest next token after every token of one sequence; `images`: rows for its image tokens. */
+function likeliest(ids: readonly number[], images: Float32Array | null): number[] {
+	const places = ids.flatMap((id, at) => (id === imageTokenId ? [at] : []));
+	const tokens = ids.length;
+	const text = {
+		ids: Int32Array.from(ids, (id) => (id === imageTokenId ? -1 : id)),
+		labels: new Int32Array(tokens),
+		lossMask: new Float32Array(tokens),
+		lengths: [tokens],
+	};
+	using input = new DeviceInput(device, text, model.parallel.tp);
+	const addToEmbedding = (embedded: Tensor) => {
+		const values = embedded.toFloat32();
+		for (const [row, at] of places.entries()) {
+			for (let i = 0; i < 32; i++) values[at * 32 + i]! += images![row * 32 + i]!;
+		}
+		return Tensor.from(device, values, [tokens, 32]);
+	};
+	const forward = { ...input.forward(0, 0), ...(images ? { addToEmbedding } : {}) };
+	using logits = model.forward(new Tape(device, { recording: false }), forward);
+	const values = logits.toFloat32();
+	return Array.from({ length: tokens }, (_, token) => {
+		const own = values.subarray(token * logits.width, token * logits.width + 61);
+		return own.indexOf(Math.max(...own));
+	});
+}
+
+const limits = { endId: 5, most: 12, group: groupOfOne("language.tp_dp", 0) };
+
+/** Throws unless `continued` is what greedy decoding of `prompt` must give. */
+function check(prompt: readonly number[], continued: readonly number[], images: Float32Array | null): void {
+	const next = likeliest([...prompt, ...continued], images).slice(prompt.length - 1);
+	expect(next.slice(0, continued.length)).toEqual([...continued]);
+	if (continued.length < limits.most) expect(next[continued.length]).toBe(limits.endId);
+}
+
+test("prompts of different lengths together go on as each alone", () => {
+	const prompts = Array.from({ length: 8 }, (_, index) =>
+		Array.from({ length: 1 + index }, (_, at) => (7 * index + 3 * at + 1) % 60),
+	);
+	const continued = decodeGreedily(model, { ids: prompts, rows: null, imageTokenId: -1 }, limits);
+	for (const [index, prompt] of prompts.entries()) check(prompt, continued[index]!, null);
+	// Otherwise this would show little.
+	expect(new Set(continued.map((ids) => ids.join())).size).toBeGreaterThan(3);
+});
+
+test("image rows stand where the image tokens are", () => {
+	const prompts = [
+		[imageTokenId, imageTokenId],
+		[imageTokenId, 4],
+		[8, imageTokenId, imageTokenId, imageTokenId],
+	];
+	const values = randomValues(6 * 32, 9);
+	using rows = Tensor.from(device, values, [6, 32]);
+	const continued = decodeGreedily(model, { ids: prompts, rows, imageTokenId }, limits);
+	let first = 0;
+	for (const [index, prompt] of prompts.entries()) {
+		const count = prompt.filter((id) => id === imageTokenId).length;
+		check(prompt, continued[index]!, values.subarray(first * 32, (first + count) * 32));
+		first += count;
+	}
+});
