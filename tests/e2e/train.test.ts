@@ -72,6 +72,16 @@ describe("training", () => {
 	});
 });
 
+test("examples/text/text.yaml trains, evaluates and leaves its files", () => {
+	const config = join(import.meta.dir, "../../examples/text/text.yaml");
+	const flags = ["--train-iters", "2", "--lr-warmup-iters", "0", "--split", "99,1,0", "--device", "cpu"];
+	const files = ["--log-json", join(folder, "book.jsonl"), "--save-hf", join(folder, "book")];
+	const { exitCode, stdout, stderr } = mimo(["train", "--config", config, ...flags, ...files]);
+	expect([exitCode, stderr]).toEqual([0, ""]);
+	expect(stdout).toMatch(/Held-out bits per byte: \d\.\d{4} /);
+	expect(readdirSync(join(folder, "book")).sort()).toEqual(["config.json", "model.safetensors"]);
+});
+
 describe("parity", () => {
 	test("prints a table and exits 0; --json lists every value", () => {
 		const reference = golden("layer-moe")!;
