@@ -49,6 +49,9 @@ export default defineCommand({
 	},
 });
 
+/** Exit codes above this are those of a run that a signal has ended. */
+const signalled = 128;
+
 type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
@@ -192,9 +195,14 @@ async function compareAll(
 		plans,
 		folder: folder.path,
 		alone,
-		// The last of a repeated flag counts.
-		launch: (plan: Plan) =>
-			launchRanks(rankOptions(c, plan), [...args, "--layouts", plan.name, "--reference", folder.path]),
+		launch: async (plan: Plan) => {
+			// The last of a repeated flag counts.
+			const own = [...args, "--layouts", plan.name, "--reference", folder.path];
+			const exitCode = await launchRanks(rankOptions(c, plan), own);
+			if (exitCode <= signalled) return exitCode;
+			folder[Symbol.dispose]();
+			process.exit(exitCode);
+		},
 	};
 	if ("policy" in flags) {
 		const { renderPolicy } = await import("../parity/verify/policy.ts");
