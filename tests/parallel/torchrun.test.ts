@@ -68,7 +68,7 @@ test("a killed rank ends the others, and one of them says why", async () => {
 	);
 	expect(diagnosis).toMatch(/^ {2}rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\.$/m);
 	expect(diagnosis.match(/^mimo: /gm)).toHaveLength(1);
-	expect([ended[0]!.exitCode, ended[2]!.exitCode]).toEqual([75, 75]);
+	expect([ended[0]!.exitCode, ended[2]!.exitCode]).toEqual([69, 69]);
 	expect(Math.max(...ended.map(({ seconds }) => seconds))).toBeLessThan(10);
 }, 30_000);
 
@@ -90,7 +90,7 @@ test("an error of one rank is told once", async () => {
 	expect(diagnosis.match(/^mimo: .*$/gm)).toEqual([
 		expect.stringMatching(/^mimo: rank 1 .* failed: Sample 17 of images\.tar holds no image/),
 	]);
-	expect(ended.map(({ exitCode }) => exitCode)).toEqual([75, 1]);
+	expect(ended.map(({ exitCode }) => exitCode)).toEqual([69, 1]);
 }, 30_000);
 
 test("a rank with another configuration is refused by name and value", async () => {
