@@ -1,6 +1,6 @@
 /** What keys must satisfy together; the layout's part is in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
-import { dataLanes } from "./derive.ts";
+import { dataLanes, hasEncoder, sharesOneProcess } from "./derive.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
@@ -211,6 +211,20 @@ const schedule: readonly Check[] = [
 		),
 ];
 
+/** What upstream asks of a run that encodes ahead of time. */
+const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["an encoder on ranks of its own", (c) => hasEncoder(c) && !sharesOneProcess(c)],
+	["freeze-vit", (c) => c.freezeVit],
+	["a projector that trains (no freeze-projection)", (c) => !c.freezeProjection],
+	["encoder-tp 1", (c) => c.encoderTp === 1],
+];
+
+const prefetch = prefetchNeeds.map(
+	([what, holds]): Check =>
+		(c) =>
+			unless(!c.mimoEncoderPrefetch || holds(c), "mimo-encoder-prefetch", `it needs ${what}`),
+);
+
 const other: readonly Check[] = [
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
@@ -245,5 +259,6 @@ export const checks: readonly Check[] = [
 	...schedule,
 	...layoutChecks,
 	...energonChecks,
+	...prefetch,
 	...other,
 ];

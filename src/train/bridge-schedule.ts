@@ -11,6 +11,7 @@ import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
 import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
+import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
 import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
 import type { LossAccumulator } from "./loss.ts";
@@ -25,12 +26,21 @@ import {
 
 /** An encoder rank. Its microbatches hold the images of all language lanes it serves, in lane order. */
 export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>, Decoder<ImageSet> {
+	#upcoming: readonly ImageSet[] = [];
+
 	constructor(
 		readonly encoder: EncoderModule,
 		readonly bridge: BridgeSource,
 		/** Whether gradients come back. */
 		readonly trains: boolean,
+		/** Runs a frozen tower ahead; null: every microbatch in its turn. */
+		readonly prefetch: FeaturePrefetch | null = null,
 	) {}
+
+	/** Microbatches of the next step, which a prefetch may begin with. */
+	expect(upcoming: readonly ImageSet[]): void {
+		this.#upcoming = upcoming;
+	}
 
 	run(
 		microbatches: readonly ImageSet[],
@@ -40,8 +50,11 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 	): void {
 		const waiting: EncoderMicrobatch[] = [];
 		let firstImage = 0;
+		this.prefetch?.announce([...microbatches, ...this.#upcoming]);
 		for (const [index, images] of microbatches.entries()) {
 			if (images.grids.length > 0) losses.sawImages = true;
+			const ready = images.grids.length > 0 ? this.prefetch?.take(images) : undefined;
+			using _features = ready?.features;
 			const encoded = new EncoderMicrobatch(
 				this.encoder,
 				images,
@@ -50,6 +63,7 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 					training: this.trains,
 					observe: (name, value) => observe(`encoder.${name}`, value, index),
 					...gradientListener(place, index, microbatches.length),
+					...(ready && { features: ready }),
 				},
 			);
 			firstImage += images.grids.length;
@@ -84,6 +98,8 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 
 	#backward(microbatch: EncoderMicrobatch): void {
 		using encoded = microbatch;
+		// The gradient is on its way: time for images to come.
+		this.prefetch?.fill();
 		if (this.trains) encoded.backward(this.bridge.receiveBackward(encoded.rows.rows));
 	}
 }

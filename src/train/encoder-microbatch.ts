@@ -3,7 +3,7 @@
  * language model, in the same process or over the bridge.
  */
 import type { ImageSet } from "../data/images.ts";
-import type { EncoderModule } from "../models/mimo/encoder.ts";
+import type { EncodedFeatures, EncoderModule } from "../models/mimo/encoder.ts";
 import { patchWidth } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
 import { Tape } from "../tensor/tape.ts";
@@ -20,6 +20,12 @@ export interface EncoderPlace {
 /** No crops are drawn where nothing trains. */
 export const notTrained: EncoderPlace = { cropKey: 0, firstImage: 0 };
 
+/** Patches of all images on the device, [Σ rows · columns, 3p²] in the encoder's type. */
+export function patchTensor({ device, config }: EncoderModule, { patches }: ImageSet): Tensor {
+	const width = patchWidth(config.tower);
+	return Tensor.from(device, patches, [patches.length / width, width], { dtype: config.tower.dtype });
+}
+
 export class EncoderMicrobatch implements Disposable {
 	readonly #tape: Tape;
 	/** All image rows, [Σ, H]. */
@@ -31,18 +37,21 @@ export class EncoderMicrobatch implements Disposable {
 		readonly encoder: EncoderModule,
 		images: ImageSet,
 		place: EncoderPlace,
-		options: { readonly training: boolean; readonly observe?: RadioObserver } & Pick<StepPlace, "onGradient">,
+		options: {
+			readonly training: boolean;
+			readonly observe?: RadioObserver;
+			/** What a frozen tower made of the images ahead of time; stays the caller's. */
+			readonly features?: EncodedFeatures;
+		} & Pick<StepPlace, "onGradient">,
 	) {
-		const { device, config } = encoder;
-		const { onGradient } = options;
+		const { device } = encoder;
+		const { onGradient, features, observe } = options;
 		this.#tape = new Tape(device, { recording: options.training, ...(onGradient && { onGradient }) });
-		const width = patchWidth(config.tower);
-		using patches = Tensor.from(device, images.patches, [images.patches.length / width, width], {
-			dtype: config.tower.dtype,
-		});
+		using patches = features ? null : patchTensor(encoder, images);
 		const { grids, indices = grids.map((_, index) => place.firstImage + index) } = images;
-		const input = { patches, grids, indices, cropKey: place.cropKey };
-		const { rows, rowsPerImage } = encoder.forward(this.#tape, input, options.observe);
+		const { rows, rowsPerImage } = features
+			? encoder.project(this.#tape, features, observe)
+			: encoder.forward(this.#tape, { patches: patches!, grids, indices, cropKey: place.cropKey }, observe);
 		this.rows = rows;
 		let image = 0;
 		this.rowsPerSample = images.imagesPerSample.map((count) => {

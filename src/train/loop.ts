@@ -6,6 +6,7 @@ import type { Observer } from "../observe/report.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
 import { ExitSignals, interruptedExit } from "../parallel/exit-signals.ts";
 import type { World } from "../parallel/world.ts";
+import { BatchQueue } from "./batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source.ts";
 import { type EvaluationState, evaluate } from "./evaluate.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
@@ -59,12 +60,14 @@ export async function trainingLoop<Batch>(
 	let stop: Stop | null = null;
 	const metrics = new StepMetrics(c, run, world);
 	using interrupts = new ExitSignals(["SIGINT"]);
+	const batches = new BatchQueue(data.training, run, c.mimoEncoderPrefetch);
 	while (progress.iteration < iterations && stop === null) {
 		const iteration = progress.iteration + 1;
 		for (const listener of listeners) await listener.beforeStep?.(iteration);
 		const started = performance.now();
 		metrics.clock.start("data");
-		const microbatches = (await data.training.step(iteration)).map((one) => run.batchOf(one));
+		const { microbatches, upcoming } = await batches.step(iteration, iterations);
+		run.state.schedule.expect?.(upcoming);
 		metrics.clock.enter("other");
 		const dataSeconds = (performance.now() - started) / 1000;
 		const rate = learningRateAt(learningRate, progress.scheduledSamples);

@@ -18,6 +18,7 @@ import type { BucketSize } from "../parallel/parameter-set.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { BridgedLanguageSchedule, EncoderSchedule } from "./bridge-schedule.ts";
+import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
 import type { Participation } from "./participation.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -35,6 +36,8 @@ export interface MimoRunOptions {
 	readonly buckets?: (module: "encoder" | "language", replicas: number) => BucketSize | null;
 	/** Default: nobody asks which encoder ranks saw images, and the gradient is exact. */
 	readonly participation?: Participation["policy"];
+	/** A frozen tower runs ahead; absent or null: it does not. */
+	readonly prefetch?: PrefetchOptions | null;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }
@@ -116,6 +119,7 @@ function encoderSide({ world, topology, everyone, groups, bridge, lane }: Place,
 		replica: shared.replicas[0]!,
 		votes: groups.model.tp.rank === 0,
 	};
+	const prefetch = options.prefetch ? new FeaturePrefetch(encoder, options.prefetch) : null;
 	return {
 		module: "encoder",
 		world: everyone,
@@ -124,13 +128,13 @@ function encoderSide({ world, topology, everyone, groups, bridge, lane }: Place,
 		encoder,
 		initialise: (seed) => encoder.initialise(seed),
 		logicalTensors: () => encoder.logicalTensors(),
-		owned: [shared.optimizer, shared.scalars, encoder],
+		owned: [...(prefetch ? [prefetch] : []), shared.optimizer, shared.scalars, encoder],
 		state: {
 			...shared,
 			routers: [],
 			routerGroup: groupOfOne("no routers", world.rank),
 			countsLoss: false,
-			schedule: new EncoderSchedule(encoder, source, trainsEncoder(options)),
+			schedule: new EncoderSchedule(encoder, source, trainsEncoder(options), prefetch),
 			...(participation ? { participation } : {}),
 		},
 	};

@@ -32,6 +32,8 @@ export type MicrobatchObserver = (name: string, value: Tensor, microbatch: numbe
 /** Runs all microbatches of a step forward and backward on this rank. */
 export interface Schedule<Batch> {
 	run(microbatches: readonly Batch[], place: StepPlace, losses: LossAccumulator, observe?: MicrobatchObserver): void;
+	/** Hears before a step what the step after it will be given, where that is known. */
+	expect?(upcoming: readonly Batch[]): void;
 }
 
 /** Runs microbatches forward only: no dropout, routers do not count. */

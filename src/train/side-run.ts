@@ -27,6 +27,7 @@ export async function sideRun(
 		distributedOptimizer: c.useDistributedOptimizer,
 		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
 		participation: c.encoderGradParticipation,
+		prefetch: c.mimoEncoderPrefetch ? { depth: c.mimoEncoderPrefetchDepth, debug: debugOf(c, world.rank) } : null,
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,
 	});
@@ -43,4 +44,10 @@ export async function sideRun(
 	return side.module === "encoder"
 		? { ...shared, state: side.state, encoder: side.encoder, language: null, batchOf: ({ images }) => images }
 		: { ...shared, state: side.state, encoder: null, language: side.model, batchOf: ({ text }) => text };
+}
+
+/** Lines of --mimo-encoder-prefetch-debug. */
+function debugOf(c: TrainingConfiguration, rank: number): ((line: string) => void) | null {
+	if (!c.mimoEncoderPrefetchDebug) return null;
+	return (line) => process.stdout.write(`encoder prefetch rank=${rank} ${line}\n`);
 }

@@ -157,6 +157,21 @@ test.each([
 		vision,
 		"--encoder-ddp-overlap: the value is true; allowed only without llm-only.",
 	],
+	[
+		"--mimo-encoder-prefetch --encoder-dp 2",
+		vision,
+		"--mimo-encoder-prefetch: the value is true; it needs freeze-vit.",
+	],
+	[
+		"--mimo-encoder-prefetch --freeze-vit --encoder-tp 2",
+		vision,
+		"--mimo-encoder-prefetch: the value is true; it needs encoder-tp 1.",
+	],
+	[
+		"--mimo-encoder-prefetch --freeze-vit --llm-offset 0",
+		vision,
+		"--mimo-encoder-prefetch: the value is true; it needs an encoder on ranks of its own.",
+	],
 ] as const)("%s", (flags, base, message) => {
 	expect(mistakes(base, flags)).toEqual([message]);
 });

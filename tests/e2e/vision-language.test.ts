@@ -75,6 +75,24 @@ describe("frozen modules", () => {
 	}, 60_000);
 });
 
+test("a frozen tower that runs ahead gives the same losses, bit for bit", () => {
+	const layout = flags("--encoder-dp 2 --llm-dp 2 --llm-ep 2 --freeze-vit --train-iters 3 --global-batch-size 12");
+	const [plain, ahead] = [
+		train("in-turn", ...layout),
+		train("ahead", ...layout, ..."--mimo-encoder-prefetch --mimo-encoder-prefetch-debug".split(" ")),
+	];
+	expect([plain.exitCode, ahead.exitCode, ahead.stderr]).toEqual([0, 0, ""]);
+	for (const [index, step] of plain.steps.entries()) {
+		expect(ahead.steps[index]!["lm loss"]).toBe(step["lm loss"]!);
+		expect(ahead.steps[index]!.grad_norm).toBe(step.grad_norm!);
+	}
+	// Each of two encoder ranks takes 3 steps × 3 microbatches, and encodes none a second time.
+	expect(ahead.stdout.match(/encoder prefetch rank=1 producer batch=\d encode_ms=/g)).toHaveLength(9);
+	// From the second step on features wait for it.
+	const ready = [...ahead.stdout.matchAll(/rank=0 consumer batch=(\d) ready_at_request=(\d)\/2/g)];
+	expect(ready.filter(([, batch]) => Number(batch) % 3 === 0).map(([, , count]) => count)).toEqual(["0", "2", "2"]);
+}, 60_000);
+
 test("Hugging Face weights of several ranks are those of one", () => {
 	const still = flags("--lr 0 --min-lr 0 --moe-router-bias-update-rate 0 --train-iters 1");
 	const save = (name: string, layout: string) => {

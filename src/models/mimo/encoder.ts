@@ -5,7 +5,7 @@
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
-import type { Tape } from "../../tensor/tape.ts";
+import { Tape } from "../../tensor/tape.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { type ProjectorConfig, project, projectorParameters, projectorPrefix } from "../projector.ts";
@@ -90,16 +90,28 @@ export class EncoderModule implements Disposable {
 	 * rows, and no parameter takes part (all ranks of a tensor-parallel group see the same images).
 	 */
 	forward(tape: Tape, input: EncoderInput, observe: RadioObserver = () => {}): EncodedImages {
-		const { tower, projector } = this.config;
+		const { tower } = this.config;
 		if (input.grids.length === 0) {
 			return { rows: Tensor.empty(this.device, [0, this.width], tower.dtype), rowsPerImage: [] };
 		}
 		using packed = new PackedImages(this.device, tower, input.grids, this.#crops(tape, input));
-		const { tp } = this.parallel;
 		using features = this.#tower.forward(tape, input.patches, packed, observe);
-		const rows = project(tape, projector, this.#parameters, features, tp);
+		return this.project(tape, { features, rowsPerImage: packed.rowsPerImage }, observe);
+	}
+
+	/** What a frozen tower makes of at least one image, before the projector. */
+	frozenFeatures(patches: Tensor, grids: readonly PatchGrid[]): EncodedFeatures {
+		if (!this.options.frozenTower) throw new Error("The tower trains: its features are of one step alone.");
+		using packed = new PackedImages(this.device, this.config.tower, grids, null);
+		const tape = new Tape(this.device, { recording: false });
+		return { features: this.#tower.forward(tape, patches, packed), rowsPerImage: packed.rowsPerImage };
+	}
+
+	/** Rows of the language model's width from the tower's features, which stay the caller's. */
+	project(tape: Tape, { features, rowsPerImage }: EncodedFeatures, observe: RadioObserver = () => {}): EncodedImages {
+		const rows = project(tape, this.config.projector, this.#parameters, features, this.parallel.tp);
 		observe("projector", rows);
-		return { rows, rowsPerImage: packed.rowsPerImage };
+		return { rows, rowsPerImage };
 	}
 
 	/** Random windows of the position table while the tower trains; a frozen one is always evaluated (spec vision 1.8). */
@@ -112,6 +124,12 @@ export class EncoderModule implements Disposable {
 	[Symbol.dispose](): void {
 		this.#parameters[Symbol.dispose]();
 	}
+}
+
+export interface EncodedFeatures {
+	/** [Σ rowsPerImage, width of the tower's output]. The receiver disposes it. */
+	readonly features: Tensor;
+	readonly rowsPerImage: readonly number[];
 }
 
 export interface EncodedImages {
