@@ -16,6 +16,7 @@ const commands: Readonly<Record<string, readonly [description: string, load: () 
 	verify: ["Show that layouts of ranks give what one process gives.", () => import("./commands/verify.ts")],
 	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],
 	data: ["Prepare, inspect and check Energon data sets.", () => import("./commands/data.ts")],
+	diagnose: ["Why a run ended, from what its ranks have left.", () => import("./commands/diagnose.ts")],
 	doctor: ["What this machine offers, and whether training can run.", () => import("./commands/doctor.ts")],
 };
 

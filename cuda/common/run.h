@@ -13,6 +13,8 @@
 
 namespace mimo {
 
+class Run;
+
 /// Nanoseconds of the monotonic clock, the same for all processes of the host.
 int64_t monotonic_nanoseconds();
 
@@ -48,6 +50,24 @@ struct RankRegion {
   char error[512];
   mimo_call_record flight[flight_records];  // call c is in flight[c % flight_records]
 };
+
+/// What a rank leaves on disk of itself.
+struct Recording {
+  char magic[8];
+  int64_t layout;
+  int32_t ranks;
+  int32_t rank;
+  int64_t written;  // CLOCK_REALTIME, nanoseconds
+  int32_t failed;
+  int32_t failed_rank;
+  char reason[512];
+  RankRegion region;
+};
+
+/// Ranks of the run that a recording is of.
+int32_t recorded_ranks(const std::string& path);
+/// Reads recordings of a run's ranks into `run`, made for them, and says why it has failed.
+void read_recordings(const std::vector<std::string>& paths, Run& run);
 
 /// An area of the file that the members of a group share.
 struct AreaEntry {
@@ -130,6 +150,11 @@ class Run {
   /// One look at every rank. Fails the run when one is dead, stopped, silent or without progress.
   void watch();
 
+  /// The heart writes a recording of this rank to `path` from now on.
+  void record_to(const std::string& path);
+  /// Takes over the rank of a recording.
+  void take(const Recording& recording);
+
   /// The area of `key`, made with `bytes` zeros by whoever asks first. `what` names it in the error of a full /dev/shm.
   Mapping area(uint64_t key, int64_t bytes, const std::string& what);
 
@@ -145,6 +170,7 @@ class Run {
   void watch_rank(int32_t rank, int64_t elapsed, int64_t now);
   void watch_progress(int64_t now);
   void lock_areas();
+  void write_recording();
 
   int file_ = -1;
   Mapping mapping_;
@@ -153,6 +179,8 @@ class Run {
   std::vector<Watched> watched_;
   int64_t last_watch_ = 0;
   std::atomic<bool> stop_{false};
+  std::atomic<int> recording_{-1};  // file
+  std::string recording_path_;
   std::thread heart_;
 };
 

@@ -80,6 +80,25 @@ int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed) {
   return guard([&] { *claimed = run->run.header().claimed.exchange(1) == 0 ? 1 : 0; });
 }
 
+int32_t mimo_run_record(mimo_run* run, const char* path) {
+  return guard([&] { run->run.record_to(path); });
+}
+
+int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run) {
+  return guard([&] {
+    std::vector<std::string> all;
+    for (int32_t i = 0; i < count; ++i) {
+      all.emplace_back(paths);
+      paths += all.back().size() + 1;
+    }
+    MIMO_REQUIRE(count > 0, "mimo_run_read_recordings");
+    *ranks = mimo::recorded_ranks(all[0]);
+    auto made = std::make_unique<mimo_run>(*ranks, true, 60'000);
+    mimo::read_recordings(all, made->run);
+    *run = made.release();
+  });
+}
+
 int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state) {
   return guard([&] {
     const mimo::RankRegion& of = run->run.region(rank);

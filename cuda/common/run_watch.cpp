@@ -63,6 +63,7 @@ void Run::join(int32_t rank) {
 
 void Run::leave() {
   if (rank_ >= 0 && region(rank_).phase == MIMO_RANK_PHASE_RUNNING) region(rank_).phase = MIMO_RANK_PHASE_FINISHED;
+  if (recording_.load() >= 0) unlink(recording_path_.c_str());
 }
 
 /// The heart: its own thread, because the training thread may compute for minutes.
@@ -71,6 +72,7 @@ void Run::beat() {
   while (!stop_) {
     own.heartbeat.fetch_add(1, std::memory_order_relaxed);
     if (header_->supervised == 0) watch();
+    write_recording();
     if (failed() && monotonic_nanoseconds() - header_->failed_time > grace) {
       // The training thread computes or hangs elsewhere; it had its time to end by itself.
       std::fflush(nullptr);

@@ -234,6 +234,12 @@ MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
 /* 1 for one caller only: who prints the diagnosis when no launcher does. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
+/* From now on the heart of this process's rank writes what it knows of itself and of a failure to `path`, at every beat:
+ * what is left when every process of the run is killed. mimo_run_leave removes the file. */
+MIMO_API int32_t mimo_run_record(mimo_run* run, const char* path);
+/* A run made from `count` such files, whose paths lie one after the other, each with its zero: it can be asked for states
+ * and calls (`ranks`: how many there were), and has failed with what the ranks recorded, or with the rank that fell silent first. */
+MIMO_API int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run);
 MIMO_API int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state);
 /* The latest calls of a rank, newest first, at most `capacity` of those still recorded. */
 MIMO_API int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, int32_t capacity,

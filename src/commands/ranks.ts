@@ -2,14 +2,16 @@
  * Runs a command's work on every rank: in this process alone, in processes that this one launches, or in this one as a
  * rank that a launcher (ours, or torchrun) has started.
  */
+import { mkdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
+import { join } from "node:path";
 import { Status } from "../native/abi.ts";
 import { debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";
 import { type DeviceChoice, openDevice, openLibraryOf } from "../native/open-device.ts";
 import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
-import { diagnose, takeSnapshot } from "../parallel/diagnosis.ts";
+import { diagnose, recordingName, takeSnapshot } from "../parallel/diagnosis.ts";
 import { findRun, identityOf } from "../parallel/join.ts";
 import { launch, type RankDescription } from "../parallel/launcher.ts";
 import { type Place, placeFromEnvironment } from "../parallel/place.ts";
@@ -31,6 +33,8 @@ export interface RankOptions {
 	/** The rank that writes to the terminal. */
 	readonly reporter: number;
 	readonly timeoutMinutes: number;
+	/** Folder for the ranks' recordings, or none. */
+	readonly recordings?: string | null;
 	/** Do not print the processes of the ranks. */
 	readonly quiet?: boolean;
 }
@@ -116,12 +120,23 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	run.describe(place.rank, module, coordinates);
 	try {
 		using world = World.join(device, run, place.rank);
+		if (options.recordings) record(run, options.recordings, place.rank);
 		const exitCode = (await work(world)) ?? 0;
 		world.leave();
 		return exitCode;
 	} catch (error) {
 		process.exit(await endRank(run, place, error));
 	}
+}
+
+/** Leaves what this rank does last in a file of `folder`. */
+function record(run: Run, folder: string, rank: number): void {
+	try {
+		mkdirSync(folder, { recursive: true });
+	} catch (error) {
+		throw new UserError(`flight-recorder-dir ${folder} cannot be made: ${(error as Error).message}.`);
+	}
+	run.record(join(folder, recordingName(rank)));
 }
 
 /** Tells the run why this rank ends; whoever has to prints the diagnosis. Returns the exit code. */

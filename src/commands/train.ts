@@ -56,6 +56,7 @@ export default defineCommand({
 			describe: (rank: number) => topology.describe(rank),
 			reporter: topology.worldSize - 1,
 			timeoutMinutes: configuration.distributedTimeoutMinutes,
+			recordings: configuration.flightRecorderDir,
 		};
 		await onEveryRank(options, (world) => runTraining(configuration, world));
 	},

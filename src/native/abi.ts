@@ -689,6 +689,8 @@ export const functions = {
 	mimo_run_expect: { args: ["ptr", "i32", "i32"], returns: "i32" },
 	mimo_run_watch: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_run_claim_diagnosis: { args: ["ptr", "ptr"], returns: "i32" },
+	mimo_run_record: { args: ["ptr", "ptr"], returns: "i32" },
+	mimo_run_read_recordings: { args: ["ptr", "i32", "ptr", "ptr"], returns: "i32" },
 	mimo_run_rank_state: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_calls: { args: ["ptr", "i32", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_end_with_parent: { args: ["i32"], returns: "i32" },

@@ -101,6 +101,20 @@ export class Run implements Disposable {
 		return new Run(library, Number(out[0]), path, ranks);
 	}
 
+	/** A run as its ranks' recordings left it; it has failed. Throws a NativeError that names a file that is none. */
+	static readRecordings(library: Library, paths: readonly string[]): Run {
+		const out = new BigUint64Array(1);
+		const ranks = new Int32Array(1);
+		const names = Buffer.concat(paths.map(zeroTerminated));
+		check(library, "mimo_run_read_recordings", names, paths.length, ranks, out);
+		return new Run(library, Number(out[0]), "", ranks[0]!);
+	}
+
+	/** This process's rank leaves what is known of it in a file from now on, until leave(). */
+	record(path: string): void {
+		this.#call("mimo_run_record", zeroTerminated(path));
+	}
+
 	/** This process is `rank` from now on, and its heart beats. */
 	join(rank: number): void {
 		this.#call("mimo_run_join", rank);

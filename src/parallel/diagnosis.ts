@@ -1,12 +1,40 @@
 /**
  * Why a run has failed, for people: the rank to blame first, then where every other rank was, and who was absent there.
  */
+import { readdirSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../native/errors.ts";
 import type { CallRecord, RankState, Run, RunFailure } from "../native/run.ts";
 
 /** What is known of every rank when the run has failed. */
 export interface Snapshot {
 	readonly failure: RunFailure;
 	readonly ranks: readonly { readonly state: RankState; readonly calls: readonly CallRecord[] }[];
+}
+
+/** File of a rank's recording in its folder. */
+export function recordingName(rank: number): string {
+	return `rank-${rank}.flight`;
+}
+
+/** Recordings in a folder, by rank. */
+export function findRecordings(folder: string): string[] {
+	let names: string[];
+	try {
+		names = readdirSync(folder);
+	} catch {
+		throw new UserError(`${folder}: there is no such folder of recordings (flight-recorder-dir).`);
+	}
+	const ranks = names.flatMap((name) => {
+		const rank = /^rank-(\d+)\.flight$/.exec(name)?.[1];
+		return rank === undefined ? [] : [Number(rank)];
+	});
+	if (ranks.length === 0) {
+		throw new UserError(
+			`${folder} holds no recordings (rank-N.flight): its runs have ended well, or none wrote there.`,
+		);
+	}
+	return ranks.sort((a, b) => a - b).map((rank) => join(folder, recordingName(rank)));
 }
 
 /** The latest calls are enough to find the one that is waited for. */

@@ -10,6 +10,10 @@ export const loggingKeys = {
 	"tensorboard-dir": optional(path, "Folder of TensorBoard events."),
 	"tensorboard-log-interval": defaulting(integer(1), 1, "Steps between TensorBoard points."),
 	"log-timers-to-tensorboard": off("Iteration time and timers to TensorBoard."),
+	"flight-recorder-dir": optional(
+		path,
+		"Folder in which every rank keeps what it last did; `mimo diagnose` reads it when nobody is left to say why a run ended.",
+	),
 	"timing-log-level": defaulting(integer(0, 2), 0, "How many timers are measured: 0 few, 2 all."),
 	"timing-log-option": defaulting(choice(["minmax", "max", "all"]), "minmax", "How timers of ranks are shown."),
 	"no-barrier-with-level-1-timing": off("Timers of level 1 without a barrier.", {

@@ -1,0 +1,104 @@
+// The flight recorder on disk: each rank's heart writes its region to a file at every beat, so that a diagnosis is possible
+// when nobody is left to print one.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <memory>
+
+#include "run.h"
+#include "status.h"
+
+namespace mimo {
+namespace {
+
+constexpr char magic[8] = {'m', 'i', 'm', 'o', 'f', 'l', 'y', 0};
+constexpr int64_t layout = 1;
+constexpr double nanoseconds = 1e9;
+/// Ranks of one beat write within this; one that stopped writing longer before the others fell silent first.
+constexpr double same_time = 1.0;
+
+int64_t wall_clock() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+std::unique_ptr<Recording> read_recording(const std::string& path) {
+  // Zeros first: the struct holds atomics, which are plain numbers here.
+  auto recording = std::unique_ptr<Recording>(new (std::align_val_t(alignof(Recording))) Recording());
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const ssize_t count = file < 0 ? -1 : pread(file, static_cast<void*>(recording.get()), sizeof(Recording), 0);
+  if (file >= 0) close(file);
+  const bool good = count == static_cast<ssize_t>(sizeof(Recording)) &&
+                    std::memcmp(recording->magic, magic, sizeof(magic)) == 0 && recording->layout == layout &&
+                    recording->ranks >= 1 && recording->ranks <= max_ranks && recording->rank >= 0 &&
+                    recording->rank < recording->ranks;
+  if (!good) throw Error(MIMO_ERROR_DATA, path + " is no recording of a rank by this version.");
+  return recording;
+}
+
+}  // namespace
+
+void Run::record_to(const std::string& path) {
+  rank();
+  const int file = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (file < 0) {
+    throw Error(MIMO_ERROR_DEVICE, "The recording " + path + " cannot be written: " + std::strerror(errno) + ".");
+  }
+  recording_path_ = path;
+  recording_.store(file, std::memory_order_release);
+}
+
+void Run::write_recording() {
+  const int file = recording_.load(std::memory_order_acquire);
+  if (file < 0 || region(rank_).phase == MIMO_RANK_PHASE_FINISHED) return;
+  Recording about{};
+  std::memcpy(about.magic, magic, sizeof(magic));
+  about.layout = layout;
+  about.ranks = ranks();
+  about.rank = rank_;
+  about.written = wall_clock();
+  about.failed = failed() ? 1 : 0;
+  about.failed_rank = about.failed ? header_->failed_rank : -1;
+  if (about.failed) copy_string(about.reason, sizeof(about.reason), header_->reason);
+  std::memcpy(static_cast<void*>(&about.region), static_cast<const void*>(&region(rank_)), sizeof(RankRegion));
+  // A full disk costs the recording, not the run.
+  if (pwrite(file, static_cast<const void*>(&about), sizeof(about), 0) < 0) return;
+}
+
+void Run::take(const Recording& recording) {
+  std::memcpy(static_cast<void*>(&region(recording.rank)), static_cast<const void*>(&recording.region),
+              sizeof(RankRegion));
+}
+
+int32_t recorded_ranks(const std::string& path) { return read_recording(path)->ranks; }
+
+void read_recordings(const std::vector<std::string>& paths, Run& run) {
+  const Recording* first = nullptr;
+  int64_t newest = 0;
+  std::vector<std::unique_ptr<Recording>> all;
+  for (const std::string& path : paths) {
+    all.push_back(read_recording(path));
+    const Recording& one = *all.back();
+    if (one.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
+    run.take(one);
+    newest = std::max(newest, one.written);
+    if (first == nullptr || one.written < first->written) first = &one;
+  }
+  for (const auto& one : all) {
+    if (one->failed != 0) run.fail(one->failed_rank, one->reason);
+  }
+  if (run.failed()) return;
+  const double before = static_cast<double>(newest - first->written) / nanoseconds;
+  if (before > same_time) {
+    run.fail(first->rank, "it fell silent " + std::to_string(before).substr(0, 4) + " s before the last of the others");
+  } else {
+    run.fail(-1, "all ranks ended at once without a word, as when their launcher or their host is ended");
+  }
+}
+
+}  // namespace mimo
