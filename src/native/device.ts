@@ -46,6 +46,16 @@ interface Operation {
 	readonly view: DataView;
 }
 
+/** Looks at what a device does, while it is profiled. */
+export interface DeviceTracer {
+	/** An operation has been queued (a CPU library has also done it); `began`: milliseconds of performance.now(). */
+	operation(name: OperationName, began: number): void;
+	/** What comes belongs to this part of a model, such as "layer.3 backward". */
+	scope(name: string): void;
+	/** A collective or message of a group: started, and done when `wait` ran. */
+	collective(call: { readonly group: string; readonly kind: string; readonly sequence: number; readonly bytes: number; readonly began: number }): void;
+}
+
 /** A queue of work on a device. Work of one stream runs in order. */
 export class Stream {
 	constructor(
@@ -59,6 +69,8 @@ export class Device implements Disposable {
 	readonly #operations = new Map<OperationName, Operation>();
 	readonly #streams: Stream[] = [];
 	#closed = false;
+	/** null: nobody looks. */
+	tracer: DeviceTracer | null = null;
 	/** Stream that operations use unless told otherwise. */
 	readonly stream: Stream;
 
@@ -118,8 +130,10 @@ export class Device implements Disposable {
 			}
 		}
 		if (debugging(4)) debug(4, `${name} ${describe(values)}`);
+		const began = this.tracer === null ? 0 : performance.now();
 		const status = call(stream.handle, bytes) as number;
 		if (status !== Status.ok) throw new NativeError(name, status, String(this.library.symbols.mimo_last_error!()));
+		this.tracer?.operation(name, began);
 	}
 
 	allocate(bytes: number, tag: MemoryTagName): Allocation {

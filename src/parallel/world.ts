@@ -3,9 +3,10 @@ import type { Device } from "../native/device.ts";
 import type { Run } from "../native/run.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import { SharedMemoryGroup } from "./shared-memory-group.ts";
+import { tracedGroup } from "./traced-group.ts";
 
 export class World implements Disposable {
-	readonly #groups = new Map<string, SharedMemoryGroup>();
+	readonly #groups = new Map<string, { readonly group: SharedMemoryGroup; readonly seen: Group }>();
 
 	private constructor(
 		readonly device: Device,
@@ -48,10 +49,11 @@ export class World implements Disposable {
 		if (this.run === null) return groupOfOne(name, this.rank);
 		const key = `${name} ${ranks}`;
 		const known = this.#groups.get(key);
-		if (known) return known;
+		if (known) return known.seen;
 		const group = new SharedMemoryGroup(this.run, this.device, this.rank, name, ranks);
-		this.#groups.set(key, group);
-		return group;
+		const seen = tracedGroup(group, this.device);
+		this.#groups.set(key, { group, seen });
+		return seen;
 	}
 
 	/** A step is done. */
@@ -66,7 +68,7 @@ export class World implements Disposable {
 
 	/** Closes the groups; whoever made the run closes that. */
 	[Symbol.dispose](): void {
-		for (const group of this.#groups.values()) group[Symbol.dispose]();
+		for (const { group } of this.#groups.values()) group[Symbol.dispose]();
 		this.#groups.clear();
 	}
 }

@@ -85,6 +85,7 @@ export class Tape {
 
 	/** Starts a segment: what is recorded from now on belongs to it. */
 	begin(name: string): Segment {
+		this.device.tracer?.scope(name);
 		const segment: Segment = { name, entries: [], deferred: [], unfinished: [] };
 		this.segments.push(segment);
 		return segment;
@@ -148,6 +149,7 @@ export class Tape {
 
 	/** Runs one segment backward. Its outputs' slots must hold their gradients. */
 	backwardSegment(segment: Segment): void {
+		this.device.tracer?.scope(`${segment.name} backward`);
 		for (let entry = segment.entries.pop(); entry !== undefined; entry = segment.entries.pop()) {
 			if (debugging(3)) debug(3, `backward ${segment.name} ${entry.name}`);
 			const gradients = entry.outputs.map((slot) => slot.take());

@@ -1,0 +1,46 @@
+/** A group whose collectives the device's tracer sees while there is one: from their start until their wait is over. */
+import type { Device } from "../native/device.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+import type { Group, Pending } from "./group.ts";
+
+export function tracedGroup(group: Group, device: Device): Group {
+	const { name } = group;
+	let sequence = 0;
+	const seen = (kind: string, bytes: number, start: () => Pending): Pending => {
+		const number = sequence++;
+		if (device.tracer === null) return start();
+		const began = performance.now();
+		const pending = start();
+		return {
+			wait: () => {
+				pending.wait();
+				device.tracer?.collective({ group: name, kind, sequence: number, bytes, began });
+			},
+		};
+	};
+	/** A call that is over when it returns. */
+	const whole = <Result>(kind: string, bytes: number, call: () => Result): Result => {
+		let result: Result | undefined;
+		seen(kind, bytes, () => {
+			result = call();
+			return { wait() {} };
+		}).wait();
+		return result!;
+	};
+	return {
+		name,
+		ranks: group.ranks,
+		rank: group.rank,
+		size: group.size,
+		allReduce: (x, reduction) => seen("all_reduce", x.bytes, () => group.allReduce(x, reduction)),
+		reduceScatter: (x, y) => seen("reduce_scatter", x.bytes, () => group.reduceScatter(x, y)),
+		allGather: (x, y) => seen("all_gather", y.bytes, () => group.allGather(x, y)),
+		broadcast: (x, root) => seen("broadcast", x.bytes, () => group.broadcast(x, root)),
+		allToAll: (send, sendRows, receive, receiveRows) =>
+			seen("all_to_all", send.bytes, () => group.allToAll(send, sendRows, receive, receiveRows)),
+		send: (x: Tensor, to) => seen("send", x.bytes, () => group.send(x, to)),
+		receive: (x: Tensor, from) => seen("receive", x.bytes, () => group.receive(x, from)),
+		barrier: () => whole("barrier", 0, () => group.barrier()),
+		exchange: (values) => whole("exchange", values.byteLength, () => group.exchange(values)),
+	};
+}
