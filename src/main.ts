@@ -12,6 +12,7 @@ const commands: Readonly<Record<string, readonly [description: string, load: () 
 	train: ["Train a model.", () => import("./commands/train.ts")],
 	plan: ["What a run would need: memory, operations, traffic, time.", () => import("./commands/plan.ts")],
 	report: ["Draw a run's log as one HTML page.", () => import("./commands/report.ts")],
+	trace: ["Sum up traces of training steps.", () => import("./commands/trace.ts")],
 	parity: ["Compare training with reference runs.", () => import("./commands/parity.ts")],
 	verify: ["Show that layouts of ranks give what one process gives.", () => import("./commands/verify.ts")],
 	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],

@@ -62,6 +62,7 @@ struct Recording {
   int32_t failed_rank;
   char reason[512];
   RankRegion region;
+  RankRegion blamed;  // of the failed rank, which may have ended before it recorded its last calls
 };
 
 /// Ranks of the run that a recording is of.
@@ -152,8 +153,8 @@ class Run {
 
   /// The heart writes a recording of this rank to `path` from now on.
   void record_to(const std::string& path);
-  /// Takes over the rank of a recording.
-  void take(const Recording& recording);
+  /// Takes over what a recording holds of a rank.
+  void take(int32_t rank, const RankRegion& recorded);
 
   /// The area of `key`, made with `bytes` zeros by whoever asks first. `what` names it in the error of a full /dev/shm.
   Mapping area(uint64_t key, int64_t bytes, const std::string& what);

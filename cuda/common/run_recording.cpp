@@ -65,14 +65,17 @@ void Run::write_recording() {
   about.failed = failed() ? 1 : 0;
   about.failed_rank = about.failed ? header_->failed_rank : -1;
   if (about.failed) copy_string(about.reason, sizeof(about.reason), header_->reason);
-  std::memcpy(static_cast<void*>(&about.region), static_cast<const void*>(&region(rank_)), sizeof(RankRegion));
+  const auto copy = [this](RankRegion& to, int32_t rank) {
+    std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&region(rank)), sizeof(RankRegion));
+  };
+  copy(about.region, rank_);
+  if (about.failed_rank >= 0) copy(about.blamed, about.failed_rank);
   // A full disk costs the recording, not the run.
   if (pwrite(file, static_cast<const void*>(&about), sizeof(about), 0) < 0) return;
 }
 
-void Run::take(const Recording& recording) {
-  std::memcpy(static_cast<void*>(&region(recording.rank)), static_cast<const void*>(&recording.region),
-              sizeof(RankRegion));
+void Run::take(int32_t rank, const RankRegion& recorded) {
+  std::memcpy(static_cast<void*>(&region(rank)), static_cast<const void*>(&recorded), sizeof(RankRegion));
 }
 
 int32_t recorded_ranks(const std::string& path) { return read_recording(path)->ranks; }
@@ -85,12 +88,14 @@ void read_recordings(const std::vector<std::string>& paths, Run& run) {
     all.push_back(read_recording(path));
     const Recording& one = *all.back();
     if (one.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
-    run.take(one);
+    run.take(one.rank, one.region);
     newest = std::max(newest, one.written);
     if (first == nullptr || one.written < first->written) first = &one;
   }
   for (const auto& one : all) {
-    if (one->failed != 0) run.fail(one->failed_rank, one->reason);
+    if (one->failed == 0) continue;
+    if (one->failed_rank >= 0) run.take(one->failed_rank, one->blamed);
+    run.fail(one->failed_rank, one->reason);
   }
   if (run.failed()) return;
   const double before = static_cast<double>(newest - first->written) / nanoseconds;

@@ -1,9 +1,24 @@
-/** `mimo doctor`: what this machine offers, one line each; exits 1 when training could not run on it. */
+/**
+ * `mimo doctor`: what this machine offers, one line each; exits 1 when training could not run on it. Under `srun` with one
+ * task a node, rank 0 tells of all nodes: what differs, what is wrong where, whose clock is off.
+ */
+import { hostname } from "node:os";
 import { defineCommand } from "citty";
+import { gather, type Told } from "../parallel/gathering.ts";
+import { placeFromEnvironment } from "../parallel/place.ts";
 import { exitCodes } from "./command.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
 
 const marks = { good: "ok", information: "", warning: "!", problem: "x" } as const;
+/** Milliseconds: until all nodes have answered, and how far a clock may be off. */
+const patience = 60_000;
+const longestSkew = 500;
+
+/** What one node has found. */
+export interface NodeReport {
+	readonly host: string;
+	readonly findings: readonly Finding[];
+}
 
 function line({ name, value, state, advice }: Finding): string {
 	return `${marks[state].padEnd(3)}${name.padEnd(16)}${value}${advice === undefined ? "" : `: ${advice}`}`;
@@ -11,15 +26,71 @@ function line({ name, value, state, advice }: Finding): string {
 
 export default defineCommand({
 	meta: { name: "doctor", description: "What this machine offers, and whether training can run." },
-	args: { json: { type: "boolean", description: "Print one JSON object instead of lines." } },
+	args: {
+		json: { type: "boolean", description: "Print one JSON object instead of lines." },
+		folder: { type: "string", description: "Where checkpoints will go.", default: "." },
+	},
 	run: async ({ args }) => {
-		const findings = await inspectMachine();
-		const ready = findings.every(({ state }) => state !== "problem");
-		if (args.json) console.log(JSON.stringify({ ready, findings }, null, 2));
+		const findings = await inspectMachine(args.folder);
+		const place = placeFromEnvironment();
+		const nodes = place && (await gather<NodeReport>(place, { host: hostname(), findings }, patience));
+		if (place !== null && nodes === null) return;
+		const shown = nodes === null ? findings : compareNodes(nodes);
+		const ready = shown.every(({ state }) => state !== "problem");
+		if (args.json) console.log(JSON.stringify({ ready, findings: shown, ...(nodes ? { nodes } : {}) }, null, 2));
 		else {
-			for (const finding of findings) console.log(line(finding));
+			for (const finding of shown) console.log(line(finding));
 			console.log(ready ? "\nTraining can run here." : "\nTraining cannot run here; see x.");
 		}
 		if (!ready) process.exitCode = exitCodes.failure;
 	},
 });
+
+/** Findings that all nodes share once, the others with the nodes that have them; then the clocks. */
+export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
+	const ofNode = ({ rank, report }: Told<NodeReport>) => `${report.host} (task ${rank})`;
+	const names = [...new Set(nodes.flatMap(({ report }) => report.findings.map(({ name }) => name)))];
+	const compared = names.flatMap((name): Finding[] => {
+		const all = nodes.flatMap((node) => {
+			const finding = node.report.findings.find((one) => one.name === name);
+			return finding ? [{ node, finding }] : [];
+		});
+		const alike = Map.groupBy(all, ({ finding }) => `${finding.state} ${comparable(finding)}`);
+		// What most nodes have is said once, without names.
+		const [most, ...others] = [...alike.values()].sort((a, b) => b.length - a.length);
+		const everywhere = most!.length === nodes.length;
+		return [
+			{
+				...most![0]!.finding,
+				value: everywhere ? most![0]!.finding.value : `${most![0]!.finding.value} (${most!.length} nodes)`,
+			},
+			...others.map((few) => {
+				const { finding } = few[0]!;
+				const state = finding.state === "good" || finding.state === "information" ? "warning" : finding.state;
+				const where = few.map(({ node }) => ofNode(node)).join(", ");
+				return {
+					...finding,
+					state,
+					value: `${finding.value} on ${where}`,
+					advice: finding.advice ?? "it differs from the others",
+				} as const;
+			}),
+		];
+	});
+	const off = nodes.filter(({ skew, uncertainty }) => Math.abs(skew) - uncertainty > longestSkew);
+	const clocks: Finding[] =
+		off.length === 0
+			? [{ name: "clocks", value: `${nodes.length} nodes within ${longestSkew} ms`, state: "good" }]
+			: off.map((node) => ({
+					name: "clocks",
+					value: `${ofNode(node)} is ${Math.round(Math.abs(node.skew))} ms ${node.skew > 0 ? "ahead of" : "behind"} task 0`,
+					state: "warning",
+					advice: "logs and traces of the nodes do not fit together; set it by NTP",
+				}));
+	return [...compared, ...clocks];
+}
+
+/** What nodes are compared by: amounts that are in use at the moment are no difference. */
+function comparable({ name, value }: Finding): string {
+	return ["memory", "/dev/shm", "disk"].includes(name) ? value.replace(/^\S+ GiB (available|free)/, "") : value;
+}

@@ -1,11 +1,13 @@
 /** Looks at the machine: processor, memory, limits, native library, devices. Nothing is changed. */
-import { readFileSync, statfsSync } from "node:fs";
+import { accessSync, constants, existsSync, readFileSync, statfsSync } from "node:fs";
 import { availableParallelism, freemem, totalmem } from "node:os";
+import { dirname, resolve } from "node:path";
 import { ABI_VERSION } from "../native/abi.ts";
 import { Device } from "../native/device.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
 import { programVersion } from "../native/program-version.ts";
+import { inspectAccelerators } from "./accelerators.ts";
 
 export interface Finding {
 	readonly name: string;
@@ -119,8 +121,32 @@ async function library(kind: DeviceKind): Promise<Finding[]> {
 	}
 }
 
-/** Everything worth knowing, in the order it is shown. */
-export async function inspectMachine(): Promise<Finding[]> {
+/** Room where checkpoints go: too little is found out only when the first one is written. */
+function disk(folder: string): Finding {
+	const name = "disk";
+	let at = resolve(folder);
+	while (!existsSync(at)) at = dirname(at);
+	try {
+		const { bsize, blocks, bavail } = statfsSync(at);
+		const details = { folder, total: bsize * blocks, available: bsize * bavail };
+		const value = `${gibibytes(details.available)} free of ${gibibytes(details.total)} for ${folder}`;
+		try {
+			accessSync(at, constants.W_OK);
+		} catch {
+			return { name, value, state: "problem", advice: `${at} may not be written`, details };
+		}
+		if (details.available >= leastDisk) return { name, value, state: "good", details };
+		return { name, value, state: "warning", advice: "a checkpoint may not fit", details };
+	} catch (error) {
+		return { name, value: folder, state: "problem", advice: (error as Error).message };
+	}
+}
+
+/** Bytes below which a checkpoint of any size worth a cluster does not fit. */
+const leastDisk = 10 * 2 ** 30;
+
+/** Everything worth knowing, in the order it is shown. `folder`: where checkpoints will go. */
+export async function inspectMachine(folder: string): Promise<Finding[]> {
 	return [
 		{ name: "mimo", value: programVersion(), state: "information" },
 		processor(),
@@ -128,6 +154,8 @@ export async function inspectMachine(): Promise<Finding[]> {
 		memory(),
 		sharedMemory(),
 		openFiles(),
+		disk(folder),
+		...inspectAccelerators(),
 		...(await library("cpu")),
 		...(await library("cuda")),
 	];

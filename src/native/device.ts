@@ -53,7 +53,13 @@ export interface DeviceTracer {
 	/** What comes belongs to this part of a model, such as "layer.3 backward". */
 	scope(name: string): void;
 	/** A collective or message of a group: started, and done when `wait` ran. */
-	collective(call: { readonly group: string; readonly kind: string; readonly sequence: number; readonly bytes: number; readonly began: number }): void;
+	collective(call: {
+		readonly group: string;
+		readonly kind: string;
+		readonly sequence: number;
+		readonly bytes: number;
+		readonly began: number;
+	}): void;
 }
 
 /** A queue of work on a device. Work of one stream runs in order. */

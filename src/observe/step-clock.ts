@@ -9,6 +9,7 @@ export class StepClock {
 	#seconds: Record<StepPart, number> = { ...nothing };
 	#part: StepPart = "other";
 	#since = 0;
+	#watcher: ((part: StepPart, began: number) => void) | null = null;
 
 	/** `settle`: returns when the device has done what it was given, so that its time counts where it was asked for. */
 	constructor(
@@ -29,9 +30,15 @@ export class StepClock {
 		const now = this.now();
 		const previous = this.#part;
 		this.#seconds[previous] += (now - this.#since) / 1000;
+		this.#watcher?.(previous, this.#since);
 		this.#part = part;
 		this.#since = now;
 		return previous;
+	}
+
+	/** Calls `watcher` with every part that ends and when it began; null: nobody. */
+	watch(watcher: ((part: StepPart, began: number) => void) | null): void {
+		this.#watcher = watcher;
 	}
 
 	/** The step is over. */

@@ -11,6 +11,7 @@ import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source
 import { type EvaluationState, evaluate } from "./evaluate.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { describeNonFinite } from "./non-finite.ts";
+import { openProfile } from "./profile.ts";
 import { type StepResult, trainStep } from "./step.ts";
 import { StepMetrics } from "./step-metrics.ts";
 import type { TrainingRun } from "./training-run.ts";
@@ -49,7 +50,7 @@ export function plannedIterations(c: TrainingConfiguration): number {
 export async function trainingLoop<Batch>(
 	c: TrainingConfiguration,
 	run: TrainingRun<Batch>,
-	{ world, data, observer, listeners, start, schedules }: LoopParts,
+	{ world, data, observer, listeners: given, start, schedules }: LoopParts,
 ): Promise<TrainingSummary> {
 	const { learningRate, weightDecay } = schedules;
 	const iterations = plannedIterations(c);
@@ -59,6 +60,8 @@ export async function trainingLoop<Batch>(
 	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
 	let stop: Stop | null = null;
 	const metrics = new StepMetrics(c, run, world);
+	const profile = openProfile(c, run, world, metrics.clock, (sentence) => observer.note(sentence));
+	const listeners = profile === null ? given : [...given, profile];
 	using interrupts = new ExitSignals(["SIGINT"]);
 	const batches = new BatchQueue(data.training, run, c.mimoEncoderPrefetch);
 	while (progress.iteration < iterations && stop === null) {

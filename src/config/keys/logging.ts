@@ -14,6 +14,9 @@ export const loggingKeys = {
 		path,
 		"Folder in which every rank keeps what it last did; `mimo diagnose` reads it when nobody is left to say why a run ended.",
 	),
+	"profile-step-start": optional(integer(1), "First step to trace."),
+	"profile-step-end": optional(integer(1), "Last step to trace; unset: the first one alone."),
+	"profile-file": defaulting(path, "trace.json", "Trace of all ranks for Chrome's and Perfetto's viewers."),
 	"timing-log-level": defaulting(integer(0, 2), 0, "How many timers are measured: 0 few, 2 all."),
 	"timing-log-option": defaulting(choice(["minmax", "max", "all"]), "minmax", "How timers of ranks are shown."),
 	"no-barrier-with-level-1-timing": off("Timers of level 1 without a barrier.", {

@@ -1,0 +1,51 @@
+/** `mimo trace summary`: where the traced steps went. */
+import { defineCommand } from "citty";
+import { type ModuleSummary, readTrace, summariseTrace, type Total } from "../../observe/trace-summary.ts";
+import { columns } from "../columns.ts";
+import { bytesText } from "../plan-text.ts";
+
+/** Lines of a table. */
+const shown = 10;
+
+export default defineCommand({
+	meta: { name: "summary", description: "Where the traced steps went: parts, operations, layers, collectives." },
+	args: {
+		file: { type: "positional", description: "A trace (profile-file).", required: true },
+		json: { type: "boolean", description: "Print one JSON object." },
+	},
+	run: ({ args }) => {
+		const summary = summariseTrace(readTrace(args.file));
+		if (args.json) {
+			console.log(JSON.stringify(summary, null, 2));
+			return;
+		}
+		const { steps, ranks, milliseconds, modules } = summary;
+		console.log(`${steps} step${steps === 1 ? "" : "s"} of ${ranks} ranks, ${milliseconds.toFixed(1)} ms.`);
+		for (const module of modules) console.log(`\n${moduleText(module, steps)}`);
+	},
+});
+
+/** Milliseconds of one step of one rank, on average. */
+function moduleText(module: ModuleSummary, steps: number): string {
+	const whole = module.parts.reduce((sum, { milliseconds }) => sum + milliseconds, 0);
+	const row = ({ name, calls, milliseconds, bytes }: Total) => [
+		name === "" ? "(no layer)" : name,
+		(calls / steps).toFixed(0),
+		(milliseconds / steps).toFixed(2),
+		`${((100 * milliseconds) / whole).toFixed(1)} %`,
+		bytes > 0 ? bytesText(bytes / steps) : "",
+	];
+	const table = (title: string, totals: readonly Total[]) => {
+		if (totals.length === 0) return [];
+		const more = totals.length > shown ? [`${totals.length - shown} more`] : [];
+		return [...columns([[title, "calls", "ms", "of a step", ""], ...totals.slice(0, shown).map(row)]), ...more, ""];
+	};
+	return [
+		`# ${module.name}: ${module.ranks} rank${module.ranks === 1 ? "" : "s"}, at most ${bytesText(module.peakBytes)} of device memory`,
+		...table("part", module.parts),
+		...table("operation", module.operations),
+		...table("layer", module.scopes),
+		...table("collective", module.collectives),
+		`Between operations the host works ${(module.host / steps).toFixed(2)} ms of the passes.`,
+	].join("\n");
+}

@@ -1,0 +1,117 @@
+/**
+ * What one rank did in some steps, for Chrome's and Perfetto's trace viewers: parts of the step, operations by layer,
+ * collectives with group and sequence number, device memory. Each rank writes its own part of the file; one merges them.
+ */
+import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import type { Device, DeviceTracer } from "../native/device.ts";
+import { UserError } from "../native/errors.ts";
+
+/** A complete event ("X"), counter ("C") or name ("M") of the trace format; times in microseconds. */
+export interface TraceEvent {
+	readonly name: string;
+	readonly ph: "X" | "C" | "M";
+	/** Rank. */
+	readonly pid: number;
+	/** Row of the rank: see `rows`. */
+	readonly tid: number;
+	readonly ts?: number;
+	readonly dur?: number;
+	readonly cat?: string;
+	readonly args?: Readonly<Record<string, string | number>>;
+}
+
+const rows = { step: 0, operations: 1, collectives: 2 } as const;
+const rowNames = ["step", "operations", "collectives"];
+
+export class Tracer implements DeviceTracer {
+	readonly #events: TraceEvent[] = [];
+	#scope = "";
+	#step = 0;
+
+	constructor(
+		private readonly device: Device,
+		private readonly rank: number,
+		/** What the viewer calls the rank, such as "rank 2: language, tp 0 dp 0". */
+		title: string,
+		/** Microseconds to add to this host's clock for that of rank 0. */
+		private readonly offset: number,
+	) {
+		const name = (what: string, tid: number, text: string): TraceEvent => ({
+			name: what,
+			ph: "M",
+			pid: rank,
+			tid,
+			args: { name: text },
+		});
+		this.#events.push(name("process_name", 0, title));
+		for (const [tid, text] of rowNames.entries()) this.#events.push(name("thread_name", tid, text));
+	}
+
+	/** A step begins. */
+	step(iteration: number): void {
+		this.#step = iteration;
+	}
+
+	operation(name: string, began: number): void {
+		// A GPU has only been told: its time is what it takes until it is done.
+		if (this.device.library.kind !== "cpu") this.device.synchronize();
+		this.#span(name, rows.operations, began, { scope: this.#scope });
+	}
+
+	scope(name: string): void {
+		this.#scope = name;
+		this.memory();
+	}
+
+	collective({ group, kind, sequence, bytes, began }: Parameters<DeviceTracer["collective"]>[0]): void {
+		this.#span(kind, rows.collectives, began, { group, sequence, bytes, scope: this.#scope });
+	}
+
+	/** A part of the step, such as "bridge", that began at `began` and is over. */
+	part(name: string, began: number): void {
+		this.#span(name, rows.step, began, { step: this.#step });
+		this.memory();
+	}
+
+	memory(): void {
+		const { liveBytes, reservedBytes } = this.device.memoryStatistics();
+		const args = { allocated: liveBytes, reserved: reservedBytes };
+		const ts = this.#time(performance.now());
+		this.#events.push({ name: "memory", ph: "C", pid: this.rank, tid: 0, ts, args });
+	}
+
+	/** Writes this rank's events, one a line. */
+	write(file: string): void {
+		writeFileSync(file, this.#events.map((event) => `${JSON.stringify(event)}\n`).join(""));
+	}
+
+	#span(name: string, tid: number, began: number, args: NonNullable<TraceEvent["args"]>): void {
+		const dur = (performance.now() - began) * 1000;
+		this.#events.push({ name, ph: "X", pid: this.rank, tid, ts: this.#time(began), dur, cat: rowNames[tid]!, args });
+	}
+
+	/** Microseconds since 1970 of a moment of performance.now(). */
+	#time(at: number): number {
+		return (performance.timeOrigin + at) * 1000 + this.offset;
+	}
+}
+
+/** File of a rank's part while the trace is not merged. */
+export function partName(file: string, rank: number): string {
+	return `${file}.rank-${rank}`;
+}
+
+/** Puts the parts of all ranks into one file and removes them. */
+export function mergeTrace(file: string, ranks: number): void {
+	try {
+		writeFileSync(file, '{"traceEvents":[\n');
+		for (let rank = 0; rank < ranks; rank++) {
+			const lines = readFileSync(partName(file, rank), "utf8").trimEnd().replaceAll("\n", ",\n");
+			appendFileSync(file, `${lines}${rank === ranks - 1 ? "\n" : ",\n"}`);
+			rmSync(partName(file, rank));
+		}
+		appendFileSync(file, "]}\n");
+	} catch (error) {
+		throw new UserError(`The trace ${file} cannot be written: ${(error as Error).message}.`);
+	}
+}

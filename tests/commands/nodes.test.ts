@@ -1,0 +1,94 @@
+/** What doctor makes of GPUs, and of several nodes. */
+import { expect, test } from "bun:test";
+import { type DriverTool, inspectAccelerators } from "../../src/commands/accelerators.ts";
+import { compareNodes, type NodeReport } from "../../src/commands/doctor.ts";
+import type { Finding } from "../../src/commands/machine.ts";
+import { gather } from "../../src/parallel/gathering.ts";
+import { listen } from "../../src/parallel/line-connection.ts";
+import type { Place } from "../../src/parallel/place.ts";
+
+const healthy = "NVIDIA H100 80GB HBM3, 570.1, 81559, 4, 1980, 1980, 0x0000000000000000, 0";
+
+function driver(gpus: readonly string[], peers: string | null): DriverTool {
+	const table = gpus.map((gpu, index) => `${index}, ${gpu}`).join("\n");
+	return (args) => (args[0] === "topo" ? peers : `${table}\n`);
+}
+
+const summary = (findings: readonly Finding[]) =>
+	findings.map(({ name, state, value }) => `${name} ${state}: ${value}`);
+
+test("healthy GPUs are two lines and their peers a third", () => {
+	const peers = " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\nLegend:\n  X = Self\n";
+	expect(summary(inspectAccelerators(driver([healthy, healthy], peers)))).toEqual([
+		"driver good: NVIDIA 570.1",
+		"GPUs good: 2 × NVIDIA H100 80GB HBM3",
+		"peer access good: between all 2 GPUs",
+	]);
+});
+
+test("a throttled, a faulty and an occupied GPU are named, and peers that do not reach each other", () => {
+	const gpus = [
+		healthy.replace("1980, 1980, 0x0000000000000000", "600, 1980, 0x0000000000000048"),
+		healthy.replace(/0$/, "3"),
+		healthy.replace("81559, 4", "81559, 70000").replace("H100", "A100"),
+	];
+	const peers = " GPU0\tX\tOK\tNS\n GPU1\tOK\tX\tOK\n GPU2\tNS\tOK\tX\n";
+	expect(summary(inspectAccelerators(driver(gpus, peers)))).toEqual([
+		"driver good: NVIDIA 570.1",
+		"GPUs warning: 2 × NVIDIA H100 80GB HBM3, 1 × NVIDIA A100 80GB HBM3",
+		"GPU 0 warning: throttled (hardware slowdown, heat): 600 of 1980 MHz",
+		"GPU 1 problem: 3 uncorrected memory errors",
+		"GPU 2 warning: 70000 MiB are in use",
+		"peer access warning: not between 0→2 NS, 2→0 NS",
+	]);
+	expect(inspectAccelerators(() => null)[0]!.state).toBe("information");
+});
+
+test("nodes: what is alike once, what differs with the node, a clock that is off", () => {
+	const report = (host: string, driverVersion: string, disk: Finding["state"]): NodeReport => ({
+		host,
+		findings: [
+			{ name: "driver", value: driverVersion, state: "good" },
+			{ name: "memory", value: `${host === "n1" ? 90 : 80}.0 GiB available of 100.0 GiB`, state: "information" },
+			{ name: "disk", value: "1.0 GiB free of 9.0 GiB for save", state: disk },
+		],
+	});
+	const told = (rank: number, one: NodeReport, skew: number) => ({ rank, report: one, skew, uncertainty: 1 });
+	const findings = compareNodes([
+		told(0, report("n1", "570.1", "good"), 0),
+		told(1, report("n2", "570.1", "good"), 3),
+		told(2, report("n3", "560.9", "problem"), -2500),
+	]);
+	expect(summary(findings)).toEqual([
+		"driver good: 570.1 (2 nodes)",
+		"driver warning: 560.9 on n3 (task 2)",
+		"memory information: 90.0 GiB available of 100.0 GiB",
+		"disk good: 1.0 GiB free of 9.0 GiB for save (2 nodes)",
+		"disk problem: 1.0 GiB free of 9.0 GiB for save on n3 (task 2)",
+		"clocks warning: n3 (task 2) is 2500 ms behind task 0",
+	]);
+});
+
+test("ranks tell rank 0, which compares their clocks; a stranger is not heard, an absent one named", async () => {
+	const probe = await listen("127.0.0.1", 0, () => {});
+	probe.server.close();
+	const place = (rank: number, worldSize: number): Place => ({
+		...{ rank, worldSize, localRank: 0, localSize: 1, port: probe.port, secret: "s", launcher: null },
+		address: "127.0.0.1",
+	});
+	const [all, one, two] = await Promise.all([
+		gather(place(0, 3), "zero", 20_000),
+		gather(place(1, 3), "one", 20_000),
+		gather(place(2, 3), "two", 20_000),
+	]);
+	expect([one, two]).toEqual([null, null]);
+	expect(all!.map(({ rank, report }) => [rank, report])).toEqual([
+		[0, "zero"],
+		[1, "one"],
+		[2, "two"],
+	]);
+	for (const { skew, uncertainty } of all!) expect(Math.abs(skew)).toBeLessThan(uncertainty + 50);
+	await expect(
+		Promise.all([gather(place(0, 2), "zero", 500), gather({ ...place(1, 2), secret: "t" }, "stranger", 500)]),
+	).rejects.toThrow("Ranks 1 did not answer rank 0 within 0.5 s.");
+}, 30_000);
