@@ -182,10 +182,14 @@ void Group::fail(std::exception_ptr error) {
 
 template <class Done>
 bool Group::spin(Done&& done) {
-  const int64_t end = monotonic_nanoseconds() + spin_nanoseconds_;
+  int64_t end = monotonic_nanoseconds() + spin_nanoseconds_;
   do {
     for (int i = 0; i < 64; ++i) {
-      if (advance() && done()) return true;
+      if (advance()) {
+        if (done()) return true;
+        // Whoever is waited for is at work: the next round is near.
+        end = monotonic_nanoseconds() + spin_nanoseconds_;
+      }
       __builtin_ia32_pause();
     }
     if (done()) return true;

@@ -93,12 +93,14 @@ function time(work: () => void): number {
 	);
 }
 
-// Layers of the tower that make it as much work as the language model.
-const trial = 4;
-const first = await open(subjectWith(trial));
-const both = everyone.exchange(Int32Array.of(Math.round(time(first.alone) * 1e6))).map(([micros]) => micros!);
-for (const one of first.side.owned) one[Symbol.dispose]();
-const layers = Math.max(1, Math.round((trial * both[1]!) / both[0]!));
+// Layers of the tower that make it as much work as the language model; a second look corrects the first.
+let layers = 4;
+for (let look = 0; look < 2; look++) {
+	const trial = await open(subjectWith(layers));
+	const micros = everyone.exchange(Int32Array.of(Math.round(time(trial.alone) * 1e6))).map(([value]) => value!);
+	for (const one of trial.side.owned) one[Symbol.dispose]();
+	layers = Math.max(1, Math.round((layers * micros[1]!) / micros[0]!));
+}
 const equal = await open(subjectWith(layers));
 const alone = time(equal.alone);
 const step = time(equal.step);
