@@ -5,6 +5,7 @@
 import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { WriteBack } from "./write-back.ts";
 
 /** One call reads or writes at most this much: larger ones are cut by the system at 2 GiB. */
 const LARGEST_TRANSFER = 2 ** 30;
@@ -140,10 +141,16 @@ export class FilePool implements Disposable {
 	}
 }
 
+/** Bytes of a file after which they begin to be brought to the disk while more is written. */
+const WRITE_BACK = 2 ** 27;
+
 /** A new file, written from front to back. Must be closed (durably) or disposed. */
 export class OutputFile implements Disposable {
 	#fd: number | null;
 	#position = 0;
+	/** Only of large files. */
+	#writeBack: WriteBack | null = null;
+	#asked = 0;
 
 	/** Creates `path`, which must not exist. */
 	constructor(readonly path: string) {
@@ -169,6 +176,11 @@ export class OutputFile implements Disposable {
 			}
 		}
 		this.#position += bytes.byteLength;
+		if (this.#position - this.#asked >= WRITE_BACK) {
+			this.#asked = this.#position;
+			this.#writeBack ??= new WriteBack(this.#fd);
+			this.#writeBack.ask();
+		}
 	}
 
 	/** fsync and close. A failure is final: nothing says what of the file reached the disk. */
@@ -177,6 +189,8 @@ export class OutputFile implements Disposable {
 		const fd = this.#fd;
 		this.#fd = null;
 		try {
+			// What another thread was told of a failure this one would not hear.
+			if (!this.#endWriteBack()) throw Object.assign(new Error("fsync failed"), { code: "EIO" });
 			fsyncSync(fd);
 		} catch (error) {
 			closeSync(fd);
@@ -185,8 +199,16 @@ export class OutputFile implements Disposable {
 		closeSync(fd);
 	}
 
+	#endWriteBack(): boolean {
+		const good = this.#writeBack?.end() ?? true;
+		this.#writeBack = null;
+		return good;
+	}
+
 	[Symbol.dispose](): void {
-		if (this.#fd !== null) closeSync(this.#fd);
+		if (this.#fd === null) return;
+		this.#endWriteBack();
+		closeSync(this.#fd);
 		this.#fd = null;
 	}
 }

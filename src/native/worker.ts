@@ -7,6 +7,7 @@
 export const workerModules = [
 	"checkpoint/hash-worker",
 	"checkpoint/native/save-worker",
+	"checkpoint/write-back-worker",
 	"data/energon/loader/thread",
 	"data/energon/storage/fetcher",
 ] as const;
