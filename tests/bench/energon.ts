@@ -1,11 +1,11 @@
-/** Reading a data set against the Python package, each on one core, in turns. */
+/** Reading a data set against the Python package: samples a second of one core's time, in turns. */
 import { join } from "node:path";
 import { executable } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { median, type Row, row } from "./measure.ts";
 
 const rounds = 3;
-const seconds = 3;
+const seconds = 6;
 
 /** An interpreter that has megatron-energon: MIMO_PYTHON, or python3 on the PATH; null when there is none. */
 export function findEnergon(): string | null {
@@ -30,7 +30,7 @@ export function benchEnergon(python: string): Row[] {
 		const script = join(import.meta.dir, "energon_reference.py");
 		const [ours, theirs]: [number[], number[]] = [[], []];
 		for (let round = 0; round < rounds; round++) {
-			ours.push(JSON.parse(onOneCore([executable, "data", "bench", path, ...flags])).samplesPerSecond);
+			ours.push(JSON.parse(onOneCore([executable, "data", "bench", path, ...flags])).samplesPerCoreSecond);
 			theirs.push(
 				Number(
 					onOneCore([python, script, path, mode, String(seconds)])

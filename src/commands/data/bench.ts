@@ -49,9 +49,9 @@ export default defineCommand({
 			console.log(JSON.stringify(result));
 			return;
 		}
-		const { samplesPerSecond, megabytesPerSecond, firstSampleSeconds, anonymousBytes } = result;
+		const { samplesPerSecond, samplesPerCoreSecond, megabytesPerSecond, firstSampleSeconds, anonymousBytes } = result;
 		console.log(
-			`${samplesPerSecond.toFixed(0)} ${given.raw ? "raw" : "decoded"} samples/s, ${megabytesPerSecond.toFixed(1)} MB/s; ` +
+			`${samplesPerSecond.toFixed(0)} ${given.raw ? "raw" : "decoded"} samples/s, ${samplesPerCoreSecond.toFixed(0)} a core, ${megabytesPerSecond.toFixed(1)} MB/s; ` +
 				`first after ${firstSampleSeconds.toFixed(2)} s; ${(anonymousBytes / 2 ** 20).toFixed(0)} MiB of memory`,
 		);
 	},

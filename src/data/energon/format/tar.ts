@@ -96,9 +96,13 @@ function checkSum(header: Uint8Array, at: number): void {
 	let unsigned = 0;
 	let negative = 0;
 	for (let i = 0; i < BLOCK; i++) {
-		const byte = i >= 148 && i < 156 ? 0x20 : header[i]!;
+		const byte = header[i]!;
 		unsigned += byte;
 		if (byte >= 0x80) negative += 256;
+	}
+	for (let i = 148; i < 156; i++) {
+		unsigned += 0x20 - header[i]!;
+		if (header[i]! >= 0x80) negative -= 256;
 	}
 	const expected = readNumber(header.subarray(148, 156), at);
 	if (expected !== unsigned && expected !== unsigned - negative) {
@@ -114,12 +118,30 @@ function readNumber(field: Uint8Array, at: number): number {
 	} else if (field[0] === 0xff) {
 		throw new TarError(`a number at byte ${at} is negative`);
 	} else {
+		const octal = readOctal(field);
+		if (octal !== null) return octal;
 		const text = readText(field).trim();
 		if (!/^[0-7]*$/.test(text)) throw new TarError(`a number at byte ${at} is "${text}"`);
 		value = text === "" ? 0 : Number.parseInt(text, 8);
 	}
 	if (!Number.isSafeInteger(value)) throw new TarError(`a number at byte ${at} is too large`);
 	return value;
+}
+
+/** Digits, perhaps after spaces, ended by a space or zero byte as nearly all are; null for anything else. */
+function readOctal(field: Uint8Array): number | null {
+	let at = 0;
+	while (field[at] === 0x20) at++;
+	let value = 0;
+	const first = at;
+	for (; at < field.length; at++) {
+		const digit = field[at]! - 0x30;
+		if (digit < 0 || digit > 7) break;
+		value = value * 8 + digit;
+	}
+	if (at === first || at >= field.length) return null;
+	const zero = field[at] === 0 || (field[at] === 0x20 && (at + 1 === field.length || field[at + 1] === 0));
+	return zero && Number.isSafeInteger(value) ? value : null;
 }
 
 /** Text up to the first zero byte. */
@@ -137,7 +159,7 @@ function readText(field: Uint8Array): string {
 
 function headerName(header: Uint8Array): string {
 	const name = readText(header.subarray(0, 100));
-	const prefix = readText(header.subarray(345, 500));
+	const prefix = header[345] === 0 ? "" : readText(header.subarray(345, 500));
 	return prefix === "" ? name : `${prefix}/${name}`;
 }
 
