@@ -1,0 +1,61 @@
+/**
+ * Ranks killed and stopped at random moments of a run, from its start on: it ends within ten seconds with the right rank
+ * named, and nothing of it is left. The seed is fixed; how far a run is when it is hit is up to the machine.
+ */
+import { expect, test } from "bun:test";
+import { readdirSync } from "node:fs";
+import { join } from "node:path";
+import { executable } from "../commands/mimo.ts";
+import { alive, Launched } from "../parallel/launched.ts";
+
+const runs = process.env.MIMO_TEST_FULL === "1" ? 200 : process.env.CI === "true" ? 20 : 5;
+const book = join(import.meta.dir, "../../examples/text/king-james.txt");
+/** Layouts, and their ranks. */
+const layouts: readonly (readonly [flags: string, ranks: number])[] = [
+	[`--preset nemotron-tiny --data-path ${book} --llm-dp 2`, 2],
+	[`--preset nemotron-tiny --data-path ${book} --llm-tp 2 --llm-dp 2 --llm-ep 2`, 4],
+	["--preset nemotron-vlm-tiny --encoder-tp 2 --llm-dp 2 --llm-ep 2", 4],
+];
+const small = "--lr-warmup-iters 1 --train-iters 100000 --log-interval 1 --device cpu --threads 1";
+
+/** Numbers that repeat, in [0, 1). */
+function numbers(seed: number): () => number {
+	let state = seed;
+	return () => {
+		state = (state * 48271) % 2147483647;
+		return state / 2147483647;
+	};
+}
+
+const sharedMemory = () => readdirSync("/dev/shm").filter((name) => name.startsWith("mimo"));
+
+test(`${runs} random ends`, async () => {
+	const random = numbers(20260131);
+	const before = sharedMemory();
+	for (let run = 0; run < runs; run++) {
+		const [flags, ranks] = layouts[Math.floor(random() * layouts.length)]!;
+		const victim = Math.floor(random() * ranks);
+		const signal = random() < 0.8 ? "SIGKILL" : "SIGSTOP";
+		const delay = random() * 3000;
+		const launched = new Launched(
+			Bun.spawn([executable, "train", ...`${flags} ${small}`.split(" ")], {
+				stdin: "ignore",
+				stdout: "pipe",
+				stderr: "pipe",
+			}),
+		);
+		await launched.said(new RegExp(`^rank ${ranks - 1}: pid \\d+`, "m"));
+		await Bun.sleep(delay);
+		const pids = launched.pids;
+		const about = `run ${run}: ${signal} to rank ${victim} of ${flags}, ${delay.toFixed(0)} ms after the start`;
+		const hit = performance.now();
+		launched.signal(pids[victim]!, signal);
+		const ended = await launched.end();
+		const seconds = (performance.now() - hit) / 1000;
+		const named = /^mimo: rank (\d+) \(/m.exec(ended.stderr)?.[1];
+		expect([about, named, ended.exitCode]).toEqual([about, String(victim), 1]);
+		expect([about, seconds < 10]).toEqual([about, true]);
+		expect([about, pids.filter(alive)]).toEqual([about, []]);
+	}
+	expect(sharedMemory()).toEqual(before);
+}, 3_000_000);
