@@ -16,6 +16,8 @@ export interface BatchSource {
 	step(iteration: number): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
 	/** What a later run needs to go on after the last step, as JSON; absent: the step's number says it all. */
 	save?(): Promise<unknown>;
+	/** Samples that this rank could not read and left out so far; absent: it leaves none out. */
+	skipped?(): number;
 	close?(): Promise<void>;
 }
 

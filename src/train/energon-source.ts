@@ -33,6 +33,7 @@ async function energonTraining(
 			return microbatches;
 		},
 		save: () => source.save(),
+		skipped: () => source.skipped,
 		close: () => source[Symbol.asyncDispose](),
 	};
 }

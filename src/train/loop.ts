@@ -59,6 +59,7 @@ export async function trainingLoop<Batch>(
 	let [steps, tokens, seconds] = [0, 0, 0];
 	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
 	let stop: Stop | null = null;
+	let leftOut = 0;
 	const metrics = new StepMetrics(c, run, world);
 	const profile = openProfile(c, run, world, metrics.clock, (sentence) => observer.note(sentence));
 	const listeners = profile === null ? given : [...given, profile];
@@ -101,7 +102,12 @@ export async function trainingLoop<Batch>(
 		if (steps++ === 0) firstLoss = result.loss;
 		lastLoss = result.loss;
 		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
-		const { interrupted, ...measured } = metrics.collect(microbatches, result, (await interrupts.asked()) !== null);
+		const { interrupted, skipped, ...measured } = metrics.collect(microbatches, result, {
+			interrupted: (await interrupts.asked()) !== null,
+			skipped: data.training.skipped?.() ?? 0,
+		});
+		if (skipped > leftOut) observer.event?.({ kind: "data", step: iteration, sentence: skippedText(skipped, leftOut) });
+		leftOut = skipped;
 		observer.step({
 			...measured,
 			iteration,
@@ -152,6 +158,11 @@ export async function trainingLoop<Batch>(
 	const heldOutLoss = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;
 	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
 	return { progress, steps, firstLoss, lastLoss, tokens, seconds, heldOutLoss, stop };
+}
+
+function skippedText(all: number, before: number): string {
+	const count = all - before;
+	return `${count} sample${count === 1 ? "" : "s"} could not be read and ${count === 1 ? "was" : "were"} left out, ${all} so far.`;
 }
 
 /** Index of this lane's first token among those of a step's global batch; dropout follows it. */

@@ -19,6 +19,14 @@ const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "o
 const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
 const half = 2 ** 31;
 
+/** What the ranks have told each other; the report's parts on the reporting rank alone. */
+export interface Collected extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> {
+	/** Whether a person has interrupted a rank. */
+	readonly interrupted: boolean;
+	/** Samples left out so far, over all lanes. */
+	readonly skipped: number;
+}
+
 export class StepMetrics<Batch> {
 	readonly clock: StepClock;
 	readonly #flopsPerToken: number;
@@ -43,29 +51,34 @@ export class StepMetrics<Batch> {
 	}
 
 	/**
-	 * After a step of `microbatches`: what its report has beyond the result, and whether any rank was interrupted. Every
-	 * rank calls this together.
+	 * After a step of `microbatches`: what its report has beyond the result, and what its ranks tell each other. Every rank
+	 * calls this together.
 	 */
 	collect(
 		microbatches: readonly Batch[],
 		result: StepResult,
-		interrupted: boolean,
-	): Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> & { readonly interrupted: boolean } {
+		rank: { readonly interrupted: boolean; readonly skipped: number },
+	): Collected {
 		const seconds = this.clock.stop();
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
 		const own = Int32Array.from([
-			interrupted ? 1 : 0,
+			rank.interrupted ? 1 : 0,
+			// Ranks that share a lane's samples leave out the same ones.
+			this.run.state.countsLoss ? rank.skipped : 0,
 			...parts.map((part) => Math.round(seconds[part] * unit.second)),
 			Math.floor(megaFlops / half),
 			megaFlops % half,
 			...[statistics.liveBytes, statistics.reservedBytes, statistics.peakBytes].map((bytes) => bytes * unit.byte),
 		]);
 		const everyone = this.run.state.world.exchange(own).map(readRank);
-		const stops = everyone.some((one) => one.interrupted);
-		if (!reports(this.run)) return { interrupted: stops };
+		const all = {
+			interrupted: everyone.some((one) => one.interrupted),
+			skipped: everyone.reduce((sum, one) => sum + one.skipped, 0),
+		};
+		if (!reports(this.run)) return all;
 		return {
-			interrupted: stops,
+			...all,
 			modules: this.#modules(everyone),
 			memory: everyone.map(({ memory }) => memory),
 			...this.#experts(result),
@@ -109,12 +122,13 @@ export class StepMetrics<Batch> {
 
 interface RankStep {
 	readonly interrupted: boolean;
+	readonly skipped: number;
 	readonly seconds: StepSeconds;
 	readonly flops: number;
 	readonly memory: RankMemory;
 }
 
-function readRank([interrupted, ...values]: Int32Array): RankStep {
+function readRank([interrupted, skipped, ...values]: Int32Array): RankStep {
 	const seconds = Object.fromEntries(
 		parts.map((part, i) => [part, values[i]! / unit.second]),
 	) as unknown as StepSeconds;
@@ -122,6 +136,7 @@ function readRank([interrupted, ...values]: Int32Array): RankStep {
 	const bytes = (kibibytes: number | undefined) => kibibytes! / unit.byte;
 	return {
 		interrupted: interrupted === 1,
+		skipped: skipped!,
 		seconds,
 		flops: (high! * half + low!) * unit.flops,
 		memory: { allocated: bytes(allocated), reserved: bytes(reserved), peak: bytes(peak) },

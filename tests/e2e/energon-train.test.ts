@@ -89,12 +89,16 @@ test("a damaged sample is left out, said and listed", () => {
 	const bytes = readFileSync(shard);
 	bytes.fill(0xee, bytes.indexOf("IDAT") + 4, bytes.indexOf("IDAT") + 20);
 	writeFileSync(shard, bytes);
-	const flags = ["--data-path", "damaged", "--data-skipped-file", "skipped.jsonl"];
+	const flags = ["--data-path", "damaged", "--data-skipped-file", "skipped.jsonl", "--log-json", "damaged.jsonl"];
 	const { exitCode, stderr } = mimo(["train", ...common, ...flags], scratch.path);
 	expect(exitCode).toBe(0);
 	expect(stderr).toMatch(/1 sample was left out, the last because: .*damaged000000: the image is damaged/);
 	const [first] = readFileSync(join(scratch.path, "skipped.jsonl"), "utf8").split("\n");
 	expect(JSON.parse(first!).samples).toEqual([{ dataset: "damaged", shard: "damaged-000.tar", key: "damaged000000" }]);
+	const events = readFileSync(join(scratch.path, "damaged.jsonl"), "utf8").match(/\{"event":"data".*\}/g);
+	expect(events?.map((line) => JSON.parse(line).sentence)).toEqual([
+		"1 sample could not be read and was left out, 1 so far.",
+	]);
 	const strict = mimo(["train", ...common, "--data-path", "damaged", "--data-on-error", "raise"], scratch.path);
 	expect([strict.exitCode, strict.stderr.includes("damaged000000")]).toEqual([1, true]);
 });
