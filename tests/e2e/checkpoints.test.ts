@@ -24,7 +24,8 @@ const at = (name: string) => join(folder, name);
 
 const model =
 	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8";
-const recipe = "--lr-warmup-iters 0 --lr-decay-iters 40 --adam-eps 1e-6 --log-interval 1 --device cpu";
+const recipe =
+	"--lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 0 --lr-decay-iters 40 --adam-eps 1e-6 --log-interval 1 --device cpu";
 const layouts = {
 	colocated: "--llm-offset 0",
 	"1+1": "--llm-offset 1",
