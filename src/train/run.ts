@@ -73,11 +73,12 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		});
 		if (summary.stop === null) await weights.save();
 		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
-		summarise(c, summary, data, observer, captions ? describeCaptions(captions, data.captions!) : []);
+		const read = captions ? describeCaptions(captions, data.captions!) : [];
+		summarise(c, summary, data, observer, read);
 		observer.event?.({
 			kind: summary.stop === null ? "end" : "stop",
 			step: summary.progress.iteration,
-			sentence: summary.stop?.reason ?? `Trained ${summary.steps} steps.`,
+			sentence: summary.stop?.reason ?? [`Trained ${summary.steps} steps.`, ...read.slice(0, 1)].join(" "),
 		});
 		if (summary.stop?.requeue && world.rank === 0) await requeue();
 		return summary.stop?.exitCode ?? 0;
