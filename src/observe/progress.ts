@@ -31,7 +31,7 @@ export class Terminal {
 	/** Replaces the progress line; "" removes it. */
 	progress(text: string): void {
 		if (!this.interactive) return;
-		const fitted = text.slice(0, Math.max(0, (this.stream.columns ?? 80) - 1));
+		const fitted = text.slice(0, Math.max(0, (this.stream.columns || 80) - 1));
 		if (fitted === this.#progress) return;
 		this.stream.write(`${clearLine}${fitted}`);
 		this.#progress = fitted;
