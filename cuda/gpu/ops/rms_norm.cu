@@ -53,11 +53,15 @@ __global__ void backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_p
   const int64_t begin = blockIdx.x * rows_per_block, end = smaller(begin + rows_per_block, args.rows);
   for (int64_t row = begin; row < end; ++row) {
     const float rstd = args.rstd[row * gridDim.y + blockIdx.y];
-    float x[packs_per_thread][Width], dy[packs_per_thread][Width];
+    float x[packs_per_thread][Width], dy[packs_per_thread][Width], residual[packs_per_thread][Width] = {};
     float dot[1] = {0};
     for_own_packs(packs, [&](int p, int64_t pack) {
       read(static_cast<const T*>(args.x) + row * args.x_stride + column + pack * Width, x[p]);
       read(static_cast<const T*>(args.dy) + row * args.dy_stride + column + pack * Width, dy[p]);
+      // Wanted only after the sum, but on its way meanwhile.
+      if (args.dresidual != nullptr) {
+        read(static_cast<const T*>(args.dresidual) + row * args.dx_stride + column + pack * Width, residual[p]);
+      }
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
         const float product = dy[p][i] * x[p][i];
@@ -69,11 +73,9 @@ __global__ void backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_p
     const float scaled_mean = dot[0] * rstd / static_cast<float>(args.group_size) * rstd;
     for_own_packs(packs, [&](int p, int64_t pack) {
       const int64_t at = row * args.dx_stride + column + pack * Width;
-      float residual[Width] = {};
-      if (args.dresidual != nullptr) read(static_cast<const T*>(args.dresidual) + at, residual);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
-        dy[p][i] = residual[i] + rstd * (weight[p][i] * dy[p][i] - x[p][i] * scaled_mean);
+        dy[p][i] = residual[p][i] + rstd * (weight[p][i] * dy[p][i] - x[p][i] * scaled_mean);
       }
       write(static_cast<T*>(args.dx) + at, dy[p]);
     });

@@ -146,11 +146,37 @@ __global__ void __launch_bounds__(threads) weight_gradient_kernel(mimo_grouped_g
   Sums sum = {};
   multiply<true, true>(left, right, count, shared_memory, sum);
   float* dw = args.dw + (group * args.n + first_row) * args.k + first_column;
-  for_each_pair(sum, rows, columns, [&](int64_t row, int64_t column, float x, float y) {
-    float2* to = reinterpret_cast<float2*>(dw + row * args.k + column);
-    const float2 before = *to;
-    *to = make_float2(before.x + x, before.y + y);
-  });
+  // What is there comes in whole batches: one after the other, reads would wait for each other.
+  constexpr int pairs = warp_columns / 8;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int own_row = warp / 4 * warp_rows + lane / 4, own_column = warp % 4 * warp_columns + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < warp_rows / 16; ++i) {
+    float2 before[2][pairs];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = own_row + i * 16 + half * 8;
+#pragma unroll
+      for (int j = 0; j < pairs; ++j) {
+        const int column = own_column + j * 8;
+        if (row < rows && column < columns) {
+          before[half][j] = *reinterpret_cast<const float2*>(dw + row * args.k + column);
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = own_row + i * 16 + half * 8;
+#pragma unroll
+      for (int j = 0; j < pairs; ++j) {
+        const int column = own_column + j * 8;
+        if (row < rows && column < columns) {
+          *reinterpret_cast<float2*>(dw + row * args.k + column) =
+              make_float2(before[half][j].x + sum[i][j][half * 2], before[half][j].y + sum[i][j][half * 2 + 1]);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
