@@ -6,6 +6,7 @@ import { ABI_VERSION } from "../native/abi.ts";
 import { Device } from "../native/device.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
+import { deviceCount } from "../native/open-device.ts";
 import { programVersion } from "../native/program-version.ts";
 import { inspectAccelerators } from "./accelerators.ts";
 
@@ -98,21 +99,29 @@ async function library(kind: DeviceKind): Promise<Finding[]> {
 	const failed = kind === "cpu" ? "problem" : "warning";
 	try {
 		const opened = await openLibrary(kind);
+		const { source } = opened;
+		if (kind === "cuda" && deviceCount(opened) === 0) {
+			const value = `${source}, ABI ${ABI_VERSION}; no GPU that CUDA 13 can use (driver 580 or later)`;
+			return [{ name, value, state: "information", details: { source, abi: ABI_VERSION } }];
+		}
+		const [versions, ...vendors] = opened.versions.split(/; (?=cuBLASLt|cuDNN|NCCL)/) as [string, ...string[]];
 		const loaded: Finding = {
 			name,
-			value: `${opened.source}, ABI ${ABI_VERSION}, ${opened.versions}`,
+			value: `${source}, ABI ${ABI_VERSION}, ${versions}`,
 			state: "good",
-			details: { source: opened.source, abi: ABI_VERSION, versions: opened.versions },
+			details: { source, abi: ABI_VERSION, versions: opened.versions },
 		};
+		const opens = vendors.map(vendorLibrary);
 		try {
 			using device = Device.open(opened);
 			const about = device.describe();
 			const parts = [about.name, about.instructions, `${about.threads} threads`, gibibytes(about.memoryBytes)];
 			const value = parts.filter((part) => part !== "").join(", ");
-			return [loaded, { name: `${kind} device`, value, state: "good", details: { ...about } }];
+			return [loaded, ...opens, { name: `${kind} device`, value, state: "good", details: { ...about } }];
 		} catch (error) {
 			return [
 				loaded,
+				...opens,
 				{ name: `${kind} device`, value: "cannot be opened", state: failed, advice: String((error as Error).message) },
 			];
 		}
@@ -144,6 +153,14 @@ function disk(folder: string): Finding {
 
 /** Bytes below which a checkpoint of any size worth a cluster does not fit. */
 const leastDisk = 10 * 2 ** 30;
+
+/** "cuDNN 9.19.0 (/path/libcudnn.so.9)", or the sentence that says what to install. */
+function vendorLibrary(text: string): Finding {
+	const name = text.slice(0, text.indexOf(" "));
+	const found = /^\S+ ([\d.]+) \((.*)\)$/.exec(text);
+	if (found === null) return { name, value: "absent", state: "warning", advice: text };
+	return { name, value: `${found[1]}, ${found[2]}`, state: "good", details: { version: found[1], file: found[2] } };
+}
 
 /** Everything worth knowing, in the order it is shown. `folder`: where checkpoints will go. */
 export async function inspectMachine(folder: string): Promise<Finding[]> {

@@ -8,6 +8,8 @@ import { programVersion } from "../native/program-version.ts";
 async function libraries(): Promise<string[]> {
 	const described = Object.entries(embeddedLibraries).map(async ([kind, locate]) => {
 		if ((await locate()) === null) return [];
+		// What it opens is the machine's: `mimo doctor` tells.
+		if (kind === "cuda") return [kind];
 		try {
 			return [`${kind} (${(await openLibrary(kind as DeviceKind)).versions})`];
 		} catch {
