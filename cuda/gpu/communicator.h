@@ -61,7 +61,7 @@ class Communicator {
   void settle(ncclResult_t result, const char* what);
   const Run& run_;
   ncclComm_t handle_ = nullptr;
-  ncclResult_t finishing_ = ncclInternalError;  // of begin_finish
+  ncclResult_t finishing_ = ncclInternalError;  // since begin_finish
   cudaStream_t stream_ = nullptr;
 };
 

@@ -19,11 +19,23 @@ constexpr int32_t message_channels = 8;
 /// A call that takes longer counts as waiting for others.
 constexpr int64_t patience = 1'000'000'000;
 
+/// NCCL reads these when it starts; what the user has set stays.
+void set_up_nccl(bool deterministic) {
+  // Members connect when they make a communicator, not inside its first call: ranks may start calls of several groups in
+  // different orders.
+  setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+  if (!deterministic) return;
+  // One order of additions, whatever it would choose for a size.
+  setenv("NCCL_ALGO", "Ring", 0);
+  setenv("NCCL_PROTO", "Simple", 0);
+}
+
 /// The thread that looks at the calls of all groups of this process.
 class Watch {
  public:
+  /// Never destroyed: a process that fails ends with groups open.
   static Watch& instance() {
-    static Watch watch;
+    static Watch& watch = *new Watch;
     return watch;
   }
   void add(Run& run, DeviceGroup* group) {
@@ -77,6 +89,11 @@ DeviceGroup::DeviceGroup(Run& run, const std::string& name, std::vector<int32_t>
 DeviceGroup::~DeviceGroup() {
   Watch::instance().remove(this);
   if (device_ >= 0) cudaSetDevice(device_);
+  if (run_.failed() || run_.region(run_.rank()).phase != MIMO_RANK_PHASE_FINISHED) {
+    // This rank ends early. Its communicators end with the process: closing them would wait for their members.
+    for (auto& [lane, line] : lines_) line.communicator.release();
+    return;
+  }
   for (auto& [lane, line] : lines_) line.communicator->begin_finish();
   for (auto& [lane, line] : lines_) line.communicator->finish();
   for (auto& [lane, line] : lines_) {
@@ -92,11 +109,7 @@ DeviceGroup::Line& DeviceGroup::line_of_all(mimo_stream& stream) {
   const auto known = lines_.find(Group::collectives);
   if (known != lines_.end()) return known->second;
   device_ = stream.device->index;
-  if (stream.device->deterministic) {
-    // Read by NCCL at its start. One order of additions, whatever it would choose for a size.
-    setenv("NCCL_ALGO", "Ring", 0);
-    setenv("NCCL_PROTO", "Simple", 0);
-  }
+  set_up_nccl(stream.device->deterministic);
   const ncclUniqueId own = rank() == 0 ? new_unique_id() : ncclUniqueId{};
   std::vector<ncclUniqueId> ids(static_cast<size_t>(size()));
   host_.wait(host_.start(Group::collectives,
@@ -114,6 +127,7 @@ DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, boo
   const auto known = lines_.find(lane);
   if (known != lines_.end()) return known->second;
   device_ = stream.device->index;
+  set_up_nccl(stream.device->deterministic);
   // Both directions at once: a pair that meets for the first time may send both ways.
   const bool lower = rank() < peer;
   ncclUniqueId ids[2] = {};  // upwards, downwards
@@ -125,6 +139,13 @@ DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, boo
   }
   for (const bool up : {true, false}) {
     auto made = std::make_unique<Communicator>(run_, ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
+    // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are.
+    Workspace byte(&stream, 1);
+    made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {
+      return up == lower ? nccl().Send(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue)
+                         : nccl().Recv(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue);
+    });
+    check(cudaStreamSynchronize(made->stream()), "connecting");
     std::lock_guard<std::mutex> lock(mutex_);
     Line& line = lines_[up == lower ? host_.lane_to(peer) : host_.lane_from(peer)];
     line.communicator = std::move(made);
