@@ -264,7 +264,7 @@ MIMO_API int32_t mimo_group_create(mimo_run* run, const char* name, const int32_
                                    mimo_group** group);
 MIMO_API int32_t mimo_group_destroy(mimo_group* group);
 MIMO_API int32_t mimo_group_wait(mimo_group* group, mimo_stream* stream, int64_t ticket);
-/* x = reduction of every member's x. */
+/* x = reduction of every member's x. A NaN is the maximum of everything; on CUDA it is dropped where there is a number. */
 MIMO_API int32_t mimo_group_all_reduce(mimo_group* group, mimo_stream* stream, void* x, int64_t elements, int32_t dtype,
                                        int32_t reduction, int64_t* ticket);
 /* y [elements] = this member's part of the sum of every member's x [size, elements]. y may be that part of x. */
