@@ -210,6 +210,21 @@ test("a Hugging Face folder's config.json and names come back through checkpoint
 	expect(readFileSync(join(at("hf-again"), "config.json"), "utf8")).toBe(readFileSync(config, "utf8"));
 }, 60_000);
 
+test("through Megatron's format and back: the same tensors, and the training goes on bit by bit", () => {
+	for (const [to, source, target] of [
+		["torch_dist", "whole", "megatron"],
+		["native", "megatron", "returned"],
+	] as const) {
+		const { exitCode, stderr } = mimo(["convert-ckpt", "--to", to, source, target, "--verify"], folder);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+	}
+	expect(digests("returned")).toEqual(digests("whole"));
+	trainWell(reference, "--train-iters 6 --load returned --log-json returned.jsonl");
+	trainWell(reference, "--train-iters 6 --load whole --log-json direct.jsonl");
+	expect([...steps("returned.jsonl").keys()]).toEqual([5, 6]);
+	expect(steps("returned.jsonl")).toEqual(steps("direct.jsonl"));
+}, 60_000);
+
 describe("damage", () => {
 	test("an altered newest checkpoint is named; --allow-fallback takes the one before", () => {
 		cpSync(at("whole"), at("altered"), { recursive: true });
