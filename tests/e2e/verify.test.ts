@@ -66,6 +66,25 @@ test("ranks of another launcher compare themselves with a reference made before"
 	}
 }, 60_000);
 
+/** A private, small /dev/shm needs a mount namespace; where the system gives none there is nothing to test. */
+const namespace = ["unshare", "--mount", "--map-root-user"];
+const hasNamespaces = Bun.which("unshare") !== null && Bun.spawnSync([...namespace, "true"]).success;
+
+test.skipIf(!hasNamespaces)(
+	"a layout whose run fails has failed, the others are compared",
+	() => {
+		const mount = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"';
+		const command = [executable, "verify", ...small.split(" "), "--layouts", "2+4,1+1"];
+		const ended = Bun.spawnSync([...namespace, "sh", "-c", mount, "sh", ...command]);
+		expect(ended.stderr.toString()).toMatch(/^mimo: rank \d \(.+\) failed: \/dev\/shm is full: /m);
+		expect(ended.stdout.toString()).toMatch(/^2\+4 .* FAILED$/m);
+		expect(ended.stdout.toString()).toMatch(/^1\+1 .* ok$/m);
+		expect(ended.stdout.toString()).toEndWith("2+4: its run ended with exit code 1.\nFAILED: 2+4.\n");
+		expect(ended.exitCode).toBe(1);
+	},
+	60_000,
+);
+
 describe("a mistake is one sentence", () => {
 	const cases: readonly [name: string, args: string[], message: RegExp][] = [
 		["no layouts", [], /^mimo: verify needs --layouts, such as /],
