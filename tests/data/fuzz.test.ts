@@ -245,6 +245,9 @@ test("loader states", () => {
 	const json = { format: "mimo data loader", version: 1, settings: {}, rank: 0, worldSize: 1, numWorkers: 1 };
 	const rest = { nextWorker: 0, ended: [false], workers: [{ index: 0, dataset: { name: "x" }, random: null }] };
 	const text = JSON.stringify({ ...json, ...rest });
+	const random = { numpy: { words: "", position: 0, gauss: null } };
+	const half = { ...json, ...rest, workers: [{ index: 0, dataset: {}, random }] };
+	expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(JSON.stringify(half))))).toThrow("the position of worker 0 cannot be read");
 	fuzz(7, (random) => {
 		const inner = damage(Buffer.from(text), random);
 		const bytes = random(4) === 0 ? damage(Bun.zstdCompressSync(inner), random) : Bun.zstdCompressSync(inner);

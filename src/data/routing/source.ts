@@ -175,6 +175,11 @@ function checkState(state: unknown): SourceState {
 	if (found !== version) {
 		throw new UserError(`The data state has version ${String(found)}; this program reads version ${version}.`);
 	}
+	const whole = (lanes as Partial<LaneState>[]).every(
+		(one) =>
+			Number.isInteger(one?.lane) && typeof one.loader === "string" && /^[0-9a-f]{1,16}$/.test(one.trail as string),
+	);
+	if (!whole) throw new UserError("The checkpoint's data state is damaged: a lane cannot be read.");
 	return state as SourceState;
 }
 

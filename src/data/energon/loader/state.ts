@@ -147,8 +147,17 @@ export function decodeState(bytes: Uint8Array): LoaderState {
 		numWorkers: numWorkers as number,
 		nextWorker: nextWorker as number,
 		ended: ended.map((value) => value === true),
-		workers: workers.map(decodePosition),
+		workers: workers.map(decodeWorker),
 	};
+}
+
+function decodeWorker(encoded: unknown, worker: number): WorkerPosition {
+	try {
+		return decodePosition(encoded);
+	} catch (error) {
+		if (error instanceof UserError) throw error;
+		throw new UserError(`The loader state is damaged: the position of worker ${worker} cannot be read.`);
+	}
 }
 
 /** Refuses to continue with settings that would give other samples; names the first that differs. */
