@@ -247,7 +247,9 @@ test("loader states", () => {
 	const text = JSON.stringify({ ...json, ...rest });
 	const random = { numpy: { words: "", position: 0, gauss: null } };
 	const half = { ...json, ...rest, workers: [{ index: 0, dataset: {}, random }] };
-	expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(JSON.stringify(half))))).toThrow("the position of worker 0 cannot be read");
+	expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(JSON.stringify(half))))).toThrow(
+		"the position of worker 0 cannot be read",
+	);
 	fuzz(7, (random) => {
 		const inner = damage(Buffer.from(text), random);
 		const bytes = random(4) === 0 ? damage(Bun.zstdCompressSync(inner), random) : Bun.zstdCompressSync(inner);
