@@ -2,8 +2,8 @@
 import { join } from "node:path";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { type ImageSet, patchify } from "../data/images.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { UserError } from "../native/errors.ts";
-import type { ImageTextMicrobatch } from "../train/colocated-schedule.ts";
 import type { MimoGoldenConfig } from "./mimo-golden.ts";
 
 const no: ImageSet = { patches: new Float32Array(0), grids: [], imagesPerSample: [0] };

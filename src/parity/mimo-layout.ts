@@ -4,6 +4,7 @@
  */
 import { join } from "node:path";
 import { openWeights } from "../checkpoint/conversion/weights.ts";
+import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import type { ImageSet } from "../data/images.ts";
@@ -145,14 +146,11 @@ function compareGradientNorms(side: EncoderSide | LanguageSide, golden: MimoGold
 	const index = new Map(expected.map(([name], at) => [name, at]));
 	const squares = new Float64Array(expected.length);
 	const { replicas, model } = side.groups;
-	for (const { name, shape, value, gradient, blocks } of side.logicalTensors()) {
-		const expert = name.includes(".experts.");
-		const held = blocks.reduce((sum, { rows, columns }) => sum + rows * columns, 0);
-		const whole = held === shape.reduce((product, size) => product * size, 1);
-		const first = (expert ? replicas.expert : replicas.dense).rank === 0;
-		const counted = first && (expert || !whole || model.tp.rank === 0);
+	const counts = firstCopyCounts({ ...replicas, tensor: model.tp });
+	for (const tensor of side.logicalTensors()) {
+		const { name, value, gradient } = tensor;
 		const at = index.get(name);
-		if (counted && gradient && at !== undefined) {
+		if (counts(tensor) && gradient && at !== undefined) {
 			squares[at]! += gradient.toFloat32().reduce((sum, x) => sum + x * x, 0);
 		}
 		value[Symbol.dispose]();

@@ -8,8 +8,6 @@ import { evaluateTextWithImages, trainTextWithImages } from "./language-microbat
 import type { LossAccumulator } from "./loss.ts";
 import type { Decoder, Evaluator, MicrobatchObserver, Schedule, StepPlace } from "./schedule.ts";
 
-export type { ImageTextMicrobatch } from "../data/microbatch.ts";
-
 /** Observes the encoder's values as "encoder.…", the language model's under their own names. */
 export class ColocatedSchedule
 	implements Schedule<ImageTextMicrobatch>, Evaluator<ImageTextMicrobatch>, Decoder<ImageTextMicrobatch>

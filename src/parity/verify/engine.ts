@@ -1,4 +1,7 @@
 /** One rank's part of a training run on a layout, as verify looks at it: steps, gradients, weights, routing. */
+
+import { firstCopyCounts } from "../../checkpoint/gathered-store.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { HybridModel } from "../../models/hybrid/model.ts";
 import { EncoderModule } from "../../models/mimo/encoder.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
@@ -7,7 +10,7 @@ import { StepScalars } from "../../optim/step-scalars.ts";
 import { onlyReplica } from "../../parallel/data-parallel.ts";
 import { type Group, groupOfOne } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
-import { ColocatedSchedule, type ImageTextMicrobatch } from "../../train/colocated-schedule.ts";
+import { ColocatedSchedule } from "../../train/colocated-schedule.ts";
 import type { LossAccumulator } from "../../train/loss.ts";
 import { mimoSide } from "../../train/mimo-run.ts";
 import { participationFactor } from "../../train/participation.ts";
@@ -125,13 +128,7 @@ async function bridgedEngine(world: World, plan: Plan, subject: Subject, options
 	return {
 		...base(),
 		tensors: () => side.logicalTensors(),
-		counts: ({ name, shape, blocks }) => {
-			const expert = name.includes(".experts.");
-			const held = blocks.reduce((sum, { rows, columns }) => sum + rows * columns, 0);
-			const whole = held === shape.reduce((product, size) => product * size, 1);
-			const first = (expert ? replicas.expert : replicas.dense).rank === 0;
-			return first && (expert || !whole || model.tp.rank === 0);
-		},
+		counts: firstCopyCounts({ ...replicas, tensor: model.tp }),
 		[Symbol.dispose]: () => {
 			for (const owned of side.owned) owned[Symbol.dispose]();
 		},
