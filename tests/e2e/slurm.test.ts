@@ -65,6 +65,18 @@ describe.skipIf(absent !== null)("a job", () => {
 		expect(losses(log)).toEqual(local);
 	}, 120_000);
 
+	test("doctor looks at all nodes and tells of them once", () => {
+		const command = ["srun", "--nodes=2", "--ntasks-per-node=1", executable, "doctor"];
+		const table = slurm.run(command);
+		expect(table).toMatch(/^ok clocks +2 nodes within 500 ms$/m);
+		expect(table.match(/cpu library/g)).toHaveLength(1);
+		expect(table).toEndWith("Training can run here.");
+		const { nodes } = JSON.parse(slurm.run([...command, "--json"]));
+		expect(nodes.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
+		const wrong = slurm.run([...command, "--folder", "/proc/nowhere"]);
+		expect(wrong).toMatch(/^! +disk +.*\/proc\/nowhere: a checkpoint may not fit$/m);
+	}, 120_000);
+
 	test("that gets USR1 saves, is put back into the queue, and goes on exactly", async () => {
 		const { job, said, reached, log } = submit(steps);
 		await reached(2);
