@@ -2,6 +2,7 @@ import { afterEach, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { loggedSteps } from "../e2e/small-run.ts";
 import { mimo } from "./mimo.ts";
 
 const folders: string[] = [];
@@ -38,6 +39,21 @@ test("rates are measured, kept and read again", async () => {
 	expect(second.modules[0].memory.peak).toBe(first.modules[0].memory.peak);
 	expect((await Bun.file(file).json()).operations.gemm.length).toBeGreaterThan(1);
 });
+
+test("every rank's peak of a real run on disjoint grids is within 5 % of the plan", async () => {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-plan-"));
+	folders.push(folder);
+	const log = join(folder, "log.jsonl");
+	const layout = "--preset nemotron-vlm-tiny --device cpu --encoder-tp 2 --llm-dp 2 --llm-ep 2";
+	const flags = [...layout.split(" "), "--train-iters", "3", "--lr-warmup-iters", "0"];
+	expect(mimo(["train", ...flags, "--log-json", log]).exitCode).toBe(0);
+	const plan = JSON.parse(mimo(["plan", ...flags, "--json"]).stdout);
+	const [, , third] = loggedSteps(log) as { memory: { peak: number }[] }[];
+	for (const { firstRank, ranks, memory } of plan.modules) {
+		const peaks = third!.memory.slice(firstRank, firstRank + ranks).map(({ peak }) => peak);
+		for (const peak of peaks) expect(Math.abs(memory.peak / peak - 1)).toBeLessThan(0.05);
+	}
+}, 60_000);
 
 test("what cannot be planned is a sentence", () => {
 	const missing = mimo(["plan", "--preset", "nemotron-tiny", "--rates", "absent.json"]);

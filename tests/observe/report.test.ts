@@ -208,3 +208,10 @@ test("in a browser: nothing is wider than a phone or a screen, light and dark di
 	expect(look(500, 1)).toBe(`fits ${light} true`);
 	expect(look(1280, 0)).toBe(`fits ${dark} true`);
 }, 60_000);
+
+test("every part of a step has a colour of its own", () => {
+	const page = reportPage(readRunLog(plantedRun(folderOf())), clock);
+	const used = [...page.matchAll(/class="(?:key|area) (c\d)"/g)].map(([, name]) => name!);
+	expect(new Set(used).size).toBe(7);
+	for (const name of used) expect(page.match(new RegExp(`--${name}: #`, "g"))).toHaveLength(2);
+});

@@ -51,14 +51,15 @@ function recentOf(series: Series | undefined): number {
 export function head(log: RunLog, now: number): string {
 	const state = stateOf(log, now);
 	const planned = plannedSteps(log);
-	const [loss, milliseconds] = [log.values.get("lm loss"), recentOf(log.stepMilliseconds)];
+	const milliseconds = recentOf(log.stepMilliseconds);
 	const facts: (readonly [string, string])[] = [
 		[
 			"step",
 			Number.isFinite(planned) ? `${numberText(log.lastStep)} of ${numberText(planned)}` : numberText(log.lastStep),
 		],
 	];
-	if (loss?.bins.length) facts.push(["lm loss", numberText(recentOf(loss))]);
+	const latest = log.last?.["lm loss"];
+	if (typeof latest === "number") facts.push(["lm loss", numberText(latest)]);
 	if (Number.isFinite(milliseconds)) facts.push(["a step takes", `${numberText(milliseconds)} ms`]);
 	const rate = recentOf(log.tokensPerSecond);
 	if (Number.isFinite(rate)) facts.push(["tokens/s", numberText(Math.round(rate))]);
@@ -83,7 +84,13 @@ export function lossSection(log: RunLog, marks: readonly Mark[]): string {
 }
 
 export function normSection(log: RunLog, marks: readonly Mark[]): string {
-	const names = [...log.values.keys()].filter((name) => /norm/.test(name));
+	const first = log.values.get("grad_norm");
+	// Under the exact policy the exact norm is the norm.
+	const repeats = (series: Series) => {
+		const difference = first && series !== first ? Math.abs(meanOf(series) / meanOf(first) - 1) : 1;
+		return difference < 1e-6;
+	};
+	const names = [...log.values].filter(([name, series]) => /norm/.test(name) && !repeats(series)).map(([name]) => name);
 	const charts = names.map((name) => {
 		const chart = lineChart(log.values.get(name)!, { label: name, marks, colour: 1 });
 		return chart === null ? "" : `${names.length > 1 ? `<h3>${escapeHtml(name)}</h3>` : ""}${chart}`;

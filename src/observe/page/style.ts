@@ -1,9 +1,9 @@
 /** How the report looks: one column on a phone, two beside each other on a screen, light and dark as the reader prefers. */
 export const style = `
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2430; --soft: #5b6675; --rule: #dfe3e8;
-  --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #7c3aed; --c4: #64748b; --bad: #dc2626; }
+  --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #7c3aed; --c4: #64748b; --c5: #db2777; --c6: #0891b2; --bad: #dc2626; }
 @media (prefers-color-scheme: dark) { :root { --page: #12161c; --card: #1b2129; --text: #e6eaf0; --soft: #9aa5b4;
-  --rule: #2d3540; --c0: #6ea0ff; --c1: #f2a93b; --c2: #3fc58f; --c3: #b08cff; --c4: #8a97a8; --bad: #ff6b6b; } }
+  --rule: #2d3540; --c0: #6ea0ff; --c1: #f2a93b; --c2: #3fc58f; --c3: #b08cff; --c4: #8a97a8; --c5: #f472b6; --c6: #45c4dd; --bad: #ff6b6b; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 15px/1.45 system-ui, sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 20px 16px 48px; display: grid; gap: 16px;
@@ -30,7 +30,7 @@ svg .line { fill: none; stroke-width: 1.8; vector-effect: non-scaling-stroke; st
 svg .band { opacity: .25; stroke: none; }
 svg .mark { stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 4 3; vector-effect: non-scaling-stroke; }
 svg .mark.start, svg .mark.resume { stroke: var(--c2); } svg .mark.failure, svg .mark.not-finite, svg .mark.stop { stroke: var(--bad); }
-${[0, 1, 2, 3, 4].map((i) => `.line.c${i} { stroke: var(--c${i}); } .area.c${i}, .band.c${i} { fill: var(--c${i}); } .key.c${i}::before { background: var(--c${i}); }`).join("\n")}
+${[0, 1, 2, 3, 4, 5, 6].map((i) => `.line.c${i} { stroke: var(--c${i}); } .area.c${i}, .band.c${i} { fill: var(--c${i}); } .key.c${i}::before { background: var(--c${i}); }`).join("\n")}
 .keys { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; color: var(--soft); margin-bottom: 12px; }
 .key::before { content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
 .heat { display: grid; grid-template-columns: 76px minmax(0, 1fr); align-items: center; gap: 8px; font-size: 12px;
