@@ -138,6 +138,16 @@ test("waiting outputs stay within the memory given", async () => {
 	expect(most).toBeGreaterThan(1000);
 });
 
+test("a worker that lets the consumer wait is named", async () => {
+	const stalls: [number, number][] = [];
+	await using loader = await DataLoader.open(configuration("blend", { rank: 1, worldSize: 2 }), {
+		stallSeconds: 0,
+		onStall: (rank, worker) => stalls.push([rank, worker]),
+	});
+	await loader.next();
+	expect(stalls[0]).toEqual([1, 0]);
+});
+
 describe("failures", () => {
 	/** A copy of set a with broken files. */
 	function broken(name: string, breakIt: (path: string) => void): string {

@@ -63,6 +63,7 @@ export function sourceOptions(
 		// Encoder ranks leave out the same samples.
 		skippedFile: wantsText ? skippedFile(c) : null,
 		...(wantsText ? { onSkipped: tellSkipped } : {}),
+		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
 	};
 	return {
 		lanes,

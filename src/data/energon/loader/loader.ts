@@ -27,6 +27,9 @@ export interface LoaderOptions {
 	readonly skippedFile: string | null;
 	/** Hears of every skipped sample, and how many there were with it. */
 	readonly onSkipped: (skipped: SkippedSample, count: number) => void;
+	/** Hears when the consumer has waited `stallSeconds` for a worker of a data rank. */
+	readonly onStall: (rank: number, worker: number) => void;
+	readonly stallSeconds: number;
 }
 
 export const defaultLoaderOptions: LoaderOptions = {
@@ -37,6 +40,8 @@ export const defaultLoaderOptions: LoaderOptions = {
 	skipBudget: 1000,
 	skippedFile: null,
 	onSkipped: () => {},
+	onStall: () => {},
+	stallSeconds: 60,
 };
 
 /** Where a worker starts: nowhere, or at a position, perhaps making some outputs for nothing first. */
@@ -183,9 +188,12 @@ export class DataLoader implements AsyncDisposable {
 			while (worker.events.length === 0) {
 				if (this.#failure !== null) throw this.#failure;
 				this.#ask();
+				const { onStall, stallSeconds } = this.#options;
+				const timer = setTimeout(() => onStall(lane.rank, turn), stallSeconds * 1000);
 				await new Promise<void>((resolve) => {
 					this.#wake = resolve;
 				});
+				clearTimeout(timer);
 			}
 			const { item, bytes } = worker.events.shift()!;
 			worker.taken++;
