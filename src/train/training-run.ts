@@ -9,7 +9,7 @@ import type { ModuleGroups } from "../parallel/module-groups.ts";
 import { type Topology, topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { colocatedRun } from "./colocated-run.ts";
-import { LanguageRun } from "./language-run.ts";
+import { languageRun } from "./language-run.ts";
 import type { Decoder, Evaluator, Schedule } from "./schedule.ts";
 import { sideRun } from "./side-run.ts";
 import type { TrainingState } from "./step.ts";
@@ -36,8 +36,8 @@ export interface TrainingRun<Batch> extends Disposable {
 
 /** Every rank of the world calls this together. */
 export async function openRun(c: TrainingConfiguration, world: World): Promise<TrainingRun<unknown>> {
-	if (!hasEncoder(c)) return await LanguageRun.create(c, world);
 	const topology = topologyOf(c);
+	if (!hasEncoder(c)) return await languageRun(c, topology, world);
 	return topology.colocated ? colocatedRun(c, topology, world) : await sideRun(c, topology, world);
 }
 

@@ -9,8 +9,9 @@ import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
 import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { nextTokenMicrobatch } from "../../../src/data/microbatch.ts";
+import { topologyOf } from "../../../src/parallel/topology.ts";
 import { World } from "../../../src/parallel/world.ts";
-import { LanguageRun } from "../../../src/train/language-run.ts";
+import { languageRun } from "../../../src/train/language-run.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 
@@ -51,10 +52,12 @@ const c = configurationOf({
 	"global-batch-size": 8,
 	...options.keys,
 });
-using run = await LanguageRun.create(c, world);
-const { model, state } = run;
+const topology = topologyOf(c);
+using run = await languageRun(c, topology, world);
+const { language: model, state } = run;
 model.initialise(7);
-run.refreshMasters();
+state.optimizer.refreshMasters();
+const { dp: lane } = topology.language.coordinates(world.rank);
 using tensors = new TrainingTensors({
 	replicas: state.replicas,
 	logicalTensors: () => model.logicalTensors(),
@@ -93,13 +96,13 @@ using saver =
 				say: () => {},
 				warn: () => {},
 			});
-const perLane = c.globalBatchSize / run.lanes;
+const perLane = c.globalBatchSize / topology.language.lanes;
 const losses: unknown[] = [];
 for (let step = options.first; step < options.last; step++) {
 	const microbatches = Array.from({ length: perLane }, (_, m) =>
-		nextTokenMicrobatch([sample(step * c.globalBatchSize + run.lane * perLane + m)]),
+		nextTokenMicrobatch([sample(step * c.globalBatchSize + lane * perLane + m)]),
 	);
-	const firstToken = run.lane * perLane * c.seqLength;
+	const firstToken = lane * perLane * c.seqLength;
 	const rates = { learningRate: 1e-3, weightDecay: 0.1 };
 	const { loss, gradientNorm } = trainStep(state, { microbatches, firstToken, iteration: step, ...rates });
 	losses.push({ loss, gradientNorm });
