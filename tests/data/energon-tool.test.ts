@@ -1,6 +1,6 @@
 /**
- * The Python package accepts what `mimo data prepare` writes. Runs where its command is installed (`pip install
- * megatron-energon`): as `energon` on the PATH, or named by MIMO_ENERGON.
+ * The Python package accepts what `mimo data prepare` writes. Runs where its command is installed, as `energon` on the
+ * PATH or named by MIMO_ENERGON; energon-tool.sh installs it.
  */
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
