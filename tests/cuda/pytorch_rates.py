@@ -1,0 +1,89 @@
+"""PyTorch's times for what `bun tests/bench/bench.ts --device cuda` measures, on the same GPU at the same sizes.
+
+    python3 tests/cuda/pytorch_rates.py [OUR.json]
+
+OUR.json is what the bench wrote with --json: then ours and the ratio stand beside. Medians of CUDA events.
+"""
+
+import json
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+torch.manual_seed(1)
+tokens, hidden, vocabulary = 8192, 2688, 131072
+
+
+def random(*shape, dtype=torch.bfloat16, grad=False):
+    return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=grad)
+
+
+def time(run, rounds=20):
+    for _ in range(5):
+        run()
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+    for start, end in marks:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in marks)
+
+
+def both(name, shape, forward, inputs):
+    """Forward, and backward alone."""
+    y = forward()
+    dy = torch.randn_like(y)
+    yield name, shape, time(forward)
+    yield f"{name} backward", shape, time(lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True))
+
+
+def cases():
+    a, b = random(2**28, dtype=torch.float32), torch.empty(2**28, device="cuda")
+    yield "copy", "1 GiB", time(lambda: b.copy_(a))
+    del a, b
+    for m, n, k in [(8192, 8192, 8192), (tokens, 3712, hidden), (tokens, hidden, 4096)]:
+        x, w = random(m, k), random(n, k)
+        yield "gemm", f"{m} x {n} x {k}", time(lambda: F.linear(x, w))
+    for queries, keys, size, length, causal in [(32, 8, 128, 8192, True), (16, 16, 80, 16384, False)]:
+        q = random(1, queries, length, size, grad=True)
+        k, v = random(1, keys, length, size, grad=True), random(1, keys, length, size, grad=True)
+        shape = f"{length}, {queries}/{keys} heads of {size}{', causal' if causal else ''}"
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            yield from both(
+                "attention",
+                shape,
+                lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=queries != keys),
+                (q, k, v),
+            )
+    experts, width, rows = 64, 1856, tokens * 6
+    offsets = torch.arange(1, experts + 1, device="cuda", dtype=torch.int32) * (rows // experts)
+    x, w, dy = random(rows, hidden), random(experts, width, hidden), random(rows, width)
+    shape = f"{experts} x ({hidden} to {width}), {rows} rows"
+    yield "grouped gemm", shape, time(lambda: torch._grouped_mm(x, w.transpose(1, 2), offsets))
+    yield "grouped gemm, input gradient", shape, time(lambda: torch._grouped_mm(dy, w, offsets))
+    yield "grouped gemm, weight gradient", shape, time(lambda: torch._grouped_mm(dy.t(), x, offsets))
+    x, weight = random(tokens, hidden, grad=True), random(hidden, grad=True)
+    yield from both("RMSNorm", f"{tokens} x {hidden}", lambda: F.rms_norm(x, (hidden,), weight, 1e-5), (x, weight))
+    logits = random(tokens, vocabulary, grad=True)
+    labels = torch.randint(0, vocabulary, (tokens,), device="cuda")
+    shape = f"{tokens} x {vocabulary}"
+    yield from both("cross entropy", shape, lambda: F.cross_entropy(logits, labels, reduction="none"), (logits,))
+    del logits
+    parameter = torch.nn.Parameter(random(2**28, dtype=torch.float32))
+    parameter.grad = random(2**28, dtype=torch.float32)
+    yield "AdamW", "256 Mi", time(torch.optim.AdamW([parameter], fused=True).step)
+
+
+ours = {}
+if len(sys.argv) > 1:
+    with open(sys.argv[1]) as file:
+        ours = {(row["operation"], row["shape"]): row["milliseconds"] for row in json.load(file)["rows"]}
+print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
+for name, shape, milliseconds in cases():
+    own = ours.get((name, shape))
+    beside = "" if own is None else f"  ours {own:8.3f} ms  {milliseconds / own:5.2f} x"
+    print(f"{name:30} {shape:42} {milliseconds:8.3f} ms{beside}", flush=True)
