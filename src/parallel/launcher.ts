@@ -93,7 +93,9 @@ class Job implements Disposable {
 			void host.gather(everyone, timeoutMinutes * 60_000).then(
 				() => host.welcome(this.#run.path),
 				(error: UserError) => {
-					if (!this.#over) this.#run.fail(null, error.message);
+					if (this.#over) return;
+					if (host.left === null) this.#run.fail(null, error.message);
+					else this.#run.fail(host.left, "it ended before all had joined");
 				},
 			);
 			await Promise.all(this.#children.map(({ ended }) => ended));

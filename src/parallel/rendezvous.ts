@@ -68,6 +68,7 @@ export class RendezvousHost implements Disposable {
 	readonly #members = new Map<number, Member>();
 	#strangers: string | null = null;
 	#failure: string | null = null;
+	#left: number | null = null;
 	#changed: (() => void) | null = null;
 	#server: Server | null = null;
 	#port = 0;
@@ -89,6 +90,11 @@ export class RendezvousHost implements Disposable {
 			throw new UserError(cannotListen(address, port, (error as NodeJS.ErrnoException).code));
 		}
 		return host;
+	}
+
+	/** The rank that gather() failed for because it left; null where none did. */
+	get left(): number | null {
+		return this.#left;
 	}
 
 	get port(): number {
@@ -184,9 +190,10 @@ export class RendezvousHost implements Disposable {
 		}
 		this.#members.set(rank!, member);
 		this.#changed?.();
-		void member.connection
-			.ended()
-			.then(() => this.#fail(`${describeIdentity(member.identity)} left before all had joined.`));
+		void member.connection.ended().then(() => {
+			if (this.#failure === null) this.#left = rank!;
+			this.#fail(`${describeIdentity(member.identity)} left before all had joined.`);
+		});
 	}
 
 	#fail(reason: string): void {
