@@ -93,7 +93,7 @@ class Job implements Disposable {
 			void host.gather(everyone, timeoutMinutes * 60_000).then(
 				() => host.welcome(this.#run.path),
 				(error: UserError) => {
-					if (this.#over) return;
+					if (this.#over || this.#run.watch() !== null) return;
 					if (host.left === null) this.#run.fail(null, error.message);
 					else this.#run.fail(host.left, "it ended before all had joined");
 				},
