@@ -104,8 +104,21 @@ struct Sums {
 template <class Value>
 __attribute__((noinline)) static Sums sums_over(int64_t count, Value value) {
   constexpr int64_t lanes = 32;
-  float first[lanes] = {}, second[lanes] = {};
+  float first[lanes], second[lanes];
   int64_t i = 0;
+  if (count >= lanes) {
+    // Not zeros to add to: GCC clears arrays with an instruction as slow as the sums of a short row.
+#pragma omp simd
+    for (int64_t j = 0; j < lanes; ++j) {
+      float a = 0, b = 0;
+      value(j, a, b);
+      first[j] = a;
+      second[j] = b;
+    }
+    i = lanes;
+  } else {
+    for (int64_t j = 0; j < lanes; ++j) first[j] = second[j] = 0;
+  }
   for (; i + lanes <= count; i += lanes) {
 #pragma omp simd
     for (int64_t j = 0; j < lanes; ++j) {
@@ -134,12 +147,19 @@ __attribute__((noinline)) static Sums sums_over(int64_t count, Value value) {
   return {(first[0] + first[2]) + (first[1] + first[3]), (second[0] + second[2]) + (second[1] + second[3])};
 }
 
-/// Σ value(i) over [0, count): the same for one term.
+/// Σ value(i) over [0, count): the same for one term, with 64 running sums.
 template <class Value>
 __attribute__((noinline)) static float sum_over(int64_t count, Value value) {
-  constexpr int64_t lanes = 32;
-  float sums[lanes] = {};
+  constexpr int64_t lanes = 64;
+  float sums[lanes];
   int64_t i = 0;
+  if (count >= lanes) {
+#pragma omp simd
+    for (int64_t j = 0; j < lanes; ++j) sums[j] = value(j);
+    i = lanes;
+  } else {
+    for (int64_t j = 0; j < lanes; ++j) sums[j] = 0;
+  }
   for (; i + lanes <= count; i += lanes) {
 #pragma omp simd
     for (int64_t j = 0; j < lanes; ++j) sums[j] += value(i + j);

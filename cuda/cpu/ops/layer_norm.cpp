@@ -1,5 +1,7 @@
-// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance.
+// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance. Only a row's first pass reads memory, so the
+// next rows are asked for while the other passes run.
 #include "kernel.h"
+#include "prefetch.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -18,6 +20,8 @@ void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64
     const T* x = row_of(row);
     args.mean[row] = sum_over(args.width, [x](int64_t i) { return load(x[i]); }) / width;
   }
+  const int64_t next = (end - begin < args.rows - end ? end - begin : args.rows - end) * args.width;
+  prefetch(row_of(end), next / 2);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = row_of(row);
     const float mean = args.mean[row];
@@ -27,6 +31,7 @@ void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64
     });
     args.rstd[row] = 1.0f / std::sqrt(squares / width + args.epsilon);
   }
+  prefetch(row_of(end) + next / 2, next - next / 2);
   for (int64_t row = begin; row < end; ++row) {
     normalise(row_of(row), static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), args.mean[row],
               args.rstd[row], static_cast<T*>(args.y) + row * args.width, args.width);
