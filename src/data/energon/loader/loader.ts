@@ -73,6 +73,8 @@ export class DataLoader implements AsyncDisposable {
 	#requests = 0;
 	#waitingBytes = 0;
 	#receivedBytes = 0;
+	/** Received since the engine was last asked to free what is no longer used. */
+	#uncollectedBytes = 0;
 	/** Bytes of the largest output so far: what an output that is asked for is taken to need. */
 	#largest = 0;
 	#failure: Error | null = null;
@@ -176,6 +178,17 @@ export class DataLoader implements AsyncDisposable {
 	}
 
 	/**
+	 * Outputs that were used are garbage the engine does not hurry to free, since their bytes came from another thread:
+	 * asked for each time that as many as may wait have come (some milliseconds then).
+	 */
+	#collect(bytes: number): void {
+		this.#uncollectedBytes += bytes;
+		if (this.#uncollectedBytes < this.#options.memoryBytes) return;
+		this.#uncollectedBytes = 0;
+		Bun.gc(true);
+	}
+
+	/**
 	 * The next output of a data rank (by its place in `ranks`), or null at the end of a pass; the pass after it begins with
 	 * the next call.
 	 */
@@ -246,6 +259,7 @@ export class DataLoader implements AsyncDisposable {
 				worker.events.push({ item: message.item as Keyed | null, bytes: message.bytes });
 				this.#waitingBytes += message.bytes;
 				this.#receivedBytes += message.bytes;
+				this.#collect(message.bytes);
 				this.#largest = Math.max(this.#largest, message.bytes);
 				break;
 			}
