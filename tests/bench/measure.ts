@@ -16,8 +16,8 @@ export interface Row {
 }
 
 const rounds = 7;
-/** Long enough for the other side's threads to stop spinning. */
-const pauseMilliseconds = 30;
+/** Long enough for the other side's threads to stop spinning: those of OpenBLAS take 2^26 cycles, about 30 ms. */
+const pauseMilliseconds = 80;
 const sampleSeconds = 0.04;
 
 function secondsOf(run: () => void, calls: number): number {
