@@ -119,10 +119,7 @@ describe.skipIf(absent !== null)("a job", () => {
 	}, 120_000);
 });
 
-test.skipIf(absent === null)("without Slurm jobs are not tested", () => {
-	console.log(`skipped: ${absent}`);
-	expect(absent).toBeString();
-});
+if (absent !== null) console.error(`skip: ${absent}`);
 
 test("every example asks for as many tasks as its grids have ranks", () => {
 	for (const [file, ranks] of [
