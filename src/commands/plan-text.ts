@@ -1,10 +1,10 @@
 /** What `mimo plan` prints. */
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { columns } from "../observe/columns.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
 import type { RankMemoryPlan } from "../plan/rank-plan.ts";
 import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
 import type { Split } from "../plan/splits.ts";
-import { columns } from "./columns.ts";
 
 /** Splits that the table shows. */
 const shown = 12;

@@ -2,6 +2,7 @@
 import { encoderMicroBatchSize } from "../config/derive.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { columns } from "../observe/columns.ts";
 import {
 	describeTopology,
 	type ModuleDescription,
@@ -9,7 +10,6 @@ import {
 	type TopologyDescription,
 } from "../parallel/describe-topology.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import { columns } from "./columns.ts";
 
 /** Groups of a line and ranks of a group that the table shows before it is cut short; JSON has all. */
 const shown = 8;

@@ -1,4 +1,5 @@
 /** What a parity check compares, one line each, and the verdict. */
+import { columns } from "../observe/columns.ts";
 
 export interface Check {
 	/** Such as "step 1 layer 3 rms" or "step 12 loss". */
@@ -48,7 +49,7 @@ export function renderReport(report: ParityReport): string {
 		];
 	});
 	const header = ["compared", "count", "worst", "limit", "where", ""];
-	const lines = table([header, ...rows]);
+	const lines = columns([header, ...rows]);
 	for (const tie of report.ties ?? []) lines.push(`Routed as the reference where rounding decides: ${tie}.`);
 	const failure = firstFailure(report);
 	lines.push(
@@ -66,15 +67,4 @@ function kindOf(name: string): string {
 		.replace(/^step \d+ /, "")
 		.replace(/ ?\d+/g, "")
 		.trim();
-}
-
-/** Columns side by side, one line a row. */
-export function table(rows: readonly (readonly string[])[]): string[] {
-	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
-	return rows.map((row) =>
-		row
-			.map((cell, column) => cell.padEnd(widths[column]!))
-			.join("  ")
-			.trimEnd(),
-	);
 }

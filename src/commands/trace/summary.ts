@@ -1,7 +1,7 @@
 /** `mimo trace summary`: where the traced steps went. */
 import { defineCommand } from "citty";
+import { columns } from "../../observe/columns.ts";
 import { type ModuleSummary, readTrace, summariseTrace, type Total } from "../../observe/trace-summary.ts";
-import { columns } from "../columns.ts";
 import { bytesText } from "../plan-text.ts";
 
 /** Lines of a table. */

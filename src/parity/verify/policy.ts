@@ -3,8 +3,8 @@
  * images it multiplies the encoder's gradient by ranks / participants, which exact leaves as that of the token mean.
  */
 import { languageModelPrefix } from "../../models/hybrid/names.ts";
+import { columns } from "../../observe/columns.ts";
 import type { World } from "../../parallel/world.ts";
-import { table } from "../comparison.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import { reduceHost } from "./layout-run.ts";
 import { type Plan, participants } from "./plan.ts";
@@ -145,7 +145,7 @@ export function renderPolicy(reports: readonly PolicyReport[]): string {
 	});
 	const widest = header.length;
 	return [
-		...table([header, ...rows.map((row) => [...row, ...new Array<string>(widest - row.length).fill("")])]),
+		...columns([header, ...rows.map((row) => [...row, ...new Array<string>(widest - row.length).fill("")])]),
 		"exact is the gradient of the token mean in every layout; corrected multiplies the encoder's by ranks / ranks with images.",
 	].join("\n");
 }

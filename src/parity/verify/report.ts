@@ -1,5 +1,5 @@
 /** What `mimo verify` prints: the reference and its noise, a line for every layout, what does not hold. */
-import { table } from "../comparison.ts";
+import { columns } from "../../observe/columns.ts";
 import type { LayoutResult } from "./layout-run.ts";
 import { type Reference, realSteps } from "./reference.ts";
 import type { Subject } from "./subject.ts";
@@ -80,7 +80,7 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 		];
 	});
 	const lines = [
-		...table([header, ...rows]),
+		...columns([header, ...rows]),
 		`(weights after ${realSteps} real steps are shown, not judged: Adam turns the rounding of zero gradients into full steps)`,
 	];
 	for (const { layout, failures } of reports) {
