@@ -9,7 +9,6 @@ type Unbuilt = readonly [key: Key, what: string, wanted: (configuration: Trainin
 
 const unbuilt: readonly Unbuilt[] = [
 	["llm-pp", "pipeline parallelism", (c) => c.llmPp > 1],
-	["timing-log-level", "timers", (c) => c.timingLogLevel > 0],
 	["grad-reduce-in-bf16", "reducing gradients in bf16", (c) => c.gradReduceInBf16],
 ];
 

@@ -5,7 +5,8 @@
  * those of each module.
  */
 import { fixed, pythonFloat, scientific } from "./printf.ts";
-import type { EvaluationReport, Observer, StepReport } from "./report.ts";
+import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";
+import { formatTimers } from "./timers.ts";
 
 export interface LogLineOptions {
 	readonly logInterval: number;
@@ -65,6 +66,11 @@ export class LogLine implements Observer {
 		const line = ` validation loss at ${label} |${parts.join("")} `;
 		const rule = "-".repeat(line.length + 1);
 		for (const text of [rule, line, rule]) this.#options.write(text);
+	}
+
+	timers(report: TimersReport): void {
+		const text = formatTimers(report);
+		if (text !== null) this.#options.write(text);
 	}
 
 	note(sentence: string): void {

@@ -98,6 +98,17 @@ export interface EvaluationReport {
 	readonly losses: Readonly<Record<string, number>>;
 }
 
+/** How timers of ranks are shown: the least and the most, the most, every one. */
+export type TimingOption = "minmax" | "max" | "all";
+
+/** Megatron's timers since the last log line. */
+export interface TimersReport {
+	readonly iteration: number;
+	readonly option: TimingOption;
+	/** Mean seconds of a step, by timer and rank; 0 where a rank has not used it. */
+	readonly seconds: ReadonlyMap<string, readonly number[]>;
+}
+
 /** Something that happens between steps, for the log that a report is made from. */
 export interface RunEvent {
 	readonly kind: "start" | "save" | "stop" | "data" | "failure" | "end";
@@ -114,6 +125,8 @@ export interface Observer {
 	evaluation(report: EvaluationReport): void;
 	/** A sentence for the user. */
 	note(sentence: string): void;
+	/** After a step's report, where timers are asked for. */
+	timers?(report: TimersReport): void;
 	/** For those who keep a record. */
 	event?(event: RunEvent): void;
 	close(): void;
@@ -130,6 +143,9 @@ export function together(observers: readonly Observer[]): Observer {
 		},
 		note: (sentence) => {
 			for (const observer of observers) observer.note(sentence);
+		},
+		timers: (report) => {
+			for (const observer of observers) observer.timers?.(report);
 		},
 		event: (event) => {
 			for (const observer of observers) observer.event?.(event);

@@ -3,7 +3,7 @@
  * number of consumed samples. What Megatron lacks (modules, memory by rank) has names of its own without twins.
  */
 import { EventFile, type Histogram } from "./event-file.ts";
-import type { EvaluationReport, Observer, StepReport } from "./report.ts";
+import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";
 
 export interface TensorBoardOptions {
 	readonly folder: string;
@@ -69,6 +69,16 @@ export class TensorBoard implements Observer {
 		this.#events.write(
 			consumedSamples,
 			named.map(([name, value]) => [`${name} vs samples`, value] as const),
+		);
+	}
+
+	/** The slowest rank's, in seconds. */
+	timers({ iteration, seconds }: TimersReport): void {
+		if (!this.#options.timers) return;
+		const slowest = [...seconds].map(([name, ranks]) => [`${name}-time`, Math.max(...ranks)] as const);
+		this.#events.write(
+			iteration,
+			slowest.filter(([, value]) => value > 0),
 		);
 	}
 

@@ -9,6 +9,7 @@ import type { ImageSet } from "../data/images.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
+import { type StepTimers, timed } from "../observe/timers.ts";
 import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
@@ -48,11 +49,13 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 		losses: LossAccumulator,
 		observe: MicrobatchObserver = () => {},
 	): void {
+		const { timers } = place;
 		const waiting: EncoderMicrobatch[] = [];
 		let firstImage = 0;
 		this.prefetch?.announce([...microbatches, ...this.#upcoming]);
 		for (const [index, images] of microbatches.entries()) {
 			if (images.grids.length > 0) losses.sawImages = true;
+			timers?.start("forward-compute");
 			const ready = images.grids.length > 0 ? this.prefetch?.take(images) : undefined;
 			using _features = ready?.features;
 			const encoded = new EncoderMicrobatch(
@@ -66,13 +69,14 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 					...(ready && { features: ready }),
 				},
 			);
+			timers?.stop("forward-compute");
 			firstImage += images.grids.length;
-			this.bridge.sendForward(encoded, this.trains);
+			timed(timers, "forward-send", () => this.bridge.sendForward(encoded, this.trains));
 			waiting.push(encoded);
-			if (waiting.length > 1) this.#backward(waiting.shift()!);
+			if (waiting.length > 1) this.#backward(waiting.shift()!, timers);
 		}
-		for (const encoded of waiting) this.#backward(encoded);
-		this.bridge.settle();
+		for (const encoded of waiting) this.#backward(encoded, timers);
+		timed(timers, "forward-send", () => this.bridge.settle());
 	}
 
 	evaluate(microbatches: readonly ImageSet[], _losses: LossAccumulator, observe: MicrobatchObserver = () => {}): void {
@@ -96,11 +100,13 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 		return [];
 	}
 
-	#backward(microbatch: EncoderMicrobatch): void {
+	#backward(microbatch: EncoderMicrobatch, timers: StepTimers | undefined): void {
 		using encoded = microbatch;
 		// The gradient is on its way: time for images to come.
-		this.prefetch?.fill();
-		if (this.trains) encoded.backward(this.bridge.receiveBackward(encoded.rows.rows));
+		timed(timers, "forward-compute", () => this.prefetch?.fill());
+		if (!this.trains) return;
+		const gradient = timed(timers, "backward-recv", () => this.bridge.receiveBackward(encoded.rows.rows));
+		timed(timers, "backward-compute", () => encoded.backward(gradient));
 	}
 }
 
@@ -120,9 +126,12 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<
 		losses: LossAccumulator,
 		observe: MicrobatchObserver = () => {},
 	): void {
+		const { timers } = place;
 		let { firstToken } = place;
 		for (const [index, text] of microbatches.entries()) {
-			const received = this.bridge.receiveForward(sampleLengths(text).length, this.encoderTrains);
+			const received = timed(timers, "forward-recv", () =>
+				this.bridge.receiveForward(sampleLengths(text).length, this.encoderTrains),
+			);
 			using rows = received.rows;
 			const gradient = trainTextWithImages(
 				this.model,
@@ -131,16 +140,17 @@ export class BridgedLanguageSchedule implements Schedule<Microbatch>, Evaluator<
 				{
 					dropoutKey: place.dropoutKey,
 					firstToken,
+					timers,
 					...gradientListener(place, index, microbatches.length),
 				},
 				losses,
 				(name, value) => observe(name, value, index),
 			);
-			if (this.encoderTrains) this.bridge.sendBackward(gradient);
+			if (this.encoderTrains) timed(timers, "backward-send", () => this.bridge.sendBackward(gradient));
 			gradient?.[Symbol.dispose]();
 			firstToken += text.ids.length;
 		}
-		this.bridge.settle();
+		timed(timers, "backward-send", () => this.bridge.settle());
 	}
 
 	evaluate(microbatches: readonly Microbatch[], losses: LossAccumulator, observe: MicrobatchObserver = () => {}): void {

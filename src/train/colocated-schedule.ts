@@ -2,6 +2,8 @@
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
+import { timed } from "../observe/timers.ts";
+import type { Tensor } from "../tensor/tensor.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
 import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
 import { evaluateTextWithImages, trainTextWithImages } from "./language-microbatch.ts";
@@ -26,24 +28,30 @@ export class ColocatedSchedule
 		losses: LossAccumulator,
 		observe: MicrobatchObserver = () => {},
 	): void {
+		const { timers } = place;
 		let { firstToken } = place;
 		let firstImage = 0;
 		for (const [index, { text, images }] of microbatches.entries()) {
 			if (images.grids.length > 0) losses.sawImages = true;
 			const encoderPlace = { cropKey: place.dropoutKey, firstImage };
-			using encoded = new EncoderMicrobatch(this.encoder, images, encoderPlace, {
+			const encoderOptions = {
 				training: this.encoderTrains,
-				observe: (name, value) => observe(`encoder.${name}`, value, index),
-			});
+				observe: (name: string, value: Tensor) => observe(`encoder.${name}`, value, index),
+			};
+			using encoded = timed(
+				timers,
+				"forward-compute",
+				() => new EncoderMicrobatch(this.encoder, images, encoderPlace, encoderOptions),
+			);
 			const gradient = trainTextWithImages(
 				this.language,
 				{ text, imageTokenId: this.imageTokenId, name: `microbatch ${index}` },
 				encoded,
-				{ dropoutKey: place.dropoutKey, firstToken },
+				{ dropoutKey: place.dropoutKey, firstToken, timers },
 				losses,
 				(name, value) => observe(name, value, index),
 			);
-			if (gradient) encoded.backward(gradient);
+			if (gradient) timed(timers, "backward-compute", () => encoded.backward(gradient));
 			firstToken += text.ids.length;
 			firstImage += images.grids.length;
 		}

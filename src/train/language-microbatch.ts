@@ -2,6 +2,7 @@
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel, Observer } from "../models/hybrid/model.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/mimo/merge.ts";
+import { timed } from "../observe/timers.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
 import { Tape } from "../tensor/tape.ts";
 import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
@@ -34,14 +35,14 @@ export function trainText(
 	observe: Observer = () => {},
 	addToEmbedding?: AddToEmbedding,
 ): void {
-	const { onGradient } = place;
+	const { onGradient, timers } = place;
 	const tape = new Tape(model.device, { recording: true, ...(onGradient && { onGradient }) });
 	using input = new DeviceInput(model.device, microbatch, model.parallel.tp);
-	using loss = lossOf(tape, model, input, place, observe, addToEmbedding);
+	using loss = timed(timers, "forward-compute", () => lossOf(tape, model, input, place, observe, addToEmbedding));
 	losses.add(loss, input.mask);
 	// The loss is Σ mask·loss: the gradient of a token's loss is its mask.
 	loss.gradient?.accumulate(input.mask.share());
-	tape.backward();
+	timed(timers, "backward-compute", () => tape.backward());
 }
 
 /** The same forward only. */

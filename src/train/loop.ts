@@ -14,6 +14,7 @@ import { describeNonFinite } from "./non-finite.ts";
 import { openProfile } from "./profile.ts";
 import { type StepResult, trainStep } from "./step.ts";
 import { StepMetrics } from "./step-metrics.ts";
+import { openTiming } from "./timing.ts";
 import type { TrainingRun } from "./training-run.ts";
 
 export interface TrainingSummary {
@@ -62,7 +63,9 @@ export async function trainingLoop<Batch>(
 	let leftOut = 0;
 	const metrics = new StepMetrics(c, run, world);
 	const profile = openProfile(c, run, world, metrics.clock, (sentence) => observer.note(sentence));
-	const listeners = profile === null ? given : [...given, profile];
+	const timing = openTiming(c, run, world, observer);
+	const own = [profile, timing?.listener ?? null].filter((one) => one !== null);
+	const listeners = [...given, ...own];
 	using interrupts = new ExitSignals(["SIGINT"]);
 	const batches = new BatchQueue(data.training, run, c.mimoEncoderPrefetch);
 	while (progress.iteration < iterations && stop === null) {
@@ -70,7 +73,9 @@ export async function trainingLoop<Batch>(
 		for (const listener of listeners) await listener.beforeStep?.(iteration);
 		const started = performance.now();
 		metrics.clock.start("data");
+		timing?.timers.start("batch-generator");
 		const { microbatches, upcoming } = await batches.step(iteration, iterations);
+		timing?.timers.stop("batch-generator");
 		run.state.schedule.expect?.(upcoming);
 		metrics.clock.enter("other");
 		const dataSeconds = (performance.now() - started) / 1000;
@@ -85,7 +90,7 @@ export async function trainingLoop<Batch>(
 				learningRate: rate,
 				weightDecay: decay,
 			},
-			{ part: (part) => metrics.clock.enter(part) },
+			{ part: (part) => metrics.clock.enter(part), timers: timing?.timers },
 		);
 		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, result);
 		world.progress(iteration);

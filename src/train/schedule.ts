@@ -1,6 +1,7 @@
 /** Orders of forward and backward passes over the microbatches of a step. */
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
+import type { StepTimers } from "../observe/timers.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
@@ -15,6 +16,8 @@ export interface StepPlace {
 	readonly firstToken: number;
 	/** Called when the step's last microbatch has completed a parameter's gradient; absent: nobody wants to know. */
 	readonly onGradient?: (parameter: Parameter) => void;
+	/** Measures the parts of every microbatch. */
+	readonly timers?: StepTimers | undefined;
 }
 
 /** What the tape of microbatch `index` of `count` tells about gradients: those of the last one are complete. */
@@ -59,8 +62,8 @@ export class LanguageSchedule implements Schedule<Microbatch>, Evaluator<Microba
 		let { firstToken } = place;
 		for (const [index, microbatch] of microbatches.entries()) {
 			const look = (name: string, value: Tensor) => observe(name, value, index);
-			const { dropoutKey } = place;
-			const own = { dropoutKey, firstToken, ...gradientListener(place, index, microbatches.length) };
+			const { dropoutKey, timers } = place;
+			const own = { dropoutKey, firstToken, timers, ...gradientListener(place, index, microbatches.length) };
 			trainText(this.model, microbatch, own, losses, look);
 			firstToken += microbatch.ids.length;
 		}

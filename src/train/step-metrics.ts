@@ -7,6 +7,7 @@ import type { ImageSet } from "../data/images.ts";
 import type { Microbatch } from "../data/microbatch.ts";
 import { countFlopsPerToken } from "../models/hybrid/counts.ts";
 import { encoderFlops } from "../models/radio/counts.ts";
+import type { Device } from "../native/device.ts";
 import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../observe/report.ts";
 import { StepClock, type StepPart } from "../observe/step-clock.ts";
 import type { Grid } from "../parallel/grid.ts";
@@ -18,6 +19,11 @@ const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "o
 /** Integers are exchanged: microseconds, MFLOP in two halves, KiB. */
 const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
 const half = 2 ** 31;
+
+/** Returns when the device has done what it was given; the CPU library has when a call returns. */
+export function settleOf(device: Device): () => void {
+	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
+}
 
 /** What the ranks have told each other; the report's parts on the reporting rank alone. */
 export interface Collected extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> {
@@ -37,8 +43,7 @@ export class StepMetrics<Batch> {
 		private readonly world: World,
 	) {
 		const { device } = world;
-		// The CPU library has done its work when a call returns.
-		this.clock = new StepClock(device.library.kind === "cpu" ? () => {} : () => device.synchronize());
+		this.clock = new StepClock(settleOf(device));
 		this.#flopsPerToken = countFlopsPerToken(c).forwardBackward;
 		const { schedule } = run.state as { readonly schedule: object };
 		if ("bridge" in schedule) {

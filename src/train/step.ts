@@ -8,6 +8,7 @@ import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { StepPart } from "../observe/step-clock.ts";
+import { type StepTimers, timed } from "../observe/timers.ts";
 import type { AdamW } from "../optim/adamw.ts";
 import { clipGradients, countZeros, gradientSquares, parametersNorm, scaleGradients } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
@@ -106,6 +107,7 @@ export interface StepObserver {
 	readonly gradients?: () => void;
 	/** Called when another part of the step begins. */
 	readonly part?: (part: StepPart) => void;
+	readonly timers?: StepTimers | undefined;
 }
 
 /** Trains on one global batch. */
@@ -115,6 +117,7 @@ export function trainStep<Batch>(
 	observer: StepObserver = {},
 ): StepResult {
 	const { replicas, routers, routerGroup, world, optimizer, scalars } = state;
+	const { timers } = observer;
 	observer.part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
 	using losses = new LossAccumulator(scalars.device, state.countsLoss);
@@ -122,6 +125,7 @@ export function trainStep<Batch>(
 	const place = {
 		dropoutKey: state.seed + input.iteration,
 		firstToken: input.firstToken ?? 0,
+		timers,
 		...(overlapping.length > 0 && {
 			onGradient: (parameter: Parameter) => {
 				for (const replica of overlapping) replica.gradientReady(parameter);
@@ -129,11 +133,14 @@ export function trainStep<Batch>(
 		}),
 	};
 	observer.part?.("compute");
+	timers?.start("forward-backward");
 	state.schedule.run(input.microbatches, place, losses, observer.forward);
 	observer.part?.("wait");
 	const { sum, tokens } = losses.total(world);
 	observer.part?.("gradients");
-	for (const replica of replicas) replica.reduce();
+	timed(timers, "all-grads-sync", () => {
+		for (const replica of replicas) replica.reduce();
+	});
 	scalars.set("gradientScale", 1 / Math.max(1, tokens));
 	scaleGradients(replicas, scalars);
 	const participation = state.participation ? participate(state.participation, losses, scalars, world) : null;
@@ -141,15 +148,20 @@ export function trainStep<Batch>(
 		const { replica, factor } = state.encoderCorrection;
 		scaleEncoder(replica, factor(input.microbatches), scalars);
 	}
+	timers?.stop("forward-backward");
 	observer.gradients?.();
 	observer.part?.("optimizer");
 	for (const router of routers) router.finishStep(routerGroup);
-	clipGradients(replicas, scalars, state.clipGrad, world);
+	timers?.start("optimizer");
+	timed(timers, "optimizer-clip-main-grad", () => clipGradients(replicas, scalars, state.clipGrad, world));
 	scalars.set("learningRate", input.learningRate);
 	scalars.set("weightDecay", input.weightDecay);
-	optimizer.step();
+	timed(timers, "optimizer-inner-step", () => optimizer.step());
 	observer.part?.("gradients");
-	for (const replica of replicas) replica.gather();
+	timed(timers, "params-all-gather", () => {
+		for (const replica of replicas) replica.gather();
+	});
+	timers?.stop("optimizer");
 	observer.part?.("other");
 	const { gradientNorm, foundInf } = scalars.read();
 	const balancingByRouter = routers.map((router) => router.takeLosses(routerGroup, losses.microbatches, losses.tokens));
@@ -158,7 +170,7 @@ export function trainStep<Batch>(
 		tokens,
 		gradientNorm,
 		updated: foundInf === 0,
-		zeroGradients: state.logNumZeros ? countZeros(replicas, world) : null,
+		zeroGradients: state.logNumZeros ? timed(timers, "optimizer-count-zeros", () => countZeros(replicas, world)) : null,
 		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
 		balancing: meanOfRouters(balancingByRouter),
 		balancingByRouter,

@@ -17,7 +17,11 @@ export const loggingKeys = {
 	"profile-step-start": optional(integer(1), "First step to trace."),
 	"profile-step-end": optional(integer(1), "Last step to trace; unset: the first one alone."),
 	"profile-file": defaulting(path, "trace.json", "Trace of all ranks for Chrome's and Perfetto's viewers."),
-	"timing-log-level": defaulting(integer(0, 2), 0, "How many timers are measured: 0 few, 2 all."),
+	"timing-log-level": defaulting(
+		integer(0, 2),
+		0,
+		"Timers shown with every log line: 0 none, 1 those of a step, 2 those of microbatches too.",
+	),
 	"timing-log-option": defaulting(choice(["minmax", "max", "all"]), "minmax", "How timers of ranks are shown."),
 	"no-barrier-with-level-1-timing": off("Timers of level 1 without a barrier.", {
 		noEffect: "timers never add a barrier",
