@@ -1,24 +1,20 @@
 /**
  * `mimo doctor`: what this machine offers, one line each; exits 1 when training could not run on it. Under `srun` with one
- * task a node, rank 0 tells of all nodes: what differs, what is wrong where, whose clock is off.
+ * task a node, rank 0 tells of all nodes: what differs, what is wrong where, whose clock is off, whose network is slow.
  */
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
+import { ByteSink, measureRate } from "../parallel/bandwidth.ts";
 import { gather, type Told } from "../parallel/gathering.ts";
-import { placeFromEnvironment } from "../parallel/place.ts";
+import { type Place, placeFromEnvironment } from "../parallel/place.ts";
 import { exitCodes } from "./command.ts";
+import { compareLinks, measureLinks, type NodeReport, nodeName } from "./links.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
 
 const marks = { good: "ok", information: "", warning: "!", problem: "x" } as const;
 /** Milliseconds: until all nodes have answered, and how far a clock may be off. */
 const patience = 60_000;
 const longestSkew = 500;
-
-/** What one node has found. */
-export interface NodeReport {
-	readonly host: string;
-	readonly findings: readonly Finding[];
-}
 
 function line({ name, value, state, advice }: Finding): string {
 	return `${marks[state].padEnd(3)}${name.padEnd(16)}${value}${advice === undefined ? "" : `: ${advice}`}`;
@@ -33,9 +29,9 @@ export default defineCommand({
 	run: async ({ args }) => {
 		const findings = await inspectMachine(args.folder);
 		const place = placeFromEnvironment();
-		const nodes = place && (await gather<NodeReport>(place, { host: hostname(), findings }, patience));
-		if (place !== null && nodes === null) return;
-		const shown = nodes === null ? findings : compareNodes(nodes);
+		const several = place && (await inspectNodes(place, findings));
+		if (place !== null && several === null) return;
+		const { shown, nodes } = several ?? { shown: findings, nodes: null };
 		const ready = shown.every(({ state }) => state !== "problem");
 		if (args.json) console.log(JSON.stringify({ ready, findings: shown, ...(nodes ? { nodes } : {}) }, null, 2));
 		else {
@@ -46,9 +42,24 @@ export default defineCommand({
 	},
 });
 
+/** On rank 0 what all nodes have found, and how fast they reach each other; on the others null. */
+async function inspectNodes(place: Place, findings: readonly Finding[]) {
+	using sink = await ByteSink.open(place.secret);
+	const own: NodeReport = { host: hostname(), findings, first: place.localRank === 0, port: sink.port };
+	const answer = async (question: unknown) =>
+		await measureRate(question as Parameters<typeof measureRate>[0], place.secret).then(
+			(rate) => ({ rate }),
+			(error: Error) => ({ failure: error.message }),
+		);
+	return await gather(place, own, { milliseconds: patience, answer }, async (everyone) => {
+		const links = await measureLinks(everyone.filter(({ report }) => report.first));
+		const nodes = everyone.map(({ rank, report, skew, uncertainty }) => ({ rank, report, skew, uncertainty }));
+		return { nodes, shown: [...compareNodes(nodes), ...compareLinks(links)] };
+	});
+}
+
 /** Findings that all nodes share once, the others with the nodes that have them; then the clocks. */
 export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
-	const ofNode = ({ rank, report }: Told<NodeReport>) => `${report.host} (task ${rank})`;
 	const names = [...new Set(nodes.flatMap(({ report }) => report.findings.map(({ name }) => name)))];
 	const compared = names.flatMap((name): Finding[] => {
 		const all = nodes.flatMap((node) => {
@@ -67,7 +78,7 @@ export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
 			...others.map((few) => {
 				const { finding } = few[0]!;
 				const state = finding.state === "good" || finding.state === "information" ? "warning" : finding.state;
-				const where = few.map(({ node }) => ofNode(node)).join(", ");
+				const where = few.map(({ node }) => nodeName(node)).join(", ");
 				return {
 					...finding,
 					state,
@@ -83,7 +94,7 @@ export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
 			? [{ name: "clocks", value: `${nodes.length} nodes within ${longestSkew} ms`, state: "good" }]
 			: off.map((node) => ({
 					name: "clocks",
-					value: `${ofNode(node)} is ${Math.round(Math.abs(node.skew))} ms ${node.skew > 0 ? "ahead of" : "behind"} task 0`,
+					value: `${nodeName(node)} is ${Math.round(Math.abs(node.skew))} ms ${node.skew > 0 ? "ahead of" : "behind"} task 0`,
 					state: "warning",
 					advice: "logs and traces of the nodes do not fit together; set it by NTP",
 				}));

@@ -1,6 +1,6 @@
 /**
- * Ranks that only tell rank 0 something and are told its answer, before any run: no native library, no shared memory. Rank 0
- * also compares the others' clocks with its own.
+ * Ranks that tell rank 0 something and then do what it asks, before any run: no native library, no shared memory. Rank 0 also
+ * compares the others' clocks with its own.
  */
 import { UserError } from "../native/errors.ts";
 import { type LineConnection, LineConnection as Lines, listen } from "./line-connection.ts";
@@ -14,7 +14,23 @@ export interface Told<Report> {
 	readonly uncertainty: number;
 }
 
-const knock = { milliseconds: 200, answer: 20_000 };
+/** A rank that has told, and waits for questions. */
+export interface Teller<Report> extends Told<Report> {
+	/** Where rank 0, and so others, can reach it. */
+	readonly addresses: readonly string[];
+	/** The rank's answer. Throws a UserError when there is none. */
+	ask(question: unknown): Promise<unknown>;
+}
+
+export interface GatheringOptions {
+	/** Until all have told. */
+	readonly milliseconds: number;
+	/** This rank's answer to a question of rank 0. */
+	readonly answer: (question: unknown) => Promise<unknown>;
+}
+
+/** Milliseconds: between attempts, for a word, for an answer that takes work, for the next question. */
+const knock = { milliseconds: 200, answer: 20_000, work: 120_000, patience: 600_000 };
 /** Questions for the time of which the quickest counts. */
 const questions = 5;
 
@@ -24,20 +40,53 @@ interface Hello<Report> {
 	readonly report: Report;
 }
 
-/** On rank 0 everyone's report, its own first; on the others null. Throws a UserError about ranks that do not come. */
-export async function gather<Report>(
+/**
+ * On rank 0 `hear` gets everyone, itself first, and its result is returned; on the others null, when rank 0 has done. Throws a
+ * UserError about ranks that do not come.
+ */
+export async function gather<Report, Result>(
 	place: Place,
 	report: Report,
-	milliseconds: number,
-): Promise<readonly Told<Report>[] | null> {
-	if (place.rank === 0) return await hear(place, report, milliseconds);
-	await tell(place, report, milliseconds);
-	return null;
+	options: GatheringOptions,
+	hear: (everyone: readonly Teller<Report>[]) => Promise<Result>,
+): Promise<Result | null> {
+	if (place.rank !== 0) {
+		await tell(place, report, options);
+		return null;
+	}
+	const connections: LineConnection[] = [];
+	try {
+		return await hear(await listenToAll(place, report, options, connections));
+	} finally {
+		for (const connection of connections) {
+			connection.send({ done: true });
+			connection[Symbol.dispose]();
+		}
+	}
 }
 
-async function hear<Report>(place: Place, report: Report, milliseconds: number): Promise<Told<Report>[]> {
-	const told = new Map<number, Told<Report>>([[0, { rank: 0, report, skew: 0, uncertainty: 0 }]]);
+/** Addresses that rank 0 is told to meet the others at. */
+function ownAddresses(place: Place): string[] {
+	return [place.address, ...(place.fallbackAddress ? [place.fallbackAddress] : [])];
+}
+
+async function listenToAll<Report>(
+	place: Place,
+	report: Report,
+	{ milliseconds, answer }: GatheringOptions,
+	connections: LineConnection[],
+): Promise<Teller<Report>[]> {
+	const self: Teller<Report> = {
+		rank: 0,
+		report,
+		skew: 0,
+		uncertainty: 0,
+		addresses: ownAddresses(place),
+		ask: answer,
+	};
+	const told = new Map<number, Teller<Report>>([[0, self]]);
 	const { server } = await listen("0.0.0.0", place.port, (connection) => {
+		connections.push(connection);
 		void listenTo<Report>(connection, place).then((one) => {
 			if (one) told.set(one.rank, one);
 		});
@@ -53,34 +102,50 @@ async function hear<Report>(place: Place, report: Report, milliseconds: number):
 	return [...told.values()].sort((a, b) => a.rank - b.rank);
 }
 
-async function listenTo<Report>(lines: LineConnection, place: Place): Promise<Told<Report> | null> {
-	using connection = lines;
+async function listenTo<Report>(connection: LineConnection, place: Place): Promise<Teller<Report> | null> {
 	const hello = (await connection.receive(knock.answer)) as Hello<Report> | undefined;
-	if (hello?.secret !== place.secret) return null;
+	if (hello?.secret !== place.secret) {
+		connection[Symbol.dispose]();
+		return null;
+	}
+	const { rank, report } = hello;
 	let best = { skew: 0, uncertainty: Number.POSITIVE_INFINITY };
 	for (let i = 0; i < questions; i++) {
 		const asked = Date.now() + (performance.now() % 1);
 		const began = performance.now();
-		connection.send("time");
+		connection.send({ time: true });
 		const theirs = await connection.receive(knock.answer);
 		const there = (performance.now() - began) / 2;
 		if (typeof theirs !== "number") return null;
 		if (there < best.uncertainty) best = { skew: theirs - (asked + there), uncertainty: there };
 	}
-	connection.send("done");
-	return { rank: hello.rank, report: hello.report, ...best };
+	const ask = async (question: unknown) => {
+		connection.send({ question });
+		const answered = (await connection.receive(knock.work)) as { readonly answer: unknown } | undefined;
+		if (answered === undefined) throw new UserError(`Rank ${rank} has gone.`);
+		return answered.answer;
+	};
+	// One on this host may have come by a way that no other has.
+	const addresses = /^(::ffff:)?127\./.test(connection.from)
+		? [connection.from, ...ownAddresses(place)]
+		: [connection.from];
+	return { rank, report, ...best, addresses, ask };
 }
 
-async function tell(place: Place, report: unknown, milliseconds: number): Promise<void> {
+/** What rank 0 says: what time is it, a question, or that it has done. */
+type Word = { readonly time?: true; readonly done?: true; readonly question?: unknown } | undefined;
+
+async function tell(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {
 	const end = performance.now() + milliseconds;
-	const addresses = [place.address, ...(place.fallbackAddress ? [place.fallbackAddress] : [])];
+	const addresses = ownAddresses(place);
 	for (let attempt = 0; performance.now() < end; attempt++) {
 		try {
 			using connection = await Lines.open(addresses[attempt % addresses.length]!, place.port, knock.milliseconds * 5);
 			connection.send({ secret: place.secret, rank: place.rank, report });
-			for (let word = await connection.receive(knock.answer); word === "time"; ) {
-				connection.send(Date.now());
-				word = await connection.receive(knock.answer);
+			const next = async () => (await connection.receive(knock.patience)) as Word;
+			for (let word = await next(); word !== undefined && !word.done; word = await next()) {
+				if (word.time) connection.send(Date.now());
+				else connection.send({ answer: await answer(word.question) });
 			}
 			return;
 		} catch {

@@ -4,6 +4,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { timingLibrary } from "../native/counting-library.ts";
 import { Device } from "../native/device.ts";
 import type { Library } from "../native/library.ts";
+import { median } from "../observe/median.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { amountOf, isProduct, workOf } from "./operation-work.ts";
@@ -60,10 +61,6 @@ export async function measureRates(c: TrainingConfiguration, library: Library, t
 		call: library.kind === "cpu" ? Math.max(0, hostSeconds / calls) : 0,
 		...transferRates(device),
 	};
-}
-
-function median(values: readonly number[]): number {
-	return values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
 }
 
 function pointsOf(samples: Iterable<Sample>): Rates["operations"] {

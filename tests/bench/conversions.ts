@@ -7,9 +7,10 @@ import { writeHuggingFaceFiles } from "../../src/checkpoint/hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../../src/checkpoint/hf/json.ts";
 import { languageCorrespondence, spellings } from "../../src/checkpoint/hf/language-names.ts";
 import { bytesOfType, type TensorStore, type TensorType } from "../../src/checkpoint/store.ts";
+import { median } from "../../src/observe/median.ts";
 import { executable } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
-import { median, type Row, row } from "./measure.ts";
+import { type Row, row } from "./measure.ts";
 
 /** A conversion has at least half the speed of a copy. */
 const target = 0.5;

@@ -6,10 +6,10 @@
  */
 import { Dtype } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
+import { median } from "../../src/observe/median.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { type Case, hidden, Tensors, tokens } from "./cuda-case.ts";
 import { attentionCases, expertCases, mambaCases } from "./cuda-layers.ts";
-import { median } from "./measure.ts";
 
 export interface CudaRow {
 	readonly operation: string;

@@ -1,8 +1,9 @@
 /** Reading a data set against the Python package: samples a second of one core's time, in turns. */
 import { join } from "node:path";
+import { median } from "../../src/observe/median.ts";
 import { executable } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
-import { median, type Row, row } from "./measure.ts";
+import { type Row, row } from "./measure.ts";
 
 const rounds = 3;
 const seconds = 6;

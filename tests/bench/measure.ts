@@ -1,4 +1,5 @@
 /** Times two ways of doing the same thing against each other, and prints the ratios. */
+import { median } from "../../src/observe/median.ts";
 
 export interface Row {
 	/** Table it belongs to. */
@@ -34,12 +35,6 @@ function callsPerSample(run: () => void): number {
 		seconds = secondsOf(run, calls);
 	}
 	return calls;
-}
-
-export function median(values: readonly number[]): number {
-	const sorted = [...values].sort((a, b) => a - b);
-	const middle = sorted.length >> 1;
-	return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }
 
 /** Median seconds a call of each, measured in turns so that a slow moment of the machine meets both. */

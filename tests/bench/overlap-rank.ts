@@ -5,6 +5,7 @@
 import { configurationOf } from "../../src/config/resolve.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { median } from "../../src/observe/median.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { encoderMicrobatches, languageMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
@@ -17,7 +18,6 @@ import { LossAccumulator } from "../../src/train/loss.ts";
 import { type EncoderSide, type LanguageSide, mimoSide } from "../../src/train/mimo-run.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { placeOfRank } from "../parallel/ranks.ts";
-import { median } from "./measure.ts";
 
 const place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });

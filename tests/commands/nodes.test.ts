@@ -1,7 +1,8 @@
 /** What doctor makes of GPUs, and of several nodes. */
 import { expect, test } from "bun:test";
 import { type DriverTool, inspectAccelerators } from "../../src/commands/accelerators.ts";
-import { compareNodes, type NodeReport } from "../../src/commands/doctor.ts";
+import { compareNodes } from "../../src/commands/doctor.ts";
+import { compareLinks, type Link, type NodeReport } from "../../src/commands/links.ts";
 import type { Finding } from "../../src/commands/machine.ts";
 import { gather } from "../../src/parallel/gathering.ts";
 import { listen } from "../../src/parallel/line-connection.ts";
@@ -47,6 +48,8 @@ test("a throttled, a faulty and an occupied GPU are named, and peers that do not
 test("nodes: what is alike once, what differs with the node, a clock that is off", () => {
 	const report = (host: string, driverVersion: string, disk: Finding["state"]): NodeReport => ({
 		host,
+		first: true,
+		port: 1,
 		findings: [
 			{ name: "driver", value: driverVersion, state: "good" },
 			{ name: "memory", value: `${host === "n1" ? 90 : 80}.0 GiB available of 100.0 GiB`, state: "information" },
@@ -69,26 +72,63 @@ test("nodes: what is alike once, what differs with the node, a clock that is off
 	]);
 });
 
-test("ranks tell rank 0, which compares their clocks; a stranger is not heard, an absent one named", async () => {
+test("links: a slow node, a slow pair and a missing way are named against the median", () => {
+	const link = (a: number, b: number, rate: number | null): Link => ({
+		nodes: [`n${a}`, `n${b}`],
+		rate: rate === null ? null : rate * 1e9,
+		failure: rate === null ? "connection refused" : null,
+	});
+	const among = (nodes: number, rate: (a: number, b: number) => number | null) =>
+		Array.from({ length: nodes }, (_, b) => Array.from({ length: b }, (_, a) => link(a, b, rate(a, b)))).flat();
+	expect(summary(compareLinks(among(4, () => 1)))).toEqual([
+		"network good: 6 pairs of nodes over TCP: 8.00 Gbit/s, at least 8.00 Gbit/s",
+	]);
+	// Two nodes cannot say which of them it is: there is nothing to compare with.
+	expect(summary(compareLinks(among(2, () => 0.01)))).toEqual([
+		"network good: 1 pair of nodes over TCP: 0.0800 Gbit/s, at least 0.0800 Gbit/s",
+	]);
+	expect(summary(compareLinks(among(5, (a, b) => (a === 2 || b === 2 ? 0.1 : 1))))).toEqual([
+		"network information: 10 pairs of nodes over TCP: 8.00 Gbit/s, at least 0.800 Gbit/s",
+		"network warning: n2 is slow: 0.800 Gbit/s against 8.00 Gbit/s",
+	]);
+	expect(summary(compareLinks(among(3, (a, b) => (a === 2 || b === 2 ? 0.1 : 1))))[1]).toBe(
+		"network warning: n2 is slow: 0.800 Gbit/s against 8.00 Gbit/s",
+	);
+	const mixed = among(5, (a, b) => (a === 0 && b === 1 ? 0.25 : a === 3 && b === 4 ? null : 1));
+	expect(summary(compareLinks(mixed))).toEqual([
+		"network information: 10 pairs of nodes over TCP: 8.00 Gbit/s, at least 2.00 Gbit/s",
+		"network problem: n3 and n4 do not reach each other: connection refused",
+		"network warning: n0 and n1: 2.00 Gbit/s against 8.00 Gbit/s",
+	]);
+	expect(compareLinks([])).toEqual([]);
+});
+
+test("ranks tell rank 0, which compares their clocks and asks; a stranger is not heard, an absent one named", async () => {
 	const probe = await listen("127.0.0.1", 0, () => {});
 	probe.server.close();
 	const place = (rank: number, worldSize: number): Place => ({
 		...{ rank, worldSize, localRank: 0, localSize: 1, port: probe.port, secret: "s", launcher: null },
 		address: "127.0.0.1",
 	});
-	const [all, one, two] = await Promise.all([
-		gather(place(0, 3), "zero", 20_000),
-		gather(place(1, 3), "one", 20_000),
-		gather(place(2, 3), "two", 20_000),
-	]);
+	const told = (rank: number, size: number, milliseconds: number, secret = "s") =>
+		gather(
+			{ ...place(rank, size), secret },
+			`report ${rank}`,
+			{ milliseconds, answer: async (question) => `${rank} heard ${question}` },
+			async (everyone) => {
+				const answers = await Promise.all(everyone.map((one) => one.ask(one.rank * 10)));
+				return everyone.map((one, i) => ({ ...one, answer: answers[i] }));
+			},
+		);
+	const [all, one, two] = await Promise.all([told(0, 3, 20_000), told(1, 3, 20_000), told(2, 3, 20_000)]);
 	expect([one, two]).toEqual([null, null]);
-	expect(all!.map(({ rank, report }) => [rank, report])).toEqual([
-		[0, "zero"],
-		[1, "one"],
-		[2, "two"],
+	expect(all!.map(({ rank, report, answer }) => [rank, report, answer])).toEqual([
+		[0, "report 0", "0 heard 0"],
+		[1, "report 1", "1 heard 10"],
+		[2, "report 2", "2 heard 20"],
 	]);
 	for (const { skew, uncertainty } of all!) expect(Math.abs(skew)).toBeLessThan(uncertainty + 50);
-	await expect(
-		Promise.all([gather(place(0, 2), "zero", 500), gather({ ...place(1, 2), secret: "t" }, "stranger", 500)]),
-	).rejects.toThrow("Ranks 1 did not answer rank 0 within 0.5 s.");
+	await expect(Promise.all([told(0, 2, 500), told(1, 2, 500, "t")])).rejects.toThrow(
+		"Ranks 1 did not answer rank 0 within 0.5 s.",
+	);
 }, 30_000);

@@ -69,6 +69,7 @@ describe.skipIf(absent !== null)("a job", () => {
 		const command = ["srun", "--nodes=2", "--ntasks-per-node=1", executable, "doctor"];
 		const table = slurm.run(command);
 		expect(table).toMatch(/^ok clocks +2 nodes within 500 ms$/m);
+		expect(table).toMatch(/^ok network +1 pair of nodes over TCP: [\d.]+ Gbit\/s, at least/m);
 		expect(table.match(/cpu library/g)).toHaveLength(1);
 		expect(table).toEndWith("Training can run here.");
 		const { nodes } = JSON.parse(slurm.run([...command, "--json"]));

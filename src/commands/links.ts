@@ -1,0 +1,130 @@
+/** How fast the nodes of a job send to each other: every pair measured both ways, the slow ones named. */
+import { median } from "../observe/median.ts";
+import type { Destination } from "../parallel/bandwidth.ts";
+import { pairsInRounds } from "../parallel/bandwidth.ts";
+import type { Teller, Told } from "../parallel/gathering.ts";
+import type { Finding } from "./machine.ts";
+
+/** What one task has found. */
+export interface NodeReport {
+	readonly host: string;
+	readonly findings: readonly Finding[];
+	/** Whether it is the first task of its node, which stands for the node's network. */
+	readonly first: boolean;
+	/** Where it takes in bytes. */
+	readonly port: number;
+}
+
+/** "n3 (task 2)". */
+export function nodeName({ rank, report }: Pick<Told<NodeReport>, "rank" | "report">): string {
+	return `${report.host} (task ${rank})`;
+}
+
+/** Between two nodes: bytes a second the slower way, or why there is none. */
+export interface Link {
+	readonly nodes: readonly [string, string];
+	readonly rate: number | null;
+	readonly failure: string | null;
+}
+
+/** A link of less than this share of what the nodes reach is named. */
+const slow = 0.5;
+
+export async function measureLinks(nodes: readonly Teller<NodeReport>[]): Promise<Link[]> {
+	const measure = async ([from, to]: readonly [number, number]) => {
+		const [a, b] = [nodes[from]!, nodes[to]!];
+		return link(a, b, [await sendRate(a, b), await sendRate(b, a)]);
+	};
+	const rounds = pairsInRounds(nodes.length);
+	const links: Link[] = [];
+	for (const round of rounds) links.push(...(await Promise.all(round.map(measure))));
+	// A link may have been slow because others were measured, or a processor was busy: it gets a second chance alone.
+	const usual = reached(links);
+	for (const [index, pair] of rounds.flat().entries()) {
+		const { rate } = links[index]!;
+		if (rate === null || rate >= slow * usual) continue;
+		const again = await measure(pair);
+		if (again.rate !== null && again.rate > rate) links[index] = again;
+	}
+	return links;
+}
+
+type Answer = { readonly rate?: number; readonly failure?: string };
+
+async function sendRate(from: Teller<NodeReport>, to: Teller<NodeReport>): Promise<Answer> {
+	const question: Destination = { addresses: to.addresses, port: to.report.port };
+	return (await from.ask(question)) as Answer;
+}
+
+function link(a: Teller<NodeReport>, b: Teller<NodeReport>, answers: readonly Answer[]): Link {
+	const failure = answers.find((one) => one.failure !== undefined)?.failure ?? null;
+	const rate = failure === null ? Math.min(...answers.map((one) => one.rate!)) : null;
+	return { nodes: [nodeName(a), nodeName(b)], rate, failure };
+}
+
+/** "9.4 Gbit/s". */
+function gigabits(rate: number): string {
+	return `${((8 * rate) / 1e9).toPrecision(3)} Gbit/s`;
+}
+
+/** What the links say: one line where all are well; the nodes and pairs that are slow, or do not reach each other. */
+export function compareLinks(links: readonly Link[]): Finding[] {
+	const name = "network";
+	const rates = links.flatMap(({ rate }) => (rate === null ? [] : [rate]));
+	const broken = links
+		.filter(({ failure }) => failure !== null)
+		.map(({ nodes, failure }): Finding => {
+			const value = `${nodes.join(" and ")} do not reach each other: ${failure}`;
+			return { name, value, state: "problem", advice: "ranks of one run have to" };
+		});
+	if (rates.length === 0) return broken;
+	const middle = reached(links);
+	const least = Math.min(...rates);
+	const details = { reached: middle, links };
+	const all = `${links.length} pair${links.length === 1 ? "" : "s"} of nodes over TCP: ${gigabits(middle)}`;
+	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * middle);
+	const overview: Finding = {
+		name,
+		value: `${all}, at least ${gigabits(least)}`,
+		state: lagging.length === 0 && broken.length === 0 ? "good" : "information",
+		details,
+	};
+	return [overview, ...broken, ...slowest(lagging, links, middle)];
+}
+
+/**
+ * The median over the nodes of the best each reaches. Of few nodes one slow one slows most pairs, so that the median pair would
+ * be slow too.
+ */
+function reached(links: readonly Link[]): number {
+	const best = new Map<string, number>();
+	for (const { nodes, rate } of links)
+		for (const node of nodes) best.set(node, Math.max(best.get(node) ?? 0, rate ?? 0));
+	return median([...best.values()]);
+}
+
+/** Nodes most of whose links are slow, then the slow links of others. */
+function slowest(lagging: readonly Link[], links: readonly Link[], middle: number): Finding[] {
+	const ofNode = (node: string, among: readonly Link[]) => among.filter(({ nodes }) => nodes.includes(node));
+	const named = new Set(lagging.flatMap(({ nodes }) => nodes));
+	const nodes = [...named].filter((node) => {
+		const own = ofNode(node, links).length;
+		return own > 1 && ofNode(node, lagging).length > own / 2;
+	});
+	const warning = (value: string, advice: string): Finding => ({ name: "network", value, state: "warning", advice });
+	const below = `against ${gigabits(middle)}`;
+	return [
+		...nodes.map((node) => {
+			const rate = median(ofNode(node, lagging).map((one) => one.rate!));
+			return warning(
+				`${node} is slow: ${gigabits(rate)} ${below}`,
+				"check its card, its cable and its port, or leave it out",
+			);
+		}),
+		...lagging
+			.filter(({ nodes: [a, b] }) => !nodes.includes(a) && !nodes.includes(b))
+			.map(({ nodes: pair, rate }) =>
+				warning(`${pair.join(" and ")}: ${gigabits(rate!)} ${below}`, "check the way between them"),
+			),
+	];
+}
