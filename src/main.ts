@@ -1,5 +1,6 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
 import { type CommandDef, defineCommand, runCommand } from "citty";
+import { unreadExit } from "./parallel/exit-signals.ts";
 
 const description = "Trains multimodal mixture-of-experts models.";
 
@@ -86,6 +87,13 @@ async function fail(error: unknown): Promise<never> {
 	process.exit(exitCode);
 }
 
+/** A reader may leave early, as `head` does. */
+function outputFailed(error: NodeJS.ErrnoException): void {
+	if (error.code === "EPIPE") process.exit(unreadExit);
+	void fail(error);
+}
+
+for (const stream of [process.stdout, process.stderr]) stream.on("error", outputFailed);
 process.on("uncaughtException", fail);
 process.on("unhandledRejection", fail);
 await run(process.argv.slice(2)).catch(fail);

@@ -21,6 +21,20 @@ export function golden(name: string): string | null {
 /** What a test does about a thing it needs and this machine lacks: an error in CI, else a printed skip and null. */
 export function absent(what: string): null {
 	if (process.env.CI === "true") throw new Error(`In CI nothing may be skipped: ${what}.`);
+	return skip(what);
+}
+
+/**
+ * The same about a build that `npm test` does not make, such as the CUDA library: an error where they are made first,
+ * which .ci/run says by MIMO_REQUIRE_BUILDS=true, else a printed skip and null.
+ */
+export function absentBuild(what: string, command: string): null {
+	const sentence = `${what} is not built (${command})`;
+	if (process.env.MIMO_REQUIRE_BUILDS === "true") throw new Error(`Builds may not be skipped here: ${sentence}.`);
+	return skip(sentence);
+}
+
+function skip(what: string): null {
 	console.error(`skip: ${what}`);
 	return null;
 }

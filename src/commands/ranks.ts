@@ -100,7 +100,8 @@ export async function launchRanks(
 	return await launch({
 		...options,
 		library,
-		command: [process.execPath, ...(compiled ? [] : [Bun.main]), ...args],
+		// This very program, also when its file has been replaced by another build since it started.
+		command: [`/proc/${process.pid}/exe`, ...(compiled ? [] : [Bun.main]), ...args],
 		identity: identityOf(null, options.ranks, { ...options, library, version: programVersion() }),
 		say: (line, kind) => {
 			if (kind === "information") {

@@ -12,7 +12,7 @@ import type { RankOptions } from "./ranks.ts";
 
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
 
-Trains one batch of random samples in one process that holds both modules (layout 1), then on every layout of the list,
+Trains one batch of samples in one process that holds both modules (layout 1), then on every layout of the list,
 and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, and ZeRO-1 on with off. Exit code
 1 where something differs by more than the tolerance.
 
@@ -20,7 +20,10 @@ and compares loss, gradient norm, every parameter's gradient, the optimizer on i
                        together, or a number, which means dp; ranks of a side = tp × dp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
                        square). Ten times the noise of this machine is always allowed. Default 1e-5.
-  --text-only N        Samples at the end of the batch that have no image. Default: a quarter of them, with --policy half.
+  --samples KIND       random (default): random text and images, uneven ones and text alone among them, so that every
+                       path is taken whatever the data hold. data: the first batch of the configured data.
+  --text-only N        Random samples at the end of the batch that have no image. Default: a quarter of them, with
+                       --policy half.
   --policy             Show what encoder-grad-participation corrected would change in every layout.
   --json               Print everything as JSON.
   --reference FOLDER   Keep the reference and the layouts' results in this folder. Where a launcher such as torchrun has
@@ -35,7 +38,15 @@ ${flagHelp()}`;
 const defaultTolerance = 1e-5;
 
 /** Flags that are no configuration keys, and whether they take a value. */
-const ownFlags = { layouts: true, tolerance: true, "text-only": true, reference: true, policy: false, json: false };
+const ownFlags = {
+	layouts: true,
+	tolerance: true,
+	samples: true,
+	"text-only": true,
+	reference: true,
+	policy: false,
+	json: false,
+};
 
 export default defineCommand({
 	meta: { name: "verify", description: "Show that layouts of ranks give what one process gives." },
@@ -56,13 +67,13 @@ type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
 	const { namedTopology, parseLayout, parseLayouts } = await import("../parallel/layout.ts");
-	const { poolsMicrobatch, subjectOf } = await import("../parity/verify/subject.ts");
+	const { poolsMicrobatch } = await import("../parity/verify/subject.ts");
 	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/plan.ts");
 	if (flags.layouts === undefined) {
 		throw new UserError('verify needs --layouts, such as --layouts "1+1,tp2+dp2ep2".', exitCodes.usage);
 	}
 	const layouts = parseLayouts(flags.layouts);
-	const subject = subjectOf(c, textOnlySamples(c, flags));
+	const subject = await subjectFor(c, flags);
 	const sizes = { ...subject, samples: subject.samples.length };
 	const reference = planOf(namedTopology(parseLayout("1")), sizes);
 	const plans = layouts.map((layout) => {
@@ -75,6 +86,20 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 	const place = placeFromEnvironment();
 	if (place !== null) await compareAsRank(c, flags, subject, plans, place.launcher);
 	else await compareAll(c, flags, subject, plans);
+}
+
+async function subjectFor(c: TrainingConfiguration, flags: Flags): Promise<Subject> {
+	const { subjectOf, subjectOfData } = await import("../parity/verify/subject.ts");
+	const { samples = "random" } = flags;
+	if (samples === "random") return subjectOf(c, textOnlySamples(c, flags));
+	if (samples !== "data") {
+		throw new UserError(
+			`--samples is ${JSON.stringify(samples)}; allowed is random (drawn) or data (the configured data's).`,
+			exitCodes.usage,
+		);
+	}
+	if (flags["text-only"] === undefined) return await subjectOfData(c);
+	throw new UserError("--text-only is for random samples; --samples data takes the data as they are.", exitCodes.usage);
 }
 
 /** The configuration with the layout's grids, checked like any other. */

@@ -8,6 +8,12 @@ import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { Group, Pending } from "./group.ts";
 import type { Topology } from "./topology.ts";
 
+/**
+ * Microbatches whose rows the encoder has sent when it begins to wait for a gradient, beyond the one that the language
+ * model is at. One would do if all passes took equally long; with two a pass that takes longer delays nobody.
+ */
+export const microbatchesAhead = 2;
+
 /** Groups the bridge moves over. */
 export interface BridgeGroups {
 	/** Leaders of all lanes of both modules. */
@@ -17,8 +23,8 @@ export interface BridgeGroups {
 }
 
 interface Message {
-	readonly rows: Tensor;
-	readonly pending: readonly Pending[];
+	readonly values: Tensor;
+	readonly pending: Pending;
 }
 
 /** Image rows of a microbatch and how many each of its samples has. */
@@ -37,7 +43,8 @@ export function sumRuns(values: readonly number[], per: number): number[] {
 
 /** Sends and receives between two leaders, and inside a lane from and to its leader. */
 class Wire {
-	readonly #sent: Message[] = [];
+	/** On the way, a microbatch a list, oldest first. */
+	readonly #sent: Message[][] = [];
 
 	constructor(
 		readonly device: Device,
@@ -52,11 +59,15 @@ class Wire {
 		return this.groups.lane.rank === this.root;
 	}
 
+	/** What is sent from now on is of the next microbatch. */
+	beginMicrobatch(): void {
+		this.#sent.push([]);
+	}
+
 	/** Starts sending rows [begin, begin + count) to a leader (global rank); nothing moves for no rows. */
 	send(rows: Tensor, begin: number, count: number, to: number): void {
 		if (count === 0) return;
-		const part = rows.rowsFrom(begin, count);
-		this.#sent.push({ rows: part, pending: [this.#leaders.send(part, this.#place(to))] });
+		this.#start(rows.rowsFrom(begin, count), to);
 	}
 
 	/** Fills rows [begin, begin + count) from a leader. */
@@ -68,8 +79,12 @@ class Wire {
 
 	/** Host integers to and from a leader. */
 	sendCounts(counts: readonly number[], to: number): void {
-		const tensor = Tensor.from(this.device, Int32Array.from(counts));
-		this.#sent.push({ rows: tensor, pending: [this.#leaders.send(tensor, this.#place(to))] });
+		this.#start(Tensor.from(this.device, Int32Array.from(counts)), to);
+	}
+
+	/** Takes over `values`. */
+	#start(values: Tensor, to: number): void {
+		this.#sent.at(-1)!.push({ values, pending: this.#leaders.send(values, this.#place(to)) });
 	}
 
 	receiveCounts(length: number, from: number): number[] {
@@ -96,11 +111,11 @@ class Wire {
 		return Tensor.empty(this.device, [rows, this.width], this.dtype, "communication");
 	}
 
-	/** Waits for what was sent and lets go of it. */
-	settle(): void {
-		for (const { rows, pending } of this.#sent.splice(0)) {
-			for (const one of pending) one.wait();
-			rows[Symbol.dispose]();
+	/** Waits for what was sent, but for the newest `underWay` microbatches, and lets go of it. */
+	settle(underWay = 0): void {
+		for (const { values, pending } of this.#sent.splice(0, Math.max(0, this.#sent.length - underWay)).flat()) {
+			pending.wait();
+			values[Symbol.dispose]();
 		}
 	}
 
@@ -147,12 +162,14 @@ export class BridgeSource {
 		const per = this.#fanIn ? rowsPerSample.length : rowsPerSample.length / this.#destinations.length;
 		const counts = sumRuns(rowsPerSample, per);
 		let begin = 0;
+		this.#wire.beginMicrobatch();
 		this.#destinations.forEach((destination, index) => {
 			this.#wire.sendCounts(rowsPerSample.slice(index * per, (index + 1) * per), destination);
 			this.#wire.send(rows, begin, counts[index]!, destination);
 			begin += counts[index]!;
 		});
 		if (returns) this.#outstanding.push(counts);
+		else this.#wire.settle(microbatchesAhead);
 	}
 
 	/** Gradient of the rows of the oldest microbatch that has none yet, on every rank of the lane. */
@@ -167,13 +184,14 @@ export class BridgeSource {
 
 	#receiveBackward(rows: number): Tensor {
 		if (!this.#wire.leads) return this.#wire.broadcast(null, 1).rows;
-		this.#wire.settle();
 		const gradient = this.#wire.empty(rows);
 		let begin = 0;
 		this.#outstanding.shift()!.forEach((count, index) => {
 			this.#wire.receive(gradient, begin, count, this.#destinations[index]!);
 			begin += count;
 		});
+		// Where a gradient has come from, the rows have arrived; later ones may still wait for the language model.
+		this.#wire.settle(this.#outstanding.length);
 		return this.#wire.broadcast({ rows: gradient, rowsPerSample: [rows] }, 1).rows;
 	}
 
@@ -235,7 +253,9 @@ export class BridgeDestination {
 	/** Starts returning the gradient of the oldest microbatch's rows (null: none came, zeros). */
 	sendBackward(gradient: Tensor | null): void {
 		if (!this.#wire.leads) return;
-		this.#wire.settle();
+		// An encoder that has sent the rows of this microbatch has taken the gradients of those before these.
+		this.#wire.settle(microbatchesAhead);
+		this.#wire.beginMicrobatch();
 		const counts = this.#received.shift()!;
 		const total = counts.reduce((sum, count) => sum + count, 0);
 		using zeros = gradient ? null : Tensor.zeros(this.#wire.device, [total, this.#wire.width], this.#wire.dtype);

@@ -6,6 +6,9 @@
 /** Exit code of a run that SIGINT stopped after a step: 128 and the signal's number, as shells have it. */
 export const interruptedExit = 130;
 
+/** Exit code of a program whose output nobody reads any more: 128 and SIGPIPE's number, which ends others without a word. */
+export const unreadExit = 141;
+
 /** Milliseconds: a terminal and a launcher both pass one key press on. */
 const sameKeyPress = 500;
 

@@ -9,7 +9,7 @@ import type { UserError } from "../native/errors.ts";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import { diagnose, takeSnapshot } from "./diagnosis.ts";
-import { interruptedExit } from "./exit-signals.ts";
+import { interruptedExit, unreadExit } from "./exit-signals.ts";
 import type { Identity } from "./identity.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
@@ -64,6 +64,8 @@ class Job implements Disposable {
 	readonly #children: Child[] = [];
 	/** The signal that this process got last. */
 	#interrupted: NodeJS.Signals | null = null;
+	/** Nobody reads what the reporting rank prints. */
+	#unread = false;
 	/** Exit code of ranks that have finished. */
 	#finished = 0;
 	/** First exit code of a rank that failed by itself. */
@@ -127,6 +129,7 @@ class Job implements Disposable {
 			launcher: process.pid,
 		};
 		const child = Bun.spawn([...command], {
+			argv0: process.argv0,
 			env: { ...process.env, ...environmentOf(place) },
 			stdin: "ignore",
 			stdout: own ? "inherit" : "pipe",
@@ -154,6 +157,9 @@ class Job implements Disposable {
 		if (this.#run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {
 				this.#run.fail(null, `interrupted by ${signal}`);
+			} else if (code === unreadExit) {
+				this.#unread = true;
+				this.#run.fail(null, "nobody reads its output");
 			} else if (signal !== null) {
 				this.#run.fail(rank, `it was killed by ${signal}`);
 			} else {
@@ -199,6 +205,7 @@ class Job implements Disposable {
 	#conclude(): number {
 		const failure = this.#run.watch();
 		if (failure === null) return this.#finished;
+		if (this.#unread) return unreadExit;
 		if (this.#interrupted !== null && failure.rank === null) {
 			this.options.say(`The run was interrupted by ${this.#interrupted}.`, "failure");
 			return 128 + constants.signals[this.#interrupted];

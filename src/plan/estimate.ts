@@ -1,8 +1,9 @@
 /**
  * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then both modules side by
- * side as the schedule orders them (runtime.md §3.2): the encoder is one microbatch ahead and waits for gradients, the
+ * side as the schedule orders them (runtime.md §3.2): the encoder is some microbatches ahead and waits for gradients, the
  * language model waits for rows; sums over the world hold both together.
  */
+import { microbatchesAhead } from "../parallel/bridge.ts";
 import type { Transfer } from "./imagined-group.ts";
 import type { RankPlan } from "./rank-plan.ts";
 import { type Rates, secondsOf, transferSeconds } from "./rates.ts";
@@ -97,7 +98,7 @@ export function estimateStep(
 	};
 }
 
-/** Until both modules have passed all microbatches: F0 F1 ←0 B0 F2 ←1 B1 … against ←0 F0 B0 →0 ←1 F1 B1 →1 …. */
+/** Until both modules have passed all microbatches: F0 F1 F2 ←0 B0 F3 ←1 B1 … against ←0 F0 B0 →0 ←1 F1 B1 →1 …. */
 function runPasses(encoder: RankSeconds, language: RankSeconds, microbatches: number): number {
 	const transfer = Math.max(encoder.bridge, language.bridge) / 2;
 	let [encoderAt, languageAt] = [0, 0];
@@ -109,8 +110,8 @@ function runPasses(encoder: RankSeconds, language: RankSeconds, microbatches: nu
 		encoderAt += encoder.forward;
 		languageAt = Math.max(languageAt, encoderAt + transfer) + language.forward + language.backward;
 		gradientAt.push(languageAt + transfer);
-		if (index > 0) backward(index - 1);
+		if (index >= microbatchesAhead) backward(index - microbatchesAhead);
 	}
-	backward(microbatches - 1);
+	for (let index = Math.max(0, microbatches - microbatchesAhead); index < microbatches; index++) backward(index);
 	return Math.max(encoderAt, languageAt);
 }

@@ -4,6 +4,7 @@ import type { MemoryTagName, OperationName } from "../native/abi.ts";
 import { countingLibrary, type OperationValues } from "../native/counting-library.ts";
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
+import { microbatchesAhead } from "../parallel/bridge.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { amountOf, workOf } from "./operation-work.ts";
 import { microbatchesOf, openRank, type Phase } from "./rank-run.ts";
@@ -40,8 +41,8 @@ export interface RankPlan {
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
 }
 
-/** More microbatches than this in a step need no more memory: the encoder is one ahead. */
-const microbatchesForMemory = 3;
+/** More microbatches than this in a step need no more memory. */
+const microbatchesForMemory = 2 + microbatchesAhead;
 
 /** Adds operations up by name and amount. */
 export class Tally implements PhaseTally {

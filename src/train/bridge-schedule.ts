@@ -1,8 +1,10 @@
 /**
- * The step's passes where encoder and language model run on different ranks (spec runtime 3.2): the encoder is one
- * microbatch ahead, so that both sides work at the same time and each transfer hides behind a pass.
+ * The step's passes where encoder and language model run on different ranks (spec runtime 3.2): the encoder is two
+ * microbatches ahead (upstream: one), so that both sides work at the same time, each transfer hides behind a pass, and a
+ * pass that takes longer than usual is made up for. With equal work on both sides M microbatches then take M + 1 times
+ * that of one: until the first rows come, and after the last gradient, one side has nothing to do.
  *
- *   encoder    F0 → F1 → ←0 B0 → F2 → ←1 B1 …            → sends rows, ← receives their gradient
+ *   encoder    F0 → F1 → F2 → ←0 B0 F3 → ←1 B1 …            → sends rows, ← receives their gradient
  *   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
  */
 import type { ImageSet } from "../data/images.ts";
@@ -10,7 +12,7 @@ import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/mimo/encoder.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";
-import type { BridgeDestination, BridgeSource } from "../parallel/bridge.ts";
+import { type BridgeDestination, type BridgeSource, microbatchesAhead } from "../parallel/bridge.ts";
 import { EncoderMicrobatch, notTrained } from "./encoder-microbatch.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
@@ -73,7 +75,7 @@ export class EncoderSchedule implements Schedule<ImageSet>, Evaluator<ImageSet>,
 			firstImage += images.grids.length;
 			timed(timers, "forward-send", () => this.bridge.sendForward(encoded, this.trains));
 			waiting.push(encoded);
-			if (waiting.length > 1) this.#backward(waiting.shift()!, timers);
+			if (waiting.length > microbatchesAhead) this.#backward(waiting.shift()!, timers);
 		}
 		for (const encoded of waiting) this.#backward(encoded, timers);
 		timed(timers, "forward-send", () => this.bridge.settle());

@@ -24,14 +24,14 @@ using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank);
 const layout = namedTopology(parseLayout("1+1"));
 const everyone = await world.group("world", [0, 1]);
-const repetitions = 5;
+const repetitions = 9;
 
 const subjectWith = (layers: number): Subject =>
 	subjectOf(
 		configurationOf({
 			preset: "nemotron-vlm-tiny",
 			"vision-num-layers": layers,
-			"vision-hidden-size": 128,
+			"vision-hidden-size": 64,
 			"global-batch-size": 8,
 			"micro-batch-size": 1,
 			"seq-length": 256,
@@ -80,29 +80,33 @@ async function open(subject: Subject): Promise<Work> {
 	return { side, alone, step: () => void trainStep(side.state, { ...about, microbatches }) };
 }
 
-/** Median seconds, both ranks beginning together. */
-function time(work: () => void): number {
-	work();
-	return median(
-		Array.from({ length: repetitions }, () => {
+/** Median seconds of each, in turns, both ranks beginning together: whatever else the machine does meets all alike. */
+function time<Name extends string>(works: Readonly<Record<Name, () => void>>): Record<Name, number> {
+	const names = Object.keys(works) as Name[];
+	const seconds = Object.fromEntries(names.map((name) => [name, [] as number[]])) as Record<Name, number[]>;
+	for (const name of names) works[name]();
+	for (let repetition = 0; repetition < repetitions; repetition++) {
+		for (const name of names) {
 			everyone.barrier();
 			const start = performance.now();
-			work();
-			return (performance.now() - start) / 1000;
-		}),
-	);
+			works[name]();
+			seconds[name].push((performance.now() - start) / 1000);
+		}
+	}
+	return Object.fromEntries(names.map((name) => [name, median(seconds[name])])) as Record<Name, number>;
 }
 
 // Layers of the tower that make it as much work as the language model; a second look corrects the first.
-let layers = 4;
+let layers = 8;
 for (let look = 0; look < 2; look++) {
 	const trial = await open(subjectWith(layers));
-	const micros = everyone.exchange(Int32Array.of(Math.round(time(trial.alone) * 1e6))).map(([value]) => value!);
+	const micros = everyone
+		.exchange(Int32Array.of(Math.round(time({ alone: trial.alone }).alone * 1e6)))
+		.map(([value]) => value!);
 	for (const one of trial.side.owned) one[Symbol.dispose]();
 	layers = Math.max(1, Math.round((layers * micros[1]!) / micros[0]!));
 }
 const equal = await open(subjectWith(layers));
-const alone = time(equal.alone);
-const step = time(equal.step);
+const { alone, step } = time({ alone: equal.alone, step: equal.step });
 for (const one of equal.side.owned) one[Symbol.dispose]();
 console.log(JSON.stringify({ alone, step, layers }));

@@ -76,6 +76,24 @@ test("SIGINT once stops all ranks after the same step; twice ends them at once",
 	expect(performance.now() - at).toBeLessThan(10_000);
 }, 120_000);
 
+for (const [what, flags, lines] of [
+	["one process", [], 2],
+	["ranks, while they start", ["--llm-dp", "2"], 1],
+	["ranks, in training", ["--llm-dp", "2"], 4],
+] as const) {
+	test(`a reader that leaves early ends it without a word: ${what}`, async () => {
+		const words = [executable, "train", ...small, ...flags, "--train-iters", "100000", "--log-interval", "1"];
+		const script = `{ "$@"; echo "ended with $?" >&2; } | head -n ${lines}`;
+		const launched = new Launched(
+			Bun.spawn(["sh", "-c", script, "sh", ...words], { stdin: "ignore", stdout: "pipe", stderr: "pipe" }),
+		);
+		started = launched;
+		const { stdout, stderr } = await launched.end();
+		expect(stdout.trimEnd().split("\n")).toHaveLength(lines);
+		expect(stderr).toBe("ended with 141\n");
+	}, 60_000);
+}
+
 test("every step's parts add up to it, for each module", async () => {
 	const log = join(mkdtempSync(join(tmpdir(), "mimo-parts-")), "log.jsonl");
 	const config = join(import.meta.dir, "../../examples/vlm-tiny.yaml");

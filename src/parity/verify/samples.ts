@@ -109,7 +109,12 @@ export function joinText(samples: readonly Sample[]): Microbatch {
 		joined.lossMask.set(text.lossMask, at);
 		at += text.ids.length;
 	}
-	return { ...joined, lengths: samples.flatMap(({ text }) => text.lengths) };
+	const packed = samples.some(({ text }) => text.lengths.length > 1);
+	return {
+		...joined,
+		lengths: samples.flatMap(({ text }) => text.lengths),
+		...(packed && { samples: samples.map(({ text }) => text.ids.length) }),
+	};
 }
 
 /** Samples as one microbatch of the encoder. */

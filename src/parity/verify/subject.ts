@@ -26,11 +26,37 @@ export interface Subject {
 	readonly microBatchSize: number;
 	readonly sequenceLength: number;
 	readonly samples: readonly Sample[];
+	/** Where they are from, as reports say it. */
+	readonly origin: string;
 }
 
-/** `textOnly`: samples at the end of the batch that have no image. */
+/** With random samples. `textOnly`: how many at the end of the batch have no image. */
 export function subjectOf(c: TrainingConfiguration, textOnly: number): Subject {
 	refuseLayoutDependent(c);
+	const { tower } = encoderConfig(c);
+	const samples = drawSamples({
+		tower,
+		count: c.globalBatchSize,
+		sequenceLength: c.seqLength,
+		vocabularySize: c.vocabSize,
+		imageTokenId: c.imageTokenId,
+		grid: largestGrid(c, tower),
+		dynamic: c.dynamicResolution,
+		textOnly,
+		seed: c.seed,
+	});
+	return subjectWith(c, samples, `drawn from seed ${c.seed}`);
+}
+
+/** With the first global batch of the configured data. */
+export async function subjectOfData(c: TrainingConfiguration): Promise<Subject> {
+	refuseLayoutDependent(c);
+	const { readSamples } = await import("./data-samples.ts");
+	const from = c.dataPath === null ? "" : ` (${c.dataPath})`;
+	return subjectWith(c, await readSamples(c), `of the ${c.datasetProvider} data${from}`);
+}
+
+function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
 	const encoder = encoderConfig(c);
 	return {
 		encoder,
@@ -45,17 +71,8 @@ export function subjectOf(c: TrainingConfiguration, textOnly: number): Subject {
 		weightDecay: c.weightDecay,
 		microBatchSize: c.microBatchSize,
 		sequenceLength: c.seqLength,
-		samples: drawSamples({
-			tower: encoder.tower,
-			count: c.globalBatchSize,
-			sequenceLength: c.seqLength,
-			vocabularySize: c.vocabSize,
-			imageTokenId: c.imageTokenId,
-			grid: largestGrid(c, encoder.tower),
-			dynamic: c.dynamicResolution,
-			textOnly,
-			seed: c.seed,
-		}),
+		samples,
+		origin,
 	};
 }
 

@@ -14,17 +14,34 @@ import type { LayoutReport } from "./report.ts";
 import type { Subject } from "./subject.ts";
 import { judge } from "./verdict.ts";
 
-/** A reference and the results of layouts, as files for the ranks. A folder that was not given is gone when disposed. */
+/** Removes its argument when its input ends: when the process that holds the other end has ended, however it did. */
+const removeAtEnd = 'read -r _; exec rm -rf -- "$1"';
+
+/**
+ * A reference and the results of layouts, as files for the ranks. A folder that was not given is gone when disposed, or
+ * when this process ends without: a signal does not wait for the event loop, which computing blocks.
+ */
 export class VerifyFolder implements Disposable {
 	readonly path: string;
+	/** Of a folder that was not given. */
+	readonly #remover: Bun.Subprocess<"pipe", "ignore", "ignore"> | null = null;
 
-	constructor(private readonly given?: string) {
-		if (given !== undefined) mkdirSync(given, { recursive: true });
+	constructor(given?: string) {
 		this.path = given ?? mkdtempSync(join(tmpdir(), "mimo-verify-"));
+		if (given !== undefined) {
+			mkdirSync(given, { recursive: true });
+			return;
+		}
+		const command = ["sh", "-c", removeAtEnd, "sh", this.path];
+		// Signals for the whole process group, such as a terminal's, leave it alone.
+		this.#remover = Bun.spawn(command, { stdin: "pipe", stdout: "ignore", stderr: "ignore", detached: true });
+		this.#remover.unref();
 	}
 
 	[Symbol.dispose](): void {
-		if (this.given === undefined) rmSync(this.path, { recursive: true, force: true });
+		if (this.#remover === null) return;
+		rmSync(this.path, { recursive: true, force: true });
+		void this.#remover.stdin.end();
 	}
 }
 

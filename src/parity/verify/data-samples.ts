@@ -1,0 +1,50 @@
+/**
+ * Samples for `mimo verify --samples data`: the first global batch of the configured data, as one lane reads it. Shorter
+ * ones are padded to seq-length, so that every layout can cut them: what follows counts in no loss and is seen by none
+ * before it.
+ */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { placeImages } from "../../data/images.ts";
+import type { Microbatch } from "../../data/microbatch.ts";
+import { oneRank } from "../../data/routing/from-configuration.ts";
+import { UserError } from "../../native/errors.ts";
+import { groupOfOne } from "../../parallel/group.ts";
+import { openSources } from "../../train/sources.ts";
+import type { Sample } from "./samples.ts";
+
+/** Every process of a comparison reads them anew and gets the same. Throws UserErrors about the data. */
+export async function readSamples(c: TrainingConfiguration): Promise<Sample[]> {
+	// One sample a microbatch; nothing is held out, and no file is written.
+	const alone = { ...c, microBatchSize: 1, evalIters: 0, evalCaptions: 0, dataSkippedFile: null, save: null };
+	const { training } = await openSources(alone, oneRank, {
+		world: groupOfOne("verify.data", 0),
+		states: null,
+		consumedValidSamples: 0,
+	});
+	try {
+		const microbatches = await training.step(1);
+		return microbatches.map(({ text, images }, index) => {
+			if (text.ids.length > c.seqLength) {
+				throw new UserError(`Sample ${index} of the data has ${text.ids.length} tokens; seq-length is ${c.seqLength}.`);
+			}
+			return { text: padded(text, c.seqLength), images: placeImages(images, index) };
+		});
+	} finally {
+		await training.close?.();
+	}
+}
+
+const ignored = -100;
+
+/** The last sequence grows. */
+function padded({ ids, labels, lossMask, lengths }: Microbatch, tokens: number): Microbatch {
+	const all = {
+		ids: new Int32Array(tokens),
+		labels: new Int32Array(tokens).fill(ignored),
+		lossMask: new Float32Array(tokens),
+	};
+	all.ids.set(ids);
+	all.labels.set(labels);
+	all.lossMask.set(lossMask);
+	return { ...all, lengths: [...lengths.slice(0, -1), lengths.at(-1)! + tokens - ids.length] };
+}
