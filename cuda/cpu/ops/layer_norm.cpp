@@ -1,7 +1,6 @@
-// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance. Only a row's first pass reads memory, so the
-// next rows are asked for while the other passes run.
+// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance.
 #include "kernel.h"
-#include "prefetch.h"
+#include "streaming.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -12,30 +11,35 @@ void normalise(const T* x, const W* weight, const W* bias, float mean, float rst
   for (int64_t i = 0; i < width; ++i) store(&y[i], (load(x[i]) - mean) * rstd * load(weight[i]) + load(bias[i]));
 }
 
+/// Rows [begin, end). A row is summed while the deviations of the one before are squared, so that memory is read all
+/// the time; the same loop sums every row, so that its sum does not depend on its neighbours.
 template <class T, class W>
 void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64_t end) {
   const float width = static_cast<float>(args.width);
   const auto row_of = [&](int64_t row) { return static_cast<const T*>(args.x) + row * args.width; };
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = row_of(row);
-    args.mean[row] = sum_over(args.width, [x](int64_t i) { return load(x[i]); }) / width;
-  }
-  const int64_t next = (end - begin < args.rows - end ? end - begin : args.rows - end) * args.width;
-  prefetch(row_of(end), next / 2);
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = row_of(row);
-    const float mean = args.mean[row];
-    const float squares = sum_over(args.width, [x, mean](int64_t i) {
+  const auto sums_of = [&](const T* next, const T* x, float mean) {
+    return sums_over(args.width, [next, x, mean](int64_t i, float& sum, float& square) {
       const float centred = load(x[i]) - mean;
-      return centred * centred;
+      sum = load(next[i]);
+      square = centred * centred;
     });
-    args.rstd[row] = 1.0f / std::sqrt(squares / width + args.epsilon);
-  }
-  prefetch(row_of(end) + next / 2, next - next / 2);
+  };
+  const auto *weight = static_cast<const W*>(args.weight), *bias = static_cast<const W*>(args.bias);
+  const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
+  float sum = sums_of(row_of(begin), row_of(begin), 0).first;
   for (int64_t row = begin; row < end; ++row) {
-    normalise(row_of(row), static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), args.mean[row],
-              args.rstd[row], static_cast<T*>(args.y) + row * args.width, args.width);
+    const T* x = row_of(row);
+    const float mean = sum / width;
+    const Sums sums = sums_of(row + 1 < end ? row_of(row + 1) : x, x, mean);
+    const float rstd = 1.0f / std::sqrt(sums.second / width + args.epsilon);
+    args.mean[row] = mean;
+    args.rstd[row] = rstd;
+    write_row(streamed, static_cast<T*>(args.y) + row * args.width, args.width, [&](T* to, int64_t from, int64_t past) {
+      normalise(x + from, weight + from, bias + from, mean, rstd, to, past - from);
+    });
+    sum = sums.first;
   }
+  finish_streaming(streamed);
 }
 
 /// With n = (x - mean) rstd and g = γ dy: dx = rstd (g - mean(g) - n mean(g n)) (+ dresidual).
@@ -54,6 +58,7 @@ void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual
 template <class T, class W>
 void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int64_t end) {
   const W* weight = static_cast<const W*>(args.weight);
+  const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
   Sums means[32];
   for (int64_t row = begin; row < end; ++row) {
     const T* dy = static_cast<const T*>(args.dy) + row * args.width;
@@ -67,11 +72,15 @@ void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int
   }
   for (int64_t row = begin; row < end; ++row) {
     const int64_t offset = row * args.width;
-    const auto write = args.dresidual ? input_gradient<true, T, W> : input_gradient<false, T, W>;
-    write(static_cast<const T*>(args.dy) + offset, static_cast<const T*>(args.x) + offset, weight,
-          args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr, static_cast<T*>(args.dx) + offset,
-          args.width, args.mean[row], args.rstd[row], means[row - begin]);
+    const auto gradient = args.dresidual ? input_gradient<true, T, W> : input_gradient<false, T, W>;
+    const T *dy = static_cast<const T*>(args.dy) + offset, *x = static_cast<const T*>(args.x) + offset;
+    const T* dresidual = args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr;
+    write_row(streamed, static_cast<T*>(args.dx) + offset, args.width, [&](T* to, int64_t from, int64_t past) {
+      gradient(dy + from, x + from, weight + from, dresidual ? dresidual + from : nullptr, to, past - from,
+               args.mean[row], args.rstd[row], means[row - begin]);
+    });
   }
+  finish_streaming(streamed);
 }
 
 /// dweight += dy n, dbias += dy over `rows` rows: four at once, for fewer trips of the sums.
@@ -119,8 +128,7 @@ void layer_norm_forward(mimo_stream& stream, const mimo_layer_norm_forward_args&
       using T = std::remove_pointer_t<decltype(t)>;
       using W = std::remove_pointer_t<decltype(w)>;
       parallel_range(stream.device->threads, args.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
-        in_batches(begin, end, args.width,
-                   [&](int64_t first, int64_t last) { forward_rows<T, W>(args, first, last); });
+        forward_rows<T, W>(args, begin, end);
       });
     });
   });

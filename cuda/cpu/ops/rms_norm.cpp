@@ -1,5 +1,6 @@
 // RMSNorm and group RMSNorm (spec language-model 1.5, 2.2): y = h rsqrt(mean(h²) + ε) γ.
 #include "kernel.h"
+#include "streaming.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -29,6 +30,7 @@ void scale_group(const T* h, const W* weight, float rstd, T* y, int64_t size) {
 template <class T, class W>
 void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64_t end) {
   const int64_t size = args.group_size, groups = args.width / size;
+  const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
   const auto normalised = [&](Place at) -> const T* {
     if (args.residual != nullptr) return static_cast<const T*>(args.sum) + at.row * args.width + at.column;
     return static_cast<const T*>(args.x) + at.row * args.x_stride + at.column;
@@ -46,9 +48,14 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
   }
   for (int64_t index = begin; index < end; ++index) {
     const Place at = place_of(index, groups, size);
-    scale_group(normalised(at), static_cast<const W*>(args.weight) + at.column, args.rstd[index],
-                static_cast<T*>(args.y) + at.row * args.y_stride + at.column, size);
+    const T* h = normalised(at);
+    const W* weight = static_cast<const W*>(args.weight) + at.column;
+    T* y = static_cast<T*>(args.y) + at.row * args.y_stride + at.column;
+    write_row(streamed, y, size, [&](T* to, int64_t from, int64_t past) {
+      scale_group(h + from, weight + from, args.rstd[index], to, past - from);
+    });
   }
+  finish_streaming(streamed);
 }
 
 /// Σ γ dy x of one group; dweight, when there is one, += dy x rstd. Not in the loop that writes dx: stores retire in
@@ -65,11 +72,11 @@ float dot_and_weight_gradient(const T* dy, const T* x, const W* weight, float* d
   });
 }
 
-/// dx = rstd (γ dy - x rstd mean) (+ dresidual) of one group, mean = dot rstd / size.
+/// dx = rstd (γ dy - x rstd² mean) (+ dresidual) of a part of a group, mean = Σ γ dy x / size of the whole.
 template <bool with_residual, class T, class W>
 void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual, T* dx, int64_t size, float rstd,
-                    float dot) {
-  const float scaled_mean = dot * rstd / static_cast<float>(size) * rstd;
+                    float mean) {
+  const float scaled_mean = mean * rstd * rstd;
 #pragma omp simd
   for (int64_t i = 0; i < size; ++i) {
     const float gradient = rstd * (load(weight[i]) * load(dy[i]) - load(x[i]) * scaled_mean);
@@ -81,6 +88,7 @@ void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual
 template <class T, class W>
 void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int64_t end, float* dweight) {
   const int64_t size = args.group_size, groups = args.width / size;
+  const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
   float dots[32];
   for (int64_t index = begin; index < end; ++index) {
     const Place at = place_of(index, groups, size);
@@ -91,14 +99,20 @@ void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int
   }
   for (int64_t index = begin; index < end; ++index) {
     const Place at = place_of(index, groups, size);
-    const auto write = args.dresidual ? input_gradient<true, T, W> : input_gradient<false, T, W>;
+    const auto gradient = args.dresidual ? input_gradient<true, T, W> : input_gradient<false, T, W>;
     const int64_t offset = at.row * args.dx_stride + at.column;
-    write(static_cast<const T*>(args.dy) + at.row * args.dy_stride + at.column,
-          static_cast<const T*>(args.x) + at.row * args.x_stride + at.column,
-          static_cast<const W*>(args.weight) + at.column,
-          args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr, static_cast<T*>(args.dx) + offset,
-          size, args.rstd[index], dots[index - begin]);
+    const T* dy = static_cast<const T*>(args.dy) + at.row * args.dy_stride + at.column;
+    const T* x = static_cast<const T*>(args.x) + at.row * args.x_stride + at.column;
+    const W* weight = static_cast<const W*>(args.weight) + at.column;
+    const T* dresidual = args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr;
+    // The mean is over the whole group, so it is given whole.
+    const float mean = dots[index - begin] / static_cast<float>(size);
+    write_row(streamed, static_cast<T*>(args.dx) + offset, size, [&](T* to, int64_t from, int64_t past) {
+      gradient(dy + from, x + from, weight + from, dresidual ? dresidual + from : nullptr, to, past - from,
+               args.rstd[index], mean);
+    });
   }
+  finish_streaming(streamed);
 }
 
 /// Calls body(begin, end) for runs of few groups of the rows [begin, end).

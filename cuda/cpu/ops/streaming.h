@@ -1,0 +1,51 @@
+// Results too large for the caches. A plain store reads the line that it overwrites, a third more traffic for a norm;
+// these go past the caches.
+#pragma once
+#include <immintrin.h>
+
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+
+/// Whether a result of this size is written past the caches: about what a processor's last cache holds.
+static inline bool is_streamed(int64_t elements, int64_t element_bytes) {
+  return elements * element_bytes >= int64_t{32} << 20;
+}
+
+/// Copies elements past the caches; the rest of a line at either end goes through them.
+template <class T>
+static inline void copy_past_caches(T* to, const T* from, int64_t count) {
+  constexpr int64_t lanes = 32 / static_cast<int64_t>(sizeof(T));
+  int64_t i = 0;
+  for (; i < count && (reinterpret_cast<uintptr_t>(to + i) & 31) != 0; ++i) to[i] = from[i];
+  for (; i + lanes <= count; i += lanes) {
+    const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), part);
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+/// Calls write(to, begin, end) for pieces of a row of `width` elements: `to` is what to write element `begin` to.
+/// `streamed`: the pieces are made in the nearest cache and go past the others; before another thread reads them,
+/// `finish_streaming`.
+template <class T, class Write>
+static inline void write_row(bool streamed, T* row, int64_t width, Write&& write) {
+  if (!streamed) {
+    write(row, int64_t{0}, width);
+    return;
+  }
+  constexpr int64_t piece = 512;
+  alignas(64) T made[piece];
+  for (int64_t begin = 0; begin < width; begin += piece) {
+    const int64_t end = begin + piece < width ? begin + piece : width;
+    write(made, begin, end);
+    copy_past_caches(row + begin, made, end - begin);
+  }
+}
+
+/// Orders what was written past the caches before what comes.
+static inline void finish_streaming(bool streamed) {
+  if (streamed) _mm_sfence();
+}
+
+}  // namespace mimo::MIMO_ISA
