@@ -3,19 +3,24 @@ import { parsePythonJson } from "../checkpoint/hf/json.ts";
 import type { HuggingFaceModel } from "../checkpoint/hf/model.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+import type { Precision } from "./bf16.ts";
 
 /**
- * fp32, expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε. Where the folder
+ * Expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε. Where the folder
  * was run without the Mamba kernels, the class's plain PyTorch path limits Δ to at least time_step_min.
  */
-export function huggingFaceConfig({ configuration, configText }: HuggingFaceModel, path: string): HybridConfig {
+export function huggingFaceConfig(
+	{ configuration, configText }: HuggingFaceModel,
+	path: string,
+	precision: Precision,
+): HybridConfig {
 	const json = parsePythonJson(configText, path);
 	const timeStepMinimum = json.use_mamba_kernels === false ? Number(json.time_step_min ?? 0.001) : 0;
 	const config = hybridConfig({
 		...configuration,
 		makeVocabSizeDivisibleBy: 1,
 		embeddingInitMethodStd: configuration.initMethodStd,
-		bf16: false,
+		bf16: precision === "bf16",
 		crossEntropyLossFusion: false,
 		zLossCoeff: 0,
 		swiglu: false,

@@ -21,10 +21,11 @@ import { StepScalars } from "../optim/step-scalars.ts";
 import { onlyReplica } from "../parallel/data-parallel.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { type StepInput, singleProcess, trainStep } from "../train/step.ts";
+import { bf16Report, type Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { type LanguageGolden, type Probe, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
-import type { NearTies } from "./near-ties.ts";
+import { NearTies } from "./near-ties.ts";
 import { resolveTies } from "./resolve-ties.ts";
 
 const probeLimit = 2e-5;
@@ -32,6 +33,8 @@ const parameterGradientLimit = 2e-5;
 
 export interface LanguageParityOptions {
 	readonly onStep?: (step: number, of: number) => void;
+	/** Default fp32, compared value by value; bf16 only by its losses. */
+	readonly precision?: Precision;
 	/** Checkpoint of any format to take the weights from; default: the folder's own. */
 	readonly weights?: string | undefined;
 	/** May change the model that config.json describes: to see whether the comparison notices. */
@@ -43,6 +46,9 @@ export function languageParity(
 	path: string,
 	options: LanguageParityOptions = {},
 ): Promise<ParityReport> {
+	if (options.precision === "bf16") {
+		return Promise.resolve(bf16Report(compareOnce(device, path, new NearTies(0, []), undefined, options)));
+	}
 	return resolveTies(
 		0,
 		(own) => own,
@@ -60,7 +66,7 @@ function compareOnce(
 	const golden = readLanguageGolden(path);
 	using source = openHuggingFaceModel(path);
 	const names = languageCorrespondence(source.configuration, source.spelling);
-	const config = huggingFaceConfig(source, join(path, "config.json"));
+	const config = huggingFaceConfig(source, join(path, "config.json"), options.precision ?? "f32");
 	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });
 	if (options.weights === undefined) loadModel(model, source.weights);
 	else {

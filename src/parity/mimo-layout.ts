@@ -16,16 +16,19 @@ import { Tensor } from "../tensor/tensor.ts";
 import { type EncoderSide, type LanguageSide, mimoSide } from "../train/mimo-run.ts";
 import { participationFactor } from "../train/participation.ts";
 import { trainStep } from "../train/step.ts";
+import { bf16Report, type Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { checkParticipation, compareStep, decayRule, microbatchesOf, parameterGradientLimit } from "./mimo.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
-import type { NearTies } from "./near-ties.ts";
+import { NearTies } from "./near-ties.ts";
 import { gatherOver, resolveTies } from "./resolve-ties.ts";
 import { encoderMicrobatches, languageMicrobatches, type Plan, planOf } from "./verify/plan.ts";
 
 export interface MimoLayoutOptions {
+	/** Default fp32, compared value by value; bf16 only by its losses. */
+	readonly precision?: Precision;
 	/** Stop after this many steps; default all. */
 	readonly steps?: number;
 	readonly distributedOptimizer?: boolean;
@@ -40,6 +43,9 @@ export async function mimoLayoutParity(
 	path: string,
 	options: MimoLayoutOptions = {},
 ): Promise<ParityReport> {
+	if (options.precision === "bf16") {
+		return bf16Report(await compareOnce(world, layout, path, new NearTies(world.rank, []), options));
+	}
 	const ranks = Array.from({ length: layout.topology.worldSize }, (_, rank) => rank);
 	const everyone = await world.group("parity", ranks);
 	return resolveTies(
@@ -62,8 +68,8 @@ async function compareOnce(
 	const plan = planOfGolden(layout, config);
 	const batches = new MimoBatches(path, config);
 	const side = await mimoSide(world, topology, {
-		encoder: goldenEncoderConfig(config),
-		language: goldenLanguageConfig(config),
+		encoder: goldenEncoderConfig(config, options.precision ?? "f32"),
+		language: goldenLanguageConfig(config, options.precision ?? "f32"),
 		imageTokenId: config.language_model.image_token_id,
 		frozen: { tower: config.vision.frozen, projector: config.projector.frozen, language: false },
 		adam: {

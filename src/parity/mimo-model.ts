@@ -1,9 +1,10 @@
 /** The two modules that config.json of a mimo-* folder describes. */
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import type { EncoderConfig } from "../models/mimo/encoder.ts";
+import type { Precision } from "./bf16.ts";
 import type { MimoGoldenConfig } from "./mimo-golden.ts";
 
-export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig): HybridConfig {
+export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Precision): HybridConfig {
 	const { attention, mamba, moe } = l;
 	return {
 		pattern: l.pattern,
@@ -15,7 +16,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig): H
 		embeddingInitMethodStd: l.init_method_std,
 		hiddenDropout: 0,
 		tieWordEmbeddings: l.tie_embeddings,
-		dtype: "f32",
+		dtype,
 		crossEntropyRoundsBf16: false,
 		zLossCoefficient: 0,
 		attention: {
@@ -57,7 +58,10 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig): H
 	};
 }
 
-export function goldenEncoderConfig({ vision, projector, language_model: l }: MimoGoldenConfig): EncoderConfig {
+export function goldenEncoderConfig(
+	{ vision, projector, language_model: l }: MimoGoldenConfig,
+	dtype: Precision,
+): EncoderConfig {
 	const std = l.init_method_std;
 	// Upstream copies the language model's initialisation, its depth included (spec vision 1.2).
 	const outward = std / Math.sqrt(l.pattern.length);
@@ -79,7 +83,7 @@ export function goldenEncoderConfig({ vision, projector, language_model: l }: Mi
 			pixelShuffle: vision.pixel_shuffle,
 			initMethodStd: std,
 			outputInitMethodStd: outward,
-			dtype: "f32",
+			dtype,
 		},
 		projector: {
 			type: projector.type,

@@ -19,18 +19,21 @@ import { groupOfOne } from "../parallel/group.ts";
 import { ColocatedSchedule } from "../train/colocated-schedule.ts";
 import { participationFactor } from "../train/participation.ts";
 import { type StepResult, type TrainingState, trainStep } from "../train/step.ts";
+import { bf16Report, type Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
 import { MimoProbes } from "./mimo-probes.ts";
-import type { NearTies } from "./near-ties.ts";
+import { NearTies } from "./near-ties.ts";
 import { resolveTies } from "./resolve-ties.ts";
 
 export const parameterGradientLimit = 2e-5;
 
 export interface MimoParityOptions {
 	readonly onStep?: (step: number, of: number) => void;
+	/** Default fp32, compared value by value; bf16 only by its losses. */
+	readonly precision?: Precision;
 	/** Stop after this many steps; default all. */
 	readonly steps?: number;
 	/** Data-parallel encoder ranks that a "corrected" folder's factor counts; default 1, this process. */
@@ -43,6 +46,9 @@ export interface MimoParityOptions {
 
 /** Compares on layout `1`: this process holds both modules and accumulates the microbatches of all lanes. */
 export function mimoParity(device: Device, path: string, options: MimoParityOptions = {}): Promise<ParityReport> {
+	if (options.precision === "bf16") {
+		return Promise.resolve(bf16Report(compareOnce(device, path, new NearTies(0, []), options)));
+	}
 	return resolveTies(
 		0,
 		(own) => own,
@@ -54,12 +60,13 @@ function compareOnce(device: Device, path: string, ties: NearTies, options: Mimo
 	const { config, golden } = readMimoGolden(path);
 	checkParticipation(path, config, options.encoderRanks ?? 1);
 	const batches = new MimoBatches(path, config);
-	const encoderConfig = goldenEncoderConfig(config);
+	const precision = options.precision ?? "f32";
+	const encoderConfig = goldenEncoderConfig(config, precision);
 	using encoder = new EncoderModule(device, options.configure?.(encoderConfig) ?? encoderConfig, {
 		frozenTower: config.vision.frozen,
 		frozenProjector: config.projector.frozen,
 	});
-	using language = new HybridModel(device, goldenLanguageConfig(config), { frozen: false });
+	using language = new HybridModel(device, goldenLanguageConfig(config, precision), { frozen: false });
 	const modules: NamedTensors = {
 		*logicalTensors() {
 			yield* encoder.logicalTensors();

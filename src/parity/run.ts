@@ -3,6 +3,7 @@ import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
 import { openDevice } from "../native/open-device.ts";
+import type { Precision } from "./bf16.ts";
 import type { ParityReport } from "./comparison.ts";
 import { languageParity } from "./language.ts";
 import { logParity } from "./log.ts";
@@ -17,6 +18,7 @@ export interface ParityOptions {
 	readonly tolerance: number;
 	readonly device: "auto" | "cpu" | "cuda";
 	readonly threads: number;
+	readonly precision: Precision;
 }
 
 export async function runParity(options: ParityOptions): Promise<ParityReport> {
@@ -28,5 +30,5 @@ export async function runParity(options: ParityOptions): Promise<ParityReport> {
 		);
 	}
 	using device = await openDevice(options.device, { threads: options.threads });
-	return await languageParity(device, options.golden, { weights: options.weights });
+	return await languageParity(device, options.golden, { weights: options.weights, precision: options.precision });
 }

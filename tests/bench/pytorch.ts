@@ -110,7 +110,9 @@ function scanSeconds(device: Device, size: (typeof scanSizes)[number]): number {
 function stepSeconds(device: Device, folder: string): { seconds: number; loss: number } {
 	const { optimizer: recipe, batch, seq } = readLanguageGolden(folder);
 	using source = openHuggingFaceModel(folder);
-	using model = new HybridModel(device, huggingFaceConfig(source, join(folder, "config.json")), { frozen: false });
+	using model = new HybridModel(device, huggingFaceConfig(source, join(folder, "config.json"), "f32"), {
+		frozen: false,
+	});
 	loadModel(model, source.weights);
 	using scalars = new StepScalars(device);
 	const [beta1, beta2] = recipe.betas;

@@ -69,11 +69,11 @@ test.skipIf(!megatron || !run)(
 		}
 		const { config } = readMimoGolden(run!);
 		const { optimizer: adam } = config;
-		using encoder = new EncoderModule(device, goldenEncoderConfig(config), {
+		using encoder = new EncoderModule(device, goldenEncoderConfig(config, "f32"), {
 			frozenTower: config.vision.frozen,
 			frozenProjector: config.projector.frozen,
 		});
-		using language = new HybridModel(device, goldenLanguageConfig(config), { frozen: false });
+		using language = new HybridModel(device, goldenLanguageConfig(config, "f32"), { frozen: false });
 		const replicas = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];
 		using scalars = new StepScalars(device);
 		using optimizer = new AdamW(replicas, scalars, {
