@@ -48,8 +48,10 @@ interface Operation {
 
 /** Looks at what a device does, while it is profiled. */
 export interface DeviceTracer {
-	/** An operation has been queued (a CPU library has also done it); `began`: milliseconds of performance.now(). */
-	operation(name: OperationName, began: number): void;
+	/** An operation will be queued next. */
+	beforeOperation(stream: Stream): void;
+	/** It has been queued (a CPU library has also done it). */
+	operation(name: OperationName, stream: Stream): void;
 	/** What comes belongs to this part of a model, such as "layer.3 backward". */
 	scope(name: string): void;
 	/** A collective or message of a group: started, and done when `wait` ran. */
@@ -60,6 +62,30 @@ export interface DeviceTracer {
 		readonly bytes: number;
 		readonly began: number;
 	}): void;
+}
+
+/** A moment in a stream's work. */
+export class DeviceEvent implements Disposable {
+	constructor(
+		private readonly library: Library,
+		private readonly handle: number,
+	) {}
+
+	/** The moment when what is queued on the stream so far is done. */
+	record(stream: Stream): void {
+		check(this.library, "mimo_event_record", this.handle, stream.handle);
+	}
+
+	/** Milliseconds from an earlier moment; both must have passed. */
+	millisecondsSince(earlier: DeviceEvent): number {
+		const out = new Float32Array(1);
+		check(this.library, "mimo_event_elapsed", earlier.handle, this.handle, out);
+		return out[0]!;
+	}
+
+	[Symbol.dispose](): void {
+		check(this.library, "mimo_event_destroy", this.handle);
+	}
 }
 
 /** A queue of work on a device. Work of one stream runs in order. */
@@ -112,6 +138,12 @@ export class Device implements Disposable {
 		return stream;
 	}
 
+	createEvent(): DeviceEvent {
+		const out = new BigUint64Array(1);
+		this.#call("mimo_event_create", this.handle, out);
+		return new DeviceEvent(this.library, Number(out[0]));
+	}
+
 	/** Queues an operation. Pointer fields take tensors (or null where mimo.h says so). */
 	run<Name extends OperationName>(name: Name, args: OperationArgs<Name>, stream: Stream = this.stream): void {
 		const { call, layout, bytes, view } = this.#operations.get(name)!;
@@ -136,10 +168,10 @@ export class Device implements Disposable {
 			}
 		}
 		if (debugging(4)) debug(4, `${name} ${describe(values)}`);
-		const began = this.tracer === null ? 0 : performance.now();
+		this.tracer?.beforeOperation(stream);
 		const status = call(stream.handle, bytes) as number;
 		if (status !== Status.ok) throw new NativeError(name, status, String(this.library.symbols.mimo_last_error!()));
-		this.tracer?.operation(name, began);
+		this.tracer?.operation(name, stream);
 	}
 
 	allocate(bytes: number, tag: MemoryTagName): Allocation {

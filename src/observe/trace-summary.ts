@@ -23,8 +23,21 @@ export interface ModuleSummary {
 	readonly collectives: readonly Total[];
 	/** Milliseconds of the passes in which neither an operation nor a collective ran: the host's own work. */
 	readonly host: number;
+	/** null: a CPU library, whose operations are the host's own work. */
+	readonly gpu: GpuTime | null;
 	readonly peakBytes: number;
 }
+
+/** A GPU's milliseconds from its first operation to its last, mean of the ranks. */
+export interface GpuTime {
+	readonly busy: number;
+	/** In gaps shorter than `launchGapMicroseconds`: the next operation had not been queued. */
+	readonly launchGaps: number;
+	/** In longer gaps: it waited for other ranks, for data or for the host. */
+	readonly waits: number;
+}
+
+const launchGapMicroseconds = 100;
 
 export interface TraceSummary {
 	readonly steps: number;
@@ -127,7 +140,7 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 			scopes.add(String(args?.scope ?? ""), milliseconds);
 		}
 		if (cat === "collectives") collectives.add(`${args?.group} ${what}`, milliseconds, Number(args?.bytes ?? 0));
-		if (cat !== "step" && inPasses(ts!, pid)) busy += milliseconds;
+		if ((cat === "operations" || cat === "collectives") && inPasses(ts!, pid)) busy += milliseconds;
 	}
 	const whole = passes.reduce((sum, { dur }) => sum + dur! / 1000, 0);
 	return {
@@ -138,6 +151,26 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 		scopes: scopes.means(ranks),
 		collectives: collectives.means(ranks),
 		host: Math.max(0, whole - busy) / ranks,
+		gpu: gpuTime(events, ranks),
 		peakBytes,
 	};
+}
+
+/** Only GPUs are told of operations before they do them. */
+function gpuTime(events: readonly TraceEvent[], ranks: number): GpuTime | null {
+	if (!events.some(({ cat }) => cat === "queueing")) return null;
+	const sums = { busy: 0, launchGaps: 0, waits: 0 };
+	const last = new Map<number, number>();
+	const operations = events.filter(({ cat }) => cat === "operations").sort((a, b) => a.ts! - b.ts!);
+	for (const { pid, ts, dur } of operations) {
+		const [begin, end] = [ts!, ts! + dur!];
+		const reached = last.get(pid) ?? begin;
+		const gap = Math.max(0, begin - reached);
+		sums[gap < launchGapMicroseconds ? "launchGaps" : "waits"] += gap;
+		// Operations of several streams may run side by side.
+		sums.busy += Math.max(0, end - Math.max(begin, reached));
+		last.set(pid, Math.max(reached, end));
+	}
+	const mean = (microseconds: number) => microseconds / 1000 / ranks;
+	return { busy: mean(sums.busy), launchGaps: mean(sums.launchGaps), waits: mean(sums.waits) };
 }

@@ -3,7 +3,7 @@
  * collectives with group and sequence number, device memory. Each rank writes its own part of the file; one merges them.
  */
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import type { Device, DeviceTracer } from "../native/device.ts";
+import type { Device, DeviceEvent, DeviceTracer, Stream } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 
 /** A complete event ("X"), counter ("C") or name ("M") of the trace format; times in microseconds. */
@@ -20,13 +20,27 @@ export interface TraceEvent {
 	readonly args?: Readonly<Record<string, string | number>>;
 }
 
-const rows = { step: 0, operations: 1, collectives: 2 } as const;
-const rowNames = ["step", "operations", "collectives"];
+/** On a GPU `operations` is when it worked, `queueing` when the host told it. */
+const rows = { step: 0, operations: 1, collectives: 2, queueing: 3 } as const;
+const rowNames = ["step", "operations", "collectives", "queueing"];
+
+/** An operation of a GPU, whose times are known once it has worked. */
+interface Pending {
+	readonly name: string;
+	readonly scope: string;
+	readonly began: DeviceEvent;
+	readonly ended: DeviceEvent;
+}
 
 export class Tracer implements DeviceTracer {
 	readonly #events: TraceEvent[] = [];
 	#scope = "";
 	#step = 0;
+	/** Of the operation that is being queued: milliseconds of performance.now(). */
+	#began = 0;
+	/** null: the library works while it is called, so the host's clock is enough. */
+	readonly #gpu: { readonly start: DeviceEvent; readonly startedAt: number; pending: Pending[] } | null;
+	#before: DeviceEvent | null = null;
 
 	constructor(
 		private readonly device: Device,
@@ -45,6 +59,16 @@ export class Tracer implements DeviceTracer {
 		});
 		this.#events.push(name("process_name", 0, title));
 		for (const [tid, text] of rowNames.entries()) this.#events.push(name("thread_name", tid, text));
+		this.#gpu = device.library.kind === "cpu" ? null : this.#startGpuClock();
+	}
+
+	/** An event that passes while the host looks, by which both clocks are laid side by side. */
+	#startGpuClock() {
+		const start = this.device.createEvent();
+		this.device.synchronize();
+		start.record(this.device.stream);
+		this.device.synchronize();
+		return { start, startedAt: performance.now(), pending: [] };
 	}
 
 	/** A step begins. */
@@ -52,10 +76,21 @@ export class Tracer implements DeviceTracer {
 		this.#step = iteration;
 	}
 
-	operation(name: string, began: number): void {
-		// A GPU has only been told: its time is what it takes until it is done.
-		if (this.device.library.kind !== "cpu") this.device.synchronize();
-		this.#span(name, rows.operations, began, { scope: this.#scope });
+	beforeOperation(stream: Stream): void {
+		if (this.#gpu !== null) {
+			this.#before = this.device.createEvent();
+			this.#before.record(stream);
+		}
+		this.#began = performance.now();
+	}
+
+	operation(name: string, stream: Stream): void {
+		const scope = this.#scope;
+		this.#span(name, this.#gpu === null ? rows.operations : rows.queueing, this.#began, { scope });
+		if (this.#gpu === null) return;
+		const ended = this.device.createEvent();
+		ended.record(stream);
+		this.#gpu.pending.push({ name, scope, began: this.#before!, ended });
 	}
 
 	scope(name: string): void {
@@ -82,7 +117,23 @@ export class Tracer implements DeviceTracer {
 
 	/** Writes this rank's events, one a line. */
 	write(file: string): void {
+		this.#timeGpuOperations();
 		writeFileSync(file, this.#events.map((event) => `${JSON.stringify(event)}\n`).join(""));
+	}
+
+	#timeGpuOperations(): void {
+		if (this.#gpu === null) return;
+		this.device.synchronize();
+		const { start, startedAt, pending } = this.#gpu;
+		for (const { name, scope, began, ended } of pending) {
+			const ts = this.#time(startedAt + began.millisecondsSince(start));
+			const dur = ended.millisecondsSince(began) * 1000;
+			const tid = rows.operations;
+			this.#events.push({ name, ph: "X", pid: this.rank, tid, ts, dur, cat: rowNames[tid]!, args: { scope } });
+			began[Symbol.dispose]();
+			ended[Symbol.dispose]();
+		}
+		start[Symbol.dispose]();
 	}
 
 	#span(name: string, tid: number, began: number, args: NonNullable<TraceEvent["args"]>): void {

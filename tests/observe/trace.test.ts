@@ -48,6 +48,22 @@ test("parts, operations and collectives are summed up by module, the host's own 
 	expect(language!.collectives[0]).toMatchObject({ name: "language.tp all_reduce", bytes: 4096 });
 });
 
+test("a GPU's time is what it worked, gaps between launches and waits, streams side by side counted once", () => {
+	const operation = (rank: number, ts: number, dur: number) => span(rank, "operations", "gemm", ts, dur);
+	const events = [
+		title(0, "rank 0: language, tp 0"),
+		span(0, "step", "compute", 0, 2000, { step: 1 }),
+		span(0, "queueing", "gemm", 5, 1),
+		...[operation(0, 10, 100), operation(0, 150, 50), operation(0, 160, 60), operation(0, 720, 80)],
+	];
+	const [language] = summariseTrace(events).modules;
+	expect(language!.gpu).toEqual({ busy: 0.25, launchGaps: 0.04, waits: 0.5 });
+	// Another rank's operations fill no gaps of this one.
+	const other = [title(1, "rank 1: language, tp 1"), span(1, "queueing", "gemm", 5, 1), operation(1, 110, 40)];
+	expect(summariseTrace([...events, ...other]).modules[0]!.gpu).toEqual({ busy: 0.145, launchGaps: 0.02, waits: 0.25 });
+	expect(language!.operations).toMatchObject([{ name: "gemm", calls: 4 }]);
+});
+
 test("what is no trace is named", () => {
 	const file = join(folder, "none.json");
 	writeFileSync(file, '{"traceEvents":[]}');

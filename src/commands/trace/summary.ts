@@ -1,7 +1,13 @@
 /** `mimo trace summary`: where the traced steps went. */
 import { defineCommand } from "citty";
 import { columns } from "../../observe/columns.ts";
-import { type ModuleSummary, readTrace, summariseTrace, type Total } from "../../observe/trace-summary.ts";
+import {
+	type GpuTime,
+	type ModuleSummary,
+	readTrace,
+	summariseTrace,
+	type Total,
+} from "../../observe/trace-summary.ts";
 import { bytesText } from "../plan-text.ts";
 
 /** Lines of a table. */
@@ -46,6 +52,14 @@ function moduleText(module: ModuleSummary, steps: number): string {
 		...table("operation", module.operations),
 		...table("layer", module.scopes),
 		...table("collective", module.collectives),
-		`Between operations the host works ${(module.host / steps).toFixed(2)} ms of the passes.`,
+		module.gpu === null
+			? `Between operations the host works ${(module.host / steps).toFixed(2)} ms of the passes.`
+			: gpuText(module.gpu, steps),
 	].join("\n");
+}
+
+function gpuText({ busy, launchGaps, waits }: GpuTime, steps: number): string {
+	const share = (of: number) =>
+		`${(of / steps).toFixed(2)} ms (${((100 * of) / (busy + launchGaps + waits)).toFixed(1)} %)`;
+	return `The GPU works ${share(busy)} of a step, waits for the next launch ${share(launchGaps)}, for other ranks, data or the host ${share(waits)}.`;
 }

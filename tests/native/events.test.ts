@@ -1,0 +1,22 @@
+/** Events of a stream: what lies between two of them has its time. */
+import { expect, test } from "bun:test";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import { testDevice } from "../support.ts";
+
+test("time passes between events as work does", async () => {
+	using device = await testDevice();
+	using x = Tensor.zeros(device, [1 << 22]);
+	using before = device.createEvent();
+	using between = device.createEvent();
+	using after = device.createEvent();
+	before.record(device.stream);
+	for (let i = 0; i < 20; i++) device.setZero(x, x.elements * 4);
+	between.record(device.stream);
+	after.record(device.stream);
+	device.synchronize();
+	const [work, nothing] = [between.millisecondsSince(before), after.millisecondsSince(between)];
+	// 335 MB at less than 10 TB/s.
+	expect(work).toBeGreaterThan(0.03);
+	expect(nothing).toBeWithin(0, work);
+	expect(after.millisecondsSince(before)).toBeCloseTo(work + nothing, 2);
+});
