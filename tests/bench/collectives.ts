@@ -39,7 +39,7 @@ export async function benchCollectives(python: string | null): Promise<Row[]> {
 	return [...rows, ...against];
 }
 
-/** Median seconds of an all-reduce by its bytes. */
+/** Least seconds of an all-reduce by its bytes. */
 function askGloo(python: string): Record<number, number> {
 	const program = join(import.meta.dir, "pytorch_gloo.py");
 	const child = Bun.spawnSync([python, program, ...sizes.map(String)], { stderr: "pipe", timeout: 120_000 });

@@ -1,5 +1,4 @@
 /** Times two ways of doing the same thing against each other, and prints the ratios. */
-import { median } from "../../src/observe/median.ts";
 
 export interface Row {
 	/** Table it belongs to. */
@@ -16,7 +15,7 @@ export interface Row {
 	readonly target: number | null;
 }
 
-const rounds = 7;
+const rounds = 11;
 /** Long enough for the other side's threads to stop spinning: those of OpenBLAS take 2^26 cycles, about 30 ms. */
 const pauseMilliseconds = 80;
 const sampleSeconds = 0.04;
@@ -37,7 +36,7 @@ function callsPerSample(run: () => void): number {
 	return calls;
 }
 
-/** Median seconds a call of each, measured in turns so that a slow moment of the machine meets both. */
+/** Least seconds a call of each: what disturbs a machine only adds. Measured in turns, so that a slow minute meets both. */
 export async function compare(ours: () => void, baseline: () => void): Promise<readonly [number, number]> {
 	const sides = [ours, baseline].map((run) => ({ run, calls: callsPerSample(run), samples: [] as number[] }));
 	for (let round = 0; round < rounds; round++) {
@@ -47,13 +46,13 @@ export async function compare(ours: () => void, baseline: () => void): Promise<r
 			samples.push(secondsOf(run, calls));
 		}
 	}
-	return [median(sides[0]!.samples), median(sides[1]!.samples)];
+	return [Math.min(...sides[0]!.samples), Math.min(...sides[1]!.samples)];
 }
 
-/** Median seconds a call. */
+/** Least seconds a call. */
 export function measure(run: () => void): number {
 	const calls = callsPerSample(run);
-	return median(Array.from({ length: rounds }, () => secondsOf(run, calls)));
+	return Math.min(...Array.from({ length: rounds }, () => secondsOf(run, calls)));
 }
 
 export function row(
