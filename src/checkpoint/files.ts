@@ -144,7 +144,13 @@ export class FilePool implements Disposable {
 /** Bytes of a file after which they begin to be brought to the disk while more is written. */
 const WRITE_BACK = 2 ** 27;
 
-/** A new file, written from front to back. Must be closed (durably) or disposed. */
+/** Whether what is written is on the disk when it is said to be written, or the system may bring it there later. */
+export interface Durability {
+	/** Default: true. */
+	readonly sync?: boolean | undefined;
+}
+
+/** A new file, written from front to back. Must be closed (durably, unless `sync` is false) or disposed. */
 export class OutputFile implements Disposable {
 	#fd: number | null;
 	#position = 0;
@@ -152,8 +158,14 @@ export class OutputFile implements Disposable {
 	#writeBack: WriteBack | null = null;
 	#asked = 0;
 
+	readonly #sync: boolean;
+
 	/** Creates `path`, which must not exist. */
-	constructor(readonly path: string) {
+	constructor(
+		readonly path: string,
+		{ sync = true }: Durability = {},
+	) {
+		this.#sync = sync;
 		try {
 			this.#fd = openSync(path, "wx");
 		} catch (error) {
@@ -176,7 +188,7 @@ export class OutputFile implements Disposable {
 			}
 		}
 		this.#position += bytes.byteLength;
-		if (this.#position - this.#asked >= WRITE_BACK) {
+		if (this.#sync && this.#position - this.#asked >= WRITE_BACK) {
 			this.#asked = this.#position;
 			this.#writeBack ??= new WriteBack(this.#fd);
 			this.#writeBack.ask();
@@ -191,7 +203,7 @@ export class OutputFile implements Disposable {
 		try {
 			// What another thread was told of a failure this one would not hear.
 			if (!this.#endWriteBack()) throw Object.assign(new Error("fsync failed"), { code: "EIO" });
-			fsyncSync(fd);
+			if (this.#sync) fsyncSync(fd);
 		} catch (error) {
 			closeSync(fd);
 			throw fileError("write", this.path, error);
@@ -214,7 +226,8 @@ export class OutputFile implements Disposable {
 }
 
 /** Makes names created in or removed from a folder durable. */
-export function syncFolder(path: string): void {
+export function syncFolder(path: string, { sync = true }: Durability = {}): void {
+	if (!sync) return;
 	let fd: number;
 	try {
 		fd = openSync(path, constants.O_RDONLY | constants.O_DIRECTORY);
@@ -236,11 +249,11 @@ export function temporaryName(path: string): string {
 }
 
 /** Gives `write` a new file that becomes `path` when it is complete and on disk; on a failure nothing is left. */
-export function writeFileAtomically<T>(path: string, write: (file: OutputFile) => T): T {
+export function writeFileAtomically<T>(path: string, write: (file: OutputFile) => T, durability: Durability = {}): T {
 	const temporary = temporaryName(path);
 	let result: T;
 	try {
-		using file = new OutputFile(temporary);
+		using file = new OutputFile(temporary, durability);
 		result = write(file);
 		file.close();
 		renameSync(temporary, path);
@@ -249,6 +262,6 @@ export function writeFileAtomically<T>(path: string, write: (file: OutputFile) =
 		if (error instanceof UserError || (error as NodeJS.ErrnoException).code === undefined) throw error;
 		throw fileError("write", path, error);
 	}
-	syncFolder(dirname(path));
+	syncFolder(dirname(path), durability);
 	return result;
 }

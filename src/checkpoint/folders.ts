@@ -2,7 +2,7 @@
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync } from "node:fs";
 import { basename, dirname, resolve } from "node:path";
 import { UserError } from "../native/errors.ts";
-import { fileError, syncFolder, temporaryName } from "./files.ts";
+import { type Durability, fileError, syncFolder, temporaryName } from "./files.ts";
 
 /** Refuses a target that already holds something. */
 export function requireEmptyTarget(path: string): void {
@@ -14,12 +14,12 @@ export function requireEmptyTarget(path: string): void {
 }
 
 /**
- * Lets `build` fill a new folder and gives it the name `path` once it is complete and durable. An existing folder is
+ * Lets `build` fill a new folder and gives it the name `path` once it is complete (and durable, unless `sync` is false). An existing folder is
  * refused unless `replace` is set; then it is moved aside first and deleted last. A failure leaves the old state.
  */
 export async function writeFolderAtomically<T>(
 	path: string,
-	options: { readonly replace?: boolean },
+	options: { readonly replace?: boolean } & Durability,
 	build: (folder: string) => T | Promise<T>,
 ): Promise<T> {
 	const target = resolve(path);
@@ -29,11 +29,11 @@ export async function writeFolderAtomically<T>(
 	try {
 		mkdirSync(temporary, { recursive: true });
 		result = await build(temporary);
-		syncFolder(temporary);
+		syncFolder(temporary, options);
 		const old = existsSync(target) ? `${temporary}-old` : null;
 		if (old) renameSync(target, old);
 		renameSync(temporary, target);
-		syncFolder(dirname(target));
+		syncFolder(dirname(target), options);
 		if (old) rmSync(old, { recursive: true, force: true });
 	} catch (error) {
 		rmSync(temporary, { recursive: true, force: true });

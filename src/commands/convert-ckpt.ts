@@ -21,6 +21,10 @@ const args = {
 	to: { type: "string", description: `Format of TARGET: ${formats.join(", ")}.` },
 	"dry-run": { type: "boolean", description: "Print the plan, every tensor's source, shape and dtype; write nothing." },
 	verify: { type: "boolean", description: "Read both sides again and compare every value." },
+	sync: {
+		type: "boolean",
+		description: "Wait until the files are on the disk; else the system writes them, as with cp.",
+	},
 	force: { type: "boolean", description: "Replace a target that is not empty." },
 	optimizer: {
 		type: "boolean",
@@ -117,6 +121,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		source,
 		target,
 		force: given.force === true,
+		sync: given.sync === true,
 		dtype: dtypeOf(given),
 		names: choice(given, "hf-names", Object.keys(spellings) as SpellingName[]),
 		reference: text(given, "hf-reference"),

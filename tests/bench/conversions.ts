@@ -46,14 +46,44 @@ function writeModel(folder: string): { readonly largest: number; readonly total:
 
 interface Timed {
 	readonly seconds: number;
+	/** Of all threads. */
+	readonly processorSeconds: number;
 	readonly peakBytes: number;
+}
+
+/** Milliseconds between two looks at a process's memory. */
+const lookInterval = 10;
+
+/**
+ * The most memory a process had. Its resource usage would say how large the process was that started it, where that is
+ * larger.
+ */
+async function peakOf(pid: number, ended: Promise<unknown>): Promise<number> {
+	let peak = 0;
+	let running = true;
+	void ended.then(() => {
+		running = false;
+	});
+	while (running) {
+		try {
+			const kibibytes = /^VmHWM:\s+(\d+) kB/m.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1];
+			peak = Math.max(peak, Number(kibibytes ?? 0) * 1024);
+		} catch {
+			// It has ended.
+		}
+		await Bun.sleep(lookInterval);
+	}
+	return peak;
 }
 
 async function timed(command: readonly string[]): Promise<Timed> {
 	const started = performance.now();
 	const child = Bun.spawn([...command], { stdout: "pipe", stderr: "pipe" });
+	const ended = child.exited.then(() => (performance.now() - started) / 1000);
+	const peakBytes = await peakOf(child.pid, ended);
 	if ((await child.exited) !== 0) throw new Error(`${command.join(" ")}: ${await child.stderr.text()}`);
-	return { seconds: (performance.now() - started) / 1000, peakBytes: child.resourceUsage()!.maxRSS };
+	const { user, system } = child.resourceUsage()!.cpuTime;
+	return { seconds: await ended, processorSeconds: Number(user + system) / 1e6, peakBytes };
 }
 
 /** A fresh target each time; the page cache holds the source. */
@@ -65,6 +95,7 @@ async function medianOf(command: readonly string[], targetFolder: string, rounds
 	}
 	return {
 		seconds: median(all.map(({ seconds }) => seconds)),
+		processorSeconds: median(all.map((one) => one.processorSeconds)),
 		peakBytes: Math.max(...all.map(({ peakBytes }) => peakBytes)),
 	};
 }
@@ -89,11 +120,12 @@ export async function benchConversions(rounds = 3): Promise<Row[]> {
 			const durable = await medianOf(["sh", "-c", `cp -r '${source}' '${at("copy")}' && sync`], at("copy"), rounds);
 			rmSync(at("copy"), { recursive: true });
 			const command = [executable, "convert-ckpt", "--from", from, "--to", to, source, into];
+			const synced = await medianOf([...command, "--sync"], into, rounds);
 			const ours = await medianOf(command, into, rounds);
 			const extra = ours.peakBytes - largest;
-			console.log(
-				`  ${from} → ${to}: peak ${(ours.peakBytes / 1e6).toFixed(0)} MB, ${(extra / 1e6).toFixed(0)} MB beyond the largest tensor (${extra <= memoryAllowance ? "≤" : "above"} 200)`,
-			);
+			const memory = `${(extra / 1e6).toFixed(0)} MB beyond the largest tensor (${extra <= memoryAllowance ? "≤" : "above"} 200)`;
+			const processor = `${ours.processorSeconds.toFixed(2)} s of processors, cp ${copy.processorSeconds.toFixed(2)} s`;
+			console.log(`  ${from} → ${to}: peak ${(ours.peakBytes / 1e6).toFixed(0)} MB, ${memory}; ${processor}`);
 			const what = {
 				group: "conversions",
 				operation: `${from} → ${to}`,
@@ -102,7 +134,10 @@ export async function benchConversions(rounds = 3): Promise<Row[]> {
 			};
 			rows.push(
 				row({ ...what, baseline: "cp", target }, [ours.seconds, copy.seconds]),
-				row({ ...what, baseline: "cp and sync", target: null }, [ours.seconds, durable.seconds]),
+				row({ ...what, operation: `${from} → ${to}, --sync`, baseline: "cp and sync", target }, [
+					synced.seconds,
+					durable.seconds,
+				]),
 			);
 		}
 		return rows;

@@ -6,7 +6,7 @@ import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { type DtypeTag, isFloatDtype } from "../dtype.ts";
-import { writeFileAtomically } from "../files.ts";
+import { type Durability, writeFileAtomically } from "../files.ts";
 import { ConvertedStore } from "../floats.ts";
 import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
 import type { SpellingName } from "../hf/language-names.ts";
@@ -25,7 +25,7 @@ export function openSource(path: string, format: FormatName, options: SourceOpti
 	return format === "native" ? openNativeSource(path, options) : openTorchDistSource(path, options);
 }
 
-export interface ConversionOptions extends SourceOptions {
+export interface ConversionOptions extends SourceOptions, Durability {
 	readonly from: FormatName;
 	readonly to: FormatName;
 	readonly source: string;
@@ -101,13 +101,13 @@ function planTarget(
 	weights: TensorStore,
 	options: ConversionOptions,
 ): Pick<PlannedConversion, "tensors" | "run"> {
-	const { target, force: replace } = options;
+	const { target, force: replace, sync } = options;
 	if (options.to === "hf") {
 		const planned = huggingFaceTarget(source, weights, target, options);
 		return {
 			tensors: planned.tensors,
 			run: async (onBytes) => {
-				await writeFolderAtomically(target, { replace }, (folder) => planned.write(folder, onBytes));
+				await writeFolderAtomically(target, { replace, sync }, (folder) => planned.write(folder, onBytes));
 				return target;
 			},
 		};
@@ -118,12 +118,12 @@ function planTarget(
 		return {
 			tensors: planned.tensors,
 			run: async (onBytes) => {
-				await writeFolderAtomically(target, { replace }, (root) => {
+				await writeFolderAtomically(target, { replace, sync }, (root) => {
 					const folder = join(root, name);
 					mkdirSync(join(folder, "data"), { recursive: true });
 					const { indexSha256 } = planned.write(folder, onBytes);
 					const latest: JsonObject = { format: formatName, iteration: source.iteration, dir: name, indexSha256 };
-					writeText(join(root, latestName), `${sortedJson(latest)}\n`);
+					writeText(join(root, latestName), `${sortedJson(latest)}\n`, sync);
 				});
 				return join(target, name);
 			},
@@ -133,17 +133,17 @@ function planTarget(
 	return {
 		tensors: planned.tensors,
 		run: async (onBytes) => {
-			await writeFolderAtomically(target, { replace }, (root) => {
+			await writeFolderAtomically(target, { replace, sync }, (root) => {
 				const folder = join(root, planned.folder);
 				mkdirSync(folder);
 				planned.write(folder, onBytes);
-				writeText(join(root, tracker), planned.tracker);
+				writeText(join(root, tracker), planned.tracker, sync);
 			});
 			return join(target, planned.folder);
 		},
 	};
 }
 
-function writeText(path: string, text: string): void {
-	writeFileAtomically(path, (file) => file.write(new TextEncoder().encode(text)));
+function writeText(path: string, text: string, sync: Durability["sync"]): void {
+	writeFileAtomically(path, (file) => file.write(new TextEncoder().encode(text)), { sync });
 }

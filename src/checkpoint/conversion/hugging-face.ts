@@ -2,7 +2,7 @@
 import { copyFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
-import { fileError } from "../files.ts";
+import { type Durability, fileError } from "../files.ts";
 import {
 	configurationFromHuggingFace,
 	configurationToHuggingFace,
@@ -85,7 +85,7 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 	}
 }
 
-export interface HuggingFaceTargetOptions {
+export interface HuggingFaceTargetOptions extends Durability {
 	/** null: as the source was spelled, published otherwise. */
 	readonly names: SpellingName | null;
 	readonly visionHeads: number | null;
@@ -141,7 +141,8 @@ export function huggingFaceTarget(
 	return {
 		tensors,
 		write: (folder, onBytes) => {
-			writeHuggingFaceFiles(folder, tensors, { configText, shardBytes: options.shardBytes, onBytes });
+			const { shardBytes, sync } = options;
+			writeHuggingFaceFiles(folder, tensors, { configText, shardBytes, sync, onBytes });
 			if (options.reference !== null) copyCompanions(options.reference, folder);
 		},
 	};

@@ -1,4 +1,5 @@
 /** Native checkpoints as source and target of conversions. */
+import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { NativeLayout } from "../native/manifest.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
@@ -54,7 +55,7 @@ export function nativeTarget(
 	source: SourceCheckpoint,
 	weights: TensorStore,
 	path: string,
-	options: { readonly layout: NativeLayout; readonly shardBytes: number; readonly generator: string },
+	options: { readonly layout: NativeLayout; readonly shardBytes: number; readonly generator: string } & Durability,
 ): NativeTarget {
 	const layout: StoredLayout = { ...options.layout, gluTensorParallel: 1 };
 	const tensors = toLayout(weights, layout, path);
@@ -71,8 +72,13 @@ export function nativeTarget(
 					data: () => readPieces(tensors, name),
 				}),
 			);
-			const report = writeShard(folder, 0, entries, { fileBytes: options.shardBytes || defaultFileBytes, onBytes });
-			const indexSha256 = writeIndex(folder, [report], {
+			const { sync } = options;
+			const report = writeShard(folder, 0, entries, {
+				fileBytes: options.shardBytes || defaultFileBytes,
+				onBytes,
+				sync,
+			});
+			const description = {
 				iteration: source.iteration,
 				generator: options.generator,
 				model: source.model,
@@ -80,8 +86,8 @@ export function nativeTarget(
 				source: source.spelling,
 				layout: options.layout,
 				objects: Object.fromEntries(source.objects),
-			});
-			return { indexSha256 };
+			};
+			return { indexSha256: writeIndex(folder, [report], description, { sync }) };
 		},
 	};
 }

@@ -1,5 +1,6 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (checkpoint.md §1–§3, §8.4). */
 import { UserError } from "../../native/errors.ts";
+import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
@@ -109,7 +110,7 @@ export function torchDistTarget(
 	source: SourceCheckpoint,
 	weights: TensorStore,
 	path: string,
-	options: { readonly shardBytes: number; readonly wrapper: string | null },
+	options: { readonly shardBytes: number; readonly wrapper: string | null } & Durability,
 ): TorchDistTarget {
 	const style = styleFor(source, weights, options.wrapper);
 	const tensors = new MappedStore(weights, planTensors(weights, writeKeys(weights.tensors, style, path), "foreign"));
@@ -133,7 +134,7 @@ export function torchDistTarget(
 			writeTorchDistFiles(
 				folder,
 				{ tensors, extraStates: states, items, objects, common },
-				{ fileBytes: options.shardBytes, onBytes },
+				{ fileBytes: options.shardBytes, onBytes, sync: options.sync },
 			),
 	};
 }

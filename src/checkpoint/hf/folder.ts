@@ -5,7 +5,7 @@
 import { existsSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { basename, dirname, join, relative, resolve } from "node:path";
 import { UserError } from "../../native/errors.ts";
-import { fileError, OutputFile } from "../files.ts";
+import { type Durability, fileError, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
 import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
@@ -155,11 +155,11 @@ export function writeHuggingFaceFiles(
 		readonly configText: string;
 		readonly shardBytes?: number;
 		readonly onBytes?: (bytes: number) => void;
-	},
+	} & Durability,
 ): void {
 	const shards = planShards(store.tensors, options.shardBytes ?? defaultShardBytes);
 	for (const { file, names } of shards) {
-		using output = new OutputFile(join(folder, file));
+		using output = new OutputFile(join(folder, file), options);
 		const entries = names.map((name) => ({
 			name,
 			...store.tensors.get(name)!,
@@ -168,19 +168,18 @@ export function writeHuggingFaceFiles(
 		streamSafetensors(output, entries, { format: "pt" }, { piece: (_, bytes) => options.onBytes?.(bytes.byteLength) });
 		output.close();
 	}
-	writeText(join(folder, "config.json"), options.configText);
+	const writeText = (name: string, text: string) => {
+		using file = new OutputFile(join(folder, name), options);
+		file.write(new TextEncoder().encode(text));
+		file.close();
+	};
+	writeText("config.json", options.configText);
 	if (shards.length > 1) {
 		const weights = shards.flatMap(({ file, names }) => names.map((name) => [name, file] as const));
 		const index = {
 			metadata: { total_size: [...store.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0) },
 			weight_map: Object.fromEntries(weights.sort(([a], [b]) => (a < b ? -1 : 1))),
 		};
-		writeText(join(folder, indexFile), `${JSON.stringify(index, null, 2)}\n`);
+		writeText(indexFile, `${JSON.stringify(index, null, 2)}\n`);
 	}
-}
-
-function writeText(path: string, text: string): void {
-	using file = new OutputFile(path);
-	file.write(new TextEncoder().encode(text));
-	file.close();
 }

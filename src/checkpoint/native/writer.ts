@@ -8,8 +8,8 @@ import { basename, join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
-import { fileError, OutputFile, syncFolder, temporaryName, writeFileAtomically } from "../files.ts";
-import { HashThread } from "../hash-thread.ts";
+import { type Durability, fileError, OutputFile, syncFolder, temporaryName, writeFileAtomically } from "../files.ts";
+import { HashThreads } from "../hash-threads.ts";
 import { streamSafetensors } from "../safetensors.ts";
 import { bytesOfType } from "../store.ts";
 import {
@@ -65,20 +65,20 @@ export interface CheckpointDescription {
 }
 
 /**
- * Writes a rank's boxes into data/ of the folder, in files of at most `fileBytes`; files are durable when it returns.
- * `onBytes` hears of every piece.
+ * Writes a rank's boxes into data/ of the folder, in files of at most `fileBytes`; files are durable when it returns,
+ * unless `sync` is false. `onBytes` hears of every piece.
  */
 export function writeShard(
 	folder: string,
 	rank: number,
 	entries: readonly ShardEntry[],
-	options: { readonly fileBytes?: number; readonly onBytes?: (bytes: number) => void } = {},
+	options: { readonly fileBytes?: number; readonly onBytes?: (bytes: number) => void } & Durability = {},
 ): ShardReport {
 	const files: Record<string, NativeFile> = {};
 	const chunks: ShardReport["chunks"][number][] = [];
 	splitFiles(entries, options.fileBytes ?? defaultFileBytes).forEach((group, index) => {
 		const file = `data/r${String(rank).padStart(5, "0")}-${String(index).padStart(3, "0")}.safetensors`;
-		using output = new OutputFile(join(folder, file));
+		using output = new OutputFile(join(folder, file), options);
 		const boxes = group.map((entry) => ({ ...entry, shape: entry.sizes, name: chunkName(entry) }));
 		const { headerSha256, sums } = streamHashed(output, boxes, options.onBytes);
 		output.close();
@@ -128,7 +128,7 @@ function streamHashed(
 	onBytes?: (bytes: number) => void,
 ): { readonly headerSha256: string; readonly sums: ReadonlyMap<string, string> } {
 	const total = entries.reduce((sum, entry) => sum + bytesOfType(entry), 0);
-	using thread = total < SMALL_FILE ? null : new HashThread(entries.length);
+	using threads = total < SMALL_FILE ? null : new HashThreads();
 	const names: string[] = [];
 	const sums = new Map<string, string>();
 	let hasher = new Bun.CryptoHasher("sha256");
@@ -142,14 +142,14 @@ function streamHashed(
 				headerSha256 = new Bun.CryptoHasher("sha256").update(bytes).digest("hex");
 			},
 			piece: (_, bytes) => {
-				if (thread) thread.update(bytes);
+				if (threads) threads.update(bytes);
 				else hasher.update(bytes);
 				onBytes?.(bytes.byteLength);
 			},
 			end: (name) => {
 				names.push(name);
-				if (thread) {
-					thread.end();
+				if (threads) {
+					threads.end();
 					return;
 				}
 				sums.set(name, hasher.digest("hex"));
@@ -157,7 +157,7 @@ function streamHashed(
 			},
 		},
 	);
-	thread?.digests().forEach((sum, index) => {
+	threads?.digests().forEach((sum, index) => {
 		sums.set(names[index]!, sum);
 	});
 	return { headerSha256, sums };
@@ -237,13 +237,14 @@ export function writeIndex(
 	folder: string,
 	reports: readonly ShardReport[],
 	description: CheckpointDescription,
+	durability: Durability = {},
 ): string {
 	const tensors = joinReports(folder, reports);
 	const objects: Record<string, NativeObject> = {};
 	const files = Object.assign({}, ...reports.map((report) => report.files)) as Record<string, NativeFile>;
 	const entries = Object.entries(description.objects ?? {});
 	if (entries.length > 0) {
-		using output = new OutputFile(join(folder, objectsName));
+		using output = new OutputFile(join(folder, objectsName), durability);
 		const { headerSha256, sums } = streamHashed(
 			output,
 			entries.map(([name, { bytes }]) => ({ name, dtype: "U8", shape: [bytes.byteLength], data: () => bytes })),
@@ -269,8 +270,8 @@ export function writeIndex(
 		common: description.common,
 	};
 	const text = new TextEncoder().encode(formatManifest(manifest));
-	syncFolder(join(folder, "data"));
-	writeFileAtomically(join(folder, indexName), (file) => file.write(text));
+	syncFolder(join(folder, "data"), durability);
+	writeFileAtomically(join(folder, indexName), (file) => file.write(text), durability);
 	return new Bun.CryptoHasher("sha256").update(text).digest("hex");
 }
 

@@ -5,7 +5,7 @@
 import { join } from "node:path";
 import type { Box } from "../chunks.ts";
 import { dtypes } from "../dtype.ts";
-import { OutputFile, syncFolder } from "../files.ts";
+import { type Durability, OutputFile, syncFolder } from "../files.ts";
 import { writeEmptyTensorList, writeObject, writeTensor } from "../pickle/archive-writer.ts";
 import { Global, TorchDtype, Tuple } from "../pickle/values.ts";
 import { Call, instance, pickle, torchSize } from "../pickle/writer.ts";
@@ -38,9 +38,9 @@ interface Item {
 export function writeTorchDistFiles(
 	folder: string,
 	content: TorchDistContent,
-	options: { readonly fileBytes?: number; readonly onBytes?: (bytes: number) => void } = {},
+	options: { readonly fileBytes?: number; readonly onBytes?: (bytes: number) => void } & Durability = {},
 ): void {
-	const files = new RollingFiles(folder, options.fileBytes ?? defaultFileBytes);
+	const files = new RollingFiles(folder, options.fileBytes ?? defaultFileBytes, options);
 	const objects = new Map<string, Item>();
 	const chunks = new Map<string, (Box & Item)[]>();
 	try {
@@ -73,18 +73,17 @@ export function writeTorchDistFiles(
 	} finally {
 		files[Symbol.dispose]();
 	}
-	writeFile(folder, "common.pt", (file) => writeObject(file, content.common, "common"));
+	const writeFile = (name: string, write: (file: OutputFile) => unknown) => {
+		using file = new OutputFile(join(folder, name), options);
+		write(file);
+		file.close();
+	};
+	writeFile("common.pt", (file) => writeObject(file, content.common, "common"));
 	const metadata = pickle(metadataOf(content.tensors.tensors, chunks, objects));
-	writeFile(folder, ".metadata", (file) => file.write(metadata));
+	writeFile(".metadata", (file) => file.write(metadata));
 	const marker = { sharded_backend: "torch_dist", sharded_backend_version: 1 };
-	writeFile(folder, "metadata.json", (file) => file.write(new TextEncoder().encode(JSON.stringify(marker))));
-	syncFolder(folder);
-}
-
-function writeFile(folder: string, name: string, write: (file: OutputFile) => unknown): void {
-	using file = new OutputFile(join(folder, name));
-	write(file);
-	file.close();
+	writeFile("metadata.json", (file) => file.write(new TextEncoder().encode(JSON.stringify(marker))));
+	syncFolder(folder, options);
 }
 
 function* observed(pieces: Iterable<Uint8Array>, onBytes?: (bytes: number) => void): Generator<Uint8Array> {
@@ -102,12 +101,13 @@ class RollingFiles implements Disposable {
 	constructor(
 		readonly folder: string,
 		readonly bytes: number,
+		readonly durability: Durability,
 	) {}
 
 	item(write: (file: OutputFile) => number): Item {
 		if (this.#file && this.#file.position >= this.bytes) this.close();
 		const name = `__0_${this.#file ? this.#count - 1 : this.#count++}.distcp`;
-		this.#file ??= new OutputFile(join(this.folder, name));
+		this.#file ??= new OutputFile(join(this.folder, name), this.durability);
 		const position = this.#file.position;
 		return { file: name, position, length: write(this.#file) };
 	}
