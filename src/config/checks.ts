@@ -231,21 +231,15 @@ const other: readonly Check[] = [
 	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
 	(c) =>
 		unless(
-			c.evalCaptions === 0 || c.datasetProvider === "digits",
+			c.evalCaptions === 0 || (c.datasetProvider === "energon" && c.dataEndId !== null),
 			"eval-captions",
-			"allowed only with dataset-provider digits",
+			"it needs Energon data and data-end-id",
 		),
 	(c) =>
 		unless(
 			c.evalCaptions === 0 || c.evalCaptions >= c.evalMicroBatchSize * dataLanes(c),
 			"eval-captions",
 			`allowed is at least eval-micro-batch-size × data lanes (${c.evalMicroBatchSize * dataLanes(c)})`,
-		),
-	(c) =>
-		unless(
-			c.datasetProvider !== "digits" || (c.modelProvider === "nemotron-moe-vlm" && c.dynamicResolution),
-			"dataset-provider",
-			"digits need model-provider nemotron-moe-vlm and dynamic-resolution",
 		),
 	(c) =>
 		unless(/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split), "split", "allowed are three numbers such as 969,30,1"),

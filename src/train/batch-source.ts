@@ -32,17 +32,18 @@ export interface EvaluationSource {
 
 /** Held-out pictures to read captions of. */
 export interface CaptionSource {
-	/** Image tokens alone, as text and as images; numbers go up lane by lane. */
-	readonly prompts: EvaluationSource;
-	/** How many there are, over all lanes. */
-	readonly samples: number;
-	/** Token that ends a caption, and the longest one's number of tokens. */
+	/** This rank's part; all lanes give equally many microbatches. */
+	prompts(): Promise<{
+		/** A sample each sequence, cut where its caption begins. */
+		readonly microbatches: readonly ImageTextMicrobatch[];
+		/** The true captions of the sequences; none on ranks that read no text. */
+		readonly truths: readonly (readonly number[])[];
+	}>;
+	/** Token that ends a caption. */
 	readonly endId: number;
-	readonly longest: number;
-	captionOf(number: number): { readonly text: string; readonly kind: string };
+	/** Side of a patch of the images, in pixels. */
+	readonly patchSize: number;
 	decode(ids: readonly number[]): string;
-	/** A picture in lines of text. */
-	draw(number: number): string[];
 }
 
 export interface RunData {

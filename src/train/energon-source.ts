@@ -3,7 +3,9 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { sourceOptions } from "../data/routing/from-configuration.ts";
 import { EnergonSource, mergeStates } from "../data/routing/source.ts";
-import type { BatchSource, DataPlace, EvaluationSource, RunData } from "./batch-source.ts";
+import { byteTokenizer, openTokenizer } from "../data/text/tokenizer.ts";
+import { captionPrompts } from "../data/vision-language/caption-prompts.ts";
+import type { BatchSource, CaptionSource, DataPlace, EvaluationSource, RunData } from "./batch-source.ts";
 import type { DataOptions } from "./sources.ts";
 
 export async function energonSources(
@@ -15,6 +17,7 @@ export async function energonSources(
 		training: await energonTraining(c, place, options),
 		validation: c.evalIters > 0 ? energonEvaluation(c, place, options) : null,
 		heldOutBytes: null,
+		captions: c.evalCaptions === 0 ? null : energonCaptions(c, place, options),
 	};
 }
 
@@ -47,6 +50,30 @@ function energonEvaluation(c: TrainingConfiguration, place: DataPlace, { world }
 			const microbatches = await taker(source, place, { perLane, size: c.evalMicroBatchSize })();
 			source.compare((values) => world.exchange(values), 0);
 			return microbatches;
+		},
+	};
+}
+
+/** The first `eval-captions` samples of an evaluation, each a sequence of its own. */
+function energonCaptions(c: TrainingConfiguration, place: DataPlace, { world }: DataOptions): CaptionSource {
+	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const endId = c.dataEndId!;
+	return {
+		endId,
+		patchSize: c.patchDim,
+		decode: (ids) => tokenizer.decode(ids.map((id) => (id < tokenizer.vocabularySize ? id : 0))),
+		prompts: async () => {
+			await using source = await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true }));
+			const size = c.evalMicroBatchSize;
+			const perLane = size * Math.floor(c.evalCaptions / (size * place.laneCount));
+			const microbatches = await taker(source, place, { perLane, size })();
+			source.compare((values) => world.exchange(values), 0);
+			if (!place.wantsText) return { microbatches, truths: [] };
+			const cut = microbatches.map(({ text }) => captionPrompts(text, endId));
+			return {
+				microbatches: microbatches.map(({ images }, i) => ({ images, text: cut[i]!.prompts })),
+				truths: cut.flatMap(({ truths }) => truths),
+			};
 		},
 	};
 }

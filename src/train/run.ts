@@ -73,7 +73,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		});
 		if (summary.stop === null) await weights.save();
 		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
-		const read = captions ? describeCaptions(captions, data.captions!) : [];
+		const read = captions ? describeCaptions(captions) : [];
 		summarise(c, summary, data, observer, read);
 		observer.event?.({
 			kind: summary.stop === null ? "end" : "stop",

@@ -1,8 +1,6 @@
 /** The training and validation samples a configuration names. */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { DigitData, endOfCaption, longestCaption } from "../data/digits/digit-data.ts";
-import { drawAsText } from "../data/digits/pictures.ts";
 import { noImages } from "../data/images.ts";
 import { type Microbatch, nextTokenMicrobatch } from "../data/microbatch.ts";
 import { mockData } from "../data/mock.ts";
@@ -11,7 +9,7 @@ import { readTokens, rowSource, type TokenSource, windowedSource } from "../data
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
 import { UserError } from "../native/errors.ts";
 import type { Group } from "../parallel/group.ts";
-import type { CaptionSource, DataPlace, RunData } from "./batch-source.ts";
+import type { DataPlace, RunData } from "./batch-source.ts";
 import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
 
@@ -25,9 +23,6 @@ export interface DataOptions {
 	readonly consumedValidSamples: number;
 }
 
-/** Pictures of held-out digits that the loss after a training is of. */
-const heldOutDigits = 512;
-
 /** Opens what this rank reads. */
 export async function openSources(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<RunData> {
 	switch (c.datasetProvider) {
@@ -38,8 +33,6 @@ export async function openSources(c: TrainingConfiguration, place: DataPlace, op
 				throw new UserError("A language model without an encoder trains on files: give --data-path.");
 			}
 			return mockSources(c, place, options.consumedValidSamples);
-		case "digits":
-			return digitSources(c, place);
 		case "tokens":
 			return textOnly(c, place, tokenSources(c));
 		default:
@@ -52,35 +45,6 @@ function mockSources(c: TrainingConfiguration, place: DataPlace, consumedValidSa
 		training: indexedTraining(c, place, mockData(c, "train")),
 		validation: c.evalIters > 0 ? endlessEvaluation(c, place, mockData(c, "valid"), consumedValidSamples) : null,
 		heldOutBytes: null,
-	};
-}
-
-function digitSources(c: TrainingConfiguration, place: DataPlace): RunData {
-	const heldOut = new DigitData(c, "held out");
-	const held = { samples: heldOutDigits, whole: true };
-	return {
-		training: indexedTraining(c, place, new DigitData(c, "train")),
-		validation: indexedEvaluation(c, place, heldOut, held),
-		heldOutBytes: null,
-		captions: c.evalCaptions === 0 ? null : digitCaptions(c, place, heldOut),
-	};
-}
-
-function digitCaptions(c: TrainingConfiguration, place: DataPlace, data: DigitData): CaptionSource {
-	const round = c.evalMicroBatchSize * place.laneCount;
-	const samples = c.evalCaptions - (c.evalCaptions % round);
-	const prompts: IndexedData = { microbatch: (range, wants) => data.prompts(range, wants) };
-	return {
-		prompts: indexedEvaluation(c, place, prompts, { samples: c.evalCaptions, whole: true }),
-		samples,
-		endId: endOfCaption,
-		longest: longestCaption,
-		captionOf: (number) => {
-			const { caption, digits } = data.picture(number);
-			return { text: caption, kind: digits === 1 ? "1 digit" : `${digits} digits` };
-		},
-		decode: (ids) => byteTokenizer.decode(ids.map((id) => (id < 256 ? id : 63))),
-		draw: (number) => drawAsText(data.picture(number)),
 	};
 }
 

@@ -3,14 +3,14 @@ import { choice, defaulting, derived, integer, optional, path, text } from "../f
 
 export const dataKeys = {
 	"dataset-provider": derived(
-		choice(["mock", "text", "tokens", "energon", "digits"]),
+		choice(["mock", "text", "tokens", "energon"]),
 		"energon when data-path is a folder, URL, .jsonl or .yaml file; tokens when it is a .safetensors file, text for any other; mock without data-path",
 		"Source of the samples.",
 		{ megatron: "mock" },
 	),
 	"data-path": optional(
 		path,
-		"A text file, a .safetensors file with a tensor named tokens, Energon data: a prepared folder, .jsonl file or metadataset .yaml; or, for digits, the folder of the four MNIST files.",
+		"A text file, a .safetensors file with a tensor named tokens, or Energon data: a prepared folder, .jsonl file or metadataset .yaml.",
 	),
 	"valid-data-path": optional(
 		path,

@@ -46,13 +46,16 @@ function tellSkipped({ reason, samples }: SkippedSample, count: number): void {
 		warn(`${count} ${count === 1 ? "sample was" : "samples were"} left out, the last because: ${reason}`);
 }
 
-/** The source of a rank's training microbatches, or of those it evaluates on. */
+/**
+ * The source of a rank's training microbatches, or of those it evaluates on. `unpacked`: every sample is a sequence of its
+ * own length.
+ */
 export function sourceOptions(
 	c: TrainingConfiguration,
 	{ lanes, laneCount, share, wantsText, wantsImages }: LanePlace,
-	options: { readonly evaluation?: boolean; readonly state?: SourceState | null } = {},
+	options: { readonly evaluation?: boolean; readonly unpacked?: boolean; readonly state?: SourceState | null } = {},
 ): SourceOptions {
-	const { evaluation = false, state = null } = options;
+	const { evaluation = false, unpacked = false, state = null } = options;
 	const keep: VisionLanguageTask["keep"] = wantsText && wantsImages ? "both" : wantsText ? "text" : "images";
 	const loader: Partial<LoaderOptions> = {
 		threads: c.dataThreads,
@@ -74,7 +77,7 @@ export function sourceOptions(
 			...defaultLoaderConfiguration,
 			path: evaluation ? (c.validDataPath ?? c.dataPath!) : c.dataPath!,
 			storage: { cacheFolder: c.dataCacheFolder, cacheBytes: c.dataCacheSize * 2 ** 30 },
-			task: { ...taskOf(c), keep, share },
+			task: { ...taskOf(c), keep, share, pad: !unpacked },
 			load: {
 				...defaultLoadOptions,
 				training: !evaluation,
@@ -87,7 +90,7 @@ export function sourceOptions(
 			seedOffset: c.dataSeedOffset,
 			batchSize: evaluation ? c.evalMicroBatchSize : c.microBatchSize,
 			batchDropLast: true,
-			packingBufferSize: c.packingBufferSize,
+			packingBufferSize: unpacked ? null : c.packingBufferSize,
 			shuffleBufferSize: evaluation ? null : c.shuffleBufferSize,
 		},
 	};

@@ -1,0 +1,18 @@
+import { expect, test } from "bun:test";
+import { captionPrompts } from "../../../src/data/vision-language/caption-prompts.ts";
+
+test("a sequence is cut where its caption begins; what follows is the truth", () => {
+	// Two sequences: image tokens 9, a line feed, then a caption that ends with 0; and one that is cut off.
+	const ids = Int32Array.of(9, 9, 1, 5, 6, /**/ 9, 1, 7, 8);
+	const labels = Int32Array.of(-100, -100, 5, 6, 0, /**/ -100, 7, 8, -100);
+	const lossMask = Float32Array.from(labels, (label) => (label === -100 ? 0 : 1));
+	const { prompts, truths } = captionPrompts({ ids, labels, lossMask, lengths: [5, 4] }, 0);
+	expect(truths).toEqual([
+		[5, 6],
+		[7, 8],
+	]);
+	expect([...prompts.ids]).toEqual([9, 9, 1, 9, 1]);
+	expect(prompts.lengths).toEqual([3, 2]);
+	expect([...new Set(prompts.labels)]).toEqual([-100]);
+	expect(prompts.lossMask).toEqual(new Float32Array(5));
+});
