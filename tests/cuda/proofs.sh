@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# What must hold on GPUs and no processor can show: reference folders in fp32 and bf16, layouts, resuming on the other
+# kind of device. A line a proof; exit code 1 if one fails.
+#
+#   bash tests/cuda/proofs.sh MIMO REFERENCES [NAME ...]     NAME: a folder, "verify" or "resume"; default all
+#
+# MIMO: the executable. Layouts on two GPUs run where there are two.
+set -u
+mimo=(timeout 240 "$1") references=$2
+shift 2
+wanted=("$@")
+gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
+
+# prove NAME COMMAND...: its last line, or all it said where it fails.
+prove() {
+	local name=$1 began=$SECONDS
+	shift
+	if "$@" >"$work/out" 2>&1; then
+		echo "ok    $name ($((SECONDS - began)) s): $(tail -n 1 "$work/out")"
+	else
+		failed=1
+		echo "FAILED $name ($((SECONDS - began)) s)"
+		tail -n 30 "$work/out"
+	fi
+}
+
+for folder in "$references"/layer-* "$references"/hybrid-*; do
+	name=$(basename "$folder")
+	is_wanted "$name" && [ -d "$folder" ] || continue
+	prove "$name" "${mimo[@]}" parity --device cuda --golden "$folder"
+	case $name in hybrid-*) prove "$name bf16" "${mimo[@]}" parity --device cuda --bf16 --golden "$folder" ;; esac
+done
+
+for folder in "$references"/mimo-*; do
+	name=$(basename "$folder")
+	is_wanted "$name" && [ -d "$folder" ] || continue
+	case $name in *-corrected) ranks=(--encoder-ranks 2) ;; *) ranks=() ;; esac
+	prove "$name in one process" "${mimo[@]}" parity --device cuda --layout 1 "${ranks[@]}" --golden "$folder"
+	prove "$name in one process, bf16" "${mimo[@]}" parity --device cuda --layout 1 --bf16 "${ranks[@]}" --golden "$folder"
+	# A corrected folder's factor counts two encoder ranks.
+	if [ "$gpus" -ge 2 ] && [ ${#ranks[@]} -eq 0 ]; then
+		prove "$name on 1+1" "${mimo[@]}" parity --device cuda --layout 1+1 --golden "$folder"
+	fi
+done
+
+if is_wanted verify && [ "$gpus" -ge 2 ]; then
+	prove "verify 1+1" "${mimo[@]}" verify --preset nemotron-vlm-tiny --device cuda --layouts 1+1
+fi
+
+# trained DEVICE LOG FLAGS...: the tiny preset for ten steps.
+trained() {
+	local device=$1 log=$2
+	shift 2
+	"${mimo[@]}" train --preset nemotron-vlm-tiny --device "$device" --train-iters 10 --lr-warmup-iters 0 --log-json "$log" "$@"
+}
+
+# The second half of a run whose first half another kind of device did, beside the whole run.
+resumed() {
+	local first=$1 second=$2 folder=$work/$1-$2
+	mkdir "$folder" &&
+		trained "$first" "$folder/whole.jsonl" &&
+		trained "$first" "$folder/half.jsonl" --save "$folder/checkpoint" --save-interval 5 --exit-interval 5 &&
+		trained "$second" "$folder/rest.jsonl" --load "$folder/checkpoint" &&
+		python3 - "$folder" <<'PYTHON'
+import json, sys
+
+def losses(name):
+    lines = map(json.loads, open(f"{sys.argv[1]}/{name}.jsonl"))
+    return {line["iteration"]: line["lm loss"] for line in lines if "lm loss" in line}
+
+whole, rest = losses("whole"), losses("rest")
+assert sorted(rest) == [6, 7, 8, 9, 10], f"resumed steps {sorted(rest)}"
+worst = max(abs(rest[step] / whole[step] - 1) for step in rest)
+print(f"losses of steps 6 to 10 differ by {worst:.1e} at most")
+sys.exit(worst > 1e-5)
+PYTHON
+}
+
+if is_wanted resume; then
+	prove "a run of the CPU goes on on the GPU" resumed cpu cuda
+	prove "a run of the GPU goes on on the CPU" resumed cuda cpu
+fi
+exit $failed
