@@ -3,7 +3,7 @@
  * the folder (checkpoint.md §7). Every failure is one sentence that names the file.
  */
 import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
-import { dirname, join } from "node:path";
+import { dirname } from "node:path";
 import { UserError } from "../native/errors.ts";
 import { WriteBack } from "./write-back.ts";
 
@@ -112,18 +112,18 @@ export class InputFile implements ByteSource, Disposable {
 /** Open files at once; systems allow some thousand a process. */
 const LARGEST_POOL = 64;
 
-/** Files of one folder, opened when needed and closed when too many are open. Links are refused. */
-export class FilePool implements Disposable {
-	readonly #open = new Map<string, InputFile>();
+/** Files opened when needed and closed when too many are open. */
+export class FilePool<File extends Disposable> implements Disposable {
+	readonly #open = new Map<string, File>();
 
-	constructor(readonly folder: string) {}
+	constructor(private readonly open: (name: string) => File) {}
 
 	/** Valid until the next call. */
-	get(name: string): InputFile {
+	get(name: string): File {
 		let file = this.#open.get(name);
 		if (file) this.#open.delete(name);
 		else {
-			file = InputFile.open(join(this.folder, name), { followLinks: false });
+			file = this.open(name);
 			if (this.#open.size >= LARGEST_POOL) {
 				const [oldest, opened] = this.#open.entries().next().value!;
 				opened[Symbol.dispose]();

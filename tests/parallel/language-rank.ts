@@ -17,6 +17,7 @@ import { layOut } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
 import { LanguageSchedule } from "../../src/train/schedule.ts";
 import { trainStep } from "../../src/train/step.ts";
+import { divisibleModel } from "../models/small.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const layout = JSON.parse(process.argv[2]!) as {
@@ -36,23 +37,8 @@ const everyone = await world.group("world", grid.ranks);
 const groups = await moduleGroups(world, grid, { experts: 8, sequenceParallel: true });
 const config = hybridConfig(
 	configurationOf({
-		preset: "nemotron-tiny",
-		"hidden-size": 32,
-		"vocab-size": 61,
-		"make-vocab-size-divisible-by": 4,
+		...divisibleModel,
 		"llm-tp": layout.tensor,
-		"num-attention-heads": 4,
-		"num-query-groups": 2,
-		"kv-channels": 8,
-		"mamba-num-heads": 4,
-		"mamba-head-dim": 8,
-		"mamba-num-groups": 2,
-		"mamba-state-dim": 8,
-		"mamba-chunk-size": 16,
-		"ffn-hidden-size": 48,
-		"moe-ffn-hidden-size": 24,
-		"moe-shared-expert-intermediate-size": 24,
-		"seq-length": 24,
 		"hidden-dropout": layout.dropout,
 		"attention-dropout": layout.dropout,
 		"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss"],

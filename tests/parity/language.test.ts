@@ -4,11 +4,11 @@ import { cpSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../src/checkpoint/conversion/convert.ts";
-import { canonicalLayout } from "../../src/checkpoint/native/manifest.ts";
 import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, type ParityReport, renderReport } from "../../src/parity/comparison.ts";
 import { languageParity } from "../../src/parity/language.ts";
+import { conversionOptions } from "../checkpoint/conversion/options.ts";
 import { golden as referenceFolder } from "../golden.ts";
 import { testDevice } from "../support.ts";
 
@@ -42,26 +42,10 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 });
 
 test("weights of a native checkpoint are as good as the folder's own", async () => {
-	const options = { optimizer: false, allowFallback: false, visionHeads: null, pattern: null, inert: [] };
-	using plan = planConversion({
-		...options,
-		from: "hf",
-		to: "native",
-		source: join(golden, "hybrid-tiny"),
-		target: join(folder, "native"),
-		force: false,
-		dtype: null,
-		names: null,
-		reference: null,
-		layout: canonicalLayout,
-		wrapper: null,
-		paddedVocabularySize: null,
-		shardBytes: 0,
-		drop: [],
-		generator: "test",
-	});
+	const [source, target] = [join(golden, "hybrid-tiny"), join(folder, "native")];
+	using plan = planConversion(conversionOptions({ from: "hf", to: "native", source, target, optimizer: false }));
 	await plan.run(() => {});
-	const report = await languageParity(device, join(golden, "hybrid-tiny"), { weights: join(folder, "native") });
+	const report = await languageParity(device, source, { weights: target });
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 

@@ -9,6 +9,7 @@ import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { DeviceInput } from "../../src/train/device-input.ts";
 import { decodeGreedily } from "../../src/train/generate.ts";
+import { smallModel } from "../models/small.ts";
 import { randomValues, testDevice } from "../support.ts";
 
 let device: Device;
@@ -16,19 +17,7 @@ let model: HybridModel;
 beforeAll(async () => {
 	device = await testDevice();
 	const c = configurationOf({
-		preset: "nemotron-tiny",
-		"hidden-size": 32,
-		"vocab-size": 61,
-		"num-attention-heads": 4,
-		"num-query-groups": 2,
-		"kv-channels": 8,
-		"mamba-num-heads": 4,
-		"mamba-head-dim": 8,
-		"mamba-state-dim": 8,
-		"mamba-chunk-size": 16,
-		"ffn-hidden-size": 48,
-		"moe-ffn-hidden-size": 24,
-		"moe-shared-expert-intermediate-size": 24,
+		...smallModel,
 		"init-method-std": 0.3,
 	});
 	model = new HybridModel(device, hybridConfig(c), { frozen: false });

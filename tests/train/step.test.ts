@@ -15,6 +15,7 @@ import { groupOfOne } from "../../src/parallel/group.ts";
 import { describeNonFinite } from "../../src/train/non-finite.ts";
 import { LanguageSchedule } from "../../src/train/schedule.ts";
 import { type StepResult, singleProcess, trainStep } from "../../src/train/step.ts";
+import { smallModel } from "../models/small.ts";
 import { testDevice } from "../support.ts";
 
 let device: Device;
@@ -26,19 +27,7 @@ afterAll(() => device[Symbol.dispose]());
 const tiny = (keys: Record<string, unknown> = {}): HybridConfig =>
 	hybridConfig(
 		configurationOf({
-			preset: "nemotron-tiny",
-			"hidden-size": 32,
-			"vocab-size": 61,
-			"num-attention-heads": 4,
-			"num-query-groups": 2,
-			"kv-channels": 8,
-			"mamba-num-heads": 4,
-			"mamba-head-dim": 8,
-			"mamba-state-dim": 8,
-			"mamba-chunk-size": 16,
-			"ffn-hidden-size": 48,
-			"moe-ffn-hidden-size": 24,
-			"moe-shared-expert-intermediate-size": 24,
+			...smallModel,
 			"seq-length": 24,
 			...keys,
 		}),

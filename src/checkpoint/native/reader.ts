@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes } from "../dtype.ts";
-import { fileError } from "../files.ts";
+import { FilePool, fileError } from "../files.ts";
 import { openSafetensors, type SafetensorsFile } from "../safetensors.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import {
@@ -22,13 +22,11 @@ import {
 import { objectsName } from "./writer.ts";
 
 const LARGEST_INDEX = 2 ** 30;
-/** Open files at once. */
-const LARGEST_POOL = 64;
 const PIECE = 2 ** 24;
 
 export class NativeCheckpoint implements TensorStore {
 	readonly tensors: ReadonlyMap<string, NativeTensor>;
-	readonly #open = new Map<string, SafetensorsFile>();
+	readonly #files = new FilePool((name) => this.#openFile(name));
 
 	private constructor(
 		/** The iteration's folder. */
@@ -114,7 +112,7 @@ export class NativeCheckpoint implements TensorStore {
 	readObject(name: string): Uint8Array {
 		const object = this.manifest.objects[name];
 		if (!object) throw new UserError(`${this.path} has no object ${name}.`);
-		const file = this.#file(objectsName);
+		const file = this.#files.get(objectsName);
 		const bytes = new Uint8Array(object.bytes);
 		if (file.information(name).bytes !== object.bytes) {
 			throw new UserError(`${file.path}: object ${name} is damaged (its size differs).`);
@@ -152,7 +150,7 @@ export class NativeCheckpoint implements TensorStore {
 
 	/** The file of a chunk, which must hold it with the dtype and size that the index says. */
 	#chunkFile(name: string, chunk: NativeChunk): SafetensorsFile {
-		const file = this.#file(chunk.file);
+		const file = this.#files.get(chunk.file);
 		const stored = file.information(chunk.name);
 		const { dtype } = typeOf(this, name);
 		if (stored.dtype !== dtype || stored.shape.join() !== chunk.sizes.join()) {
@@ -163,30 +161,16 @@ export class NativeCheckpoint implements TensorStore {
 		return file;
 	}
 
-	#file(name: string): SafetensorsFile {
-		let file = this.#open.get(name);
-		if (file) this.#open.delete(name);
-		else {
-			file = openSafetensors(join(this.path, name), { followLinks: false });
-			const sum = new Bun.CryptoHasher("sha256").update(file.readHeader()).digest("hex");
-			if (sum !== this.manifest.files[name]?.headerSha256) {
-				file[Symbol.dispose]();
-				throw new UserError(`${join(this.path, name)} is damaged: the checksum of its header differs.`);
-			}
-			if (this.#open.size >= LARGEST_POOL) {
-				const [oldest, opened] = this.#open.entries().next().value!;
-				opened[Symbol.dispose]();
-				this.#open.delete(oldest);
-			}
-		}
-		// The last of the map is the one used last.
-		this.#open.set(name, file);
-		return file;
+	#openFile(name: string): SafetensorsFile {
+		const file = openSafetensors(join(this.path, name), { followLinks: false });
+		const sum = new Bun.CryptoHasher("sha256").update(file.readHeader()).digest("hex");
+		if (sum === this.manifest.files[name]?.headerSha256) return file;
+		file[Symbol.dispose]();
+		throw new UserError(`${join(this.path, name)} is damaged: the checksum of its header differs.`);
 	}
 
 	[Symbol.dispose](): void {
-		for (const file of this.#open.values()) file[Symbol.dispose]();
-		this.#open.clear();
+		this.#files[Symbol.dispose]();
 	}
 }
 

@@ -8,7 +8,7 @@ import { crc32 } from "node:zlib";
 import { UserError } from "../../native/errors.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes, elementCount } from "../dtype.ts";
-import { FilePool, fileError } from "../files.ts";
+import { FilePool, fileError, InputFile } from "../files.ts";
 import { stateGlobals, tensorGlobals } from "../pickle/allowed.ts";
 import { isContiguous, TorchArchive } from "../pickle/archive.ts";
 import { TensorReference } from "../pickle/values.ts";
@@ -33,7 +33,7 @@ interface Location {
 }
 
 export class TorchDistFolder implements TensorStore {
-	readonly #files: FilePool;
+	readonly #files: FilePool<InputFile>;
 	readonly #locations = new Map<StoredChunk, Location>();
 
 	private constructor(
@@ -43,7 +43,7 @@ export class TorchDistFolder implements TensorStore {
 		/** What the user should know, or null. */
 		readonly notice: string | null,
 	) {
-		this.#files = new FilePool(path);
+		this.#files = new FilePool((name) => InputFile.open(join(path, name), { followLinks: false }));
 	}
 
 	get tensors(): ReadonlyMap<string, StoredTensor> {

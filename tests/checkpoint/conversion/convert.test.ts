@@ -10,6 +10,7 @@ import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { readTensor, selectTensors, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { TorchDistFolder } from "../../../src/checkpoint/torch-dist/folder.ts";
 import { golden } from "../../golden.ts";
+import { conversionOptions } from "./options.ts";
 
 let folder: string;
 let count = 0;
@@ -25,25 +26,7 @@ const tiny = golden("hybrid-tiny");
 type Change = Partial<ConversionOptions> & Pick<ConversionOptions, "from" | "to" | "source">;
 
 function optionsFor(change: Change): ConversionOptions {
-	return {
-		target: join(folder, `target-${count++}`),
-		force: false,
-		optimizer: true,
-		allowFallback: false,
-		visionHeads: null,
-		pattern: null,
-		inert: [],
-		dtype: null,
-		names: null,
-		reference: null,
-		layout: canonicalLayout,
-		wrapper: null,
-		paddedVocabularySize: null,
-		shardBytes: 5e9,
-		drop: [],
-		generator: "test",
-		...change,
-	};
+	return conversionOptions({ target: join(folder, `target-${count++}`), ...change });
 }
 
 /** Converts, checks that reading the target again gives the same tensors, and returns where it lies. */

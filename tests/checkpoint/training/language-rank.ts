@@ -13,6 +13,7 @@ import { topologyOf } from "../../../src/parallel/topology.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { languageRun } from "../../../src/train/language-run.ts";
 import { trainStep } from "../../../src/train/step.ts";
+import { divisibleModel } from "../../models/small.ts";
 import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 
 export interface LanguageRankOptions {
@@ -32,22 +33,7 @@ const place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank);
 const c = configurationOf({
-	preset: "nemotron-tiny",
-	"hidden-size": 32,
-	"vocab-size": 61,
-	"make-vocab-size-divisible-by": 4,
-	"num-attention-heads": 4,
-	"num-query-groups": 2,
-	"kv-channels": 8,
-	"mamba-num-heads": 4,
-	"mamba-head-dim": 8,
-	"mamba-num-groups": 2,
-	"mamba-state-dim": 8,
-	"mamba-chunk-size": 16,
-	"ffn-hidden-size": 48,
-	"moe-ffn-hidden-size": 24,
-	"moe-shared-expert-intermediate-size": 24,
-	"seq-length": 24,
+	...divisibleModel,
 	"micro-batch-size": 1,
 	"global-batch-size": 8,
 	...options.keys,

@@ -4,7 +4,6 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
-import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { readRecord } from "../../../src/checkpoint/training/record.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
@@ -25,6 +24,7 @@ import { ColocatedSchedule } from "../../../src/train/colocated-schedule.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { golden } from "../../golden.ts";
 import { testDevice } from "../../support.ts";
+import { conversionOptions } from "../conversion/options.ts";
 
 const megatron = golden("megatron-checkpoint");
 const run = golden("mimo-tp2-tp2ep2-dynamic");
@@ -44,27 +44,8 @@ test.skipIf(!megatron || !run)(
 	"steps 4 and 5 have the losses and norms that Megatron had",
 	async () => {
 		{
-			using plan = planConversion({
-				from: "torch_dist",
-				to: "native",
-				source: megatron!,
-				target: join(folder, "native"),
-				optimizer: true,
-				allowFallback: false,
-				visionHeads: null,
-				pattern: null,
-				inert: [],
-				force: false,
-				dtype: null,
-				names: null,
-				reference: null,
-				layout: canonicalLayout,
-				wrapper: null,
-				paddedVocabularySize: null,
-				shardBytes: 0,
-				drop: [],
-				generator: "test",
-			});
+			const [source, target] = [megatron!, join(folder, "native")];
+			using plan = planConversion(conversionOptions({ from: "torch_dist", to: "native", source, target }));
 			await plan.run(() => {});
 		}
 		const { config } = readMimoGolden(run!);

@@ -1,0 +1,26 @@
+/** What a conversion is asked for when nothing special is. */
+import type { ConversionOptions } from "../../../src/checkpoint/conversion/convert.ts";
+import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
+
+type Change = Partial<ConversionOptions> & Pick<ConversionOptions, "from" | "to" | "source" | "target">;
+
+export function conversionOptions(change: Change): ConversionOptions {
+	return {
+		force: false,
+		optimizer: true,
+		allowFallback: false,
+		visionHeads: null,
+		pattern: null,
+		inert: [],
+		dtype: null,
+		names: null,
+		reference: null,
+		layout: canonicalLayout,
+		wrapper: null,
+		paddedVocabularySize: null,
+		shardBytes: 5e9,
+		drop: [],
+		generator: "test",
+		...change,
+	};
+}
