@@ -41,6 +41,8 @@ export interface LaunchOptions {
 
 /** Exit code of a rank, and of the run, that has stopped early and is to be started again: BSD's "temporary failure". */
 export const runAgain = 75;
+/** Of a rank that has done its work; 1: and found that something does not hold. */
+const ends = [0, 1, interruptedExit, runAgain];
 const watchInterval = 200;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
 const grace = { blamed: 500, others: 2500 };
@@ -152,7 +154,7 @@ class Job implements Disposable {
 	#exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): void {
 		this.#children[rank]!.exited = true;
 		const { phase, error } = this.#run.rankState(rank);
-		const finished = phase === "finished" && (code === 0 || code === runAgain || code === interruptedExit);
+		const finished = phase === "finished" && code !== null && ends.includes(code);
 		if (finished) this.#finished = Math.max(this.#finished, code);
 		if (this.#run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {

@@ -26,6 +26,8 @@ export interface ParityReport {
 	readonly checks: readonly Check[];
 	/** Routing decisions within rounding that were taken as the reference took them. */
 	readonly ties?: readonly string[];
+	/** Others that do not explain the first difference, and how many were not tried because that would take too long. */
+	readonly search?: { readonly tried: number; readonly untried: number };
 }
 
 /** The first check that does not hold, in the order the model computes. */
@@ -51,6 +53,13 @@ export function renderReport(report: ParityReport): string {
 	const header = ["compared", "count", "worst", "limit", "where", ""];
 	const lines = columns([header, ...rows]);
 	for (const tie of report.ties ?? []) lines.push(`Routed as the reference where rounding decides: ${tie}.`);
+	const { tried = 0, untried = 0 } = report.search ?? {};
+	if (tried > 0) {
+		const more = untried > 0 ? `, ${untried} more were not tried` : "";
+		lines.push(
+			`No routing decision explains the first difference: ${tried} that rounding may have made ${tried === 1 ? "was" : "were"} taken the other way${more}.`,
+		);
+	}
 	const failure = firstFailure(report);
 	lines.push(
 		failure

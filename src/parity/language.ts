@@ -21,12 +21,11 @@ import { StepScalars } from "../optim/step-scalars.ts";
 import { onlyReplica } from "../parallel/data-parallel.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { type StepInput, singleProcess, trainStep } from "../train/step.ts";
-import { bf16Report, type Precision } from "./bf16.ts";
+import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { type LanguageGolden, type Probe, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
-import { NearTies } from "./near-ties.ts";
-import { resolveTies } from "./resolve-ties.ts";
+import { compareSteps } from "./resolve-ties.ts";
 
 const probeLimit = 2e-5;
 const parameterGradientLimit = 2e-5;
@@ -41,32 +40,16 @@ export interface LanguageParityOptions {
 	readonly configure?: (config: HybridConfig) => HybridConfig;
 }
 
-export function languageParity(
+export async function languageParity(
 	device: Device,
 	path: string,
 	options: LanguageParityOptions = {},
 ): Promise<ParityReport> {
-	if (options.precision === "bf16") {
-		return Promise.resolve(bf16Report(compareOnce(device, path, new NearTies(0, []), undefined, options)));
-	}
-	return resolveTies(
-		0,
-		(own) => own,
-		async (ties, steps) => compareOnce(device, path, ties, steps, options),
-	);
-}
-
-function compareOnce(
-	device: Device,
-	path: string,
-	ties: NearTies,
-	stepLimit: number | undefined,
-	options: LanguageParityOptions,
-): ParityReport {
 	const golden = readLanguageGolden(path);
 	using source = openHuggingFaceModel(path);
 	const names = languageCorrespondence(source.configuration, source.spelling);
-	const config = huggingFaceConfig(source, join(path, "config.json"), options.precision ?? "f32");
+	const { precision = "f32" } = options;
+	const config = huggingFaceConfig(source, join(path, "config.json"), precision);
 	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });
 	if (options.weights === undefined) loadModel(model, source.weights);
 	else {
@@ -82,11 +65,9 @@ function compareOnce(
 	});
 	const batches = readBatches(path, golden);
 	const state = singleProcess({ model, optimizer, scalars, clipGrad: golden.optimizer.clip_grad, seed: 1 });
-	ties.watch(model.routers);
-	const checks: Check[] = [];
-	for (const [index, expected] of golden.steps.slice(0, stepLimit).entries()) {
+	const train = (index: number): Check[] => {
 		options.onStep?.(index + 1, golden.steps.length);
-		ties.startStep(index);
+		const checks: Check[] = [];
 		const input: StepInput<Microbatch> = {
 			microbatches: [batches[index]!],
 			iteration: index,
@@ -95,6 +76,7 @@ function compareOnce(
 		};
 		const observer = index === 0 ? stepOneObserver(names, model, golden, checks) : {};
 		const result = trainStep(state, input, observer);
+		const expected = golden.steps[index]!;
 		checks.push(
 			{
 				name: `step ${index + 1} loss`,
@@ -111,8 +93,10 @@ function compareOnce(
 				limit: Math.max(1e-5, 3 * expected.grad_norm_band),
 			},
 		);
-	}
-	return { folder: path, checks };
+		return checks;
+	};
+	const steps = golden.steps.length;
+	return compareSteps(0, (own) => own, { folder: path, steps, precision, state, routers: model.routers, step: train });
 }
 
 /** Compares hidden states, logits and parameter gradients of step 1 as they arise. */

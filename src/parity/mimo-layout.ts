@@ -16,14 +16,13 @@ import { Tensor } from "../tensor/tensor.ts";
 import { type EncoderSide, type LanguageSide, mimoSide } from "../train/mimo-run.ts";
 import { participationFactor } from "../train/participation.ts";
 import { trainStep } from "../train/step.ts";
-import { bf16Report, type Precision } from "./bf16.ts";
+import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { checkParticipation, compareStep, decayRule, microbatchesOf, parameterGradientLimit } from "./mimo.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
-import { NearTies } from "./near-ties.ts";
-import { gatherOver, resolveTies } from "./resolve-ties.ts";
+import { compareSteps, gatherOver } from "./resolve-ties.ts";
 import { encoderMicrobatches, languageMicrobatches, type Plan, planOf } from "./verify/plan.ts";
 
 export interface MimoLayoutOptions {
@@ -43,33 +42,15 @@ export async function mimoLayoutParity(
 	path: string,
 	options: MimoLayoutOptions = {},
 ): Promise<ParityReport> {
-	if (options.precision === "bf16") {
-		return bf16Report(await compareOnce(world, layout, path, new NearTies(world.rank, []), options));
-	}
-	const ranks = Array.from({ length: layout.topology.worldSize }, (_, rank) => rank);
-	const everyone = await world.group("parity", ranks);
-	return resolveTies(
-		world.rank,
-		gatherOver(everyone, world.device, world.rank, ranks.length),
-		(ties, steps = options.steps) => compareOnce(world, layout, path, ties, { ...options, ...(steps && { steps }) }),
-	);
-}
-
-async function compareOnce(
-	world: World,
-	layout: NamedTopology,
-	path: string,
-	ties: NearTies,
-	options: MimoLayoutOptions,
-): Promise<ParityReport> {
 	const { config, golden } = readMimoGolden(path);
 	const { topology } = layout;
+	const { precision = "f32" } = options;
 	checkParticipation(path, config, topology.encoder!.lanes);
 	const plan = planOfGolden(layout, config);
 	const batches = new MimoBatches(path, config);
 	const side = await mimoSide(world, topology, {
-		encoder: goldenEncoderConfig(config, options.precision ?? "f32"),
-		language: goldenLanguageConfig(config, options.precision ?? "f32"),
+		encoder: goldenEncoderConfig(config, precision),
+		language: goldenLanguageConfig(config, precision),
 		imageTokenId: config.language_model.image_token_id,
 		frozen: { tower: config.vision.frozen, projector: config.projector.frozen, language: false },
 		adam: {
@@ -88,11 +69,9 @@ async function compareOnce(
 		loadModel(side, weights, true);
 		side.state.optimizer.refreshMasters();
 	}
-	if (side.module === "language") ties.watch(side.model.routers);
-	const checks: Check[] = [];
 	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
-	for (let step = 0; step < steps; step++) {
-		ties.startStep(step);
+	const train = (step: number): Check[] => {
+		const checks: Check[] = [];
 		const result = runStep(side, plan, config, batches, step, () => {
 			// With ZeRO-1 a rank's gradients are final in its own slices only: the global norm covers those.
 			if (step === 0 && !options.distributedOptimizer) compareGradientNorms(side, golden, checks);
@@ -100,9 +79,18 @@ async function compareOnce(
 		// Encoder ranks have no routers, hence no balancing loss.
 		if (side.module === "language") compareStep(step, result, golden, checks);
 		world.progress(step + 1);
-	}
+		return checks;
+	};
+	const report = compareSteps(world.rank, gatherOver(side.world, world.device, world.rank, topology.worldSize), {
+		folder: path,
+		steps,
+		precision,
+		state: side.state,
+		routers: side.module === "language" ? side.model.routers : new Map(),
+		step: train,
+	});
 	for (const one of side.owned) one[Symbol.dispose]();
-	return { folder: path, checks };
+	return report;
 }
 
 function runStep(

@@ -19,14 +19,13 @@ import { groupOfOne } from "../parallel/group.ts";
 import { ColocatedSchedule } from "../train/colocated-schedule.ts";
 import { participationFactor } from "../train/participation.ts";
 import { type StepResult, type TrainingState, trainStep } from "../train/step.ts";
-import { bf16Report, type Precision } from "./bf16.ts";
+import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
 import { MimoProbes } from "./mimo-probes.ts";
-import { NearTies } from "./near-ties.ts";
-import { resolveTies } from "./resolve-ties.ts";
+import { compareSteps } from "./resolve-ties.ts";
 
 export const parameterGradientLimit = 2e-5;
 
@@ -45,18 +44,7 @@ export interface MimoParityOptions {
 }
 
 /** Compares on layout `1`: this process holds both modules and accumulates the microbatches of all lanes. */
-export function mimoParity(device: Device, path: string, options: MimoParityOptions = {}): Promise<ParityReport> {
-	if (options.precision === "bf16") {
-		return Promise.resolve(bf16Report(compareOnce(device, path, new NearTies(0, []), options)));
-	}
-	return resolveTies(
-		0,
-		(own) => own,
-		async (ties, steps = options.steps) => compareOnce(device, path, ties, { ...options, ...(steps && { steps }) }),
-	);
-}
-
-function compareOnce(device: Device, path: string, ties: NearTies, options: MimoParityOptions): ParityReport {
+export async function mimoParity(device: Device, path: string, options: MimoParityOptions = {}): Promise<ParityReport> {
 	const { config, golden } = readMimoGolden(path);
 	checkParticipation(path, config, options.encoderRanks ?? 1);
 	const batches = new MimoBatches(path, config);
@@ -105,28 +93,35 @@ function compareOnce(device: Device, path: string, ties: NearTies, options: Mimo
 			},
 		}),
 	};
-	ties.watch(language.routers);
-	const checks: Check[] = [];
-	const probes = new MimoProbes(config, golden, language, checks);
-	const observer = {
-		forward: probes.observe,
-		gradients: () => compareGradients(modules, golden, checks),
-	};
 	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
-	for (; step < steps; step++) {
+	const train = (index: number): Check[] => {
+		step = index;
 		options.onStep?.(step + 1, steps);
-		ties.startStep(step);
+		const checks: Check[] = [];
+		const probes = step === 0 ? new MimoProbes(config, golden, language, checks) : null;
+		const observer = probes && {
+			forward: probes.observe,
+			gradients: () => compareGradients(modules, golden, checks),
+		};
 		const input = {
 			microbatches: microbatchesOf(batches, config, step),
 			iteration: step,
 			learningRate: config.optimizer.lr,
 			weightDecay: config.optimizer.weight_decay,
 		};
-		const result = trainStep(state, input, step === 0 ? observer : {});
-		if (step === 0) probes.compareExpertBias();
+		const result = trainStep(state, input, observer ?? {});
+		probes?.compareExpertBias();
 		compareStep(step, result, golden, checks);
-	}
-	return { folder: path, checks };
+		return checks;
+	};
+	return compareSteps(0, (own) => own, {
+		folder: path,
+		steps,
+		precision,
+		state,
+		routers: language.routers,
+		step: train,
+	});
 }
 
 /** The factor of a "corrected" folder counts encoder ranks, so another number of them has another trail. */

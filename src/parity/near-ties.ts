@@ -84,7 +84,8 @@ function boundary(keys: Float64Array, k: number): Pick<NearTie, "chosen" | "left
 	return { chosen, leftOut, gap: keys[chosen]! - keys[leftOut]! };
 }
 
-function isSame(a: NearTie, b: NearTie): boolean {
+/** Whether swapping one swaps the other: gaps differ between the choice of experts and the balancing loss. */
+export function isSame(a: NearTie, b: NearTie): boolean {
 	return (["rank", "step", "layer", "pass", "token", "chosen", "leftOut"] as const).every((key) => a[key] === b[key]);
 }
 

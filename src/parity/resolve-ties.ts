@@ -1,48 +1,108 @@
-/** Runs a comparison again with near ties of its routing decided the other way, where that makes a failed step agree. */
-
+/**
+ * Compares a training with its reference step by step. Where a step is off, near ties of its routing are decided the
+ * other way, one at a time, from the step of the tie on; the first that makes every value agree is kept.
+ */
+import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import { Tensor } from "../tensor/tensor.ts";
-import { firstFailure, type ParityReport } from "./comparison.ts";
-import { describeTie, type NearTie, NearTies } from "./near-ties.ts";
+import { bf16Report, type Precision } from "./bf16.ts";
+import { type Check, holds, type ParityReport } from "./comparison.ts";
+import { describeTie, isSame, type NearTie, NearTies } from "./near-ties.ts";
+import { Snapshot, type Trained } from "./snapshot.ts";
 
 /** Every rank's values, in rank order; each gives equally many. */
 export type Gather = (own: Float64Array) => Float64Array;
 
-/** Runs at most this often: near ties are rare, and each run is a whole training. */
-const mostRuns = 16;
-/** Near ties of a rank that are looked at, the closest first. */
-const mostTies = 32;
+/** A training that can go back, on one rank. */
+export interface ComparedRun {
+	readonly folder: string;
+	readonly steps: number;
+	/** Of a bf16 run the losses are compared, and no near ties are looked for. */
+	readonly precision: Precision;
+	readonly state: Trained;
+	/** By layer; none on a rank of the encoder. */
+	readonly routers: ReadonlyMap<number, RouterState>;
+	/** Trains step `step`, counted from 0, and compares it. */
+	step(step: number): Check[];
+}
 
-/** `run` compares the first `steps` steps (undefined: all). Every rank of the world calls this together. */
-export async function resolveTies(
-	rank: number,
-	gather: Gather,
-	run: (ties: NearTies, steps?: number) => Promise<ParityReport>,
-): Promise<ParityReport> {
+/** Near ties of a rank and step that are looked at, the closest first. */
+const mostTies = 8;
+/** Snapshots are kept of so many latest steps, and of every so many before. */
+const spacing = 4;
+
+interface TrainedStep {
+	/** Before it; null: no longer kept. */
+	snapshot: Snapshot | null;
+	readonly checks: readonly Check[];
+	readonly found: readonly NearTie[];
+}
+
+/**
+ * Every rank of the world calls this together. What a search for near ties trains again is at most as many steps as the
+ * whole run has, so a difference with another cause is told in twice the time of a run that agrees.
+ */
+export function compareSteps(rank: number, gather: Gather, run: ComparedRun): ParityReport {
 	const swapped: NearTie[] = [];
-	let ties = new NearTies(rank, swapped);
-	let report = await run(ties);
-	let runs = 1;
-	for (;;) {
-		const failed = failedStep(report, gather);
-		if (failed === Number.POSITIVE_INFINITY) break;
-		const candidates = closest(gatherTies(ties.found, gather), failed);
-		let accepted = false;
-		for (const tie of candidates) {
-			if (++runs > mostRuns) break;
-			const attempt = new NearTies(rank, [...swapped, tie]);
-			if (failedStep(await run(attempt, failed + 1), gather) === Number.POSITIVE_INFINITY) {
-				swapped.push(tie);
-				accepted = true;
-				break;
-			}
+	const done: TrainedStep[] = [];
+	let search: ParityReport["search"];
+	const agree = (checks: readonly Check[]) =>
+		gather(Float64Array.of(checks.every(holds) ? 0 : 1)).every((value) => value === 0);
+	const train = (step: number, ties: readonly NearTie[]): TrainedStep => {
+		const snapshot = new Snapshot(run.state);
+		const watch = new NearTies(rank, ties);
+		watch.watch(run.routers);
+		watch.startStep(step);
+		return { snapshot, checks: run.step(step), found: watch.found };
+	};
+
+	/** Trains again up to the last step done with `tie` decided the other way too; null where a value is off then. */
+	const attempt = (tie: NearTie, from: number): TrainedStep[] | null => {
+		done[from]!.snapshot!.restore();
+		const trial: TrainedStep[] = [];
+		for (let step = from; step < done.length; step++) {
+			trial.push(train(step, [...swapped, tie]));
+			if (!agree(trial.at(-1)!.checks)) return null;
 		}
-		if (!accepted) break;
-		ties = new NearTies(rank, swapped);
-		report = await run(ties);
+		return trial;
+	};
+
+	/** Swaps the near tie that explains that the last step is off, if there is one. */
+	const resolve = (): void => {
+		const after = new Snapshot(run.state);
+		let left = run.steps;
+		let tried = 0;
+		const candidates = candidatesOf(done, gather);
+		for (const tie of candidates) {
+			const from = lastSnapshot(done, tie.step);
+			left -= done.length - from;
+			if (left < 0) break;
+			tried++;
+			const trial = attempt(tie, from);
+			if (trial === null) continue;
+			swapped.push(tie);
+			done.splice(from, trial.length, ...trial);
+			return;
+		}
+		search = { tried, untried: candidates.length - tried };
+		after.restore();
+	};
+
+	for (let step = 0; step < run.steps; step++) {
+		done.push(train(step, swapped));
+		const old = done[step - spacing];
+		if (old && (step - spacing) % spacing !== 0) old.snapshot = null;
+		// After a difference that nothing explains all that follows may be off: the rest is trained once, for the report.
+		if (run.precision === "f32" && !search && !agree(done[step]!.checks)) resolve();
 	}
-	return swapped.length === 0 ? report : { ...report, ties: swapped.map(describeTie) };
+	const report = {
+		folder: run.folder,
+		checks: done.flatMap(({ checks }) => checks),
+		...(swapped.length > 0 && { ties: swapped.map(describeTie) }),
+		...(search && { search }),
+	};
+	return run.precision === "bf16" ? bf16Report(report) : report;
 }
 
 /** All values side by side through the group's sum. */
@@ -57,22 +117,17 @@ export function gatherOver(group: Group, device: Device, rank: number, ranks: nu
 	};
 }
 
-/** The first step, from 0, of which any rank says that it is off. */
-function failedStep(report: ParityReport, gather: Gather): number {
-	const step = /^step (\d+)/.exec(firstFailure(report)?.name ?? "")?.[1];
-	const own = step === undefined ? -1 : Number(step) - 1;
-	const failures = gather(Float64Array.of(own)).filter((value) => value >= 0);
-	return failures.length === 0 ? Number.POSITIVE_INFINITY : Math.min(...failures);
+function lastSnapshot(done: readonly TrainedStep[], step: number): number {
+	return done.findLastIndex(({ snapshot }, at) => at <= step && snapshot !== null);
 }
 
 const fields = ["rank", "step", "layer", "pass", "token", "chosen", "leftOut", "gap"] as const;
 
-function gatherTies(own: readonly NearTie[], gather: Gather): NearTie[] {
-	const packed = new Float64Array(mostTies * fields.length).fill(-1);
-	for (const [index, tie] of own
-		.toSorted((a, b) => a.gap - b.gap)
-		.slice(0, mostTies)
-		.entries()) {
+/** Near ties of all ranks that can explain a difference in the last step: its own first, then earlier ones that grew. */
+function candidatesOf(done: readonly TrainedStep[], gather: Gather): NearTie[] {
+	const own = done.map(({ found }) => found.toSorted((a, b) => a.gap - b.gap).slice(0, mostTies));
+	const packed = new Float64Array(done.length * mostTies * fields.length).fill(-1);
+	for (const [index, tie] of own.flat().entries()) {
 		packed.set(
 			fields.map((field) => tie[field]),
 			index * fields.length,
@@ -82,10 +137,8 @@ function gatherTies(own: readonly NearTie[], gather: Gather): NearTie[] {
 	return Array.from({ length: all.length / fields.length }, (_, index) => {
 		const values = all.subarray(index * fields.length, (index + 1) * fields.length);
 		return Object.fromEntries(fields.map((field, at) => [field, values[at]!])) as unknown as NearTie;
-	}).filter(({ rank }) => rank >= 0);
-}
-
-/** Those that can explain a first difference in this step: its own first, then earlier ones that grew. */
-function closest(ties: readonly NearTie[], step: number): NearTie[] {
-	return ties.filter((tie) => tie.step <= step).sort((a, b) => b.step - a.step || a.gap - b.gap);
+	})
+		.filter(({ rank }) => rank >= 0)
+		.sort((a, b) => b.step - a.step || a.gap - b.gap)
+		.filter((tie, at, all) => all.findIndex((other) => isSame(tie, other)) === at);
 }

@@ -3,9 +3,11 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import type { HybridConfig } from "../../src/models/hybrid/config.ts";
 import { RouterState } from "../../src/models/hybrid/router-state.ts";
 import type { Device } from "../../src/native/device.ts";
-import type { ParityReport } from "../../src/parity/comparison.ts";
+import type { AdamW } from "../../src/optim/adamw.ts";
+import { StepScalars } from "../../src/optim/step-scalars.ts";
+import { renderReport } from "../../src/parity/comparison.ts";
 import { type NearTie, NearTies } from "../../src/parity/near-ties.ts";
-import { resolveTies } from "../../src/parity/resolve-ties.ts";
+import { type ComparedRun, compareSteps } from "../../src/parity/resolve-ties.ts";
 import { route } from "../../src/tensor/ops/router.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
@@ -68,36 +70,90 @@ test("a near tie is found, and swapped when asked for", () => {
 	]);
 });
 
-const tie: NearTie = { rank: 0, step: 2, layer: 1, pass: 0, token: 5, chosen: 3, leftOut: 6, gap: 1e-7 };
-
-/** Step 3 agrees only when token 5 goes to expert 6; `other`: another value that never agrees. */
-function reportOf(ties: NearTies, other: number): ParityReport {
-	ties.found.push(tie, { ...tie, token: 9 });
-	const error = ties.swapped.some(({ token }) => token === 5) ? 0 : 1;
-	const check = (name: string, off: number) => ({ name, expected: 1, actual: 1 + off, error: off, limit: 0.5 });
-	return { folder: "x", checks: [check("step 2 loss", 0), check("step 3 loss", error), check("step 4 loss", other)] };
+/**
+ * A training whose every step routes the three tokens above and adds one to a number, and its own number (from 1) times
+ * a thousand where the second token goes to expert 0. `off`: whether a step (from 0) disagrees with the reference at the
+ * number it leaves.
+ */
+function training(steps: number, off: (step: number, value: number) => boolean) {
+	const router = new RouterState(device, moe, 1);
+	const scalars = new StepScalars(device);
+	const trained: number[] = [];
+	const run: ComparedRun = {
+		folder: "x",
+		steps,
+		precision: "f32",
+		state: { replicas: [], routers: [router], optimizer: { shards: [] } as unknown as AdamW, scalars },
+		routers: new Map([[7, router]]),
+		step: (step) => {
+			trained.push(step);
+			using logits = Tensor.from(
+				device,
+				Float32Array.from([3, 2, 1, 0, 0.25, 1, -1, 0.250001, -1, 0.5, 0.1, 0.6]),
+				[3, 4],
+			);
+			router.onLogits!(logits);
+			using routing = route(new Tape(device, { recording: false }), logits, { topk: 2, scoreFunction: "sigmoid" });
+			const swapped = routing.expertIndex.toInt32()[2] === 0;
+			const value = scalars.step.toInt32()[0]! + 1 + (swapped ? 1000 * (step + 1) : 0);
+			scalars.setStep(value);
+			const error = off(step, value) ? 1 : 0;
+			return [{ name: `step ${step + 1} loss`, expected: 1, actual: 1 + error, error, limit: 0.5 }];
+		},
+	};
+	const report = compareSteps(0, (own) => own, run);
+	for (const one of [router, scalars]) one[Symbol.dispose]();
+	return { report, trained, failed: report.checks.filter(({ error }) => error > 0).map(({ name }) => name) };
 }
 
-test("a comparison takes a near tie as the reference did, and says so", async () => {
-	const report = await resolveTies(
-		0,
-		(own) => own,
-		async (ties) => reportOf(ties, 0),
-	);
-	expect(report.checks.every(({ error }) => error === 0)).toBeTrue();
-	expect(report.ties).toEqual([
-		"step 3, layer 1, token 5 of pass 0 on rank 0: expert 6 rather than 3, whose scores differ by 1.0e-7",
-	]);
+const third = "step 3, layer 7, token 1 of pass 0 on rank 0: expert 0 rather than 3, whose scores differ by 2.5e-7";
+
+/** What a reference leaves that took the near tie of step `at` the other way. */
+const otherwise = (at: number) => (step: number) => step + 1 + (step < at ? 0 : 1000 * (at + 1));
+
+test("a comparison takes a near tie as the reference did, and says so", () => {
+	const reference = otherwise(2);
+	const { report, trained, failed } = training(5, (step, value) => value !== reference(step));
+	expect(failed).toEqual([]);
+	expect(report.ties).toEqual([third]);
+	expect(trained).toEqual([0, 1, 2, 2, 3, 4]);
 });
 
-test("a difference that no near tie explains stays one", async () => {
-	const report = await resolveTies(
-		0,
-		(own) => own,
-		async (ties, steps = 9) => {
-			const whole = reportOf(ties, 1);
-			return { ...whole, checks: whole.checks.slice(0, steps - 1) };
-		},
+test("a near tie whose difference shows later is found by going back", () => {
+	const reference = otherwise(2);
+	const { report, trained, failed } = training(18, (step, value) => step >= 6 && value !== reference(step));
+	expect(failed).toEqual([]);
+	expect(report.ties).toEqual([third]);
+	const range = (first: number, last: number) => Array.from({ length: last - first + 1 }, (_, i) => first + i);
+	// Of what was before step 3 (from 0) only the beginning is kept.
+	const tries = [6, 5, 4, 3, 0].flatMap((first) => range(first, 6));
+	expect(trained).toEqual([...range(0, 6), ...tries, ...range(7, 17)]);
+});
+
+test("a difference that no near tie explains is told in twice the time, with all steps", () => {
+	const steps = 24;
+	const { report, trained, failed } = training(steps, (step) => step >= 12);
+	expect(report.ties).toBeUndefined();
+	expect(failed).toHaveLength(12);
+	expect(report.checks).toHaveLength(steps);
+	expect(trained.length).toBeLessThanOrEqual(2 * steps);
+	// The last steps' states are those that the untouched training left.
+	expect(trained.slice(-11)).toEqual([13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]);
+	expect(report.search!.tried).toBeGreaterThan(2);
+	expect(renderReport(report)).toMatch(
+		/^No routing decision explains the first difference: \d+ .* \d+ more were not tried\.$/m,
 	);
-	expect(report.checks.map(({ error }) => error)).toEqual([0, 0, 1]);
+	expect(renderReport(report)).toContain("FAILED, first at step 13 loss");
+});
+
+test("going back restores what a step changed", () => {
+	const values: number[] = [];
+	training(6, (step, value) => {
+		if (step >= 3) values.push(value);
+		return step === 3;
+	});
+	// Step 4 as it was; with ties of steps 4, 3 and on swapped; then steps 5 and 6 after the untouched one.
+	expect(values[0]).toBe(4);
+	expect(values[1]).toBe(4004);
+	expect(values.slice(-2)).toEqual([5, 6]);
 });
