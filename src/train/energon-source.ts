@@ -3,6 +3,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { sourceOptions } from "../data/routing/from-configuration.ts";
 import { EnergonSource, mergeStates } from "../data/routing/source.ts";
+import { nothingRead } from "../data/routing/trail.ts";
 import { byteTokenizer, openTokenizer } from "../data/text/tokenizer.ts";
 import { captionPrompts } from "../data/vision-language/caption-prompts.ts";
 import type { BatchSource, CaptionSource, DataPlace, EvaluationSource, RunData } from "./batch-source.ts";
@@ -21,41 +22,33 @@ export async function energonSources(
 	};
 }
 
-async function energonTraining(
-	c: TrainingConfiguration,
-	place: DataPlace,
-	{ world, states }: DataOptions,
-): Promise<BatchSource> {
-	const state = states && mergeStates(states);
-	const source = await EnergonSource.open(sourceOptions(c, place, { state }));
-	const take = taker(source, place, { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize });
+async function energonTraining(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<BatchSource> {
+	const state = options.states && mergeStates(options.states);
+	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state })) : null;
+	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize };
 	return {
-		step: async (iteration) => {
-			const microbatches = await take();
-			source.compare((values) => world.exchange(values), iteration);
-			return microbatches;
-		},
-		save: () => source.save(),
-		skipped: () => source.skipped,
-		close: () => source[Symbol.asyncDispose](),
+		step: (iteration) => take(source, place, options, { ...batch, iteration }),
+		save: async () => (await source?.save()) ?? null,
+		skipped: () => source?.skipped ?? 0,
+		close: async () => await source?.[Symbol.asyncDispose](),
 	};
 }
 
 /** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
-function energonEvaluation(c: TrainingConfiguration, place: DataPlace, { world }: DataOptions): EvaluationSource {
+function energonEvaluation(c: TrainingConfiguration, place: DataPlace, options: DataOptions): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
-			await using source = await EnergonSource.open(sourceOptions(c, place, { evaluation: true }));
 			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;
-			const microbatches = await taker(source, place, { perLane, size: c.evalMicroBatchSize })();
-			source.compare((values) => world.exchange(values), 0);
-			return microbatches;
+			await using source = options.lane.reads
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true }))
+				: null;
+			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0 });
 		},
 	};
 }
 
 /** The first `eval-captions` samples of an evaluation, each a sequence of its own. */
-function energonCaptions(c: TrainingConfiguration, place: DataPlace, { world }: DataOptions): CaptionSource {
+function energonCaptions(c: TrainingConfiguration, place: DataPlace, options: DataOptions): CaptionSource {
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const endId = c.dataEndId!;
 	return {
@@ -63,11 +56,12 @@ function energonCaptions(c: TrainingConfiguration, place: DataPlace, { world }: 
 		patchSize: c.patchDim,
 		decode: (ids) => tokenizer.decode(ids.map((id) => (id < tokenizer.vocabularySize ? id : 0))),
 		prompts: async () => {
-			await using source = await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true }));
 			const size = c.evalMicroBatchSize;
 			const perLane = size * Math.floor(c.evalCaptions / (size * place.laneCount));
-			const microbatches = await taker(source, place, { perLane, size })();
-			source.compare((values) => world.exchange(values), 0);
+			await using source = options.lane.reads
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true }))
+				: null;
+			const microbatches = await take(source, place, options, { perLane, size, iteration: 0 });
 			if (!place.wantsText) return { microbatches, truths: [] };
 			const cut = microbatches.map(({ text }) => captionPrompts(text, endId));
 			return {
@@ -78,19 +72,30 @@ function energonCaptions(c: TrainingConfiguration, place: DataPlace, { world }: 
 	};
 }
 
-/** Takes the microbatches of `perLane` samples of every lane, `size` each. */
-function taker(
-	source: EnergonSource,
-	{ share }: DataPlace,
-	batch: { readonly perLane: number; readonly size: number },
-) {
-	const { perLane, size } = batch;
-	return async (): Promise<ImageTextMicrobatch[]> => {
-		const microbatches: ImageTextMicrobatch[] = [];
-		for (let done = 0; done < perLane; done += size) {
-			const within = done + (share.index * size) / share.count;
-			microbatches.push(await source.next((lane) => lane * perLane + within));
-		}
-		return microbatches;
-	};
+interface Amount {
+	/** Samples of every lane. */
+	readonly perLane: number;
+	/** Samples of a microbatch. */
+	readonly size: number;
+	/** Step they are for, in messages. */
+	readonly iteration: number;
+}
+
+/** This rank's next microbatches; all ranks of the run call this together. `source`: null where another rank reads. */
+async function take(
+	source: EnergonSource | null,
+	place: DataPlace,
+	{ world, lane }: DataOptions,
+	{ perLane, size, iteration }: Amount,
+): Promise<readonly ImageTextMicrobatch[]> {
+	const { share, laneCount } = place;
+	const read: ImageTextMicrobatch[] = [];
+	for (let done = 0; source !== null && done < perLane; done += size) {
+		const within = done + (share.index * size) / share.count;
+		read.push(await source.next((number) => number * perLane + within));
+	}
+	const microbatches = lane.share(source && read);
+	if (source === null) world.exchange(nothingRead(laneCount));
+	else source.compare((values) => world.exchange(values), iteration);
+	return microbatches;
 }

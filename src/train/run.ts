@@ -17,6 +17,7 @@ import { dataPlaceOf, type RunData } from "./batch-source.ts";
 import { describeCaptions, readCaptions } from "./captions.ts";
 import { Checkpoints } from "./checkpoints.ts";
 import { HuggingFaceWeights } from "./hugging-face.ts";
+import { laneOf, ownLane } from "./lane.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
 import { openSources } from "./sources.ts";
@@ -48,6 +49,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		const first = start?.progress ?? atTheStart;
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
 			world: run.state.world,
+			lane: run.groups === null ? ownLane : laneOf(run.groups.model.tp, world.device),
 			states: start?.data ?? null,
 			consumedValidSamples: first.consumedValidSamples,
 		});

@@ -12,11 +12,14 @@ import type { Group } from "../parallel/group.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";
 import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
+import type { Lane } from "./lane.ts";
 
 /** What a run's data need besides the configuration. */
 export interface DataOptions {
 	/** Every rank of the run. */
 	readonly world: Group;
+	/** The ranks that take the same microbatches as this one. */
+	readonly lane: Lane;
 	/** What the ranks of a saved run kept of their data (BatchSource.save), by rank; null: this run begins. */
 	readonly states: readonly unknown[] | null;
 	/** Samples of the saved run's evaluations. */

@@ -46,6 +46,7 @@ describe("the loss trail", () => {
 		["dp2+dp2ep2", ["--encoder-dp", "2", "--llm-dp", "2", "--llm-ep", "2"]],
 		["2+4", ["--encoder-dp", "2", "--llm-dp", "4", "--num-workers", "1"]],
 		["4+2", ["--encoder-dp", "4", "--llm-dp", "2"]],
+		["tp2+tp2ep2", ["--encoder-tp", "2", "--llm-tp", "2", "--llm-ep", "2", "--num-workers", "4"]],
 	] as const) {
 		const routings = name === "dp2+dp2ep2" || process.env.MIMO_TEST_FULL ? ["lane", "routed"] : ["routed"];
 		test(`of ${name}, ${routings.join(" and ")}, is that of one lane`, () => {

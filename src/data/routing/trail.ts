@@ -38,9 +38,14 @@ export interface LaneReport {
 /** Integers of a lane in a report: whether it is read, the hash's halves, images. */
 const width = 4;
 
+/** The report of a rank that reads no lane. */
+export function nothingRead(lanes: number): Int32Array {
+	return new Int32Array(lanes * width);
+}
+
 /** A rank's reports as integers of one length on all ranks. */
 export function encodeReports(reports: readonly LaneReport[], lanes: number): Int32Array {
-	const values = new Int32Array(lanes * width);
+	const values = nothingRead(lanes);
 	for (const { lane, trail, images } of reports) values.set([1, ...trail.words, images], lane * width);
 	return values;
 }

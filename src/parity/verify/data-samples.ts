@@ -9,6 +9,7 @@ import type { Microbatch } from "../../data/microbatch.ts";
 import { oneRank } from "../../data/routing/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import { groupOfOne } from "../../parallel/group.ts";
+import { ownLane } from "../../train/lane.ts";
 import { openSources } from "../../train/sources.ts";
 import type { Sample } from "./samples.ts";
 
@@ -18,6 +19,7 @@ export async function readSamples(c: TrainingConfiguration): Promise<Sample[]> {
 	const alone = { ...c, microBatchSize: 1, evalIters: 0, evalCaptions: 0, dataSkippedFile: null, save: null };
 	const { training } = await openSources(alone, oneRank, {
 		world: groupOfOne("verify.data", 0),
+		lane: ownLane,
 		states: null,
 		consumedValidSamples: 0,
 	});
