@@ -1,12 +1,15 @@
 /** `mimo plan`: flags in, what a run needs and how long a step takes out. Nothing is trained. */
+import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { defineCommand } from "citty";
 import * as v from "valibot";
 import { flagHelp } from "../config/help.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { openLibraryOf } from "../native/open-device.ts";
 import { topologyOf } from "../parallel/topology.ts";
+import { measuredImbalance } from "../plan/imbalance.ts";
 import { measureRates } from "../plan/measure.ts";
 import { acceleratorNames, acceleratorRates, processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
 import { type Machine, planRun } from "../plan/run-plan.ts";
@@ -25,7 +28,8 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
   --measure               Time every operation of the configuration on this machine first.
   --rates FILE            Read rates from this file; with --measure, write them there.
   --split N               Rank the ways to divide N devices between encoder and language model.
-  --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1).
+  --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1); a run's JSON log: as
+                          they were there at most.
   --json                  One JSON object.
 
 ${flagHelp()}`;
@@ -76,16 +80,22 @@ async function machineOf({ command, configuration: c }: ResolvedConfiguration): 
 	const common = {
 		memoryBytes: memory ?? stated?.memoryBytes ?? null,
 		ranksPerHost,
-		imbalance: number(command, "expert-imbalance", 0, 1),
+		imbalance: imbalanceOf(command, c),
 	};
 	if ("measure" in command) {
 		const library = await openLibraryOf(c.device);
-		const rates = await measureRates(c, library, threads);
+		const rates = await measureRates(c, library, { threads, ranks: Math.min(worldSize, ranksPerHost) });
 		if (command.rates !== undefined) await Bun.write(command.rates, `${JSON.stringify(rates, null, "\t")}\n`);
 		return { ...common, rates, kind: library.kind };
 	}
 	const rates = command.rates === undefined ? stated?.rates : await readRates(command.rates);
 	return { ...common, kind: stated ? "cuda" : "cpu", rates: rates ?? processorRates(cores, threads) };
+}
+
+function imbalanceOf(command: Readonly<Record<string, string>>, c: TrainingConfiguration): number {
+	const text = command["expert-imbalance"];
+	if (text === undefined || !existsSync(text)) return number(command, "expert-imbalance", 1, 1);
+	return measuredImbalance(text, c.numExperts / c.llmEp);
 }
 
 async function readRates(file: string): Promise<Rates> {

@@ -108,7 +108,7 @@ function looksLikeLog(file: string): boolean {
 }
 
 /** Whole lines; one that is still being written is left out. */
-function* linesOf(file: string): Generator<string> {
+export function* linesOf(file: string): Generator<string> {
 	const descriptor = openSync(file, "r");
 	try {
 		const chunk = Buffer.alloc(chunkBytes);

@@ -22,7 +22,7 @@ export interface Imagination {
 	readonly observe: (transfer: Transfer) => void;
 	/** Integers that a member would send: rows of images by sample. */
 	readonly integers: (length: number) => Int32Array;
-	/** Rows that other members send here, over those of an even routing. */
+	/** Rows that this rank's experts get from all members, over those of an even routing. */
 	readonly imbalance: number;
 }
 
@@ -41,6 +41,8 @@ export function imaginedGroup(
 		return done;
 	};
 	const others = (size - 1) / size;
+	// This rank's own routing is even: what is more comes from the others.
+	const fromOthers = (imbalance * size - 1) / (size - 1);
 	return {
 		name,
 		ranks,
@@ -74,7 +76,7 @@ export function imaginedGroup(
 			return count("receive", x.bytes, [globalRank, ranks[from]!]);
 		},
 		barrier: () => {},
-		exchange: (values) => ranks.map((_, member) => (member === rank ? values : even(values, imbalance))),
+		exchange: (values) => ranks.map((_, member) => (member === rank ? values : even(values, fromOthers))),
 	};
 }
 

@@ -7,12 +7,13 @@ import type { Library } from "../native/library.ts";
 import { median } from "../observe/median.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import { Company } from "./company.ts";
 import { amountOf, isProduct, workOf } from "./operation-work.ts";
 import { openRank } from "./rank-run.ts";
 import type { Rates } from "./rates.ts";
 
-/** Steps: the first one warms up. */
-const steps = 4;
+/** Steps that are timed, after one that warms up: so many, and then for so many seconds. */
+const timing = { least: 3, seconds: 1, most: 30 };
 
 interface Sample {
 	readonly name: string;
@@ -20,47 +21,113 @@ interface Sample {
 	readonly seconds: number[];
 }
 
-/** `threads`: CPU threads of a rank. */
-export async function measureRates(c: TrainingConfiguration, library: Library, threads: number): Promise<Rates> {
+export interface MeasuringOptions {
+	/** CPU threads of a rank. */
+	readonly threads: number;
+	/** Ranks that share this machine. */
+	readonly ranks: number;
+}
+
+/**
+ * Seconds of every operation and of a call, from one rank of each module. On a processor others work beside it, as many as
+ * the run would have on the remaining cores.
+ */
+export async function measureRates(
+	c: TrainingConfiguration,
+	library: Library,
+	{ threads, ranks }: MeasuringOptions,
+): Promise<Rates> {
 	const samples = new Map<string, Sample>();
 	const topology = topologyOf(c);
-	const ranks = [...(topology.encoder ? [topology.encoder.offset] : []), topology.language.offset];
-	let timing = false;
+	const leaders = [...(topology.encoder ? [topology.encoder.offset] : []), topology.language.offset];
+	const cores = availableParallelism();
+	const companions = library.kind === "cpu" ? Math.min(Math.floor(cores / threads), ranks) - 1 : 0;
 	let [hostSeconds, calls] = [0, 0];
-	const timed = timingLibrary(library, (name, values, seconds) => {
-		if (!timing) return;
-		const amount = amountOf(name, workOf(name, values));
-		const key = `${name} ${amount}`;
-		if (!samples.has(key)) samples.set(key, { name, amount, seconds: [] });
-		samples.get(key)!.seconds.push(seconds);
-		hostSeconds -= seconds;
-		calls++;
-	});
-	for (const rank of ranks) {
-		using device = Device.open(timed, { threads });
-		using run = await openRank(c, device, rank, { phase() {}, transfer() {}, imbalance: 1 });
-		run.initialise();
-		run.step(1);
-		timing = true;
-		for (let step = 1; step < steps; step++) {
-			const started = performance.now();
-			run.step(1);
-			device.synchronize();
-			hostSeconds += (performance.now() - started) / 1000;
+	for (const rank of leaders) {
+		const others = Array.from({ length: companions }, (_, i) => (rank + i + 1) % topology.worldSize);
+		await using _company = await Company.open(c, others, threads);
+		const whole = await timeSteps(c, library, rank, threads);
+		const { operations: own, host, steps } = await timeOperations(c, library, rank, threads);
+		const perStep = (value: (one: Sample) => number) =>
+			own.values().reduce((sum, one) => sum + (value(one) * one.seconds.length) / steps, 0);
+		// Timed one by one they come to a little more or less than the step: that counts.
+		const share = whole / (perStep(({ seconds }) => median(seconds)) + host);
+		hostSeconds += share * host;
+		calls += perStep(() => 1);
+		for (const [key, { name, amount, seconds }] of own) {
+			const known = samples.get(key) ?? { name, amount, seconds: [] };
+			samples.set(key, known);
+			known.seconds.push(...seconds.map((one) => one * share));
 		}
-		timing = false;
 	}
 	using device = Device.open(library, { threads });
 	return {
 		device: device.describe().name,
-		cores: library.kind === "cpu" ? availableParallelism() : null,
+		cores: library.kind === "cpu" ? cores : null,
 		threads,
 		operations: pointsOf(samples.values()),
 		...overall(samples.values()),
 		// A GPU works while its host prepares the next call.
-		call: library.kind === "cpu" ? Math.max(0, hostSeconds / calls) : 0,
+		call: library.kind === "cpu" ? hostSeconds / calls : 0,
 		...transferRates(device),
 	};
+}
+
+const unobserved = { phase() {}, transfer() {}, imbalance: 1 };
+
+/** Seconds of a step of one microbatch. */
+async function timeSteps(c: TrainingConfiguration, library: Library, rank: number, threads: number): Promise<number> {
+	using device = Device.open(library, { threads });
+	using run = await openRank(c, device, rank, unobserved);
+	run.initialise();
+	run.step(1);
+	return median(
+		repeat(() => {
+			run.step(1);
+			device.synchronize();
+		}),
+	);
+}
+
+/** Seconds of each of some calls. */
+function repeat(call: () => void): number[] {
+	const seconds: number[] = [];
+	const began = performance.now();
+	const over = () => performance.now() - began > timing.seconds * 1000;
+	while (seconds.length < timing.least || (seconds.length < timing.most && !over())) {
+		const started = performance.now();
+		call();
+		seconds.push((performance.now() - started) / 1000);
+	}
+	return seconds;
+}
+
+/** The operations of some such steps, each timed by itself, and the seconds of a step in which none ran. */
+async function timeOperations(
+	c: TrainingConfiguration,
+	library: Library,
+	rank: number,
+	threads: number,
+): Promise<{ readonly operations: Map<string, Sample>; readonly host: number; readonly steps: number }> {
+	const operations = new Map<string, Sample>();
+	let observing = false;
+	let inside = 0;
+	const timed = timingLibrary(library, (name, values, seconds) => {
+		if (!observing) return;
+		const amount = amountOf(name, workOf(name, values));
+		const key = `${name} ${amount}`;
+		if (!operations.has(key)) operations.set(key, { name, amount, seconds: [] });
+		operations.get(key)!.seconds.push(seconds);
+		inside += seconds;
+	});
+	using device = Device.open(timed, { threads });
+	using run = await openRank(c, device, rank, unobserved);
+	run.initialise();
+	run.step(1);
+	observing = true;
+	const seconds = repeat(() => run.step(1));
+	const whole = seconds.reduce((sum, one) => sum + one, 0);
+	return { operations, host: Math.max(0, whole - inside) / seconds.length, steps: seconds.length };
 }
 
 function pointsOf(samples: Iterable<Sample>): Rates["operations"] {
@@ -98,5 +165,5 @@ function transferRates(device: Device): Pick<Rates, "inside" | "between"> {
 	});
 	// In and out of the shared memory.
 	const speed = bytes / median(seconds) / 2;
-	return { inside: { bytes: speed, latency: 50e-6 }, between: { bytes: speed, latency: 100e-6 } };
+	return { inside: { bytes: speed, latency: 10e-6 }, between: { bytes: speed, latency: 100e-6 } };
 }

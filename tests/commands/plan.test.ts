@@ -55,6 +55,21 @@ test("every rank's peak of a real run on disjoint grids is within 5 % of the pla
 	}
 }, 60_000);
 
+test("experts over four ranks: the largest peak is within 5 % of the plan with the log's own imbalance", () => {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-plan-"));
+	folders.push(folder);
+	const log = join(folder, "log.jsonl");
+	const layout = "--preset nemotron-vlm-tiny --device cpu --llm-tp 2 --llm-dp 2 --llm-ep 4";
+	const flags = [...layout.split(" "), "--train-iters", "4", "--lr-warmup-iters", "0"];
+	expect(mimo(["train", ...flags, "--log-json", log]).exitCode).toBe(0);
+	const { modules } = JSON.parse(mimo(["plan", ...flags, "--json", "--expert-imbalance", log]).stdout);
+	const memory = (loggedSteps(log).at(-1) as { memory: { peak: number }[] }).memory;
+	const { firstRank, ranks, memory: planned } = modules.at(-1);
+	expect([firstRank, ranks]).toEqual([1, 4]);
+	const largest = Math.max(...memory.slice(firstRank).map(({ peak }) => peak));
+	expect(Math.abs(planned.peak / largest - 1)).toBeLessThan(0.05);
+}, 60_000);
+
 test("what cannot be planned is a sentence", () => {
 	const missing = mimo(["plan", "--preset", "nemotron-tiny", "--rates", "absent.json"]);
 	expect([missing.exitCode, missing.stderr]).toEqual([

@@ -1,0 +1,117 @@
+/**
+ * What `mimo plan` says of a run against the run itself: the step's time after --measure has timed this machine, and the peak
+ * memory of every module's largest rank, with the experts' imbalance that the run's log shows.
+ */
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { median } from "../../src/observe/median.ts";
+import { executable } from "../commands/mimo.ts";
+import { loggedSteps } from "../e2e/small-run.ts";
+import type { Row } from "./measure.ts";
+
+/** How close a plan is meant to come: 1 less the largest relative error. */
+const targets = { time: 0.85, memory: 0.95 };
+/** Steps of a run, and those at its beginning that are not looked at. */
+const steps = { all: 14, first: 2 };
+const text = `--preset nemotron-tiny --data-path ${join(import.meta.dir, "../../examples/text/king-james.txt")}`;
+const images = "--preset nemotron-vlm-tiny";
+const common = `--train-iters ${steps.all} --lr-warmup-iters 0 --device cpu --threads 1`;
+
+interface Layout {
+	readonly name: string;
+	readonly flags: string;
+	/** As many ranks as cores at most: more than those take turns, whose order nobody plans. */
+	readonly timed: boolean;
+}
+
+const layouts: readonly Layout[] = [
+	{ name: "one rank", flags: text, timed: true },
+	{ name: "dp2 ep2, ZeRO-1", flags: `${text} --llm-dp 2 --llm-ep 2 --use-distributed-optimizer`, timed: true },
+	{ name: "encoder 1 + language 1", flags: `${images} --llm-offset 1`, timed: true },
+	{ name: "tp2", flags: `${text} --llm-tp 2`, timed: false },
+	{ name: "tp2 dp2 ep4", flags: `${text} --llm-tp 2 --llm-dp 2 --llm-ep 4`, timed: false },
+	{
+		name: "encoder tp2 + tp2 dp2 ep4",
+		flags: `${images} --encoder-tp 2 --llm-tp 2 --llm-dp 2 --llm-ep 4`,
+		timed: false,
+	},
+];
+
+interface Plan {
+	readonly step: { readonly seconds: number };
+	readonly modules: readonly {
+		readonly module: string;
+		readonly firstRank: number;
+		readonly ranks: number;
+		readonly memory: { readonly peak: number };
+	}[];
+}
+
+interface Step {
+	readonly elapsed_ms: number;
+	readonly memory: readonly { readonly peak: number }[];
+}
+
+function mimo(command: string, args: string): string {
+	const child = Bun.spawnSync([executable, command, ...`${args} ${common}`.split(" ")], { stderr: "pipe" });
+	if (!child.success) throw new Error(`mimo ${command} ${args}: ${child.stderr}`);
+	return child.stdout.toString();
+}
+
+/** Plan and run in turns, `rounds` times: a slow moment of the machine meets both. */
+export function benchPlan(rounds = 3): Row[] {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-bench-plan-"));
+	try {
+		return layouts.flatMap((layout) => benchLayout(layout, join(folder, layout.name.replaceAll(/\W+/g, "-")), rounds));
+	} finally {
+		rmSync(folder, { recursive: true });
+	}
+}
+
+function benchLayout({ name, flags, timed }: Layout, path: string, rounds: number): Row[] {
+	const planned: number[] = [];
+	const measured: number[] = [];
+	let log = "";
+	for (let round = 0; round < (timed ? rounds : 1); round++) {
+		log = `${path}-${round}.jsonl`;
+		if (timed) planned.push((JSON.parse(mimo("plan", `${flags} --measure --json`)) as Plan).step.seconds);
+		mimo("train", `${flags} --log-json ${log}`);
+		const elapsed = (loggedSteps(log) as unknown as Step[]).slice(steps.first).map((one) => one.elapsed_ms / 1000);
+		measured.push(median(elapsed));
+	}
+	const rows = timed ? [comparison("seconds of a step", name, median(planned), median(measured), 1000, "ms")] : [];
+	const plan = JSON.parse(mimo("plan", `${flags} --expert-imbalance ${log} --json`)) as Plan;
+	const { memory } = loggedSteps(log).at(-1) as unknown as Step;
+	const peaks = plan.modules.map(({ module, firstRank, ranks, memory: { peak } }) => {
+		const largest = Math.max(...memory.slice(firstRank, firstRank + ranks).map((one) => one.peak));
+		return comparison("peak memory", `${name}: ${module}`, peak, largest, 2 ** -20, "MiB");
+	});
+	return [...rows, ...peaks];
+}
+
+/** Prints what was said and what was, and makes a row of how close they are. */
+function comparison(
+	group: "seconds of a step" | "peak memory",
+	operation: string,
+	planned: number,
+	measured: number,
+	scale: number,
+	unit: string,
+): Row {
+	const shown = (value: number) => `${(value * scale).toFixed(1)} ${unit}`;
+	console.log(
+		`  ${operation}, ${group}: planned ${shown(planned)}, measured ${shown(measured)}, ratio ${(planned / measured).toFixed(3)}`,
+	);
+	return {
+		group: `plan against run, ${group} (${unit}; ratio: 1 less the relative error)`,
+		operation,
+		shape: "",
+		threads: 1,
+		milliseconds: planned * scale,
+		baseline: "run",
+		baselineMilliseconds: measured * scale,
+		ratio: 1 - Math.abs(planned / measured - 1),
+		target: group === "peak memory" ? targets.memory : targets.time,
+	};
+}
