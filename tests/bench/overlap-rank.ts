@@ -1,11 +1,10 @@
 /**
  * Rank program of overlap.ts: rank 0 is an encoder, rank 1 a language model, of about equal work. Prints this side's
- * median seconds of eight microbatches forward and backward by itself, while the other does the same, and of a step.
+ * least seconds of eight microbatches forward and backward by itself, while the other does the same, and of a step.
  */
 import { configurationOf } from "../../src/config/resolve.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
-import { median } from "../../src/observe/median.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { encoderMicrobatches, languageMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
@@ -24,14 +23,15 @@ using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank);
 const layout = namedTopology(parseLayout("1+1"));
 const everyone = await world.group("world", [0, 1]);
-const repetitions = 9;
+const repetitions = 11;
 
-const subjectWith = (layers: number): Subject =>
+const subjectWith = (ffnHiddenSize: number): Subject =>
 	subjectOf(
 		configurationOf({
 			preset: "nemotron-vlm-tiny",
-			"vision-num-layers": layers,
+			"vision-num-layers": 3,
 			"vision-hidden-size": 64,
+			"vision-ffn-hidden-size": ffnHiddenSize,
 			"global-batch-size": 8,
 			"micro-batch-size": 1,
 			"seq-length": 256,
@@ -80,7 +80,7 @@ async function open(subject: Subject): Promise<Work> {
 	return { side, alone, step: () => void trainStep(side.state, { ...about, microbatches }) };
 }
 
-/** Median seconds of each, in turns, both ranks beginning together: whatever else the machine does meets all alike. */
+/** Least seconds of each, in turns, both ranks beginning together: what disturbs a machine only adds. */
 function time<Name extends string>(works: Readonly<Record<Name, () => void>>): Record<Name, number> {
 	const names = Object.keys(works) as Name[];
 	const seconds = Object.fromEntries(names.map((name) => [name, [] as number[]])) as Record<Name, number[]>;
@@ -93,20 +93,27 @@ function time<Name extends string>(works: Readonly<Record<Name, () => void>>): R
 			seconds[name].push((performance.now() - start) / 1000);
 		}
 	}
-	return Object.fromEntries(names.map((name) => [name, median(seconds[name])])) as Record<Name, number>;
+	return Object.fromEntries(names.map((name) => [name, Math.min(...seconds[name])])) as Record<Name, number>;
 }
 
-// Layers of the tower that make it as much work as the language model; a second look corrects the first.
-let layers = 8;
-for (let look = 0; look < 2; look++) {
-	const trial = await open(subjectWith(layers));
-	const micros = everyone
-		.exchange(Int32Array.of(Math.round(time({ alone: trial.alone }).alone * 1e6)))
-		.map(([value]) => value!);
+/** Seconds of both sides' own work, in rank order. */
+async function secondsWith(ffnHiddenSize: number): Promise<[encoder: number, language: number]> {
+	const trial = await open(subjectWith(ffnHiddenSize));
+	const { alone } = time({ alone: trial.alone });
 	for (const one of trial.side.owned) one[Symbol.dispose]();
-	layers = Math.max(1, Math.round((layers * micros[1]!) / micros[0]!));
+	const [encoder, language] = everyone
+		.exchange(Int32Array.of(Math.round(alone * 1e6)))
+		.map(([micros]) => micros! / 1e6);
+	return [encoder!, language!];
 }
-const equal = await open(subjectWith(layers));
+
+// The width of the tower's MLPs that makes it as much work as the language model: on the line through two trials.
+const widths = [128, 512] as const;
+const [narrow, wide] = [await secondsWith(widths[0]), await secondsWith(widths[1])];
+const slope = (wide[0] - narrow[0]) / (widths[1] - widths[0]);
+const width = widths[0] + ((narrow[1] + wide[1]) / 2 - narrow[0]) / slope;
+const ffnHiddenSize = Math.min(2048, Math.max(16, 16 * Math.round(width / 16)));
+const equal = await open(subjectWith(ffnHiddenSize));
 const { alone, step } = time({ alone: equal.alone, step: equal.step });
 for (const one of equal.side.owned) one[Symbol.dispose]();
-console.log(JSON.stringify({ alone, step, layers }));
+console.log(JSON.stringify({ alone, step, ffnHiddenSize }));
