@@ -80,9 +80,13 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 	const { goldenLayout, readMimoGolden } = await import("../parity/mimo-golden.ts");
 	const { namedTopology, parseLayout } = await import("../parallel/layout.ts");
 	const { onEveryRank } = await import("./ranks.ts");
-	const layout = parseLayout(args.layout ?? goldenLayout(readMimoGolden(args.golden).config));
+	const { checkParticipation, planOfGolden } = await import("../parity/mimo-layout-check.ts");
+	const { config } = readMimoGolden(args.golden);
+	const layout = parseLayout(args.layout ?? goldenLayout(config));
 	const named = namedTopology(layout);
 	const { topology } = named;
+	planOfGolden(named, config);
+	if (topology.encoder !== null) checkParticipation(args.golden, config, topology.encoder.lanes);
 	const options = {
 		ranks: topology.worldSize,
 		device: deviceKind(args.device),

@@ -86,6 +86,9 @@ function parse(layout: Part, whole: string): Layout {
 	return { text: layout.text, encoder, language };
 }
 
+/** What Megatron's grids have besides. */
+const unbuilt = { pp: "pipeline parallelism", cp: "context parallelism" } as const;
+
 type Sizes = Partial<Record<Piece, number>>;
 
 function sideOf({ tp = 1, dp = 1, ep = 1, etp = 1 }: Sizes): SideLayout {
@@ -101,6 +104,8 @@ function parseSide(side: Part, whole: string): SideLayout {
 		if (text === "") break;
 		const piece = { text, offset: side.offset + index };
 		const [, name, size] = /^(tp|dp|ep|etp)([1-9]\d{0,4})$/.exec(text) ?? [];
+		const [, absent] = /^(pp|cp)\d/.exec(text) ?? [];
+		if (absent !== undefined) throw refusal(whole, piece, `${unbuilt[absent as keyof typeof unbuilt]} is not built`);
 		if (name === undefined) {
 			throw refusal(whole, piece, "a piece is tp, dp, ep or etp and a whole number from 1; a bare number stands alone");
 		}

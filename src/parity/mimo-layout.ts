@@ -9,7 +9,6 @@ import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import type { ImageSet } from "../data/images.ts";
 import type { Microbatch } from "../data/microbatch.ts";
-import { UserError } from "../native/errors.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";
@@ -18,12 +17,13 @@ import { participationFactor } from "../train/participation.ts";
 import { trainStep } from "../train/step.ts";
 import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
-import { checkParticipation, compareStep, decayRule, microbatchesOf, parameterGradientLimit } from "./mimo.ts";
+import { compareStep, decayRule, microbatchesOf, parameterGradientLimit } from "./mimo.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
+import { checkParticipation, planOfGolden } from "./mimo-layout-check.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
 import { compareSteps, gatherOver } from "./resolve-ties.ts";
-import { encoderMicrobatches, languageMicrobatches, type Plan, planOf } from "./verify/plan.ts";
+import { encoderMicrobatches, languageMicrobatches, type Plan } from "./verify/plan.ts";
 
 export interface MimoLayoutOptions {
 	/** Default fp32, compared value by value; bf16 only by its losses. */
@@ -116,22 +116,6 @@ function runStep(
 		},
 	};
 	return trainStep<ImageSet>({ ...side.state, ...corrected }, { ...common, microbatches }, { gradients });
-}
-
-/**
- * The reference's microbatches hold one sample. Where several encoder lanes serve a language lane, as many are put
- * together, which changes neither the loss nor a balancing loss of single sequences.
- */
-function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): Plan {
-	const { data, language_model: l } = config;
-	const samples = data.lanes * data.microbatches_per_lane;
-	const plan = planOf(layout, { samples, microBatchSize: 1, sequenceLength: l.sequence_length });
-	if (plan.microBatchSize > 1 && l.moe.load_balancing_type === "aux_loss") {
-		throw new UserError(
-			`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; aux_loss is another loss then than the reference's.`,
-		);
-	}
-	return plan;
 }
 
 /** Norms of whole parameters' gradients: every rank adds the squares of what it alone counts. */

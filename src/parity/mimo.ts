@@ -11,7 +11,6 @@ import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
 import { type EncoderConfig, EncoderModule } from "../models/mimo/encoder.ts";
 import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
 import { AdamW } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
 import { onlyReplica } from "../parallel/data-parallel.ts";
@@ -23,6 +22,7 @@ import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { type MimoGolden, type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
+import { checkParticipation } from "./mimo-layout-check.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
 import { MimoProbes } from "./mimo-probes.ts";
 import { compareSteps } from "./resolve-ties.ts";
@@ -122,15 +122,6 @@ export async function mimoParity(device: Device, path: string, options: MimoPari
 		routers: language.routers,
 		step: train,
 	});
-}
-
-/** The factor of a "corrected" folder counts encoder ranks, so another number of them has another trail. */
-export function checkParticipation(path: string, config: MimoGoldenConfig, encoderRanks: number): void {
-	const wanted = config.layout.encoder.data_parallel;
-	if (config.encoder_grad_participation !== "corrected" || encoderRanks === wanted) return;
-	throw new UserError(
-		`${path} scales the encoder's gradient by ${wanted} data-parallel encoder ranks over those that saw images, and this layout has ${encoderRanks}: its losses would differ; --encoder-ranks ${wanted} compares with its own factor.`,
-	);
 }
 
 /** All lanes' microbatches of a step, lane after lane. */

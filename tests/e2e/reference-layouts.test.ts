@@ -15,9 +15,9 @@ const full = process.env.MIMO_TEST_FULL === "1";
 const layouts: Readonly<Record<string, readonly (string | null)[]>> = {
 	"mimo-1x1-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1"],
 	"mimo-1x1-fixed": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1"],
-	"mimo-tp2-tp2ep2-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp4+tp2ep2etp1", "1+tp2ep2etp2"],
-	"mimo-dp2-dp2ep2-fixed": [null, "1", "1+1", "dp2+dp2ep2", "tp2dp2+tp2dp2ep2", "1+dp2ep2", "4+4", "tp2+tp4"],
-	"mimo-participation-exact": [null, "1", "1+1", "dp2+dp2ep2", "1+dp2ep2", "4+dp2ep2", "tp2dp2+tp4ep4"],
+	"mimo-tp2-tp2ep2-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp4+tp2ep2", "1+tp2dp2ep2etp2"],
+	"mimo-dp2-dp2ep2-fixed": [null, "1", "1+1", "dp2+dp2ep2", "tp2dp2+tp2dp2ep2", "1+dp2ep2", "4+4", "tp4+tp2"],
+	"mimo-participation-exact": [null, "1", "1+1", "dp2+dp2ep2", "1+dp2ep2", "4+dp2ep2", "tp2dp2+tp2dp2ep4"],
 	"mimo-participation-corrected": [null, "dp2+dp2ep2", "tp2dp2+dp2ep2", "dp2+tp2dp2ep2"],
 };
 
@@ -37,6 +37,50 @@ describe.skipIf(!full)("agrees on processes", () => {
 				expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
 			}, 300_000);
 		}
+	}
+});
+
+describe("refuses before a rank starts", () => {
+	const cases: readonly [name: string, folder: string, flags: string[], message: RegExp][] = [
+		[
+			"a size that does not cut the model",
+			"mimo-1x1-fixed",
+			["--layout", "1+tp4"],
+			/^mimo: Layout 1\+tp4: the language model's tp is 4; allowed .* of mamba\.num_groups \(2\)\.\n$/,
+		],
+		[
+			"more encoder ranks than heads",
+			"mimo-1x1-fixed",
+			["--layout", "tp16+1"],
+			/^mimo: Layout tp16\+1: the encoder's tp is 16; .* of vision\.num_attention_heads \(8\)\.\n$/,
+		],
+		[
+			"lanes that samples cannot be dealt out to",
+			"mimo-1x1-fixed",
+			["--layout", "1+3"],
+			/^mimo: Layout 1\+3: global-batch-size 4 cannot be dealt out to 3 data lanes of the language model\.\n$/,
+		],
+		[
+			"another number of encoder ranks than the correction counts",
+			"mimo-participation-corrected",
+			["--layout", "1+dp2ep2"],
+			/^mimo: .*mimo-participation-corrected scales the encoder's gradient by 2 .* this layout has 1: .*\.\n$/,
+		],
+		[
+			"pipeline parallelism",
+			"mimo-1x1-fixed",
+			["--layout", "1+tp2pp2"],
+			/^mimo: Layout "1\+tp2pp2": pp2 at position 6: pipeline parallelism is not built\.\n$/,
+		],
+	];
+	for (const [name, reference, flags, message] of cases) {
+		test(name, () => {
+			const folder = golden(reference);
+			if (folder === null) return;
+			const { exitCode, stdout, stderr } = mimo(["parity", "--golden", folder, ...flags]);
+			expect(stderr).toMatch(message);
+			expect([exitCode > 0, stdout]).toEqual([true, ""]);
+		});
 	}
 });
 

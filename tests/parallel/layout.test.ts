@@ -56,6 +56,8 @@ test("a mistake is named with its piece and position", () => {
 	expect(refusal("+1")).toContain("at position 1: a side is missing");
 	expect(refusal("")).toContain("at position 1: a layout is ENCODER+LANGUAGE");
 	const piece = "a piece is tp, dp, ep or etp and a whole number from 1; a bare number stands alone";
+	expect(refusal("1+tp2pp2")).toBe('Layout "1+tp2pp2": pp2 at position 6: pipeline parallelism is not built.');
+	expect(refusal("cp2+1")).toContain("cp2 at position 1: context parallelism is not built");
 	expect(refusal("1+tp2xp3")).toBe(`Layout "1+tp2xp3": xp3 at position 6: ${piece}.`);
 	expect(refusal("1+tp0")).toContain(`tp0 at position 3: ${piece}`);
 	expect(refusal("1+tp")).toContain(`tp at position 3: ${piece}`);
