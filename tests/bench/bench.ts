@@ -7,7 +7,9 @@
  * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
- * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. energon: reading a data set, against megatron-energon where Python has it.
+ * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
+ * logs, and traced, against one without. saves: how long training stands still for a checkpoint. energon: reading a data
+ * set, against megatron-energon where Python has it.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -19,13 +21,26 @@ import { benchCuda, cudaTable } from "./cuda.ts";
 import { benchEnergon, findEnergon } from "./energon.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
+import { benchOverhead } from "./overhead.ts";
 import { benchOverlap } from "./overlap.ts";
 import { benchPlan } from "./plan.ts";
 import { benchProducts } from "./products.ts";
 import { benchPyTorch, findPython } from "./pytorch.ts";
+import { benchSaves } from "./saves.ts";
 import { benchStreams } from "./streams.ts";
 
-const suites = ["products", "streams", "pytorch", "conversions", "collectives", "overlap", "plan", "energon"] as const;
+const suites = [
+	"products",
+	"streams",
+	"pytorch",
+	"conversions",
+	"collectives",
+	"overlap",
+	"plan",
+	"overhead",
+	"saves",
+	"energon",
+] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" }, device: { type: "string", default: "cpu" } },
 	allowPositionals: true,
@@ -70,6 +85,8 @@ if (wanted("conversions")) rows.push(...(await benchConversions()));
 if (wanted("collectives")) rows.push(...(await benchCollectives(python)));
 if (wanted("overlap")) rows.push(...(await benchOverlap()));
 if (wanted("plan")) rows.push(...benchPlan());
+if (wanted("overhead")) rows.push(...benchOverhead());
+if (wanted("saves")) rows.push(...benchSaves());
 if (wanted("energon")) {
 	const withEnergon = findEnergon();
 	if (withEnergon === null) console.log("skip: energon (no Python with megatron-energon; MIMO_PYTHON names one)");

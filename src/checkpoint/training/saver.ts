@@ -144,7 +144,7 @@ export class CheckpointSaver implements Disposable {
 		this.#saving = null;
 		const seconds = (performance.now() - saving.started) / 1000;
 		this.options.say(
-			`Saved the checkpoint of step ${saving.iteration} to ${join(this.options.root, iterationName(saving.iteration))} (${seconds.toFixed(2)} s, training waited ${this.#stall.toFixed(2)} s).`,
+			`Saved the checkpoint of step ${saving.iteration} to ${join(this.options.root, iterationName(saving.iteration))} (${seconds.toFixed(2)} s, training waited ${this.#stall.toFixed(3)} s).`,
 		);
 	}
 
