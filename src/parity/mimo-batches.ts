@@ -28,6 +28,8 @@ export class MimoBatches {
 	readonly #labels: Int32Array;
 	readonly #mask: Uint8Array;
 	readonly #textOnly: ReadonlySet<string>;
+	/** Samples from a lane's image to its next one in the data set of the encoder rank that reads them. */
+	readonly #stride: number;
 
 	constructor(
 		folder: string,
@@ -50,7 +52,18 @@ export class MimoBatches {
 		this.#mask = read("loss_mask", "U8") as Uint8Array;
 		this.#textOnly = new Set((config.data.text_only?.samples ?? []).map(String));
 		const stored = Float32Array.from(file.read("images") as Float32Array);
-		checkHash(file.path, config, stored, (step, lane, microbatch) => this.hasImage(step, lane, microbatch));
+		// Where an encoder rank served several lanes, their samples came in turns out of its one data set.
+		const served = Math.max(1, lanes / config.layout.encoder.data_parallel);
+		const hasImage = (step: number, lane: number, microbatch: number) => this.hasImage(step, lane, microbatch);
+		const differing = [served, 1].map((stride) => ({ stride, at: firstOther(config, stride, stored, hasImage) }));
+		const fitting = differing.find(({ at }) => at === null);
+		if (fitting === undefined) {
+			const [step, lane, microbatch] = differing.at(-1)!.at!;
+			throw new UserError(
+				`Image ${microbatch} of lane ${lane}, step ${step + 1} in ${file.path} is not that of config.json's image_hash.`,
+			);
+		}
+		this.#stride = fitting.stride;
 	}
 
 	/** step, lane and microbatch from 0. */
@@ -58,11 +71,14 @@ export class MimoBatches {
 		return !this.#textOnly.has(String([step + 1, lane, microbatch + 1]));
 	}
 
-	/** Lanes of a step that have an image in any microbatch. */
-	lanesWithImages(step: number): number {
+	/** Encoder ranks of the reference that had an image in any microbatch of a step: each served a run of the lanes. */
+	participants(step: number): number {
 		const { lanes, microbatches_per_lane: perLane } = this.config.data;
+		const ranks = this.config.layout.encoder.data_parallel;
 		const range = (count: number) => [...new Array(count).keys()];
-		return range(lanes).filter((lane) => range(perLane).some((m) => this.hasImage(step, lane, m))).length;
+		const rankOf = (lane: number) => Math.floor((lane * ranks) / lanes);
+		const withImages = range(lanes).filter((lane) => range(perLane).some((m) => this.hasImage(step, lane, m)));
+		return new Set(withImages.map(rankOf)).size;
 	}
 
 	/** A lane's microbatch, one sample. */
@@ -84,40 +100,40 @@ export class MimoBatches {
 
 	#image(step: number, lane: number, microbatch: number): ImageSet {
 		const { vision } = this.config;
-		const values = imageOf(this.config, step, lane, microbatch);
+		const values = imageOf(this.config, this.#stride, [step, lane, microbatch]);
 		const [rows, columns, p] = [vision.grid_rows, vision.grid_columns, vision.patch_size];
 		const patches = vision.resolution === "fixed" ? patchify(values, rows * p, columns * p, p) : values;
 		return { patches, grids: [{ rows, columns }], imagesPerSample: [1] };
 	}
 }
 
-function imageOf({ data }: MimoGoldenConfig, step: number, lane: number, microbatch: number): Float32Array {
+/** Step, lane and microbatch, from 0. */
+type SamplePlace = readonly [step: number, lane: number, microbatch: number];
+
+function imageOf({ data }: MimoGoldenConfig, stride: number, [step, lane, microbatch]: SamplePlace): Float32Array {
 	const elements = data.image_shape.reduce((product, size) => product * size, 1);
 	const sample = step * data.microbatches_per_lane + microbatch;
-	return hashImage(elements, data.image_hash.first_seed_per_lane[lane]! + sample, data.image_hash.scale);
+	return hashImage(elements, data.image_hash.first_seed_per_lane[lane]! + stride * sample, data.image_hash.scale);
 }
 
-/** The file's images, of the first steps, must be those of the hash bit for bit, zeros where a sample has none. */
-function checkHash(
-	path: string,
+/**
+ * The file's images, of the first steps, must be those of the hash bit for bit, zeros where a sample has none: the first
+ * that is not, or null.
+ */
+function firstOther(
 	config: MimoGoldenConfig,
+	stride: number,
 	stored: Float32Array,
-	hasImage: (step: number, lane: number, microbatch: number) => boolean,
-): void {
+	hasImage: (...place: SamplePlace) => boolean,
+): SamplePlace | null {
 	const { lanes, microbatches_per_lane: perLane, image_shape: shape } = config.data;
 	const elements = shape.reduce((product, size) => product * size, 1);
 	for (let index = 0; index * elements < stored.length; index++) {
-		const microbatch = index % perLane;
 		const lane = Math.floor(index / perLane) % lanes;
-		const step = Math.floor(index / perLane / lanes);
-		const wanted = hasImage(step, lane, microbatch)
-			? imageOf(config, step, lane, microbatch)
-			: new Float32Array(elements);
+		const place = [Math.floor(index / perLane / lanes), lane, index % perLane] as const;
+		const wanted = hasImage(...place) ? imageOf(config, stride, place) : new Float32Array(elements);
 		const found = stored.subarray(index * elements, (index + 1) * elements);
-		if (wanted.some((value, i) => value !== found[i])) {
-			throw new UserError(
-				`Image ${microbatch} of lane ${lane}, step ${step + 1} in ${path} is not that of config.json's image_hash.`,
-			);
-		}
+		if (wanted.some((value, i) => value !== found[i])) return place;
 	}
+	return null;
 }

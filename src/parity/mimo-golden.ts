@@ -160,11 +160,12 @@ const goldenSchema = v.object({
 		v.object({
 			loss: v.number(),
 			grad_norm: v.number(),
-			seq_load_balancing_loss: v.number(),
+			/** Absent where nothing is balanced per sequence. */
+			seq_load_balancing_loss: v.optional(v.number()),
 			loss_tokens: v.number(),
 			loss_band: v.number(),
 			grad_norm_band: v.number(),
-			seq_load_balancing_loss_band: v.number(),
+			seq_load_balancing_loss_band: v.optional(v.number(), 0),
 		}),
 	),
 	step1_probe: v.object({

@@ -112,7 +112,7 @@ function runStep(
 	const corrected = config.encoder_grad_participation === "corrected" && {
 		encoderCorrection: {
 			replica: side.state.replicas[0]!,
-			factor: () => participationFactor(batches.lanesWithImages(step), encoderLanes),
+			factor: () => participationFactor(batches.participants(step), encoderLanes),
 		},
 	};
 	return trainStep<ImageSet>({ ...side.state, ...corrected }, { ...common, microbatches }, { gradients });
