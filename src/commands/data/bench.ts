@@ -2,14 +2,10 @@
 import { defineCommand } from "citty";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../command.ts";
+import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
-	path: {
-		type: "positional",
-		required: true,
-		description: "Prepared folder, JSONL file or metadataset.",
-		valueHint: "PATH",
-	},
+	path: pathArgument,
 	raw: { type: "boolean", description: "Do not decode." },
 	"split-part": { type: "string", default: "train", description: "Part to read." },
 	workers: { type: "string", default: "2", description: "Data workers.", valueHint: "N" },
@@ -36,7 +32,7 @@ export default defineCommand({
 	run: async ({ args: given }) => {
 		const { benchmark } = await import("../../data/energon/tools/bench.ts");
 		const workers = number("workers", given.workers);
-		const result = await benchmark(given.path.replace(/(?<=.)\/+$/, ""), {
+		const result = await benchmark(datasetPath(given.path), {
 			task: { kind: given.raw ? "raw" : "decoded" },
 			splitPart: given["split-part"],
 			workers,

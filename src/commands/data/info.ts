@@ -1,14 +1,10 @@
 /** `mimo data info`: what a data set is. */
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
+import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
-	path: {
-		type: "positional",
-		required: true,
-		description: "Prepared folder, JSONL file or metadataset.",
-		valueHint: "PATH",
-	},
+	path: pathArgument,
 	json: { type: "boolean", description: "Print it as JSON." },
 } as const;
 
@@ -19,7 +15,7 @@ export default defineCommand({
 		const { describeDataset } = await import("../../data/energon/tools/describe.ts");
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
 		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
-		const description = describeDataset(storage, given.path.replace(/(?<=.)\/+$/, ""));
+		const description = describeDataset(storage, datasetPath(given.path));
 		console.log(given.json ? JSON.stringify(description, null, 2) : render(description));
 	},
 });

@@ -1,14 +1,10 @@
 /** `mimo data lint`: reads everything, reports every problem; exit code 1 when there is one. */
 import { defineCommand } from "citty";
 import { exitCodes } from "../command.ts";
+import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
-	path: {
-		type: "positional",
-		required: true,
-		description: "Prepared folder, JSONL file or metadataset.",
-		valueHint: "PATH",
-	},
+	path: pathArgument,
 	json: { type: "boolean", description: "A line of JSON for every problem." },
 } as const;
 
@@ -22,7 +18,7 @@ export default defineCommand({
 		const { openLibrary } = await import("../../native/library.ts");
 		const images = new Images(await openLibrary("cpu"));
 		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
-		const path = given.path.replace(/(?<=.)\/+$/, "");
+		const path = datasetPath(given.path);
 		const result = lint(
 			storage,
 			path,

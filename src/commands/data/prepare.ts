@@ -2,6 +2,7 @@
 import { defineCommand } from "citty";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
 import { UserError } from "../../native/errors.ts";
+import { datasetPath } from "./dataset-path.ts";
 
 const args = {
 	path: { type: "positional", required: true, description: "Folder of tar files, .jsonl file, or metadataset .yaml." },
@@ -39,7 +40,7 @@ export default defineCommand({
 	args,
 	run: ({ args: given, rawArgs }) => {
 		if (given._.length > 1) throw new UserError(`One path is prepared at a time, not ${given._.length}.`, 2);
-		const prepared = prepare(given.path.replace(/\/+$/, ""), {
+		const prepared = prepare(datasetPath(given.path), {
 			...defaultPrepareOptions,
 			splitRatio: given["split-ratio"] ?? null,
 			splitParts: repeated(rawArgs, "--split-parts"),
