@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The Python package's own `energon info` and `energon lint` on what `mimo data prepare` writes. Installs the package (with
-# PyTorch, some gigabytes) into build/tools, once; MIMO_ENERGON names an `energon` that is there already.
+# The Python package's own `energon info` and `energon lint` on what `mimo data prepare` writes, and its loaders against ours
+# with random settings (MIMO_ENERGON_SEED=N: others). Installs the package (with PyTorch, some gigabytes) into build/tools,
+# once; MIMO_ENERGON names an `energon` that is there already.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if [ -z "${MIMO_ENERGON:-}" ]; then
@@ -13,4 +14,4 @@ if [ -z "${MIMO_ENERGON:-}" ]; then
 	fi
 	export MIMO_ENERGON=$PWD/$venv/bin/energon
 fi
-exec node_modules/.bin/bun test --timeout 300000 ./tests/data/energon-tool.test.ts
+exec node_modules/.bin/bun test --timeout 1800000 ./tests/data/energon-tool.test.ts

@@ -1,10 +1,12 @@
 /**
- * The Python package accepts what `mimo data prepare` writes. Runs where its command is installed, as `energon` on the
+ * The Python package accepts what `mimo data prepare` writes, and gives the same orders and states. Runs where its command is installed, as `energon` on the
  * PATH or named by MIMO_ENERGON; energon-tool.sh installs it.
  */
 import { afterAll, expect, test } from "bun:test";
-import { join } from "node:path";
+import { realpathSync } from "node:fs";
+import { dirname, join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
+import { mimo } from "../commands/mimo.ts";
 import { captions, Scratch, tar } from "./fixtures.ts";
 
 const energon = process.env.MIMO_ENERGON ?? Bun.which("energon");
@@ -36,6 +38,23 @@ test.skipIf(energon === null)("energon lint refuses what is damaged afterwards",
 	const { exitCode } = Bun.spawnSync([energon!, "lint", path], { stdout: "pipe", stderr: "pipe" });
 	expect(exitCode).not.toBe(0);
 });
+
+test.skipIf(energon === null)(
+	"random settings give the same orders and states",
+	() => {
+		const python = join(dirname(realpathSync(energon!)), "python");
+		const script = join(import.meta.dir, "energon-random/run.py");
+		const folder = join(scratch.path, "random");
+		const [count, seed] = [process.env.MIMO_TEST_FULL ? "60" : "10", process.env.MIMO_ENERGON_SEED ?? "1"];
+		const { exitCode, stdout, stderr } = Bun.spawnSync([python, "-B", script, folder, count, seed], { stderr: "pipe" });
+		expect([exitCode, exitCode === 0 ? "" : stderr.toString()]).toEqual([0, ""]);
+		expect(stdout.toString()).toStartWith(`${count} runs of megatron-energon`);
+		const verified = mimo(["data", "verify", "--golden", folder]);
+		expect(verified.stdout).toMatch(new RegExp(`^${count} files, 0 with differences`));
+		expect(verified.exitCode).toBe(0);
+	},
+	1_800_000,
+);
 
 test("a folder is prepared again only when that is asked for", () => {
 	const path = captions(scratch, "twice", [2]);

@@ -1,0 +1,172 @@
+"""The task encoders of the reference data, as its README lists them."""
+
+import random
+
+import numpy as np
+import torch
+from megatron.energon import Cooker, SampleDecoder, SkipSample, TaskEncoder, basic_sample_keys, edataclass, stateless
+from megatron.energon.flavors.base_dataset import Sample
+
+
+@edataclass
+class Item(Sample):
+    """A sample with its text, or several together."""
+
+    keys: list
+    sources: list
+    lengths: list
+    extra: object = None
+    pack: bool = False
+
+
+def text_of(sample):
+    if isinstance(sample, dict):
+        record = sample["json"]
+        return record["conversations"][0]["value"] if "conversations" in record else record["text"]
+    return sample.caption
+
+
+def basics(sample):
+    if isinstance(sample, dict):
+        return basic_sample_keys(sample)
+    return {name: getattr(sample, name) for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__")}
+
+
+def item(sample, **more):
+    if isinstance(sample, Item):
+        return sample
+    basic = basics(sample)
+    keys, sources = [basic["__key__"]], list(basic["__sources__"])
+    return Item(**basic, keys=keys, sources=sources, lengths=[len(text_of(sample).encode())], **more)
+
+
+def together(items, pack):
+    items = [item(one) for one in items]
+    extra = [one.lengths[0] for one in items] if pack else None
+    if not pack and all(one.pack for one in items):
+        extra = [one.extra for one in items]
+    return Item(
+        __key__="", __restore_key__=(), __subflavors__=None, __sources__=(),
+        keys=[key for one in items for key in one.keys],
+        sources=[source for one in items for source in one.sources],
+        lengths=[length for one in items for length in one.lengths], extra=extra, pack=pack,
+    )  # fmt: skip
+
+
+def cooker(name, flavors=None):
+    @stateless
+    def cook(sample):
+        return item(sample, extra=name)
+
+    return Cooker(cook, has_subflavors=flavors)
+
+
+class Plain(TaskEncoder):
+    decoder = SampleDecoder(image_decode="pilrgb")
+    cookers = [cooker(None)]
+
+    @stateless
+    def batch(self, samples):
+        return together(samples, False)
+
+
+class Encode(Plain):
+    @stateless
+    def encode_sample(self, sample):
+        return item(sample)
+
+
+class EncodeBatch(Encode):
+    @stateless
+    def encode_batch(self, batch):
+        return batch
+
+
+class Tagged(Encode):
+    cookers = [cooker("vqa-cooker", {"kind": "vqa"}), cooker("text-cooker", {"kind": "text"}), cooker("any-cooker")]
+
+
+class Skipping(Plain):
+    @stateless
+    def encode_sample(self, sample):
+        if item(sample).lengths[0] % 5 == 2:
+            raise SkipSample()
+        return item(sample)
+
+
+class Failing(Plain):
+    @stateless
+    def encode_sample(self, sample):
+        if item(sample).lengths[0] % 7 == 3:
+            raise ValueError("length mod 7 is 3")
+        return item(sample)
+
+
+class Generating(Plain):
+    @stateless
+    def encode_sample(self, sample):
+        one = item(sample)
+        for copy in range(one.lengths[0] % 4):
+            yield Item(**basics(one), keys=one.keys, sources=one.sources, lengths=[1], extra=copy)
+
+
+class Seeded(Plain):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample):
+        draws = [torch.rand(1).item(), np.random.random_sample(), random.random()]
+        one = item(sample)
+        indices = [self.current_sample_index, self.current_batch_index]
+        return Item(**basics(one), keys=one.keys, sources=one.sources, lengths=one.lengths, extra=draws + indices)
+
+
+class Packing(Encode):
+    def __init__(self, capacity, packer):
+        self.capacity, self.packer = capacity, packer
+
+    def select_samples_to_pack(self, samples):
+        groups = []
+        if self.packer == "first_fit_decreasing":
+            for one in sorted(samples, key=lambda one: -item(one).lengths[0]):
+                room = (g for g in groups if sum(item(x).lengths[0] for x in g) + item(one).lengths[0] <= self.capacity)
+                group = next(room, None)
+                groups.append([one]) if group is None else group.append(one)
+            return groups
+        used = 0
+        for one in samples:
+            length = item(one).lengths[0]
+            if not groups or used + length > self.capacity:
+                groups.append([])
+                used = 0
+            groups[-1].append(one)
+            used += length
+        return groups
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return together(samples, True)
+
+
+class PackingPost(Packing):
+    encode_sample = TaskEncoder.encode_sample
+
+    @stateless
+    def preencode_sample(self, sample):
+        return item(sample)
+
+    @stateless
+    def postencode_sample(self, sample):
+        return sample
+
+
+class Grouping(Encode):
+    def batch_group_criterion(self, sample):
+        return item(sample).lengths[0] // 30, None
+
+
+class GroupingSizes(Encode):
+    def batch_group_criterion(self, sample):
+        return ("short", 5) if item(sample).lengths[0] < 40 else ("long", 3)
+
+
+TASKS = {task.__name__: task for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Generating, Seeded, Packing,
+                                          PackingPost, Grouping, GroupingSizes)}  # fmt: skip
