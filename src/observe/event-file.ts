@@ -14,9 +14,13 @@ export interface Histogram {
 	readonly counts: readonly number[];
 }
 
+const encoder = new TextEncoder();
+
 /** Bytes of a protocol buffer message, field by field. */
 class Message {
-	readonly #bytes: number[] = [];
+	#bytes = new Uint8Array(64);
+	#view = new DataView(this.#bytes.buffer);
+	#length = 0;
 
 	varint(field: number, value: number): this {
 		this.#key(field, 0);
@@ -26,13 +30,15 @@ class Message {
 
 	double(field: number, value: number): this {
 		this.#key(field, 1);
-		this.#bytes.push(...new Uint8Array(new Float64Array([value]).buffer));
+		const at = this.#take(8);
+		this.#view.setFloat64(at, value, true);
 		return this;
 	}
 
 	float(field: number, value: number): this {
 		this.#key(field, 5);
-		this.#bytes.push(...new Uint8Array(new Float32Array([value]).buffer));
+		const at = this.#take(4);
+		this.#view.setFloat32(at, value, true);
 		return this;
 	}
 
@@ -41,27 +47,28 @@ class Message {
 	}
 
 	text(field: number, value: string): this {
-		return this.bytes(field, new TextEncoder().encode(value));
+		return this.bytes(field, encoder.encode(value));
 	}
 
 	message(field: number, value: Message): this {
-		return this.bytes(field, value.#bytes);
+		return this.bytes(field, value.#bytes.subarray(0, value.#length));
 	}
 
-	bytes(field: number, value: ArrayLike<number> & Iterable<number>): this {
+	bytes(field: number, value: Uint8Array): this {
 		this.#key(field, 2);
 		this.#varint(value.length);
-		for (const byte of value) this.#bytes.push(byte);
+		const at = this.#take(value.length);
+		this.#bytes.set(value, at);
 		return this;
 	}
 
 	/** As one TFRecord. */
 	record(): Uint8Array {
-		const length = this.#bytes.length;
+		const length = this.#length;
 		const record = Buffer.alloc(length + 16);
 		record.writeBigUInt64LE(BigInt(length), 0);
 		record.writeUInt32LE(maskedCrc(record.subarray(0, 8)), 8);
-		record.set(this.#bytes, 12);
+		record.set(this.#bytes.subarray(0, length), 12);
 		record.writeUInt32LE(maskedCrc(record.subarray(12, 12 + length)), 12 + length);
 		return record;
 	}
@@ -73,10 +80,28 @@ class Message {
 	#varint(value: number): void {
 		let rest = value;
 		while (rest >= 128) {
-			this.#bytes.push((rest % 128) + 128);
+			this.#byte((rest % 128) + 128);
 			rest = Math.floor(rest / 128);
 		}
-		this.#bytes.push(rest);
+		this.#byte(rest);
+	}
+
+	#byte(value: number): void {
+		const at = this.#take(1);
+		this.#bytes[at] = value;
+	}
+
+	/** Where the next `count` bytes go; the memory may be another one then. */
+	#take(count: number): number {
+		const at = this.#length;
+		this.#length += count;
+		if (this.#length > this.#bytes.length) {
+			const larger = new Uint8Array(2 * this.#length);
+			larger.set(this.#bytes.subarray(0, at));
+			this.#bytes = larger;
+			this.#view = new DataView(larger.buffer);
+		}
+		return at;
 	}
 }
 

@@ -125,7 +125,7 @@ const crcTable = Uint32Array.from({ length: 256 }, (_, index) => {
 /** CRC-32C, rotated and offset as TFRecord wants it. */
 export function maskedCrc(bytes: Uint8Array): number {
 	let crc = 0xffffffff;
-	for (const byte of bytes) crc = (crc >>> 8) ^ crcTable[(crc ^ byte) & 255]!;
+	for (let i = 0; i < bytes.length; i++) crc = (crc >>> 8) ^ crcTable[(crc ^ bytes[i]!) & 255]!;
 	crc = ~crc >>> 0;
 	return (((crc >>> 15) | (crc << 17)) + 0xa282ead8) >>> 0;
 }
