@@ -15,7 +15,7 @@ export function generator(seed: number): Random {
 
 /** One to four damages: bits, bytes, lengths, cuts, repeats. */
 export function damage(original: Uint8Array, random: Random): Uint8Array {
-	let bytes = Uint8Array.from(original);
+	let bytes = new Uint8Array(original);
 	for (let n = 1 + random(4); n > 0 && bytes.length > 0; n--) {
 		const at = random(bytes.length);
 		switch (random(7)) {

@@ -84,7 +84,7 @@ function fuzz(seed: number, make: (random: Random) => () => unknown): number {
 			accepted++;
 		} catch (error) {
 			if (!named.some((kind) => error instanceof kind)) throw error;
-			expect((error as Error).message.length).toBeGreaterThan(10);
+			if ((error as Error).message.length <= 10) throw error;
 		}
 		slowest = Math.max(slowest, performance.now() - started);
 	}
@@ -99,22 +99,26 @@ const shard = tar([
 	["c.txt", "third ".repeat(100)],
 ]);
 
+const ustar = [..."ustar"].map((letter) => letter.charCodeAt(0));
+
 /** Damages a tar; half of the time its headers' sums are made right again, so that more than the sum is looked at. */
 function damagedTar(random: Random): Uint8Array {
 	const bytes = damage(shard, random);
 	if (random(2) === 0) return bytes;
 	for (let at = 0; at + 512 <= bytes.length; at += 512) {
 		const header = bytes.subarray(at, at + 512);
-		if (Buffer.from(header.subarray(257, 262)).toString() !== "ustar") continue;
+		if (!ustar.every((byte, i) => header[257 + i] === byte)) continue;
 		header.fill(0x20, 148, 156);
-		const sum = header.reduce((total, byte) => total + byte, 0);
+		let sum = 0;
+		for (let i = 0; i < 512; i++) sum += header[i]!;
 		header.set(Buffer.from(`${sum.toString(8).padStart(6, "0")}\0 `), 148);
 	}
 	return bytes;
 }
 
-function readAll(): number {
-	const part = readSplitPart(storage, "set", "train", null);
+const trainPart = () => readSplitPart(storage, "set", "train", null);
+
+function readAll(part = trainPart()): number {
 	const reader = new SplitPartReader(storage, "set", part, { wanted: null, openShards: 1 });
 	let bytes = 0;
 	for (const [i] of Array.from({ length: Math.min(9, part.shards[0]!.count) }).entries()) {
@@ -139,12 +143,13 @@ function prepared(): void {
 test("tar files, indexed and read through a whole index", () => {
 	prepared();
 	expect(readAll()).toBe(5 + 8 + 6 + 600);
+	const part = trainPart();
 	const accepted = fuzz(1, (random) => {
 		const bytes = damagedTar(random);
 		return () => {
 			put("set/0.tar", bytes);
 			indexShard(storage.open("set/0.tar"));
-			return readAll();
+			return readAll(part);
 		};
 	});
 	expect(accepted).toBeGreaterThan(cases / 50);
@@ -154,11 +159,12 @@ test("tar files, indexed and read through a whole index", () => {
 test("tar indexes", () => {
 	prepared();
 	const index = storage.files.get("set/0.tar.idx")!;
+	const part = trainPart();
 	const accepted = fuzz(2, (random) => {
 		const bytes = damage(index, random);
 		return () => {
 			put("set/0.tar.idx", bytes);
-			return readAll();
+			return readAll(part);
 		};
 	});
 	expect(accepted).toBeLessThan(cases);
