@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 import traceback
 import warnings
 
@@ -112,10 +113,11 @@ def dump(value):
 
 
 def in_process(function, *arguments):
-    """The result of a call in a process of its own."""
+    """The result of a call in a process of its own, which ends with all that it started."""
     ours, theirs = multiprocessing.Pipe(False)
 
     def call():
+        os.setpgrp()
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
@@ -123,16 +125,18 @@ def in_process(function, *arguments):
             theirs.send_bytes(pickle.dumps((True, function(*arguments))))
         except BaseException:
             theirs.send_bytes(pickle.dumps((False, traceback.format_exc())))
-        theirs.close()
-        os._exit(0)
+        while True:
+            signal.pause()
 
     process = multiprocessing.get_context("fork").Process(target=call)
     process.start()
-    if not ours.poll(30):
-        process.kill()
-        raise RuntimeError("no answer for half a minute")
-    done, result = pickle.loads(ours.recv_bytes())
-    process.join()
+    try:
+        if not ours.poll(30):
+            raise RuntimeError("no answer for half a minute")
+        done, result = pickle.loads(ours.recv_bytes())
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
     if not done:
         raise RuntimeError(result)
     return result
