@@ -1,6 +1,6 @@
 /**
- * Rank program of overlap.ts: rank 0 is an encoder, rank 1 a language model, of about equal work. Prints this side's
- * least seconds of eight microbatches forward and backward by itself, while the other does the same, and of a step.
+ * Rank program of overlap.ts: rank 0 is an encoder, rank 1 a language model, of about equal work. Prints both sides'
+ * seconds of eight microbatches forward and backward by themselves, at the same time, and of a step.
  */
 import { configurationOf } from "../../src/config/resolve.ts";
 import { Device } from "../../src/native/device.ts";
@@ -23,7 +23,7 @@ using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank);
 const layout = namedTopology(parseLayout("1+1"));
 const everyone = await world.group("world", [0, 1]);
-const repetitions = 11;
+const repetitions = 25;
 
 const subjectWith = (ffnHiddenSize: number): Subject =>
 	subjectOf(
@@ -80,40 +80,47 @@ async function open(subject: Subject): Promise<Work> {
 	return { side, alone, step: () => void trainStep(side.state, { ...about, microbatches }) };
 }
 
-/** Least seconds of each, in turns, both ranks beginning together: what disturbs a machine only adds. */
-function time<Name extends string>(works: Readonly<Record<Name, () => void>>): Record<Name, number> {
+/** Seconds of encoder and language model. */
+type Sides = readonly [encoder: number, language: number];
+
+/**
+ * Times each, in turns, both ranks beginning together; of every one the repetition whose slower side took least: what
+ * disturbs a machine only adds, and a side that is fast because the other one was held up shows nothing.
+ */
+function time<Name extends string>(works: Readonly<Record<Name, () => void>>): Record<Name, Sides> {
 	const names = Object.keys(works) as Name[];
-	const seconds = Object.fromEntries(names.map((name) => [name, [] as number[]])) as Record<Name, number[]>;
 	for (const name of names) works[name]();
+	const micros = Object.fromEntries(names.map((name) => [name, [] as number[]])) as Record<Name, number[]>;
 	for (let repetition = 0; repetition < repetitions; repetition++) {
 		for (const name of names) {
 			everyone.barrier();
 			const start = performance.now();
 			works[name]();
-			seconds[name].push((performance.now() - start) / 1000);
+			micros[name].push(Math.round((performance.now() - start) * 1000));
 		}
 	}
-	return Object.fromEntries(names.map((name) => [name, Math.min(...seconds[name])])) as Record<Name, number>;
+	const least = (name: Name): Sides => {
+		const [encoder, language] = everyone.exchange(Int32Array.from(micros[name]));
+		const pairs = Array.from(encoder!, (one, index): Sides => [one / 1e6, language![index]! / 1e6]);
+		return pairs.toSorted((a, b) => Math.max(...a) - Math.max(...b))[0]!;
+	};
+	return Object.fromEntries(names.map((name) => [name, least(name)])) as Record<Name, Sides>;
 }
 
-/** Seconds of both sides' own work, in rank order. */
-async function secondsWith(ffnHiddenSize: number): Promise<[encoder: number, language: number]> {
+async function aloneWith(ffnHiddenSize: number): Promise<Sides> {
 	const trial = await open(subjectWith(ffnHiddenSize));
 	const { alone } = time({ alone: trial.alone });
 	for (const one of trial.side.owned) one[Symbol.dispose]();
-	const [encoder, language] = everyone
-		.exchange(Int32Array.of(Math.round(alone * 1e6)))
-		.map(([micros]) => micros! / 1e6);
-	return [encoder!, language!];
+	return alone;
 }
 
 // The width of the tower's MLPs that makes it as much work as the language model: on the line through two trials.
 const widths = [128, 512] as const;
-const [narrow, wide] = [await secondsWith(widths[0]), await secondsWith(widths[1])];
+const [narrow, wide] = [await aloneWith(widths[0]), await aloneWith(widths[1])];
 const slope = (wide[0] - narrow[0]) / (widths[1] - widths[0]);
 const width = widths[0] + ((narrow[1] + wide[1]) / 2 - narrow[0]) / slope;
 const ffnHiddenSize = Math.min(2048, Math.max(16, 16 * Math.round(width / 16)));
 const equal = await open(subjectWith(ffnHiddenSize));
-const { alone, step } = time({ alone: equal.alone, step: equal.step });
+const times = time({ alone: equal.alone, step: equal.step });
 for (const one of equal.side.owned) one[Symbol.dispose]();
-console.log(JSON.stringify({ alone, step, ffnHiddenSize }));
+if (place.rank === 0) console.log(JSON.stringify(times));
