@@ -169,14 +169,18 @@ export class BridgeSource {
 			begin += counts[index]!;
 		});
 		if (returns) this.#outstanding.push(counts);
-		else this.#wire.settle(microbatchesAhead);
+		else this.#waitFor(() => this.#wire.settle(microbatchesAhead));
 	}
 
 	/** Gradient of the rows of the oldest microbatch that has none yet, on every rank of the lane. */
 	receiveBackward(rows: number): Tensor {
+		return this.#waitFor(() => this.#receiveBackward(rows));
+	}
+
+	#waitFor<Result>(work: () => Result): Result {
 		this.waits(true);
 		try {
-			return this.#receiveBackward(rows);
+			return work();
 		} finally {
 			this.waits(false);
 		}
