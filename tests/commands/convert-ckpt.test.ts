@@ -20,7 +20,7 @@ describe.skipIf(!tiny)("convert-ckpt", () => {
 		expect([first.exitCode, first.stderr]).toEqual([0, ""]);
 		expect(first.stdout).toContain("native/release: 69 tensors, 1.1 MB in");
 		expect(first.stdout).toContain("Verified: 69 tensors are equal on both sides.");
-		const back = convert("--to", "hf", "native", "hf");
+		const back = convert("--to", "hf", "--sync", "native", "hf");
 		expect([back.exitCode, back.stderr]).toEqual([0, ""]);
 		const file = "model.safetensors";
 		expect(readFileSync(join(folder, "hf", file)).equals(readFileSync(join(tiny!, file)))).toBe(true);
