@@ -69,8 +69,14 @@ void grouped(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k,
 void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k) {
   const int64_t rows = offsets_of(counts).back() + 5, groups = static_cast<int64_t>(counts.size());
   mimo_grouped_gemm_weight_gradient_args args{};
-  args.dy = run.tensor(rows * n);
-  args.x = run.tensor(rows * k);
+  // What follows the last group must not reach a sum.
+  const auto with_poison = [&](int64_t width) {
+    std::vector<float> values = run.normal(rows * width);
+    std::fill(values.end() - 5 * width, values.end(), NAN);
+    return run.tensor(values);
+  };
+  args.dy = with_poison(n);
+  args.x = with_poison(k);
   args.dw = run.floats(groups * n * k);
   args.offsets = run.upload(offsets_of(counts));
   args.rows = rows, args.groups = groups, args.n = n, args.k = k;
@@ -126,11 +132,15 @@ void add_products(Cases& cases, bool large) {
     add_gemm("large weight gradient", {2688, 1856, 4096, 1, true, false, false, true, 1, 1, 0});
   }
   const std::vector<int32_t> uneven{3, 0, 130, 1, 64, 0, 17};
+  // Around the edges of tiles of 64 and 128 rows, and more tiles than a GPU has multiprocessors.
+  const std::vector<int32_t> edges{63, 64, 65, 0, 127, 128, 129, 1, 191, 192, 193, 0, 0, 256, 257, 2100};
   for (const bool transpose_b : {true, false}) {
     const std::string suffix = transpose_b ? "" : " input gradient";
     cases.push_back({"grouped gemm" + suffix, [=](Run& run) { grouped(run, uneven, 72, 136, transpose_b, false); }});
     cases.push_back(
         {"grouped gemm f32 result" + suffix, [=](Run& run) { grouped(run, uneven, 136, 72, transpose_b, true); }});
+    cases.push_back({"grouped gemm edges" + suffix, [=](Run& run) { grouped(run, edges, 392, 328, transpose_b, false); }});
+    cases.push_back({"grouped gemm many" + suffix, [=](Run& run) { grouped(run, edges, 3000, 200, transpose_b, false); }});
     cases.push_back({"grouped gemm odd" + suffix, [=](Run& run) { grouped(run, {2, 0, 5}, 7, 5, transpose_b, false); }});
     cases.push_back({"grouped gemm wide" + suffix, [=](Run& run) { grouped(run, {129, 40}, 264, 200, transpose_b, false); }});
     if (large) {
@@ -141,6 +151,8 @@ void add_products(Cases& cases, bool large) {
     }
   }
   cases.push_back({"grouped weight gradient", [=](Run& run) { weight_gradient(run, uneven, 72, 136); }});
+  cases.push_back({"grouped weight gradient edges", [=](Run& run) { weight_gradient(run, edges, 392, 328); }});
+  cases.push_back({"grouped weight gradient many", [=](Run& run) { weight_gradient(run, edges, 1000, 1000); }});
   cases.push_back({"grouped weight gradient wide", [](Run& run) { weight_gradient(run, {129, 40}, 264, 200); }});
   cases.push_back({"grouped weight gradient odd", [](Run& run) { weight_gradient(run, {2, 0, 5}, 7, 5); }});
   if (large) {

@@ -7,16 +7,34 @@ namespace {
 
 constexpr int threads = 128;
 constexpr int64_t forward_run = 64;   // tokens
-constexpr int64_t backward_run = 128;  // also the tokens of one partial sum of the weights' gradients
+constexpr int64_t backward_run = 96;  // also the tokens of one partial sum of the weights' gradients
+/// Tokens read at once, while those before are computed: one at a time, every token would wait for memory.
+constexpr int batch_tokens = 4;
+/// Blocks that share a multiprocessor, in the case that models have: so many that their registers just suffice.
+template <class T, int Taps>
+constexpr int forward_blocks = sizeof(T) == 2 && Taps == 4 ? 6 : 1;
+template <class T, int Taps>
+constexpr int backward_blocks = sizeof(T) == 2 && Taps == 4 ? 4 : 1;
 
 /// taps[k]: the weight of the token k - (Taps - 1) steps away, 0 for those the convolution has not.
 template <class W, int Taps, int Width>
 __device__ __forceinline__ void load_taps(const W* weight, int64_t channel, int64_t width, float (&taps)[Taps][Width]) {
+  const W* const own = weight + channel * width;
+  if (Taps * Width * sizeof(W) % 16 == 0 && width == Taps && reinterpret_cast<uintptr_t>(own) % 16 == 0) {
+    float all[Taps * Width];
+    read(own, all);
+#pragma unroll
+    for (int k = 0; k < Taps; ++k) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) taps[k][i] = all[i * Taps + k];
+    }
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < Taps; ++k) {
     const int64_t tap = k - (Taps - width);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) taps[k][i] = tap >= 0 ? load(weight + (channel + i) * width + tap) : 0.0f;
+    for (int i = 0; i < Width; ++i) taps[k][i] = tap >= 0 ? load(own + i * width + tap) : 0.0f;
   }
 }
 
@@ -46,8 +64,60 @@ __device__ __forceinline__ void start(const T* x, int64_t stride, int64_t token,
   }
 }
 
+/// A thread's channels of one token as stored, in words that copies need not take apart.
+template <class T, int Width>
+struct Channels {
+  using Word = std::conditional_t<Width * sizeof(T) % 4 == 0, uint32_t, uint16_t>;
+  alignas(Width * sizeof(T)) Word word[Width * sizeof(T) / sizeof(Word)];
+
+  __device__ __forceinline__ float get(int i) const {
+    if constexpr (std::is_same_v<T, float>) {
+      return __uint_as_float(word[i]);
+    } else if constexpr (Width % 2 == 0) {
+      return i % 2 == 0 ? lower_bf16(word[i / 2]) : upper_bf16(word[i / 2]);
+    } else {
+      return lower_bf16(word[i]);
+    }
+  }
+};
+
+/// Reads tokens token .. token + Batch - 1 of x as far as `end`; the caller must not use what is beyond.
+template <int Batch, class T, int Width>
+__device__ __forceinline__ void read_batch(const T* x, int64_t stride, int token, int end,
+                                           Channels<T, Width> (&to)[Batch]) {
+  const T* from = x + token * stride;
+#pragma unroll
+  for (int i = 0; i < Batch; ++i, from += stride) {
+    if (token + i < end) to[i] = *reinterpret_cast<const Channels<T, Width>*>(from);
+  }
+}
+
+/// For results in bf16 the approximations of the special function unit are exact enough: good to 2^-21.
+__device__ __forceinline__ float sigmoid_for(const float*, float x) { return sigmoid(x); }
+__device__ __forceinline__ float sigmoid_for(const bf16*, float x) {
+  float power, quotient;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-log2_e * x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(1.0f + power));
+  return quotient;
+}
+
+/// Puts a token into the window and returns the convolution's result there.
+template <class T, int Taps, int Width>
+__device__ __forceinline__ void convolve(const Channels<T, Width>& token, const float (&taps)[Taps][Width],
+                                         const float (&bias)[Width], float (&window)[Taps][Width], float (&p)[Width]) {
+  shift(window);
+#pragma unroll
+  for (int i = 0; i < Width; ++i) {
+    window[Taps - 1][i] = token.get(i);
+    p[i] = bias[i];
+#pragma unroll
+    for (int k = 0; k < Taps; ++k) p[i] += taps[k][i] * window[k][i];
+  }
+}
+
 template <class T, class W, int Taps, int Width>
-__global__ void __launch_bounds__(threads) forward_kernel(mimo_causal_conv1d_forward_args args) {
+__global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
+    forward_kernel(mimo_causal_conv1d_forward_args args) {
   const int64_t channel = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) * Width;
   if (channel >= args.channels) return;
   float taps[Taps][Width], bias[Width], window[Taps][Width] = {};
@@ -56,32 +126,39 @@ __global__ void __launch_bounds__(threads) forward_kernel(mimo_causal_conv1d_for
   for (int i = 0; i < Width; ++i) bias[i] = load(static_cast<const W*>(args.bias) + channel + i);
   const T* x = static_cast<const T*>(args.x) + channel;
   T* y = static_cast<T*>(args.y) + channel;
-  const int64_t begin = blockIdx.y * forward_run, end = smaller(begin + forward_run, args.tokens);
-  int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, begin), last = begin;
-  for (int64_t token = begin; token < end; ++token) {
-    if (token == last) {  // a sequence begins, or the run
-      while (args.cu_seqlens[sequence + 1] <= token) ++sequence;
-      last = args.cu_seqlens[sequence + 1];
-      start(x, args.x_stride, token, args.cu_seqlens[sequence], window);
-    }
-    shift(window);
-    read(x + token * args.x_stride, window[Taps - 1]);
-    float out[Width];
+  const int64_t end = smaller((blockIdx.y + 1) * forward_run, args.tokens);
+  int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, blockIdx.y * forward_run);
+  for (int64_t begin = blockIdx.y * forward_run; begin < end; ++sequence) {
+    // The piece of one sequence in this run.
+    const int64_t stop = smaller(args.cu_seqlens[sequence + 1], end);
+    if (stop <= begin) continue;
+    const int count = static_cast<int>(stop - begin);
+    const T* const from = x + begin * args.x_stride;
+    T* to = y + begin * args.y_stride;
+    Channels<T, Width> batch[batch_tokens], next[batch_tokens];
+    read_batch(from, args.x_stride, 0, count, batch);
+    start(x, args.x_stride, begin, args.cu_seqlens[sequence], window);
+    for (int token = 0; token < count; token += batch_tokens) {
+      read_batch(from, args.x_stride, token + batch_tokens, count, next);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      float p = bias[i];
+      for (int j = 0; j < batch_tokens; ++j, to += args.y_stride) {
+        float p[Width];
+        convolve(batch[j], taps, bias, window, p);
 #pragma unroll
-      for (int k = 0; k < Taps; ++k) p += taps[k][i] * window[k][i];
-      out[i] = p * sigmoid(p);
+        for (int i = 0; i < Width; ++i) p[i] *= sigmoid_for(y, p[i]);
+        if (token + j < count) write(to, p);
+        batch[j] = next[j];
+      }
     }
-    write(y + token * args.y_stride, out);
+    begin = stop;
   }
 }
 
 /// Gradient dp before the SiLU at every token, dx[t] = Σ_k taps[k] dp[t + Taps - 1 - k] as far as the sequence goes, and
 /// partial[run] = Σ over the run of dp x (a row a tap) and of dp.
 template <class T, class W, int Taps, int Width>
-__global__ void __launch_bounds__(threads) backward_kernel(mimo_causal_conv1d_backward_args args, float* partial) {
+__global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
+    backward_kernel(mimo_causal_conv1d_backward_args args, float* partial) {
   const int64_t channel = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) * Width;
   if (channel >= args.channels) return;
   float taps[Taps][Width], bias[Width], window[Taps][Width] = {}, dp[Taps][Width] = {};
@@ -99,42 +176,44 @@ __global__ void __launch_bounds__(threads) backward_kernel(mimo_causal_conv1d_ba
     const int64_t first = args.cu_seqlens[sequence], last = args.cu_seqlens[sequence + 1];
     const int64_t stop = smaller(last, end);
     if (stop <= begin) continue;
+    // From `begin` on: its own tokens, those whose results its own need, and how many of these the sequence has.
+    const int count = static_cast<int>(stop - begin), beyond = count + Taps - 1;
+    const int readable = static_cast<int>(smaller(last - begin, beyond));
+    const T* const x_from = x + begin * args.x_stride;
+    const T* const dy_from = dy + begin * args.dy_stride;
+    T* to = dx + (begin - (Taps - 1)) * args.dx_stride;
+    Channels<T, Width> x_batch[batch_tokens], dy_batch[batch_tokens], x_next[batch_tokens], dy_next[batch_tokens];
+    read_batch(x_from, args.x_stride, 0, readable, x_batch);
+    read_batch(dy_from, args.dy_stride, 0, readable, dy_batch);
     start(x, args.x_stride, begin, first, window);
-    for (int64_t token = begin; token < stop + Taps - 1; ++token) {
-      shift(window);
-      shift(dp);
-      if (token < last) {
-        float gradient[Width];
-        read(x + token * args.x_stride, window[Taps - 1]);
-        read(dy + token * args.dy_stride, gradient);
+    for (int batch = 0; batch < beyond; batch += batch_tokens) {
+      read_batch(x_from, args.x_stride, batch + batch_tokens, readable, x_next);
+      read_batch(dy_from, args.dy_stride, batch + batch_tokens, readable, dy_next);
+#pragma unroll
+      for (int j = 0; j < batch_tokens; ++j, to += args.dx_stride) {
+        const int token = batch + j, done = token - (Taps - 1);
+        float p[Width], out[Width];
+        convolve(x_batch[j], taps, bias, window, p);
+        shift(dp);
+        // Selected rather than skipped: only the last batches of a piece are not whole.
+        const bool in_sequence = token < readable, in_piece = token < count;
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
-          float p = bias[i];
-#pragma unroll
-          for (int k = 0; k < Taps; ++k) p += taps[k][i] * window[k][i];
-          const float s = sigmoid(p);
-          const float d = gradient[i] * s * (1.0f + p * (1.0f - s));
-          dp[Taps - 1][i] = d;
-          if (token < stop) {
+          const float s = sigmoid_for(dx, p[i]);
+          const float d = dy_batch[j].get(i) * s * (1.0f + p[i] * (1.0f - s));
+          dp[Taps - 1][i] = in_sequence ? d : 0.0f;
+          if (in_piece) {
 #pragma unroll
             for (int k = 0; k < Taps; ++k) dtaps[k][i] += d * window[k][i];
             dbias[i] += d;
           }
+          out[i] = 0.0f;
+#pragma unroll
+          for (int k = 0; k < Taps; ++k) out[i] += taps[Taps - 1 - k][i] * dp[k][i];
         }
-      } else {
-#pragma unroll
-        for (int i = 0; i < Width; ++i) dp[Taps - 1][i] = 0.0f;
+        if (done >= 0 && done < count) write(to, out);
+        x_batch[j] = x_next[j], dy_batch[j] = dy_next[j];
       }
-      const int64_t done = token - (Taps - 1);
-      if (done < begin) continue;
-      float out[Width];
-#pragma unroll
-      for (int i = 0; i < Width; ++i) {
-        out[i] = 0.0f;
-#pragma unroll
-        for (int k = 0; k < Taps; ++k) out[i] += taps[Taps - 1 - k][i] * dp[k][i];
-      }
-      write(dx + done * args.dx_stride, out);
     }
     begin = stop;
   }
@@ -148,19 +227,31 @@ __global__ void __launch_bounds__(threads) backward_kernel(mimo_causal_conv1d_ba
   write(own + args.width * args.channels, dbias);
 }
 
-/// dweight and dbias += the partial sums, [runs, width + 1, channels], in order.
+constexpr int partial_lanes = 16;
+
+/// dweight and dbias += the partial sums, [runs, width + 1, channels]: several lanes of runs a column, then a sum over the
+/// lanes, so that loads do not wait for each other.
 __global__ void add_weight_gradients_kernel(const float* partial, int64_t runs, int64_t channels, int64_t width,
                                             float* dweight, float* dbias) {
-  for_each_pack(width + 1, channels, [&](int64_t tap, int64_t channel) {
-    float sum = 0;
+  __shared__ float shared[partial_lanes][33];
+  const int64_t columns = (width + 1) * channels, column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+  float sum = 0;
+  if (column < columns) {
 #pragma unroll 8
-    for (int64_t run = 0; run < runs; ++run) sum += partial[(run * (width + 1) + tap) * channels + channel];
-    if (tap < width) {
-      if (dweight != nullptr) dweight[channel * width + tap] += sum;
-    } else if (dbias != nullptr) {
-      dbias[channel] += sum;
-    }
-  });
+    for (int64_t run = threadIdx.y; run < runs; run += partial_lanes) sum += partial[run * columns + column];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= columns) return;
+  float all = 0;
+#pragma unroll
+  for (int lane = 0; lane < partial_lanes; ++lane) all += shared[lane][threadIdx.x];
+  const int64_t tap = column / channels, channel = column % channels;
+  if (tap < width) {
+    if (dweight != nullptr) dweight[channel * width + tap] += all;
+  } else if (dbias != nullptr) {
+    dbias[channel] += all;
+  }
 }
 
 /// Calls body(T*, W*, taps, width of a thread) for the storage types.
@@ -223,9 +314,8 @@ void causal_conv1d_backward(mimo_stream& stream, const mimo_causal_conv1d_backwa
            dim3(threads), 0, args, partial);
   });
   if (!weights) return;
-  const auto [grid, block] = cover(args.width + 1, args.channels);
-  launch(stream, add_weight_gradients_kernel, grid, block, 0, partial, runs, args.channels, args.width, args.dweight,
-         args.dbias);
+  launch(stream, add_weight_gradients_kernel, grid_of(ceil_div((args.width + 1) * args.channels, 32)),
+         dim3(32, partial_lanes), 0, partial, runs, args.channels, args.width, args.dweight, args.dbias);
 }
 
 }  // namespace mimo::cuda

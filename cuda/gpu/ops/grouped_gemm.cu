@@ -119,7 +119,12 @@ void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
   const bool tensor_cores = args.a_dtype == MIMO_DTYPE_BF16 && args.b_dtype == MIMO_DTYPE_BF16 && args.k > 0 &&
                             readable(args.a, args.k) && readable(args.b, args.k) && args.n % 8 == 0 &&
                             reinterpret_cast<uintptr_t>(args.c) % 8 == 0;
-  tensor_cores ? sm80_bf16_grouped_gemm(stream, args) : grouped_gemm_plain(stream, args);
+  if (tensor_cores && reinterpret_cast<uintptr_t>(args.c) % 16 == 0 &&
+      sm90_grouped_gemm_fits(stream, args.rows, args.groups, args.n, args.k)) {
+    sm90_bf16_grouped_gemm(stream, args);
+  } else {
+    tensor_cores ? sm80_bf16_grouped_gemm(stream, args) : grouped_gemm_plain(stream, args);
+  }
 }
 
 void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
@@ -129,8 +134,13 @@ void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_w
   const bool tensor_cores = args.dy_dtype == MIMO_DTYPE_BF16 && args.x_dtype == MIMO_DTYPE_BF16 &&
                             readable(args.dy, args.n) && readable(args.x, args.k) &&
                             reinterpret_cast<uintptr_t>(args.dw) % 8 == 0;
-  tensor_cores ? sm80_bf16_grouped_gemm_weight_gradient(stream, args)
-               : grouped_gemm_weight_gradient_plain(stream, args);
+  if (tensor_cores && reinterpret_cast<uintptr_t>(args.dw) % 16 == 0 &&
+      sm90_grouped_gemm_fits(stream, args.rows, args.groups, args.n, args.k)) {
+    sm90_bf16_grouped_gemm_weight_gradient(stream, args);
+  } else {
+    tensor_cores ? sm80_bf16_grouped_gemm_weight_gradient(stream, args)
+                 : grouped_gemm_weight_gradient_plain(stream, args);
+  }
 }
 
 }  // namespace mimo::cuda

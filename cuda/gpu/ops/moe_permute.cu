@@ -5,17 +5,46 @@
 namespace mimo::cuda {
 namespace {
 
+/// row_of_slot[slot]: the slot's row, for those that have one; and the rows' probabilities.
+__global__ void invert_kernel(mimo_moe_permute_args args, int32_t* row_of_slot) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= live_rows(args.tokens * args.topk, args.row_count)) return;
+  const int64_t slot = args.slot_of_row[row];
+  if (row_of_slot != nullptr) row_of_slot[slot] = static_cast<int32_t>(row);
+  if (args.probabilities != nullptr) args.row_probability[row] = args.probabilities[slot];
+}
+
+constexpr int permute_threads = 256, permute_lanes = 128;
+
+/// Token by token: each is read once and written to all its rows. Row by row, a token would be read topk times, and what
+/// lies between is more than the cache holds.
 template <class T, int Width>
-__global__ void permute_kernel(mimo_moe_permute_args args, int64_t packs) {
-  for_each_pack(live_rows(args.tokens * args.topk, args.row_count), larger(packs, 1), [&](int64_t row, int64_t pack) {
-    const int64_t slot = args.slot_of_row[row];
-    if (pack < packs) {
-      float value[Width];
-      read(static_cast<const T*>(args.x) + slot / args.topk * args.width + pack * Width, value);
-      write(static_cast<T*>(args.rows) + row * args.width + pack * Width, value);
+__global__ void __launch_bounds__(permute_threads)
+    permute_kernel(mimo_moe_permute_args args, const int32_t* row_of_slot, int64_t packs) {
+  constexpr int at_once = 3;
+  using Pack = std::conditional_t<Width * sizeof(T) == 16, uint4, T>;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (token >= args.tokens) return;
+  const Pack* const from = reinterpret_cast<const Pack*>(static_cast<const T*>(args.x) + token * args.width);
+  const int32_t* const rows = row_of_slot + token * args.topk;
+  const int lanes = static_cast<int>(blockDim.x), count = static_cast<int>(packs), topk = static_cast<int>(args.topk);
+  for (int first = static_cast<int>(threadIdx.x); first < count; first += lanes * at_once) {
+    Pack value[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (first + i * lanes < count) value[i] = from[first + i * lanes];
     }
-    if (pack == 0 && args.probabilities != nullptr) args.row_probability[row] = args.probabilities[slot];
-  });
+#pragma unroll 6
+    for (int k = 0; k < topk; ++k) {
+      const int32_t row = rows[k];
+      if (row < 0) continue;
+      Pack* const to = reinterpret_cast<Pack*>(static_cast<T*>(args.rows) + row * args.width);
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        if (first + i * lanes < count) to[first + i * lanes] = value[i];
+      }
+    }
+  }
 }
 
 /// fp32 sums; rows are read several at a time so that their latencies overlap.
@@ -54,14 +83,26 @@ __global__ void unpermute_kernel(mimo_moe_unpermute_args args, int64_t packs) {
 
 void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   MIMO_REQUIRE((args.probabilities == nullptr) == (args.row_probability == nullptr), "moe_permute");
-  if (args.tokens * args.topk == 0) return;
+  const int64_t slots = args.tokens * args.topk;
+  if (slots == 0) return;
+  MIMO_REQUIRE(slots <= INT32_MAX, "moe_permute");
+  const int64_t bytes = args.width > 0 ? slots * static_cast<int64_t>(sizeof(int32_t)) : 0;
+  Workspace workspace(&stream, bytes);
+  int32_t* const row_of_slot = args.width > 0 ? workspace.as<int32_t>() : nullptr;
+  // -1: a slot without a row.
+  if (bytes > 0) check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle), "clearing rows");
+  launch(stream, invert_kernel, grid_of(ceil_div(slots, 256)), dim3(256), 0, args, row_of_slot);
+  if (args.width == 0) return;
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;
     const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
     with_width<wide>(fits(args.x) && fits(args.rows), [&](auto w) {
-      const auto [grid, block] = cover(args.tokens * args.topk, larger(args.width / w, 1));
-      launch(stream, permute_kernel<T, w>, grid, block, 0, args, args.width / w);
+      const int64_t packs = args.width / w;
+      unsigned lanes = 32;
+      while (lanes < permute_lanes && lanes < packs) lanes *= 2;
+      const dim3 block(lanes, permute_threads / lanes);
+      launch(stream, permute_kernel<T, w>, grid_of(ceil_div(args.tokens, block.y)), block, 0, args, row_of_slot, packs);
     });
   });
 }

@@ -118,7 +118,7 @@ __global__ void add_partials_kernel(const float* partial, int64_t partials, int6
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
   float sum = 0;
   if (column < width) {
-#pragma unroll 8
+#pragma unroll 16
     for (int64_t p = threadIdx.y; p < partials; p += partial_lanes) sum += partial[p * width + column];
   }
   shared[threadIdx.y][threadIdx.x] = sum;

@@ -1,4 +1,5 @@
 // RMSNorm and group RMSNorm (spec language-model 1.5, 2.2): y = h rsqrt(mean(h²) + ε) γ.
+#include "mma.cuh"
 #include "norm.cuh"
 
 namespace mimo::cuda {
@@ -41,9 +42,39 @@ __global__ void forward_kernel(mimo_rms_norm_forward_args args, int64_t rows_per
   }
 }
 
+/// Rows whose copies to shared memory are under way or whose values are in use.
+constexpr int rows_ahead = 4;
+constexpr int copied_tensors = 3;  // x, dy, dresidual
+inline int64_t ahead_bytes(unsigned threads) {
+  return int64_t{16} * rows_ahead * copied_tensors * packs_per_thread * threads;
+}
+
+/// Also the rows of one partial sum of the weights' gradients: many, as the sums are read again.
+inline int64_t rows_of_partial(int64_t rows) { return larger(16, ceil_div(rows, 256)); }
+
+/// A thread's packs of the coming rows. Each thread reads what it copied itself, so that no barrier is needed.
+template <class T, int Width>
+struct RowsAhead {
+  static constexpr bool possible = Width * sizeof(T) == 16;
+  char* memory;
+
+  __device__ __forceinline__ char* place(int64_t row, int tensor, int p) const {
+    const int slot = (static_cast<int>(row % rows_ahead) * copied_tensors + tensor) * packs_per_thread + p;
+    return memory + (static_cast<int64_t>(slot) * blockDim.x + threadIdx.x) * 16;
+  }
+  __device__ __forceinline__ void copy(const void* from, int64_t row, int tensor, int p) const {
+    if (from != nullptr) copy_async(place(row, tensor, p), from, true);
+  }
+  __device__ __forceinline__ const T* get(int64_t row, int tensor, int p) const {
+    return reinterpret_cast<const T*>(place(row, tensor, p));
+  }
+};
+
 /// dx = rstd (γ dy - x rstd mean) (+ dresidual), mean = Σ γ dy x rstd / size; partial[block] = Σ over rows of dy x rstd.
-template <class T, class W, int Width>
+/// Ahead: rows come through shared memory, several at a time.
+template <class T, class W, int Width, bool Ahead>
 __global__ void backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_per_block, float* partial) {
+  extern __shared__ __align__(16) char copied[];
   __shared__ float shared[2][32];
   const int64_t packs = args.group_size / Width, column = blockIdx.y * args.group_size;
   float weight[packs_per_thread][Width], dweight[packs_per_thread][Width] = {};
@@ -51,16 +82,41 @@ __global__ void backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_p
     read(static_cast<const W*>(args.weight) + column + pack * Width, weight[p]);
   });
   const int64_t begin = blockIdx.x * rows_per_block, end = smaller(begin + rows_per_block, args.rows);
+  const T* const x_data = static_cast<const T*>(args.x) + column;
+  const T* const dy_data = static_cast<const T*>(args.dy) + column;
+  const T* const residual_data = static_cast<const T*>(args.dresidual);
+  const RowsAhead<T, Width> ahead{copied};
+  const auto start = [&](int64_t row) {
+    if (row < end) {
+      for_own_packs(packs, [&](int p, int64_t pack) {
+        ahead.copy(x_data + row * args.x_stride + pack * Width, row, 0, p);
+        ahead.copy(dy_data + row * args.dy_stride + pack * Width, row, 1, p);
+        if (residual_data != nullptr) {
+          ahead.copy(residual_data + row * args.dx_stride + column + pack * Width, row, 2, p);
+        }
+      });
+    }
+    copy_commit();  // empty groups keep the count of those under way
+  };
+  if constexpr (Ahead) {
+    for (int64_t row = begin; row < begin + rows_ahead - 1; ++row) start(row);
+  }
+  const float* const rstds = args.rstd + blockIdx.y;
+  float rstd = begin < end ? rstds[begin * gridDim.y] : 0.0f;
   for (int64_t row = begin; row < end; ++row) {
-    const float rstd = args.rstd[row * gridDim.y + blockIdx.y];
+    const float next_rstd = row + 1 < end ? rstds[(row + 1) * gridDim.y] : 0.0f;
     float x[packs_per_thread][Width], dy[packs_per_thread][Width], residual[packs_per_thread][Width] = {};
     float dot[1] = {0};
+    if constexpr (Ahead) {
+      copy_wait<rows_ahead - 2>();
+      start(row + rows_ahead - 1);
+    }
     for_own_packs(packs, [&](int p, int64_t pack) {
-      read(static_cast<const T*>(args.x) + row * args.x_stride + column + pack * Width, x[p]);
-      read(static_cast<const T*>(args.dy) + row * args.dy_stride + column + pack * Width, dy[p]);
+      read(Ahead ? ahead.get(row, 0, p) : x_data + row * args.x_stride + pack * Width, x[p]);
+      read(Ahead ? ahead.get(row, 1, p) : dy_data + row * args.dy_stride + pack * Width, dy[p]);
       // Wanted only after the sum, but on its way meanwhile.
-      if (args.dresidual != nullptr) {
-        read(static_cast<const T*>(args.dresidual) + row * args.dx_stride + column + pack * Width, residual[p]);
+      if (residual_data != nullptr) {
+        read(Ahead ? ahead.get(row, 2, p) : residual_data + row * args.dx_stride + column + pack * Width, residual[p]);
       }
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
@@ -79,6 +135,7 @@ __global__ void backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_p
       }
       write(static_cast<T*>(args.dx) + at, dy[p]);
     });
+    rstd = next_rstd;
   }
   if (partial == nullptr) return;
   for_own_packs(packs, [&](int p, int64_t pack) {
@@ -115,7 +172,7 @@ void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& arg
 void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args) {
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_backward");
   if (args.rows == 0) return;
-  const int64_t groups = args.width / args.group_size, rows_per_block = backward_rows_per_block(args.rows);
+  const int64_t groups = args.width / args.group_size, rows_per_block = rows_of_partial(args.rows);
   const int64_t partials = ceil_div(args.rows, rows_per_block);
   Workspace workspace(&stream, args.dweight ? partials * args.width * static_cast<int64_t>(sizeof(float)) : 0);
   float* partial = args.dweight ? workspace.as<float>() : nullptr;
@@ -130,8 +187,19 @@ void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& a
       with_width<wide>(fits(args.dy, args.dy_stride) && fits(args.x, args.x_stride) && fits(args.dx, args.dx_stride) &&
                            fits(args.dresidual, args.dx_stride) && packs_fit<W>(args.weight, args.group_size, 0, wide),
                        [&](auto width) {
-                         launch(stream, backward_kernel<T, W, width>, grid_of(partials, groups),
-                                dim3(norm_threads(args.group_size / width)), 0, args, rows_per_block, partial);
+                         const unsigned threads = norm_threads(args.group_size / width);
+                         const dim3 grid = grid_of(partials, groups);
+                         const int64_t bytes = ahead_bytes(threads);
+                         // Two blocks share a multiprocessor's memory.
+                         if constexpr (RowsAhead<T, width>::possible) {
+                           if (2 * bytes <= stream.device->shared_bytes_per_block) {
+                             launch(stream, backward_kernel<T, W, width, true>, grid, dim3(threads), bytes, args,
+                                    rows_per_block, partial);
+                             return;
+                           }
+                         }
+                         launch(stream, backward_kernel<T, W, width, false>, grid, dim3(threads), 0, args,
+                                rows_per_block, partial);
                        });
     });
   });

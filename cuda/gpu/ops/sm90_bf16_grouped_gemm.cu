@@ -1,0 +1,134 @@
+// Grouped products on Hopper: c_g = a_g b_g, the matrices b as [n, k] (forward) or [k, n] (input gradient).
+#include "grouped_gemm.h"
+#include "sm90_grouped.cuh"
+
+namespace mimo::cuda {
+namespace {
+
+using namespace sm90;
+
+template <class C, bool right_rows_>
+struct Forward {
+  static constexpr bool left_rows = false, right_rows = right_rows_, halves = true;
+  static constexpr int stages = 5, own_bytes = 0;
+  CUtensorMap a, b;
+  C* c;
+  const int32_t* offsets;
+  int32_t n, k;
+
+  __device__ __forceinline__ int count(int group) const { return offsets[group + 1] - offsets[group]; }
+  __device__ __forceinline__ int units(int group) const { return (count(group) + tile_rows - 1) / tile_rows; }
+  __device__ __forceinline__ int steps(int) const { return (k + depth - 1) / depth; }
+  __device__ __forceinline__ int rows(const Tile& tile) const {
+    return min(tile_rows, count(tile.group) - tile.row * tile_rows);
+  }
+  __device__ __forceinline__ void fetch(const Tile& tile, int step, char* left, char* right, uint64_t* barrier) const {
+    const int first = offsets[tile.group], last = offsets[tile.group + 1];
+    copy_ragged_box(left, a, step * depth, tile.row * tile_rows, first, last, barrier);
+    if constexpr (right_rows) {
+#pragma unroll
+      for (int j = 0; j < tile_columns / 64; ++j) {
+        copy_box(right + j * column_tile_bytes, b, tile.column * tile_columns + j * 64, step * depth, tile.group, barrier);
+      }
+    } else {
+      copy_box(right, b, step * depth, tile.column * tile_columns, tile.group, barrier);
+    }
+  }
+  __device__ __forceinline__ void prepare(const Tile&, char*) const {}
+  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char*) const {
+    const int live = rows(tile), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, quarter = lane % 4;
+    const int first = warp * 16 + lane / 4, column = tile.column * tile_columns;
+    C* const to = c + (static_cast<int64_t>(offsets[tile.group]) + tile.row * tile_rows) * n + column;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {  // half of the rows, row or row + 8
+      const int row = first + part / 2 * 64 + part % 2 * 8;
+#pragma unroll
+      for (int j = 0; j < tile_columns / 8; j += 4) {
+        float pair[4][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          pair[i][0] = sums[part / 2][(j + i) * 4 + part % 2 * 2];
+          pair[i][1] = sums[part / 2][(j + i) * 4 + part % 2 * 2 + 1];
+        }
+        if constexpr (std::is_same_v<C, float>) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int at = (j + i) * 8 + quarter * 2;
+            if (row < live && column + at < n) {
+              *reinterpret_cast<float2*>(to + static_cast<int64_t>(row) * n + at) = make_float2(pair[i][0], pair[i][1]);
+            }
+          }
+        } else {
+          // Four lanes hold two columns each of four times eight: every lane takes one of the eights, 16 bytes.
+          uint32_t word[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) word[i] = pack_bf16(pair[i][0], pair[i][1]);
+          transpose_quad(word, quarter);
+          const int at = j * 8 + quarter * 8;
+          if (row < live && column + at < n) {
+            *reinterpret_cast<uint4*>(to + static_cast<int64_t>(row) * n + at) =
+                make_uint4(word[0], word[1], word[2], word[3]);
+          }
+        }
+      }
+    }
+  }
+
+  /// word[i] of lane q becomes word[q] of lane i, of four neighbouring lanes.
+  static __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4], int quarter) {
+    const bool upper = quarter & 2, odd = quarter & 1;
+    const uint32_t own0 = upper ? word[2] : word[0], own1 = upper ? word[3] : word[1];
+    const uint32_t other0 = __shfl_xor_sync(all_lanes, upper ? word[0] : word[2], 2);
+    const uint32_t other1 = __shfl_xor_sync(all_lanes, upper ? word[1] : word[3], 2);
+    // Blocks 2 (q / 2) + {0, 1} of the lanes 0 or 1 and 2 or 3 of the quad.
+    const uint32_t low0 = upper ? other0 : own0, low1 = upper ? other1 : own1;
+    const uint32_t high0 = upper ? own0 : other0, high1 = upper ? own1 : other1;
+    const uint32_t low = odd ? low1 : low0, high = odd ? high1 : high0;
+    const uint32_t low_other = __shfl_xor_sync(all_lanes, odd ? low0 : low1, 1);
+    const uint32_t high_other = __shfl_xor_sync(all_lanes, odd ? high0 : high1, 1);
+    word[0] = odd ? low_other : low, word[1] = odd ? low : low_other;
+    word[2] = odd ? high_other : high, word[3] = odd ? high : high_other;
+  }
+};
+
+template <class Problem>
+__global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Problem problem, int groups, int columns) {
+#ifdef MIMO_ON_SM90A
+  multiply_groups(problem, groups, columns);
+#endif
+}
+
+template <class C, bool right_rows>
+void run(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  const Forward<C, right_rows> problem{
+      ragged_map(args.a, args.k, tile_rows),
+      right_rows ? matrices_map(args.b, args.groups, args.k, args.n, depth)
+                 : matrices_map(args.b, args.groups, args.n, args.k, tile_columns),
+      static_cast<C*>(args.c), args.offsets, narrow(args.n), narrow(args.k)};
+  launch(stream, kernel<Forward<C, right_rows>>, grid_of(stream.device->multiprocessors), dim3(threads),
+         shared_bytes<Forward<C, right_rows>>(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.n, tile_columns)));
+}
+
+}  // namespace
+
+bool sm90_grouped_gemm_fits(const mimo_stream& stream, int64_t rows, int64_t groups, int64_t n, int64_t k) {
+#ifdef MIMO_HAS_SM90A
+  const int64_t most = INT32_MAX / 2;
+  return stream.device->compute_major == 9 && groups <= most_groups && rows <= most && n <= most && k <= most &&
+         (rows / tile_rows + groups) * ceil_div(larger(n, k), 64) <= most;
+#else
+  (void)stream, (void)rows, (void)groups, (void)n, (void)k;
+  return false;
+#endif
+}
+
+void sm90_bf16_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
+  if (args.rows == 0 || args.n == 0) return;
+  with_dtype(args.c_dtype, [&](auto* t) {
+    using C = std::remove_pointer_t<decltype(t)>;
+    args.transpose_b ? run<C, false>(stream, args) : run<C, true>(stream, args);
+  });
+}
+
+}  // namespace mimo::cuda

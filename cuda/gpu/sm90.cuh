@@ -1,0 +1,137 @@
+// Hopper's own instructions (sm_90a): barriers in shared memory that count bytes, the tensor copy engine, and products of
+// whole warpgroups with both operands in shared memory.
+//
+// Tiles are what the copy engine writes with 128-byte swizzle: rows of 64 bf16, the 16-byte chunk c of row r at chunk
+// c ^ (r mod 8), every tile at a multiple of 1024 bytes.
+#pragma once
+#include <cuda.h>
+
+#include "mma.cuh"
+#include "tensor_map.h"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MIMO_ON_SM90A 1
+#endif
+
+namespace mimo::cuda::sm90 {
+
+// ---- barriers --------------------------------------------------------------------------------------------------
+
+/// A phase ends when `arrivals` threads have arrived and as many bytes as expected.
+__device__ __forceinline__ void initialise(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+/// Shows initialised barriers to the copy engine; a block barrier must follow.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+/// Waits for the end of the phase of this parity; that before the first has parity 1.
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+
+// ---- the copy engine -------------------------------------------------------------------------------------------
+
+/// Copies a box to shared memory and counts its bytes on the barrier; zeros where the box leaves the tensor.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int x, int y, int z, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+      ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+      : "memory");
+}
+/// The same of a ragged_map: rows row .. of the group of rows first .. last - 1, zeros behind the group's end.
+__device__ __forceinline__ void copy_ragged_box(void* to, const CUtensorMap& map, int x, int row, int first, int last,
+                                                uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+      ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end),
+        "r"(shared_address(barrier))
+      : "memory");
+}
+
+// ---- registers -------------------------------------------------------------------------------------------------
+
+template <int Registers>
+__device__ __forceinline__ void shrink_registers() {
+#ifdef MIMO_ON_SM90A
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+#endif
+}
+template <int Registers>
+__device__ __forceinline__ void grow_registers() {
+#ifdef MIMO_ON_SM90A
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+#endif
+}
+
+// ---- products of a warpgroup -----------------------------------------------------------------------------------
+
+/// Describes an operand. k-major: rows of k, groups of 8 rows 1024 bytes apart. k-rows: tiles of 64 columns whose rows run
+/// along k, `tile_bytes` from one tile to the next.
+__device__ __forceinline__ uint64_t operand(const void* tile, bool k_rows, uint32_t tile_bytes) {
+  constexpr uint64_t swizzle_128 = uint64_t(1) << 62, eight_rows = uint64_t(1024 >> 4) << 32;
+  const uint64_t next_tile = uint64_t(k_rows ? tile_bytes >> 4 : 1) << 16;
+  return swizzle_128 | eight_rows | next_tile | ((shared_address(tile) & 0x3FFFF) >> 4);
+}
+/// What to add to a description for k = 16 step.
+template <bool k_rows>
+constexpr uint64_t operand_step = (k_rows ? 16 * tile_row_bytes : 16 * 2) >> 4;
+
+__device__ __forceinline__ void begin_products() {
+#ifdef MIMO_ON_SM90A
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void commit_products() {
+#ifdef MIMO_ON_SM90A
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+/// Waits until at most `Pending` committed groups are unfinished.
+template <int Pending>
+__device__ __forceinline__ void wait_products() {
+#ifdef MIMO_ON_SM90A
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+#endif
+}
+
+/// sum[64, 192] (+)= left[64, 16] right[16, 192]. Thread t of the warpgroup holds, of every 8 columns j, columns
+/// 2 (t % 4) + {0, 1} of row 16 (t / 32) + t % 32 / 4 in sum[4 j + {0, 1}] and of row + 8 in sum[4 j + {2, 3}].
+template <bool left_rows, bool right_rows>
+__device__ __forceinline__ void multiply_64x192(float (&sum)[96], uint64_t left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+#define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define MIMO_16(i) MIMO_4(i), MIMO_4(i + 4), MIMO_4(i + 8), MIMO_4(i + 12)
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      "%96, %97, p, 1, 1, %99, %100;\n}"
+      : MIMO_16(0), MIMO_16(16), MIMO_16(32), MIMO_16(48), MIMO_16(64), MIMO_16(80)
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(left_rows ? 1 : 0), "n"(right_rows ? 1 : 0));
+#undef MIMO_16
+#undef MIMO_4
+#endif
+}
+
+}  // namespace mimo::cuda::sm90

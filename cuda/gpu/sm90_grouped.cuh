@@ -1,0 +1,201 @@
+// The products of experts on Hopper: one block a multiprocessor walks the 128 x 192 results of all groups. One thread copies
+// operands, 64 deep, several steps ahead; two warpgroups take results in turn, so that one multiplies while the other stores.
+//
+// What a kernel brings is a Problem:
+//   static constexpr bool left_rows, right_rows    whether an operand's rows run along k
+//   static constexpr bool halves                   whether a result of which half is live costs half
+//   int units(int group)                           its results from top to bottom; 0 leaves the group out
+//   int steps(int group)                           its steps of 64 along k, at least 1
+//   void fetch(const Tile&, int step, char* left, char* right, uint64_t* barrier)    starts copies of stage_bytes
+//   int rows(const Tile&)                          live rows of a result, at least 1
+//   static constexpr int stages, own_bytes         operands on their way; shared memory that prepare and store have
+//   void prepare(const Tile&, char* own)           by a warpgroup before a result's products,
+//   void store(const Tile&, const Sums&, char* own)    and after them
+#pragma once
+#include "sm90.cuh"
+
+namespace mimo::cuda::sm90 {
+
+constexpr int tile_rows = 128, tile_columns = 192, depth = 64;
+constexpr int column_tile_bytes = depth * tile_row_bytes;  // of 64 columns of an operand whose rows run along k
+constexpr int left_bytes = tile_rows * depth * 2, right_bytes = tile_columns * depth * 2;
+constexpr int stage_bytes = left_bytes + right_bytes;
+constexpr int threads = 3 * 128;
+/// Of 64 Ki: 128 threads keep 40, 256 get 232.
+constexpr int producer_registers = 40, consumer_registers = 232;
+/// Results of one group next to each other in the walk: enough that a block's neighbours share its operands.
+constexpr int band = 16;
+constexpr int most_groups = 2048;
+
+using Sums = float[2][96];  // of rows 0 .. 63 and 64 .. 127
+
+/// One result: rows 128 `row` .. and columns 192 `column` .. of a group's.
+struct Tile {
+  int group, row, column;
+};
+
+template <int stages>
+struct Shared {
+  uint64_t full[stages], empty[stages];
+  uint64_t multiplied[2];  // a warpgroup's products of one result are queued
+  int32_t units[];  // before each group, and of all
+};
+template <class Problem>
+int64_t shared_bytes(int64_t groups) {
+  return 1024 + Problem::stages * stage_bytes + Problem::own_bytes +
+         static_cast<int64_t>(sizeof(Shared<Problem::stages>)) + (groups + 1) * 4;
+}
+
+/// Finds results by number; numbers must not fall.
+class Walk {
+ public:
+  __device__ Walk(const int32_t* units, int columns) : units_(units), columns_(columns) {}
+  __device__ __forceinline__ Tile at(int number) {
+    while (units_[group_ + 1] * columns_ <= number) ++group_;
+    const int first = units_[group_], rows = units_[group_ + 1] - first;
+    const int local = number - first * columns_, top = local / (band * columns_) * band;
+    const int high = min(band, rows - top), in_band = local - top * columns_;
+    return {group_, top + in_band % high, in_band / high};
+  }
+
+ private:
+  const int32_t* units_;
+  int columns_, group_ = 0;
+};
+
+/// The stage of a step, and the parity of its barriers.
+template <int stages>
+struct Ring {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int steps = 1) {
+    slot += steps;
+    if (slot >= stages) {
+      parity ^= (slot / stages) & 1;
+      slot %= stages;
+    }
+  }
+};
+
+/// sums[0 .. Halves) = the result's products over `steps` steps from `ring` on; gives the stages back, and its turn when the
+/// last step's operands have come.
+template <class Problem, int Halves>
+__device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring<Problem::stages>& ring, char* stage_memory,
+                                               Shared<Problem::stages>* shared, int own) {
+  constexpr uint64_t left_step = operand_step<Problem::left_rows>, right_step = operand_step<Problem::right_rows>;
+  const bool releases = threadIdx.x % 32 == 0;
+  int previous = 0;
+  for (int step = 0; step < steps; ++step) {
+    const char* left = stage_memory + ring.slot * stage_bytes;
+    const uint64_t left_operand = operand(left, Problem::left_rows, column_tile_bytes);
+    const uint64_t right_operand = operand(left + left_bytes, Problem::right_rows, column_tile_bytes);
+    wait(&shared->full[ring.slot], ring.parity);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < depth / 16; ++k) {
+#pragma unroll
+      for (int half = 0; half < Halves; ++half) {
+        multiply_64x192<Problem::left_rows, Problem::right_rows>(
+            sums[half], left_operand + half * (left_bytes / 2 >> 4) + k * left_step, right_operand + k * right_step,
+            step > 0 || k > 0);
+      }
+    }
+    commit_products();
+    if (step > 0) {
+      wait_products<1>();
+      if (releases) arrive(&shared->empty[previous]);
+    }
+    previous = ring.slot;
+    ring.advance();
+  }
+  if (releases) arrive(&shared->multiplied[own]);
+  wait_products<0>();
+  if (releases) arrive(&shared->empty[previous]);
+}
+
+/// The whole kernel. `columns`: results side by side in every group.
+template <class Problem>
+__device__ __forceinline__ void multiply_groups(const Problem& problem, int groups, int columns) {
+  extern __shared__ char unaligned[];
+  char* const stage_memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  constexpr int stages = Problem::stages;
+  char* const own_memory = stage_memory + stages * stage_bytes;
+  auto* const shared = reinterpret_cast<Shared<stages>*>(own_memory + Problem::own_bytes);
+
+  for (int group = threadIdx.x; group < groups; group += threads) shared->units[group + 1] = problem.units(group);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      initialise(&shared->full[stage], 1);
+      initialise(&shared->empty[stage], 4);  // a lane of each of a warpgroup's warps
+    }
+    for (uint64_t& barrier : shared->multiplied) initialise(&barrier, 4);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    int before = 0;
+    for (int first = 0; first < groups; first += 32) {
+      int sum = first + lane < groups ? shared->units[first + lane + 1] : 0;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(all_lanes, sum, offset);
+        if (lane >= offset) sum += other;
+      }
+      if (first + lane < groups) shared->units[first + lane + 1] = before + sum;
+      before += __shfl_sync(all_lanes, sum, 31);
+    }
+    if (lane == 0) shared->units[0] = 0;
+  }
+  __syncthreads();
+
+  const int tiles = shared->units[groups] * columns, warpgroup = threadIdx.x / 128;
+  Walk walk(shared->units, columns);
+  Ring<stages> ring;
+  if (warpgroup == 0) {
+    shrink_registers<producer_registers>();
+    if (threadIdx.x == 0) {
+      for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const Tile tile = walk.at(number);
+        const int steps = problem.steps(tile.group);
+        for (int step = 0; step < steps; ++step) {
+          wait(&shared->empty[ring.slot], ring.parity ^ 1);
+          arrive_expecting(&shared->full[ring.slot], stage_bytes);
+          char* const left = stage_memory + ring.slot * stage_bytes;
+          problem.fetch(tile, step, left, left + left_bytes, &shared->full[ring.slot]);
+          ring.advance();
+        }
+      }
+    }
+  } else {
+    grow_registers<consumer_registers>();
+    const int own = warpgroup - 1;
+    int turn = 0;
+    uint32_t parity = 0;  // of the own results, the first is even
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x, turn ^= 1) {
+      const Tile tile = walk.at(number);
+      // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
+      const int steps = __shfl_sync(all_lanes, problem.steps(tile.group), 0);
+      const int rows = __shfl_sync(all_lanes, problem.rows(tile), 0);
+      if (turn != own) {
+        ring.advance(steps);
+        continue;
+      }
+      problem.prepare(tile, own_memory);
+      // Results are multiplied in order: a barrier tells apart only the phase under way and the one before, so no warpgroup
+      // may wait for operands further ahead. The second warpgroup follows the first's result of the same count, the first
+      // the second's before that.
+      wait(&shared->multiplied[own ^ 1], own == 0 ? parity ^ 1 : parity);
+      parity ^= 1;
+      Sums sums;
+      if (!Problem::halves || rows > tile_rows / 2) {
+        multiply_steps<Problem, 2>(sums, steps, ring, stage_memory, shared, own);
+      } else {
+        multiply_steps<Problem, 1>(sums, steps, ring, stage_memory, shared, own);
+      }
+      problem.store(tile, sums, own_memory);
+    }
+  }
+}
+
+}  // namespace mimo::cuda::sm90

@@ -1,0 +1,19 @@
+// Descriptions of tensors for the copy engine of sm_90 and later.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace mimo::cuda {
+
+/// bf16 tensors and the box that one copy moves: `box_rows` rows of 64 columns, swizzled as products of warpgroups read
+/// them. `data` on 16 bytes, `width` a multiple of 8.
+/// matrices[count][rows][width]; a box is at (column, row, matrix).
+CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
+
+/// Groups of rows of one matrix. A box that starts at row r of the group of rows first .. last - 1 is at
+/// (column, ragged_end - (last - first) + r, last, ragged_end), and what follows the group's last row reads as zeros.
+CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows);
+constexpr int ragged_end = 1 << 30;
+
+}  // namespace mimo::cuda
