@@ -50,7 +50,7 @@ export function compareSteps(rank: number, gather: Gather, run: ComparedRun): Pa
 	const agree = (checks: readonly Check[]) =>
 		gather(Float64Array.of(checks.every(holds) ? 0 : 1)).every((value) => value === 0);
 	const train = (step: number, ties: readonly NearTie[]): TrainedStep => {
-		const snapshot = new Snapshot(run.state);
+		const snapshot = run.precision === "f32" && !search ? new Snapshot(run.state) : null;
 		const watch = new NearTies(rank, ties);
 		watch.watch(run.routers);
 		watch.startStep(step);
