@@ -66,6 +66,12 @@ beforeAll(async () => {
 
 const named = [UserError, SampleError, TarError];
 
+/** Of this process: what others do on the machine must not look like a hang. */
+function processorSeconds(): number {
+	const { user, system } = process.cpuUsage();
+	return (user + system) / 1e6;
+}
+
 /** Runs `parse` on damaged inputs: it returns, or throws a named error. Returns how many were accepted. */
 function fuzz(seed: number, make: (random: Random) => () => unknown): number {
 	const random = generator(seed);
@@ -73,7 +79,7 @@ function fuzz(seed: number, make: (random: Random) => () => unknown): number {
 	let slowest = 0;
 	for (let i = 0; i < cases; i++) {
 		const parse = make(random);
-		const started = performance.now();
+		const started = processorSeconds();
 		try {
 			parse();
 			accepted++;
@@ -81,9 +87,9 @@ function fuzz(seed: number, make: (random: Random) => () => unknown): number {
 			if (!named.some((kind) => error instanceof kind)) throw error;
 			if ((error as Error).message.length <= 10) throw error;
 		}
-		slowest = Math.max(slowest, performance.now() - started);
+		slowest = Math.max(slowest, processorSeconds() - started);
 	}
-	expect(slowest).toBeLessThan(2000);
+	expect(slowest).toBeLessThan(2);
 	return accepted;
 }
 
