@@ -59,13 +59,16 @@ export async function openRank(
 		imaginedGroup(name, ranks, rank, imagination),
 	);
 	const run = await openRun(c, world);
-	const batches = (count: number) =>
-		Array.from({ length: count }, (_, index) =>
-			run.batchOf({
-				text: run.language ? textMicrobatch(c, tokens, index) : noText,
-				images: run.encoder ? imageSet(c, grid) : noImages(c.microBatchSize),
-			}),
-		);
+	// Made once: a run's data are made beside it.
+	const made: ReturnType<typeof run.batchOf>[] = [];
+	const batches = (count: number) => {
+		for (let index = made.length; index < count; index++) {
+			const text = run.language ? textMicrobatch(c, tokens, index) : noText;
+			const images = run.encoder ? imageSet(c, grid) : noImages(c.microBatchSize);
+			made.push(run.batchOf({ text, images }));
+		}
+		return made.slice(0, count);
+	};
 	const lastOfForward = run.language ? "per_token_loss" : "encoder.projector";
 	return {
 		module: run.language === null ? "radio_encoder" : "language",
