@@ -188,31 +188,24 @@ test(".info.json", () => {
 
 test("metadatasets", () => {
 	prepared();
-	const text = `__module__: megatron.energon
-__class__: MetadatasetV2
-splits:
-  train:
-    blend:
-      - path: set
-        weight: 3
-        subset: {range: [0%, 50%]}
-        subflavors:
-          kind: a
-      - path: set
-        weight: 1.5
-        shuffle_over_epochs_multiplier: 2
-`;
+	// One feature each, because YAML takes its time.
+	const version2 = "__class__: MetadatasetV2\nsplits:\n  train:\n";
+	const one = `${version2}    path: set\n    subset: {range: [0%, 50%]}\n`;
+	const blend = `${version2}    blend:\n    - path: set\n      weight: 3\n    - {path: set, split_part: train}\n`;
+	const epochized = `${version2}    blend_epochized:\n    - path: set\n      repetitions: 1.5\n      subflavors:\n        a: b\n`;
+	const version1 = "splits:\n  train:\n    datasets:\n    - path: set\n      subflavor: x\n";
+	const texts = [one, blend, epochized, version1];
 	const inherited = { splitPart: "train", subflavors: {}, multiplier: 1, subset: null };
 	const read = (content: Uint8Array | string) => {
 		put("blend.yaml", content);
 		return flatten(readMetadataset(storage, "blend.yaml"), inherited).leaves.length;
 	};
-	expect(read(text)).toBe(2);
+	expect(texts.map(read)).toEqual([1, 2, 1, 1]);
 	const accepted = fuzz(4, (random) => {
-		const bytes = damage(Buffer.from(text), random);
+		const bytes = damage(Buffer.from(texts[random(texts.length)]!), random);
 		return () => read(bytes);
 	});
-	expect(accepted).toBeGreaterThan(cases / 50);
+	expect(accepted).toBeGreaterThan(cases / 500);
 	for (const hostile of ["[".repeat(20_000), "{a: ".repeat(20_000), "- ".repeat(20_000), `&a [${"*a,".repeat(999)}]`]) {
 		expect(() => read(hostile)).toThrow(UserError);
 	}

@@ -2,18 +2,21 @@
  * YAML as Energon reads it (spec energon.md §1.1): its own rules for plain scalars, no anchors, tags or dates. Maps keep
  * the order of the file.
  */
-import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, parseDocument } from "yaml";
+import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, parseDocument, Schema } from "yaml";
 import { UserError } from "../../../native/errors.ts";
 
 export type YamlValue = null | boolean | number | string | YamlValue[] | YamlMap;
 export type YamlMap = Map<string, YamlValue>;
+
+/** No types but strings: scalars are cast by Energon's rules. Made once, because that takes half as long as parsing. */
+const schema = new Schema({ schema: "failsafe" });
 
 /** Parses YAML; `name` is the file, for messages. Throws a UserError with the line of what is wrong. */
 export function parseYaml(text: string, name: string): YamlValue {
 	const lines = new LineCounter();
 	let document: ReturnType<typeof parseDocument>;
 	try {
-		document = parseDocument(text, { lineCounter: lines, schema: "failsafe", uniqueKeys: true, prettyErrors: false });
+		document = parseDocument(text, { lineCounter: lines, schema, uniqueKeys: true, prettyErrors: false });
 	} catch (error) {
 		throw new UserError(`${name} cannot be read as YAML: ${(error as Error).message}`);
 	}
