@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data that `npm start` trains on: pictures of handwritten digits as a prepared Energon data set in runs/digits.
+# The data that `npm start` trains on: pictures of handwritten digits as a prepared Energon data set in runs/digits. The build ends with it.
 # Does nothing when it is there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
