@@ -10,7 +10,7 @@ import { Tensor } from "../tensor/tensor.ts";
 import { Company } from "./company.ts";
 import { amountOf, isProduct, workOf } from "./operation-work.ts";
 import { openRank } from "./rank-run.ts";
-import type { Rates } from "./rates.ts";
+import { gpuLinks, type Rates } from "./rates.ts";
 
 /** Steps that are timed, after one that warms up: so many, and then for so many seconds. */
 const timing = { least: 3, seconds: 1, most: 30 };
@@ -69,7 +69,8 @@ export async function measureRates(
 		...overall(samples.values()),
 		// A GPU works while its host prepares the next call.
 		call: library.kind === "cpu" ? hostSeconds / calls : 0,
-		...transferRates(device),
+		// One GPU alone cannot time its links to others.
+		...(library.kind === "cpu" ? transferRates(device) : gpuLinks),
 	};
 }
 

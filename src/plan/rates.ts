@@ -49,7 +49,13 @@ const accelerators: Readonly<Record<string, Accelerator>> = {
 
 export const acceleratorNames = Object.keys(accelerators);
 
-/** Rates of a GPU by its short name with 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. */
+/** 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. */
+export const gpuLinks: Pick<Rates, "inside" | "between"> = {
+	inside: { bytes: 300e9, latency: 15e-6 },
+	between: { bytes: 40e9, latency: 30e-6 },
+};
+
+/** Rates of a GPU by its short name. */
 export function acceleratorRates(name: string): { readonly rates: Rates; readonly memoryBytes: number } {
 	const known = accelerators[name];
 	if (!known) throw new UserError(`There are no rates of a ${name}; known are ${acceleratorNames.join(", ")}.`, 2);
@@ -63,8 +69,7 @@ export function acceleratorRates(name: string): { readonly rates: Rates; readonl
 			product: shares.product * known.flops,
 			bytes: shares.bytes * known.bytes,
 			call: 4e-6,
-			inside: { bytes: 300e9, latency: 15e-6 },
-			between: { bytes: 40e9, latency: 30e-6 },
+			...gpuLinks,
 		},
 	};
 }
