@@ -1,8 +1,8 @@
 /** Shared memory between a writer and a thread that hashes for it: slots of bytes, taken in turn. */
 
-export const slotBytes = 2 ** 20;
+export const slotBytes = 2 ** 18;
 /** So many bytes may wait: an expert of usual size, handed over whole, leaves room for the next one elsewhere. */
-export const slotCount = 16;
+export const slotCount = 64;
 
 /** What a slot holds: the writer's bytes, a stream's end, the digest that answers it, or that there is no more. */
 export const SlotState = { free: 0, bytes: 1, end: 2, digest: 3, over: 4 } as const;

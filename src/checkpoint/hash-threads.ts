@@ -15,6 +15,8 @@ class HashThread implements Disposable {
 	/** Of its streams, in order. */
 	readonly #digests: string[] = [];
 	#slot = 0;
+	/** The slot that is lent. */
+	#lent: number | null = null;
 	#ended = 0;
 	/** Bytes it was given. */
 	given = 0;
@@ -23,19 +25,27 @@ class HashThread implements Disposable {
 		this.#worker.postMessage(this.#ring.memory);
 	}
 
+	/** Memory for the next bytes: those that are then given from its beginning need no copy. */
+	lend(): Uint8Array {
+		this.#lent ??= this.#take();
+		return this.#ring.slot(this.#lent);
+	}
+
 	update(bytes: Uint8Array): void {
 		for (let offset = 0; offset < bytes.length; offset += slotBytes) {
 			const part = bytes.subarray(offset, offset + slotBytes);
-			const slot = this.#take();
-			this.#ring.slot(slot).set(part);
-			this.#ring.set(slot, SlotState.bytes, part.length);
+			const memory = this.lend();
+			if (part.buffer !== memory.buffer || part.byteOffset !== memory.byteOffset) memory.set(part);
+			this.#ring.set(this.#lent!, SlotState.bytes, part.length);
+			this.#lent = null;
 		}
 		this.given += bytes.length;
 	}
 
 	/** The stream is over. Returns which of this thread's it was. */
 	end(): number {
-		this.#ring.set(this.#take(), SlotState.end);
+		this.#ring.set(this.#lent ?? this.#take(), SlotState.end);
+		this.#lent = null;
 		return this.#ended++;
 	}
 
@@ -58,7 +68,7 @@ class HashThread implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		this.#ring.set(this.#slot, SlotState.over);
+		this.#ring.set(this.#lent ?? this.#slot, SlotState.over);
 		this.#worker.terminate();
 	}
 }
@@ -69,7 +79,12 @@ export class HashThreads implements Disposable {
 	readonly #ended: { readonly thread: HashThread; readonly index: number }[] = [];
 	#current: HashThread | null = null;
 
-	/** The next bytes of the stream; they are copied. */
+	/** Memory that the next bytes of the stream may be put into, from its beginning. */
+	lend(): Uint8Array {
+		return this.#stream.lend();
+	}
+
+	/** The next bytes of the stream; they are copied unless they lie in what was lent. */
 	update(bytes: Uint8Array): void {
 		this.#stream.update(bytes);
 	}

@@ -39,21 +39,32 @@ export function readTensor(store: TensorStore, name: string): TensorArray {
 	return viewAs(type.dtype, bytes);
 }
 
+/** Of a piece of a tensor: what is read, hashed and written in turn stays in a core's cache. */
+const PIECE = 2 ** 18;
+
 /**
  * The bytes of a tensor, or of a range of it, in pieces of at most `pieceBytes`, each valid until the next is asked for.
  */
 export function* readPieces(
 	store: TensorStore,
 	name: string,
-	range: { readonly begin?: number; readonly bytes?: number; readonly pieceBytes?: number } = {},
+	range: {
+		readonly begin?: number;
+		readonly bytes?: number;
+		readonly pieceBytes?: number;
+		/** Memory for the next piece, instead of the same for all. */
+		readonly lend?: () => Uint8Array;
+	} = {},
 ): Generator<Uint8Array> {
 	const begin = range.begin ?? 0;
 	const total = range.bytes ?? bytesOfType(typeOf(store, name)) - begin;
-	const buffer = new Uint8Array(Math.min(total, range.pieceBytes ?? 2 ** 20));
-	for (let offset = 0; offset < total; offset += buffer.byteLength) {
+	const own = range.lend ? null : new Uint8Array(Math.min(total, range.pieceBytes ?? PIECE));
+	for (let offset = 0; offset < total; ) {
+		const buffer = own ?? range.lend!();
 		const piece = buffer.subarray(0, Math.min(buffer.byteLength, total - offset));
 		store.readInto(name, begin + offset, piece);
 		yield piece;
+		offset += piece.byteLength;
 	}
 }
 

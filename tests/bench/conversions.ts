@@ -91,6 +91,8 @@ async function medianOf(command: readonly string[], targetFolder: string, rounds
 	const all: Timed[] = [];
 	for (let round = 0; round < rounds; round++) {
 		rmSync(targetFolder, { recursive: true, force: true });
+		// What earlier ones left to be written would hold this one up.
+		Bun.spawnSync(["sync"]);
 		all.push(await timed(command));
 	}
 	return {

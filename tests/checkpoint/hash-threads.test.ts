@@ -21,6 +21,25 @@ test("streams of any length, in pieces of any length", () => {
 	expect(threads.digests()).toEqual(expected);
 });
 
+test("bytes that lie in what was lent, of whole and of short pieces", () => {
+	using threads = new HashThreads();
+	const expected: string[] = [];
+	for (let stream = 0; stream < 5; stream++) {
+		const hasher = new Bun.CryptoHasher("sha256");
+		for (let piece = 0; piece < slotCount; piece++) {
+			const bytes = threads.lend().subarray(0, piece % 3 === 0 ? slotBytes : 1000 + piece);
+			bytes.fill(stream * slotCount + piece);
+			hasher.update(bytes);
+			threads.update(bytes);
+		}
+		// Lent, and not used.
+		threads.lend();
+		threads.end();
+		expected.push(hasher.digest("hex"));
+	}
+	expect(threads.digests()).toEqual(expected);
+});
+
 test("more streams than a ring has slots; digests may be asked for in between", () => {
 	using threads = new HashThreads();
 	const expected: string[] = [];

@@ -69,7 +69,7 @@ export function nativeTarget(
 					shape,
 					offsets: shape.map(() => 0),
 					sizes: shape,
-					data: () => readPieces(tensors, name),
+					data: (lend) => readPieces(tensors, name, lend ? { lend } : {}),
 				}),
 			);
 			const { sync } = options;

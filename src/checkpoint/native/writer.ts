@@ -37,7 +37,8 @@ export interface ShardEntry extends Box {
 	readonly dtype: DtypeTag;
 	/** Of the whole tensor. */
 	readonly shape: readonly number[];
-	readonly data: () => ArrayBufferView | Iterable<ArrayBufferView>;
+	/** `lend`, where it is given, has memory for a piece that is then not copied. */
+	readonly data: (lend?: () => Uint8Array) => ArrayBufferView | Iterable<ArrayBufferView>;
 }
 
 /** What a rank wrote: plain data, to be sent to rank 0. */
@@ -133,9 +134,10 @@ function streamHashed(
 	const sums = new Map<string, string>();
 	let hasher = new Bun.CryptoHasher("sha256");
 	let headerSha256 = "";
+	const lend = threads ? () => threads.lend() : undefined;
 	streamSafetensors(
 		output,
-		entries,
+		entries.map((entry) => ({ ...entry, data: () => entry.data(lend) })),
 		{},
 		{
 			header: (bytes) => {
