@@ -11,6 +11,14 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MIMO_ON_SM90A 1
+#elif defined(__CUDA_ARCH__)
+#pragma nv_diag_suppress 177  // kernels are empty in code for other GPUs, and what they would call is not
+#endif
+/// A kernel of pairs of blocks; what comes before sm_90 does not know them.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define MIMO_BLOCK_PAIRS __cluster_dims__(2, 1, 1)
+#else
+#define MIMO_BLOCK_PAIRS
 #endif
 
 namespace mimo::cuda::sm90 {
@@ -58,10 +66,42 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int x
 __device__ __forceinline__ void copy_ragged_box(void* to, const CUtensorMap& map, int x, int row, int first, int last,
                                                 uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];"
       ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end),
         "r"(shared_address(barrier))
       : "memory");
+}
+/// To the same place of both blocks of a pair; the bytes count on the barriers of both.
+__device__ __forceinline__ void copy_ragged_box_to_pair(void* to, const CUtensorMap& map, int x, int row, int first,
+                                                        int last, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
+      ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end),
+        "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
+/// Brings a box into the L2 cache.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+// ---- pairs of blocks -------------------------------------------------------------------------------------------
+
+/// Arrives at the barrier at the same place of a block of the pair. Without a release of its own: that would wait for all
+/// that the thread has stored, at every step, and what is passed on here is only that a stage has been read.
+__device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+/// All threads of both blocks.
+__device__ __forceinline__ void synchronise_pair() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // ---- registers -------------------------------------------------------------------------------------------------

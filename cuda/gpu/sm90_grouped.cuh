@@ -1,26 +1,29 @@
-// The products of experts on Hopper: one block a multiprocessor walks the 128 x 192 results of all groups. One thread copies
-// operands, 64 deep, several steps ahead; two warpgroups take results in turn, so that one multiplies while the other stores.
+// The products of experts on Hopper: one block a multiprocessor walks the 128 x 192 results of all groups, two blocks next
+// to each other the same way. One thread copies operands, 64 deep, five steps ahead; two warpgroups take results in turn,
+// so that one multiplies while the other stores.
 //
 // What a kernel brings is a Problem:
 //   static constexpr bool left_rows, right_rows    whether an operand's rows run along k
 //   static constexpr bool halves                   whether a result of which half is live costs half
 //   int units(int group)                           its results from top to bottom; 0 leaves the group out
 //   int steps(int group)                           its steps of 64 along k, at least 1
-//   void fetch(const Tile&, int step, char* left, char* right, uint64_t* barrier)    starts copies of stage_bytes
 //   int rows(const Tile&)                          live rows of a result, at least 1
-//   static constexpr int stages, own_bytes         operands on their way; shared memory that prepare and store have
-//   void prepare(const Tile&, char* own)           by a warpgroup before a result's products,
-//   void store(const Tile&, const Sums&, char* own)    and after them
+//   void fetch(const Tile&, int step, int rank, char* left, char* right, uint64_t* barrier)
+//                                                  starts the copies of this block of the pair: half `rank` of the left
+//                                                  operand for both, the right one for itself
+//   void store(const Tile&, const Sums&)
 #pragma once
 #include "sm90.cuh"
 
 namespace mimo::cuda::sm90 {
 
-constexpr int tile_rows = 128, tile_columns = 192, depth = 64;
+constexpr int tile_rows = 128, tile_columns = 192, depth = 64, stages = 5;
 constexpr int column_tile_bytes = depth * tile_row_bytes;  // of 64 columns of an operand whose rows run along k
 constexpr int left_bytes = tile_rows * depth * 2, right_bytes = tile_columns * depth * 2;
 constexpr int stage_bytes = left_bytes + right_bytes;
 constexpr int threads = 3 * 128;
+/// Blocks that take neighbouring results of the same rows: each copies half of the left operand for both.
+constexpr int pair = 2;
 /// Of 64 Ki: 128 threads keep 40, 256 get 232.
 constexpr int producer_registers = 40, consumer_registers = 232;
 /// Results of one group next to each other in the walk: enough that a block's neighbours share its operands.
@@ -34,16 +37,13 @@ struct Tile {
   int group, row, column;
 };
 
-template <int stages>
 struct Shared {
   uint64_t full[stages], empty[stages];
   uint64_t multiplied[2];  // a warpgroup's products of one result are queued
   int32_t units[];  // before each group, and of all
 };
-template <class Problem>
-int64_t shared_bytes(int64_t groups) {
-  return 1024 + Problem::stages * stage_bytes + Problem::own_bytes +
-         static_cast<int64_t>(sizeof(Shared<Problem::stages>)) + (groups + 1) * 4;
+inline int64_t shared_bytes(int64_t groups) {
+  return 1024 + stages * stage_bytes + static_cast<int64_t>(sizeof(Shared)) + (groups + 1) * 4;
 }
 
 /// Finds results by number; numbers must not fall.
@@ -64,7 +64,6 @@ class Walk {
 };
 
 /// The stage of a step, and the parity of its barriers.
-template <int stages>
 struct Ring {
   int slot = 0;
   uint32_t parity = 0;
@@ -77,11 +76,16 @@ struct Ring {
   }
 };
 
+/// A slot is written from both blocks of a pair, so both wait for it.
+__device__ __forceinline__ void release(uint64_t* empty) {
+  for (uint32_t rank = 0; rank < pair; ++rank) arrive_at(empty, rank);
+}
+
 /// sums[0 .. Halves) = the result's products over `steps` steps from `ring` on; gives the stages back, and its turn when the
 /// last step's operands have come.
 template <class Problem, int Halves>
-__device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring<Problem::stages>& ring, char* stage_memory,
-                                               Shared<Problem::stages>* shared, int own) {
+__device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring& ring, char* stage_memory, Shared* shared,
+                                               int own) {
   constexpr uint64_t left_step = operand_step<Problem::left_rows>, right_step = operand_step<Problem::right_rows>;
   const bool releases = threadIdx.x % 32 == 0;
   int previous = 0;
@@ -103,14 +107,14 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring<Probl
     commit_products();
     if (step > 0) {
       wait_products<1>();
-      if (releases) arrive(&shared->empty[previous]);
+      if (releases) release(&shared->empty[previous]);
     }
     previous = ring.slot;
     ring.advance();
   }
   if (releases) arrive(&shared->multiplied[own]);
   wait_products<0>();
-  if (releases) arrive(&shared->empty[previous]);
+  if (releases) release(&shared->empty[previous]);
 }
 
 /// The whole kernel. `columns`: results side by side in every group.
@@ -118,15 +122,13 @@ template <class Problem>
 __device__ __forceinline__ void multiply_groups(const Problem& problem, int groups, int columns) {
   extern __shared__ char unaligned[];
   char* const stage_memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  constexpr int stages = Problem::stages;
-  char* const own_memory = stage_memory + stages * stage_bytes;
-  auto* const shared = reinterpret_cast<Shared<stages>*>(own_memory + Problem::own_bytes);
+  Shared* const shared = reinterpret_cast<Shared*>(stage_memory + stages * stage_bytes);
 
   for (int group = threadIdx.x; group < groups; group += threads) shared->units[group + 1] = problem.units(group);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       initialise(&shared->full[stage], 1);
-      initialise(&shared->empty[stage], 4);  // a lane of each of a warpgroup's warps
+      initialise(&shared->empty[stage], 4 * pair);  // a lane of each of a warpgroup's warps
     }
     for (uint64_t& barrier : shared->multiplied) initialise(&barrier, 4);
     publish_barriers();
@@ -149,20 +151,23 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
   }
   __syncthreads();
 
-  const int tiles = shared->units[groups] * columns, warpgroup = threadIdx.x / 128;
-  Walk walk(shared->units, columns);
-  Ring<stages> ring;
+  synchronise_pair();
+  const int pairs = (columns + pair - 1) / pair, rank = blockIdx.x % pair;
+  const int tiles = shared->units[groups] * pairs, warpgroup = threadIdx.x / 128;
+  Walk walk(shared->units, pairs);
+  Ring ring;
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) {
-      for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-        const Tile tile = walk.at(number);
+      for (int number = blockIdx.x / pair; number < tiles; number += gridDim.x / pair) {
+        Tile tile = walk.at(number);
+        tile.column = tile.column * pair + rank;
         const int steps = problem.steps(tile.group);
         for (int step = 0; step < steps; ++step) {
           wait(&shared->empty[ring.slot], ring.parity ^ 1);
           arrive_expecting(&shared->full[ring.slot], stage_bytes);
           char* const left = stage_memory + ring.slot * stage_bytes;
-          problem.fetch(tile, step, left, left + left_bytes, &shared->full[ring.slot]);
+          problem.fetch(tile, step, rank, left, left + left_bytes, &shared->full[ring.slot]);
           ring.advance();
         }
       }
@@ -172,8 +177,9 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
     const int own = warpgroup - 1;
     int turn = 0;
     uint32_t parity = 0;  // of the own results, the first is even
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x, turn ^= 1) {
-      const Tile tile = walk.at(number);
+    for (int number = blockIdx.x / pair; number < tiles; number += gridDim.x / pair, turn ^= 1) {
+      Tile tile = walk.at(number);
+      tile.column = tile.column * pair + rank;
       // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
       const int steps = __shfl_sync(all_lanes, problem.steps(tile.group), 0);
       const int rows = __shfl_sync(all_lanes, problem.rows(tile), 0);
@@ -181,7 +187,6 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
         ring.advance(steps);
         continue;
       }
-      problem.prepare(tile, own_memory);
       // Results are multiplied in order: a barrier tells apart only the phase under way and the one before, so no warpgroup
       // may wait for operands further ahead. The second warpgroup follows the first's result of the same count, the first
       // the second's before that.
@@ -193,9 +198,11 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
       } else {
         multiply_steps<Problem, 1>(sums, steps, ring, stage_memory, shared, own);
       }
-      problem.store(tile, sums, own_memory);
+      problem.store(tile, sums);
     }
   }
+  __syncwarp();
+  synchronise_pair();  // the other block may still write here
 }
 
 }  // namespace mimo::cuda::sm90

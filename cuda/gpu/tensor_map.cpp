@@ -18,17 +18,17 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-CUtensorMap tensor_map(const void* data, int rank, const int64_t* size, const int64_t* stride, const uint32_t* box) {
+CUtensorMap tensor_map(const void* data, CUtensorMapDataType type, CUtensorMapSwizzle swizzle, int rank,
+                       const int64_t* size, const int64_t* stride, const uint32_t* box) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encode();
   cuuint64_t sizes[5], strides[4];
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   for (int i = 0; i < rank; ++i) sizes[i] = static_cast<cuuint64_t>(size[i]);
   for (int i = 0; i + 1 < rank; ++i) strides[i] = static_cast<cuuint64_t>(stride[i]);
   CUtensorMap map;
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(rank),
-                                 const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) fail(MIMO_ERROR_DEVICE, "The driver refused to describe a tensor for the copy engine.");
   return map;
 }
@@ -38,7 +38,14 @@ CUtensorMap tensor_map(const void* data, int rank, const int64_t* size, const in
 CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows) {
   const int64_t size[3] = {width, rows, count}, stride[2] = {2 * width, 2 * width * rows};
   const uint32_t box[3] = {64, box_rows, 1};
-  return tensor_map(data, 3, size, stride, box);
+  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
+}
+
+CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows,
+                     uint32_t box_columns) {
+  const int64_t size[3] = {width, rows, count}, stride[2] = {4 * width, 4 * width * rows};
+  const uint32_t box[3] = {box_columns, box_rows, 1};
+  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_NONE, 3, size, stride, box);
 }
 
 // The second and the third dimension are both rows: one is checked against the group's end, the other moves it to its
@@ -48,7 +55,7 @@ CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows) {
   const int64_t size[4] = {width, ragged_end, int64_t{1} << 31, int64_t{1} << 31};
   const int64_t stride[3] = {row, row, (int64_t{1} << 34) - row};
   const uint32_t box[4] = {64, box_rows, 1, 1};
-  return tensor_map(data, 4, size, stride, box);
+  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 4, size, stride, box);
 }
 
 }  // namespace mimo::cuda

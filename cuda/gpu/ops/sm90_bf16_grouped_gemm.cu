@@ -10,7 +10,6 @@ using namespace sm90;
 template <class C, bool right_rows_>
 struct Forward {
   static constexpr bool left_rows = false, right_rows = right_rows_, halves = true;
-  static constexpr int stages = 5, own_bytes = 0;
   CUtensorMap a, b;
   C* c;
   const int32_t* offsets;
@@ -22,9 +21,11 @@ struct Forward {
   __device__ __forceinline__ int rows(const Tile& tile) const {
     return min(tile_rows, count(tile.group) - tile.row * tile_rows);
   }
-  __device__ __forceinline__ void fetch(const Tile& tile, int step, char* left, char* right, uint64_t* barrier) const {
+  __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,
+                                        uint64_t* barrier) const {
     const int first = offsets[tile.group], last = offsets[tile.group + 1];
-    copy_ragged_box(left, a, step * depth, tile.row * tile_rows, first, last, barrier);
+    copy_ragged_box_to_pair(left + rank * (left_bytes / 2), a, step * depth, tile.row * tile_rows + rank * 64, first, last,
+                            barrier);
     if constexpr (right_rows) {
 #pragma unroll
       for (int j = 0; j < tile_columns / 64; ++j) {
@@ -34,8 +35,7 @@ struct Forward {
       copy_box(right, b, step * depth, tile.column * tile_columns, tile.group, barrier);
     }
   }
-  __device__ __forceinline__ void prepare(const Tile&, char*) const {}
-  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char*) const {
+  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums) const {
     const int live = rows(tile), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, quarter = lane % 4;
     const int first = warp * 16 + lane / 4, column = tile.column * tile_columns;
     C* const to = c + (static_cast<int64_t>(offsets[tile.group]) + tile.row * tile_rows) * n + column;
@@ -92,7 +92,8 @@ struct Forward {
 };
 
 template <class Problem>
-__global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Problem problem, int groups, int columns) {
+__global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
+    kernel(const __grid_constant__ Problem problem, int groups, int columns) {
 #ifdef MIMO_ON_SM90A
   multiply_groups(problem, groups, columns);
 #endif
@@ -102,12 +103,12 @@ template <class C, bool right_rows>
 void run(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const Forward<C, right_rows> problem{
-      ragged_map(args.a, args.k, tile_rows),
+      ragged_map(args.a, args.k, tile_rows / pair),
       right_rows ? matrices_map(args.b, args.groups, args.k, args.n, depth)
                  : matrices_map(args.b, args.groups, args.n, args.k, tile_columns),
       static_cast<C*>(args.c), args.offsets, narrow(args.n), narrow(args.k)};
-  launch(stream, kernel<Forward<C, right_rows>>, grid_of(stream.device->multiprocessors), dim3(threads),
-         shared_bytes<Forward<C, right_rows>>(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.n, tile_columns)));
+  launch(stream, kernel<Forward<C, right_rows>>, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads),
+         shared_bytes(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.n, tile_columns)));
 }
 
 }  // namespace

@@ -8,14 +8,9 @@ namespace {
 
 using namespace sm90;
 
-/// What a result is added to comes into shared memory a few pieces of 16 bytes a thread at a time, the first while the
-/// products are made. Each thread reads what it copied itself, so that no barrier is needed.
-constexpr int batch = 2, ring_batches = 6, batches = 4 * (tile_columns / 16) / batch;
-
 struct WeightGradient {
   static constexpr bool left_rows = true, right_rows = true, halves = false;
-  static constexpr int stages = 4, own_bytes = ring_batches * batch * 16 * 256;
-  CUtensorMap dy, x;
+  CUtensorMap dy, x, dw_boxes;
   float* dw;
   const int32_t* offsets;
   int32_t n, k;
@@ -24,88 +19,64 @@ struct WeightGradient {
   __device__ __forceinline__ int units(int group) const { return count(group) > 0 ? (n + tile_rows - 1) / tile_rows : 0; }
   __device__ __forceinline__ int steps(int group) const { return (count(group) + depth - 1) / depth; }
   __device__ __forceinline__ int rows(const Tile& tile) const { return min(tile_rows, n - tile.row * tile_rows); }
-  __device__ __forceinline__ void fetch(const Tile& tile, int step, char* left, char* right, uint64_t* barrier) const {
+  __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,
+                                        uint64_t* barrier) const {
     const int first = offsets[tile.group], last = offsets[tile.group + 1], row = step * depth;
-#pragma unroll
-    for (int i = 0; i < tile_rows / 64; ++i) {
-      copy_ragged_box(left + i * column_tile_bytes, dy, tile.row * tile_rows + i * 64, row, first, last,
-                      barrier);
-    }
+    copy_ragged_box_to_pair(left + rank * column_tile_bytes, dy, tile.row * tile_rows + rank * 64, row, first, last,
+                            barrier);
 #pragma unroll
     for (int j = 0; j < tile_columns / 64; ++j) {
       copy_ragged_box(right + j * column_tile_bytes, x, tile.column * tile_columns + j * 64, row, first, last,
                       barrier);
     }
-  }
-
-  /// Where a thread's results go. Of 16 columns, lanes 0, 2, 1, 3 of a quad take 4 each, after swapping two values of every
-  /// eight with the lane beside.
-  struct Place {
-    float* to;
-    int live, width;  // rows and columns from there that are inside
-  };
-  __device__ __forceinline__ Place place(const Tile& tile) const {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-    const int column = tile.column * tile_columns + (lane & 1) * 8 + (lane & 2) * 2;
-    return {dw + (static_cast<int64_t>(tile.group) * n + tile.row * tile_rows + row) * k + column, rows(tile) - row,
-            k - column};
-  }
-  /// A quarter of a thread's results are in each of these rows, 16 columns apart.
-  static constexpr int quarter_row(int quarter) { return quarter / 2 * 64 + quarter % 2 * 8; }
-  static __device__ __forceinline__ char* piece(char* own, int b, int i) {
-    return own + ((b % ring_batches * batch + i) * 256 + static_cast<int>(threadIdx.x) - 128) * 16;
-  }
-
-  /// Batch b: pieces (b mod 3) 4 .. of quarter b / 3.
-  __device__ __forceinline__ void copy_batch(const Place& at, char* own, int b) const {
-    const int row = quarter_row(b / ring_batches);
-    const float* const from = at.to + static_cast<int64_t>(row) * k;
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const int column = (b % ring_batches * batch + i) * 16;
-      const bool in = row < at.live && column < at.width;
-      copy_async(piece(own, b, i), in ? from + column : dw, in);
+    // What the result is added to is in the L2 cache when the last product is done.
+    if (row + depth >= last - first) {
+      prefetch_box(dw_boxes, tile.column * tile_columns, tile.row * tile_rows, tile.group);
     }
-    copy_commit();
   }
-  __device__ __forceinline__ void prepare(const Tile& tile, char* own) const {
-    const Place at = place(tile);
+
+  /// Of 16 columns, lanes 0, 2, 1, 3 of a quad take 4 each, after swapping two values of every eight with the lane beside.
+  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const bool odd = lane & 1;
+    const int first = warp * 16 + lane / 4, live = rows(tile) - first;
+    const int column = tile.column * tile_columns + (odd ? 8 : 0) + (lane & 2) * 2, width = k - column;
+    float* to = dw + (static_cast<int64_t>(tile.group) * n + tile.row * tile_rows + first) * k + column;
+    constexpr int at_once = 4;  // registers are few before the first results are gone
 #pragma unroll
-    for (int b = 0; b < ring_batches; ++b) copy_batch(at, own, b);
+    for (int part = 0; part < 4; ++part) {  // half of the rows, row or row + 8
+      const bool in = part / 2 * 64 + part % 2 * 8 < live;
+#pragma unroll
+      for (int j = 0; j < tile_columns / 16; j += at_once) {
+        const float* const sum = sums[part / 2] + j * 8 + part % 2 * 2;
+        add_batch<at_once>(to + j * 16, in ? width - j * 16 : 0, sum, odd);
+      }
+      to += static_cast<int64_t>(part == 1 ? 56 : 8) * k;
+    }
   }
-  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char* own) const {
-    const Place at = place(tile);
-    const bool odd = threadIdx.x & 1;
+
+  template <int Count>
+  static __device__ __forceinline__ void add_batch(float* to, int width, const float* pairs, bool odd) {
+    float4 before[Count];
 #pragma unroll
-    for (int b = 0; b < batches; ++b) {
-      const int quarter = b / ring_batches, row = quarter_row(quarter);
-      float* const to = at.to + static_cast<int64_t>(row) * k;
-      copy_wait<ring_batches - 1>();
-      float4 result[batch];
+    for (int i = 0; i < Count; ++i) {
+      if (i * 16 < width) before[i] = *reinterpret_cast<const float4*>(to + i * 16);
+    }
 #pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        const float* const pair = sums[quarter / 2] + (b % ring_batches * batch + i) * 8 + quarter % 2 * 2;
-        const float got0 = __shfl_xor_sync(all_lanes, odd ? pair[0] : pair[4], 1);
-        const float got1 = __shfl_xor_sync(all_lanes, odd ? pair[1] : pair[5], 1);
-        result[i] = *reinterpret_cast<const float4*>(piece(own, b, i));
-        result[i].x += odd ? got0 : pair[0], result[i].y += odd ? got1 : pair[1];
-        result[i].z += odd ? pair[4] : got0, result[i].w += odd ? pair[5] : got1;
-      }
-      if (b + ring_batches < batches) {
-        copy_batch(at, own, b + ring_batches);
-      } else {
-        copy_commit();  // an empty group keeps the count of those under way
-      }
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        const int column = (b % ring_batches * batch + i) * 16;
-        if (row < at.live && column < at.width) __stcs(reinterpret_cast<float4*>(to + column), result[i]);
+    for (int i = 0; i < Count; ++i) {
+      const float* const pair = pairs + i * 8;
+      const float got0 = __shfl_xor_sync(all_lanes, odd ? pair[0] : pair[4], 1);
+      const float got1 = __shfl_xor_sync(all_lanes, odd ? pair[1] : pair[5], 1);
+      const float4 sum = odd ? make_float4(got0, got1, pair[4], pair[5]) : make_float4(pair[0], pair[1], got0, got1);
+      if (i * 16 < width) {
+        *reinterpret_cast<float4*>(to + i * 16) =
+            make_float4(before[i].x + sum.x, before[i].y + sum.y, before[i].z + sum.z, before[i].w + sum.w);
       }
     }
   }
 };
 
-__global__ void __launch_bounds__(threads, 1)
+__global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
     kernel(const __grid_constant__ WeightGradient problem, int groups, int columns) {
 #ifdef MIMO_ON_SM90A
   multiply_groups(problem, groups, columns);
@@ -119,11 +90,12 @@ void sm90_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grou
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const WeightGradient problem{ragged_map(args.dy, args.n, depth),
                                ragged_map(args.x, args.k, depth),
+                               sums_map(args.dw, args.groups, args.n, args.k, tile_rows, tile_columns),
                                args.dw,
                                args.offsets,
                                narrow(args.n),
                                narrow(args.k)};
-  launch(stream, kernel, grid_of(stream.device->multiprocessors), dim3(threads), shared_bytes<WeightGradient>(args.groups), problem,
+  launch(stream, kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), shared_bytes(args.groups), problem,
          narrow(args.groups), narrow(ceil_div(args.k, tile_columns)));
 }
 
