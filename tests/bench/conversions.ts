@@ -86,13 +86,19 @@ async function timed(command: readonly string[]): Promise<Timed> {
 	return { seconds: await ended, processorSeconds: Number(user + system) / 1e6, peakBytes };
 }
 
-/** A fresh target each time; the page cache holds the source. */
-async function medianOf(command: readonly string[], targetFolder: string, rounds: number): Promise<Timed> {
+/** A fresh target each time; the source has just been read, so that the page cache holds it. */
+async function medianOf(
+	command: readonly string[],
+	source: string,
+	targetFolder: string,
+	rounds: number,
+): Promise<Timed> {
 	const all: Timed[] = [];
 	for (let round = 0; round < rounds; round++) {
 		rmSync(targetFolder, { recursive: true, force: true });
 		// What earlier ones left to be written would hold this one up.
 		Bun.spawnSync(["sync"]);
+		Bun.spawnSync(["sh", "-c", `find '${source}' -type f -exec cat {} + > /dev/null`]);
 		all.push(await timed(command));
 	}
 	return {
@@ -117,13 +123,18 @@ export async function benchConversions(rounds = 3): Promise<Row[]> {
 		] as const) {
 			const source = at(from);
 			const into = at(to === "native" && from === "torch_dist" ? "native-again" : to === "hf" ? "hf-again" : to);
-			const copy = await medianOf(["cp", "-r", source, at("copy")], at("copy"), rounds);
+			const copy = await medianOf(["cp", "-r", source, at("copy")], source, at("copy"), rounds);
 			rmSync(at("copy"), { recursive: true });
-			const durable = await medianOf(["sh", "-c", `cp -r '${source}' '${at("copy")}' && sync`], at("copy"), rounds);
+			const durable = await medianOf(
+				["sh", "-c", `cp -r '${source}' '${at("copy")}' && sync`],
+				source,
+				at("copy"),
+				rounds,
+			);
 			rmSync(at("copy"), { recursive: true });
 			const command = [executable, "convert-ckpt", "--from", from, "--to", to, source, into];
-			const synced = await medianOf([...command, "--sync"], into, rounds);
-			const ours = await medianOf(command, into, rounds);
+			const synced = await medianOf([...command, "--sync"], source, into, rounds);
+			const ours = await medianOf(command, source, into, rounds);
 			const extra = ours.peakBytes - largest;
 			const memory = `${(extra / 1e6).toFixed(0)} MB beyond the largest tensor (${extra <= memoryAllowance ? "≤" : "above"} 200)`;
 			const processor = `${ours.processorSeconds.toFixed(2)} s of processors, cp ${copy.processorSeconds.toFixed(2)} s`;
