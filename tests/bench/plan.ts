@@ -1,6 +1,6 @@
 /**
- * What `mimo plan` says of a run against the run itself: the step's time after --measure has timed this machine, and the peak
- * memory of every module's largest rank, with the experts' imbalance that the run's log shows.
+ * What `mimo plan` says of a run against the run itself, given the experts' imbalance that the run's log shows: the step's time
+ * after --measure has timed this machine, and the peak memory of every module's largest rank.
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -59,7 +59,7 @@ function mimo(command: string, args: string): string {
 	return child.stdout.toString();
 }
 
-/** Plan and run in turns, `rounds` times; the least of each counts: what disturbs a machine only adds. */
+/** Run and plan in turns, `rounds` times; the least of each counts: what disturbs a machine only adds. */
 export function benchPlan(rounds = 3): Row[] {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-bench-plan-"));
 	try {
@@ -75,10 +75,12 @@ function benchLayout({ name, flags, timed }: Layout, path: string, rounds: numbe
 	let log = "";
 	for (let round = 0; round < (timed ? rounds : 1); round++) {
 		log = `${path}-${round}.jsonl`;
-		if (timed) planned.push((JSON.parse(mimo("plan", `${flags} --measure --json`)) as Plan).step.seconds);
 		mimo("train", `${flags} --log-json ${log}`);
 		const elapsed = (loggedSteps(log) as unknown as Step[]).slice(steps.first).map((one) => one.elapsed_ms / 1000);
 		measured.push(median(elapsed));
+		if (!timed) continue;
+		const plan = mimo("plan", `${flags} --measure --expert-imbalance ${log} --json`);
+		planned.push((JSON.parse(plan) as Plan).step.seconds);
 	}
 	const rows = timed
 		? [comparison("seconds of a step", name, Math.min(...planned), Math.min(...measured), 1000, "ms")]
