@@ -49,9 +49,12 @@ const accelerators: Readonly<Record<string, Accelerator>> = {
 
 export const acceleratorNames = Object.keys(accelerators);
 
-/** 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. */
+/**
+ * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: what two H200s' collectives of 10 to 40 MB
+ * made of a step's waits (docs/decisions/twenty-layers.md), a third of what the links state.
+ */
 export const gpuLinks: Pick<Rates, "inside" | "between"> = {
-	inside: { bytes: 300e9, latency: 15e-6 },
+	inside: { bytes: 150e9, latency: 15e-6 },
 	between: { bytes: 40e9, latency: 30e-6 },
 };
 
