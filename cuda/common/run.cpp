@@ -204,6 +204,8 @@ bool Run::fail(int32_t rank, const std::string& sentence) {
 
 void Run::require_alive() const {
   if (!failed()) return;
+  // This process may end before its heart beats again.
+  write_recording();
   const std::string who = header_->failed_rank < 0 ? "" : "rank " + std::to_string(header_->failed_rank) + ": ";
   throw Error(MIMO_ERROR_PEER, "The run has failed: " + who + header_->reason);
 }

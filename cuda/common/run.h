@@ -171,7 +171,7 @@ class Run {
   void watch_rank(int32_t rank, int64_t elapsed, int64_t now);
   void watch_progress(int64_t now);
   void lock_areas();
-  void write_recording();
+  void write_recording() const;
 
   int file_ = -1;
   Mapping mapping_;

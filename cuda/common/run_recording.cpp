@@ -53,7 +53,7 @@ void Run::record_to(const std::string& path) {
   recording_.store(file, std::memory_order_release);
 }
 
-void Run::write_recording() {
+void Run::write_recording() const {
   const int file = recording_.load(std::memory_order_acquire);
   if (file < 0 || region(rank_).phase == MIMO_RANK_PHASE_FINISHED) return;
   Recording about{};
