@@ -101,6 +101,7 @@ export class Device implements Disposable {
 	readonly #operations = new Map<OperationName, Operation>();
 	readonly #streams: Stream[] = [];
 	#closed = false;
+	readonly #inUse = inUseBuffer();
 	/** null: nobody looks. */
 	tracer: DeviceTracer | null = null;
 	/** Stream that operations use unless told otherwise. */
@@ -241,6 +242,13 @@ export class Device implements Disposable {
 		};
 	}
 
+	/** Live and reserved bytes alone, for a tracer that asks at every layer. */
+	memoryInUse(): Pick<MemoryStatistics, "liveBytes" | "reservedBytes"> {
+		this.#call("mimo_memory_statistics_get", this.handle, this.#inUse.bytes);
+		const { view, live, reserved } = this.#inUse;
+		return { liveBytes: Number(view.getBigInt64(live, true)), reservedBytes: Number(view.getBigInt64(reserved, true)) };
+	}
+
 	resetPeakMemory(): void {
 		this.#call("mimo_memory_reset_peak", this.handle);
 	}
@@ -282,6 +290,19 @@ export class Device implements Disposable {
 	#call(name: string, ...args: Parameters<NativeFunction>): void {
 		check(this.library, name, ...args);
 	}
+}
+
+/** What `memoryInUse` is read into, and where its numbers lie. */
+function inUseBuffer() {
+	const { bytes: size, fields } = layoutOf(structs.memory_statistics);
+	const bytes = new Uint8Array(size);
+	const offsetOf = (field: string) => fields.find(({ name }) => name === field)!.offset;
+	return {
+		bytes,
+		view: new DataView(bytes.buffer),
+		live: offsetOf("live_bytes"),
+		reserved: offsetOf("reserved_bytes"),
+	};
 }
 
 /** Calls a function of the library; a status that is not ok is thrown as a NativeError. */

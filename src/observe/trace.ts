@@ -109,7 +109,7 @@ export class Tracer implements DeviceTracer {
 	}
 
 	memory(): void {
-		const { liveBytes, reservedBytes } = this.device.memoryStatistics();
+		const { liveBytes, reservedBytes } = this.device.memoryInUse();
 		const args = { allocated: liveBytes, reserved: reservedBytes };
 		const ts = this.#time(performance.now());
 		this.#events.push({ name: "memory", ph: "C", pid: this.rank, tid: 0, ts, args });

@@ -1,5 +1,6 @@
 // LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance.
 #include "kernel.h"
+#include "prefetch.h"
 #include "streaming.h"
 
 namespace mimo::MIMO_ISA {
@@ -11,8 +12,9 @@ void normalise(const T* x, const W* weight, const W* bias, float mean, float rst
   for (int64_t i = 0; i < width; ++i) store(&y[i], (load(x[i]) - mean) * rstd * load(weight[i]) + load(bias[i]));
 }
 
-/// Rows [begin, end). A row is summed while the deviations of the one before are squared, so that memory is read all
-/// the time; the same loop sums every row, so that its sum does not depend on its neighbours.
+/// Rows [begin, end). A row is summed while the deviations of the one before are squared, and the row after is asked for
+/// while results are written, so that memory is read all the time. The same loop sums every row, so that its sum does
+/// not depend on its neighbours.
 template <class T, class W>
 void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64_t end) {
   const float width = static_cast<float>(args.width);
@@ -34,6 +36,7 @@ void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64
     const float rstd = 1.0f / std::sqrt(sums.second / width + args.epsilon);
     args.mean[row] = mean;
     args.rstd[row] = rstd;
+    if (row + 2 < end) prefetch(row_of(row + 2), args.width);
     write_row(streamed, static_cast<T*>(args.y) + row * args.width, args.width, [&](T* to, int64_t from, int64_t past) {
       normalise(x + from, weight + from, bias + from, mean, rstd, to, past - from);
     });
