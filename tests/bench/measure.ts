@@ -15,10 +15,10 @@ export interface Row {
 	readonly target: number | null;
 }
 
-const rounds = 21;
+const rounds = 11;
 /** Long enough for the other side's threads to stop spinning: those of OpenBLAS take 2^26 cycles, about 30 ms. */
 const pauseMilliseconds = 80;
-const sampleSeconds = 0.015;
+const sampleSeconds = 0.04;
 
 function secondsOf(run: () => void, calls: number): number {
 	const started = performance.now();
