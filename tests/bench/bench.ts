@@ -79,7 +79,7 @@ for (const threads of threadCounts) {
 	if (threads === threadCounts[0]) console.log(`${name}, ${instructions}; ${library.versions}`);
 	if (blas !== null) rows.push(...(await benchProducts(device, blas)));
 	if (wanted("streams")) rows.push(...(await benchStreams(device)));
-	if (python !== null && wanted("pytorch")) rows.push(...benchPyTorch(device, python));
+	if (python !== null && wanted("pytorch")) rows.push(...(await benchPyTorch(device, python)));
 }
 if (wanted("conversions")) rows.push(...(await benchConversions()));
 if (wanted("collectives")) rows.push(...(await benchCollectives(python)));

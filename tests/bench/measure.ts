@@ -15,44 +15,55 @@ export interface Row {
 	readonly target: number | null;
 }
 
-const rounds = 11;
+const fewestRounds = 11;
+const mostRounds = 60;
+/** Rounds in which neither side's least time has fallen by a two-hundredth: by then both have met the machine at rest. */
+const settledRounds = 8;
 /** Long enough for the other side's threads to stop spinning: those of OpenBLAS take 2^26 cycles, about 30 ms. */
 const pauseMilliseconds = 80;
 const sampleSeconds = 0.04;
 
-function secondsOf(run: () => void, calls: number): number {
-	const started = performance.now();
-	for (let i = 0; i < calls; i++) run();
-	return (performance.now() - started) / 1000 / calls;
+/** Something to time: seconds of one call, averaged over `calls` in a row. */
+export type Timed = (calls: number) => number | Promise<number>;
+
+export function timed(run: () => void): Timed & ((calls: number) => number) {
+	return (calls) => {
+		const started = performance.now();
+		for (let i = 0; i < calls; i++) run();
+		return (performance.now() - started) / 1000 / calls;
+	};
 }
 
-function callsPerSample(run: () => void): number {
-	run();
+async function callsPerSample(side: Timed): Promise<number> {
 	let calls = 1;
-	for (let seconds = secondsOf(run, 1); seconds * calls < sampleSeconds && calls < 1e6; ) {
+	for (let seconds = await side(1); seconds * calls < sampleSeconds && calls < 1e6; ) {
 		calls = Math.max(calls * 2, Math.min(1e6, Math.ceil(sampleSeconds / Math.max(seconds, 1e-7))));
-		seconds = secondsOf(run, calls);
+		seconds = await side(calls);
 	}
 	return calls;
 }
 
-/** Least seconds a call of each: what disturbs a machine only adds. Measured in turns, so that a slow minute meets both. */
-export async function compare(ours: () => void, baseline: () => void): Promise<readonly [number, number]> {
-	const sides = [ours, baseline].map((run) => ({ run, calls: callsPerSample(run), samples: [] as number[] }));
-	for (let round = 0; round < rounds; round++) {
-		for (const { run, calls, samples } of sides) {
+/**
+ * Least seconds a call of each: what disturbs a machine only adds. Measured in turns, so that a slow minute meets both,
+ * until both have settled.
+ */
+export async function compare(ours: Timed, baseline: Timed): Promise<readonly [number, number]> {
+	const sides = [];
+	for (const side of [ours, baseline]) {
+		await side(1);
+		sides.push({ side, calls: await callsPerSample(side), least: Number.POSITIVE_INFINITY });
+	}
+	let lastFall = 0;
+	for (let round = 1; round <= fewestRounds || (round <= mostRounds && round - lastFall < settledRounds); round++) {
+		for (const entry of sides) {
 			await Bun.sleep(pauseMilliseconds);
-			run();
-			samples.push(secondsOf(run, calls));
+			await entry.side(1);
+			const seconds = await entry.side(entry.calls);
+			if (seconds < entry.least * 0.995) lastFall = round;
+			entry.least = Math.min(entry.least, seconds);
 		}
 	}
-	return [Math.min(...sides[0]!.samples), Math.min(...sides[1]!.samples)];
-}
-
-/** Least seconds a call. */
-export function measure(run: () => void): number {
-	const calls = callsPerSample(run);
-	return Math.min(...Array.from({ length: rounds }, () => secondsOf(run, calls)));
+	return [sides[0]!.least, sides[1]!.least];
 }
 
 export function row(

@@ -3,7 +3,7 @@ import type { Device } from "../../src/native/device.ts";
 import { gemm, type Operand } from "../../src/tensor/ops/linear.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues } from "../support.ts";
-import { compare, type Row, row } from "./measure.ts";
+import { compare, type Row, row, timed } from "./measure.ts";
 import type { Matrix, Openblas } from "./openblas.ts";
 
 const group = "Products against OpenBLAS's sgemm";
@@ -36,8 +36,8 @@ async function projection(device: Device, blas: Openblas, sizes: readonly [numbe
 	const rows: Row[] = [];
 	for (const [operation, a, b, c, k, beta] of products) {
 		const seconds = await compare(
-			() => gemm(device, a, b, c, { beta }),
-			() => blas.sgemm(c.rows, c.width, k, matrix(a), matrix(b), beta, matrix(plain(c))),
+			timed(() => gemm(device, a, b, c, { beta })),
+			timed(() => blas.sgemm(c.rows, c.width, k, matrix(a), matrix(b), beta, matrix(plain(c)))),
 		);
 		const shape = `${c.rows} x ${k} x ${c.width}`;
 		rows.push(row({ group, operation, shape, threads, baseline: blas.name, target: 0.9 }, seconds));
@@ -114,7 +114,7 @@ async function experts(
 	const rows: Row[] = [];
 	const shape = `${groups} of ${rowsEach} x ${inputs} x ${outputs}`;
 	for (const [operation, ours, baseline] of cases) {
-		const seconds = await compare(ours, baseline);
+		const seconds = await compare(timed(ours), timed(baseline));
 		const what = { group, operation, shape, threads, baseline: `${blas.name}, one product` };
 		rows.push(row({ ...what, target: rowsEach === 64 ? 0.6 : null }, seconds));
 	}

@@ -1,6 +1,6 @@
 /** Attention, the state space scan and the whole training step against PyTorch on as many threads. */
 
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
 import { loadModel } from "../../src/checkpoint/model-store.ts";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
@@ -22,7 +22,7 @@ import { Tensor } from "../../src/tensor/tensor.ts";
 import { singleProcess, trainStep } from "../../src/train/step.ts";
 import { golden } from "../golden.ts";
 import { randomValues } from "../support.ts";
-import { measure, type Row, row } from "./measure.ts";
+import { compare, type Row, row, type Timed, timed } from "./measure.ts";
 
 const attentionSizes = [
 	{ batch: 4, length: 256, queries: 4, keys: 2, width: 32 },
@@ -35,13 +35,6 @@ const scanSizes = [
 ] as const;
 const trainedFolders = ["hybrid-tiny", "hybrid-text"] as const;
 
-interface Answer {
-	readonly version: string;
-	readonly implementation: string;
-	readonly seconds: readonly number[];
-	readonly losses: readonly (number | null)[];
-}
-
 /** An interpreter that has PyTorch: MIMO_PYTHON, or python3 on the PATH; null when there is none. */
 export function findPython(): string | null {
 	const python = process.env.MIMO_PYTHON ?? Bun.which("python3");
@@ -49,13 +42,57 @@ export function findPython(): string | null {
 	return Bun.spawnSync([python, "-c", "import torch"]).success ? python : null;
 }
 
-function askPython(python: string, threads: number, cases: readonly object[]): Answer {
-	const child = Bun.spawnSync([python, join(import.meta.dir, "pytorch_reference.py")], {
-		stdin: Buffer.from(JSON.stringify({ threads, cases })),
-		stderr: "pipe",
-	});
-	if (!child.success) throw new Error(`pytorch_reference.py failed:\n${child.stderr}`);
-	return JSON.parse(child.stdout.toString()) as Answer;
+/** PyTorch with its cases set up, in a process of its own: case after case is timed when asked. */
+class PyTorch implements Disposable {
+	private constructor(
+		private readonly child: Bun.Subprocess<"pipe", "pipe", "inherit">,
+		private readonly lines: AsyncIterator<string>,
+		readonly version: string,
+		readonly implementation: string,
+		/** Loss of each case's first step; null where a case has none. */
+		readonly losses: readonly (number | null)[],
+	) {}
+
+	static async start(python: string, threads: number, cases: readonly object[]): Promise<PyTorch> {
+		const child = Bun.spawn([python, join(import.meta.dir, "pytorch_reference.py")], {
+			stdin: "pipe",
+			stdout: "pipe",
+			stderr: "inherit",
+			env: { ...process.env, TRANSFORMERS_VERBOSITY: "error" },
+		});
+		const lines = linesOf(child.stdout);
+		child.stdin.write(`${JSON.stringify({ threads, cases })}\n`);
+		const { version, implementation, losses } = JSON.parse(await nextLine(lines));
+		return new PyTorch(child, lines, version, implementation, losses);
+	}
+
+	/** Case `index` as one side of a comparison. */
+	timed(index: number): Timed {
+		return async (calls) => {
+			this.child.stdin.write(`${JSON.stringify([index, calls])}\n`);
+			return Number(await nextLine(this.lines));
+		};
+	}
+
+	[Symbol.dispose](): void {
+		this.child.kill();
+	}
+}
+
+async function* linesOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+	const decoder = new TextDecoder();
+	let rest = "";
+	for await (const chunk of stream) {
+		const parts = (rest + decoder.decode(chunk, { stream: true })).split("\n");
+		rest = parts.pop()!;
+		yield* parts;
+	}
+}
+
+async function nextLine(lines: AsyncIterator<string>): Promise<string> {
+	const { value, done } = await lines.next();
+	if (done) throw new Error("pytorch_reference.py ended early; what it said is above.");
+	return value;
 }
 
 function withGradient(device: Device, shape: readonly number[], seed: number): Tensor {
@@ -77,18 +114,24 @@ function forwardBackward(
 	for (const { gradient } of inputs) gradient!.clear();
 }
 
-function attentionSeconds(device: Device, size: (typeof attentionSizes)[number]): number {
+type Seconds = readonly [ours: number, baseline: number];
+
+async function compareAttention(
+	device: Device,
+	size: (typeof attentionSizes)[number],
+	theirs: Timed,
+): Promise<Seconds> {
 	const { batch, length, queries, keys, width } = size;
 	using sequences = Sequences.batch(device, batch, length);
 	using qkv = withGradient(device, [batch * length, (queries + 2 * keys) * width], 1);
 	using dy = Tensor.from(device, randomValues(batch * length * queries * width, 2), [batch * length, queries * width]);
 	const heads = { queryHeads: queries, keyHeads: keys, headDim: width };
-	return measure(() =>
-		forwardBackward(device, [qkv], dy, (tape) => attention(tape, qkv, { ...heads, sequences, mask: "causal" })),
-	);
+	const step = () =>
+		forwardBackward(device, [qkv], dy, (tape) => attention(tape, qkv, { ...heads, sequences, mask: "causal" }));
+	return await compare(timed(step), theirs);
 }
 
-function scanSeconds(device: Device, size: (typeof scanSizes)[number]): number {
+async function compareScan(device: Device, size: (typeof scanSizes)[number], theirs: Timed): Promise<Seconds> {
 	const { batch, length, heads, width, groups, state, chunk } = size;
 	const tokens = batch * length;
 	using sequences = Sequences.batch(device, batch, length);
@@ -103,11 +146,12 @@ function scanSeconds(device: Device, size: (typeof scanSizes)[number]): number {
 	using d = vector("D", 7);
 	const inputs = { xBC, z, dt, dtBias, aLog, d, sequences };
 	const sizes = { heads, headDim: width, groups, stateDim: state, chunkSize: chunk };
-	return measure(() => forwardBackward(device, [xBC, z, dt], dy, (tape) => ssdScan(tape, { ...inputs, ...sizes })));
+	const step = () => forwardBackward(device, [xBC, z, dt], dy, (tape) => ssdScan(tape, { ...inputs, ...sizes }));
+	return await compare(timed(step), theirs);
 }
 
-/** A training step of a reference folder's model on its first batch, and the loss of the very first. */
-function stepSeconds(device: Device, folder: string): { seconds: number; loss: number } {
+/** A training step of a reference folder's model on its first batch, whose very first loss is `expected`. */
+async function compareStep(device: Device, folder: string, expected: number, theirs: Timed): Promise<Seconds> {
 	const { optimizer: recipe, batch, seq } = readLanguageGolden(folder);
 	using source = openHuggingFaceModel(folder);
 	using model = new HybridModel(device, huggingFaceConfig(source, join(folder, "config.json"), "f32"), {
@@ -131,7 +175,10 @@ function stepSeconds(device: Device, folder: string): { seconds: number; loss: n
 			weightDecay: recipe.weight_decay,
 		});
 	const { loss } = step();
-	return { seconds: measure(step), loss };
+	if (!(Math.abs(loss / expected - 1) < 1e-5)) {
+		throw new Error(`The training step of ${folder} has loss ${loss}, PyTorch's ${expected}: they differ.`);
+	}
+	return await compare(timed(step), theirs);
 }
 
 const describe = (size: Readonly<Record<string, number>>) =>
@@ -139,32 +186,31 @@ const describe = (size: Readonly<Record<string, number>>) =>
 		.map(([name, value]) => `${name} ${value}`)
 		.join(", ");
 
-export function benchPyTorch(device: Device, python: string): Row[] {
+export async function benchPyTorch(device: Device, python: string): Promise<Row[]> {
 	const { threads } = device.describe();
 	const folders = trainedFolders.flatMap((name) => golden(name) ?? []);
-	const answer = askPython(python, threads, [
+	using pytorch = await PyTorch.start(python, threads, [
 		...attentionSizes.map((size) => ({ kind: "attention", ...size })),
 		...scanSizes.map((size) => ({ kind: "scan", ...size })),
 		...folders.map((folder) => ({ kind: "step", golden: folder })),
 	]);
-	const theirs = [...answer.seconds];
-	const group = `Forward and backward against ${answer.version}`;
+	const { implementation } = pytorch;
+	const group = `Forward and backward against ${pytorch.version}`;
 	const rows: Row[] = [];
-	const add = (operation: string, shape: string, baseline: string, target: number | null, seconds: number) =>
-		rows.push(row({ group, operation, shape, threads, baseline, target }, [seconds, theirs.shift()!]));
+	const add = (operation: string, shape: string, baseline: string, target: number | null, seconds: Seconds) =>
+		rows.push(row({ group, operation, shape, threads, baseline, target }, seconds));
+	let index = 0;
 	for (const size of attentionSizes) {
-		add("causal attention", describe(size), "scaled_dot_product_attention", 1, attentionSeconds(device, size));
+		const seconds = await compareAttention(device, size, pytorch.timed(index++));
+		add("causal attention", describe(size), "scaled_dot_product_attention", 1, seconds);
 	}
 	for (const size of scanSizes) {
-		add("state space scan", describe(size), `${answer.implementation}'s scan`, null, scanSeconds(device, size));
+		const seconds = await compareScan(device, size, pytorch.timed(index++));
+		add("state space scan", describe(size), `${implementation}'s scan`, null, seconds);
 	}
-	for (const [index, folder] of folders.entries()) {
-		const { seconds, loss } = stepSeconds(device, folder);
-		const expected = answer.losses[attentionSizes.length + scanSizes.length + index]!;
-		if (!(Math.abs(loss / expected - 1) < 1e-5)) {
-			throw new Error(`The training step of ${folder} has loss ${loss}, PyTorch's ${expected}: they differ.`);
-		}
-		add("training step", trainedFolders[index]!, answer.implementation, 2, seconds);
+	for (const folder of folders) {
+		const seconds = await compareStep(device, folder, pytorch.losses[index]!, pytorch.timed(index++));
+		add("training step", basename(folder), implementation, 2, seconds);
 	}
 	return rows;
 }

@@ -1,7 +1,8 @@
-"""Times PyTorch on the cases given as JSON on standard input; prints JSON on standard output.
+"""Times PyTorch on cases given as JSON on standard input; answers each line of it with a line on standard output.
 
-In:  {"threads": 2, "cases": [{"kind": "attention", ...sizes}, {"kind": "scan", ...}, {"kind": "step", "golden": DIR}]}
-Out: {"version": ..., "implementation": ..., "seconds": [least of each case], "losses": [loss of a first step or null]}
+The first sets up: {"threads": 2, "cases": [{"kind": "attention", ...sizes}, {"kind": "scan", ...sizes}, {"kind": "step",
+"golden": DIR}]} is answered by {"version": ..., "implementation": ..., "losses": [loss of a first step or null]}. Every
+later one, [case, calls], is answered by the seconds of a call.
 """
 
 import json
@@ -20,22 +21,11 @@ try:
 except ImportError:
     NemotronHForCausalLM = None
 
-SAMPLES = 7
-SAMPLE_SECONDS = 0.1
-
-
-def least_seconds(run):
-    run()
+def seconds_of(run, calls):
     started = time.perf_counter()
-    run()
-    calls = max(1, int(SAMPLE_SECONDS / max(time.perf_counter() - started, 1e-7)))
-    samples = []
-    for _ in range(SAMPLES):
-        started = time.perf_counter()
-        for _ in range(calls):
-            run()
-        samples.append((time.perf_counter() - started) / calls)
-    return min(samples)
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - started) / calls
 
 
 def leaf(*shape):
@@ -135,18 +125,18 @@ def step_case(case):
 
 
 def main():
-    request = json.load(sys.stdin)
+    request = json.loads(sys.stdin.readline())
     torch.set_num_threads(request["threads"])
     torch.manual_seed(1)
     kinds = {"attention": attention_case, "scan": scan_case, "step": step_case}
-    seconds, losses = [], []
-    for case in request["cases"]:
-        run, loss = kinds[case["kind"]](case)
-        seconds.append(least_seconds(run))
-        losses.append(loss)
+    cases = [kinds[case["kind"]](case) for case in request["cases"]]
     implementation = "plain PyTorch" if NemotronHForCausalLM is None else "Hugging Face"
     version = f"PyTorch {torch.__version__}"
-    print(json.dumps({"version": version, "implementation": implementation, "seconds": seconds, "losses": losses}))
+    losses = [loss for _, loss in cases]
+    print(json.dumps({"version": version, "implementation": implementation, "losses": losses}), flush=True)
+    for line in sys.stdin:
+        case, calls = json.loads(line)
+        print(seconds_of(cases[case][0], calls), flush=True)
 
 
 main()

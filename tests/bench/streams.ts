@@ -3,7 +3,7 @@ import { Activation } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues } from "../support.ts";
-import { compare, type Row, row } from "./measure.ts";
+import { compare, type Row, row, timed } from "./measure.ts";
 
 const group = "Memory-bound operations against memcpy of the same bytes";
 
@@ -160,7 +160,10 @@ export async function benchStreams(device: Device): Promise<Row[]> {
 		for (const { operation, shape, bytes, target, run } of make(stack)) {
 			using from = Tensor.zeros(device, [bytes / 2], "u8");
 			using to = Tensor.zeros(device, [bytes / 2], "u8");
-			const seconds = await compare(run, () => device.copy(to, from, bytes / 2));
+			const seconds = await compare(
+				timed(run),
+				timed(() => device.copy(to, from, bytes / 2)),
+			);
 			rows.push(row({ group, operation, shape, threads, baseline: "memcpy", target }, seconds));
 		}
 		device.trimMemory();

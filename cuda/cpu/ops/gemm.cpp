@@ -43,10 +43,11 @@ constexpr int64_t unit = 16;  // OpenBLAS's register tile
 
 /// Blocks of one product. OpenBLAS adds in another order at the edges of its tiles and for small products, so the cut
 /// depends on the sizes alone, never on the number of threads: results do not either. Every block packs the shorter
-/// side's operand again, hence rows enough to hide that; below the work of one block sharing does not pay.
+/// side's operand again (four of 256 rows cost a twentieth), hence rows enough to hide that, or else just two; below the
+/// work of one block sharing does not pay.
 int64_t block_count(const mimo_gemm_args& args) {
   constexpr double least_work = 2e6;  // multiplications of a block: about 20 µs of one core
-  constexpr int64_t most = 16, few = 4, long_block = 512;
+  constexpr int64_t most = 16, few = 2, long_block = 512;
   if (args.batch >= most) return 1;
   const double work = static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
   const int64_t longer = args.m >= args.n ? args.m : args.n;
