@@ -57,20 +57,37 @@ void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual
   }
 }
 
-/// Rows [begin, end), at most 32.
+/// Σ g and Σ g n of one row; dweight += dy n and dbias += dy, when there are such.
 template <class T, class W>
-void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int64_t end) {
+Sums gradient_sums(const T* dy, const T* x, const W* weight, float mean, float rstd, int64_t width, float* dweight,
+                   float* dbias) {
+  if (dweight == nullptr) {
+    return sums_over(width, [dy, x, weight, mean, rstd](int64_t i, float& g, float& gn) {
+      g = load(dy[i]) * load(weight[i]);
+      gn = g * ((load(x[i]) - mean) * rstd);
+    });
+  }
+  return sums_over(width, [dy, x, weight, mean, rstd, dweight, dbias](int64_t i, float& g, float& gn) {
+    const float n = (load(x[i]) - mean) * rstd;
+    dbias[i] += load(dy[i]);
+    dweight[i] += load(dy[i]) * n;
+    g = load(dy[i]) * load(weight[i]);
+    gn = g * n;
+  });
+}
+
+/// Rows [begin, end), at most 32, of one partial sum of dweight and of dbias (or null, both).
+template <class T, class W>
+void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int64_t end, float* dweight,
+                   float* dbias) {
   const W* weight = static_cast<const W*>(args.weight);
   const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
+  const float width = static_cast<float>(args.width);
   Sums means[32];
   for (int64_t row = begin; row < end; ++row) {
     const T* dy = static_cast<const T*>(args.dy) + row * args.width;
     const T* x = static_cast<const T*>(args.x) + row * args.width;
-    const float mean = args.mean[row], rstd = args.rstd[row], width = static_cast<float>(args.width);
-    const Sums sums = sums_over(args.width, [dy, x, weight, mean, rstd](int64_t i, float& g, float& gn) {
-      g = load(dy[i]) * load(weight[i]);
-      gn = g * ((load(x[i]) - mean) * rstd);
-    });
+    const Sums sums = gradient_sums(dy, x, weight, args.mean[row], args.rstd[row], args.width, dweight, dbias);
     means[row - begin] = {sums.first / width, sums.second / width};
   }
   for (int64_t row = begin; row < end; ++row) {
@@ -84,35 +101,6 @@ void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int
     });
   }
   finish_streaming(streamed);
-}
-
-/// dweight += dy n, dbias += dy over `rows` rows: four at once, for fewer trips of the sums.
-template <class T>
-void parameter_gradients(const T* dy, const T* x, const float* mean, const float* rstd, int64_t rows, int64_t width,
-                         float* dweight, float* dbias) {
-  if (rows == 4) {
-    const float m0 = mean[0], m1 = mean[1], m2 = mean[2], m3 = mean[3];
-    const float r0 = rstd[0], r1 = rstd[1], r2 = rstd[2], r3 = rstd[3];
-    const T *dy1 = dy + width, *dy2 = dy1 + width, *dy3 = dy2 + width;
-    const T *x1 = x + width, *x2 = x1 + width, *x3 = x2 + width;
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) {
-      const float g0 = load(dy[i]), g1 = load(dy1[i]), g2 = load(dy2[i]), g3 = load(dy3[i]);
-      dbias[i] += (g0 + g1) + (g2 + g3);
-      dweight[i] += (g0 * ((load(x[i]) - m0) * r0) + g1 * ((load(x1[i]) - m1) * r1)) +
-                    (g2 * ((load(x2[i]) - m2) * r2) + g3 * ((load(x3[i]) - m3) * r3));
-    }
-    return;
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    const T *g = dy + row * width, *h = x + row * width;
-    const float m = mean[row], r = rstd[row];
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) {
-      dbias[i] += load(g[i]);
-      dweight[i] += load(g[i]) * ((load(h[i]) - m) * r);
-    }
-  }
 }
 
 /// Calls body(begin, end) for runs of few rows.
@@ -156,16 +144,8 @@ void layer_norm_backward(mimo_stream& stream, const mimo_layer_norm_backward_arg
           std::memset(dweight, 0, static_cast<size_t>(args.width) * sizeof(float));
           std::memset(dbias, 0, static_cast<size_t>(args.width) * sizeof(float));
         }
-        for (int64_t row = begin; row < end; row += 4) {
-          const int64_t rows = row + 4 < end ? 4 : end - row, offset = row * args.width;
-          in_batches(row, row + rows, args.width,
-                     [&](int64_t first, int64_t last) { backward_rows<T, W>(args, first, last); });
-          // Not in the loops above: these stores to cached memory would wait behind those that miss.
-          if (sums) {
-            parameter_gradients(static_cast<const T*>(args.dy) + offset, static_cast<const T*>(args.x) + offset,
-                                args.mean + row, args.rstd + row, rows, args.width, dweight, dbias);
-          }
-        }
+        in_batches(begin, end, args.width,
+                   [&](int64_t first, int64_t last) { backward_rows<T, W>(args, first, last, dweight, dbias); });
       });
     });
   });
