@@ -17,7 +17,7 @@ import type { RawRecord, RawSample, Sample, Subflavors } from "./sample.ts";
 import { type Subset, shardWorkers, sliceWorkers } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
 import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
-import { SampleLoaderDataset, type SampleReader } from "./wrappers/sample-loader.ts";
+import { JOINED, SampleLoaderDataset, type SampleReader } from "./wrappers/sample-loader.ts";
 
 export interface LoadOptions {
 	readonly training: boolean;
@@ -210,7 +210,7 @@ function joinSamples(
 		else if (sample) Object.assign(fields, sample.fields);
 	}
 	const sources = [...primary.sources, ...samples.flatMap((sample) => sample?.sources ?? [])];
-	return { ...primary, type, fields, sources, restoreKey: record.restoreKey };
+	return { ...primary, type, fields, sources, restoreKey: [JOINED, ...record.restoreKey] };
 }
 
 /** `counts`: samples of every shard, or the rows of a join. */

@@ -5,11 +5,11 @@
 import { DecodingError, type ErrorHandler, raiseError } from "../../data/energon/errors.ts";
 import type { Keyed, RestoreKey } from "../../data/energon/sample.ts";
 import type { Images } from "../../native/images.ts";
+import { elementOf } from "./elements.ts";
 import { EmulatedLoader } from "./emulated-loader.ts";
 import { difference } from "./golden.ts";
 import { comparePreparation, type PrepareCase } from "./preparing.ts";
 import type { Parameters, Setting } from "./setup.ts";
-import { elementOf } from "./tasks.ts";
 
 interface LoadArguments {
 	readonly handler?: "default" | "collect" | "reraise";

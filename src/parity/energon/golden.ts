@@ -4,8 +4,8 @@ import { join } from "node:path";
 import type { EnergonRecord, EnergonValue } from "../../data/energon/energon-state.ts";
 import type { Keyed } from "../../data/energon/sample.ts";
 import { UserError } from "../../native/errors.ts";
+import { elementOf } from "./elements.ts";
 import type { Parameters } from "./setup.ts";
-import { elementOf } from "./tasks.ts";
 
 /** [worker, keys, sources, restore key, extra] of one output. */
 export type Row = readonly unknown[];

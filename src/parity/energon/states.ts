@@ -10,6 +10,7 @@ import {
 	writeEnergonState,
 } from "../../data/energon/energon-state.ts";
 import type { Keyed, RestoreKey } from "../../data/energon/sample.ts";
+import { elementOf } from "./elements.ts";
 import { EmulatedLoader } from "./emulated-loader.ts";
 import {
 	comparable,
@@ -23,7 +24,6 @@ import {
 } from "./golden.ts";
 import { deliver } from "./orders.ts";
 import type { Parameters, Setting } from "./setup.ts";
-import { elementOf } from "./tasks.ts";
 import { readTorchState } from "./torch-state.ts";
 
 /** States of a file: its own parameters, and those of the loader that resumes. */

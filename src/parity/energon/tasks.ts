@@ -5,133 +5,12 @@
 
 import { SkipSample } from "../../data/energon/errors.ts";
 import type { DecodeOptions } from "../../data/energon/format/decode.ts";
-import { generatorHook, type HookContext, hook } from "../../data/energon/hook.ts";
-import type { Keyed, RestoreKey, Sample, SourceInfo } from "../../data/energon/sample.ts";
-import type { Cooker, TaskEncoder } from "../../data/energon/task-encoder.ts";
+import { generatorHook, hook } from "../../data/energon/hook.ts";
+import type { Keyed, Sample } from "../../data/energon/sample.ts";
+import type { TaskEncoder } from "../../data/energon/task-encoder.ts";
 import { UserError } from "../../native/errors.ts";
-
-/** An encoded sample, a pack or a batch of the reference data. */
-export interface Element extends Keyed {
-	restoreKey: RestoreKey;
-	readonly kind: "sample" | "pack" | "batch";
-	readonly keys: readonly string[];
-	readonly sources: readonly SourceInfo[];
-	readonly texts: readonly string[];
-	/** What the encoder adds: name of the cooker, number of a copy, draws, lengths. */
-	readonly extra: unknown;
-}
-
-interface CookedText {
-	readonly text: string;
-	readonly cooker: string | null;
-}
-
-/** Text of any sample: its caption, the first turn of a conversation, or the field `text`. */
-function textOf(fields: Readonly<Record<string, unknown>>): string {
-	if (typeof fields.caption === "string") return fields.caption;
-	const json = (fields.json ?? {}) as { conversations?: { value: string }[]; text?: string };
-	return json.conversations?.[0]?.value ?? json.text ?? String((fields as { text?: string }).text ?? "");
-}
-
-/** Any output of a pipeline as an element. */
-export function elementOf(item: Keyed): Element {
-	if ("kind" in item) return item as Element;
-	const { key, sources, fields, restoreKey } = item as Sample;
-	const cooked = fields.cooked as CookedText | undefined;
-	return {
-		restoreKey,
-		kind: "sample",
-		keys: [key],
-		sources,
-		texts: [cooked?.text ?? textOf(fields)],
-		extra: cooked?.cooker ?? undefined,
-	};
-}
-
-const byteLength = (element: Element) => Buffer.byteLength(element.texts[0]!);
-
-function cooker(name: string | null, hasSubflavors: Readonly<Record<string, unknown>> = {}, stateless = true): Cooker {
-	const cook = hook<Sample, Sample>(
-		"cook_crude_sample",
-		(sample) => {
-			if (!stateless) throw new Error("the cooker must be stateless");
-			return { ...sample, type: "Cooked", fields: { cooked: { text: textOf(sample.fields), cooker: name } } };
-		},
-		{ stateless: true },
-	);
-	return { cook, hasSubflavors };
-}
-
-function collect(kind: "batch" | "pack") {
-	return (items: readonly Keyed[]): Element => {
-		const elements = items.map(elementOf);
-		return {
-			restoreKey: [],
-			kind,
-			keys: elements.flatMap(({ keys }) => keys),
-			sources: elements.flatMap(({ sources }) => sources),
-			texts: elements.flatMap(({ texts }) => texts),
-			extra:
-				kind === "pack"
-					? elements.map(byteLength)
-					: elements.every((element) => element.kind === "pack")
-						? elements.map(({ extra }) => extra)
-						: undefined,
-		};
-	};
-}
-
-const encoded = (sample: Sample): Element => elementOf(sample);
-
-/** torch.rand(1), numpy.random.random_sample(), random.random(), then the two call numbers. */
-function draws({ random, sampleIndex, batchIndex }: HookContext): unknown[] {
-	return [random.torch.unit(), random.numpy.randomSample(), random.python.random(), sampleIndex, batchIndex];
-}
-
-function nextFit(items: readonly Element[], capacity: number): Element[][] {
-	const groups: Element[][] = [];
-	let open: Element[] = [];
-	let used = 0;
-	for (const item of items) {
-		const length = byteLength(item);
-		if (open.length > 0 && used + length > capacity) {
-			groups.push(open);
-			open = [];
-			used = 0;
-		}
-		open.push(item);
-		used += length;
-	}
-	if (open.length > 0) groups.push(open);
-	return groups;
-}
-
-function firstFitDecreasing(items: readonly Element[], capacity: number): Element[][] {
-	const groups: { items: Element[]; used: number }[] = [];
-	for (const item of [...items].sort((a, b) => byteLength(b) - byteLength(a))) {
-		const length = byteLength(item);
-		const group = groups.find(({ used }) => used + length <= capacity);
-		if (group) {
-			group.items.push(item);
-			group.used += length;
-		} else {
-			groups.push({ items: [item], used: length });
-		}
-	}
-	return groups.map(({ items: members }) => members);
-}
-
-function packing({ capacity, packer }: { capacity?: number; packer?: string }): Partial<TaskEncoder> {
-	const limit = capacity ?? 0;
-	if (packer !== "next_fit" && packer !== "first_fit_decreasing") throw new UserError(`There is no packer ${packer}.`);
-	const divide = packer === "next_fit" ? nextFit : firstFitDecreasing;
-	return {
-		selectSamplesToPack: hook("select_samples_to_pack", (items) => divide(items.map(elementOf), limit), {
-			stateless: false,
-		}),
-		packSelectedSamples: hook("pack_selected_samples", collect("pack")),
-	};
-}
+import { byteLength, collect, cooker, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
+import { furtherTask } from "./further-tasks.ts";
 
 const encodeSample = hook("encode_sample", encoded);
 
@@ -224,7 +103,7 @@ export function goldenTask(
 				),
 			};
 		default:
-			return brokenTask(name, encode, decode);
+			return furtherTask(name, encode, args) ?? brokenTask(name, encode, decode);
 	}
 }
 

@@ -149,12 +149,37 @@ def order_of(dataset, parameters, rank, count):
     return rows, ends
 
 
+def worker_times():
+    """Processor time of every worker process in ticks; None while one of them runs."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        children = file.read().split()
+    times = []
+    for child in children:
+        with open(f"/proc/{child}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        if fields[0] == "R":
+            return None
+        times.append((child, fields[11], fields[12]))
+    return times
+
+
+def wait_for_workers():
+    """Until all workers have waited for half a second."""
+    before, since = None, time.monotonic()
+    while time.monotonic() - since < 0.5:
+        time.sleep(0.02)
+        now = worker_times()
+        if now is None or now != before:
+            before, since = now, time.monotonic()
+
+
 def saved_run(dataset, parameters, rank, before, after):
     loader = open_loader(dataset, parameters, rank)
     reader = Reader(loader, parameters["num_workers"])
     first, ends = reader.take(before)
     # Which checkpoint of a worker is saved depends on how far it has run ahead: all the way, here as in the reference data.
-    time.sleep(1 if parameters["num_workers"] > 0 else 0)
+    if parameters["num_workers"] > 0:
+        wait_for_workers()
     state = loader.save_state_rank()
     return first, ends, state, dump(state), reader.take(after)
 
@@ -164,6 +189,28 @@ def resumed_run(dataset, parameters, rank, state, after):
     loader.restore_state_rank(state)
     again = dump(loader.save_state_rank())
     return again, Reader(loader, parameters["num_workers"]).take(after)
+
+
+def as_key(value):
+    return tuple(as_key(one) for one in value) if isinstance(value, list) else value
+
+
+def restored_samples(dataset, parameters, rank, keys):
+    """Single outputs by key, in order, in one process."""
+    loader = open_loader(dataset, parameters, rank)
+    samples = []
+    for key in keys:
+        try:
+            output = loader.restore_sample(as_key(key))
+            one = item(output)
+        except Exception as error:
+            samples.append({"restore_key": key, "error": type(error).__name__})
+            continue
+        # What draws from the process's own generators cannot be repeated.
+        extra = "not repeatable" if parameters["task_encoder"] == "Unseeded" else one.extra
+        restored = {"keys": one.keys, "extra": extra}
+        samples.append({"restore_key": key, "restored_key": plain(output.__restore_key__), "restored": restored})
+    return samples
 
 
 def number_shards(rows_of):
@@ -221,6 +268,9 @@ def make_state(name, dataset, parameters):
             "next": rows,
             "epoch_ends_next": row_ends,
         }
+        if draw.random() < 0.5:
+            keys = [row[3] for row in draw.sample(first + rows, min(5, len(first + rows)))]
+            one["restore_sample"] = in_process(restored_samples, dataset, parameters, rank, keys)
         if (rows, row_ends) != (rest, rest_ends):
             one |= {"uninterrupted_next": rest, "epoch_ends_uninterrupted_next": rest_ends}
         all_rows += [first, rows] + ([rest] if "uninterrupted_next" in one else [])

@@ -1,4 +1,4 @@
-"""The task encoders of the reference data, as its README lists them."""
+"""The task encoders of the reference data, as its README lists them, and further ones, each with what it adds."""
 
 import random
 
@@ -110,13 +110,84 @@ class Generating(Plain):
             yield Item(**basics(one), keys=one.keys, sources=one.sources, lengths=[1], extra=copy)
 
 
+def draws(task):
+    values = [torch.rand(1).item(), np.random.random_sample(), random.random()]
+    return values + [task.current_sample_index, task.current_batch_index]
+
+
+def with_extra(one, extra):
+    return Item(**basics(one), keys=one.keys, sources=one.sources, lengths=one.lengths, extra=extra, pack=one.pack)
+
+
 class Seeded(Plain):
     @stateless(restore_seeds=True)
     def encode_sample(self, sample):
-        draws = [torch.rand(1).item(), np.random.random_sample(), random.random()]
+        return with_extra(item(sample), draws(self))
+
+
+class Unseeded(Plain):
+    @stateless
+    def encode_sample(self, sample):
+        return with_extra(item(sample), draws(self))
+
+
+class Stateful(Plain):
+    """`encode_sample` is not stateless."""
+
+    def encode_sample(self, sample):
+        return item(sample)
+
+
+class GeneratingSeeded(Plain):
+    """`encode_sample` is a generator that draws."""
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample):
         one = item(sample)
-        indices = [self.current_sample_index, self.current_batch_index]
-        return Item(**basics(one), keys=one.keys, sources=one.sources, lengths=one.lengths, extra=draws + indices)
+        for _ in range(one.lengths[0] % 3):
+            yield with_extra(one, draws(self))
+
+
+class BatchSkipping(Encode):
+    """`batch` skips and `encode_batch` fails at some lengths of the first sample."""
+
+    @stateless
+    def batch(self, samples):
+        if item(samples[0]).lengths[0] % 4 == 1:
+            raise SkipSample()
+        return together(samples, False)
+
+    @stateless
+    def encode_batch(self, batch):
+        if batch.lengths[0] % 6 == 2:
+            raise ValueError("length mod 6 is 2")
+        return batch
+
+
+class BatchGenerating(Encode):
+    """`batch` is a generator of up to two copies."""
+
+    @stateless
+    def batch(self, samples):
+        for copy in range(item(samples[0]).lengths[0] % 3):
+            yield with_extra(together(samples, False), copy)
+
+
+class EncodeBatchGenerating(Encode):
+    """`encode_batch` is a generator of up to two copies."""
+
+    @stateless
+    def encode_batch(self, batch):
+        for copy in range(batch.lengths[0] % 3):
+            yield with_extra(batch, copy)
+
+
+class BatchSeeded(Encode):
+    """`encode_batch` draws."""
+
+    @stateless(restore_seeds=True)
+    def encode_batch(self, batch):
+        return with_extra(batch, draws(self))
 
 
 class Packing(Encode):
@@ -158,6 +229,37 @@ class PackingPost(Packing):
         return sample
 
 
+class PackingLossy(PackingPost):
+    """Leaves samples out while selecting, skips and fails while encoding the selected, skips packs."""
+
+    def select_samples_to_pack(self, samples):
+        groups = super().select_samples_to_pack(samples)
+        return [[one for one in group if item(one).lengths[0] % 4 != 1] for group in groups]
+
+    @stateless
+    def postencode_sample(self, sample):
+        if item(sample).lengths[0] % 9 == 2:
+            raise SkipSample()
+        if item(sample).lengths[0] % 11 == 3:
+            raise ValueError("length mod 11 is 3")
+        return sample
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        if len(samples) % 3 == 0:
+            raise SkipSample()
+        return together(samples, True)
+
+
+class PackingSeeded(Packing):
+    """`pack_selected_samples` draws."""
+
+    @stateless(restore_seeds=True)
+    def pack_selected_samples(self, samples):
+        one = together(samples, True)
+        return with_extra(one, one.extra + draws(self))
+
+
 class Grouping(Encode):
     def batch_group_criterion(self, sample):
         return item(sample).lengths[0] // 30, None
@@ -168,5 +270,16 @@ class GroupingSizes(Encode):
         return ("short", 5) if item(sample).lengths[0] < 40 else ("long", 3)
 
 
-TASKS = {task.__name__: task for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Generating, Seeded, Packing,
-                                          PackingPost, Grouping, GroupingSizes)}  # fmt: skip
+class PackingGrouping(Packing):
+    """Packs are batched by the length of their first sample."""
+
+    def batch_group_criterion(self, sample):
+        return item(sample).lengths[0] // 30, None
+
+
+PACKING = {task.__name__: task for task in (Packing, PackingPost, PackingLossy, PackingSeeded, PackingGrouping)}
+TASKS = PACKING | {
+    task.__name__: task
+    for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Generating, GeneratingSeeded, Seeded, Unseeded, Stateful,
+                 BatchSkipping, BatchGenerating, EncodeBatchGenerating, BatchSeeded, Grouping, GroupingSizes)
+}  # fmt: skip

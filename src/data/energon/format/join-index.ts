@@ -158,7 +158,6 @@ class KeyedSamples {
 		}
 		const names = [...readShardCounts(storage, dataset.path).keys()];
 		const position = new Map(dataset.part.allShards.map((name, i) => [name, i]));
-		const excluded = new Set(dataset.part.shards.map(({ name }) => name));
 		this.#byShard = dataset.part.allShards.map(() => []);
 		using database = new Database(path, { readonly: true });
 		const query = database.query<[number, string, number, number], []>(
@@ -167,8 +166,9 @@ class KeyedSamples {
 		for (const [file, key, offset, size] of query.values() as [number, string, number, number][]) {
 			const name = names[file];
 			const shard = name === undefined ? undefined : position.get(name);
-			if (name === undefined || shard === undefined || !excluded.has(name)) continue;
-			if (dataset.part.excludes.has(`${name}/${key}`)) continue;
+			if (name === undefined || shard === undefined) continue;
+			// As in Energon, an excluded shard is left out of a join only if it lies in a subfolder.
+			if (dataset.part.excludes.has(name) || dataset.part.excludes.has(`${name}/${key}`)) continue;
 			if (this.#byKey.has(key))
 				throw new UserError(`${dataset.path} has the sample key ${key} twice, so it cannot be joined.`);
 			const sample = { key, shard, offset, size };

@@ -9,6 +9,9 @@ import type { RawRecord, RawSample, RestoreKey } from "../sample.ts";
 import type { Worker } from "../worker.ts";
 import { Dataset, generatorField, type StateFields, type StateValue } from "./dataset.ts";
 
+/** Heads the restore key of a joined sample. */
+export const JOINED = "JoinedWebdatasetFactory";
+
 /** Random access to the samples of a split part. */
 export interface SampleReader {
 	/** Sample `index`, or null when it is excluded. Throws when the shard is broken. */
@@ -191,11 +194,14 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 		this.#epochSampleCount = fields.number("_epoch_sample_count");
 	}
 
+	/** Energon cannot read the keys of joined samples that it writes itself. */
 	override restoreSample(key: RestoreKey): RawRecord {
-		const index = key[1];
-		if (key.length !== 2 || key[0] !== "Webdataset" || typeof index !== "number") {
+		const joined = key[0] === JOINED && this.worker.compatibility === "exact";
+		const own = joined ? key.slice(1) : key;
+		const index = own[1];
+		if (own.length !== 2 || own[0] !== "Webdataset" || typeof index !== "number") {
 			throw new FatalSampleError(`The restore key ${JSON.stringify(key)} does not name a sample.`);
 		}
-		return { restoreKey: key, data: this.#options.readers.map((reader) => reader.read(index)) };
+		return { restoreKey: own, data: this.#options.readers.map((reader) => reader.read(index)) };
 	}
 }
