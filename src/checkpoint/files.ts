@@ -5,6 +5,7 @@
 import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { reserve } from "../native/reserve.ts";
 import { WriteBack } from "./write-back.ts";
 
 /** One call reads or writes at most this much: larger ones are cut by the system at 2 GiB. */
@@ -141,6 +142,9 @@ export class FilePool<File extends Disposable> implements Disposable {
 	}
 }
 
+/** Fewer bytes are written at once as they come. */
+const LARGE = 2 ** 20;
+
 /** Bytes of a file after which they begin to be brought to the disk while more is written. */
 const WRITE_BACK = 2 ** 27;
 
@@ -167,7 +171,7 @@ export class OutputFile implements Disposable {
 	) {
 		this.#sync = sync;
 		try {
-			this.#fd = openSync(path, "wx");
+			this.#fd = openSync(path, "wx+");
 		} catch (error) {
 			throw fileError("create", path, error);
 		}
@@ -176,6 +180,17 @@ export class OutputFile implements Disposable {
 	/** Bytes written so far. */
 	get position(): number {
 		return this.#position;
+	}
+
+	/** For reading back what was written, until it is closed. */
+	get descriptor(): number {
+		if (this.#fd === null) throw new Error(`${this.path} is closed.`);
+		return this.#fd;
+	}
+
+	/** Says that `bytes` bytes will follow: a large file is written faster into room that it has already. */
+	expect(bytes: number): void {
+		if (bytes >= LARGE) reserve(this.descriptor, this.#position, bytes);
 	}
 
 	write(bytes: Uint8Array): void {

@@ -249,6 +249,8 @@ export function writeSafetensors(
 /** Hears what is written, in order. */
 export interface SafetensorsObserver {
 	readonly header?: (bytes: Uint8Array) => void;
+	/** Before a tensor's first piece. */
+	readonly begin?: (name: string, bytes: number) => void;
 	readonly piece?: (name: string, bytes: Uint8Array) => void;
 	/** After a tensor's last piece. */
 	readonly end?: (name: string) => void;
@@ -256,7 +258,7 @@ export interface SafetensorsObserver {
 
 /** Writes header and data of a safetensors file to a file just created. */
 export function streamSafetensors(
-	file: Pick<OutputFile, "path" | "write">,
+	file: Pick<OutputFile, "path" | "write" | "expect">,
 	entries: readonly TensorEntry[],
 	metadata: Readonly<Record<string, string>>,
 	observer: SafetensorsObserver = {},
@@ -264,17 +266,19 @@ export function streamSafetensors(
 	const ordered = safetensorsOrder(entries);
 	const header = safetensorsHeader(file.path, ordered, metadata);
 	observer.header?.(header);
+	file.expect(header.byteLength + ordered.reduce((sum, { dtype, shape }) => sum + tensorBytes(dtype, shape)!, 0));
 	file.write(header);
 	for (const { name, dtype, shape, data } of ordered) {
+		const bytes = tensorBytes(dtype, shape)!;
+		observer.begin?.(name, bytes);
 		let written = 0;
 		const values = data();
 		for (const piece of ArrayBuffer.isView(values) ? [values] : values) {
-			const bytes = bytesOf(piece);
-			file.write(bytes);
-			observer.piece?.(name, bytes);
-			written += bytes.byteLength;
+			const part = bytesOf(piece);
+			file.write(part);
+			observer.piece?.(name, part);
+			written += part.byteLength;
 		}
-		const bytes = tensorBytes(dtype, shape);
 		if (written !== bytes) throw new RangeError(`${name} of shape [${shape}] got ${written} bytes, not ${bytes}.`);
 		observer.end?.(name);
 	}

@@ -52,15 +52,12 @@ export function* readPieces(
 		readonly begin?: number;
 		readonly bytes?: number;
 		readonly pieceBytes?: number;
-		/** Memory for the next piece, instead of the same for all. */
-		readonly lend?: () => Uint8Array;
 	} = {},
 ): Generator<Uint8Array> {
 	const begin = range.begin ?? 0;
 	const total = range.bytes ?? bytesOfType(typeOf(store, name)) - begin;
-	const own = range.lend ? null : new Uint8Array(Math.min(total, range.pieceBytes ?? PIECE));
+	const buffer = new Uint8Array(Math.min(total, range.pieceBytes ?? PIECE));
 	for (let offset = 0; offset < total; ) {
-		const buffer = own ?? range.lend!();
 		const piece = buffer.subarray(0, Math.min(buffer.byteLength, total - offset));
 		store.readInto(name, begin + offset, piece);
 		yield piece;

@@ -1,6 +1,6 @@
 /**
- * The mirror of cuda/include/mimo.h: every enumeration, struct and function, in C names. tests/native/abi.test.ts
- * compares it with the header, field by field and argument by argument. Wrappers live in device.ts.
+ * The mirror of cuda/include (mimo.h, mimo_digest.h): every enumeration, struct and function, in C names.
+ * tests/native/abi.test.ts compares it with the headers, field by field and argument by argument. Wrappers live in device.ts.
  */
 
 /** Raised with every change of the header's meaning; a library that reports another version is refused. */
@@ -707,6 +707,11 @@ export const functions = {
 	mimo_group_barrier: { args: ["ptr"], returns: "i32" },
 	mimo_group_exchange: { args: ["ptr", "ptr", "ptr", "i64"], returns: "i32" },
 	mimo_image_inspect: { args: ["ptr", "i64", "ptr"], returns: "i32" },
+	mimo_digests_open: { args: ["i32", "i64", "i32", "ptr"], returns: "i32" },
+	mimo_digests_range: { args: ["ptr", "i64"], returns: "i32" },
+	mimo_digests_written: { args: ["ptr", "i64"], returns: "i32" },
+	mimo_digests_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },
+	mimo_digests_close: { args: ["ptr"], returns: "i32" },
 	mimo_image_decode: { args: ["ptr", "i64", "i32", "ptr", "i64"], returns: "i32" },
 	mimo_image_resize: { args: ["ptr", "i32", "i32", "i32", "ptr", "i32", "i32"], returns: "i32" },
 	mimo_image_normalize: { args: ["ptr", "i32", "i32", "i32", "ptr", "ptr"], returns: "i32" },

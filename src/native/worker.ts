@@ -5,7 +5,6 @@
 
 /** Entry points of workers, paths below src without the extension. */
 export const workerModules = [
-	"checkpoint/hash-worker",
 	"checkpoint/native/save-worker",
 	"checkpoint/write-back-worker",
 	"data/energon/loader/thread",

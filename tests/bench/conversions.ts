@@ -7,7 +7,6 @@ import { writeHuggingFaceFiles } from "../../src/checkpoint/hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../../src/checkpoint/hf/json.ts";
 import { languageCorrespondence, spellings } from "../../src/checkpoint/hf/language-names.ts";
 import { bytesOfType, type TensorStore, type TensorType } from "../../src/checkpoint/store.ts";
-import { median } from "../../src/observe/median.ts";
 import { executable } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { type Row, row } from "./measure.ts";
@@ -86,29 +85,41 @@ async function timed(command: readonly string[]): Promise<Timed> {
 	return { seconds: await ended, processorSeconds: Number(user + system) / 1e6, peakBytes };
 }
 
-/** A fresh target each time; the source has just been read, so that the page cache holds it. */
-async function medianOf(
-	command: readonly string[],
-	source: string,
-	targetFolder: string,
-	rounds: number,
-): Promise<Timed> {
-	const all: Timed[] = [];
-	for (let round = 0; round < rounds; round++) {
-		rmSync(targetFolder, { recursive: true, force: true });
-		// What earlier ones left to be written would hold this one up.
-		Bun.spawnSync(["sync"]);
-		Bun.spawnSync(["sh", "-c", `find '${source}' -type f -exec cat {} + > /dev/null`]);
-		all.push(await timed(command));
-	}
-	return {
-		seconds: median(all.map(({ seconds }) => seconds)),
-		processorSeconds: median(all.map((one) => one.processorSeconds)),
-		peakBytes: Math.max(...all.map(({ peakBytes }) => peakBytes)),
-	};
+/** A command and the folder that it makes. */
+interface Contender {
+	readonly command: readonly string[];
+	readonly makes: string;
 }
 
-export async function benchConversions(rounds = 3): Promise<Row[]> {
+/**
+ * The least of `rounds` times, of all commands in turns: what disturbs a machine only adds. Each makes its folder anew from
+ * a source that has just been read, so that the page cache holds it. Peak memory is the most.
+ */
+async function leastOf<Name extends string>(
+	contenders: Readonly<Record<Name, Contender>>,
+	source: string,
+	rounds: number,
+): Promise<Record<Name, Timed>> {
+	const least = {} as Record<Name, Timed>;
+	for (let round = 0; round < rounds; round++) {
+		for (const [name, { command, makes }] of Object.entries<Contender>(contenders) as [Name, Contender][]) {
+			rmSync(makes, { recursive: true, force: true });
+			// What earlier ones left to be written would hold this one up.
+			Bun.spawnSync(["sync"]);
+			Bun.spawnSync(["sh", "-c", `find '${source}' -type f -exec cat {} + > /dev/null`]);
+			const now = await timed(command);
+			const before = least[name] ?? now;
+			least[name] = {
+				seconds: Math.min(before.seconds, now.seconds),
+				processorSeconds: Math.min(before.processorSeconds, now.processorSeconds),
+				peakBytes: Math.max(before.peakBytes, now.peakBytes),
+			};
+		}
+	}
+	return least;
+}
+
+export async function benchConversions(rounds = 5): Promise<Row[]> {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-bench-"));
 	try {
 		const at = (name: string) => join(folder, name);
@@ -123,18 +134,19 @@ export async function benchConversions(rounds = 3): Promise<Row[]> {
 		] as const) {
 			const source = at(from);
 			const into = at(to === "native" && from === "torch_dist" ? "native-again" : to === "hf" ? "hf-again" : to);
-			const copy = await medianOf(["cp", "-r", source, at("copy")], source, at("copy"), rounds);
-			rmSync(at("copy"), { recursive: true });
-			const durable = await medianOf(
-				["sh", "-c", `cp -r '${source}' '${at("copy")}' && sync`],
+			const command = [executable, "convert-ckpt", "--from", from, "--to", to, source, into];
+			const copied = at("copy");
+			const { copy, ours, durable, synced } = await leastOf(
+				{
+					copy: { command: ["cp", "-r", source, copied], makes: copied },
+					ours: { command, makes: into },
+					durable: { command: ["sh", "-c", `cp -r '${source}' '${copied}' && sync`], makes: copied },
+					synced: { command: [...command, "--sync"], makes: into },
+				},
 				source,
-				at("copy"),
 				rounds,
 			);
-			rmSync(at("copy"), { recursive: true });
-			const command = [executable, "convert-ckpt", "--from", from, "--to", to, source, into];
-			const synced = await medianOf([...command, "--sync"], source, into, rounds);
-			const ours = await medianOf(command, source, into, rounds);
+			rmSync(copied, { recursive: true });
 			const extra = ours.peakBytes - largest;
 			const memory = `${(extra / 1e6).toFixed(0)} MB beyond the largest tensor (${extra <= memoryAllowance ? "≤" : "above"} 200)`;
 			const processor = `${ours.processorSeconds.toFixed(2)} s of processors, cp ${copy.processorSeconds.toFixed(2)} s`;

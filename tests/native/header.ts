@@ -1,4 +1,4 @@
-/** Reads cuda/include/mimo.h: its enumerations, structs and functions in the terms of src/native/abi.ts. */
+/** Reads the headers of cuda/include: their enumerations, structs and functions in the terms of src/native/abi.ts. */
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { FieldType } from "../../src/native/abi.ts";
@@ -39,8 +39,16 @@ export function abiType(type: string): FieldType {
 	return scalar;
 }
 
+/** Headers of the ABI. */
+export const headerNames = ["mimo.h", "mimo_digest.h"];
+
+/** All of them, one after the other. */
+export function headerText(): string {
+	return headerNames.map((name) => readFileSync(join(headerFolder, name), "utf8")).join("\n");
+}
+
 export function readHeader(): Header {
-	const text = readFileSync(join(headerFolder, "mimo.h"), "utf8").replace(/\/\*[\s\S]*?\*\//g, " ");
+	const text = headerText().replace(/\/\*[\s\S]*?\*\//g, " ");
 	const enums = Object.fromEntries(
 		[...text.matchAll(/enum\s+mimo_(\w+)\s*\{([^}]*)\}/g)].map(([, name, body]) => {
 			const members = body!.split(",").map((member) => member.split("=").map((part) => part.trim()));

@@ -5,6 +5,7 @@
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
+import { openLibrary } from "../../native/library.ts";
 import { type DtypeTag, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
 import { ConvertedStore } from "../floats.ts";
@@ -118,10 +119,11 @@ function planTarget(
 		return {
 			tensors: planned.tensors,
 			run: async (onBytes) => {
+				const library = await openLibrary("cpu");
 				await writeFolderAtomically(target, { replace, sync }, (root) => {
 					const folder = join(root, name);
 					mkdirSync(join(folder, "data"), { recursive: true });
-					const { indexSha256 } = planned.write(folder, onBytes);
+					const { indexSha256 } = planned.write(folder, onBytes, library);
 					const latest: JsonObject = { format: formatName, iteration: source.iteration, dir: name, indexSha256 };
 					writeText(join(root, latestName), `${sortedJson(latest)}\n`, sync);
 				});

@@ -1,4 +1,5 @@
 /** Native checkpoints as source and target of conversions. */
+import type { Library } from "../../native/library.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { NativeLayout } from "../native/manifest.ts";
@@ -47,7 +48,12 @@ function isLanguageModel(model: object): model is LanguageModelConfiguration {
 
 export interface NativeTarget {
 	readonly tensors: TensorStore;
-	readonly write: (folder: string, onBytes: (bytes: number) => void) => { readonly indexSha256: string };
+	/** The library hashes what is written. */
+	readonly write: (
+		folder: string,
+		onBytes: (bytes: number) => void,
+		library: Library,
+	) => { readonly indexSha256: string };
 }
 
 /** Plans an iteration's folder for a source's tensors. */
@@ -61,7 +67,7 @@ export function nativeTarget(
 	const tensors = toLayout(weights, layout, path);
 	return {
 		tensors,
-		write: (folder, onBytes) => {
+		write: (folder, onBytes, library) => {
 			const entries = [...tensors.tensors].map(
 				([name, { dtype, shape }]): ShardEntry => ({
 					name,
@@ -69,13 +75,14 @@ export function nativeTarget(
 					shape,
 					offsets: shape.map(() => 0),
 					sizes: shape,
-					data: (lend) => readPieces(tensors, name, lend ? { lend } : {}),
+					data: () => readPieces(tensors, name),
 				}),
 			);
 			const { sync } = options;
 			const report = writeShard(folder, 0, entries, {
 				fileBytes: options.shardBytes || defaultFileBytes,
 				onBytes,
+				library,
 				sync,
 			});
 			const description = {

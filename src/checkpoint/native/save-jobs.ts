@@ -1,14 +1,15 @@
 /** The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report through files of the save's folder. */
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { type Library, openLibrary } from "../../native/library.ts";
 import { fileError } from "../files.ts";
 import { bytesOfType } from "../store.ts";
 import { applyRetention } from "./retention.ts";
 import type { PublishJob, SaveJob, WriteJob } from "./save-thread.ts";
 import { NativeSave, type ShardReport, writeShard } from "./writer.ts";
 
-export function runSaveJob(job: SaveJob): void {
-	if (job.kind === "write") write(job);
+export async function runSaveJob(job: SaveJob): Promise<void> {
+	if (job.kind === "write") write(job, await openLibrary("cpu"));
 	else publish(job);
 }
 
@@ -18,12 +19,12 @@ function reportPath(folder: string, rank: number): string {
 	return join(folder, reportsName, `r${String(rank).padStart(5, "0")}.json`);
 }
 
-function write({ folder, rank, entries, fileBytes }: WriteJob): void {
+function write({ folder, rank, entries, fileBytes }: WriteJob, library: Library): void {
 	const boxes = entries.map(({ memory, byteOffset, ...entry }) => ({
 		...entry,
 		data: () => new Uint8Array(memory, byteOffset, bytesOfType({ dtype: entry.dtype, shape: entry.sizes })),
 	}));
-	const report = writeShard(folder, rank, boxes, fileBytes ? { fileBytes } : {});
+	const report = writeShard(folder, rank, boxes, { library, ...(fileBytes ? { fileBytes } : {}) });
 	const path = reportPath(folder, rank);
 	try {
 		mkdirSync(join(folder, reportsName), { recursive: true });

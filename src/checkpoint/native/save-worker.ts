@@ -5,10 +5,10 @@ import { type SaveMessage, setState } from "./save-thread.ts";
 
 declare const self: Worker;
 
-self.onmessage = ({ data: { job, status } }: MessageEvent<SaveMessage>) => {
+self.onmessage = async ({ data: { job, status } }: MessageEvent<SaveMessage>) => {
 	setState(status, "running");
 	try {
-		runSaveJob(job);
+		await runSaveJob(job);
 		setState(status, "done");
 	} catch (error) {
 		setState(status, "failed", (error as Error).message);

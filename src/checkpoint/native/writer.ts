@@ -5,12 +5,13 @@
  */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";
+import { FileDigests } from "../../native/digests.ts";
 import { UserError } from "../../native/errors.ts";
+import type { Library } from "../../native/library.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
 import { type Durability, fileError, OutputFile, syncFolder, temporaryName, writeFileAtomically } from "../files.ts";
-import { HashThreads } from "../hash-threads.ts";
-import { streamSafetensors } from "../safetensors.ts";
+import { streamSafetensors, type TensorEntry } from "../safetensors.ts";
 import { bytesOfType } from "../store.ts";
 import {
 	canonicalLayout,
@@ -37,8 +38,7 @@ export interface ShardEntry extends Box {
 	readonly dtype: DtypeTag;
 	/** Of the whole tensor. */
 	readonly shape: readonly number[];
-	/** `lend`, where it is given, has memory for a piece that is then not copied. */
-	readonly data: (lend?: () => Uint8Array) => ArrayBufferView | Iterable<ArrayBufferView>;
+	readonly data: () => ArrayBufferView | Iterable<ArrayBufferView>;
 }
 
 /** What a rank wrote: plain data, to be sent to rank 0. */
@@ -67,13 +67,17 @@ export interface CheckpointDescription {
 
 /**
  * Writes a rank's boxes into data/ of the folder, in files of at most `fileBytes`; files are durable when it returns,
- * unless `sync` is false. `onBytes` hears of every piece.
+ * unless `sync` is false. `onBytes` hears of every piece. With a library large files are hashed on a thread of its own.
  */
 export function writeShard(
 	folder: string,
 	rank: number,
 	entries: readonly ShardEntry[],
-	options: { readonly fileBytes?: number; readonly onBytes?: (bytes: number) => void } & Durability = {},
+	options: {
+		readonly fileBytes?: number;
+		readonly onBytes?: (bytes: number) => void;
+		readonly library?: Library | undefined;
+	} & Durability = {},
 ): ShardReport {
 	const files: Record<string, NativeFile> = {};
 	const chunks: ShardReport["chunks"][number][] = [];
@@ -81,7 +85,7 @@ export function writeShard(
 		const file = `data/r${String(rank).padStart(5, "0")}-${String(index).padStart(3, "0")}.safetensors`;
 		using output = new OutputFile(join(folder, file), options);
 		const boxes = group.map((entry) => ({ ...entry, shape: entry.sizes, name: chunkName(entry) }));
-		const { headerSha256, sums } = streamHashed(output, boxes, options.onBytes);
+		const { headerSha256, sums } = streamHashed(output, boxes, options);
 		output.close();
 		files[file] = { bytes: output.position, headerSha256 };
 		for (const { name, dtype, shape, offsets, sizes } of group) {
@@ -112,57 +116,104 @@ function splitFiles(entries: readonly ShardEntry[], fileBytes: number): ShardEnt
 	return groups;
 }
 
-interface HashedEntry {
-	readonly name: string;
-	readonly dtype: DtypeTag;
-	readonly shape: readonly number[];
-	readonly data: ShardEntry["data"];
-}
-
 /** Files of fewer bytes are hashed by the thread that writes them. */
 const SMALL_FILE = 2 ** 26;
+
+/** Sums of the tensors of a file, in order, as its bytes come. */
+interface TensorSums {
+	begin(bytes: number): void;
+	piece(bytes: Uint8Array): void;
+	end(): void;
+	/** In hexadecimal. */
+	all(): string[];
+}
+
+/** By the thread that writes. */
+class OwnSums implements TensorSums {
+	#hasher = new Bun.CryptoHasher("sha256");
+	readonly #sums: string[] = [];
+
+	begin(): void {
+		this.#hasher = new Bun.CryptoHasher("sha256");
+	}
+
+	piece(bytes: Uint8Array): void {
+		this.#hasher.update(bytes);
+	}
+
+	end(): void {
+		this.#sums.push(this.#hasher.digest("hex"));
+	}
+
+	all(): string[] {
+		return this.#sums;
+	}
+}
+
+/** By a thread of the native library, which reads the file back. */
+class ThreadSums implements TensorSums, Disposable {
+	readonly #digests: FileDigests;
+
+	constructor(
+		library: Library,
+		private readonly output: OutputFile,
+	) {
+		this.#digests = new FileDigests(library, output);
+	}
+
+	begin(bytes: number): void {
+		this.#digests.range(bytes);
+	}
+
+	piece(): void {
+		this.#digests.written(this.output.position);
+	}
+
+	end(): void {}
+
+	all(): string[] {
+		return this.#digests.wait();
+	}
+
+	[Symbol.dispose](): void {
+		this.#digests[Symbol.dispose]();
+	}
+}
 
 /** Writes a safetensors file; the digests of its header and of every tensor. */
 function streamHashed(
 	output: OutputFile,
-	entries: readonly HashedEntry[],
-	onBytes?: (bytes: number) => void,
+	entries: readonly TensorEntry[],
+	options: { readonly onBytes?: (bytes: number) => void; readonly library?: Library | undefined } = {},
 ): { readonly headerSha256: string; readonly sums: ReadonlyMap<string, string> } {
 	const total = entries.reduce((sum, entry) => sum + bytesOfType(entry), 0);
-	using threads = total < SMALL_FILE ? null : new HashThreads();
+	using stack = new DisposableStack();
+	let sums: TensorSums = new OwnSums();
 	const names: string[] = [];
-	const sums = new Map<string, string>();
-	let hasher = new Bun.CryptoHasher("sha256");
 	let headerSha256 = "";
-	const lend = threads ? () => threads.lend() : undefined;
 	streamSafetensors(
 		output,
-		entries.map((entry) => ({ ...entry, data: () => entry.data(lend) })),
+		entries,
 		{},
 		{
 			header: (bytes) => {
 				headerSha256 = new Bun.CryptoHasher("sha256").update(bytes).digest("hex");
 			},
-			piece: (_, bytes) => {
-				if (threads) threads.update(bytes);
-				else hasher.update(bytes);
-				onBytes?.(bytes.byteLength);
-			},
-			end: (name) => {
-				names.push(name);
-				if (threads) {
-					threads.end();
-					return;
+			begin: (name, bytes) => {
+				if (names.length === 0 && options.library && total >= SMALL_FILE) {
+					sums = stack.use(new ThreadSums(options.library, output));
 				}
-				sums.set(name, hasher.digest("hex"));
-				hasher = new Bun.CryptoHasher("sha256");
+				names.push(name);
+				sums.begin(bytes);
 			},
+			piece: (_, bytes) => {
+				sums.piece(bytes);
+				options.onBytes?.(bytes.byteLength);
+			},
+			end: () => sums.end(),
 		},
 	);
-	threads?.digests().forEach((sum, index) => {
-		sums.set(names[index]!, sum);
-	});
-	return { headerSha256, sums };
+	return { headerSha256, sums: new Map(sums.all().map((sum, index) => [names[index]!, sum])) };
 }
 
 /** Name of an iteration's folder. */

@@ -65,7 +65,11 @@ export function writeTorchDistFiles(
 		for (const [name, type] of content.tensors.tensors) {
 			const written = cutTensor(type).map(({ offsets, sizes, begin, bytes }) => {
 				const pieces = () => observed(readPieces(content.tensors, name, { begin, bytes }), options.onBytes);
-				return { offsets, sizes, ...files.item((file) => writeTensor(file, type.dtype, sizes, pieces())) };
+				const write = (file: OutputFile) => {
+					file.expect(bytes);
+					return writeTensor(file, type.dtype, sizes, pieces());
+				};
+				return { offsets, sizes, ...files.item(write) };
 			});
 			chunks.set(name, written);
 		}
