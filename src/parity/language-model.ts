@@ -6,8 +6,8 @@ import { hybridConfig } from "../models/hybrid/from-configuration.ts";
 import type { Precision } from "./bf16.ts";
 
 /**
- * Expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε. Where the folder
- * was run without the Mamba kernels, the class's plain PyTorch path limits Δ to at least time_step_min.
+ * Expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε, and Δ at
+ * least time_step_min (whatever use_mamba_kernels says: transformers 5 ignores it).
  */
 export function huggingFaceConfig(
 	{ configuration, configText }: HuggingFaceModel,
@@ -15,7 +15,7 @@ export function huggingFaceConfig(
 	precision: Precision,
 ): HybridConfig {
 	const json = parsePythonJson(configText, path);
-	const timeStepMinimum = json.use_mamba_kernels === false ? Number(json.time_step_min ?? 0.001) : 0;
+	const timeStepMinimum = Number(json.time_step_min ?? 0.001);
 	const config = hybridConfig({
 		...configuration,
 		makeVocabSizeDivisibleBy: 1,

@@ -95,7 +95,6 @@ const fixed: Readonly<Record<string, unknown>> = {
 	use_conv_bias: true,
 	mlp_hidden_act: "relu2",
 	mamba_hidden_act: "silu",
-	norm_topk_prob: true,
 	residual_in_fp32: false,
 	sliding_window: null,
 	moe_latent_size: null,
@@ -151,6 +150,15 @@ export function configurationFromHuggingFace(
 	for (const [key, [name, missing]] of Object.entries(numbers)) configuration[key] = read(name, missing, false);
 	if (Number(configuration.numAttentionHeads) % Number(configuration.numQueryGroups) !== 0) {
 		bad("num_attention_heads is no multiple of num_key_value_heads");
+	}
+	// As Megatron, this program divides the chosen experts' scores by their sum unless it is the sum of one.
+	const normalised = Number(configuration.moeRouterTopk) > 1;
+	const written = values.norm_topk_prob ?? true;
+	if (pattern.includes("E") && written !== normalised) {
+		bad(
+			`norm_topk_prob is ${JSON.stringify(written)} where num_experts_per_tok is ${configuration.moeRouterTopk}, ` +
+				`this program's model has only ${normalised} there`,
+		);
 	}
 	return {
 		...configuration,
@@ -211,6 +219,7 @@ export function configurationToHuggingFace(
 	return {
 		...json,
 		...fixed,
+		norm_topk_prob: configuration.moeRouterTopk > 1,
 		layers_block_type: [...configuration.hybridLayerPattern].map((symbol) => typeOfSymbol[symbol]),
 		hybrid_override_pattern: configuration.hybridLayerPattern,
 		num_hidden_layers: configuration.hybridLayerPattern.length,

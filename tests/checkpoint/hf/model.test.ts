@@ -242,6 +242,16 @@ describe("config.json", () => {
 		expect(() => read({ ...base, time_step_limit: [0, 1] })).toThrow("time_step_limit");
 		expect(() => read({ ...base, hidden_size: "wide" })).toThrow('hidden_size is "wide", expected a whole number');
 		expect(() => read({ ...base, num_attention_heads: 3, num_key_value_heads: 2 })).toThrow("num_attention_heads");
+		// Hugging Face divides one chosen expert's score by itself; Megatron, and so this program, does not.
+		const routed = {
+			...base,
+			hybrid_override_pattern: "ME",
+			layers_block_type: undefined,
+			num_hidden_layers: undefined,
+		};
+		expect(() => read({ ...routed, num_experts_per_tok: 1 })).toThrow("norm_topk_prob is true");
+		expect(() => read({ ...routed, norm_topk_prob: false })).toThrow("norm_topk_prob is false");
+		expect(read({ ...routed, num_experts_per_tok: 1, norm_topk_prob: false }).moeRouterTopk).toBe(1);
 	});
 
 	test("Infinity in both spellings", () => {
