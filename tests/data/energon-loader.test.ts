@@ -6,6 +6,7 @@ import { defaultLoaderConfiguration, type LoaderConfiguration } from "../../src/
 import { DataLoader } from "../../src/data/energon/loader/loader.ts";
 import { LocalLoader } from "../../src/data/energon/loader/local-loader.ts";
 import { decodeState, encodeState, type LoaderState } from "../../src/data/energon/loader/state.ts";
+import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import type { Keyed, Sample } from "../../src/data/energon/sample.ts";
 import { LocalStorage } from "../../src/data/energon/storage/local.ts";
 import { Images } from "../../src/native/images.ts";
@@ -32,6 +33,9 @@ beforeAll(async () => {
 		"epochized",
 		metadataset("blend_epochized", reference("a", "repetitions: 2") + reference("b", "repetitions: 0.5")),
 	);
+	const joiner = "    joiner:\n      __module__: megatron.energon\n      __class__: CaptioningSample\n";
+	file("joined", metadataset("join", reference("a", "nonmatch: error") + reference("a", "nonmatch: skip") + joiner));
+	prepare(paths.joined!, defaultPrepareOptions);
 });
 afterAll(() => folder[Symbol.dispose]());
 
@@ -78,6 +82,7 @@ const cases: readonly (readonly [string, string, Partial<LoaderConfiguration>])[
 	["blend with a shuffle buffer", "blend", { shuffleBufferSize: 5, numWorkers: 3, seedOffset: 7 }],
 	["epochized blend, batches", "epochized", { batchSize: 3 }],
 	["finite passes of unequal workers", "a", { repeat: false, batchSize: 4, numWorkers: 3 }],
+	["a join with a shuffle buffer", "joined", { shuffleBufferSize: 5 }],
 	["virtual epochs", "b", { virtualEpochLength: 5, shuffleBufferSize: 3 }],
 	[
 		"small slices over two epochs",
