@@ -52,6 +52,11 @@ __device__ __forceinline__ void copy_async(char* to, const void* from, bool live
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
+/// The same of 8 or 16 bytes that live.
+template <int Bytes>
+__device__ __forceinline__ void copy_piece_async(char* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(Bytes) : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most `Pending` committed groups of this thread are unfinished.
 template <int Pending>

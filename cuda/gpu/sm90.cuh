@@ -87,6 +87,18 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int 
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
+/// Shows what this thread has stored in shared memory to the copy engine.
+__device__ __forceinline__ void publish_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// Adds a box of fp32 in shared memory to the tensor, in memory: each sum rounded to nearest, what lies outside left out.
+__device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(x), "r"(y), "r"(z), "r"(shared_address(from))
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until the boxes that this thread has given to add_box have been read.
+__device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // ---- pairs of blocks -------------------------------------------------------------------------------------------
 

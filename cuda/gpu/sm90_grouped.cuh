@@ -11,7 +11,9 @@
 //   void fetch(const Tile&, int step, int rank, char* left, char* right, uint64_t* barrier)
 //                                                  starts the copies of this block of the pair: half `rank` of the left
 //                                                  operand for both, the right one for itself
-//   void store(const Tile&, const Sums&)
+//   static constexpr int staging_bytes             shared memory of a warp for its results, a multiple of 1024
+//   void store(const Tile&, const Sums&, char* staging)
+//   void finish()                                  after a thread's last store
 #pragma once
 #include "sm90.cuh"
 
@@ -21,7 +23,7 @@ constexpr int tile_rows = 128, tile_columns = 192, depth = 64, stages = 5;
 constexpr int column_tile_bytes = depth * tile_row_bytes;  // of 64 columns of an operand whose rows run along k
 constexpr int left_bytes = tile_rows * depth * 2, right_bytes = tile_columns * depth * 2;
 constexpr int stage_bytes = left_bytes + right_bytes;
-constexpr int threads = 3 * 128;
+constexpr int threads = 3 * 128, consumer_warps = 8;
 /// Blocks that take neighbouring results of the same rows: each copies half of the left operand for both.
 constexpr int pair = 2;
 /// Of 64 Ki: 128 threads keep 40, 256 get 232.
@@ -42,8 +44,10 @@ struct Shared {
   uint64_t multiplied[2];  // a warpgroup's products of one result are queued
   int32_t units[];  // before each group, and of all
 };
-inline int64_t shared_bytes(int64_t groups) {
-  return 1024 + stages * stage_bytes + static_cast<int64_t>(sizeof(Shared)) + (groups + 1) * 4;
+template <class Problem>
+int64_t shared_bytes(int64_t groups) {
+  return 1024 + stages * stage_bytes + consumer_warps * Problem::staging_bytes + static_cast<int64_t>(sizeof(Shared)) +
+         (groups + 1) * 4;
 }
 
 /// Finds results by number; numbers must not fall.
@@ -122,7 +126,8 @@ template <class Problem>
 __device__ __forceinline__ void multiply_groups(const Problem& problem, int groups, int columns) {
   extern __shared__ char unaligned[];
   char* const stage_memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  Shared* const shared = reinterpret_cast<Shared*>(stage_memory + stages * stage_bytes);
+  char* const staging = stage_memory + stages * stage_bytes;
+  Shared* const shared = reinterpret_cast<Shared*>(staging + consumer_warps * Problem::staging_bytes);
 
   for (int group = threadIdx.x; group < groups; group += threads) shared->units[group + 1] = problem.units(group);
   if (threadIdx.x == 0) {
@@ -198,8 +203,9 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
       } else {
         multiply_steps<Problem, 1>(sums, steps, ring, stage_memory, shared, own);
       }
-      problem.store(tile, sums);
+      problem.store(tile, sums, staging + (threadIdx.x / 32 - 4) * Problem::staging_bytes);
     }
+    problem.finish();
   }
   __syncwarp();
   synchronise_pair();  // the other block may still write here

@@ -41,11 +41,10 @@ CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t 
   return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
 }
 
-CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows,
-                     uint32_t box_columns) {
+CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows) {
   const int64_t size[3] = {width, rows, count}, stride[2] = {4 * width, 4 * width * rows};
-  const uint32_t box[3] = {box_columns, box_rows, 1};
-  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_NONE, 3, size, stride, box);
+  const uint32_t box[3] = {32, box_rows, 1};
+  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
 }
 
 // The second and the third dimension are both rows: one is checked against the group's end, the other moves it to its

@@ -11,8 +11,8 @@ namespace mimo::cuda {
 /// matrices[count][rows][width]; a box is at (column, row, matrix).
 CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
 
-/// The same of fp32 matrices, not swizzled; `width` a multiple of 4.
-CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows, uint32_t box_columns);
+/// The same of fp32 matrices and boxes of 32 columns; `width` a multiple of 4.
+CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
 
 /// Groups of rows of one matrix. A box that starts at row r of the group of rows first .. last - 1 is at
 /// (column, ragged_end - (last - first) + r, last, ragged_end), and what follows the group's last row reads as zeros.

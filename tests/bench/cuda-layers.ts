@@ -35,6 +35,8 @@ export function expertCases(x: Tensors): Case[] {
 		dtype: bf16,
 	};
 	const activated = x.random([rows, width]);
+	const scores = { logits: x.random([tokens, 128], "f32"), scores: x.random([tokens, 128], "f32") };
+	const routed = { probabilities: x.random([tokens, topk], "f32"), expert_index: x.integers(new Int32Array(rows)) };
 	const routing = { tokens, topk, width: hidden, dtype: bf16 };
 	const moved = 2 * (rows + tokens) * hidden;
 	return [
@@ -102,6 +104,34 @@ export function expertCases(x: Tensors): Case[] {
 					x: output,
 					dx: output,
 					drow_probability: probability,
+				}),
+		},
+		{
+			operation: "router",
+			shape: `${tokens} x 128, ${topk} of them`,
+			work: 8 * tokens * (128 + topk),
+			unit: "TB/s",
+			run: () =>
+				device.run("router_forward", {
+					...scores,
+					...routed,
+					expert_bias: null,
+					padding_mask: null,
+					cu_seqlens: null,
+					tokens_per_expert: null,
+					sequence_counts: null,
+					sequence_score_sums: null,
+					sequence_tokens: null,
+					sequences: 0,
+					tokens,
+					experts: 128,
+					topk,
+					expert_groups: 1,
+					group_topk: 1,
+					group_score_topk: 1,
+					scaling_factor: 2.5,
+					score_function: 0,
+					pre_softmax: 0,
 				}),
 		},
 		{
@@ -263,6 +293,7 @@ export function mambaCases(x: Tensors): Case[] {
 		dt_minimum: 0,
 		dtype: bf16,
 	};
+	const dxconv = x.random([tokens, channels]);
 	const [weight, cbias] = [x.random([channels, 4]), x.random([channels])];
 	const [dweight, dbias] = [x.random([channels, 4], "f32"), x.random([channels], "f32")];
 	const conv = {
@@ -296,7 +327,7 @@ export function mambaCases(x: Tensors): Case[] {
 				device.run("causal_conv1d_backward", {
 					...conv,
 					dy: dxbc,
-					dx: dxbc,
+					dx: dxconv,
 					dweight,
 					dbias,
 					dy_stride: channels,

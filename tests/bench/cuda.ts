@@ -109,6 +109,60 @@ function normCases(x: Tensors): Case[] {
 	];
 }
 
+/** The gated norm of the state space layers, and the vision tower's norm. */
+function otherNormCases(x: Tensors): Case[] {
+	const { device } = x;
+	const types = { dtype: bf16, weight_dtype: bf16 };
+	const [inner, groups] = [4096, 8];
+	const [gated, y] = [x.random([tokens, inner]), x.random([tokens, inner])];
+	const [weight, rstds] = [x.random([inner]), x.random([tokens, groups], "f32")];
+	const [patches, width] = [16_384, 1280];
+	const [a, b, c, e] = [0, 1, 2, 3].map(() => x.random([patches, width])) as [Tensor, Tensor, Tensor, Tensor];
+	const [gain, bias] = [x.random([width]), x.random([width])];
+	const [mean, rstd] = [x.random([patches], "f32"), x.random([patches], "f32")];
+	const [dweight, dbias] = [x.random([width], "f32"), x.random([width], "f32")];
+	const layer = { rows: patches, width, weight: gain, mean, rstd, x: a, ...types };
+	const bytes = 2 * patches * width;
+	return [
+		{
+			operation: "group RMSNorm",
+			shape: `${tokens} x ${inner} in ${groups} groups`,
+			work: 4 * tokens * inner,
+			unit: "TB/s",
+			run: () =>
+				device.run("rms_norm_forward", {
+					...types,
+					x: gated,
+					residual: null,
+					weight,
+					sum: null,
+					y,
+					rstd: rstds,
+					rows: tokens,
+					width: inner,
+					group_size: inner / groups,
+					x_stride: inner,
+					y_stride: inner,
+					epsilon: 1e-5,
+				}),
+		},
+		{
+			operation: "LayerNorm",
+			shape: `${patches} x ${width}`,
+			work: 2 * bytes,
+			unit: "TB/s",
+			run: () => device.run("layer_norm_forward", { ...layer, bias, y: b, epsilon: 1e-6 }),
+		},
+		{
+			operation: "LayerNorm backward",
+			shape: `${patches} x ${width}`,
+			work: 4 * bytes,
+			unit: "TB/s",
+			run: () => device.run("layer_norm_backward", { ...layer, dy: b, dresidual: c, dx: e, dweight, dbias }),
+		},
+	];
+}
+
 function lossCases(x: Tensors): Case[] {
 	const { device } = x;
 	const vocabulary = 131_072;
@@ -231,7 +285,16 @@ export function benchCuda(device: Device): CudaRow[] {
 		rows.push({ operation, shape, milliseconds: seconds * 1000, rate, unit, ratio: rate / ceilings[unit] });
 	};
 	add(copy);
-	for (const suite of [productCases, normCases, expertCases, attentionCases, mambaCases, lossCases, optimizerCases]) {
+	for (const suite of [
+		productCases,
+		normCases,
+		otherNormCases,
+		expertCases,
+		attentionCases,
+		mambaCases,
+		lossCases,
+		optimizerCases,
+	]) {
 		using tensors = new Tensors(device);
 		for (const one of suite(tensors)) add(one);
 		device.trimMemory();

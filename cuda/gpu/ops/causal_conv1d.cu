@@ -1,15 +1,19 @@
 // Depthwise causal convolution with SiLU (spec language-model 2.2 step 2; backward 2.4). A thread owns a few channels and
 // walks a run of tokens with the window of taps in registers: every input is read once (and its halo).
-#include "kernel.cuh"
+#include "mma.cuh"
+#include "packed.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 constexpr int threads = 128;
 constexpr int64_t forward_run = 64;   // tokens
-constexpr int64_t backward_run = 96;  // also the tokens of one partial sum of the weights' gradients
 /// Tokens read at once, while those before are computed: one at a time, every token would wait for memory.
 constexpr int batch_tokens = 4;
+/// Also the tokens of one partial sum of the weights' gradients: 44 runs of 6144 channels occupy an H200 once.
+inline int64_t backward_run(int64_t tokens) {
+  return larger(48, smaller(188, round_up(ceil_div(tokens, 44), batch_tokens)));
+}
 /// Blocks that share a multiprocessor, in the case that models have: so many that their registers just suffice.
 template <class T, int Taps>
 constexpr int forward_blocks = sizeof(T) == 2 && Taps == 4 ? 6 : 1;
@@ -64,46 +68,27 @@ __device__ __forceinline__ void start(const T* x, int64_t stride, int64_t token,
   }
 }
 
-/// A thread's channels of one token as stored, in words that copies need not take apart.
-template <class T, int Width>
-struct Channels {
-  using Word = std::conditional_t<Width * sizeof(T) % 4 == 0, uint32_t, uint16_t>;
-  alignas(Width * sizeof(T)) Word word[Width * sizeof(T) / sizeof(Word)];
-
-  __device__ __forceinline__ float get(int i) const {
-    if constexpr (std::is_same_v<T, float>) {
-      return __uint_as_float(word[i]);
-    } else if constexpr (Width % 2 == 0) {
-      return i % 2 == 0 ? lower_bf16(word[i / 2]) : upper_bf16(word[i / 2]);
-    } else {
-      return lower_bf16(word[i]);
-    }
-  }
-};
-
 /// Reads tokens token .. token + Batch - 1 of x as far as `end`; the caller must not use what is beyond.
 template <int Batch, class T, int Width>
 __device__ __forceinline__ void read_batch(const T* x, int64_t stride, int token, int end,
-                                           Channels<T, Width> (&to)[Batch]) {
+                                           Packed<T, Width> (&to)[Batch]) {
   const T* from = x + token * stride;
 #pragma unroll
   for (int i = 0; i < Batch; ++i, from += stride) {
-    if (token + i < end) to[i] = *reinterpret_cast<const Channels<T, Width>*>(from);
+    if (token + i < end) to[i] = read_packed<Width>(from);
   }
 }
 
-/// For results in bf16 the approximations of the special function unit are exact enough: good to 2^-21.
 __device__ __forceinline__ float sigmoid_for(const float*, float x) { return sigmoid(x); }
-__device__ __forceinline__ float sigmoid_for(const bf16*, float x) {
-  float power, quotient;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-log2_e * x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(1.0f + power));
+__device__ __forceinline__ float sigmoid_for(const bf16* type, float x) {
+  float quotient;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(1.0f + exp_for(type, -x)));
   return quotient;
 }
 
 /// Puts a token into the window and returns the convolution's result there.
 template <class T, int Taps, int Width>
-__device__ __forceinline__ void convolve(const Channels<T, Width>& token, const float (&taps)[Taps][Width],
+__device__ __forceinline__ void convolve(const Packed<T, Width>& token, const float (&taps)[Taps][Width],
                                          const float (&bias)[Width], float (&window)[Taps][Width], float (&p)[Width]) {
   shift(window);
 #pragma unroll
@@ -135,7 +120,7 @@ __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
     const int count = static_cast<int>(stop - begin);
     const T* const from = x + begin * args.x_stride;
     T* to = y + begin * args.y_stride;
-    Channels<T, Width> batch[batch_tokens], next[batch_tokens];
+    Packed<T, Width> batch[batch_tokens], next[batch_tokens];
     read_batch(from, args.x_stride, 0, count, batch);
     start(x, args.x_stride, begin, args.cu_seqlens[sequence], window);
     for (int token = 0; token < count; token += batch_tokens) {
@@ -154,11 +139,77 @@ __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
   }
 }
 
+/// Tokens of x and dy for a thread's channels, batch after batch. Where a thread's channels of a token are a piece that
+/// can be copied in the background, several batches are on their way through shared memory; every thread reads what it
+/// copied itself, so that no barrier is needed.
+template <class T, int Width>
+class TokensAhead {
+ public:
+  using Batch = Packed<T, Width>[batch_tokens];
+  static constexpr int piece = Width * sizeof(T);
+  static constexpr bool copied = piece == 8 || piece == 16;
+  static constexpr int ring = 4;  // batches
+  static constexpr int shared_bytes = copied ? ring * batch_tokens * 2 * piece * threads : 0;
+
+  /// Readable tokens of x and dy from `x` and `dy` on; the first batch is number 0.
+  __device__ TokensAhead(char* memory, const T* x, int64_t x_stride, const T* dy, int64_t dy_stride, int readable)
+      : memory_(memory + threadIdx.x * piece), x_(x), dy_(dy), x_stride_(x_stride), dy_stride_(dy_stride),
+        readable_(readable) {
+    if constexpr (copied) {
+#pragma unroll
+      for (int number = 0; number < ring - 1; ++number) start(number);
+    }
+  }
+  /// Batch `number`, to be asked for in order. What is not readable is left as it is.
+  __device__ __forceinline__ void get(int number, Batch& x, Batch& dy) {
+    if constexpr (copied) {
+      copy_wait<ring - 2>();
+#pragma unroll
+      for (int i = 0; i < batch_tokens; ++i) {
+        x[i] = *reinterpret_cast<const Packed<T, Width>*>(place(number, i, 0));
+        dy[i] = *reinterpret_cast<const Packed<T, Width>*>(place(number, i, 1));
+      }
+      start(number + ring - 1);
+    } else {
+      read_batch(x_, x_stride_, number * batch_tokens, readable_, x);
+      read_batch(dy_, dy_stride_, number * batch_tokens, readable_, dy);
+    }
+  }
+  /// Before the memory is used for another piece of tokens.
+  __device__ __forceinline__ void finish() {
+    if constexpr (copied) copy_wait<0>();
+  }
+
+ private:
+  __device__ __forceinline__ char* place(int number, int token, int tensor) const {
+    return memory_ + ((number % ring * batch_tokens + token) * 2 + tensor) * (piece * threads);
+  }
+  __device__ __forceinline__ void start(int number) {
+    const int first = number * batch_tokens;
+    const T* x = x_ + first * x_stride_;
+    const T* dy = dy_ + first * dy_stride_;
+#pragma unroll
+    for (int i = 0; i < batch_tokens; ++i, x += x_stride_, dy += dy_stride_) {
+      if (first + i < readable_) {
+        copy_piece_async<piece>(place(number, i, 0), x);
+        copy_piece_async<piece>(place(number, i, 1), dy);
+      }
+    }
+    copy_commit();  // empty groups keep the count of those under way
+  }
+
+  char* memory_;
+  const T *x_, *dy_;
+  int64_t x_stride_, dy_stride_;
+  int readable_;
+};
+
 /// Gradient dp before the SiLU at every token, dx[t] = Σ_k taps[k] dp[t + Taps - 1 - k] as far as the sequence goes, and
 /// partial[run] = Σ over the run of dp x (a row a tap) and of dp.
 template <class T, class W, int Taps, int Width>
 __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
-    backward_kernel(mimo_causal_conv1d_backward_args args, float* partial) {
+    backward_kernel(mimo_causal_conv1d_backward_args args, int64_t run, float* partial) {
+  extern __shared__ __align__(16) char copied[];
   const int64_t channel = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) * Width;
   if (channel >= args.channels) return;
   float taps[Taps][Width], bias[Width], window[Taps][Width] = {}, dp[Taps][Width] = {};
@@ -169,9 +220,9 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
   const T* x = static_cast<const T*>(args.x) + channel;
   const T* dy = static_cast<const T*>(args.dy) + channel;
   T* dx = static_cast<T*>(args.dx) + channel;
-  const int64_t end = smaller((blockIdx.y + 1) * backward_run, args.tokens);
-  int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, blockIdx.y * backward_run);
-  for (int64_t begin = blockIdx.y * backward_run; begin < end; ++sequence) {
+  const int64_t end = smaller((blockIdx.y + 1) * run, args.tokens);
+  int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, blockIdx.y * run);
+  for (int64_t begin = blockIdx.y * run; begin < end; ++sequence) {
     // The piece of one sequence in this run; dp of the tokens that follow it is made again by the next run.
     const int64_t first = args.cu_seqlens[sequence], last = args.cu_seqlens[sequence + 1];
     const int64_t stop = smaller(last, end);
@@ -179,16 +230,13 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
     // From `begin` on: its own tokens, those whose results its own need, and how many of these the sequence has.
     const int count = static_cast<int>(stop - begin), beyond = count + Taps - 1;
     const int readable = static_cast<int>(smaller(last - begin, beyond));
-    const T* const x_from = x + begin * args.x_stride;
-    const T* const dy_from = dy + begin * args.dy_stride;
     T* to = dx + (begin - (Taps - 1)) * args.dx_stride;
-    Channels<T, Width> x_batch[batch_tokens], dy_batch[batch_tokens], x_next[batch_tokens], dy_next[batch_tokens];
-    read_batch(x_from, args.x_stride, 0, readable, x_batch);
-    read_batch(dy_from, args.dy_stride, 0, readable, dy_batch);
+    TokensAhead<T, Width> ahead(copied, x + begin * args.x_stride, args.x_stride, dy + begin * args.dy_stride,
+                                args.dy_stride, readable);
     start(x, args.x_stride, begin, first, window);
     for (int batch = 0; batch < beyond; batch += batch_tokens) {
-      read_batch(x_from, args.x_stride, batch + batch_tokens, readable, x_next);
-      read_batch(dy_from, args.dy_stride, batch + batch_tokens, readable, dy_next);
+      Packed<T, Width> x_batch[batch_tokens], dy_batch[batch_tokens];
+      ahead.get(batch / batch_tokens, x_batch, dy_batch);
 #pragma unroll
       for (int j = 0; j < batch_tokens; ++j, to += args.dx_stride) {
         const int token = batch + j, done = token - (Taps - 1);
@@ -212,9 +260,9 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
           for (int k = 0; k < Taps; ++k) out[i] += taps[Taps - 1 - k][i] * dp[k][i];
         }
         if (done >= 0 && done < count) write(to, out);
-        x_batch[j] = x_next[j], dy_batch[j] = dy_next[j];
       }
     }
+    ahead.finish();
     begin = stop;
   }
   if (partial == nullptr) return;
@@ -299,7 +347,7 @@ void causal_conv1d_backward(mimo_stream& stream, const mimo_causal_conv1d_backwa
   MIMO_REQUIRE(args.width > 0 && args.width <= 8 && args.channels >= 0 && args.tokens >= 0, "causal_conv1d_backward");
   if (args.tokens == 0 || args.channels == 0) return;
   const bool weights = args.dweight != nullptr || args.dbias != nullptr;
-  const int64_t runs = ceil_div(args.tokens, backward_run);
+  const int64_t run = backward_run(args.tokens), runs = ceil_div(args.tokens, run);
   const int64_t partial_floats = weights ? runs * (args.width + 1) * args.channels : 0;
   Workspace workspace(&stream, partial_floats * static_cast<int64_t>(sizeof(float)));
   float* const partial = weights ? workspace.as<float>() : nullptr;
@@ -311,7 +359,7 @@ void causal_conv1d_backward(mimo_stream& stream, const mimo_causal_conv1d_backwa
     using T = std::remove_pointer_t<decltype(t)>;
     using W = std::remove_pointer_t<decltype(w)>;
     launch(stream, backward_kernel<T, W, taps, width>, grid_of(ceil_div(args.channels, threads * width), runs),
-           dim3(threads), 0, args, partial);
+           dim3(threads), TokensAhead<T, width>::shared_bytes, args, run, partial);
   });
   if (!weights) return;
   launch(stream, add_weight_gradients_kernel, grid_of(ceil_div((args.width + 1) * args.channels, 32)),

@@ -1,6 +1,6 @@
 // Cross-entropy over a vocabulary that may be cut into shards, with z-loss (spec language-model 5.2): statistics of a
 // shard, their combination into losses, and the gradient of the logits. A block owns a token; logits are read once.
-#include "kernel.cuh"
+#include "packed.cuh"
 
 namespace mimo::cuda {
 namespace {
@@ -18,31 +18,60 @@ __device__ __forceinline__ Statistics combined(Statistics a, Statistics b) {
   return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
 }
 
+/// Packs of a thread that come together, while those before are added; blocks that share a multiprocessor.
+constexpr int statistics_batch = 2, statistics_blocks = 3;
+/// -infinity twice in bf16, once in fp32.
+template <class T>
+constexpr uint32_t minus_infinity = sizeof(T) == 4 ? 0xFF800000u : 0xFF80FF80u;
+
 template <class T, int Width>
-__global__ void statistics_kernel(mimo_cross_entropy_statistics_args args) {
+__global__ void __launch_bounds__(row_threads, statistics_blocks) statistics_kernel(mimo_cross_entropy_statistics_args args) {
   __shared__ Statistics shared[32];
   const int64_t token = blockIdx.x;
   const T* logits = static_cast<const T*>(args.logits) + token * args.vocabulary_rows;
   Statistics own{-INFINITY, 0.0f};
-  const int64_t whole = args.vocabulary_live / Width * Width;
-  const auto add = [&](auto&& value) {
+  const int live = static_cast<int>(args.vocabulary_live), whole = live / Width * Width;
+  using Batch = Packed<T, Width>[statistics_batch];
+  const auto fetch = [&](Batch& batch, int at) {
+#pragma unroll
+    for (int j = 0; j < statistics_batch; ++j, at += row_threads * Width) {
+      if (at < whole) {
+        batch[j] = read_packed<Width>(logits + at);
+      } else {
+#pragma unroll
+        for (auto& word : batch[j].word) word = static_cast<typename Packed<T, Width>::Word>(minus_infinity<T>);
+      }
+    }
+  };
+  const auto add_batch = [&](const Batch& batch) {
     float highest = own.maximum;
-    for (float l : value) highest = fmaxf(highest, l);
+#pragma unroll
+    for (int j = 0; j < statistics_batch; ++j) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) highest = fmaxf(highest, batch[j].get(i));
+    }
+    // Without a finite maximum nothing may be subtracted: -inf - -inf is NaN, exp(-inf) 0.
     const float shift = highest == -INFINITY ? 0.0f : highest;
-    // The sum of nothing stays 0; -inf - shift is -inf.
-    float sum = own.sum * expf(own.maximum - shift);
-    if (own.maximum == -INFINITY) sum = own.sum;
-    for (float l : value) sum += expf(l - shift);
+    float sum = own.sum * exp_for(logits, own.maximum - shift);
+#pragma unroll
+    for (int j = 0; j < statistics_batch; ++j) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) sum += exp_for(logits, batch[j].get(i) - shift);
+    }
     own = {highest, sum};
   };
-  for (int64_t at = threadIdx.x * Width; at < whole; at += blockDim.x * Width) {
-    float value[Width];
-    read(logits + at, value);
-    add(value);
+  constexpr int stride = statistics_batch * row_threads * Width;
+  Batch batch, next;
+  fetch(batch, threadIdx.x * Width);
+  for (int at = threadIdx.x * Width; at < whole; at += stride) {
+    fetch(next, at + stride);
+    add_batch(batch);
+#pragma unroll
+    for (int j = 0; j < statistics_batch; ++j) batch[j] = next[j];
   }
-  if (const int64_t at = whole + threadIdx.x; at < args.vocabulary_live) {
-    float value[1] = {load(logits + at)};
-    add(value);
+  if (const int at = whole + static_cast<int>(threadIdx.x); at < live) {
+    const float l = load(logits + at);
+    own = combined(own, {l, l == -INFINITY ? 0.0f : 1.0f});
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {

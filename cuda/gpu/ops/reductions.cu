@@ -1,5 +1,5 @@
 // Sums over whole buffers and over rows. Partial sums are cut by size alone and added in order.
-#include "kernel.cuh"
+#include "norm.cuh"
 
 namespace mimo::cuda {
 namespace {
@@ -113,7 +113,7 @@ __global__ void column_sum_kernel(const T* dy, const int32_t* row_count, int64_t
 constexpr int partial_lanes = 16;
 
 /// Several lanes of partials a column, then a sum over the lanes: one long chain of additions would wait for each load.
-__global__ void add_partials_kernel(const float* partial, int64_t partials, int64_t width, float* total) {
+__device__ __forceinline__ void add_own_columns(const float* partial, int64_t partials, int64_t width, float* total) {
   __shared__ float shared[partial_lanes][33];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
   float sum = 0;
@@ -130,11 +130,26 @@ __global__ void add_partials_kernel(const float* partial, int64_t partials, int6
   total[column] += all;
 }
 
+__global__ void add_partials_kernel(const float* partial, int64_t partials, int64_t width, float* total) {
+  add_own_columns(partial, partials, width, total);
+}
+__global__ void add_partials_of_two_kernel(const float* first_partial, float* first, const float* second_partial,
+                                           float* second, int64_t partials, int64_t width) {
+  float* const total = blockIdx.y == 0 ? first : second;
+  if (total != nullptr) add_own_columns(blockIdx.y == 0 ? first_partial : second_partial, partials, width, total);
+}
+
 }  // namespace
 
 void add_partials(mimo_stream& stream, const float* partial, int64_t partials, int64_t width, float* total) {
   launch(stream, add_partials_kernel, grid_of(ceil_div(width, 32)), dim3(32, partial_lanes), 0, partial, partials,
          width, total);
+}
+
+void add_partials_of_two(mimo_stream& stream, const float* first_partial, float* first, const float* second_partial,
+                         float* second, int64_t partials, int64_t width) {
+  launch(stream, add_partials_of_two_kernel, grid_of(ceil_div(width, 32), 2), dim3(32, partial_lanes), 0, first_partial,
+         first, second_partial, second, partials, width);
 }
 
 void column_sum(mimo_stream& stream, const mimo_column_sum_args& args) {

@@ -1,74 +1,58 @@
 // RMSNorm and group RMSNorm (spec language-model 1.5, 2.2): y = h rsqrt(mean(h²) + ε) γ.
-#include "mma.cuh"
 #include "norm.cuh"
+#include "packed.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 template <class T, class W, int Width>
-__global__ void forward_kernel(mimo_rms_norm_forward_args args, int64_t rows_per_block) {
+__global__ void __launch_bounds__(most_norm_threads) forward_kernel(mimo_rms_norm_forward_args args) {
   __shared__ float shared[2][32];
   const int64_t packs = args.group_size / Width, column = blockIdx.y * args.group_size;
-  float weight[packs_per_thread][Width];
+  Packed<W, Width> weight[packs_per_thread];
   for_own_packs(packs, [&](int p, int64_t pack) {
-    read(static_cast<const W*>(args.weight) + column + pack * Width, weight[p]);
+    weight[p] = read_packed<Width>(static_cast<const W*>(args.weight) + column + pack * Width);
   });
-  const int64_t begin = blockIdx.x * rows_per_block, end = smaller(begin + rows_per_block, args.rows);
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t at = row * args.x_stride + column;
+  Packed<T, Width> x[packs_per_thread], residual[packs_per_thread];
+  const auto fetch = [&](int64_t row) {
+    if (row >= args.rows) return;
+    for_own_packs(packs, [&](int p, int64_t pack) {
+      const int64_t at = row * args.x_stride + column + pack * Width;
+      x[p] = read_packed<Width>(static_cast<const T*>(args.x) + at);
+      if (args.residual != nullptr) residual[p] = read_packed<Width>(static_cast<const T*>(args.residual) + at);
+    });
+  };
+  fetch(blockIdx.x);
+  int turn = 0;
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x, turn ^= 1) {
     float h[packs_per_thread][Width];
     float squares[1] = {0};
     for_own_packs(packs, [&](int p, int64_t pack) {
-      read(static_cast<const T*>(args.x) + at + pack * Width, h[p]);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) h[p][i] = x[p].get(i);
       if (args.residual != nullptr) {
         T* sum = static_cast<T*>(args.sum) + row * args.width + column + pack * Width;
-        float residual[Width];
-        read(static_cast<const T*>(args.residual) + at + pack * Width, residual);
 #pragma unroll
-        for (int i = 0; i < Width; ++i) h[p][i] = rounded(sum, h[p][i] + residual[i]);
+        for (int i = 0; i < Width; ++i) h[p][i] = rounded(sum, h[p][i] + residual[p].get(i));
         write(sum, h[p]);
       }
 #pragma unroll
       for (int i = 0; i < Width; ++i) squares[0] += h[p][i] * h[p][i];
     });
-    block_sum(squares, shared[row & 1]);
+    fetch(row + gridDim.x);
+    block_sum(squares, shared[turn]);
     const float rstd = 1.0f / sqrtf(squares[0] / static_cast<float>(args.group_size) + args.epsilon);
     if (threadIdx.x == 0) args.rstd[row * gridDim.y + blockIdx.y] = rstd;
     for_own_packs(packs, [&](int p, int64_t pack) {
 #pragma unroll
-      for (int i = 0; i < Width; ++i) h[p][i] = h[p][i] * rstd * weight[p][i];
+      for (int i = 0; i < Width; ++i) h[p][i] = h[p][i] * rstd * weight[p].get(i);
       write(static_cast<T*>(args.y) + row * args.y_stride + column + pack * Width, h[p]);
     });
   }
 }
 
-/// Rows whose copies to shared memory are under way or whose values are in use.
-constexpr int rows_ahead = 4;
-constexpr int copied_tensors = 3;  // x, dy, dresidual
-inline int64_t ahead_bytes(unsigned threads) {
-  return int64_t{16} * rows_ahead * copied_tensors * packs_per_thread * threads;
-}
-
 /// Also the rows of one partial sum of the weights' gradients: many, as the sums are read again.
 inline int64_t rows_of_partial(int64_t rows) { return larger(16, ceil_div(rows, 256)); }
-
-/// A thread's packs of the coming rows. Each thread reads what it copied itself, so that no barrier is needed.
-template <class T, int Width>
-struct RowsAhead {
-  static constexpr bool possible = Width * sizeof(T) == 16;
-  char* memory;
-
-  __device__ __forceinline__ char* place(int64_t row, int tensor, int p) const {
-    const int slot = (static_cast<int>(row % rows_ahead) * copied_tensors + tensor) * packs_per_thread + p;
-    return memory + (static_cast<int64_t>(slot) * blockDim.x + threadIdx.x) * 16;
-  }
-  __device__ __forceinline__ void copy(const void* from, int64_t row, int tensor, int p) const {
-    if (from != nullptr) copy_async(place(row, tensor, p), from, true);
-  }
-  __device__ __forceinline__ const T* get(int64_t row, int tensor, int p) const {
-    return reinterpret_cast<const T*>(place(row, tensor, p));
-  }
-};
 
 /// dx = rstd (γ dy - x rstd mean) (+ dresidual), mean = Σ γ dy x rstd / size; partial[block] = Σ over rows of dy x rstd.
 /// Ahead: rows come through shared memory, several at a time.
@@ -149,7 +133,7 @@ void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& arg
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_forward");
   MIMO_REQUIRE(args.residual == nullptr || args.sum != nullptr, "rms_norm_forward");
   if (args.rows == 0) return;
-  const int64_t groups = args.width / args.group_size, rows_per_block = forward_rows_per_block(args.rows, groups);
+  const int64_t groups = args.width / args.group_size;
   with_dtype(args.dtype, [&](auto* t) {
     with_dtype(args.weight_dtype, [&](auto* w) {
       using T = std::remove_pointer_t<decltype(t)>;
@@ -162,8 +146,9 @@ void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& arg
                            fits(args.sum, args.width) && fits(args.y, args.y_stride) &&
                            packs_fit<W>(args.weight, args.group_size, 0, wide),
                        [&](auto width) {
-                         launch(stream, forward_kernel<T, W, width>, grid_of(ceil_div(args.rows, rows_per_block), groups),
-                                dim3(norm_threads(args.group_size / width)), 0, args, rows_per_block);
+                         const unsigned threads = norm_threads(args.group_size / width);
+                         const dim3 grid = forward_grid(stream, args.rows, groups, threads, args.residual ? 2 : 1);
+                         launch(stream, forward_kernel<T, W, width>, grid, dim3(threads), 0, args);
                        });
     });
   });

@@ -10,6 +10,7 @@ using namespace sm90;
 template <class C, bool right_rows_>
 struct Forward {
   static constexpr bool left_rows = false, right_rows = right_rows_, halves = true;
+  static constexpr int staging_bytes = 0;
   CUtensorMap a, b;
   C* c;
   const int32_t* offsets;
@@ -35,7 +36,7 @@ struct Forward {
       copy_box(right, b, step * depth, tile.column * tile_columns, tile.group, barrier);
     }
   }
-  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums) const {
+  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char*) const {
     const int live = rows(tile), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, quarter = lane % 4;
     const int first = warp * 16 + lane / 4, column = tile.column * tile_columns;
     C* const to = c + (static_cast<int64_t>(offsets[tile.group]) + tile.row * tile_rows) * n + column;
@@ -74,6 +75,8 @@ struct Forward {
     }
   }
 
+  __device__ __forceinline__ void finish() const {}
+
   /// word[i] of lane q becomes word[q] of lane i, of four neighbouring lanes.
   static __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4], int quarter) {
     const bool upper = quarter & 2, odd = quarter & 1;
@@ -108,7 +111,7 @@ void run(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
                  : matrices_map(args.b, args.groups, args.n, args.k, tile_columns),
       static_cast<C*>(args.c), args.offsets, narrow(args.n), narrow(args.k)};
   launch(stream, kernel<Forward<C, right_rows>>, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads),
-         shared_bytes(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.n, tile_columns)));
+         shared_bytes<Forward<C, right_rows>>(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.n, tile_columns)));
 }
 
 }  // namespace

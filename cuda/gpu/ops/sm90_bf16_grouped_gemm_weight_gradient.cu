@@ -1,5 +1,6 @@
 // The gradient of expert matrices on Hopper: dw_g += dy_gᵀ x_g, both operands read with their rows along k and the sum over
-// a group's rows cut at its end by the copy engine.
+// a group's rows cut at its end by the copy engine. The engine also adds the results in memory. That is no sum whose order
+// is left open: every element of dw gets one addition from the one block that has its result.
 #include "grouped_gemm.h"
 #include "sm90_grouped.cuh"
 
@@ -8,10 +9,14 @@ namespace {
 
 using namespace sm90;
 
+/// What a warp adds at once: 32 columns of its 16 rows. What is there is brought into the L2 cache a few boxes before.
+constexpr int box_rows = 16, box_columns = 32, boxes_ahead = 4;
+constexpr int boxes_in_row = tile_columns / box_columns, boxes = 2 * boxes_in_row;
+
 struct WeightGradient {
-  static constexpr bool left_rows = true, right_rows = true, halves = false;
-  CUtensorMap dy, x, dw_boxes;
-  float* dw;
+  static constexpr bool left_rows = true, right_rows = true, halves = true;
+  static constexpr int staging_bytes = box_rows * box_columns * 4;
+  CUtensorMap dy, x, dw;
   const int32_t* offsets;
   int32_t n, k;
 
@@ -29,51 +34,51 @@ struct WeightGradient {
       copy_ragged_box(right + j * column_tile_bytes, x, tile.column * tile_columns + j * 64, row, first, last,
                       barrier);
     }
-    // What the result is added to is in the L2 cache when the last product is done.
-    if (row + depth >= last - first) {
-      prefetch_box(dw_boxes, tile.column * tile_columns, tile.row * tile_rows, tile.group);
+  }
+
+  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char* staging) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, live = rows(tile);
+    const auto row_of = [&](int box) {
+      return tile.row * tile_rows + box / boxes_in_row * (tile_rows / 2) + warp * box_rows;
+    };
+    const auto column_of = [&](int box) { return tile.column * tile_columns + box % boxes_in_row * box_columns; };
+    const auto prefetch = [&](int box) {
+      if (lane == 0 && box < boxes) prefetch_box(dw, column_of(box), row_of(box), tile.group);
+    };
+#pragma unroll
+    for (int box = 0; box < boxes_ahead; ++box) prefetch(box);
+#pragma unroll
+    for (int box = 0; box < boxes; ++box) {
+      if (box / boxes_in_row * (tile_rows / 2) >= live || column_of(box) >= k) continue;
+      if (lane == 0) wait_boxes_read();
+      __syncwarp();
+      write_box(staging, sums[box / boxes_in_row] + box % boxes_in_row * (box_columns / 2));
+      publish_stores();
+      __syncwarp();
+      prefetch(box + boxes_ahead);
+      if (lane == 0) add_box(staging, dw, column_of(box), row_of(box), tile.group);
     }
   }
 
-  /// Of 16 columns, lanes 0, 2, 1, 3 of a quad take 4 each, after swapping two values of every eight with the lane beside.
-  __device__ __forceinline__ void store(const Tile& tile, const Sums& sums) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const bool odd = lane & 1;
-    const int first = warp * 16 + lane / 4, live = rows(tile) - first;
-    const int column = tile.column * tile_columns + (odd ? 8 : 0) + (lane & 2) * 2, width = k - column;
-    float* to = dw + (static_cast<int64_t>(tile.group) * n + tile.row * tile_rows + first) * k + column;
-    constexpr int at_once = 4;  // registers are few before the first results are gone
+  /// Puts 16 sums of every thread where the copy engine reads them, swizzled. Of 8 columns, a row has 32 bytes in the warp.
+  /// Odd rows take another pair of eights than even ones, so that all the banks of shared memory have work.
+  static __device__ __forceinline__ void write_box(char* staging, const float* sums) {
+    const int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+    const bool odd = row & 1;
+    char* const own = staging + row * tile_row_bytes + quarter % 2 * 8;
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {  // half of the rows, row or row + 8
-      const bool in = part / 2 * 64 + part % 2 * 8 < live;
-#pragma unroll
-      for (int j = 0; j < tile_columns / 16; j += at_once) {
-        const float* const sum = sums[part / 2] + j * 8 + part % 2 * 2;
-        add_batch<at_once>(to + j * 16, in ? width - j * 16 : 0, sum, odd);
-      }
-      to += static_cast<int64_t>(part == 1 ? 56 : 8) * k;
+    for (int i = 0; i < box_columns / 8; ++i) {
+      const float *const even_sum = sums + i * 4, *const odd_sum = sums + (i ^ 2) * 4;
+      const int chunk = 2 * (odd ? i ^ 2 : i) + quarter / 2;
+      char* const to = own + ((chunk ^ row) << 4);
+      *reinterpret_cast<float2*>(to) = make_float2(odd ? odd_sum[0] : even_sum[0], odd ? odd_sum[1] : even_sum[1]);
+      *reinterpret_cast<float2*>(to + 8 * tile_row_bytes) =
+          make_float2(odd ? odd_sum[2] : even_sum[2], odd ? odd_sum[3] : even_sum[3]);
     }
   }
 
-  template <int Count>
-  static __device__ __forceinline__ void add_batch(float* to, int width, const float* pairs, bool odd) {
-    float4 before[Count];
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      if (i * 16 < width) before[i] = *reinterpret_cast<const float4*>(to + i * 16);
-    }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const float* const pair = pairs + i * 8;
-      const float got0 = __shfl_xor_sync(all_lanes, odd ? pair[0] : pair[4], 1);
-      const float got1 = __shfl_xor_sync(all_lanes, odd ? pair[1] : pair[5], 1);
-      const float4 sum = odd ? make_float4(got0, got1, pair[4], pair[5]) : make_float4(pair[0], pair[1], got0, got1);
-      if (i * 16 < width) {
-        *reinterpret_cast<float4*>(to + i * 16) =
-            make_float4(before[i].x + sum.x, before[i].y + sum.y, before[i].z + sum.z, before[i].w + sum.w);
-      }
-    }
-  }
+  /// Shared memory must last until it has been read.
+  __device__ __forceinline__ void finish() const { wait_boxes_read(); }
 };
 
 __global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
@@ -90,13 +95,13 @@ void sm90_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grou
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const WeightGradient problem{ragged_map(args.dy, args.n, depth),
                                ragged_map(args.x, args.k, depth),
-                               sums_map(args.dw, args.groups, args.n, args.k, tile_rows, tile_columns),
-                               args.dw,
+                               sums_map(args.dw, args.groups, args.n, args.k, box_rows),
                                args.offsets,
                                narrow(args.n),
                                narrow(args.k)};
-  launch(stream, kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), shared_bytes(args.groups), problem,
-         narrow(args.groups), narrow(ceil_div(args.k, tile_columns)));
+  launch(stream, kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads),
+         shared_bytes<WeightGradient>(args.groups), problem, narrow(args.groups),
+         narrow(ceil_div(args.k, tile_columns)));
 }
 
 }  // namespace mimo::cuda
