@@ -244,9 +244,9 @@ export class Device implements Disposable {
 
 	/** Live and reserved bytes alone, for a tracer that asks at every layer. */
 	memoryInUse(): Pick<MemoryStatistics, "liveBytes" | "reservedBytes"> {
-		this.#call("mimo_memory_statistics_get", this.handle, this.#inUse.bytes);
-		const { view, live, reserved } = this.#inUse;
-		return { liveBytes: Number(view.getBigInt64(live, true)), reservedBytes: Number(view.getBigInt64(reserved, true)) };
+		const { bytes, live, reserved } = this.#inUse;
+		this.#call("mimo_memory_statistics_get", this.handle, bytes);
+		return { liveBytes: this.#inUse.read(live), reservedBytes: this.#inUse.read(reserved) };
 	}
 
 	resetPeakMemory(): void {
@@ -297,9 +297,11 @@ function inUseBuffer() {
 	const { bytes: size, fields } = layoutOf(structs.memory_statistics);
 	const bytes = new Uint8Array(size);
 	const offsetOf = (field: string) => fields.find(({ name }) => name === field)!.offset;
+	const words = new Uint32Array(bytes.buffer);
 	return {
 		bytes,
-		view: new DataView(bytes.buffer),
+		/** Without a bigint on the way. */
+		read: (offset: number) => words[offset / 4]! + words[offset / 4 + 1]! * 2 ** 32,
 		live: offsetOf("live_bytes"),
 		reserved: offsetOf("reserved_bytes"),
 	};

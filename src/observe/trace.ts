@@ -5,6 +5,7 @@
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import type { Device, DeviceEvent, DeviceTracer, Stream } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
+import { EventLog, type LoggedEvent } from "./event-log.ts";
 
 /** A complete event ("X"), counter ("C") or name ("M") of the trace format; times in microseconds. */
 export interface TraceEvent {
@@ -22,6 +23,8 @@ export interface TraceEvent {
 
 /** On a GPU `operations` is when it worked, `queueing` when the host told it. */
 const rows = { step: 0, operations: 1, collectives: 2, queueing: 3 } as const;
+/** No row of its own: what the allocator holds. */
+const memoryRow = -1;
 const rowNames = ["step", "operations", "collectives", "queueing"];
 
 /** An operation of a GPU, whose times are known once it has worked. */
@@ -33,8 +36,8 @@ interface Pending {
 }
 
 export class Tracer implements DeviceTracer {
-	readonly #events: TraceEvent[] = [];
-	#scope = "";
+	readonly #log = new EventLog();
+	#scope: number;
 	#step = 0;
 	/** Of the operation that is being queued: milliseconds of performance.now(). */
 	#began = 0;
@@ -46,19 +49,11 @@ export class Tracer implements DeviceTracer {
 		private readonly device: Device,
 		private readonly rank: number,
 		/** What the viewer calls the rank, such as "rank 2: language, tp 0 dp 0". */
-		title: string,
+		private readonly title: string,
 		/** Microseconds to add to this host's clock for that of rank 0. */
 		private readonly offset: number,
 	) {
-		const name = (what: string, tid: number, text: string): TraceEvent => ({
-			name: what,
-			ph: "M",
-			pid: rank,
-			tid,
-			args: { name: text },
-		});
-		this.#events.push(name("process_name", 0, title));
-		for (const [tid, text] of rowNames.entries()) this.#events.push(name("thread_name", tid, text));
+		this.#scope = this.#log.number("");
 		this.#gpu = device.library.kind === "cpu" ? null : this.#startGpuClock();
 	}
 
@@ -85,60 +80,83 @@ export class Tracer implements DeviceTracer {
 	}
 
 	operation(name: string, stream: Stream): void {
-		const scope = this.#scope;
-		this.#span(name, this.#gpu === null ? rows.operations : rows.queueing, this.#began, { scope });
-		if (this.#gpu === null) return;
-		const ended = this.device.createEvent();
-		ended.record(stream);
-		this.#gpu.pending.push({ name, scope, began: this.#before!, ended });
+		const ended = performance.now();
+		const gpu = this.#gpu;
+		const row = gpu === null ? rows.operations : rows.queueing;
+		this.#log.add(row, this.#log.number(name), this.#began, ended, this.#scope);
+		if (gpu === null) return;
+		const after = this.device.createEvent();
+		after.record(stream);
+		gpu.pending.push({ name, scope: this.#log.text(this.#scope), began: this.#before!, ended: after });
 	}
 
 	scope(name: string): void {
-		this.#scope = name;
+		this.#scope = this.#log.number(name);
 		this.memory();
 	}
 
 	collective({ group, kind, sequence, bytes, began }: Parameters<DeviceTracer["collective"]>[0]): void {
-		this.#span(kind, rows.collectives, began, { group, sequence, bytes, scope: this.#scope });
+		const [name, members] = [this.#log.number(kind), this.#log.number(group)];
+		this.#log.add(rows.collectives, name, began, performance.now(), this.#scope, members, sequence, bytes);
 	}
 
 	/** A part of the step, such as "bridge", that began at `began` and is over. */
 	part(name: string, began: number): void {
-		this.#span(name, rows.step, began, { step: this.#step });
+		this.#log.add(rows.step, this.#log.number(name), began, performance.now(), this.#scope, this.#step);
 		this.memory();
 	}
 
 	memory(): void {
 		const { liveBytes, reservedBytes } = this.device.memoryInUse();
-		const args = { allocated: liveBytes, reserved: reservedBytes };
-		const ts = this.#time(performance.now());
-		this.#events.push({ name: "memory", ph: "C", pid: this.rank, tid: 0, ts, args });
+		const now = performance.now();
+		this.#log.add(memoryRow, 0, now, now, 0, liveBytes, reservedBytes);
 	}
 
 	/** Writes this rank's events, one a line. */
 	write(file: string): void {
-		this.#timeGpuOperations();
-		writeFileSync(file, this.#events.map((event) => `${JSON.stringify(event)}\n`).join(""));
+		const events = [
+			...this.#names(),
+			...this.#log.events().map((event) => this.#describe(event)),
+			...this.#gpuEvents(),
+		];
+		writeFileSync(file, events.map((event) => `${JSON.stringify(event)}\n`).join(""));
 	}
 
-	#timeGpuOperations(): void {
-		if (this.#gpu === null) return;
+	#names(): TraceEvent[] {
+		const name = (what: string, tid: number, text: string): TraceEvent => ({
+			name: what,
+			ph: "M",
+			pid: this.rank,
+			tid,
+			args: { name: text },
+		});
+		return [name("process_name", 0, this.title), ...rowNames.map((text, tid) => name("thread_name", tid, text))];
+	}
+
+	#describe({ row, name, began, ended, scope, details: [a, b, c] }: LoggedEvent): TraceEvent {
+		const [pid, ts] = [this.rank, this.#time(began)];
+		if (row === memoryRow) return { name: "memory", ph: "C", pid, tid: 0, ts, args: { allocated: a, reserved: b } };
+		const text = (number: number) => this.#log.text(number);
+		let args: TraceEvent["args"] = { scope: text(scope) };
+		if (row === rows.step) args = { step: a };
+		if (row === rows.collectives) args = { group: text(a), sequence: b, bytes: c, scope: text(scope) };
+		return { name: text(name), ph: "X", pid, tid: row, ts, dur: (ended - began) * 1000, cat: rowNames[row]!, args };
+	}
+
+	#gpuEvents(): TraceEvent[] {
+		if (this.#gpu === null) return [];
 		this.device.synchronize();
 		const { start, startedAt, pending } = this.#gpu;
-		for (const { name, scope, began, ended } of pending) {
+		const events = pending.map(({ name, scope, began, ended }): TraceEvent => {
 			const ts = this.#time(startedAt + began.millisecondsSince(start));
 			const dur = ended.millisecondsSince(began) * 1000;
 			const tid = rows.operations;
-			this.#events.push({ name, ph: "X", pid: this.rank, tid, ts, dur, cat: rowNames[tid]!, args: { scope } });
 			began[Symbol.dispose]();
 			ended[Symbol.dispose]();
-		}
+			return { name, ph: "X", pid: this.rank, tid, ts, dur, cat: rowNames[tid]!, args: { scope } };
+		});
 		start[Symbol.dispose]();
-	}
-
-	#span(name: string, tid: number, began: number, args: NonNullable<TraceEvent["args"]>): void {
-		const dur = (performance.now() - began) * 1000;
-		this.#events.push({ name, ph: "X", pid: this.rank, tid, ts: this.#time(began), dur, cat: rowNames[tid]!, args });
+		return events;
 	}
 
 	/** Microseconds since 1970 of a moment of performance.now(). */

@@ -85,7 +85,7 @@ if (wanted("conversions")) rows.push(...(await benchConversions()));
 if (wanted("collectives")) rows.push(...(await benchCollectives(python)));
 if (wanted("overlap")) rows.push(...(await benchOverlap()));
 if (wanted("plan")) rows.push(...benchPlan());
-if (wanted("overhead")) rows.push(...benchOverhead());
+if (wanted("overhead")) rows.push(...(await benchOverhead()));
 if (wanted("saves")) rows.push(...benchSaves());
 if (wanted("energon")) {
 	const withEnergon = findEnergon();

@@ -1,6 +1,8 @@
 /**
  * What watching a run costs: the same training of two ranks without any record, with everything on (JSON log, TensorBoard,
- * flight recorder), and traced, in turns; steps are timed from line to line, so that what is written between them counts.
+ * flight recorder), and traced, in turns. Steps are timed from line to line, so that what is written between them counts.
+ * Step by step the least time of all rounds counts: the work of a step is the same in each, and what disturbs a machine
+ * only adds. A second run without any record says how far two equal ones are apart.
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -8,46 +10,53 @@ import { join } from "node:path";
 import { executable } from "../commands/mimo.ts";
 import { type Row, row } from "./measure.ts";
 
-const steps = 60;
-/** The slowest of a run's steps met something else. */
-const leftOut = 0.1;
+const steps = 40;
+/** Their steps warm up: memory is taken, code compiled. */
+const leftOut = 5;
 const run = `--preset nemotron-vlm-tiny --llm-offset 1 --train-iters ${steps} --lr-warmup-iters 0 --log-interval 1 --device cpu --threads 1`;
 
 const variants = {
 	off: "",
 	on: "--log-json log.jsonl --tensorboard-dir events --log-timers-to-tensorboard --flight-recorder-dir recordings",
+	again: "",
 	trace: `--profile-step-start 1 --profile-step-end ${steps}`,
 } as const;
 type Variant = keyof typeof variants;
 
-/** Mean seconds of a step in a new folder below `parent`. */
-function secondsOfStep(variant: Variant, parent: string): number {
+/** Seconds of every step in a new folder below `parent`. */
+async function secondsOfSteps(variant: Variant, parent: string): Promise<number[]> {
 	const folder = mkdtempSync(join(parent, `${variant}-`));
 	const flags = `${run} ${variants[variant]}`.trim().split(" ");
-	const child = Bun.spawnSync([executable, "train", ...flags], { cwd: folder, stdout: "pipe", stderr: "pipe" });
-	if (!child.success) throw new Error(`mimo train ${flags.join(" ")}: ${child.stderr}`);
-	const times = [...child.stdout.toString().matchAll(/^ \[([^\]]+)\] iteration/gm)].map(([, at]) => Date.parse(at!));
+	const child = Bun.spawn([executable, "train", ...flags], { cwd: folder, stdout: "pipe", stderr: "pipe" });
+	const times: number[] = [];
+	// A line has its time in milliseconds; here it comes within microseconds.
+	for await (const chunk of child.stdout.pipeThrough(new TextDecoderStream())) {
+		const now = performance.now();
+		for (const _ of chunk.matchAll(/\] iteration/g)) times.push(now);
+	}
+	if ((await child.exited) !== 0) throw new Error(`mimo train ${flags.join(" ")}: ${await child.stderr.text()}`);
 	if (times.length !== steps) throw new Error(`${times.length} of ${steps} steps have a line.`);
-	// The first steps warm up; after the last one a trace is put together.
-	const between = times.slice(3, -1).map((at, i) => (at - times[i + 2]!) / 1000);
-	const kept = between.toSorted((a, b) => a - b).slice(0, Math.ceil(between.length * (1 - leftOut)));
-	return kept.reduce((sum, one) => sum + one, 0) / kept.length;
+	// After the last one a trace is put together.
+	return times.slice(leftOut, -1).map((at, i) => (at - times[i + leftOut - 1]!) / 1000);
 }
 
-export function benchOverhead(rounds = 5): Row[] {
+export async function benchOverhead(rounds = 7): Promise<Row[]> {
 	const parent = mkdtempSync(join(tmpdir(), "mimo-bench-overhead-"));
 	try {
 		const names = Object.keys(variants) as Variant[];
-		const all = Array.from(
-			{ length: rounds },
-			(_, round) =>
-				Object.fromEntries(
-					// Every round begins with another one.
-					names.map((_, i) => names[(i + round) % names.length]!).map((name) => [name, secondsOfStep(name, parent)]),
-				) as Record<Variant, number>,
-		);
-		// What disturbs a machine only adds.
-		const least = (variant: Variant) => Math.min(...all.map((one) => one[variant]));
+		const least = {} as Record<Variant, number[]>;
+		for (let round = 0; round < rounds; round++) {
+			for (const i of names.keys()) {
+				// Every round begins with another one.
+				const name = names[(i + round) % names.length]!;
+				const seconds = await secondsOfSteps(name, parent);
+				least[name] = seconds.map((one, step) => Math.min(one, least[name]?.[step] ?? one));
+			}
+		}
+		const mean = (variant: Variant) => least[variant].reduce((sum, one) => sum + one, 0) / least[variant].length;
+		const noise = (Math.abs(mean("again") / mean("off") - 1) * 100).toFixed(1);
+		console.log(`overhead: two runs with nothing on are ${noise} % apart`);
+		const off = (mean("off") + mean("again")) / 2;
 		return (
 			[
 				["on", "JSON log, TensorBoard, flight recorder", 0.99],
@@ -55,7 +64,7 @@ export function benchOverhead(rounds = 5): Row[] {
 			] as const
 		).map(([variant, operation, target]) => {
 			const what = { group: "what watching a step costs", operation, shape: "2 ranks", threads: 1 };
-			return row({ ...what, baseline: "nothing on", target }, [least(variant), least("off")]);
+			return row({ ...what, baseline: "nothing on", target }, [mean(variant), off]);
 		});
 	} finally {
 		rmSync(parent, { recursive: true });

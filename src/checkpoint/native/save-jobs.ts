@@ -1,15 +1,16 @@
 /** The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report through files of the save's folder. */
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { type Library, openLibrary } from "../../native/library.ts";
+import type { Library } from "../../native/library.ts";
 import { fileError } from "../files.ts";
 import { bytesOfType } from "../store.ts";
 import { applyRetention } from "./retention.ts";
 import type { PublishJob, SaveJob, WriteJob } from "./save-thread.ts";
 import { NativeSave, type ShardReport, writeShard } from "./writer.ts";
 
-export async function runSaveJob(job: SaveJob): Promise<void> {
-	if (job.kind === "write") write(job, await openLibrary("cpu"));
+/** The library hashes what is written. */
+export function runSaveJob(job: SaveJob, library: Library): void {
+	if (job.kind === "write") write(job, library);
 	else publish(job);
 }
 
