@@ -207,7 +207,8 @@ def restored_samples(dataset, parameters, rank, keys):
             samples.append({"restore_key": key, "error": type(error).__name__})
             continue
         # What draws from the process's own generators cannot be repeated.
-        extra = "not repeatable" if parameters["task_encoder"] == "Unseeded" else one.extra
+        drawn = parameters["task_encoder"] == "Unseeded" and one.extra is not None
+        extra = "not repeatable" if drawn else one.extra
         restored = {"keys": one.keys, "extra": extra}
         samples.append({"restore_key": key, "restored_key": plain(output.__restore_key__), "restored": restored})
     return samples
