@@ -8,35 +8,35 @@
 # GPUs), or 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds).
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
-experts=128 traced=$((steps - 1))
-vision=(--image-token-id 511 --dynamic-resolution --pixel-shuffle --disable-vision-class-token --encoder-ddp-overlap)
+traced=$((steps - 1))
+list=$(grep -v '^#' "$(dirname "$0")/../e2e/upstream-20l.txt" | tr '\n' ' ')
+# with FLAG VALUE: another value than upstream's.
+with() { list=$(sed -E "s/ --$1 [^ ]+/ --$1 $2/" <<<" $list"); }
+# without FLAG...: what upstream's list has, and its value.
+without() {
+	local flag
+	for flag; do list=$(sed -E "s/ --$flag( [^- ][^ ]*)?//" <<<" $list"); done
+}
+without tensor-parallel-num-weight-shards expert-tensor-parallel-num-weight-shards
+with attention-backend fused
+with global-batch-size 4
+with eval-interval 1000
+with train-iters "$steps"
+with encoder-dp 1
 case $layout in
-tp2+tp2ep2) grids=("${vision[@]}" --encoder-tp 2 --encoder-dp 1 --llm-offset 2 --llm-tp 2 --llm-ep 2) ;;
-language) grids=(--llm-only --llm-tp 2 --llm-ep 2) ;;
-1+1) grids=("${vision[@]}" --encoder-tp 1 --encoder-dp 1 --llm-offset 1 --llm-tp 1 --llm-ep 1) experts=64 ;;
+tp2+tp2ep2) with llm-offset 2 ;;
+language)
+	without image-token-id dynamic-resolution pixel-shuffle disable-vision-class-token encoder-ddp-overlap
+	without encoder-tp encoder-dp llm-offset
+	list+=" --llm-only"
+	;;
+1+1)
+	for flag in encoder-tp llm-offset llm-tp llm-ep; do with "$flag" 1; done
+	with num-experts 64
+	;;
 *) echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, language and 1+1." >&2 && exit 2 ;;
 esac
-arguments=(
-	--model-provider nemotron-moe-vlm --dataset-provider mock
-	--num-layers 20 --hybrid-layer-pattern 'MEMEM*EMEMEM*EMEMEM*' --hidden-size 2688 --num-attention-heads 32
-	--group-query-attention --num-query-groups 8 --ffn-hidden-size 1856 --kv-channels 128 --squared-relu
-	--disable-bias-linear --normalization RMSNorm --init-method-std 0.0173
-	--num-experts "$experts" --moe-router-topk 6 --moe-grouped-gemm --moe-ffn-hidden-size 1856
-	--moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5 --moe-router-enable-expert-bias
-	--moe-router-dtype fp32 --moe-router-load-balancing-type seq_aux_loss --moe-router-fusion --moe-aux-loss-coeff 1e-4
-	--moe-shared-expert-intermediate-size 3712 --moe-shared-expert-overlap --moe-token-dispatcher-type alltoall
-	--moe-permute-fusion --use-fused-weighted-squared-relu
-	--mamba-num-heads 64 --mamba-head-dim 64 --mamba-num-groups 8 --mamba-state-dim 128 --linear-conv-kernel-dim 4
-	--position-embedding-type none --attention-backend fused --calculate-per-token-loss --cross-entropy-loss-fusion
-	--seq-length 8192 --max-position-embeddings 8192 --bf16
-	--llm-cp 1 --llm-pp 1 --llm-dp 1 --llm-expt-tp 1 "${grids[@]}"
-	--vocab-size 131072 --micro-batch-size 1 --global-batch-size 4
-	--lr 2e-4 --min-lr 2e-6 --lr-decay-style cosine --lr-warmup-iters 0 --lr-decay-iters 10 --weight-decay 0.05
-	--override-opt-param-scheduler --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0
-	--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
-	--eval-interval 1000 --eval-iters 0 --log-interval 1 --rerun-mode disabled
-	--train-iters "$steps"
-)
+read -ra arguments <<<"$list"
 mkdir -p "$folder"
 "$mimo" plan --device cuda --measure "${arguments[@]}" | sed -n '/Memory of a rank/,/^$/p;/Seconds of a step/,$p'
 began=$(date +%s.%N)

@@ -277,15 +277,7 @@ test("old checkpoints go: --keep and --save-retain-interval", () => {
 describe("processes that end", () => {
 	let started: Launched | null = null;
 	const start = (more: string) => {
-		started = new Launched(
-			Bun.spawn([executable, ...flags(reference, more)], {
-				cwd: folder,
-				env: { ...process.env, MIMO_DEBUG: "0" },
-				stdin: "ignore",
-				stdout: "pipe",
-				stderr: "pipe",
-			}),
-		);
+		started = Launched.run([executable, ...flags(reference, more)], { cwd: folder });
 		return started;
 	};
 	afterAll(() => {

@@ -17,14 +17,7 @@ afterAll(() => scratch[Symbol.dispose]());
 
 let started: Launched[] = [];
 function start(args: readonly string[], env: Record<string, string> = {}, wrapper: readonly string[] = []): Launched {
-	const launched = new Launched(
-		Bun.spawn([...wrapper, executable, "train", ...small.split(" "), ...args], {
-			env: { ...process.env, MIMO_DEBUG: "0", ...env },
-			stdin: "ignore",
-			stdout: "pipe",
-			stderr: "pipe",
-		}),
-	);
+	const launched = Launched.run([...wrapper, executable, "train", ...small.split(" "), ...args], { env });
 	started.push(launched);
 	return launched;
 }

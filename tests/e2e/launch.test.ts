@@ -12,9 +12,7 @@ const small = ["--preset", "nemotron-tiny", "--data-path", book, "--split", "100
 
 let started: Launched | null = null;
 function train(args: readonly string[]): Launched {
-	started = new Launched(
-		Bun.spawn([executable, "train", ...small, ...args], { stdin: "ignore", stdout: "pipe", stderr: "pipe" }),
-	);
+	started = Launched.run([executable, "train", ...small, ...args]);
 	return started;
 }
 afterEach(async () => {
@@ -84,9 +82,7 @@ for (const [what, flags, lines] of [
 	test(`a reader that leaves early ends it without a word: ${what}`, async () => {
 		const words = [executable, "train", ...small, ...flags, "--train-iters", "100000", "--log-interval", "1"];
 		const script = `{ "$@"; echo "ended with $?" >&2; } | head -n ${lines}`;
-		const launched = new Launched(
-			Bun.spawn(["sh", "-c", script, "sh", ...words], { stdin: "ignore", stdout: "pipe", stderr: "pipe" }),
-		);
+		const launched = Launched.run(["sh", "-c", script, "sh", ...words]);
 		started = launched;
 		const { stdout, stderr } = await launched.end();
 		expect(stdout.trimEnd().split("\n")).toHaveLength(lines);

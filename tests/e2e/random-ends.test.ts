@@ -37,13 +37,7 @@ test(`${runs} random ends`, async () => {
 		const victim = Math.floor(random() * ranks);
 		const signal = random() < 0.8 ? "SIGKILL" : "SIGSTOP";
 		const delay = random() * 3000;
-		const launched = new Launched(
-			Bun.spawn([executable, "train", ...`${flags} ${small}`.split(" ")], {
-				stdin: "ignore",
-				stdout: "pipe",
-				stderr: "pipe",
-			}),
-		);
+		const launched = Launched.run([executable, "train", ...`${flags} ${small}`.split(" ")]);
 		await launched.said(new RegExp(`^rank ${ranks - 1}: pid \\d+`, "m"));
 		await Bun.sleep(delay);
 		const pids = launched.pids;

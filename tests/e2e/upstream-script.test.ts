@@ -3,31 +3,41 @@
  * else changed, on its eight ranks; and its log as Megatron's users read it. MIMO_TEST_FULL=1 runs all twenty steps.
  */
 import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { mimo } from "../commands/mimo.ts";
 
 const full = process.env.MIMO_TEST_FULL === "1";
 
-const script = `
---model-provider nemotron-moe-vlm --dataset-provider mock --image-token-id 511
---dynamic-resolution --pixel-shuffle --disable-vision-class-token
---num-layers 20 --hybrid-layer-pattern MEMEM*EMEMEM*EMEMEM* --hidden-size 64 --num-attention-heads 8
---group-query-attention --num-query-groups 2 --ffn-hidden-size 48 --kv-channels 8 --squared-relu
---disable-bias-linear --normalization RMSNorm --init-method-std 0.0173
---num-experts 8 --moe-router-topk 6 --moe-grouped-gemm --moe-ffn-hidden-size 48
---moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5 --moe-router-enable-expert-bias
---moe-router-dtype fp32 --moe-router-load-balancing-type seq_aux_loss --moe-router-fusion --moe-aux-loss-coeff 1e-4
---moe-shared-expert-intermediate-size 96 --moe-shared-expert-overlap --moe-token-dispatcher-type alltoall
---moe-permute-fusion --use-fused-weighted-squared-relu
---mamba-num-heads 4 --mamba-head-dim 16 --mamba-num-groups 2 --mamba-state-dim 16 --linear-conv-kernel-dim 4
---position-embedding-type none --attention-backend flash --calculate-per-token-loss --cross-entropy-loss-fusion
---seq-length 128 --max-position-embeddings 128 --bf16
---encoder-tp 2 --encoder-dp 2 --llm-offset 4 --llm-tp 2 --llm-cp 1 --llm-pp 1 --llm-dp 1 --llm-ep 2 --llm-expt-tp 1
---tensor-parallel-num-weight-shards 4 --expert-tensor-parallel-num-weight-shards 2
---vocab-size 1024 --micro-batch-size 1 --global-batch-size 8
---lr 2e-4 --min-lr 2e-6 --lr-decay-style cosine --lr-warmup-iters 0 --lr-decay-iters 10 --weight-decay 0.05
---override-opt-param-scheduler --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0
---use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --encoder-ddp-overlap
---train-iters 20 --eval-interval 1 --eval-iters 0 --log-interval 1 --rerun-mode disabled`;
+/** Upstream's sizes, made small. */
+const sizes: Readonly<Record<string, number>> = {
+	"hidden-size": 64,
+	"num-attention-heads": 8,
+	"num-query-groups": 2,
+	"ffn-hidden-size": 48,
+	"kv-channels": 8,
+	"num-experts": 8,
+	"moe-ffn-hidden-size": 48,
+	"moe-shared-expert-intermediate-size": 96,
+	"mamba-num-heads": 4,
+	"mamba-head-dim": 16,
+	"mamba-num-groups": 2,
+	"mamba-state-dim": 16,
+	"seq-length": 128,
+	"max-position-embeddings": 128,
+	"vocab-size": 1024,
+};
+
+function script(values: Readonly<Record<string, number>>): string[] {
+	const text = readFileSync(join(import.meta.dir, "upstream-20l.txt"), "utf8").replace(/^#.*/gm, "");
+	const words = text.trim().split(/\s+/);
+	for (const [flag, value] of Object.entries(values)) {
+		const at = words.indexOf(`--${flag}`);
+		if (at < 0) throw new Error(`upstream-20l.txt has no --${flag}.`);
+		words[at + 1] = String(value);
+	}
+	return words;
+}
 
 /** Upstream fixes the tower's sizes in its code, so its script has no flags to reduce them with. */
 const tower = "--vision-num-layers 2 --vision-hidden-size 64 --vision-num-attention-heads 4";
@@ -43,8 +53,7 @@ test(
 	"the 20-layer script's arguments train on eight ranks",
 	() => {
 		const steps = full ? 20 : 3;
-		const words = script.trim().split(/\s+/);
-		if (!full) words[words.indexOf("--train-iters") + 1] = String(steps);
+		const words = script({ ...sizes, "train-iters": steps });
 		const { exitCode, stdout, stderr } = mimo(["train", ...words, ...tower.split(" "), "--device", "cpu"]);
 		expect([exitCode, stderr]).toEqual([0, ""]);
 		const logged = stdout.split("\n").flatMap((text) => {

@@ -67,14 +67,7 @@ for (const signal of ["SIGINT", "SIGKILL"] as const) {
 			const folder = mkdtempSync(join(tmpdir(), "mimo-verify-ends-"));
 			try {
 				const words = ["verify", ...small.split(" "), "--global-batch-size", "512", "--layouts", "1+1,2+1"];
-				const launched = new Launched(
-					Bun.spawn([executable, ...words], {
-						env: { ...process.env, TMPDIR: folder },
-						stdin: "ignore",
-						stdout: "pipe",
-						stderr: "pipe",
-					}),
-				);
+				const launched = Launched.run([executable, ...words], { env: { TMPDIR: folder } });
 				if (printed) await launched.said(printed);
 				else while (readdirSync(folder).length === 0) await Bun.sleep(10);
 				launched.process.kill(signal);

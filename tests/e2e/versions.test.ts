@@ -33,14 +33,7 @@ function otherBuild(): string {
 }
 
 function start(program: string, env: Record<string, string> = {}): Launched {
-	const launched = new Launched(
-		Bun.spawn([program, ...flags.split(" ")], {
-			env: { ...process.env, MIMO_DEBUG: "0", ...env },
-			stdin: "ignore",
-			stdout: "pipe",
-			stderr: "pipe",
-		}),
-	);
+	const launched = Launched.run([program, ...flags.split(" ")], { env });
 	started.push(launched);
 	return launched;
 }

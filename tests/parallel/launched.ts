@@ -18,7 +18,7 @@ export class Launched {
 	#acted = performance.now();
 	readonly #streams: Promise<unknown>;
 
-	constructor(readonly process: Bun.Subprocess<"ignore", "pipe", "pipe">) {
+	private constructor(readonly process: Bun.Subprocess<"ignore", "pipe", "pipe">) {
 		const read = async (stream: ReadableStream<Uint8Array>, add: (text: string) => void) => {
 			const decoder = new TextDecoder();
 			for await (const bytes of stream) add(decoder.decode(bytes, { stream: true }));
@@ -33,16 +33,25 @@ export class Launched {
 		]);
 	}
 
-	/** Starts program.ts; `wrapper` is a command it runs under. */
-	static start(args: readonly (string | number)[], env: Record<string, string> = {}, wrapper: string[] = []): Launched {
+	/** Starts a command, in another folder or with more environment if it is given. */
+	static run(
+		command: readonly string[],
+		{ env = {}, cwd }: { readonly env?: Readonly<Record<string, string>>; readonly cwd?: string } = {},
+	): Launched {
 		return new Launched(
-			Bun.spawn([...wrapper, process.execPath, program, ...args.map(String)], {
+			Bun.spawn([...command], {
+				...(cwd === undefined ? {} : { cwd }),
 				env: { ...process.env, MIMO_DEBUG: "0", ...env },
 				stdin: "ignore",
 				stdout: "pipe",
 				stderr: "pipe",
 			}),
 		);
+	}
+
+	/** Starts program.ts; `wrapper` is a command it runs under. */
+	static start(args: readonly (string | number)[], env: Record<string, string> = {}, wrapper: string[] = []): Launched {
+		return Launched.run([...wrapper, process.execPath, program, ...args.map(String)], { env });
 	}
 
 	/** Process of each rank, as the launcher printed them. */
