@@ -291,6 +291,7 @@ def random_settings(sets, blends):
     if how == "set" and not dataset.endswith(".jsonl"):
         some("split_config", 0.4, ["cut.yaml", "less.yaml"])
         some("dataset_config", 0.3, ["limits.yaml"])
+    some("loader", 0.1, ["get_loader"])
     if validation:
         parameters["function"] = "get_val_dataset"
         some("limit", 0.5, [3, 7, 20])
