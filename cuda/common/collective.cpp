@@ -1,7 +1,7 @@
 // What all collectives share, and those that only move bytes: all-gather, broadcast.
 #include "collective.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "status.h"
 
@@ -27,6 +27,7 @@ bool Collective::advance(Group& group) {
     SlotHeader& header = group.slot_header(group.rank(), group.round);
     header = {sequence, bytes(), kind(), detail_};
     write(group, done_, group.slot(group.rank(), group.round));
+    memory_.settle();
     own.written.store(group.round, std::memory_order_release);
     group.ring_others();
     written_ = moved = true;
@@ -36,6 +37,7 @@ bool Collective::advance(Group& group) {
   }
   if (done_ == 0) check_agreement(group);
   read(group, done_, group.round);
+  memory_.settle();
   own.read.store(group.round, std::memory_order_release);
   group.ring_others();
   ++group.round;
@@ -81,33 +83,29 @@ int64_t rounds_of(int64_t bytes, int64_t bytes_per_round) {
 class AllGather final : public Collective {
  public:
   AllGather(const Group& group, const void* x, void* y, int64_t bytes, int32_t kind)
-      : Collective(kind, bytes, 0, rounds_of(bytes, group.slot_bytes())),
+      : Collective(kind == MIMO_COLLECTIVE_ALL_GATHER ? group.memory() : host_memory(), kind, bytes, 0,
+                   rounds_of(bytes, group.slot_bytes())),
         x_(static_cast<const char*>(x)),
         y_(static_cast<char*>(y)) {}
 
  protected:
   void write(Group& group, int64_t r, char* slot) override {
     if (r == 0 && bytes() > 0 && y_ + group.rank() * bytes() != x_) {
-      std::memcpy(y_ + group.rank() * bytes(), x_, static_cast<size_t>(bytes()));
+      memory().move(y_ + group.rank() * bytes(), x_, bytes());
     }
-    copy(slot, x_, r, group.slot_bytes());
+    const int64_t begin = r * group.slot_bytes();
+    memory().fetch(slot, x_ + begin, std::min(group.slot_bytes(), bytes() - begin));
   }
   void read(Group& group, int64_t r, uint64_t round) override {
     for (int32_t member = 0; member < group.size(); ++member) {
       if (member == group.rank()) continue;
       const int64_t begin = r * group.slot_bytes();
-      const int64_t count = std::min(group.slot_bytes(), bytes() - begin);
-      if (count > 0)
-        std::memcpy(y_ + member * bytes() + begin, group.slot(member, round), static_cast<size_t>(count));
+      memory().store(y_ + member * bytes() + begin, group.slot(member, round),
+                     std::min(group.slot_bytes(), bytes() - begin));
     }
   }
 
  private:
-  void copy(char* slot, const char* from, int64_t r, int64_t per_round) {
-    const int64_t begin = r * per_round;
-    const int64_t count = std::min(per_round, bytes() - begin);
-    if (count > 0) std::memcpy(slot, from + begin, static_cast<size_t>(count));
-  }
   const char* x_;
   char* y_;
 };
@@ -115,21 +113,17 @@ class AllGather final : public Collective {
 class Broadcast final : public Collective {
  public:
   Broadcast(const Group& group, void* x, int64_t bytes, int32_t root)
-      : Collective(MIMO_COLLECTIVE_BROADCAST, bytes, root, rounds_of(bytes, group.slot_bytes())),
+      : Collective(group.memory(), MIMO_COLLECTIVE_BROADCAST, bytes, root, rounds_of(bytes, group.slot_bytes())),
         x_(static_cast<char*>(x)),
         root_(root) {}
 
  protected:
   bool needs(const Group&, int32_t member) const override { return member == root_; }
   void write(Group& group, int64_t r, char* slot) override {
-    const int64_t count = part(group, r);
-    if (group.rank() == root_ && count > 0)
-      std::memcpy(slot, x_ + r * group.slot_bytes(), static_cast<size_t>(count));
+    if (group.rank() == root_) memory().fetch(slot, x_ + r * group.slot_bytes(), part(group, r));
   }
   void read(Group& group, int64_t r, uint64_t round) override {
-    const int64_t count = part(group, r);
-    if (group.rank() != root_ && count > 0)
-      std::memcpy(x_ + r * group.slot_bytes(), group.slot(root_, round), static_cast<size_t>(count));
+    if (group.rank() != root_) memory().store(x_ + r * group.slot_bytes(), group.slot(root_, round), part(group, r));
   }
 
  private:

@@ -8,8 +8,8 @@ namespace mimo {
 class Collective : public Call {
  public:
   /// `detail` and `bytes` must be the same at every member.
-  Collective(int32_t kind, int64_t bytes, int32_t detail, int64_t rounds)
-      : Call(kind, bytes), detail_(detail), rounds_(rounds) {}
+  Collective(TensorMemory& memory, int32_t kind, int64_t bytes, int32_t detail, int64_t rounds)
+      : Call(kind, bytes), memory_(memory), detail_(detail), rounds_(rounds) {}
 
   bool advance(Group& group) final;
   bool finished() const final { return done_ == rounds_; }
@@ -24,12 +24,15 @@ class Collective : public Call {
   /// Whether it reads this member's slot.
   virtual bool needs(const Group&, int32_t /*member*/) const { return true; }
   void add_rounds(int64_t count) { rounds_ += count; }
+  /// Where its tensors lie. What write() and read() copy may be done later: settle() follows them.
+  TensorMemory& memory() const { return memory_; }
 
  private:
   bool may_write(const Group& group) const;
   void check_agreement(const Group& group) const;
   bool waits_for(const Group& group, int32_t member) const;
 
+  TensorMemory& memory_;
   int32_t detail_;
   int64_t rounds_;
   int64_t done_ = 0;
@@ -39,7 +42,7 @@ class Collective : public Call {
 /// x = reduction of every member's x.
 std::unique_ptr<Call> make_all_reduce(const Group& group, void* x, int64_t elements, int32_t dtype, int32_t reduction);
 std::unique_ptr<Call> make_reduce_scatter(const Group& group, const void* x, void* y, int64_t elements, int32_t dtype);
-/// `kind`: all-gather, exchange or barrier (0 bytes).
+/// `kind`: all-gather, or exchange or barrier (0 bytes) of the host's memory.
 std::unique_ptr<Call> make_all_gather(const Group& group, const void* x, void* y, int64_t bytes, int32_t kind);
 std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes, int32_t root);
 /// `rows` [4, size]: send offsets and counts, receive offsets and counts; copied.

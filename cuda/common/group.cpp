@@ -41,8 +41,8 @@ const char* collective_name(int32_t kind) {
   return names[kind];
 }
 
-Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks)
-    : run_(run), name_(name), ranks_(std::move(ranks)), rank_(place_among(ranks_, run.rank())),
+Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks, TensorMemory& memory)
+    : run_(run), memory_(memory), name_(name), ranks_(std::move(ranks)), rank_(place_among(ranks_, run.rank())),
       lanes_(1 + 2 * ranks_.size()) {
   MIMO_REQUIRE(size() >= 2, "mimo_group_create");
   MIMO_REQUIRE(rank_ >= 0, "mimo_group_create");

@@ -1,5 +1,5 @@
 // Groups of processes of one host: collectives through shared memory. The CPU library moves tensors so; the CUDA library
-// its barriers, host values and the identifiers of NCCL's communicators.
+// its barriers, host values and the identifiers of NCCL's communicators, and where ranks share a GPU tensors too.
 //
 // A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds, of which all
 // members know the number. In round r a member
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "run.h"
+#include "tensor_memory.h"
 
 namespace mimo {
 
@@ -86,7 +87,8 @@ class Channel {
 
 class Group {
  public:
-  Group(Run& run, const std::string& name, std::vector<int32_t> ranks);
+  /// `memory`: where the tensors of its collectives and messages lie.
+  Group(Run& run, const std::string& name, std::vector<int32_t> ranks, TensorMemory& memory = host_memory());
   ~Group();
 
   int32_t size() const { return static_cast<int32_t>(ranks_.size()); }
@@ -94,6 +96,7 @@ class Group {
   const std::string& name() const { return name_; }
   const std::vector<int32_t>& ranks() const { return ranks_; }
   Run& run() const { return run_; }
+  TensorMemory& memory() const { return memory_; }
 
   /// Queues a call; returns its ticket. `lane`: see Call.
   int64_t start(int32_t lane, std::unique_ptr<Call> call);
@@ -135,6 +138,7 @@ class Group {
   void work();
 
   Run& run_;
+  TensorMemory& memory_;
   std::string name_;
   std::vector<int32_t> ranks_;
   int32_t rank_;

@@ -1,7 +1,6 @@
 // Send and receive: every ordered pair of members that talks has a channel of its own, two pieces deep, made by whoever
 // needs it first. Messages of a channel arrive in order, independent of the group's collectives.
 #include <algorithm>
-#include <cstring>
 
 #include "collective.h"
 #include "status.h"
@@ -60,7 +59,8 @@ class Send final : public Message {
     const uint64_t index = head.written.load(std::memory_order_relaxed);
     if (index - head.read.load(std::memory_order_acquire) >= 2) return false;
     head.piece[index & 1] = {sequence, bytes()};
-    if (next() > 0) std::memcpy(channel_.piece(index), x_ + moved_, static_cast<size_t>(next()));
+    group.memory().fetch(channel_.piece(index), x_ + moved_, next());
+    group.memory().settle();
     head.written.store(index + 1, std::memory_order_release);
     group.ring(peer_);
     advance_piece();
@@ -87,7 +87,8 @@ class Receive final : public Message {
                                        std::to_string(piece.sequence) + " of " + std::to_string(piece.bytes) +
                                        " bytes, but " + std::to_string(bytes()) + " bytes are expected.");
     }
-    if (next() > 0) std::memcpy(x_ + moved_, channel_.piece(index), static_cast<size_t>(next()));
+    group.memory().store(x_ + moved_, channel_.piece(index), next());
+    group.memory().settle();
     head.read.store(index + 1, std::memory_order_release);
     group.ring(peer_);
     advance_piece();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mimo.h"
+#include "mimo_backend.h"
 
 namespace mimo {
 
@@ -134,6 +135,9 @@ class Run {
 
   void join(int32_t rank);
   void leave();
+
+  /// How the groups that this process makes move tensors between GPUs.
+  int32_t backend = MIMO_BACKEND_NCCL;
 
   bool failed() const { return header_->failed.load(std::memory_order_acquire) != 0; }
   /// Declares the run failed unless it is already. Returns whether this call did.

@@ -30,6 +30,13 @@ int32_t mimo_run_close(mimo_run* run) {
   return guard([&] { delete run; });
 }
 
+int32_t mimo_run_set_backend(mimo_run* run, int32_t backend) {
+  return guard([&] {
+    MIMO_REQUIRE(backend == MIMO_BACKEND_NCCL || backend == MIMO_BACKEND_SHM, "mimo_run_set_backend");
+    run->run.backend = backend;
+  });
+}
+
 int32_t mimo_run_join(mimo_run* run, int32_t rank) {
   return guard([&] { run->run.join(rank); });
 }

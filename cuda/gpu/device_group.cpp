@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "collective.h"
@@ -28,6 +29,26 @@ void set_up_nccl(bool deterministic) {
   // One order of additions, whatever it would choose for a size.
   setenv("NCCL_ALGO", "Ring", 0);
   setenv("NCCL_PROTO", "Simple", 0);
+}
+
+/// What members tell each other before they meet in NCCL.
+struct Introduction {
+  char gpu[16];  // its place on the bus
+  ncclUniqueId ids[2];
+};
+
+Introduction introduce(const mimo_stream& stream) {
+  Introduction own = {};
+  check(cudaDeviceGetPCIBusId(own.gpu, sizeof(own.gpu), stream.device->index), "reading the device's place");
+  return own;
+}
+
+/// NCCL would say "invalid usage".
+void require_own_gpu(int32_t rank, const Introduction& of_rank, int32_t other, const Introduction& of_other) {
+  if (std::strcmp(of_rank.gpu, of_other.gpu) != 0) return;
+  throw Error(MIMO_ERROR_UNSUPPORTED, "Ranks " + std::to_string(rank) + " and " + std::to_string(other) +
+                                          " use the same GPU (" + of_rank.gpu + "), which NCCL refuses; " +
+                                          "with --distributed-backend shm ranks may share GPUs.");
 }
 
 /// The thread that looks at the calls of all groups of this process.
@@ -110,11 +131,17 @@ DeviceGroup::Line& DeviceGroup::line_of_all(mimo_stream& stream) {
   if (known != lines_.end()) return known->second;
   device_ = stream.device->index;
   set_up_nccl(stream.device->deterministic);
-  const ncclUniqueId own = rank() == 0 ? new_unique_id() : ncclUniqueId{};
-  std::vector<ncclUniqueId> ids(static_cast<size_t>(size()));
+  Introduction own = introduce(stream);
+  if (rank() == 0) own.ids[0] = new_unique_id();
+  std::vector<Introduction> all(static_cast<size_t>(size()));
   host_.wait(host_.start(Group::collectives,
-                         make_all_gather(host_, &own, ids.data(), sizeof(own), MIMO_COLLECTIVE_EXCHANGE)));
-  auto made = std::make_unique<Communicator>(run_, ids[0], size(), rank(), 0);
+                         make_all_gather(host_, &own, all.data(), sizeof(own), MIMO_COLLECTIVE_EXCHANGE)));
+  for (size_t member = 0; member < all.size(); ++member) {
+    for (size_t other = 0; other < member; ++other) {
+      require_own_gpu(host_.ranks()[other], all[other], host_.ranks()[member], all[member]);
+    }
+  }
+  auto made = std::make_unique<Communicator>(run_, all[0].ids[0], size(), rank(), 0);
   std::lock_guard<std::mutex> lock(mutex_);
   Line& line = lines_[Group::collectives];
   line.communicator = std::move(made);
@@ -130,15 +157,18 @@ DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, boo
   set_up_nccl(stream.device->deterministic);
   // Both directions at once: a pair that meets for the first time may send both ways.
   const bool lower = rank() < peer;
-  ncclUniqueId ids[2] = {};  // upwards, downwards
+  const Introduction own = introduce(stream);
+  Introduction told = own;  // by the lower one; ids: upwards, downwards
   if (lower) {
-    for (ncclUniqueId& id : ids) id = new_unique_id();
-    host_.wait(host_.start(host_.lane_to(peer), make_send(host_, ids, sizeof(ids), peer)));
+    for (ncclUniqueId& id : told.ids) id = new_unique_id();
+    host_.wait(host_.start(host_.lane_to(peer), make_send(host_, &told, sizeof(told), peer)));
   } else {
-    host_.wait(host_.start(host_.lane_from(peer), make_receive(host_, ids, sizeof(ids), peer)));
+    host_.wait(host_.start(host_.lane_from(peer), make_receive(host_, &told, sizeof(told), peer)));
+    const auto global = [&](int32_t member) { return host_.ranks()[static_cast<size_t>(member)]; };
+    require_own_gpu(global(peer), told, global(rank()), own);
   }
   for (const bool up : {true, false}) {
-    auto made = std::make_unique<Communicator>(run_, ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
+    auto made = std::make_unique<Communicator>(run_, told.ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
     // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are.
     Workspace byte(&stream, 1);
     made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {

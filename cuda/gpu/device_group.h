@@ -1,4 +1,4 @@
-// Groups of the CUDA library: tensors move through NCCL, on streams of their own, host values through shared memory.
+// Groups of the nccl backend: tensors move through NCCL, on streams of their own, host values through shared memory.
 //
 // Collectives have one communicator; every pair that talks has two more, one a direction, so that messages wait for
 // nothing but their receiver. Communicators are made at their first use. A call is queued behind what its stream holds, and

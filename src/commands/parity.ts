@@ -1,5 +1,6 @@
 /** `mimo parity`: reference folder in, table out, exit code 1 on a mismatch. */
 import { defineCommand } from "citty";
+import type { BackendName } from "../native/abi.ts";
 import { UserError } from "../native/errors.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
@@ -34,6 +35,12 @@ export default defineCommand({
 			valueHint: "LAYOUT",
 		},
 		device: { type: "string", description: "auto, cpu or cuda.", default: "auto", valueHint: "KIND" },
+		"distributed-backend": {
+			type: "string",
+			description: "How GPUs talk: nccl, a GPU for each rank; shm, where ranks share GPUs.",
+			default: "nccl",
+			valueHint: "KIND",
+		},
 		threads: { type: "string", description: "CPU threads; 0: one a core.", default: "0", valueHint: "N" },
 		bf16: {
 			type: "boolean",
@@ -70,6 +77,7 @@ interface LayoutArguments {
 	readonly layout?: string | undefined;
 	readonly "encoder-ranks": string;
 	readonly device: string;
+	readonly "distributed-backend": string;
 	readonly threads: string;
 	readonly bf16?: boolean | undefined;
 	readonly json?: boolean | undefined;
@@ -90,6 +98,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 	const options = {
 		ranks: topology.worldSize,
 		device: deviceKind(args.device),
+		backend: backendKind(args["distributed-backend"]),
 		threads: threadCount(args.threads),
 		configuration: { golden: args.golden, layout: layout.text },
 		describe: (rank: number) => topology.describe(rank),
@@ -128,6 +137,11 @@ async function print(report: ParityReport, json: boolean): Promise<void> {
 function deviceKind(text: string): "auto" | "cpu" | "cuda" {
 	if (text === "auto" || text === "cpu" || text === "cuda") return text;
 	throw new UserError(`--device is ${JSON.stringify(text)}; allowed are auto, cpu and cuda.`, 2);
+}
+
+function backendKind(text: string): BackendName {
+	if (text === "nccl" || text === "shm") return text;
+	throw new UserError(`--distributed-backend is ${JSON.stringify(text)}; allowed are nccl and shm.`, 2);
 }
 
 function threadCount(text: string): number {

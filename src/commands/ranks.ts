@@ -5,10 +5,10 @@
 import { mkdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
-import { Status } from "../native/abi.ts";
+import { type BackendName, Status } from "../native/abi.ts";
 import { debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";
-import { type DeviceChoice, openDevice, openLibraryOf } from "../native/open-device.ts";
+import { type DeviceChoice, deviceCount, openDevice, openLibraryOf, requireGpus } from "../native/open-device.ts";
 import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
 import { diagnose, recordingName, takeSnapshot } from "../parallel/diagnosis.ts";
@@ -23,6 +23,8 @@ export interface RankOptions {
 	/** Ranks that the work needs. */
 	readonly ranks: number;
 	readonly device: DeviceChoice;
+	/** How GPUs talk. */
+	readonly backend: BackendName;
 	/** CPU threads of a rank; 0: this rank's share of the cores. */
 	readonly threads: number;
 	/** Results repeat bit for bit on CUDA too. */
@@ -96,6 +98,7 @@ export async function launchRanks(
 	args: readonly string[] = process.argv.slice(2),
 ): Promise<number> {
 	const library = await openLibraryOf(options.device);
+	if (library.kind === "cuda" && options.backend === "nccl") requireGpus(deviceCount(library), options.ranks);
 	const compiled = Bun.main.startsWith("/$bunfs/");
 	return await launch({
 		...options,
@@ -113,14 +116,15 @@ export async function launchRanks(
 
 async function workAsRank(place: Place, options: RankOptions, work: Work): Promise<number> {
 	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / place.localSize));
-	using device = await openDevice(options.device, { ...options, threads, localRank: place.localRank });
+	const { localRank, localSize } = place;
+	using device = await openDevice(options.device, { ...options, threads, localRank, localSize });
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
 	using run = await findRun(place, identity, library, options.timeoutMinutes);
 	const { module, coordinates } = options.describe(place.rank);
 	run.describe(place.rank, module, coordinates);
 	try {
-		using world = World.join(device, run, place.rank);
+		using world = World.join(device, run, place.rank, options.backend);
 		if (options.recordings) record(run, options.recordings, place.rank);
 		const exitCode = (await work(world)) ?? 0;
 		world.leave();

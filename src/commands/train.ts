@@ -48,6 +48,7 @@ export default defineCommand({
 		const options = {
 			ranks: rankCount(topology, resolved.command.nproc),
 			device: configuration.device,
+			backend: configuration.distributedBackend,
 			threads: configuration.threads,
 			deterministic: configuration.deterministicMode,
 			configuration: Object.fromEntries(

@@ -154,6 +154,7 @@ function rankOptions(c: TrainingConfiguration, plan: Plan): RankOptions {
 	return {
 		ranks: topology.worldSize,
 		device: c.device,
+		backend: c.distributedBackend,
 		threads: c.threads,
 		deterministic: c.deterministicMode,
 		configuration: {

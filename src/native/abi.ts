@@ -1,5 +1,5 @@
 /**
- * The mirror of cuda/include (mimo.h, mimo_digest.h): every enumeration, struct and function, in C names.
+ * The mirror of cuda/include (mimo.h, mimo_backend.h, mimo_digest.h): every enumeration, struct and function, in C names.
  * tests/native/abi.test.ts compares it with the headers, field by field and argument by argument. Wrappers live in device.ts.
  */
 
@@ -51,6 +51,8 @@ export const Collective = {
 export const CallState = { started: 0, finished: 1, failed: 2 } as const;
 export const Reduction = { sum: 0, max: 1 } as const;
 export type ReductionName = keyof typeof Reduction;
+export const Backend = { nccl: 0, shm: 1 } as const;
+export type BackendName = keyof typeof Backend;
 
 /** C type of a struct field. "ptr" is any pointer; ["char", n] an array inside the struct. */
 export type ScalarType = "ptr" | "i64" | "i32" | "f32" | "f64";
@@ -694,6 +696,7 @@ export const functions = {
 	mimo_run_rank_state: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_calls: { args: ["ptr", "i32", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_end_with_parent: { args: ["i32"], returns: "i32" },
+	mimo_run_set_backend: { args: ["ptr", "i32"], returns: "i32" },
 	mimo_group_create: { args: ["ptr", "ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_group_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_group_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },

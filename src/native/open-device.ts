@@ -1,6 +1,8 @@
 /** Opens the device a configuration asks for. */
+import type { BackendName } from "./abi.ts";
 import { check, Device } from "./device.ts";
 import { embeddedLibraries } from "./embedded.ts";
+import { UserError } from "./errors.ts";
 import { type Library, openLibrary } from "./library.ts";
 
 /** Names the library of a device; "auto": CUDA when its library is there and sees a GPU, else the CPU's. */
@@ -25,15 +27,39 @@ export function deviceCount(library: Library): number {
 export interface DeviceOptions {
 	/** CPU worker threads, 0 = one a core. */
 	readonly threads: number;
-	/** This rank's place on its host: which GPU it takes, unless it sees only one. */
+	/** This rank's place among those of its host: which GPU it takes, unless it sees only one. */
 	readonly localRank?: number;
+	readonly localSize?: number;
+	/** How ranks talk; nccl unless given. */
+	readonly backend?: BackendName;
 	/** Results repeat bit for bit, whatever it costs. */
 	readonly deterministic?: boolean;
 }
 
+/**
+ * Which of the host's GPUs a rank takes. Under shm ranks go round; under nccl each has its own, unless it sees one GPU alone:
+ * the native library then finds out whether that is another rank's too. Throws a UserError where GPUs are too few.
+ */
+export function gpuOf(gpus: number, options: Pick<DeviceOptions, "localRank" | "localSize" | "backend">): number {
+	const { localRank = 0, localSize = 1, backend = "nccl" } = options;
+	if (backend === "shm") return localRank % gpus;
+	if (gpus === 1) return 0;
+	requireGpus(gpus, localSize);
+	return localRank;
+}
+
+/** Throws a UserError where `ranks` of one host that NCCL joins, which all see the same GPUs, outnumber these. */
+export function requireGpus(gpus: number, ranks: number): void {
+	if (ranks <= gpus) return;
+	throw new UserError(
+		`${ranks} ranks and ${gpus} GPU${gpus === 1 ? "" : "s"} on this host: NCCL needs a GPU for each rank; with --distributed-backend shm ranks share GPUs (slow: for checking a layout).`,
+	);
+}
+
 export async function openDevice(kind: DeviceChoice, options: DeviceOptions): Promise<Device> {
 	const library = await openLibraryOf(kind);
-	const index = library.kind === "cuda" && deviceCount(library) > 1 ? (options.localRank ?? 0) : 0;
+	const gpus = library.kind === "cuda" ? deviceCount(library) : 0;
+	const index = gpus > 0 ? gpuOf(gpus, options) : 0;
 	const device = Device.open(library, { index, threads: options.threads });
 	if (options.deterministic) device.setDeterministic(true);
 	return device;

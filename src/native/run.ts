@@ -1,5 +1,5 @@
 /** What the ranks of one host share (mimo.h, "runs"): who lives, what each waits for, and why the run has failed. */
-import { CallState, Collective, RankPhase, structs } from "./abi.ts";
+import { Backend, type BackendName, CallState, Collective, RankPhase, structs } from "./abi.ts";
 import { check } from "./device.ts";
 import type { Library } from "./library.ts";
 import { layoutOf, readStruct } from "./structs.ts";
@@ -118,6 +118,11 @@ export class Run implements Disposable {
 	/** This process is `rank` from now on, and its heart beats. */
 	join(rank: number): void {
 		this.#call("mimo_run_join", rank);
+	}
+
+	/** How tensors of the groups that this process makes from now on move between GPUs; the same at all ranks. */
+	setBackend(backend: BackendName): void {
+		this.#call("mimo_run_set_backend", Backend[backend]);
 	}
 
 	/** What diagnoses call a rank. */

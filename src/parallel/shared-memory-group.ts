@@ -1,4 +1,4 @@
-/** A group of ranks of one host on the CPU library: collectives through shared memory. */
+/** A group of ranks of one host: collectives through shared memory, or between GPUs as the run's backend says. */
 import type { Device } from "../native/device.ts";
 import { NativeGroup, type Ticket } from "../native/group.ts";
 import type { Run } from "../native/run.ts";

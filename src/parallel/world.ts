@@ -1,4 +1,5 @@
 /** All ranks of a run as one of them sees it: who it is, and the groups it belongs to. */
+import type { BackendName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import type { Run } from "../native/run.ts";
 import { type Group, groupOfOne } from "./group.ts";
@@ -32,9 +33,10 @@ export class World implements Disposable {
 		return new World(device, 0, 1, null);
 	}
 
-	/** This process becomes `rank` of a run of this host. */
-	static join(device: Device, run: Run, rank: number): World {
+	/** This process becomes `rank` of a run of this host. `backend`: how GPUs talk, the same at all ranks. */
+	static join(device: Device, run: Run, rank: number, backend: BackendName = "nccl"): World {
 		run.join(rank);
+		run.setBackend(backend);
 		return new World(device, rank, run.ranks, run);
 	}
 

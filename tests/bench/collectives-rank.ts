@@ -7,7 +7,7 @@ import { placeOfRank } from "../parallel/ranks.ts";
 
 const place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });
-using world = World.join(device, place.run, place.rank);
+using world = World.join(device, place.run, place.rank, place.backend);
 const group = await world.group(
 	"world",
 	Array.from({ length: world.size }, (_, rank) => rank),

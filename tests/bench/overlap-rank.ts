@@ -20,7 +20,7 @@ import { placeOfRank } from "../parallel/ranks.ts";
 
 const place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });
-using world = World.join(device, place.run, place.rank);
+using world = World.join(device, place.run, place.rank, place.backend);
 const layout = namedTopology(parseLayout("1+1"));
 const everyone = await world.group("world", [0, 1]);
 const repetitions = 25;

@@ -2,9 +2,9 @@
 # What must hold on GPUs and no processor can show: reference folders in fp32 and bf16, layouts, resuming on the other
 # kind of device. A line a proof; exit code 1 if one fails.
 #
-#   bash tests/cuda/proofs.sh MIMO REFERENCES [NAME ...]     NAME: a folder, "verify" or "resume"; default all
+#   bash tests/cuda/proofs.sh MIMO REFERENCES [NAME ...]     NAME: a folder, "verify", "shared", "kill" or "resume"; default all
 #
-# MIMO: the executable. Layouts on two GPUs run where there are two.
+# MIMO: the executable. Layouts through NCCL run where there are two GPUs; those of more ranks share the GPUs that are there.
 set -u
 mimo=(timeout 240 "$1") references=$2
 shift 2
@@ -46,11 +46,34 @@ for folder in "$references"/mimo-*; do
 	if [ "$gpus" -ge 2 ] && [ ${#ranks[@]} -eq 0 ]; then
 		prove "$name on 1+1" "${mimo[@]}" parity --device cuda --layout 1+1 --golden "$folder"
 	fi
+	prove "$name on its own layout, GPUs shared" "${mimo[@]}" parity --device cuda --distributed-backend shm --golden "$folder"
 done
 
 if is_wanted verify && [ "$gpus" -ge 2 ]; then
 	prove "verify 1+1" "${mimo[@]}" verify --preset nemotron-vlm-tiny --device cuda --layouts 1+1
 fi
+
+if is_wanted shared; then
+	layouts=1+1,tp2+tp2ep2,dp2+dp2ep2,4+4,tp2dp2+tp2dp2ep2,1+tp2,2+4,4+2
+	prove "verify $layouts, GPUs shared" "${mimo[@]}" verify --preset nemotron-vlm-tiny --device cuda \
+		--distributed-backend shm --layouts "$layouts"
+fi
+
+# Four ranks of a long run; rank 2 is killed after some steps. All end, with its name, within ten seconds.
+killed() {
+	local log=$work/killed began rank
+	"${mimo[@]}" train --preset nemotron-vlm-tiny --device cuda --distributed-backend shm --llm-only --llm-dp 4 \
+		--train-iters 100000 --lr-decay-iters 100000 >"$log" 2>&1 &
+	for _ in $(seq 600); do grep -q "iteration *3/" "$log" && break || sleep 0.1; done
+	rank=$(sed -n 's/^rank 2: pid \([0-9]*\).*/\1/p' "$log")
+	began=$(date +%s%N)
+	kill -9 "$rank" || return 1
+	wait $! && return 1
+	began=$((($(date +%s%N) - began) / 1000000))
+	grep "^mimo: rank 2 .* was killed by SIGKILL" "$log" && [ "$began" -lt 10000 ] && echo "all ended after $began ms"
+}
+
+if is_wanted kill; then prove "a rank of four is killed" killed; fi
 
 # trained DEVICE LOG FLAGS...: the tiny preset for ten steps.
 trained() {

@@ -2,22 +2,20 @@
  * Rank program of bridge.test.ts: rows of given counts travel to the language lanes and their doubles come back, the
  * encoder as many microbatches ahead as in training. Prints what did not arrive as it should.
  */
-import { Device } from "../../src/native/device.ts";
-import { openLibrary } from "../../src/native/library.ts";
 import { BridgeDestination, BridgeSource, microbatchesAhead } from "../../src/parallel/bridge.ts";
 import { parseLayout, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
 import { World } from "../../src/parallel/world.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { placeOfRank } from "./ranks.ts";
+import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const [layout, countsText] = process.argv.slice(2) as [string, string];
 /** Rows of every sample, [microbatch][sample of the global microbatch]. */
 const counts = JSON.parse(countsText) as number[][];
 const width = 5;
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
-using world = World.join(device, place.run, place.rank);
+using device = await deviceOfRank();
+using world = World.join(device, place.run, place.rank, place.backend);
 const topology = topologyOfLayout(parseLayout(layout));
 const grid = topology.gridOf(world.rank);
 const groups = await moduleGroups(world, grid, { experts: 0, sequenceParallel: false });

@@ -17,7 +17,7 @@ import { deviceOfRank, placeOfRank } from "./ranks.ts";
 const type = process.argv[2] as "affine" | "mlp";
 const place = await placeOfRank();
 using device = await deviceOfRank();
-using world = World.join(device, place.run, place.rank);
+using world = World.join(device, place.run, place.rank, place.backend);
 const tp = await world.group(
 	"encoder.tp",
 	Array.from({ length: place.ranks }, (_, rank) => rank),

@@ -30,7 +30,7 @@ const layout = JSON.parse(process.argv[2]!) as {
 };
 const place = await placeOfRank();
 using device = await deviceOfRank();
-using world = World.join(device, place.run, place.rank);
+using world = World.join(device, place.run, place.rank, place.backend);
 const { tensor, data, expert, expertTensor } = layout;
 const { language: grid } = layOut(null, { tensor, data, expert, expertTensor }, false);
 const everyone = await world.group("world", grid.ranks);

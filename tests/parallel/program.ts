@@ -79,6 +79,7 @@ await onEveryRank(
 	{
 		ranks,
 		device: process.env.MIMO_TEST_DEVICE === "cuda" ? "cuda" : "cpu",
+		backend: process.env.MIMO_TEST_BACKEND === "shm" ? "shm" : "nccl",
 		threads: 1,
 		configuration: { "llm-tp": process.env.TEST_LLM_TP ?? "2" },
 		describe: (rank) => ({ module: "language", coordinates: `tp ${rank % 2} dp ${Math.floor(rank / 2)}` }),

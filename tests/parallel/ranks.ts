@@ -1,6 +1,8 @@
 /** Starts rank programs of this folder as processes of one run, as a launcher does, and waits for all of them. */
 import { resolve } from "node:path";
+import type { BackendName } from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
+import { deviceCount, gpuOf } from "../../src/native/open-device.ts";
 import { Run } from "../../src/native/run.ts";
 import { testLibrary } from "../support.ts";
 
@@ -11,6 +13,9 @@ export interface RankOutcome {
 	readonly stdout: string;
 	readonly stderr: string;
 }
+
+/** How the GPUs of rank programs talk: MIMO_TEST_BACKEND, or nccl. */
+const testBackend: BackendName = process.env.MIMO_TEST_BACKEND === "shm" ? "shm" : "nccl";
 
 /** Runs `program ...args` (a path, or a name of this folder) on `ranks` processes. Each finds its place with placeOfRank(). */
 export async function runRanks(program: string, ranks: number, args: readonly string[] = []): Promise<RankOutcome[]> {
@@ -34,15 +39,17 @@ export async function runRanks(program: string, ranks: number, args: readonly st
 	);
 }
 
-/** For rank programs: the run and this process's rank. */
-export async function placeOfRank(): Promise<{ readonly run: Run; readonly rank: number; readonly ranks: number }> {
+/** For rank programs: the run, this process's rank, and how GPUs talk. */
+export async function placeOfRank() {
 	const ranks = Number(process.env.TEST_RANKS);
 	const run = Run.open(await testLibrary(), process.env.TEST_RUN!, ranks);
-	return { run, rank: Number(process.env.TEST_RANK), ranks };
+	return { run, rank: Number(process.env.TEST_RANK), ranks, backend: testBackend };
 }
 
-/** For rank programs: this rank's device, on CUDA a GPU of its own. */
+/** For rank programs: this rank's device, on CUDA a GPU of its own, or of several where they talk through shm. */
 export async function deviceOfRank(): Promise<Device> {
 	const library = await testLibrary();
-	return Device.open(library, { index: library.kind === "cuda" ? Number(process.env.TEST_RANK) : 0, threads: 1 });
+	const place = { localRank: Number(process.env.TEST_RANK), localSize: Number(process.env.TEST_RANKS) };
+	const index = library.kind === "cuda" ? gpuOf(deviceCount(library), { ...place, backend: testBackend }) : 0;
+	return Device.open(library, { index, threads: 1 });
 }

@@ -1,5 +1,5 @@
 // The additions of collectives; see rank_reduction.h.
-#include "../rank_reduction.h"
+#include "rank_reduction.h"
 
 #include "kernel.h"
 

@@ -1,5 +1,5 @@
 /** Which ranks do what (runtime.md §1, §3.6). Every size is 1 unless given: one process is a layout too. */
-import { defaulting, derived, integer, off, optional } from "../field.ts";
+import { choice, defaulting, derived, integer, off, optional } from "../field.ts";
 
 const size = integer(1);
 
@@ -46,5 +46,10 @@ export const parallelKeys = {
 	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements.", {
 		noEffect: "buckets are padded to equal slices of whole cache lines, which changes no value",
 	}),
+	"distributed-backend": defaulting(
+		choice(["nccl", "shm"]),
+		"nccl",
+		"How GPUs talk: nccl, a GPU for each rank; shm, through the host's shared memory, where ranks share GPUs. CPUs use shm.",
+	),
 	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
 } as const;

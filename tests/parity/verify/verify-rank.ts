@@ -9,7 +9,7 @@ import { smallSubject } from "./subject.ts";
 const [folder, layout, seed] = process.argv.slice(2) as [string, string, string];
 const place = await placeOfRank();
 using device = await deviceOfRank();
-using world = World.join(device, place.run, place.rank);
+using world = World.join(device, place.run, place.rank, place.backend);
 const subject = smallSubject({ seed: Number(seed) });
 const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });
 await verifyOnRank(world, plan, subject, folder);

@@ -1,7 +1,6 @@
 // All-to-all with row counts that only sender and receiver know. The first round carries everybody's counts, and the
 // rows of members whose rows fit beside them; the following ones, as many as the largest message needs, the rest.
 #include <algorithm>
-#include <cstring>
 
 #include "collective.h"
 #include "status.h"
@@ -12,7 +11,7 @@ namespace {
 class AllToAll final : public Collective {
  public:
   AllToAll(const Group& group, const char* x, char* y, const int32_t* rows, int64_t row_bytes, int64_t sent)
-      : Collective(MIMO_COLLECTIVE_ALL_TO_ALL, row_bytes, 0, 1),
+      : Collective(group.memory(), MIMO_COLLECTIVE_ALL_TO_ALL, row_bytes, 0, 1),
         x_(x),
         y_(y),
         rows_(rows, rows + 4 * group.size()),
@@ -40,7 +39,7 @@ class AllToAll final : public Collective {
     for (int32_t member = 0; member < size_; ++member) {
       if (member == group.rank()) continue;
       const int64_t bytes = row(1, member) * row_bytes_;
-      if (bytes > 0) std::memcpy(at, x_ + row(0, member) * row_bytes_, static_cast<size_t>(bytes));
+      memory().fetch(at, x_ + row(0, member) * row_bytes_, bytes);
       at += bytes;
     }
   }
@@ -51,17 +50,16 @@ class AllToAll final : public Collective {
       const int64_t bytes = row(3, member) * row_bytes_;
       char* to = y_ + row(2, member) * row_bytes_;
       if (member == group.rank()) {
-        if (r == 0 && bytes > 0) std::memmove(to, x_ + row(0, member) * row_bytes_, static_cast<size_t>(bytes));
+        if (r == 0) memory().move(to, x_ + row(0, member) * row_bytes_, bytes);
         continue;
       }
       const char* slot = group.slot(member, round);
       const bool whole = inline_[static_cast<size_t>(member)] != 0;
       if (r == 0) {
-        if (whole && bytes > 0) std::memcpy(to, slot + start_[static_cast<size_t>(member)], static_cast<size_t>(bytes));
+        if (whole) memory().store(to, slot + start_[static_cast<size_t>(member)], bytes);
       } else if (!whole) {
         const int64_t begin = (r - 1) * share_;
-        const int64_t count = std::min(share_, bytes - begin);
-        if (count > 0) std::memcpy(to + begin, slot + group.rank() * share_, static_cast<size_t>(count));
+        memory().store(to + begin, slot + group.rank() * share_, std::min(share_, bytes - begin));
       }
     }
   }
@@ -73,8 +71,8 @@ class AllToAll final : public Collective {
 
   void copy_piece(char* to, int32_t member, int64_t piece) const {
     const int64_t begin = piece * share_;
-    const int64_t count = std::min(share_, row(1, member) * row_bytes_ - begin);
-    if (count > 0) std::memcpy(to, x_ + row(0, member) * row_bytes_ + begin, static_cast<size_t>(count));
+    memory().fetch(to, x_ + row(0, member) * row_bytes_ + begin,
+                   std::min(share_, row(1, member) * row_bytes_ - begin));
   }
 
   void read_counts(const Group& group, uint64_t round) {

@@ -37,10 +37,11 @@ int64_t clipped(int64_t count, int64_t left) { return left < 0 ? 0 : std::min(co
 
 class Reducing : public Collective {
  protected:
-  Reducing(int32_t kind, int64_t bytes, int32_t dtype, int32_t reduction, int64_t rounds)
-      : Collective(kind, bytes, detail_of(dtype, reduction), rounds), dtype_(dtype), reduction_(reduction) {}
+  Reducing(TensorMemory& memory, int32_t kind, int64_t bytes, int32_t dtype, int32_t reduction, int64_t rounds)
+      : Collective(memory, kind, bytes, detail_of(dtype, reduction), rounds), dtype_(dtype), reduction_(reduction) {}
 
-  /// to = reduction over the members, in order, of `own` for this member and `slot_offset` in the slots of the others.
+  /// to = reduction over the members, in order, of `own` for this member and `slot_offset` in the slots of the others;
+  /// both in host memory.
   void reduce(const Group& group, uint64_t round, int64_t slot_offset, const char* own, char* to, int64_t bytes) const {
     if (bytes <= 0) return;
     std::vector<const void*> parts(static_cast<size_t>(group.size()));
@@ -57,14 +58,17 @@ class Reducing : public Collective {
 
 class SmallAllReduce final : public Reducing {
  public:
-  SmallAllReduce(char* x, int64_t bytes, int32_t dtype, int32_t reduction)
-      : Reducing(MIMO_COLLECTIVE_ALL_REDUCE, bytes, dtype, reduction, 1), x_(x) {}
+  SmallAllReduce(const Group& group, char* x, int64_t bytes, int32_t dtype, int32_t reduction)
+      : Reducing(group.memory(), MIMO_COLLECTIVE_ALL_REDUCE, bytes, dtype, reduction, 1), x_(x) {}
 
  protected:
-  void write(Group&, int64_t, char* slot) override {
-    if (bytes() > 0) std::memcpy(slot, x_, static_cast<size_t>(bytes()));
+  void write(Group&, int64_t, char* slot) override { memory().fetch(slot, x_, bytes()); }
+  void read(Group& group, int64_t, uint64_t round) override {
+    const char* own = memory().hold(x_, bytes());
+    char* to = memory().room(x_);
+    reduce(group, round, 0, own, to, bytes());
+    memory().store(x_, to, bytes());
   }
-  void read(Group& group, int64_t, uint64_t round) override { reduce(group, round, 0, x_, x_, bytes()); }
 
  private:
   char* x_;
@@ -92,41 +96,46 @@ void copy_past_caches(char* to, const char* from, int64_t bytes) {
 class LargeAllReduce final : public Reducing {
  public:
   LargeAllReduce(const Group& group, char* x, int64_t bytes, int32_t dtype, int32_t reduction)
-      : LargeAllReduce(x, bytes, dtype, reduction, share_bytes(group), share_bytes(group) * group.size()) {}
+      : LargeAllReduce(group.memory(), x, bytes, dtype, reduction, share_bytes(group),
+                       share_bytes(group) * group.size()) {}
 
  protected:
   void write(Group& group, int64_t r, char* slot) override {
     for (int32_t member = 0; member < group.size(); ++member) {
-      const int64_t count = member == group.rank() ? 0 : part(r, member);
-      if (count > 0) std::memcpy(slot + member * share_, x_ + offset(r, member), static_cast<size_t>(count));
+      if (member != group.rank()) memory().fetch(slot + member * share_, x_ + offset(r, member), part(r, member));
     }
   }
   void read(Group& group, int64_t r, uint64_t round) override {
     const int32_t own = group.rank();
-    char* to = x_ + offset(r, own);
+    const int64_t own_bytes = part(r, own);
+    char* tensor = x_ + offset(r, own);
+    const char* held = memory().hold(tensor, own_bytes);
+    char* to = memory().room(tensor);
     // Everybody has written round r, so has read round r - 1: the next slot is free for the result, piece by piece while
     // it is in the nearest cache.
     char* result = group.slot(own, round + 1) + own * share_;
-    for (int64_t begin = 0, bytes = part(r, own); begin < bytes; begin += piece_bytes) {
-      const int64_t count = std::min(piece_bytes, bytes - begin);
-      reduce(group, round, own * share_ + begin, to + begin, to + begin, count);
+    for (int64_t begin = 0; begin < own_bytes; begin += piece_bytes) {
+      const int64_t count = std::min(piece_bytes, own_bytes - begin);
+      reduce(group, round, own * share_ + begin, held + begin, to + begin, count);
       std::memcpy(result + begin, to + begin, static_cast<size_t>(count));
     }
+    memory().store(tensor, to, own_bytes);
     for (int32_t member = 0; member < group.size() && r > 0; ++member) {
       const int64_t count = member == own ? 0 : part(r - 1, member);
       const char* from = group.slot(member, round) + member * share_;
       char* there = x_ + offset(r - 1, member);
-      if (bytes() >= streamed_bytes) {
+      if (bytes() >= streamed_bytes && memory().in_host()) {
         copy_past_caches(there, from, count);
-      } else if (count > 0) {
-        std::memcpy(there, from, static_cast<size_t>(count));
+      } else {
+        memory().store(there, from, count);
       }
     }
   }
 
  private:
-  LargeAllReduce(char* x, int64_t bytes, int32_t dtype, int32_t reduction, int64_t share, int64_t chunk)
-      : Reducing(MIMO_COLLECTIVE_ALL_REDUCE, bytes, dtype, reduction, (bytes + chunk - 1) / chunk + 1),
+  LargeAllReduce(TensorMemory& memory, char* x, int64_t bytes, int32_t dtype, int32_t reduction, int64_t share,
+                 int64_t chunk)
+      : Reducing(memory, MIMO_COLLECTIVE_ALL_REDUCE, bytes, dtype, reduction, (bytes + chunk - 1) / chunk + 1),
         x_(x),
         share_(share),
         chunk_(chunk) {}
@@ -142,7 +151,7 @@ class LargeAllReduce final : public Reducing {
 class ReduceScatter final : public Reducing {
  public:
   ReduceScatter(const Group& group, const char* x, char* y, int64_t bytes, int32_t dtype)
-      : Reducing(MIMO_COLLECTIVE_REDUCE_SCATTER, bytes, dtype, MIMO_REDUCTION_SUM,
+      : Reducing(group.memory(), MIMO_COLLECTIVE_REDUCE_SCATTER, bytes, dtype, MIMO_REDUCTION_SUM,
                  bytes == 0 ? 1 : (bytes + share_bytes(group) - 1) / share_bytes(group)),
         x_(x),
         y_(y),
@@ -151,15 +160,17 @@ class ReduceScatter final : public Reducing {
  protected:
   void write(Group& group, int64_t r, char* slot) override {
     const int64_t count = clipped(share_, bytes() - r * share_);
-    for (int32_t member = 0; member < group.size() && count > 0; ++member) {
-      if (member == group.rank()) continue;
-      std::memcpy(slot + member * share_, x_ + member * bytes() + r * share_, static_cast<size_t>(count));
+    for (int32_t member = 0; member < group.size(); ++member) {
+      if (member != group.rank()) memory().fetch(slot + member * share_, x_ + member * bytes() + r * share_, count);
     }
   }
   void read(Group& group, int64_t r, uint64_t round) override {
     const int32_t own = group.rank();
-    reduce(group, round, own * share_, x_ + own * bytes() + r * share_, y_ + r * share_,
-           clipped(share_, bytes() - r * share_));
+    const int64_t count = clipped(share_, bytes() - r * share_);
+    const char* held = memory().hold(x_ + own * bytes() + r * share_, count);
+    char* to = memory().room(y_ + r * share_);
+    reduce(group, round, own * share_, held, to, count);
+    memory().store(y_ + r * share_, to, count);
   }
 
  private:
@@ -174,7 +185,7 @@ std::unique_ptr<Call> make_all_reduce(const Group& group, void* x, int64_t eleme
   MIMO_REQUIRE(elements >= 0, "mimo_group_all_reduce");
   MIMO_REQUIRE(reduction == MIMO_REDUCTION_SUM || reduction == MIMO_REDUCTION_MAX, "mimo_group_all_reduce");
   const int64_t bytes = elements * dtype_bytes(dtype);
-  if (bytes <= one_round_bytes) return std::make_unique<SmallAllReduce>(static_cast<char*>(x), bytes, dtype, reduction);
+  if (bytes <= one_round_bytes) return std::make_unique<SmallAllReduce>(group, static_cast<char*>(x), bytes, dtype, reduction);
   return std::make_unique<LargeAllReduce>(group, static_cast<char*>(x), bytes, dtype, reduction);
 }
 

@@ -1,0 +1,118 @@
+// The CPU library's collectives on tensors of GPUs: what a rank gives is copied into its slots of the host's shared memory,
+// what it takes out of the others' to its GPU. Sums are made by the processor, in the order of the members.
+//
+// Starting a call waits for what the stream holds, and waiting for one waits for its copies: the host is never ahead. That
+// is slow, and asks nothing of the GPUs, which ranks may share. Pinned is a slot's size for each group, 256 KiB at most.
+#include "collective.h"
+#include "error.h"
+#include "processor.h"
+#include "status.h"
+#include "transport.h"
+
+namespace mimo::cuda {
+namespace {
+
+/// A GPU's memory. The group sees to it that one thread at a time uses it.
+class DeviceMemory final : public TensorMemory {
+ public:
+  ~DeviceMemory() override {
+    if (queue_ == nullptr) return;
+    cudaSetDevice(device_);
+    cudaStreamDestroy(queue_);
+    cudaFreeHost(held_);
+  }
+
+  /// Before the first call; `held_bytes`: most that hold() is asked for.
+  void open(int32_t device, int64_t held_bytes) {
+    if (queue_ != nullptr) return;
+    device_ = device;
+    check(cudaMallocHost(reinterpret_cast<void**>(&held_), static_cast<size_t>(held_bytes)), "cudaMallocHost");
+    check(cudaStreamCreateWithFlags(&queue_, cudaStreamNonBlocking), "creating a stream");
+  }
+
+  bool in_host() const override { return false; }
+  void fetch(char* host, const char* tensor, int64_t bytes) override { copy(host, tensor, bytes, cudaMemcpyDeviceToHost); }
+  void store(char* tensor, const char* host, int64_t bytes) override { copy(tensor, host, bytes, cudaMemcpyHostToDevice); }
+  void move(char* to, const char* from, int64_t bytes) override { copy(to, from, bytes, cudaMemcpyDeviceToDevice); }
+  void settle() override {
+    if (!queued_) return;
+    check(cudaStreamSynchronize(queue_), "a copy between a GPU and shared memory");
+    queued_ = false;
+  }
+  const char* hold(const char* tensor, int64_t bytes) override {
+    fetch(held_, tensor, bytes);
+    settle();
+    return held_;
+  }
+  char* room(char*) override { return held_; }
+
+ private:
+  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+    if (bytes <= 0) return;
+    // The group's own thread comes here too.
+    check(cudaSetDevice(device_), "choosing a device");
+    check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, queue_), "a copy between a GPU and shared memory");
+    queued_ = true;
+  }
+
+  int32_t device_ = -1;
+  cudaStream_t queue_ = nullptr;
+  char* held_ = nullptr;
+  bool queued_ = false;
+};
+
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(Run& run, const std::string& name, std::vector<int32_t> ranks)
+      : group_(run, name, std::move(ranks), memory_) {
+    // What the additions are compiled for.
+    if (!processor_has_avx2()) {
+      throw Error(MIMO_ERROR_UNSUPPORTED,
+                  "The shm backend adds on the processor, and " + processor_name() + " has no AVX2, FMA and BMI2.");
+    }
+  }
+
+  Group& host() override { return group_; }
+
+  int64_t all_reduce(mimo_stream& stream, void* x, int64_t elements, int32_t dtype, int32_t reduction) override {
+    return start(stream, Group::collectives, make_all_reduce(group_, x, elements, dtype, reduction));
+  }
+  int64_t reduce_scatter(mimo_stream& stream, const void* x, void* y, int64_t elements, int32_t dtype) override {
+    return start(stream, Group::collectives, make_reduce_scatter(group_, x, y, elements, dtype));
+  }
+  int64_t all_gather(mimo_stream& stream, const void* x, void* y, int64_t bytes) override {
+    return start(stream, Group::collectives, make_all_gather(group_, x, y, bytes, MIMO_COLLECTIVE_ALL_GATHER));
+  }
+  int64_t broadcast(mimo_stream& stream, void* x, int64_t bytes, int32_t root) override {
+    return start(stream, Group::collectives, make_broadcast(group_, x, bytes, root));
+  }
+  int64_t all_to_all(mimo_stream& stream, const void* x, void* y, const int32_t* rows, int64_t row_bytes) override {
+    return start(stream, Group::collectives, make_all_to_all(group_, x, y, rows, row_bytes));
+  }
+  int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to) override {
+    return start(stream, group_.lane_to(to), make_send(group_, x, bytes, to));
+  }
+  int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from) override {
+    return start(stream, group_.lane_from(from), make_receive(group_, x, bytes, from));
+  }
+  /// The result is in the GPU's memory when this returns.
+  void wait(mimo_stream&, int64_t ticket) override { group_.wait(ticket); }
+
+ private:
+  int64_t start(mimo_stream& stream, int32_t lane, std::unique_ptr<Call> call) {
+    memory_.open(stream.device->index, group_.slot_bytes());
+    check(cudaStreamSynchronize(stream.handle), "work before a collective");
+    return group_.start(lane, std::move(call));
+  }
+
+  DeviceMemory memory_;
+  Group group_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> shm_transport(Run& run, const std::string& name, std::vector<int32_t> ranks) {
+  return std::make_unique<ShmTransport>(run, name, std::move(ranks));
+}
+
+}  // namespace mimo::cuda
