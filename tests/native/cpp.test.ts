@@ -16,7 +16,7 @@ describe("C++ test programs", () => {
 	beforeAll(() => {
 		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", "-DMIMO_TESTS=ON"]);
 		run(["ninja", "-C", tree, "cpp_tests"]);
-	}, 120_000);
+	}, 240_000);
 
 	for (const program of ["philox_test", "thread_pool_test", "sha256_test", "tensor_memory_test"]) {
 		test(program, () => {
