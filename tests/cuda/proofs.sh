@@ -64,7 +64,7 @@ killed() {
 	local log=$work/killed began rank
 	"${mimo[@]}" train --preset nemotron-vlm-tiny --device cuda --distributed-backend shm --llm-only --llm-dp 4 \
 		--train-iters 100000 --lr-decay-iters 100000 >"$log" 2>&1 &
-	for _ in $(seq 600); do grep -q "iteration *3/" "$log" && break || sleep 0.1; done
+	for _ in $(seq 600); do grep -q "iteration *20/" "$log" && break || sleep 0.1; done
 	rank=$(sed -n 's/^rank 2: pid \([0-9]*\).*/\1/p' "$log")
 	began=$(date +%s%N)
 	kill -9 "$rank" || return 1
