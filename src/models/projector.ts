@@ -1,9 +1,8 @@
 /** From encoder features to the language model's width (spec vision 3): rows_R(in) → rows_RH, on every rank. */
 import type { Group } from "../parallel/group.ts";
 import type { Shard } from "../parallel/shard.ts";
-import { copyToTensorParallel, gatherColumns, rowParallelLinear } from "../parallel/tensor-parallel.ts";
+import { columnParallelLinear, gatherColumns, rowParallelLinear } from "../parallel/tensor-parallel.ts";
 import { activation } from "../tensor/ops/activation.ts";
-import { linear } from "../tensor/ops/linear.ts";
 import { rmsNorm } from "../tensor/ops/rms-norm.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { Tape } from "../tensor/tape.ts";
@@ -60,16 +59,14 @@ export function project(
 	const weight = (name: string) => parameters.get(`${projectorPrefix}encoder.${name}`);
 	tape.begin("projector");
 	if (config.type === "affine") {
-		using entered = copyToTensorParallel(tape, x, tp);
-		using part = linear(tape, entered, weight("weight"));
+		using part = columnParallelLinear(tape, x, weight("weight"), null, tp);
 		return gatherColumns(tape, part, tp);
 	}
 	using normed =
 		config.normEpsilon === null
 			? x.share()
 			: rmsNorm(tape, x, weight("linear_fc1.layer_norm_weight"), config.normEpsilon);
-	using entered = copyToTensorParallel(tape, normed, tp);
-	using hidden = linear(tape, entered, weight("linear_fc1.weight"));
+	using hidden = columnParallelLinear(tape, normed, weight("linear_fc1.weight"), null, tp);
 	using activated = activation(tape, hidden, "squaredRelu");
 	return rowParallelLinear(tape, activated, weight("linear_fc2.weight"), null, tp);
 }

@@ -97,6 +97,20 @@ export function gatherColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
 }
 
 /**
+ * x_TI, the same on every rank, · weight_(O/tp)Iᵀ + bias_(O/tp) → y_T(O/tp), own columns. Backward: the ranks' gradients
+ * of x are added while each computes its weight's (Megatron's asynchronous all-reduce).
+ */
+export function columnParallelLinear(
+	tape: Tape,
+	x: Tensor,
+	weight: Parameter,
+	bias: Parameter | null,
+	tp: Group,
+): Tensor {
+	return linear(tape, x, weight, bias, tp.size === 1 ? {} : { sumInputGradient: (dx) => tp.allReduce(dx) });
+}
+
+/**
  * x_T(I/tp) · weight_O(I/tp)ᵀ summed over ranks + bias_O → y_TO on every rank. The first rank's product adds the bias;
  * every rank forms the bias's gradient, which is the same everywhere.
  */

@@ -70,7 +70,7 @@ describe("linear", () => {
 		using weight = parameter("weight", [outputs, inputs], 2);
 		using bias = parameter("bias", [outputs], 3);
 		const tape = new Tape(device, { recording: true, weightGradients: deferred ? "deferred" : "immediate" });
-		using y = linear(tape, x, weight, bias, outputDtype);
+		using y = linear(tape, x, weight, bias, { outputDtype });
 		const dy = Tensor.from(device, randomValues(rows * outputs, 4), [rows, outputs], { dtype: outputDtype });
 		const dyValues = dy.toFloat32();
 		y.gradient!.accumulate(dy);

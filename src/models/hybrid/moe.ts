@@ -30,7 +30,7 @@ export function moeLayer(tape: Tape, context: LayerContext, router: RouterState,
 
 function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {
 	const { moe } = context.config;
-	using logits = linear(tape, u, context.weights("mlp.router.weight"), null, "f32");
+	using logits = linear(tape, u, context.weights("mlp.router.weight"), null, { outputDtype: "f32" });
 	router.onLogits?.(logits);
 	const zLoss = router.sums.get("z_loss");
 	const routing = route(tape, logits, {

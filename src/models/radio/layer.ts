@@ -3,12 +3,11 @@
  * inside it has its own heads and its own part of the feed-forward width.
  */
 import type { Group } from "../../parallel/group.ts";
-import { copyToTensorParallel, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
+import { columnParallelLinear, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { attention } from "../../tensor/ops/attention.ts";
 import { layerNorm } from "../../tensor/ops/layer-norm.ts";
-import { linear } from "../../tensor/ops/linear.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -36,8 +35,7 @@ export function radioLayer(tape: Tape, context: RadioLayerContext, x: Tensor): T
 function normedLinear(tape: Tape, { config, tp, weights }: RadioLayerContext, x: Tensor, name: string): Tensor {
 	const [gamma, beta] = [weights(`${name}.layer_norm_weight`), weights(`${name}.layer_norm_bias`)];
 	using normed = layerNorm(tape, x, gamma, beta, config.normEpsilon);
-	using entered = copyToTensorParallel(tape, normed, tp);
-	return linear(tape, entered, weights(`${name}.weight`), weights(`${name}.bias`));
+	return columnParallelLinear(tape, normed, weights(`${name}.weight`), weights(`${name}.bias`), tp);
 }
 
 function selfAttention(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {

@@ -43,16 +43,20 @@ export function gemm(
 	});
 }
 
-/**
- * x_TI · weight_OIᵀ + bias_O → y_TO. The output type is x's unless `outputDtype` says otherwise (a router's logits are
- * f32 for bf16 operands).
- */
+export interface LinearOptions {
+	/** x's unless given: a router's logits are f32 for bf16 operands. */
+	readonly outputDtype?: FloatDtype;
+	/** Starts adding x's gradient over ranks; meanwhile the weight's is computed. Contiguous. */
+	readonly sumInputGradient?: (dx: Tensor) => { wait(): void };
+}
+
+/** x_TI · weight_OIᵀ + bias_O → y_TO. */
 export function linear(
 	tape: Tape,
 	x: Tensor,
 	weight: Parameter,
 	bias: Parameter | null = null,
-	outputDtype: FloatDtype = x.dtype as FloatDtype,
+	{ outputDtype = x.dtype as FloatDtype, sumInputGradient }: LinearOptions = {},
 ): Tensor {
 	const { device } = tape;
 	const outputs = weight.shape[0]!;
@@ -68,11 +72,9 @@ export function linear(
 		parameters: [weight, bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
-			if (x.gradient) {
-				const dx = x.gradient.target();
-				gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
-				x.gradient.accumulate(dx);
-			}
+			const dx = sumInputGradient ? x.gradient?.contiguousTarget() : x.gradient?.target();
+			if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
+			const sum = dx && sumInputGradient?.(dx);
 			tape.weightGradient(segment, [x, dy], () => {
 				if (weight.mainGradient) {
 					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, weight.mainGradient, {
@@ -81,6 +83,8 @@ export function linear(
 				}
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
 			});
+			sum?.wait();
+			if (dx) x.gradient!.accumulate(dx);
 		},
 	});
 	return y;
