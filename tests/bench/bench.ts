@@ -73,26 +73,31 @@ if (wanted("products") && blas === null) {
 	console.log("skip: products (no shared OpenBLAS; Debian has it in libopenblas0-pthread)");
 }
 const rows: Row[] = [];
+/** Keeps the rows of a suite and prints them at once: all suites take half an hour. */
+const take = (more: readonly Row[]) => {
+	rows.push(...more);
+	console.log(tables(more));
+};
 for (const threads of threadCounts) {
 	using device = Device.open(library, { threads });
 	const { name, instructions } = device.describe();
 	if (threads === threadCounts[0]) console.log(`${name}, ${instructions}; ${library.versions}`);
-	if (blas !== null) rows.push(...(await benchProducts(device, blas)));
-	if (wanted("streams")) rows.push(...(await benchStreams(device)));
-	if (python !== null && wanted("pytorch")) rows.push(...(await benchPyTorch(device, python)));
+	if (blas !== null) take(await benchProducts(device, blas));
+	if (wanted("streams")) take(await benchStreams(device));
+	if (python !== null && wanted("pytorch")) take(await benchPyTorch(device, python));
 }
-if (wanted("conversions")) rows.push(...(await benchConversions()));
-if (wanted("collectives")) rows.push(...(await benchCollectives(python)));
-if (wanted("overlap")) rows.push(...(await benchOverlap()));
-if (wanted("plan")) rows.push(...benchPlan());
-if (wanted("overhead")) rows.push(...(await benchOverhead()));
-if (wanted("saves")) rows.push(...benchSaves());
+if (wanted("conversions")) take(await benchConversions());
+if (wanted("collectives")) take(await benchCollectives(python));
+if (wanted("overlap")) take(await benchOverlap());
+if (wanted("plan")) take(benchPlan());
+if (wanted("overhead")) take(await benchOverhead());
+if (wanted("saves")) take(benchSaves());
 if (wanted("energon")) {
 	const withEnergon = findEnergon();
 	if (withEnergon === null) console.log("skip: energon (no Python with megatron-energon; MIMO_PYTHON names one)");
-	else rows.push(...benchEnergon(withEnergon));
+	else take(benchEnergon(withEnergon));
 }
-console.log(tables(rows));
 const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);
+if (below.length > 0) console.log(`\nBelow what is wanted:\n${tables(below)}`);
 console.log(`\n${rows.length} ratios, ${below.length} below what is wanted`);
 if (flags.json) await Bun.write(flags.json, `${JSON.stringify(rows, null, "\t")}\n`);
