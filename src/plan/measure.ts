@@ -9,11 +9,14 @@ import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { Company } from "./company.ts";
 import { amountOf, isProduct, workOf } from "./operation-work.ts";
+import { enoughMicrobatches } from "./rank-plan.ts";
 import { openRank } from "./rank-run.ts";
 import { gpuLinks, type Rates } from "./rates.ts";
 
-/** Steps that are timed, after one that warms up: so many, and then for so many seconds. */
-const timing = { least: 3, seconds: 1, most: 30 };
+/** Seconds in which the least time of a step must not have fallen any more, and seconds after which it counts anyway. */
+const settling = { steps: 2.5, operations: 1, most: 20 };
+/** Share by which it falls when it does. */
+const fall = 0.005;
 
 interface Sample {
 	readonly name: string;
@@ -30,7 +33,7 @@ export interface MeasuringOptions {
 
 /**
  * Seconds of every operation and of a call, from one rank of each module. On a processor others work beside it, as many as
- * the run would have on the remaining cores.
+ * the run would have on the remaining cores. Least times: what disturbs a machine only adds.
  */
 export async function measureRates(
 	c: TrainingConfiguration,
@@ -45,9 +48,16 @@ export async function measureRates(
 	let [hostSeconds, calls] = [0, 0];
 	for (const rank of leaders) {
 		const others = Array.from({ length: companions }, (_, i) => (rank + i + 1) % topology.worldSize);
-		await using _company = await Company.open(c, others, threads);
-		const whole = await timeSteps(c, library, rank, threads);
-		const { operations: own, host, steps } = await timeOperations(c, library, rank, threads);
+		await using company = await Company.open(c, others, threads);
+		const grid = topology.gridOf(rank);
+		const together: Together = (work) => {
+			const { own, companions } = company.step(work);
+			// Ranks of one grid wait for each other, layer by layer.
+			const peers = companions.entries().filter(([other]) => topology.gridOf(other) === grid);
+			return Math.max(own, ...peers.map(([, seconds]) => seconds));
+		};
+		const whole = await timeSteps(c, library, rank, threads, together);
+		const { operations: own, host, steps } = await timeOperations(c, library, rank, threads, together);
 		const perStep = (value: (one: Sample) => number) =>
 			own.values().reduce((sum, one) => sum + (value(one) * one.seconds.length) / steps, 0);
 		// Timed one by one they come to a little more or less than the step: that counts.
@@ -76,31 +86,43 @@ export async function measureRates(
 
 const unobserved = { phase() {}, transfer() {}, imbalance: 1 };
 
-/** Seconds of a step of one microbatch. */
-async function timeSteps(c: TrainingConfiguration, library: Library, rank: number, threads: number): Promise<number> {
+/** Does a step's work beside others'; its seconds. */
+type Together = (work: () => void) => number;
+
+/** Least seconds of a step. */
+async function timeSteps(
+	c: TrainingConfiguration,
+	library: Library,
+	rank: number,
+	threads: number,
+	together: Together,
+): Promise<number> {
 	using device = Device.open(library, { threads });
 	using run = await openRank(c, device, rank, unobserved);
+	const microbatches = enoughMicrobatches(c);
 	run.initialise();
-	run.step(1);
-	return median(
-		repeat(() => {
-			run.step(1);
+	run.step(microbatches);
+	const seconds = untilSettled(settling.steps, () =>
+		together(() => {
+			run.step(microbatches);
 			device.synchronize();
 		}),
 	);
+	return Math.min(...seconds);
 }
 
-/** Seconds of each of some calls. */
-function repeat(call: () => void): number[] {
-	const seconds: number[] = [];
+/** Seconds of steps, until the least of them has not fallen for `calm` seconds. */
+function untilSettled(calm: number, step: () => number): number[] {
+	const all: number[] = [];
 	const began = performance.now();
-	const over = () => performance.now() - began > timing.seconds * 1000;
-	while (seconds.length < timing.least || (seconds.length < timing.most && !over())) {
-		const started = performance.now();
-		call();
-		seconds.push((performance.now() - started) / 1000);
+	let [least, fell, now] = [Number.POSITIVE_INFINITY, began, began];
+	while (now - fell < calm * 1000 && now - began < settling.most * 1000) {
+		const seconds = step();
+		all.push(seconds);
+		now = performance.now();
+		if (seconds < least * (1 - fall)) [least, fell] = [seconds, now];
 	}
-	return seconds;
+	return all;
 }
 
 /** The operations of some such steps, each timed by itself, and the seconds of a step in which none ran. */
@@ -109,26 +131,35 @@ async function timeOperations(
 	library: Library,
 	rank: number,
 	threads: number,
+	together: Together,
 ): Promise<{ readonly operations: Map<string, Sample>; readonly host: number; readonly steps: number }> {
 	const operations = new Map<string, Sample>();
 	let observing = false;
 	let inside = 0;
 	const timed = timingLibrary(library, (name, values, seconds) => {
+		inside += seconds;
 		if (!observing) return;
 		const amount = amountOf(name, workOf(name, values));
 		const key = `${name} ${amount}`;
 		if (!operations.has(key)) operations.set(key, { name, amount, seconds: [] });
 		operations.get(key)!.seconds.push(seconds);
-		inside += seconds;
 	});
 	using device = Device.open(timed, { threads });
 	using run = await openRank(c, device, rank, unobserved);
+	const microbatches = enoughMicrobatches(c);
 	run.initialise();
-	run.step(1);
+	run.step(microbatches);
 	observing = true;
-	const seconds = repeat(() => run.step(1));
-	const whole = seconds.reduce((sum, one) => sum + one, 0);
-	return { operations, host: Math.max(0, whole - inside) / seconds.length, steps: seconds.length };
+	const outside: number[] = [];
+	const { length: steps } = untilSettled(settling.operations, () =>
+		together(() => {
+			inside = 0;
+			const started = performance.now();
+			run.step(microbatches);
+			outside.push((performance.now() - started) / 1000 - inside);
+		}),
+	);
+	return { operations, host: Math.max(0, median(outside)), steps };
 }
 
 function pointsOf(samples: Iterable<Sample>): Rates["operations"] {

@@ -41,8 +41,10 @@ export interface RankPlan {
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
 }
 
-/** More microbatches than this in a step need no more memory. */
-const microbatchesForMemory = 2 + microbatchesAhead;
+/** Microbatches of a step that stands for any: with more of them no more memory is touched. */
+export function enoughMicrobatches(c: TrainingConfiguration): number {
+	return Math.min(2 + microbatchesAhead, microbatchesOf(c));
+}
 
 /** Adds operations up by name and amount. */
 export class Tally implements PhaseTally {
@@ -92,7 +94,7 @@ export async function planRank(
 		imbalance: options.imbalance,
 	});
 	const { liveBytesByTag } = device.memoryStatistics();
-	run.step(Math.min(microbatchesForMemory, microbatchesOf(c)));
+	run.step(enoughMicrobatches(c));
 	const { peakBytes } = device.memoryStatistics();
 	counting = true;
 	run.step(1);

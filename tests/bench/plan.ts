@@ -1,6 +1,7 @@
 /**
  * What `mimo plan` says of a run against the run itself, given the experts' imbalance that the run's log shows: the step's time
- * after --measure has timed this machine, and the peak memory of every module's largest rank.
+ * after --measure has timed this machine, and the peak memory of every module's largest rank. Run and plan take turns, until
+ * the least time of each has settled: what disturbs a machine only adds, and a slow minute meets both.
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -12,11 +13,13 @@ import type { Row } from "./measure.ts";
 
 /** How close a plan is meant to come: 1 less the largest relative error. */
 const targets = { time: 0.85, memory: 0.95 };
-/** Steps of a run, and those at its beginning that are not looked at. */
-const steps = { all: 14, first: 2 };
+/** Steps of a run; of a timed one's first ones, whose code is still being compiled, the time is not looked at. */
+const steps = { timed: 50, first: 20, other: 14 };
+/** Of plan and run; those in which neither least has fallen by `fall`, by which time both have met the machine at rest. */
+const rounds = { fewest: 3, most: 8, settled: 2, fall: 0.01 };
 const text = `--preset nemotron-tiny --data-path ${join(import.meta.dir, "../../examples/text/king-james.txt")}`;
 const images = "--preset nemotron-vlm-tiny";
-const common = `--train-iters ${steps.all} --lr-warmup-iters 0 --device cpu --threads 1`;
+const common = `--lr-warmup-iters 0 --device cpu --threads 1`;
 
 interface Layout {
 	readonly name: string;
@@ -59,32 +62,41 @@ function mimo(command: string, args: string): string {
 	return child.stdout.toString();
 }
 
-/** Run and plan in turns, `rounds` times; the least of each counts: what disturbs a machine only adds. */
-export function benchPlan(rounds = 3): Row[] {
+export function benchPlan(): Row[] {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-bench-plan-"));
 	try {
-		return layouts.flatMap((layout) => benchLayout(layout, join(folder, layout.name.replaceAll(/\W+/g, "-")), rounds));
+		return layouts.flatMap((layout) => benchLayout(layout, join(folder, layout.name.replaceAll(/\W+/g, "-"))));
 	} finally {
 		rmSync(folder, { recursive: true });
 	}
 }
 
-function benchLayout({ name, flags, timed }: Layout, path: string, rounds: number): Row[] {
-	const planned: number[] = [];
-	const measured: number[] = [];
+function benchLayout({ name, flags: layoutFlags, timed }: Layout, path: string): Row[] {
+	const flags = `${layoutFlags} --train-iters ${timed ? steps.timed : steps.other}`;
+	let [planned, measured] = [Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY];
+	const medians: number[] = [];
 	let log = "";
-	for (let round = 0; round < (timed ? rounds : 1); round++) {
+	let fell = 0;
+	const over = (round: number) =>
+		timed ? round >= rounds.fewest && (round >= rounds.most || round - fell >= rounds.settled) : round === 1;
+	for (let round = 0; !over(round); ) {
+		round++;
 		log = `${path}-${round}.jsonl`;
 		mimo("train", `${flags} --log-json ${log}`);
-		const elapsed = (loggedSteps(log) as unknown as Step[]).slice(steps.first).map((one) => one.elapsed_ms / 1000);
-		measured.push(median(elapsed));
 		if (!timed) continue;
-		const plan = mimo("plan", `${flags} --measure --expert-imbalance ${log} --json`);
-		planned.push((JSON.parse(plan) as Plan).step.seconds);
+		const elapsed = (loggedSteps(log) as unknown as Step[]).slice(steps.first).map((one) => one.elapsed_ms / 1000);
+		const plan = JSON.parse(mimo("plan", `${flags} --measure --expert-imbalance ${log} --json`)) as Plan;
+		const least = Math.min(...elapsed);
+		if (least < measured * (1 - rounds.fall) || plan.step.seconds < planned * (1 - rounds.fall)) fell = round;
+		measured = Math.min(measured, least);
+		planned = Math.min(planned, plan.step.seconds);
+		medians.push(median(elapsed));
 	}
-	const rows = timed
-		? [comparison("seconds of a step", name, Math.min(...planned), Math.min(...measured), 1000, "ms")]
-		: [];
+	if (timed) {
+		const shown = medians.map((seconds) => (seconds * 1000).toFixed(1)).join(", ");
+		console.log(`  ${name}: ${medians.length} runs, medians ${shown} ms`);
+	}
+	const rows = timed ? [comparison("seconds of a step", name, planned, measured, 1000, "ms")] : [];
 	const plan = JSON.parse(mimo("plan", `${flags} --expert-imbalance ${log} --json`)) as Plan;
 	const { memory } = loggedSteps(log).at(-1) as unknown as Step;
 	const peaks = plan.modules.map(({ module, firstRank, ranks, memory: { peak } }) => {
