@@ -86,11 +86,18 @@ class AllGather final : public Collective {
       : Collective(kind == MIMO_COLLECTIVE_ALL_GATHER ? group.memory() : host_memory(), kind, bytes, 0,
                    rounds_of(bytes, group.slot_bytes())),
         x_(static_cast<const char*>(x)),
-        y_(static_cast<char*>(y)) {}
+        y_(static_cast<char*>(y)) {
+    if (y_ != nullptr || bytes == 0) return;
+    // Nobody waits for it: it may be written when the caller's memory is gone.
+    given_.assign(x_, x_ + bytes);
+    x_ = given_.data();
+  }
 
  protected:
+  /// One that only gives reads nothing.
+  bool needs(const Group&, int32_t) const override { return y_ != nullptr || bytes() == 0; }
   void write(Group& group, int64_t r, char* slot) override {
-    if (r == 0 && bytes() > 0 && y_ + group.rank() * bytes() != x_) {
+    if (r == 0 && bytes() > 0 && y_ != nullptr && y_ + group.rank() * bytes() != x_) {
       memory().move(y_ + group.rank() * bytes(), x_, bytes());
     }
     const int64_t begin = r * group.slot_bytes();
@@ -98,7 +105,7 @@ class AllGather final : public Collective {
   }
   void read(Group& group, int64_t r, uint64_t round) override {
     for (int32_t member = 0; member < group.size(); ++member) {
-      if (member == group.rank()) continue;
+      if (member == group.rank() || !needs(group, member)) continue;
       const int64_t begin = r * group.slot_bytes();
       memory().store(y_ + member * bytes() + begin, group.slot(member, round),
                      std::min(group.slot_bytes(), bytes() - begin));
@@ -108,6 +115,7 @@ class AllGather final : public Collective {
  private:
   const char* x_;
   char* y_;
+  std::vector<char> given_;
 };
 
 class Broadcast final : public Collective {

@@ -42,7 +42,8 @@ class Collective : public Call {
 /// x = reduction of every member's x.
 std::unique_ptr<Call> make_all_reduce(const Group& group, void* x, int64_t elements, int32_t dtype, int32_t reduction);
 std::unique_ptr<Call> make_reduce_scatter(const Group& group, const void* x, void* y, int64_t elements, int32_t dtype);
-/// `kind`: all-gather, or exchange or barrier (0 bytes) of the host's memory.
+/// `kind`: all-gather, or exchange or barrier (0 bytes) of the host's memory. An exchange with `y` null only gives: it is
+/// done once its part is written, and `x` may go before.
 std::unique_ptr<Call> make_all_gather(const Group& group, const void* x, void* y, int64_t bytes, int32_t kind);
 std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes, int32_t root);
 /// `rows` [4, size]: send offsets and counts, receive offsets and counts; copied.

@@ -88,7 +88,8 @@ int32_t mimo_group_barrier(mimo_group* group) {
 int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y, int64_t bytes) {
   return guard([&] {
     auto call = mimo::make_all_gather(group->group, host_x, host_y, bytes, MIMO_COLLECTIVE_EXCHANGE);
-    group->group.wait(group->group.start(mimo::Group::collectives, std::move(call)));
+    const int64_t ticket = group->group.start(mimo::Group::collectives, std::move(call));
+    if (host_y != nullptr) group->group.wait(ticket);
   });
 }
 

@@ -107,7 +107,8 @@ int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y,
   return guard([&] {
     mimo::Group& host = group->transport->host();
     auto call = mimo::make_all_gather(host, host_x, host_y, bytes, MIMO_COLLECTIVE_EXCHANGE);
-    host.wait(host.start(mimo::Group::collectives, std::move(call)));
+    const int64_t ticket = host.start(mimo::Group::collectives, std::move(call));
+    if (host_y != nullptr) host.wait(ticket);
   });
 }
 

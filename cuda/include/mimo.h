@@ -285,7 +285,7 @@ MIMO_API int32_t mimo_group_receive(mimo_group* group, mimo_stream* stream, void
                                     int64_t* ticket);
 /* Returns when every member has called it. */
 MIMO_API int32_t mimo_group_barrier(mimo_group* group);
-/* host_y [size, bytes] = every member's host_x [bytes]; host memory, waits. */
+/* host_y [size, bytes] = every member's host_x [bytes]; host memory, waits. With host_y null it gives and waits for none. */
 MIMO_API int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y, int64_t bytes);
 
 /* ---- operations: matrix products ---------------------------------------------------------------------------- */

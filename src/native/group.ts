@@ -68,6 +68,11 @@ export class NativeGroup implements Disposable {
 		check(this.device.library, "mimo_group_exchange", this.handle, values, all, values.byteLength);
 	}
 
+	/** Gives this member's values to those that exchange; waits for nobody. */
+	tell(values: Int32Array): void {
+		check(this.device.library, "mimo_group_exchange", this.handle, values, null, values.byteLength);
+	}
+
 	[Symbol.dispose](): void {
 		if (this.#closed) return;
 		this.#closed = true;

@@ -15,16 +15,10 @@ export function scaleGradients(replicas: readonly DataParallel[], scalars: StepS
 	});
 }
 
-/** scalars.gradientNorm, clipFactor and foundInf from the gradients as they are. maxNorm 0: no clipping. */
-export function clipGradients(
-	replicas: readonly DataParallel[],
-	scalars: StepScalars,
-	maxNorm: number,
-	world: Group,
-): void {
+/** scalars.gradientNorm, clipFactor and foundInf from every rank's scalars.sumOfSquares. maxNorm 0: no clipping. */
+export function clipGradients(scalars: StepScalars, maxNorm: number, world: Group): void {
 	const { device } = scalars;
 	scalars.set("foundInf", 0);
-	sumSquares(replicas, scalars);
 	world.allReduce(scalars.sumOfSquares).wait();
 	device.run("clip_factor", {
 		sum_of_squares: scalars.sumOfSquares,
@@ -42,7 +36,7 @@ export function gradientSquares(replicas: readonly DataParallel[], scalars: Step
 }
 
 /** The same in scalars.sumOfSquares. */
-function sumSquares(replicas: readonly DataParallel[], { device, sumOfSquares }: StepScalars): void {
+export function sumSquares(replicas: readonly DataParallel[], { device, sumOfSquares }: StepScalars): void {
 	device.setZero(sumOfSquares, sumOfSquares.bytes);
 	forOwned(replicas, (gradient, counted) => {
 		if (!counted) return;

@@ -48,6 +48,8 @@ export interface Group {
 	barrier(): void;
 	/** Every member's integers, by member; host values, waits. */
 	exchange(values: Int32Array): Int32Array[];
+	/** As exchange, for a member that needs no answer: it waits for nobody. */
+	tell(values: Int32Array): void;
 }
 
 const done: Pending = { wait() {} };
@@ -81,5 +83,6 @@ export function groupOfOne(name: string, rank: number): Group {
 		receive: alone,
 		barrier: () => {},
 		exchange: (values) => [values],
+		tell: () => {},
 	};
 }

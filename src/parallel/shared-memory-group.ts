@@ -84,6 +84,10 @@ export class SharedMemoryGroup implements Group, Disposable {
 		return this.ranks.map((_, member) => all.subarray(member * values.length, (member + 1) * values.length));
 	}
 
+	tell(values: Int32Array): void {
+		this.#native.tell(values);
+	}
+
 	[Symbol.dispose](): void {
 		this.#native[Symbol.dispose]();
 	}

@@ -112,11 +112,13 @@ export function columnParallelLinear(
 
 /**
  * x_T(I/tp) · weight_O(I/tp)ᵀ summed over ranks + bias_O → y_TO on every rank. The first rank's product adds the bias;
- * every rank forms the bias's gradient, which is the same everywhere.
+ * every rank forms the bias's gradient, which is the same everywhere. Backward leaves the weight's gradient for the sum of
+ * the column-parallel product before it, which it hides.
  */
 export function rowParallelLinear(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | null, tp: Group): Tensor {
-	if (bias === null || tp.rank === 0) return reduceFromTensorParallel(linear(tape, x, weight, bias), tp);
-	const y = linear(tape, x, weight);
+	const options = { postponesWeightGradient: tp.size > 1 };
+	if (bias === null || tp.rank === 0) return reduceFromTensorParallel(linear(tape, x, weight, bias, options), tp);
+	const y = linear(tape, x, weight, null, options);
 	const segment = tape.current;
 	tape.record({
 		name: "replicated_bias",
@@ -124,7 +126,7 @@ export function rowParallelLinear(tape: Tape, x: Tensor, weight: Parameter, bias
 		parameters: [bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
-			tape.weightGradient(segment, [dy], () => {
+			tape.postponeWeightGradient(segment, [dy], () => {
 				if (bias.mainGradient) columnSum(tape.device, dy, bias.mainGradient);
 			});
 			// On to the product, which was recorded before.

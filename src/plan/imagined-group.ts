@@ -77,6 +77,7 @@ export function imaginedGroup(
 		},
 		barrier: () => {},
 		exchange: (values) => ranks.map((_, member) => (member === rank ? values : even(values, fromOthers))),
+		tell: () => {},
 	};
 }
 

@@ -26,6 +26,11 @@ interface Deferred {
 	readonly run: () => void;
 }
 
+/** A weight gradient that waits for something to hide, with the parameters of its operation. */
+interface Postponed extends Deferred {
+	readonly parameters: Parameter[];
+}
+
 export interface Segment {
 	readonly name: string;
 	readonly entries: Entry[];
@@ -53,6 +58,7 @@ export class Tape {
 	readonly segments: Segment[] = [];
 	/** Recorded operations that still have to add to a parameter's gradient. */
 	readonly #uses = new Map<Parameter, number>();
+	readonly #postponed: Postponed[] = [];
 
 	/**
 	 * recording: false for inference. training: whether dropout drops and routers count tokens (default: when recording).
@@ -136,6 +142,24 @@ export class Tape {
 		}
 	}
 
+	/**
+	 * The same for one that may run later in its segment: behind a sum over ranks that is under way, whose time it hides
+	 * (runPostponed). At the end of the segment it runs in any case.
+	 */
+	postponeWeightGradient(segment: Segment, reads: readonly Tensor[], run: () => void): void {
+		if (this.options.weightGradients === "deferred") this.weightGradient(segment, reads, run);
+		else this.#postponed.push({ held: reads.map((tensor) => tensor.share()), run, parameters: [] });
+	}
+
+	/** Runs the weight gradients that were postponed, in the order in which they were. */
+	runPostponed(): void {
+		for (const { held, run, parameters } of this.#postponed.splice(0)) {
+			run();
+			for (const tensor of held) tensor[Symbol.dispose]();
+			this.#finish(parameters);
+		}
+	}
+
 	/** The segment operations are recorded into now. */
 	get current(): Segment {
 		return this.segments.at(-1) ?? this.begin("all");
@@ -153,12 +177,15 @@ export class Tape {
 		for (let entry = segment.entries.pop(); entry !== undefined; entry = segment.entries.pop()) {
 			if (debugging(3)) debug(3, `backward ${segment.name} ${entry.name}`);
 			const gradients = entry.outputs.map((slot) => slot.take());
+			const postponed = this.#postponed.length;
 			if (gradients.some((gradient) => gradient !== null)) entry.backward(gradients);
 			for (const gradient of gradients) gradient?.[Symbol.dispose]();
 			for (const item of entry.held) item[Symbol.dispose]();
 			if (this.options.weightGradients === "deferred") segment.unfinished.push(...entry.parameters);
+			else if (this.#postponed.length > postponed) this.#postponed.at(-1)!.parameters.push(...entry.parameters);
 			else this.#finish(entry.parameters);
 		}
+		this.runPostponed();
 	}
 
 	/** Runs the weight gradients a segment deferred, in the order backward met them. */
@@ -188,5 +215,6 @@ export class Tape {
 			}
 			for (const { held } of segment.deferred.splice(0)) for (const tensor of held) tensor[Symbol.dispose]();
 		}
+		for (const { held } of this.#postponed.splice(0)) for (const tensor of held) tensor[Symbol.dispose]();
 	}
 }

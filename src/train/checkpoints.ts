@@ -19,6 +19,15 @@ import type { TrainingRun } from "./training-run.ts";
 /** Signals by their weight when ranks got different ones; none is null. */
 const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
 
+/** What any rank has been asked for. */
+interface Wish {
+	readonly signal: NodeJS.Signals | null;
+	/** The time that the run may take is over. */
+	readonly late: boolean;
+}
+
+const nothingAsked: Wish = { signal: null, late: false };
+
 export interface CheckpointOptions {
 	/** Hear what the user should know, and what has gone wrong; called on every rank. */
 	readonly say: (sentence: string) => void;
@@ -35,6 +44,8 @@ export class Checkpoints implements Listener {
 	#provenance: Provenance;
 	/** Step of the newest checkpoint in `save`, as far as this run knows. */
 	#latest: number | null = null;
+	/** Of the step under way. */
+	#asked = nothingAsked;
 
 	constructor(
 		private readonly c: TrainingConfiguration,
@@ -84,10 +95,14 @@ export class Checkpoints implements Listener {
 		return start;
 	}
 
+	async beforeUpdate(): Promise<void> {
+		this.#asked = await this.#agree();
+	}
+
 	async betweenSteps(progress: Progress): Promise<Stop | undefined> {
 		const { c } = this;
 		const { iteration } = progress;
-		const asked = await this.#agree();
+		const asked = this.#asked;
 		if (this.#saver?.busy) this.#saver.poll();
 		const saved = c.save === null ? ", without a checkpoint" : "";
 		if (asked.signal !== null) {
@@ -117,9 +132,9 @@ export class Checkpoints implements Listener {
 	}
 
 	/** What any rank wants. */
-	async #agree(): Promise<{ readonly signal: NodeJS.Signals | null; readonly late: boolean }> {
+	async #agree(): Promise<Wish> {
 		const limit = this.c.exitDurationInMins;
-		if (this.#signals === null && limit === null) return { signal: null, late: false };
+		if (this.#signals === null && limit === null) return nothingAsked;
 		const signal = (await this.#signals?.asked()) ?? null;
 		const late = limit !== null && process.uptime() / 60 > limit;
 		const wishes = this.run.state.world.exchange(Int32Array.of(agreed.indexOf(signal), late ? 1 : 0));

@@ -51,6 +51,11 @@ export interface Stop {
 export interface Listener {
 	/** `iteration`, from 1, is about to begin. */
 	beforeStep?(iteration: number): void | Promise<void>;
+	/**
+	 * Between a step's gradients and its update, where all ranks are together anyway: what they agree on here keeps nobody
+	 * waiting for a module whose update takes longer.
+	 */
+	beforeUpdate?(): void | Promise<void>;
 	/** After a step and its log line, before the evaluation it may be due for. */
 	afterStep?(event: StepEvent): void | Promise<void>;
 	/** After an evaluation of a step, over the same samples on every rank; null where it comes after the training. */

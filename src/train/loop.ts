@@ -3,6 +3,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import type { Observer } from "../observe/report.ts";
+import type { StepPart } from "../observe/step-clock.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
 import { ExitSignals, interruptedExit } from "../parallel/exit-signals.ts";
 import type { World } from "../parallel/world.ts";
@@ -12,7 +13,7 @@ import { type EvaluationState, evaluate } from "./evaluate.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { describeNonFinite } from "./non-finite.ts";
 import { openProfile } from "./profile.ts";
-import { type StepResult, trainStep } from "./step.ts";
+import { type StepGradients, takeGradients, update } from "./step.ts";
 import { StepMetrics } from "./step-metrics.ts";
 import { openTiming } from "./timing.ts";
 import type { TrainingRun } from "./training-run.ts";
@@ -81,18 +82,14 @@ export async function trainingLoop<Batch>(
 		const dataSeconds = (performance.now() - started) / 1000;
 		const rate = learningRateAt(learningRate, progress.scheduledSamples);
 		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
-		const result = trainStep(
-			run.state,
-			{
-				microbatches,
-				firstToken,
-				iteration: iteration - 1,
-				learningRate: rate,
-				weightDecay: decay,
-			},
-			{ part: (part) => metrics.clock.enter(part), timers: timing?.timers },
-		);
-		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, result);
+		const input = { microbatches, firstToken, iteration: iteration - 1, learningRate: rate, weightDecay: decay };
+		const watch = { part: (part: StepPart) => metrics.clock.enter(part), timers: timing?.timers };
+		const gradients = takeGradients(run.state, input, watch);
+		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, gradients);
+		const interrupted = await agree(run, interrupts);
+		for (const listener of listeners) await listener.beforeUpdate?.();
+		const result = update(run.state, input, gradients, watch);
+		const partSeconds = metrics.clock.stop();
 		world.progress(iteration);
 		progress = {
 			...progress,
@@ -107,10 +104,8 @@ export async function trainingLoop<Batch>(
 		if (steps++ === 0) firstLoss = result.loss;
 		lastLoss = result.loss;
 		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
-		const { interrupted, skipped, ...measured } = metrics.collect(microbatches, result, {
-			interrupted: (await interrupts.asked()) !== null,
-			skipped: data.training.skipped?.() ?? 0,
-		});
+		const collected = metrics.collect(microbatches, result, partSeconds, data.training.skipped?.() ?? 0);
+		const { skipped = 0, ...measured } = collected ?? {};
 		if (skipped > leftOut) observer.event?.({ kind: "data", step: iteration, sentence: skippedText(skipped, leftOut) });
 		leftOut = skipped;
 		observer.step({
@@ -165,6 +160,12 @@ export async function trainingLoop<Batch>(
 	return { progress, steps, firstLoss, lastLoss, tokens, seconds, heldOutLoss, stop };
 }
 
+/** Whether a person has interrupted any rank. */
+async function agree({ state: { world } }: TrainingRun<unknown>, interrupts: ExitSignals): Promise<boolean> {
+	const own = (await interrupts.asked()) !== null;
+	return world.exchange(Int32Array.of(own ? 1 : 0)).some(([asked]) => asked === 1);
+}
+
 function skippedText(all: number, before: number): string {
 	const count = all - before;
 	return `${count} sample${count === 1 ? "" : "s"} could not be read and ${count === 1 ? "was" : "were"} left out, ${all} so far.`;
@@ -198,7 +199,7 @@ function requireFinite<Batch>(
 	run: TrainingRun<Batch>,
 	microbatches: readonly Batch[],
 	iteration: number,
-	result: StepResult,
+	result: StepGradients,
 ): void {
 	if (result.updated && Number.isFinite(result.loss)) return;
 	const what = Number.isFinite(result.loss) ? "gradient norm" : "loss";

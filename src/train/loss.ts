@@ -30,6 +30,13 @@ export class LossAccumulator implements Disposable {
 		this.device.run("masked_sum", { x: loss, mask, sum, count, elements: loss.elements });
 	}
 
+	/** Totals over the ranks of `part`, of which its first holds them from now on for a total over more. Waits. */
+	totalOfPart(part: Group): { sum: number; tokens: number } {
+		const totals = this.total(part);
+		if (part.rank !== 0) this.device.setZero(this.#totals, this.#totals.bytes);
+		return totals;
+	}
+
 	/** Totals over every rank; waits for the device. */
 	total(world: Group): { sum: number; tokens: number } {
 		world.allReduce(this.#totals).wait();

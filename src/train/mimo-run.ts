@@ -42,7 +42,7 @@ export interface MimoRunOptions {
 	readonly logParametersNorm?: boolean;
 }
 
-type Shared<Batch> = Omit<TrainingState<Batch>, "schedule" | "routers" | "routerGroup" | "countsLoss">;
+type Shared<Batch> = Omit<TrainingState<Batch>, "schedule" | "routers" | "routerGroup" | "countsLoss" | "lossGroup">;
 
 interface Side {
 	readonly world: Group;
@@ -175,6 +175,7 @@ function languageSide(
 			...shared,
 			routers: [...model.routers.values()],
 			routerGroup: groups.tpDp,
+			lossGroup: groups.tpDp,
 			countsLoss: groups.model.tp.rank === 0,
 			schedule: new BridgedLanguageSchedule(model, destination, options.imageTokenId, trainsEncoder(options)),
 			...(participation ? { participation } : {}),

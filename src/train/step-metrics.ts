@@ -1,6 +1,6 @@
 /**
- * Where every rank's step went, brought together on all ranks: seconds by part, floating-point operations, device memory,
- * loads of experts, and whether to stop. One exchange a step.
+ * Where every rank's step went, brought together on the reporting rank: seconds by part, floating-point operations,
+ * device memory, samples left out, loads of experts. The others do not wait for it.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageSet } from "../data/images.ts";
@@ -25,10 +25,8 @@ export function settleOf(device: Device): () => void {
 	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
 }
 
-/** What the ranks have told each other; the report's parts on the reporting rank alone. */
+/** What the ranks have told the reporting one. */
 export interface Collected extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> {
-	/** Whether a person has interrupted a rank. */
-	readonly interrupted: boolean;
 	/** Samples left out so far, over all lanes. */
 	readonly skipped: number;
 }
@@ -56,34 +54,28 @@ export class StepMetrics<Batch> {
 	}
 
 	/**
-	 * After a step of `microbatches`: what its report has beyond the result, and what its ranks tell each other. Every rank
-	 * calls this together.
+	 * After a step of `microbatches`, whose clock has been stopped: what its report has beyond the result, on the reporting
+	 * rank; null on the others. Every rank calls this. `skipped`: samples that this rank has left out so far.
 	 */
-	collect(
-		microbatches: readonly Batch[],
-		result: StepResult,
-		rank: { readonly interrupted: boolean; readonly skipped: number },
-	): Collected {
-		const seconds = this.clock.stop();
+	collect(microbatches: readonly Batch[], result: StepResult, seconds: StepSeconds, skipped: number): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
 		const own = Int32Array.from([
-			rank.interrupted ? 1 : 0,
 			// Ranks that share a lane's samples leave out the same ones.
-			this.run.state.countsLoss ? rank.skipped : 0,
+			this.run.state.countsLoss ? skipped : 0,
 			...parts.map((part) => Math.round(seconds[part] * unit.second)),
 			Math.floor(megaFlops / half),
 			megaFlops % half,
 			...[statistics.liveBytes, statistics.reservedBytes, statistics.peakBytes].map((bytes) => bytes * unit.byte),
 		]);
-		const everyone = this.run.state.world.exchange(own).map(readRank);
-		const all = {
-			interrupted: everyone.some((one) => one.interrupted),
-			skipped: everyone.reduce((sum, one) => sum + one.skipped, 0),
-		};
-		if (!reports(this.run)) return all;
+		const { world } = this.run.state;
+		if (!reports(this.run)) {
+			world.tell(own);
+			return null;
+		}
+		const everyone = world.exchange(own).map(readRank);
 		return {
-			...all,
+			skipped: everyone.reduce((sum, one) => sum + one.skipped, 0),
 			modules: this.#modules(everyone),
 			memory: everyone.map(({ memory }) => memory),
 			...this.#experts(result),
@@ -126,21 +118,19 @@ export class StepMetrics<Batch> {
 }
 
 interface RankStep {
-	readonly interrupted: boolean;
 	readonly skipped: number;
 	readonly seconds: StepSeconds;
 	readonly flops: number;
 	readonly memory: RankMemory;
 }
 
-function readRank([interrupted, skipped, ...values]: Int32Array): RankStep {
+function readRank([skipped, ...values]: Int32Array): RankStep {
 	const seconds = Object.fromEntries(
 		parts.map((part, i) => [part, values[i]! / unit.second]),
 	) as unknown as StepSeconds;
 	const [high, low, allocated, reserved, peak] = values.slice(parts.length);
 	const bytes = (kibibytes: number | undefined) => kibibytes! / unit.byte;
 	return {
-		interrupted: interrupted === 1,
 		skipped: skipped!,
 		seconds,
 		flops: (high! * half + low!) * unit.flops,

@@ -1,6 +1,6 @@
 /**
  * One training step, in the order of the algorithm: zero gradients → every microbatch forward and backward → sum over
- * replicas → divide by the loss tokens → global norm and clip → AdamW → gather. The loss of a microbatch is a sum over
+ * replicas → divide by the loss tokens → global norm and clip | AdamW → gather. The loss of a microbatch is a sum over
  * its tokens, so the gradient is that of the token mean over the whole step, however it is cut into microbatches and
  * ranks. Every rank of the run calls this together, whatever module it holds.
  */
@@ -10,7 +10,14 @@ import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";
 import type { AdamW } from "../optim/adamw.ts";
-import { clipGradients, countZeros, gradientSquares, parametersNorm, scaleGradients } from "../optim/gradient-norm.ts";
+import {
+	clipGradients,
+	countZeros,
+	gradientSquares,
+	parametersNorm,
+	scaleGradients,
+	sumSquares,
+} from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
 import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
@@ -36,6 +43,11 @@ export interface TrainingState<Batch> {
 	readonly schedule: Schedule<Batch>;
 	/** Whether this rank's losses count: of the language ranks that share tokens, one. */
 	readonly countsLoss: boolean;
+	/**
+	 * Where encoder and language model live on different ranks, all ranks of the language model: they know the step's loss
+	 * tokens first, and have their gradients ready before the encoder has done its passes.
+	 */
+	readonly lossGroup?: Group;
 	readonly optimizer: AdamW;
 	readonly scalars: StepScalars;
 	/** Global norm limit; 0: none. */
@@ -116,7 +128,22 @@ export function trainStep<Batch>(
 	input: StepInput<Batch>,
 	observer: StepObserver = {},
 ): StepResult {
-	const { replicas, routers, routerGroup, world, optimizer, scalars } = state;
+	return update(state, input, takeGradients(state, input, observer), observer);
+}
+
+/** What a step knows before its update. */
+export type StepGradients = Omit<StepResult, "zeroGradients" | "parametersNorm">;
+
+/**
+ * All of a step before its update: the optimizer's scalars say what to do with the gradients. Nothing that a rank does
+ * from its return to the end of its next passes concerns another module: a rank whose update takes long keeps none waiting.
+ */
+export function takeGradients<Batch>(
+	state: TrainingState<Batch>,
+	input: StepInput<Batch>,
+	observer: StepObserver = {},
+): StepGradients {
+	const { replicas, routers, routerGroup, lossGroup = null, world, scalars } = state;
 	const { timers } = observer;
 	observer.part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
@@ -132,18 +159,34 @@ export function trainStep<Batch>(
 			},
 		}),
 	};
+	/** Gradients of the mean of the step's loss tokens. */
+	const reduce = (tokens: number) => {
+		observer.part?.("gradients");
+		timed(timers, "all-grads-sync", () => {
+			for (const replica of replicas) replica.reduce();
+		});
+		scalars.set("gradientScale", 1 / Math.max(1, tokens));
+		scaleGradients(replicas, scalars);
+	};
+	const finishRouters = () => {
+		for (const router of routers) router.finishStep(routerGroup);
+		return routers.map((router) => router.takeLosses(routerGroup, losses.microbatches, losses.tokens));
+	};
 	observer.part?.("compute");
 	timers?.start("forward-backward");
 	state.schedule.run(input.microbatches, place, losses, observer.forward);
+	let balancingByRouter: StepResult["balancingByRouter"] = [];
+	if (lossGroup !== null) {
+		observer.part?.("wait");
+		reduce(losses.totalOfPart(lossGroup).tokens);
+		observer.part?.("optimizer");
+		sumSquares(replicas, scalars);
+		balancingByRouter = finishRouters();
+	}
 	observer.part?.("wait");
 	const { sum, tokens } = losses.total(world);
-	observer.part?.("gradients");
-	timed(timers, "all-grads-sync", () => {
-		for (const replica of replicas) replica.reduce();
-	});
-	scalars.set("gradientScale", 1 / Math.max(1, tokens));
-	scaleGradients(replicas, scalars);
-	const participation = state.participation ? participate(state.participation, losses, scalars, world) : null;
+	if (lossGroup === null) reduce(tokens);
+	const participation = state.participation ? participate(state, state.participation, losses) : null;
 	if (state.encoderCorrection) {
 		const { replica, factor } = state.encoderCorrection;
 		scaleEncoder(replica, factor(input.microbatches), scalars);
@@ -151,30 +194,45 @@ export function trainStep<Batch>(
 	timers?.stop("forward-backward");
 	observer.gradients?.();
 	observer.part?.("optimizer");
-	for (const router of routers) router.finishStep(routerGroup);
+	if (lossGroup === null) balancingByRouter = finishRouters();
 	timers?.start("optimizer");
-	timed(timers, "optimizer-clip-main-grad", () => clipGradients(replicas, scalars, state.clipGrad, world));
-	scalars.set("learningRate", input.learningRate);
-	scalars.set("weightDecay", input.weightDecay);
-	timed(timers, "optimizer-inner-step", () => optimizer.step());
-	observer.part?.("gradients");
-	timed(timers, "params-all-gather", () => {
-		for (const replica of replicas) replica.gather();
+	timed(timers, "optimizer-clip-main-grad", () => {
+		if (lossGroup === null) sumSquares(replicas, scalars);
+		clipGradients(scalars, state.clipGrad, world);
 	});
-	timers?.stop("optimizer");
-	observer.part?.("other");
 	const { gradientNorm, foundInf } = scalars.read();
-	const balancingByRouter = routers.map((router) => router.takeLosses(routerGroup, losses.microbatches, losses.tokens));
 	return {
 		loss: sum / Math.max(1, tokens),
 		tokens,
 		gradientNorm,
 		updated: foundInf === 0,
-		zeroGradients: state.logNumZeros ? timed(timers, "optimizer-count-zeros", () => countZeros(replicas, world)) : null,
-		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
 		balancing: meanOfRouters(balancingByRouter),
 		balancingByRouter,
 		participation: participation && withNorms(participation, gradientNorm),
+	};
+}
+
+/** The step's update, from the gradients that takeGradients has left. */
+export function update<Batch>(
+	state: TrainingState<Batch>,
+	{ learningRate, weightDecay }: Pick<StepInput<Batch>, "learningRate" | "weightDecay">,
+	gradients: StepGradients,
+	{ part, timers }: StepObserver = {},
+): StepResult {
+	const { replicas, world, optimizer, scalars } = state;
+	scalars.set("learningRate", learningRate);
+	scalars.set("weightDecay", weightDecay);
+	timed(timers, "optimizer-inner-step", () => optimizer.step());
+	part?.("gradients");
+	timed(timers, "params-all-gather", () => {
+		for (const replica of replicas) replica.gather();
+	});
+	timers?.stop("optimizer");
+	part?.("other");
+	return {
+		...gradients,
+		zeroGradients: state.logNumZeros ? timed(timers, "optimizer-count-zeros", () => countZeros(replicas, world)) : null,
+		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
 	};
 }
 
@@ -194,10 +252,9 @@ interface Participated {
 
 /** Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. */
 function participate(
+	{ scalars, world }: Pick<TrainingState<unknown>, "scalars" | "world">,
 	{ policy, ranks, replica, votes }: Participation,
 	losses: LossAccumulator,
-	scalars: StepScalars,
-	world: Group,
 ): Participated {
 	const own = [votes && losses.sawImages ? 1 : 0, replica ? gradientSquares([replica], scalars) : 0];
 	using sums = Tensor.from(scalars.device, Float64Array.from(own));

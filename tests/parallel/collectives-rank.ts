@@ -163,6 +163,16 @@ function otherTypes(group: Group): void {
 
 	const told = group.exchange(Int32Array.of(group.rank, 10 * group.rank, -1));
 	for (const [member, values] of told.entries()) same(`${group.name} exchange`, values, [member, 10 * member, -1]);
+	// One member after the other only gives, which it may do before the others have begun; its values are its own again.
+	for (let giver = 0; giver < group.size; giver++) {
+		for (const round of [0, 1, 2, 3]) {
+			const own = Int32Array.of(group.rank, giver, round);
+			if (group.rank === giver) group.tell(own);
+			const answers = group.rank === giver ? [] : group.exchange(own);
+			own.fill(-1);
+			for (const [member, values] of answers.entries()) same(`${group.name} tell`, values, [member, giver, round]);
+		}
+	}
 	group.barrier();
 }
 

@@ -136,6 +136,47 @@ describe("segments", () => {
 	});
 });
 
+describe("a postponed weight gradient", () => {
+	/** Two projections, the last of which postpones its weight gradient: what happened in backward, and the gradients. */
+	function backwardOf(options: { postpones: boolean; sums: boolean; segments: boolean }) {
+		using model = new Model();
+		const events: string[] = [];
+		const tape = new Tape(device, { recording: true, onGradient: ({ name }) => events.push(name) });
+		const x = input(1);
+		const sumInputGradient = () => {
+			events.push("sum");
+			return { wait: () => void events.push("summed") };
+		};
+		using a = linear(tape, x, model.weights[0]!, null, options.sums ? { sumInputGradient } : {});
+		if (options.segments) tape.begin("second");
+		using y = linear(tape, a, model.weights[1]!, null, { postponesWeightGradient: options.postpones });
+		y.gradient!.accumulate(Tensor.from(device, randomValues(tokens * width, 2), [tokens, width]));
+		tape.backward();
+		return { events, gradients: [finish(x), ...model.gradients()] };
+	}
+
+	for (const [what, options, events] of [
+		["behind a sum", { sums: true, segments: false }, ["sum", "weight1", "summed", "weight0"]],
+		["at the end of its segment", { sums: true, segments: true }, ["weight1", "sum", "summed", "weight0"]],
+		["where nothing is summed", { sums: false, segments: false }, ["weight0", "weight1"]],
+	] as const) {
+		test(`runs ${what}, to the same values; its parameter is ready then`, () => {
+			const postponed = backwardOf({ postpones: true, ...options });
+			expect(postponed.events).toEqual([...events]);
+			expect(postponed.gradients).toEqual(backwardOf({ postpones: false, ...options }).gradients);
+		});
+	}
+
+	test("is released by discard, and not run", () => {
+		const tape = new Tape(device, { recording: true });
+		const x = input(1);
+		tape.postponeWeightGradient(tape.current, [x], () => expect.unreachable());
+		tape.discard();
+		tape.runPostponed();
+		x[Symbol.dispose]();
+	});
+});
+
 test("a value that skips a segment gathers both gradients in its own slot", () => {
 	checkGradients(device, {
 		inputs: { x: { values: randomValues(6, 1), shape: [2, 3] } },

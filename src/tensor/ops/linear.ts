@@ -46,8 +46,10 @@ export function gemm(
 export interface LinearOptions {
 	/** x's unless given: a router's logits are f32 for bf16 operands. */
 	readonly outputDtype?: FloatDtype;
-	/** Starts adding x's gradient over ranks; meanwhile the weight's is computed. Contiguous. */
+	/** Starts adding x's gradient over ranks; meanwhile the weight's, and those postponed, are computed. Contiguous. */
 	readonly sumInputGradient?: (dx: Tensor) => { wait(): void };
+	/** Whether the weight's gradient may wait for such a sum of an operation that comes before this one. */
+	readonly postponesWeightGradient?: boolean;
 }
 
 /** x_TI · weight_OIᵀ + bias_O → y_TO. */
@@ -56,7 +58,7 @@ export function linear(
 	x: Tensor,
 	weight: Parameter,
 	bias: Parameter | null = null,
-	{ outputDtype = x.dtype as FloatDtype, sumInputGradient }: LinearOptions = {},
+	{ outputDtype = x.dtype as FloatDtype, sumInputGradient, postponesWeightGradient = false }: LinearOptions = {},
 ): Tensor {
 	const { device } = tape;
 	const outputs = weight.shape[0]!;
@@ -75,14 +77,17 @@ export function linear(
 			const dx = sumInputGradient ? x.gradient?.contiguousTarget() : x.gradient?.target();
 			if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
 			const sum = dx && sumInputGradient?.(dx);
-			tape.weightGradient(segment, [x, dy], () => {
+			if (sum) tape.runPostponed();
+			const weightGradient = () => {
 				if (weight.mainGradient) {
 					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, weight.mainGradient, {
 						beta: 1,
 					});
 				}
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
-			});
+			};
+			if (postponesWeightGradient) tape.postponeWeightGradient(segment, [x, dy], weightGradient);
+			else tape.weightGradient(segment, [x, dy], weightGradient);
 			sum?.wait();
 			if (dx) x.gradient!.accumulate(dx);
 		},
