@@ -57,4 +57,13 @@ CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows) {
   return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 4, size, stride, box);
 }
 
+CUtensorMap heads_map(const void* data, int64_t heads, int64_t head_dim, int64_t head_stride, int64_t token_stride,
+                      uint32_t box_rows) {
+  const int64_t row = 2 * token_stride;
+  const int64_t size[5] = {head_dim, heads, ragged_end, int64_t{1} << 31, int64_t{1} << 31};
+  const int64_t stride[4] = {2 * head_stride, row, row, (int64_t{1} << 34) - row};
+  const uint32_t box[5] = {64, 1, box_rows, 1, 1};
+  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 5, size, stride, box);
+}
+
 }  // namespace mimo::cuda

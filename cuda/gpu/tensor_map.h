@@ -19,4 +19,10 @@ CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, ui
 CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows);
 constexpr int ragged_end = 1 << 30;
 
+/// The same of heads of a token, `head_stride` elements from one to the next: a box is rows of one head, at
+/// (column, head, ragged_end - (last - first) + r, last, ragged_end), and columns behind the head read as zeros too.
+/// Strides in multiples of 8.
+CUtensorMap heads_map(const void* data, int64_t heads, int64_t head_dim, int64_t head_stride, int64_t token_stride,
+                      uint32_t box_rows);
+
 }  // namespace mimo::cuda

@@ -78,6 +78,10 @@ void add_attention(Cases& cases, bool large) {
   add("causal", {{70}, 4, 2, 32, true, 0});
   add("packed causal", {{70, 1, 0, 33}, 4, 2, 64, true, 0});
   add("packed full", {{40, 65}, 3, 3, 80, false, 0});
+  // Tiles of 64 and 128 tokens: exactly one, one more, several and a part, and sequences far shorter.
+  add("packed vision", {{300, 1, 0, 77, 128, 129}, 3, 3, 80, false, 0});
+  add("short vision", {{0, 5, 1, 1, 33, 0, 2, 64, 65, 0}, 2, 2, 80, false, 0});
+  add("one token", {{1}, 1, 1, 80, false, 0});
   add("equal lengths", {{64, 64}, 4, 1, 72, true, 0});
   add("wide heads", {{50}, 2, 1, 128, true, 0});
   add("very wide heads", {{37}, 2, 2, 160, false, 0});
@@ -87,6 +91,7 @@ void add_attention(Cases& cases, bool large) {
     add("large causal", {{2048}, 8, 2, 128, true, 0});
     add("large packed", {{1000, 3, 700, 345}, 8, 2, 128, true, 0});
     add("large vision", {{1024, 1024}, 4, 4, 80, false, 0});
+    add("large packed vision", {{1500, 0, 256, 900, 1, 1391}, 8, 8, 80, false, 0});
     add("large 64", {{900, 124}, 4, 4, 64, true, 0});
     add("large 72", {{512}, 4, 4, 72, false, 0});
   }

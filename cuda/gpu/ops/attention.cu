@@ -1,7 +1,9 @@
-// Attention: bf16 through cuDNN, everything else through kernels without tensor cores.
+// Attention: bf16 through kernels of ours where Hopper has them, else through cuDNN, and everything else through kernels
+// without tensor cores.
 #include "attention.cuh"
 #include "attention_plain.h"
 #include "cudnn_attention.h"
+#include "sm90_attention.h"
 
 namespace mimo::cuda {
 
@@ -18,7 +20,9 @@ void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& a
 void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args) {
   require_attention(args);
   if (args.tokens == 0) return;
-  if (Cudnn::takes(args)) {
+  if (sm90_attention_backward_fits(stream, args)) {
+    sm90_bf16_attention_backward(stream, args);
+  } else if (Cudnn::takes(args)) {
     stream.device->cudnn().attention_backward(stream, args);
   } else {
     attention_backward_plain(stream, args);

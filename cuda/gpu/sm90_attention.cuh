@@ -1,0 +1,112 @@
+// What the attention kernels of Hopper share: heads of 80 as tiles, and the products of a warpgroup with them.
+//
+// A row of a head is 80 bf16. Products take it as it is (five steps of 16 along k, or 80 columns), with no padding in the
+// arithmetic. In shared memory it is padded: 64 columns in one tile of 128-byte rows, 16 in a second one whose other columns
+// the copy engine fills with zeros and nobody reads, because the columns of one product must all lie in one kind of tile.
+#pragma once
+#include "sm90.cuh"
+
+namespace mimo::cuda::sm90 {
+
+constexpr int head_dim = 80;
+constexpr int head_sums = head_dim / 2;  // sums a thread holds of [64, 80]
+
+/// Bytes of `rows` rows of a head, and of the first of its two tiles.
+constexpr int head_tile_bytes(int rows) { return 2 * rows * tile_row_bytes; }
+constexpr int half_tile_bytes(int rows) { return rows * tile_row_bytes; }
+
+/// Copies rows row .. of a head of a sequence (tokens first .. last - 1) from a heads_map; zeros behind the sequence.
+__device__ __forceinline__ void copy_head(char* to, const CUtensorMap& map, int rows, int head, int row, int first, int last,
+                                          uint64_t* barrier) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(to + half * half_tile_bytes(rows))),
+        "l"(&map), "r"(half * tile_width), "r"(head), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end),
+        "r"(shared_address(barrier))
+        : "memory");
+  }
+}
+/// Copies bytes that lie together, on 16 bytes on both sides, and counts them on the barrier.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+/// Keeps the compiler from reading sums before the wait that stands above.
+template <int N>
+__device__ __forceinline__ void settle(float (&sum)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Description of a head's rows as an operand whose k runs along the head (`step` of 5) ...
+__device__ __forceinline__ uint64_t head_along_k(const char* tile, int rows, int step) {
+  return step < 4 ? operand(tile, false, 0) + step * operand_step<false>
+                  : operand(tile + half_tile_bytes(rows), false, 0);
+}
+/// ... and of one whose k runs along the rows, 16 a step, and whose columns are the head.
+__device__ __forceinline__ uint64_t head_along_columns(const char* tile, int rows, int step) {
+  return operand(tile, true, half_tile_bytes(rows)) + step * operand_step<true>;
+}
+
+#define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define MIMO_16(i) MIMO_4(i), MIMO_4(i + 4), MIMO_4(i + 8), MIMO_4(i + 12)
+#define MIMO_SUMS_32                                                                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31}"
+#define MIMO_SUMS_40                                                                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}"
+
+// Sums lie in threads as multiply_64x192 says; a left operand in registers lies as mma's does, each warp with its 16 rows.
+
+/// sum[64, 64] (+)= left[64, 16] right[16, 64], both with k along their rows.
+__device__ __forceinline__ void multiply_64x64(float (&sum)[32], uint64_t left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " MIMO_SUMS_32 ", %32, %33, p, 1, 1, 0, 0;\n}"
+               : MIMO_16(0), MIMO_16(16)
+               : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+#endif
+}
+/// sum[64, 80] (+)= left[64, 16] right[16, 80], the rows of both along k.
+__device__ __forceinline__ void multiply_64x80(float (&sum)[40], uint64_t left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 " MIMO_SUMS_40 ", %40, %41, p, 1, 1, 1, 1;\n}"
+               : MIMO_16(0), MIMO_16(16), MIMO_4(32), MIMO_4(36)
+               : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+#endif
+}
+__device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t* left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %45, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 " MIMO_SUMS_40
+               ", {%40, %41, %42, %43}, %44, p, 1, 1, 1;\n}"
+               : MIMO_16(0), MIMO_16(16), MIMO_4(32), MIMO_4(36)
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
+#endif
+}
+#undef MIMO_SUMS_40
+#undef MIMO_SUMS_32
+#undef MIMO_16
+#undef MIMO_4
+
+/// Stores 16 x 16 bf16 that lie in registers as mma's left operand does.
+__device__ __forceinline__ void store_matrices(char* row, const uint32_t* from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+}  // namespace mimo::cuda::sm90
