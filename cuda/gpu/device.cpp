@@ -1,6 +1,7 @@
 // Devices, streams, events and memory of the CUDA library.
 #include "device.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -50,49 +51,60 @@ class DeviceMemoryPool final : public MemoryPool {
 }  // namespace
 
 Staging::~Staging() {
-  for (int i = 0; i < 2; ++i) {
-    if (piece_[i] != nullptr) cudaFreeHost(piece_[i]);
-    if (free_[i] != nullptr) cudaEventDestroy(free_[i]);
+  for (const Piece& piece : pieces_) {
+    cudaFreeHost(piece.memory);
+    cudaEventDestroy(piece.free);
   }
 }
 
-void Staging::allocate() {
-  for (int i = 0; i < 2; ++i) {
-    if (piece_[i] != nullptr) continue;
-    check(cudaEventCreateWithFlags(&free_[i], cudaEventDisableTiming), "cudaEventCreate");
-    check(cudaMallocHost(reinterpret_cast<void**>(&piece_[i]), piece_bytes), "cudaMallocHost");
+void Staging::add_piece() {
+  Piece piece;
+  check(cudaMallocHost(reinterpret_cast<void**>(&piece.memory), piece_bytes), "cudaMallocHost");
+  check(cudaEventCreateWithFlags(&piece.free, cudaEventDisableTiming), "cudaEventCreate");
+  pieces_.insert(pieces_.begin() + static_cast<int64_t>(current_), piece);
+}
+
+/// Makes a piece the current one that nothing passes through any more. They are used in turn: the next is the oldest.
+void Staging::next_piece() {
+  if (!pieces_.empty()) current_ = (current_ + 1) % pieces_.size();
+  filled_ = 0;
+  if (pieces_.empty() || (pieces_.size() < most_pieces && cudaEventQuery(pieces_[current_].free) == cudaErrorNotReady)) {
+    add_piece();
+  } else {
+    check(cudaEventSynchronize(pieces_[current_].free), "waiting for a copy");
   }
 }
 
 void Staging::to_device(cudaStream_t stream, void* destination, const void* source, int64_t bytes) {
-  allocate();
-  for (int64_t done = 0, i = 0; done < bytes; done += piece_bytes, i ^= 1) {
-    const size_t count = static_cast<size_t>(bytes - done < piece_bytes ? bytes - done : piece_bytes);
-    if (done >= 2 * piece_bytes) check(cudaEventSynchronize(free_[i]), "waiting for a copy");
-    std::memcpy(piece_[i], static_cast<const char*>(source) + done, count);
-    check(cudaMemcpyAsync(static_cast<char*>(destination) + done, piece_[i], count, cudaMemcpyHostToDevice, stream),
+  for (int64_t done = 0; done < bytes;) {
+    if (filled_ == piece_bytes) next_piece();
+    const Piece& piece = pieces_[current_];
+    const int64_t count = std::min(bytes - done, piece_bytes - filled_);
+    std::memcpy(piece.memory + filled_, static_cast<const char*>(source) + done, static_cast<size_t>(count));
+    check(cudaMemcpyAsync(static_cast<char*>(destination) + done, piece.memory + filled_, static_cast<size_t>(count),
+                          cudaMemcpyHostToDevice, stream),
           "a copy to the device");
-    check(cudaEventRecord(free_[i], stream), "cudaEventRecord");
+    check(cudaEventRecord(piece.free, stream), "cudaEventRecord");
+    filled_ += count;
+    done += count;
   }
-  check(cudaStreamSynchronize(stream), "a copy to the device");
 }
 
 void Staging::to_host(cudaStream_t stream, void* destination, const void* source, int64_t bytes) {
-  allocate();
-  const auto count_at = [&](int64_t done) {
-    return static_cast<size_t>(bytes - done < piece_bytes ? bytes - done : piece_bytes);
-  };
+  while (pieces_.size() < 2) add_piece();
+  const auto count_at = [&](int64_t done) { return static_cast<size_t>(std::min(bytes - done, piece_bytes)); };
+  // Copies to the device that still pass through a piece come before it in the stream.
   const auto fetch = [&](int64_t done, int64_t i) {
-    check(cudaMemcpyAsync(piece_[i], static_cast<const char*>(source) + done, count_at(done), cudaMemcpyDeviceToHost,
-                          stream),
+    check(cudaMemcpyAsync(pieces_[i].memory, static_cast<const char*>(source) + done, count_at(done),
+                          cudaMemcpyDeviceToHost, stream),
           "a copy to the host");
-    check(cudaEventRecord(free_[i], stream), "cudaEventRecord");
+    check(cudaEventRecord(pieces_[i].free, stream), "cudaEventRecord");
   };
   fetch(0, 0);
   for (int64_t done = 0, i = 0; done < bytes; done += piece_bytes, i ^= 1) {
     if (done + piece_bytes < bytes) fetch(done + piece_bytes, i ^ 1);
-    check(cudaEventSynchronize(free_[i]), "a copy to the host");
-    std::memcpy(static_cast<char*>(destination) + done, piece_[i], count_at(done));
+    check(cudaEventSynchronize(pieces_[i].free), "a copy to the host");
+    std::memcpy(static_cast<char*>(destination) + done, pieces_[i].memory, count_at(done));
   }
 }
 

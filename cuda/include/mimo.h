@@ -147,7 +147,7 @@ MIMO_API int32_t mimo_memory_trim(mimo_device* device);
 /* Refuse to hold more than `bytes` live (0 = no limit): tests and plans of a smaller device. */
 MIMO_API int32_t mimo_memory_limit(mimo_device* device, int64_t bytes);
 
-/* Copies are complete when they return if one side is host memory. */
+/* Copies to the host are complete when they return; the source of one to the device may change then. */
 MIMO_API int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes);

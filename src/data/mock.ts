@@ -106,6 +106,13 @@ export function mockImages(samples: number, grid: PatchGrid, patchWidth: number)
 /** Mock samples of both modules: every lane has its own, text and images do not know each other. */
 export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "test") {
 	const { grid, tokens } = mockImage(c);
+	// All images are alike: hundreds of megabytes of new zeros a step would keep the collector busy.
+	const images = new Map<number, ImageSet>();
+	const imagesOf = (count: number): ImageSet => {
+		const known = images.get(count) ?? mockImages(count, grid, 3 * c.patchDim ** 2);
+		images.set(count, known);
+		return { ...known };
+	};
 	const lanes = new Map<number, MockData>();
 	const open = (lane: number) => {
 		const known = lanes.get(lane);
@@ -127,7 +134,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 			wants: { readonly wantsText: boolean; readonly wantsImages: boolean },
 		): ImageTextMicrobatch => ({
 			text: wants.wantsText ? open(lane).microbatch(firstOfLane, count) : noText,
-			images: wants.wantsImages ? mockImages(count, grid, 3 * c.patchDim ** 2) : noImages(count),
+			images: wants.wantsImages ? imagesOf(count) : noImages(count),
 		}),
 	};
 }

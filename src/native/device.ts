@@ -183,7 +183,7 @@ export class Device implements Disposable {
 		});
 	}
 
-	/** Copies host bytes to the device; done when it returns. */
+	/** Copies host bytes to the device: later work sees them, and `source` may change when it returns. */
 	copyToDevice(destination: DeviceMemory, source: NodeJS.TypedArray): void {
 		if (source.byteLength === 0) return;
 		this.#checkSpan(destination, source.byteLength);
