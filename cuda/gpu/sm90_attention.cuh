@@ -10,6 +10,7 @@ namespace mimo::cuda::sm90 {
 
 constexpr int head_dim = 80;
 constexpr int head_sums = head_dim / 2;  // sums a thread holds of [64, 80]
+constexpr int score_columns = 112;       // keys the forward pass takes at a time
 
 /// Bytes of `rows` rows of a head, and of the first of its two tiles.
 constexpr int head_tile_bytes(int rows) { return 2 * rows * tile_row_bytes; }
@@ -67,6 +68,10 @@ __device__ __forceinline__ uint64_t head_along_columns(const char* tile, int row
 #define MIMO_SUMS_40                                                                                                 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}"
+#define MIMO_SUMS_56                                                                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55}"
 
 // Sums lie in threads as multiply_64x192 says; a left operand in registers lies as mma's does, each warp with its 16 rows.
 
@@ -76,6 +81,15 @@ __device__ __forceinline__ void multiply_64x64(float (&sum)[32], uint64_t left, 
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " MIMO_SUMS_32 ", %32, %33, p, 1, 1, 0, 0;\n}"
                : MIMO_16(0), MIMO_16(16)
+               : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+#endif
+}
+/// sum[64, 112] (+)= left[64, 16] right[16, 112], the same way.
+__device__ __forceinline__ void multiply_64x112(float (&sum)[56], uint64_t left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 " MIMO_SUMS_56 ", %56, %57, p, 1, 1, 0, 0;\n}"
+               : MIMO_16(0), MIMO_16(16), MIMO_16(32), MIMO_4(48), MIMO_4(52)
                : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 #endif
 }
@@ -97,6 +111,7 @@ __device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t*
                : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
 #endif
 }
+#undef MIMO_SUMS_56
 #undef MIMO_SUMS_40
 #undef MIMO_SUMS_32
 #undef MIMO_16

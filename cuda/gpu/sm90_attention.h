@@ -28,6 +28,12 @@ bool attention_fits(const mimo_stream& stream, const Args& args) {
 
 }  // namespace sm90
 
+/// Sequences far shorter than its tiles (of 192 queries) are left to cuDNN.
+inline bool sm90_attention_forward_fits(const mimo_stream& stream, const mimo_attention_forward_args& args) {
+  return sm90::attention_fits(stream, args) && args.tokens >= 128 * args.sequences;
+}
+void sm90_bf16_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
+
 inline bool sm90_attention_backward_fits(const mimo_stream& stream, const mimo_attention_backward_args& args) {
   return sm90::attention_fits(stream, args) && sm90::in_pieces_of_16(args.d_o, args.d_o_stride) &&
          sm90::in_pieces_of_16(args.dq, args.d_token_stride) && sm90::in_pieces_of_16(args.dk, 0) &&

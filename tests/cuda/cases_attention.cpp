@@ -78,8 +78,9 @@ void add_attention(Cases& cases, bool large) {
   add("causal", {{70}, 4, 2, 32, true, 0});
   add("packed causal", {{70, 1, 0, 33}, 4, 2, 64, true, 0});
   add("packed full", {{40, 65}, 3, 3, 80, false, 0});
-  // Tiles of 64 and 128 tokens: exactly one, one more, several and a part, and sequences far shorter.
-  add("packed vision", {{300, 1, 0, 77, 128, 129}, 3, 3, 80, false, 0});
+  // Around Hopper's tiles of 64, 112, 128 and 192 tokens, and sequences far shorter.
+  add("packed vision", {{300, 1, 0, 77, 128, 129, 400}, 3, 3, 80, false, 0});
+  add("vision tiles", {{112, 113, 191, 192, 193, 224}, 2, 2, 80, false, 0});
   add("short vision", {{0, 5, 1, 1, 33, 0, 2, 64, 65, 0}, 2, 2, 80, false, 0});
   add("one token", {{1}, 1, 1, 80, false, 0});
   add("equal lengths", {{64, 64}, 4, 1, 72, true, 0});

@@ -10,7 +10,9 @@ namespace mimo::cuda {
 void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args) {
   require_attention(args);
   if (args.tokens == 0) return;
-  if (Cudnn::takes(args)) {
+  if (sm90_attention_forward_fits(stream, args)) {
+    sm90_bf16_attention_forward(stream, args);
+  } else if (Cudnn::takes(args)) {
     stream.device->cudnn().attention_forward(stream, args);
   } else {
     attention_forward_plain(stream, args);
