@@ -6,6 +6,7 @@
  *   release   dist/release/mimo with both inside: the CPU library by zig, for glibc 2.28 or later, the CUDA library for
  *             sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
+ *   tools     only fetches what release needs to be built
  *
  * What is unchanged is not built again. Missing Debian packages are installed when this runs as root, else named.
  */
@@ -53,6 +54,10 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 		const library = buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
 		install(library, join(root, "build/lib-sanitize/libmimo_cpu.so"));
 	},
+	tools: async () => {
+		zigTools();
+		cudaTools("");
+	},
 };
 
 function fail(sentence: string, exitCode = 1): never {
@@ -84,8 +89,11 @@ function need(packages: Readonly<Record<string, () => boolean>>): void {
 		fail(`${missing.join(", ")} missing. Run: sudo ${install.join(" ")}`);
 	}
 	process.stderr.write(`build: installing ${missing.join(", ")}\n`);
-	run(["apt-get", "update", "-qq"], "apt-get update");
-	run([...install, "-qq"], "apt-get install", { DEBIAN_FRONTEND: "noninteractive" });
+	// Another build may be at the same.
+	mkdirSync(join(root, "build"), { recursive: true });
+	const inTurn = ["flock", "build/packages.lock"];
+	run([...inTurn, "apt-get", "update", "-qq"], "apt-get update");
+	run([...inTurn, ...install, "-qq"], "apt-get install", { DEBIAN_FRONTEND: "noninteractive" });
 	const absent = missing.filter((name) => !packages[name]!());
 	if (absent.length > 0) fail(`${absent.join(", ")} cannot be found although apt-get installed it.`);
 }

@@ -55,6 +55,9 @@ bool processor_has_avx2() {
 }
 
 bool processor_has_avx512() {
+#ifdef MIMO_WITHOUT_AVX512
+  return false;
+#endif
   static const bool there = read_features().avx512 && !left_out("avx512");
   return there;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "mimo.h"
+#include "require.h"
 
 namespace mimo {
 
@@ -19,10 +20,6 @@ class Error : public std::runtime_error {
 };
 
 void set_last_error(const std::string& sentence);
-
-/// Throws an Error. For kernel files, which must not hold inline code of std::string or Error themselves: compiled for
-/// AVX-512, the linker could give it to every processor.
-[[noreturn]] void fail(int32_t status, const char* sentence);
 
 /// Runs `body`; an exception becomes a status and the thread's last error.
 template <class Body>
@@ -46,9 +43,3 @@ int32_t guard(Body&& body) noexcept {
 }
 
 }  // namespace mimo
-
-/// Refuses an argument: a bug in the caller, named by operation and condition.
-#define MIMO_REQUIRE(condition, operation)                                                     \
-  do {                                                                                         \
-    if (!(condition)) ::mimo::fail(MIMO_ERROR_ARGUMENT, operation " needs " #condition "."); \
-  } while (0)

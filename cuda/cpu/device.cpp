@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "memory_pool.h"
 #include "openblas.h"
 #include "processor.h"
 #include "status.h"
@@ -51,10 +52,14 @@ int64_t now_nanoseconds() {
 
 }  // namespace
 
+Workspace::Workspace(mimo_stream* stream, int64_t bytes)
+    : stream_(stream), address_(stream->device->memory->allocate(stream, bytes, MIMO_TAG_WORKSPACE)) {}
+Workspace::~Workspace() { stream_->device->memory->free(stream_, address_); }
+
 }  // namespace mimo
 
-mimo_device::mimo_device(int32_t thread_count)
-    : threads(thread_count), memory(std::make_unique<mimo::HostMemoryPool>()) {}
+mimo_device::mimo_device(int32_t thread_count) : threads(thread_count), memory(new mimo::HostMemoryPool()) {}
+mimo_device::~mimo_device() { delete memory; }
 
 using mimo::guard;
 
@@ -63,8 +68,7 @@ extern "C" {
 const char* mimo_library_kind(void) { return "cpu"; }
 
 const char* mimo_library_versions(void) {
-  static const std::string line = mimo::openblas_version();
-  return line.c_str();
+  return mimo::openblas_version();
 }
 
 int32_t mimo_device_count(int32_t* count) {

@@ -1,17 +1,22 @@
 // The CPU library's device: a pool of worker threads, a memory pool, and streams that run everything at once.
 #pragma once
 #include <cstdint>
-#include <memory>
-#include <string>
 
-#include "memory_pool.h"
 #include "mimo.h"
 #include "thread_pool.h"
 
+namespace mimo {
+class MemoryPool;
+}
+
 struct mimo_device {
   explicit mimo_device(int32_t threads);
+  ~mimo_device();
+  mimo_device(const mimo_device&) = delete;
+  mimo_device& operator=(const mimo_device&) = delete;
   mimo::ThreadPool threads;
-  std::unique_ptr<mimo::MemoryPool> memory;
+  /// Its own: a plain pointer because kernel files include this, dozens of times, and parse no <memory>.
+  mimo::MemoryPool* const memory;
 };
 
 struct mimo_stream {
@@ -27,9 +32,8 @@ namespace mimo {
 /// Temporary memory of one operation, given back at the end of the scope.
 class Workspace {
  public:
-  Workspace(mimo_stream* stream, int64_t bytes)
-      : stream_(stream), address_(stream->device->memory->allocate(stream, bytes, MIMO_TAG_WORKSPACE)) {}
-  ~Workspace() { stream_->device->memory->free(stream_, address_); }
+  Workspace(mimo_stream* stream, int64_t bytes);
+  ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   template <class T>

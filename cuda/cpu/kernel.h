@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "device.h"
-#include "status.h"
+#include "require.h"
 
 #ifndef MIMO_ISA
 #error "kernel files are compiled with -DMIMO_ISA=avx2 or avx512"

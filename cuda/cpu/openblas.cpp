@@ -1,6 +1,7 @@
 #include "openblas.h"
 
 #include <cstdlib>
+#include <string>
 
 #include "processor.h"
 
@@ -35,8 +36,10 @@ __attribute__((constructor(101))) void choose_kernels() {
 
 void openblas_use_one_thread() { MIMO_OPENBLAS(openblas_set_num_threads)(1); }
 
-std::string openblas_version() {
-  return std::string(MIMO_OPENBLAS(openblas_get_config)()) + " kernels " + MIMO_OPENBLAS(openblas_get_corename)();
+const char* openblas_version() {
+  static const std::string line =
+      std::string(MIMO_OPENBLAS(openblas_get_config)()) + " kernels " + MIMO_OPENBLAS(openblas_get_corename)();
+  return line.c_str();
 }
 
 void sgemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,

@@ -2,11 +2,10 @@
 // threads competes for the cores.
 #pragma once
 #include <cstdint>
-#include <string>
 
 namespace mimo {
 
-std::string openblas_version();
+const char* openblas_version();
 /// Called once before the first product.
 void openblas_use_one_thread();
 

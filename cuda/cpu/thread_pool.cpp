@@ -2,7 +2,13 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 namespace mimo {
 namespace {
@@ -34,21 +40,51 @@ bool spin_until(Done&& done) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int32_t threads) {
-  const int32_t total = threads > 0 ? threads : usable_cores();
-  for (int32_t i = 1; i < total; ++i) workers_.emplace_back([this] { work(); });
-}
+struct ThreadPool::Workers {
+  /// `total` includes the calling thread.
+  explicit Workers(int32_t total) {
+    for (int32_t i = 1; i < total; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~Workers();
 
-ThreadPool::~ThreadPool() {
+  void run(int64_t count, Task task, void* context);
+
+ private:
+  void work();
+  void take_indices(int64_t generation);
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<int64_t> generation_{0};
+  std::atomic<bool> stop_{false};
+  // Claims of one generation: generation << 40 | next index, so a late worker cannot take an index of the next job.
+  std::atomic<uint64_t> claim_{0};
+  std::atomic<int64_t> finished_{0};
+  std::atomic<int64_t> count_{0};
+  std::atomic<Task> task_{nullptr};
+  std::atomic<void*> context_{nullptr};
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+};
+
+ThreadPool::ThreadPool(int32_t threads)
+    : size_(threads > 0 ? threads : usable_cores()), workers_(new Workers(size_)) {}
+
+ThreadPool::~ThreadPool() { delete workers_; }
+
+void ThreadPool::run(int64_t count, Task task, void* context) { workers_->run(count, task, context); }
+
+ThreadPool::Workers::~Workers() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
-  for (auto& worker : workers_) worker.join();
+  for (auto& thread : threads_) thread.join();
 }
 
-void ThreadPool::run(int64_t count, Task task, void* context) {
+void ThreadPool::Workers::run(int64_t count, Task task, void* context) {
   int64_t generation;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -76,7 +112,7 @@ void ThreadPool::run(int64_t count, Task task, void* context) {
   }
 }
 
-void ThreadPool::take_indices(int64_t generation) {
+void ThreadPool::Workers::take_indices(int64_t generation) {
   const uint64_t base = static_cast<uint64_t>(generation) << index_bits;
   uint64_t claim = claim_.load(std::memory_order_acquire);
   while (true) {
@@ -96,7 +132,7 @@ void ThreadPool::take_indices(int64_t generation) {
   }
 }
 
-void ThreadPool::work() {
+void ThreadPool::Workers::work() {
   int64_t seen = 0;
   while (true) {
     const auto changed = [&] { return stop_.load() || generation_.load(std::memory_order_acquire) != seen; };

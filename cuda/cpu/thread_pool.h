@@ -1,13 +1,8 @@
 // Worker threads for one device. Small and our own because ranks share cores: an idle worker sleeps (after a short
 // spin), where OpenMP run times and OpenBLAS's own threads keep a core busy.
 #pragma once
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <exception>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <type_traits>
 
 namespace mimo {
 
@@ -19,7 +14,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int32_t size() const { return static_cast<int32_t>(workers_.size()) + 1; }
+  int32_t size() const { return size_; }
 
   using Task = void (*)(void* context, int64_t index);
   /// Calls task(context, i) for every i in [0, count), spread over the threads; returns when all are done. The first
@@ -27,22 +22,10 @@ class ThreadPool {
   void run(int64_t count, Task task, void* context);
 
  private:
-  void work();
-  void take_indices(int64_t generation);
-
-  std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::atomic<int64_t> generation_{0};
-  std::atomic<bool> stop_{false};
-  // Claims of one generation: generation << 40 | next index, so a late worker cannot take an index of the next job.
-  std::atomic<uint64_t> claim_{0};
-  std::atomic<int64_t> finished_{0};
-  std::atomic<int64_t> count_{0};
-  std::atomic<Task> task_{nullptr};
-  std::atomic<void*> context_{nullptr};
-  std::mutex error_mutex_;
-  std::exception_ptr error_;
+  /// Out of sight: kernel files include this, dozens of times, and parse no <thread>.
+  struct Workers;
+  int32_t size_;
+  Workers* workers_;
 };
 
 /// Calls body(i) for every i in [0, count) on the pool's threads.

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "cublaslt.h"
 #include "cudnn_attention.h"
 #include "error.h"
+#include "memory_pool.h"
+#include "staging.h"
 #include "status.h"
 
 namespace mimo::cuda {
@@ -108,13 +111,16 @@ void Staging::to_host(cudaStream_t stream, void* destination, const void* source
   }
 }
 
+Workspace::Workspace(mimo_stream* stream, int64_t bytes)
+    : stream_(stream), address_(stream->device->memory->allocate(stream, bytes, MIMO_TAG_WORKSPACE)) {}
+Workspace::~Workspace() { stream_->device->memory->free(stream_, address_); }
+
 }  // namespace mimo::cuda
 
 using mimo::guard;
 using mimo::cuda::check;
 
-mimo_device::mimo_device(int32_t device_index)
-    : index(device_index), memory(std::make_unique<mimo::cuda::DeviceMemoryPool>(device_index)) {
+mimo_device::mimo_device(int32_t device_index) : index(device_index) {
   use();
   const auto attribute = [&](cudaDeviceAttr name) {
     int value = 0;
@@ -129,9 +135,14 @@ mimo_device::mimo_device(int32_t device_index)
     throw mimo::Error(MIMO_ERROR_UNSUPPORTED, "This GPU has compute capability " + std::to_string(compute_major) + "." +
                                                   std::to_string(compute_minor) + "; mimo needs 8.0 or later.");
   }
+  memory = new mimo::cuda::DeviceMemoryPool(device_index);
 }
 
-mimo_device::~mimo_device() = default;
+mimo_device::~mimo_device() {
+  delete cudnn_;
+  delete cublaslt_;
+  delete memory;
+}
 
 void mimo_device::use() const {
   thread_local int32_t current = -1;
@@ -141,14 +152,17 @@ void mimo_device::use() const {
 }
 
 mimo::cuda::CublasLt& mimo_device::cublaslt() {
-  if (!cublaslt_) cublaslt_ = std::make_unique<mimo::cuda::CublasLt>();
+  if (cublaslt_ == nullptr) cublaslt_ = new mimo::cuda::CublasLt();
   return *cublaslt_;
 }
 
 mimo::cuda::Cudnn& mimo_device::cudnn() {
-  if (!cudnn_) cudnn_ = std::make_unique<mimo::cuda::Cudnn>();
+  if (cudnn_ == nullptr) cudnn_ = new mimo::cuda::Cudnn();
   return *cudnn_;
 }
+
+mimo_stream::mimo_stream(mimo_device* on) : device(on), staging(new mimo::cuda::Staging()) {}
+mimo_stream::~mimo_stream() { delete staging; }
 
 extern "C" {
 
@@ -212,8 +226,7 @@ int32_t mimo_stream_create(mimo_device* device, int32_t priority, mimo_stream** 
     int lowest = 0, highest = 0;
     check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "reading stream priorities");
     const int wanted = priority < highest ? highest : (priority > lowest ? lowest : priority);
-    auto made = std::make_unique<mimo_stream>();
-    made->device = device;
+    auto made = std::make_unique<mimo_stream>(device);
     check(cudaStreamCreateWithPriority(&made->handle, cudaStreamNonBlocking, wanted), "creating a stream");
     *stream = made.release();
   });
@@ -324,7 +337,7 @@ int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destination, const
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy_to_device");
     if (bytes == 0) return;
     stream->device->use();
-    stream->staging.to_device(stream->handle, destination, source, bytes);
+    stream->staging->to_device(stream->handle, destination, source, bytes);
   });
 }
 
@@ -333,7 +346,7 @@ int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const v
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy_to_host");
     if (bytes == 0) return;
     stream->device->use();
-    stream->staging.to_host(stream->handle, destination, source, bytes);
+    stream->staging->to_host(stream->handle, destination, source, bytes);
   });
 }
 

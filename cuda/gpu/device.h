@@ -4,47 +4,26 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
-#include "memory_pool.h"
 #include "mimo.h"
+
+namespace mimo {
+class MemoryPool;
+}
 
 namespace mimo::cuda {
 
 class CublasLt;
 class Cudnn;
-
-/// Pinned host memory through which a stream's copies from and to pageable memory pass, so that they run at the bus's
-/// rate, and those to the device without waiting for the stream.
-class Staging {
- public:
-  ~Staging();
-  /// Returns when `source` may change: what still has to be copied of it lies here. Waits for the stream's earlier work only
-  /// where more than most_pieces are on their way.
-  void to_device(cudaStream_t stream, void* destination, const void* source, int64_t bytes);
-  /// Returns when the copy is complete.
-  void to_host(cudaStream_t stream, void* destination, const void* source, int64_t bytes);
-
- private:
-  struct Piece {
-    char* memory = nullptr;
-    cudaEvent_t free = nullptr;  // the last copy through it is done
-  };
-  static constexpr int64_t piece_bytes = 8 << 20;
-  static constexpr size_t most_pieces = 16;
-  void add_piece();
-  void next_piece();
-  std::vector<Piece> pieces_;
-  size_t current_ = 0;
-  int64_t filled_ = piece_bytes;  // bytes of the current piece
-};
+class Staging;
 
 }  // namespace mimo::cuda
 
 struct mimo_device {
   explicit mimo_device(int32_t index);
   ~mimo_device();
+  mimo_device(const mimo_device&) = delete;
+  mimo_device& operator=(const mimo_device&) = delete;
   /// Makes this the calling thread's device; every entry point does.
   void use() const;
   mimo::cuda::CublasLt& cublaslt();
@@ -55,17 +34,22 @@ struct mimo_device {
   int32_t compute_major = 0, compute_minor = 0;
   int64_t shared_bytes_per_block = 0;  // what a kernel may ask for
   bool deterministic = false;
-  std::unique_ptr<mimo::MemoryPool> memory;
+  /// Its own, as those below: plain pointers because kernel files include this, dozens of times, and parse no <memory>.
+  mimo::MemoryPool* memory = nullptr;
 
  private:
-  std::unique_ptr<mimo::cuda::CublasLt> cublaslt_;
-  std::unique_ptr<mimo::cuda::Cudnn> cudnn_;
+  mimo::cuda::CublasLt* cublaslt_ = nullptr;
+  mimo::cuda::Cudnn* cudnn_ = nullptr;
 };
 
 struct mimo_stream {
+  explicit mimo_stream(mimo_device* device);
+  ~mimo_stream();
+  mimo_stream(const mimo_stream&) = delete;
+  mimo_stream& operator=(const mimo_stream&) = delete;
   mimo_device* device;
-  cudaStream_t handle;
-  mimo::cuda::Staging staging;
+  cudaStream_t handle = nullptr;
+  mimo::cuda::Staging* const staging;
 };
 
 struct mimo_event {
@@ -79,9 +63,8 @@ namespace mimo::cuda {
 /// only later work of the same stream can get it.
 class Workspace {
  public:
-  Workspace(mimo_stream* stream, int64_t bytes)
-      : stream_(stream), address_(stream->device->memory->allocate(stream, bytes, MIMO_TAG_WORKSPACE)) {}
-  ~Workspace() { stream_->device->memory->free(stream_, address_); }
+  Workspace(mimo_stream* stream, int64_t bytes);
+  ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   template <class T>

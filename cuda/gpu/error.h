@@ -2,7 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "status.h"
+#include "require.h"
 
 namespace mimo::cuda {
 

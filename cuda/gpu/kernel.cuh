@@ -12,7 +12,6 @@
 
 #include "device.h"
 #include "error.h"
-#include "status.h"
 
 namespace mimo::cuda {
 

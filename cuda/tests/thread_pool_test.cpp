@@ -1,10 +1,13 @@
 // The worker threads under stress: many short loops, loops of every length, exceptions, several pools at once.
 #include "thread_pool.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "check.h"
 
