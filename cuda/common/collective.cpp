@@ -153,4 +153,14 @@ std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes,
   return std::make_unique<Broadcast>(group, x, bytes, root);
 }
 
+void barrier(Group& group) {
+  group.wait(group.start(Group::collectives, make_all_gather(group, nullptr, nullptr, 0, MIMO_COLLECTIVE_BARRIER)));
+}
+
+void exchange(Group& group, const void* x, void* y, int64_t bytes) {
+  auto call = make_all_gather(group, x, y, bytes, MIMO_COLLECTIVE_EXCHANGE);
+  const int64_t ticket = group.start(Group::collectives, std::move(call));
+  if (y != nullptr) group.wait(ticket);
+}
+
 }  // namespace mimo

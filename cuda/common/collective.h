@@ -49,6 +49,12 @@ std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes,
 /// `rows` [4, size]: send offsets and counts, receive offsets and counts; copied.
 std::unique_ptr<Call> make_all_to_all(const Group& group, const void* x, void* y, const int32_t* rows,
                                       int64_t row_bytes);
+
+/// Returns when all members have called it.
+void barrier(Group& group);
+/// y [size, bytes] = every member's x, both of the host. With y null it only gives x and waits for nobody.
+void exchange(Group& group, const void* x, void* y, int64_t bytes);
+
 std::unique_ptr<Call> make_send(Group& group, const void* x, int64_t bytes, int32_t to);
 std::unique_ptr<Call> make_receive(Group& group, void* x, int64_t bytes, int32_t from);
 

@@ -12,6 +12,17 @@
 namespace mimo {
 namespace {
 
+int32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/// A wait looks at least this often whether the run has failed.
+constexpr int64_t look_milliseconds = 50;
+
+}  // namespace
+
 /// FNV-1a.
 uint64_t hash(uint64_t state, const void* data, size_t bytes) {
   const auto* at = static_cast<const unsigned char*>(data);
@@ -19,21 +30,15 @@ uint64_t hash(uint64_t state, const void* data, size_t bytes) {
   return state;
 }
 
-int32_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+uint64_t group_key(const std::string& name, const std::vector<int32_t>& ranks) {
+  const uint64_t of_name = hash(14695981039346656037ull, name.data(), name.size() + 1);
+  return hash(of_name, ranks.data(), ranks.size() * sizeof(int32_t));
 }
 
 int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank) {
   const auto at = std::find(ranks.begin(), ranks.end(), rank);
   return at == ranks.end() ? -1 : static_cast<int32_t>(at - ranks.begin());
 }
-
-/// A wait looks at least this often whether the run has failed.
-constexpr int64_t look_milliseconds = 50;
-
-}  // namespace
 
 const char* collective_name(int32_t kind) {
   static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
@@ -46,12 +51,17 @@ Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks, Tens
       lanes_(1 + 2 * ranks_.size()) {
   MIMO_REQUIRE(size() >= 2, "mimo_group_create");
   MIMO_REQUIRE(rank_ >= 0, "mimo_group_create");
+  for (const int32_t other : ranks_) {
+    if (run.is_local(other)) continue;
+    throw Error(MIMO_ERROR_UNSUPPORTED, "Ranks " + std::to_string(run.rank()) + " and " + std::to_string(other) +
+                                            " are on different hosts, between which there is no shared memory: ranks " +
+                                            "of several hosts need NCCL (--device cuda, --distributed-backend nccl).");
+  }
   // A slot fits the nearest cache that two processes share, and all slots of a usual layout the 64 MB of a container.
   slot_bytes_ = std::max<int64_t>(64 << 10, (512 << 10) / size() / 64 * 64);
   // Spinning pays only where whoever is waited for has a core of its own.
   spin_nanoseconds_ = run.ranks() <= usable_cores() ? 50'000 : 2'000;
-  key_ = hash(14695981039346656037ull, name_.data(), name_.size() + 1);
-  key_ = hash(key_, ranks_.data(), ranks_.size() * sizeof(int32_t));
+  key_ = group_key(name_, ranks_);
   const int64_t slot = static_cast<int64_t>(sizeof(SlotHeader)) + slot_bytes_;
   area_ = run.area(key_, size() * (static_cast<int64_t>(sizeof(Place)) + 2 * slot), "the group " + name_);
 }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "relay.h"
 #include "status.h"
 
 namespace mimo {
@@ -23,15 +24,18 @@ namespace {
 constexpr char folder[] = "/dev/shm";
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'r', 'u', 'n', 0};
 /// Raised with every change of the structs in run.h.
-constexpr int64_t layout = 1;
+constexpr int64_t layout = 2;
 constexpr int64_t page = 4096;
 
 int64_t rounded_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 int64_t header_bytes() { return rounded_up(static_cast<int64_t>(sizeof(RunHeader)), page); }
 
+int64_t board_offset(int32_t ranks) { return header_bytes() + ranks * static_cast<int64_t>(sizeof(RankRegion)); }
+
 int64_t control_bytes(int32_t ranks) {
-  return rounded_up(header_bytes() + ranks * static_cast<int64_t>(sizeof(RankRegion)), page);
+  const int64_t postings = board_capacity(ranks) * static_cast<int64_t>(sizeof(Posting));
+  return rounded_up(board_offset(ranks) + static_cast<int64_t>(sizeof(Board)) + postings, page);
 }
 
 std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno) + "."; }
@@ -144,6 +148,7 @@ Run::Run(int32_t ranks, bool supervised, int64_t timeout_ms) {
   header_->timeout_ms = timeout_ms;
   header_->created = monotonic_nanoseconds();
   header_->failed_rank = -1;
+  header_->hosts = 1;
   header_->file_bytes = control_bytes(ranks);
   for (int32_t rank = 0; rank < ranks; ++rank) region(rank).waiting_call = -1;
   std::memcpy(header_->magic, magic, sizeof(magic));
@@ -171,6 +176,8 @@ Run::Run(const std::string& path) {
 }
 
 Run::~Run() {
+  // Other hosts hear of this one's end as long as it beats.
+  relay_.reset();
   stop_ = true;
   if (heart_.joinable()) heart_.join();
   if (file_ >= 0) close(file_);
@@ -182,6 +189,8 @@ RankRegion& Run::region(int32_t rank) const {
   MIMO_REQUIRE(rank >= 0 && rank < header_->ranks, "A rank of the run");
   return reinterpret_cast<RankRegion*>(mapping_.address() + header_bytes())[rank];
 }
+
+Board& Run::board() const { return *reinterpret_cast<Board*>(mapping_.address() + board_offset(ranks())); }
 
 int32_t Run::rank() const {
   MIMO_REQUIRE(rank_ >= 0, "A group (call mimo_run_join first)");

@@ -1,9 +1,14 @@
 // What the ranks of one host share: one unnamed file in /dev/shm, mapped by every rank and by the launcher. It holds a
-// header (has the run failed, why), a region for each rank (alive? where? its latest collective calls) and, behind them,
-// areas that groups allocate. Nobody has to clean up: the file is gone with the last process that has it open.
+// header (has the run failed, why), a region for each rank (alive? where? its latest collective calls), a board on which
+// ranks post what others need to meet them, and, behind these, areas that groups allocate. Nobody has to clean up: the
+// file is gone with the last process that has it open.
+//
+// A run of several hosts has such a file on each of them, with regions for all ranks: those of other hosts are copies, which
+// the hosts' relays keep (relay.h). So whoever looks at a rank, at a failure or at the board looks into its own host's file.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -45,6 +50,8 @@ struct RankRegion {
   std::atomic<int64_t> step;
   std::atomic<int64_t> calls;
   std::atomic<int64_t> waiting_call;
+  int32_t host_index;  // on which of the run's hosts the rank is
+  char gpu[20];        // the GPU's place on the bus, once the rank communicates through it
   char host[64];
   char module[32];
   char coordinates[64];
@@ -81,6 +88,22 @@ struct AreaEntry {
 constexpr int64_t max_areas = 4096;
 constexpr int32_t max_ranks = 1024;
 
+/// What a rank posted for others to read: identifiers of NCCL's communicators.
+struct Posting {
+  uint64_t key;
+  int32_t host_index;  // where it was posted
+  char value[256];
+};
+
+/// Postings are only added.
+struct Board {
+  std::atomic<int64_t> count;
+  Posting postings[1];  // as many as board_capacity says
+};
+
+/// A group and two pairs of neighbours for every rank, many times over.
+constexpr int64_t board_capacity(int32_t ranks) { return 256 + 16 * static_cast<int64_t>(ranks); }
+
 struct RunHeader {
   char magic[8];
   int64_t layout;
@@ -94,7 +117,12 @@ struct RunHeader {
   std::atomic<int64_t> failed_time;
   int32_t failed_rank;
   char reason[512];
-  std::atomic<int32_t> lock;  // of the areas
+  int32_t hosts;
+  int32_t own_host;
+  std::atomic<int32_t> mirrored;     // since the failure: what the other hosts' ranks had begun is here
+  std::atomic<int32_t> settled;      // ... and what they noted afterwards, or it was given up
+  std::atomic<int32_t> centre_lost;  // the host of rank 0 is gone
+  std::atomic<int32_t> lock;         // of the areas and the board
   int64_t file_bytes;
   int64_t area_count;
   AreaEntry areas[max_areas];
@@ -114,6 +142,8 @@ class Mapping {
   void* address_ = nullptr;
   int64_t bytes_ = 0;
 };
+
+class Relay;
 
 class Run {
  public:
@@ -138,6 +168,7 @@ class Run {
 
   /// How the groups that this process makes move tensors between GPUs.
   int32_t backend = MIMO_BACKEND_NCCL;
+  mimo_device* device = nullptr;
 
   bool failed() const { return header_->failed.load(std::memory_order_acquire) != 0; }
   /// Declares the run failed unless it is already. Returns whether this call did.
@@ -150,8 +181,9 @@ class Run {
   void end_call(int64_t number);
   /// It failed for want of these ranks.
   void fail_call(int64_t number, const std::vector<int32_t>& missing);
-  /// Whether a rank has begun a collective of tensors of this group with this sequence number or a later one.
-  bool has_begun(int32_t rank, const std::string& group, int64_t sequence) const;
+  /// Whether a rank has begun a collective of this group with this sequence number or a later one: of tensors, or of host
+  /// values, which are counted apart.
+  bool has_begun(int32_t rank, const std::string& group, bool values, int64_t sequence) const;
   /// One look at every rank. Fails the run when one is dead, stopped, silent or without progress.
   void watch();
 
@@ -159,6 +191,34 @@ class Run {
   void record_to(const std::string& path);
   /// Takes over what a recording holds of a rank.
   void take(int32_t rank, const RankRegion& recorded);
+
+  // Several hosts.
+  /// `host_of_rank` [ranks]. By whoever made the file, before others open it.
+  void place(const int32_t* host_of_rank, int32_t own_host);
+  bool spans_hosts() const { return header_->hosts > 1; }
+  bool is_local(int32_t rank) const { return region(rank).host_index == header_->own_host; }
+  /// This process passes on between its host and the others from now on.
+  void relay_through(std::unique_ptr<Relay> relay);
+  /// After a failure: whether what the other hosts' ranks had begun is known here.
+  bool mirrored() const { return !spans_hosts() || header_->mirrored != 0; }
+  /// Waits for that, as long as the relays do.
+  void await_mirrored() const;
+  /// After a failure: returns when the hosts have told each other where their ranks were, or do not within some seconds.
+  void settle() const;
+  /// Whether diagnoses are printed here: on the host of rank 0, or on the next one when that is gone.
+  bool may_diagnose() const;
+
+  /// Shows `bytes` (at most 256) to all ranks under `key`, which nobody has used before.
+  void post(uint64_t key, const void* value, int64_t bytes);
+  /// Waits for them. Throws when the run fails.
+  void read_posted(uint64_t key, void* value, int64_t bytes) const;
+  /// A posting of another host arrives.
+  void take_posting(const Posting& posting);
+  Board& board() const;
+  /// How often this process has made something of this key: together they name it once and for all.
+  int64_t count_of(uint64_t key) { return counts_[key]++; }
+  /// This rank communicates through a GPU. Throws when another rank of this host does too.
+  void claim_gpu(const char* gpu);
 
   /// The area of `key`, made with `bytes` zeros by whoever asks first. `what` names it in the error of a full /dev/shm.
   Mapping area(uint64_t key, int64_t bytes, const std::string& what);
@@ -187,6 +247,8 @@ class Run {
   std::atomic<int> recording_{-1};  // file
   std::string recording_path_;
   std::thread heart_;
+  std::map<uint64_t, int64_t> counts_;
+  std::unique_ptr<Relay> relay_;
 };
 
 }  // namespace mimo

@@ -30,8 +30,9 @@ int32_t mimo_run_close(mimo_run* run) {
   return guard([&] { delete run; });
 }
 
-int32_t mimo_run_set_backend(mimo_run* run, int32_t backend) {
+int32_t mimo_run_set_backend(mimo_run* run, mimo_device* device, int32_t backend) {
   return guard([&] {
+    run->run.device = device;
     MIMO_REQUIRE(backend == MIMO_BACKEND_NCCL || backend == MIMO_BACKEND_SHM, "mimo_run_set_backend");
     run->run.backend = backend;
   });
@@ -84,7 +85,9 @@ int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reas
 }
 
 int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed) {
-  return guard([&] { *claimed = run->run.header().claimed.exchange(1) == 0 ? 1 : 0; });
+  return guard([&] {
+    *claimed = run->run.may_diagnose() && run->run.header().claimed.exchange(1) == 0 ? 1 : 0;
+  });
 }
 
 int32_t mimo_run_record(mimo_run* run, const char* path) {

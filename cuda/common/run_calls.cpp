@@ -46,12 +46,14 @@ void Run::fail_call(int64_t number, const std::vector<int32_t>& missing) {
   entry->state = MIMO_CALL_STATE_FAILED;
 }
 
-bool Run::has_begun(int32_t of_rank, const std::string& group, int64_t sequence) const {
+bool Run::has_begun(int32_t of_rank, const std::string& group, bool values, int64_t sequence) const {
   const RankRegion& of = region(of_rank);
   const int64_t calls = of.calls.load(std::memory_order_acquire);
   for (int64_t i = std::max<int64_t>(0, calls - flight_records); i < calls; ++i) {
     const mimo_call_record& entry = of.flight[i % flight_records];
-    if (entry.kind <= MIMO_COLLECTIVE_ALL_TO_ALL && entry.sequence >= sequence && group == entry.group) return true;
+    const bool message = entry.kind == MIMO_COLLECTIVE_SEND || entry.kind == MIMO_COLLECTIVE_RECEIVE;
+    const bool alike = !message && (entry.kind >= MIMO_COLLECTIVE_BARRIER) == values;
+    if (alike && entry.sequence >= sequence && group == entry.group) return true;
   }
   return false;
 }

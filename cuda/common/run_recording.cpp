@@ -16,7 +16,7 @@ namespace mimo {
 namespace {
 
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'f', 'l', 'y', 0};
-constexpr int64_t layout = 1;
+constexpr int64_t layout = 2;
 constexpr double nanoseconds = 1e9;
 /// Ranks of one beat write within this; one that stopped writing longer before the others fell silent first.
 constexpr double same_time = 1.0;

@@ -94,6 +94,9 @@ void Run::watch() {
 
 void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
   RankRegion& of = region(rank);
+  const bool local = is_local(rank);
+  // The host of rank 0 watches all, the others their own ranks and rank 0.
+  if (!local && header_->own_host != 0 && rank != 0) return;
   const int32_t phase = of.phase;
   if (phase == MIMO_RANK_PHASE_FINISHED || phase == MIMO_RANK_PHASE_FAILED) return;
   Watched& seen = watched_[static_cast<size_t>(rank)];
@@ -103,7 +106,7 @@ void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
     if (now - header_->created > join_limit) fail(rank, "it has not joined within 60 s");
     return;
   }
-  const char state = process_state(pid);
+  const char state = local ? process_state(pid) : 'S';
   // A launcher hears of a death itself, with the signal.
   if (state == 0 || state == 'Z') {
     if (header_->supervised == 0 && of.phase != MIMO_RANK_PHASE_FINISHED) fail(rank, "its process has ended");
@@ -120,6 +123,7 @@ void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
 
 /// Nobody gets on: whoever waits for others is innocent as long as somebody does not wait.
 void Run::watch_progress(int64_t now) {
+  if (header_->own_host != 0) return;  // the host of rank 0 knows of all
   const int64_t limit = header_->timeout_ms * millisecond;
   int32_t culprit = -1;
   bool stuck = false;

@@ -79,18 +79,11 @@ int32_t mimo_group_receive(mimo_group* group, mimo_stream*, void* x, int64_t byt
 }
 
 int32_t mimo_group_barrier(mimo_group* group) {
-  return guard([&] {
-    auto call = mimo::make_all_gather(group->group, nullptr, nullptr, 0, MIMO_COLLECTIVE_BARRIER);
-    group->group.wait(group->group.start(mimo::Group::collectives, std::move(call)));
-  });
+  return guard([&] { mimo::barrier(group->group); });
 }
 
 int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y, int64_t bytes) {
-  return guard([&] {
-    auto call = mimo::make_all_gather(group->group, host_x, host_y, bytes, MIMO_COLLECTIVE_EXCHANGE);
-    const int64_t ticket = group->group.start(mimo::Group::collectives, std::move(call));
-    if (host_y != nullptr) group->group.wait(ticket);
-  });
+  return guard([&] { mimo::exchange(group->group, host_x, host_y, bytes); });
 }
 
 }  // extern "C"

@@ -17,6 +17,7 @@ namespace {
 
 /// A message needs few channels, and a rank may talk to many.
 constexpr int32_t message_channels = 8;
+constexpr int32_t value_channels = 1;
 /// A call that takes longer counts as waiting for others.
 constexpr int64_t patience = 1'000'000'000;
 
@@ -29,26 +30,6 @@ void set_up_nccl(bool deterministic) {
   // One order of additions, whatever it would choose for a size.
   setenv("NCCL_ALGO", "Ring", 0);
   setenv("NCCL_PROTO", "Simple", 0);
-}
-
-/// What members tell each other before they meet in NCCL.
-struct Introduction {
-  char gpu[16];  // its place on the bus
-  ncclUniqueId ids[2];
-};
-
-Introduction introduce(const mimo_stream& stream) {
-  Introduction own = {};
-  check(cudaDeviceGetPCIBusId(own.gpu, sizeof(own.gpu), stream.device->index), "reading the device's place");
-  return own;
-}
-
-/// NCCL would say "invalid usage".
-void require_own_gpu(int32_t rank, const Introduction& of_rank, int32_t other, const Introduction& of_other) {
-  if (std::strcmp(of_rank.gpu, of_other.gpu) != 0) return;
-  throw Error(MIMO_ERROR_UNSUPPORTED, "Ranks " + std::to_string(rank) + " and " + std::to_string(other) +
-                                          " use the same GPU (" + of_rank.gpu + "), which NCCL refuses; " +
-                                          "with --distributed-backend shm ranks may share GPUs.");
 }
 
 /// The thread that looks at the calls of all groups of this process.
@@ -103,7 +84,13 @@ class Watch {
 }  // namespace
 
 DeviceGroup::DeviceGroup(Run& run, const std::string& name, std::vector<int32_t> ranks)
-    : run_(run), host_(run, name, std::move(ranks)) {
+    : run_(run), name_(name), ranks_(std::move(ranks)), rank_(place_among(ranks_, run.rank())) {
+  MIMO_REQUIRE(size() >= 2, "mimo_group_create");
+  MIMO_REQUIRE(rank_ >= 0, "mimo_group_create");
+  MIMO_REQUIRE(run.device != nullptr, "mimo_group_create (call mimo_run_set_backend first)");
+  const auto local = [&](int32_t rank) { return run.is_local(rank); };
+  if (std::all_of(ranks_.begin(), ranks_.end(), local)) host_ = std::make_unique<Group>(run, name_, ranks_);
+  else staging_ = std::make_unique<ValueStaging>();
   Watch::instance().add(run, this);
 }
 
@@ -111,13 +98,20 @@ DeviceGroup::~DeviceGroup() {
   Watch::instance().remove(this);
   if (device_ >= 0) cudaSetDevice(device_);
   if (run_.failed() || run_.region(run_.rank()).phase != MIMO_RANK_PHASE_FINISHED) {
-    // This rank ends early. Its communicators end with the process: closing them would wait for their members.
-    for (auto& [lane, line] : lines_) line.communicator.release();
+    if (run_.failed() && run_.spans_hosts()) {
+      run_.await_mirrored();
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!gave_up_) give_up();
+    }
+    // This rank ends early. Its communicators end with the process, and what their kernels use: closing them would wait for
+    // their members.
+    for (auto& [number, line] : lines_) line.communicator.release();
+    staging_.release();
     return;
   }
-  for (auto& [lane, line] : lines_) line.communicator->begin_finish();
-  for (auto& [lane, line] : lines_) line.communicator->finish();
-  for (auto& [lane, line] : lines_) {
+  for (auto& [number, line] : lines_) line.communicator->begin_finish();
+  for (auto& [number, line] : lines_) line.communicator->finish();
+  for (auto& [number, line] : lines_) {
     for (const Pending& one : line.pending) {
       if (cudaEventQuery(one.done) == cudaSuccess) run_.end_call(one.number);
       cudaEventDestroy(one.done);
@@ -126,49 +120,60 @@ DeviceGroup::~DeviceGroup() {
   for (cudaEvent_t one : events_) cudaEventDestroy(one);
 }
 
-DeviceGroup::Line& DeviceGroup::line_of_all(mimo_stream& stream) {
-  const auto known = lines_.find(Group::collectives);
+/// Before the first communicator.
+void DeviceGroup::prepare() {
+  device_ = run_.device->index;
+  check(cudaSetDevice(device_), "choosing a device");
+  set_up_nccl(run_.device->deterministic);
+  char gpu[16] = {};
+  check(cudaDeviceGetPCIBusId(gpu, sizeof(gpu), device_), "reading the device's place");
+  run_.claim_gpu(gpu);
+}
+
+/// Where an identifier is posted: the same at all members, and another one for every group and use.
+uint64_t DeviceGroup::key_for(const std::string& what) {
+  const uint64_t key = hash(group_key(name_, ranks_), what.data(), what.size());
+  const int64_t count = run_.count_of(key);
+  return hash(key, &count, sizeof(count));
+}
+
+DeviceGroup::Line& DeviceGroup::line_of_members(int32_t number, int32_t channels) {
+  const auto known = lines_.find(number);
   if (known != lines_.end()) return known->second;
-  device_ = stream.device->index;
-  set_up_nccl(stream.device->deterministic);
-  Introduction own = introduce(stream);
-  if (rank() == 0) own.ids[0] = new_unique_id();
-  std::vector<Introduction> all(static_cast<size_t>(size()));
-  host_.wait(host_.start(Group::collectives,
-                         make_all_gather(host_, &own, all.data(), sizeof(own), MIMO_COLLECTIVE_EXCHANGE)));
-  for (size_t member = 0; member < all.size(); ++member) {
-    for (size_t other = 0; other < member; ++other) {
-      require_own_gpu(host_.ranks()[other], all[other], host_.ranks()[member], all[member]);
-    }
+  prepare();
+  const uint64_t key = key_for(number == all ? "all" : "values");
+  ncclUniqueId id;
+  if (rank() == 0) {
+    id = new_unique_id();
+    run_.post(key, &id, sizeof(id));
+  } else {
+    run_.read_posted(key, &id, sizeof(id));
   }
-  auto made = std::make_unique<Communicator>(run_, all[0].ids[0], size(), rank(), 0);
+  auto made = std::make_unique<Communicator>(run_, id, size(), rank(), channels);
   std::lock_guard<std::mutex> lock(mutex_);
-  Line& line = lines_[Group::collectives];
+  Line& line = lines_[number];
   line.communicator = std::move(made);
   return line;
 }
 
 DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, bool sends) {
   MIMO_REQUIRE(peer >= 0 && peer < size() && peer != rank(), "A message between two members");
-  const int32_t lane = sends ? host_.lane_to(peer) : host_.lane_from(peer);
-  const auto known = lines_.find(lane);
+  const int32_t number = sends ? to(peer) : from(peer);
+  const auto known = lines_.find(number);
   if (known != lines_.end()) return known->second;
-  device_ = stream.device->index;
-  set_up_nccl(stream.device->deterministic);
+  prepare();
   // Both directions at once: a pair that meets for the first time may send both ways.
   const bool lower = rank() < peer;
-  const Introduction own = introduce(stream);
-  Introduction told = own;  // by the lower one; ids: upwards, downwards
+  const uint64_t key = key_for(std::to_string(std::min(rank(), peer)) + " " + std::to_string(std::max(rank(), peer)));
+  ncclUniqueId ids[2];  // upwards, downwards
   if (lower) {
-    for (ncclUniqueId& id : told.ids) id = new_unique_id();
-    host_.wait(host_.start(host_.lane_to(peer), make_send(host_, &told, sizeof(told), peer)));
+    for (ncclUniqueId& id : ids) id = new_unique_id();
+    run_.post(key, ids, sizeof(ids));
   } else {
-    host_.wait(host_.start(host_.lane_from(peer), make_receive(host_, &told, sizeof(told), peer)));
-    const auto global = [&](int32_t member) { return host_.ranks()[static_cast<size_t>(member)]; };
-    require_own_gpu(global(peer), told, global(rank()), own);
+    run_.read_posted(key, ids, sizeof(ids));
   }
   for (const bool up : {true, false}) {
-    auto made = std::make_unique<Communicator>(run_, told.ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
+    auto made = std::make_unique<Communicator>(run_, ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
     // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are.
     Workspace byte(&stream, 1);
     made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {
@@ -177,11 +182,58 @@ DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, boo
     });
     check(cudaStreamSynchronize(made->stream()), "connecting");
     std::lock_guard<std::mutex> lock(mutex_);
-    Line& line = lines_[up == lower ? host_.lane_to(peer) : host_.lane_from(peer)];
+    Line& line = lines_[up == lower ? to(peer) : from(peer)];
     line.communicator = std::move(made);
     line.peer = peer;
   }
-  return lines_.at(lane);
+  return lines_.at(number);
+}
+
+void DeviceGroup::barrier() {
+  if (host_) mimo::barrier(*host_);
+  else exchange_between_hosts(MIMO_COLLECTIVE_BARRIER, nullptr, nullptr, 0);
+}
+
+void DeviceGroup::exchange(const void* x, void* y, int64_t bytes) {
+  if (host_) mimo::exchange(*host_, x, y, bytes);
+  else exchange_between_hosts(MIMO_COLLECTIVE_EXCHANGE, x, y, bytes);
+}
+
+/// Through the GPUs, because NCCL knows the fast ways between hosts. A barrier moves a byte.
+void DeviceGroup::exchange_between_hosts(int32_t kind, const void* x, void* y, int64_t bytes) {
+  run_.require_alive();
+  Line& line = line_of_members(values(), value_channels);
+  check(cudaSetDevice(device_), "choosing a device");
+  const auto part = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  const size_t whole = part * static_cast<size_t>(size());
+  staging_->reserve(static_cast<int64_t>(part + whole));
+  std::memset(staging_->host(), 0, part);
+  if (bytes > 0) std::memcpy(staging_->host(), x, static_cast<size_t>(bytes));
+  char* const gathered = staging_->device() + part;
+  const cudaStream_t stream = line.communicator->stream();
+  cudaEvent_t done;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    forget_finished(line);
+    check(cudaMemcpyAsync(staging_->device(), staging_->host(), part, cudaMemcpyHostToDevice, stream), "a copy");
+    done = queue(line, kind, bytes, [&](ncclComm_t comm, cudaStream_t at) {
+      return nccl().AllGather(staging_->device(), gathered, part, ncclUint8, comm, at);
+    });
+    check(cudaMemcpyAsync(staging_->host() + part, gathered, whole, cudaMemcpyDeviceToHost, stream), "a copy");
+    check(cudaEventRecord(done, stream), "recording an event");
+  }
+  for (int64_t spins = 0;; ++spins) {
+    const cudaError_t state = cudaEventQuery(done);
+    if (state == cudaSuccess) break;
+    run_.require_alive();
+    if (state != cudaErrorNotReady) check(state, "an exchange between hosts");
+    if (spins > 1000) usleep(20);
+  }
+  // A failed run's communication was ended, not done.
+  run_.require_alive();
+  std::lock_guard<std::mutex> lock(mutex_);
+  forget_finished(line);
+  if (bytes > 0) std::memcpy(y, staging_->host() + part, whole);
 }
 
 cudaEvent_t DeviceGroup::event() {
@@ -195,55 +247,58 @@ cudaEvent_t DeviceGroup::event() {
   return taken;
 }
 
-int64_t DeviceGroup::start(mimo_stream& stream, int32_t lane, Line& line, int32_t kind, int64_t bytes,
+/// Queues a call and notes it; its event, which is returned, is recorded behind it.
+cudaEvent_t DeviceGroup::queue(Line& line, int32_t kind, int64_t bytes, const Body& body) {
+  const int64_t sequence = ++line.started;
+  const int64_t number = run_.begin_call(name_, sequence, kind, bytes);
+  line.communicator->queue(collective_name(kind), body);
+  const cudaEvent_t done = event();
+  check(cudaEventRecord(done, line.communicator->stream()), "recording an event");
+  line.pending.push_back({sequence, number, monotonic_nanoseconds(), done});
+  return done;
+}
+
+int64_t DeviceGroup::start(mimo_stream& stream, int32_t number, Line& line, int32_t kind, int64_t bytes,
                            const Body& body) {
   run_.require_alive();
   std::lock_guard<std::mutex> lock(mutex_);
   forget_finished(line);
   const cudaEvent_t before = event();
-  const cudaStream_t queue = line.communicator->stream();
   check(cudaEventRecord(before, stream.handle), "recording an event");
-  check(cudaStreamWaitEvent(queue, before, 0), "waiting for an event");
+  check(cudaStreamWaitEvent(line.communicator->stream(), before, 0), "waiting for an event");
   events_.push_back(before);
-  const int64_t sequence = ++line.started;
-  const int64_t number = run_.begin_call(host_.name(), sequence, kind, bytes);
-  line.communicator->queue(collective_name(kind), body);
-  const cudaEvent_t done = event();
-  check(cudaEventRecord(done, queue), "recording an event");
-  line.pending.push_back({sequence, number, monotonic_nanoseconds(), done});
-  return sequence * (1 + 2 * size()) + lane;
+  queue(line, kind, bytes, body);
+  return line.started * line_numbers() + number;
 }
 
 int64_t DeviceGroup::collective(mimo_stream& stream, int32_t kind, int64_t bytes, const Body& body) {
-  return start(stream, Group::collectives, line_of_all(stream), kind, bytes, body);
+  return start(stream, all, line_of_members(all, 0), kind, bytes, body);
 }
 
-int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to) {
+int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int32_t peer) {
   MIMO_REQUIRE(bytes >= 0, "mimo_group_send");
-  Line& line = line_with(stream, to, true);
-  const int32_t there = rank() < to ? 1 : 0;
-  return start(stream, host_.lane_to(to), line, MIMO_COLLECTIVE_SEND, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
+  Line& line = line_with(stream, peer, true);
+  const int32_t there = rank() < peer ? 1 : 0;
+  return start(stream, to(peer), line, MIMO_COLLECTIVE_SEND, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
     return nccl().Send(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
   });
 }
 
-int64_t DeviceGroup::receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from) {
+int64_t DeviceGroup::receive(mimo_stream& stream, void* x, int64_t bytes, int32_t peer) {
   MIMO_REQUIRE(bytes >= 0, "mimo_group_receive");
-  Line& line = line_with(stream, from, false);
-  const int32_t there = rank() < from ? 1 : 0;
-  return start(stream, host_.lane_from(from), line, MIMO_COLLECTIVE_RECEIVE, bytes,
-               [&](ncclComm_t comm, cudaStream_t queue) {
-                 return nccl().Recv(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
-               });
+  Line& line = line_with(stream, peer, false);
+  const int32_t there = rank() < peer ? 1 : 0;
+  return start(stream, from(peer), line, MIMO_COLLECTIVE_RECEIVE, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
+    return nccl().Recv(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
+  });
 }
 
 void DeviceGroup::wait(mimo_stream& stream, int64_t ticket) {
   run_.require_alive();
-  const int64_t lanes = 1 + 2 * size();
   std::lock_guard<std::mutex> lock(mutex_);
-  const Line& line = lines_.at(static_cast<int32_t>(ticket % lanes));
+  const Line& line = lines_.at(static_cast<int32_t>(ticket % line_numbers()));
   for (const Pending& one : line.pending) {
-    if (one.sequence == ticket / lanes) {
+    if (one.sequence == ticket / line_numbers()) {
       check(cudaStreamWaitEvent(stream.handle, one.done, 0), "waiting for an event");
       return;
     }
@@ -267,13 +322,14 @@ void DeviceGroup::forget_finished(Line& line) {
 
 void DeviceGroup::give_up() {
   gave_up_ = true;
-  for (auto& [lane, line] : lines_) {
+  for (auto& [number, line] : lines_) {
     for (const Pending& one : line.pending) {
       std::vector<int32_t> missing;
       for (int32_t member = 0; member < size(); ++member) {
         if (member == rank()) continue;
-        const int32_t global = host_.ranks()[static_cast<size_t>(member)];
-        const bool absent = line.peer < 0 ? !run_.has_begun(global, host_.name(), one.sequence) : member == line.peer;
+        const int32_t global = ranks_[static_cast<size_t>(member)];
+        const bool absent = line.peer < 0 ? !run_.has_begun(global, name_, number == values(), one.sequence)
+                                          : member == line.peer;
         if (absent) missing.push_back(global);
       }
       run_.fail_call(one.number, missing);
@@ -287,11 +343,12 @@ std::pair<int64_t, int64_t> DeviceGroup::look() {
   if (!lock.owns_lock() || device_ < 0) return {-1, 0};
   cudaSetDevice(device_);
   if (run_.failed()) {
-    if (!gave_up_) give_up();
+    // Who is missing on other hosts is known a moment later.
+    if (!gave_up_ && run_.mirrored()) give_up();
     return {-1, 0};
   }
   std::pair<int64_t, int64_t> oldest{-1, 0};
-  for (auto& [lane, line] : lines_) {
+  for (auto& [number, line] : lines_) {
     try {
       forget_finished(line);
     } catch (const Error&) {

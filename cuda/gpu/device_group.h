@@ -1,8 +1,10 @@
-// Groups of the nccl backend: tensors move through NCCL, on streams of their own, host values through shared memory.
+// Groups of the nccl backend: tensors move through NCCL, on streams of their own; host values through shared memory, or
+// through NCCL too where the members are on several hosts.
 //
 // Collectives have one communicator; every pair that talks has two more, one a direction, so that messages wait for
-// nothing but their receiver. Communicators are made at their first use. A call is queued behind what its stream holds, and
-// mimo_group_wait puts an event before the stream's later work: the host waits for nothing.
+// nothing but their receiver; host values of several hosts have one. Communicators are made at their first use: one member
+// posts its identifier on the run's board. A call is queued behind what its stream holds, and mimo_group_wait puts an event
+// before the stream's later work: the host waits for nothing.
 //
 // A thread of the process looks at the calls under way: it notes those that are done in the flight recorder, says which
 // call this rank waits for, and when the run has failed it ends NCCL's kernels and notes who was missing.
@@ -15,9 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "communicator.h"
 #include "device.h"
 #include "group.h"
-#include "communicator.h"
+#include "value_staging.h"
 
 namespace mimo::cuda {
 
@@ -26,10 +29,12 @@ class DeviceGroup {
   DeviceGroup(Run& run, const std::string& name, std::vector<int32_t> ranks);
   ~DeviceGroup();
 
-  /// Barriers and values of the host.
-  Group& host() { return host_; }
-  int32_t size() const { return host_.size(); }
-  int32_t rank() const { return host_.rank(); }
+  int32_t size() const { return static_cast<int32_t>(ranks_.size()); }
+  int32_t rank() const { return rank_; }
+
+  void barrier();
+  /// y [size, bytes] = every member's x, both of the host.
+  void exchange(const void* x, void* y, int64_t bytes);
 
   using Body = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
   /// Queues a collective of all members behind the stream's work; returns its ticket.
@@ -54,17 +59,32 @@ class DeviceGroup {
     int64_t started = 0;
     std::deque<Pending> pending;
   };
-  Line& line_of_all(mimo_stream& stream);
+  /// Lines by number, which tickets carry: all, to a peer, from a peer, host values.
+  static constexpr int32_t all = 0;
+  int32_t to(int32_t peer) const { return 1 + peer; }
+  int32_t from(int32_t peer) const { return 1 + size() + peer; }
+  int32_t values() const { return 1 + 2 * size(); }
+  int32_t line_numbers() const { return 2 + 2 * size(); }
+
+  void prepare();
+  uint64_t key_for(const std::string& what);
+  Line& line_of_members(int32_t number, int32_t channels);
   Line& line_with(mimo_stream& stream, int32_t peer, bool sends);
-  int64_t start(mimo_stream& stream, int32_t lane, Line& line, int32_t kind, int64_t bytes, const Body& body);
+  void exchange_between_hosts(int32_t kind, const void* x, void* y, int64_t bytes);
+  int64_t start(mimo_stream& stream, int32_t number, Line& line, int32_t kind, int64_t bytes, const Body& body);
+  cudaEvent_t queue(Line& line, int32_t kind, int64_t bytes, const Body& body);
   void forget_finished(Line& line);
   void give_up();
   cudaEvent_t event();
 
   Run& run_;
-  Group host_;
+  const std::string name_;
+  const std::vector<int32_t> ranks_;
+  const int32_t rank_;  // among them
+  std::unique_ptr<Group> host_;       // where all members share memory
+  std::unique_ptr<ValueStaging> staging_;  // where they do not
   std::mutex mutex_;
-  std::map<int32_t, Line> lines_;  // by lane of `host_`: all, to a peer, from a peer
+  std::map<int32_t, Line> lines_;
   std::vector<cudaEvent_t> events_;
   int32_t device_ = -1;
   bool gave_up_ = false;

@@ -1,5 +1,4 @@
 // mimo_group_*: groups at the C ABI.
-#include "collective.h"
 #include "status.h"
 #include "transport.h"
 
@@ -62,7 +61,7 @@ int32_t mimo_group_broadcast(mimo_group* group, mimo_stream* stream, void* x, in
                              int64_t* ticket) {
   return guard([&] {
     MIMO_REQUIRE(bytes >= 0, "mimo_group_broadcast");
-    MIMO_REQUIRE(root >= 0 && root < group->transport->host().size(), "mimo_group_broadcast");
+    MIMO_REQUIRE(root >= 0 && root < group->transport->size(), "mimo_group_broadcast");
     stream->device->use();
     *ticket = group->transport->broadcast(*stream, x, bytes, root);
   });
@@ -72,7 +71,7 @@ int32_t mimo_group_all_to_all(mimo_group* group, mimo_stream* stream, const void
                               int64_t row_bytes, int64_t* ticket) {
   return guard([&] {
     MIMO_REQUIRE(row_bytes >= 0, "mimo_group_all_to_all");
-    const int32_t size = group->transport->host().size();
+    const int32_t size = group->transport->size();
     for (int32_t i = 0; i < 4 * size; ++i) MIMO_REQUIRE(host_rows[i] >= 0, "mimo_group_all_to_all");
     stream->device->use();
     *ticket = group->transport->all_to_all(*stream, x, y, host_rows, row_bytes);
@@ -96,19 +95,13 @@ int32_t mimo_group_receive(mimo_group* group, mimo_stream* stream, void* x, int6
 }
 
 int32_t mimo_group_barrier(mimo_group* group) {
-  return guard([&] {
-    mimo::Group& host = group->transport->host();
-    auto call = mimo::make_all_gather(host, nullptr, nullptr, 0, MIMO_COLLECTIVE_BARRIER);
-    host.wait(host.start(mimo::Group::collectives, std::move(call)));
-  });
+  return guard([&] { group->transport->barrier(); });
 }
 
 int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y, int64_t bytes) {
   return guard([&] {
-    mimo::Group& host = group->transport->host();
-    auto call = mimo::make_all_gather(host, host_x, host_y, bytes, MIMO_COLLECTIVE_EXCHANGE);
-    const int64_t ticket = host.start(mimo::Group::collectives, std::move(call));
-    if (host_y != nullptr) host.wait(ticket);
+    MIMO_REQUIRE(bytes >= 0, "mimo_group_exchange");
+    group->transport->exchange(host_x, host_y, bytes);
   });
 }
 

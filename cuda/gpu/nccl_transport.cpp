@@ -58,7 +58,9 @@ class NcclTransport final : public Transport {
  public:
   NcclTransport(Run& run, const std::string& name, std::vector<int32_t> ranks) : group_(run, name, std::move(ranks)) {}
 
-  Group& host() override { return group_.host(); }
+  int32_t size() const override { return group_.size(); }
+  void barrier() override { group_.barrier(); }
+  void exchange(const void* x, void* y, int64_t bytes) override { group_.exchange(x, y, bytes); }
 
   int64_t all_reduce(mimo_stream& stream, void* x, int64_t elements, int32_t dtype, int32_t reduction) override {
     const Storage storage = storage_of(dtype);

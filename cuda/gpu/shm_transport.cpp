@@ -72,7 +72,9 @@ class ShmTransport final : public Transport {
     }
   }
 
-  Group& host() override { return group_; }
+  int32_t size() const override { return group_.size(); }
+  void barrier() override { mimo::barrier(group_); }
+  void exchange(const void* x, void* y, int64_t bytes) override { mimo::exchange(group_, x, y, bytes); }
 
   int64_t all_reduce(mimo_stream& stream, void* x, int64_t elements, int32_t dtype, int32_t reduction) override {
     return start(stream, Group::collectives, make_all_reduce(group_, x, elements, dtype, reduction));

@@ -13,8 +13,11 @@ namespace mimo::cuda {
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// Barriers and values of the host.
-  virtual Group& host() = 0;
+  virtual int32_t size() const = 0;
+  /// Waits until all members have called it.
+  virtual void barrier() = 0;
+  /// y [size, bytes] = every member's x, both of the host.
+  virtual void exchange(const void* x, void* y, int64_t bytes) = 0;
   virtual int64_t all_reduce(mimo_stream& stream, void* x, int64_t elements, int32_t dtype, int32_t reduction) = 0;
   virtual int64_t reduce_scatter(mimo_stream& stream, const void* x, void* y, int64_t elements, int32_t dtype) = 0;
   virtual int64_t all_gather(mimo_stream& stream, const void* x, void* y, int64_t bytes) = 0;

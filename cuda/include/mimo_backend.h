@@ -14,9 +14,9 @@ extern "C" {
  * library (in the order of the members, a NaN is the maximum of everything), and starting a call waits for the stream. */
 enum mimo_backend { MIMO_BACKEND_NCCL = 0, MIMO_BACKEND_SHM = 1 };
 
-/* For groups that this process makes from now on; all ranks say the same. NCCL unless told. The CPU library knows shared
+/* For groups that this process makes from now on, on this device; all ranks say the same backend. The CPU library knows shared
  * memory alone, whatever it is told. */
-MIMO_API int32_t mimo_run_set_backend(mimo_run* run, int32_t backend);
+MIMO_API int32_t mimo_run_set_backend(mimo_run* run, mimo_device* device, int32_t backend);
 
 #ifdef __cplusplus
 }

@@ -4,12 +4,13 @@
  */
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
-import { ByteSink, measureRate } from "../parallel/bandwidth.ts";
-import { gather, type Told } from "../parallel/gathering.ts";
+import { ByteSink, type Destination, measureRate } from "../parallel/bandwidth.ts";
+import { gather, type Teller, type Told } from "../parallel/gathering.ts";
 import { type Place, placeFromEnvironment } from "../parallel/place.ts";
 import { exitCodes } from "./command.ts";
-import { compareLinks, measureLinks, type NodeReport, nodeName } from "./links.ts";
+import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./links.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
+import { hasNccl, measureNcclRates, type NcclQuestion, type NcclRate } from "./nccl-links.ts";
 
 const marks = { good: "ok", information: "", warning: "!", problem: "x" } as const;
 /** Milliseconds: until all nodes have answered, and how far a clock may be off. */
@@ -46,16 +47,35 @@ export default defineCommand({
 async function inspectNodes(place: Place, findings: readonly Finding[]) {
 	using sink = await ByteSink.open(place.secret);
 	const own: NodeReport = { host: hostname(), findings, first: place.localRank === 0, port: sink.port };
+	const failed = (error: Error) => ({ failure: error.message });
 	const answer = async (question: unknown) =>
-		await measureRate(question as Parameters<typeof measureRate>[0], place.secret).then(
-			(rate) => ({ rate }),
-			(error: Error) => ({ failure: error.message }),
-		);
+		"nccl" in (question as object)
+			? await measureNcclRates(place, question as NcclQuestion).then((rates) => ({ rates }), failed)
+			: await measureRate(question as Destination, place.secret).then((rate) => ({ rate }), failed);
 	return await gather(place, own, { milliseconds: patience, answer }, async (everyone) => {
-		const links = await measureLinks(everyone.filter(({ report }) => report.first));
+		const first = everyone.filter(({ report }) => report.first);
+		const links = await measureLinks(first);
 		const nodes = everyone.map(({ rank, report, skew, uncertainty }) => ({ rank, report, skew, uncertainty }));
-		return { nodes, shown: [...compareNodes(nodes), ...compareLinks(links)] };
+		return { nodes, shown: [...compareNodes(nodes), ...compareLinks(links), ...(await compareNccl(first))] };
 	});
+}
+
+/** How fast nodes reach each other through NCCL, where all of them could. */
+async function compareNccl(nodes: readonly Teller<NodeReport>[]): Promise<Finding[]> {
+	const able = nodes.filter(({ report }) => hasNccl(report.findings)).length;
+	if (nodes.length < 2 || able < nodes.length) {
+		const value = `not measured: ${able} of ${nodes.length} nodes have a GPU and NCCL`;
+		return [{ name: overNccl.name, value, state: "information" }];
+	}
+	const answers = (await Promise.all(
+		nodes.map((one, node) => one.ask({ nccl: { node, nodes: nodes.length } })),
+	)) as readonly { readonly rates?: readonly NcclRate[]; readonly failure?: string }[];
+	const failure = answers.find((one) => one.failure !== undefined)?.failure;
+	if (failure !== undefined) {
+		return [{ name: overNccl.name, value: "fails between the nodes", state: "problem", advice: failure }];
+	}
+	const rates = answers.flatMap((one) => one.rates!);
+	return compareLinks(linksOf(nodes.map(nodeName), rates), overNccl);
 }
 
 /** Findings that all nodes share once, the others with the nodes that have them; then the clocks. */

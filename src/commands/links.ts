@@ -4,6 +4,7 @@ import type { Destination } from "../parallel/bandwidth.ts";
 import { pairsInRounds } from "../parallel/bandwidth.ts";
 import type { Teller, Told } from "../parallel/gathering.ts";
 import type { Finding } from "./machine.ts";
+import type { NcclRate } from "./nccl-links.ts";
 
 /** What one task has found. */
 export interface NodeReport {
@@ -67,9 +68,44 @@ function gigabits(rate: number): string {
 	return `${((8 * rate) / 1e9).toPrecision(3)} Gbit/s`;
 }
 
+/** How links were measured: what findings about them are called, what they went over, and what to do about slow ones. */
+export interface Way {
+	readonly name: string;
+	readonly over: string;
+	readonly node: string;
+	readonly pair: string;
+}
+export const overTcp: Way = {
+	name: "network",
+	over: "TCP",
+	node: "check its card, its cable and its port, or leave it out",
+	pair: "check the way between them",
+};
+export const overNccl: Way = {
+	name: "NCCL links",
+	over: "NCCL",
+	node: "see with NCCL_DEBUG=INFO which card it takes, and check that one, or leave the node out",
+	pair: "see with NCCL_DEBUG=INFO what NCCL takes between them",
+};
+
+/** Links between nodes from what receivers found; the slower way counts. */
+export function linksOf(names: readonly string[], rates: readonly NcclRate[]): Link[] {
+	const slower = new Map<string, Link>();
+	for (const { from, to, rate } of rates) {
+		const [low, high] = [Math.min(from, to), Math.max(from, to)];
+		const before = slower.get(`${low} ${high}`)?.rate ?? Number.POSITIVE_INFINITY;
+		slower.set(`${low} ${high}`, {
+			nodes: [names[low]!, names[high]!],
+			rate: Math.min(before, rate),
+			failure: null,
+		});
+	}
+	return [...slower.values()];
+}
+
 /** What the links say: one line where all are well; the nodes and pairs that are slow, or do not reach each other. */
-export function compareLinks(links: readonly Link[]): Finding[] {
-	const name = "network";
+export function compareLinks(links: readonly Link[], way: Way = overTcp): Finding[] {
+	const { name } = way;
 	const rates = links.flatMap(({ rate }) => (rate === null ? [] : [rate]));
 	const broken = links
 		.filter(({ failure }) => failure !== null)
@@ -81,7 +117,7 @@ export function compareLinks(links: readonly Link[]): Finding[] {
 	const middle = reached(links);
 	const least = Math.min(...rates);
 	const details = { reached: middle, links };
-	const all = `${links.length} pair${links.length === 1 ? "" : "s"} of nodes over TCP: ${gigabits(middle)}`;
+	const all = `${links.length} pair${links.length === 1 ? "" : "s"} of nodes over ${way.over}: ${gigabits(middle)}`;
 	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * middle);
 	const overview: Finding = {
 		name,
@@ -89,7 +125,7 @@ export function compareLinks(links: readonly Link[]): Finding[] {
 		state: lagging.length === 0 && broken.length === 0 ? "good" : "information",
 		details,
 	};
-	return [overview, ...broken, ...slowest(lagging, links, middle)];
+	return [overview, ...broken, ...slowest(lagging, links, middle, way)];
 }
 
 /**
@@ -104,27 +140,22 @@ function reached(links: readonly Link[]): number {
 }
 
 /** Nodes most of whose links are slow, then the slow links of others. */
-function slowest(lagging: readonly Link[], links: readonly Link[], middle: number): Finding[] {
+function slowest(lagging: readonly Link[], links: readonly Link[], middle: number, way: Way): Finding[] {
 	const ofNode = (node: string, among: readonly Link[]) => among.filter(({ nodes }) => nodes.includes(node));
 	const named = new Set(lagging.flatMap(({ nodes }) => nodes));
 	const nodes = [...named].filter((node) => {
 		const own = ofNode(node, links).length;
 		return own > 1 && ofNode(node, lagging).length > own / 2;
 	});
-	const warning = (value: string, advice: string): Finding => ({ name: "network", value, state: "warning", advice });
+	const warning = (value: string, advice: string): Finding => ({ name: way.name, value, state: "warning", advice });
 	const below = `against ${gigabits(middle)}`;
 	return [
 		...nodes.map((node) => {
 			const rate = median(ofNode(node, lagging).map((one) => one.rate!));
-			return warning(
-				`${node} is slow: ${gigabits(rate)} ${below}`,
-				"check its card, its cable and its port, or leave it out",
-			);
+			return warning(`${node} is slow: ${gigabits(rate)} ${below}`, way.node);
 		}),
 		...lagging
 			.filter(({ nodes: [a, b] }) => !nodes.includes(a) && !nodes.includes(b))
-			.map(({ nodes: pair, rate }) =>
-				warning(`${pair.join(" and ")}: ${gigabits(rate!)} ${below}`, "check the way between them"),
-			),
+			.map(({ nodes: pair, rate }) => warning(`${pair.join(" and ")}: ${gigabits(rate!)} ${below}`, way.pair)),
 	];
 }

@@ -145,7 +145,7 @@ function record(run: Run, folder: string, rank: number): void {
 }
 
 /** Tells the run why this rank ends; whoever has to prints the diagnosis. Returns the exit code. */
-async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
+export async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
 	const { sentence, exitCode } = describeError(error);
 	const byAnother = error instanceof NativeError && error.status === Status.peer && run.watch() !== null;
 	if (!byAnother) run.fail(place.rank, sentence);
@@ -153,11 +153,11 @@ async function endRank(run: Run, place: Place, error: unknown): Promise<number> 
 	const code = byAnother ? exitCodes.endedByAnother : exitCode;
 	// A launcher reads the shared memory and prints.
 	if (place.launcher !== null) return code;
-	if (!run.claimDiagnosis()) {
-		await Bun.sleep(printTime);
-		return code;
-	}
-	await Bun.sleep(noteTime);
+	const prints = run.claimDiagnosis();
+	// Ranks note where they waited, on other hosts too.
+	run.settle();
+	await Bun.sleep(prints ? noteTime : printTime);
+	if (!prints) return code;
 	const lines = diagnose(takeSnapshot(run, run.watch()!));
 	process.stderr.write(`mimo: ${lines.join("\n")}\n`);
 	return code;

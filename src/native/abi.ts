@@ -1,5 +1,5 @@
 /**
- * The mirror of cuda/include (mimo.h, mimo_backend.h, mimo_digest.h): every enumeration, struct and function, in C names.
+ * The mirror of cuda/include (mimo.h, mimo_backend.h, mimo_digest.h, mimo_hosts.h): every enumeration, struct and function, in C names.
  * tests/native/abi.test.ts compares it with the headers, field by field and argument by argument. Wrappers live in device.ts.
  */
 
@@ -696,7 +696,11 @@ export const functions = {
 	mimo_run_rank_state: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_calls: { args: ["ptr", "i32", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_end_with_parent: { args: ["i32"], returns: "i32" },
-	mimo_run_set_backend: { args: ["ptr", "i32"], returns: "i32" },
+	mimo_run_set_backend: { args: ["ptr", "ptr", "i32"], returns: "i32" },
+	mimo_run_place: { args: ["ptr", "ptr", "i32"], returns: "i32" },
+	mimo_run_listen: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
+	mimo_run_settle: { args: ["ptr"], returns: "i32" },
 	mimo_group_create: { args: ["ptr", "ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_group_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_group_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },

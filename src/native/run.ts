@@ -1,6 +1,9 @@
-/** What the ranks of one host share (mimo.h, "runs"): who lives, what each waits for, and why the run has failed. */
+/**
+ * What the ranks of one host share (mimo.h, "runs"): who lives, what each waits for, and why the run has failed. Where a run
+ * has several hosts, each has its own, and one process of each passes on between them (mimo_hosts.h).
+ */
 import { Backend, type BackendName, CallState, Collective, RankPhase, structs } from "./abi.ts";
-import { check } from "./device.ts";
+import { check, type Device } from "./device.ts";
 import type { Library } from "./library.ts";
 import { layoutOf, readStruct } from "./structs.ts";
 
@@ -120,9 +123,31 @@ export class Run implements Disposable {
 		this.#call("mimo_run_join", rank);
 	}
 
-	/** How tensors of the groups that this process makes from now on move between GPUs; the same at all ranks. */
-	setBackend(backend: BackendName): void {
-		this.#call("mimo_run_set_backend", Backend[backend]);
+	/** How tensors of the groups that this process makes from now on move from `device` to others; the same at all ranks. */
+	setBackend(device: Device, backend: BackendName): void {
+		this.#call("mimo_run_set_backend", device.handle, Backend[backend]);
+	}
+
+	/** Which of the run's hosts each rank is on, by index, and which one this is; by who made the run, before others open it. */
+	place(hostOfRank: readonly number[], ownHost: number): void {
+		this.#call("mimo_run_place", Int32Array.from(hostOfRank), ownHost);
+	}
+
+	/** On the host of rank 0: other hosts that know `key` (32 bytes) meet this process at the port that is returned. */
+	listenForHosts(key: Uint8Array): number {
+		const port = new Int32Array(1);
+		this.#call("mimo_run_listen", key, port);
+		return port[0]!;
+	}
+
+	/** On the others: meets it at a numeric address. Throws a NativeError when it is not there. */
+	connectToHost(address: string, port: number, key: Uint8Array): void {
+		this.#call("mimo_run_connect", zeroTerminated(address), port, key);
+	}
+
+	/** After a failure: returns when the hosts have told each other where their ranks were, or do not within some seconds. */
+	settle(): void {
+		this.#call("mimo_run_settle");
 	}
 
 	/** What diagnoses call a rank. */

@@ -6,6 +6,7 @@ import { hostname } from "node:os";
 import { ABI_VERSION } from "../native/abi.ts";
 import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
+import { leadHost, makeRun } from "./hosts.ts";
 import type { Identity } from "./identity.ts";
 import type { Place } from "./place.ts";
 import { meet, RendezvousHost } from "./rendezvous.ts";
@@ -29,8 +30,10 @@ export function identityOf(
 	};
 }
 
-/** Differs between hosts, and between starts of one. */
+/** Differs between hosts, and between starts of one. NCCL's own variable says what is a host where containers share one. */
 function machineIdentifier(): string {
+	const given = process.env.NCCL_HOSTID;
+	if (given) return given;
 	try {
 		return `${hostname()} ${readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim()}`;
 	} catch {
@@ -60,20 +63,19 @@ export async function findRun(
 	if (place.launcher !== null) endWithParent(library, place.launcher);
 	const milliseconds = timeoutMinutes * 60_000;
 	const address = await resolvable(place);
+	const options = { secret: place.secret, ranks: place.worldSize, timeoutMinutes };
 	if (place.launcher !== null || place.rank !== 0) {
-		return Run.open(library, await meet({ ...place, address }, identity, milliseconds), place.worldSize);
+		let led: Run | null = null;
+		const path = await meet({ ...place, address }, identity, milliseconds, (wanted, centre) => {
+			led = leadHost(wanted, centre, library, options);
+			return led.path;
+		});
+		return led ?? Run.open(library, path, place.worldSize);
 	}
 	using host = await RendezvousHost.open(address, place.port, place.secret, identity);
 	await host.gather(
 		Array.from({ length: place.worldSize - 1 }, (_, index) => index + 1),
 		milliseconds,
 	);
-	try {
-		const run = Run.create(library, { ranks: place.worldSize, supervised: false, timeoutMinutes });
-		host.welcome(run.path);
-		return run;
-	} catch (error) {
-		host.refuse((error as Error).message);
-		throw error;
-	}
+	return await makeRun(host, identity, library, options);
 }

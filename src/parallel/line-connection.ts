@@ -22,6 +22,11 @@ export class LineConnection implements Disposable {
 		socket.on("error", () => {});
 	}
 
+	/** The other side's, numeric; "" when the connection is gone. */
+	get address(): string {
+		return this.socket.remoteAddress ?? "";
+	}
+
 	get closed(): boolean {
 		return this.#closed;
 	}

@@ -1,10 +1,13 @@
 /**
  * How the ranks of a run find each other, over TCP. The host (our launcher, or rank 0) and a rank prove to each other
  * that they know the run's secret; then the rank says what it is, and the host compares it with itself. When all ranks
- * are there the host tells them where the shared memory of the run is. One JSON value a line:
+ * are there the host tells them where the shared memory of the run is. On every other machine the first rank is asked to make
+ * that first. One JSON value a line:
  *
- *     host → rank   {"program": "mimo", "protocol": 1, "challenge": HEX}
+ *     host → rank   {"program": "mimo", "protocol": 2, "challenge": HEX}
  *     rank → host   {"challenge": HEX, "body": IDENTITY, "proof": HMAC of both challenges and the body}
+ *     host → rank   {"body": LEAD, "proof": HMAC}           to the first rank of another machine
+ *     rank → host   {"body": LED or FAILED, "proof": HMAC}  by that
  *     host → rank   {"body": WELCOME or REFUSAL, "proof": HMAC}
  *
  * Strangers are turned away and harm nobody; a rank of the run that does not fit ends it for all.
@@ -18,7 +21,7 @@ import { LineConnection, listen } from "./line-connection.ts";
 import type { Place } from "./place.ts";
 
 const program = "mimo";
-const protocol = 1;
+const protocol = 2;
 /** Milliseconds in which each side has to answer. */
 const answerTime = 10_000;
 const retryInterval = 100;
@@ -29,11 +32,25 @@ const greetingSchema = v.object({
 	challenge: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
 });
 const signedSchema = v.strictObject({ body: v.string(), proof: v.string(), challenge: v.optional(v.string()) });
+const leadSchema = v.strictObject({
+	/** On which of the run's machines each rank is. */
+	hostOfRank: v.array(v.pipe(v.number(), v.integer(), v.minValue(0))),
+	/** The machine whose shared memory is wanted. */
+	host: v.pipe(v.number(), v.integer(), v.minValue(1)),
+	/** Where rank 0's process passes on between machines, and what the key to it is derived from. */
+	port: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535)),
+	nonce: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
+});
 const answerSchema = v.union([
 	v.strictObject({ run: v.string() }),
+	v.strictObject({ lead: leadSchema }),
 	v.strictObject({ refused: v.string(), reason: v.picklist(["run", "secret"]) }),
 ]);
 type Answer = v.InferOutput<typeof answerSchema>;
+/** What the first rank of another machine is asked for. */
+export type Lead = v.InferOutput<typeof leadSchema>;
+const ledSchema = v.union([v.strictObject({ run: v.string() }), v.strictObject({ failed: v.string() })]);
+type Led = v.InferOutput<typeof ledSchema>;
 
 /** What both sides of a connection sign. */
 class Session {
@@ -123,9 +140,27 @@ export class RendezvousHost implements Disposable {
 		}
 	}
 
-	/** Tells every rank where the shared memory of the run is. */
-	welcome(run: string): void {
-		this.#tell({ run });
+	/** What those that have met here are, by rank; this process itself is none of them. */
+	get members(): ReadonlyMap<number, Identity> {
+		return new Map([...this.#members].map(([rank, { identity }]) => [rank, identity]));
+	}
+
+	/** Asks a rank to make the shared memory of its machine; resolves with where it is. Throws a UserError. */
+	async ask(rank: number, lead: Lead): Promise<string> {
+		const { identity, connection, session } = this.#members.get(rank)!;
+		send(connection, session, { lead });
+		const signed = v.safeParse(signedSchema, await connection.receive(answerTime));
+		const genuine = signed.success && session.verifies("rank", signed.output.body, signed.output.proof);
+		const led = v.safeParse(ledSchema, genuine ? parse(signed.output.body) : undefined);
+		if (led.success && "run" in led.output) return led.output.run;
+		const why = led.success && "failed" in led.output ? led.output.failed : "It gave no answer.";
+		throw new UserError(`${describeIdentity(identity)} could not make its host's part of the run: ${why}`);
+	}
+
+	/** Tells every rank where the shared memory of the run is, on its machine. */
+	welcome(run: string | ((rank: number) => string)): void {
+		for (const [rank, { connection, session }] of this.#members)
+			send(connection, session, { run: typeof run === "string" ? run : run(rank) });
 	}
 
 	/** Tells every rank why there will be no run. */
@@ -215,6 +250,11 @@ function send(connection: LineConnection, session: Session, answer: Answer): voi
 	connection.send({ body, proof: session.proof("host", body) });
 }
 
+function reply(connection: LineConnection, session: Session, led: Led): void {
+	const body = JSON.stringify(led);
+	connection.send({ body, proof: session.proof("rank", body) });
+}
+
 function cannotListen(address: string, port: number, code: string | undefined): string {
 	switch (code) {
 		case "EADDRINUSE":
@@ -229,8 +269,16 @@ function cannotListen(address: string, port: number, code: string | undefined): 
 	}
 }
 
-/** Meets the host; resolves with the path of the run's shared memory when all ranks are there. Throws UserErrors. */
-export async function meet(place: Place, identity: Identity, milliseconds: number): Promise<string> {
+/**
+ * Meets the host; resolves with the path of the run's shared memory when all ranks are there. Asked to, it makes that with
+ * `lead`, which is told the host's numeric address and returns the path. Throws UserErrors.
+ */
+export async function meet(
+	place: Place,
+	identity: Identity,
+	milliseconds: number,
+	lead: (wanted: Lead, address: string) => string,
+): Promise<string> {
 	const where = `${place.address}:${place.port}`;
 	const end = performance.now() + milliseconds;
 	using connection = await reach(place, end);
@@ -248,23 +296,31 @@ export async function meet(place: Place, identity: Identity, milliseconds: numbe
 	const session = new Session(place.secret, greeting.output.challenge, own);
 	const body = JSON.stringify(identity);
 	connection.send({ challenge: own, body, proof: session.proof("rank", body) });
-	const signed = v.safeParse(signedSchema, await connection.receive(end - performance.now()));
-	const answer = v.safeParse(answerSchema, signed.success ? parse(signed.output.body) : undefined);
-	if (!signed.success || !answer.success) {
-		throw new UserError(
-			connection.closed
-				? `The rendezvous at ${where} ended before all ranks had joined.`
-				: `Not all ranks met at ${where} within ${Math.round(milliseconds / 1000)} s.`,
-		);
+	while (true) {
+		const signed = v.safeParse(signedSchema, await connection.receive(end - performance.now()));
+		const answer = v.safeParse(answerSchema, signed.success ? parse(signed.output.body) : undefined);
+		if (!signed.success || !answer.success) {
+			throw new UserError(
+				connection.closed
+					? `The rendezvous at ${where} ended before all ranks had joined.`
+					: `Not all ranks met at ${where} within ${Math.round(milliseconds / 1000)} s.`,
+			);
+		}
+		const genuine = session.verifies("host", signed.output.body, signed.output.proof);
+		if ("refused" in answer.output && (genuine || answer.output.reason === "secret")) {
+			throw new UserError(answer.output.refused);
+		}
+		if (!genuine || "refused" in answer.output) {
+			throw new UserError(`The rendezvous at ${where} has not the secret of this run (MIMO_SECRET).`);
+		}
+		if ("run" in answer.output) return answer.output.run;
+		try {
+			reply(connection, session, { run: lead(answer.output.lead, connection.address) });
+		} catch (error) {
+			reply(connection, session, { failed: (error as Error).message });
+			throw error;
+		}
 	}
-	const genuine = session.verifies("host", signed.output.body, signed.output.proof);
-	if ("refused" in answer.output && (genuine || answer.output.reason === "secret")) {
-		throw new UserError(answer.output.refused);
-	}
-	if (!genuine || !("run" in answer.output)) {
-		throw new UserError(`The rendezvous at ${where} has not the secret of this run (MIMO_SECRET).`);
-	}
-	return answer.output.run;
 }
 
 /** Tries until the host is there. */

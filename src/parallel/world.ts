@@ -33,10 +33,10 @@ export class World implements Disposable {
 		return new World(device, 0, 1, null);
 	}
 
-	/** This process becomes `rank` of a run of this host. `backend`: how GPUs talk, the same at all ranks. */
+	/** This process becomes `rank` of a run. `backend`: how GPUs talk, the same at all ranks. */
 	static join(device: Device, run: Run, rank: number, backend: BackendName = "nccl"): World {
 		run.join(rank);
-		run.setBackend(backend);
+		run.setBackend(device, backend);
 		return new World(device, rank, run.ranks, run);
 	}
 

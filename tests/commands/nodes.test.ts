@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { type DriverTool, inspectAccelerators } from "../../src/commands/accelerators.ts";
 import { compareNodes } from "../../src/commands/doctor.ts";
-import { compareLinks, type Link, type NodeReport } from "../../src/commands/links.ts";
+import { compareLinks, type Link, linksOf, type NodeReport, overNccl } from "../../src/commands/links.ts";
 import type { Finding } from "../../src/commands/machine.ts";
 import { gather } from "../../src/parallel/gathering.ts";
 import { listen } from "../../src/parallel/line-connection.ts";
@@ -132,3 +132,17 @@ test("ranks tell rank 0, which compares their clocks and asks; a stranger is not
 		"Ranks 1 did not answer rank 0 within 0.5 s.",
 	);
 }, 30_000);
+
+test("links through NCCL: of both ways the slower one, and the slow node by name", () => {
+	const names = ["n1", "n2", "n3", "n4"];
+	const rates = [0, 1, 2, 3].flatMap((from) =>
+		[0, 1, 2, 3].flatMap((to) => (from === to ? [] : [{ from, to, rate: from === 2 ? 5e9 : 50e9 }])),
+	);
+	const links = linksOf(names, rates);
+	expect(links).toHaveLength(6);
+	expect(links.find(({ nodes }) => nodes.join() === "n2,n3")!.rate).toBe(5e9);
+	expect(summary(compareLinks(links, overNccl))).toEqual([
+		"NCCL links information: 6 pairs of nodes over NCCL: 400 Gbit/s, at least 40.0 Gbit/s",
+		"NCCL links warning: n3 is slow: 40.0 Gbit/s against 400 Gbit/s",
+	]);
+});

@@ -40,7 +40,7 @@ export function abiType(type: string): FieldType {
 }
 
 /** Headers of the ABI. */
-export const headerNames = ["mimo.h", "mimo_backend.h", "mimo_digest.h"];
+export const headerNames = ["mimo.h", "mimo_backend.h", "mimo_digest.h", "mimo_hosts.h"];
 
 /** All of them, one after the other. */
 export function headerText(): string {

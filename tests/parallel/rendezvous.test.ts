@@ -1,6 +1,7 @@
 /** Who is let into a run, and what everybody else is told. Host and ranks talk over real sockets, in one process. */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
+import { hostsOf } from "../../src/parallel/hosts.ts";
 import type { Identity } from "../../src/parallel/identity.ts";
 import { type Place, placeFromEnvironment } from "../../src/parallel/place.ts";
 import { meet, RendezvousHost } from "../../src/parallel/rendezvous.ts";
@@ -36,7 +37,9 @@ async function host(): Promise<RendezvousHost> {
 
 function join(port: number, of: Identity, change: Partial<Place> = {}, milliseconds = 5000): Promise<string> {
 	const place = { rank: of.rank!, worldSize: 3, localRank: 0, localSize: 3, address, port, secret, launcher: null };
-	return meet({ ...place, ...change }, of, milliseconds);
+	return meet({ ...place, ...change }, of, milliseconds, () => {
+		throw new Error("Nobody asks for this.");
+	});
 }
 
 /** The message a promise is rejected with. */
@@ -53,6 +56,43 @@ test("ranks that fit are told where the run is", async () => {
 	await here.gather([1, 2], 5000);
 	here.welcome("/proc/1/fd/7");
 	expect(await Promise.all(ranks)).toEqual(["/proc/1/fd/7", "/proc/1/fd/7"]);
+});
+
+test("the first rank of another machine is asked for its part of the run", async () => {
+	const [here, there] = [identity(0, { library: "cuda" }), { library: "cuda", machine: "box 2" }];
+	const opened = await RendezvousHost.open(address, 0, secret, here);
+	open.push(opened);
+	const place = { worldSize: 3, localRank: 0, localSize: 1, address, port: opened.port, secret, launcher: null };
+	const asked: unknown[] = [];
+	const ranks = [1, 2].map((rank) =>
+		meet({ ...place, rank }, identity(rank, there), 5000, (wanted, from) => {
+			asked.push([rank, wanted, from]);
+			return "/proc/101/fd/9";
+		}),
+	);
+	await opened.gather([1, 2], 5000);
+	const hostOfRank = hostsOf([here, opened.members.get(1)!, opened.members.get(2)!]);
+	const lead = { hostOfRank, host: 1, port: 4711, nonce: "ab".repeat(32) };
+	const path = await opened.ask(1, lead);
+	opened.welcome((rank) => (rank === 0 ? "/proc/1/fd/7" : path));
+	expect(await Promise.all(ranks)).toEqual(["/proc/101/fd/9", "/proc/101/fd/9"]);
+	expect(asked).toEqual([[1, { hostOfRank: [0, 1, 1], host: 1, port: 4711, nonce: "ab".repeat(32) }, address]]);
+});
+
+test("a machine that cannot take its part ends the run for all, in one sentence", async () => {
+	const opened = await RendezvousHost.open(address, 0, secret, identity(0, { library: "cuda" }));
+	open.push(opened);
+	const place = { worldSize: 3, localRank: 0, localSize: 1, address, port: opened.port, secret, launcher: null };
+	const rank = meet({ ...place, rank: 1 }, identity(1, { library: "cuda", machine: "box 2" }), 5000, () => {
+		throw new Error("/dev/shm is full.");
+	});
+	await opened.gather([1], 5000);
+	const lead = { hostOfRank: [0, 1, 1], host: 1, port: 4711, nonce: "ab".repeat(32) };
+	const reasons = await Promise.all([refusal(opened.ask(1, lead)), refusal(rank)]);
+	expect(reasons).toEqual([
+		"rank 1 (host box, process 101) could not make its host's part of the run: /dev/shm is full.",
+		"/dev/shm is full.",
+	]);
 });
 
 test("the host may come later than the ranks", async () => {
@@ -133,7 +173,7 @@ test("a wrong secret is refused and harms nobody", async () => {
 test("a host that has not the secret learns nothing and is not believed", async () => {
 	// A host of another run accepts nobody it cannot verify; one that answers without proof is no host.
 	const server = createServer((socket) => {
-		socket.write(`${JSON.stringify({ program: "mimo", protocol: 1, challenge: "0".repeat(64) })}\n`);
+		socket.write(`${JSON.stringify({ program: "mimo", protocol: 2, challenge: "0".repeat(64) })}\n`);
 		socket.once("data", () => {
 			socket.write(`${JSON.stringify({ body: JSON.stringify({ run: "/tmp/trap" }), proof: "0".repeat(64) })}\n`);
 		});
@@ -184,7 +224,7 @@ function leavingRank(port: number): string {
 	const place = { rank: 1, worldSize: 3, localRank: 1, localSize: 3, address, port, secret, launcher: null };
 	const module = JSON.stringify(`${import.meta.dir}/../../src/parallel/rendezvous.ts`);
 	return `const { meet } = await import(${module});
-		void meet(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000);
+		void meet(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");
 		await Bun.sleep(500);
 		process.exit(0);`;
 }

@@ -1,0 +1,77 @@
+// Keeps the shared files of a run's hosts alike. The host of rank 0 is the centre: every other host's relay is connected to
+// the centre's, which passes on what concerns all. Each is one thread of the host's first rank.
+//
+// Told at once: postings, names, a failure. Told at every beat: that ranks live and get on; the centre hears of all ranks, the
+// others of those of the centre. When the run has failed each host tells where its ranks were, so that a rank that gives up a
+// collective knows who had not begun it, and a moment later what its ranks noted then, so that the diagnosis knows.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "relay_link.h"
+#include "run.h"
+
+namespace mimo {
+
+class Relay {
+ public:
+  /// `listener`: a listening socket at the centre, -1 elsewhere. `centre`: the connection to it elsewhere, else -1.
+  Relay(Run& run, const uint8_t* key, int listener, int centre);
+  /// Waits until all ranks of this host have finished (at the centre: of all hosts), or the failed run is settled.
+  ~Relay();
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+  /// Where the centre listens.
+  int32_t port() const;
+
+ private:
+  /// Another relay, and how much it has been told.
+  struct Peer {
+    explicit Peer(int socket) : link(socket) {}
+    Link link;
+    int32_t host_index = -1;  // until it has proved itself
+    Nonce nonce{};
+    int64_t postings = 0;
+    std::vector<bool> named;
+    bool failure = false, gathered = false;
+    bool told = false;   // it has told where its ranks were
+    bool noted = false;  // ... and what they noted afterwards
+    bool bye = false;    // said by whichever side is not the centre
+    int64_t since = 0;   // when it came
+    int64_t silent = 0;  // nanoseconds
+  };
+
+  void work();
+  void accept_hosts();
+  void hear(Peer& peer, int64_t elapsed);
+  void take(Peer& peer, Word word);
+  void admit(Peer& peer);
+  void take_whereabouts(Peer& peer, const Whereabouts& told);
+  void tell(Peer& peer, bool beat);
+  void tell_end(Peer& peer);
+  void look_after_failure();
+  void lose(Peer& peer, const std::string& how);
+  bool may_tell_of(const Peer& peer, int32_t rank) const;
+  bool finished_here() const;
+  bool over() const;
+
+  Run& run_;
+  uint8_t key_[32];
+  const bool centre_;
+  int listener_;
+  std::list<Peer> peers_;
+  int64_t mirrored_at_ = 0;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+std::unique_ptr<Relay> listen_for_hosts(Run& run, const uint8_t* key);
+std::unique_ptr<Relay> connect_to_centre(Run& run, const std::string& address, int32_t port, const uint8_t* key);
+
+}  // namespace mimo

@@ -1,0 +1,87 @@
+/** How fast the nodes of a job reach each other through NCCL: every pair both ways, between their first GPUs. */
+import type { Device } from "../native/device.ts";
+import { openDevice } from "../native/open-device.ts";
+import { programVersion } from "../native/program-version.ts";
+import type { Run } from "../native/run.ts";
+import { pairsInRounds } from "../parallel/bandwidth.ts";
+import { findRun, identityOf } from "../parallel/join.ts";
+import type { Place } from "../parallel/place.ts";
+import { SharedMemoryGroup } from "../parallel/shared-memory-group.ts";
+import { World } from "../parallel/world.ts";
+import { Tensor } from "../tensor/tensor.ts";
+import type { Finding } from "./machine.ts";
+
+/** What rank 0 asks of a node: to take part as one of `nodes`. */
+export interface NcclQuestion {
+	readonly nccl: { readonly node: number; readonly nodes: number };
+}
+
+/** Bytes a second from one node to another, by the index of nodes. */
+export interface NcclRate {
+	readonly from: number;
+	readonly to: number;
+	readonly rate: number;
+}
+
+/** Elements of fp32 that are sent at once, and how often: the first time connects. */
+const message = { elements: 2 ** 25, times: 5 };
+const timeoutMinutes = 2;
+
+/** Whether a node with these findings can take part. */
+export function hasNccl(findings: readonly Finding[]): boolean {
+	const good = (name: string) => findings.some((finding) => finding.name === name && finding.state === "good");
+	return good("cuda device") && good("NCCL");
+}
+
+/** Takes part in the measurement of all pairs; resolves with the rates that this node found as the receiver. */
+export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: NcclQuestion): Promise<NcclRate[]> {
+	const own: Place = {
+		...place,
+		rank: node,
+		worldSize: nodes,
+		localRank: 0,
+		localSize: 1,
+		// Rank 0 listens to its tasks at the port itself.
+		port: place.port + 1,
+	};
+	using device = await openDevice("cuda", { threads: 1 });
+	const { library } = device;
+	const identity = identityOf(node, nodes, { library, version: programVersion(), configuration: {} });
+	using run = await findRun(own, identity, library, timeoutMinutes);
+	run.describe(node, "doctor", `node ${node}`);
+	try {
+		using world = World.join(device, run, node);
+		const rates: NcclRate[] = [];
+		for (const round of pairsInRounds(nodes)) {
+			const pair = round.find((both) => both.includes(node));
+			if (pair) rates.push(...measurePair(device, run, node, pair));
+			// Answers to rank 0 and its patience are the event loop's.
+			await Bun.sleep(0);
+		}
+		world.leave();
+		return rates;
+	} catch (error) {
+		run.fail(node, (error as Error).message);
+		run.settle();
+		throw error;
+	}
+}
+
+function measurePair(device: Device, run: Run, node: number, pair: readonly [number, number]): NcclRate[] {
+	using group = new SharedMemoryGroup(run, device, node, "doctor.pair", pair);
+	using tensor = Tensor.zeros(device, [message.elements]);
+	const rates: NcclRate[] = [];
+	for (const [from, to] of [pair, pair.toReversed() as unknown as readonly [number, number]]) {
+		let best = Number.POSITIVE_INFINITY;
+		for (let time = 0; time < message.times; time++) {
+			group.barrier();
+			const began = performance.now();
+			if (node === from) group.send(tensor, pair.indexOf(to)).wait();
+			else group.receive(tensor, pair.indexOf(from)).wait();
+			device.synchronize();
+			best = Math.min(best, performance.now() - began);
+		}
+		if (node === to) rates.push({ from, to, rate: (tensor.bytes / best) * 1000 });
+	}
+	return rates;
+}
