@@ -6,7 +6,7 @@ import type { Run } from "../native/run.ts";
 import { pairsInRounds } from "../parallel/bandwidth.ts";
 import { findRun, identityOf } from "../parallel/join.ts";
 import type { Place } from "../parallel/place.ts";
-import { SharedMemoryGroup } from "../parallel/shared-memory-group.ts";
+import { RunGroup } from "../parallel/run-group.ts";
 import { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Finding } from "./machine.ts";
@@ -68,7 +68,7 @@ export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: 
 }
 
 function measurePair(device: Device, run: Run, node: number, pair: readonly [number, number]): NcclRate[] {
-	using group = new SharedMemoryGroup(run, device, node, "doctor.pair", pair);
+	using group = new RunGroup(run, device, node, "doctor.pair", pair);
 	using tensor = Tensor.zeros(device, [message.elements]);
 	const rates: NcclRate[] = [];
 	for (const [from, to] of [pair, pair.toReversed() as unknown as readonly [number, number]]) {

@@ -3,11 +3,11 @@ import type { BackendName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import type { Run } from "../native/run.ts";
 import { type Group, groupOfOne } from "./group.ts";
-import { SharedMemoryGroup } from "./shared-memory-group.ts";
+import { RunGroup } from "./run-group.ts";
 import { tracedGroup } from "./traced-group.ts";
 
 export class World implements Disposable {
-	readonly #groups = new Map<string, { readonly group: SharedMemoryGroup; readonly seen: Group }>();
+	readonly #groups = new Map<string, { readonly group: RunGroup; readonly seen: Group }>();
 
 	private constructor(
 		readonly device: Device,
@@ -52,7 +52,7 @@ export class World implements Disposable {
 		const key = `${name} ${ranks}`;
 		const known = this.#groups.get(key);
 		if (known) return known.seen;
-		const group = new SharedMemoryGroup(this.run, this.device, this.rank, name, ranks);
+		const group = new RunGroup(this.run, this.device, this.rank, name, ranks);
 		const seen = tracedGroup(group, this.device);
 		this.#groups.set(key, { group, seen });
 		return seen;

@@ -1,11 +1,11 @@
-/** A group of ranks of one host: collectives through shared memory, or between GPUs as the run's backend says. */
+/** A group of ranks of a run: its collectives, through shared memory, or between GPUs as the run's backend says. */
 import type { Device } from "../native/device.ts";
 import { NativeGroup, type Ticket } from "../native/group.ts";
 import type { Run } from "../native/run.ts";
 import { dtypeBytes, type Tensor } from "../tensor/tensor.ts";
 import type { Group, Pending, Reduction, RowRanges } from "./group.ts";
 
-export class SharedMemoryGroup implements Group, Disposable {
+export class RunGroup implements Group, Disposable {
 	readonly rank: number;
 	readonly #native: NativeGroup;
 
