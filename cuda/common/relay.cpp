@@ -29,7 +29,7 @@ constexpr int64_t silence_limit = 5500 * millisecond;
 constexpr int64_t longest_look = 1000 * millisecond;
 /// After a failure: for the other hosts' whereabouts, for ranks to note for whom they waited, and for all of it.
 constexpr int64_t gather_limit = 1200 * millisecond;
-constexpr int64_t note_time = 300 * millisecond;
+constexpr int64_t note_time = 800 * millisecond;
 constexpr int64_t settle_limit = 2500 * millisecond;
 
 [[noreturn]] void fail_system(const std::string& what) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <utility>
 
 #include "error.h"
 #include "status.h"
@@ -54,6 +55,10 @@ ncclUniqueId new_unique_id() {
   return id;
 }
 
+void abort_communicator(ncclComm_t handle) {
+  if (handle != nullptr) nccl().CommAbort(handle);
+}
+
 Communicator::Communicator(const Run& run, const ncclUniqueId& id, int32_t size, int32_t rank, int32_t channels)
     : run_(run) {
   ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
@@ -66,7 +71,7 @@ Communicator::Communicator(const Run& run, const ncclUniqueId& id, int32_t size,
 }
 
 Communicator::~Communicator() {
-  abort();
+  abort_communicator(give_up());
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
@@ -87,11 +92,7 @@ void Communicator::finish() {
   if (finishing_ == ncclSuccess || finishing_ == ncclInProgress) handle_ = nullptr;
 }
 
-void Communicator::abort() {
-  if (handle_ == nullptr) return;
-  nccl().CommAbort(handle_);
-  handle_ = nullptr;
-}
+ncclComm_t Communicator::give_up() { return std::exchange(handle_, nullptr); }
 
 void Communicator::settle(ncclResult_t result, const char* what) {
   while (result == ncclInProgress) {

@@ -36,6 +36,9 @@ struct NcclFunctions {
 
 ncclUniqueId new_unique_id();
 
+/// Takes some tenths of a second, and may be called from any thread.
+void abort_communicator(ncclComm_t handle);
+
 /// A communicator and the stream its operations are queued on.
 class Communicator {
  public:
@@ -49,8 +52,9 @@ class Communicator {
   cudaStream_t stream() const { return stream_; }
   /// Queues what `body` asks of NCCL; several calls in it are one group.
   void queue(const char* what, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& body);
-  /// Ends what is queued, wherever it waits; nothing can be queued afterwards.
-  void abort();
+  /// Nothing can be queued afterwards. What is queued ends, wherever it waits, when abort_communicator() is called with what is
+  /// returned; null: there is nothing to end.
+  ncclComm_t give_up();
   /// The end in two steps, because members may come to it in different orders: every communicator is told to finish before
   /// one is waited for. Members that do not come within some seconds are not waited for.
   void begin_finish();

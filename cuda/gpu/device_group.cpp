@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "collective.h"
 #include "error.h"
@@ -60,17 +61,22 @@ class Watch {
  private:
   void work() {
     for (;;) {
+      std::vector<ncclComm_t> ended;
       {
         std::lock_guard<std::mutex> lock(mutex_);
         if (groups_.empty()) return;
         std::pair<int64_t, int64_t> oldest{-1, 0};
         for (DeviceGroup* group : groups_) {
-          const std::pair<int64_t, int64_t> of = group->look();
+          const std::pair<int64_t, int64_t> of = group->look(ended);
           if (of.first >= 0 && (oldest.first < 0 || of.second < oldest.second)) oldest = of;
         }
         const bool waits = oldest.first >= 0 && monotonic_nanoseconds() - oldest.second > patience;
-        run_->region(run_->rank()).waiting_call.store(waits ? oldest.first : -1);
+        if (ended.empty() && !run_->failed()) run_->region(run_->rank()).waiting_call.store(waits ? oldest.first : -1);
       }
+      // Together: one after the other they would take seconds, and the training thread waits in a kernel for the last.
+      std::vector<std::thread> aborts;
+      for (const ncclComm_t handle : ended) aborts.emplace_back(abort_communicator, handle);
+      for (std::thread& one : aborts) one.join();
       usleep(20'000);
     }
   }
@@ -101,7 +107,7 @@ DeviceGroup::~DeviceGroup() {
     if (run_.failed() && run_.spans_hosts()) {
       run_.await_mirrored();
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!gave_up_) give_up();
+      note_missing();
     }
     // This rank ends early. Its communicators end with the process, and what their kernels use: closing them would wait for
     // their members.
@@ -320,8 +326,9 @@ void DeviceGroup::forget_finished(Line& line) {
   }
 }
 
-void DeviceGroup::give_up() {
-  gave_up_ = true;
+/// Who had not begun what this rank has under way.
+void DeviceGroup::note_missing() {
+  if (std::exchange(noted_, true)) return;
   for (auto& [number, line] : lines_) {
     for (const Pending& one : line.pending) {
       std::vector<int32_t> missing;
@@ -334,17 +341,20 @@ void DeviceGroup::give_up() {
       }
       run_.fail_call(one.number, missing);
     }
-    if (line.communicator) line.communicator->abort();
   }
 }
 
-std::pair<int64_t, int64_t> DeviceGroup::look() {
+std::pair<int64_t, int64_t> DeviceGroup::look(std::vector<ncclComm_t>& ended) {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || device_ < 0) return {-1, 0};
   cudaSetDevice(device_);
   if (run_.failed()) {
     // Who is missing on other hosts is known a moment later.
-    if (!gave_up_ && run_.mirrored()) give_up();
+    if (run_.mirrored()) note_missing();
+    for (auto& [number, line] : lines_) {
+      const ncclComm_t handle = line.communicator ? line.communicator->give_up() : nullptr;
+      if (handle != nullptr) ended.push_back(handle);
+    }
     return {-1, 0};
   }
   std::pair<int64_t, int64_t> oldest{-1, 0};

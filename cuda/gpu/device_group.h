@@ -44,8 +44,9 @@ class DeviceGroup {
   /// Later work of the stream starts when the call is done.
   void wait(mimo_stream& stream, int64_t ticket);
 
-  /// One look at the calls under way. Returns the number and start of the oldest, or -1.
-  std::pair<int64_t, int64_t> look();
+  /// One look at the calls under way. Returns the number and start of the oldest, or -1. When the run has failed, `ended`
+  /// receives the communicators that are to be aborted.
+  std::pair<int64_t, int64_t> look(std::vector<ncclComm_t>& ended);
 
  private:
   struct Pending {
@@ -74,7 +75,7 @@ class DeviceGroup {
   int64_t start(mimo_stream& stream, int32_t number, Line& line, int32_t kind, int64_t bytes, const Body& body);
   cudaEvent_t queue(Line& line, int32_t kind, int64_t bytes, const Body& body);
   void forget_finished(Line& line);
-  void give_up();
+  void note_missing();
   cudaEvent_t event();
 
   Run& run_;
@@ -87,7 +88,7 @@ class DeviceGroup {
   std::map<int32_t, Line> lines_;
   std::vector<cudaEvent_t> events_;
   int32_t device_ = -1;
-  bool gave_up_ = false;
+  bool noted_ = false;
 };
 
 }  // namespace mimo::cuda

@@ -214,7 +214,7 @@ export class Run implements Disposable {
 		const bytes = new Uint8Array(recordLayout.bytes * most);
 		const count = new Int32Array(1);
 		this.#call("mimo_run_calls", rank, bytes, most, count);
-		return Array.from({ length: count[0]! }, (_, index) => {
+		const records = Array.from({ length: count[0]! }, (_, index) => {
 			const raw = readStruct(
 				bytes.subarray(index * recordLayout.bytes, (index + 1) * recordLayout.bytes),
 				recordLayout,
@@ -233,6 +233,8 @@ export class Run implements Disposable {
 				missingCount,
 			};
 		});
+		// Of a rank on another host not all are known.
+		return records.filter(({ group }) => group !== "");
 	}
 
 	[Symbol.dispose](): void {

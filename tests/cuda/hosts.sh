@@ -28,14 +28,14 @@ start() {
 	done
 }
 
-# end: waits for all; the exit codes, one word each.
+# end: waits for all; `codes` are their exit codes.
 end() {
-	local pid codes=()
+	local pid
+	codes=""
 	for pid in "${pids[@]}"; do
 		wait "$pid"
-		codes+=($?)
+		codes+="$? "
 	done
-	echo "${codes[@]}"
 }
 
 report() { # NAME OK TEXT
@@ -51,11 +51,11 @@ losses() { sed -n 's/.*"iteration":\([0-9]*\).*"lm loss":\([^,}]*\).*/\1 \2/p' "
 
 # same NAME ASSIGNMENT FLAGS...: the tiny preset over two hosts has the losses of one process that holds all of it.
 same() {
-	local name=$1 assignment=$2 codes worst
+	local name=$1 assignment=$2 worst
 	shift 2
 	start "$assignment" "$name" "$mimo" train --preset nemotron-vlm-tiny --device cuda --train-iters 6 --lr-warmup-iters 0 \
 		--log-json "$work/$name.jsonl" "$@"
-	codes=$(end)
+	end
 	worst=$(paste <(losses "$work/one.jsonl") <(losses "$work/$name.jsonl") | awk '
 		NF != 4 || $1 != $3 { bad = 1 }
 		{ d = $4 / $2 - 1; if (d < 0) d = -d; if (d > worst) worst = d; steps++ }
@@ -76,7 +76,7 @@ fi
 
 # fails NAME ASSIGNMENT VICTIM SIGNAL WORDS: a rank of a long run gets a signal; the others end within ten seconds, with its name.
 fails() {
-	local name=$1 assignment=$2 victim=$3 signal=$4 words=$5 flags=() began codes process
+	local name=$1 assignment=$2 victim=$3 signal=$4 words=$5 flags=() began process rank
 	if [ ${#assignment} -eq 2 ]; then flags=(--llm-offset 1); else flags=(--encoder-tp 2 --llm-offset 2 --llm-tp 2 --llm-ep 2); fi
 	start "$assignment" "$name" "$mimo" train --preset nemotron-vlm-tiny --device cuda --train-iters 100000 --lr-decay-iters 100000 \
 		"${flags[@]}"
@@ -84,11 +84,10 @@ fails() {
 	process=$(pgrep -P "${pids[victim]}")
 	began=$(date +%s%N)
 	kill "-$signal" "$process"
-	local rank
 	for rank in $(seq 0 $((${#assignment} - 1))); do [ "$rank" = "$victim" ] || wait "${pids[rank]}"; done
 	began=$((($(date +%s%N) - began) / 1000000))
 	kill -9 "$process" 2>/dev/null
-	wait
+	wait 2>/dev/null
 	if [ "$began" -lt 10000 ] && grep -hq "^mimo: rank $victim .*$words" "$work/$name".*; then
 		report "$name" yes "all ended after $began ms: $(grep -h "^mimo: rank $victim" "$work/$name".* | head -n 1)"
 		grep -h "^  rank" "$work/$name".* | head -n 3
@@ -107,7 +106,7 @@ fi
 
 if [ "$gpus" -ge 4 ]; then hosts=abcd; else hosts=ab; fi
 start $hosts doctor "$mimo" doctor
-codes=$(end)
+end
 line=$(grep "NCCL links" "$work/doctor.0")
 if grep -q "pairs\? of nodes over NCCL" <<<"$line"; then report doctor yes "$line"; else report doctor no "exit codes $codes"; fi
 
