@@ -347,6 +347,9 @@ int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const v
     if (bytes == 0) return;
     stream->device->use();
     stream->staging->to_host(stream->handle, destination, source, bytes);
+    if (__atomic_load_n(&stream->device->communication_ended, __ATOMIC_ACQUIRE)) {
+      throw mimo::Error(MIMO_ERROR_PEER, "The run has failed: its communication was ended.");
+    }
   });
 }
 

@@ -34,6 +34,8 @@ struct mimo_device {
   int32_t compute_major = 0, compute_minor = 0;
   int64_t shared_bytes_per_block = 0;  // what a kernel may ask for
   bool deterministic = false;
+  /// The run has failed and its collectives were ended where they were: what they left in memory means nothing.
+  bool communication_ended = false;  // read and written with __atomic_*
   /// Its own, as those below: plain pointers because kernel files include this, dozens of times, and parse no <memory>.
   mimo::MemoryPool* memory = nullptr;
 

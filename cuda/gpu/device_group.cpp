@@ -96,7 +96,6 @@ DeviceGroup::DeviceGroup(Run& run, const std::string& name, std::vector<int32_t>
   MIMO_REQUIRE(run.device != nullptr, "mimo_group_create (call mimo_run_set_backend first)");
   const auto local = [&](int32_t rank) { return run.is_local(rank); };
   if (std::all_of(ranks_.begin(), ranks_.end(), local)) host_ = std::make_unique<Group>(run, name_, ranks_);
-  else staging_ = std::make_unique<ValueStaging>();
   Watch::instance().add(run, this);
 }
 
@@ -112,7 +111,7 @@ DeviceGroup::~DeviceGroup() {
     // This rank ends early. Its communicators end with the process, and what their kernels use: closing them would wait for
     // their members.
     for (auto& [number, line] : lines_) line.communicator.release();
-    staging_.release();
+    for (auto& one : staging_) one.release();
     return;
   }
   for (auto& [number, line] : lines_) line.communicator->begin_finish();
@@ -212,22 +211,25 @@ void DeviceGroup::exchange_between_hosts(int32_t kind, const void* x, void* y, i
   check(cudaSetDevice(device_), "choosing a device");
   const auto part = static_cast<size_t>(std::max<int64_t>(bytes, 1));
   const size_t whole = part * static_cast<size_t>(size());
-  staging_->reserve(static_cast<int64_t>(part + whole));
-  std::memset(staging_->host(), 0, part);
-  if (bytes > 0) std::memcpy(staging_->host(), x, static_cast<size_t>(bytes));
-  char* const gathered = staging_->device() + part;
+  ValueStaging& staging = idle_staging(staging_);
+  staging.reserve(static_cast<int64_t>(part + whole));
+  std::memset(staging.host(), 0, part);
+  if (bytes > 0) std::memcpy(staging.host(), x, static_cast<size_t>(bytes));
+  char* const gathered = staging.device() + part;
   const cudaStream_t stream = line.communicator->stream();
   cudaEvent_t done;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     forget_finished(line);
-    check(cudaMemcpyAsync(staging_->device(), staging_->host(), part, cudaMemcpyHostToDevice, stream), "a copy");
+    check(cudaMemcpyAsync(staging.device(), staging.host(), part, cudaMemcpyHostToDevice, stream), "a copy");
     done = queue(line, kind, bytes, [&](ncclComm_t comm, cudaStream_t at) {
-      return nccl().AllGather(staging_->device(), gathered, part, ncclUint8, comm, at);
+      return nccl().AllGather(staging.device(), gathered, part, ncclUint8, comm, at);
     });
-    check(cudaMemcpyAsync(staging_->host() + part, gathered, whole, cudaMemcpyDeviceToHost, stream), "a copy");
+    check(cudaMemcpyAsync(staging.host() + part, gathered, whole, cudaMemcpyDeviceToHost, stream), "a copy");
     check(cudaEventRecord(done, stream), "recording an event");
+    staging.used_by(stream);
   }
+  if (y == nullptr && bytes > 0) return;
   for (int64_t spins = 0;; ++spins) {
     const cudaError_t state = cudaEventQuery(done);
     if (state == cudaSuccess) break;
@@ -239,7 +241,7 @@ void DeviceGroup::exchange_between_hosts(int32_t kind, const void* x, void* y, i
   run_.require_alive();
   std::lock_guard<std::mutex> lock(mutex_);
   forget_finished(line);
-  if (bytes > 0) std::memcpy(y, staging_->host() + part, whole);
+  if (bytes > 0) std::memcpy(y, staging.host() + part, whole);
 }
 
 cudaEvent_t DeviceGroup::event() {
@@ -351,6 +353,7 @@ std::pair<int64_t, int64_t> DeviceGroup::look(std::vector<ncclComm_t>& ended) {
   if (run_.failed()) {
     // Who is missing on other hosts is known a moment later.
     if (run_.mirrored()) note_missing();
+    __atomic_store_n(&run_.device->communication_ended, true, __ATOMIC_RELEASE);
     for (auto& [number, line] : lines_) {
       const ncclComm_t handle = line.communicator ? line.communicator->give_up() : nullptr;
       if (handle != nullptr) ended.push_back(handle);

@@ -33,7 +33,7 @@ class DeviceGroup {
   int32_t rank() const { return rank_; }
 
   void barrier();
-  /// y [size, bytes] = every member's x, both of the host.
+  /// y [size, bytes] = every member's x, both of the host. With y null it only gives x and waits for nobody.
   void exchange(const void* x, void* y, int64_t bytes);
 
   using Body = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
@@ -82,8 +82,8 @@ class DeviceGroup {
   const std::string name_;
   const std::vector<int32_t> ranks_;
   const int32_t rank_;  // among them
-  std::unique_ptr<Group> host_;       // where all members share memory
-  std::unique_ptr<ValueStaging> staging_;  // where they do not
+  std::unique_ptr<Group> host_;  // where all members share memory
+  std::vector<std::unique_ptr<ValueStaging>> staging_;  // where they do not
   std::mutex mutex_;
   std::map<int32_t, Line> lines_;
   std::vector<cudaEvent_t> events_;

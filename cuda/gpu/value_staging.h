@@ -1,18 +1,24 @@
-// Memory through which host values go to a GPU and come back: as large as the largest asked for so far.
+// Memory through which host values go to a GPU and come back.
 #pragma once
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "error.h"
 
 namespace mimo::cuda {
 
+/// As large as the largest asked for so far.
 class ValueStaging {
  public:
-  ValueStaging() = default;
-  ~ValueStaging() { release(); }
+  ValueStaging() { check(cudaEventCreateWithFlags(&used_, cudaEventDisableTiming), "creating an event"); }
+  ~ValueStaging() {
+    release();
+    cudaEventDestroy(used_);
+  }
   ValueStaging(const ValueStaging&) = delete;
   ValueStaging& operator=(const ValueStaging&) = delete;
 
@@ -28,6 +34,10 @@ class ValueStaging {
   char* host() const { return host_; }
   char* device() const { return device_; }
 
+  /// What the stream holds is the last to use it.
+  void used_by(cudaStream_t stream) { check(cudaEventRecord(used_, stream), "recording an event"); }
+  bool idle() const { return cudaEventQuery(used_) == cudaSuccess; }
+
  private:
   void release() {
     if (host_ != nullptr) cudaFreeHost(host_);
@@ -38,6 +48,15 @@ class ValueStaging {
   char* host_ = nullptr;
   char* device_ = nullptr;
   int64_t bytes_ = 0;
+  cudaEvent_t used_ = nullptr;
 };
+
+/// One that nothing under way uses; made where there is none.
+inline ValueStaging& idle_staging(std::vector<std::unique_ptr<ValueStaging>>& all) {
+  for (const auto& one : all) {
+    if (one->idle()) return *one;
+  }
+  return *all.emplace_back(std::make_unique<ValueStaging>());
+}
 
 }  // namespace mimo::cuda
