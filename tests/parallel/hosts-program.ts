@@ -25,6 +25,9 @@ using run = await findRun(place, identity, library, 1);
 run.describe(place.rank, "language", `dp ${place.rank}`);
 try {
 	run.join(place.rank);
+	// What others are called is known a moment after they have joined.
+	const everyone = Array.from({ length: place.worldSize }, (_, rank) => rank);
+	while (everyone.some((rank) => run.rankState(rank).host === "") && run.watch() === null) await Bun.sleep(5);
 	console.log(`rank ${place.rank} has joined`);
 	if (scenario === "finish") await Bun.sleep(400 * place.rank);
 	if (scenario === "throw" && place.rank === Number(rankText)) {
