@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
-import { alive, type Ended, Launched } from "../parallel/launched.ts";
+import { alive, type Ended, freePort, Launched } from "../parallel/launched.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 --mamba-head-dim 16 --vision-num-layers 1 " +
@@ -160,14 +160,6 @@ describe("ranks that a launcher such as torchrun starts", () => {
 		MASTER_ADDR: "127.0.0.1",
 		MASTER_PORT: String(port),
 	});
-
-	async function freePort(): Promise<number> {
-		const server = createServer();
-		await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-		const { port } = server.address() as { port: number };
-		await new Promise((resolve) => server.close(resolve));
-		return port;
-	}
 
 	test("refuse another configuration by key and values", async () => {
 		const port = await freePort();

@@ -3,10 +3,9 @@
  * mostly wait for time to pass, so they run side by side.
  */
 import { afterAll, expect, test } from "bun:test";
-import { createServer } from "node:net";
 import { join } from "node:path";
 import { hostsOf } from "../../src/parallel/hosts.ts";
-import { alive, type Ended, Launched } from "./launched.ts";
+import { alive, type Ended, freePort, Launched } from "./launched.ts";
 
 const started: Launched[] = [];
 afterAll(async () => {
@@ -14,14 +13,6 @@ afterAll(async () => {
 	await Promise.all(started.map(({ process }) => process.exited));
 	expect(started.map(({ process }) => process.pid).filter(alive)).toEqual([]);
 });
-
-async function freePort(): Promise<number> {
-	const server = createServer();
-	await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-	const { port } = server.address() as { port: number };
-	await new Promise((resolve) => server.close(resolve));
-	return port;
-}
 
 /** Ranks 0 and 1 on host "a", 2 and 3 on "b". */
 async function startRanks(...args: readonly (string | number)[]): Promise<Launched[]> {

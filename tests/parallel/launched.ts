@@ -1,4 +1,5 @@
 /** Runs program.ts under its own launcher and watches what becomes of it. */
+import { createServer } from "node:net";
 import { join } from "node:path";
 
 export const program = join(import.meta.dir, "program.ts");
@@ -91,4 +92,13 @@ export function alive(pid: number): boolean {
 	const result = Bun.spawnSync(["ps", "-o", "stat=", "-p", String(pid)]);
 	const state = result.stdout.toString().trim();
 	return state !== "" && !state.startsWith("Z");
+}
+
+/** A port of this host that nobody uses at the moment. */
+export async function freePort(): Promise<number> {
+	const server = createServer();
+	await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+	const { port } = server.address() as { port: number };
+	await new Promise((resolve) => server.close(resolve));
+	return port;
 }

@@ -1,7 +1,7 @@
 /** Ranks that nobody of ours launched: they meet by torchrun's variables and watch each other. */
 import { afterEach, expect, test } from "bun:test";
 import { createServer, type Server } from "node:net";
-import { alive, type Ended, Launched } from "./launched.ts";
+import { alive, type Ended, freePort, Launched } from "./launched.ts";
 
 let started: Launched[] = [];
 const servers: Server[] = [];
@@ -13,14 +13,6 @@ afterEach(async () => {
 	started = [];
 	expect(pids.filter(alive)).toEqual([]);
 });
-
-async function freePort(): Promise<number> {
-	const server = createServer();
-	await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-	const { port } = server.address() as { port: number };
-	await new Promise((resolve) => server.close(resolve));
-	return port;
-}
 
 /** Starts rank `rank` of `ranks` as torchrun does. */
 function startRank(
