@@ -204,8 +204,8 @@ __device__ __forceinline__ void multiply_keys(const Problem& problem, const Work
     commit_products();
     wait_products<1>();
     settle(s);
-    // dk of the tile before is through as well: its stage is free.
-    if (signals && i > 0) arrive(&barriers.empty[(i - 1) % stages]);
+    // dk of the tile before is through as well: its stage is free. Every lane says so, for it has read statistics there.
+    if (i > 0) arrive(&barriers.empty[(i - 1) % stages]);
     const float2* const lse = reinterpret_cast<const float2*>(shared.statistics[slot]) + lane % 4;
 #pragma unroll
     for (int j = 0; j < query_rows / 8; ++j) {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_const
   if (threadIdx.x == 0) {
     barriers.number = atomicAdd(problem.numbers, 1);
     initialise(&barriers.keys, 1);
-    for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], main_warps);
+    for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], 32 * main_warps);
     for (int i = 0; i < ds_buffers; ++i) {
       initialise(&barriers.ds_full[i], main_warps);
       initialise(&barriers.ds_empty[i], 4);
