@@ -101,19 +101,25 @@ test("every step's parts add up to it, for each module", async () => {
 		readonly [field: string]: number | string;
 	}
 	const steps = loggedSteps(log) as { elapsed_ms: number; modules: Part[]; memory: object[] }[];
+	const wholes = new Map<string, number>();
 	for (const { elapsed_ms, modules, memory } of steps) {
 		expect(modules.map(({ name }) => name)).toEqual(["radio_encoder", "language"]);
 		expect(memory).toHaveLength(4);
 		for (const module of modules) {
 			const parts = Object.entries(module).filter(([field]) => /^(?!slowest).*_ms$/.test(field));
 			const sum = parts.reduce((total, [, value]) => total + (value as number), 0);
-			// The ranks' clocks start and stop at different moments of one step.
-			expect(Math.abs(sum / elapsed_ms - 1)).toBeLessThan(0.6);
+			const name = String(module.name);
+			wholes.set(name, (wholes.get(name) ?? 0) + sum);
+			// The ranks' clocks start and stop at different moments of one step, those of the encoder where it is done: it may
+			// be well into the next one by then.
+			if (name === "language") expect(Math.abs(sum / elapsed_ms - 1)).toBeLessThan(0.6);
 			expect(module.compute_ms).toBeGreaterThan(0);
 			expect(module.tflops_per_rank).toBeGreaterThan(0);
 			expect(module.idle).toBeWithin(0, 1);
 		}
 	}
+	const elapsed = steps.reduce((total, { elapsed_ms }) => total + elapsed_ms, 0);
+	for (const whole of wholes.values()) expect(Math.abs(whole / elapsed - 1)).toBeLessThan(0.6);
 	const line = readFileSync(log, "utf8").split("\n")[0]!;
 	expect(JSON.parse(line)).toMatchObject({ event: "start", step: 0, train_iterations: 3, world_size: 4 });
 	rmSync(dirname(log), { recursive: true });
