@@ -1,8 +1,9 @@
 /**
  * `bun tests/bench/bench.ts --device cuda`: operations of the CUDA library at the sizes of a 20-layer Nemotron model, each
  * against this GPU's own ceilings, measured in the same run: bf16 matrix products (8192 x 8192 x 8192) for those that
- * multiply, copies on the device (bytes read and written) for those that move memory. Bytes are the fewest an operation
- * can move: every input read once, every output written once. Times are of calls queued one after the other.
+ * multiply, copies on the device (bytes read and written) for those that move memory: a copy of 1 GiB, and one that moves
+ * as many bytes as the operation, which is what an operation that takes microseconds can reach. Bytes are the fewest an
+ * operation can move: every input read once, every output written once. Times are of calls queued one after the other.
  */
 import { Dtype } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
@@ -20,6 +21,8 @@ export interface CudaRow {
 	readonly unit: "TFLOP/s" | "TB/s";
 	/** Its rate over the ceiling's. */
 	readonly ratio: number;
+	/** Its rate over that of a copy that moves as many bytes (2 GiB at most); null where it multiplies. */
+	readonly ofEqualCopy: number | null;
 }
 
 const rounds = 5;
@@ -69,6 +72,24 @@ function normCases(x: Tensors): Case[] {
 	const bytes = 2 * tokens * hidden;
 	const shape = `${tokens} x ${hidden}`;
 	return [
+		{
+			operation: "RMSNorm",
+			shape,
+			work: 2 * bytes,
+			unit: "TB/s",
+			run: () =>
+				device.run("rms_norm_forward", {
+					...size,
+					x: a,
+					residual: null,
+					weight,
+					sum: null,
+					y: e,
+					rstd,
+					y_stride: hidden,
+					epsilon: 1e-5,
+				}),
+		},
 		{
 			operation: "RMSNorm after an addition",
 			shape,
@@ -276,13 +297,31 @@ export function benchCuda(device: Device): CudaRow[] {
 		unit: "TB/s",
 		run: () => device.copy(to, from, bytes),
 	};
+	const copyRates = new Map<number, number>();
+	/** Of a copy that reads and writes so many bytes together. */
+	const copyRate = (moved: number) => {
+		const half = Math.min(bytes, Math.ceil(moved / 2));
+		if (!copyRates.has(half)) {
+			copyRates.set(half, (2 * half) / secondsOf(device, () => device.copy(to, from, half)) / 1e12);
+		}
+		return copyRates.get(half)!;
+	};
 	const ceilings: Record<string, number> = {};
 	const rows: CudaRow[] = [];
 	const add = ({ operation, shape, work, unit, run }: Case) => {
 		const seconds = secondsOf(device, run);
 		const rate = work / seconds / 1e12;
 		ceilings[unit] ??= rate;
-		rows.push({ operation, shape, milliseconds: seconds * 1000, rate, unit, ratio: rate / ceilings[unit] });
+		const ofEqualCopy = unit === "TB/s" ? rate / copyRate(work) : null;
+		rows.push({
+			operation,
+			shape,
+			milliseconds: seconds * 1000,
+			rate,
+			unit,
+			ratio: rate / ceilings[unit],
+			ofEqualCopy,
+		});
 	};
 	add(copy);
 	for (const suite of [
@@ -304,14 +343,15 @@ export function benchCuda(device: Device): CudaRow[] {
 
 /** The rows as text. */
 export function cudaTable(rows: readonly CudaRow[]): string {
-	const cells = rows.map(({ operation, shape, milliseconds, rate, unit, ratio }) => [
+	const cells = rows.map(({ operation, shape, milliseconds, rate, unit, ratio, ofEqualCopy }) => [
 		operation,
 		shape,
 		milliseconds.toFixed(3),
 		`${rate.toFixed(unit === "TB/s" ? 2 : 0)} ${unit}`,
 		ratio.toFixed(2),
+		ofEqualCopy === null ? "" : ofEqualCopy.toFixed(2),
 	]);
-	const all = [["operation", "shape", "ms", "rate", "of the ceiling"], ...cells];
+	const all = [["operation", "shape", "ms", "rate", "of the ceiling", "of an equal copy"], ...cells];
 	const widths = all[0]!.map((_, column) => Math.max(...all.map((line) => line[column]!.length)));
 	return all
 		.map((line) =>

@@ -79,7 +79,8 @@ void router(Run& run, const Router& r) {
   run.compare("counts", u.counts, r.experts, MIMO_DTYPE_I32, true);
 }
 
-void ties(Run& run) {
+/// Equal, infinite and undefined logits; in groups they are compared in fp64.
+void ties(Run& run, int64_t groups) {
   const int64_t tokens = 4, experts = 40, topk = 3;
   std::vector<float> logits(static_cast<size_t>(tokens * experts), 0.5f);
   logits[7] = NAN;
@@ -90,7 +91,8 @@ void ties(Run& run) {
   f.scores = static_cast<float*>(run.output(tokens * experts, MIMO_DTYPE_F32));
   f.probabilities = static_cast<float*>(run.output(tokens * topk, MIMO_DTYPE_F32));
   f.expert_index = static_cast<int32_t*>(run.output(tokens * topk, MIMO_DTYPE_I32));
-  f.tokens = tokens, f.experts = experts, f.topk = topk, f.expert_groups = 1;
+  f.tokens = tokens, f.experts = experts, f.topk = topk, f.expert_groups = groups;
+  f.group_topk = f.group_score_topk = 2;
   f.scaling_factor = 1, f.score_function = MIMO_SCORE_SOFTMAX;
   run.call("mimo_router_forward", f);
   run.compare("expert_index", f.expert_index, tokens * topk, MIMO_DTYPE_I32, true);
@@ -143,10 +145,16 @@ void add_experts(Cases& cases, bool large) {
   add("sigmoid top 1", {33, 8, 1, 1, 1, false, false, false, false, 0});
   add("softmax", {70, 24, 4, 1, 1, true, false, false, true, 0.1f});
   add("softmax before", {40, 24, 4, 1, 1, true, true, false, false, 0});
+  add("of 128", {41, 128, 6, 1, 1, false, false, false, true, 0});
+  add("softmax of 256, groups", {35, 256, 8, 8, 4, true, false, false, false, 0});
+  add("of 300, bias", {21, 300, 10, 1, 1, false, false, true, false, 0});
+  add("of 600, groups", {19, 600, 10, 12, 5, false, false, true, true, 0});
   if (large) add("large", {8192, 128, 6, 1, 1, false, false, true, true, 1e-3f});
-  cases.push_back({"router ties", ties});
+  cases.push_back({"router ties", [](Run& run) { ties(run, 1); }});
+  cases.push_back({"router ties, groups", [](Run& run) { ties(run, 4); }});
   cases.push_back({"moe moves", [](Run& run) { moves(run, 50, 3, 7, 40, 0); }});
   cases.push_back({"moe moves, dropped, odd", [](Run& run) { moves(run, 501, 6, 33, 13, 100); }});
+  cases.push_back({"moe moves, many experts", [](Run& run) { moves(run, 900, 3, 1100, 8, 5); }});
   cases.push_back({"moe moves, no rows", [](Run& run) { moves(run, 30, 2, 9, 0, 10); }});
   if (large) cases.push_back({"moe moves large", [](Run& run) { moves(run, 8192, 6, 128, 672, 1000); }});
 }

@@ -112,8 +112,13 @@ void add_norms(Cases& cases, bool large) {
   cases.push_back({"rms_norm f32 weight, strided", [](Run& run) { rms_norm(run, 40, 160, 160, false, 8, true); }});
   cases.push_back({"rms_norm groups", [](Run& run) { rms_norm(run, 70, 256, 64, false, 0, false); }});
   cases.push_back({"rms_norm residual", [](Run& run) { rms_norm(run, 5, 320, 320, true, 0, false); }});
+  cases.push_back({"rms_norm wide", [](Run& run) { rms_norm(run, 29, 2688, 2688, false, 0, false); }});
+  cases.push_back({"rms_norm wide residual", [](Run& run) { rms_norm(run, 7, 2688, 2688, true, 0, true); }});
+  cases.push_back({"rms_norm wider", [](Run& run) { rms_norm(run, 11, 5120, 5120, false, 0, false); }});
   cases.push_back({"rms_norm odd", [](Run& run) { rms_norm(run, 19, 33, 11, false, 3, false); }});
   cases.push_back({"layer_norm", [](Run& run) { layer_norm(run, 37, 1280, false); }});
+  cases.push_back({"layer_norm wide", [](Run& run) { layer_norm(run, 13, 3072, false); }});
+  cases.push_back({"layer_norm narrow", [](Run& run) { layer_norm(run, 50, 384, true); }});
   cases.push_back({"layer_norm odd, f32 weight", [](Run& run) { layer_norm(run, 21, 45, true); }});
   if (large) {
     cases.push_back({"rms_norm large", [](Run& run) { rms_norm(run, 4096, 2688, 2688, false, 0, false); }});

@@ -1,5 +1,6 @@
 // Depthwise causal convolution with SiLU (spec language-model 2.2 step 2; backward 2.4). A thread owns a few channels and
 // walks a run of tokens with the window of taps in registers: every input is read once (and its halo).
+#include "early.cuh"
 #include "mma.cuh"
 #include "packed.cuh"
 
@@ -7,7 +8,8 @@ namespace mimo::cuda {
 namespace {
 
 constexpr int threads = 128;
-constexpr int64_t forward_run = 64;   // tokens
+/// 64 runs of 6144 channels occupy an H200 once.
+constexpr int64_t forward_run = 128;  // tokens
 /// Tokens read at once, while those before are computed: one at a time, every token would wait for memory.
 constexpr int batch_tokens = 4;
 /// Also the tokens of one partial sum of the weights' gradients: 44 runs of 6144 channels occupy an H200 once.
@@ -103,6 +105,8 @@ __device__ __forceinline__ void convolve(const Packed<T, Width>& token, const fl
 template <class T, class W, int Taps, int Width>
 __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
     forward_kernel(mimo_causal_conv1d_forward_args args) {
+  previous_is_done();
+  let_next_start();
   const int64_t channel = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) * Width;
   if (channel >= args.channels) return;
   float taps[Taps][Width], bias[Width], window[Taps][Width] = {};
@@ -210,6 +214,7 @@ template <class T, class W, int Taps, int Width>
 __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
     backward_kernel(mimo_causal_conv1d_backward_args args, int64_t run, float* partial) {
   extern __shared__ __align__(16) char copied[];
+  previous_is_done();
   const int64_t channel = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) * Width;
   if (channel >= args.channels) return;
   float taps[Taps][Width], bias[Width], window[Taps][Width] = {}, dp[Taps][Width] = {};
@@ -265,6 +270,7 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
     ahead.finish();
     begin = stop;
   }
+  let_next_start();
   if (partial == nullptr) return;
   float* own = partial + blockIdx.y * (args.width + 1) * args.channels + channel;
 #pragma unroll
@@ -281,13 +287,11 @@ constexpr int partial_lanes = 16;
 /// lanes, so that loads do not wait for each other.
 __global__ void add_weight_gradients_kernel(const float* partial, int64_t runs, int64_t channels, int64_t width,
                                             float* dweight, float* dbias) {
+  previous_is_done();
+  let_next_start();
   __shared__ float shared[partial_lanes][33];
   const int64_t columns = (width + 1) * channels, column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-  float sum = 0;
-  if (column < columns) {
-#pragma unroll 8
-    for (int64_t run = threadIdx.y; run < runs; run += partial_lanes) sum += partial[run * columns + column];
-  }
+  const float sum = column < columns ? strided_sum(partial + column, runs, columns, threadIdx.y, partial_lanes) : 0.0f;
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || column >= columns) return;
@@ -338,7 +342,7 @@ void causal_conv1d_forward(mimo_stream& stream, const mimo_causal_conv1d_forward
   with_types<mimo_causal_conv1d_forward_args>(args, fits, [&](auto* t, auto* w, auto taps, auto width) {
     using T = std::remove_pointer_t<decltype(t)>;
     using W = std::remove_pointer_t<decltype(w)>;
-    launch(stream, forward_kernel<T, W, taps, width>,
+    launch_early(stream, forward_kernel<T, W, taps, width>,
            grid_of(ceil_div(args.channels, threads * width), ceil_div(args.tokens, forward_run)), dim3(threads), 0, args);
   });
 }
@@ -358,11 +362,11 @@ void causal_conv1d_backward(mimo_stream& stream, const mimo_causal_conv1d_backwa
   with_types<mimo_causal_conv1d_backward_args>(args, fits, [&](auto* t, auto* w, auto taps, auto width) {
     using T = std::remove_pointer_t<decltype(t)>;
     using W = std::remove_pointer_t<decltype(w)>;
-    launch(stream, backward_kernel<T, W, taps, width>, grid_of(ceil_div(args.channels, threads * width), runs),
+    launch_early(stream, backward_kernel<T, W, taps, width>, grid_of(ceil_div(args.channels, threads * width), runs),
            dim3(threads), TokensAhead<T, width>::shared_bytes, args, run, partial);
   });
   if (!weights) return;
-  launch(stream, add_weight_gradients_kernel, grid_of(ceil_div((args.width + 1) * args.channels, 32)),
+  launch_early(stream, add_weight_gradients_kernel, grid_of(ceil_div((args.width + 1) * args.channels, 32)),
          dim3(32, partial_lanes), 0, partial, runs, args.channels, args.width, args.dweight, args.dbias);
 }
 

@@ -4,135 +4,159 @@
 namespace mimo::cuda {
 namespace {
 
-template <class T, class W, int Width>
-__global__ void __launch_bounds__(most_norm_threads) forward_kernel(mimo_layer_norm_forward_args args) {
-  __shared__ float shared[2][2][32];
-  const int64_t packs = args.width / Width;
+/// A team a row.
+template <class T, class W, int Width, class Team>
+__global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_layer_norm_forward_args args) {
+  __shared__ float shared[2][Team::sum_floats];
+  previous_is_done();
+  let_next_start();
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= args.rows) return;
+  const int packs = static_cast<int>(args.width) / Width;
   const float inverse_width = 1.0f / static_cast<float>(args.width);
-  Packed<W, Width> weight[packs_per_thread], bias[packs_per_thread];
-  for_own_packs(packs, [&](int p, int64_t pack) {
-    weight[p] = read_packed<Width>(static_cast<const W*>(args.weight) + pack * Width);
-    bias[p] = read_packed<Width>(static_cast<const W*>(args.bias) + pack * Width);
+  const T* const from = static_cast<const T*>(args.x) + row * args.width;
+  Packed<T, Width> read_x[Team::packs];
+  Packed<W, Width> weight[Team::packs], bias[Team::packs];
+  Team::for_packs([&](int p) { read_x[p] = read_if<Width>(Team::pack(p) < packs, from + Team::pack(p) * Width); });
+  Team::for_packs([&](int p) {
+    const int at = Team::pack(p) * Width;
+    weight[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + at);
+    bias[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.bias) + at);
   });
-  Packed<T, Width> next[packs_per_thread];
-  const auto fetch = [&](int64_t row) {
-    if (row >= args.rows) return;
-    for_own_packs(packs, [&](int p, int64_t pack) {
-      next[p] = read_packed<Width>(static_cast<const T*>(args.x) + row * args.width + pack * Width);
-    });
-  };
-  fetch(blockIdx.x);
-  int turn = 0;
-  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x, turn ^= 1) {
-    float x[packs_per_thread][Width];
-    float sum[1] = {0}, squares[1] = {0};
-    for_own_packs(packs, [&](int p, int64_t) {
+  float x[Team::packs][Width], sum[1] = {0}, squares[1] = {0};
+  Team::for_packs([&](int p) {
 #pragma unroll
-      for (int i = 0; i < Width; ++i) {
-        x[p][i] = next[p].get(i);
-        sum[0] += x[p][i];
-      }
-    });
-    fetch(row + gridDim.x);
-    block_sum(sum, shared[turn][0]);
-    const float mean = sum[0] * inverse_width;
-    for_own_packs(packs, [&](int p, int64_t) {
-#pragma unroll
-      for (int i = 0; i < Width; ++i) {
-        x[p][i] -= mean;
-        squares[0] += x[p][i] * x[p][i];
-      }
-    });
-    block_sum(squares, shared[turn][1]);
-    const float rstd = 1.0f / sqrtf(squares[0] * inverse_width + args.epsilon);
-    if (threadIdx.x == 0) {
-      args.mean[row] = mean;
-      args.rstd[row] = rstd;
+    for (int i = 0; i < Width; ++i) {
+      x[p][i] = read_x[p].get(i);
+      sum[0] += x[p][i];
     }
-    for_own_packs(packs, [&](int p, int64_t pack) {
+  });
+  Team::sum(sum, shared[0]);
+  const float mean = sum[0] * inverse_width;
+  Team::for_packs([&](int p) {
+    const float own_mean = Team::pack(p) < packs ? mean : 0.0f;
 #pragma unroll
-      for (int i = 0; i < Width; ++i) x[p][i] = x[p][i] * rstd * weight[p].get(i) + bias[p].get(i);
-      write(static_cast<T*>(args.y) + row * args.width + pack * Width, x[p]);
-    });
+    for (int i = 0; i < Width; ++i) {
+      x[p][i] -= own_mean;
+      squares[0] += x[p][i] * x[p][i];
+    }
+  });
+  Team::sum(squares, shared[1]);
+  const float rstd = __frsqrt_rn(squares[0] * inverse_width + args.epsilon);
+  if (threadIdx.x == 0) {
+    args.mean[row] = mean;
+    args.rstd[row] = rstd;
   }
+  T* const to = static_cast<T*>(args.y) + row * args.width;
+  Team::for_packs([&](int p) {
+#pragma unroll
+    for (int i = 0; i < Width; ++i) x[p][i] = x[p][i] * rstd * weight[p].get(i) + bias[p].get(i);
+    if (Team::pack(p) < packs) write(to + Team::pack(p) * Width, x[p]);
+  });
 }
 
-/// Rows of one partial sum of the weights' gradients.
-inline int64_t rows_of_partial(int64_t rows) { return larger(16, ceil_div(rows, 512)); }
-
 /// With n = (x - mean) rstd and g = γ dy: dx = rstd (g - mean(g) - n mean(g n)) (+ dresidual).
-/// partial[block] = Σ over rows of dy n, then of dy.
-/// Ahead: rows come through shared memory, several at a time.
-template <class T, class W, int Width, bool Ahead>
-__global__ void backward_kernel(mimo_layer_norm_backward_args args, int64_t rows_per_block, float* partial_weight,
-                                float* partial_bias) {
+/// partial[block] = Σ over rows of dy n, then of dy. Ahead: rows come through shared memory, several at a time.
+template <class T, class W, int Width, class Team, bool Ahead>
+__global__ void __launch_bounds__(backward_threads<Team, Width>)
+    backward_kernel(mimo_layer_norm_backward_args args, int64_t rows_per_block, float* partial_weight,
+                    float* partial_bias) {
   extern __shared__ __align__(16) char copied[];
-  __shared__ float shared[2][2 * 32];
-  const int64_t packs = args.width / Width;
+  __shared__ float shared[2][2 * Team::sum_floats];
+  previous_is_done();
+  const int packs = static_cast<int>(args.width) / Width;
   const float inverse_width = 1.0f / static_cast<float>(args.width);
-  float weight[packs_per_thread][Width], dweight[packs_per_thread][Width] = {}, dbias[packs_per_thread][Width] = {};
-  for_own_packs(packs, [&](int p, int64_t pack) {
-    read(static_cast<const W*>(args.weight) + pack * Width, weight[p]);
-  });
-  const int64_t begin = blockIdx.x * rows_per_block, end = smaller(begin + rows_per_block, args.rows);
-  const T* const tensors[copied_tensors] = {static_cast<const T*>(args.x), static_cast<const T*>(args.dy),
-                                            static_cast<const T*>(args.dresidual)};
-  const RowsAhead<T, Width> ahead{copied};
-  const auto start = [&](int64_t row) {
+  const int64_t end = smaller((blockIdx.x + 1) * rows_per_block, args.rows);
+  const T* const x_data = static_cast<const T*>(args.x);
+  const T* const dy_data = static_cast<const T*>(args.dy);
+  const T* const residual_data = static_cast<const T*>(args.dresidual);
+  const T* const residual_or_x = residual_data == nullptr ? x_data : residual_data;  // an address even if nothing is read
+  const RowsAhead<Team, T, Width> ahead{copied};
+  constexpr int rows = RowsAhead<Team, T, Width>::rows;
+  const int64_t step = blockDim.y;
+  const auto start = [&](int64_t row, int slot) {
     if (row < end) {
-      for_own_packs(packs, [&](int p, int64_t pack) {
-#pragma unroll
-        for (int tensor = 0; tensor < copied_tensors; ++tensor) {
-          if (tensors[tensor] != nullptr) ahead.copy(tensors[tensor] + row * args.width + pack * Width, row, tensor, p);
-        }
+      Team::for_packs([&](int p) {
+        const bool live = Team::pack(p) < packs;
+        const int64_t at = row * args.width + Team::pack(p) * Width;
+        ahead.copy(x_data + at, live, slot, 0, p);
+        ahead.copy(dy_data + at, live, slot, 1, p);
+        ahead.copy(residual_or_x + at, live && residual_data != nullptr, slot, 2, p);
       });
     }
     copy_commit();  // empty groups keep the count of those under way
   };
+  int64_t row = blockIdx.x * rows_per_block + threadIdx.y;
   if constexpr (Ahead) {
-    for (int64_t row = begin; row < begin + rows_ahead - 1; ++row) start(row);
+    for (int turn = 0; turn < rows - 1; ++turn) start(row + turn * step, turn);
   }
-  float mean = begin < end ? args.mean[begin] : 0.0f, rstd = begin < end ? args.rstd[begin] : 0.0f;
-  for (int64_t row = begin; row < end; ++row) {
-    const float next_mean = row + 1 < end ? args.mean[row + 1] : 0.0f;
-    const float next_rstd = row + 1 < end ? args.rstd[row + 1] : 0.0f;
-    float n[packs_per_thread][Width], dy[packs_per_thread][Width], residual[packs_per_thread][Width] = {};
+  Packed<W, Width> weight[Team::packs];
+  float gradients[2][Team::packs][Width] = {};  // of weight and bias
+  Team::for_packs([&](int p) {
+    weight[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + Team::pack(p) * Width);
+  });
+  float mean = row < end ? args.mean[row] : 0.0f, rstd = row < end ? args.rstd[row] : 0.0f;
+  for (int turn = 0, slot = 0; row < end; row += step, turn ^= 1) {
+    const float next_mean = row + step < end ? args.mean[row + step] : 0.0f;
+    const float next_rstd = row + step < end ? args.rstd[row + step] : 0.0f;
     float sums[2] = {0, 0};
     if constexpr (Ahead) {
-      copy_wait<rows_ahead - 2>();
-      start(row + rows_ahead - 1);
+      copy_wait<rows - 2>();
+      start(row + (rows - 1) * step, slot == 0 ? rows - 1 : slot - 1);
     }
-    for_own_packs(packs, [&](int p, int64_t pack) {
-      const int64_t at = row * args.width + pack * Width;
-      read(Ahead ? ahead.get(row, 0, p) : tensors[0] + at, n[p]);
-      read(Ahead ? ahead.get(row, 1, p) : tensors[1] + at, dy[p]);
-      // Wanted only after the sums, but on its way meanwhile.
-      if (tensors[2] != nullptr) read(Ahead ? ahead.get(row, 2, p) : tensors[2] + at, residual[p]);
+    stay_packed(weight);
+    const auto read_pack = [&](const T* data, int tensor, int p, float (&to)[Width]) {
+      if constexpr (Ahead) {
+        read(ahead.get(slot, tensor, p), to);
+      } else {
+        const auto value = read_if<Width>(Team::pack(p) < packs, data + row * args.width + Team::pack(p) * Width);
+#pragma unroll
+        for (int i = 0; i < Width; ++i) to[i] = value.get(i);
+      }
+    };
+    // Made again after the sums: registers would not hold the row besides the sums over rows.
+    const auto read_both = [&](int p, float (&n)[Width], float (&dy)[Width]) {
+      read_pack(x_data, 0, p, n);
+      read_pack(dy_data, 1, p, dy);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) n[i] = (n[i] - mean) * rstd;
+    };
+    Team::for_packs([&](int p) {
+      float n[Width], dy[Width];
+      read_both(p, n, dy);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
-        n[p][i] = (n[p][i] - mean) * rstd;
-        dbias[p][i] += dy[p][i];
-        dweight[p][i] += dy[p][i] * n[p][i];
-        dy[p][i] *= weight[p][i];
-        sums[0] += dy[p][i];
-        sums[1] += dy[p][i] * n[p][i];
+        gradients[0][p][i] += dy[i] * n[i];
+        gradients[1][p][i] += dy[i];
+        const float g = dy[i] * weight[p].get(i);
+        sums[0] += g;
+        sums[1] += g * n[i];
       }
     });
-    block_sum(sums, shared[row & 1]);
-    for_own_packs(packs, [&](int p, int64_t pack) {
+    Team::sum(sums, shared[turn]);
+    sums[0] *= inverse_width, sums[1] *= inverse_width;
+    T* const to = static_cast<T*>(args.dx) + row * args.width;
+    Team::for_packs([&](int p) {
+      float n[Width], dy[Width], residual[Width] = {};
+      read_both(p, n, dy);
+      if (Ahead || residual_data != nullptr) read_pack(residual_data, 2, p, residual);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
-        dy[p][i] = residual[p][i] + rstd * (dy[p][i] - (sums[0] + n[p][i] * sums[1]) * inverse_width);
+        dy[i] = residual[i] + rstd * (dy[i] * weight[p].get(i) - (sums[0] + n[i] * sums[1]));
       }
-      write(static_cast<T*>(args.dx) + row * args.width + pack * Width, dy[p]);
+      if (Team::pack(p) < packs) write(to + Team::pack(p) * Width, dy);
     });
     mean = next_mean, rstd = next_rstd;
+    slot = slot == rows - 1 ? 0 : slot + 1;
   }
-  for_own_packs(packs, [&](int p, int64_t pack) {
-    const int64_t at = blockIdx.x * args.width + pack * Width;
-    if (partial_weight != nullptr) write(partial_weight + at, dweight[p]);
-    if (partial_bias != nullptr) write(partial_bias + at, dbias[p]);
-  });
+  let_next_start();
+  if constexpr (Ahead) copy_wait<0>();
+  const int64_t at = blockIdx.x * args.width;
+  float* const partials[2] = {partial_weight == nullptr ? nullptr : partial_weight + at,
+                              partial_bias == nullptr ? nullptr : partial_bias + at};
+  if (partial_weight != nullptr || partial_bias != nullptr) {
+    write_partials<Team>(gradients, args.width, reinterpret_cast<float*>(copied), partials);
+  }
 }
 
 }  // namespace
@@ -149,9 +173,11 @@ void layer_norm_forward(mimo_stream& stream, const mimo_layer_norm_forward_args&
                         packs_fit<T>(args.y, args.width, args.width, wide) &&
                         packs_fit<W>(args.weight, args.width, 0, wide) && packs_fit<W>(args.bias, args.width, 0, wide);
       with_width<wide>(fits, [&](auto width) {
-        const unsigned threads = norm_threads(args.width / width);
-        launch(stream, forward_kernel<T, W, width>, forward_grid(stream, args.rows, 1, threads, 1), dim3(threads), 0,
-               args);
+        with_team<T, width, void, most_forward_threads>(args.width / width, [&](auto team) {
+          using Team = decltype(team);
+          const dim3 block = team_block<Team>(args.width / width, forward_teams<Team>);
+          launch_early(stream, forward_kernel<T, W, width, Team>, grid_of(ceil_div(args.rows, block.y)), block, 0, args);
+        });
       });
     });
   });
@@ -160,38 +186,42 @@ void layer_norm_forward(mimo_stream& stream, const mimo_layer_norm_forward_args&
 void layer_norm_backward(mimo_stream& stream, const mimo_layer_norm_backward_args& args) {
   MIMO_REQUIRE(args.rows >= 0 && args.width > 0, "layer_norm_backward");
   if (args.rows == 0) return;
-  const int64_t rows_per_block = rows_of_partial(args.rows), partials = ceil_div(args.rows, rows_per_block);
-  const int64_t partial_bytes = partials * args.width * static_cast<int64_t>(sizeof(float));
-  Workspace weight_space(&stream, args.dweight ? partial_bytes : 0);
-  Workspace bias_space(&stream, args.dbias ? partial_bytes : 0);
-  float* partial_weight = args.dweight ? weight_space.as<float>() : nullptr;
-  float* partial_bias = args.dbias ? bias_space.as<float>() : nullptr;
   with_dtype(args.dtype, [&](auto* t) {
     with_dtype(args.weight_dtype, [&](auto* w) {
       using T = std::remove_pointer_t<decltype(t)>;
       using W = std::remove_pointer_t<decltype(w)>;
       constexpr int wide = vector_width<T>;
       const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
-      with_width<wide>(fits(args.dy) && fits(args.x) && fits(args.dx) && fits(args.dresidual) &&
-                           packs_fit<W>(args.weight, args.width, 0, wide),
-                       [&](auto width) {
-                         const unsigned threads = norm_threads(args.width / width);
-                         const int64_t bytes = ahead_bytes(threads);
-                         // Two blocks share a multiprocessor's memory.
-                         if constexpr (RowsAhead<T, width>::possible) {
-                           if (2 * bytes <= stream.device->shared_bytes_per_block) {
-                             launch(stream, backward_kernel<T, W, width, true>, grid_of(partials), dim3(threads), bytes,
-                                    args, rows_per_block, partial_weight, partial_bias);
-                             return;
-                           }
-                         }
-                         launch(stream, backward_kernel<T, W, width, false>, grid_of(partials), dim3(threads), 0, args,
-                                rows_per_block, partial_weight, partial_bias);
-                       });
+      const bool whole = fits(args.dy) && fits(args.x) && fits(args.dx) && fits(args.dresidual) &&
+                         packs_fit<W>(args.weight, args.width, 0, wide);
+      with_width<wide>(whole, [&](auto width) {
+        with_team<T, width, void, most_backward_threads<width>>(args.width / width, [&](auto team) {
+          using Team = decltype(team);
+          using Ahead = RowsAhead<Team, T, width>;
+          const BackwardShare share = backward_share<Ahead>(stream, args.width / width, args.rows, 1);
+          const int64_t partial_bytes = share.partials * args.width * static_cast<int64_t>(sizeof(float));
+          Workspace weight_space(&stream, args.dweight ? partial_bytes : 0);
+          Workspace bias_space(&stream, args.dbias ? partial_bytes : 0);
+          float* const partial_weight = args.dweight ? weight_space.as<float>() : nullptr;
+          float* const partial_bias = args.dbias ? bias_space.as<float>() : nullptr;
+          const auto run = [&](auto kernel) {
+            launch_early(stream, kernel, grid_of(share.partials), share.block, share.shared_bytes, args,
+                         share.rows_per_block, partial_weight, partial_bias);
+          };
+          if constexpr (Ahead::always) {
+            run(backward_kernel<T, W, width, Team, true>);
+          } else if constexpr (Ahead::possible) {
+            share.shared_bytes > 0 ? run(backward_kernel<T, W, width, Team, true>)
+                                   : run(backward_kernel<T, W, width, Team, false>);
+          } else {
+            run(backward_kernel<T, W, width, Team, false>);
+          }
+          if (partial_weight == nullptr && partial_bias == nullptr) return;
+          add_partials_of_two(stream, partial_weight, args.dweight, partial_bias, args.dbias, share.partials, args.width);
+        });
+      });
     });
   });
-  if (partial_weight == nullptr && partial_bias == nullptr) return;
-  add_partials_of_two(stream, partial_weight, args.dweight, partial_bias, args.dbias, partials, args.width);
 }
 
 }  // namespace mimo::cuda

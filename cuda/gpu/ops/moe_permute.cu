@@ -1,12 +1,14 @@
 // Token copies into expert order and their sum back into token order (spec language-model 4.5). Each is the other's
 // backward. A width of 0 moves the probabilities alone.
-#include "kernel.cuh"
+#include "early.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 /// row_of_slot[slot]: the slot's row, for those that have one; and the rows' probabilities.
 __global__ void invert_kernel(mimo_moe_permute_args args, int32_t* row_of_slot) {
+  previous_is_done();
+  let_next_start();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row >= live_rows(args.tokens * args.topk, args.row_count)) return;
   const int64_t slot = args.slot_of_row[row];
@@ -15,15 +17,17 @@ __global__ void invert_kernel(mimo_moe_permute_args args, int32_t* row_of_slot) 
 }
 
 constexpr int permute_threads = 256, permute_lanes = 128;
+constexpr int packs_at_once = 3;  // of a thread
 
 /// Token by token: each is read once and written to all its rows. Row by row, a token would be read topk times, and what
 /// lies between is more than the cache holds.
 template <class T, int Width>
 __global__ void __launch_bounds__(permute_threads)
     permute_kernel(mimo_moe_permute_args args, const int32_t* row_of_slot, int64_t packs) {
-  constexpr int at_once = 3;
+  constexpr int at_once = packs_at_once;
   using Pack = std::conditional_t<Width * sizeof(T) == 16, uint4, T>;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  previous_is_done();
   if (token >= args.tokens) return;
   const Pack* const from = reinterpret_cast<const Pack*>(static_cast<const T*>(args.x) + token * args.width);
   const int32_t* const rows = row_of_slot + token * args.topk;
@@ -89,9 +93,11 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   const int64_t bytes = args.width > 0 ? slots * static_cast<int64_t>(sizeof(int32_t)) : 0;
   Workspace workspace(&stream, bytes);
   int32_t* const row_of_slot = args.width > 0 ? workspace.as<int32_t>() : nullptr;
-  // -1: a slot without a row.
-  if (bytes > 0) check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle), "clearing rows");
-  launch(stream, invert_kernel, grid_of(ceil_div(slots, 256)), dim3(256), 0, args, row_of_slot);
+  // -1: a slot without a row. With as many rows as slots there is none.
+  if (bytes > 0 && args.row_count != nullptr) {
+    check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle), "clearing rows");
+  }
+  launch_early(stream, invert_kernel, grid_of(ceil_div(slots, 256)), dim3(256), 0, args, row_of_slot);
   if (args.width == 0) return;
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -99,10 +105,12 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
     const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
     with_width<wide>(fits(args.x) && fits(args.rows), [&](auto w) {
       const int64_t packs = args.width / w;
-      unsigned lanes = 32;
-      while (lanes < permute_lanes && lanes < packs) lanes *= 2;
+      // As few passes over the row as there can be, and lanes that all of them keep busy.
+      const int64_t passes = ceil_div(packs, packs_at_once * permute_lanes);
+      const unsigned lanes = static_cast<unsigned>(larger(16, round_up(ceil_div(packs, packs_at_once * passes), 16)));
       const dim3 block(lanes, permute_threads / lanes);
-      launch(stream, permute_kernel<T, w>, grid_of(ceil_div(args.tokens, block.y)), block, 0, args, row_of_slot, packs);
+      launch_early(stream, permute_kernel<T, w>, grid_of(ceil_div(args.tokens, block.y)), block, 0, args, row_of_slot,
+                   packs);
     });
   });
 }

@@ -116,11 +116,7 @@ constexpr int partial_lanes = 16;
 __device__ __forceinline__ void add_own_columns(const float* partial, int64_t partials, int64_t width, float* total) {
   __shared__ float shared[partial_lanes][33];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-  float sum = 0;
-  if (column < width) {
-#pragma unroll 16
-    for (int64_t p = threadIdx.y; p < partials; p += partial_lanes) sum += partial[p * width + column];
-  }
+  const float sum = column < width ? strided_sum(partial + column, partials, width, threadIdx.y, partial_lanes) : 0.0f;
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || column >= width) return;
@@ -131,10 +127,14 @@ __device__ __forceinline__ void add_own_columns(const float* partial, int64_t pa
 }
 
 __global__ void add_partials_kernel(const float* partial, int64_t partials, int64_t width, float* total) {
+  previous_is_done();
+  let_next_start();
   add_own_columns(partial, partials, width, total);
 }
 __global__ void add_partials_of_two_kernel(const float* first_partial, float* first, const float* second_partial,
                                            float* second, int64_t partials, int64_t width) {
+  previous_is_done();
+  let_next_start();
   float* const total = blockIdx.y == 0 ? first : second;
   if (total != nullptr) add_own_columns(blockIdx.y == 0 ? first_partial : second_partial, partials, width, total);
 }
@@ -142,13 +142,13 @@ __global__ void add_partials_of_two_kernel(const float* first_partial, float* fi
 }  // namespace
 
 void add_partials(mimo_stream& stream, const float* partial, int64_t partials, int64_t width, float* total) {
-  launch(stream, add_partials_kernel, grid_of(ceil_div(width, 32)), dim3(32, partial_lanes), 0, partial, partials,
+  launch_early(stream, add_partials_kernel, grid_of(ceil_div(width, 32)), dim3(32, partial_lanes), 0, partial, partials,
          width, total);
 }
 
 void add_partials_of_two(mimo_stream& stream, const float* first_partial, float* first, const float* second_partial,
                          float* second, int64_t partials, int64_t width) {
-  launch(stream, add_partials_of_two_kernel, grid_of(ceil_div(width, 32), 2), dim3(32, partial_lanes), 0, first_partial,
+  launch_early(stream, add_partials_of_two_kernel, grid_of(ceil_div(width, 32), 2), dim3(32, partial_lanes), 0, first_partial,
          first, second_partial, second, partials, width);
 }
 

@@ -1,5 +1,6 @@
 // Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
 // balancing loss (4.4).
+#include "early.cuh"
 #include "router.cuh"
 
 namespace mimo::cuda {
@@ -13,147 +14,254 @@ struct TokenStatistics {
   float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding
 };
 
-/// A candidate's rank as one number: larger values first, ties in index order; NaN and -infinity last, in index order.
-/// 0 is no candidate.
-__device__ __forceinline__ uint64_t rank_of(float value, int64_t index) {
-  const uint32_t bits = __float_as_uint(value);
-  uint32_t order = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  if (value == 0.0f) order = 0x80000000u;  // -0 and 0 tie
-  if (!(value > -INFINITY)) order = 0;
-  return static_cast<uint64_t>(order) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(index));
+// Keys order the candidates of a selection: larger values first, -0 with 0; NaN and -infinity last. 0 is no candidate. What
+// has a bias or groups is compared in fp64, as in the CPU library: two scores around 0.5 are often closer than fp32 can tell.
+using Key32 = uint32_t;
+using Key64 = unsigned long long;
+constexpr int last_key = 1;
+
+__device__ __forceinline__ Key32 key_of(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 becomes 0
+  return value > -INFINITY ? bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u) : last_key;
+}
+__device__ __forceinline__ Key64 key_of(double value) {
+  const Key64 bits = static_cast<Key64>(__double_as_longlong(value + 0.0));
+  const Key64 flip = static_cast<Key64>(static_cast<long long>(bits) >> 63) | 1ull << 63;
+  return value > -INFINITY ? bits ^ flip : last_key;
+}
+__device__ __forceinline__ float value_of(Key32 key) {
+  return key <= last_key ? -INFINITY : __uint_as_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
+}
+__device__ __forceinline__ double value_of(Key64 key) {
+  if (key <= last_key) return -INFINITY;
+  return __longlong_as_double(static_cast<long long>((key >> 63) != 0 ? key ^ 1ull << 63 : ~key));
 }
 
-/// The best candidate of [begin, end) that is not `taken`; every lane gets its index.
-__device__ __forceinline__ int best_of(const float* values, const uint8_t* taken, int begin, int end) {
-  uint64_t best = 0;
-  for (int i = begin + lane_id(); i < end; i += 32) {
-    const uint64_t rank = taken[i] != 0 ? 0 : rank_of(values[i], i);
-    best = rank > best ? rank : best;
-  }
+__device__ __forceinline__ Key32 largest_of_warp(Key32 key) { return __reduce_max_sync(all_lanes, key); }
+__device__ __forceinline__ Key64 largest_of_warp(Key64 key) {
+  const uint32_t upper = static_cast<uint32_t>(key >> 32), most = __reduce_max_sync(all_lanes, upper);
+  const uint32_t lower = __reduce_max_sync(all_lanes, upper == most ? static_cast<uint32_t>(key) : 0u);
+  return static_cast<Key64>(most) << 32 | lower;
+}
+
+/// Marks this lane's own among the warp's k best keys: bit j for key[j]. Lanes own consecutive candidates, and ties go to
+/// the first. Calls take(key) for each of the k, the largest first.
+template <int Own, class Key, class Take>
+__device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k, Take&& take) {
+  Key sorted[Own];  // falling, so that the lane's next candidate is always the first
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const uint64_t other = __shfl_xor_sync(all_lanes, static_cast<unsigned long long>(best), offset);
-    best = other > best ? other : best;
+  for (int j = 0; j < Own; ++j) sorted[j] = key[j];
+#pragma unroll
+  for (int last = Own - 1; last > 0; --last) {
+#pragma unroll
+    for (int j = 0; j < last; ++j) {
+      const Key first = max(sorted[j], sorted[j + 1]);
+      sorted[j + 1] = min(sorted[j], sorted[j + 1]);
+      sorted[j] = first;
+    }
   }
-  return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(best));
-}
-
-/// Marks the k best of [begin, end) as taken; returns the sum of their values, the largest first.
-__device__ __forceinline__ float take_best(const float* values, uint8_t* taken, int begin, int end, int64_t k) {
-  float sum = 0;
+  const unsigned lower_lanes = (1u << lane_id()) - 1u;
+  int count = 0;       // how many of this lane's are taken,
+  Key least = ~Key{0};  // and the smallest of them; no key is so large
   for (int64_t i = 0; i < k; ++i) {
-    const int chosen = best_of(values, taken, begin, end);
-    sum += values[chosen];
-    __syncwarp();  // all have looked
-    if (lane_id() == 0) taken[chosen] = 1;
-    __syncwarp();
+    const Key best = largest_of_warp(sorted[0]);
+    const bool holds = sorted[0] == best;
+    if ((__ballot_sync(all_lanes, holds) & lower_lanes) == 0 && holds) {
+      ++count;
+      least = best;
+#pragma unroll
+      for (int j = 0; j + 1 < Own; ++j) sorted[j] = sorted[j + 1];
+      sorted[Own - 1] = 0;
+    }
+    take(best);
   }
-  return sum;
+  unsigned taken = 0;
+#pragma unroll
+  for (int j = 0; j < Own; ++j) taken |= (key[j] >= least ? 1u : 0u) << j;
+  if (__popc(taken) == count) return taken;
+  // Of several that equal the smallest, the first ones.
+  int spare = __popc(taken) - count;
+#pragma unroll
+  for (int j = Own - 1; j >= 0; --j) {
+    if (spare > 0 && key[j] == least) taken &= ~(1u << j), --spare;
+  }
+  return taken;
+}
+template <int Own, class Key>
+__device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k) {
+  return take_best(key, k, [](Key) {});
 }
 
-__device__ __forceinline__ void clear(uint8_t* taken, int count) {
-  for (int i = lane_id(); i < count; i += 32) taken[i] = 0;
-  __syncwarp();
-}
-
-/// Puts -infinity outside the group_topk groups of the highest score (spec 4.2 item 4).
-__device__ void limit_groups(const mimo_router_forward_args& args, float* values, uint8_t* taken, float* group_scores) {
+/// Leaves the candidates outside the group_topk groups of the highest score for last (spec 4.2 item 4). A group's score is
+/// the sum of its group_score_topk best.
+template <int Own>
+__device__ void limit_groups(const mimo_router_forward_args& args, Key64 (&key)[Own]) {
   const int groups = static_cast<int>(args.expert_groups), size = static_cast<int>(args.experts) / groups;
-  clear(taken, static_cast<int>(args.experts));
+  const int first = lane_id() * Own;
+  Key64 group_key[Own] = {};  // lanes own groups as they own experts
   for (int g = 0; g < groups; ++g) {
-    const float score = take_best(values, taken, g * size, (g + 1) * size, args.group_score_topk);
-    if (lane_id() == 0) group_scores[g] = score;
+    Key64 of_group[Own];
+#pragma unroll
+    for (int j = 0; j < Own; ++j) of_group[j] = (first + j) / size == g ? key[j] : 0;
+    double score = 0;
+    take_best(of_group, args.group_score_topk, [&](Key64 best) { score += value_of(best); });
+#pragma unroll
+    for (int j = 0; j < Own; ++j) {
+      if (first + j == g) group_key[j] = key_of(score);
+    }
   }
-  clear(taken, static_cast<int>(args.experts));
-  take_best(group_scores, taken, 0, groups, args.group_topk);
-  for (int e = lane_id(); e < args.experts; e += 32) {
-    if (taken[e / size] == 0) values[e] = -INFINITY;
+  const unsigned chosen = take_best(group_key, args.group_topk);
+#pragma unroll
+  for (int j = 0; j < Own; ++j) {
+    const int group = (first + j) / size;
+    const unsigned of_owner = __shfl_sync(all_lanes, chosen, group / Own % 32);
+    if ((of_owner >> group % Own & 1u) == 0 && key[j] != 0) key[j] = last_key;
   }
-  __syncwarp();
 }
 
-/// Shared memory of a warp: values [E], group scores [groups], taken marks [E].
-__host__ __device__ constexpr int64_t warp_bytes(int64_t experts, int64_t groups) {
-  return round_up(experts * 5 + groups * 4, 16);
+/// All lanes own experts that exist, and their rows begin at 16 bytes.
+template <int Own>
+__device__ __forceinline__ bool whole_packs(const mimo_router_forward_args& args) {
+  return Own % 4 == 0 && args.experts == 32 * Own &&
+         ((reinterpret_cast<uintptr_t>(args.logits) | reinterpret_cast<uintptr_t>(args.scores)) & 15) == 0;
 }
 
-__global__ void route_kernel(mimo_router_forward_args args, TokenStatistics statistics) {
-  extern __shared__ char shared_memory[];
+/// A warp routes a token; its lanes own `Own` consecutive experts each, in registers.
+template <int Own, class Key>
+__global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == sizeof(Key32) ? 8 : 1)
+    route_kernel(mimo_router_forward_args args, TokenStatistics statistics) {
+  previous_is_done();
+  let_next_start();
   const int64_t token = token_of_warp();
   if (token >= args.tokens) return;
-  const int experts = static_cast<int>(args.experts);
-  float* values = reinterpret_cast<float*>(shared_memory + warp_id() * warp_bytes(args.experts, args.expert_groups));
-  float* group_scores = values + experts;
-  uint8_t* taken = reinterpret_cast<uint8_t*>(group_scores + args.expert_groups);
-  const float* logits = args.logits + token * args.experts;
-  float* scores = args.scores + token * args.experts;
+  const int experts = static_cast<int>(args.experts), first = lane_id() * Own;
+  const float* const logits = args.logits + token * args.experts;
+  float* const scores = args.scores + token * args.experts;
   const bool sigmoid_scores = args.score_function == MIMO_SCORE_SIGMOID;
   const bool padding = args.padding_mask != nullptr && args.padding_mask[token] != 0;
+  float logit[Own], score[Own];
+  if (whole_packs<Own>(args)) {
+    read(logits + first, logit);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Own; ++j) logit[j] = first + j < experts ? logits[first + j] : -INFINITY;
+  }
+  // Scores keep the order of the logits and lose some of their differences, so the logits themselves decide.
+  Key32 order[Own];
+#pragma unroll
+  for (int j = 0; j < Own; ++j) order[j] = first + j < experts ? key_of(logit[j]) : 0;
 
-  float shift = 0, scale = 1;
-  if (!sigmoid_scores) {
-    shift = max_experts(experts, [&](int64_t e) { return logits[e]; });
-    scale = 1.0f / sum_experts(experts, [&](int64_t e) { return expf(logits[e] - shift); });
+  float shift = 0, score_sum = 0;
+  if (sigmoid_scores) {
+#pragma unroll
+    for (int j = 0; j < Own; ++j) score[j] = __fdividef(1.0f, 1.0f + expf(-logit[j]));
+  } else {
+    Key32 largest = order[0];
+#pragma unroll
+    for (int j = 1; j < Own; ++j) largest = order[j] > largest ? order[j] : largest;
+    shift = value_of(largest_of_warp(largest));
+#pragma unroll
+    for (int j = 0; j < Own; ++j) score[j] = expf(logit[j] - shift);
   }
-  // Softmax keeps the order of the logits and loses some of their differences, so the logits themselves decide.
-  float score_sum = 0;
-  for (int e = lane_id(); e < experts; e += 32) {
-    const float logit = logits[e];
-    const float score = sigmoid_scores ? sigmoid(logit) : expf(logit - shift) * scale;
-    scores[e] = score;
-    score_sum += score;
-    values[e] = (sigmoid_scores ? score : logit) + (args.expert_bias != nullptr ? args.expert_bias[e] : 0.0f);
+  if (!sigmoid_scores || statistics.selected != nullptr) {
+#pragma unroll
+    for (int j = 0; j < Own; ++j) score_sum += first + j < experts ? score[j] : 0.0f;
+    score_sum = warp_sum(score_sum);
   }
-  score_sum = warp_sum(score_sum);
-  __syncwarp();
-  if (args.expert_groups > 1) limit_groups(args, values, taken, group_scores);
-  clear(taken, experts);
-  take_best(values, taken, 0, experts, args.topk);
-
-  // The chosen experts in ascending order, and their weights.
-  const bool over_selected = !sigmoid_scores && args.pre_softmax == 0;
-  float largest = -INFINITY, sum = 0;
-  for (int e = lane_id(); e < experts; e += 32) {
-    if (taken[e] != 0) largest = fmaxf(largest, logits[e]);
-  }
-  largest = warp_max(largest);
-  for (int e = lane_id(); e < experts; e += 32) {
-    if (taken[e] != 0) sum += over_selected ? expf(logits[e] - largest) : scores[e];
-  }
-  sum = warp_sum(sum);
-  float factor = args.scaling_factor;
-  if (over_selected) {
-    factor /= sum;
-  } else if (sigmoid_scores && args.topk > 1) {
-    factor /= sum + 1e-20f;
-  }
-  int64_t place = token * args.topk;
-  for (int first = 0; first < experts; first += 32) {
-    const int e = first + lane_id();
-    const bool chosen = e < experts && taken[e] != 0;
-    const unsigned ballot = __ballot_sync(all_lanes, chosen);
-    if (chosen) {
-      const int64_t at = place + __popc(ballot & ((1u << lane_id()) - 1u));
-      args.expert_index[at] = e;
-      args.probabilities[at] = factor * (over_selected ? expf(logits[e] - largest) : scores[e]);
-      if (args.tokens_per_expert != nullptr && !padding) atomicAdd(&args.tokens_per_expert[e], 1);
+  const float scale = sigmoid_scores ? 1.0f : __fdividef(1.0f, score_sum);
+  float scaled[Own];
+#pragma unroll
+  for (int j = 0; j < Own; ++j) scaled[j] = score[j] * scale;
+  if (whole_packs<Own>(args)) {
+    write(scores + first, scaled);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Own; ++j) {
+      if (first + j < experts) scores[first + j] = scaled[j];
     }
-    place += __popc(ballot);
+  }
+
+  unsigned taken;
+  if constexpr (sizeof(Key) == sizeof(Key32)) {
+    taken = take_best(order, args.topk);
+  } else {
+    Key64 key[Own];
+#pragma unroll
+    for (int j = 0; j < Own; ++j) {
+      double value = static_cast<double>(logit[j]);
+      if (sigmoid_scores) value = 1.0 / (1.0 + exp(-value));
+      if (args.expert_bias != nullptr && first + j < experts) value += static_cast<double>(args.expert_bias[first + j]);
+      key[j] = first + j < experts ? key_of(value) : 0;
+    }
+    if (args.expert_groups > 1) limit_groups(args, key);
+    taken = take_best(key, args.topk);
+  }
+
+  // The chosen experts in ascending order, and their weights: of all experts' scores, or softmax over the chosen ones.
+  float weight[Own];
+#pragma unroll
+  for (int j = 0; j < Own; ++j) weight[j] = scaled[j];
+  const bool over_selected = !sigmoid_scores && args.pre_softmax == 0;
+  if (over_selected) {
+    float largest = shift;
+    if (args.expert_groups > 1) {
+      largest = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < Own; ++j) largest = (taken >> j & 1u) != 0 ? fmaxf(largest, logit[j]) : largest;
+      largest = warp_max(largest);
+    }
+#pragma unroll
+    for (int j = 0; j < Own; ++j) weight[j] = largest == shift ? score[j] : expf(logit[j] - largest);
+  }
+  float factor = args.scaling_factor;
+  if (over_selected || (sigmoid_scores && args.topk > 1)) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < Own; ++j) sum += (taken >> j & 1u) != 0 ? weight[j] : 0.0f;
+    sum = warp_sum(sum);
+    factor = __fdividef(factor, over_selected ? sum : sum + 1e-20f);
+  }
+  int place = 0;  // chosen experts of lower lanes
+#pragma unroll
+  for (int j = 0; j < Own; ++j) {
+    place += __popc(__ballot_sync(all_lanes, taken >> j & 1u) & ((1u << lane_id()) - 1u));
+  }
+  int32_t* const index = args.expert_index + token * args.topk;
+  float* const probabilities = args.probabilities + token * args.topk;
+#pragma unroll
+  for (int j = 0; j < Own; ++j) {
+    if ((taken >> j & 1u) == 0) continue;
+    index[place] = first + j;
+    probabilities[place] = factor * weight[j];
+    ++place;
+    if (args.tokens_per_expert != nullptr && !padding) atomicAdd(&args.tokens_per_expert[first + j], 1);
   }
 
   if (statistics.selected == nullptr) return;
-  if (!padding && (args.expert_bias != nullptr || args.expert_groups > 1)) {
-    __syncwarp();
-    for (int e = lane_id(); e < experts; e += 32) values[e] = sigmoid_scores ? scores[e] : logits[e];
-    clear(taken, experts);
-    take_best(values, taken, 0, experts, args.topk);
-  }
-  for (int e = lane_id(); e < experts; e += 32) {
-    statistics.selected[token * args.experts + e] = padding ? 0 : taken[e];
+  if (sizeof(Key) == sizeof(Key64)) taken = take_best(order, args.topk);
+#pragma unroll
+  for (int j = 0; j < Own; ++j) {
+    if (first + j < experts) statistics.selected[token * args.experts + first + j] = padding ? 0 : taken >> j & 1u;
   }
   if (lane_id() == 0) {
     statistics.normalisation[token] = padding ? 0.0f : (sigmoid_scores ? 1.0f / (score_sum + 1e-20f) : 1.0f);
   }
+}
+
+/// Calls body(std::integral_constant) with the experts that a lane owns.
+template <class Body>
+void with_own(int64_t experts, Body&& body) {
+  const auto own = [&](auto count) {
+    if (experts > 32 * count) return false;
+    body(count);
+    return true;
+  };
+  if (own(std::integral_constant<int, 1>{}) || own(std::integral_constant<int, 2>{}) ||
+      own(std::integral_constant<int, 4>{}) || own(std::integral_constant<int, 8>{}) ||
+      own(std::integral_constant<int, 16>{}) || own(std::integral_constant<int, 32>{})) {
+    return;
+  }
+  fail(MIMO_ERROR_UNSUPPORTED, "The CUDA library routes to 1024 experts at most.");
 }
 
 /// Of one piece of a sequence: Σ of normalised scores and how many tokens hold an expert, [pieces, E] each, and the
@@ -217,18 +325,18 @@ void router_forward(mimo_stream& stream, const mimo_router_forward_args& args) {
   const bool statistics = args.sequence_counts != nullptr;
   MIMO_REQUIRE(statistics == (args.sequence_score_sums != nullptr) && statistics == (args.sequence_tokens != nullptr),
                "router_forward");
-  const int64_t shared_bytes = router_warps * warp_bytes(args.experts, args.expert_groups);
-  if (shared_bytes > stream.device->shared_bytes_per_block) {
-    fail(MIMO_ERROR_UNSUPPORTED, "This GPU's shared memory is too small to route to so many experts.");
-  }
-
   const int64_t pieces = statistics ? piece_count(args.tokens, args.sequences, tokens_per_partial) : 0;
   Workspace selected(&stream, statistics ? args.tokens * args.experts : 0);
   Workspace normalisation(&stream, statistics ? args.tokens * 4 : 0);
   Workspace sums(&stream, pieces * args.experts * 8);
   Workspace counts(&stream, pieces * (args.experts + 1) * 4);
   const TokenStatistics of{statistics ? selected.as<uint8_t>() : nullptr, normalisation.as<float>()};
-  launch(stream, route_kernel, router_grid(args.tokens), dim3(32 * router_warps), shared_bytes, args, of);
+  with_own(args.experts, [&](auto own) {
+    const auto run = [&](auto kernel) {
+      launch_early(stream, kernel, router_grid(args.tokens), dim3(32 * router_warps), 0, args, of);
+    };
+    args.expert_bias != nullptr || args.expert_groups > 1 ? run(route_kernel<own, Key64>) : run(route_kernel<own, Key32>);
+  });
   if (!statistics) return;
   const Partials partials{sums.as<double>(), counts.as<int32_t>(), counts.as<int32_t>() + pieces * args.experts};
   const dim3 block(128);
