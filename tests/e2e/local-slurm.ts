@@ -109,6 +109,7 @@ export class LocalSlurm implements AsyncDisposable {
 			"ReturnToService=2",
 			"SlurmdParameters=config_overrides",
 			"KillWait=5",
+			"SchedulerParameters=batch_sched_delay=0,sched_interval=1",
 			node("n1", port + 1),
 			node("n2", port + 2),
 			"PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP",
