@@ -1,6 +1,7 @@
 /**
  * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. At most two at a time; those of tests/e2e alone and last, because they measure time.
+ * library names its file. At most two at a time, and beside them those that mostly wait; those of tests/e2e alone and last,
+ * because they measure time.
  *
  *   bun tests/run.ts [--full] [--sanitize] [PART OF A PATH ...]
  *
@@ -33,6 +34,9 @@ interface Outcome {
 	readonly problem: string | null;
 	readonly output: string;
 }
+
+/** Files that mostly wait for silent ranks to be noticed: three times as long as they compute. */
+const waiting = ["tests/parallel/launcher.test.ts", "tests/parallel/torchrun.test.ts"];
 
 const running = new Set<number>();
 
@@ -130,8 +134,9 @@ if (files.length === 0) {
 }
 const started = performance.now();
 const alone = files.filter((file) => file.startsWith("tests/e2e/"));
-const together = files.filter((file) => !alone.includes(file));
-const outcomes = await runAll(together, Math.min(2, availableParallelism()));
+const beside = files.filter((file) => waiting.includes(file));
+const together = files.filter((file) => !alone.includes(file) && !beside.includes(file));
+const outcomes = (await Promise.all([runAll(together, Math.min(2, availableParallelism())), runAll(beside, 1)])).flat();
 outcomes.push(...(await runAll(alone, 1)));
 
 const failures = outcomes.filter(({ failed }) => failed > 0);

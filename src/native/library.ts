@@ -1,6 +1,6 @@
 /** Finds and opens a native library and checks that it speaks this program's ABI. */
 import { dlopen, type FFIFunction } from "bun:ffi";
-import { existsSync, readFileSync, writeSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { ABI_VERSION, functions, operations } from "./abi.ts";
 import { debug } from "./debug.ts";
 import { UserError } from "./errors.ts";
@@ -30,12 +30,14 @@ function signatures(): Record<string, FFIFunction> {
  * A path that dlopen accepts for a file inside the executable: the bytes go to an anonymous file, so that nothing is
  * written to disk and nothing is left behind.
  */
-function pathOfEmbedded(embedded: string): string {
+async function pathOfEmbedded(embedded: string): Promise<string> {
 	const libc = dlopen("libc.so.6", { memfd_create: { args: ["cstring", "u32"], returns: "i32" } });
 	const fd = libc.symbols.memfd_create(Buffer.from("libmimo\0"), 0);
 	if (fd < 0) throw new UserError("The system refused an anonymous file (memfd_create) for the embedded library.");
-	const bytes = readFileSync(embedded);
-	for (let written = 0; written < bytes.length; ) written += writeSync(fd, bytes, written);
+	// Not through a buffer of this program: every process of a run would touch as much memory once more.
+	const { size } = Bun.file(embedded);
+	const written = await Bun.write(Bun.file(fd), Bun.file(embedded));
+	if (written !== size) throw new UserError(`The embedded library could not be unpacked: ${written} of ${size} bytes.`);
 	return `/proc/self/fd/${fd}`;
 }
 
@@ -55,7 +57,7 @@ async function locate(kind: DeviceKind): Promise<{ path: string; source: string 
 		);
 	}
 	return file.startsWith("/$bunfs/")
-		? { path: pathOfEmbedded(file), source: "embedded" }
+		? { path: await pathOfEmbedded(file), source: "embedded" }
 		: { path: file, source: file };
 }
 
