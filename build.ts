@@ -34,24 +34,29 @@ const root = import.meta.dir;
 
 const kinds: Readonly<Record<string, () => Promise<void>>> = {
 	cpu: async () => {
-		const library = buildLibrary("cpu", nativeTools());
+		const library = await buildLibrary("cpu", nativeTools());
 		install(library, join(root, "build/lib/libmimo_cpu.so"));
 		await compile("dist/mimo", "build/lib");
 	},
 	cuda: async () => {
-		install(buildLibrary("cpu", nativeTools()), join(root, "build/lib/libmimo_cpu.so"));
-		const library = buildLibrary("cuda", cudaTools("90a"), "cuda");
+		install(await buildLibrary("cpu", nativeTools()), join(root, "build/lib/libmimo_cpu.so"));
+		const library = await buildLibrary("cuda", cudaTools("90a"), "cuda");
 		install(library, join(root, "build/lib/libmimo_cuda.so"));
 		await compile("dist/mimo", "build/lib", ["cpu", "cuda"]);
 	},
 	release: async () => {
-		install(buildLibrary("release", zigTools()), join(root, "build/lib-release/libmimo_cpu.so"));
-		const library = buildLibrary("cuda-release", cudaTools("80;90a;100"), "cuda");
-		install(library, join(root, "build/lib-release/libmimo_cuda.so"));
+		const [zig, cuda] = [zigTools(), cudaTools("80;90a;100")];
+		// At once: zig makes its own C++ library while it links, on one core.
+		const [cpuLibrary, cudaLibrary] = await Promise.all([
+			buildLibrary("release", zig),
+			buildLibrary("cuda-release", cuda, "cuda"),
+		]);
+		install(cpuLibrary, join(root, "build/lib-release/libmimo_cpu.so"));
+		install(cudaLibrary, join(root, "build/lib-release/libmimo_cuda.so"));
 		await compile("dist/release/mimo", "build/lib-release", ["cpu", "cuda"]);
 	},
 	sanitize: async () => {
-		const library = buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
+		const library = await buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
 		install(library, join(root, "build/lib-sanitize/libmimo_cpu.so"));
 	},
 	tools: async () => {
@@ -190,8 +195,14 @@ function fetchWheels(requirements: readonly string[]): string {
 	return folder;
 }
 
+const compiling = new Set<Bun.Subprocess>();
+
 /** Configures and builds a library in build/FOLDER; returns its path. */
-function buildLibrary(folder: string, options: Readonly<Record<string, string>>, kind: "cpu" | "cuda" = "cpu"): string {
+async function buildLibrary(
+	folder: string,
+	options: Readonly<Record<string, string>>,
+	kind: "cpu" | "cuda" = "cpu",
+): Promise<string> {
 	const tree = join("build", folder);
 	const flags = Object.entries(options).map(([name, value]) => `-D${name}=${value}`);
 	const configured = join(root, tree, "configured.txt");
@@ -202,7 +213,16 @@ function buildLibrary(folder: string, options: Readonly<Record<string, string>>,
 		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", ...flags], "configuring the native library");
 		writeFileSync(configured, wanted);
 	}
-	run(["ninja", "-C", tree, `mimo_${kind}`], "compiling the native library");
+	const command = ["ninja", "-C", tree, `mimo_${kind}`];
+	const ninja = Bun.spawn(command, { cwd: root, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
+	compiling.add(ninja);
+	const [said, complained] = await Promise.all([ninja.stdout.text(), ninja.stderr.text(), ninja.exited]);
+	compiling.delete(ninja);
+	if (ninja.exitCode !== 0) {
+		for (const other of compiling) other.kill();
+		process.stderr.write(`${said}${complained}\n`);
+		fail(`compiling the native library failed (${command.join(" ")}).`);
+	}
 	return join(root, tree, kind === "cpu" ? "cpu/libmimo_cpu.so" : "gpu/libmimo_cuda.so");
 }
 
