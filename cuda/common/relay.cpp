@@ -224,29 +224,35 @@ void Relay::tell(Peer& peer, bool beat) {
     const bool own = posting.host_index == run_.header().own_host;
     if (own || (centre_ && posting.host_index != peer.host_index)) peer.link.say(Word::posting, posting);
   }
-  for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
-    const RankRegion& of = run_.region(rank);
-    const bool own = run_.is_local(rank);
-    if (!own && (!centre_ || of.host_index == peer.host_index)) continue;
-    if (!peer.named[static_cast<size_t>(rank)] && of.phase != MIMO_RANK_PHASE_ABSENT) {
-      peer.link.say(Word::name, name_of(run_, rank));
-      peer.named[static_cast<size_t>(rank)] = true;
-    }
-    if (own && beat) peer.link.say(Word::beat, beat_of(run_, rank));
-  }
   if (run_.failed()) return tell_end(peer);
-  if (centre_ || peer.bye || !finished_here()) return;
-  // After the beat that says so.
+  // At beats alone: the regions of a large run are many, and those of other hosts far apart.
+  if (!beat) return;
+  tell_names(peer);
+  const bool all_finished = finished_here();
   for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
     if (run_.is_local(rank)) peer.link.say(Word::beat, beat_of(run_, rank));
   }
+  if (centre_ || peer.bye || !all_finished) return;
+  // After the beats that say so.
   peer.link.say(Word::bye);
   peer.bye = true;
+}
+
+/// Of the ranks that have joined since the last time.
+void Relay::tell_names(Peer& peer) {
+  for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
+    const RankRegion& of = run_.region(rank);
+    if (!run_.is_local(rank) && (!centre_ || of.host_index == peer.host_index)) continue;
+    if (peer.named[static_cast<size_t>(rank)] || of.phase == MIMO_RANK_PHASE_ABSENT) continue;
+    peer.link.say(Word::name, name_of(run_, rank));
+    peer.named[static_cast<size_t>(rank)] = true;
+  }
 }
 
 void Relay::tell_end(Peer& peer) {
   const RunHeader& header = run_.header();
   if (!peer.failure) {
+    tell_names(peer);
     Failure failure{header.failed_rank, {}};
     copy_string(failure.reason, sizeof(failure.reason), header.reason);
     peer.link.say(Word::failure, failure);

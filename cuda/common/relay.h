@@ -54,6 +54,7 @@ class Relay {
   void admit(Peer& peer);
   void take_whereabouts(Peer& peer, const Whereabouts& told);
   void tell(Peer& peer, bool beat);
+  void tell_names(Peer& peer);
   void tell_end(Peer& peer);
   void look_after_failure();
   void lose(Peer& peer, const std::string& how);
