@@ -1,5 +1,5 @@
-// Groups of processes of one host: collectives through shared memory. The CPU library moves tensors so; the CUDA library
-// its barriers, host values and the identifiers of NCCL's communicators, and where ranks share a GPU tensors too.
+// Groups of processes of one host: collectives through shared memory. The CPU library moves tensors so; the CUDA library its
+// barriers and host values, and where ranks share a GPU tensors too.
 //
 // A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds, of which all
 // members know the number. In round r a member

@@ -20,7 +20,10 @@ constexpr int64_t settle_limit = 2'800'000'000;
 
 void Run::place(const int32_t* host_of_rank, int32_t own_host) {
   int32_t hosts = 0;
-  for (int32_t rank = 0; rank < ranks(); ++rank) hosts = std::max(hosts, host_of_rank[rank] + 1);
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    MIMO_REQUIRE(host_of_rank[rank] >= 0, "mimo_run_place");
+    hosts = std::max(hosts, host_of_rank[rank] + 1);
+  }
   MIMO_REQUIRE(host_of_rank[0] == 0, "mimo_run_place");
   MIMO_REQUIRE(own_host >= 0 && own_host < hosts, "mimo_run_place");
   for (int32_t rank = 0; rank < ranks(); ++rank) region(rank).host_index = host_of_rank[rank];

@@ -71,7 +71,11 @@ function measurePair(device: Device, run: Run, node: number, pair: readonly [num
 	using group = new RunGroup(run, device, node, "doctor.pair", pair);
 	using tensor = Tensor.zeros(device, [message.elements]);
 	const rates: NcclRate[] = [];
-	for (const [from, to] of [pair, pair.toReversed() as unknown as readonly [number, number]]) {
+	const [a, b] = pair;
+	for (const [from, to] of [
+		[a, b],
+		[b, a],
+	] as const) {
 		let best = Number.POSITIVE_INFINITY;
 		for (let time = 0; time < message.times; time++) {
 			group.barrier();

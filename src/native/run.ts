@@ -130,6 +130,7 @@ export class Run implements Disposable {
 
 	/** Which of the run's hosts each rank is on, by index, and which one this is; by who made the run, before others open it. */
 	place(hostOfRank: readonly number[], ownHost: number): void {
+		if (hostOfRank.length !== this.ranks) throw new RangeError(`${hostOfRank.length} hosts for ${this.ranks} ranks.`);
 		this.#call("mimo_run_place", Int32Array.from(hostOfRank), ownHost);
 	}
 

@@ -64,7 +64,7 @@ export const modelKeys = {
 		choice(["auto", "flash", "fused", "unfused", "local"]),
 		"auto",
 		"Megatron's choice of attention kernel.",
-		{ noEffect: "each native library has one attention kernel" },
+		{ noEffect: "each native library chooses its attention kernel" },
 	),
 	"vocab-size": required(integer(1), "Tokens of the vocabulary before padding."),
 	"make-vocab-size-divisible-by": defaulting(
