@@ -97,7 +97,14 @@ __device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until the boxes that this thread has given to add_box have been read.
+/// Writes a box of fp32 in shared memory to the tensor.
+__device__ __forceinline__ void write_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z), "r"(shared_address(from))
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until the boxes that this thread has given to add_box and write_box have been read.
 __device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // ---- pairs of blocks -------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@
  *  - `row_count` (device int32, or null) says how many rows are live, at most the shape's: a GPU need not ask the host
  *    how many tokens an expert has. Rows beyond it are neither read nor written.
  *  - `cu_seqlens` is device int32 [sequences + 1], cumulative token counts of packed sequences, first 0, last = tokens.
- *  - Gradients named d..._accumulate and all `float* d<weight>` are added to what is there (fp32 main gradients).
+ *  - Gradients named d..._accumulate and all `float* d<weight>` are added to what is there (fp32 main gradients), unless
+ *    the operation has a field that says otherwise.
  *  - Step-wide scalars (learning rate, clip factor, 1/tokens, found-inf) are read from device memory.
  *  - No floating-point atomics: results do not depend on scheduling (but see mimo_device_set_deterministic).
  *
@@ -42,7 +43,7 @@
 extern "C" {
 #endif
 
-#define MIMO_ABI_VERSION 3
+#define MIMO_ABI_VERSION 4
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -336,7 +337,7 @@ typedef struct mimo_grouped_gemm_args {
 } mimo_grouped_gemm_args;
 MIMO_API int32_t mimo_grouped_gemm(mimo_stream* stream, const mimo_grouped_gemm_args* args);
 
-/* dw[g] += dy_gᵀ x_g for every group; a group without rows adds nothing. */
+/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, for every group. Nothing reads a dw that is written. */
 typedef struct mimo_grouped_gemm_weight_gradient_args {
   const void* dy; /* [rows, n] */
   const void* x;  /* [rows, k] */
@@ -346,6 +347,7 @@ typedef struct mimo_grouped_gemm_weight_gradient_args {
   int64_t groups;
   int64_t n;
   int64_t k;
+  int32_t accumulate; /* 1: added to dw, groups without rows are left alone; 0: theirs is zero */
   int32_t dy_dtype;
   int32_t x_dtype;
 } mimo_grouped_gemm_weight_gradient_args;

@@ -4,7 +4,7 @@
  */
 
 /** Raised with every change of the header's meaning; a library that reports another version is refused. */
-export const ABI_VERSION = 3;
+export const ABI_VERSION = 4;
 
 export const Status = {
 	ok: 0,
@@ -153,6 +153,7 @@ export const operations = {
 		groups: "i64",
 		n: "i64",
 		k: "i64",
+		accumulate: "i32",
 		dy_dtype: "i32",
 		x_dtype: "i32",
 	},

@@ -18,6 +18,11 @@ export interface BufferEntry {
 	readonly decays: boolean;
 }
 
+interface ElementRun {
+	readonly begin: number;
+	readonly end: number;
+}
+
 export interface ParameterRequest {
 	readonly name: string;
 	readonly shape: readonly number[];
@@ -41,8 +46,11 @@ export class ParameterBuffer implements Disposable {
 	readonly entries: readonly BufferEntry[];
 	readonly elements: number;
 	readonly values: Tensor;
-	readonly gradients: Tensor | null;
+	readonly #gradients: Tensor | null;
 	readonly #parameters: Parameter[] = [];
+	/** Parameters whose gradients are forgotten, not cleared, and runs of elements of everything else. */
+	readonly #matrices: Parameter[] = [];
+	readonly #cleared: ElementRun[] = [];
 
 	constructor(
 		device: Device,
@@ -63,12 +71,24 @@ export class ParameterBuffer implements Disposable {
 		offset = Math.ceil(offset / (alignment * slices)) * alignment * slices;
 		this.elements = offset;
 		this.values = Tensor.zeros(device, [offset], kind.dtype, "parameter");
-		this.gradients = kind.frozen ? null : Tensor.zeros(device, [offset], "f32", "gradient");
+		this.#gradients = kind.frozen ? null : Tensor.zeros(device, [offset], "f32", "gradient");
+		let cleared = 0;
 		for (const entry of this.entries) {
-			this.#parameters.push(
-				new Parameter(entry.name, slice(this.values, entry), this.gradients && slice(this.gradients, entry)),
-			);
+			const gradient = this.#gradients && slice(this.#gradients, entry);
+			const parameter = new Parameter(entry.name, slice(this.values, entry), gradient);
+			this.#parameters.push(parameter);
+			if (entry.shape.length < 2) continue;
+			this.#matrices.push(parameter);
+			if (entry.offset > cleared) this.#cleared.push({ begin: cleared, end: entry.offset });
+			cleared = entry.offset + entry.elements;
 		}
+		if (this.elements > cleared) this.#cleared.push({ begin: cleared, end: this.elements });
+	}
+
+	/** The parameters' fp32 gradients, all of them written, and zeros between them; null: frozen. */
+	get gradients(): Tensor | null {
+		for (const parameter of this.#matrices) parameter.settleGradient();
+		return this.#gradients;
 	}
 
 	get dtype(): FloatDtype {
@@ -83,14 +103,20 @@ export class ParameterBuffer implements Disposable {
 		return this.#parameters;
 	}
 
+	/** All gradients are zero; those of matrices, nearly all of the memory, get their zeros when something needs them. */
 	zeroGradients(): void {
-		if (this.gradients) this.gradients.device.setZero(this.gradients, this.gradients.bytes);
+		if (this.#gradients === null) return;
+		for (const parameter of this.#matrices) parameter.forgetGradient();
+		for (const { begin, end } of this.#cleared) {
+			using run = this.#gradients.columns(begin, end - begin);
+			run.device.setZero(run, run.bytes);
+		}
 	}
 
 	[Symbol.dispose](): void {
 		for (const parameter of this.#parameters) parameter[Symbol.dispose]();
 		this.values[Symbol.dispose]();
-		this.gradients?.[Symbol.dispose]();
+		this.#gradients?.[Symbol.dispose]();
 	}
 }
 

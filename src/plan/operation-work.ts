@@ -58,12 +58,15 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		case "gemm": {
 			const batch = Math.max(1, v.batch!);
 			const [a, b, c] = [v.m! * v.k!, v.k! * v.n!, v.m! * v.n!];
-			const bytes = a * size(v.a_dtype) + b * size(v.b_dtype) + c * size(v.c_dtype);
+			const results = c * size(v.c_dtype) * (v.beta === 0 ? 1 : 2);
+			const bytes = a * size(v.a_dtype) + b * size(v.b_dtype) + results;
 			return { flops: 2 * v.m! * v.n! * v.k! * batch, bytes: batch * bytes };
 		}
 		case "grouped_gemm":
 		case "grouped_gemm_weight_gradient": {
-			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + v.groups! * v.n! * v.k! * 4;
+			// Matrices are read, or written, or read and written where the gradient is added.
+			const matrices = v.groups! * v.n! * v.k! * 4 * (v.accumulate ? 2 : 1);
+			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + matrices;
 			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
 		}
 		case "attention_forward":

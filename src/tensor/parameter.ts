@@ -1,26 +1,63 @@
-/** A trainable tensor with its full name, or a frozen one. */
+/**
+ * A trainable tensor with its full name, or a frozen one. Its gradient can be zero without zeros in its memory: then the
+ * first product of a step is written there, not added, and who looks at the gradient before that finds zeros.
+ */
 import type { Tensor } from "./tensor.ts";
 
 export class Parameter implements Disposable {
+	readonly #gradient: Tensor | null;
+	/** Whether the gradient is zero, whatever its memory holds. */
+	#unwritten = false;
+
 	constructor(
 		/** Megatron's logical name, the one spelling everywhere: Philox key, checkpoints, errors. */
 		readonly name: string,
 		/** What forward reads. */
 		readonly value: Tensor,
-		/** fp32 gradient, accumulated in place; null: frozen. */
-		readonly mainGradient: Tensor | null,
-	) {}
+		/** fp32 gradient; null: frozen. */
+		gradient: Tensor | null,
+	) {
+		this.#gradient = gradient;
+	}
 
 	get shape(): readonly number[] {
 		return this.value.shape;
 	}
 
 	get trainable(): boolean {
-		return this.mainGradient !== null;
+		return this.#gradient !== null;
+	}
+
+	/** fp32 gradient, accumulated in place; null: frozen. Asking for it settles it. */
+	get mainGradient(): Tensor | null {
+		this.settleGradient();
+		return this.#gradient;
+	}
+
+	/**
+	 * Adds to the gradient by an operation that can also write: `product` writes all of `into`, or adds to it where it is
+	 * told to accumulate. Nothing where frozen.
+	 */
+	addToGradient(product: (into: Tensor, accumulate: boolean) => void): void {
+		if (this.#gradient === null) return;
+		product(this.#gradient, !this.#unwritten);
+		this.#unwritten = false;
+	}
+
+	/** The gradient is zero from now on; its memory stays as it is until someone adds to it or settles it. */
+	forgetGradient(): void {
+		this.#unwritten = this.trainable;
+	}
+
+	/** Writes the zeros of a forgotten gradient to which nobody has added. */
+	settleGradient(): void {
+		if (!this.#unwritten) return;
+		this.#gradient!.device.setZero(this.#gradient!, this.#gradient!.bytes);
+		this.#unwritten = false;
 	}
 
 	[Symbol.dispose](): void {
 		this.value[Symbol.dispose]();
-		this.mainGradient?.[Symbol.dispose]();
+		this.#gradient?.[Symbol.dispose]();
 	}
 }

@@ -9,6 +9,8 @@ export interface Case {
 	/** Floating-point operations, or bytes moved. */
 	readonly work: number;
 	readonly unit: "TFLOP/s" | "TB/s";
+	/** Bytes that a product moves at least, where they weigh. */
+	readonly bytes?: number;
 	readonly run: () => void;
 }
 

@@ -70,21 +70,25 @@ export function expertCases(x: Tensors): Case[] {
 					transpose_b: 0,
 				}),
 		},
-		{
-			...flops,
-			operation: "grouped gemm, weight gradient added to fp32",
-			run: () =>
-				device.run("grouped_gemm_weight_gradient", {
-					...common,
-					dy: output,
-					x: input,
-					dw: gradient,
-					n: width,
-					k: hidden,
-					dy_dtype: bf16,
-					x_dtype: bf16,
-				}),
-		},
+		...[1, 0].map(
+			(accumulate): Case => ({
+				...flops,
+				bytes: 2 * rows * (width + hidden) + 4 * (1 + accumulate) * gradient.elements,
+				operation: `grouped gemm, weight gradient ${accumulate ? "added to" : "written in"} fp32`,
+				run: () =>
+					device.run("grouped_gemm_weight_gradient", {
+						...common,
+						dy: output,
+						x: input,
+						dw: gradient,
+						n: width,
+						k: hidden,
+						accumulate,
+						dy_dtype: bf16,
+						x_dtype: bf16,
+					}),
+			}),
+		),
 		{
 			operation: "squared ReLU",
 			shape: `${rows} x ${width}`,

@@ -19,6 +19,8 @@ export interface CudaRow {
 	/** Of the unit that bounds it: TFLOP/s or TB/s. */
 	readonly rate: number;
 	readonly unit: "TFLOP/s" | "TB/s";
+	/** TB/s of a product that moves much memory too; null elsewhere. */
+	readonly moves: number | null;
 	/** Its rate over the ceiling's. */
 	readonly ratio: number;
 	/** Its rate over that of a copy that moves as many bytes (2 GiB at most); null where it multiplies. */
@@ -308,7 +310,7 @@ export function benchCuda(device: Device): CudaRow[] {
 	};
 	const ceilings: Record<string, number> = {};
 	const rows: CudaRow[] = [];
-	const add = ({ operation, shape, work, unit, run }: Case) => {
+	const add = ({ operation, shape, work, unit, bytes: moved, run }: Case) => {
 		const seconds = secondsOf(device, run);
 		const rate = work / seconds / 1e12;
 		ceilings[unit] ??= rate;
@@ -319,6 +321,7 @@ export function benchCuda(device: Device): CudaRow[] {
 			milliseconds: seconds * 1000,
 			rate,
 			unit,
+			moves: moved === undefined ? null : moved / seconds / 1e12,
 			ratio: rate / ceilings[unit],
 			ofEqualCopy,
 		});
@@ -343,15 +346,16 @@ export function benchCuda(device: Device): CudaRow[] {
 
 /** The rows as text. */
 export function cudaTable(rows: readonly CudaRow[]): string {
-	const cells = rows.map(({ operation, shape, milliseconds, rate, unit, ratio, ofEqualCopy }) => [
+	const cells = rows.map(({ operation, shape, milliseconds, rate, unit, moves, ratio, ofEqualCopy }) => [
 		operation,
 		shape,
 		milliseconds.toFixed(3),
 		`${rate.toFixed(unit === "TB/s" ? 2 : 0)} ${unit}`,
+		moves === null ? "" : `${moves.toFixed(2)} TB/s`,
 		ratio.toFixed(2),
 		ofEqualCopy === null ? "" : ofEqualCopy.toFixed(2),
 	]);
-	const all = [["operation", "shape", "ms", "rate", "of the ceiling", "of an equal copy"], ...cells];
+	const all = [["operation", "shape", "ms", "rate", "and moves", "of the ceiling", "of an equal copy"], ...cells];
 	const widths = all[0]!.map((_, column) => Math.max(...all.map((line) => line[column]!.length)));
 	return all
 		.map((line) =>

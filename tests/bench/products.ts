@@ -90,6 +90,7 @@ async function experts(
 			groups,
 			n: outputs,
 			k: inputs,
+			accumulate: 1,
 			dy_dtype: f32,
 			x_dtype: f32,
 		});

@@ -66,18 +66,22 @@ void grouped(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k,
   run.compare("c", args.c, rows * n, args.c_dtype);
 }
 
-void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k) {
-  const int64_t rows = offsets_of(counts).back() + 5, groups = static_cast<int64_t>(counts.size());
+/// `spare` rows follow the last group.
+void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool accumulate,
+                     int64_t spare = 5) {
+  const int64_t rows = offsets_of(counts).back() + spare, groups = static_cast<int64_t>(counts.size());
   mimo_grouped_gemm_weight_gradient_args args{};
   // What follows the last group must not reach a sum.
   const auto with_poison = [&](int64_t width) {
     std::vector<float> values = run.normal(rows * width);
-    std::fill(values.end() - 5 * width, values.end(), NAN);
+    std::fill(values.end() - spare * width, values.end(), NAN);
     return run.tensor(values);
   };
   args.dy = with_poison(n);
   args.x = with_poison(k);
-  args.dw = run.floats(groups * n * k);
+  // Nor may what a written gradient replaces.
+  args.dw = accumulate ? run.floats(groups * n * k) : run.upload(std::vector<float>(static_cast<size_t>(groups * n * k), NAN));
+  args.accumulate = accumulate;
   args.offsets = run.upload(offsets_of(counts));
   args.rows = rows, args.groups = groups, args.n = n, args.k = k;
   args.dy_dtype = args.x_dtype = run.dtype();
@@ -150,15 +154,19 @@ void add_products(Cases& cases, bool large) {
                        }});
     }
   }
-  cases.push_back({"grouped weight gradient", [=](Run& run) { weight_gradient(run, uneven, 72, 136); }});
-  cases.push_back({"grouped weight gradient edges", [=](Run& run) { weight_gradient(run, edges, 392, 328); }});
-  cases.push_back({"grouped weight gradient many", [=](Run& run) { weight_gradient(run, edges, 1000, 1000); }});
-  cases.push_back({"grouped weight gradient wide", [](Run& run) { weight_gradient(run, {129, 40}, 264, 200); }});
-  cases.push_back({"grouped weight gradient odd", [](Run& run) { weight_gradient(run, {2, 0, 5}, 7, 5); }});
-  if (large) {
-    cases.push_back({"grouped weight gradient large", [](Run& run) {
-                       weight_gradient(run, {700, 0, 1, 1500, 64, 333, 2048, 90}, 1856, 2688);
-                     }});
+  for (const bool accumulate : {true, false}) {
+    const std::string name = accumulate ? "grouped weight gradient" : "grouped weight gradient written";
+    const auto add = [&](const char* suffix, const std::vector<int32_t>& counts, int64_t n, int64_t k) {
+      cases.push_back({name + suffix, [=](Run& run) { weight_gradient(run, counts, n, k, accumulate); }});
+    };
+    add("", uneven, 72, 136);
+    add(" edges", edges, 392, 328);
+    add(" many", edges, 1000, 1000);
+    add(" wide", {129, 40}, 264, 200);
+    add(" odd", {2, 0, 5}, 7, 5);
+    add(" of no rows", {0, 0, 0}, 264, 200);
+    cases.push_back({name + " of nothing", [=](Run& run) { weight_gradient(run, {0, 0}, 72, 136, accumulate, 0); }});
+    if (large) add(" large", {700, 0, 1, 1500, 64, 333, 2048, 90}, 1856, 2688);
   }
   cases.push_back({"column sum", [](Run& run) { column_sum(run, 300, 72, 80, 300); }});
   cases.push_back({"column sum live rows", [](Run& run) { column_sum(run, 300, 33, 33, 131); }});

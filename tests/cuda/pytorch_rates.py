@@ -2,8 +2,8 @@
 
     python3 tests/cuda/pytorch_rates.py [OUR.json]
 
-OUR.json is what the bench wrote with --json: then ours and the ratio stand beside. Rows do the same job on both sides; a row
-named "(another job)" does less than ours beside it. Timed as the bench times: calls queued
+OUR.json is what the bench wrote with --json: then ours and the ratio stand beside. Rows do the same job on both sides, but
+for a weight gradient "new in bf16": ours beside it writes fp32, twice the bytes. Timed as the bench times: calls queued
 for 50 ms without a pause, so that both sides meet the same power limit; the median of five.
 """
 
@@ -70,7 +70,8 @@ def cases():
     shape = f"{experts} x ({hidden} to {width}), {rows} rows"
     yield "grouped gemm", shape, milliseconds_of(lambda: torch._grouped_mm(x, w.transpose(1, 2), offsets))
     yield "grouped gemm, input gradient", shape, milliseconds_of(lambda: torch._grouped_mm(dy, w, offsets))
-    # Ours adds to fp32 sums. PyTorch's product is bf16 and new: adding it takes another step.
+    # Ours adds to fp32 sums, or writes them at a step's first microbatch. PyTorch's product is bf16 and new: adding it takes
+    # another step.
     total = torch.zeros(experts, width, hidden, device="cuda")
     added = milliseconds_of(lambda: total.add_(torch._grouped_mm(dy.t(), x, offsets)))
     yield weight_gradient, shape, added
@@ -89,13 +90,14 @@ def cases():
 
 
 weight_gradient = "grouped gemm, weight gradient added to fp32"
-new_gradient = "(another job) weight gradient new in bf16"
+new_gradient = "grouped gemm, weight gradient new in bf16"
+written_gradient = "grouped gemm, weight gradient written in fp32"
 ours = {}
 if len(sys.argv) > 1:
     with open(sys.argv[1]) as file:
         ours = {(row["operation"], row["shape"]): row["milliseconds"] for row in json.load(file)["rows"]}
 print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
 for name, shape, milliseconds in cases():
-    own = ours.get((weight_gradient if name == new_gradient else name, shape))
+    own = ours.get((written_gradient if name == new_gradient else name, shape))
     beside = "" if own is None else f"  ours {own:8.3f} ms  {milliseconds / own:5.2f} x"
     print(f"{name:44} {shape:42} {milliseconds:8.3f} ms{beside}", flush=True)

@@ -1,5 +1,7 @@
 /** Which gradients are summed when: buckets, their order, what starts during backward and what waits for its end. */
-import { afterAll, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
+import { countingLibrary } from "../../src/native/counting-library.ts";
+import { Device } from "../../src/native/device.ts";
 import { DataParallel } from "../../src/parallel/data-parallel.ts";
 import { type Group, groupOfOne } from "../../src/parallel/group.ts";
 import { type BucketSize, type ParameterRequest, ParameterSet } from "../../src/parallel/parameter-set.ts";
@@ -140,4 +142,85 @@ test("without overlap nothing starts before reduce", () => {
 	expect(it.log).toEqual([]);
 	it.replica.reduce();
 	expect(it.log.filter((line) => !line.startsWith("waited"))).toHaveLength(3);
+});
+
+/** Writes NaN over all memory of the gradients, the padding too. */
+function poison(parameters: ParameterSet): void {
+	for (const { gradients } of parameters.buffers) {
+		if (gradients) device.run("fill", { y: gradients, elements: gradients.elements, value: Number.NaN, dtype: 0 });
+	}
+}
+
+describe("gradients are zero after zeroGradients, whatever their memory held", () => {
+	const matrices = [
+		request("table", 0, { shape: [5, 7] }),
+		request("vector", 9, { decays: false }),
+		request("experts", 0, { shape: [2, 3, 33], expert: true }),
+		request("weight", 0, { shape: [64, 3] }),
+		request("decaying vector", 11),
+	];
+	const open = () => {
+		const parameters = new ParameterSet(device, matrices, { dense: 2, expert: 2 });
+		poison(parameters);
+		parameters.zeroGradients();
+		return parameters;
+	};
+
+	test("for who looks at a parameter's", () => {
+		using parameters = open();
+		for (const { name, mainGradient } of parameters) {
+			expect(
+				mainGradient!.toFloat32().every((g) => g === 0),
+				name,
+			).toBeTrue();
+		}
+	});
+
+	test("for who takes a whole buffer, to which only some parameters were added", () => {
+		using parameters = open();
+		parameters.get("weight").addToGradient((into, accumulate) => {
+			expect(accumulate).toBeFalse();
+			device.run("fill", { y: into, elements: into.elements, value: 2, dtype: 0 });
+		});
+		const sum = (values: Float32Array) => values.reduce((a, b) => a + b, 0);
+		expect(parameters.buffers.map(({ gradients }) => sum(gradients!.toFloat32()))).toEqual([2 * 192, 0]);
+	});
+
+	test("for a bucket's sum that starts during backward", () => {
+		using parameters = open();
+		const seen: number[] = [];
+		const alone = groupOfOne("dp", 0);
+		const look = (x: Tensor) => {
+			seen.push(...x.toFloat32());
+			return { wait() {} };
+		};
+		const group: Group = { ...alone, size: 2, allReduce: look };
+		const replica = new DataParallel(
+			parameters,
+			{ dense: group, expert: group, sequenceParallel: null },
+			false,
+			true,
+			true,
+		);
+		for (const parameter of parameters) replica.gradientReady(parameter);
+		expect(seen.length).toBe(parameters.buffers.reduce((total, { elements }) => total + elements, 0));
+		expect(seen.every((g) => g === 0)).toBeTrue();
+	});
+
+	test("and matrices' memory is not touched for it", () => {
+		const cleared: number[] = [];
+		using counted = Device.open(
+			countingLibrary({
+				kind: "cpu",
+				observe: (name, { elements }) => name === "fill" && cleared.push(elements!),
+			}),
+		);
+		using parameters = new ParameterSet(counted, matrices, { dense: 2, expert: 2 });
+		cleared.splice(0);
+		parameters.zeroGradients();
+		// Between table and weight 29 elements of padding; behind weight, where its 192 end, both vectors; behind experts 58.
+		const all = parameters.buffers.reduce((total, { elements }) => total + elements, 0);
+		expect(cleared.reduce((a, b) => a + b, 0)).toBe(all - 5 * 7 - 2 * 3 * 33 - 64 * 3);
+		expect(cleared).toHaveLength(3);
+	});
 });

@@ -6,7 +6,8 @@ import { type Microbatch, nextTokenMicrobatch } from "../../src/data/microbatch.
 import type { HybridConfig } from "../../src/models/hybrid/config.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
-import type { Device } from "../../src/native/device.ts";
+import { countingLibrary } from "../../src/native/counting-library.ts";
+import { Device } from "../../src/native/device.ts";
 import { NativeError } from "../../src/native/errors.ts";
 import { AdamW } from "../../src/optim/adamw.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
@@ -58,10 +59,10 @@ class Run implements Disposable {
 	readonly scalars: StepScalars;
 	readonly optimizer: AdamW;
 
-	constructor(config: HybridConfig) {
-		this.model = new HybridModel(device, config, { frozen: false });
+	constructor(config: HybridConfig, on: Device = device) {
+		this.model = new HybridModel(on, config, { frozen: false });
 		this.model.initialise(7);
-		this.scalars = new StepScalars(device);
+		this.scalars = new StepScalars(on);
 		this.optimizer = new AdamW([onlyReplica(this.model.parameters)], this.scalars, {
 			beta1: 0.9,
 			beta2: 0.95,
@@ -150,6 +151,31 @@ test("masked labels do not count", () => {
 	expect(masked.tokens).toBe(32);
 	expect(other.loss).toBe(masked.loss);
 	expect(other.gradientNorm).toBe(masked.gradientNorm);
+});
+
+test("the first microbatch writes the gradients of matrices, the others add to them", () => {
+	const products: string[] = [];
+	using counted = Device.open(
+		countingLibrary({
+			kind: "cpu",
+			observe: (name, { accumulate, transpose_a, beta, m, n }) => {
+				if (name === "grouped_gemm_weight_gradient") products.push(`experts ${accumulate}`);
+				if (name === "gemm" && transpose_a === 1) products.push(`[${m}, ${n}] ${beta}`);
+			},
+		}),
+	);
+	for (const tied of [false, true]) {
+		products.splice(0);
+		using run = new Run(tiny({ "untie-embeddings-and-output-weights": !tied }), counted);
+		run.step(batch(3));
+		const each = products.length / 3;
+		const microbatch = (index: number) => products.slice(each * index, each * (index + 1));
+		expect(microbatch(0).filter((product) => product.startsWith("experts"))).not.toEqual([]);
+		expect(microbatch(0).every((product) => product.endsWith(" 0"))).toBeTrue();
+		const added = microbatch(0).map((product) => product.replace(/0$/, "1"));
+		expect(microbatch(1)).toEqual(added);
+		expect(microbatch(2)).toEqual(added);
+	}
 });
 
 test("live memory returns to the baseline after every step and the peak stays over 100 steps", () => {

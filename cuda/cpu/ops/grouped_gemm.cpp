@@ -147,8 +147,9 @@ void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_w
     const int64_t columns = args.k - column < gradient_columns ? args.k - column : gradient_columns;
     Product p{};
     p.k = offsets[group + 1] - offsets[group];
-    if (p.k == 0) return;
-    p.alpha = p.beta = 1.0f;
+    if (p.k == 0 && args.accumulate != 0) return;
+    p.alpha = 1.0f;
+    p.beta = args.accumulate != 0 ? 1.0f : 0.0f;
     p.a = dy + offsets[group] * args.n;
     p.b = x + offsets[group] * args.k;
     p.c = args.dw + group * args.n * args.k;

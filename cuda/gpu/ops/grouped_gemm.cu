@@ -76,7 +76,7 @@ __global__ void forward_kernel(mimo_grouped_gemm_args args) {
 
 __global__ void weight_gradient_kernel(mimo_grouped_gemm_weight_gradient_args args) {
   const int64_t group = blockIdx.z, begin = args.offsets[group], count = args.offsets[group + 1] - begin;
-  if (count <= 0) return;
+  if (count <= 0 && args.accumulate != 0) return;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * tile, rows = smaller(tile, args.n - first_row);
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * tile, columns = smaller(tile, args.k - first_column);
   const Operand dy{args.dy, 1, args.n, args.dy_dtype}, x{args.x, 1, args.k, args.x_dtype};
@@ -88,7 +88,9 @@ __global__ void weight_gradient_kernel(mimo_grouped_gemm_weight_gradient_args ar
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (row + i < rows && column + 16 * j < columns) dw[(row + i) * args.k + column + 16 * j] += sum[i][j];
+      if (row + i >= rows || column + 16 * j >= columns) continue;
+      float* const to = dw + (row + i) * args.k + column + 16 * j;
+      *to = args.accumulate != 0 ? *to + sum[i][j] : sum[i][j];
     }
   }
 }
@@ -131,7 +133,7 @@ void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_w
   MIMO_REQUIRE(is_float(args.dy_dtype) && is_float(args.x_dtype), "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.groups >= 1 && args.n >= 0 && args.k >= 0, "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.groups <= 65535 && args.n <= 65535 * tile, "grouped_gemm_weight_gradient");
-  const bool tensor_cores = args.dy_dtype == MIMO_DTYPE_BF16 && args.x_dtype == MIMO_DTYPE_BF16 &&
+  const bool tensor_cores = args.rows > 0 && args.dy_dtype == MIMO_DTYPE_BF16 && args.x_dtype == MIMO_DTYPE_BF16 &&
                             readable(args.dy, args.n) && readable(args.x, args.k) &&
                             reinterpret_cast<uintptr_t>(args.dw) % 8 == 0;
   if (tensor_cores && reinterpret_cast<uintptr_t>(args.dw) % 16 == 0 &&

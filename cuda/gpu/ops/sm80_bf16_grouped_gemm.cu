@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(threads) forward_kernel(mimo_grouped_gemm_args
 __global__ void __launch_bounds__(threads) weight_gradient_kernel(mimo_grouped_gemm_weight_gradient_args args) {
   extern __shared__ __align__(128) char shared_memory[];
   const int64_t group = blockIdx.z, begin = args.offsets[group], count = args.offsets[group + 1] - begin;
-  if (count <= 0) return;
+  if (count <= 0 && args.accumulate != 0) return;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * tile, rows = smaller(tile, args.n - first_row);
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * tile, columns = smaller(tile, args.k - first_column);
   const Operand left{static_cast<const bf16*>(args.dy) + begin * args.n + first_row, args.n, rows};
@@ -152,14 +152,14 @@ __global__ void __launch_bounds__(threads) weight_gradient_kernel(mimo_grouped_g
   const int own_row = warp / 4 * warp_rows + lane / 4, own_column = warp % 4 * warp_columns + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < warp_rows / 16; ++i) {
-    float2 before[2][pairs];
+    float2 before[2][pairs] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = own_row + i * 16 + half * 8;
 #pragma unroll
       for (int j = 0; j < pairs; ++j) {
         const int column = own_column + j * 8;
-        if (row < rows && column < columns) {
+        if (args.accumulate != 0 && row < rows && column < columns) {
           before[half][j] = *reinterpret_cast<const float2*>(dw + row * args.k + column);
         }
       }

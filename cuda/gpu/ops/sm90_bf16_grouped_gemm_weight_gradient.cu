@@ -1,4 +1,4 @@
-// The gradient of expert matrices on Hopper: dw_g += dy_gᵀ x_g, both operands read with their rows along k and the sum over
+// The gradient of expert matrices on Hopper: dw_g (+)= dy_gᵀ x_g, both operands read with their rows along k and the sum over
 // a group's rows cut at its end by the copy engine. The engine also adds the results in memory. That is no sum whose order
 // is left open: every element of dw gets one addition from the one block that has its result.
 #include "grouped_gemm.h"
@@ -13,6 +13,8 @@ using namespace sm90;
 constexpr int box_rows = 16, box_columns = 32, boxes_ahead = 4;
 constexpr int boxes_in_row = tile_columns / box_columns, boxes = 2 * boxes_in_row;
 
+/// Added to dw, or written over it.
+template <bool accumulate>
 struct WeightGradient {
   static constexpr bool left_rows = true, right_rows = true, halves = true;
   static constexpr int staging_bytes = box_rows * box_columns * 4;
@@ -21,8 +23,11 @@ struct WeightGradient {
   int32_t n, k;
 
   __device__ __forceinline__ int count(int group) const { return offsets[group + 1] - offsets[group]; }
-  __device__ __forceinline__ int units(int group) const { return count(group) > 0 ? (n + tile_rows - 1) / tile_rows : 0; }
-  __device__ __forceinline__ int steps(int group) const { return (count(group) + depth - 1) / depth; }
+  __device__ __forceinline__ int units(int group) const {
+    return accumulate && count(group) == 0 ? 0 : (n + tile_rows - 1) / tile_rows;
+  }
+  /// Of a group without rows that is written, one: the copy engine reads zeros.
+  __device__ __forceinline__ int steps(int group) const { return max(1, (count(group) + depth - 1) / depth); }
   __device__ __forceinline__ int rows(const Tile& tile) const { return min(tile_rows, n - tile.row * tile_rows); }
   __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,
                                         uint64_t* barrier) const {
@@ -43,7 +48,7 @@ struct WeightGradient {
     };
     const auto column_of = [&](int box) { return tile.column * tile_columns + box % boxes_in_row * box_columns; };
     const auto prefetch = [&](int box) {
-      if (lane == 0 && box < boxes) prefetch_box(dw, column_of(box), row_of(box), tile.group);
+      if (accumulate && lane == 0 && box < boxes) prefetch_box(dw, column_of(box), row_of(box), tile.group);
     };
 #pragma unroll
     for (int box = 0; box < boxes_ahead; ++box) prefetch(box);
@@ -52,17 +57,22 @@ struct WeightGradient {
       if (box / boxes_in_row * (tile_rows / 2) >= live || column_of(box) >= k) continue;
       if (lane == 0) wait_boxes_read();
       __syncwarp();
-      write_box(staging, sums[box / boxes_in_row] + box % boxes_in_row * (box_columns / 2));
+      stage_box(staging, sums[box / boxes_in_row] + box % boxes_in_row * (box_columns / 2));
       publish_stores();
       __syncwarp();
       prefetch(box + boxes_ahead);
-      if (lane == 0) add_box(staging, dw, column_of(box), row_of(box), tile.group);
+      if (lane != 0) continue;
+      if constexpr (accumulate) {
+        add_box(staging, dw, column_of(box), row_of(box), tile.group);
+      } else {
+        write_box(staging, dw, column_of(box), row_of(box), tile.group);
+      }
     }
   }
 
   /// Puts 16 sums of every thread where the copy engine reads them, swizzled. Of 8 columns, a row has 32 bytes in the warp.
   /// Odd rows take another pair of eights than even ones, so that all the banks of shared memory have work.
-  static __device__ __forceinline__ void write_box(char* staging, const float* sums) {
+  static __device__ __forceinline__ void stage_box(char* staging, const float* sums) {
     const int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
     const bool odd = row & 1;
     char* const own = staging + row * tile_row_bytes + quarter % 2 * 8;
@@ -81,27 +91,33 @@ struct WeightGradient {
   __device__ __forceinline__ void finish() const { wait_boxes_read(); }
 };
 
+template <bool accumulate>
 __global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
-    kernel(const __grid_constant__ WeightGradient problem, int groups, int columns) {
+    kernel(const __grid_constant__ WeightGradient<accumulate> problem, int groups, int columns) {
 #ifdef MIMO_ON_SM90A
   multiply_groups(problem, groups, columns);
 #endif
 }
 
+template <bool accumulate>
+void run(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
+  using Problem = WeightGradient<accumulate>;
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  const Problem problem{ragged_map(args.dy, args.n, depth),
+                        ragged_map(args.x, args.k, depth),
+                        sums_map(args.dw, args.groups, args.n, args.k, box_rows),
+                        args.offsets,
+                        narrow(args.n),
+                        narrow(args.k)};
+  launch(stream, kernel<accumulate>, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads),
+         shared_bytes<Problem>(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.k, tile_columns)));
+}
+
 }  // namespace
 
 void sm90_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
-  if (args.rows == 0 || args.n == 0 || args.k == 0) return;
-  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
-  const WeightGradient problem{ragged_map(args.dy, args.n, depth),
-                               ragged_map(args.x, args.k, depth),
-                               sums_map(args.dw, args.groups, args.n, args.k, box_rows),
-                               args.offsets,
-                               narrow(args.n),
-                               narrow(args.k)};
-  launch(stream, kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads),
-         shared_bytes<WeightGradient>(args.groups), problem, narrow(args.groups),
-         narrow(ceil_div(args.k, tile_columns)));
+  if (args.n == 0 || args.k == 0) return;
+  args.accumulate != 0 ? run<true>(stream, args) : run<false>(stream, args);
 }
 
 }  // namespace mimo::cuda

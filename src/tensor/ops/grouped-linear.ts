@@ -50,21 +50,23 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 				groupedGemm(device, dy, weight.value, false, offsets, dx);
 				x.gradient.accumulate(dx);
 			}
-			const { mainGradient } = weight;
-			if (mainGradient === null) return;
+			if (!weight.trainable) return;
 			tape.weightGradient(segment, [x, dy, offsets], () =>
-				device.run("grouped_gemm_weight_gradient", {
-					dy,
-					x,
-					dw: mainGradient,
-					offsets,
-					rows: x.rows,
-					groups: experts,
-					n: outputs,
-					k: inputs,
-					dy_dtype: dy.dtypeCode,
-					x_dtype: x.dtypeCode,
-				}),
+				weight.addToGradient((into, accumulate) =>
+					device.run("grouped_gemm_weight_gradient", {
+						dy,
+						x,
+						dw: into,
+						offsets,
+						rows: x.rows,
+						groups: experts,
+						n: outputs,
+						k: inputs,
+						accumulate: Number(accumulate),
+						dy_dtype: dy.dtypeCode,
+						x_dtype: x.dtypeCode,
+					}),
+				),
 			);
 		},
 	});

@@ -79,11 +79,10 @@ export function linear(
 			const sum = dx && sumInputGradient?.(dx);
 			if (sum) tape.runPostponed();
 			const weightGradient = () => {
-				if (weight.mainGradient) {
-					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, weight.mainGradient, {
-						beta: 1,
-					});
-				}
+				weight.addToGradient((into, accumulate) => {
+					const beta = Number(accumulate);
+					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, into, { beta });
+				});
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
 			};
 			if (postponesWeightGradient) tape.postponeWeightGradient(segment, [x, dy], weightGradient);

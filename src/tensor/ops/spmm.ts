@@ -146,12 +146,13 @@ export function spmm(
 			using dy = rowsOf(packed, width);
 			base?.gradient?.accumulate(gradient!.share());
 			if (x instanceof Parameter) {
-				if (!x.mainGradient) return;
-				const into = x.mainGradient;
-				tape.weightGradient(segment, [dy], () => {
-					using drows = rowsOf(into, width);
-					transposed!.multiply(dy, drows, true);
-				});
+				if (!x.trainable) return;
+				tape.weightGradient(segment, [dy], () =>
+					x.addToGradient((into, accumulate) => {
+						using drows = rowsOf(into, width);
+						transposed!.multiply(dy, drows, accumulate);
+					}),
+				);
 			} else if (x.gradient) {
 				const dx = x.gradient.contiguousTarget();
 				transposed!.multiply(dy, dx, false);
