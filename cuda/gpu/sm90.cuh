@@ -97,11 +97,14 @@ __device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Writes a box of fp32 in shared memory to the tensor.
+/// Writes a box of fp32 in shared memory to the tensor. The L2 cache gives its lines up first: what is read again stays.
 __device__ __forceinline__ void write_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
-               "r"(x), "r"(y), "r"(z), "r"(shared_address(from))
-               : "memory");
+  uint64_t evict_first;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], %5;" ::"l"(&map),
+      "r"(x), "r"(y), "r"(z), "r"(shared_address(from)), "l"(evict_first)
+      : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 /// Waits until the boxes that this thread has given to add_box and write_box have been read.
