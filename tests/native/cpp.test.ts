@@ -3,7 +3,8 @@ import { beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 
 const root = join(import.meta.dir, "../..");
-const tree = join(root, "build/tests");
+/** Where the library that is tested was built: the programs are linked with its objects. */
+const tree = join(root, process.env.MIMO_CPU_LIBRARY?.includes("lib-sanitize") ? "build/sanitize" : "build/cpu");
 
 /** Of a compiler: under a sanitizer's run time it takes twice as long. */
 const plain = { ...process.env, LD_PRELOAD: "" };
@@ -17,7 +18,6 @@ function run(command: string[], env = process.env): string {
 
 describe("C++ test programs", () => {
 	beforeAll(() => {
-		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", "-DMIMO_TESTS=ON"], plain);
 		run(["ninja", "-C", tree, "cpp_tests"], plain);
 	}, 240_000);
 
