@@ -33,11 +33,10 @@ void* MemoryPool::allocate(const void* stream, int64_t bytes, int32_t tag) {
                                               " live pass the limit of " + std::to_string(limit_) + " bytes.");
   }
   void* address = nullptr;
-  auto& blocks = cache_[stream];
-  const auto found = blocks.find(size);
-  if (found != blocks.end()) {
-    address = found->second;
-    blocks.erase(found);
+  std::map<void*, int64_t>& blocks = cache_[stream][size];
+  if (!blocks.empty()) {
+    address = blocks.begin()->first;
+    blocks.erase(blocks.begin());
   } else {
     address = system_allocate(size);
     if (address == nullptr) {
@@ -71,7 +70,7 @@ void MemoryPool::free(const void* stream, void* address) {
   const Block block = found->second;
   live_.erase(found);
   mark_live(address, 0, block.bytes);
-  cache_[stream].emplace(block.bytes, address);
+  cache_[stream][block.bytes].emplace(address, frees_++);
   statistics_.live_bytes -= block.requested;
   statistics_.live_blocks -= 1;
   statistics_.live_bytes_by_tag[block.tag] -= block.requested;
@@ -95,18 +94,41 @@ void MemoryPool::trim() {
 }
 
 void MemoryPool::trim_locked() {
-  for (auto& [stream, blocks] : cache_) {
-    for (auto& [bytes, address] : blocks) {
-      system_free(address, bytes);
-      statistics_.reserved_bytes -= bytes;
+  int64_t stay = frees_;
+  for (Holder* holder : holders_) stay = std::min(stay, holder->before_trim());
+  for (auto& [stream, sizes] : cache_) {
+    for (auto& [bytes, blocks] : sizes) {
+      for (auto block = blocks.begin(); block != blocks.end();) {
+        if (block->second >= stay) {
+          ++block;
+          continue;
+        }
+        system_free(block->first, bytes);
+        statistics_.reserved_bytes -= bytes;
+        block = blocks.erase(block);
+      }
     }
-    blocks.clear();
   }
 }
 
 void MemoryPool::set_limit(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   limit_ = bytes;
+}
+
+void MemoryPool::add(Holder* holder) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  holders_.push_back(holder);
+}
+
+void MemoryPool::remove(Holder* holder) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  holders_.erase(std::remove(holders_.begin(), holders_.end(), holder), holders_.end());
+}
+
+int64_t MemoryPool::frees() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return frees_;
 }
 
 void MemoryPool::release_all() {

@@ -26,6 +26,20 @@ class MemoryPool {
   void trim();
   void set_limit(int64_t bytes);
 
+  /// Somebody whose work may use blocks after they were freed here: work that is not queued yet.
+  class Holder {
+   public:
+    /// Cached blocks are about to go back to the system. Those freed from the returned count of frees() on stay.
+    virtual int64_t before_trim() = 0;
+
+   protected:
+    ~Holder() = default;
+  };
+  void add(Holder* holder);
+  void remove(Holder* holder);
+  /// Blocks freed so far.
+  int64_t frees() const;
+
  protected:
   /// Null when the system has no memory left.
   virtual void* system_allocate(int64_t bytes) = 0;
@@ -47,8 +61,11 @@ class MemoryPool {
 
   mutable std::mutex mutex_;
   std::unordered_map<void*, Block> live_;
-  // Per stream: free blocks by size.
-  std::map<const void*, std::multimap<int64_t, void*>> cache_;
+  // Per stream: free blocks by size and address, with the frees() before theirs. The lowest is taken: what is free decides
+  // which block comes, not the order in which it became free, so that equal steps get equal addresses.
+  std::map<const void*, std::map<int64_t, std::map<void*, int64_t>>> cache_;
+  std::vector<Holder*> holders_;
+  int64_t frees_ = 0;
   mimo_memory_statistics statistics_{};
   int64_t limit_ = 0;
 };

@@ -117,6 +117,17 @@ int32_t mimo_stream_destroy(mimo_stream* stream) {
 
 int32_t mimo_stream_synchronize(mimo_stream*) { return MIMO_OK; }
 
+int32_t mimo_stream_set_graphs(mimo_stream*, int32_t wanted) {
+  return guard([&] {
+    if (wanted != 0) throw mimo::Error(MIMO_ERROR_UNSUPPORTED, "The CPU library has no graphs.");
+  });
+}
+
+int32_t mimo_stream_graph_statistics(mimo_stream*, mimo_graph_statistics* statistics) {
+  *statistics = {};
+  return MIMO_OK;
+}
+
 int32_t mimo_event_create(mimo_device*, mimo_event** event) {
   return guard([&] { *event = new mimo_event(); });
 }

@@ -194,7 +194,7 @@ void CublasLt::multiply(mimo_stream& stream, const DenseProduct& p) {
   state_->lt.check(
       state_->lt.cublasLtMatmul(state_->handle, plan.description, &p.alpha, p.b, plan.left, p.a, plan.right, &p.beta,
                                 p.c, plan.result, p.c, plan.result, &plan.algorithm, workspace.as<void>(),
-                                plan.workspace_bytes, stream.handle),
+                                plan.workspace_bytes, stream.handle()),
       "a product");
 }
 

@@ -174,7 +174,7 @@ struct Cudnn::State {
   }
 
   void execute(mimo_stream& stream, const Graph& graph, std::unordered_map<int64_t, void*>& pointers) {
-    check_cudnn(cudnnSetStream(handle, stream.handle), "choosing a stream");
+    check_cudnn(cudnnSetStream(handle, stream.handle()), "choosing a stream");
     Workspace workspace(&stream, graph.workspace_bytes);
     check_cudnn(graph.graph->execute(handle, pointers, workspace.as<void>()), "attention");
   }

@@ -112,8 +112,10 @@ void Staging::to_host(cudaStream_t stream, void* destination, const void* source
 }
 
 Workspace::Workspace(mimo_stream* stream, int64_t bytes)
-    : stream_(stream), address_(stream->device->memory->allocate(stream, bytes, MIMO_TAG_WORKSPACE)) {}
-Workspace::~Workspace() { stream_->device->memory->free(stream_, address_); }
+    : device_(stream->device),
+      key_(stream->workspace_key()),
+      address_(device_->memory->allocate(key_, bytes, MIMO_TAG_WORKSPACE)) {}
+Workspace::~Workspace() { device_->memory->free(key_, address_); }
 
 }  // namespace mimo::cuda
 
@@ -161,8 +163,28 @@ mimo::cuda::Cudnn& mimo_device::cudnn() {
   return *cudnn_;
 }
 
-mimo_stream::mimo_stream(mimo_device* on) : device(on), staging(new mimo::cuda::Staging()) {}
-mimo_stream::~mimo_stream() { delete staging; }
+namespace {
+
+/// Arguments of the two below.
+struct Span {
+  void* destination;
+  const void* source;
+  int64_t bytes;
+};
+
+void copy(mimo_stream& stream, const void* arguments) {
+  const Span& span = *static_cast<const Span*>(arguments);
+  check(cudaMemcpyAsync(span.destination, span.source, static_cast<size_t>(span.bytes), cudaMemcpyDeviceToDevice,
+                        stream.handle()),
+        "a copy on the device");
+}
+
+void clear(mimo_stream& stream, const void* arguments) {
+  const Span& span = *static_cast<const Span*>(arguments);
+  check(cudaMemsetAsync(span.destination, 0, static_cast<size_t>(span.bytes), stream.handle()), "clearing memory");
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -220,35 +242,6 @@ int32_t mimo_device_set_deterministic(mimo_device* device, int32_t deterministic
   return MIMO_OK;
 }
 
-int32_t mimo_stream_create(mimo_device* device, int32_t priority, mimo_stream** stream) {
-  return guard([&] {
-    device->use();
-    int lowest = 0, highest = 0;
-    check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "reading stream priorities");
-    const int wanted = priority < highest ? highest : (priority > lowest ? lowest : priority);
-    auto made = std::make_unique<mimo_stream>(device);
-    check(cudaStreamCreateWithPriority(&made->handle, cudaStreamNonBlocking, wanted), "creating a stream");
-    *stream = made.release();
-  });
-}
-
-int32_t mimo_stream_destroy(mimo_stream* stream) {
-  return guard([&] {
-    stream->device->use();
-    // Another stream may get this one's address, and with it the blocks cached for it.
-    check(cudaStreamSynchronize(stream->handle), "finishing a stream");
-    check(cudaStreamDestroy(stream->handle), "destroying a stream");
-    delete stream;
-  });
-}
-
-int32_t mimo_stream_synchronize(mimo_stream* stream) {
-  return guard([&] {
-    stream->device->use();
-    check(cudaStreamSynchronize(stream->handle), "work of a stream");
-  });
-}
-
 int32_t mimo_event_create(mimo_device* device, mimo_event** event) {
   return guard([&] {
     device->use();
@@ -270,14 +263,14 @@ int32_t mimo_event_destroy(mimo_event* event) {
 int32_t mimo_event_record(mimo_event* event, mimo_stream* stream) {
   return guard([&] {
     event->device->use();
-    check(cudaEventRecord(event->handle, stream->handle), "recording an event");
+    check(cudaEventRecord(event->handle, stream->handle()), "recording an event");
   });
 }
 
 int32_t mimo_stream_wait_event(mimo_stream* stream, mimo_event* event) {
   return guard([&] {
     stream->device->use();
-    check(cudaStreamWaitEvent(stream->handle, event->handle, 0), "waiting for an event");
+    check(cudaStreamWaitEvent(stream->handle(), event->handle, 0), "waiting for an event");
   });
 }
 
@@ -327,8 +320,8 @@ int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* sou
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy");
     if (bytes == 0) return;
     stream->device->use();
-    check(cudaMemcpyAsync(destination, source, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream->handle),
-          "a copy on the device");
+    const Span span{destination, source, bytes};
+    stream->run(copy, &span, sizeof(span));
   });
 }
 
@@ -337,7 +330,7 @@ int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destination, const
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy_to_device");
     if (bytes == 0) return;
     stream->device->use();
-    stream->staging->to_device(stream->handle, destination, source, bytes);
+    stream->staging->to_device(stream->handle(), destination, source, bytes);
   });
 }
 
@@ -346,7 +339,7 @@ int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const v
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_copy_to_host");
     if (bytes == 0) return;
     stream->device->use();
-    stream->staging->to_host(stream->handle, destination, source, bytes);
+    stream->staging->to_host(stream->handle(), destination, source, bytes);
     if (__atomic_load_n(&stream->device->communication_ended, __ATOMIC_ACQUIRE)) {
       throw mimo::Error(MIMO_ERROR_PEER, "The run has failed: its communication was ended.");
     }
@@ -358,7 +351,8 @@ int32_t mimo_memory_set_zero(mimo_stream* stream, void* destination, int64_t byt
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_set_zero");
     if (bytes == 0) return;
     stream->device->use();
-    check(cudaMemsetAsync(destination, 0, static_cast<size_t>(bytes), stream->handle), "clearing memory");
+    const Span span{destination, nullptr, bytes};
+    stream->run(clear, &span, sizeof(span));
   });
 }
 

@@ -9,12 +9,14 @@
 
 namespace mimo {
 class MemoryPool;
+class OperationQueue;
 }
 
 namespace mimo::cuda {
 
 class CublasLt;
 class Cudnn;
+class GraphRecorder;
 class Staging;
 
 }  // namespace mimo::cuda
@@ -45,13 +47,31 @@ struct mimo_device {
 };
 
 struct mimo_stream {
-  explicit mimo_stream(mimo_device* device);
+  mimo_stream(mimo_device* device, int32_t priority);
   ~mimo_stream();
   mimo_stream(const mimo_stream&) = delete;
   mimo_stream& operator=(const mimo_stream&) = delete;
+  /// The driver's stream, for queueing work: what was held back for a graph comes before it.
+  cudaStream_t handle() {
+    if (queue_ != nullptr) flush();
+    return handle_;
+  }
+  /// Queues an operation, or holds it back for a graph. `function` may depend on its arguments and device memory alone.
+  void run(void (*function)(mimo_stream&, const void*), const void* arguments, int64_t bytes);
+  void flush();
+  /// Whether equal runs of operations are launched as CUDA graphs from now on; what was recorded is dropped.
+  void set_graphs(bool wanted);
+  mimo_graph_statistics graph_statistics() const;
+  /// Which of the pool's caches temporary memory comes from: recorded operations share theirs with nobody.
+  const void* workspace_key() const;
+
   mimo_device* device;
-  cudaStream_t handle = nullptr;
   mimo::cuda::Staging* const staging;
+
+ private:
+  cudaStream_t handle_ = nullptr;
+  mimo::cuda::GraphRecorder* recorder_ = nullptr;
+  mimo::OperationQueue* queue_ = nullptr;
 };
 
 struct mimo_event {
@@ -75,7 +95,8 @@ class Workspace {
   }
 
  private:
-  mimo_stream* stream_;
+  mimo_device* device_;
+  const void* key_;
   void* address_;
 };
 

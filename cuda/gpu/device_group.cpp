@@ -272,7 +272,7 @@ int64_t DeviceGroup::start(mimo_stream& stream, int32_t number, Line& line, int3
   std::lock_guard<std::mutex> lock(mutex_);
   forget_finished(line);
   const cudaEvent_t before = event();
-  check(cudaEventRecord(before, stream.handle), "recording an event");
+  check(cudaEventRecord(before, stream.handle()), "recording an event");
   check(cudaStreamWaitEvent(line.communicator->stream(), before, 0), "waiting for an event");
   events_.push_back(before);
   queue(line, kind, bytes, body);
@@ -307,7 +307,7 @@ void DeviceGroup::wait(mimo_stream& stream, int64_t ticket) {
   const Line& line = lines_.at(static_cast<int32_t>(ticket % line_numbers()));
   for (const Pending& one : line.pending) {
     if (one.sequence == ticket / line_numbers()) {
-      check(cudaStreamWaitEvent(stream.handle, one.done, 0), "waiting for an event");
+      check(cudaStreamWaitEvent(stream.handle(), one.done, 0), "waiting for an event");
       return;
     }
   }

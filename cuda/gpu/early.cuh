@@ -25,7 +25,7 @@ void launch_early(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid,
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream.handle, config.attrs = &early, config.numAttrs = 1;
+  config.stream = stream.handle(), config.attrs = &early, config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "launching a kernel");
 }
 

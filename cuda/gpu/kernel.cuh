@@ -218,7 +218,7 @@ void launch(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 
                                static_cast<int>(shared_bytes)),
           "asking for shared memory");
   }
-  kernel<<<grid, block, static_cast<size_t>(shared_bytes), stream.handle>>>(static_cast<Parameters>(arguments)...);
+  kernel<<<grid, block, static_cast<size_t>(shared_bytes), stream.handle()>>>(static_cast<Parameters>(arguments)...);
   check(cudaGetLastError(), "launching a kernel");
 }
 

@@ -103,7 +103,7 @@ class ShmTransport final : public Transport {
  private:
   int64_t start(mimo_stream& stream, int32_t lane, std::unique_ptr<Call> call) {
     memory_.open(stream.device->index, group_.slot_bytes());
-    check(cudaStreamSynchronize(stream.handle), "work before a collective");
+    check(cudaStreamSynchronize(stream.handle()), "work before a collective");
     return group_.start(lane, std::move(call));
   }
 

@@ -42,6 +42,12 @@ export default defineCommand({
 			valueHint: "KIND",
 		},
 		threads: { type: "string", description: "CPU threads; 0: one a core.", default: "0", valueHint: "N" },
+		"cuda-graph-impl": {
+			type: "string",
+			description: "none, or local: runs of operations that repeat are launched as CUDA graphs.",
+			default: "none",
+			valueHint: "KIND",
+		},
 		bf16: {
 			type: "boolean",
 			description: "Train in bf16: the first ten losses within 1 %, the mean of all within 0.5 %.",
@@ -65,6 +71,7 @@ export default defineCommand({
 			tolerance: positive(args.tolerance),
 			device: deviceKind(args.device),
 			threads: threadCount(args.threads),
+			graphs: withGraphs(args["cuda-graph-impl"]),
 			precision: args.bf16 ? "bf16" : "f32",
 		});
 		await print(report, args.json ?? false);
@@ -79,6 +86,7 @@ interface LayoutArguments {
 	readonly device: string;
 	readonly "distributed-backend": string;
 	readonly threads: string;
+	readonly "cuda-graph-impl": string;
 	readonly bf16?: boolean | undefined;
 	readonly json?: boolean | undefined;
 }
@@ -100,6 +108,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 		device: deviceKind(args.device),
 		backend: backendKind(args["distributed-backend"]),
 		threads: threadCount(args.threads),
+		graphs: withGraphs(args["cuda-graph-impl"]),
 		configuration: { golden: args.golden, layout: layout.text },
 		describe: (rank: number) => topology.describe(rank),
 		reporter: topology.worldSize - 1,
@@ -142,6 +151,11 @@ function deviceKind(text: string): "auto" | "cpu" | "cuda" {
 function backendKind(text: string): BackendName {
 	if (text === "nccl" || text === "shm") return text;
 	throw new UserError(`--distributed-backend is ${JSON.stringify(text)}; allowed are nccl and shm.`, 2);
+}
+
+function withGraphs(text: string): boolean {
+	if (text === "none" || text === "local") return text === "local";
+	throw new UserError(`--cuda-graph-impl is ${JSON.stringify(text)}; allowed are none and local.`, 2);
 }
 
 function threadCount(text: string): number {

@@ -29,6 +29,8 @@ export interface RankOptions {
 	readonly threads: number;
 	/** Results repeat bit for bit on CUDA too. */
 	readonly deterministic?: boolean;
+	/** Runs of operations that repeat are launched as CUDA graphs. */
+	readonly graphs?: boolean;
 	/** What must be the same on all ranks, as text. */
 	readonly configuration: Readonly<Record<string, string>>;
 	readonly describe: (rank: number) => RankDescription;

@@ -51,6 +51,7 @@ export default defineCommand({
 			backend: configuration.distributedBackend,
 			threads: configuration.threads,
 			deterministic: configuration.deterministicMode,
+			graphs: configuration.cudaGraphImpl === "local",
 			configuration: Object.fromEntries(
 				Object.entries(configuration).map(([key, value]) => [key, JSON.stringify(value)]),
 			),

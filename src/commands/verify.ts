@@ -157,6 +157,7 @@ function rankOptions(c: TrainingConfiguration, plan: Plan): RankOptions {
 		backend: c.distributedBackend,
 		threads: c.threads,
 		deterministic: c.deterministicMode,
+		graphs: c.cudaGraphImpl === "local",
 		configuration: {
 			...Object.fromEntries(Object.entries(c).map(([key, value]) => [key, JSON.stringify(value)])),
 			layouts: plan.name,
@@ -213,7 +214,11 @@ async function compareAll(
 	const tolerance = toleranceOf(flags.tolerance);
 	const json = "json" in flags;
 	using folder = new VerifyFolder(flags.reference);
-	using device = await openDevice(c.device, { threads: c.threads, deterministic: c.deterministicMode });
+	using device = await openDevice(c.device, {
+		threads: c.threads,
+		deterministic: c.deterministicMode,
+		graphs: c.cudaGraphImpl === "local",
+	});
 	using alone = World.alone(device);
 	const args = process.argv.slice(2);
 	const options = {

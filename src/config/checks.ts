@@ -226,6 +226,7 @@ const prefetch = prefetchNeeds.map(
 );
 
 const other: readonly Check[] = [
+	(c) => unless(c.cudaGraphImpl === "none" || c.device !== "cpu", "cuda-graph-impl", "allowed on the CPU is none"),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
 	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),

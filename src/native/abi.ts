@@ -68,6 +68,7 @@ export const structs = {
 		threads: "i32",
 		device_count: "i32",
 	},
+	graph_statistics: { graphs: "i64", launches: "i64", operations_in_graphs: "i64", operations_alone: "i64" },
 	memory_statistics: {
 		live_bytes: "i64",
 		peak_bytes: "i64",
@@ -665,6 +666,8 @@ export const functions = {
 	mimo_stream_create: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_stream_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_stream_synchronize: { args: ["ptr"], returns: "i32" },
+	mimo_stream_set_graphs: { args: ["ptr", "i32"], returns: "i32" },
+	mimo_stream_graph_statistics: { args: ["ptr", "ptr"], returns: "i32" },
 	mimo_event_create: { args: ["ptr", "ptr"], returns: "i32" },
 	mimo_event_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_event_record: { args: ["ptr", "ptr"], returns: "i32" },

@@ -1,7 +1,7 @@
 /** One device: its streams, memory and operations, typed. Every native call of the program passes through here. */
 import { MemoryTag, type MemoryTagName, type OperationName, operations, Status, structs } from "./abi.ts";
 import { debug, debugging } from "./debug.ts";
-import { NativeError } from "./errors.ts";
+import { NativeError, UserError } from "./errors.ts";
 import type { Library, NativeFunction } from "./library.ts";
 import { Allocation, addressOf, type DeviceMemory } from "./memory.ts";
 import { type Layout, layoutOf, readStruct, writeInt64 } from "./structs.ts";
@@ -37,6 +37,14 @@ export interface MemoryStatistics {
 	readonly systemAllocations: number;
 	readonly liveBytesByTag: Readonly<Record<MemoryTagName, number>>;
 	readonly peakBytesByTag: Readonly<Record<MemoryTagName, number>>;
+}
+
+/** What of a stream's work was launched as CUDA graphs. */
+export interface GraphStatistics {
+	readonly graphs: number;
+	readonly launches: number;
+	readonly operationsInGraphs: number;
+	readonly operationsAlone: number;
 }
 
 interface Operation {
@@ -261,6 +269,27 @@ export class Device implements Disposable {
 	/** Whether results must repeat bit for bit even where vendor libraries would add in any order. */
 	setDeterministic(deterministic: boolean): void {
 		this.#call("mimo_device_set_deterministic", this.handle, deterministic ? 1 : 0);
+	}
+
+	/** Whether runs of operations that repeat are launched as CUDA graphs; throws a UserError where there are none. */
+	setGraphs(wanted: boolean): void {
+		if (wanted && this.library.kind === "cpu") {
+			throw new UserError("CUDA graphs need a GPU, and this run is on the CPU library.");
+		}
+		this.#call("mimo_stream_set_graphs", this.stream.handle, wanted ? 1 : 0);
+	}
+
+	graphStatistics(): GraphStatistics {
+		const layout = layoutOf(structs.graph_statistics);
+		const bytes = new Uint8Array(layout.bytes);
+		this.#call("mimo_stream_graph_statistics", this.stream.handle, bytes);
+		const raw = readStruct(bytes, layout);
+		return {
+			graphs: raw.graphs as number,
+			launches: raw.launches as number,
+			operationsInGraphs: raw.operations_in_graphs as number,
+			operationsAlone: raw.operations_alone as number,
+		};
 	}
 
 	/** Refuses to hold more than `bytes` live; 0 lifts the limit. */

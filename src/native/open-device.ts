@@ -34,6 +34,8 @@ export interface DeviceOptions {
 	readonly backend?: BackendName;
 	/** Results repeat bit for bit, whatever it costs. */
 	readonly deterministic?: boolean;
+	/** Runs of operations that repeat are launched as CUDA graphs. */
+	readonly graphs?: boolean;
 }
 
 /**
@@ -62,5 +64,6 @@ export async function openDevice(kind: DeviceChoice, options: DeviceOptions): Pr
 	const index = gpus > 0 ? gpuOf(gpus, options) : 0;
 	const device = Device.open(library, { index, threads: options.threads });
 	if (options.deterministic) device.setDeterministic(true);
+	if (options.graphs) device.setGraphs(true);
 	return device;
 }

@@ -17,6 +17,8 @@ export interface ParityOptions {
 	/** Relative tolerance of that comparison. */
 	readonly tolerance: number;
 	readonly device: "auto" | "cpu" | "cuda";
+	/** Runs of operations that repeat are launched as CUDA graphs. */
+	readonly graphs: boolean;
 	readonly threads: number;
 	readonly precision: Precision;
 }
@@ -29,6 +31,6 @@ export async function runParity(options: ParityOptions): Promise<ParityReport> {
 			`${options.golden} is no reference folder (golden.json is missing); golden values need --log FILE to compare with.`,
 		);
 	}
-	using device = await openDevice(options.device, { threads: options.threads });
+	using device = await openDevice(options.device, { threads: options.threads, graphs: options.graphs });
 	return await languageParity(device, options.golden, { weights: options.weights, precision: options.precision });
 }

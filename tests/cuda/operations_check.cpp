@@ -1,10 +1,10 @@
 // Every operation of mimo.h: the CPU library against the CUDA library, in fp32 and bf16.
 //
 //   g++ -std=c++20 -O1 tests/cuda/operations_check.cpp -o operations_check -ldl
-//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat]
+//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat] [--graphs]
 //
 // --large adds sizes of real models; --repeat runs every case twice on the CUDA library in deterministic mode and wants the same
-// bytes.
+// bytes; --graphs does that with CUDA graphs on, until every operation was launched by one.
 // Prints a line an output that is off, a line a case, and last "N checks, N failed". A failed CUDA call ends the process
 // that made it: the rest goes on in another one.
 #include <sys/mman.h>
@@ -67,6 +67,43 @@ void run_case(const Case& one, int32_t precision, const Library& cpu, const Libr
   std::fflush(stdout);
 }
 
+/// The case again and again with graphs on: from the second time on its memory has the same addresses, so the third is
+/// recorded. All give the bytes that one by one gave.
+void run_in_graphs(const Case& one, int32_t precision, const Library& cuda, Outcome& outcome) {
+  std::map<std::string, std::vector<float>> kept;
+  const uint64_t seed = std::hash<std::string>{}(one.name);
+  const auto statistics = [&] {
+    mimo_graph_statistics now{};
+    MIMO_CHECK_CALL(cuda, mimo_stream_graph_statistics, cuda.stream, &now);
+    return now;
+  };
+  {
+    // What the reference hands on comes from this library here.
+    Run reference(cuda, true, precision, seed, kept);
+    one.body(reference);
+  }
+  std::vector<Output> expected;
+  for (int round = 0; round < 4; ++round) {
+    if (round == 1) MIMO_CHECK_CALL(cuda, mimo_stream_set_graphs, cuda.stream, 1);
+    const mimo_graph_statistics before = statistics();
+    Run run(cuda, false, precision, seed, kept);
+    one.body(run);
+    const mimo_graph_statistics after = statistics();
+    if (round == 0) expected = run.outputs;
+    bool same = true;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      same = same && std::memcmp(run.outputs[i].values.data(), expected[i].values.data(), expected[i].values.size() * 8) == 0;
+    }
+    const bool in_graphs = round < 3 || (after.operations_alone == before.operations_alone &&
+                                         after.operations_in_graphs > before.operations_in_graphs);
+    outcome.checks += 2;
+    outcome.failures += !same + !in_graphs;
+    if (!same) std::printf("  WRONG %-36s differs in graphs, round %d\n", one.name.c_str(), round);
+    if (!in_graphs) std::printf("  WRONG %-36s is not launched as graphs\n", one.name.c_str());
+  }
+  MIMO_CHECK_CALL(cuda, mimo_stream_set_graphs, cuda.stream, 0);
+}
+
 /// What the processes share.
 struct Progress {
   Outcome outcome;
@@ -92,15 +129,16 @@ bool in_a_process(Body&& body) {
 
 int main(int count, char** arguments) {
   if (count < 3) {
-    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat]\n");
+    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat] [--graphs]\n");
     return 2;
   }
-  bool large = false, repeat = false;
+  bool large = false, repeat = false, graphs = false;
   std::string only;
   for (int i = 3; i < count; ++i) {
     const std::string flag = arguments[i];
     if (flag == "--large") large = true;
     if (flag == "--repeat") repeat = true;
+    if (flag == "--graphs") graphs = true;
     if (flag == "--only" && i + 1 < count) only = arguments[++i];
   }
   Cases wanted;
@@ -113,11 +151,23 @@ int main(int count, char** arguments) {
   *progress = {};
   while (progress->next < 2 * wanted.size()) {
     const bool whole = in_a_process([&] {
-      const Library cpu = open_library(arguments[1]), cuda = open_library(arguments[2]);
-      if (repeat) MIMO_CHECK_CALL(cuda, mimo_device_set_deterministic, cuda.device, 1);
+      const Library cpu = open_library(arguments[1]);
+      Library cuda = open_library(arguments[2]);
+      if (graphs) {
+        void* scratch = nullptr;
+        MIMO_CHECK_CALL(cuda, mimo_memory_allocate, cuda.stream, 128, MIMO_TAG_DATA, &scratch);
+        cuda.scratch = static_cast<char*>(scratch);
+      }
+      if (repeat || graphs) MIMO_CHECK_CALL(cuda, mimo_device_set_deterministic, cuda.device, 1);
       if (progress->next == 0) std::printf("%s\n", cuda.symbol<const char*()>("mimo_library_versions")());
       for (; progress->next < 2 * wanted.size(); ++progress->next) {
-        run_case(wanted[progress->next / 2], precisions[progress->next % 2], cpu, cuda, repeat, progress->outcome);
+        const Case& one = wanted[progress->next / 2];
+        const int32_t precision = precisions[progress->next % 2];
+        if (graphs) {
+          run_in_graphs(one, precision, cuda, progress->outcome);
+        } else {
+          run_case(one, precision, cpu, cuda, repeat, progress->outcome);
+        }
       }
     });
     if (whole) break;

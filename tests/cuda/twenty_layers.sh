@@ -2,10 +2,10 @@
 # The 20-layer model of Megatron-LM's examples/mimo/scripts/run_hetero_nemotron_20l_mock_train.sh with its sizes, bf16, on
 # the GPUs that are there. Prints the plan from rates that it measures first, every step and the trace's summary.
 #
-#   bash tests/cuda/twenty_layers.sh MIMO FOLDER LAYOUT [STEPS]
+#   bash tests/cuda/twenty_layers.sh MIMO FOLDER LAYOUT [STEPS [FLAG…]]
 #
 # LAYOUT: tp2+tp2ep2 (four GPUs, as Megatron-LM was run for the reference), language (its language model alone on two
-# GPUs), or 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds).
+# GPUs), or 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds). Further flags are those of mimo train.
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
 traced=$((steps - 1))
@@ -37,6 +37,7 @@ language)
 *) echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, language and 1+1." >&2 && exit 2 ;;
 esac
 read -ra arguments <<<"$list"
+arguments+=("${@:5}")
 mkdir -p "$folder"
 "$mimo" plan --device cuda --measure "${arguments[@]}" | sed -n '/Memory of a rank/,/^$/p;/Seconds of a step/,$p'
 began=$(date +%s.%N)

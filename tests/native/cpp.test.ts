@@ -21,7 +21,14 @@ describe("C++ test programs", () => {
 		run(["ninja", "-C", tree, "cpp_tests"], plain);
 	}, 240_000);
 
-	for (const program of ["philox_test", "thread_pool_test", "sha256_test", "tensor_memory_test", "relay_test"]) {
+	for (const program of [
+		"philox_test",
+		"thread_pool_test",
+		"sha256_test",
+		"operation_queue_test",
+		"tensor_memory_test",
+		"relay_test",
+	]) {
 		test(program, () => {
 			expect(run([join(tree, "tests", program)])).toBe("");
 		}, 60_000);

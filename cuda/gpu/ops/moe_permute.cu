@@ -95,7 +95,7 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   int32_t* const row_of_slot = args.width > 0 ? workspace.as<int32_t>() : nullptr;
   // -1: a slot without a row. With as many rows as slots there is none.
   if (bytes > 0 && args.row_count != nullptr) {
-    check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle), "clearing rows");
+    check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle()), "clearing rows");
   }
   launch_early(stream, invert_kernel, grid_of(ceil_div(slots, 256)), dim3(256), 0, args, row_of_slot);
   if (args.width == 0) return;

@@ -371,7 +371,7 @@ void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_back
   Workspace statistics(&stream, heads * query_tiles * statistics_bytes), dq(&stream, heads * query_tiles * dq_bytes);
   const int64_t counters_bytes = (heads * query_tiles + 1) * 4;
   Workspace counters(&stream, counters_bytes);
-  check(cudaMemsetAsync(counters.as<void>(), 0, static_cast<size_t>(counters_bytes), stream.handle), "clearing counters");
+  check(cudaMemsetAsync(counters.as<void>(), 0, static_cast<size_t>(counters_bytes), stream.handle()), "clearing counters");
   Problem problem;
   problem.q = heads_map(args.q, heads, head_dim, args.group_stride, args.token_stride, query_rows);
   problem.k = heads_map(args.k, heads, head_dim, args.group_stride, args.token_stride, key_rows);

@@ -11,6 +11,11 @@ export const runKeys = {
 		noEffect: "initial weights never depend on the layout",
 	}),
 	"deterministic-mode": off("Bitwise equal runs on CUDA; on the CPU they always are."),
+	"cuda-graph-impl": defaulting(
+		choice(["none", "local"]),
+		"none",
+		"local: runs of operations that repeat from step to step are launched as CUDA graphs.",
+	),
 	"rerun-mode": defaulting(
 		choice(["disabled", "validate_results", "report_stats"]),
 		"disabled",

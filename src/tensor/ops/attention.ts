@@ -61,6 +61,7 @@ export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): T
 	const tokens = sequences.tokens;
 	const queriesPerKey = queryHeads / keyHeads;
 	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * headDim], qkv.dtype), qkv.gradient !== null);
+	const dropout = options.dropout ?? 0;
 	const lse = Tensor.empty(device, [tokens, queryHeads]);
 	const cuSeqlens = sequences.cuSeqlens.share();
 	const shape = {
@@ -73,12 +74,13 @@ export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): T
 		head_dim: headDim,
 		token_stride: qkv.stride,
 		group_stride: (queriesPerKey + 2) * headDim,
-		dropout_seed: options.dropoutSeed ?? 0n,
-		first_token: options.firstToken ?? 0,
+		// Without dropout it is the same call in every microbatch: CUDA graphs repeat.
+		dropout_seed: dropout > 0 ? (options.dropoutSeed ?? 0n) : 0n,
+		first_token: dropout > 0 ? (options.firstToken ?? 0) : 0,
 		first_head: options.firstHead ?? 0,
 		full_heads: options.fullHeads ?? queryHeads,
 		softmax_scale: options.softmaxScale ?? 1 / Math.sqrt(headDim),
-		dropout: options.dropout ?? 0,
+		dropout,
 		mask: AttentionMask[options.mask],
 		dtype: qkv.dtypeCode,
 	};

@@ -1,0 +1,22 @@
+// Runs of operations as CUDA graphs.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "operation_queue.h"
+
+namespace mimo::cuda {
+
+/// Records what is queued on one stream. Recordings are cudaGraphExec_t.
+class GraphRecorder final : public OperationRecorder {
+ public:
+  explicit GraphRecorder(cudaStream_t stream) : stream_(stream) {}
+  /// Null when an operation cannot be captured or fails, or the driver has no memory for the graph.
+  void* record(void (*run)(void* queue), void* queue) override;
+  void launch(void* recording) override;
+  void drop(void* recording) override;
+
+ private:
+  cudaStream_t stream_;
+};
+
+}  // namespace mimo::cuda
