@@ -62,7 +62,7 @@ struct mimo_stream {
   /// Whether equal runs of operations are launched as CUDA graphs from now on; what was recorded is dropped.
   void set_graphs(bool wanted);
   mimo_graph_statistics graph_statistics() const;
-  /// Which of the pool's caches temporary memory comes from: recorded operations share theirs with nobody.
+  /// Which of the pool's caches an operation's temporary memory comes from.
   const void* workspace_key() const;
 
   mimo_device* device;

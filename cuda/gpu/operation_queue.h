@@ -39,8 +39,9 @@ class OperationQueue final : public MemoryPool::Holder {
   void add(Function function, const void* arguments, int64_t bytes);
   /// Everything added is queued when it returns. Throws what an operation throws; those behind it are lost.
   void flush();
-  /// Whether operations are being recorded: their temporary memory must be nobody else's.
-  bool recording() const { return recording_; }
+  /// Which of the pool's caches operations take temporary memory from. Not the stream's: there lie blocks that were freed
+  /// since an operation was added and that it still reads; and recordings use theirs again and again.
+  const void* workspace_key() const { return this; }
   /// Drops what was recorded.
   void forget();
   mimo_graph_statistics statistics() const { return statistics_; }

@@ -52,7 +52,7 @@ mimo_graph_statistics mimo_stream::graph_statistics() const {
 }
 
 const void* mimo_stream::workspace_key() const {
-  return queue_ != nullptr && queue_->recording() ? static_cast<const void*>(queue_) : this;
+  return queue_ != nullptr ? queue_->workspace_key() : this;
 }
 
 extern "C" {

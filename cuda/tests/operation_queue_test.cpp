@@ -42,6 +42,24 @@ void queue_step(mimo_stream& stream, const void* arguments) {
   stream.done_one_by_one++;
 }
 
+/// Arguments of an operation with temporary memory.
+struct Inner {
+  mimo::MemoryPool* pool;
+  const void* workspace_key;
+  const int64_t* x;
+  int64_t* y;
+};
+
+/// y = x, by way of temporary memory that it spoils first.
+void queue_inner(mimo_stream&, const void* arguments) {
+  const Inner& inner = *static_cast<const Inner*>(arguments);
+  auto* temporary = static_cast<int64_t*>(inner.pool->allocate(inner.workspace_key, 700, MIMO_TAG_WORKSPACE));
+  *temporary = -1;
+  *temporary = *inner.x;
+  *inner.y = *temporary;
+  inner.pool->free(inner.workspace_key, temporary);
+}
+
 void fail(mimo_stream&, const void*) { throw std::runtime_error("an operation failed"); }
 
 class Recorder final : public mimo::OperationRecorder {
@@ -193,6 +211,20 @@ void trims() {
   CHECK(pool.given_back == 2);
 }
 
+/// What an operation reads may have been freed since it was added: its temporary memory is elsewhere.
+void temporary_memory() {
+  Machine machine;
+  Pool& pool = machine.pool;
+  auto* x = static_cast<int64_t*>(pool.allocate(&machine, 700, MIMO_TAG_DATA));
+  *x = 42;
+  int64_t y = 0;
+  const Inner inner{&pool, machine.queue.workspace_key(), x, &y};
+  machine.queue.add(queue_inner, &inner, sizeof(inner));
+  pool.free(&machine, x);
+  machine.queue.flush();
+  CHECK(y == 42);
+}
+
 /// The lowest free block of a size, however blocks came to be free.
 void addresses() {
   Machine machine;
@@ -243,6 +275,7 @@ int main() {
   unfit();
   failures_pass();
   trims();
+  temporary_memory();
   addresses();
   random_runs();
   return failures == 0 ? 0 : 1;

@@ -2,7 +2,8 @@
 # What must hold on GPUs and no processor can show: reference folders in fp32 and bf16, layouts, resuming on the other
 # kind of device. A line a proof; exit code 1 if one fails.
 #
-#   bash tests/cuda/proofs.sh MIMO REFERENCES [NAME ...]     NAME: a folder, "verify", "shared", "kill" or "resume"; default all
+#   bash tests/cuda/proofs.sh MIMO REFERENCES [NAME ...]     NAME: a folder, "verify", "shared", "kill", "resume",
+#                                                            "stop", "features" or "graphs"; default all
 #
 # MIMO: the executable. Layouts through NCCL run where there are two GPUs; those of more ranks share the GPUs that are there.
 set -u
@@ -75,11 +76,31 @@ killed() {
 
 if is_wanted kill; then prove "a rank of four is killed" killed; fi
 
-# trained DEVICE LOG FLAGS...: the tiny preset for ten steps.
+# trained DEVICE LOG FLAGS...: the tiny preset for so many steps.
+steps=10
 trained() {
 	local device=$1 log=$2
 	shift 2
-	"${mimo[@]}" train --preset nemotron-vlm-tiny --device "$device" --train-iters 10 --lr-warmup-iters 0 --log-json "$log" "$@"
+	"${mimo[@]}" train --preset nemotron-vlm-tiny --device "$device" --train-iters "$steps" --lr-warmup-iters 0 --log-json "$log" "$@"
+}
+
+# losses_agree FOLDER LOG OTHER: in all steps that OTHER has, which are the last ones.
+losses_agree() {
+	python3 - "$@" "$steps" <<'PYTHON'
+import json, sys
+
+def losses(name):
+    lines = map(json.loads, open(f"{sys.argv[1]}/{name}.jsonl"))
+    return {line["iteration"]: line["lm loss"] for line in lines if "lm loss" in line}
+
+one, other = losses(sys.argv[2]), losses(sys.argv[3])
+steps = sorted(other)
+last = int(sys.argv[4])
+assert steps and steps == list(range(steps[0], last + 1)) and set(steps) <= set(one), f"steps {sorted(one)} and {steps}"
+worst = max(abs(other[step] / one[step] - 1) for step in steps)
+print(f"losses of steps {steps[0]} to {last} differ by {worst:.1e} at most")
+sys.exit(worst > 1e-5)
+PYTHON
 }
 
 # The second half of a run whose first half another kind of device did, beside the whole run.
@@ -89,23 +110,56 @@ resumed() {
 		trained "$first" "$folder/whole.jsonl" &&
 		trained "$first" "$folder/half.jsonl" --save "$folder/checkpoint" --save-interval 5 --exit-interval 5 &&
 		trained "$second" "$folder/rest.jsonl" --load "$folder/checkpoint" &&
-		python3 - "$folder" <<'PYTHON'
-import json, sys
+		losses_agree "$folder" whole rest
+}
 
-def losses(name):
-    lines = map(json.loads, open(f"{sys.argv[1]}/{name}.jsonl"))
-    return {line["iteration"]: line["lm loss"] for line in lines if "lm loss" in line}
+# A run that a signal stops, with checkpoints written beside its steps; submitted again, it goes on.
+stopped() {
+	local steps=60 folder=$work/stopped shm=(--distributed-backend shm)
+	local saves=(--save "$folder/checkpoint" --load "$folder/checkpoint" --save-interval 1 --async-save --exit-signal-handler)
+	mkdir "$folder" && trained cuda "$folder/whole.jsonl" "${shm[@]}" || return 1
+	trained cuda "$folder/first.jsonl" "${shm[@]}" "${saves[@]}" >"$folder/first" 2>&1 &
+	local run=$!
+	for _ in $(seq 600); do grep -q "checkpoint of step 2 " "$folder/first" && break || sleep 0.02; done
+	pkill -TERM -P "$run" timeout
+	wait "$run"
+	[ $? -eq 75 ] || { cat "$folder/first" && return 1; }
+	trained cuda "$folder/rest.jsonl" "${shm[@]}" "${saves[@]}" && losses_agree "$folder" whole rest
+}
 
-whole, rest = losses("whole"), losses("rest")
-assert sorted(rest) == [6, 7, 8, 9, 10], f"resumed steps {sorted(rest)}"
-worst = max(abs(rest[step] / whole[step] - 1) for step in rest)
-print(f"losses of steps 6 to 10 differ by {worst:.1e} at most")
-sys.exit(worst > 1e-5)
-PYTHON
+# alike NAME FLAG...: training on the processor and on GPUs, which ranks share, with the same losses.
+alike() {
+	local folder=$work/alike-$1
+	shift
+	mkdir "$folder" && trained cpu "$folder/cpu.jsonl" "$@" &&
+		trained cuda "$folder/cuda.jsonl" "$@" --distributed-backend shm && losses_agree "$folder" cpu cuda
 }
 
 if is_wanted resume; then
 	prove "a run of the CPU goes on on the GPU" resumed cpu cuda
 	prove "a run of the GPU goes on on the CPU" resumed cuda cpu
+fi
+
+if is_wanted stop; then prove "a run that a signal stopped goes on" stopped; fi
+
+if is_wanted features; then
+	prove "recomputation" alike recompute --recompute-granularity full
+	prove "a frozen encoder, ahead of the language model" alike ahead --freeze-vit --mimo-encoder-prefetch
+	prove "a frozen language model" alike frozen --freeze-lm
+	prove "buckets reduced in backward, ZeRO-1" alike buckets --encoder-dp 2 --llm-dp 2 --overlap-grad-reduce \
+		--encoder-ddp-overlap --ddp-num-buckets 3 --use-distributed-optimizer
+fi
+
+if is_wanted graphs; then
+	graphs=(--cuda-graph-impl local)
+	prove "operations in graphs: verify, GPUs shared" "${mimo[@]}" verify --preset nemotron-vlm-tiny --device cuda "${graphs[@]}" \
+		--distributed-backend shm --layouts 1+1,tp2+tp2ep2,dp2+dp2ep2
+	for folder in "$references"/hybrid-tiny "$references"/mimo-1x1-fixed; do
+		[ -d "$folder" ] || continue
+		name=$(basename "$folder") layout=()
+		case $name in mimo-*) layout=(--layout 1) ;; esac
+		prove "operations in graphs: $name" "${mimo[@]}" parity --device cuda "${graphs[@]}" "${layout[@]}" --golden "$folder"
+		prove "operations in graphs: $name bf16" "${mimo[@]}" parity --device cuda --bf16 "${graphs[@]}" "${layout[@]}" --golden "$folder"
+	done
 fi
 exit $failed

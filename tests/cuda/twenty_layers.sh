@@ -4,7 +4,8 @@
 #
 #   bash tests/cuda/twenty_layers.sh MIMO FOLDER LAYOUT [STEPS [FLAG…]]
 #
-# LAYOUT: tp2+tp2ep2 (four GPUs, as Megatron-LM was run for the reference), language (its language model alone on two
+# LAYOUT: tp2+tp2ep2 (four GPUs, as Megatron-LM was run for the reference), tp2dp2+tp2dp2ep2 (eight GPUs and twice the
+# batch, as many microbatches a lane), language (its language model alone on two
 # GPUs), or 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds). Further flags are those of mimo train.
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
@@ -25,6 +26,10 @@ with train-iters "$steps"
 with encoder-dp 1
 case $layout in
 tp2+tp2ep2) with llm-offset 2 ;;
+tp2dp2+tp2dp2ep2)
+	with global-batch-size 8
+	for flag in encoder-dp llm-dp; do with "$flag" 2; done
+	;;
 language)
 	without image-token-id dynamic-resolution pixel-shuffle disable-vision-class-token encoder-ddp-overlap
 	without encoder-tp encoder-dp llm-offset
@@ -34,7 +39,7 @@ language)
 	for flag in encoder-tp llm-offset llm-tp llm-ep; do with "$flag" 1; done
 	with num-experts 64
 	;;
-*) echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, language and 1+1." >&2 && exit 2 ;;
+*) echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language and 1+1." >&2 && exit 2 ;;
 esac
 read -ra arguments <<<"$list"
 arguments+=("${@:5}")
