@@ -5,6 +5,7 @@
  * buffers before it, last layers first: every replica starts them in one order, whatever its samples hold.
  */
 import type { Parameter } from "../tensor/parameter.ts";
+import type { Tensor } from "../tensor/tensor.ts";
 import { type Group, groupOfOne, type Pending } from "./group.ts";
 import type { ParameterBuffer, ParameterSet } from "./parameter-set.ts";
 
@@ -106,10 +107,24 @@ export class DataParallel {
 		if (this.#lastOfAll(buffer)) this.groups.sequenceParallel!.allReduce(gradients).wait();
 		const group = this.groupOf(buffer);
 		if (group.size === 1) return { wait() {} };
-		if (!this.distributedOptimizer) return group.allReduce(gradients);
-		const { begin, end } = this.owned(buffer);
-		using slice = gradients.columns(begin, end - begin);
-		return group.reduceScatter(gradients, slice);
+		using slice = this.#slice(buffer, gradients);
+		const scattered = group.reduceScatter(gradients, slice);
+		if (this.distributedOptimizer) return scattered;
+		// Not an all-reduce, which NCCL may add in another order than this: ZeRO-1 changes no bit.
+		const gathered = group.allGather(slice, gradients);
+		return {
+			wait() {
+				scattered.wait();
+				gathered.wait();
+			},
+		};
+	}
+
+	/** This rank's equal part of a buffer. The receiver disposes it. */
+	#slice(buffer: ParameterBuffer, whole: Tensor): Tensor {
+		const { rank, size } = this.groupOf(buffer);
+		const elements = buffer.elements / size;
+		return whole.columns(rank * elements, elements);
 	}
 
 	/** For who looks at them: every replica has all gradients, which with ZeRO-1 are final in its own slice only. */
@@ -118,8 +133,7 @@ export class DataParallel {
 		for (const buffer of this.parameters.buffers) {
 			const group = this.groupOf(buffer);
 			if (!buffer.gradients || group.size === 1) continue;
-			const { begin, end } = this.owned(buffer);
-			using slice = buffer.gradients.columns(begin, end - begin);
+			using slice = this.#slice(buffer, buffer.gradients);
 			group.allGather(slice, buffer.gradients).wait();
 		}
 	}
@@ -130,8 +144,7 @@ export class DataParallel {
 		for (const buffer of this.parameters.buffers) {
 			const group = this.groupOf(buffer);
 			if (buffer.frozen || group.size === 1) continue;
-			const { begin, end } = this.owned(buffer);
-			using slice = buffer.values.columns(begin, end - begin);
+			using slice = this.#slice(buffer, buffer.values);
 			group.allGather(slice, buffer.values).wait();
 		}
 	}

@@ -15,6 +15,8 @@ export class World implements Disposable {
 		readonly size: number,
 		/** null: a world of one process. */
 		private readonly run: Run | null,
+		/** Whether sums over ranks are made in the order of the ranks; NCCL's order depends on the place in the buffer. */
+		readonly addsInRankOrder: boolean,
 		private readonly imagine: ((name: string, ranks: readonly number[]) => Group) | null = null,
 	) {}
 
@@ -25,19 +27,19 @@ export class World implements Disposable {
 		size: number,
 		imagine: (name: string, ranks: readonly number[]) => Group,
 	): World {
-		return new World(device, rank, size, null, imagine);
+		return new World(device, rank, size, null, true, imagine);
 	}
 
 	/** One process is the whole world. */
 	static alone(device: Device): World {
-		return new World(device, 0, 1, null);
+		return new World(device, 0, 1, null, true);
 	}
 
 	/** This process becomes `rank` of a run. `backend`: how GPUs talk, the same at all ranks. */
 	static join(device: Device, run: Run, rank: number, backend: BackendName = "nccl"): World {
 		run.join(rank);
 		run.setBackend(device, backend);
-		return new World(device, rank, run.ranks, run);
+		return new World(device, rank, run.ranks, run, device.library.kind === "cpu" || backend === "shm");
 	}
 
 	/**

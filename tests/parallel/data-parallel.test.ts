@@ -46,10 +46,10 @@ function open(
 	const group = (name: string): Group => {
 		const start = (what: string) => (x: Tensor) => {
 			log.push(`${name} ${what} ${bufferOf(x)}`);
-			return { wait: () => void log.push(`waited for ${bufferOf(x)}`) };
+			return { wait: () => void log.push(`waited for ${what} ${bufferOf(x)}`) };
 		};
 		const alone = groupOfOne(name, 0);
-		return { ...alone, size: 2, allReduce: start("sum"), reduceScatter: start("scatter") };
+		return { ...alone, size: 2, allReduce: start("sum"), reduceScatter: start("scatter"), allGather: start("gather") };
 	};
 	const groups = {
 		dense: group("dense"),
@@ -81,20 +81,18 @@ test("sums start from the last bucket on, as soon as it and all before it are fu
 	it.ready("output");
 	expect(it.log).toEqual([]);
 	it.ready("layer.1");
-	expect(it.log).toEqual(["dense sum layer.1 output"]);
+	const first = ["dense scatter layer.1 output", "dense gather layer.1 output"];
+	expect(it.log).toEqual(first);
 	// The first bucket is full before the experts: it waits for its turn.
 	it.ready("layer.0", "embedding");
-	expect(it.log).toHaveLength(1);
+	expect(it.log).toEqual(first);
 	it.ready("experts.0");
-	expect(it.log.slice(1)).toEqual(["expert sum experts.0"]);
+	expect(it.log.slice(2)).toEqual(["expert scatter experts.0", "expert gather experts.0"]);
 	it.replica.reduce();
-	expect(it.log.slice(2)).toEqual([
-		"dense sum norm",
-		"dense sum embedding layer.0",
-		"waited for layer.1 output",
-		"waited for experts.0",
-		"waited for norm",
-		"waited for embedding layer.0",
+	const names = ["layer.1 output", "experts.0", "norm", "embedding layer.0"];
+	expect(it.log.slice(4)).toEqual([
+		...names.slice(2).flatMap((name) => [`dense scatter ${name}`, `dense gather ${name}`]),
+		...names.flatMap((name) => [`waited for scatter ${name}`, `waited for gather ${name}`]),
 	]);
 	// The next step begins anew.
 	it.log.splice(0);
@@ -125,14 +123,16 @@ test("a rank whose backward gives nothing starts the same sums in the same order
 test("what is summed over the ranks that cut tokens waits for the end of backward", () => {
 	using it = open({ elements: 0 }, { tokensCut: true });
 	it.ready("output", "layer.1", "experts.0", "layer.0", "norm", "embedding");
-	expect(it.log.at(-1)).toBe("dense sum embedding");
+	expect(it.log.at(-1)).toBe("dense gather embedding");
 	expect(it.log.join(" ")).not.toContain("norm");
 	it.replica.reduce();
 	expect(it.log.filter((line) => line.includes("norm"))).toEqual([
 		"tp sum norm",
-		"waited for norm",
-		"dense sum norm",
-		"waited for norm",
+		"waited for sum norm",
+		"dense scatter norm",
+		"dense gather norm",
+		"waited for scatter norm",
+		"waited for gather norm",
 	]);
 });
 
@@ -141,7 +141,7 @@ test("without overlap nothing starts before reduce", () => {
 	it.ready("output", "layer.1", "layer.0", "embedding");
 	expect(it.log).toEqual([]);
 	it.replica.reduce();
-	expect(it.log.filter((line) => !line.startsWith("waited"))).toHaveLength(3);
+	expect(it.log.filter((line) => line.includes(" scatter ") && !line.startsWith("waited"))).toHaveLength(3);
 });
 
 /** Writes NaN over all memory of the gradients, the padding too. */
@@ -194,7 +194,7 @@ describe("gradients are zero after zeroGradients, whatever their memory held", (
 			seen.push(...x.toFloat32());
 			return { wait() {} };
 		};
-		const group: Group = { ...alone, size: 2, allReduce: look };
+		const group: Group = { ...alone, size: 2, reduceScatter: look, allGather: () => ({ wait() {} }) };
 		const replica = new DataParallel(
 			parameters,
 			{ dense: group, expert: group, sequenceParallel: null },

@@ -21,8 +21,10 @@ import { RoutingRecorder } from "./routing.ts";
 import { languageOf, type Subject } from "./subject.ts";
 
 export interface EngineOptions {
-	/** ZeRO-1, and gradients that are reduced in small buckets while backward runs. */
+	/** ZeRO-1. */
 	readonly distributedOptimizer?: boolean;
+	/** Gradients are reduced in small buckets while backward runs. */
+	readonly buckets?: boolean;
 	/** The participation correction. */
 	readonly corrected?: boolean;
 	/** Layout 1: microbatches last to first, so that sums come in another order. */
@@ -105,7 +107,7 @@ async function bridgedEngine(world: World, plan: Plan, subject: Subject, options
 		...subject,
 		language: languageOf(subject, topology.language.shape.tensor),
 		distributedOptimizer: options.distributedOptimizer ?? false,
-		buckets: () => (options.distributedOptimizer ? { count: 8 } : null),
+		buckets: () => (options.buckets ? { count: 8 } : null),
 	});
 	const { lane } = side;
 	const initialise = () => side.initialise(subject.seed);

@@ -23,7 +23,10 @@ export interface LayoutResult {
 	readonly scalars: Scalars;
 	/** In the order of the reference's tensors. */
 	readonly differences: Readonly<Record<Kind, readonly Difference[]>>;
-	/** Elements that differ between ZeRO-1 (reduced in buckets during backward) and none (after it): gradients of step 1, weights after the real steps, on all ranks. */
+	/**
+	 * Elements that differ between ZeRO-1 (reduced in buckets during backward) and none (after it; with NCCL in the same
+	 * buckets): gradients of step 1, weights after the real steps, on all ranks.
+	 */
 	readonly zero: { readonly gradients: number; readonly weights: number };
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
@@ -39,10 +42,11 @@ export async function runLayout(
 	reference: StoredReference,
 ): Promise<LayoutResult> {
 	const started = performance.now();
-	const plain = await trainSteps(world, plan, subject, reference, {});
+	// In an order that depends on the place in the buffer, sums are equal bit for bit in equal buffers alone.
+	const plain = await trainSteps(world, plan, subject, reference, { buckets: !world.addsInRankOrder });
 	const { result, gradient, stepped, flips } = plain;
 	using engine = plain.engine;
-	const zero = await trainSteps(world, plan, subject, reference, { distributedOptimizer: true });
+	const zero = await trainSteps(world, plan, subject, reference, { distributedOptimizer: true, buckets: true });
 	using _sharded = zero.engine;
 	const unequal = {
 		gradients: countUnequal(engine, plain.snapshots.gradients, zero.snapshots.gradients),
