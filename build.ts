@@ -262,8 +262,8 @@ async function compile(executable: string, folder: string, kinds: readonly strin
 	const digest = await sourceDigest(libraries, define);
 	const stamp = join(root, "build", `${executable.replaceAll("/", "-")}.digest`);
 	const outfile = join(root, executable);
-	// Renamed when whole; the name it is compiled under shows in its own arguments.
-	const unfinished = join(root, "build/unfinished", basename(executable));
+	// Renamed when whole; the name it is compiled under shows in its own arguments. Another may be compiled at the same time.
+	const unfinished = join(root, "build/unfinished", executable);
 	if (existsSync(outfile) && existsSync(stamp) && readFileSync(stamp, "utf8") === digest) return;
 	const result = await Bun.build({
 		entrypoints: ["main", ...workerModules].map((module) => join(root, `src/${module}.ts`)),

@@ -1,7 +1,7 @@
 /**
  * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. At most two at a time, and beside them those that mostly wait; those of tests/e2e alone and last,
- * because they measure time.
+ * library names its file. At most two at a time, and beside them those that mostly wait; those that measure time alone and
+ * last.
  *
  *   bun tests/run.ts [--full] [--sanitize] [PART OF A PATH ...]
  *
@@ -30,13 +30,17 @@ interface Outcome {
 	readonly failed: number;
 	readonly skipped: number;
 	readonly seconds: number;
+	/** Of processors, by the process and those of its children that it saw end. */
+	readonly processorSeconds: number;
 	/** Why the file failed beyond its own assertions: a crash, a time-out, no test at all. */
 	readonly problem: string | null;
 	readonly output: string;
 }
 
-/** Files that mostly wait for silent ranks to be noticed: three times as long as they compute. */
-const waiting = ["tests/parallel/launcher.test.ts", "tests/parallel/torchrun.test.ts"];
+/** Files that mostly wait, for silent ranks to be noticed or for Slurm: three times as long as they compute. */
+const waiting = ["tests/e2e/slurm.test.ts", "tests/parallel/launcher.test.ts", "tests/parallel/torchrun.test.ts"];
+/** Files that compare times or rates with each other or with a second. */
+const measuring = ["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`);
 
 const running = new Set<number>();
 
@@ -78,7 +82,16 @@ async function runFile(file: string): Promise<Outcome> {
 	else if (counts.passed + counts.failed + counts.skipped === 0) problem = "holds no test";
 	else if (child.exitCode !== 0 && counts.failed === 0) problem = `exit code ${child.exitCode}`;
 	const seconds = (performance.now() - started) / 1000;
-	return { file, ...counts, failed: counts.failed + (problem === null ? 0 : 1), seconds, problem, output };
+	const processorSeconds = Number(child.resourceUsage()?.cpuTime.total ?? 0) / 1e6;
+	return {
+		file,
+		...counts,
+		failed: counts.failed + (problem === null ? 0 : 1),
+		seconds,
+		processorSeconds,
+		problem,
+		output,
+	};
 }
 
 /** Ends a test process and everything it started. */
@@ -91,14 +104,16 @@ function endGroup(pid: number): void {
 }
 
 function report(outcome: Outcome): void {
-	const { file, passed, failed, skipped, seconds, problem, output } = outcome;
+	const { file, passed, failed, skipped, seconds, processorSeconds, problem, output } = outcome;
 	if (failed > 0) {
 		const lines = output.split("\n").filter((line) => !/^\((pass|skip|todo)\)/.test(line));
 		console.log(`FAILED ${file}${problem === null ? "" : `: ${problem}`}\n${lines.join("\n").trim()}\n`);
 		return;
 	}
 	const left = skipped > 0 ? `, ${skipped} skipped` : "";
-	console.log(`ok ${file}: ${passed} passed${left} (${seconds.toFixed(1)} s)`);
+	console.log(
+		`ok ${file}: ${passed} passed${left} (${seconds.toFixed(1)} s, ${processorSeconds.toFixed(1)} s of processors)`,
+	);
 	for (const line of new Set(output.match(/^skip: .*$/gm) ?? [])) console.log(`   ${line}`);
 }
 
@@ -133,7 +148,7 @@ if (files.length === 0) {
 	process.exit(1);
 }
 const started = performance.now();
-const alone = files.filter((file) => file.startsWith("tests/e2e/"));
+const alone = files.filter((file) => measuring.includes(file));
 const beside = files.filter((file) => waiting.includes(file));
 const together = files.filter((file) => !alone.includes(file) && !beside.includes(file));
 const outcomes = (await Promise.all([runAll(together, Math.min(2, availableParallelism())), runAll(beside, 1)])).flat();

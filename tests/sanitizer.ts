@@ -26,3 +26,8 @@ export function sanitizerEnvironment(root: string): Record<string, string> {
 		MIMO_CPU_INSTRUCTIONS: "avx2",
 	};
 }
+
+/** Where CMake built the library that the tests load, with its objects. */
+export function buildTree(root: string): string {
+	return join(root, "build", process.env.MIMO_CPU_LIBRARY?.includes("lib-sanitize") ? "sanitize" : "cpu");
+}

@@ -1,10 +1,11 @@
 /** Builds and runs the C++ programs of cuda/tests: parts that the ABI does not show. */
 import { beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
+import { buildTree } from "../sanitizer.ts";
 
 const root = join(import.meta.dir, "../..");
-/** Where the library that is tested was built: the programs are linked with its objects. */
-const tree = join(root, process.env.MIMO_CPU_LIBRARY?.includes("lib-sanitize") ? "build/sanitize" : "build/cpu");
+/** The programs are linked with the objects of the library that is tested. */
+const tree = buildTree(root);
 
 /** Of a compiler: under a sanitizer's run time it takes twice as long. */
 const plain = { ...process.env, LD_PRELOAD: "" };
