@@ -67,6 +67,7 @@ Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks, Tens
 }
 
 Group::~Group() {
+  deliver();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
@@ -74,6 +75,22 @@ Group::~Group() {
   work_.notify_all();
   place(rank_).doorbell.ring();
   if (thread_.joinable()) thread_.join();
+}
+
+/// Of a rank that has done all its work, what it gave stays until it is written: a reader that is two rounds behind has no
+/// room for it yet. A rank that ends before, or whose run fails, delivers nothing more.
+void Group::deliver() {
+  if (run_.region(run_.rank()).phase.load() != MIMO_RANK_PHASE_FINISHED) return;
+  waiting_.fetch_add(1);
+  std::unique_lock<std::mutex> lock(mutex_);
+  try {
+    while (failure_ == nullptr && !lanes_[collectives].calls.empty()) {
+      if (!advance()) sleep(lock);
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  waiting_.fetch_sub(1);
 }
 
 SlotHeader& Group::slot_header(int32_t member, uint64_t of_round) const {

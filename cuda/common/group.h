@@ -143,6 +143,7 @@ class Group {
   template <class Done>
   bool spin(Done&& done);
   void work();
+  void deliver();
 
   Run& run_;
   TensorMemory& memory_;

@@ -22,14 +22,8 @@ describe("C++ test programs", () => {
 		run(["ninja", "-C", tree, "cpp_tests"], plain);
 	}, 240_000);
 
-	for (const program of [
-		"philox_test",
-		"thread_pool_test",
-		"sha256_test",
-		"operation_queue_test",
-		"tensor_memory_test",
-		"relay_test",
-	]) {
+	const parts = ["philox", "thread_pool", "sha256", "operation_queue", "group", "tensor_memory", "relay"];
+	for (const program of parts.map((part) => `${part}_test`)) {
 		test(program, () => {
 			expect(run([join(tree, "tests", program)])).toBe("");
 		}, 60_000);
