@@ -6,6 +6,15 @@ namespace mimo::cuda {
 
 constexpr int router_warps = 8;
 
+/// What the statistics need of every token.
+struct TokenStatistics {
+  uint8_t* selected;     // [T, E] membership of the unbiased, ungrouped top-k; 0 for padding
+  float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding
+};
+
+/// Routes the usual numbers of experts without groups, scores and choices of router_forward; false for others.
+bool route_several(mimo_stream& stream, const mimo_router_forward_args& args, const TokenStatistics& statistics);
+
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / 32; }
 

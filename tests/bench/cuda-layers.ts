@@ -5,6 +5,65 @@ import { type Case, hidden, type Tensors, tokens } from "./cuda-case.ts";
 
 const bf16 = Dtype.bf16;
 
+/** The choice of `topk` of 128 experts for `count` tokens, and the order of what they chose. */
+function routingCases(x: Tensors, count: number, topk: number): Case[] {
+	const { device } = x;
+	const [experts, rows] = [128, count * topk];
+	const scores = { logits: x.random([count, experts], "f32"), scores: x.random([count, experts], "f32") };
+	const routed = { probabilities: x.random([count, topk], "f32"), expert_index: x.integers(new Int32Array(rows)) };
+	const choice = x.integers(Int32Array.from({ length: rows }, (_, slot) => (slot * 11 + (slot % 13)) % experts));
+	const offsets = x.integers(new Int32Array(experts + 1));
+	const [rowOf, slotOf] = [x.integers(new Int32Array(rows)), x.integers(new Int32Array(rows))];
+	return [
+		...[null, x.random([experts], "f32")].map(
+			(bias): Case => ({
+				operation: bias === null ? "router" : "router with biases",
+				shape: `${count} x ${experts}, ${topk} of them`,
+				work: 8 * count * (experts + topk),
+				unit: "TB/s",
+				run: () =>
+					device.run("router_forward", {
+						...scores,
+						...routed,
+						expert_bias: bias,
+						padding_mask: null,
+						cu_seqlens: null,
+						tokens_per_expert: null,
+						sequence_counts: null,
+						sequence_score_sums: null,
+						sequence_tokens: null,
+						sequences: 0,
+						tokens: count,
+						experts,
+						topk,
+						expert_groups: 1,
+						group_topk: 1,
+						group_score_topk: 1,
+						scaling_factor: 2.5,
+						score_function: 0,
+						pre_softmax: 0,
+					}),
+			}),
+		),
+		{
+			operation: "moe_sort",
+			shape: `${count} x ${topk} of ${experts}`,
+			work: 3 * 4 * rows,
+			unit: "TB/s",
+			run: () =>
+				device.run("moe_sort", {
+					expert_index: choice,
+					offsets,
+					row_of_slot: rowOf,
+					slot_of_row: slotOf,
+					tokens: count,
+					topk,
+					experts,
+				}),
+		},
+	];
+}
+
 export function expertCases(x: Tensors): Case[] {
 	const { device } = x;
 	const [experts, topk, width] = [64, 6, 1856];
@@ -20,9 +79,6 @@ export function expertCases(x: Tensors): Case[] {
 	const types = { a_dtype: bf16, b_dtype: bf16, c_dtype: bf16 };
 	const flops = { work: 2 * rows * hidden * width, unit: "TFLOP/s", shape } as const;
 	const order = x.integers(Int32Array.from({ length: rows }, (_, row) => (row * 7919) % rows));
-	const choice = x.integers(Int32Array.from({ length: rows }, (_, slot) => (slot * 11 + (slot % 13)) % 128));
-	const counts = x.integers(new Int32Array(129));
-	const [rowOf, slotOf] = [x.integers(new Int32Array(rows)), x.integers(new Int32Array(rows))];
 	const tokenRows = x.random([tokens, hidden]);
 	const activation = {
 		row_probability: probability,
@@ -35,8 +91,6 @@ export function expertCases(x: Tensors): Case[] {
 		dtype: bf16,
 	};
 	const activated = x.random([rows, width]);
-	const scores = { logits: x.random([tokens, 128], "f32"), scores: x.random([tokens, 128], "f32") };
-	const routed = { probabilities: x.random([tokens, topk], "f32"), expert_index: x.integers(new Int32Array(rows)) };
 	const routing = { tokens, topk, width: hidden, dtype: bf16 };
 	const moved = 2 * (rows + tokens) * hidden;
 	return [
@@ -110,52 +164,8 @@ export function expertCases(x: Tensors): Case[] {
 					drow_probability: probability,
 				}),
 		},
-		...[null, x.random([128], "f32")].map(
-			(bias): Case => ({
-				operation: bias === null ? "router" : "router with biases",
-				shape: `${tokens} x 128, ${topk} of them`,
-				work: 8 * tokens * (128 + topk),
-				unit: "TB/s",
-				run: () =>
-					device.run("router_forward", {
-						...scores,
-						...routed,
-						expert_bias: bias,
-						padding_mask: null,
-						cu_seqlens: null,
-						tokens_per_expert: null,
-						sequence_counts: null,
-						sequence_score_sums: null,
-						sequence_tokens: null,
-						sequences: 0,
-						tokens,
-						experts: 128,
-						topk,
-						expert_groups: 1,
-						group_topk: 1,
-						group_score_topk: 1,
-						scaling_factor: 2.5,
-						score_function: 0,
-						pre_softmax: 0,
-					}),
-			}),
-		),
-		{
-			operation: "moe_sort",
-			shape: `${tokens} x ${topk} of 128`,
-			work: 3 * 4 * rows,
-			unit: "TB/s",
-			run: () =>
-				device.run("moe_sort", {
-					expert_index: choice,
-					offsets: counts,
-					row_of_slot: rowOf,
-					slot_of_row: slotOf,
-					tokens,
-					topk,
-					experts: 128,
-				}),
-		},
+		// At the model's size microseconds pass in starting; with eight times the tokens bytes do.
+		...[tokens, 8 * tokens].flatMap((count) => routingCases(x, count, topk)),
 		{
 			operation: "permute",
 			shape: `${tokens} x ${topk} x ${hidden}`,

@@ -98,6 +98,31 @@ void ties(Run& run, int64_t groups) {
   run.compare("expert_index", f.expert_index, tokens * topk, MIMO_DTYPE_I32, true);
 }
 
+/// Scores with biases that are equal, closer than fp32 can tell, infinite and undefined.
+void near_ties(Run& run) {
+  const int64_t tokens = 6, experts = 128, topk = 6;
+  std::vector<float> logits = run.normal(tokens * experts), bias(static_cast<size_t>(experts));
+  for (size_t e = 0; e < bias.size(); ++e) bias[e] = e % 2 == 0 ? 0x1p-20f : 0.0f;
+  for (size_t e = 0; e < bias.size(); ++e) {
+    logits[e] = 0.5f;
+    logits[128 + e] = 0.5f + static_cast<float>(e) * 0x1p-23f;
+    logits[256 + e] = -INFINITY;
+    logits[384 + e] = 90.0f + static_cast<float>(e);
+  }
+  logits[256 + 77] = INFINITY, logits[256 + 3] = NAN, logits[256 + 100] = 0.25f;
+  logits[512 + 9] = NAN;
+  mimo_router_forward_args f{};
+  f.logits = run.upload(logits), f.expert_bias = run.upload(bias);
+  f.scores = static_cast<float*>(run.output(tokens * experts, MIMO_DTYPE_F32));
+  f.probabilities = static_cast<float*>(run.output(tokens * topk, MIMO_DTYPE_F32));
+  f.expert_index = static_cast<int32_t*>(run.output(tokens * topk, MIMO_DTYPE_I32));
+  f.tokens = tokens, f.experts = experts, f.topk = topk, f.expert_groups = f.group_topk = f.group_score_topk = 1;
+  f.scaling_factor = 1, f.score_function = MIMO_SCORE_SIGMOID;
+  run.call("mimo_router_forward", f);
+  run.compare("expert_index", f.expert_index, tokens * topk, MIMO_DTYPE_I32, true);
+  run.compare("scores", f.scores, 2 * experts, MIMO_DTYPE_F32);
+}
+
 void moves(Run& run, int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t dropped) {
   std::vector<int32_t> index = run.integers(tokens * topk, 0, experts);
   for (int64_t i = 0; i < dropped; ++i) index[static_cast<size_t>(i * 3 % (tokens * topk))] = -1;
@@ -146,17 +171,24 @@ void add_experts(Cases& cases, bool large) {
   add("softmax", {70, 24, 4, 1, 1, true, false, false, true, 0.1f});
   add("softmax before", {40, 24, 4, 1, 1, true, true, false, false, 0});
   add("of 128", {41, 128, 6, 1, 1, false, false, false, true, 0});
+  add("of 128, bias", {43, 128, 6, 1, 1, false, false, true, true, 0});
+  add("softmax of 64", {50, 64, 4, 1, 1, true, false, false, false, 0});
+  add("of 64, top 1, bias", {9, 64, 1, 1, 1, false, false, true, false, 0});
+  add("softmax before, of 256", {35, 256, 7, 1, 1, true, true, false, true, 0});
+  add("of 256, bias", {37, 256, 8, 1, 1, false, false, true, false, 0});
   add("softmax of 256, groups", {35, 256, 8, 8, 4, true, false, false, false, 0});
   add("of 300, bias", {21, 300, 10, 1, 1, false, false, true, false, 0});
   add("of 600, groups", {19, 600, 10, 12, 5, false, false, true, true, 0});
   if (large) add("large", {8192, 128, 6, 1, 1, false, false, true, true, 1e-3f});
   cases.push_back({"router ties", [](Run& run) { ties(run, 1); }});
   cases.push_back({"router ties, groups", [](Run& run) { ties(run, 4); }});
+  cases.push_back({"router near ties", [](Run& run) { near_ties(run); }});
   cases.push_back({"moe moves", [](Run& run) { moves(run, 50, 3, 7, 40, 0); }});
   cases.push_back({"moe moves, dropped, odd", [](Run& run) { moves(run, 501, 6, 33, 13, 100); }});
   cases.push_back({"moe moves, many experts", [](Run& run) { moves(run, 900, 3, 1100, 8, 5); }});
   cases.push_back({"moe moves, no rows", [](Run& run) { moves(run, 30, 2, 9, 0, 10); }});
   if (large) cases.push_back({"moe moves large", [](Run& run) { moves(run, 8192, 6, 128, 672, 1000); }});
+  if (large) cases.push_back({"moe moves, many slots", [](Run& run) { moves(run, 24000, 6, 130, 8, 1000); }});
 }
 
 }  // namespace check

@@ -1,111 +1,150 @@
 // Order of the routed token copies (spec language-model 4.5): a stable counting sort of the slots by expert, in runs of
 // slots. Counts stay on the device.
-#include "early.cuh"
+//
+// What clusters do not take (moe_sort_cluster.cu) takes two kernels. One counts the runs' slots; while it runs, the blocks of
+// the second already put the slots of their run in order in shared memory, and then wait for the counts to learn where that
+// order's pieces go.
+#include "moe_sort.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-constexpr int run = 1024;  // slots, and threads of the kernels that walk them
-constexpr int warps = run / 32;
+constexpr int threads = sort_threads, warps = sort_warps;
+constexpr int place_bits = 10;  // of a slot in a block's order
 
-__device__ __forceinline__ int expert_of(const mimo_moe_sort_args& args, int64_t slot) {
-  if (slot >= args.tokens * args.topk) return -1;
-  const int expert = args.expert_index[slot];
-  return expert >= 0 && expert < args.experts ? expert : -1;
-}
-
-/// count[run][e]: the run's slots of expert e.
-__global__ void count_kernel(mimo_moe_sort_args args, int32_t* count) {
+/// count[run][e]: the run's slots of expert e; rows of `stride` experts. A run has `passes` slots a thread.
+__global__ void __launch_bounds__(threads)
+    count_kernel(mimo_moe_sort_args args, int32_t* count, int stride, int passes) {
   extern __shared__ int32_t shared_counts[];
+  for (int e = threadIdx.x; e < stride; e += threads) shared_counts[e] = 0;
+  __syncthreads();
   previous_is_done();
   let_next_start();
-  for (int e = threadIdx.x; e < args.experts; e += run) shared_counts[e] = 0;
-  const int expert = expert_of(args, static_cast<int64_t>(blockIdx.x) * run + threadIdx.x);
-  __syncthreads();
-  if (expert >= 0) atomicAdd(&shared_counts[expert], 1);  // integers: the order does not matter
-  __syncthreads();
-  for (int e = threadIdx.x; e < args.experts; e += run) count[blockIdx.x * args.experts + e] = shared_counts[e];
-}
-
-/// Exclusive sum over the block's threads of what those of the first `experts` give, and the sum of all.
-__device__ __forceinline__ int2 sum_before(int32_t value, int32_t* warp_totals) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t inclusive = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(all_lanes, inclusive, offset);
-    if (lane >= offset) inclusive += other;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * passes * threads + threadIdx.x;
+#pragma unroll 4
+  for (int i = 0; i < passes; ++i) {
+    const int expert = expert_of(args, first + i * threads, args.tokens * args.topk);
+    if (expert >= 0) atomicAdd(&shared_counts[expert], 1);  // integers: the order does not matter
   }
-  if (lane == 31) warp_totals[warp] = inclusive;
   __syncthreads();
-  const int32_t total = warp_totals[lane];  // as many warps as lanes
-  const int32_t before = __reduce_add_sync(all_lanes, lane < warp ? total : 0);
-  const int32_t all = __reduce_add_sync(all_lanes, total);
-  __syncthreads();
-  return make_int2(before + inclusive - value, all);
+  int32_t* const of_run = count + static_cast<int64_t>(blockIdx.x) * stride;
+  for (int e = threadIdx.x; e < stride; e += threads) of_run[e] = shared_counts[e];
 }
 
-/// Places the run's slots: rows of lower experts, plus the same expert's slots of earlier runs, of earlier warps and of lower
-/// lanes. Every block adds up the counts of all runs for itself: they are few, and nobody need be waited for.
-__global__ void __launch_bounds__(run) place_kernel(mimo_moe_sort_args args, const int32_t* count, int runs) {
-  extern __shared__ int32_t shared_rows[];  // [warps][experts], then [2][run]
-  __shared__ int32_t warp_totals[warps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = static_cast<int>(threadIdx.x);
+/// Places the run's slots: rows of lower experts, plus the same expert's slots of earlier runs, of earlier passes and warps and
+/// of lower lanes. Every block adds up the counts of all runs for itself: they are few, and nobody need be waited for.
+__global__ void __launch_bounds__(threads)
+    place_kernel(mimo_moe_sort_args args, const int32_t* count, int stride, int runs, int passes) {
+  extern __shared__ int32_t shared[];
+  __shared__ int32_t warp_totals[2][warps];
+  __shared__ int32_t order[threads];  // slots of a pass, by expert: the expert, and which thread's
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int experts = static_cast<int>(args.experts);
-  int32_t* const sums = shared_rows + warps * experts;
-  for (int i = thread; i < warps * experts; i += run) shared_rows[i] = 0;
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * run + threadIdx.x;
-  const int expert = expert_of(args, slot);
-  const unsigned same = __match_any_sync(all_lanes, expert);
-  const int lower = __popc(same & ((1u << lane) - 1u));
-  __syncthreads();
-  if (expert >= 0 && lower == 0) shared_rows[warp * experts + expert] = __popc(same);
+  const int columns = columns_of(experts), column = thread % columns, sharer = thread / columns, sharers = threads / columns;
+  const int share_warps = warps / sharers;
+  int32_t* const all = shared;                                  // [sharers][stride] in the sum over runs
+  int32_t* const earlier = all + larger(4 * threads, stride);   // [sharers][stride]
+  int32_t* const rows = earlier + larger(4 * threads, stride);  // [warps][experts] lanes with it; then slots of lower warps
+  int32_t* const next_row = rows + warps * experts;             // [experts]
+  int32_t* const first = next_row + experts;                    // [experts] first of an expert in `order`
+  int32_t* const moved = first + experts;                       // [experts] from `order` to rows
+  int32_t* const sums = moved + experts;                        // [sharers][experts] of the warps that a thread shares
 
-  previous_is_done();
-  // Threads beside each other take experts beside each other; several share an expert's runs.
-  int columns = 32;
-  while (columns < experts && columns < run) columns *= 2;
-  const int shares = run / columns, column = thread % columns, share = thread / columns;
-  int32_t base = 0;  // rows of the experts before `begin`
-  for (int begin = 0; begin < experts; begin += columns) {
-    const int e = begin + column;
-    int32_t earlier = 0, total = 0;
-    if (e < experts) {
-#pragma unroll 8
-      for (int r = share; r < runs; r += shares) {
-        const int32_t here = count[static_cast<int64_t>(r) * experts + e];
-        total += here;
-        earlier += r < static_cast<int>(blockIdx.x) ? here : 0;
-      }
-    }
-    sums[thread] = total;
-    sums[run + thread] = earlier;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int64_t begin = (static_cast<int64_t>(blockIdx.x) * passes + pass) * threads, slot = begin + thread;
+    for (int i = thread; i < warps * experts; i += threads) rows[i] = 0;
+    // Before the counts are there: what wrote the experts has ended, or the kernel that counts them would not have begun.
+    const int expert = expert_of(args, slot, args.tokens * args.topk);
     __syncthreads();
-    total = earlier = 0;
-    if (thread < columns) {
-      for (int s = 0; s < shares; ++s) total += sums[s * columns + thread], earlier += sums[run + s * columns + thread];
-    }
-    const int2 before = sum_before(total, warp_totals);
-    if (thread < columns && e < experts) {
-      const int32_t first = base + before.x;
-      if (blockIdx.x == 0) args.offsets[e] = first;
-      int32_t here[warps], row = first + earlier;
-#pragma unroll
-      for (int w = 0; w < warps; ++w) here[w] = shared_rows[w * experts + e];
-#pragma unroll
-      for (int w = 0; w < warps; ++w) {
-        shared_rows[w * experts + e] = row;
-        row += here[w];
+    if (expert >= 0) atomicOr(rows + warp * experts + expert, 1 << lane);
+    __syncthreads();
+    const int lower = expert >= 0 ? __popc(rows[warp * experts + expert] & ((1u << lane) - 1u)) : 0;
+    __syncthreads();
+    for (int e = column; e < experts; e += columns) {
+      int32_t sum = 0;
+#pragma unroll 4
+      for (int w = sharer * share_warps; w < (sharer + 1) * share_warps; ++w) {
+        const int32_t here = __popc(rows[w * experts + e]);
+        rows[w * experts + e] = sum;
+        sum += here;
       }
+      sums[sharer * experts + e] = sum;
     }
-    base += before.y;
+    __syncthreads();
+    int32_t kept = 0;
+    for (int chunk = 0; chunk < experts; chunk += columns) {
+      const int e = chunk + column;
+      const bool adds = sharer == 0 && e < experts;
+      int32_t sum = 0;
+      if (adds) {
+        for (int s = 0; s < sharers; ++s) {
+          const int32_t here = sums[s * experts + e];
+          sums[s * experts + e] = sum;
+          sum += here;
+        }
+      }
+      const int2 before = sum_before(sum, warp_totals[0]);
+      if (adds) first[e] = kept + before.x;
+      kept += before.y;
+      __syncthreads();
+    }
+    int place = -1;
+    if (expert >= 0) {
+      place = first[expert] + sums[warp / share_warps * experts + expert] + rows[warp * experts + expert] + lower;
+      order[place] = expert << place_bits | thread;
+    }
+
+    if (pass == 0) {
+      previous_is_done();
+      let_next_start();
+      const int quads = stride / 4, quad_columns = columns_of(quads);
+      const int quad_sharers = threads / quad_columns, quad_sharer = thread / quad_columns;
+      for (int q = thread % quad_columns; q < quads; q += quad_columns) {
+        int4 of_all = make_int4(0, 0, 0, 0), of_earlier = of_all;
+#pragma unroll 8
+        for (int r = quad_sharer; r < runs; r += quad_sharers) {
+          const int4 here = reinterpret_cast<const int4*>(count)[static_cast<int64_t>(r) * quads + q];
+          of_all.x += here.x, of_all.y += here.y, of_all.z += here.z, of_all.w += here.w;
+          if (r < static_cast<int>(blockIdx.x)) {
+            of_earlier.x += here.x, of_earlier.y += here.y, of_earlier.z += here.z, of_earlier.w += here.w;
+          }
+        }
+        reinterpret_cast<int4*>(all)[quad_sharer * quads + q] = of_all;
+        reinterpret_cast<int4*>(earlier)[quad_sharer * quads + q] = of_earlier;
+      }
+      __syncthreads();
+      int32_t base = 0;  // rows of the experts before `chunk`
+      for (int chunk = 0; chunk < experts; chunk += columns) {
+        const int e = chunk + column;
+        const bool adds = sharer == 0 && e < experts;
+        int32_t total = 0, before = 0;
+        if (adds) {
+#pragma unroll 8
+          for (int s = 0; s < quad_sharers; ++s) total += all[s * stride + e], before += earlier[s * stride + e];
+        }
+        const int2 lower_experts = sum_before(total, warp_totals[1]);
+        if (adds) {
+          next_row[e] = base + lower_experts.x + before;
+          if (blockIdx.x == 0) args.offsets[e] = base + lower_experts.x;
+        }
+        base += lower_experts.y;
+        if (chunk + columns < experts) __syncthreads();
+      }
+      if (blockIdx.x == 0 && thread == 0) args.offsets[experts] = base;
+    }
+    // Threads have the same experts here as in the sums above.
+    for (int e = column; e < experts && sharer == 0; e += columns) {
+      moved[e] = next_row[e] - first[e];
+      next_row[e] += (e + 1 < experts ? first[e + 1] : kept) - first[e];
+    }
+    __syncthreads();
+    if (slot < args.tokens * args.topk) args.row_of_slot[slot] = expert >= 0 ? place + moved[expert] : -1;
+    if (thread < kept) {
+      const int of = order[thread];
+      args.slot_of_row[thread + moved[of >> place_bits]] = static_cast<int32_t>(begin) + (of & ((1 << place_bits) - 1));
+    }
+    __syncthreads();
   }
-  if (blockIdx.x == 0 && thread == 0) args.offsets[experts] = base;
-  __syncthreads();
-  if (slot >= args.tokens * args.topk) return;
-  const int32_t row = expert >= 0 ? shared_rows[warp * experts + expert] + lower : -1;
-  args.row_of_slot[slot] = row;
-  if (row >= 0) args.slot_of_row[row] = static_cast<int32_t>(slot);
 }
 
 }  // namespace
@@ -114,15 +153,21 @@ void moe_sort(mimo_stream& stream, const mimo_moe_sort_args& args) {
   const int64_t slots = args.tokens * args.topk;
   MIMO_REQUIRE(slots <= INT32_MAX, "moe_sort");
   MIMO_REQUIRE(args.experts >= 1, "moe_sort");
-  const int64_t runs = larger(1, ceil_div(slots, run)), expert_bytes = args.experts * static_cast<int64_t>(sizeof(int32_t));
-  const int64_t place_bytes = warps * expert_bytes + 2 * run * static_cast<int64_t>(sizeof(int32_t));
+  if (sort_in_clusters(stream, args)) return;
+  // A block a multiprocessor at most: every block reads all runs' counts.
+  const int64_t passes = larger(1, ceil_div(slots, static_cast<int64_t>(threads) * stream.device->multiprocessors));
+  const int64_t runs = larger(1, ceil_div(slots, passes * threads)), stride = round_up(args.experts, 4);
+  const int64_t words = (warps + 3) * args.experts + larger(threads, args.experts) + 2 * larger(4 * threads, stride);
+  const int64_t place_bytes = words * static_cast<int64_t>(sizeof(int32_t));
   if (place_bytes > stream.device->shared_bytes_per_block) {
     fail(MIMO_ERROR_UNSUPPORTED, "This GPU's shared memory is too small to sort by so many experts.");
   }
-  Workspace workspace(&stream, runs * expert_bytes);
+  Workspace workspace(&stream, runs * stride * static_cast<int64_t>(sizeof(int32_t)));
   int32_t* const count = workspace.as<int32_t>();
-  launch_early(stream, count_kernel, grid_of(runs), dim3(run), expert_bytes, args, count);
-  launch_early(stream, place_kernel, grid_of(runs), dim3(run), place_bytes, args, count, runs);
+  launch_early(stream, count_kernel, grid_of(runs), dim3(threads), stride * static_cast<int64_t>(sizeof(int32_t)), args, count,
+               static_cast<int>(stride), static_cast<int>(passes));
+  launch_early(stream, place_kernel, grid_of(runs), dim3(threads), place_bytes, args, count, static_cast<int>(stride),
+               static_cast<int>(runs), static_cast<int>(passes));
 }
 
 }  // namespace mimo::cuda

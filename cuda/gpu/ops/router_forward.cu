@@ -1,96 +1,12 @@
 // Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
 // balancing loss (4.4).
 #include "early.cuh"
-#include "router.cuh"
+#include "router_keys.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 constexpr int64_t tokens_per_partial = 128;
-
-/// What the statistics need of every token.
-struct TokenStatistics {
-  uint8_t* selected;     // [T, E] membership of the unbiased, ungrouped top-k; 0 for padding
-  float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding
-};
-
-// Keys order the candidates of a selection: larger values first, -0 with 0; NaN and -infinity last. 0 is no candidate. What
-// has a bias or groups is compared in fp64, as in the CPU library: two scores around 0.5 are often closer than fp32 can tell.
-using Key32 = uint32_t;
-using Key64 = unsigned long long;
-constexpr int last_key = 1;
-
-__device__ __forceinline__ Key32 key_of(float value) {
-  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 becomes 0
-  return value > -INFINITY ? bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u) : last_key;
-}
-__device__ __forceinline__ Key64 key_of(double value) {
-  const Key64 bits = static_cast<Key64>(__double_as_longlong(value + 0.0));
-  const Key64 flip = static_cast<Key64>(static_cast<long long>(bits) >> 63) | 1ull << 63;
-  return value > -INFINITY ? bits ^ flip : last_key;
-}
-__device__ __forceinline__ float value_of(Key32 key) {
-  return key <= last_key ? -INFINITY : __uint_as_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
-}
-__device__ __forceinline__ double value_of(Key64 key) {
-  if (key <= last_key) return -INFINITY;
-  return __longlong_as_double(static_cast<long long>((key >> 63) != 0 ? key ^ 1ull << 63 : ~key));
-}
-
-__device__ __forceinline__ Key32 largest_of_warp(Key32 key) { return __reduce_max_sync(all_lanes, key); }
-__device__ __forceinline__ Key64 largest_of_warp(Key64 key) {
-  const uint32_t upper = static_cast<uint32_t>(key >> 32), most = __reduce_max_sync(all_lanes, upper);
-  const uint32_t lower = __reduce_max_sync(all_lanes, upper == most ? static_cast<uint32_t>(key) : 0u);
-  return static_cast<Key64>(most) << 32 | lower;
-}
-
-/// Marks this lane's own among the warp's k best keys: bit j for key[j]. Lanes own consecutive candidates, and ties go to
-/// the first. Calls take(key) for each of the k, the largest first.
-template <int Own, class Key, class Take>
-__device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k, Take&& take) {
-  Key sorted[Own];  // falling, so that the lane's next candidate is always the first
-#pragma unroll
-  for (int j = 0; j < Own; ++j) sorted[j] = key[j];
-#pragma unroll
-  for (int last = Own - 1; last > 0; --last) {
-#pragma unroll
-    for (int j = 0; j < last; ++j) {
-      const Key first = max(sorted[j], sorted[j + 1]);
-      sorted[j + 1] = min(sorted[j], sorted[j + 1]);
-      sorted[j] = first;
-    }
-  }
-  const unsigned lower_lanes = (1u << lane_id()) - 1u;
-  int count = 0;       // how many of this lane's are taken,
-  Key least = ~Key{0};  // and the smallest of them; no key is so large
-  for (int64_t i = 0; i < k; ++i) {
-    const Key best = largest_of_warp(sorted[0]);
-    const bool holds = sorted[0] == best;
-    if ((__ballot_sync(all_lanes, holds) & lower_lanes) == 0 && holds) {
-      ++count;
-      least = best;
-#pragma unroll
-      for (int j = 0; j + 1 < Own; ++j) sorted[j] = sorted[j + 1];
-      sorted[Own - 1] = 0;
-    }
-    take(best);
-  }
-  unsigned taken = 0;
-#pragma unroll
-  for (int j = 0; j < Own; ++j) taken |= (key[j] >= least ? 1u : 0u) << j;
-  if (__popc(taken) == count) return taken;
-  // Of several that equal the smallest, the first ones.
-  int spare = __popc(taken) - count;
-#pragma unroll
-  for (int j = Own - 1; j >= 0; --j) {
-    if (spare > 0 && key[j] == least) taken &= ~(1u << j), --spare;
-  }
-  return taken;
-}
-template <int Own, class Key>
-__device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k) {
-  return take_best(key, k, [](Key) {});
-}
 
 /// Leaves the candidates outside the group_topk groups of the highest score for last (spec 4.2 item 4). A group's score is
 /// the sum of its group_score_topk best.
@@ -234,7 +150,6 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
     index[place] = first + j;
     probabilities[place] = factor * weight[j];
     ++place;
-    if (args.tokens_per_expert != nullptr && !padding) atomicAdd(&args.tokens_per_expert[first + j], 1);
   }
 
   if (statistics.selected == nullptr) return;
@@ -264,6 +179,30 @@ void with_own(int64_t experts, Body&& body) {
   fail(MIMO_ERROR_UNSUPPORTED, "The CUDA library routes to 1024 experts at most.");
 }
 
+constexpr int count_threads = 1024;
+
+/// tokens_per_expert += the slots of each expert, but for padding. A kernel of its own, because a block adds up many slots
+/// before it adds to memory: where each token added its own, thousands of additions to each number took 14 µs.
+__global__ void __launch_bounds__(count_threads) count_tokens_kernel(mimo_router_forward_args args) {
+  extern __shared__ int32_t shared_counts[];
+  const int experts = static_cast<int>(args.experts);
+  for (int e = threadIdx.x; e < experts; e += count_threads) shared_counts[e] = 0;
+  __syncthreads();
+  previous_is_done();
+  let_next_start();
+  const int64_t step = static_cast<int64_t>(gridDim.x) * count_threads;
+#pragma unroll 4
+  for (int64_t slot = static_cast<int64_t>(blockIdx.x) * count_threads + threadIdx.x; slot < args.tokens * args.topk;
+       slot += step) {
+    if (args.padding_mask != nullptr && args.padding_mask[slot / args.topk] != 0) continue;
+    atomicAdd(&shared_counts[args.expert_index[slot]], 1);  // integers: the order does not matter
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < experts; e += count_threads) {
+    if (shared_counts[e] != 0) atomicAdd(&args.tokens_per_expert[e], shared_counts[e]);
+  }
+}
+
 /// Of one piece of a sequence: Σ of normalised scores and how many tokens hold an expert, [pieces, E] each, and the
 /// tokens that are not padding, [pieces].
 struct Partials {
@@ -272,40 +211,71 @@ struct Partials {
   int32_t* tokens;
 };
 
-__global__ void piece_statistics_kernel(mimo_router_forward_args args, TokenStatistics of, Partials partials) {
-  const Piece piece = piece_at(args.cu_seqlens, args.sequences, tokens_per_partial, blockIdx.x);
-  const int64_t e = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
-  if (e >= args.experts || piece.count == 0) return;
-  double sum = 0;
-  int32_t count = 0, tokens = 0;
-#pragma unroll 4
-  for (int64_t t = piece.begin; t < piece.begin + piece.count; ++t) {
-    const float normalisation = of.normalisation[t];
-    sum += static_cast<double>(args.scores[t * args.experts + e] * normalisation);
-    count += of.selected[t * args.experts + e];
-    tokens += args.padding_mask != nullptr && args.padding_mask[t] != 0 ? 0 : 1;
-  }
-  partials.sums[blockIdx.x * args.experts + e] = sum;
-  partials.counts[blockIdx.x * args.experts + e] = count;
-  if (e == 0) partials.tokens[blockIdx.x] = tokens;
+// The threads of both kernels: 32 experts beside each other, 32 shares of what is added up.
+constexpr int shares = 32;
+
+/// Σ over the block's shares, in their order; every thread's column gets it.
+template <class T>
+__device__ __forceinline__ T sum_shares(T value) {
+  __shared__ T shared[shares][33];
+  shared[threadIdx.y][threadIdx.x] = value;
+  __syncthreads();
+  const T sum = warp_sum(shared[threadIdx.x][threadIdx.y]);
+  __syncthreads();
+  return sum;
 }
 
-__global__ void sequence_statistics_kernel(mimo_router_forward_args args, Partials partials) {
-  const int64_t q = blockIdx.x, e = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
-  if (e >= args.experts) return;
+__global__ void __launch_bounds__(32 * shares)
+    piece_statistics_kernel(mimo_router_forward_args args, TokenStatistics of, Partials partials) {
+  previous_is_done();
+  let_next_start();
+  const Piece piece = piece_at(args.cu_seqlens, args.sequences, tokens_per_partial, blockIdx.x);
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * 32, e = first + threadIdx.x;
+  if (piece.count == 0) return;
+  double sum = 0;
+  int32_t count = 0, tokens = 0;
+#pragma unroll
+  for (int i = 0; i < tokens_per_partial; i += shares) {
+    if (i + threadIdx.y >= piece.count) continue;
+    const int64_t t = piece.begin + i + threadIdx.y;
+    tokens += args.padding_mask != nullptr && args.padding_mask[t] != 0 ? 0 : 1;
+    if (e >= args.experts) continue;
+    sum += static_cast<double>(args.scores[t * args.experts + e] * of.normalisation[t]);
+    count += of.selected[t * args.experts + e];
+  }
+  // A warp has an expert's shares now.
+  sum = sum_shares(sum);
+  const int2 counted = make_int2(sum_shares(count), sum_shares(tokens));
+  const int64_t own = first + threadIdx.y;
+  if (threadIdx.x != 0 || own >= args.experts) return;
+  partials.sums[blockIdx.x * args.experts + own] = sum;
+  partials.counts[blockIdx.x * args.experts + own] = counted.x;
+  if (own == 0) partials.tokens[blockIdx.x] = counted.y;
+}
+
+__global__ void __launch_bounds__(32 * shares) sequence_statistics_kernel(mimo_router_forward_args args, Partials partials) {
+  previous_is_done();
+  let_next_start();
+  const int64_t q = blockIdx.x, first_expert = static_cast<int64_t>(blockIdx.y) * 32, e = first_expert + threadIdx.x;
   const int64_t first = first_piece(args.cu_seqlens, q, tokens_per_partial);
   const int64_t pieces = ceil_div(args.cu_seqlens[q + 1] - args.cu_seqlens[q], tokens_per_partial);
   double sum = 0;
-  int64_t count = 0, tokens = 0;
+  int32_t count = 0, tokens = 0;
+  if (e < args.experts) {
 #pragma unroll 4
-  for (int64_t p = first; p < first + pieces; ++p) {
-    sum += partials.sums[p * args.experts + e];
-    count += partials.counts[p * args.experts + e];
-    tokens += partials.tokens[p];
+    for (int64_t p = first + threadIdx.y; p < first + pieces; p += shares) {
+      sum += partials.sums[p * args.experts + e];
+      count += partials.counts[p * args.experts + e];
+      tokens += partials.tokens[p];
+    }
   }
-  args.sequence_counts[q * args.experts + e] = static_cast<float>(count);
-  args.sequence_score_sums[q * args.experts + e] = static_cast<float>(sum);
-  if (e == 0) args.sequence_tokens[q] = static_cast<float>(tokens);
+  sum = sum_shares(sum);
+  const int2 counted = make_int2(sum_shares(count), sum_shares(tokens));
+  const int64_t own = first_expert + threadIdx.y;
+  if (threadIdx.x != 0 || own >= args.experts) return;
+  args.sequence_counts[q * args.experts + own] = static_cast<float>(counted.x);
+  args.sequence_score_sums[q * args.experts + own] = static_cast<float>(sum);
+  if (own == 0) args.sequence_tokens[q] = static_cast<float>(counted.y);
 }
 
 }  // namespace
@@ -331,18 +301,24 @@ void router_forward(mimo_stream& stream, const mimo_router_forward_args& args) {
   Workspace sums(&stream, pieces * args.experts * 8);
   Workspace counts(&stream, pieces * (args.experts + 1) * 4);
   const TokenStatistics of{statistics ? selected.as<uint8_t>() : nullptr, normalisation.as<float>()};
-  with_own(args.experts, [&](auto own) {
-    const auto run = [&](auto kernel) {
-      launch_early(stream, kernel, router_grid(args.tokens), dim3(32 * router_warps), 0, args, of);
-    };
-    args.expert_bias != nullptr || args.expert_groups > 1 ? run(route_kernel<own, Key64>) : run(route_kernel<own, Key32>);
-  });
+  if (!route_several(stream, args, of)) {
+    with_own(args.experts, [&](auto own) {
+      const auto run = [&](auto kernel) {
+        launch_early(stream, kernel, router_grid(args.tokens), dim3(32 * router_warps), 0, args, of);
+      };
+      args.expert_bias != nullptr || args.expert_groups > 1 ? run(route_kernel<own, Key64>) : run(route_kernel<own, Key32>);
+    });
+  }
+  if (args.tokens_per_expert != nullptr) {
+    const int64_t blocks = smaller(16, ceil_div(args.tokens * args.topk, count_threads));
+    launch_early(stream, count_tokens_kernel, grid_of(blocks), dim3(count_threads), args.experts * 4, args);
+  }
   if (!statistics) return;
   const Partials partials{sums.as<double>(), counts.as<int32_t>(), counts.as<int32_t>() + pieces * args.experts};
-  const dim3 block(128);
-  const int64_t columns = ceil_div(args.experts, 128);
-  launch(stream, piece_statistics_kernel, grid_of(pieces, columns), block, 0, args, of, partials);
-  launch(stream, sequence_statistics_kernel, grid_of(args.sequences, columns), block, 0, args, partials);
+  const dim3 block(32, shares);
+  const int64_t columns = ceil_div(args.experts, 32);
+  launch_early(stream, piece_statistics_kernel, grid_of(pieces, columns), block, 0, args, of, partials);
+  launch_early(stream, sequence_statistics_kernel, grid_of(args.sequences, columns), block, 0, args, partials);
 }
 
 }  // namespace mimo::cuda

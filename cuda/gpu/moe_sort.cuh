@@ -1,0 +1,42 @@
+// What both ways of sorting slots by expert share (moe_sort.cu, moe_sort_cluster.cu).
+#pragma once
+#include "early.cuh"
+
+namespace mimo::cuda {
+
+constexpr int sort_threads = 512, sort_warps = sort_threads / 32;
+
+/// The slot's expert; -1: none, or no slot below `end`.
+__device__ __forceinline__ int expert_of(const mimo_moe_sort_args& args, int64_t slot, int64_t end) {
+  if (slot >= end) return -1;
+  const int expert = args.expert_index[slot];
+  return expert >= 0 && expert < args.experts ? expert : -1;
+}
+
+/// Threads beside each other take things beside each other, a power of two of them; several threads share each.
+__device__ __forceinline__ int columns_of(int count) {
+  int columns = 32;
+  while (columns < count && columns < sort_threads) columns *= 2;
+  return columns;
+}
+
+/// Exclusive sum over the block's threads, and the sum of all. `warp_totals` is free again at the block's next barrier.
+__device__ __forceinline__ int2 sum_before(int32_t value, int32_t* warp_totals) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int32_t inclusive = value;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(all_lanes, inclusive, offset);
+    if (lane >= offset) inclusive += other;
+  }
+  if (lane == 31) warp_totals[warp] = inclusive;
+  __syncthreads();
+  const int32_t total = lane < sort_warps ? warp_totals[lane] : 0;
+  const int32_t before = __reduce_add_sync(all_lanes, lane < warp ? total : 0);
+  return make_int2(before + inclusive - value, __reduce_add_sync(all_lanes, total));
+}
+
+/// Sorts up to some 100000 slots in one kernel, on GPUs that have clusters of blocks; false for others.
+bool sort_in_clusters(mimo_stream& stream, const mimo_moe_sort_args& args);
+
+}  // namespace mimo::cuda
