@@ -16,6 +16,8 @@ namespace mimo::cuda {
 namespace {
 
 constexpr size_t most_workspace = 32 << 20;  // what NVIDIA recommends for Hopper
+/// What NCCL's kernels take of a Hopper GPU: a channel each. A product that counts on all of them needs another round.
+constexpr int32_t collective_multiprocessors = 24;
 
 #define MIMO_CUBLASLT(name) decltype(&::name) name = reinterpret_cast<decltype(&::name)>(vendor_symbol(library, #name))
 struct Functions {
@@ -46,7 +48,8 @@ struct Functions {
 struct Shape {
   int64_t m, n, k, a_stride, b_stride, c_stride, batch, a_batch_stride, b_batch_stride, c_batch_stride;
   int32_t transpose_a, transpose_b, dtype, c_dtype, with_bias, accumulates;
-  int32_t a_alignment, b_alignment, c_alignment, unused;
+  int32_t a_alignment, b_alignment, c_alignment;
+  int32_t multiprocessors;  // 0: all
 
   bool operator==(const Shape& other) const { return std::memcmp(this, &other, sizeof(Shape)) == 0; }
 };
@@ -115,6 +118,7 @@ struct CublasLt::State {
     lt.check(lt.cublasLtMatmulDescCreate(&plan.description, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
     set(plan.description, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(plan.description, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (s.multiprocessors > 0) set(plan.description, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, s.multiprocessors);
     if (s.with_bias) set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     plan.left = layout(s.dtype, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.b_stride, s.batch,
                        s.b_batch_stride);
@@ -185,7 +189,7 @@ void CublasLt::multiply(mimo_stream& stream, const DenseProduct& p) {
                     alignment_of(p.a),
                     alignment_of(p.b),
                     alignment_of(p.c),
-                    0};
+                    p.beside_collective ? stream.device->multiprocessors - collective_multiprocessors : 0};
   auto found = state_->plans.find(shape);
   if (found == state_->plans.end()) found = state_->plans.emplace(shape, state_->make_plan(shape)).first;
   const Plan& plan = found->second;

@@ -21,6 +21,7 @@ struct DenseProduct {
   bool transpose_a, transpose_b;
   int32_t dtype;  // of a and b
   int32_t c_dtype;
+  bool beside_collective;
 };
 
 class CublasLt {

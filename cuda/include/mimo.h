@@ -330,6 +330,7 @@ typedef struct mimo_gemm_args {
   int32_t a_dtype;
   int32_t b_dtype;
   int32_t c_dtype;
+  int32_t beside_collective; /* 1: one runs meanwhile, to which a GPU leaves some of its multiprocessors */
 } mimo_gemm_args;
 MIMO_API int32_t mimo_gemm(mimo_stream* stream, const mimo_gemm_args* args);
 

@@ -130,6 +130,7 @@ export const operations = {
 		a_dtype: "i32",
 		b_dtype: "i32",
 		c_dtype: "i32",
+		beside_collective: "i32",
 	},
 	grouped_gemm: {
 		a: "ptr",

@@ -52,7 +52,7 @@ function productCases(x: Tensors): Case[] {
 		const b = x.random([n, k]);
 		const c = x.random([m, n]);
 		const strides = { a_stride: k, b_stride: k, c_stride: n, a_batch_stride: 0, b_batch_stride: 0, c_batch_stride: 0 };
-		const types = { a_dtype: bf16, b_dtype: bf16, c_dtype: bf16, transpose_a: 0, transpose_b: 1 };
+		const types = { a_dtype: bf16, b_dtype: bf16, c_dtype: bf16, transpose_a: 0, transpose_b: 1, beside_collective: 0 };
 		const args = { a, b, c, bias: null, m, n, k, batch: 1, alpha: 1, beta: 0, ...strides, ...types };
 		return {
 			operation: "gemm",

@@ -27,6 +27,7 @@ void gemm(Run& run, const Gemm& g) {
   args.c = g.f32_result ? run.upload(c) : run.tensor(c);
   args.alpha = g.alpha, args.beta = g.beta;
   args.transpose_a = g.transpose_a, args.transpose_b = g.transpose_b;
+  args.beside_collective = g.transpose_a && g.f32_result;  // as a weight gradient may be
   args.a_dtype = args.b_dtype = run.dtype();
   run.call("mimo_gemm", args);
   run.compare("c", args.c, g.batch * args.c_batch_stride, args.c_dtype);

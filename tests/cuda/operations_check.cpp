@@ -1,10 +1,11 @@
 // Every operation of mimo.h: the CPU library against the CUDA library, in fp32 and bf16.
 //
 //   g++ -std=c++20 -O1 tests/cuda/operations_check.cpp -o operations_check -ldl
-//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat] [--graphs]
+//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat] [--graphs] [--part I/N]
 //
 // --large adds sizes of real models; --repeat runs every case twice on the CUDA library in deterministic mode and wants the same
-// bytes; --graphs does that with CUDA graphs on, until every operation was launched by one.
+// bytes; --graphs does that with CUDA graphs on, until every operation was launched by one;
+// --part 0/8 takes every eighth case from the first on, for several GPUs at once.
 // Prints a line an output that is off, a line a case, and last "N checks, N failed". A failed CUDA call ends the process
 // that made it: the rest goes on in another one.
 #include <sys/mman.h>
@@ -129,21 +130,24 @@ bool in_a_process(Body&& body) {
 
 int main(int count, char** arguments) {
   if (count < 3) {
-    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat] [--graphs]\n");
+    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat] [--graphs] [--part I/N]\n");
     return 2;
   }
   bool large = false, repeat = false, graphs = false;
   std::string only;
+  size_t part = 0, parts = 1;
   for (int i = 3; i < count; ++i) {
     const std::string flag = arguments[i];
     if (flag == "--large") large = true;
     if (flag == "--repeat") repeat = true;
     if (flag == "--graphs") graphs = true;
     if (flag == "--only" && i + 1 < count) only = arguments[++i];
+    if (flag == "--part" && i + 1 < count && std::sscanf(arguments[++i], "%zu/%zu", &part, &parts) != 2) parts = 0;
+    if (parts == 0) return 2;
   }
   Cases wanted;
-  for (Case& one : cases(large)) {
-    if (one.name.find(only) != std::string::npos) wanted.push_back(std::move(one));
+  for (size_t number = 0; Case& one : cases(large)) {
+    if (number++ % parts == part && one.name.find(only) != std::string::npos) wanted.push_back(std::move(one));
   }
   constexpr int32_t precisions[] = {MIMO_DTYPE_F32, MIMO_DTYPE_BF16};
   auto* progress = static_cast<Progress*>(

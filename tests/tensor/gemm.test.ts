@@ -112,6 +112,7 @@ function run(on: Device, c: Case, { a, b, c: out, bias }: Operands): Float32Arra
 		beta: c.beta ?? 0,
 		transpose_a: Number(c.transposeA ?? false),
 		transpose_b: Number(c.transposeB ?? false),
+		beside_collective: 0,
 		a_dtype: aTensor.dtypeCode,
 		b_dtype: bTensor.dtypeCode,
 		c_dtype: cTensor.dtypeCode,
@@ -305,7 +306,14 @@ describe("gemm", () => {
 			device.run("gemm", {
 				...{ a, b, c, bias: null, m: 3, n: 1, k: 2, a_stride: 2, b_stride: 1, c_stride: 1 },
 				...{ batch: 1, a_batch_stride: 0, b_batch_stride: 0, c_batch_stride: 0, alpha: 1, beta: 0 },
-				...{ transpose_a: 0, transpose_b: 0, a_dtype: a.dtypeCode, b_dtype: a.dtypeCode, c_dtype: a.dtypeCode },
+				...{
+					beside_collective: 0,
+					transpose_a: 0,
+					transpose_b: 0,
+					a_dtype: a.dtypeCode,
+					b_dtype: a.dtypeCode,
+					c_dtype: a.dtypeCode,
+				},
 			});
 			expect([...c.toFloat32()]).toEqual([Number.NaN, 5, Number.POSITIVE_INFINITY]);
 		}
@@ -318,7 +326,7 @@ describe("gemm", () => {
 			device.run("gemm", {
 				...{ a: x, b: x, c: x, bias: null, ...sizes },
 				...{ batch: 1, a_batch_stride: 0, b_batch_stride: 0, c_batch_stride: 0, alpha: 1, beta: 0 },
-				...{ transpose_a: 0, transpose_b: 0, a_dtype: 0, b_dtype: 0, c_dtype: 0 },
+				...{ beside_collective: 0, transpose_a: 0, transpose_b: 0, a_dtype: 0, b_dtype: 0, c_dtype: 0 },
 			}),
 		).toThrow("gemm needs");
 	});

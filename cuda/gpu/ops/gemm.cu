@@ -96,6 +96,7 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
   p.transpose_a = args.transpose_a != 0, p.transpose_b = args.transpose_b != 0;
   p.dtype = mixed ? MIMO_DTYPE_F32 : args.a_dtype;
   p.c_dtype = args.c_dtype;
+  p.beside_collective = args.beside_collective != 0;
   if (mixed) {
     p.a = widen(stream, args.a, args.a_dtype, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.batch, a_copy,
                 &p.a_stride, &p.a_batch_stride);

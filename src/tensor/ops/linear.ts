@@ -16,7 +16,7 @@ export function gemm(
 	a: Operand,
 	b: Operand,
 	c: Tensor,
-	options: { alpha?: number; beta?: number; bias?: Tensor | null } = {},
+	options: { alpha?: number; beta?: number; bias?: Tensor | null; besideCollective?: boolean } = {},
 ): void {
 	device.run("gemm", {
 		a: a.tensor,
@@ -40,6 +40,7 @@ export function gemm(
 		a_dtype: a.tensor.dtypeCode,
 		b_dtype: b.tensor.dtypeCode,
 		c_dtype: c.dtypeCode,
+		beside_collective: Number(options.besideCollective ?? false),
 	});
 }
 
@@ -78,10 +79,14 @@ export function linear(
 			if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
 			const sum = dx && sumInputGradient?.(dx);
 			if (sum) tape.runPostponed();
+			const besideCollective = postponesWeightGradient || Boolean(sum);
 			const weightGradient = () => {
 				weight.addToGradient((into, accumulate) => {
 					const beta = Number(accumulate);
-					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, into, { beta });
+					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, into, {
+						beta,
+						besideCollective,
+					});
 				});
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
 			};
