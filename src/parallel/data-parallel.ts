@@ -5,7 +5,7 @@
  * buffers before it, last layers first: every replica starts them in one order, whatever its samples hold.
  */
 import type { Parameter } from "../tensor/parameter.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import { Tensor } from "../tensor/tensor.ts";
 import { type Group, groupOfOne, type Pending } from "./group.ts";
 import type { ParameterBuffer, ParameterSet } from "./parameter-set.ts";
 
@@ -53,6 +53,19 @@ export class DataParallel {
 			for (const { name } of buffer.entries) this.#bufferOf.set(name, buffer);
 		}
 		this.#expectAll();
+	}
+
+	/**
+	 * Meets the other replicas, where sums start during backward. NCCL's members wait for each other when they meet: left to
+	 * the first sum, ranks whose backward starts it would wait for one that has no gradient to give, and meets others first.
+	 */
+	connect(): void {
+		if (!this.overlaps) return;
+		for (const group of new Set(this.#order.map((buffer) => this.groupOf(buffer)))) {
+			if (group.size === 1) continue;
+			using nothing = Tensor.zeros(this.parameters.device, [1]);
+			group.allReduce(nothing).wait();
+		}
 	}
 
 	groupOf(buffer: ParameterBuffer): Group {

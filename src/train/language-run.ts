@@ -34,6 +34,7 @@ export async function languageRun(
 	const { parameters } = language;
 	const firstOfTp = groups.model.tp.rank === 0;
 	const replica = new DataParallel(parameters, replicas, c.useDistributedOptimizer, firstOfTp, buckets !== null);
+	replica.connect();
 	const scalars = new StepScalars(device);
 	const optimizer = new AdamW([replica], scalars, { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps });
 	return {

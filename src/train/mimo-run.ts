@@ -197,6 +197,7 @@ function sharedState<Batch>(
 	const countsReplicated = groups.model.tp.rank === 0;
 	const { distributedOptimizer } = options;
 	const replica = new DataParallel(parameters, groups.replicas, distributedOptimizer, countsReplicated, overlaps);
+	replica.connect();
 	const scalars = new StepScalars(parameters.device);
 	const { clipGrad, seed } = options;
 	const { logNumZeros = false, logParametersNorm = false } = options;

@@ -145,7 +145,7 @@ if is_wanted stop; then prove "a run that a signal stopped goes on" stopped; fi
 if is_wanted features; then
 	prove "recomputation" alike recompute --recompute-granularity full
 	prove "a frozen encoder, ahead of the language model" alike ahead --freeze-vit --mimo-encoder-prefetch
-	prove "a frozen language model" alike frozen --freeze-lm
+	prove "a frozen language model" alike frozen --freeze-lm --seed 4321
 	prove "buckets reduced in backward, ZeRO-1" alike buckets --encoder-dp 2 --llm-dp 2 --overlap-grad-reduce \
 		--encoder-ddp-overlap --ddp-num-buckets 3 --use-distributed-optimizer
 fi

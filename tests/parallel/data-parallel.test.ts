@@ -40,8 +40,8 @@ function open(
 	const parameters = new ParameterSet(device, requests, { dense: 2, expert: 2 }, buckets);
 	const log: string[] = [];
 	const bufferOf = (x: Tensor) => {
-		const found = parameters.buffers.find(({ gradients }) => gradients?.allocation === x.allocation)!;
-		return found.entries.map(({ name }) => name).join(" ");
+		const found = parameters.buffers.find(({ gradients }) => gradients?.allocation === x.allocation);
+		return found?.entries.map(({ name }) => name).join(" ") ?? "nothing";
 	};
 	const group = (name: string): Group => {
 		const start = (what: string) => (x: Tensor) => {
@@ -134,6 +134,20 @@ test("what is summed over the ranks that cut tokens waits for the end of backwar
 		"waited for scatter norm",
 		"waited for gather norm",
 	]);
+});
+
+test("replicas whose sums start during backward meet beforehand, on all ranks in one order", () => {
+	using it = open({ elements: 0 }, { tokensCut: true });
+	it.replica.connect();
+	expect(it.log).toEqual([
+		"dense sum nothing",
+		"waited for sum nothing",
+		"expert sum nothing",
+		"waited for sum nothing",
+	]);
+	using late = open(undefined);
+	late.replica.connect();
+	expect(late.log).toEqual([]);
 });
 
 test("without overlap nothing starts before reduce", () => {
