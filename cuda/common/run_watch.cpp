@@ -18,6 +18,9 @@ constexpr int64_t millisecond = 1'000'000;
 constexpr int64_t beat_interval = 200 * millisecond;
 /// A rank silent for this long has failed: together with the time to end the others less than ten seconds.
 constexpr int64_t silence_limit = 5000 * millisecond;
+/// Of another host, which judges its own ranks before this and tells (and is itself judged by its relay before this). Otherwise
+/// a host whose relay's process is stopped would blame those that it does not hear of any more.
+constexpr int64_t far_silence_limit = 6000 * millisecond;
 /// A look counts at most this much silence: when everything was stopped (a laptop's lid, Ctrl-Z), nobody is to blame.
 constexpr int64_t longest_look = 1000 * millisecond;
 /// How long the others of a failed run may take to notice by themselves.
@@ -117,7 +120,7 @@ void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
   const bool starting = phase == MIMO_RANK_PHASE_ABSENT && state != 'T';
   seen.heartbeat = heartbeat;
   seen.silent = beats || starting ? 0 : seen.silent + elapsed;
-  if (seen.silent < silence_limit) return;
+  if (seen.silent < (local ? silence_limit : far_silence_limit)) return;
   fail(rank, state == 'T' ? "it was stopped (SIGSTOP or SIGTSTP) for 5 s" : "its heartbeat has been silent for 5 s");
 }
 

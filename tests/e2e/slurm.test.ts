@@ -68,7 +68,8 @@ describe.skipIf(absent !== null)("a job", () => {
 	}, 120_000);
 
 	test("doctor looks at all nodes and tells of them once", () => {
-		const command = ["srun", "--nodes=2", "--ntasks-per-node=1", executable, "doctor"];
+		// Without srun's own word that a job waits for the one before it.
+		const command = ["srun", "--quiet", "--nodes=2", "--ntasks-per-node=1", executable, "doctor"];
 		const table = slurm.run(command);
 		expect(table).toMatch(/^ok clocks +2 nodes within 500 ms$/m);
 		expect(table).toMatch(/^ok network +1 pair of nodes over TCP: [\d.]+ Gbit\/s, at least/m);

@@ -73,7 +73,7 @@ for (const signal of ["SIGINT", "SIGKILL"] as const) {
 				launched.process.kill(signal);
 				const { exitCode } = await launched.end();
 				expect(exitCode).not.toBe(0);
-				for (let i = 0; i < 100 && readdirSync(folder).length > 0; i++) await Bun.sleep(20);
+				for (let i = 0; i < 500 && readdirSync(folder).length > 0; i++) await Bun.sleep(20);
 				expect(readdirSync(folder)).toEqual([]);
 			} finally {
 				rmSync(folder, { recursive: true });

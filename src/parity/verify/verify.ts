@@ -2,7 +2,8 @@
  * `mimo verify`: the reference in this process, then every layout as a launch of its own, whose ranks compare themselves
  * with the reference's folder.
  */
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { randomUUID } from "node:crypto";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { World } from "../../parallel/world.ts";
@@ -27,7 +28,7 @@ export class VerifyFolder implements Disposable {
 	readonly #remover: Bun.Subprocess<"pipe", "ignore", "ignore"> | null = null;
 
 	constructor(given?: string) {
-		this.path = given ?? mkdtempSync(join(tmpdir(), "mimo-verify-"));
+		this.path = given ?? join(tmpdir(), `mimo-verify-${randomUUID()}`);
 		if (given !== undefined) {
 			mkdirSync(given, { recursive: true });
 			return;
@@ -36,6 +37,8 @@ export class VerifyFolder implements Disposable {
 		// Signals for the whole process group, such as a terminal's, leave it alone.
 		this.#remover = Bun.spawn(command, { stdin: "pipe", stdout: "ignore", stderr: "ignore", detached: true });
 		this.#remover.unref();
+		// Not before: a signal at any moment leaves nothing behind.
+		mkdirSync(this.path, { mode: 0o700 });
 	}
 
 	[Symbol.dispose](): void {
