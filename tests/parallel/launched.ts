@@ -94,11 +94,20 @@ export function alive(pid: number): boolean {
 	return state !== "" && !state.startsWith("Z");
 }
 
-/** A port of this host that nobody uses at the moment. */
+/**
+ * A port of this host that nobody uses at the moment. Drawn from below those that Linux gives to whoever asks for any: they
+ * would be given to another test that asks before this one's ranks listen.
+ */
 export async function freePort(): Promise<number> {
-	const server = createServer();
-	await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-	const { port } = server.address() as { port: number };
-	await new Promise((resolve) => server.close(resolve));
-	return port;
+	for (;;) {
+		const port = 20_000 + Math.floor(12_000 * Math.random());
+		const server = createServer();
+		const free = await new Promise<boolean>((resolve) => {
+			server.once("error", () => resolve(false));
+			server.listen(port, "127.0.0.1", () => resolve(true));
+		});
+		if (!free) continue;
+		await new Promise((resolve) => server.close(resolve));
+		return port;
+	}
 }
