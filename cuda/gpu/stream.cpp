@@ -2,7 +2,6 @@
 #include "device.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "error.h"
 #include "graph_recorder.h"

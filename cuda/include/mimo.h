@@ -125,8 +125,8 @@ typedef struct mimo_graph_statistics {
 
 /* 1: operations are held back until something needs them queued (an event, a collective, a copy to or from the host, 64 of
  * them), and launched as one CUDA graph where just the same ones, addresses included, came before. An error of an operation
- * may be returned by a later call. 0 (default): each is queued at once. Only on CUDA: the CPU library returns
- * MIMO_ERROR_UNSUPPORTED for 1. */
+ * may be returned by a later call. mimo_device_set_deterministic comes before it. 0 (default): each is queued at once. Only
+ * on CUDA: the CPU library returns MIMO_ERROR_UNSUPPORTED for 1. */
 MIMO_API int32_t mimo_stream_set_graphs(mimo_stream* stream, int32_t wanted);
 MIMO_API int32_t mimo_stream_graph_statistics(mimo_stream* stream, mimo_graph_statistics* statistics);
 

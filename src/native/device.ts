@@ -39,14 +39,6 @@ export interface MemoryStatistics {
 	readonly peakBytesByTag: Readonly<Record<MemoryTagName, number>>;
 }
 
-/** What of a stream's work was launched as CUDA graphs. */
-export interface GraphStatistics {
-	readonly graphs: number;
-	readonly launches: number;
-	readonly operationsInGraphs: number;
-	readonly operationsAlone: number;
-}
-
 interface Operation {
 	readonly call: NativeFunction;
 	readonly layout: Layout;
@@ -277,19 +269,6 @@ export class Device implements Disposable {
 			throw new UserError("CUDA graphs need a GPU, and this run is on the CPU library.");
 		}
 		this.#call("mimo_stream_set_graphs", this.stream.handle, wanted ? 1 : 0);
-	}
-
-	graphStatistics(): GraphStatistics {
-		const layout = layoutOf(structs.graph_statistics);
-		const bytes = new Uint8Array(layout.bytes);
-		this.#call("mimo_stream_graph_statistics", this.stream.handle, bytes);
-		const raw = readStruct(bytes, layout);
-		return {
-			graphs: raw.graphs as number,
-			launches: raw.launches as number,
-			operationsInGraphs: raw.operations_in_graphs as number,
-			operationsAlone: raw.operations_alone as number,
-		};
 	}
 
 	/** Refuses to hold more than `bytes` live; 0 lifts the limit. */
