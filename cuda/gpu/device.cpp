@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -184,6 +185,13 @@ void clear(mimo_stream& stream, const void* arguments) {
   check(cudaMemsetAsync(span.destination, 0, static_cast<size_t>(span.bytes), stream.handle()), "clearing memory");
 }
 
+/// The first call of the driver. It reads this when it starts: streams beyond so many share queues (8 unless it is set), where
+/// one whose kernel waits for another rank holds up those behind it. What the user has set stays.
+cudaError_t count_devices(int* count) {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  return cudaGetDeviceCount(count);
+}
+
 }  // namespace
 
 extern "C" {
@@ -191,14 +199,14 @@ extern "C" {
 const char* mimo_library_kind(void) { return "cuda"; }
 
 int32_t mimo_device_count(int32_t* count) {
-  if (cudaGetDeviceCount(count) != cudaSuccess) *count = 0;
+  if (count_devices(count) != cudaSuccess) *count = 0;
   return MIMO_OK;
 }
 
 int32_t mimo_device_open(int32_t index, int32_t, mimo_device** device) {
   return guard([&] {
     int count = 0;
-    const cudaError_t found = cudaGetDeviceCount(&count);
+    const cudaError_t found = count_devices(&count);
     if (found == cudaErrorInsufficientDriver) {
       throw mimo::Error(MIMO_ERROR_UNSUPPORTED,
                         "The NVIDIA driver is older than this library's CUDA 13.0 needs: install driver 580 or later.");

@@ -6,7 +6,7 @@ import { mkdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { type BackendName, Status } from "../native/abi.ts";
-import { debugging } from "../native/debug.ts";
+import { debug, debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";
 import { type DeviceChoice, deviceCount, openDevice, openLibraryOf, requireGpus } from "../native/open-device.ts";
 import { programVersion } from "../native/program-version.ts";
@@ -123,6 +123,7 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
 	using run = await findRun(place, identity, library, options.timeoutMinutes);
+	debug(1, "all ranks have met");
 	const { module, coordinates } = options.describe(place.rank);
 	run.describe(place.rank, module, coordinates);
 	try {

@@ -1,6 +1,6 @@
 /**
- * The one debugging ladder: MIMO_DEBUG=1 commands, 2 steps, 3 operations, 4 calls of the native library. Lines go to
- * standard error.
+ * The one debugging ladder: MIMO_DEBUG=1 commands and what a start waits for, 2 steps, 3 operations, 4 calls of the native
+ * library. Lines go to standard error, with the seconds since this process began.
  */
 export type DebugLevel = 1 | 2 | 3 | 4;
 
@@ -13,5 +13,5 @@ export function debugging(of: DebugLevel): boolean {
 
 /** Prints a line when MIMO_DEBUG is at least `of`. */
 export function debug(of: DebugLevel, line: string): void {
-	if (level >= of) process.stderr.write(`mimo[${of}] ${line}\n`);
+	if (level >= of) process.stderr.write(`mimo[${of}] ${(performance.now() / 1000).toFixed(3)} s ${line}\n`);
 }

@@ -1,5 +1,6 @@
 /** Opens the device a configuration asks for. */
 import type { BackendName } from "./abi.ts";
+import { debug } from "./debug.ts";
 import { check, Device } from "./device.ts";
 import { embeddedLibraries } from "./embedded.ts";
 import { UserError } from "./errors.ts";
@@ -63,6 +64,7 @@ export async function openDevice(kind: DeviceChoice, options: DeviceOptions): Pr
 	const gpus = library.kind === "cuda" ? deviceCount(library) : 0;
 	const index = gpus > 0 ? gpuOf(gpus, options) : 0;
 	const device = Device.open(library, { index, threads: options.threads });
+	debug(1, `device ${index} is open`);
 	if (options.deterministic) device.setDeterministic(true);
 	if (options.graphs) device.setGraphs(true);
 	return device;

@@ -93,11 +93,17 @@ export class DataParallel {
 	}
 
 	/**
-	 * Sums gradients over replicas (and, where tokens are cut, over the ranks that cut them): starts what backward has not
-	 * started, and waits for all.
+	 * Starts the sums over replicas (and, where tokens are cut, over the ranks that cut them) that backward has not started.
+	 * To be called before this rank waits for any other: replicas whose sums run already wait for it, and while theirs run
+	 * they cannot meet a new group (NCCL makes a communicator when its device is idle).
 	 */
-	reduce(): void {
+	startSums(): void {
 		for (let next = this.#next; next; next = this.#next) this.#pending.push(this.#start(next));
+	}
+
+	/** Waits for all sums, those included that have to be started yet. */
+	reduce(): void {
+		this.startSums();
 		for (const pending of this.#pending.splice(0)) pending.wait();
 		this.#expectAll();
 	}

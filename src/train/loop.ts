@@ -84,7 +84,9 @@ export async function trainingLoop<Batch>(
 		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
 		const input = { microbatches, firstToken, iteration: iteration - 1, learningRate: rate, weightDecay: decay };
 		const watch = { part: (part: StepPart) => metrics.clock.enter(part), timers: timing?.timers };
+		if (steps === 0) debug(1, "the first batch is here");
 		const gradients = takeGradients(run.state, input, watch);
+		if (steps === 0) debug(1, "the first gradients are taken");
 		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, gradients);
 		const interrupted = await agree(run, interrupts);
 		for (const listener of listeners) await listener.beforeUpdate?.();

@@ -6,6 +6,7 @@ import { countParameters, megatronFlopsPerStep } from "../models/hybrid/counts.t
 import { encoderConfig } from "../models/mimo/from-configuration.ts";
 import { projectorParameters } from "../models/projector.ts";
 import { radioParameters } from "../models/radio/names.ts";
+import { debug } from "../native/debug.ts";
 import { warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
@@ -29,6 +30,7 @@ import { openRun, reports, type TrainingRun } from "./training-run.ts";
  */
 export async function runTraining(c: TrainingConfiguration, world: World): Promise<number> {
 	using run = await openRun(c, world);
+	debug(1, "modules, their weights and groups are made");
 	const weights = await HuggingFaceWeights.open(c, run, world);
 	weights.load();
 	run.state.optimizer.refreshMasters();
@@ -53,6 +55,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			states: start?.data ?? null,
 			consumedValidSamples: first.consumedValidSamples,
 		});
+		debug(1, "the weights stand, the data are open");
 		observer.event?.({
 			kind: "start",
 			step: first.iteration,

@@ -175,6 +175,8 @@ export function takeGradients<Batch>(
 	observer.part?.("compute");
 	timers?.start("forward-backward");
 	state.schedule.run(input.microbatches, place, losses, observer.forward);
+	// Before the loss tokens, which other ranks have a part in.
+	for (const replica of replicas) replica.startSums();
 	let balancingByRouter: StepResult["balancingByRouter"] = [];
 	if (lossGroup !== null) {
 		observer.part?.("wait");
