@@ -138,7 +138,9 @@ function zigTools(): Record<string, string> {
 		compiler,
 		0o755,
 	);
-	return { ...options, CMAKE_CXX_COMPILER: compiler, MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
+	// What zig compiles while it links is its own C++ library: for size it takes four fifths of the time.
+	const links = { CMAKE_SHARED_LINKER_FLAGS: "-Os" };
+	return { ...options, ...links, CMAKE_CXX_COMPILER: compiler, MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
 }
 
 /** CMake's options for the CUDA library: no GPU, and no vendor library, is needed to build it. */
