@@ -1,6 +1,6 @@
 /** Finds and opens a native library and checks that it speaks this program's ABI. */
 import { dlopen, type FFIFunction } from "bun:ffi";
-import { existsSync } from "node:fs";
+import { existsSync, readlinkSync } from "node:fs";
 import { ABI_VERSION, functions, operations } from "./abi.ts";
 import { debug } from "./debug.ts";
 import { UserError } from "./errors.ts";
@@ -26,11 +26,28 @@ function signatures(): Record<string, FFIFunction> {
 	return table;
 }
 
+/** Names, for threads and for processes that this one starts, the anonymous file that holds an unpacked library. */
+const unpackedVariable = { cpu: "MIMO_UNPACKED_CPU_LIBRARY", cuda: "MIMO_UNPACKED_CUDA_LIBRARY" } as const;
+
+/** Where a thread before this one, or the process that started this one, has unpacked the library; null: none has. */
+function unpackedBefore(kind: DeviceKind): string | null {
+	const path = process.env[unpackedVariable[kind]];
+	if (!path) return null;
+	try {
+		// Its process lives, and the number of its file has not passed to another.
+		return readlinkSync(path).startsWith("/memfd:libmimo") ? path : null;
+	} catch {
+		return null;
+	}
+}
+
 /**
  * A path that dlopen accepts for a file inside the executable: the bytes go to an anonymous file, so that nothing is
- * written to disk and nothing is left behind.
+ * written to disk and nothing is left behind. A run's ranks and threads share one, and its memory.
  */
-async function pathOfEmbedded(embedded: string): Promise<string> {
+async function pathOfEmbedded(kind: DeviceKind, embedded: string): Promise<string> {
+	const known = unpackedBefore(kind);
+	if (known !== null) return known;
 	const libc = dlopen("libc.so.6", { memfd_create: { args: ["cstring", "u32"], returns: "i32" } });
 	const fd = libc.symbols.memfd_create(Buffer.from("libmimo\0"), 0);
 	if (fd < 0) throw new UserError("The system refused an anonymous file (memfd_create) for the embedded library.");
@@ -38,7 +55,9 @@ async function pathOfEmbedded(embedded: string): Promise<string> {
 	const { size } = Bun.file(embedded);
 	const written = await Bun.write(Bun.file(fd), Bun.file(embedded));
 	if (written !== size) throw new UserError(`The embedded library could not be unpacked: ${written} of ${size} bytes.`);
-	return `/proc/self/fd/${fd}`;
+	const path = `/proc/${process.pid}/fd/${fd}`;
+	process.env[unpackedVariable[kind]] = path;
+	return path;
 }
 
 async function locate(kind: DeviceKind): Promise<{ path: string; source: string }> {
@@ -57,7 +76,7 @@ async function locate(kind: DeviceKind): Promise<{ path: string; source: string 
 		);
 	}
 	return file.startsWith("/$bunfs/")
-		? { path: await pathOfEmbedded(file), source: "embedded" }
+		? { path: await pathOfEmbedded(kind, file), source: "embedded" }
 		: { path: file, source: file };
 }
 

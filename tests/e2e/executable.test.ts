@@ -7,9 +7,10 @@ import { join } from "node:path";
 const root = join(import.meta.dir, "../..");
 const executable = join(root, "dist/mimo");
 
+// The library inside, whatever the tests themselves run against.
+const { MIMO_CPU_LIBRARY: _, LD_PRELOAD: __, ...env } = process.env;
+
 function mimo(args: readonly string[], cwd: string): { exitCode: number; output: string } {
-	// The library inside, whatever the tests themselves run against.
-	const { MIMO_CPU_LIBRARY: _, LD_PRELOAD: __, ...env } = process.env;
 	const child = Bun.spawnSync([executable, ...args], { cwd, env });
 	return { exitCode: child.exitCode, output: `${child.stdout}${child.stderr}` };
 }
@@ -53,4 +54,31 @@ test("--version names version, commit, ABI and the libraries inside", () => {
 	expect(output).toMatch(/\b(commit )?([0-9a-f]{12}\+?|unknown)\b/);
 	expect(output).toMatch(new RegExp(`ABI( version)? ${abi}\\b`));
 	expect(output).toContain("OpenBLAS");
+});
+
+/** Inodes of the unpacked libraries that a process has mapped. */
+function unpackedLibraries(pid: string): string[] {
+	const maps = readFileSync(`/proc/${pid}/maps`, "utf8");
+	return [...maps.matchAll(/^\S+ \S+ \S+ \S+ (\d+) +\/memfd:libmimo /gm)].map(([, inode]) => inode!);
+}
+
+test("the ranks of a run share one unpacked library", async () => {
+	const run = ["--preset", "nemotron-vlm-tiny", "--encoder-dp", "1", "--llm-offset", "1", "--train-iters", "100000"];
+	const child = Bun.spawn([executable, "train", "--device", "cpu", "--threads", "1", ...run], {
+		env,
+		stdout: "pipe",
+		stderr: "inherit",
+	});
+	let output = "";
+	for await (const part of child.stdout) {
+		output += Buffer.from(part);
+		if (output.includes("iteration        1/")) break;
+	}
+	const ranks = [...output.matchAll(/^rank \d: pid (\d+)/gm)].map(([, pid]) => pid!);
+	const inodes = [String(child.pid), ...ranks].map(unpackedLibraries);
+	child.kill();
+	await child.exited;
+	expect(ranks).toHaveLength(2);
+	for (const own of inodes) expect(own.length).toBeGreaterThan(0);
+	expect(new Set(inodes.flat()).size).toBe(1);
 });
