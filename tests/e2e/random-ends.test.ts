@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { executable } from "../commands/mimo.ts";
 import { alive, Launched } from "../parallel/launched.ts";
 
-const runs = process.env.MIMO_TEST_FULL === "1" ? 200 : process.env.CI === "true" ? 20 : 5;
+const runs = process.env.MIMO_TEST_FULL === "1" ? 200 : process.env.CI === "true" ? 12 : 5;
 const book = join(import.meta.dir, "../../examples/text/king-james.txt");
 /** Layouts, and their ranks. */
 const layouts: readonly (readonly [flags: string, ranks: number])[] = [
