@@ -36,6 +36,23 @@ __device__ __forceinline__ int2 sum_before(int32_t value, int32_t* warp_totals) 
   return make_int2(before + inclusive - value, __reduce_add_sync(all_lanes, total));
 }
 
+/// rows[warp][e]: bits of the lanes with expert e; afterwards the slots of e in lower warps among those that one thread shares.
+/// sums[sharer][e] = their slots of e. Thread (column, sharer) has the experts of its column and warps / sharers warps.
+__device__ __forceinline__ void count_lower_warps(int32_t* rows, int32_t* sums, int experts, int column, int columns,
+                                                  int sharer, int sharers) {
+  const int share_warps = sort_warps / sharers;
+  for (int e = column; e < experts; e += columns) {
+    int32_t sum = 0;
+#pragma unroll 4
+    for (int w = sharer * share_warps; w < (sharer + 1) * share_warps; ++w) {
+      const int32_t here = __popc(rows[w * experts + e]);
+      rows[w * experts + e] = sum;
+      sum += here;
+    }
+    sums[sharer * experts + e] = sum;
+  }
+}
+
 /// Sorts up to some 100000 slots in one kernel, on GPUs that have clusters of blocks; false for others.
 bool sort_in_clusters(mimo_stream& stream, const mimo_moe_sort_args& args);
 

@@ -184,6 +184,18 @@ BackwardShare backward_share(const mimo_stream& stream, int64_t row_packs, int64
   return share;
 }
 
+/// Calls `run` with whether rows come ahead, a constant: always, never, or where there is room for them.
+template <class Ahead, class F>
+void with_rows_ahead(const BackwardShare& share, F&& run) {
+  if constexpr (Ahead::always) {
+    run(std::true_type{});
+  } else if constexpr (Ahead::possible) {
+    share.shared_bytes > 0 ? run(std::true_type{}) : run(std::false_type{});
+  } else {
+    run(std::false_type{});
+  }
+}
+
 /// Writes the sums over a block's teams of every thread's `own` columns, added in the order of the teams, to
 /// partial[i][column]; a null pointer leaves one out. `shared` holds Count rows of `columns` for each team.
 template <class Team, int Width, int Count>

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "router.h"
+#include "router_arguments.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -194,20 +195,8 @@ void sequence_statistics(mimo_stream& stream, const mimo_router_forward_args& ar
 }  // namespace
 
 void router_forward(mimo_stream& stream, const mimo_router_forward_args& args) {
-  MIMO_REQUIRE(args.topk >= 1 && args.topk <= args.experts, "router_forward");
-  MIMO_REQUIRE(args.score_function == MIMO_SCORE_SIGMOID || args.score_function == MIMO_SCORE_SOFTMAX,
-               "router_forward");
-  MIMO_REQUIRE(args.expert_bias == nullptr || args.score_function == MIMO_SCORE_SIGMOID, "router_forward");
-  MIMO_REQUIRE(args.expert_groups >= 1 && args.experts % args.expert_groups == 0, "router_forward");
-  if (args.expert_groups > 1) {
-    const int64_t size = args.experts / args.expert_groups;
-    MIMO_REQUIRE(args.group_topk >= 1 && args.group_topk <= args.expert_groups, "router_forward");
-    MIMO_REQUIRE(args.topk <= args.group_topk * size, "router_forward");
-    MIMO_REQUIRE(args.group_score_topk >= 1 && args.group_score_topk <= size, "router_forward");
-  }
+  require_valid(args);
   const bool statistics = args.sequence_counts != nullptr;
-  MIMO_REQUIRE(statistics == (args.sequence_score_sums != nullptr) && statistics == (args.sequence_tokens != nullptr),
-               "router_forward");
 
   const int64_t floats = static_cast<int64_t>(sizeof(float));
   const int64_t runs = (args.tokens + rows_per_partial - 1) / rows_per_partial;

@@ -208,14 +208,7 @@ void layer_norm_backward(mimo_stream& stream, const mimo_layer_norm_backward_arg
             launch_early(stream, kernel, grid_of(share.partials), share.block, share.shared_bytes, args,
                          share.rows_per_block, partial_weight, partial_bias);
           };
-          if constexpr (Ahead::always) {
-            run(backward_kernel<T, W, width, Team, true>);
-          } else if constexpr (Ahead::possible) {
-            share.shared_bytes > 0 ? run(backward_kernel<T, W, width, Team, true>)
-                                   : run(backward_kernel<T, W, width, Team, false>);
-          } else {
-            run(backward_kernel<T, W, width, Team, false>);
-          }
+          with_rows_ahead<Ahead>(share, [&](auto ahead) { run(backward_kernel<T, W, width, Team, ahead>); });
           if (partial_weight == nullptr && partial_bias == nullptr) return;
           add_partials_of_two(stream, partial_weight, args.dweight, partial_bias, args.dbias, share.partials, args.width);
         });

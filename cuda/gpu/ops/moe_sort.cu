@@ -60,16 +60,7 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
     const int lower = expert >= 0 ? __popc(rows[warp * experts + expert] & ((1u << lane) - 1u)) : 0;
     __syncthreads();
-    for (int e = column; e < experts; e += columns) {
-      int32_t sum = 0;
-#pragma unroll 4
-      for (int w = sharer * share_warps; w < (sharer + 1) * share_warps; ++w) {
-        const int32_t here = __popc(rows[w * experts + e]);
-        rows[w * experts + e] = sum;
-        sum += here;
-      }
-      sums[sharer * experts + e] = sum;
-    }
+    count_lower_warps(rows, sums, experts, column, columns, sharer, sharers);
     __syncthreads();
     int32_t kept = 0;
     for (int chunk = 0; chunk < experts; chunk += columns) {

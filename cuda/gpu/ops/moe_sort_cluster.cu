@@ -90,16 +90,7 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
     }
     const int lower = expert >= 0 ? __popc(rows[warp * experts + expert] & ((1u << lane) - 1u)) : 0;
     __syncthreads();
-    for (int e = column; e < experts; e += columns) {
-      int32_t sum = 0;
-#pragma unroll 4
-      for (int w = sharer * share_warps; w < (sharer + 1) * share_warps; ++w) {
-        const int32_t here = __popc(rows[w * experts + e]);
-        rows[w * experts + e] = sum;
-        sum += here;
-      }
-      sums[sharer * experts + e] = sum;
-    }
+    count_lower_warps(rows, sums, experts, column, columns, sharer, sharers);
     if (first) {
       all_came();
       // Rows of lower experts, plus the same expert's slots of earlier segments and earlier in this one.

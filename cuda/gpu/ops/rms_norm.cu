@@ -209,14 +209,7 @@ void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& a
             launch_early(stream, kernel, grid_of(share.partials, groups), share.block, share.shared_bytes, args,
                          share.rows_per_block, partial);
           };
-          if constexpr (Ahead::always) {
-            run(backward_kernel<T, W, width, Team, true>);
-          } else if constexpr (Ahead::possible) {
-            share.shared_bytes > 0 ? run(backward_kernel<T, W, width, Team, true>)
-                                   : run(backward_kernel<T, W, width, Team, false>);
-          } else {
-            run(backward_kernel<T, W, width, Team, false>);
-          }
+          with_rows_ahead<Ahead>(share, [&](auto ahead) { run(backward_kernel<T, W, width, Team, ahead>); });
           if (partial != nullptr) add_partials(stream, partial, share.partials, args.width, args.dweight);
         });
       });

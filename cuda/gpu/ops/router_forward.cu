@@ -1,6 +1,7 @@
 // Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
 // balancing loss (4.4).
 #include "early.cuh"
+#include "router_arguments.h"
 #include "router_keys.cuh"
 
 namespace mimo::cuda {
@@ -281,20 +282,8 @@ __global__ void __launch_bounds__(32 * shares) sequence_statistics_kernel(mimo_r
 }  // namespace
 
 void router_forward(mimo_stream& stream, const mimo_router_forward_args& args) {
-  MIMO_REQUIRE(args.topk >= 1 && args.topk <= args.experts, "router_forward");
-  MIMO_REQUIRE(args.score_function == MIMO_SCORE_SIGMOID || args.score_function == MIMO_SCORE_SOFTMAX,
-               "router_forward");
-  MIMO_REQUIRE(args.expert_bias == nullptr || args.score_function == MIMO_SCORE_SIGMOID, "router_forward");
-  MIMO_REQUIRE(args.expert_groups >= 1 && args.experts % args.expert_groups == 0, "router_forward");
-  if (args.expert_groups > 1) {
-    const int64_t size = args.experts / args.expert_groups;
-    MIMO_REQUIRE(args.group_topk >= 1 && args.group_topk <= args.expert_groups, "router_forward");
-    MIMO_REQUIRE(args.topk <= args.group_topk * size, "router_forward");
-    MIMO_REQUIRE(args.group_score_topk >= 1 && args.group_score_topk <= size, "router_forward");
-  }
+  require_valid(args);
   const bool statistics = args.sequence_counts != nullptr;
-  MIMO_REQUIRE(statistics == (args.sequence_score_sums != nullptr) && statistics == (args.sequence_tokens != nullptr),
-               "router_forward");
   const int64_t pieces = statistics ? piece_count(args.tokens, args.sequences, tokens_per_partial) : 0;
   Workspace selected(&stream, statistics ? args.tokens * args.experts : 0);
   Workspace normalisation(&stream, statistics ? args.tokens * 4 : 0);
