@@ -14,10 +14,12 @@ const energon = process.env.MIMO_ENERGON ?? (existsSync(installed) ? installed :
 if (energon === null) console.log("skip: megatron-energon is not installed (tests/data/energon-install.sh)");
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
+/** Python's worker processes leave folders behind. */
+const spawning = { stdout: "pipe", stderr: "pipe", env: { ...process.env, TMPDIR: scratch.path } } as const;
 
 /** Runs the package's command; its output. Fails the test when it fails. */
 function run(...args: string[]): string {
-	const { exitCode, stdout, stderr } = Bun.spawnSync([energon!, ...args], { stdout: "pipe", stderr: "pipe" });
+	const { exitCode, stdout, stderr } = Bun.spawnSync([energon!, ...args], spawning);
 	const output = `${stdout}${stderr}`;
 	expect([exitCode, exitCode === 0 ? "" : output]).toEqual([0, ""]);
 	return output;
@@ -37,7 +39,7 @@ test.skipIf(energon === null)("energon lint refuses what is damaged afterwards",
 	const path = captions(scratch, "damaged", [6, 6], "1,0,0");
 	const shard = join(path, "damaged-001.tar");
 	await Bun.write(shard, tar([["other.txt", "x"]]));
-	const { exitCode } = Bun.spawnSync([energon!, "lint", path], { stdout: "pipe", stderr: "pipe" });
+	const { exitCode } = Bun.spawnSync([energon!, "lint", path], spawning);
 	expect(exitCode).not.toBe(0);
 });
 
@@ -48,7 +50,7 @@ test.skipIf(energon === null)(
 		const script = join(import.meta.dir, "energon-random/run.py");
 		const folder = join(scratch.path, "random");
 		const [count, seed] = [process.env.MIMO_TEST_FULL ? "60" : "6", process.env.MIMO_ENERGON_SEED ?? "1"];
-		const { exitCode, stdout, stderr } = Bun.spawnSync([python, "-B", script, folder, count, seed], { stderr: "pipe" });
+		const { exitCode, stdout, stderr } = Bun.spawnSync([python, "-B", script, folder, count, seed], spawning);
 		expect([exitCode, exitCode === 0 ? "" : stderr.toString()]).toEqual([0, ""]);
 		expect(stdout.toString()).toStartWith(`${count} runs of megatron-energon`);
 		const verified = mimo(["data", "verify", "--golden", folder]);
