@@ -138,7 +138,7 @@ function zigTools(): Record<string, string> {
 		compiler,
 		0o755,
 	);
-	// What zig compiles while it links is its own C++ library: for size it takes four fifths of the time.
+	// What zig compiles while it links is its own C++ library: for size that takes a sixth less processor time.
 	const links = { CMAKE_SHARED_LINKER_FLAGS: "-Os" };
 	return { ...options, ...links, CMAKE_CXX_COMPILER: compiler, MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
 }

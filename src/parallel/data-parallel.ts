@@ -56,8 +56,8 @@ export class DataParallel {
 	}
 
 	/**
-	 * Meets the other replicas, where sums start during backward. NCCL's members wait for each other when they meet: left to
-	 * the first sum, ranks whose backward starts it would wait for one that has no gradient to give, and meets others first.
+	 * Meets the other replicas, where sums start during backward. NCCL's members wait for each other when they meet, and for
+	 * what their devices have under way: left to the first sum, some would do so amid their backward, others after it.
 	 */
 	connect(): void {
 		if (!this.overlaps) return;
@@ -95,7 +95,7 @@ export class DataParallel {
 	/**
 	 * Starts the sums over replicas (and, where tokens are cut, over the ranks that cut them) that backward has not started.
 	 * To be called before this rank waits for any other: replicas whose sums run already wait for it, and while theirs run
-	 * they cannot meet a new group (NCCL makes a communicator when its device is idle).
+	 * they cannot meet a new group: making a communicator waits for what its device has under way.
 	 */
 	startSums(): void {
 		for (let next = this.#next; next; next = this.#next) this.#pending.push(this.#start(next));
