@@ -21,7 +21,7 @@ const sizes = { hidden_size: 1024, vocab_size: 32768, n_routed_experts: 128, moe
 
 /** Writes the model; its values are noise that repeats after a while. Returns bytes of the largest tensor and of all. */
 function writeModel(folder: string): { readonly largest: number; readonly total: number } {
-	const path = join(golden("hybrid-tiny")!, "config.json");
+	const path = join(golden("hybrid-tiny"), "config.json");
 	const json = { ...parsePythonJson(readFileSync(path, "utf8"), path), ...sizes };
 	const { foreign } = languageCorrespondence(configurationFromHuggingFace(json, path), spellings.published);
 	const tensors = new Map<string, TensorType>([...foreign].map(([name, shape]) => [name, { dtype: "BF16", shape }]));

@@ -188,7 +188,7 @@ const describe = (size: Readonly<Record<string, number>>) =>
 
 export async function benchPyTorch(device: Device, python: string): Promise<Row[]> {
 	const { threads } = device.describe();
-	const folders = trainedFolders.flatMap((name) => golden(name) ?? []);
+	const folders = trainedFolders.map(golden);
 	using pytorch = await PyTorch.start(python, threads, [
 		...attentionSizes.map((size) => ({ kind: "attention", ...size })),
 		...scanSizes.map((size) => ({ kind: "scan", ...size })),

@@ -49,7 +49,7 @@ describe("weights", () => {
 	const same =
 		"--hybrid-layer-pattern ME*M-E --vocab-size 512 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 " +
 		"--ffn-hidden-size 128 --mamba-num-heads 8 --mamba-head-dim 16 --mamba-state-dim 16 --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 96";
-	const reference = () => golden("hybrid-tiny")!;
+	const reference = () => golden("hybrid-tiny");
 	const file = "broken/model.safetensors";
 
 	/** A copy of the reference model whose tensors went through `change`. */

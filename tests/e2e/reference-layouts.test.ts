@@ -7,11 +7,11 @@ import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:f
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { mimo } from "../commands/mimo.ts";
-import { golden } from "../golden.ts";
+import { golden, largeGolden } from "../golden.ts";
 
 const full = process.env.MIMO_TEST_FULL === "1";
 
-/** null: the folder's own, which no flag names. */
+/** Layouts of every reference and its small relative. null: the folder's own, which no flag names. */
 const layouts: Readonly<Record<string, readonly (string | null)[]>> = {
 	"mimo-1x1-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1"],
 	"mimo-1x1-fixed": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1"],
@@ -22,21 +22,21 @@ const layouts: Readonly<Record<string, readonly (string | null)[]>> = {
 };
 
 describe.skipIf(!full)("agrees on processes", () => {
-	for (const [name, wanted] of Object.entries(layouts)) {
-		for (const layout of wanted) {
-			test(`${name} on ${layout ?? "its own layout"}`, () => {
-				const folder = golden(name);
-				if (folder === null) return;
-				const { exitCode, stdout, stderr } = mimo([
-					"parity",
-					"--golden",
-					folder,
-					...(layout === null ? [] : ["--layout", layout]),
-				]);
-				expect([exitCode, stderr]).toEqual([0, ""]);
-				expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
-			}, 300_000);
-		}
+	for (const [name, layout] of Object.entries(layouts).flatMap(([name, wanted]) =>
+		[`${name}-small`, name].flatMap((folder) => wanted.map((layout) => [folder, layout] as const)),
+	)) {
+		test(`${name} on ${layout ?? "its own layout"}`, () => {
+			const folder = name.endsWith("-small") ? golden(name) : largeGolden(name);
+			if (folder === null) return;
+			const { exitCode, stdout, stderr } = mimo([
+				"parity",
+				"--golden",
+				folder,
+				...(layout === null ? [] : ["--layout", layout]),
+			]);
+			expect([exitCode, stderr]).toEqual([0, ""]);
+			expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
+		}, 300_000);
 	}
 });
 
@@ -44,31 +44,31 @@ describe("refuses before a rank starts", () => {
 	const cases: readonly [name: string, folder: string, flags: string[], message: RegExp][] = [
 		[
 			"a size that does not cut the model",
-			"mimo-1x1-fixed",
+			"mimo-1x1-fixed-small",
 			["--layout", "1+tp4"],
 			/^mimo: Layout 1\+tp4: the language model's tp is 4; allowed .* of mamba\.num_groups \(2\)\.\n$/,
 		],
 		[
 			"more encoder ranks than heads",
-			"mimo-1x1-fixed",
+			"mimo-1x1-fixed-small",
 			["--layout", "tp16+1"],
-			/^mimo: Layout tp16\+1: the encoder's tp is 16; .* of vision\.num_attention_heads \(8\)\.\n$/,
+			/^mimo: Layout tp16\+1: the encoder's tp is 16; .* of vision\.num_attention_heads \(4\)\.\n$/,
 		],
 		[
 			"lanes that samples cannot be dealt out to",
-			"mimo-1x1-fixed",
+			"mimo-1x1-fixed-small",
 			["--layout", "1+3"],
 			/^mimo: Layout 1\+3: global-batch-size 4 cannot be dealt out to 3 data lanes of the language model\.\n$/,
 		],
 		[
 			"another number of encoder ranks than the correction counts",
-			"mimo-participation-corrected",
+			"mimo-participation-corrected-small",
 			["--layout", "1+dp2ep2"],
-			/^mimo: .*mimo-participation-corrected scales the encoder's gradient by 2 .* this layout has 1: .*\.\n$/,
+			/^mimo: .*mimo-participation-corrected-small scales the encoder's gradient by 2 .* this layout has 1: .*\.\n$/,
 		],
 		[
 			"pipeline parallelism",
-			"mimo-1x1-fixed",
+			"mimo-1x1-fixed-small",
 			["--layout", "1+tp2pp2"],
 			/^mimo: Layout "1\+tp2pp2": pp2 at position 6: pipeline parallelism is not built\.\n$/,
 		],
@@ -76,7 +76,6 @@ describe("refuses before a rank starts", () => {
 	for (const [name, reference, flags, message] of cases) {
 		test(name, () => {
 			const folder = golden(reference);
-			if (folder === null) return;
 			const { exitCode, stdout, stderr } = mimo(["parity", "--golden", folder, ...flags]);
 			expect(stderr).toMatch(message);
 			expect([exitCode > 0, stdout]).toEqual([true, ""]);
@@ -85,8 +84,7 @@ describe("refuses before a rank starts", () => {
 });
 
 test("a folder that does not agree ends with 1, its first difference, and not a word of failed ranks", () => {
-	const folder = golden("mimo-1x1-fixed");
-	if (folder === null) return;
+	const folder = golden("mimo-1x1-fixed-small");
 	const scratch = mkdtempSync(join(tmpdir(), "mimo-wrong-"));
 	try {
 		const wrong = join(scratch, "wrong");

@@ -84,7 +84,7 @@ test("examples/text/text.yaml trains, evaluates and leaves its files", () => {
 
 describe("parity", () => {
 	test("prints a table and exits 0; --json lists every value", () => {
-		const reference = golden("layer-moe")!;
+		const reference = golden("layer-moe");
 		const table = mimo(["parity", "--golden", reference]);
 		expect(table.exitCode).toBe(0);
 		expect(table.stdout).toContain("all 25 values agree.");

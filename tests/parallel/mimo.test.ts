@@ -1,16 +1,26 @@
 /** Reference runs of Megatron-LM with encoder and language model on disjoint grids of processes. */
 import { describe, expect, test } from "bun:test";
 import { type ParityReport, renderReport } from "../../src/parity/comparison.ts";
-import { golden } from "../golden.ts";
+import { golden, largeGolden } from "../golden.ts";
 import { runRanks } from "./ranks.ts";
 
 const side = (tensor: number, data: number, expert = 1) => ({ tensor, data, expert, expertTensor: 1 });
 const full = process.env.MIMO_TEST_FULL === "1";
 const steps = full ? 1000 : 3;
 
+/** The small reference of the repository, then Megatron-LM's own where this machine has it. */
 async function expectParity(name: string, encoder: ReturnType<typeof side>, language: typeof encoder, zero = false) {
-	const folder = golden(name);
-	if (folder === null) return;
+	await expectAgreement(golden(`${name}-small`), encoder, language, zero);
+	const large = largeGolden(name);
+	if (large !== null) await expectAgreement(large, encoder, language, zero);
+}
+
+async function expectAgreement(
+	folder: string,
+	encoder: ReturnType<typeof side>,
+	language: typeof encoder,
+	zero: boolean,
+) {
 	const ranks = encoder.tensor * encoder.data + language.tensor * language.data;
 	const layout = JSON.stringify({ encoder, language, steps, zero });
 	const outcomes = await runRanks("mimo-rank.ts", ranks, [folder, layout]);

@@ -12,8 +12,8 @@ beforeAll(async () => {
 const folder = golden("energon");
 
 for (const part of ["rng/", "orders/", "states/", "decode.json", "behaviour.json"]) {
-	test.skipIf(folder === null)(`the reference data of megatron-energon: ${part} without a difference`, () => {
-		const verdicts = [...verifyGolden(folder!, images, (file) => file.includes(part))];
+	test(`the reference data of megatron-energon: ${part} without a difference`, () => {
+		const verdicts = [...verifyGolden(folder, images, (file) => file.includes(part))];
 		expect(verdicts.filter(({ difference }) => difference !== null)).toEqual([]);
 		expect(verdicts.length).toBeGreaterThan(0);
 	});

@@ -9,10 +9,9 @@ import type { Device } from "../../src/native/device.ts";
 import { firstFailure, type ParityReport, renderReport } from "../../src/parity/comparison.ts";
 import { languageParity } from "../../src/parity/language.ts";
 import { conversionOptions } from "../checkpoint/conversion/options.ts";
-import { golden as referenceFolder } from "../golden.ts";
+import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 
-const golden = join(import.meta.dir, "../golden");
 let device: Device;
 let folder: string;
 beforeAll(async () => {
@@ -34,7 +33,7 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 	for (const name of ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny"]) {
 		test(name, async () => {
 			const before = device.memoryStatistics().liveBytes;
-			const report = await languageParity(device, join(golden, name));
+			const report = await languageParity(device, golden(name));
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		});
@@ -42,7 +41,7 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 });
 
 test("weights of a native checkpoint are as good as the folder's own", async () => {
-	const [source, target] = [join(golden, "hybrid-tiny"), join(folder, "native")];
+	const [source, target] = [golden("hybrid-tiny"), join(folder, "native")];
 	using plan = planConversion(conversionOptions({ from: "hf", to: "native", source, target, optimizer: false }));
 	await plan.run(() => {});
 	const report = await languageParity(device, source, { weights: target });
@@ -50,17 +49,15 @@ test("weights of a native checkpoint are as good as the folder's own", async () 
 });
 
 test("hybrid-text, 60 steps with flipped routing decisions inside their bands", async () => {
-	const path = referenceFolder("hybrid-text");
-	if (path === null) return;
-	const report = await languageParity(device, path);
+	const report = await languageParity(device, golden("hybrid-text"));
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 
 describe("a wrong term is noticed in the layer that has it", () => {
 	test("no D skip in Mamba-2", async () => {
 		const copy = join(folder, "no-d");
-		cpSync(join(golden, "hybrid-tiny"), copy, { recursive: true });
-		using source = openSafetensors(join(golden, "hybrid-tiny/model.safetensors"));
+		cpSync(golden("hybrid-tiny"), copy, { recursive: true });
+		using source = openSafetensors(golden("hybrid-tiny/model.safetensors"));
 		const entries = [...source.tensors].map(([name, { dtype, shape }]) => {
 			const data = source.read(name);
 			if (name === "model.layers.3.mixer.D") data.fill(0 as never);
@@ -71,21 +68,21 @@ describe("a wrong term is noticed in the layer that has it", () => {
 	});
 
 	test("no top-k scaling", async () => {
-		const report = await languageParity(device, join(golden, "hybrid-tiny"), {
+		const report = await languageParity(device, golden("hybrid-tiny"), {
 			configure: (config) => ({ ...config, moe: { ...config.moe, scalingFactor: 1 } }),
 		});
 		expectFailure(report, /^step 1 layer 1 /);
 	});
 
 	test("attention scores that are not scaled", async () => {
-		const report = await languageParity(device, join(golden, "hybrid-tiny"), {
+		const report = await languageParity(device, golden("hybrid-tiny"), {
 			configure: (config) => ({ ...config, attention: { ...config.attention, softmaxScale: 1 } }),
 		});
 		expectFailure(report, /^step 1 layer [23] /);
 	});
 
 	test("Δ without its lower limit", async () => {
-		const report = await languageParity(device, join(golden, "hybrid-tiny"), {
+		const report = await languageParity(device, golden("hybrid-tiny"), {
 			configure: (config) => ({ ...config, mamba: { ...config.mamba, timeStepMinimum: 0 } }),
 		});
 		expectFailure(report, /dt_bias/);

@@ -3,7 +3,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { type MimoParityOptions, mimoParity } from "../../src/parity/mimo.ts";
-import { golden } from "../golden.ts";
+import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 
 let device: Device;
@@ -22,12 +22,12 @@ const folders = [
 ];
 
 describe("reference folders agree in every probe, loss and gradient norm", () => {
-	for (const name of folders) {
+	for (const name of folders.flatMap((folder) => [`${folder}-small`, folder])) {
 		test(name, async () => {
-			const path = golden(name);
+			const path = name.endsWith("-small") ? golden(name) : largeGolden(name);
 			if (path === null) return;
 			const before = device.memoryStatistics().liveBytes;
-			const report = await mimoParity(device, path, { encoderRanks: name.endsWith("corrected") ? 2 : 1 });
+			const report = await mimoParity(device, path, { encoderRanks: name.includes("corrected") ? 2 : 1 });
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		}, 60_000);
@@ -36,31 +36,30 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 
 describe("a wrong term is noticed where it is", () => {
 	const failure = async (name: string, configure: MimoParityOptions["configure"]) => {
-		const path = golden(name);
-		return path && firstFailure(await mimoParity(device, path, { steps: 1, ...(configure && { configure }) }))?.name;
+		const options = { steps: 1, ...(configure && { configure }) };
+		return firstFailure(await mimoParity(device, golden(name), options))?.name;
 	};
 
 	test("attention scores that are not scaled", async () => {
-		const found = await failure("mimo-1x1-fixed", (c) => ({ ...c, tower: { ...c.tower, softmaxScale: 1 } }));
-		if (found !== null) expect(found).toBe("step 1 vit.layer0");
+		const found = await failure("mimo-1x1-fixed-small", (c) => ({ ...c, tower: { ...c.tower, softmaxScale: 1 } }));
+		expect(found).toBe("step 1 vit.layer0");
 	});
 
 	test("positions cut to the image's proportions", async () => {
-		const found = await failure("mimo-1x1-dynamic", (c) => ({
+		const found = await failure("mimo-1x1-dynamic-small", (c) => ({
 			...c,
 			tower: { ...c.tower, positions: { ...c.tower.positions, aspectRatioSelect: true } },
 		}));
-		if (found !== null) expect(found).toBe("step 1 vit.decoder_input");
+		expect(found).toBe("step 1 vit.decoder_input");
 	});
 
 	test("a norm with another epsilon", async () => {
-		const found = await failure("mimo-1x1-dynamic", (c) => ({ ...c, tower: { ...c.tower, normEpsilon: 1e-3 } }));
-		if (found !== null) expect(found).toBe("step 1 vit.layer0");
+		const found = await failure("mimo-1x1-dynamic-small", (c) => ({ ...c, tower: { ...c.tower, normEpsilon: 1e-3 } }));
+		expect(found).toBe("step 1 vit.layer0");
 	});
 });
 
 test("the correction of another number of encoder ranks is refused", async () => {
-	const path = golden("mimo-participation-corrected");
-	if (path === null) return;
+	const path = golden("mimo-participation-corrected-small");
 	await expect(mimoParity(device, path)).rejects.toThrow("--encoder-ranks 2 compares with its own factor");
 });

@@ -9,7 +9,7 @@ import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { readTensor, selectTensors, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { TorchDistFolder } from "../../../src/checkpoint/torch-dist/folder.ts";
-import { golden } from "../../golden.ts";
+import { golden, largeGolden } from "../../golden.ts";
 import { conversionOptions } from "./options.ts";
 
 let folder: string;
@@ -19,7 +19,7 @@ beforeAll(() => {
 });
 afterAll(() => rmSync(folder, { recursive: true }));
 
-const megatron = golden("megatron-checkpoint");
+const megatron = largeGolden("megatron-checkpoint");
 const iteration = join(megatron ?? "", "iter_0000003");
 const tiny = golden("hybrid-tiny");
 
@@ -168,12 +168,12 @@ describe.skipIf(!megatron)("a Megatron checkpoint", () => {
 	});
 });
 
-describe.skipIf(!tiny)("a NemotronH folder", () => {
+describe("a NemotronH folder", () => {
 	test("to native and back: every byte, in the source's spelling", async () => {
-		const native = await convert({ from: "hf", to: "native", source: tiny! });
+		const native = await convert({ from: "hf", to: "native", source: tiny });
 		const back = await convert({ from: "native", to: "hf", source: native });
 		for (const file of ["config.json", "model.safetensors"]) {
-			expect(readFileSync(join(back, file)).equals(readFileSync(join(tiny!, file)))).toBe(true);
+			expect(readFileSync(join(back, file)).equals(readFileSync(join(tiny, file)))).toBe(true);
 		}
 		const published = await convert({ from: "native", to: "hf", source: native, names: "published" });
 		const names = inspectCheckpoint(published, { checksums: false, allowFallback: false }).tensors;
@@ -181,26 +181,26 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 		const again = await convert({ from: "hf", to: "hf", source: published, names: "transformers", shardBytes: 3e5 });
 		expect(readdirSync(again)).toContain("model.safetensors.index.json");
 		using raw = openSource(again, "hf", optionsFor({ from: "hf", to: "hf", source: again }));
-		using source = openSource(tiny!, "hf", optionsFor({ from: "hf", to: "hf", source: tiny! }));
+		using source = openSource(tiny, "hf", optionsFor({ from: "hf", to: "hf", source: tiny }));
 		expect(hashes(raw.stored)).toEqual(hashes(source.stored));
 	});
 
 	test("to torch_dist and back: a release checkpoint", async () => {
-		const release = await convert({ from: "hf", to: "torch_dist", source: tiny! });
+		const release = await convert({ from: "hf", to: "torch_dist", source: tiny });
 		expect(release).toEndWith("release");
 		using stored = TorchDistFolder.open(release);
 		expect(stored.tensors.get("decoder.layers.1.mlp.experts.experts.linear_fc1.weight")!.shape).toEqual([8, 48, 64]);
 		expect(stored.objects.has("decoder.layers.1.mlp.experts.experts.linear_fc1._extra_state/shard_7_8")).toBe(true);
 		const back = await convert({ from: "torch_dist", to: "hf", source: release, names: "transformers" });
 		const file = "model.safetensors";
-		expect(readFileSync(join(back, file)).equals(readFileSync(join(tiny!, file)))).toBe(true);
-		const reference = await convert({ from: "torch_dist", to: "hf", source: release, reference: tiny! });
-		expect(readFileSync(join(reference, "config.json"), "utf8")).toBe(readFileSync(join(tiny!, "config.json"), "utf8"));
+		expect(readFileSync(join(back, file)).equals(readFileSync(join(tiny, file)))).toBe(true);
+		const reference = await convert({ from: "torch_dist", to: "hf", source: release, reference: tiny });
+		expect(readFileSync(join(reference, "config.json"), "utf8")).toBe(readFileSync(join(tiny, "config.json"), "utf8"));
 	});
 
 	test("grouped experts", async () => {
 		const layout = { ...canonicalLayout, experts: "grouped" as const };
-		const grouped = await convert({ from: "hf", to: "native", source: tiny!, layout });
+		const grouped = await convert({ from: "hf", to: "native", source: tiny, layout });
 		using checkpoint = NativeCheckpoint.open(grouped);
 		const name = "language_model.decoder.layers.1.mlp.experts.linear_fc1.weight";
 		expect(checkpoint.tensors.get(name)!.shape).toEqual([8, 48, 64]);
@@ -209,11 +209,11 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 
 	test("layers counted by group", async () => {
 		const layout = { ...canonicalLayout, layerNames: "logical" as const, pattern: "M[*-]E" };
-		const bad = optionsFor({ from: "hf", to: "native", source: tiny!, layout });
+		const bad = optionsFor({ from: "hf", to: "native", source: tiny, layout });
 		expect(() => planConversion(bad)).toThrow("belongs to no layer of pattern");
 		// ME*M-E with two groups.
 		const fitting = { ...layout, pattern: "[ME]*[M-]E" };
-		const grouped = await convert({ from: "hf", to: "native", source: tiny!, layout: fitting });
+		const grouped = await convert({ from: "hf", to: "native", source: tiny, layout: fitting });
 		using checkpoint = NativeCheckpoint.open(grouped);
 		expect(checkpoint.tensors.has("language_model.decoder.layers.0.pre_mlp_layernorm.weight")).toBe(true);
 		expect(checkpoint.tensors.has("language_model.decoder.layers.2.mlp.linear_fc1.weight")).toBe(true);
@@ -221,7 +221,7 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 	});
 
 	test("the plan names every tensor's sources; nothing is written", () => {
-		const options = optionsFor({ from: "hf", to: "native", source: tiny! });
+		const options = optionsFor({ from: "hf", to: "native", source: tiny });
 		using planned = planConversion(options);
 		const lines = planLines(planned.tensors);
 		const fused = lines.find(({ to }) => to.endsWith("linear_qkv.weight"))!;
@@ -229,14 +229,14 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 			"language_model.decoder.layers.2.self_attention.linear_qkv.weight  [128, 64] F32  ← " +
 				"model.layers.2.mixer.q_proj.weight + model.layers.2.mixer.k_proj.weight + model.layers.2.mixer.v_proj.weight",
 		);
-		using back = planConversion(optionsFor({ from: "hf", to: "torch_dist", source: tiny! }));
+		using back = planConversion(optionsFor({ from: "hf", to: "torch_dist", source: tiny }));
 		const stacked = planLines(back.tensors).find(({ to }) => to.endsWith("experts.experts.linear_fc1.weight"))!;
 		expect(stacked.from).toEqual(["model.layers.1.mixer.experts.up_proj"]);
 		expect(existsSync(options.target)).toBe(false);
 	});
 
 	test("a failure leaves nothing behind, a filled target is refused", async () => {
-		const options = optionsFor({ from: "hf", to: "native", source: tiny! });
+		const options = optionsFor({ from: "hf", to: "native", source: tiny });
 		using planned = planConversion(options);
 		const failing = planned.run(() => {
 			throw new Error("stop here");
@@ -252,7 +252,7 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 	});
 
 	test("a difference is named", async () => {
-		using source = openSource(tiny!, "hf", optionsFor({ from: "hf", to: "hf", source: tiny! }));
+		using source = openSource(tiny, "hf", optionsFor({ from: "hf", to: "hf", source: tiny }));
 		const name = "language_model.decoder.layers.0.mixer.D";
 		const other: TensorStore = {
 			...selectTensors(source.weights, () => true),
@@ -270,9 +270,7 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 
 	test("what makes no sense is refused by name", () => {
 		const refuse = (change: Partial<ConversionOptions>, sentence: string) =>
-			expect(() => planConversion(optionsFor({ from: "hf", to: "native", source: tiny!, ...change }))).toThrow(
-				sentence,
-			);
+			expect(() => planConversion(optionsFor({ from: "hf", to: "native", source: tiny, ...change }))).toThrow(sentence);
 		refuse({ drop: ["nothing*"] }, "--drop nothing* matches no tensor");
 		refuse({ paddedVocabularySize: 100 }, "100 rows are too few for a vocabulary of 512 tokens");
 		refuse({ source: join(folder, "none") }, "it does not exist");
@@ -280,7 +278,6 @@ describe.skipIf(!tiny)("a NemotronH folder", () => {
 });
 
 test("inspect lists each format with its checksums", async () => {
-	if (!tiny) return;
 	const native = await convert({ from: "hf", to: "native", source: tiny });
 	const lists = [tiny, join(tiny, "model.safetensors"), native, join(native, "..")].map((path) =>
 		inspectCheckpoint(path, { checksums: true, allowFallback: false }),

@@ -16,7 +16,7 @@ import { readPieces, readTensor, selectTensors, type TensorStore } from "../../.
 import { resolveIteration, TorchDistFolder } from "../../../src/checkpoint/torch-dist/folder.ts";
 import { readKeys, writeKeys } from "../../../src/checkpoint/torch-dist/keys.ts";
 import { optimizerBuffers } from "../../../src/checkpoint/torch-dist/optimizer-buffers.ts";
-import { golden } from "../../golden.ts";
+import { largeGolden } from "../../golden.ts";
 
 let folder: string;
 beforeAll(() => {
@@ -36,7 +36,7 @@ interface Listed {
 	readonly pieces?: readonly Piece[];
 }
 
-const source = golden("megatron-checkpoint");
+const source = largeGolden("megatron-checkpoint");
 const iteration = join(source ?? "", "iter_0000003");
 const listed = source ? JSON.parse(readFileSync(join(source, "tensors.json"), "utf8")) : null;
 
