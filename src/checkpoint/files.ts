@@ -25,12 +25,18 @@ const reasons: Readonly<Record<string, string>> = {
 	EMFILE: "too many open files",
 	ELOOP: "it is a symbolic link",
 	ENXIO: "it is no regular file",
+	ENAMETOOLONG: "its name is too long",
 };
+
+/** Why the system refused something, as the end of a sentence. */
+export function systemReason(error: unknown): string {
+	const { code, message } = error as NodeJS.ErrnoException;
+	return reasons[code ?? ""] ?? message;
+}
 
 /** `Cannot <action> <path>: <reason>.` as a UserError that keeps the system's error as its cause. */
 export function fileError(action: string, path: string, error: unknown): UserError {
-	const code = (error as NodeJS.ErrnoException).code ?? "";
-	const failure = new UserError(`Cannot ${action} ${path}: ${reasons[code] ?? String((error as Error).message)}.`);
+	const failure = new UserError(`Cannot ${action} ${path}: ${systemReason(error)}.`);
 	failure.cause = error;
 	return failure;
 }

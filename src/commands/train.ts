@@ -1,8 +1,10 @@
 /** `mimo train`: flags in, one training, exit code out. */
+import { dirname, resolve } from "node:path";
 import { defineCommand } from "citty";
 import { flagHelp } from "../config/help.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
 import { note } from "../observe/messages.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -45,6 +47,7 @@ export default defineCommand({
 		const { topologyOf } = await import("../parallel/topology.ts");
 		const { configuration } = resolved;
 		const topology = topologyOf(configuration);
+		await tryFolders(configuration);
 		const options = {
 			ranks: rankCount(topology, resolved.command.nproc),
 			device: configuration.device,
@@ -63,3 +66,13 @@ export default defineCommand({
 		await onEveryRank(options, (world) => runTraining(configuration, world));
 	},
 });
+
+/** Folders that the run will write at its end, or much later; a launcher tries them for its ranks. */
+async function tryFolders({ save, saveHf }: TrainingConfiguration): Promise<void> {
+	const { placeFromEnvironment } = await import("../parallel/place.ts");
+	if ((placeFromEnvironment()?.launcher ?? null) !== null) return;
+	const { tryFolder } = await import("../checkpoint/save-folder.ts");
+	if (save !== null) tryFolder(`--save ${save}`, save);
+	// Built beside its name.
+	if (saveHf !== null) tryFolder(`--save-hf ${saveHf}`, dirname(resolve(saveHf)), saveHf);
+}

@@ -83,6 +83,11 @@ export class Checkpoints implements Listener {
 		return this.#schedules;
 	}
 
+	/** Throws a UserError when the first checkpoint would not fit on the disk. Every rank calls this together. */
+	requireRoom(): void {
+		this.#saver?.requireRoom();
+	}
+
 	/** Restores what the configuration names; null: it names nothing. Every rank calls this together. */
 	restore(): StartingPoint | null {
 		const { state } = this.run;

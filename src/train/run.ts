@@ -46,6 +46,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	});
 	const listeners: readonly Listener[] = [checkpoints];
 	try {
+		checkpoints.requireRoom();
 		observer.note(introduction(c, run, world));
 		const start = checkpoints.restore();
 		const first = start?.progress ?? atTheStart;

@@ -327,13 +327,15 @@ describe("processes that end", () => {
 });
 
 describe("a full disk", () => {
-	/** Runs a training with `full` as a file system for one checkpoint, not two; null where that is not allowed. */
-	function onFullDisk(more: string) {
+	/**
+	 * Runs a training with `full` as a file system for `checkpoints` of them, after `before`; null where that is not allowed.
+	 */
+	function onFullDisk(more: string, checkpoints = 1.6, before: (bytes: number) => string = () => "true") {
 		mkdirSync(at("full"), { recursive: true });
 		const checkpoint = at("whole/iter_0000002");
 		const files = readdirSync(checkpoint, { recursive: true }) as string[];
 		const bytes = files.reduce((sum, file) => sum + statSync(join(checkpoint, file)).size, 0);
-		const script = `mount -t tmpfs -o size=${Math.ceil(1.6 * bytes)} tmpfs full && "$0" "$@"; code=$?; ls full; ls full/*; exit $code`;
+		const script = `mount -t tmpfs -o size=${Math.ceil(checkpoints * bytes)} tmpfs full && ${before(bytes)} && "$0" "$@"; code=$?; ls full; ls full/*; exit $code`;
 		const allowed = Bun.spawnSync(["unshare", "-rm", "sh", "-c", "mount -t tmpfs tmpfs full"], { cwd: folder });
 		if (!allowed.success) {
 			console.error("skip: no file system can be mounted here");
@@ -353,6 +355,25 @@ describe("a full disk", () => {
 		);
 		expect(ended.stdout).toContain("Saved the checkpoint of step 2");
 		expect(ended.stdout.slice(ended.stdout.lastIndexOf("Saved"))).toMatch(/\niter_0000002\nlatest\.json\n/);
+	}, 60_000);
+
+	test("that has no room for a checkpoint is refused before the first step", () => {
+		const ended = onFullDisk("--train-iters 6 --save full --save-interval 2", 0.6);
+		if (ended === null) return;
+		expect(ended.exitCode).toBe(1);
+		expect(ended.stderr).toMatch(
+			/^mimo: rank 0 .* failed: --save full: a checkpoint needs \S+ MB \(\d+ bytes\), but only \S+ .B \(\d+ bytes\) are free there /,
+		);
+		expect(ended.stdout).not.toContain("iteration");
+	}, 60_000);
+
+	test("that a killed save has filled has room: the next save removes what is left", () => {
+		const leftover = (bytes: number) =>
+			`mkdir full/iter_0000002.tmp-a && head -c ${Math.ceil(1.2 * bytes)} /dev/zero > full/iter_0000002.tmp-a/half`;
+		const ended = onFullDisk("--train-iters 2 --save full --save-interval 2", 1.6, leftover);
+		if (ended === null) return;
+		expect({ exitCode: ended.exitCode, stderr: ended.stderr }).toEqual({ exitCode: 0, stderr: "" });
+		expect(ended.stdout).toContain("Saved the checkpoint of step 2");
 	}, 60_000);
 
 	test("with --save-retry training goes on", () => {

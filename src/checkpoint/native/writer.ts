@@ -273,11 +273,14 @@ export class NativeSave {
 	}
 }
 
+/** Names of folders that saves leave which are killed. */
+export const leftoverPattern = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/;
+
 /** Of saves that were killed. A checkpoint that was being replaced gets its name back. */
 function removeLeftovers(root: string): void {
 	for (const name of readdirSync(root)) {
 		if (name.startsWith(`${latestName}.tmp-`)) rmSync(join(root, name));
-		const leftover = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/.exec(name);
+		const leftover = leftoverPattern.exec(name);
 		if (!leftover) continue;
 		const target = join(root, leftover[1]!);
 		if (leftover[2] && !existsSync(target)) renameSync(join(root, name), target);

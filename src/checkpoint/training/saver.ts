@@ -9,6 +9,7 @@ import type { Group } from "../../parallel/group.ts";
 import type { Retention } from "../native/retention.ts";
 import { SaveThread } from "../native/save-thread.ts";
 import { type CheckpointDescription, iterationName, NativeSave } from "../native/writer.ts";
+import { roomProblem } from "../save-folder.ts";
 import { SnapshotMemory, takeSnapshot } from "./snapshot.ts";
 import type { TrainingTensors } from "./tensors.ts";
 
@@ -66,6 +67,22 @@ export class CheckpointSaver implements Disposable {
 	/** Whether the latest save has failed and training went on. */
 	get failed(): boolean {
 		return this.#failed;
+	}
+
+	/**
+	 * Compares what a checkpoint needs with what is free in its folder, which exists. Too little ends the run with a sentence
+	 * of rank 0, or is only said where a save may fail. Every rank calls this together.
+	 */
+	requireRoom(): void {
+		const { root, world, tensors, withOptimizer, goesOnAfterFailure, warn } = this.options;
+		const all = exchangeTexts(world, String(tensors.writtenBytes(withOptimizer)));
+		const bytes = all.reduce((sum, own) => sum + Number(own), 0);
+		const [problem] = exchangeTexts(world, world.rank === 0 ? (roomProblem(root, bytes) ?? "") : "") as [string];
+		if (problem === "") return;
+		if (goesOnAfterFailure) warn(problem);
+		else if (world.rank === 0) throw new UserError(problem);
+		// Ends when rank 0 does.
+		else world.barrier();
 	}
 
 	/** Begins a save of the state as it is; one under way is finished first. Every rank calls this together. */

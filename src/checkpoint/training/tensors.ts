@@ -80,6 +80,16 @@ export class TrainingTensors implements Disposable {
 		return shapes;
 	}
 
+	/** Bytes that this rank writes of them. */
+	writtenBytes(optimizer: boolean): number {
+		const buffers = this.buffers.map(({ buffer, shard, begin, end }) => {
+			const states = optimizer && shard !== null ? optimizerStates.length * dtypeBytes.f32 : 0;
+			return (end - begin) * (dtypeBytes[buffer.dtype] + states);
+		});
+		const loose = this.writesLoose ? this.loose.map(({ value }) => value.elements * dtypeBytes.f32) : [];
+		return [...buffers, ...loose].reduce((sum, bytes) => sum + bytes, 0);
+	}
+
 	[Symbol.dispose](): void {
 		for (const { value } of this.loose) value[Symbol.dispose]();
 	}

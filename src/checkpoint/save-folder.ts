@@ -1,0 +1,74 @@
+/** What a run finds out about the folders it will write to before its first step, not at its first save. */
+import { existsSync, mkdirSync, readdirSync, readlinkSync, rmSync, statfsSync, statSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { UserError } from "../native/errors.ts";
+import { formatBytes } from "./conversion/inspect.ts";
+import { fileError, OutputFile, systemReason, temporaryName } from "./files.ts";
+import { latestName } from "./native/manifest.ts";
+import { leftoverPattern } from "./native/writer.ts";
+
+/**
+ * Makes `folder` and writes a file there, brings it to the disk and removes it. Throws a UserError with `what`
+ * (flag and value) and the reason when any of that is impossible, or when `target` inside it, which will be made later, cannot be.
+ */
+export function tryFolder(what: string, folder: string, target = folder): void {
+	// A name that the next save removes, should this process be killed in between.
+	const probe = temporaryName(join(folder, latestName));
+	const refuse = (reason: string): never => {
+		throw new UserError(`${what} cannot be written: ${reason}.`);
+	};
+	const known = obstacle(target);
+	if (known !== null) refuse(known);
+	try {
+		mkdirSync(folder, { recursive: true });
+		using file = new OutputFile(probe);
+		file.write(new TextEncoder().encode("mimo\n"));
+		file.close();
+		rmSync(probe);
+	} catch (error) {
+		if (existsSync(probe)) rmSync(probe, { force: true });
+		const cause = error instanceof UserError ? error.cause : error;
+		// The system says of /proc that it does not exist.
+		refuse((cause as NodeJS.ErrnoException).code === "ENOENT" ? "no folder can be made there" : systemReason(cause));
+	}
+}
+
+/** The first part of a path that is no folder, with what it is; null: every part that exists is one. */
+function obstacle(path: string): string | null {
+	const parts = resolve(path).split("/").slice(1);
+	for (let count = 1; count <= parts.length; count++) {
+		const part = `/${parts.slice(0, count).join("/")}`;
+		if (existsSync(part)) {
+			if (!statSync(part).isDirectory()) return `${part} is no folder`;
+			continue;
+		}
+		try {
+			return `${part} is a link to ${readlinkSync(part)}, which does not exist`;
+		} catch {
+			return null;
+		}
+	}
+	return null;
+}
+
+/** Why `bytes` do not fit on the disk of `root`, where removable leftovers count as free; null: they do. */
+export function roomProblem(root: string, bytes: number): string | null {
+	try {
+		const { bsize, blocks, bavail } = statfsSync(root);
+		const free = bsize * bavail + leftoverBytes(root);
+		// A file system that counts no blocks does not know.
+		if (blocks === 0 || free >= bytes) return null;
+		return `--save ${root}: a checkpoint needs ${formatBytes(bytes)} (${bytes} bytes), but only ${formatBytes(free)} (${free} bytes) are free there.`;
+	} catch (error) {
+		return fileError("read", root, error).message;
+	}
+}
+
+/** Bytes of the files that the next save into `root` removes before it writes. */
+function leftoverBytes(root: string): number {
+	const folders = readdirSync(root).filter((name) => leftoverPattern.test(name));
+	const files = folders.flatMap((name) =>
+		(readdirSync(join(root, name), { recursive: true }) as string[]).map((file) => join(root, name, file)),
+	);
+	return files.reduce((sum, file) => sum + (statSync(file, { throwIfNoEntry: false })?.size ?? 0), 0);
+}
