@@ -8,8 +8,19 @@ export class UserError extends Error {
 		sentence: string,
 		readonly exitCode = 1,
 	) {
-		super(sentence);
+		super(printable(sentence));
 	}
+}
+
+/** Characters of the longest sentence; a hostile name may have millions. */
+const LONGEST_SENTENCE = 8192;
+
+/** Names come from files: what a terminal would take as a command is escaped, what is too long is cut in its middle. */
+function printable(sentence: string): string {
+	const half = LONGEST_SENTENCE / 2;
+	const cut = sentence.length > LONGEST_SENTENCE ? `${sentence.slice(0, half)} … ${sentence.slice(-half)}` : sentence;
+	// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is escaped
+	return cut.replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
 }
 
 /** A native call failed. `status` is one of abi.ts's Status; the message is the library's own sentence. */
