@@ -116,6 +116,18 @@ export class InputFile implements ByteSource, Disposable {
 	}
 }
 
+/**
+ * The whole of a regular file; one of more than `limit` bytes is refused unread. Everything that reads a checkpoint goes
+ * through this or InputFile.open: a pipe, socket or device in a file's place is refused, not waited for.
+ */
+export function readWholeFile(path: string, limit: number, options: { followLinks?: boolean } = {}): Uint8Array {
+	using file = InputFile.open(path, options);
+	if (file.size > limit) {
+		throw new UserError(`${path} has ${file.size} bytes, more than the ${limit} that are read of such a file.`);
+	}
+	return file.read(0, file.size);
+}
+
 /** Open files at once; systems allow some thousand a process. */
 const LARGEST_POOL = 64;
 

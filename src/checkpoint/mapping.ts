@@ -49,17 +49,43 @@ export interface MappedTensor extends TensorType {
 	readonly copies: readonly Copy[];
 }
 
-/** Collects the tensors and links of a correspondence. */
+/** Tensors of a model with its optimizer, on either side: some times those of the largest. */
+const MOST_TENSORS = 2 ** 20;
+/** Runs of a plan. Experts whose gated rows are interleaved need some hundred each. */
+const MOST_LINKS = 2 ** 23;
+
+/**
+ * Collects the tensors and links of a correspondence. Counts that a checkpoint claims (layers, experts, stacked axes)
+ * become names here and nowhere else, so here they end: with a UserError that names `path`.
+ */
 export class CorrespondenceBuilder implements Correspondence {
 	readonly logical = new Map<string, readonly number[]>();
 	readonly foreign = new Map<string, readonly number[]>();
 	readonly links: Link[] = [];
 	readonly padded = new Set<string>();
 
+	constructor(readonly path: string) {}
+
+	/** A logical tensor. */
+	addLogical(name: string, shape: readonly number[]): void {
+		this.logical.set(name, shape);
+		if (this.logical.size > MOST_TENSORS) this.#refuse(`${MOST_TENSORS} tensors`);
+	}
+
+	/** A tensor of the other format. */
+	addForeign(name: string, shape: readonly number[]): void {
+		this.foreign.set(name, shape);
+		if (this.foreign.size > MOST_TENSORS) this.#refuse(`${MOST_TENSORS} tensors`);
+	}
+
+	#refuse(limit: string): never {
+		throw new UserError(`${this.path}: a model of more than ${limit} is not converted.`);
+	}
+
 	/** The same tensor under two names. */
 	same(logical: string, foreign: string, shape: readonly number[]): void {
-		this.logical.set(logical, shape);
-		this.foreign.set(foreign, shape);
+		this.addLogical(logical, shape);
+		this.addForeign(foreign, shape);
 		this.link({ logical, foreign, count: 1, length: elementCount(shape)! });
 	}
 
@@ -89,6 +115,7 @@ export class CorrespondenceBuilder implements Correspondence {
 	link(link: Omit<Link, "logicalRuns" | "foreignRuns"> & Partial<Pick<Link, "logicalRuns" | "foreignRuns">>): void {
 		const whole: Runs = { offset: 0, stride: link.length };
 		this.links.push({ logicalRuns: whole, foreignRuns: whole, ...link });
+		if (this.links.length > MOST_LINKS) this.#refuse(`${MOST_LINKS} runs of values`);
 	}
 }
 

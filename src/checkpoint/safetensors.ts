@@ -7,9 +7,13 @@
 import { UserError } from "../native/errors.ts";
 import { bytesOf, type DtypeTag, dtypes, isDtypeTag, type TensorArray, tensorBytes, viewAs } from "./dtype.ts";
 import { type ByteSource, InputFile, type OutputFile, writeFileAtomically } from "./files.ts";
+import { measureJson } from "./json.ts";
 
 /** The reference reader's limit. */
 const LARGEST_HEADER = 100_000_000;
+/** Tensors of one file: with their dtype, shape and offsets four keys each. */
+const MOST_TENSORS = 2 ** 18;
+const headerLimits = { values: 2 ** 23, depth: 3 };
 /** More dimensions than any tensor library has: the header is not what it says it is. */
 const LARGEST_RANK = 32;
 
@@ -123,6 +127,11 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 function parseHeader(bytes: Uint8Array, bad: Refuse): Record<string, unknown> {
 	if (bytes[0] !== 0x7b) bad("its header does not begin with {.");
+	const { keys, values, depth } = measureJson(bytes, headerLimits);
+	if (depth > headerLimits.depth) bad("its header is nested too deeply.");
+	if (keys > 4 * MOST_TENSORS || values > headerLimits.values) {
+		bad(`its header has more than ${MOST_TENSORS} tensors or ${headerLimits.values} values.`);
+	}
 	let header: unknown;
 	try {
 		header = JSON.parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes));
@@ -131,32 +140,16 @@ function parseHeader(bytes: Uint8Array, bad: Refuse): Record<string, unknown> {
 	}
 	if (!isObject(header)) bad("its header is no JSON object.");
 	// JSON.parse keeps the last of equal keys silently: then the text has more keys than the value.
-	if (countKeys(bytes) !== countEntries(header, bad)) bad("a name occurs twice in its header.");
+	if (keys !== countEntries(header)) bad("a name occurs twice in its header.");
 	return header as Record<string, unknown>;
 }
 
-/** Colons outside strings: one a key. */
-function countKeys(json: Uint8Array): number {
-	let keys = 0;
-	let inString = false;
-	for (let i = 0; i < json.length; i++) {
-		const byte = json[i];
-		if (inString) {
-			if (byte === 0x5c) i++;
-			else if (byte === 0x22) inString = false;
-		} else if (byte === 0x22) inString = true;
-		else if (byte === 0x3a) keys++;
-	}
-	return keys;
-}
-
-/** Keys of all objects; a value nested deeper than header → tensor → shape is refused. */
-function countEntries(value: unknown, bad: Refuse, depth = 0): number {
+/** Keys of all objects of a bounded depth. */
+function countEntries(value: unknown): number {
 	if (typeof value !== "object" || value === null) return 0;
-	if (depth > 2) return bad("its header is nested too deeply.");
 	const children = Object.values(value);
 	let entries = Array.isArray(value) ? 0 : children.length;
-	for (const child of children) entries += countEntries(child, bad, depth + 1);
+	for (const child of children) entries += countEntries(child);
 	return entries;
 }
 

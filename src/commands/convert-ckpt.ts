@@ -4,7 +4,7 @@
  */
 import { defineCommand } from "citty";
 import { type ConversionOptions, openSource, planConversion } from "../checkpoint/conversion/convert.ts";
-import { formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
+import { damages, formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
 import { formatPlanLine, planLines, requireEqual } from "../checkpoint/conversion/listing.ts";
 import { formats, requireFormat, type SourceOptions } from "../checkpoint/conversion/source.ts";
 import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
@@ -109,6 +109,9 @@ function inspect(path: string, given: Arguments): void {
 	for (const notice of inspection.notices) warn(notice);
 	if (given.json) console.log(JSON.stringify(inspection, null, 2));
 	else for (const line of formatInspection(inspection)) console.log(line);
+	const [first, ...others] = damages(inspection);
+	if (first === undefined) return;
+	throw new UserError(others.length === 0 ? first : `${first} (${others.length} more are damaged.)`);
 }
 
 async function convert(source: string, target: string, given: Arguments): Promise<void> {

@@ -17,10 +17,14 @@ const LONGEST_SENTENCE = 8192;
 
 /** Names come from files: what a terminal would take as a command is escaped, what is too long is cut in its middle. */
 function printable(sentence: string): string {
-	const half = LONGEST_SENTENCE / 2;
-	const cut = sentence.length > LONGEST_SENTENCE ? `${sentence.slice(0, half)} … ${sentence.slice(-half)}` : sentence;
+	const hexadecimal = (character: string) => `\\x${character.charCodeAt(0).toString(16).padStart(2, "0")}`;
 	// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is escaped
-	return cut.replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
+	return cut(cut(sentence).replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, hexadecimal));
+}
+
+function cut(text: string): string {
+	const half = LONGEST_SENTENCE / 2;
+	return text.length > LONGEST_SENTENCE ? `${text.slice(0, half)} … ${text.slice(-half)}` : text;
 }
 
 /** A native call failed. `status` is one of abi.ts's Status; the message is the library's own sentence. */

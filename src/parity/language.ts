@@ -47,7 +47,7 @@ export async function languageParity(
 ): Promise<ParityReport> {
 	const golden = readLanguageGolden(path);
 	using source = openHuggingFaceModel(path);
-	const names = languageCorrespondence(source.configuration, source.spelling);
+	const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
 	const { precision = "f32" } = options;
 	const config = huggingFaceConfig(source, join(path, "config.json"), precision);
 	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });

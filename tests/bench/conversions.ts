@@ -23,7 +23,7 @@ const sizes = { hidden_size: 1024, vocab_size: 32768, n_routed_experts: 128, moe
 function writeModel(folder: string): { readonly largest: number; readonly total: number } {
 	const path = join(golden("hybrid-tiny"), "config.json");
 	const json = { ...parsePythonJson(readFileSync(path, "utf8"), path), ...sizes };
-	const { foreign } = languageCorrespondence(configurationFromHuggingFace(json, path), spellings.published);
+	const { foreign } = languageCorrespondence(configurationFromHuggingFace(json, path), spellings.published, path);
 	const tensors = new Map<string, TensorType>([...foreign].map(([name, shape]) => [name, { dtype: "BF16", shape }]));
 	const noise = crypto.getRandomValues(new Uint8Array(2 ** 16));
 	const store: TensorStore = {

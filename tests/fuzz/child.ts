@@ -8,7 +8,7 @@ import { Mutator } from "./mutate.ts";
 import { type FuzzParser, type FuzzTarget, isNamedRefusal } from "./parser.ts";
 
 /** Fields of the shared page, f64 each. */
-export const progress = { index: 0, accepted: 1, refused: 2, failed: 3, slowest: 4, done: 5 } as const;
+export const progress = { index: 0, accepted: 1, refused: 2, failed: 3, slowest: 4, opened: 5, done: 6 } as const;
 
 export interface ChildOptions {
 	readonly name: string;
@@ -56,6 +56,7 @@ type Outcome = "accepted" | "refused" | string;
 class Run {
 	readonly #saved = new Set<string>();
 	readonly #refuses: (error: unknown) => boolean;
+	#lastError: unknown = null;
 	#base = process.memoryUsage.rss();
 
 	constructor(
@@ -73,6 +74,7 @@ class Run {
 			if (result instanceof Promise) await result;
 			return "accepted";
 		} catch (error) {
+			this.#lastError = error;
 			if (this.#refuses(error)) return "refused";
 			return error instanceof Error ? `${error.name}: ${error.message}\n${error.stack}` : String(error);
 		}
@@ -105,14 +107,17 @@ class Run {
 		const outcome = await this.#measured(bytes);
 		if (outcome === "accepted" || outcome === "refused") {
 			if (index !== null) this.page[progress[outcome]]!++;
-			else if (outcome === "refused" && this.options.input === null) this.#fail("a seed input is refused", null, bytes);
-			else if (this.options.input !== null) console.error(`${this.options.name}: ${this.options.input} is ${outcome}.`);
+			else if (outcome === "refused" && this.options.input === null) {
+				this.#fail(`a seed input is refused: ${this.#lastError}`, null, bytes);
+			} else if (this.options.input !== null)
+				console.error(`${this.options.name}: ${this.options.input} is ${outcome}.`);
 		} else this.#fail(outcome, index, bytes);
 	}
 
 	#fail(reason: string, index: number | null, bytes: Uint8Array): void {
 		this.page[progress.failed]!++;
-		const kind = reason.replace(/[0-9]+/g, "0");
+		// Where an error is thrown tells it from others, not what it repeats of the input.
+		const kind = /\n\s*at [^\n]*/.exec(reason)?.[0] ?? reason.replace(/[0-9]+/g, "0");
 		if (this.#saved.has(kind) || this.#saved.size >= mostSaved) return;
 		this.#saved.add(kind);
 		const { name, seed, output } = this.options;
@@ -122,7 +127,7 @@ class Run {
 
 	async all(): Promise<void> {
 		const { seed, from, to, seconds } = this.options;
-		for (const bytes of this.target.seeds) await this.one(bytes, null);
+		for (const bytes of this.target.seeds) await this.one(new Uint8Array(bytes), null);
 		const mutator = new Mutator(this.target);
 		const end = performance.now() + seconds * 1000;
 		for (let index = from; index < to; index++) {
@@ -139,6 +144,7 @@ if (import.meta.main) {
 	const page = new Float64Array(Bun.mmap(options.page, { shared: true }).buffer);
 	const parser = ((await import(options.module)) as { readonly default: FuzzParser }).default;
 	const target = await parser.open();
+	page[progress.opened] = 1;
 	const run = new Run(target, options, page);
 	if (options.input === null) await run.all();
 	else await run.one(await Bun.file(options.input).bytes(), null);

@@ -75,6 +75,10 @@ export async function fuzz(name: string, module: string, options: FuzzOptions): 
 			const death = await runChild(child, counts, failures, options.patience ?? defaultPatience);
 			if (death === null) break;
 			died++;
+			if (counts[progress.opened] === 0) {
+				failures.push({ parser: name, reason: `it does not open: ${death}`, index: null, file: null });
+				break;
+			}
 			const index = counts[progress.index]!;
 			failures.push(await describeDeath(name, module, options, index, death));
 			from = index + 1;

@@ -1,8 +1,8 @@
 /** Hugging Face folders as source and target of conversions: NemotronH, a RADIO tower, or both in one model. */
-import { copyFileSync, readdirSync } from "node:fs";
+import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
-import { type Durability, fileError } from "../files.ts";
+import { type Durability, OutputFile, readWholeFile } from "../files.ts";
 import {
 	configurationFromHuggingFace,
 	configurationToHuggingFace,
@@ -50,7 +50,7 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 			throw new UserError(`${folder.configPath} describes no NemotronH model (model_type "nemotron_h").`);
 		}
 		if (!spelling && tower === null) throw new UserError(`${path} holds neither a NemotronH model nor a RADIO tower.`);
-		const builder = new CorrespondenceBuilder();
+		const builder = new CorrespondenceBuilder(path);
 		let store: TensorStore = folder;
 		if (spelling && configuration) {
 			addLanguage(builder, configuration, spelling);
@@ -116,7 +116,7 @@ export function huggingFaceTarget(
 		(original === null ? null : languageConfig(parsePythonJson(original, path), path)) ?? source.configuration;
 	const spelling = spellingFor(source, options.names, vision);
 
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(path);
 	if (language) {
 		if (!configuration) {
 			throw new UserError(
@@ -143,7 +143,7 @@ export function huggingFaceTarget(
 		write: (folder, onBytes) => {
 			const { shardBytes, sync } = options;
 			writeHuggingFaceFiles(folder, tensors, { configText, shardBytes, sync, onBytes });
-			if (options.reference !== null) copyCompanions(options.reference, folder);
+			if (options.reference !== null) copyCompanions(options.reference, folder, sync);
 		},
 	};
 }
@@ -178,15 +178,17 @@ function makeConfig(
 	});
 }
 
+/** A tokenizer has some ten million bytes. */
+const LARGEST_COMPANION = 2 ** 28;
+
 /** Tokenizer, generation settings and model code; never weights. */
-function copyCompanions(reference: string, folder: string): void {
+function copyCompanions(reference: string, folder: string, sync: Durability["sync"]): void {
 	const wanted =
 		/^(tokenizer.*|special_tokens_map\.json|vocab\.(json|txt)|merges\.txt|generation_config\.json|preprocessor_config\.json|processor_config\.json|chat_template\..*|.*\.py|LICENSE.*)$/;
 	for (const name of readdirSync(reference).filter((name) => wanted.test(name))) {
-		try {
-			copyFileSync(join(reference, name), join(folder, name));
-		} catch (error) {
-			throw fileError("copy", join(reference, name), error);
-		}
+		const bytes = readWholeFile(join(reference, name), LARGEST_COMPANION);
+		using file = new OutputFile(join(folder, name), { sync });
+		file.write(bytes);
+		file.close();
 	}
 }

@@ -1,5 +1,6 @@
 /** What a checkpoint of any format holds, under the names it stores. */
 import { basename } from "node:path";
+import { UserError } from "../../native/errors.ts";
 import { HuggingFaceFolder } from "../hf/folder.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { openSafetensors } from "../safetensors.ts";
@@ -12,21 +13,25 @@ export interface InspectedTensor {
 	readonly dtype: string;
 	readonly shape: readonly number[];
 	readonly bytes: number;
-	/** Of the values; null when not asked for. */
+	/** Of the values; null when not asked for, or when they cannot be read. */
 	readonly sha256: string | null;
+	/** Why the values are not what was written; null: they are, or they were not read. */
+	readonly damage: string | null;
 }
+
+/** A byte item that is no tensor. */
+export type InspectedObject = Pick<InspectedTensor, "name" | "bytes" | "sha256" | "damage">;
 
 export interface Inspection {
 	readonly path: string;
 	readonly format: FormatName | "safetensors";
 	readonly tensors: readonly InspectedTensor[];
-	/** Byte items that are no tensors. */
-	readonly objects: readonly { readonly name: string; readonly bytes: number; readonly sha256: string | null }[];
+	readonly objects: readonly InspectedObject[];
 	readonly bytes: number;
 	readonly notices: readonly string[];
 }
 
-/** Lists a checkpoint; `checksums` reads every value, `onBytes` hears of it. */
+/** Lists a checkpoint; `checksums` reads every value and compares it with what the checkpoint says of it. */
 export function inspectCheckpoint(
 	path: string,
 	options: { readonly checksums: boolean; readonly allowFallback: boolean; readonly onBytes?: (bytes: number) => void },
@@ -38,7 +43,7 @@ export function inspectCheckpoint(
 		dtype: type.dtype,
 		shape: type.shape,
 		bytes: bytesOfType(type),
-		sha256: options.checksums ? checksum(store, name, options.onBytes) : null,
+		...checked(options.checksums, () => checksum(store, name, options.onBytes)),
 	}));
 	return {
 		path: store.path,
@@ -59,6 +64,12 @@ function openStored(path: string, format: Inspection["format"], allowFallback: b
 }
 
 function checksum(store: TensorStore, name: string, onBytes?: (bytes: number) => void): string {
+	const chunks = store instanceof NativeCheckpoint ? store.tensors.get(name)!.chunks : [];
+	if (chunks.length === 1) {
+		// Reading compares it with the only chunk's.
+		for (const piece of readPieces(store, name)) onBytes?.(piece.byteLength);
+		return chunks[0]!.sha256;
+	}
 	const hasher = new Bun.CryptoHasher("sha256");
 	for (const piece of readPieces(store, name)) {
 		hasher.update(piece);
@@ -67,16 +78,37 @@ function checksum(store: TensorStore, name: string, onBytes?: (bytes: number) =>
 	return hasher.digest("hex");
 }
 
-function objectsOf(store: Stored, checksums: boolean): Inspection["objects"] {
+/** The checksum of what `read` reads, or why it cannot be. */
+function checked(wanted: boolean, read: () => string): Pick<InspectedTensor, "sha256" | "damage"> {
+	if (!wanted) return { sha256: null, damage: null };
+	try {
+		return { sha256: read(), damage: null };
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		return { sha256: null, damage: error.message };
+	}
+}
+
+function objectsOf(store: Stored, checksums: boolean): InspectedObject[] {
+	const sha256 = (bytes: Uint8Array) => new Bun.CryptoHasher("sha256").update(bytes).digest("hex");
 	if (store instanceof NativeCheckpoint) {
-		return Object.entries(store.manifest.objects).map(([name, { bytes, sha256 }]) => ({ name, bytes, sha256 }));
+		return Object.entries(store.manifest.objects).map(([name, { bytes }]) => ({
+			name,
+			bytes,
+			...checked(checksums, () => sha256(store.readObject(name))),
+		}));
 	}
 	if (!(store instanceof TorchDistFolder)) return [];
 	return [...store.objects].map(([name, { length }]) => ({
 		name,
 		bytes: length,
-		sha256: checksums ? new Bun.CryptoHasher("sha256").update(store.readItem(name)).digest("hex") : null,
+		...checked(checksums, () => sha256(store.readItem(name))),
 	}));
+}
+
+/** What is damaged, in order. */
+export function damages({ tensors, objects }: Inspection): string[] {
+	return [...tensors, ...objects].flatMap(({ damage }) => (damage === null ? [] : [damage]));
 }
 
 /** "1.2 GB". */
@@ -88,15 +120,15 @@ export function formatBytes(bytes: number): string {
 
 /** The listing as lines of text. */
 export function formatInspection({ path, format, tensors, objects, bytes }: Inspection): string[] {
-	const width = Math.max(0, ...tensors.map(({ name }) => name.length));
+	const width = tensors.reduce((longest, { name }) => Math.max(longest, name.length), 0);
+	const end = ({ sha256, damage }: InspectedObject) =>
+		damage === null ? (sha256 === null ? "" : `  ${sha256}`) : `  DAMAGED: ${damage}`;
 	return [
 		...tensors.map(
-			({ name, dtype, shape, bytes: size, sha256 }) =>
-				`${name.padEnd(width)}  ${dtype.padEnd(4)} [${shape.join(", ")}]  ${formatBytes(size)}${sha256 ? `  ${sha256}` : ""}`,
+			(tensor) =>
+				`${tensor.name.padEnd(width)}  ${tensor.dtype.padEnd(4)} [${tensor.shape.join(", ")}]  ${formatBytes(tensor.bytes)}${end(tensor)}`,
 		),
-		...objects.map(
-			({ name, bytes: size, sha256 }) => `${name}  object  ${formatBytes(size)}${sha256 ? `  ${sha256}` : ""}`,
-		),
+		...objects.map((object) => `${object.name}  object  ${formatBytes(object.bytes)}${end(object)}`),
 		`${basename(path)}: ${format}, ${tensors.length} tensors, ${formatBytes(bytes)}${objects.length > 0 ? `, ${objects.length} objects` : ""}`,
 	];
 }

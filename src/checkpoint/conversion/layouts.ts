@@ -14,10 +14,16 @@ export interface StoredLayout extends NativeLayout {
 	readonly gluTensorParallel: number;
 }
 
-/** The layout that Megatron's arguments tell of. */
-export function layoutOfArguments(args: JsonObject, pattern: string | null): StoredLayout {
+/** The layout that Megatron's arguments tell of; `path` is for errors. */
+export function layoutOfArguments(args: JsonObject, pattern: string | null, path: string): StoredLayout {
 	const layers = pattern ?? args.hybrid_layer_pattern ?? null;
-	const size = (name: string) => (typeof args[name] === "number" ? args[name] : 0);
+	const size = (name: string) => {
+		const value = args[name] ?? 0;
+		if (!Number.isSafeInteger(value) || (value as number) < 0) {
+			throw new UserError(`${path}: the argument ${name} is ${JSON.stringify(value)}, no number of rows or ranks.`);
+		}
+		return value as number;
+	};
 	const grouped = typeof layers === "string" && layers.includes("[");
 	return {
 		...canonicalLayout,
@@ -61,13 +67,18 @@ interface PatternLayer {
 	readonly group: number;
 }
 
-/** Layers of a pattern's main part, with their groups; errors give the position, counted from 1. */
-export function parseGroups(pattern: string): PatternLayer[] {
+/** Symbols and brackets; every name is compared with every layer. */
+const LONGEST_PATTERN = 4096;
+
+/** Layers of a pattern's main part, with their groups; errors give `path` and the position, counted from 1. */
+export function parseGroups(pattern: string, path: string): PatternLayer[] {
+	if (pattern.length > LONGEST_PATTERN)
+		throw new UserError(`${path}: a pattern of ${pattern.length} layers is too long.`);
 	const layers: PatternLayer[] = [];
 	let group = 0;
 	let open: PatternLayer[] | null = null;
 	const bad = (position: number, reason: string): never => {
-		throw new UserError(`Pattern "${pattern}", position ${position + 1}: ${reason}.`);
+		throw new UserError(`${path}: pattern "${pattern}", position ${position + 1}: ${reason}.`);
 	};
 	const main = pattern.split("/")[0]!;
 	[...main].forEach((symbol, position) => {
@@ -123,7 +134,7 @@ function renameLayers(
 ): Correspondence {
 	if (pattern === null)
 		throw new UserError(`${path}: the layers' groups are unknown; name them with --hybrid-layer-pattern.`);
-	const layers = parseGroups(pattern);
+	const layers = parseGroups(pattern, path);
 	const bracketed = pattern.includes("[");
 	const rename = (name: string): string => {
 		const layer = layerName.exec(name);
@@ -140,7 +151,7 @@ function renameLayers(
 		}
 		return bracketed ? name.replace(finalNorm, `$1final_${to === "logical" ? "layernorm" : "norm"}.`) : name;
 	};
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(path);
 	for (const [name, { shape }] of store.tensors) {
 		const other = rename(name);
 		const [logical, foreign] = to === "logical" ? [name, other] : [other, name];
@@ -156,7 +167,7 @@ const indexed = /^(.*\bmlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)$/;
 const grouped = /^(.*\bmlp\.experts\.linear_fc[12]\.(?:weight|bias))$/;
 
 function groupExperts(store: TensorStore, path: string): Correspondence {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(path);
 	const groups = new Map<string, Map<number, string>>();
 	for (const [name, { shape }] of store.tensors) {
 		const expert = indexed.exec(name);
@@ -170,30 +181,22 @@ function groupExperts(store: TensorStore, path: string): Correspondence {
 	for (const [key, members] of groups) {
 		if (store.tensors.has(key)) throw new UserError(`${path} has ${key} and its experts one by one.`);
 		const shape = store.tensors.get(members.get(0) ?? "")?.shape;
-		linkExperts(
-			builder,
-			key,
-			[...Array(members.size).keys()].map((i) => {
-				const name = members.get(i);
-				if (!name || !shape || store.tensors.get(name)!.shape.join() !== shape.join()) {
-					throw new UserError(`${path}: expert ${i} of ${key} is missing or has another shape.`);
-				}
-				return name;
-			}),
-			shape!,
-		);
+		linkExperts(builder, key, members.size, shape ?? [], (i) => {
+			const name = members.get(i);
+			if (!name || !shape || store.tensors.get(name)!.shape.join() !== shape.join()) {
+				throw new UserError(`${path}: expert ${i} of ${key} is missing or has another shape.`);
+			}
+			return name;
+		});
 	}
 	return builder;
 }
 
 function splitExperts(store: TensorStore): Correspondence {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(store.path);
 	for (const [name, { shape }] of store.tensors) {
 		if (!grouped.test(name)) builder.same(name, name, shape);
-		else {
-			const names = [...Array(shape[0] ?? 0).keys()].map((i) => name + String(i));
-			linkExperts(builder, name, names, shape.slice(1));
-		}
+		else linkExperts(builder, name, shape[0] ?? 0, shape.slice(1), (i) => name + String(i));
 	}
 	return builder;
 }
@@ -201,21 +204,23 @@ function splitExperts(store: TensorStore): Correspondence {
 function linkExperts(
 	builder: CorrespondenceBuilder,
 	key: string,
-	names: readonly string[],
+	count: number,
 	shape: readonly number[],
+	nameOf: (expert: number) => string,
 ): void {
 	const length = elementCount(shape)!;
-	builder.foreign.set(key, [names.length, ...shape]);
-	names.forEach((logical, i) => {
-		builder.logical.set(logical, shape);
+	builder.addForeign(key, [count, ...shape]);
+	for (let i = 0; i < count; i++) {
+		const logical = nameOf(i);
+		builder.addLogical(logical, shape);
 		builder.link({ logical, foreign: key, foreignRuns: { offset: i * length, stride: length }, count: 1, length });
-	});
+	}
 }
 
 /** Contiguous gate and linear halves ↔ blocks of both in turn; null if nothing is interleaved. */
 function interleaved(store: TensorStore, { glu, gluTensorParallel }: StoredLayout): Correspondence | null {
 	if (glu.experts === 0 && glu.sharedExperts === 0) return null;
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(store.path);
 	for (const [name, { shape }] of store.tensors) {
 		const fc1 = /^(.*\bmlp\.(shared_experts|experts)\.linear_)fc1\.(weight|bias)(\d*)$/.exec(name);
 		const width = fc1 ? store.tensors.get(`${fc1[1]}fc2.weight${fc1[4]}`)?.shape[1] : undefined;
@@ -237,11 +242,13 @@ function linkInterleaved(
 ): void {
 	const local = width / ranks;
 	if (!Number.isInteger(local) || local % block !== 0) {
-		throw new UserError(`${name} has ${width} gated rows, which do not divide into ${ranks} × blocks of ${block}.`);
+		throw new UserError(
+			`${builder.path}: ${name} has ${width} gated rows, which do not divide into ${ranks} × blocks of ${block}.`,
+		);
 	}
 	const elements = elementCount(shape.slice(1))!;
-	builder.logical.set(name, shape);
-	builder.foreign.set(name, shape);
+	builder.addLogical(name, shape);
+	builder.addForeign(name, shape);
 	for (let rank = 0; rank < ranks; rank++) {
 		for (let row = 0; row < 2 * local; row += block) {
 			// Where the run stands in the rank's interleaved tensor, and what it holds.

@@ -39,7 +39,7 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		const flat = new Set(buffers);
 		const stored = selectTensors(whole, (key) => !flat.has(key));
 		const all = new MappedStore(stored, planTensors(stored, correspondence, "logical"));
-		const layout = layoutOfArguments(args, options.pattern);
+		const layout = layoutOfArguments(args, options.pattern, path);
 		const model = fromLayout(
 			selectTensors(all, (name) => !isState(name)),
 			layout,

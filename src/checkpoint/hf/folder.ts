@@ -2,11 +2,12 @@
  * A Hugging Face model folder: config.json, and model.safetensors or shards with an index (checkpoint.md §8.2). Read
  * tensor by tensor under its own names; written atomically.
  */
-import { existsSync, readFileSync, realpathSync, statSync } from "node:fs";
+import { existsSync, realpathSync, statSync } from "node:fs";
 import { basename, dirname, join, relative, resolve } from "node:path";
 import { UserError } from "../../native/errors.ts";
-import { type Durability, fileError, OutputFile } from "../files.ts";
+import { type Durability, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
+import { configLimits, indexLimits, readJsonText } from "../json.ts";
 import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
 
@@ -70,15 +71,7 @@ export class HuggingFaceFolder implements TensorStore {
 export function readConfig(path: string): string {
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is no folder.`);
-	return readText(join(path, "config.json"));
-}
-
-function readText(path: string): string {
-	try {
-		return readFileSync(path, "utf8");
-	} catch (error) {
-		throw fileError("open", path, error);
-	}
+	return readJsonText(join(path, "config.json"), configLimits);
 }
 
 /**
@@ -97,24 +90,32 @@ function insideFolder(folder: string, name: string): string {
 	return path;
 }
 
-function openShards(folder: string, files: SafetensorsFile[], fileOf: Map<string, SafetensorsFile>): void {
-	const path = join(folder, indexFile);
+/** The file of every tensor, from the text of a model.safetensors.index.json; `path` is for errors. */
+export function parseWeightMap(text: string, path: string): ReadonlyMap<string, string> {
 	let map: unknown;
 	try {
-		map = JSON.parse(readText(path)).weight_map;
+		map = (JSON.parse(text) as { weight_map?: unknown } | null)?.weight_map;
 	} catch (error) {
-		if (error instanceof UserError) throw error;
 		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
 	}
 	if (typeof map !== "object" || map === null || Array.isArray(map)) {
 		throw new UserError(`${path} has no weight_map.`);
 	}
-	const opened = new Map<string, SafetensorsFile>();
+	const files = new Map<string, string>();
 	for (const [tensor, name] of Object.entries(map)) {
 		if (typeof name !== "string") throw new UserError(`${path}: the file of ${tensor} is no string.`);
+		files.set(tensor, requirePlainName(name, path));
+	}
+	return files;
+}
+
+function openShards(folder: string, files: SafetensorsFile[], fileOf: Map<string, SafetensorsFile>): void {
+	const path = join(folder, indexFile);
+	const opened = new Map<string, SafetensorsFile>();
+	for (const [tensor, name] of parseWeightMap(readJsonText(path, indexLimits), path)) {
 		let file = opened.get(name);
 		if (!file) {
-			file = openSafetensors(insideFolder(folder, requirePlainName(name, path)));
+			file = openSafetensors(insideFolder(folder, name));
 			opened.set(name, file);
 			files.push(file);
 		}

@@ -2,6 +2,7 @@
  * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (language-model.md §10,
  * checkpoint.md §4.1–4.2). A pure plan; nothing is read.
  */
+import { UserError } from "../../native/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
 
@@ -34,13 +35,40 @@ export function detectSpelling(names: Iterable<string>): Spelling | null {
 	return base === null ? null : { base, head: base.replace(/(backbone|model)\.$/, ""), experts };
 }
 
+/**
+ * Compares the layers and experts of a config.json with the tensors that are there, before names are made of them. What
+ * passes has at most a few times as many names as tensors.
+ */
+export function requireCounts(
+	{ hybridLayerPattern: pattern, numExperts: experts }: LanguageModelConfiguration,
+	spelling: Spelling,
+	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
+	path: string,
+): void {
+	const tooMany = (key: string, count: number) => {
+		throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
+	};
+	if (pattern.length > stored.size) tooMany("hybrid_override_pattern (layers_block_type)", pattern.length);
+	const first = pattern.indexOf("E");
+	if (first < 0) return;
+	if (spelling.experts === "packed") {
+		const packed = `${spelling.base}layers.${first}.mixer.experts.up_proj`;
+		const found = stored.get(packed)?.shape[0];
+		if (found !== undefined && found !== experts) {
+			throw new UserError(`${path}: n_routed_experts is ${experts}, tensor ${packed} holds ${found}.`);
+		}
+		if (found === undefined && experts > stored.size) tooMany("n_routed_experts", experts);
+	} else if ((pattern.split("E").length - 1) * experts > stored.size) tooMany("n_routed_experts", experts);
+}
+
 /** `prefix` stands in front of every logical name; `paddedVocabularySize` rows in the logical embedding and output. */
 export function languageCorrespondence(
 	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
+	path: string,
 	options: { readonly prefix?: string; readonly paddedVocabularySize?: number } = {},
 ): Correspondence {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(path);
 	addLanguage(builder, configuration, spelling, options);
 	return builder;
 }
@@ -56,8 +84,8 @@ export function addLanguage(
 	const prefix = options.prefix ?? "language_model.";
 	const paddedRows = options.paddedVocabularySize ?? v;
 	const vocabulary = (logical: string, foreign: string) => {
-		builder.logical.set(logical, [paddedRows, h]);
-		builder.foreign.set(foreign, [v, h]);
+		builder.addLogical(logical, [paddedRows, h]);
+		builder.addForeign(foreign, [v, h]);
 		builder.rows({ logical, foreign, width: h, rows: v });
 		if (paddedRows > v) builder.padded.add(logical);
 	};
@@ -132,14 +160,14 @@ function attention(
 	const fused = `${logical}self_attention.linear_qkv.weight`;
 	const queryRows = (heads / groups) * d;
 	const groupRows = queryRows + 2 * d;
-	builder.logical.set(fused, [groups * groupRows, h]);
+	builder.addLogical(fused, [groups * groupRows, h]);
 	for (const [part, rows, row] of [
 		["q", queryRows, 0],
 		["k", d, queryRows],
 		["v", d, queryRows + d],
 	] as const) {
 		const name = `${foreign}mixer.${part}_proj.weight`;
-		builder.foreign.set(name, [groups * rows, h]);
+		builder.addForeign(name, [groups * rows, h]);
 		builder.rows({
 			logical: fused,
 			foreign: name,
@@ -172,13 +200,13 @@ function mixtureOfExperts(
 		["linear_fc2", "down_proj", [h, f]],
 	] as const) {
 		const packed = `${foreign}mixer.experts.${projection}`;
-		if (spelling.experts === "packed") builder.foreign.set(packed, [experts, ...shape]);
+		if (spelling.experts === "packed") builder.addForeign(packed, [experts, ...shape]);
 		for (let expert = 0; expert < experts; expert++) {
 			const mine = `mlp.experts.${fc}.weight${expert}`;
 			if (spelling.experts === "separate") {
 				same(mine, `mixer.experts.${expert}.${projection}.weight`, shape);
 			} else {
-				builder.logical.set(logical + mine, shape);
+				builder.addLogical(logical + mine, shape);
 				builder.rows({
 					logical: logical + mine,
 					foreign: packed,

@@ -13,7 +13,7 @@ import {
 } from "./configuration.ts";
 import { HuggingFaceFolder, writeHuggingFaceFiles } from "./folder.ts";
 import { formatPythonJson, parsePythonJson } from "./json.ts";
-import { detectSpelling, languageCorrespondence, type Spelling } from "./language-names.ts";
+import { detectSpelling, languageCorrespondence, requireCounts, type Spelling } from "./language-names.ts";
 
 export interface HuggingFaceModel extends Disposable {
 	readonly configuration: LanguageModelConfiguration;
@@ -44,7 +44,9 @@ export function openHuggingFaceModel(path: string, options: LogicalNames = {}): 
 			throw new UserError(`${path} has neither backbone.embeddings.weight nor model.embeddings.weight.`);
 		}
 		const store = configuration.untieEmbeddingsAndOutputWeights ? folder : withoutTiedHead(folder, spelling);
-		const plan = planTensors(store, languageCorrespondence(configuration, spelling, options), "logical");
+		requireCounts(configuration, spelling, folder.tensors, folder.configPath);
+		const correspondence = languageCorrespondence(configuration, spelling, folder.configPath, options);
+		const plan = planTensors(store, correspondence, "logical");
 		const weights = new MappedStore(store, plan);
 		return {
 			configuration,
@@ -91,7 +93,7 @@ export async function saveHuggingFaceModel(
 		readonly onBytes?: (bytes: number) => void;
 	},
 ): Promise<void> {
-	const correspondence = languageCorrespondence(configuration, options.spelling, options);
+	const correspondence = languageCorrespondence(configuration, options.spelling, path, options);
 	const mapped = new MappedStore(weights, planTensors(weights, correspondence, "foreign"));
 	const embedding = mapped.tensors.get(`${options.spelling.base}embeddings.weight`)!;
 	const dtype = torchNames[embedding.dtype] ?? "float32";

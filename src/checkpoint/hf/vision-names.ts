@@ -82,8 +82,8 @@ export function visionFromHuggingFace(
 	path: string,
 ): void {
 	const same = (logical: string, foreign: string, shape: readonly number[]) => {
-		builder.logical.set(logical, shape);
-		builder.foreign.set(foreign, stored.get(foreign)!.shape);
+		builder.addLogical(logical, shape);
+		builder.addForeign(foreign, stored.get(foreign)!.shape);
 		builder.link({ logical, foreign, count: 1, length: elementCount(shape)! });
 	};
 	const outer = new Map([...outside, ...outsideTransformers]);
@@ -146,10 +146,10 @@ function linkFused(
 	const width = elementCount(shape.slice(1))!;
 	const total = shape[0]! / 3;
 	const d = total / heads;
-	builder.logical.set(logical, shape);
+	builder.addLogical(logical, shape);
 	(["q", "k", "v"] as const).forEach((part, index) => {
 		const fused = foreign.q === foreign.v;
-		builder.foreign.set(foreign[part], fused ? shape : shape.with(0, total));
+		builder.addForeign(foreign[part], fused ? shape : shape.with(0, total));
 		builder.rows({
 			logical,
 			foreign: foreign[part],

@@ -1,13 +1,15 @@
 /**
  * Reads native checkpoints (checkpoint.md §7.6, §8.3). A torn one (index missing or wrong, a file missing or short) is
- * named when it is opened; altered values are found by their checksums, as they are read in order or by verify().
+ * named when it is opened; no value is given out before the checksum of its chunk is compared.
  */
-import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
+import { existsSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
+import { CheckedChunks, type ChunkBytes, type ChunkSum } from "../checked-chunks.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes } from "../dtype.ts";
-import { FilePool, fileError } from "../files.ts";
+import { FilePool } from "../files.ts";
+import { indexLimits, type JsonLimits, readJsonText } from "../json.ts";
 import { openSafetensors, type SafetensorsFile } from "../safetensors.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import {
@@ -21,12 +23,13 @@ import {
 } from "./manifest.ts";
 import { objectsName } from "./writer.ts";
 
-const LARGEST_INDEX = 2 ** 30;
-const PIECE = 2 ** 24;
+/** latest.json has five short fields. */
+const latestLimits: JsonLimits = { bytes: 2 ** 16, values: 64, depth: 4 };
 
 export class NativeCheckpoint implements TensorStore {
 	readonly tensors: ReadonlyMap<string, NativeTensor>;
 	readonly #files = new FilePool((name) => this.#openFile(name));
+	readonly #checks = new CheckedChunks<NativeChunk>();
 
 	private constructor(
 		/** The iteration's folder. */
@@ -70,7 +73,7 @@ export class NativeCheckpoint implements TensorStore {
 
 	static #openFolder(folder: string, indexSha256: string | null, notice: string | null): NativeCheckpoint {
 		const index = join(folder, indexName);
-		const text = readIndex(index);
+		const text = readJsonText(index, indexLimits);
 		if (indexSha256 !== null && new Bun.CryptoHasher("sha256").update(text).digest("hex") !== indexSha256) {
 			throw new UserError(`${index} is damaged: its checksum is not the one in ${latestName}.`);
 		}
@@ -103,7 +106,13 @@ export class NativeCheckpoint implements TensorStore {
 		const { dtype, shape, chunks } = typeOf(this, name) as NativeTensor;
 		for (const chunk of chunks) {
 			readBox(shape, dtypes[dtype].bits / 8, chunk, offset, into, (position, part) =>
-				this.#chunkFile(name, chunk).readInto(chunk.name, position, part),
+				this.#checks.read(
+					chunk,
+					position,
+					part,
+					() => this.#bytesOf(name, chunk),
+					() => this.#sumOf(name, chunk),
+				),
 			);
 		}
 	}
@@ -113,10 +122,11 @@ export class NativeCheckpoint implements TensorStore {
 		const object = this.manifest.objects[name];
 		if (!object) throw new UserError(`${this.path} has no object ${name}.`);
 		const file = this.#files.get(objectsName);
-		const bytes = new Uint8Array(object.bytes);
-		if (file.information(name).bytes !== object.bytes) {
-			throw new UserError(`${file.path}: object ${name} is damaged (its size differs).`);
+		const { bytes: stored } = file.information(name);
+		if (stored !== object.bytes) {
+			throw new UserError(`${file.path}: object ${name} has ${stored} bytes, ${indexName} says ${object.bytes}.`);
 		}
+		const bytes = new Uint8Array(object.bytes);
 		file.readInto(name, 0, bytes);
 		if (new Bun.CryptoHasher("sha256").update(bytes).digest("hex") !== object.sha256) {
 			throw new UserError(`${file.path}: object ${name} is damaged (its checksum differs).`);
@@ -131,21 +141,35 @@ export class NativeCheckpoint implements TensorStore {
 	verify(share: { readonly part: number; readonly parts: number } = { part: 0, parts: 1 }): void {
 		const chunks = [...this.tensors].flatMap(([name, { chunks }]) => chunks.map((chunk) => ({ name, chunk })));
 		const mine = chunks.filter((_, index) => index % share.parts === share.part);
-		const buffer = new Uint8Array(PIECE);
 		for (const { name, chunk } of mine) {
-			const file = this.#chunkFile(name, chunk);
-			const { bytes } = file.information(chunk.name);
-			const hasher = new Bun.CryptoHasher("sha256");
-			for (let offset = 0; offset < bytes; offset += PIECE) {
-				const piece = buffer.subarray(0, Math.min(PIECE, bytes - offset));
-				file.readInto(chunk.name, offset, piece);
-				hasher.update(piece);
-			}
-			if (hasher.digest("hex") !== chunk.sha256) {
-				throw new UserError(`${file.path} is damaged: the checksum of tensor ${name} differs.`);
-			}
+			this.#checks.check(chunk, this.#bytesOf(name, chunk), this.#sumOf(name, chunk));
 		}
 		if (share.part === 0) for (const name of Object.keys(this.manifest.objects)) this.readObject(name);
+	}
+
+	/** Takes every chunk as checked: the shares of verify() on all ranks together were everything. */
+	trust(): void {
+		for (const { chunks } of this.tensors.values()) for (const chunk of chunks) this.#checks.trust(chunk);
+	}
+
+	/** Valid until another chunk's are asked for. */
+	#bytesOf(name: string, chunk: NativeChunk): ChunkBytes {
+		const file = this.#chunkFile(name, chunk);
+		return {
+			size: file.information(chunk.name).bytes,
+			readInto: (position, into) => file.readInto(chunk.name, position, into),
+		};
+	}
+
+	#sumOf(name: string, chunk: NativeChunk): ChunkSum {
+		const hasher = new Bun.CryptoHasher("sha256");
+		return {
+			update: (bytes) => hasher.update(bytes),
+			finish: () => {
+				if (hasher.digest("hex") === chunk.sha256) return;
+				throw new UserError(`${join(this.path, chunk.file)} is damaged: the checksum of tensor ${name} differs.`);
+			},
+		};
 	}
 
 	/** The file of a chunk, which must hold it with the dtype and size that the index says. */
@@ -174,17 +198,6 @@ export class NativeCheckpoint implements TensorStore {
 	}
 }
 
-function readIndex(path: string): string {
-	try {
-		const { size } = statSync(path);
-		if (size > LARGEST_INDEX) throw new UserError(`${path} has ${size} bytes, too many for an index.`);
-		return readFileSync(path, "utf8");
-	} catch (error) {
-		if (error instanceof UserError) throw error;
-		throw fileError("open", path, error);
-	}
-}
-
 /** Names of the iterations' folders, oldest first. */
 export function listIterations(root: string): string[] {
 	return readdirSync(root)
@@ -197,28 +210,42 @@ export function latestIteration(root: string): number | null {
 	return existsSync(join(root, latestName)) ? readLatest(root).iteration : null;
 }
 
-function readLatest(root: string): { folder: string; iteration: number | null; indexSha256: string | null } {
-	const path = join(root, latestName);
+/** What latest.json says. */
+export interface Latest {
+	/** Name of the iteration's folder. */
+	readonly dir: string;
+	readonly iteration: number | null;
+	/** Of that folder's index. */
+	readonly indexSha256: string;
+}
+
+/** Reads and checks the text of a latest.json; `path` is for errors. */
+export function parseLatest(text: string, path: string): Latest {
 	const bad = (sentence: string): never => {
 		throw new UserError(`${path} is damaged: ${sentence}.`);
 	};
-	let latest: Record<string, unknown>;
+	let latest: unknown;
 	try {
-		latest = JSON.parse(readIndex(path));
-	} catch (error) {
-		if (error instanceof UserError) throw error;
+		latest = JSON.parse(text);
+	} catch {
 		return bad("it is no JSON");
 	}
-	const { format, dir, iteration, indexSha256 } = latest ?? {};
+	const { format, dir, iteration, indexSha256 } = (latest ?? {}) as Record<string, unknown>;
 	if (format !== formatName) bad(`its format is not ${formatName}`);
 	if (typeof dir !== "string" || !/^(iter_\d+|release)$/.test(dir)) return bad("it names no iteration");
 	if (iteration !== null && !Number.isSafeInteger(iteration)) bad("it names no iteration");
 	if (typeof indexSha256 !== "string") return bad("it has no checksum");
+	return { dir, iteration: iteration as number | null, indexSha256 };
+}
+
+function readLatest(root: string): { folder: string; iteration: number | null; indexSha256: string | null } {
+	const path = join(root, latestName);
+	const { dir, iteration, indexSha256 } = parseLatest(readJsonText(path, latestLimits), path);
 	// Killed while it replaced this checkpoint by another of the same iteration: the old one has a leftover's name.
 	const aside = readdirSync(root).find((name) => name.startsWith(`${dir}.tmp-`) && name.endsWith("-old"));
 	const there = existsSync(join(root, dir));
 	const folder = join(root, there || !aside ? dir : aside);
 	// Killed between the replacement and the pointer to it: the folder is the new one, whole, the checksum the old one's.
 	const replaced = there && aside !== undefined;
-	return { folder, iteration: iteration as number | null, indexSha256: replaced ? null : (indexSha256 as string) };
+	return { folder, iteration, indexSha256: replaced ? null : indexSha256 };
 }

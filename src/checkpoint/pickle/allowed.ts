@@ -58,8 +58,16 @@ function orderedDict(args: readonly unknown[]): Map<unknown, unknown> {
 	);
 }
 
+/** Characters of the longest path of the system. */
+const LONGEST_PATH = 4096;
+
 function posixPath(args: readonly unknown[]): string {
-	if (!args.every((part) => typeof part === "string")) throw new RangeError("a path has parts that are no text");
+	let length = 0;
+	for (const part of args) {
+		if (typeof part !== "string") throw new RangeError("a path has parts that are no text");
+		length += part.length + 1;
+		if (length > LONGEST_PATH) throw new RangeError("a path is too long");
+	}
 	return args.join("/").replace(/^\/\//, "/");
 }
 

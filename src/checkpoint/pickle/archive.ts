@@ -11,7 +11,8 @@ import { StorageReference, type TensorReference, Tuple } from "./values.ts";
 import { ZipArchive } from "./zip.ts";
 
 /** Larger than any state this program reads whole; a tensor's pickle has some 200 bytes. */
-const LARGEST_PICKLE = 2 ** 28;
+const LARGEST_PICKLE = 2 ** 27;
+const MOST_VALUES = 2 ** 22;
 
 export class TorchArchive {
 	readonly #prefix: string;
@@ -29,7 +30,7 @@ export class TorchArchive {
 	/** The object, its tensors as references; `limit` is the most bytes of its pickle. */
 	load(allowed: AllowedGlobals, limit = LARGEST_PICKLE): unknown {
 		const bytes = this.zip.read(`${this.#prefix}data.pkl`, limit);
-		return unpickle(bytes, this.zip.where, { allowed, persistent: storageOf });
+		return unpickle(bytes, this.zip.where, { allowed, persistent: storageOf, limits: { values: MOST_VALUES } });
 	}
 
 	/** Where a storage's bytes lie in the file. The archive must hold exactly as many as the pickle says. */
@@ -80,7 +81,7 @@ export function isContiguous(shape: readonly number[], strides: readonly number[
 }
 
 /** ("storage", type, key, location, length); where it lived on the saving machine is of no interest. */
-function storageOf(id: unknown): StorageReference {
+export function storageOf(id: unknown): StorageReference {
 	const [word, type, key, , length] = id instanceof Tuple ? id.items : [];
 	if (word !== "storage" || !(type instanceof StorageType)) throw new RangeError("a persistent id is no storage");
 	if (typeof key !== "string" || !/^[0-9]{1,18}$/.test(key)) throw new RangeError("a storage has an impossible key");

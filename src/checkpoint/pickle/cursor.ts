@@ -97,8 +97,10 @@ export class Cursor {
 	integer(count: number): number | bigint {
 		if (count > LONGEST_INTEGER) this.refuse(`an integer has ${count} bytes`);
 		const begin = this.advance(count);
-		let value = 0n;
-		for (let i = count - 1; i >= 0; i--) value = (value << 8n) | BigInt(this.bytes[begin + i]!);
+		const digits = Buffer.from(this.bytes.subarray(begin, begin + count))
+			.reverse()
+			.toString("hex");
+		let value = BigInt(`0x${digits || "0"}`);
 		if (count > 0 && this.bytes[begin + count - 1]! >= 0x80) value -= 1n << BigInt(8 * count);
 		const small = Number(value);
 		return Number.isSafeInteger(small) ? small : value;

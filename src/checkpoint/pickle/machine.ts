@@ -22,15 +22,23 @@ export interface PickleLimits {
 	readonly marks: number;
 	readonly memo: number;
 	readonly string: number;
+	/** Containers, texts, instances, entries of dictionaries and items that calls copy: about 100 bytes each. */
+	readonly values: number;
 }
 
 export const defaultLimits: PickleLimits = {
-	bytes: 2 ** 32,
+	bytes: 2 ** 27,
 	stack: 100_000,
 	marks: 10_000,
-	memo: 50_000_000,
+	memo: 2 ** 23,
 	string: 2 ** 26,
+	values: 2 ** 23,
 };
+
+/** Characters that a call may copy at the price of a value. */
+const CHARACTERS_A_VALUE = 64;
+/** Items of a list or tuple at that price. */
+const ITEMS_A_VALUE = 8;
 
 /** Memo numbers may skip a few (old picklers begin at 1), not be arbitrary. */
 const LARGEST_MEMO_GAP = 16;
@@ -64,6 +72,7 @@ class Machine {
 	readonly #marks: number[] = [];
 	readonly #memo: unknown[] = [];
 	readonly #references = new Map<string, Reference>();
+	#values = 0;
 
 	constructor(
 		bytes: Uint8Array,
@@ -88,6 +97,21 @@ class Machine {
 			if (error instanceof RangeError) this.#refuse(error.message);
 			throw error;
 		}
+	}
+
+	#charge(values: number): void {
+		this.#values += values;
+		if (this.#values > this.#limits.values) this.#refuse(`it makes more than ${this.#limits.values} values`);
+	}
+
+	#make(value: unknown): void {
+		this.#charge(1);
+		this.#stack.push(value);
+	}
+
+	#makeOf(items: readonly unknown[], container: (items: unknown[]) => unknown): void {
+		this.#charge(items.length / ITEMS_A_VALUE);
+		this.#make(container(items.map(plain)));
 	}
 
 	#refuse(reason: string): never {
@@ -143,37 +167,37 @@ class Machine {
 				stack.push(this.#cursor.i32());
 				break;
 			case 0x8a: // LONG1
-				stack.push(this.#cursor.integer(this.#cursor.byte()));
+				this.#make(this.#cursor.integer(this.#cursor.byte()));
 				break;
 			case 0x8b: // LONG4
-				stack.push(this.#cursor.integer(this.#cursor.u32()));
+				this.#make(this.#cursor.integer(this.#cursor.u32()));
 				break;
 			case 0x47: // BINFLOAT
 				stack.push(this.#cursor.f64());
 				break;
 			case 0x8c: // SHORT_BINUNICODE
-				stack.push(this.#cursor.text(this.#cursor.byte()));
+				this.#make(this.#cursor.text(this.#cursor.byte()));
 				break;
 			case 0x58: // BINUNICODE
-				stack.push(this.#cursor.text(this.#cursor.u32()));
+				this.#make(this.#cursor.text(this.#cursor.u32()));
 				break;
 			case 0x8d: // BINUNICODE8
-				stack.push(this.#cursor.text(this.#cursor.u64()));
+				this.#make(this.#cursor.text(this.#cursor.u64()));
 				break;
 			case 0x43: // SHORT_BINBYTES
-				stack.push(this.#cursor.data(this.#cursor.byte()));
+				this.#make(this.#cursor.data(this.#cursor.byte()));
 				break;
 			case 0x42: // BINBYTES
-				stack.push(this.#cursor.data(this.#cursor.u32()));
+				this.#make(this.#cursor.data(this.#cursor.u32()));
 				break;
 			case 0x8e: // BINBYTES8
-				stack.push(this.#cursor.data(this.#cursor.u64()));
+				this.#make(this.#cursor.data(this.#cursor.u64()));
 				break;
 			case 0x55: // SHORT_BINSTRING
-				stack.push(this.#cursor.latin(this.#cursor.byte()));
+				this.#make(this.#cursor.latin(this.#cursor.byte()));
 				break;
 			case 0x54: // BINSTRING
-				stack.push(this.#cursor.latin(this.#cursor.u32()));
+				this.#make(this.#cursor.latin(this.#cursor.u32()));
 				break;
 			default:
 				this.#stepContainer(opcode);
@@ -181,10 +205,9 @@ class Machine {
 	}
 
 	#stepContainer(opcode: number): void {
-		const stack = this.#stack;
 		switch (opcode) {
 			case 0x5d: // EMPTY_LIST
-				stack.push([]);
+				this.#make([]);
 				break;
 			case 0x61: // APPEND
 				this.#append([this.#pop()]);
@@ -193,7 +216,7 @@ class Machine {
 				this.#append(this.#popMark());
 				break;
 			case 0x7d: // EMPTY_DICT
-				stack.push(new Map());
+				this.#make(new Map());
 				break;
 			case 0x73: {
 				// SETITEM
@@ -205,29 +228,30 @@ class Machine {
 				this.#setItems(this.#popMark());
 				break;
 			case 0x29: // EMPTY_TUPLE
-				stack.push(new Tuple([]));
+				this.#make(new Tuple([]));
 				break;
 			case 0x85: // TUPLE1
 			case 0x86: // TUPLE2
 			case 0x87: // TUPLE3
-				stack.push(new Tuple(this.#popCount(opcode - 0x84).map(plain)));
+				this.#make(new Tuple(this.#popCount(opcode - 0x84).map(plain)));
 				break;
 			case 0x74: // TUPLE
-				stack.push(new Tuple(this.#popMark().map(plain)));
+				this.#makeOf(this.#popMark(), (items) => new Tuple(items));
 				break;
 			case 0x8f: // EMPTY_SET
-				stack.push(new Set());
+				this.#make(new Set());
 				break;
 			case 0x90: {
 				// ADDITEMS
 				const items = this.#popMark();
 				const set = this.#top();
 				if (!(set instanceof Set)) this.#refuse("it adds to what is no set");
+				this.#charge(items.length);
 				for (const item of items) set.add(plain(item));
 				break;
 			}
 			case 0x91: // FROZENSET
-				stack.push(new Set(this.#popMark().map(plain)));
+				this.#makeOf(this.#popMark(), (items) => new Set(items));
 				break;
 			case 0x71: // BINPUT
 				this.#remember(this.#cursor.byte());
@@ -306,7 +330,9 @@ class Machine {
 		if (!(args instanceof Tuple)) this.#refuse(`it calls ${callee.name} without a tuple`);
 		const action = callee.allowed[how];
 		if (!action) this.#refuse(`${callee.name} may not be called this way`);
-		this.#stack.push(action(args.items));
+		// A list or text that the memo gives back costs a few bytes of the pickle each time it is copied.
+		for (const item of args.items) this.#charge(weightOf(item));
+		this.#make(action(args.items));
 	}
 
 	#build(state: unknown): void {
@@ -349,6 +375,7 @@ class Machine {
 		if (list instanceof PythonObject) list.items ??= [];
 		const target = list instanceof PythonObject ? list.items : list;
 		if (!Array.isArray(target)) this.#refuse("it appends to what is no list");
+		this.#charge(items.length / ITEMS_A_VALUE);
 		for (const item of items) target.push(plain(item));
 	}
 
@@ -357,6 +384,7 @@ class Machine {
 		if (top instanceof PythonObject) top.entries ??= new Map();
 		const map = top instanceof PythonObject ? top.entries : top;
 		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is no dict");
+		this.#charge(items.length / 2);
 		for (let i = 0; i < items.length; i += 2) map.set(plain(items[i]), plain(items[i + 1]));
 	}
 
@@ -395,6 +423,14 @@ class Machine {
 		if (mark === undefined) return this.#refuse("a mark is missing");
 		return this.#stack.splice(mark);
 	}
+}
+
+/** Items that a function may copy out of an argument. */
+function weightOf(value: unknown): number {
+	if (Array.isArray(value)) return value.length;
+	if (value instanceof Tuple) return value.items.length;
+	if (value instanceof Set || value instanceof Map) return value.size;
+	return typeof value === "string" ? value.length / CHARACTERS_A_VALUE : 0;
 }
 
 /** A name that is stored as data becomes its value. */

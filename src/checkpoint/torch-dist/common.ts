@@ -2,6 +2,7 @@
  * Megatron's common state (checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups as plain
  * data, and back. Classes of Python are dropped on the way back: nothing unknown is ever written.
  */
+import { UserError } from "../../native/errors.ts";
 import { dtypes, isDtypeTag } from "../dtype.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { Json } from "../native/manifest.ts";
@@ -14,34 +15,50 @@ const DEEPEST_STATE = 64;
 
 export type JsonObject = { readonly [key: string]: Json };
 
-/** Plain data of a Python value: tuples are lists, dtypes their names, objects of a class `{"__class__": …}`. */
-export function jsonOf(value: unknown): Json {
+/**
+ * Plain data of a Python value: tuples are lists, dtypes their names, objects of a class `{"__class__": …}`. `where` is
+ * the file or item, for the error about a value that is too large.
+ */
+export function jsonOf(value: unknown, where: string): Json {
 	let nodes = 0;
-	const visit = (entry: unknown, depth: number): Json => {
-		if (++nodes > LARGEST_STATE || depth > DEEPEST_STATE) throw new RangeError("A state is too large or too deep.");
+	/** Keys and indices on the way to the value. */
+	const path: string[] = [];
+	const at = (key: string, item: unknown): Json => {
+		path.push(key);
+		const json = visit(item);
+		path.pop();
+		return json;
+	};
+	const list = (items: Iterable<unknown>): Json => Array.from(items, (item, i) => at(String(i), item));
+	const visit = (entry: unknown): Json => {
+		if (++nodes > LARGEST_STATE || path.length > DEEPEST_STATE) {
+			const key = path.slice(0, 3).join(".") || "the object itself";
+			throw new UserError(
+				`${where}: ${key} has more than ${DEEPEST_STATE} levels, or the object more than ${LARGEST_STATE} values.`,
+			);
+		}
 		if (entry === null || typeof entry === "boolean" || typeof entry === "string") return entry;
 		if (typeof entry === "number") return Number.isFinite(entry) ? entry : { __float__: String(entry) };
 		if (typeof entry === "bigint") return entry.toString();
 		if (entry instanceof TorchDtype) return `torch.${dtypes[entry.tag].torch}`;
-		if (entry instanceof Tuple) return entry.items.map((item) => visit(item, depth + 1));
-		if (Array.isArray(entry)) return entry.map((item) => visit(item, depth + 1));
-		if (entry instanceof Set) return [...entry].map((item) => visit(item, depth + 1));
-		if (entry instanceof Map) return object(entry, depth);
+		if (entry instanceof Tuple) return list(entry.items);
+		if (Array.isArray(entry) || entry instanceof Set) return list(entry);
+		if (entry instanceof Map) return object(entry);
 		if (entry instanceof PythonObject) {
-			if (/^(argparse|types)\./.test(String(entry.type)) && entry.state instanceof Map)
-				return object(entry.state, depth);
-			return { __class__: String(entry.type), args: entry.args.map((item) => visit(item, depth + 1)) };
+			if (/^(argparse|types)\./.test(String(entry.type)) && entry.state instanceof Map) return object(entry.state);
+			return { __class__: String(entry.type), args: list(entry.args) };
 		}
 		return { __class__: (entry as object).constructor?.name ?? "unknown" };
 	};
-	const object = (entries: ReadonlyMap<unknown, unknown>, depth: number): Json =>
+	const object = (entries: ReadonlyMap<unknown, unknown>): Json =>
 		Object.fromEntries(
-			[...entries].map(([key, item]) => [
-				typeof key === "string" || typeof key === "number" ? String(key) : JSON.stringify(visit(key, depth + 1)),
-				visit(item, depth + 1),
-			]),
+			Array.from(entries, ([key, item]) => {
+				const name =
+					typeof key === "string" || typeof key === "number" ? String(key) : JSON.stringify(at("a key", key));
+				return [name, at(name, item)];
+			}),
 		);
-	return visit(value, 0);
+	return visit(value);
 }
 
 /** The Python value of plain data; what stood for a class becomes undefined and its key is left out. */

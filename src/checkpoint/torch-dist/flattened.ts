@@ -22,11 +22,20 @@ export function unflatten(store: TensorStore, shapes: ReadonlyMap<string, readon
 	);
 }
 
+/** Cells of a tensor and their rows; Megatron has one a rank. */
+const MOST_COPIES = 2 ** 22;
+
 function cellCopies(path: string, name: string, stored: readonly number[], whole: readonly number[]): Copy[] {
 	const grid = stored.slice(0, -1);
 	const cell = whole.map((size, axis) => size / grid[axis]!);
 	const elements = elementCount(cell);
-	if (grid.length !== whole.length || !cell.every(Number.isInteger) || elements !== stored.at(-1)) {
+	if (
+		whole.length === 0 ||
+		grid.length !== whole.length ||
+		stored.includes(0) ||
+		!cell.every(Number.isInteger) ||
+		elements !== stored.at(-1)
+	) {
 		throw new UserError(`${path}: ${name} of shape [${stored}] is no flattened tensor of shape [${whole}].`);
 	}
 	const strides = whole.map((_, axis) => elementCount(whole.slice(axis + 1))!);
@@ -47,6 +56,7 @@ function cellCopies(path: string, name: string, stored: readonly number[], whole
 				count: rows,
 				length,
 			});
+			if (copies.length > MOST_COPIES) throw new UserError(`${path}: ${name} is cut into too many cells.`);
 		});
 	}
 	return copies;

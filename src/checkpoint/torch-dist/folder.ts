@@ -2,13 +2,14 @@
  * A Megatron torch_dist checkpoint (PyTorch Distributed Checkpoint, checkpoint.md §1): its tensors under the keys on
  * disk, read by ranges, and its byte items. Only files that .metadata names count.
  */
-import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
+import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
 import { UserError } from "../../native/errors.ts";
+import { CheckedChunks } from "../checked-chunks.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes, elementCount } from "../dtype.ts";
-import { FilePool, fileError, InputFile } from "../files.ts";
+import { FilePool, fileError, InputFile, readWholeFile } from "../files.ts";
 import { stateGlobals, tensorGlobals } from "../pickle/allowed.ts";
 import { isContiguous, TorchArchive } from "../pickle/archive.ts";
 import { TensorReference } from "../pickle/values.ts";
@@ -20,21 +21,22 @@ export const tracker = "latest_checkpointed_iteration.txt";
 
 /** A tensor item's pickle has some two hundred bytes. */
 const LARGEST_TENSOR_PICKLE = 2 ** 20;
-const LARGEST_METADATA = 2 ** 32;
+/** A chunk takes some 300 bytes and 35 values: a quarter of a million chunks. */
+const LARGEST_METADATA = 2 ** 27;
+/** The tracker is a number or a word. */
+const LARGEST_TRACKER = 1024;
 
-/** Where a chunk's values lie, and how far their checksum has been followed. */
+/** Where a chunk's values lie, and their checksum (0: none that is of these values alone). */
 interface Location {
 	readonly position: number;
 	readonly size: number;
 	readonly crc: number;
-	/** Bytes read in order from the start, −1 once the order was left. */
-	followed: number;
-	sum: number;
 }
 
 export class TorchDistFolder implements TensorStore {
 	readonly #files: FilePool<InputFile>;
 	readonly #locations = new Map<StoredChunk, Location>();
+	readonly #checks = new CheckedChunks<StoredChunk>();
 
 	private constructor(
 		/** The iteration's folder. */
@@ -66,9 +68,7 @@ export class TorchDistFolder implements TensorStore {
 					: `${folder} is no torch_dist checkpoint: it has no .metadata.`,
 			);
 		}
-		const size = statSync(index).size;
-		if (size > LARGEST_METADATA) throw new UserError(`${index} has ${size} bytes, too many for an index.`);
-		const catalog = parseMetadata(readFileSync(index), index);
+		const catalog = parseMetadata(readWholeFile(index, LARGEST_METADATA), index);
 		const opened = new TorchDistFolder(folder, catalog, notice);
 		try {
 			opened.#checkFiles();
@@ -100,25 +100,36 @@ export class TorchDistFolder implements TensorStore {
 		}
 	}
 
-	/** Bytes of one chunk. Reads in order follow its checksum, and the last of them verifies it. */
+	/** Bytes of one chunk, its checksum verified first. */
 	#read(name: string, chunk: StoredChunk, position: number, into: Uint8Array): void {
 		let location = this.#locations.get(chunk);
 		if (!location) {
 			location = this.#locate(name, chunk);
 			this.#locations.set(chunk, location);
+			if (location.crc === 0) this.#checks.trust(chunk);
 		}
-		this.#files.get(chunk.file).readInto(location.position + position, into);
-		if (location.crc === 0) return;
-		if (position !== location.followed) {
-			location.followed = position === 0 ? 0 : -1;
-			location.sum = 0;
-			if (position !== 0) return;
-		}
-		location.sum = crc32(into, location.sum);
-		location.followed += into.byteLength;
-		if (location.followed === location.size && location.sum !== location.crc) {
-			throw new UserError(`${this.#files.get(chunk.file).path}: tensor ${name} is damaged (its checksum differs).`);
-		}
+		const { position: begin, size, crc } = location;
+		this.#checks.read(
+			chunk,
+			position,
+			into,
+			() => {
+				const file = this.#files.get(chunk.file);
+				return { size, readInto: (at, part) => file.readInto(begin + at, part) };
+			},
+			() => {
+				let sum = 0;
+				return {
+					update: (bytes) => {
+						sum = crc32(bytes, sum);
+					},
+					finish: () => {
+						if (sum === crc) return;
+						throw new UserError(`${join(this.path, chunk.file)}: tensor ${name} is damaged (its checksum differs).`);
+					},
+				};
+			},
+		);
 	}
 
 	/** Opens the chunk's archive and checks that it holds what the index says. */
@@ -144,8 +155,6 @@ export class TorchDistFolder implements TensorStore {
 			position: record.position + reference.offset * bytes,
 			size,
 			crc: whole ? record.crc : 0,
-			followed: 0,
-			sum: 0,
 		};
 	}
 
@@ -185,13 +194,12 @@ export function resolveIteration(path: string): { readonly folder: string; reado
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	const file = join(path, tracker);
 	if (!existsSync(file)) return { folder: path, notice: null };
-	let text: string;
+	const text = new TextDecoder().decode(readWholeFile(file, LARGEST_TRACKER)).trim();
 	let others: string[];
 	try {
-		text = readFileSync(file, "utf8").trim();
 		others = readdirSync(path).filter((name) => /^(iter_[0-9]+|release)$/.test(name));
 	} catch (error) {
-		throw fileError("read", file, error);
+		throw fileError("open", path, error);
 	}
 	if (text !== "release" && !/^[0-9]{1,15}$/.test(text)) {
 		throw new UserError(`${file} says ${JSON.stringify(text.slice(0, 40))}, which is no iteration.`);

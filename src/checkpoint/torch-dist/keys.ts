@@ -48,7 +48,7 @@ export interface ReadKeys {
 
 /** Logical names for the tensors of a checkpoint. */
 export function readKeys(stored: Shapes, path: string): ReadKeys {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(path);
 	const groups = new Groups(builder);
 	const wrappers: Record<string, string> = {};
 	const buffers: string[] = [];
@@ -70,7 +70,7 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 			plain = true;
 			name = `language_model.${name}`;
 		}
-		builder.foreign.set(key, shape);
+		builder.addForeign(key, shape);
 		unstack(builder, groups, path, key, state + name, shape, 0);
 	}
 	groups.close(path);
@@ -90,6 +90,7 @@ function unstack(
 	const each = (names: (index: number) => string) => {
 		const inner = shape.slice(1);
 		const elements = elementCount(inner)!;
+		if (shape.includes(0)) throw new UserError(`${path}: ${foreign} has the shape [${shape}], no elements.`);
 		for (let i = 0; i < (shape[0] ?? 0); i++) {
 			unstack(builder, groups, path, foreign, names(i), inner, offset + i * elements);
 		}
@@ -119,7 +120,7 @@ function unstack(
 	if (builder.logical.has(target)) {
 		throw new UserError(`${path}: ${foreign} and another tensor are both ${target}.`);
 	}
-	builder.logical.set(target, shape);
+	builder.addLogical(target, shape);
 	const length = elementCount(shape)!;
 	builder.link({ logical: target, foreign, foreignRuns: { offset, stride: length }, count: 1, length });
 }
@@ -171,7 +172,7 @@ class Groups {
 				row += shape[0]!;
 			}
 			if (this.builder.logical.has(logical)) throw new UserError(`${path}: ${logical} is stored twice.`);
-			this.builder.logical.set(logical, [row, ...tail]);
+			this.builder.addLogical(logical, [row, ...tail]);
 		}
 	}
 }
@@ -183,7 +184,7 @@ function optimizerModule(root: string): string {
 
 /** Keys for logical tensors, as current Megatron writes them (optimizer: `fully_reshardable`). */
 export function writeKeys(logical: Shapes, style: KeyStyle, path: string): Correspondence {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(path);
 	const stacks = new Map<string, { name: string; index: number }[]>();
 	for (const [name, { shape }] of logical) {
 		const optimizer = /^optimizer\.state\.(param|exp_avg|exp_avg_sq)\.(.+)$/.exec(name);
@@ -197,7 +198,7 @@ export function writeKeys(logical: Shapes, style: KeyStyle, path: string): Corre
 		const key = prefix + (style.plain ? inner : root + (style.wrappers[root] ?? "module.") + inner);
 		const layer = root === "language_model." ? null : /^(.*\bdecoder\.layers\.)(\d+)\.(.*)$/.exec(key);
 		const expert = /^(.*\bmlp\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)$/.exec(key);
-		builder.logical.set(name, shape);
+		builder.addLogical(name, shape);
 		if (layer) pushTo(stacks, layer[1]! + layer[3]!, { name, index: Number(layer[2]) });
 		else if (expert) {
 			pushTo(stacks, `${expert[1]}experts.${expert[2]}.${expert[3]}`, { name, index: Number(expert[4]) });
@@ -249,7 +250,7 @@ function cut(
 	let row = 0;
 	for (const [suffix, rows] of sizes) {
 		const foreign = `${key.replace(/conv1d_(weight|bias)$/, "conv1d.$1")}.${suffix}`;
-		builder.foreign.set(foreign, [rows, ...shape.slice(1)]);
+		builder.addForeign(foreign, [rows, ...shape.slice(1)]);
 		builder.rows({ logical: name, foreign, width, rows, logicalRow: row });
 		row += rows;
 	}
@@ -271,7 +272,7 @@ function stack(
 		if (other.join() !== shape.join()) throw new UserError(`${path}: ${name} has [${other}], the others [${shape}].`);
 	});
 	const length = elementCount(shape)!;
-	builder.foreign.set(key, [sorted.length, ...shape]);
+	builder.addForeign(key, [sorted.length, ...shape]);
 	for (const { name, index } of sorted) {
 		builder.link({
 			logical: name,

@@ -45,7 +45,7 @@ export function parseMetadata(bytes: Uint8Array, path: string): Catalog {
 	const stored = root.attribute("storage_data");
 	if (!(described instanceof Map) || !(stored instanceof Map)) return bad("it has no tensors or no storage");
 
-	const items = storageItems(stored, bad);
+	const items = storageItems(stored, path, bad);
 	const tensors = new Map<string, StoredTensor>();
 	const objects = new Map<string, StoredItem>();
 	for (const [name, entry] of described) {
@@ -76,7 +76,7 @@ function itemKey(name: string, offsets?: readonly number[]): string {
 	return offsets ? `${name}\0${offsets.join(",")}` : name;
 }
 
-function storageItems(stored: Map<unknown, unknown>, bad: Refuse): Map<string, StoredItem> {
+function storageItems(stored: Map<unknown, unknown>, path: string, bad: Refuse): Map<string, StoredItem> {
 	const items = new Map<string, StoredItem>();
 	for (const [index, information] of stored) {
 		if (!(index instanceof PythonObject) || !(information instanceof PythonObject)) return bad("storage has no index");
@@ -97,7 +97,7 @@ function storageItems(stored: Map<unknown, unknown>, bad: Refuse): Map<string, S
 		}
 		const key = itemKey(name, offsets);
 		if (items.has(key)) bad(`${name} is stored twice${offsets ? ` at [${offsets}]` : ""}`);
-		items.set(key, { file: requirePlainName(file, name), position, length });
+		items.set(key, { file: requirePlainName(file, `${path}: ${name}`), position, length });
 	}
 	return items;
 }
@@ -121,6 +121,11 @@ function tensorOf(
 		const offsets = sizesOf(chunk.attribute("offsets"), name, bad);
 		const sizes = sizesOf(chunk.attribute("sizes"), name, bad);
 		const item = items.get(itemKey(name, offsets)) ?? bad(`tensor ${name} has no storage at [${offsets}]`);
+		// A count of layers or experts that no file can hold would become as many names.
+		const bytes = tensorBytes(dtype.tag, sizes);
+		if (bytes === null || bytes > item.length) {
+			return bad(`tensor ${name} has a chunk of [${sizes}] ${dtype.tag} in an item of ${item.length} bytes`);
+		}
 		return { offsets, sizes, ...item };
 	});
 	if (elementCount(shape) === null || tensorBytes(dtype.tag, shape) === null) {

@@ -48,11 +48,11 @@ interface Piece {
 
 /** Links every buffer to `optimizer.state.<state>.<parameter>`; `model` holds the weights under logical names. */
 export function optimizerBuffers(stored: TensorStore, keys: readonly string[], model: TensorStore): Correspondence {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder(stored.path);
 	const buffers = keys.map((key) => parseKey(stored, key));
-	for (const { key, length } of buffers) builder.foreign.set(key, [length]);
+	for (const { key, length } of buffers) builder.addForeign(key, [length]);
 	for (const family of Map.groupBy(buffers, familyOf).values()) {
-		const ranks = 1 + Math.max(...family.map(({ rank }) => rank));
+		const ranks = 1 + family.reduce((last, { rank }) => Math.max(last, rank), 0);
 		for (const ofRank of Map.groupBy(family, (buffer) => buffer.rank).values()) {
 			placeRank(builder, stored, model, ofRank, ranks);
 		}
@@ -141,7 +141,7 @@ function placeRank(
 /** Experts of one expert-parallel rank: consecutive ones of every layer. */
 function localExperts(order: readonly string[], model: TensorStore, rank: number, ranks: number): string[] {
 	const number = (name: string) => Number(/(\d+)$/.exec(name)![1]);
-	const experts = 1 + Math.max(...order.map(number));
+	const experts = 1 + order.reduce((last, name) => Math.max(last, number(name)), 0);
 	const local = experts / ranks;
 	return order.filter((name) => Math.floor(number(name) / local) === rank && model.tensors.has(name));
 }
@@ -157,7 +157,7 @@ function linkBucket(
 		if (buffer.state === "param") requireEqualWeights(stored, model, buffer, name, offset, parts[0]!);
 		if (repeated) continue;
 		const logical = `optimizer.state.${buffer.state}.${name}`;
-		builder.logical.set(logical, model.tensors.get(name)!.shape);
+		builder.addLogical(logical, model.tensors.get(name)!.shape);
 		let at = offset;
 		for (const { runs, count, length } of parts) {
 			builder.link({

@@ -7,6 +7,9 @@ import { openTorchFile } from "../pickle/archive.ts";
 import { isJsonObject, type JsonObject, jsonOf } from "./common.ts";
 import type { TorchDistFolder } from "./folder.ts";
 
+/** Optimizers of a module; Megatron chains two or three. */
+const MOST_CHAINS = 64;
+
 const commonItem = "common_state/shard_0_1";
 
 /** common.pt if it is there, as upstream prefers, else the byte item; {} without either. */
@@ -15,10 +18,14 @@ export function readCommon(folder: TorchDistFolder, inert: readonly string[]): J
 	let state: Json = {};
 	if (existsSync(path)) {
 		using file = openTorchFile(path, { inert });
-		state = jsonOf(file.value);
-	} else if (folder.objects.has(commonItem)) state = jsonOf(folder.readObject(commonItem, { inert }));
+		state = jsonOf(file.value, path);
+	} else if (folder.objects.has(commonItem)) state = itemJson(folder, commonItem, inert);
 	if (!isJsonObject(state)) throw new UserError(`The common state of ${folder.path} is no dictionary.`);
 	return state;
+}
+
+function itemJson(folder: TorchDistFolder, name: string, inert: readonly string[]): Json {
+	return jsonOf(folder.readObject(name, { inert }), `${folder.path} (${name})`);
 }
 
 /** Groups of every module's optimizers, a list a chained one, without their parameters. */
@@ -27,20 +34,22 @@ export function readParameterGroups(
 	common: JsonObject,
 	inert: readonly string[],
 ): Record<string, JsonObject[][]> {
-	const groups: Record<string, JsonObject[][]> = {};
+	const groups = new Map<string, JsonObject[][]>();
 	const add = (module: string, chain: number, value: Json | undefined) => {
 		if (!Array.isArray(value)) return;
-		groups[module] ??= [];
-		groups[module][chain] = value.filter(isJsonObject).map(({ params: _, ...group }) => group);
+		if (chain > MOST_CHAINS) throw new UserError(`${folder.path}: optimizer ${chain} of ${module} is no chained one.`);
+		const chains = groups.get(module) ?? [];
+		groups.set(module, chains);
+		chains[chain] = value.filter(isJsonObject).map(({ params: _, ...group }) => group);
 	};
 	for (const name of folder.objects.keys()) {
 		const item = /^mimo\.([^.]+)\.optimizer\.mimo\.[^.]+?(?:\.(\d+))?\.param_groups\/shard_0_1$/.exec(name);
-		if (item) add(item[1]!, Number(item[2] ?? 0), jsonOf(folder.readObject(name, { inert })));
+		if (item) add(item[1]!, Number(item[2] ?? 0), itemJson(folder, name, inert));
 		const buffers = /^(?:mimo\.([^.]+)\.)?(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer\//.exec(
 			name,
 		);
 		if (buffers) {
-			const state = jsonOf(folder.readObject(name, { inert }));
+			const state = itemJson(folder, name, inert);
 			if (isJsonObject(state)) add(buffers[1] ?? "language", Number(buffers[2] ?? 0), state.param_groups);
 		}
 	}
@@ -51,5 +60,5 @@ export function readParameterGroups(
 			if (isJsonObject(chain) && isJsonObject(chain.optimizer)) add("language", index, chain.optimizer.param_groups);
 		});
 	}
-	return groups;
+	return Object.fromEntries(groups);
 }

@@ -83,7 +83,10 @@ function openOne(path: string, world: Group): { checkpoint: NativeCheckpoint | n
 		own = error.message;
 	}
 	const failure = exchangeTexts(world, own).find((text) => text !== "");
-	if (failure === undefined) return { checkpoint, failure: "" };
+	if (failure === undefined) {
+		checkpoint?.trust();
+		return { checkpoint, failure: "" };
+	}
 	checkpoint?.[Symbol.dispose]();
 	return { checkpoint: null, failure };
 }

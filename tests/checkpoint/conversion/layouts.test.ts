@@ -26,14 +26,14 @@ const allOf = (store: TensorStore) =>
 
 describe("patterns with groups", () => {
 	test("physical layers and the groups they are in", () => {
-		const indices = (pattern: string) => parseGroups(pattern).map(({ symbol, group }) => symbol + group);
+		const indices = (pattern: string) => parseGroups(pattern, "here").map(({ symbol, group }) => symbol + group);
 		expect(indices("M[*-]E")).toEqual(["M0", "*1", "-1", "E2"]);
 		expect(indices("ME|*-/*E")).toEqual(["M0", "E1", "*2", "-3"]);
 	});
 
 	test("errors give the position", () => {
-		const refuse = (pattern: string, sentence: string) => expect(() => parseGroups(pattern)).toThrow(sentence);
-		refuse("M[*[", 'Pattern "M[*[", position 4: groups cannot be nested');
+		const refuse = (pattern: string, sentence: string) => expect(() => parseGroups(pattern, "here")).toThrow(sentence);
+		refuse("M[*[", 'here: pattern "M[*[", position 4: groups cannot be nested');
 		refuse("M[]", "position 3: the group is empty");
 		refuse("M]", "position 2: no group is open");
 		refuse("[*-", "position 4: a group is not closed");
@@ -142,9 +142,9 @@ describe("gated rows", () => {
 });
 
 test("what Megatron's arguments say of the layout", () => {
-	const layout = layoutOfArguments({ hybrid_layer_pattern: "M[*-]E", moe_mlp_glu_interleave_size: 32 }, null);
+	const layout = layoutOfArguments({ hybrid_layer_pattern: "M[*-]E", moe_mlp_glu_interleave_size: 32 }, null, "here");
 	expect(layout).toMatchObject({ layerNames: "logical", pattern: "M[*-]E", glu: { experts: 32, sharedExperts: 0 } });
-	expect(layoutOfArguments({ hybrid_layer_pattern: "M*" }, null)).toMatchObject({
+	expect(layoutOfArguments({ hybrid_layer_pattern: "M*" }, null, "here")).toMatchObject({
 		layerNames: "physical",
 		pattern: null,
 	});

@@ -283,7 +283,7 @@ test("every name and shape of a model is used once", () => {
 		"config.json",
 	);
 	for (const spelling of Object.values(spellings)) {
-		const { logical, foreign, links } = languageCorrespondence(configuration, spelling);
+		const { logical, foreign, links } = languageCorrespondence(configuration, spelling, "here");
 		for (const [side, tensors] of [
 			["logical", logical],
 			["foreign", foreign],

@@ -24,7 +24,7 @@ function store(shapes: Record<string, readonly number[]>): TensorStore {
 }
 
 function logicalOf(stored: TensorStore, tower: string): MappedStore {
-	const builder = new CorrespondenceBuilder();
+	const builder = new CorrespondenceBuilder("here");
 	visionFromHuggingFace(builder, stored.tensors, tower, heads, "here");
 	return new MappedStore(stored, planTensors(stored, builder, "logical"));
 }
@@ -80,7 +80,7 @@ describe("published names", () => {
 			const [q, k, v] = [0, 1, 2].map((t) => whole.slice(t * width * columns, (t + 1) * width * columns));
 			expectInterleaved(readTensor(logical, layer + kind) as Float32Array, q!, k!, v!, columns);
 		}
-		const builder = new CorrespondenceBuilder();
+		const builder = new CorrespondenceBuilder("here");
 		expect(visionToHuggingFace(builder, logical.tensors, heads, "there")).toEqual([]);
 		const back = new MappedStore(logical, planTensors(logical, builder, "foreign"));
 		expect(new Set(back.tensors.keys())).toEqual(new Set(stored.tensors.keys()));
@@ -90,7 +90,7 @@ describe("published names", () => {
 	test("what has no place there is returned by name", () => {
 		const name = `${towerPrefix}decoder.final_layernorm.weight`;
 		const homeless = visionToHuggingFace(
-			new CorrespondenceBuilder(),
+			new CorrespondenceBuilder("here"),
 			store({ [name]: [width] }).tensors,
 			heads,
 			"there",
@@ -99,7 +99,7 @@ describe("published names", () => {
 	});
 
 	test("an unknown number of heads is asked for", () => {
-		const builder = new CorrespondenceBuilder();
+		const builder = new CorrespondenceBuilder("here");
 		const { tensors } = store(shapes);
 		expect(() => visionFromHuggingFace(builder, tensors, prefix, null, "here")).toThrow("--vision-num-attention-heads");
 	});
