@@ -44,10 +44,15 @@ export function projectorInput(c: Pick<TrainingConfiguration, "visionHiddenSize"
 	return c.pixelShuffle ? 4 * c.visionHiddenSize : c.visionHiddenSize;
 }
 
-/** Embedding rows: vocab-size rounded up to a multiple of make-vocab-size-divisible-by × llm-tp. */
-export function paddedVocabularySize(c: TrainingConfiguration): number {
-	const multiple = c.makeVocabSizeDivisibleBy * c.llmTp;
-	return Math.ceil(c.vocabSize / multiple) * multiple;
+/**
+ * Rows of embedding and output layer: vocab-size rounded up to a multiple of make-vocab-size-divisible-by. Megatron's
+ * multiple grows with llm-tp; here the layout never changes the model, and llm-tp has to divide the rows.
+ */
+export function paddedVocabularySize({
+	vocabSize,
+	makeVocabSizeDivisibleBy: unit,
+}: Pick<TrainingConfiguration, "vocabSize" | "makeVocabSizeDivisibleBy">): number {
+	return Math.ceil(vocabSize / unit) * unit;
 }
 
 /** Paths that only Energon data have: URLs, folders, JSONL and metadatasets. */

@@ -1,6 +1,6 @@
 /** What a layout of ranks must satisfy (runtime.md §1.3): spans, sizes that divide, batches that spread over lanes. */
 import { type Check, divides, unless } from "./check.ts";
-import { dataLanes, hasEncoder, sharesOneProcess, weightShards } from "./derive.ts";
+import { dataLanes, hasEncoder, paddedVocabularySize, sharesOneProcess, weightShards } from "./derive.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
 /** What a tensor-parallel size cuts, and how long that is; only what the configuration uses. */
@@ -135,6 +135,7 @@ export const layoutChecks: readonly Check[] = [
 			["mamba-num-groups", c.mambaNumGroups, has(c, "M")],
 			["ffn-hidden-size", c.ffnHiddenSize, has(c, "-")],
 			["moe-shared-expert-intermediate-size", c.moeSharedExpertIntermediateSize, has(c, "E")],
+			["vocab-size padded to make-vocab-size-divisible-by", paddedVocabularySize(c), true],
 			["micro-batch-size × seq-length", c.microBatchSize * c.seqLength, true],
 			[
 				"eval-micro-batch-size × seq-length",

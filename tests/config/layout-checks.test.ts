@@ -81,7 +81,12 @@ test.each([
 	[
 		"--llm-tp 3",
 		tiny,
-		"--llm-tp: the value is 3; allowed is a divisor of num-attention-heads (4) and of num-query-groups (2) and of mamba-num-heads (8) and of mamba-num-groups (2) and of ffn-hidden-size (256) and of moe-shared-expert-intermediate-size (128) and of micro-batch-size × seq-length (1024).",
+		"--llm-tp: the value is 3; allowed is a divisor of num-attention-heads (4) and of num-query-groups (2) and of mamba-num-heads (8) and of mamba-num-groups (2) and of ffn-hidden-size (256) and of moe-shared-expert-intermediate-size (128) and of vocab-size padded to make-vocab-size-divisible-by (256) and of micro-batch-size × seq-length (1024).",
+	],
+	[
+		"--vocab-size 257 --make-vocab-size-divisible-by 1 --llm-tp 2",
+		tiny,
+		"--llm-tp: the value is 2; allowed is a divisor of vocab-size padded to make-vocab-size-divisible-by (257).",
 	],
 	[
 		"--llm-tp 4 --hybrid-layer-pattern *",

@@ -249,9 +249,11 @@ test("presets resolve, and differ where the models differ", () => {
 	expect(of("nemotron-tiny").vocabSize).toBe(256);
 });
 
-test("the vocabulary is padded to a multiple of 128 × tensor-parallel size", () => {
+test("the vocabulary is padded to a multiple of make-vocab-size-divisible-by, on every layout", () => {
 	expect(paddedVocabularySize(configurationOf({ preset: "nemotron-tiny" }))).toBe(256);
 	expect(paddedVocabularySize(configurationOf({ preset: "nemotron-tiny", "vocab-size": 257 }))).toBe(384);
+	const cut = configurationOf({ preset: "nemotron-tiny", "vocab-size": 257, "llm-tp": 2 });
+	expect(paddedVocabularySize(cut)).toBe(384);
 });
 
 test("--print-config shows key, value and origin", () => {

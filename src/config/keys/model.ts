@@ -70,7 +70,7 @@ export const modelKeys = {
 	"make-vocab-size-divisible-by": defaulting(
 		integer(1),
 		128,
-		"Embedding rows are padded to a multiple of this times llm-tp; padding rows never enter the softmax.",
+		"Embedding rows are padded to a multiple of this, which llm-tp has to divide; padding rows never enter the softmax.",
 	),
 	"untie-embeddings-and-output-weights": defaulting(boolean, true, "Output layer with weights of its own.", {
 		megatron: "false",

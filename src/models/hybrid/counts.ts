@@ -5,21 +5,34 @@
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { countLayers, type LayerSymbol, parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-
-type PerLayer = Readonly<Record<LayerSymbol, number>>;
+import { elementCount } from "../../tensor/tensor.ts";
+import type { ParameterSpec } from "../parameter-spec.ts";
+import { hybridConfig } from "./from-configuration.ts";
+import { hybridParameters, languageModelPrefix } from "./names.ts";
 
 export interface ParameterCounts {
-	/** Parameters of one layer. */
-	readonly layer: PerLayer;
-	/** Parameters of one layer that a token meets: of an E layer only the chosen experts. */
-	readonly activeLayer: PerLayer;
+	/** Padding of the vocabulary included. */
+	readonly total: number;
+	/** Those of layers and final norm that a token meets: of all experts only the chosen ones. */
+	readonly active: number;
 	/** Word embedding; the output layer has as many when it is not tied. */
 	readonly embedding: number;
 	readonly output: number;
-	readonly total: number;
-	/** Layers and final norm. */
-	readonly active: number;
 }
+
+/** Sums over the shapes that the model is made of. */
+export function countParameters(c: TrainingConfiguration): ParameterCounts {
+	const specs = hybridParameters(hybridConfig(c));
+	const sum = (some: readonly ParameterSpec[], experts: (of: number) => number) =>
+		some.reduce((total, spec) => total + elementCount(spec.shape) * experts(spec.experts ?? 1), 0);
+	const vocabulary = (part: string) => specs.filter(({ name }) => name.startsWith(`${languageModelPrefix}${part}.`));
+	const all = (some: readonly ParameterSpec[]) => sum(some, (experts) => experts);
+	const [embedding, output] = [all(vocabulary("embedding")), all(vocabulary("output_layer"))];
+	const met = sum(specs, (experts) => (experts === 1 ? 1 : Math.min(experts, c.moeRouterTopk)));
+	return { total: all(specs), active: met - embedding - output, embedding, output };
+}
+
+type PerLayer = Readonly<Record<LayerSymbol, number>>;
 
 /** fc1 has a gate half too when the activation is gated. */
 function firstLayerFactor(c: TrainingConfiguration): number {
@@ -33,37 +46,6 @@ function sumOfLayers(c: TrainingConfiguration, perLayer: PerLayer): number {
 		(sum, symbol) => sum + countLayers(layers, symbol) * perLayer[symbol],
 		0,
 	);
-}
-
-export function countParameters(c: TrainingConfiguration): ParameterCounts {
-	const h = c.hiddenSize;
-	const inner = c.mambaNumHeads * c.mambaHeadDim;
-	const convolution = inner + 2 * c.mambaNumGroups * c.mambaStateDim;
-	const feedForward = (width: number) => (firstLayerFactor(c) + 1) * h * width;
-	const mamba =
-		h + // pre-norm
-		h * (inner + convolution + c.mambaNumHeads) + // in_proj: z, x, B, C, dt
-		convolution * (c.mambaConvKernelDim + 1) +
-		3 * c.mambaNumHeads + // dt_bias, A_log, D
-		inner + // gated norm
-		inner * h;
-	const attention =
-		h + h * (c.numAttentionHeads + 2 * c.numQueryGroups) * c.kvChannels + h * c.numAttentionHeads * c.kvChannels;
-	const dense = h + feedForward(c.ffnHiddenSize);
-	const moe = (experts: number) =>
-		h + c.numExperts * h + experts * feedForward(c.moeFfnHiddenSize) + feedForward(c.moeSharedExpertIntermediateSize);
-	const layer: PerLayer = { M: mamba, "*": attention, "-": dense, E: moe(c.numExperts) };
-	const activeLayer: PerLayer = { ...layer, E: moe(c.moeRouterTopk) };
-	const embedding = paddedVocabularySize(c) * h;
-	const output = c.untieEmbeddingsAndOutputWeights ? embedding : 0;
-	return {
-		layer,
-		activeLayer,
-		embedding,
-		output,
-		total: sumOfLayers(c, layer) + h + embedding + output,
-		active: sumOfLayers(c, activeLayer) + h,
-	};
 }
 
 export interface FlopCounts {

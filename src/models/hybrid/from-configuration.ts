@@ -1,4 +1,5 @@
 /** The language model that a training configuration, or a checkpoint's own description, stands for. */
+import { paddedVocabularySize } from "../../config/derive.ts";
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName } from "../../native/abi.ts";
@@ -61,7 +62,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		pattern,
 		hiddenSize: c.hiddenSize,
 		vocabularySize: c.vocabSize,
-		paddedVocabularySize: paddedVocabulary(c.vocabSize, c.makeVocabSizeDivisibleBy, 1),
+		paddedVocabularySize: paddedVocabularySize(c),
 		normEpsilon: c.normEpsilon,
 		initMethodStd: c.initMethodStd,
 		embeddingInitMethodStd: c.embeddingInitMethodStd,
@@ -108,12 +109,6 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		},
 		recomputedRuns: recomputedRuns(c, pattern.length),
 	};
-}
-
-/** Vocabulary rows: a multiple of `unit` times the tensor-parallel size (spec language-model 5.1). */
-export function paddedVocabulary(vocabularySize: number, unit: number, tensorParallel: number): number {
-	const multiple = unit * tensorParallel;
-	return Math.ceil(vocabularySize / multiple) * multiple;
 }
 
 /** uniform: all layers in runs of N; block: the first N layers, one by one. */

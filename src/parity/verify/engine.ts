@@ -18,7 +18,7 @@ import type { Schedule, StepPlace } from "../../train/schedule.ts";
 import { type StepResult, type TrainingState, trainStep } from "../../train/step.ts";
 import { colocatedMicrobatches, encoderMicrobatches, languageMicrobatches, type Plan, participants } from "./plan.ts";
 import { RoutingRecorder } from "./routing.ts";
-import { languageOf, type Subject } from "./subject.ts";
+import type { Subject } from "./subject.ts";
 
 export interface EngineOptions {
 	/** ZeRO-1. */
@@ -64,7 +64,7 @@ function colocatedEngine(world: World, plan: Plan, subject: Subject, { reversed 
 		frozenTower: subject.frozen.tower,
 		frozenProjector: subject.frozen.projector,
 	});
-	const language = new HybridModel(device, languageOf(subject, 1), { frozen: subject.frozen.language });
+	const language = new HybridModel(device, subject.language, { frozen: subject.frozen.language });
 	const replicas = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];
 	const scalars = new StepScalars(device);
 	const optimizer = new AdamW(replicas, scalars, subject.adam);
@@ -105,7 +105,6 @@ async function bridgedEngine(world: World, plan: Plan, subject: Subject, options
 	const { topology } = plan;
 	const side = await mimoSide(world, topology, {
 		...subject,
-		language: languageOf(subject, topology.language.shape.tensor),
 		distributedOptimizer: options.distributedOptimizer ?? false,
 		buckets: () => (options.buckets ? { count: 8 } : null),
 	});

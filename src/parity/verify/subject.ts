@@ -2,7 +2,7 @@
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { hybridConfig, paddedVocabulary } from "../../models/hybrid/from-configuration.ts";
+import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
 import type { EncoderConfig } from "../../models/mimo/encoder.ts";
 import { encoderConfig } from "../../models/mimo/from-configuration.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
@@ -13,8 +13,6 @@ import { drawSamples, type Sample } from "./samples.ts";
 export interface Subject {
 	readonly encoder: EncoderConfig;
 	readonly language: HybridConfig;
-	/** Vocabulary rows are padded to a multiple of this times the tensor-parallel size. */
-	readonly vocabularyUnit: number;
 	readonly imageTokenId: number;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
@@ -61,7 +59,6 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	return {
 		encoder,
 		language: hybridConfig(c),
-		vocabularyUnit: c.makeVocabSizeDivisibleBy,
 		imageTokenId: c.imageTokenId,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
@@ -86,12 +83,6 @@ function largestGrid(c: TrainingConfiguration, tower: RadioConfig): PatchGrid {
 		else columns -= 2;
 	}
 	return { rows, columns };
-}
-
-/** The language model as a layout with this tensor-parallel size holds it: only the padding of its vocabulary differs. */
-export function languageOf({ language, vocabularyUnit }: Subject, tensorParallel: number): HybridConfig {
-	const paddedVocabularySize = paddedVocabulary(language.vocabularySize, vocabularyUnit, tensorParallel);
-	return { ...language, paddedVocabularySize };
 }
 
 /** Whether a microbatch's balancing loss depends on which samples share it. */

@@ -7,12 +7,17 @@ const large = configurationOf({ preset: "nemotron-54l" });
 const nano = configurationOf({ preset: "nemotron-nano-30b-a3b", "train-iters": 1 });
 
 test("parameters of a layer", () => {
-	const { layer, activeLayer, embedding, output } = countParameters(twenty);
-	expect(layer.M).toBe(38_744_896);
-	expect(layer["*"]).toBe(27_527_808);
-	expect(countParameters(nano).layer["*"]).toBe(23_399_040);
-	expect(layer.E).toBe(1_297_468_032);
-	expect(activeLayer.E).toBe(80_169_600);
+	/** All parameters and the active ones of a model that is this layer and the final norm. */
+	const layer = (preset: string, symbol: string) => {
+		const c = configurationOf({ preset, "hybrid-layer-pattern": symbol, "train-iters": 1 });
+		const { total, active, embedding, output } = countParameters(c);
+		return [total - embedding - output - c.hiddenSize, active - c.hiddenSize];
+	};
+	expect(layer("nemotron-20l", "M")).toEqual([38_744_896, 38_744_896]);
+	expect(layer("nemotron-20l", "*")).toEqual([27_527_808, 27_527_808]);
+	expect(layer("nemotron-nano-30b-a3b", "*")).toEqual([23_399_040, 23_399_040]);
+	expect(layer("nemotron-20l", "E")).toEqual([1_297_468_032, 80_169_600]);
+	const { embedding, output } = countParameters(twenty);
 	expect([embedding, output]).toEqual([352_321_536, 352_321_536]);
 });
 
@@ -37,7 +42,8 @@ test("a tied output layer has no parameters of its own; a gate is half of fc1", 
 	const tied = countParameters(configurationOf({ ...base, "untie-embeddings-and-output-weights": false }));
 	expect(plain.total - tied.total).toBe(plain.embedding);
 	const gated = configurationOf({ ...base, "squared-relu": false, swiglu: true });
-	expect(countParameters(gated).layer["-"] - gated.hiddenSize).toBe(3 * gated.hiddenSize * gated.ffnHiddenSize);
+	const norms = 2 * gated.hiddenSize;
+	expect(countParameters(gated).active - norms).toBe(3 * gated.hiddenSize * gated.ffnHiddenSize);
 });
 
 test("operations per token of a layer", () => {
