@@ -22,7 +22,25 @@ export interface ValueType<Value> {
 
 export type Presence = "default" | "optional" | "required" | "derived";
 
+/** What of a model a key describes: it matters only to models that have that part (same-model.ts). */
+export type ModelPart =
+	| "language model"
+	| "attention"
+	| "rotary embedding"
+	| "dense MLP"
+	| "MLP"
+	| "Mamba"
+	| "experts"
+	| "softmax router"
+	| "encoder"
+	| "MLP projector";
+
 export interface Extras {
+	/**
+	 * Whether weights mean another model under another value. Absent: as in its group, where every key of the language
+	 * model, Mamba-2 layers, experts and the encoder makes the model, and no other does.
+	 */
+	readonly model?: false | ModelPart;
 	/** Megatron's default where ours differs. */
 	readonly megatron?: string;
 	/** Other spellings of the key. */

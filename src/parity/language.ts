@@ -53,7 +53,7 @@ export async function languageParity(
 	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });
 	if (options.weights === undefined) loadModel(model, source.weights);
 	else {
-		using weights = openWeights(options.weights);
+		using weights = openWeights(options.weights, { ...source.configuration });
 		loadModel(model, weights);
 	}
 	using scalars = new StepScalars(device);

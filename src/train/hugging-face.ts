@@ -6,9 +6,9 @@ import { spellings } from "../checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel, saveHuggingFaceModel } from "../checkpoint/hf/model.ts";
 import { loadModel, ValueStore } from "../checkpoint/model-store.ts";
 import type { TensorStore } from "../checkpoint/store.ts";
+import { requireSameModel } from "../config/same-model.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import { UserError } from "../native/errors.ts";
 import type { Group } from "../parallel/group.ts";
 import type { World } from "../parallel/world.ts";
 import type { TrainingRun } from "./training-run.ts";
@@ -18,28 +18,6 @@ interface Origin {
 	readonly configText: string;
 	readonly spelling: (typeof spellings)[keyof typeof spellings];
 }
-
-/** Keys in which a folder's config.json must agree with the configuration. */
-const decisive = [
-	"hybridLayerPattern",
-	"hiddenSize",
-	"ffnHiddenSize",
-	"numAttentionHeads",
-	"numQueryGroups",
-	"kvChannels",
-	"vocabSize",
-	"normEpsilon",
-	"mambaNumHeads",
-	"mambaHeadDim",
-	"mambaNumGroups",
-	"mambaStateDim",
-	"mambaConvKernelDim",
-	"numExperts",
-	"moeRouterTopk",
-	"moeFfnHiddenSize",
-	"moeSharedExpertIntermediateSize",
-	"moeRouterTopkScalingFactor",
-] as const satisfies (keyof LanguageModelConfiguration & keyof TrainingConfiguration)[];
 
 export class HuggingFaceWeights {
 	#origin: Origin | null = null;
@@ -64,11 +42,7 @@ export class HuggingFaceWeights {
 		run.initialise(c.seed);
 		if (c.loadHf === null || run.language === null) return;
 		using source = openHuggingFaceModel(c.loadHf);
-		const different = decisive.filter((key) => source.configuration[key] !== c[key]);
-		if (different.length > 0) {
-			const list = different.map((key) => `${key} is ${source.configuration[key]} there and ${c[key]} here`).join("; ");
-			throw new UserError(`${c.loadHf} holds another model: ${list}.`);
-		}
+		requireSameModel(c.loadHf, { ...source.configuration }, { ...c });
 		loadModel(run.language, source.weights, run.topology.language.size > 1);
 		this.#origin = { configText: source.configText, spelling: source.spelling as Origin["spelling"] };
 	}

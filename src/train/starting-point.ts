@@ -2,14 +2,17 @@
 import { detectFormat } from "../checkpoint/conversion/source.ts";
 import type { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
+import { describedModel } from "../checkpoint/training/megatron-record.ts";
 import { dataObject, readRecord, type TrainingRecord } from "../checkpoint/training/record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
 import { requireTensors } from "../checkpoint/training/strict.ts";
 import type { TrainingTensors } from "../checkpoint/training/tensors.ts";
+import { requireSameModel } from "../config/same-model.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
-import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../optim/schedules.ts";
+import type { Schedules } from "../optim/schedules.ts";
 import type { Group } from "../parallel/group.ts";
+import { agreedSchedules } from "./agreed-schedules.ts";
 import { atTheStart, type Progress } from "./listeners.ts";
 import { type Provenance, provenanceIn } from "./provenance.ts";
 
@@ -73,7 +76,7 @@ export function restoreTraining(
 	const source = sourceOf(c, warn);
 	if (source === null) return null;
 	using checkpoint = openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
-	requireSameModel(c, checkpoint);
+	requireSameModel(checkpoint.path, describedModel(checkpoint.manifest), { ...c });
 	const optimizer = !source.finetune && !c.noLoadOptim;
 	const record = source.finetune ? null : readRecord(checkpoint.manifest, checkpoint.path);
 	if (record && optimizer) requireOptimizer(record, checkpoint.path);
@@ -100,7 +103,8 @@ export function restoreTraining(
 	return {
 		progress,
 		optimizerSteps: optimizer ? record.training.optimizerSteps : 0,
-		schedules: record.schedules && optimizer ? agreedSchedules(c, schedules, record, checkpoint.path) : schedules,
+		schedules:
+			record.schedules && optimizer ? agreedSchedules(c, schedules, record.schedules, checkpoint.path) : schedules,
 		data: c.overrideCkptIteration === null ? dataStates(checkpoint) : null,
 		provenance,
 	};
@@ -142,67 +146,5 @@ function requireSeed({ rng }: TrainingRecord, c: TrainingConfiguration, path: st
 	if (rng.seed === c.seed) return;
 	throw new UserError(
 		`${path} was trained with seed ${rng.seed}, this run has ${c.seed}; --no-load-rng goes on with other random numbers.`,
-	);
-}
-
-/** Keys that change what the weights mean though not their shapes. */
-const decisive = [
-	"modelProvider",
-	"hybridLayerPattern",
-	"hiddenSize",
-	"numAttentionHeads",
-	"numQueryGroups",
-	"kvChannels",
-	"mambaNumHeads",
-	"mambaHeadDim",
-	"mambaNumGroups",
-	"mambaStateDim",
-	"numExperts",
-	"moeRouterTopk",
-	"patchDim",
-	"pixelShuffle",
-	"visionNumAttentionHeads",
-] as const satisfies (keyof TrainingConfiguration)[];
-
-function requireSameModel(c: TrainingConfiguration, { manifest, path }: NativeCheckpoint): void {
-	const different = decisive.filter((key) => key in manifest.model && manifest.model[key] !== c[key]);
-	if (different.length === 0) return;
-	const list = different.map((key) => `${key} is ${manifest.model[key]} there and ${c[key]} here`).join("; ");
-	throw new UserError(`${path} holds another model: ${list}.`);
-}
-
-/** Fields of the schedules that have an effect, in the order they are compared. */
-function effective({ learningRate, weightDecay }: Schedules): Record<string, string | number> {
-	const { style, decaySamples, annealStyle, annealSamples, ...rest } = learningRate;
-	const decays = style === "constant" ? {} : { decaySamples };
-	const anneals = style === "WSD" ? { annealStyle, annealSamples } : {};
-	const { rampSamples, ...decay } = weightDecay;
-	const ramps = decay.style === "constant" ? {} : { rampSamples };
-	const named = (prefix: string, fields: object) =>
-		Object.entries(fields).map(([name, value]) => [`${prefix} ${name}`, value]);
-	return Object.fromEntries([
-		...named("learning rate", { style, ...rest, ...decays, ...anneals }),
-		...named("weight decay", { ...decay, ...ramps }),
-	]);
-}
-
-/** Megatron's rule: equal, or one of the two is chosen by a flag (runtime.md §5). */
-function agreedSchedules(c: TrainingConfiguration, own: Schedules, { schedules }: TrainingRecord, path: string) {
-	// Megatron's checkpoints do not say everything.
-	const stored: Schedules = {
-		...own,
-		learningRate: { ...own.learningRate, ...(schedules!.learningRate as Partial<LearningRateSchedule>) },
-		weightDecay: { ...own.weightDecay, ...(schedules!.weightDecay as Partial<WeightDecaySchedule>) },
-	};
-	if (c.useCheckpointOptParamScheduler) return stored;
-	if (c.overrideOptParamScheduler) return own;
-	const [here, there] = [effective(own), effective(stored)];
-	const names = [...new Set([...Object.keys(here), ...Object.keys(there)])].filter(
-		(name) => here[name] !== there[name],
-	);
-	if (names.length === 0) return own;
-	const list = names.map((name) => `${name} is ${there[name] ?? "absent"} there and ${here[name] ?? "absent"} here`);
-	throw new UserError(
-		`${path} has another schedule: ${list.join("; ")}; --override-opt-param-scheduler keeps that of this run, --use-checkpoint-opt-param-scheduler takes that of the checkpoint.`,
 	);
 }

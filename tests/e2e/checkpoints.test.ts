@@ -164,10 +164,16 @@ describe("what the checkpoint must agree with", () => {
 	const resume = (more: string) => train("colocated", `--train-iters 6 --load whole ${more}`);
 	test.each([
 		["--seed 7", "whole/iter_0000004 was trained with seed 1234, this run has 7; --no-load-rng goes on"],
-		["--lr 5e-3", "has another schedule: learning rate maximum is 0.002 there and 0.005 here; --override-opt-param-"],
+		[
+			"--lr 5e-3 --lr-warmup-iters 1 --lr-decay-style linear --lr-decay-iters 9",
+			"has another schedule: --lr-decay-style is cosine there and linear here; --lr is 0.002 there and 0.005 here; --lr-warmup-iters is 0 there and 1 here; --lr-decay-iters is 40 there and 9 here; --override-opt-param-",
+		],
 		["--global-batch-size 16", "was trained with global-batch-size 8, this run has 16"],
-		["--num-experts 4", "holds another model: numExperts is 8 there and 4 here."],
-		["--vision-num-layers 2", "do not match the model; "],
+		["--num-experts 4", "holds another model: --num-experts is 8 there and 4 here."],
+		[
+			"--quick-geglu --no-squared-relu --position-embedding-type rope --vision-num-layers 2",
+			"holds another model: --squared-relu is true there and false here; --quick-geglu is false there and true here; --position-embedding-type is none there and rope here; --vision-num-layers is 1 there and 2 here.",
+		],
 		["--load hf", "hf (load) is a hf checkpoint; `mimo convert-ckpt --to native hf TARGET` makes one to resume from."],
 		["--ckpt-step 3", "whole has no checkpoint of step 3 (it has iter_0000002, iter_0000004)."],
 	])(

@@ -1,16 +1,21 @@
 /** The weights of a checkpoint of any format, under logical names. */
+import { type ModelDescription, requireSameModel } from "../../config/same-model.ts";
 import type { TensorStore } from "../store.ts";
 import { openSource } from "./convert.ts";
 import { requireFormat } from "./source.ts";
 
-/** Opens the model tensors of `path`, a Hugging Face folder, a native or a torch_dist checkpoint. */
-export function openWeights(path: string): TensorStore {
-	const { weights } = openSource(path, requireFormat(path, null), {
+/**
+ * Opens the model tensors of `path`, a Hugging Face folder, a native or a torch_dist checkpoint. Throws a UserError where it
+ * says that they are of another model than `expected`.
+ */
+export function openWeights(path: string, expected: ModelDescription = {}): TensorStore {
+	const { weights, model } = openSource(path, requireFormat(path, null), {
 		optimizer: false,
 		allowFallback: false,
 		visionHeads: null,
 		pattern: null,
 		inert: [],
 	});
+	requireSameModel(path, model, expected);
 	return weights;
 }

@@ -2,8 +2,9 @@
  * config.json of Hugging Face's NemotronH ↔ the program's configuration keys (Megatron's flag names in camelCase).
  * Spec: language-model.md §10, checkpoint.md §4.1. What this program's model does not have is refused by name.
  */
+import { modelDifferences } from "../../config/same-model.ts";
 import { UserError } from "../../native/errors.ts";
-import { pythonFloat } from "./json.ts";
+import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
 
 /** The part of the configuration that decides the language model's function. */
 export interface LanguageModelConfiguration {
@@ -15,6 +16,11 @@ export interface LanguageModelConfiguration {
 	readonly numQueryGroups: number;
 	readonly kvChannels: number;
 	readonly squaredRelu: boolean;
+	readonly swiglu: boolean;
+	readonly quickGeglu: boolean;
+	readonly positionEmbeddingType: "none" | "rope";
+	readonly rotaryBase: number;
+	readonly rotaryPercent: number;
 	readonly normEpsilon: number;
 	readonly initMethodStd: number;
 	readonly vocabSize: number;
@@ -33,6 +39,7 @@ export interface LanguageModelConfiguration {
 	readonly moeFfnHiddenSize: number;
 	readonly moeSharedExpertIntermediateSize: number;
 	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
+	readonly moeRouterPreSoftmax: boolean;
 	readonly moeRouterEnableExpertBias: boolean;
 	readonly moeRouterTopkScalingFactor: number;
 	readonly moeRouterNumGroups: number;
@@ -101,6 +108,19 @@ const fixed: Readonly<Record<string, unknown>> = {
 	num_nextn_predict_layers: 0,
 };
 
+/** What every NemotronH model of Hugging Face's is, without a field that says so. */
+const always = {
+	squaredRelu: true,
+	swiglu: false,
+	quickGeglu: false,
+	positionEmbeddingType: "none",
+	rotaryBase: 10000,
+	rotaryPercent: 1,
+	moeRouterScoreFunction: "sigmoid",
+	moeRouterPreSoftmax: false,
+	moeRouterEnableExpertBias: true,
+} as const satisfies Partial<LanguageModelConfiguration>;
+
 /** Older spellings that transformers still accepts. */
 const aliases: Readonly<Record<string, string>> = {
 	mamba_n_groups: "n_groups",
@@ -162,10 +182,8 @@ export function configurationFromHuggingFace(
 	}
 	return {
 		...configuration,
-		squaredRelu: true,
+		...always,
 		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
-		moeRouterScoreFunction: "sigmoid",
-		moeRouterEnableExpertBias: true,
 	} as LanguageModelConfiguration;
 }
 
@@ -198,25 +216,19 @@ function patternOf(values: Record<string, unknown>, bad: (sentence: string) => n
 
 /**
  * A config.json that both the published model code and transformers' class read: the layers in both spellings. The
- * dtype is that of the written weights.
+ * dtype is that of the written weights. Throws a UserError for a model that Hugging Face's NemotronH is not.
  */
 export function configurationToHuggingFace(
 	configuration: LanguageModelConfiguration,
 	dtype: string,
 	path: string,
 ): Record<string, unknown> {
-	if (!configuration.squaredRelu) {
-		throw new UserError(`${path}: Hugging Face's NemotronH has only the squared ReLU activation.`);
-	}
-	if (configuration.hybridLayerPattern.includes("E") && configuration.moeRouterScoreFunction !== "sigmoid") {
-		throw new UserError(`${path}: Hugging Face's NemotronH has only the sigmoid router.`);
-	}
 	const json: Record<string, unknown> = { architectures: ["NemotronHForCausalLM"], model_type: "nemotron_h" };
 	for (const [key, [name]] of Object.entries(sizes)) json[name] = configuration[key as keyof typeof sizes];
 	for (const [key, [name]] of Object.entries(numbers)) {
 		json[name] = pythonFloat(configuration[key as keyof typeof numbers]);
 	}
-	return {
+	const written = {
 		...json,
 		...fixed,
 		norm_topk_prob: configuration.moeRouterTopk > 1,
@@ -228,4 +240,11 @@ export function configurationToHuggingFace(
 		tie_word_embeddings: !configuration.untieEmbeddingsAndOutputWeights,
 		torch_dtype: dtype,
 	};
+	// Whoever reads it finds the same model, or it is not written.
+	const read = configurationFromHuggingFace(parsePythonJson(formatPythonJson(written), path), path);
+	const differences = modelDifferences({ ...read }, { ...configuration });
+	if (differences.length > 0) {
+		throw new UserError(`${path}: Hugging Face's NemotronH is another model: ${differences.join("; ")}.`);
+	}
+	return written;
 }

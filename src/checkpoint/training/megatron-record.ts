@@ -29,6 +29,14 @@ function translate(names: Readonly<Record<string, string>>, from: JsonObject): J
 	return Object.fromEntries(Object.entries(names).map(([ours, theirs]) => [ours, from[theirs] ?? null]));
 }
 
+/** What a checkpoint says of its model. Megatron's arguments may know the padded vocabulary alone. */
+export function describedModel({ model, common }: Pick<Manifest, "model" | "common">): JsonObject {
+	if (common.megatron === undefined) return model;
+	const args = objectOf(objectOf(common.megatron).args);
+	const { vocabSize: _, ...rest } = model;
+	return typeof args.vocab_size === "number" ? model : rest;
+}
+
 /** What a converted checkpoint of Megatron's says of its training, in our fields; null: it was not converted. */
 export function fromMegatron(common: JsonObject): JsonObject | null {
 	if (common.training !== undefined || common.megatron === undefined) return null;

@@ -11,7 +11,9 @@ export const mambaKeys = {
 	"mamba-num-groups": defaulting(integer(1), 8, "Groups that share B and C; also the groups of the gated norm."),
 	"mamba-state-dim": defaulting(integer(1), 128, "State dimension N."),
 	"mamba-conv-kernel-dim": defaulting(integer(1), 4, "Taps of the causal convolution; a constant in Megatron."),
-	"mamba-chunk-size": defaulting(integer(1), 128, "Tokens of one chunk of the scan; a constant in Megatron."),
+	"mamba-chunk-size": defaulting(integer(1), 128, "Tokens of one chunk of the scan; a constant in Megatron.", {
+		model: false,
+	}),
 	"linear-conv-kernel-dim": defaulting(integer(1), 4, "Convolution width of Gated DeltaNet layers.", {
 		noEffect: "Gated DeltaNet is not built; the Mamba convolution is mamba-conv-kernel-dim",
 	}),

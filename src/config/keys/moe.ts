@@ -11,7 +11,9 @@ export const moeKeys = {
 		"softmax",
 		"Score of an expert from its router logit.",
 	),
-	"moe-router-pre-softmax": off("Softmax over all experts before the top-k instead of over the chosen ones."),
+	"moe-router-pre-softmax": off("Softmax over all experts before the top-k instead of over the chosen ones.", {
+		model: "softmax router",
+	}),
 	"moe-router-topk-scaling-factor": defaulting(positiveNumber, 1, "Factor on the routing weights.", {
 		megatron: "unset, which is 1",
 	}),
@@ -22,7 +24,9 @@ export const moeKeys = {
 		megatron: "unset, which is 1",
 	}),
 	"moe-router-enable-expert-bias": off("Add a bias per expert to the scores that choose, updated once a step."),
-	"moe-router-bias-update-rate": defaulting(number(0), 1e-3, "Step of the expert bias; 0 keeps it fixed."),
+	"moe-router-bias-update-rate": defaulting(number(0), 1e-3, "Step of the expert bias; 0 keeps it fixed.", {
+		model: false,
+	}),
 	"moe-router-dtype": defaulting(choice(["fp32"], ["fp64"]), "fp32", "Precision of router logits and scores.", {
 		megatron: "unset, which is the model's",
 	}),
@@ -30,9 +34,13 @@ export const moeKeys = {
 		list(choice(["aux_loss", "seq_aux_loss", "global_aux_loss", "none"], ["sinkhorn", "quantile_balancing"])),
 		["aux_loss"],
 		"Balancing losses, one coefficient in moe-aux-loss-coeff each.",
+		{ model: false },
 	),
-	"moe-aux-loss-coeff": defaulting(list(number(0)), [0], "Coefficients of the balancing losses."),
-	"moe-z-loss-coeff": defaulting(number(0), 0, "Coefficient of the router z-loss.", { megatron: "unset, which is 0" }),
+	"moe-aux-loss-coeff": defaulting(list(number(0)), [0], "Coefficients of the balancing losses.", { model: false }),
+	"moe-z-loss-coeff": defaulting(number(0), 0, "Coefficient of the router z-loss.", {
+		model: false,
+		megatron: "unset, which is 0",
+	}),
 	"moe-grouped-gemm": alwaysOn("All experts of a layer in one grouped GEMM."),
 	"moe-router-fusion": alwaysOn("Fused router kernels."),
 	"moe-permute-fusion": alwaysOn("Fused permutation of tokens to experts."),
@@ -44,6 +52,6 @@ export const moeKeys = {
 		choice(["alltoall"], ["allgather", "flex"]),
 		"alltoall",
 		"How tokens reach experts of other ranks.",
-		{ megatron: "allgather" },
+		{ model: false, megatron: "allgather" },
 	),
 } as const;

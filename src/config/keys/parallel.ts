@@ -4,7 +4,7 @@ import { choice, defaulting, derived, integer, off, optional } from "../field.ts
 const size = integer(1);
 
 export const parallelKeys = {
-	"llm-only": off("Train without the encoder."),
+	"llm-only": off("Train without the encoder.", { model: "language model" }),
 	"encoder-tp": defaulting(size, 1, "Tensor-parallel size of the encoder.", { megatron: "2" }),
 	"encoder-dp": defaulting(size, 1, "Data-parallel size of the encoder.", { megatron: "2" }),
 	"llm-offset": derived(

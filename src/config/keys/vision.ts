@@ -2,8 +2,10 @@
 import { boolean, choice, defaulting, derived, integer, off, optional } from "../field.ts";
 
 export const visionKeys = {
-	"image-token-id": defaulting(integer(0), 511, "Placeholder id of an image token."),
-	"image-seq-length": optional(integer(1), "Image tokens of a sample; unset: from the image's geometry."),
+	"image-token-id": defaulting(integer(0), 511, "Placeholder id of an image token.", { model: false }),
+	"image-seq-length": optional(integer(1), "Image tokens of a sample; unset: from the image's geometry.", {
+		model: false,
+	}),
 	"vision-num-layers": defaulting(integer(1), 32, "Layers of the RADIO tower.", { megatron: "32, fixed in code" }),
 	"vision-hidden-size": defaulting(integer(1), 1280, "Width of the tower.", { megatron: "1280, fixed in code" }),
 	"vision-num-attention-heads": defaulting(integer(1), 16, "Attention heads of the tower.", {
@@ -34,7 +36,7 @@ export const visionKeys = {
 		boolean,
 		true,
 		"Random windows of the table of positions while the tower trains; without it, and in evaluation, the window that fits.",
-		{ megatron: "true, fixed in code" },
+		{ model: false, megatron: "true, fixed in code" },
 	),
 	"vision-final-layernorm": defaulting(boolean, true, "A norm after the tower's last layer.", {
 		megatron: "true in MIMO, false in Megatron-Bridge",
@@ -42,9 +44,9 @@ export const visionKeys = {
 	"class-token-len": defaulting(integer(0), 8, "Class tokens of the encoder."),
 	"pixel-shuffle": off("Join 2 × 2 patches of the encoder's output into one token."),
 	"disable-vision-class-token": off("Drop class tokens after the encoder."),
-	"dynamic-resolution": off("Images keep their size and are packed."),
-	"img-h": defaulting(integer(1), 224, "Image height in pixels."),
-	"img-w": defaulting(integer(1), 224, "Image width in pixels."),
+	"dynamic-resolution": off("Images keep their size and are packed.", { model: false }),
+	"img-h": defaulting(integer(1), 224, "Image height in pixels.", { model: false }),
+	"img-w": defaulting(integer(1), 224, "Image width in pixels.", { model: false }),
 	"patch-dim": defaulting(integer(1), 16, "Side of a patch in pixels."),
 	"vision-projection-type": defaulting(
 		choice(["affine", "mlp"]),
@@ -55,17 +57,18 @@ export const visionKeys = {
 		integer(1),
 		"4 × width of the projector's input",
 		"Width of an mlp projector's hidden layer.",
-		{ megatron: "4 × width of its input, fixed in code" },
+		{ model: "MLP projector", megatron: "4 × width of its input, fixed in code" },
 	),
-	"freeze-lm": off("Do not train the language model."),
-	"freeze-vit": off("Do not train the encoder."),
-	"freeze-projection": off("Do not train the projector."),
+	"freeze-lm": off("Do not train the language model.", { model: false }),
+	"freeze-vit": off("Do not train the encoder.", { model: false }),
+	"freeze-projection": off("Do not train the projector.", { model: false }),
 	"encoder-grad-participation": defaulting(
 		choice(["exact", "corrected"]),
 		"exact",
 		"exact: gradient of the token mean; corrected: the encoder's gradient times ranks / ranks with images.",
+		{ model: false },
 	),
-	"mimo-encoder-prefetch": off("Encode images of a frozen encoder ahead of time."),
-	"mimo-encoder-prefetch-depth": defaulting(integer(1), 2, "Encoded batches kept ready."),
-	"mimo-encoder-prefetch-debug": off("Print how long encoding and waiting took."),
+	"mimo-encoder-prefetch": off("Encode images of a frozen encoder ahead of time.", { model: false }),
+	"mimo-encoder-prefetch-depth": defaulting(integer(1), 2, "Encoded batches kept ready.", { model: false }),
+	"mimo-encoder-prefetch-debug": off("Print how long encoding and waiting took.", { model: false }),
 } as const;

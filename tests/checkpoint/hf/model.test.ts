@@ -273,7 +273,9 @@ describe("config.json", () => {
 		// Python's types count: transformers refuses a whole number in time_step_limit.
 		expect(text.replace(/\s+/g, " ")).toContain('"time_step_limit": [ 0.0, { "__float__": "Infinity" } ]');
 		const softmax = { ...configuration, moeRouterScoreFunction: "softmax" } as LanguageModelConfiguration;
-		expect(() => configurationToHuggingFace(softmax, "float32", "x")).toThrow("only the sigmoid router");
+		expect(() => configurationToHuggingFace(softmax, "float32", "x")).toThrow(
+			"is another model: --moe-router-score-function is sigmoid there and softmax here",
+		);
 	});
 });
 

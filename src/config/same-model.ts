@@ -1,0 +1,80 @@
+/**
+ * Whether two configurations describe one model: weights of one are weights of the other, and mean the same. The keys that
+ * decide it say so where they are defined (keys/), by default all of a model's groups, so that a new key is compared
+ * unless it says that it need not be.
+ */
+import { UserError } from "../native/errors.ts";
+import type { ModelPart } from "./field.ts";
+import { mambaKeys } from "./keys/mamba.ts";
+import { modelKeys } from "./keys/model.ts";
+import { moeKeys } from "./keys/moe.ts";
+import { visionKeys } from "./keys/vision.ts";
+import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
+
+/**
+ * Values by their names in a TrainingConfiguration: one of those, what a checkpoint keeps of the run that wrote it, or what
+ * another format tells of the model.
+ */
+export type ModelDescription = Readonly<Record<string, unknown>>;
+
+const hasLayer = (c: ModelDescription, ...symbols: string[]) =>
+	symbols.some((symbol) => String(c.hybridLayerPattern).includes(symbol));
+const hasEncoder = (c: ModelDescription) => c.modelProvider === "nemotron-moe-vlm" && c.llmOnly !== true;
+
+/** Whether a model has a part. */
+const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = {
+	"language model": () => true,
+	attention: (c) => hasLayer(c, "*"),
+	"rotary embedding": (c) => hasLayer(c, "*") && c.positionEmbeddingType === "rope",
+	"dense MLP": (c) => hasLayer(c, "-"),
+	MLP: (c) => hasLayer(c, "-", "E"),
+	Mamba: (c) => hasLayer(c, "M"),
+	experts: (c) => hasLayer(c, "E"),
+	"softmax router": (c) => hasLayer(c, "E") && c.moeRouterScoreFunction === "softmax",
+	encoder: hasEncoder,
+	"MLP projector": (c) => hasEncoder(c) && c.visionProjectionType === "mlp",
+};
+
+/** The part that a key of a group describes unless it says another. */
+const groups: readonly (readonly [keys: object, part: ModelPart])[] = [
+	[modelKeys, "language model"],
+	[mambaKeys, "Mamba"],
+	[moeKeys, "experts"],
+	[visionKeys, "encoder"],
+];
+
+/** The part of a model that a key describes; null: the key does not make the model. */
+export function modelPartOf(key: Key): ModelPart | null {
+	const { model, alwaysOn, noEffect } = fieldOf(key);
+	if (model !== undefined) return model || null;
+	if (alwaysOn || noEffect !== undefined) return null;
+	return groups.find(([group]) => key in group)?.[1] ?? null;
+}
+
+/** Keys that make the model, in the order of the help. */
+export const modelMakingKeys: readonly Key[] = keys.filter((key) => modelPartOf(key) !== null);
+
+/** The value of a key; undefined: the description does not tell. */
+function valueIn(description: ModelDescription, key: Key): unknown {
+	const property = propertyOf(key);
+	if (property in description) return description[property];
+	// A run's whole configuration lacks only keys that came after it was written, which then had their default.
+	const whole = "modelProvider" in description;
+	return whole ? (fieldOf(key).default ?? undefined) : undefined;
+}
+
+/** "--hidden-size is 128 there and 256 here", for every key that makes the model and differs. */
+export function modelDifferences(there: ModelDescription, here: ModelDescription): string[] {
+	return modelMakingKeys.flatMap((key) => {
+		if (!presence[modelPartOf(key)!](here)) return [];
+		const [other, own] = [valueIn(there, key), valueIn(here, key)];
+		const same = other === undefined || own === undefined || Bun.deepEquals(other, own);
+		return same ? [] : [`--${key} is ${String(other)} there and ${String(own)} here`];
+	});
+}
+
+/** Throws a UserError with every difference between the model of `path` and this run's. */
+export function requireSameModel(path: string, there: ModelDescription, here: ModelDescription): void {
+	const differences = modelDifferences(there, here);
+	if (differences.length > 0) throw new UserError(`${path} holds another model: ${differences.join("; ")}.`);
+}

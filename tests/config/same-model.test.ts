@@ -1,0 +1,57 @@
+import { expect, test } from "bun:test";
+import type { ModelPart } from "../../src/config/field.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { modelDifferences, modelMakingKeys, modelPartOf, requireSameModel } from "../../src/config/same-model.ts";
+import { fieldOf, type Key, keys, propertyOf, subjects } from "../../src/config/schema.ts";
+
+/** A model that has a part. */
+function modelWith(part: ModelPart): Record<string, unknown> {
+	const base = { preset: "nemotron-vlm-tiny", "hybrid-layer-pattern": "M*-E" };
+	const further: Partial<Record<ModelPart, Record<string, unknown>>> = {
+		"rotary embedding": { "position-embedding-type": "rope" },
+		"softmax router": { "moe-router-score-function": "softmax", "moe-router-enable-expert-bias": false },
+		"MLP projector": { "vision-projection-type": "mlp" },
+	};
+	return { ...configurationOf({ ...base, ...further[part] }) };
+}
+
+/** Another value of the key's type. */
+function otherThan(value: unknown): unknown {
+	if (typeof value === "number") return value + 1;
+	return typeof value === "boolean" ? !value : `${value} of another kind`;
+}
+
+test.each([...modelMakingKeys])("another %s is another model", (key) => {
+	const here = modelWith(modelPartOf(key)!);
+	const property = propertyOf(key);
+	const there = { ...here, [property]: otherThan(here[property]) };
+	expect(modelDifferences(here, here)).toEqual([]);
+	expect(modelDifferences(there, here)).toEqual([`--${key} is ${there[property]} there and ${here[property]} here`]);
+});
+
+test("every key of the model's groups is compared unless it says that it makes no model", () => {
+	const names = ["Language model", "Mamba-2 layers", "Mixture of experts", "Vision"] as const;
+	const groups = names.flatMap((name) => Object.keys(subjects[name]) as Key[]);
+	const silent = groups.filter((key) => fieldOf(key).model === undefined && modelPartOf(key) === null);
+	expect(silent.every((key) => fieldOf(key).alwaysOn || fieldOf(key).noEffect !== undefined)).toBe(true);
+	const elsewhere = keys.filter((key) => !groups.includes(key) && modelPartOf(key) !== null);
+	expect(elsewhere).toEqual(["llm-only"]);
+});
+
+test("all differences are named in one sentence; those of parts that the model lacks are none", () => {
+	const text = configurationOf({ preset: "nemotron-tiny", "squared-relu": false, swiglu: true });
+	const other = { "quick-geglu": true, "position-embedding-type": "rope", "patch-dim": 14, "squared-relu": false };
+	const here = configurationOf({ preset: "nemotron-tiny", ...other });
+	expect(() => requireSameModel("ck", { ...text }, { ...here })).toThrow(
+		"ck holds another model: --swiglu is true there and false here; --quick-geglu is false there and true here; " +
+			"--position-embedding-type is none there and rope here.",
+	);
+});
+
+test("a run's key that came later had its default; a description by another format does not tell", () => {
+	const here: Record<string, unknown> = { ...configurationOf({ preset: "nemotron-tiny", "norm-epsilon": 1e-6 }) };
+	const { normEpsilon: _, ...older } = here;
+	expect(modelDifferences(older, here)).toEqual(["--norm-epsilon is 0.00001 there and 0.000001 here"]);
+	const { modelProvider: __, ...described } = older;
+	expect(modelDifferences(described, here)).toEqual([]);
+});
