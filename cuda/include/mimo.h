@@ -745,7 +745,9 @@ typedef struct mimo_router_forward_args {
   int64_t topk;
   int64_t expert_groups; /* 1 = no group limit */
   int64_t group_topk;
-  int64_t group_score_topk; /* a group's score is the sum of this many best: topk / group_topk in Megatron, 2 in HF */
+  /* A group's score is the sum of this many best of what is selected by: biased sigmoid scores, probabilities with
+   * pre_softmax = 1, logits with softmax after top-k. topk / group_topk in Megatron, 2 in HF. */
+  int64_t group_score_topk;
   float scaling_factor;
   int32_t score_function;
   int32_t pre_softmax;

@@ -80,7 +80,7 @@ void router(Run& run, const Router& r) {
 }
 
 /// Equal, infinite and undefined logits; in groups they are compared in fp64.
-void ties(Run& run, int64_t groups) {
+void ties(Run& run, int64_t groups, bool pre_softmax) {
   const int64_t tokens = 4, experts = 40, topk = 3;
   std::vector<float> logits(static_cast<size_t>(tokens * experts), 0.5f);
   logits[7] = NAN;
@@ -93,7 +93,7 @@ void ties(Run& run, int64_t groups) {
   f.expert_index = static_cast<int32_t*>(run.output(tokens * topk, MIMO_DTYPE_I32));
   f.tokens = tokens, f.experts = experts, f.topk = topk, f.expert_groups = groups;
   f.group_topk = f.group_score_topk = 2;
-  f.scaling_factor = 1, f.score_function = MIMO_SCORE_SOFTMAX;
+  f.scaling_factor = 1, f.score_function = MIMO_SCORE_SOFTMAX, f.pre_softmax = pre_softmax;
   run.call("mimo_router_forward", f);
   run.compare("expert_index", f.expert_index, tokens * topk, MIMO_DTYPE_I32, true);
 }
@@ -177,11 +177,17 @@ void add_experts(Cases& cases, bool large) {
   add("softmax before, of 256", {35, 256, 7, 1, 1, true, true, false, true, 0});
   add("of 256, bias", {37, 256, 8, 1, 1, false, false, true, false, 0});
   add("softmax of 256, groups", {35, 256, 8, 8, 4, true, false, false, false, 0});
+  add("softmax before, groups", {61, 40, 4, 5, 2, true, true, false, true, 0.1f});
+  add("softmax before, of 256, groups", {35, 256, 8, 8, 4, true, true, false, false, 0});
+  add("softmax before, of 600, groups", {19, 600, 10, 12, 5, true, true, false, true, 0});
+  add("softmax, groups", {61, 40, 4, 5, 2, true, false, false, true, 0});
+  add("sigmoid groups, no bias", {61, 40, 4, 5, 2, false, false, false, false, 0});
   add("of 300, bias", {21, 300, 10, 1, 1, false, false, true, false, 0});
   add("of 600, groups", {19, 600, 10, 12, 5, false, false, true, true, 0});
   if (large) add("large", {8192, 128, 6, 1, 1, false, false, true, true, 1e-3f});
-  cases.push_back({"router ties", [](Run& run) { ties(run, 1); }});
-  cases.push_back({"router ties, groups", [](Run& run) { ties(run, 4); }});
+  cases.push_back({"router ties", [](Run& run) { ties(run, 1, false); }});
+  cases.push_back({"router ties, groups", [](Run& run) { ties(run, 4, false); }});
+  cases.push_back({"router ties, groups, softmax before", [](Run& run) { ties(run, 4, true); }});
   cases.push_back({"router near ties", [](Run& run) { near_ties(run); }});
   cases.push_back({"moe moves", [](Run& run) { moves(run, 50, 3, 7, 40, 0); }});
   cases.push_back({"moe moves, dropped, odd", [](Run& run) { moves(run, 501, 6, 33, 13, 100); }});

@@ -46,7 +46,8 @@ export function referenceRouting(logits: Float64Array, experts: number, options:
 		const row = [...logits.subarray(t * experts, (t + 1) * experts)];
 		const sigmoid = options.scoreFunction === "sigmoid";
 		const scores = sigmoid ? row.map((l) => 1 / (1 + Math.exp(-l))) : softmax(row);
-		let key = scores.map((s, e) => s + (options.bias?.[e] ?? 0));
+		// Megatron selects by the scores; with softmax after top-k, by the logits, of which groups are scored by sums too.
+		let key = (sigmoid || options.preSoftmax ? scores : row).map((s, e) => s + (options.bias?.[e] ?? 0));
 		if (groups) {
 			const size = experts / groups.count;
 			const of = (g: number) => key.slice(g * size, (g + 1) * size).sort((a, b) => b - a);

@@ -50,6 +50,14 @@ const cases: [string, number, ReferenceOptions][] = [
 		12,
 		{ scoreFunction: "sigmoid", topk: 3, groups: { count: 3, topk: 1, scoreTopk: 2 } },
 	],
+	["sigmoid, groups", 12, { scoreFunction: "sigmoid", topk: 4, groups: { count: 4, topk: 2, scoreTopk: 2 } }],
+	...[4, 6].flatMap((topk) =>
+		[false, true].map((preSoftmax): [string, number, ReferenceOptions] => [
+			`softmax ${preSoftmax ? "before" : "after"} top-${topk}, groups`,
+			12,
+			{ scoreFunction: "softmax", topk, preSoftmax, groups: { count: 4, topk: 2, scoreTopk: topk / 2 } },
+		]),
+	),
 	["softmax after top-k", 8, { scoreFunction: "softmax", topk: 3, scalingFactor: 1.5 }],
 	["softmax before top-k", 8, { scoreFunction: "softmax", topk: 3, preSoftmax: true, scalingFactor: 1.5 }],
 	["softmax before top-k, all of E", 6, { scoreFunction: "softmax", topk: 6, preSoftmax: true }],

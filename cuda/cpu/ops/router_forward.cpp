@@ -1,7 +1,5 @@
 // Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
 // balancing loss (4.4).
-#include <numeric>
-
 #include "router.h"
 #include "router_arguments.h"
 
@@ -77,12 +75,22 @@ struct Scratch {
         chosen(reinterpret_cast<int32_t*>(best_logits + args.experts)) {}
 };
 
-/// Puts -infinity outside the group_topk groups of the highest score (spec 4.2 item 4).
-void limit_groups(const mimo_router_forward_args& args, const Scratch& scratch) {
+/// Puts -infinity outside the group_topk groups of the highest score (spec 4.2 item 4). A group's score is the sum of its
+/// group_score_topk best values; with softmax before top-k, of their probabilities: single experts stand in the order of
+/// their logits, sums of them do not. All probabilities have the same divisor, which changes no order.
+void limit_groups(const mimo_router_forward_args& args, const float* logits, const Scratch& scratch) {
   const int64_t groups = args.expert_groups, size = args.experts / groups;
+  const bool probabilities = args.score_function == MIMO_SCORE_SOFTMAX && args.pre_softmax;
+  const double shift = probabilities ? maximum(logits, args.experts) : 0;
   for (int64_t g = 0; g < groups; ++g) {
     select_largest(scratch.values + g * size, size, args.group_score_topk, scratch.best, scratch.chosen);
-    scratch.group_scores[g] = std::accumulate(scratch.best, scratch.best + args.group_score_topk, 0.0);
+    double score = 0;
+    for (int64_t i = 0; i < args.group_score_topk; ++i) {
+      const double value = scratch.best[i];
+      if (!probabilities) score += value;
+      else if (value > -INFINITY) score += std::exp(value - shift);
+    }
+    scratch.group_scores[g] = score;
   }
   select_largest(scratch.group_scores, groups, args.group_topk, scratch.best, scratch.chosen);
   for (int64_t g = 0; g < groups; ++g) {
@@ -150,13 +158,13 @@ void route_token(const mimo_router_forward_args& args, int64_t token, const Scra
   float* scores = args.scores + token * experts;
   int32_t* index = args.expert_index + token * args.topk;
   scores_of_token(args, logits, scores);
-  // Softmax keeps the order of the logits and loses some of their differences, so the logits themselves decide.
+  // Softmax keeps the order of the logits and loses some of their differences, so the logits decide between experts.
   const bool sigmoid_scores = args.score_function == MIMO_SCORE_SIGMOID;
   for (int64_t e = 0; e < experts; ++e) {
     const double key = sigmoid_scores ? 1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))) : logits[e];
     scratch.values[e] = args.expert_bias ? key + args.expert_bias[e] : key;
   }
-  if (args.expert_groups > 1) limit_groups(args, scratch);
+  if (args.expert_groups > 1) limit_groups(args, logits, scratch);
   select_largest(scratch.values, experts, args.topk, scratch.best, index);
   sort_ascending(index, args.topk);
   weights_of_token(args, logits, scores, index, args.probabilities + token * args.topk);

@@ -10,9 +10,11 @@ namespace {
 constexpr int64_t tokens_per_partial = 128;
 
 /// Leaves the candidates outside the group_topk groups of the highest score for last (spec 4.2 item 4). A group's score is
-/// the sum of its group_score_topk best.
+/// the sum of its group_score_topk best values; with softmax before top-k, of their probabilities, whose common divisor
+/// changes no order. `shift`: the token's largest logit.
 template <int Own>
-__device__ void limit_groups(const mimo_router_forward_args& args, Key64 (&key)[Own]) {
+__device__ void limit_groups(const mimo_router_forward_args& args, double shift, Key64 (&key)[Own]) {
+  const bool probabilities = args.score_function == MIMO_SCORE_SOFTMAX && args.pre_softmax != 0;
   const int groups = static_cast<int>(args.expert_groups), size = static_cast<int>(args.experts) / groups;
   const int first = lane_id() * Own;
   Key64 group_key[Own] = {};  // lanes own groups as they own experts
@@ -21,7 +23,9 @@ __device__ void limit_groups(const mimo_router_forward_args& args, Key64 (&key)[
 #pragma unroll
     for (int j = 0; j < Own; ++j) of_group[j] = (first + j) / size == g ? key[j] : 0;
     double score = 0;
-    take_best(of_group, args.group_score_topk, [&](Key64 best) { score += value_of(best); });
+    take_best(of_group, args.group_score_topk, [&](Key64 best) {
+      score += probabilities ? exp(value_of(best) - shift) : value_of(best);
+    });
 #pragma unroll
     for (int j = 0; j < Own; ++j) {
       if (first + j == g) group_key[j] = key_of(score);
@@ -63,7 +67,7 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
 #pragma unroll
     for (int j = 0; j < Own; ++j) logit[j] = first + j < experts ? logits[first + j] : -INFINITY;
   }
-  // Scores keep the order of the logits and lose some of their differences, so the logits themselves decide.
+  // Scores keep the order of the logits and lose some of their differences, so the logits decide between experts.
   Key32 order[Own];
 #pragma unroll
   for (int j = 0; j < Own; ++j) order[j] = first + j < experts ? key_of(logit[j]) : 0;
@@ -110,7 +114,7 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
       if (args.expert_bias != nullptr && first + j < experts) value += static_cast<double>(args.expert_bias[first + j]);
       key[j] = first + j < experts ? key_of(value) : 0;
     }
-    if (args.expert_groups > 1) limit_groups(args, key);
+    if (args.expert_groups > 1) limit_groups(args, static_cast<double>(shift), key);
     taken = take_best(key, args.topk);
   }
 

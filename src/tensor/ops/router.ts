@@ -20,7 +20,7 @@ export interface RouterOptions {
 	readonly expertBias?: Tensor | null;
 	/**
 	 * Only experts of the `topk` best of `count` equal groups are selected; a group's score is the sum of its
-	 * `scoreTopk` best biased scores (Megatron: topk // groups.topk, Hugging Face: 2).
+	 * `scoreTopk` best biased scores, or logits with softmax after top-k (Megatron: topk // groups.topk, Hugging Face: 2).
 	 */
 	readonly groups?: { readonly count: number; readonly topk: number; readonly scoreTopk: number } | null;
 	/** u8 [T], 1 = padding: routed, but left out of every count, statistic and loss. */
