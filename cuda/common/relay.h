@@ -4,6 +4,9 @@
 // Told at once: postings, names, a failure. Told at every beat: that ranks live and get on; the centre hears of all ranks, the
 // others of those of the centre. When the run has failed each host tells where its ranks were, so that a rank that gives up a
 // collective knows who had not begun it, and a moment later what its ranks noted then, so that the diagnosis knows.
+//
+// The centre listens until every host of the run has proved itself (relay_link.h), and no longer. Until then strangers may
+// connect: a bounded number of them is held, each for a bounded time and with room for a single short message.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -20,38 +23,45 @@ namespace mimo {
 
 class Relay {
  public:
-  /// `listener`: a listening socket at the centre, -1 elsewhere. `centre`: the connection to it elsewhere, else -1.
-  Relay(Run& run, const uint8_t* key, int listener, int centre);
+  /// The centre's, which takes over a listening socket.
+  Relay(Run& run, const uint8_t* key, int listener);
+  /// Any other host's, with the connection to the centre, on which both sides have proved themselves.
+  Relay(Run& run, std::unique_ptr<Link> centre);
   /// Waits until all ranks of this host have finished (at the centre: of all hosts), or the failed run is settled.
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
   /// Where the centre listens.
-  int32_t port() const;
+  int32_t port() const { return port_; }
 
  private:
   /// Another relay, and how much it has been told.
   struct Peer {
-    explicit Peer(int socket) : link(socket) {}
-    Link link;
+    explicit Peer(std::unique_ptr<Link> connection) : link(std::move(connection)) {}
+    std::unique_ptr<Link> link;
     int32_t host_index = -1;  // until it has proved itself
-    Nonce nonce{};
+    Nonce nonce{};            // that it was greeted with
     int64_t postings = 0;
     std::vector<bool> named;
     bool failure = false, gathered = false;
     bool told = false;   // it has told where its ranks were
     bool noted = false;  // ... and what they noted afterwards
     bool bye = false;    // said by whichever side is not the centre
-    int64_t since = 0;   // when it came
+    int64_t since = 0;   // when it came, monotonic nanoseconds
     int64_t silent = 0;  // nanoseconds
   };
 
   void work();
   void accept_hosts();
+  bool greet(int socket);
+  void drop_strangers();
+  void stop_listening();
   void hear(Peer& peer, int64_t elapsed);
+  void hear_stranger(Peer& peer);
+  bool admit(Peer& peer, const Hello& hello);
   void take(Peer& peer, Word word);
-  void admit(Peer& peer);
+  void take_posting(const Peer& peer, const Posting& posting);
   void take_whereabouts(Peer& peer, const Whereabouts& told);
   void tell(Peer& peer, bool beat);
   void tell_names(Peer& peer);
@@ -65,14 +75,20 @@ class Relay {
   Run& run_;
   uint8_t key_[32];
   const bool centre_;
-  int listener_;
+  int listener_;  // -1: not, or no longer
+  int32_t port_ = 0;
+  int64_t accept_at_ = 0;  // not before, after a failure to accept
   std::list<Peer> peers_;
   int64_t mirrored_at_ = 0;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
-std::unique_ptr<Relay> listen_for_hosts(Run& run, const uint8_t* key);
-std::unique_ptr<Relay> connect_to_centre(Run& run, const std::string& address, int32_t port, const uint8_t* key);
+/// The centre's relay, at any port of a numeric `address` of this host. `key`: 32 bytes that all hosts of the run know.
+std::unique_ptr<Relay> listen_for_hosts(Run& run, const std::string& address, const uint8_t* key);
+/// Another host's relay, when both sides have proved that they know `key`. Tries again while strangers keep the centre from
+/// taking it in. Throws MIMO_ERROR_PEER after `milliseconds`, and at once when the centre is not there or has another key.
+std::unique_ptr<Relay> connect_to_centre(Run& run, const std::string& address, int32_t port, const uint8_t* key,
+                                         int64_t milliseconds = 15'000);
 
 }  // namespace mimo

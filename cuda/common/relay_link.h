@@ -1,53 +1,29 @@
-// Messages between the relays of two hosts: a connection that never blocks its thread, and what is said on it.
+// A connection between the relays of two hosts. It never blocks its thread, reads a bounded amount at a time, and takes only
+// messages that have the size of their word.
+//
+// First both sides prove that they know the run's key: the centre sends a nonce (greeting), the other its own nonce and a proof
+// (hello), the centre a proof (welcome). Each is an HMAC of both nonces and the host's index. From then on every message
+// carries a tag: an HMAC, under a key of this connection and direction, of how many messages came before it, its word, its
+// length and its body. So a message that is altered, left out, repeated or sent back closes the connection.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "run.h"
+#include "relay_words.h"
 
 namespace mimo {
 
-enum class Word : uint32_t {
-  greeting,  // Nonce, by the centre
-  hello,     // Hello, by the other
-  beat,      // Beat of a rank of the sender's host
-  name,      // Name of a rank
-  posting,   // Posting
-  failure,   // Failure: the first wins
-  region,    // Whereabouts of a rank when the run had failed
-  gathered,  // by the centre: it has sent all whereabouts
-  noted,     // by the others: these were their ranks' last
-  bye,       // all ranks of the sender's host have finished
+/// What both sides of a connection sign.
+struct Introduction {
+  Nonce centre, other;
+  int32_t host_index;
 };
 
-struct Nonce {
-  uint8_t bytes[32];
-};
-struct Hello {
-  int32_t host_index;
-  uint8_t proof[32];
-};
-struct Beat {
-  int32_t rank, phase;
-  int64_t heartbeat, progress, progress_age, step, calls, waiting_call;
-};
-struct Name {
-  int32_t rank, pid;
-  char host[64], module[32], coordinates[64];
-};
-struct Failure {
-  int32_t rank;
-  char reason[512];
-};
-/// What is told of the calls of a rank: the latest of each group, and those that are not done.
-constexpr int32_t told_calls = 24;
-struct Whereabouts {
-  int32_t rank, phase, count;
-  int64_t step, calls, waiting_call;
-  char error[512];
-  mimo_call_record records[told_calls];
-};
+enum class Side { centre, other };
+
+/// What `side` shows to prove that it knows `key` (32 bytes).
+Proof prove(const uint8_t* key, Side side, const Introduction& introduction);
 
 /// A connected socket with what is still to be sent and what has come.
 class Link {
@@ -58,35 +34,46 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   int socket() const { return socket_; }
-  /// The other side has gone, or said something that is no message.
+  /// Ended by the other side, or by this one for the fault that `fault()` names.
   bool closed() const { return closed_; }
+  const std::string& fault() const { return fault_; }
   bool has_unsent() const { return sent_ < out_.size(); }
+  /// Both sides have proved themselves: messages carry tags from now on. `own`: the side of this process.
+  void trust(const uint8_t* key, Side own, const Introduction& introduction);
 
   template <class Body>
   void say(Word word, const Body& body) {
     append(word, &body, sizeof(Body));
   }
   void say(Word word) { append(word, nullptr, 0); }
-  /// Sends and receives what can be without waiting.
-  void exchange();
-  /// Takes the next message if it has come whole; its body is `bytes()`.
+  /// Sends what can be without waiting.
+  void send();
+  /// Receives without waiting, at most so much that other connections get their turn.
+  void receive();
+  /// Takes the next message if it has come whole.
   bool next(Word& word);
-  const std::vector<char>& bytes() const { return body_; }
-  /// The body, or null when it has another size.
+  /// Its body, which is that of its word.
   template <class Body>
-  const Body* as() const {
-    return body_.size() == sizeof(Body) ? reinterpret_cast<const Body*>(body_.data()) : nullptr;
+  const Body& as() const {
+    return *reinterpret_cast<const Body*>(body_.data());
   }
+  /// Ends the connection for this fault.
+  void close_for(const std::string& fault);
 
  private:
+  /// One of the two directions.
+  struct Direction {
+    uint8_t key[hmac_key_bytes];
+    uint64_t messages = 0;
+  };
   void append(Word word, const void* body, size_t bytes);
+
   int socket_;
-  bool closed_ = false;
-  std::vector<char> out_, in_, body_;
+  bool closed_ = false, trusted_ = false;
+  std::string fault_;
+  Direction sending_, receiving_;
+  std::vector<uint8_t> out_, in_, body_;
   size_t sent_ = 0, taken_ = 0;
 };
-
-/// What proves that one knows the key: a hash of key, nonce and host.
-void prove(const uint8_t* key, const Nonce& nonce, int32_t host_index, uint8_t* proof);
 
 }  // namespace mimo

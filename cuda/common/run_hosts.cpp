@@ -117,9 +117,9 @@ int32_t mimo_run_place(mimo_run* run, const int32_t* host_of_rank, int32_t own_h
   return guard([&] { run->run.place(host_of_rank, own_host); });
 }
 
-int32_t mimo_run_listen(mimo_run* run, const uint8_t* key, int32_t* port) {
+int32_t mimo_run_listen(mimo_run* run, const char* address, const uint8_t* key, int32_t* port) {
   return guard([&] {
-    std::unique_ptr<mimo::Relay> relay = mimo::listen_for_hosts(run->run, key);
+    std::unique_ptr<mimo::Relay> relay = mimo::listen_for_hosts(run->run, address, key);
     *port = relay->port();
     run->run.relay_through(std::move(relay));
   });

@@ -22,6 +22,12 @@ std::vector<mimo_call_record> telling_calls(const RankRegion& of) {
   return told;
 }
 
+/// Takes a phase over; the host of a rank that has failed may not have heard of it.
+void take_phase(RankRegion& of, int32_t phase) {
+  const bool known = phase >= MIMO_RANK_PHASE_ABSENT && phase <= MIMO_RANK_PHASE_FAILED;
+  if (known && of.phase != MIMO_RANK_PHASE_FAILED) of.phase = phase;
+}
+
 }  // namespace
 
 Beat beat_of(const Run& run, int32_t rank) {
@@ -41,7 +47,7 @@ void take_beat(Run& run, const Beat& beat) {
     of.calls = beat.calls;
     of.waiting_call = beat.waiting_call;
   }
-  if (of.phase != MIMO_RANK_PHASE_FAILED) of.phase = beat.phase;
+  take_phase(of, beat.phase);
 }
 
 Name name_of(const Run& run, int32_t rank) {
@@ -90,9 +96,11 @@ void take_whereabouts(Run& run, const Whereabouts& told) {
   const int32_t count = std::clamp(told.count, 0, told_calls);
   for (int32_t i = 0; i < count; ++i) {
     if (told.records[i].call < 0) continue;
-    of.flight[told.records[i].call % flight_records] = told.records[i];
+    mimo_call_record& record = of.flight[told.records[i].call % flight_records];
+    record = told.records[i];
+    record.missing_count = std::clamp<int64_t>(record.missing_count, 0, max_ranks);
   }
-  if (of.phase != MIMO_RANK_PHASE_FAILED) of.phase = told.phase;
+  take_phase(of, told.phase);
   of.step = told.step;
   of.calls = told.calls;
   of.waiting_call = told.waiting_call;

@@ -43,7 +43,7 @@
 extern "C" {
 #endif
 
-#define MIMO_ABI_VERSION 4
+#define MIMO_ABI_VERSION 5
 
 #if defined(_WIN32)
 #define MIMO_API

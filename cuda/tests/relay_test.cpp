@@ -1,61 +1,15 @@
 // A run of two hosts, whose four ranks are objects of this process: what is posted arrives everywhere, a failure too, with
-// what the ranks had begun, and nobody who does not know the key is heard.
-#include "relay.h"
-
-#include <arpa/inet.h>
+// what the ranks had begun. relay_strangers_test.cpp has what strangers do.
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <functional>
-#include <memory>
 
 #include "check.h"
 #include "status.h"
+#include "two_hosts.h"
 
 namespace {
-
-using mimo::Run;
-
-constexpr int32_t host_of_rank[4] = {0, 0, 1, 1};
-const uint8_t key[32] = {1, 2, 3, 4, 5, 6, 7, 8};
-
-/// The runs of ranks 0 to 3: 0 and 2 made the files of their hosts.
-struct TwoHosts {
-  std::unique_ptr<Run> of[4];
-
-  explicit TwoHosts(const uint8_t* second_key = key) {
-    for (const int32_t first : {0, 2}) {
-      of[first] = std::make_unique<Run>(4, false, 60'000);
-      of[first]->place(host_of_rank, host_of_rank[first]);
-      of[first + 1] = std::make_unique<Run>(of[first]->path());
-    }
-    auto centre = mimo::listen_for_hosts(*of[0], key);
-    const int32_t port = centre->port();
-    of[0]->relay_through(std::move(centre));
-    of[2]->relay_through(mimo::connect_to_centre(*of[2], "127.0.0.1", port, second_key));
-    for (int32_t rank = 0; rank < 4; ++rank) {
-      mimo::RankRegion& own = of[rank]->region(rank);
-      mimo::copy_string(own.module, sizeof(own.module), rank < 2 ? "encoder" : "language");
-      of[rank]->join(rank);
-    }
-  }
-  /// The last to go are those whose relays wait for the others.
-  ~TwoHosts() {
-    for (auto& run : of) run->leave();
-    for (const int32_t rank : {3, 1, 2, 0}) of[rank].reset();
-  }
-};
-
-bool within_seconds(double seconds, const std::function<bool()>& holds) {
-  const int64_t end = mimo::monotonic_nanoseconds() + static_cast<int64_t>(seconds * 1e9);
-  while (!holds()) {
-    if (mimo::monotonic_nanoseconds() > end) return false;
-    usleep(1000);
-  }
-  return true;
-}
 
 void postings_arrive() {
   TwoHosts hosts;
@@ -125,17 +79,6 @@ void a_lost_host_is_named() {
   CHECK(hosts.of[3]->may_diagnose());
 }
 
-void strangers_are_not_heard() {
-  uint8_t wrong[32] = {9};
-  TwoHosts hosts(wrong);
-  hosts.of[2]->post(7, "?", 1);
-  usleep(300'000);
-  CHECK(hosts.of[0]->board().count == 0);
-  CHECK(hosts.of[0]->region(3).pid == 0);
-  hosts.of[0]->fail(-1, "the end");
-  hosts.of[2]->fail(-1, "the end");
-}
-
 void a_gpu_has_one_rank() {
   TwoHosts hosts;
   hosts.of[0]->claim_gpu("0000:1a:00.0");
@@ -156,7 +99,6 @@ int main() {
   postings_arrive();
   failures_arrive();
   a_lost_host_is_named();
-  strangers_are_not_heard();
   a_gpu_has_one_rank();
   return failures == 0 ? 0 : 1;
 }

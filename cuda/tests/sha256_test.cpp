@@ -1,10 +1,11 @@
-// SHA-256: a known sum, and one, two or no processor's instructions give the same states.
+// SHA-256: a known sum, and one, two or no processor's instructions give the same states. HMAC: known tags.
 #include "sha256.h"
 
 #include <cstring>
 #include <vector>
 
 #include "check.h"
+#include "hmac.h"
 
 namespace {
 
@@ -16,6 +17,46 @@ void known_sum() {
   uint8_t sum[32];
   mimo::sha256_end(state, reinterpret_cast<const uint8_t*>("abc"), 3, 3, sum);
   CHECK(std::memcmp(sum, expected, sizeof sum) == 0);
+}
+
+void known_tags() {
+  // RFC 4231's cases 1 and 2; its shorter keys are the same as with zeros behind them.
+  struct Case {
+    uint8_t key[mimo::hmac_key_bytes];
+    const char* text;
+    uint8_t tag[mimo::hmac_tag_bytes];
+  };
+  const Case cases[] = {
+      {{0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b},
+       "Hi There",
+       {0xb0, 0x34, 0x4c, 0x61, 0xd8, 0xdb, 0x38, 0x53, 0x5c, 0xa8, 0xaf, 0xce, 0xaf, 0x0b, 0xf1, 0x2b,
+        0x88, 0x1d, 0xc2, 0x00, 0xc9, 0x83, 0x3d, 0xa7, 0x26, 0xe9, 0x37, 0x6c, 0x2e, 0x32, 0xcf, 0xf7}},
+      {{'J', 'e', 'f', 'e'},
+       "what do ya want for nothing?",
+       {0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e, 0x6a, 0x04, 0x24, 0x26, 0x08, 0x95, 0x75, 0xc7,
+        0x5a, 0x00, 0x3f, 0x08, 0x9d, 0x27, 0x39, 0x83, 0x9d, 0xec, 0x58, 0xb9, 0x64, 0xec, 0x38, 0x43}},
+  };
+  for (const Case& one : cases) {
+    mimo::Hmac whole(one.key), parts(one.key);
+    uint8_t tag[mimo::hmac_tag_bytes];
+    whole.add(one.text, std::strlen(one.text));
+    whole.finish(tag);
+    CHECK(mimo::equal_in_constant_time(tag, one.tag, sizeof tag));
+    for (const char* at = one.text; *at != 0; ++at) parts.add(at, 1);
+    parts.finish(tag);
+    CHECK(std::memcmp(tag, one.tag, sizeof tag) == 0);
+    tag[31] ^= 1;
+    CHECK(!mimo::equal_in_constant_time(tag, one.tag, sizeof tag));
+  }
+  // Longer than a block, in uneven parts.
+  const std::vector<uint8_t> bytes(1000, 7);
+  mimo::Hmac whole(cases[0].key), parts(cases[0].key);
+  uint8_t tags[2][mimo::hmac_tag_bytes];
+  whole.add(bytes.data(), bytes.size());
+  whole.finish(tags[0]);
+  for (const size_t part : {1, 63, 64, 65, 200, 607}) parts.add(bytes.data(), part);
+  parts.finish(tags[1]);
+  CHECK(std::memcmp(tags[0], tags[1], sizeof tags[0]) == 0);
 }
 
 bool equal(const mimo::Sha256State& a, const mimo::Sha256State& b) {
@@ -47,6 +88,7 @@ void same_states(size_t blocks) {
 
 int main() {
   known_sum();
+  known_tags();
   for (const size_t blocks : {size_t{0}, size_t{1}, size_t{2}, size_t{1000}}) same_states(blocks);
   return failures;
 }

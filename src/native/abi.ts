@@ -4,7 +4,7 @@
  */
 
 /** Raised with every change of the header's meaning; a library that reports another version is refused. */
-export const ABI_VERSION = 4;
+export const ABI_VERSION = 5;
 
 export const Status = {
 	ok: 0,
@@ -703,7 +703,7 @@ export const functions = {
 	mimo_end_with_parent: { args: ["i32"], returns: "i32" },
 	mimo_run_set_backend: { args: ["ptr", "ptr", "i32"], returns: "i32" },
 	mimo_run_place: { args: ["ptr", "ptr", "i32"], returns: "i32" },
-	mimo_run_listen: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_run_listen: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_settle: { args: ["ptr"], returns: "i32" },
 	mimo_group_create: { args: ["ptr", "ptr", "ptr", "i32", "ptr"], returns: "i32" },

@@ -134,14 +134,14 @@ export class Run implements Disposable {
 		this.#call("mimo_run_place", Int32Array.from(hostOfRank), ownHost);
 	}
 
-	/** On the host of rank 0: other hosts that know `key` (32 bytes) meet this process at the port that is returned. */
-	listenForHosts(key: Uint8Array): number {
+	/** On the host of rank 0: others that know `key` (32 bytes) meet it at its numeric `address`, at the port that is returned. */
+	listenForHosts(address: string, key: Uint8Array): number {
 		const port = new Int32Array(1);
-		this.#call("mimo_run_listen", key, port);
+		this.#call("mimo_run_listen", zeroTerminated(address), key, port);
 		return port[0]!;
 	}
 
-	/** On the others: meets it at a numeric address. Throws a NativeError when it is not there. */
+	/** On the others: meets it at a numeric address. Throws a NativeError when it is not there or does not know `key`. */
 	connectToHost(address: string, port: number, key: Uint8Array): void {
 		this.#call("mimo_run_connect", zeroTerminated(address), port, key);
 	}

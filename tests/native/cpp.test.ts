@@ -22,7 +22,8 @@ describe("C++ test programs", () => {
 		run(["ninja", "-C", tree, "cpp_tests"], plain);
 	}, 240_000);
 
-	const parts = ["philox", "thread_pool", "sha256", "operation_queue", "group", "tensor_memory", "relay"];
+	const relays = ["relay", "relay_link", "relay_strangers"];
+	const parts = ["philox", "thread_pool", "sha256", "operation_queue", "group", "tensor_memory", ...relays];
 	for (const program of parts.map((part) => `${part}_test`)) {
 		test(program, () => {
 			expect(run([join(tree, "tests", program)])).toBe("");

@@ -1,0 +1,146 @@
+// How the relays of two hosts come to have a connection: the centre's listening socket, and the other side's way in.
+#include <netdb.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "relay.h"
+#include "status.h"
+
+namespace mimo {
+namespace {
+
+constexpr int64_t millisecond = 1'000'000;
+constexpr int retry_microseconds = 50'000;
+constexpr int look_milliseconds = 20;
+constexpr int queue_length = 1024;
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses numeric(const std::string& address, int32_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    throw Error(MIMO_ERROR_ARGUMENT, "Hosts meet at a numeric address, not at " + address + ".");
+  }
+  return {found, &freeaddrinfo};
+}
+
+[[noreturn]] void fail_system(const std::string& what, int code) {
+  throw Error(MIMO_ERROR_PEER, what + ": " + std::strerror(code) + ".");
+}
+
+/// One attempt to be taken in by the centre until `end`.
+class Attempt {
+ public:
+  Attempt(const uint8_t* key, int32_t host_index, int64_t end) : key_(key), end_(end) {
+    introduction_.host_index = host_index;
+  }
+
+  /// The connection on which both sides have proved themselves; null when the centre has closed it before, or it is too late.
+  /// `code`: the error of a centre that cannot be reached, or 0.
+  std::unique_ptr<Link> make(const addrinfo& at, int& code) {
+    code = 0;
+    const int opened = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (opened < 0) {
+      code = errno;
+      return nullptr;
+    }
+    link_ = std::make_unique<Link>(opened);
+    if (connect(opened, at.ai_addr, at.ai_addrlen) != 0 && errno != EINPROGRESS) code = errno;
+    while (code == 0 && !wait_for(POLLOUT)) {
+      if (monotonic_nanoseconds() > end_) code = ETIMEDOUT;
+    }
+    socklen_t length = sizeof(code);
+    if (code == 0) getsockopt(opened, SOL_SOCKET, SO_ERROR, &code, &length);
+    if (code != 0 || !introduce()) return nullptr;
+    return std::move(link_);
+  }
+
+ private:
+  bool wait_for(short events) const {
+    pollfd waiting{link_->socket(), events, 0};
+    return poll(&waiting, 1, look_milliseconds) > 0;
+  }
+
+  /// The next word, if it comes in time.
+  bool hear(Word& word) {
+    while (!link_->next(word)) {
+      if (link_->closed() || monotonic_nanoseconds() > end_) return false;
+      wait_for(POLLIN);
+      link_->receive();
+    }
+    return true;
+  }
+
+  bool introduce() {
+    Word word;
+    if (!hear(word) || word != Word::greeting) return false;
+    introduction_.centre = link_->as<Nonce>();
+    if (getrandom(&introduction_.other, sizeof(Nonce), 0) != sizeof(Nonce)) return false;
+    const Proof proof = prove(key_, Side::other, introduction_);
+    link_->say(Word::hello, Hello{introduction_.host_index, introduction_.other, proof});
+    link_->send();
+    if (!hear(word)) return false;
+    if (word == Word::refusal) {
+      throw Error(MIMO_ERROR_PEER, "The host of rank 0 does not take this host in: it has another key for this run.");
+    }
+    const Proof expected = prove(key_, Side::centre, introduction_);
+    if (word != Word::welcome ||
+        !equal_in_constant_time(expected.bytes, link_->as<Proof>().bytes, sizeof(expected.bytes))) {
+      throw Error(MIMO_ERROR_PEER, "Rank 0's address does not prove that it belongs to this run: it has another key.");
+    }
+    link_->trust(key_, Side::other, introduction_);
+    return true;
+  }
+
+  const uint8_t* key_;
+  const int64_t end_;
+  Introduction introduction_{};
+  std::unique_ptr<Link> link_;
+};
+
+}  // namespace
+
+std::unique_ptr<Relay> listen_for_hosts(Run& run, const std::string& address, const uint8_t* key) {
+  const Addresses at = numeric(address, 0);
+  const int listener = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (listener >= 0 && bind(listener, at->ai_addr, at->ai_addrlen) == 0 && listen(listener, queue_length) == 0) {
+    return std::make_unique<Relay>(run, key, listener);
+  }
+  const int code = errno;
+  if (listener >= 0) close(listener);
+  fail_system("The other hosts cannot meet this one at " + address, code);
+}
+
+std::unique_ptr<Relay> connect_to_centre(Run& run, const std::string& address, int32_t port, const uint8_t* key,
+                                         int64_t milliseconds) {
+  const Addresses at = numeric(address, port);
+  const std::string where = address + ":" + std::to_string(port);
+  const int64_t end = monotonic_nanoseconds() + milliseconds * millisecond;
+  for (;;) {
+    int code = 0;
+    Attempt attempt(key, run.header().own_host, end);
+    if (std::unique_ptr<Link> link = attempt.make(*at, code)) return std::make_unique<Relay>(run, std::move(link));
+    // A connection that was reset has been dropped for a later one.
+    if (code != 0 && code != ECONNRESET) {
+      fail_system("The host of rank 0 cannot be reached at " + where + ", where hosts tell each other how their ranks are",
+                  code);
+    }
+    if (monotonic_nanoseconds() > end) {
+      throw Error(MIMO_ERROR_PEER, "The host of rank 0 did not take this host in at " + where + " within " +
+                                       std::to_string(milliseconds / 1000) +
+                                       " s: others connect there all the time and keep it busy.");
+    }
+    usleep(retry_microseconds);
+  }
+}
+
+}  // namespace mimo

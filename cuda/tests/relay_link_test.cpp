@@ -1,0 +1,222 @@
+// Messages between relays: what was altered, repeated, sent back, left out or is too long ends the connection, and strings
+// that come without an end get one.
+#include "relay_link.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+
+namespace {
+
+using mimo::Failure;
+using mimo::Link;
+using mimo::Side;
+using mimo::Word;
+
+const uint8_t key[32] = {1, 2, 3};
+const mimo::Introduction introduction{{{4}}, {{5}}, 1};
+
+std::vector<uint8_t> waiting_at(int socket) {
+  std::vector<uint8_t> bytes(1 << 16);
+  const ssize_t count = recv(socket, bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
+  bytes.resize(static_cast<size_t>(count > 0 ? count : 0));
+  return bytes;
+}
+
+/// The two ends of a connection on which both sides have proved themselves.
+struct Connection {
+  int sockets[2];
+  Link *centre, *other;
+  Connection() {
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+    centre = new Link(sockets[0]);
+    other = new Link(sockets[1]);
+    centre->trust(key, Side::centre, introduction);
+    other->trust(key, Side::other, introduction);
+  }
+  ~Connection() {
+    delete centre;
+    delete other;
+  }
+  /// What `link` says, taken off the wire.
+  std::vector<uint8_t> said(Link& link) {
+    const int far = &link == centre ? sockets[1] : sockets[0];
+    link.send();
+    std::vector<uint8_t> bytes = waiting_at(far);
+    std::vector<uint8_t> gone(bytes.size());
+    CHECK(recv(far, gone.data(), gone.size(), MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size()));
+    return bytes;
+  }
+  void put(Link& to, const std::vector<uint8_t>& bytes) {
+    const int from = &to == centre ? sockets[1] : sockets[0];
+    CHECK(send(from, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+    to.receive();
+  }
+};
+
+mimo::Beat beat(int32_t rank) { return {rank, 1, 2, 3, 4, 5, 6, -1}; }
+
+bool refuses(Link& link, const char* why) {
+  Word word;
+  return !link.next(word) && link.closed() && link.fault().find(why) != std::string::npos;
+}
+
+void messages_arrive() {
+  Connection pair;
+  for (int32_t rank = 0; rank < 100; ++rank) pair.other->say(Word::beat, beat(rank));
+  pair.other->say(Word::bye);
+  pair.put(*pair.centre, pair.said(*pair.other));
+  Word word;
+  for (int32_t rank = 0; rank < 100; ++rank) {
+    CHECK(pair.centre->next(word) && word == Word::beat && pair.centre->as<mimo::Beat>().rank == rank);
+  }
+  CHECK(pair.centre->next(word) && word == Word::bye);
+  CHECK(!pair.centre->next(word) && !pair.centre->closed());
+}
+
+/// Every byte of a message counts: its word, its length, its body, its tag.
+void an_altered_message_is_refused() {
+  const size_t bytes = 8 + sizeof(mimo::Beat) + mimo::hmac_tag_bytes;
+  for (size_t at = 0; at < bytes; ++at) {
+    Connection pair;
+    pair.other->say(Word::beat, beat(2));
+    std::vector<uint8_t> message = pair.said(*pair.other);
+    CHECK(message.size() == bytes);
+    message[at] ^= 1;
+    pair.put(*pair.centre, message);
+    CHECK(refuses(*pair.centre, at < 8 ? "" : "its tag is wrong"));
+  }
+}
+
+void a_repeated_message_is_refused() {
+  Connection pair;
+  pair.other->say(Word::beat, beat(2));
+  const std::vector<uint8_t> message = pair.said(*pair.other);
+  Word word;
+  pair.put(*pair.centre, message);
+  CHECK(pair.centre->next(word));
+  pair.put(*pair.centre, message);
+  CHECK(refuses(*pair.centre, "altered, repeated or left out"));
+}
+
+void a_message_that_is_sent_back_is_refused() {
+  Connection pair;
+  pair.other->say(Word::bye);
+  pair.put(*pair.other, pair.said(*pair.other));
+  CHECK(refuses(*pair.other, "its tag is wrong"));
+}
+
+void a_missing_message_is_noticed() {
+  Connection pair;
+  pair.other->say(Word::beat, beat(2));
+  pair.said(*pair.other);
+  pair.other->say(Word::beat, beat(3));
+  pair.put(*pair.centre, pair.said(*pair.other));
+  CHECK(refuses(*pair.centre, "left out"));
+}
+
+void a_message_of_another_connection_is_refused() {
+  Connection pair, later;
+  mimo::Introduction renewed = introduction;
+  renewed.centre.bytes[31] = 1;
+  later.centre->trust(key, Side::centre, renewed);
+  pair.other->say(Word::bye);
+  later.put(*later.centre, pair.said(*pair.other));
+  CHECK(refuses(*later.centre, "its tag is wrong"));
+}
+
+void a_wrong_length_is_refused_before_the_body() {
+  for (const uint32_t bytes : {0xffffffffu, 1u << 20, static_cast<uint32_t>(sizeof(mimo::Beat)) + 1, 0u}) {
+    Connection pair;
+    std::vector<uint8_t> head(8);
+    const Word word = Word::beat;
+    std::memcpy(head.data(), &word, 4);
+    std::memcpy(head.data() + 4, &bytes, 4);
+    pair.put(*pair.centre, head);
+    CHECK(refuses(*pair.centre, "no message of this protocol"));
+  }
+}
+
+/// Once in, nobody introduces itself again; and before, nothing else is heard.
+void words_have_their_time() {
+  Connection pair;
+  std::vector<uint8_t> hello(8 + sizeof(mimo::Hello));
+  const uint32_t head[2] = {static_cast<uint32_t>(Word::hello), sizeof(mimo::Hello)};
+  std::memcpy(hello.data(), head, sizeof(head));
+  pair.put(*pair.centre, hello);
+  CHECK(refuses(*pair.centre, "no message of this protocol"));
+  int sockets[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  Link stranger(sockets[0]);
+  const uint32_t bye[2] = {static_cast<uint32_t>(Word::bye), 0};
+  CHECK(send(sockets[1], bye, sizeof(bye), MSG_NOSIGNAL) == sizeof(bye));
+  stranger.receive();
+  CHECK(refuses(stranger, "no message of this protocol"));
+  close(sockets[1]);
+}
+
+void strings_end() {
+  Connection pair;
+  Failure failure{3, {}};
+  std::memset(failure.reason, 'x', sizeof(failure.reason));
+  mimo::Name name{3, 4, {}, {}, {}};
+  std::memset(name.host, 'x', sizeof(name.host));
+  std::memset(name.module, 'x', sizeof(name.module));
+  std::memset(name.coordinates, 'x', sizeof(name.coordinates));
+  mimo::Whereabouts told{};
+  std::memset(told.error, 'x', sizeof(told.error));
+  for (mimo_call_record& record : told.records) std::memset(record.group, 'x', sizeof(record.group));
+  pair.other->say(Word::failure, failure);
+  pair.other->say(Word::name, name);
+  pair.other->say(Word::region, told);
+  pair.put(*pair.centre, pair.said(*pair.other));
+  Word word;
+  CHECK(pair.centre->next(word) && word == Word::failure);
+  CHECK(strnlen(pair.centre->as<Failure>().reason, 512) == 511);
+  CHECK(pair.centre->next(word) && word == Word::name);
+  const mimo::Name& named = pair.centre->as<mimo::Name>();
+  CHECK(strnlen(named.host, 64) == 63 && strnlen(named.module, 32) == 31 && strnlen(named.coordinates, 64) == 63);
+  CHECK(pair.centre->next(word) && word == Word::region);
+  const mimo::Whereabouts& where = pair.centre->as<mimo::Whereabouts>();
+  CHECK(strnlen(where.error, 512) == 511);
+  for (const mimo_call_record& record : where.records) CHECK(strnlen(record.group, 64) == 63);
+}
+
+/// However much waits, a turn takes in a bounded part of it: the thread of a relay serves others too.
+void a_turn_is_bounded() {
+  Connection pair;
+  const int size = 4 << 20;
+  setsockopt(pair.sockets[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+  for (int32_t i = 0; i < 5000; ++i) pair.other->say(Word::beat, beat(i));
+  int turns = 0, taken = 0;
+  for (; taken < 5000 && turns < 1000; ++turns) {
+    pair.other->send();
+    pair.centre->receive();
+    Word word;
+    int now = 0;
+    while (pair.centre->next(word)) ++now;
+    CHECK(now <= 700);
+    taken += now;
+  }
+  CHECK(taken == 5000);
+}
+
+}  // namespace
+
+int main() {
+  messages_arrive();
+  an_altered_message_is_refused();
+  a_repeated_message_is_refused();
+  a_message_that_is_sent_back_is_refused();
+  a_missing_message_is_noticed();
+  a_message_of_another_connection_is_refused();
+  a_wrong_length_is_refused_before_the_body();
+  words_have_their_time();
+  strings_end();
+  a_turn_is_bounded();
+  return failures == 0 ? 0 : 1;
+}

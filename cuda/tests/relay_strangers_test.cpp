@@ -1,0 +1,226 @@
+// What strangers do at the port where hosts meet: a flood, connections that stay silent or dribble, wrong proofs. The run's
+// other host is taken in all the same, memory and descriptors stay bounded, and then the port is closed. A host that knows the
+// key and lies afterwards ends the run, with the reason.
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "status.h"
+#include "two_hosts.h"
+
+namespace {
+
+using mimo::Word;
+
+int connect_to(int32_t port) {
+  const int opened = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<uint16_t>(port));
+  inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+  if (connect(opened, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0) return opened;
+  const int code = errno;
+  close(opened);
+  errno = code;
+  return -1;
+}
+
+/// Whether the other side has ended the connection; what it says meanwhile is dropped.
+bool ended(int socket) {
+  char part[4096];
+  const ssize_t count = recv(socket, part, sizeof(part), MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN);
+}
+
+int64_t resident_bytes() {
+  long all = 0, resident = 0;
+  FILE* file = std::fopen("/proc/self/statm", "r");
+  CHECK(file != nullptr && std::fscanf(file, "%ld %ld", &all, &resident) == 2);
+  if (file != nullptr) std::fclose(file);
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+int descriptors() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+/// The second host comes, and both hear each other.
+void the_run_begins(TwoHosts& hosts) {
+  const int64_t began = mimo::monotonic_nanoseconds();
+  hosts.connect_second();
+  CHECK(mimo::monotonic_nanoseconds() - began < 5'000'000'000);
+  hosts.of[3]->post(7, "yes", 4);
+  CHECK(within_seconds(5, [&] { return hosts.of[1]->board().count == 1; }));
+  CHECK(within_seconds(5, [&] { return hosts.of[0]->region(3).host[0] != 0; }));
+  CHECK(!hosts.of[0]->failed() && !hosts.of[2]->failed());
+}
+
+void a_flood_fills_nothing() {
+  for (const uint32_t word : {99u, 1u, 4u}) {
+    TwoHosts hosts(false);
+    std::atomic<bool> over{false};
+    std::vector<std::thread> flooders;
+    for (int i = 0; i < 3; ++i) {
+      flooders.emplace_back([&] {
+        std::vector<uint32_t> frames(1 << 16);
+        for (size_t at = 0; at < frames.size(); at += 2) frames[at] = word;
+        while (!over) {
+          const int socket = connect_to(hosts.port);
+          if (socket < 0) usleep(1000);
+          while (socket >= 0 && !over && send(socket, frames.data(), frames.size() * 4, MSG_NOSIGNAL) > 0) {
+          }
+          if (socket >= 0) close(socket);
+        }
+      });
+    }
+    usleep(100'000);
+    const int64_t before = resident_bytes();
+    usleep(700'000);
+    CHECK(resident_bytes() - before < 8 << 20);
+    // The relay's thread still looks after its own run: what its ranks do is seen to go on.
+    the_run_begins(hosts);
+    over = true;
+    for (std::thread& flooder : flooders) flooder.join();
+  }
+}
+
+void silent_connections_are_bounded() {
+  TwoHosts hosts(false);
+  std::vector<int> held;
+  const int before = descriptors();
+  for (int i = 0; i < 300; ++i) held.push_back(connect_to(hosts.port));
+  usleep(300'000);
+  // Ours, and of those at the relay at most 64.
+  CHECK(descriptors() - before <= 300 + 64);
+  the_run_begins(hosts);
+  // Whoever is in, the others are let go, and nobody listens any more.
+  CHECK(within_seconds(2, [&] { return descriptors() - before <= 300 + 2; }));
+  CHECK(connect_to(hosts.port) < 0 && errno == ECONNREFUSED);
+  for (const int socket : held) close(socket);
+}
+
+void a_dribbling_connection_is_ended() {
+  TwoHosts hosts(false);
+  const int slow = connect_to(hosts.port);
+  const uint32_t head[2] = {static_cast<uint32_t>(Word::hello), sizeof(mimo::Hello)};
+  CHECK(send(slow, head, sizeof(head), MSG_NOSIGNAL) == sizeof(head));
+  // It would take 68 of these.
+  const int64_t began = mimo::monotonic_nanoseconds();
+  char skipped[64];
+  CHECK(recv(slow, skipped, sizeof(skipped), 0) == 40);
+  int sent = 0;
+  for (; sent < 67 && !ended(slow); ++sent) {
+    if (send(slow, "x", 1, MSG_NOSIGNAL) != 1) break;
+    usleep(100'000);
+  }
+  CHECK(sent < 60);
+  CHECK(mimo::monotonic_nanoseconds() - began > 4'000'000'000);
+  close(slow);
+  the_run_begins(hosts);
+}
+
+/// A stranger that has the wrong key, one that repeats a proof it has seen, and one that claims to be the host of rank 0.
+void wrong_proofs_are_refused() {
+  TwoHosts hosts(false);
+  const uint8_t wrong[32] = {9};
+  bool refused = false;
+  try {
+    mimo::connect_to_centre(*hosts.of[2], "127.0.0.1", hosts.port, wrong);
+  } catch (const mimo::Error& error) {
+    refused = std::strstr(error.what(), "another key") != nullptr;
+  }
+  CHECK(refused);
+  for (const int32_t index : {1, 0, 2, -1}) {
+    const int socket = connect_to(hosts.port);
+    mimo::Introduction seen{};
+    seen.host_index = index;
+    struct {
+      uint32_t head[2] = {static_cast<uint32_t>(Word::hello), sizeof(mimo::Hello)};
+      mimo::Hello hello;
+    } message;
+    // Of the right key, but for a nonce of another connection.
+    message.hello = {index, seen.other, mimo::prove(key, mimo::Side::other, seen)};
+    CHECK(send(socket, &message, sizeof(message), MSG_NOSIGNAL) == sizeof(message));
+    CHECK(within_seconds(2, [&] { return ended(socket); }));
+    close(socket);
+  }
+  CHECK(hosts.of[0]->region(3).pid == 0);
+  the_run_begins(hosts);
+}
+
+/// Something at rank 0's address that does not know the key is not believed.
+void a_false_centre_is_refused() {
+  TwoHosts hosts(false);
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(at);
+  CHECK(bind(listener, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0 && listen(listener, 4) == 0);
+  CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &length) == 0);
+  std::thread centre([&] {
+    mimo::Link link(accept(listener, nullptr, nullptr));
+    link.say(Word::greeting, mimo::Nonce{{7}});
+    link.say(Word::welcome, mimo::Proof{{8}});
+    link.send();
+    usleep(500'000);
+  });
+  bool refused = false;
+  try {
+    mimo::connect_to_centre(*hosts.of[2], "127.0.0.1", ntohs(at.sin_port), key);
+  } catch (const mimo::Error& error) {
+    refused = std::strstr(error.what(), "does not prove") != nullptr;
+  }
+  CHECK(refused);
+  centre.join();
+  close(listener);
+}
+
+/// A host that is let in and then says what it has not signed.
+void a_lying_host_ends_the_run_with_the_reason() {
+  TwoHosts hosts(false);
+  mimo::Link link(connect_to(hosts.port));
+  Word word;
+  CHECK(within_seconds(2, [&] { link.receive(); return link.next(word); }));
+  mimo::Introduction introduction{link.as<mimo::Nonce>(), {{6}}, 1};
+  link.say(Word::hello, mimo::Hello{1, introduction.other, mimo::prove(key, mimo::Side::other, introduction)});
+  link.send();
+  CHECK(within_seconds(2, [&] { link.receive(); return link.next(word); }));
+  CHECK(word == Word::welcome);
+  struct {
+    uint32_t head[2] = {static_cast<uint32_t>(Word::failure), sizeof(mimo::Failure)};
+    mimo::Failure failure{3, "the end"};
+    uint8_t tag[32] = {};
+  } message;
+  static_assert(sizeof(message) == 8 + sizeof(mimo::Failure) + 32);
+  CHECK(send(link.socket(), &message, sizeof(message), MSG_NOSIGNAL) == sizeof(message));
+  CHECK(within_seconds(2, [&] { return hosts.of[0]->failed(); }));
+  CHECK(hosts.of[0]->header().failed_rank == 2);
+  CHECK(std::strstr(hosts.of[0]->header().reason, "(failure) was altered, repeated or left out") != nullptr);
+  hosts.of[2]->fail(-1, "the end");
+}
+
+}  // namespace
+
+int main() {
+  a_flood_fills_nothing();
+  silent_connections_are_bounded();
+  a_dribbling_connection_is_ended();
+  wrong_proofs_are_refused();
+  a_false_centre_is_refused();
+  a_lying_host_ends_the_run_with_the_reason();
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,61 @@
+// A run of two hosts, whose four ranks are objects of this process.
+#pragma once
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+
+#include "relay.h"
+#include "run.h"
+
+constexpr int32_t host_of_rank[4] = {0, 0, 1, 1};
+constexpr uint8_t key[32] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+/// The runs of ranks 0 to 3: 0 and 2 made the files of their hosts.
+struct TwoHosts {
+  std::unique_ptr<mimo::Run> of[4];
+  int32_t port = 0;
+
+  /// `both`: the second host connects at once.
+  explicit TwoHosts(bool both = true) {
+    for (const int32_t first : {0, 2}) {
+      of[first] = std::make_unique<mimo::Run>(4, false, 60'000);
+      of[first]->place(host_of_rank, host_of_rank[first]);
+      of[first + 1] = std::make_unique<mimo::Run>(of[first]->path());
+    }
+    auto centre = mimo::listen_for_hosts(*of[0], "127.0.0.1", key);
+    port = centre->port();
+    of[0]->relay_through(std::move(centre));
+    for (const int32_t rank : {0, 1}) join(rank);
+    if (both) connect_second();
+  }
+  void connect_second() {
+    of[2]->relay_through(mimo::connect_to_centre(*of[2], "127.0.0.1", port, key));
+    for (const int32_t rank : {2, 3}) join(rank);
+  }
+  /// The last to go are those whose relays wait for the others.
+  ~TwoHosts() {
+    for (auto& run : of) {
+      if (run->header().own_host == 0 || joined_ == 4) run->leave();
+    }
+    for (const int32_t rank : {3, 1, 2, 0}) of[rank].reset();
+  }
+
+ private:
+  int joined_ = 0;
+  void join(int32_t rank) {
+    mimo::RankRegion& own = of[rank]->region(rank);
+    mimo::copy_string(own.module, sizeof(own.module), rank < 2 ? "encoder" : "language");
+    of[rank]->join(rank);
+    ++joined_;
+  }
+};
+
+inline bool within_seconds(double seconds, const std::function<bool()>& holds) {
+  const int64_t end = mimo::monotonic_nanoseconds() + static_cast<int64_t>(seconds * 1e9);
+  while (!holds()) {
+    if (mimo::monotonic_nanoseconds() > end) return false;
+    usleep(1000);
+  }
+  return true;
+}
