@@ -1,15 +1,23 @@
 /**
- * How fast hosts send to each other over TCP. Every host takes in bytes of whoever knows the run's secret and says when it has
- * them; one that sends finds its rate in two trials, a small one and one of about a quarter of a second.
+ * How fast hosts send to each other over TCP. Every host takes in bytes of whoever proves to know the run's secret and says when
+ * it has them; one that sends finds its rate in two trials, a small one and one of about a quarter of a second.
+ *
+ *     to the sender    CHALLENGE
+ *     of the sender    {"bytes": N, "proof": HMAC of challenge, number of the trial and N}, and N bytes
+ *     to the sender    "ok"
  */
+import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
 import { connect, createServer, type Server, type Socket } from "node:net";
+import { isOwnUser, loopback } from "./socket-owner.ts";
 
 /** Sent at once. */
 const block = Buffer.alloc(2 ** 18);
 const trial = { least: 2 ** 21, most: 2 ** 28, seconds: 0.25 };
-/** Milliseconds: until a host answers, and until it has what it was sent. */
-const patience = { connect: 2000, sent: 20_000 };
-const longestHeader = 4096;
+/** Milliseconds: until a host answers, until it has what it was sent, and until a sender begins. */
+const patience = { connect: 2000, sent: 20_000, header: 5000 };
+const longestHeader = 512;
+/** Connections at once; a host sends to one other at a time. */
+const mostSenders = 64;
 
 /** Where a host takes in bytes; the first address that answers is taken. */
 export interface Destination {
@@ -24,11 +32,18 @@ export class ByteSink implements Disposable {
 		readonly port: number,
 	) {}
 
-	static open(secret: string): Promise<ByteSink> {
+	/** `secret` null: of this user's processes on this host. */
+	static open(secret: string | null): Promise<ByteSink> {
 		return new Promise((resolve, reject) => {
-			const server = createServer((socket) => takeIn(socket, secret));
+			let senders = 0;
+			const server = createServer((socket) => {
+				socket.on("close", () => senders--);
+				senders++;
+				if (senders > mostSenders || (secret === null && !isOwnUser(socket))) socket.destroy();
+				else takeIn(socket, secret);
+			});
 			server.once("error", reject);
-			server.listen({ host: "0.0.0.0", port: 0 }, () => {
+			server.listen({ host: secret === null ? loopback : "0.0.0.0", port: 0 }, () => {
 				resolve(new ByteSink(server, (server.address() as { port: number }).port));
 			});
 		});
@@ -40,56 +55,75 @@ export class ByteSink implements Disposable {
 	}
 }
 
-/** Trials of a connection: a line with the secret and a number of bytes, the bytes, and our answer. */
-function takeIn(socket: Socket, secret: string): void {
+/** Trials of a connection. */
+function takeIn(socket: Socket, secret: string | null): void {
+	const challenge = randomBytes(32).toString("hex");
+	let trials = 0;
 	let left = 0;
 	let header = "";
+	const late = () => socket.destroy();
+	let timer = setTimeout(late, patience.header);
+	socket.write(`${challenge}\n`);
 	socket.on("error", () => {});
+	socket.on("close", () => clearTimeout(timer));
 	socket.on("data", (bytes: Buffer) => {
 		for (let at = 0; at < bytes.length; ) {
 			if (left > 0) {
 				const taken = Math.min(left, bytes.length - at);
 				left -= taken;
 				at += taken;
-				if (left === 0) socket.write("ok\n");
+				if (left > 0) continue;
+				clearTimeout(timer);
+				timer = setTimeout(late, patience.header);
+				socket.write("ok\n");
 				continue;
 			}
 			const end = bytes.indexOf(10, at);
-			header += bytes.toString("latin1", at, end < 0 ? bytes.length : end);
-			if (header.length > longestHeader) socket.destroy();
+			header += bytes.toString("latin1", at, end < 0 ? Math.min(bytes.length, at + longestHeader + 1) : end);
+			if (header.length > longestHeader) return late();
 			if (end < 0) return;
 			at = end + 1;
-			left = announced(header, secret);
+			left = announced(header, secret, challenge, trials++);
 			header = "";
-			if (left === 0) {
-				socket.destroy();
-				return;
-			}
+			if (left === 0) return late();
+			clearTimeout(timer);
+			timer = setTimeout(late, patience.sent);
 		}
 	});
 }
 
-/** 0: not from one of us. */
-function announced(header: string, secret: string): number {
+/** What a sender proves that it knows the secret by. */
+function proofOf(secret: string | null, challenge: string, trial: number, bytes: number): string {
+	return createHmac("sha256", secret ?? "")
+		.update(`bandwidth\n${challenge}\n${trial}\n${bytes}`)
+		.digest("hex");
+}
+
+/** 0: not from one of us, or more than is sent at most. */
+function announced(header: string, secret: string | null, challenge: string, number: number): number {
 	try {
-		const { secret: told, bytes } = JSON.parse(header) as { secret: unknown; bytes: unknown };
-		return told === secret && Number.isSafeInteger(bytes) ? Math.max(0, bytes as number) : 0;
+		const { bytes, proof } = JSON.parse(header) as { bytes: unknown; proof: unknown };
+		if (typeof bytes !== "number" || !(bytes > 0 && bytes <= trial.most)) return 0;
+		const [expected, told] = [Buffer.from(proofOf(secret, challenge, number, bytes)), Buffer.from(String(proof))];
+		return expected.length === told.length && timingSafeEqual(expected, told) ? bytes : 0;
 	} catch {
 		return 0;
 	}
 }
 
 /** Bytes a second from this host to another. Fails with the system's words. */
-export async function measureRate({ addresses, port }: Destination, secret: string): Promise<number> {
+export async function measureRate({ addresses, port }: Destination, secret: string | null): Promise<number> {
 	let failure: unknown = null;
 	for (const address of addresses) {
 		try {
 			const socket = await reach(address, port);
 			try {
-				const first = await send(socket, trial.least, secret);
+				const challenge = await challengeOf(socket);
+				const prove = (bytes: number, number: number) => proofOf(secret, challenge, number, bytes);
+				const first = await send(socket, trial.least, prove(trial.least, 0));
 				const bytes = Math.round((trial.seconds * trial.least) / first / block.length) * block.length;
 				const chosen = Math.min(trial.most, Math.max(trial.least, bytes));
-				return chosen / (await send(socket, chosen, secret));
+				return chosen / (await send(socket, chosen, prove(chosen, 1)));
 			} finally {
 				socket.destroy();
 			}
@@ -116,8 +150,30 @@ function reach(host: string, port: number): Promise<Socket> {
 	});
 }
 
+/** The other side's first line. */
+function challengeOf(socket: Socket): Promise<string> {
+	return new Promise((resolve, reject) => {
+		const late = setTimeout(() => socket.destroy(new Error("the other side says nothing")), patience.connect);
+		let text = "";
+		const done = (error: Error | null) => {
+			clearTimeout(late);
+			socket.removeAllListeners();
+			socket.on("error", () => {});
+			if (error) reject(error);
+			else resolve(text.trim());
+		};
+		socket.on("error", done);
+		socket.on("close", () => done(new Error("the connection was closed")));
+		socket.on("data", (bytes: Buffer) => {
+			text += bytes.toString("latin1", 0, longestHeader);
+			if (text.length > longestHeader) socket.destroy(new Error("the other side is no host of this run"));
+			else if (text.endsWith("\n")) done(null);
+		});
+	});
+}
+
 /** Seconds until the other side has `bytes`. */
-function send(socket: Socket, bytes: number, secret: string): Promise<number> {
+function send(socket: Socket, bytes: number, proof: string): Promise<number> {
 	return new Promise((resolve, reject) => {
 		const began = performance.now();
 		const late = setTimeout(() => done(new Error(`${bytes} bytes took longer than 20 s`)), patience.sent);
@@ -142,7 +198,7 @@ function send(socket: Socket, bytes: number, secret: string): Promise<number> {
 				}
 			}
 		};
-		socket.write(`${JSON.stringify({ secret, bytes })}\n`);
+		socket.write(`${JSON.stringify({ bytes, proof })}\n`);
 		more();
 	});
 }

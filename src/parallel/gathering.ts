@@ -3,8 +3,12 @@
  * compares the others' clocks with its own.
  */
 import { UserError } from "../native/errors.ts";
-import { type LineConnection, LineConnection as Lines, listen } from "./line-connection.ts";
+import { LineConnection } from "./line-connection.ts";
+import { meetingAddress } from "./meeting-address.ts";
 import type { Place } from "./place.ts";
+import { ProvenConnection } from "./proven-connection.ts";
+import { Reception } from "./reception.ts";
+import { isLoopback } from "./socket-owner.ts";
 
 export interface Told<Report> {
 	readonly rank: number;
@@ -35,7 +39,6 @@ const knock = { milliseconds: 200, answer: 20_000, work: 900_000, patience: 600_
 const questions = 5;
 
 interface Hello<Report> {
-	readonly secret: string;
 	readonly rank: number;
 	readonly report: Report;
 }
@@ -54,7 +57,7 @@ export async function gather<Report, Result>(
 		await tell(place, report, options);
 		return null;
 	}
-	const connections: LineConnection[] = [];
+	const connections: ProvenConnection[] = [];
 	try {
 		return await hear(await listenToAll(place, report, options, connections));
 	} finally {
@@ -74,7 +77,7 @@ async function listenToAll<Report>(
 	place: Place,
 	report: Report,
 	{ milliseconds, answer }: GatheringOptions,
-	connections: LineConnection[],
+	connections: ProvenConnection[],
 ): Promise<Teller<Report>[]> {
 	const self: Teller<Report> = {
 		rank: 0,
@@ -85,16 +88,21 @@ async function listenToAll<Report>(
 		ask: answer,
 	};
 	const told = new Map<number, Teller<Report>>([[0, self]]);
-	const { server } = await listen("0.0.0.0", place.port, (connection) => {
-		connections.push(connection);
-		void listenTo<Report>(connection, place).then((one) => {
-			if (one) told.set(one.rank, one);
-		});
+	const reception = await Reception.open({
+		address: await meetingAddress(place, milliseconds),
+		port: place.port,
+		secret: place.secret,
+		expected: place.worldSize,
+		admit: (connection) => {
+			connections.push(connection);
+			void listenTo<Report>(connection, place).then((one) => {
+				if (one) told.set(one.rank, one);
+			});
+		},
 	});
 	const end = performance.now() + milliseconds;
 	while (told.size < place.worldSize && performance.now() < end) await Bun.sleep(20);
-	server.close();
-	server.unref();
+	reception[Symbol.dispose]();
 	if (told.size < place.worldSize) {
 		const absent = Array.from({ length: place.worldSize }, (_, rank) => rank).filter((rank) => !told.has(rank));
 		throw new UserError(`Ranks ${absent.join(", ")} did not answer rank 0 within ${milliseconds / 1000} s.`);
@@ -102,12 +110,9 @@ async function listenToAll<Report>(
 	return [...told.values()].sort((a, b) => a.rank - b.rank);
 }
 
-async function listenTo<Report>(connection: LineConnection, place: Place): Promise<Teller<Report> | null> {
+async function listenTo<Report>(connection: ProvenConnection, place: Place): Promise<Teller<Report> | null> {
 	const hello = (await connection.receive(knock.answer)) as Hello<Report> | undefined;
-	if (hello?.secret !== place.secret) {
-		connection[Symbol.dispose]();
-		return null;
-	}
+	if (hello === undefined) return null;
 	const { rank, report } = hello;
 	let best = { skew: 0, uncertainty: Number.POSITIVE_INFINITY };
 	for (let i = 0; i < questions; i++) {
@@ -126,9 +131,7 @@ async function listenTo<Report>(connection: LineConnection, place: Place): Promi
 		return answered.answer;
 	};
 	// One on this host may have come by a way that no other has.
-	const addresses = /^(::ffff:)?127\./.test(connection.from)
-		? [connection.from, ...ownAddresses(place)]
-		: [connection.from];
+	const addresses = isLoopback(connection.from) ? [connection.from, ...ownAddresses(place)] : [connection.from];
 	return { rank, report, ...best, addresses, ask };
 }
 
@@ -137,11 +140,16 @@ type Word = { readonly time?: true; readonly done?: true; readonly question?: un
 
 async function tell(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {
 	const end = performance.now() + milliseconds;
-	const addresses = ownAddresses(place);
+	// A run without a secret meets where no other host can reach it.
+	const numeric = await meetingAddress(place, milliseconds);
+	const addresses = place.secret === null ? [numeric] : ownAddresses(place);
 	for (let attempt = 0; performance.now() < end; attempt++) {
 		try {
-			using connection = await Lines.open(addresses[attempt % addresses.length]!, place.port, knock.milliseconds * 5);
-			connection.send({ secret: place.secret, rank: place.rank, report });
+			const address = addresses[attempt % addresses.length]!;
+			using lines = await LineConnection.open(address, place.port, knock.milliseconds * 5);
+			const connection = await ProvenConnection.introduce(lines, place.secret);
+			if (!(connection instanceof ProvenConnection)) throw new Error(connection.kind);
+			connection.send({ rank: place.rank, report });
 			const next = async () => (await connection.receive(knock.patience)) as Word;
 			for (let word = await next(); word !== undefined && !word.done; word = await next()) {
 				if (word.time) connection.send(Date.now());

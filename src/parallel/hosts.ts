@@ -11,13 +11,20 @@ export function hostsOf(identities: readonly Pick<Identity, "machine">[]): numbe
 	return identities.map(({ machine }) => machines.indexOf(machine));
 }
 
-/** What the processes that pass on between hosts prove to each other that they know; it is never sent. */
-function relayKey(secret: string, nonce: string): Uint8Array {
-	return createHmac("sha256", secret).update(`relay ${nonce}`).digest();
+/**
+ * What the processes that pass on between hosts prove to each other that they know; it is never sent. Without a secret it is as
+ * secret as the nonce, which no other user sees: the ranks have met on the loopback interface.
+ */
+function relayKey(secret: string | null, nonce: string): Uint8Array {
+	return createHmac("sha256", secret ?? "")
+		.update(`relay ${nonce}`)
+		.digest();
 }
 
 export interface RunOptions {
-	readonly secret: string;
+	readonly secret: string | null;
+	/** Where the ranks have met: numeric, of rank 0's host. */
+	readonly address: string;
 	readonly ranks: number;
 	readonly timeoutMinutes: number;
 }
@@ -36,7 +43,7 @@ export async function makeRun(
 	try {
 		run = Run.create(library, { ...options, supervised: false });
 		const hostOfRank = hostsOf(Array.from({ length: options.ranks }, (_, rank) => host.members.get(rank) ?? own));
-		const paths = [run.path, ...(await haveOthersMade(host, run, hostOfRank, options.secret))];
+		const paths = [run.path, ...(await haveOthersMade(host, run, hostOfRank, options))];
 		host.welcome((rank) => paths[hostOfRank[rank]!]!);
 		return run;
 	} catch (error) {
@@ -51,13 +58,13 @@ async function haveOthersMade(
 	host: RendezvousHost,
 	run: Run,
 	hostOfRank: readonly number[],
-	secret: string,
+	{ secret, address }: RunOptions,
 ): Promise<string[]> {
 	const others = Math.max(...hostOfRank);
 	if (others === 0) return [];
 	run.place(hostOfRank, 0);
 	const nonce = randomBytes(32).toString("hex");
-	const port = run.listenForHosts(relayKey(secret, nonce));
+	const port = run.listenForHosts(address, relayKey(secret, nonce));
 	const firstRanks = Array.from({ length: others }, (_, index) => hostOfRank.indexOf(index + 1));
 	return await Promise.all(
 		firstRanks.map((rank, index) => host.ask(rank, { hostOfRank: [...hostOfRank], host: index + 1, port, nonce })),

@@ -1,6 +1,5 @@
 /** How this process becomes a rank: it meets the others, checks that they fit, and opens what the ranks of the host share. */
 
-import { lookup } from "node:dns/promises";
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import { ABI_VERSION } from "../native/abi.ts";
@@ -8,6 +7,7 @@ import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
 import { leadHost, makeRun } from "./hosts.ts";
 import type { Identity } from "./identity.ts";
+import { meetingAddress } from "./meeting-address.ts";
 import type { Place } from "./place.ts";
 import { meet, RendezvousHost } from "./rendezvous.ts";
 
@@ -41,18 +41,9 @@ function machineIdentifier(): string {
 	}
 }
 
-/** The place's address, or the other one where the name of a node is known to its batch system alone. */
-async function resolvable({ address, fallbackAddress }: Place): Promise<string> {
-	if (fallbackAddress == null) return address;
-	return await lookup(address).then(
-		() => address,
-		() => fallbackAddress,
-	);
-}
-
 /**
  * Opens the run that `place` names, when all its ranks have met. Throws UserErrors: nobody answers, a rank is absent
- * after `timeoutMinutes`, differs in version or configuration, or the secret is wrong.
+ * after `timeoutMinutes`, differs in version or configuration, or the secret is wrong or absent.
  */
 export async function findRun(
 	place: Place,
@@ -62,8 +53,8 @@ export async function findRun(
 ): Promise<Run> {
 	if (place.launcher !== null) endWithParent(library, place.launcher);
 	const milliseconds = timeoutMinutes * 60_000;
-	const address = await resolvable(place);
-	const options = { secret: place.secret, ranks: place.worldSize, timeoutMinutes };
+	const address = await meetingAddress(place, milliseconds);
+	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };
 	if (place.launcher !== null || place.rank !== 0) {
 		let led: Run | null = null;
 		const path = await meet({ ...place, address }, identity, milliseconds, (wanted, centre) => {

@@ -14,6 +14,7 @@ import type { Identity } from "./identity.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
 import { RendezvousHost } from "./rendezvous.ts";
+import { loopback } from "./socket-owner.ts";
 
 /** What diagnoses and output call a rank. */
 export interface RankDescription {
@@ -46,7 +47,6 @@ const ends = [0, 1, interruptedExit, runAgain];
 const watchInterval = 200;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
 const grace = { blamed: 500, others: 2500 };
-const address = "127.0.0.1";
 
 /** Returns the exit code: 0 when every rank has finished, `runAgain` when they have but want to be started again. */
 export async function launch(options: LaunchOptions): Promise<number> {
@@ -84,7 +84,7 @@ class Job implements Disposable {
 	async run(): Promise<number> {
 		const { identity, ranks, timeoutMinutes, say } = this.options;
 		const secret = randomBytes(32).toString("hex");
-		using host = await RendezvousHost.open(address, 0, secret, identity);
+		using host = await RendezvousHost.open(loopback, 0, secret, identity);
 		const stopListening = this.#listenToSignals();
 		const watch = setInterval(() => this.#look(), watchInterval);
 		try {
@@ -125,7 +125,7 @@ class Job implements Disposable {
 			worldSize: ranks,
 			localRank: rank,
 			localSize: ranks,
-			address,
+			address: loopback,
 			port,
 			secret,
 			launcher: process.pid,

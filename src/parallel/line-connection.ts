@@ -1,13 +1,18 @@
-/** JSON values over TCP, one a line, with limits on size and time. */
+/** Lines of text over TCP, with limits on their number, size and time. */
 import { connect, createServer, type Server, type Socket } from "node:net";
+import { isOwnUser } from "./socket-owner.ts";
 
-/** A line of a stranger must not fill the memory. */
-const longestLine = 1 << 20;
+/** Characters of a line: of a stranger, who has nothing to say but a proof, and of those who have given it. */
+const longest = { stranger: 512, trusted: 1 << 20 };
+/** Lines that wait to be read; each side answers before it is asked again. */
+const mostWaiting = 16;
 
 export class LineConnection implements Disposable {
 	#rest = "";
 	readonly #lines: string[] = [];
+	#longest = longest.stranger;
 	#closed = false;
+	#ending = false;
 	#wake: (() => void) | null = null;
 
 	constructor(
@@ -31,6 +36,11 @@ export class LineConnection implements Disposable {
 		return this.#closed;
 	}
 
+	/** Whether the other side is a process of this user on this host. */
+	isOwnUser(): boolean {
+		return isOwnUser(this.socket);
+	}
+
 	/** Fails with the system's error code. */
 	static open(address: string, port: number, milliseconds: number): Promise<LineConnection> {
 		return new Promise((resolve, reject) => {
@@ -50,12 +60,17 @@ export class LineConnection implements Disposable {
 		});
 	}
 
-	send(value: unknown): void {
-		if (!this.#closed) this.socket.write(`${JSON.stringify(value)}\n`);
+	/** Lines may be long from now on. */
+	trust(): void {
+		this.#longest = longest.trusted;
 	}
 
-	/** The next value; undefined when nothing legible came in time or the other side has closed. */
-	async receive(milliseconds: number): Promise<unknown> {
+	send(line: string): void {
+		if (!this.#closed && !this.#ending) this.socket.write(`${line}\n`);
+	}
+
+	/** The next line; undefined when none came in time or the other side has closed. */
+	async receive(milliseconds: number): Promise<string | undefined> {
 		const end = performance.now() + milliseconds;
 		while (this.#lines.length === 0 && !this.#closed) {
 			const left = end - performance.now();
@@ -68,13 +83,7 @@ export class LineConnection implements Disposable {
 				};
 			});
 		}
-		const line = this.#lines.shift();
-		if (line === undefined) return undefined;
-		try {
-			return JSON.parse(line);
-		} catch {
-			return undefined;
-		}
+		return this.#lines.shift();
 	}
 
 	/** Resolves when the other side has gone. */
@@ -82,22 +91,42 @@ export class LineConnection implements Disposable {
 		if (!this.#closed) await new Promise<void>((resolve) => this.socket.once("close", () => resolve()));
 	}
 
-	/** What was sent still arrives. */
+	/** What was sent still arrives; nothing more is read. */
 	[Symbol.dispose](): void {
-		if (this.#closed) return;
+		if (this.#closed || this.#ending) return;
+		this.#ending = true;
 		this.socket.end();
 		this.socket.unref();
 		// One that does not close its side is left after a moment.
 		setTimeout(() => this.socket.destroy(), 1000).unref();
 	}
 
+	/** Ends the connection at once. */
+	drop(): void {
+		this.socket.destroy();
+	}
+
 	#take(text: string): void {
+		if (this.#ending) return;
 		this.#rest += text;
-		const lines = this.#rest.split("\n");
-		this.#rest = lines.pop()!;
-		this.#lines.push(...lines);
-		if (this.#rest.length > longestLine) this.socket.destroy();
-		this.#wake?.();
+		for (let end = this.#rest.indexOf("\n"); end >= 0; end = this.#rest.indexOf("\n")) {
+			if (end > this.#longest || this.#lines.length === mostWaiting) {
+				this.#refuse();
+				return;
+			}
+			this.#lines.push(this.#rest.slice(0, end));
+			this.#rest = this.#rest.slice(end + 1);
+		}
+		if (this.#rest.length > this.#longest) this.#refuse();
+		else this.#wake?.();
+	}
+
+	/** The other side says more than anybody may. */
+	#refuse(): void {
+		this.#ending = true;
+		this.#rest = "";
+		this.#lines.length = 0;
+		this.drop();
 	}
 
 	#close(): void {

@@ -3,7 +3,9 @@
  * MASTER_ADDR, MASTER_PORT), which our own launcher sets too, or those of a Slurm job step.
  */
 import { UserError } from "../native/errors.ts";
+import { secretFromEnvironment, secretVariable } from "./secret.ts";
 import { placeFromSlurm } from "./slurm.ts";
+import { loopback } from "./socket-owner.ts";
 
 export interface Place {
 	readonly rank: number;
@@ -16,7 +18,8 @@ export interface Place {
 	/** Used where `address` is a name that does not resolve. */
 	readonly fallbackAddress?: string | null;
 	readonly port: number;
-	readonly secret: string;
+	/** null: none; the ranks meet on the loopback interface of one host. */
+	readonly secret: string | null;
 	/** Process of our launcher, which then is the one to meet; null: rank 0 is. */
 	readonly launcher: number | null;
 }
@@ -25,7 +28,6 @@ type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Variables of our own launcher. */
 export const launcherVariable = "MIMO_LAUNCHER_PID";
-export const secretVariable = "MIMO_SECRET";
 
 /** null: no launcher has started this process. Throws a UserError that names the wrong or missing variable. */
 export function placeFromEnvironment(environment: Environment = process.env): Place | null {
@@ -35,15 +37,17 @@ export function placeFromEnvironment(environment: Environment = process.env): Pl
 	const localSize = integer(environment, "LOCAL_WORLD_SIZE", 1, worldSize, worldSize);
 	const launcher = environment[launcherVariable];
 	const port = integer(environment, "MASTER_PORT", 1, 65535);
+	const address = given(environment, "MASTER_ADDR");
 	return {
 		rank,
 		worldSize,
 		localRank: integer(environment, "LOCAL_RANK", 0, localSize - 1, rank),
 		localSize,
-		address: given(environment, "MASTER_ADDR"),
+		// All ranks are here when the launcher says so, whatever name it gives this host.
+		address: environment.LOCAL_WORLD_SIZE === String(worldSize) ? loopback : address,
 		// torchrun's own store listens at MASTER_PORT when it says so.
 		port: environment.TORCHELASTIC_USE_AGENT_STORE === "True" ? port + 1 : port,
-		secret: environment[secretVariable] ?? `${environment.TORCHELASTIC_RUN_ID ?? ""}`,
+		secret: secretFromEnvironment(environment, environment.TORCHELASTIC_RUN_ID ?? ""),
 		launcher: launcher === undefined ? null : integer(environment, launcherVariable, 1),
 	};
 }
@@ -57,7 +61,7 @@ export function environmentOf(place: Place): Record<string, string> {
 		LOCAL_WORLD_SIZE: String(place.localSize),
 		MASTER_ADDR: place.address,
 		MASTER_PORT: String(place.port),
-		[secretVariable]: place.secret,
+		...(place.secret === null ? {} : { [secretVariable]: place.secret }),
 		...(place.launcher === null ? {} : { [launcherVariable]: String(place.launcher) }),
 	};
 }

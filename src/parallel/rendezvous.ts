@@ -1,37 +1,30 @@
 /**
- * How the ranks of a run find each other, over TCP. The host (our launcher, or rank 0) and a rank prove to each other
- * that they know the run's secret; then the rank says what it is, and the host compares it with itself. When all ranks
- * are there the host tells them where the shared memory of the run is. On every other machine the first rank is asked to make
- * that first. One JSON value a line:
+ * How the ranks of a run find each other, over TCP, on connections whose sides have proved that they know the run's secret
+ * (proven-connection.ts). A rank says what it is, and the host (our launcher, or rank 0) compares that with itself. When all
+ * ranks are there the host tells them where the shared memory of the run is. On every other machine the first rank is asked to
+ * make that first.
  *
- *     host → rank   {"program": "mimo", "protocol": 2, "challenge": HEX}
- *     rank → host   {"challenge": HEX, "body": IDENTITY, "proof": HMAC of both challenges and the body}
- *     host → rank   {"body": LEAD, "proof": HMAC}           to the first rank of another machine
- *     rank → host   {"body": LED or FAILED, "proof": HMAC}  by that
- *     host → rank   {"body": WELCOME or REFUSAL, "proof": HMAC}
+ *     rank → host   IDENTITY
+ *     host → rank   LEAD             to the first rank of another machine
+ *     rank → host   LED or FAILED    by that
+ *     host → rank   WELCOME or REFUSAL
  *
  * Strangers are turned away and harm nobody; a rank of the run that does not fit ends it for all.
  */
-import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
-import type { Server } from "node:net";
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
 import { describeIdentity, type Identity, identitySchema, objection } from "./identity.ts";
-import { LineConnection, listen } from "./line-connection.ts";
+import { LineConnection } from "./line-connection.ts";
 import type { Place } from "./place.ts";
+import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-connection.ts";
+import { Reception } from "./reception.ts";
 
-const program = "mimo";
-const protocol = 2;
-/** Milliseconds in which each side has to answer. */
-const answerTime = 10_000;
+/** Milliseconds in which a machine has made its part of the run and met rank 0's. */
+const leadTime = 30_000;
 const retryInterval = 100;
+/** Attempts that nobody answers, each of `answerTime`: what listens there may wait for us to begin. */
+const silentAttempts = 3;
 
-const greetingSchema = v.object({
-	program: v.literal(program),
-	protocol: v.number(),
-	challenge: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
-});
-const signedSchema = v.strictObject({ body: v.string(), proof: v.string(), challenge: v.optional(v.string()) });
 const leadSchema = v.strictObject({
 	/** On which of the run's machines each rank is. */
 	hostOfRank: v.array(v.pipe(v.number(), v.integer(), v.minValue(0))),
@@ -44,7 +37,7 @@ const leadSchema = v.strictObject({
 const answerSchema = v.union([
 	v.strictObject({ run: v.string() }),
 	v.strictObject({ lead: leadSchema }),
-	v.strictObject({ refused: v.string(), reason: v.picklist(["run", "secret"]) }),
+	v.strictObject({ refused: v.string() }),
 ]);
 type Answer = v.InferOutput<typeof answerSchema>;
 /** What the first rank of another machine is asked for. */
@@ -52,33 +45,9 @@ export type Lead = v.InferOutput<typeof leadSchema>;
 const ledSchema = v.union([v.strictObject({ run: v.string() }), v.strictObject({ failed: v.string() })]);
 type Led = v.InferOutput<typeof ledSchema>;
 
-/** What both sides of a connection sign. */
-class Session {
-	constructor(
-		private readonly secret: string,
-		private readonly hostChallenge: string,
-		private readonly rankChallenge: string,
-	) {}
-
-	proof(side: "host" | "rank", body: string): string {
-		const text = [program, protocol, side, this.hostChallenge, this.rankChallenge, body].join("\n");
-		return createHmac("sha256", this.secret).update(text).digest("hex");
-	}
-
-	verifies(side: "host" | "rank", body: string, proof: string): boolean {
-		const [expected, actual] = [Buffer.from(this.proof(side, body)), Buffer.from(proof)];
-		return expected.length === actual.length && timingSafeEqual(expected, actual);
-	}
-}
-
-function challenge(): string {
-	return randomBytes(32).toString("hex");
-}
-
 interface Member {
 	readonly identity: Identity;
-	readonly connection: LineConnection;
-	readonly session: Session;
+	readonly connection: ProvenConnection;
 }
 
 export class RendezvousHost implements Disposable {
@@ -87,22 +56,26 @@ export class RendezvousHost implements Disposable {
 	#failure: string | null = null;
 	#left: number | null = null;
 	#changed: (() => void) | null = null;
-	#server: Server | null = null;
-	#port = 0;
+	#reception: Reception | null = null;
 
-	private constructor(
-		private readonly secret: string,
-		/** What ranks are compared with. */
-		private readonly reference: Identity,
-	) {}
+	/** `reference`: what ranks are compared with. */
+	private constructor(private readonly reference: Identity) {}
 
-	/** Throws a UserError that names a port in use. */
-	static async open(address: string, port: number, secret: string, reference: Identity): Promise<RendezvousHost> {
-		const host = new RendezvousHost(secret, reference);
+	/** `secret` null: processes of this user on this host may join. Throws a UserError that names a port in use. */
+	static async open(
+		address: string,
+		port: number,
+		secret: string | null,
+		reference: Identity,
+	): Promise<RendezvousHost> {
+		const host = new RendezvousHost(reference);
+		const turnedAway = (sentence: string) => {
+			host.#strangers = sentence;
+		};
+		const admit = (connection: ProvenConnection) => void host.#admit(connection);
+		const expected = reference.worldSize;
 		try {
-			const opened = await listen(address, port, (connection) => void host.#admit(connection));
-			host.#server = opened.server;
-			host.#port = opened.port;
+			host.#reception = await Reception.open({ address, port, secret, expected, admit, turnedAway });
 		} catch (error) {
 			throw new UserError(cannotListen(address, port, (error as NodeJS.ErrnoException).code));
 		}
@@ -115,16 +88,22 @@ export class RendezvousHost implements Disposable {
 	}
 
 	get port(): number {
-		return this.#port;
+		return this.#reception!.port;
 	}
 
-	/** Resolves when `ranks` have met here. Throws a UserError about the one that does not fit, or those absent. */
+	/**
+	 * Resolves when `ranks`, which are all of the run, have met here; nobody else comes in then. Throws a UserError about the one
+	 * that does not fit, or those absent.
+	 */
 	async gather(ranks: readonly number[], milliseconds: number): Promise<void> {
 		const end = performance.now() + milliseconds;
 		while (true) {
 			if (this.#failure !== null) this.#giveUp(this.#failure);
 			const absent = ranks.filter((rank) => !this.#members.has(rank));
-			if (absent.length === 0) return;
+			if (absent.length === 0) {
+				this.#reception![Symbol.dispose]();
+				return;
+			}
 			const left = end - performance.now();
 			if (left <= 0) {
 				const who = `${absent.length === 1 ? "Rank" : "Ranks"} ${absent.join(", ")} did not join within ${Math.round(milliseconds / 1000)} s.`;
@@ -147,11 +126,9 @@ export class RendezvousHost implements Disposable {
 
 	/** Asks a rank to make the shared memory of its machine; resolves with where it is. Throws a UserError. */
 	async ask(rank: number, lead: Lead): Promise<string> {
-		const { identity, connection, session } = this.#members.get(rank)!;
-		send(connection, session, { lead });
-		const signed = v.safeParse(signedSchema, await connection.receive(answerTime));
-		const genuine = signed.success && session.verifies("rank", signed.output.body, signed.output.proof);
-		const led = v.safeParse(ledSchema, genuine ? parse(signed.output.body) : undefined);
+		const { identity, connection } = this.#members.get(rank)!;
+		send(connection, { lead });
+		const led = v.safeParse(ledSchema, await connection.receive(leadTime));
 		if (led.success && "run" in led.output) return led.output.run;
 		const why = led.success && "failed" in led.output ? led.output.failed : "It gave no answer.";
 		throw new UserError(`${describeIdentity(identity)} could not make its host's part of the run: ${why}`);
@@ -159,21 +136,20 @@ export class RendezvousHost implements Disposable {
 
 	/** Tells every rank where the shared memory of the run is, on its machine. */
 	welcome(run: string | ((rank: number) => string)): void {
-		for (const [rank, { connection, session }] of this.#members)
-			send(connection, session, { run: typeof run === "string" ? run : run(rank) });
+		for (const [rank, { connection }] of this.#members)
+			send(connection, { run: typeof run === "string" ? run : run(rank) });
 	}
 
 	/** Tells every rank why there will be no run. */
 	refuse(reason: string): void {
-		this.#tell({ refused: reason, reason: "run" });
+		for (const { connection } of this.#members.values()) send(connection, { refused: reason });
 	}
 
 	/** A gather() under way fails. */
 	[Symbol.dispose](): void {
 		this.#fail("The rendezvous was closed.");
 		for (const { connection } of this.#members.values()) connection[Symbol.dispose]();
-		this.#server?.close();
-		this.#server?.unref();
+		this.#reception?.[Symbol.dispose]();
 	}
 
 	#giveUp(reason: string): never {
@@ -181,31 +157,14 @@ export class RendezvousHost implements Disposable {
 		throw new UserError(reason);
 	}
 
-	#tell(answer: Answer): void {
-		for (const { connection, session } of this.#members.values()) send(connection, session, answer);
-	}
-
-	async #admit(connection: LineConnection): Promise<void> {
-		const hostChallenge = challenge();
-		connection.send({ program, protocol, challenge: hostChallenge });
-		const hello = v.safeParse(signedSchema, await connection.receive(answerTime));
-		if (!hello.success || hello.output.challenge === undefined)
-			return this.#turnAway(connection, "spoke no rendezvous");
-		const { body, proof } = hello.output;
-		const session = new Session(this.secret, hostChallenge, hello.output.challenge);
-		if (!session.verifies("rank", body, proof)) {
-			const refused = "This process has not the secret of the run (MIMO_SECRET) that meets here.";
-			send(connection, session, { refused, reason: "secret" });
-			return this.#turnAway(connection, "had another secret");
-		}
-		const identity = v.safeParse(identitySchema, parse(body));
-		if (!identity.success) this.#fail(`A rank of another version wants to join from ${connection.from}.`);
-		else this.#join({ identity: identity.output, connection, session });
-	}
-
-	#turnAway(connection: LineConnection, why: string): void {
+	async #admit(connection: ProvenConnection): Promise<void> {
+		const identity = v.safeParse(identitySchema, await connection.receive(answerTime));
+		if (identity.success) return this.#join({ identity: identity.output, connection });
+		send(connection, {
+			refused: "The rendezvous does not understand what this rank says it is: it is of another version.",
+		});
 		connection[Symbol.dispose]();
-		this.#strangers = `Somebody from ${connection.from} ${why} and was refused.`;
+		this.#strangers = `A process of another version wanted to join from ${connection.from} and was refused.`;
 	}
 
 	#join(member: Member): void {
@@ -219,7 +178,7 @@ export class RendezvousHost implements Disposable {
 					? null
 					: `${describeIdentity(member.identity)} and ${describeIdentity(known.identity)} are the same rank.`);
 		if (wrong !== null) {
-			send(member.connection, member.session, { refused: wrong, reason: "run" });
+			send(member.connection, { refused: wrong });
 			this.#fail(wrong);
 			return;
 		}
@@ -237,22 +196,12 @@ export class RendezvousHost implements Disposable {
 	}
 }
 
-function parse(text: string): unknown {
-	try {
-		return JSON.parse(text);
-	} catch {
-		return undefined;
-	}
+function send(connection: ProvenConnection, answer: Answer): void {
+	connection.send(answer);
 }
 
-function send(connection: LineConnection, session: Session, answer: Answer): void {
-	const body = JSON.stringify(answer);
-	connection.send({ body, proof: session.proof("host", body) });
-}
-
-function reply(connection: LineConnection, session: Session, led: Led): void {
-	const body = JSON.stringify(led);
-	connection.send({ body, proof: session.proof("rank", body) });
+function reply(connection: ProvenConnection, led: Led): void {
+	connection.send(led);
 }
 
 function cannotListen(address: string, port: number, code: string | undefined): string {
@@ -281,45 +230,64 @@ export async function meet(
 ): Promise<string> {
 	const where = `${place.address}:${place.port}`;
 	const end = performance.now() + milliseconds;
-	using connection = await reach(place, end);
-	const first = await connection.receive(answerTime);
-	const greeting = v.safeParse(greetingSchema, first);
-	if (!greeting.success) {
-		throw new UserError(`What listens at ${where} is no rendezvous of mimo; give another MASTER_PORT.`);
-	}
-	if (greeting.output.protocol !== protocol) {
-		throw new UserError(
-			`The rendezvous at ${where} is of another version (${greeting.output.protocol}, here ${protocol}).`,
-		);
-	}
-	const own = challenge();
-	const session = new Session(place.secret, greeting.output.challenge, own);
-	const body = JSON.stringify(identity);
-	connection.send({ challenge: own, body, proof: session.proof("rank", body) });
+	using connection = await prove(place, where, end);
+	connection.send(identity);
 	while (true) {
-		const signed = v.safeParse(signedSchema, await connection.receive(end - performance.now()));
-		const answer = v.safeParse(answerSchema, signed.success ? parse(signed.output.body) : undefined);
-		if (!signed.success || !answer.success) {
+		const answer = v.safeParse(answerSchema, await connection.receive(end - performance.now()));
+		if (!answer.success) {
 			throw new UserError(
 				connection.closed
 					? `The rendezvous at ${where} ended before all ranks had joined.`
 					: `Not all ranks met at ${where} within ${Math.round(milliseconds / 1000)} s.`,
 			);
 		}
-		const genuine = session.verifies("host", signed.output.body, signed.output.proof);
-		if ("refused" in answer.output && (genuine || answer.output.reason === "secret")) {
-			throw new UserError(answer.output.refused);
-		}
-		if (!genuine || "refused" in answer.output) {
-			throw new UserError(`The rendezvous at ${where} has not the secret of this run (MIMO_SECRET).`);
-		}
+		if ("refused" in answer.output) throw new UserError(answer.output.refused);
 		if ("run" in answer.output) return answer.output.run;
 		try {
-			reply(connection, session, { run: lead(answer.output.lead, connection.address) });
+			reply(connection, { run: lead(answer.output.lead, connection.address) });
 		} catch (error) {
-			reply(connection, session, { failed: (error as Error).message });
+			reply(connection, { failed: (error as Error).message });
 			throw error;
 		}
+	}
+}
+
+/** Tries until the host takes this rank in: strangers may crowd it out for a while. */
+async function prove(place: Place, where: string, end: number): Promise<ProvenConnection> {
+	for (let silent = 0, attempts = 1; ; attempts++) {
+		const connection = await reach(place, end);
+		const outcome = await ProvenConnection.introduce(connection, place.secret);
+		if (outcome instanceof ProvenConnection) return outcome;
+		connection.drop();
+		if (outcome.kind === "silent") silent++;
+		else if (outcome.kind !== "gone") throw new UserError(notOurs(where, outcome));
+		if (silent === silentAttempts) {
+			throw new UserError(
+				`What listens at ${where} says nothing: it is no rendezvous of mimo, or its host is overloaded; give another MASTER_PORT.`,
+			);
+		}
+		if (performance.now() + retryInterval > end) {
+			throw new UserError(
+				`The rendezvous at ${where} has not taken this rank in, in ${attempts} attempts: others connect there all the time and keep it busy.`,
+			);
+		}
+		await Bun.sleep(retryInterval);
+	}
+}
+
+/** What is wrong with what listens where the ranks should meet. */
+function notOurs(where: string, failure: Failure): string {
+	switch (failure.kind) {
+		case "version":
+			return `The rendezvous at ${where} is of another version (${failure.version}, here ${protocol}).`;
+		case "refused":
+			return "This process has not the secret of the run (MIMO_SECRET) that meets here.";
+		case "secret":
+			return `The rendezvous at ${where} has not the secret of this run (MIMO_SECRET).`;
+		case "owner":
+			return `The rendezvous at ${where} and this rank do not belong to the same user, and the run has no secret (MIMO_SECRET).`;
+		default:
+			return `What listens at ${where} is no rendezvous of mimo; give another MASTER_PORT.`;
 	}
 }
 
@@ -327,7 +295,11 @@ export async function meet(
 async function reach(place: Place, end: number): Promise<LineConnection> {
 	while (true) {
 		try {
-			return await LineConnection.open(place.address, place.port, Math.min(answerTime, end - performance.now()));
+			return await LineConnection.open(
+				place.address,
+				place.port,
+				Math.max(1, Math.min(answerTime, end - performance.now())),
+			);
 		} catch (error) {
 			const code = (error as NodeJS.ErrnoException).code;
 			if (performance.now() + retryInterval < end && code !== "ENOTFOUND") {

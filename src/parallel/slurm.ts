@@ -1,6 +1,8 @@
 /** A process's place in a job step of Slurm, from the variables that `srun` sets. */
 import { UserError } from "../native/errors.ts";
 import type { Place } from "./place.ts";
+import { secretFromEnvironment } from "./secret.ts";
+import { loopback } from "./socket-owner.ts";
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
@@ -74,10 +76,11 @@ export function placeFromSlurm(environment: Environment = process.env): Place | 
 		worldSize,
 		localRank: integer(environment, ["SLURM_LOCALID"]),
 		localSize: counts[node] ?? worldSize,
-		address: environment.MASTER_ADDR ?? hosts[0]!,
+		// The name of a step's only node may be one that other hosts can reach.
+		address: environment.MASTER_ADDR ?? (hosts.length === 1 ? loopback : hosts[0]!),
 		fallbackAddress: environment.MASTER_ADDR === undefined ? (environment.SLURM_LAUNCH_NODE_IPADDR ?? null) : null,
 		port: environment.MASTER_PORT === undefined ? port : integer(environment, ["MASTER_PORT"]),
-		secret: environment.MIMO_SECRET ?? `slurm ${job}.${step}`,
+		secret: secretFromEnvironment(environment, `slurm ${job}.${step}`),
 		launcher: null,
 	};
 }

@@ -173,9 +173,10 @@ test("a wrong secret is refused and harms nobody", async () => {
 test("a host that has not the secret learns nothing and is not believed", async () => {
 	// A host of another run accepts nobody it cannot verify; one that answers without proof is no host.
 	const server = createServer((socket) => {
-		socket.write(`${JSON.stringify({ program: "mimo", protocol: 2, challenge: "0".repeat(64) })}\n`);
+		socket.write(`${JSON.stringify({ program: "mimo", protocol: 3, challenge: "0".repeat(64) })}\n`);
 		socket.once("data", () => {
-			socket.write(`${JSON.stringify({ body: JSON.stringify({ run: "/tmp/trap" }), proof: "0".repeat(64) })}\n`);
+			socket.write(`${JSON.stringify({ proof: "0".repeat(64) })}\n`);
+			socket.write(`${JSON.stringify({ body: JSON.stringify({ run: "/tmp/trap" }), tag: "0".repeat(64) })}\n`);
 		});
 		socket.on("error", () => {});
 	});
@@ -271,7 +272,7 @@ describe("the environment of a rank", () => {
 		RANK: "3",
 		WORLD_SIZE: "8",
 		LOCAL_RANK: "3",
-		LOCAL_WORLD_SIZE: "8",
+		LOCAL_WORLD_SIZE: "4",
 		MASTER_ADDR: "box",
 		MASTER_PORT: "29500",
 	};
@@ -285,6 +286,13 @@ describe("the environment of a rank", () => {
 			port: 29500,
 		});
 		expect(placeFromEnvironment({})).toBeNull();
+	});
+
+	test("whose host has all ranks meets them on its loopback interface, whatever the host is called", () => {
+		expect(placeFromEnvironment({ ...torchrun, LOCAL_WORLD_SIZE: "8" })).toMatchObject({
+			address: "127.0.0.1",
+			secret: null,
+		});
 	});
 
 	test("leaves torchrun's own store its port", () => {

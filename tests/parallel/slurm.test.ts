@@ -43,7 +43,10 @@ test("a task's place", () => {
 	// Ranks of one step meet, those of others do not.
 	const other = placeFromSlurm({ ...step, SLURM_STEP_ID: "1" })!;
 	expect(other.port).not.toBe(place.port);
-	expect(other.secret).not.toBe(place.secret);
+	// The job's number is no secret.
+	expect([place.secret, other.secret]).toEqual([null, null]);
+	expect(placeFromSlurm({ ...step, MIMO_SECRET: "of the job" })!.secret).toBe("of the job");
+	expect(placeFromSlurm({ ...step, SLURM_STEP_NODELIST: "n3" })!.address).toBe("127.0.0.1");
 	expect(placeFromSlurm({ ...step, MASTER_ADDR: "head", MASTER_PORT: "5" })).toMatchObject({
 		address: "head",
 		fallbackAddress: null,

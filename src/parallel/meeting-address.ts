@@ -1,0 +1,43 @@
+/** At which address of which interface the ranks of a run meet. */
+import { lookup } from "node:dns/promises";
+import { isIP } from "node:net";
+import { UserError } from "../native/errors.ts";
+import type { Place } from "./place.ts";
+import { secretFileVariable, secretVariable } from "./secret.ts";
+import { isLoopback } from "./socket-owner.ts";
+
+const everyInterface = "0.0.0.0";
+const retryInterval = 500;
+
+/**
+ * The numeric address of rank 0: where it listens, and where others find it. Throws a UserError when the name does not resolve,
+ * within `milliseconds`, and when a run without a secret would meet where other hosts can reach it.
+ */
+export async function meetingAddress(place: Place, milliseconds: number): Promise<string> {
+	const numeric = await resolve(place, performance.now() + milliseconds);
+	const otherHosts = place.localSize < place.worldSize;
+	// A host that calls itself by a loopback address (Debian: 127.0.1.1) is not found there by others.
+	const hidden = isLoopback(numeric) && !isIP(place.address) && place.address !== "localhost" && otherHosts;
+	if (place.secret === null && (hidden || !isLoopback(numeric))) {
+		throw new UserError(
+			`Other hosts can reach ${place.address}, where the ranks meet, and the run has no secret: set ${secretVariable} to the same random text for all ranks, as by export ${secretVariable}=$(head -c 32 /dev/urandom | base64) before srun or torchrun, or ${secretFileVariable} to a file of mode 600 that all hosts see.`,
+		);
+	}
+	return hidden && place.rank === 0 ? everyInterface : numeric;
+}
+
+/** The place's address, or the other one where the name of a node is known to its batch system alone. */
+async function resolve({ address, fallbackAddress }: Place, end: number): Promise<string> {
+	while (true) {
+		try {
+			return (await lookup(address)).address;
+		} catch (error) {
+			if (fallbackAddress) return fallbackAddress;
+			const code = (error as NodeJS.ErrnoException).code ?? "no answer";
+			if (!/AGAIN|TIMEOUT/.test(code) || performance.now() + retryInterval > end) {
+				throw new UserError(`MASTER_ADDR ${address} does not resolve on this host (${code}).`);
+			}
+			await Bun.sleep(retryInterval);
+		}
+	}
+}

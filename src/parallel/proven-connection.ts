@@ -1,0 +1,175 @@
+/**
+ * A connection whose two sides have proved to each other that they know the run's secret. Every message then carries a tag: an
+ * HMAC, under a key of this connection and direction, of how many came before it and of its body; so a message that is
+ * altered, repeated, left out or sent back ends the connection. What is said can be read by who sees the network.
+ *
+ *     host → guest  {"program": "mimo", "protocol": 3, "challenge": HEX}
+ *     guest → host  {"challenge": HEX, "proof": HMAC of both challenges}
+ *     host → guest  {"proof": HMAC of both challenges}, or {"refused": REASON}
+ *     either way    {"body": JSON, "tag": HMAC}
+ */
+import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
+import * as v from "valibot";
+import type { LineConnection } from "./line-connection.ts";
+
+const program = "mimo";
+export const protocol = 3;
+/** Milliseconds in which each side has to answer. */
+export const answerTime = 10_000;
+
+const hash = v.pipe(v.string(), v.hexadecimal(), v.length(64));
+const greetingSchema = v.object({ program: v.literal(program), protocol: v.number(), challenge: v.unknown() });
+const helloSchema = v.strictObject({ challenge: hash, proof: hash });
+const answerSchema = v.union([
+	v.strictObject({ proof: hash }),
+	v.strictObject({ refused: v.picklist(["secret", "owner"]) }),
+]);
+const messageSchema = v.strictObject({ body: v.string(), tag: hash });
+
+type Side = "host" | "guest";
+
+/** Why a guest is not taken in, as the end of "Somebody from ADDRESS ...". */
+export type Refusal = "spoke no rendezvous" | "had another secret" | "belonged to another user";
+
+/** Why a host is no host of this run. `version`: its protocol; `gone`: it closed the connection; `silent`: it said nothing. */
+export type Failure =
+	| { readonly kind: "stranger" | "gone" | "silent" | "secret" | "refused" | "owner" }
+	| { readonly kind: "version"; readonly version: number };
+
+/** What both sides of a connection derive from the secret. */
+class Keys {
+	constructor(
+		private readonly secret: string | null,
+		private readonly hostChallenge: string,
+		private readonly guestChallenge: string,
+	) {}
+
+	derive(purpose: "proof" | "key", side: Side): Buffer {
+		const text = [program, protocol, purpose, side, this.hostChallenge, this.guestChallenge].join("\n");
+		return createHmac("sha256", this.secret ?? "")
+			.update(text)
+			.digest();
+	}
+
+	proof(side: Side): string {
+		return this.derive("proof", side).toString("hex");
+	}
+}
+
+function equal(a: string, b: string): boolean {
+	const [left, right] = [Buffer.from(a), Buffer.from(b)];
+	return left.length === right.length && timingSafeEqual(left, right);
+}
+
+function parse(text: string | undefined): unknown {
+	try {
+		return text === undefined ? undefined : JSON.parse(text);
+	} catch {
+		return undefined;
+	}
+}
+
+export class ProvenConnection implements Disposable {
+	readonly #keys: { readonly own: Buffer; readonly other: Buffer };
+	#sent = 0;
+	#received = 0;
+
+	private constructor(
+		private readonly connection: LineConnection,
+		keys: Keys,
+		own: Side,
+	) {
+		connection.trust();
+		this.#keys = { own: keys.derive("key", own), other: keys.derive("key", own === "host" ? "guest" : "host") };
+	}
+
+	/**
+	 * The host's side: resolves when the guest has proved itself, or with why it is turned away. `secret` null: the guest is a
+	 * process of this user on this host.
+	 */
+	static async welcome(connection: LineConnection, secret: string | null): Promise<ProvenConnection | Refusal> {
+		const say = (value: unknown) => connection.send(JSON.stringify(value));
+		const hostChallenge = randomBytes(32).toString("hex");
+		say({ program, protocol, challenge: hostChallenge });
+		if (secret === null && !connection.isOwnUser()) {
+			say({ refused: "owner" });
+			return "belonged to another user";
+		}
+		const hello = v.safeParse(helloSchema, parse(await connection.receive(answerTime)));
+		if (!hello.success) return "spoke no rendezvous";
+		const keys = new Keys(secret, hostChallenge, hello.output.challenge);
+		if (!equal(keys.proof("guest"), hello.output.proof)) {
+			say({ refused: "secret" });
+			return "had another secret";
+		}
+		say({ proof: keys.proof("host") });
+		return new ProvenConnection(connection, keys, "host");
+	}
+
+	/** The guest's side: resolves when both have proved themselves, or with what is wrong with the host. */
+	static async introduce(connection: LineConnection, secret: string | null): Promise<ProvenConnection | Failure> {
+		const first = await connection.receive(answerTime);
+		if (first === undefined) return { kind: connection.closed ? "gone" : "silent" };
+		const greeting = v.safeParse(greetingSchema, parse(first));
+		if (!greeting.success) return { kind: "stranger" };
+		const { protocol: version, challenge } = greeting.output;
+		if (version !== protocol) return { kind: "version", version };
+		if (!v.is(hash, challenge)) return { kind: "stranger" };
+		// The host's socket has its owner once it has been accepted, which the greeting shows.
+		if (secret === null && !connection.isOwnUser()) return { kind: "owner" };
+		const own = randomBytes(32).toString("hex");
+		const keys = new Keys(secret, challenge, own);
+		connection.send(JSON.stringify({ challenge: own, proof: keys.proof("guest") }));
+		const second = await connection.receive(answerTime);
+		if (second === undefined) return { kind: connection.closed ? "gone" : "silent" };
+		const answer = v.safeParse(answerSchema, parse(second));
+		if (!answer.success) return { kind: "secret" };
+		if ("refused" in answer.output) return { kind: answer.output.refused === "owner" ? "owner" : "refused" };
+		if (!equal(keys.proof("host"), answer.output.proof)) return { kind: "secret" };
+		return new ProvenConnection(connection, keys, "guest");
+	}
+
+	get from(): string {
+		return this.connection.from;
+	}
+
+	get address(): string {
+		return this.connection.address;
+	}
+
+	get closed(): boolean {
+		return this.connection.closed;
+	}
+
+	send(value: unknown): void {
+		const body = JSON.stringify(value);
+		this.connection.send(JSON.stringify({ body, tag: tagOf(this.#keys.own, this.#sent++, body) }));
+	}
+
+	/** The next value; undefined when none came in time, or the connection has ended, also for a wrong tag. */
+	async receive(milliseconds: number): Promise<unknown> {
+		const line = await this.connection.receive(milliseconds);
+		if (line === undefined) return undefined;
+		const message = v.safeParse(messageSchema, parse(line));
+		if (message.success) {
+			const { body, tag } = message.output;
+			if (equal(tagOf(this.#keys.other, this.#received++, body), tag)) return parse(body);
+		}
+		this.connection.drop();
+		await this.connection.ended();
+		return undefined;
+	}
+
+	ended(): Promise<void> {
+		return this.connection.ended();
+	}
+
+	/** What was sent still arrives. */
+	[Symbol.dispose](): void {
+		this.connection[Symbol.dispose]();
+	}
+}
+
+function tagOf(key: Buffer, number: number, body: string): string {
+	return createHmac("sha256", key).update(`${number}\n${body}`).digest("hex");
+}
