@@ -1,0 +1,123 @@
+/**
+ * A rank of a run on two played hosts of two ranks each. What the CPU library cannot do between hosts, each host does for
+ * itself: its ranks train a small language model on samples of their own. The hosts go in step through what their relays tell,
+ * because no rank begins a step before all others have ended the one `lead` before it.
+ *
+ *   bun rank.ts STEPS HOLD
+ *
+ * HOLD: milliseconds that a host other than rank 0's waits before it connects to that one's relay, whose port stays open.
+ * Prints "step N" after each, and at the end {"losses": [...], "weights": SHA-256}.
+ */
+import { createHash } from "node:crypto";
+import { ValueStore } from "../../src/checkpoint/model-store.ts";
+import { readTensor } from "../../src/checkpoint/store.ts";
+import { endRank } from "../../src/commands/ranks.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { nextTokenMicrobatch } from "../../src/data/microbatch.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import { Status } from "../../src/native/abi.ts";
+import { Device } from "../../src/native/device.ts";
+import { NativeError } from "../../src/native/errors.ts";
+import { Run } from "../../src/native/run.ts";
+import { AdamW } from "../../src/optim/adamw.ts";
+import { StepScalars } from "../../src/optim/step-scalars.ts";
+import { DataParallel } from "../../src/parallel/data-parallel.ts";
+import { Grid } from "../../src/parallel/grid.ts";
+import { findRun, identityOf } from "../../src/parallel/join.ts";
+import { moduleGroups } from "../../src/parallel/module-groups.ts";
+import { placeFromEnvironment } from "../../src/parallel/place.ts";
+import { World } from "../../src/parallel/world.ts";
+import { LanguageSchedule } from "../../src/train/schedule.ts";
+import { trainStep } from "../../src/train/step.ts";
+import { divisibleModel } from "../models/small.ts";
+import { testLibrary } from "../support.ts";
+
+/** Steps that a rank may be ahead of the others. */
+const lead = 4;
+const [stepsText, holdText] = process.argv.slice(2);
+const place = placeFromEnvironment()!;
+const { rank, worldSize, localSize } = place;
+const library = await testLibrary();
+
+const connect = Run.prototype.connectToHost;
+Run.prototype.connectToHost = function (...args) {
+	Bun.sleepSync(Number(holdText));
+	connect.apply(this, args);
+};
+
+// The CPU library refuses several hosts because its tensors cannot go there; these stay.
+const about = { library, version: "test", configuration: {} };
+using run = await findRun(place, { ...identityOf(rank, worldSize, about), library: "cuda" }, library, 1);
+try {
+	await train();
+	run.leave();
+} catch (error) {
+	process.exit(await endRank(run, place, error));
+}
+
+/** Waits until every rank has ended step `step`. */
+async function reached(step: number): Promise<void> {
+	while (Array.from({ length: worldSize }, (_, other) => run.rankState(other)).some((other) => other.step < step)) {
+		if (run.watch() !== null) throw new NativeError("mimo_run_watch", Status.peer, "The run has failed.");
+		await Bun.sleep(5);
+	}
+}
+
+async function train(): Promise<void> {
+	using device = Device.open(library, { threads: 1 });
+	using world = World.join(device, run, rank);
+	const host = Math.floor(rank / localSize);
+	const shape = { tensor: 1, data: localSize, pipeline: 1, expert: localSize, expertTensor: 1 };
+	const grid = new Grid("language", host * localSize, shape);
+	const everyone = await world.group("host", grid.ranks);
+	const groups = await moduleGroups(world, grid, { experts: 8, sequenceParallel: true });
+	using model = new HybridModel(device, hybridConfig(configurationOf(divisibleModel)), {
+		frozen: false,
+		parallel: groups.model,
+		replicas: { dense: groups.replicas.dense.size, expert: groups.replicas.expert.size },
+	});
+	model.initialise(7 + host);
+	const replica = new DataParallel(model.parameters, groups.replicas, false, true);
+	using scalars = new StepScalars(device);
+	using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
+	const parts = {
+		replicas: [replica],
+		routers: [...model.routers.values()],
+		routerGroup: groups.tpDp,
+		world: everyone,
+		schedule: new LanguageSchedule(model),
+		countsLoss: true,
+		optimizer,
+		scalars,
+		clipGrad: 1,
+		seed: 3,
+		logNumZeros: false,
+		logParametersNorm: true,
+	};
+	const losses: unknown[] = [];
+	for (let step = 0; step < Number(stepsText); step++) {
+		await reached(step - lead);
+		const microbatches = [nextTokenMicrobatch([0, 1].map((row) => sample(step, 2 * rank + row)))];
+		const firstToken = (rank % localSize) * 48;
+		losses.push(
+			trainStep(parts, { microbatches, firstToken, iteration: step, learningRate: 1e-3, weightDecay: 0.1 }, {}),
+		);
+		world.progress(step + 1);
+		console.log(`step ${step + 1}`);
+	}
+	await reached(Number(stepsText));
+	using values = new ValueStore("weights", model);
+	const digest = createHash("sha256");
+	for (const name of [...values.tensors.keys()].sort())
+		digest.update(name).update(readTensor(values, name) as Float32Array);
+	console.log(JSON.stringify({ losses, weights: digest.digest("hex") }));
+}
+
+function sample(step: number, index: number): Int32Array {
+	let state = 1 + step * 8 + index;
+	return Int32Array.from({ length: 25 }, () => {
+		state = (state * 48271 + 11) % 2147483647;
+		return state % 61;
+	});
+}

@@ -1,0 +1,183 @@
+/**
+ * A run on two hosts, played by this one, while strangers attack whatever rank 0 listens at: before the ranks meet, between the
+ * hosts' meeting and the first step, and in training. It must give what the undisturbed run gives.
+ *
+ *   bun tests/attack/strangers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
+ *
+ * Prints a line a kind: how late the run's latest step was compared with the undisturbed run (both since their first step), the
+ * memory that rank 0 took beyond the undisturbed run's, and whether losses and weights are equal to the last bit. Exits with
+ * 1 when one of them fails: a step later by more than a tenth (unless --no-timing), 32 MiB more memory, another result.
+ */
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { freePort } from "../parallel/launched.ts";
+
+const kinds = ["flood", "half-open", "slow", "lying"];
+/** Steps a second of a run, about; the hosts wait for each other's beats. */
+const stepsASecond = 30;
+const ranks = 4;
+const limits = { lateness: 1.1, bytes: 32 << 20, descriptors: 160 };
+
+const { values: flags } = parseArgs({
+	options: {
+		seconds: { type: "string", default: "120" },
+		kinds: { type: "string", default: kinds.join() },
+		timing: { type: "boolean", default: true },
+	},
+	allowNegative: true,
+});
+const seconds = Number(flags.seconds);
+const wanted = flags.kinds.split(",");
+if (!(seconds >= 1) || wanted.some((kind) => !kinds.includes(kind))) {
+	console.error(`strangers: --seconds is at least 1, --kinds are of ${kinds.join()}`);
+	process.exit(2);
+}
+const steps = Math.ceil(seconds * stepsASecond);
+/** Milliseconds that the second host comes later, and waits once more before it meets the first one's relay. */
+const hold = Math.min(5000, seconds * 150);
+
+interface Outcome {
+	/** Milliseconds from the first step to the end of each, on rank 0. */
+	readonly times: readonly number[];
+	/** What every rank printed at its end. */
+	readonly results: readonly string[];
+	/** The most of rank 0: bytes that are resident, and descriptors. */
+	readonly resident: number;
+	readonly descriptors: number;
+	readonly errors: string;
+	/** What the strangers did. */
+	readonly attack: string;
+}
+
+/** Runs all ranks to their end; a stranger of `kind` is there from before they meet. */
+async function play(kind: string | null): Promise<Outcome> {
+	const port = await freePort();
+	const start = (rank: number) =>
+		Bun.spawn([process.execPath, join(import.meta.dir, "rank.ts"), String(steps), String(hold)], {
+			env: {
+				...process.env,
+				RANK: String(rank),
+				WORLD_SIZE: String(ranks),
+				LOCAL_RANK: String(rank % 2),
+				LOCAL_WORLD_SIZE: "2",
+				MASTER_ADDR: "127.0.0.1",
+				MASTER_PORT: String(port),
+				MIMO_SECRET: "of the attacked run",
+				NCCL_HOSTID: rank < 2 ? "a" : "b",
+			},
+			stdout: "pipe",
+			stderr: "pipe",
+		});
+	const children = [start(0)];
+	const zero = children[0]!.pid;
+	// The lowest priority: the processors are the run's, what is attacked is its ports.
+	const stranger = kind
+		? Bun.spawn(["nice", "-n", "19", process.execPath, join(import.meta.dir, "stranger.ts"), kind, String(zero)], {
+				stdout: "pipe",
+			})
+		: null;
+	const most = { resident: 0, descriptors: 0 };
+	const look = setInterval(() => {
+		most.resident = Math.max(most.resident, residentBytes(zero));
+		most.descriptors = Math.max(most.descriptors, countDescriptors(zero));
+	}, 100);
+	const late = setTimeout(
+		() => {
+			for (const child of children) child.kill("SIGKILL");
+		},
+		seconds * 4000 + 60_000,
+	);
+	try {
+		children.push(start(1));
+		await Bun.sleep(hold);
+		children.push(start(2), start(3));
+		const times: number[] = [];
+		const outputs = await Promise.all(children.map((child, rank) => lastLine(child, rank === 0 ? times : [])));
+		const errors = await Promise.all(children.map((child) => child.stderr.text()));
+		stranger?.kill("SIGTERM");
+		const attack = stranger ? (await stranger.stdout.text()).trim() : "";
+		return { times, results: outputs, ...most, errors: errors.join(""), attack };
+	} finally {
+		clearInterval(look);
+		clearTimeout(late);
+		for (const child of [...children, ...(stranger ? [stranger] : [])]) child.kill("SIGKILL");
+	}
+}
+
+/** The last line that a rank prints; when its steps end is added to `times`. */
+async function lastLine(child: Bun.Subprocess<"ignore", "pipe", "pipe">, times: number[]): Promise<string> {
+	let rest = "";
+	let last = "";
+	let first = 0;
+	for await (const text of child.stdout.pipeThrough(new TextDecoderStream())) {
+		const lines = (rest + text).split("\n");
+		rest = lines.pop()!;
+		for (const line of lines) {
+			last = line;
+			if (!line.startsWith("step ")) continue;
+			first ||= performance.now();
+			times.push(performance.now() - first);
+		}
+	}
+	await child.exited;
+	return last;
+}
+
+function residentBytes(pid: number): number {
+	try {
+		return 1024 * Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1] ?? 0);
+	} catch {
+		return 0;
+	}
+}
+
+function countDescriptors(pid: number): number {
+	try {
+		return readdirSync(`/proc/${pid}/fd`).length;
+	} catch {
+		return 0;
+	}
+}
+
+/** How many times later the latest step ended than undisturbed; the first ones say little. */
+function lateness(times: readonly number[], undisturbed: readonly number[]): number {
+	const from = Math.min(20, undisturbed.length - 1);
+	const ratios = undisturbed.slice(from).map((time, i) => (times[from + i] ?? Number.POSITIVE_INFINITY) / time);
+	return Math.max(...ratios);
+}
+
+const undisturbed = await play(null);
+if (undisturbed.times.length !== steps || undisturbed.errors !== "") {
+	console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
+	process.exit(1);
+}
+const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
+const total = (undisturbed.times.at(-1)! / 1000).toFixed(1);
+console.log(`undisturbed  ${steps} steps in ${total} s, rank 0 takes ${megabytes(undisturbed.resident)} MiB`);
+console.log("stranger     latest step  more memory  descriptors  result     what it did");
+let failed = false;
+for (const kind of wanted) {
+	const attacked = await play(kind);
+	const ratio = lateness(attacked.times, undisturbed.times);
+	const more = attacked.resident - undisturbed.resident;
+	const equal = attacked.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
+	const good =
+		(!flags.timing || ratio <= limits.lateness) &&
+		more <= limits.bytes &&
+		attacked.descriptors <= limits.descriptors &&
+		equal &&
+		attacked.errors === "";
+	failed ||= !good;
+	const columns = [
+		kind.padEnd(12),
+		`×${ratio.toFixed(3)}`.padEnd(12),
+		`${megabytes(more)} MiB`.padEnd(12),
+		String(attacked.descriptors).padEnd(12),
+		(equal ? "equal" : "DIFFERENT").padEnd(10),
+		attacked.attack,
+	];
+	console.log(`${columns.join(" ")}${good ? "" : "  FAILED"}`);
+	if (attacked.errors !== "") console.log(attacked.errors.trim());
+}
+process.exit(failed ? 1 : 0);
