@@ -1,60 +1,75 @@
-/** Blocks of remote files on a local disk: bounded, checked when they are read, shared by processes. */
-import { mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+/**
+ * Blocks of remote files on a local disk: bounded, signed with the folder's key and checked when they are read, shared
+ * by processes of one user.
+ */
+import { createHmac, timingSafeEqual } from "node:crypto";
+import { readdirSync, readFileSync, renameSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
+import { basename, join } from "node:path";
+import type { CacheFolder } from "./cache-folder.ts";
 import type { RemoteVersion } from "./remote-options.ts";
 
-/** Bytes of the checksum behind a block. */
-const CHECKSUM = 8;
+/** Bytes of the signature behind a block. */
+export const SIGNATURE_BYTES = 32;
 /** Blocks written between two looks at what other processes wrote. */
 const LOOK = 64;
+/** Milliseconds after which an unfinished block is one that its process left behind. */
+const ABANDONED = 600_000;
+
+const blockName = /^[0-9a-f]{40}-\d{1,16}$/;
+const unfinishedName = /^[0-9a-f]{40}-\d{1,16}\.\d+\.[0-9a-f-]{36}\.part$/;
 
 /** File of a block. */
-export function blockPath(folder: string, { url, size, cacheName }: RemoteVersion, block: number): string {
+export function blockPath({ path }: CacheFolder, { url, size, cacheName }: RemoteVersion, block: number): string {
 	const name = new Bun.CryptoHasher("sha256").update(JSON.stringify([url, size, cacheName])).digest("hex");
-	return join(folder, `${name.slice(0, 40)}-${block}`);
+	return join(path, `${name.slice(0, 40)}-${block}`);
 }
 
-/** A block's bytes, or null when it is not there or damaged. */
-export function readBlock(path: string, length: number): Uint8Array | null {
-	let bytes: Uint8Array;
+/** A block's bytes, or null when it is not there, damaged, or not signed with the folder's key. */
+export function readBlock(folder: CacheFolder, path: string, length: number): Uint8Array | null {
+	let bytes: Uint8Array | null = null;
 	try {
-		bytes = readFileSync(path);
+		// What is too long is not read at all.
+		if (statSync(path).size === length + SIGNATURE_BYTES) bytes = readFileSync(path);
 		const now = new Date();
 		utimesSync(path, now, now);
 	} catch {
 		return null;
 	}
-	const content = bytes.subarray(0, -CHECKSUM);
-	if (content.length !== length || !Buffer.from(bytes.subarray(-CHECKSUM)).equals(checksum(content))) {
-		rmSync(path, { force: true });
-		return null;
-	}
-	return content;
+	const content = bytes?.subarray(0, -SIGNATURE_BYTES);
+	const signature = bytes?.subarray(-SIGNATURE_BYTES);
+	if (content?.length === length && timingSafeEqual(signature!, sign(folder, path, content))) return content;
+	rmSync(path, { force: true });
+	return null;
 }
 
-function checksum(bytes: Uint8Array): Buffer {
-	const sum = Buffer.alloc(CHECKSUM);
-	sum.writeBigUInt64LE(Bun.hash.wyhash(bytes));
-	return sum;
+/** Of the block's name too: no block passes for another. */
+function sign({ key }: CacheFolder, path: string, content: Uint8Array): Buffer {
+	return createHmac("sha256", key)
+		.update(`${basename(path)}\0`)
+		.update(content)
+		.digest();
 }
 
-/** Writes blocks and removes those unused for longest. */
+/** Writes blocks and removes those unused for longest. Files that are not blocks are neither counted nor removed. */
 export class BlockWriter {
 	#bytes = 0;
 	#sinceLook = LOOK;
 
 	constructor(
-		private readonly folder: string,
+		private readonly folder: CacheFolder,
 		private readonly limit: number,
-	) {
-		mkdirSync(folder, { recursive: true });
-	}
+	) {}
 
 	write(path: string, bytes: Uint8Array): void {
 		const unfinished = `${path}.${process.pid}.${crypto.randomUUID()}.part`;
-		writeFileSync(unfinished, Buffer.concat([bytes, checksum(bytes)]));
-		renameSync(unfinished, path);
-		this.#bytes += bytes.length + CHECKSUM;
+		try {
+			writeFileSync(unfinished, Buffer.concat([bytes, sign(this.folder, path, bytes)]), { mode: 0o600, flag: "wx" });
+			renameSync(unfinished, path);
+		} catch (error) {
+			rmSync(unfinished, { force: true });
+			throw error;
+		}
+		this.#bytes += bytes.length + SIGNATURE_BYTES;
 		this.#sinceLook++;
 		if (this.#bytes > this.limit || this.#sinceLook >= LOOK) this.#shrink(path);
 	}
@@ -62,14 +77,18 @@ export class BlockWriter {
 	/** Counts what is there; removes the blocks unused for longest beyond the limit, but never the one just written. */
 	#shrink(newest: string): void {
 		this.#sinceLook = 0;
-		const files = readdirSync(this.folder).flatMap((name) => {
-			const path = join(this.folder, name);
+		const blocks: { readonly path: string; readonly size: number; readonly used: number }[] = [];
+		for (const name of readdirSync(this.folder.path)) {
+			if (!blockName.test(name) && !unfinishedName.test(name)) continue;
+			const path = join(this.folder.path, name);
 			const stat = statSync(path, { throwIfNoEntry: false });
-			return stat ? [{ path, size: stat.size, used: stat.mtimeMs }] : [];
-		});
-		this.#bytes = files.reduce((sum, { size }) => sum + size, 0);
-		files.sort((a, b) => a.used - b.used);
-		for (const { path, size } of files) {
+			if (stat === undefined) continue;
+			if (blockName.test(name)) blocks.push({ path, size: stat.size, used: stat.mtimeMs });
+			else if (Date.now() - stat.mtimeMs > ABANDONED) rmSync(path, { force: true });
+		}
+		this.#bytes = blocks.reduce((sum, { size }) => sum + size, 0);
+		blocks.sort((a, b) => a.used - b.used);
+		for (const { path, size } of blocks) {
 			if (this.#bytes <= this.limit) break;
 			if (path === newest) continue;
 			rmSync(path, { force: true });

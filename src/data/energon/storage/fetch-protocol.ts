@@ -2,10 +2,11 @@
  * What a data thread and its fetching thread say to each other. Reading is synchronous: the data thread waits on shared
  * memory for the answer.
  */
+import type { CacheFolder } from "./cache-folder.ts";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 
 export type FetchRequest =
-	| { readonly kind: "options"; readonly options: RemoteOptions }
+	| { readonly kind: "options"; readonly options: RemoteOptions; readonly folder: CacheFolder }
 	| { readonly kind: "stat"; readonly url: string; readonly answer: SharedArrayBuffer }
 	/** Put the block into the cache. `answer` null: nobody waits yet. */
 	| {

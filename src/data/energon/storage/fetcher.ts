@@ -1,6 +1,7 @@
 /** Entry point of a fetching thread: brings blocks of remote files into the cache for a data thread that waits. */
 import { existsSync } from "node:fs";
 import { BlockWriter, blockPath } from "./block-cache.ts";
+import type { CacheFolder } from "./cache-folder.ts";
 import { Answer, type FetchRequest, give } from "./fetch-protocol.ts";
 import { RemoteError, readRemote, statRemote } from "./http.ts";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
@@ -8,12 +9,13 @@ import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 declare const self: Worker;
 
 let options: RemoteOptions;
+let folder: CacheFolder;
 let writer: BlockWriter;
 /** Blocks on their way, by their file: asked for twice, they are fetched once. */
 const coming = new Map<string, Promise<void>>();
 
 async function bring(version: RemoteVersion, block: number): Promise<void> {
-	const path = blockPath(options.cacheFolder, version, block);
+	const path = blockPath(folder, version, block);
 	const running = coming.get(path);
 	if (running) return await running;
 	const offset = block * options.blockBytes;
@@ -29,8 +31,8 @@ async function bring(version: RemoteVersion, block: number): Promise<void> {
 
 async function answer(request: FetchRequest): Promise<void> {
 	if (request.kind === "options") {
-		options = request.options;
-		writer = new BlockWriter(options.cacheFolder, options.cacheBytes);
+		({ options, folder } = request);
+		writer = new BlockWriter(folder, options.cacheBytes);
 		return;
 	}
 	try {
@@ -40,7 +42,7 @@ async function answer(request: FetchRequest): Promise<void> {
 		} else {
 			const { version, block } = request;
 			// What is asked for ahead may be there already; what is waited for is not, or is damaged.
-			if (request.answer || !existsSync(blockPath(options.cacheFolder, version, block))) await bring(version, block);
+			if (request.answer || !existsSync(blockPath(folder, version, block))) await bring(version, block);
 			if (request.answer) give(request.answer, Answer.done, "");
 		}
 	} catch (error) {

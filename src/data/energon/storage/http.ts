@@ -12,6 +12,9 @@ export class RemoteError extends Error {
 	}
 }
 
+/** Bytes of the largest file: what a server says beyond this is a mistake. */
+export const LARGEST_FILE = 2 ** 46;
+
 /** Size and tag of a file. Throws a RemoteError. */
 export async function statRemote(
 	url: string,
@@ -19,66 +22,116 @@ export async function statRemote(
 ): Promise<{ readonly size: number; readonly etag: string | null }> {
 	return await retried(url, options, async () => {
 		const response = await request(url, 0, 1, options);
-		const etag = tagOf(response);
-		if (response.status === 416) return { size: 0, etag };
-		const size = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
-		await response.arrayBuffer();
-		if (size === undefined) throw new RemoteError(`${url}: the server does not say how large the file is.`);
-		return { size: Number(size), etag };
+		const etag = tagOf(response.headers);
+		try {
+			return { size: response.status === 416 ? 0 : sizeOf(url, response.headers, 0, 1), etag };
+		} finally {
+			await response.body?.cancel().catch(() => {});
+		}
 	});
 }
 
 /** Bytes [offset, offset + length) of a version of a file. Throws a RemoteError. */
 export async function readRemote(
-	{ url, etag }: RemoteVersion,
+	{ url, size, etag }: RemoteVersion,
 	offset: number,
 	length: number,
 	options: RemoteOptions,
 ): Promise<Uint8Array> {
 	return await retried(url, options, async () => {
 		const response = await request(url, offset, length, options);
-		const found = tagOf(response);
-		if (etag !== null && found !== null && found !== etag) {
-			throw new RemoteError(`${url} changed while it was read: its tag was ${etag} and is ${found}.`);
+		try {
+			const found = tagOf(response.headers);
+			if (etag !== null && found !== null && found !== etag) {
+				throw new RemoteError(`${url} changed while it was read: its tag was ${etag} and is ${found}.`);
+			}
+			const now = response.status === 416 ? 0 : sizeOf(url, response.headers, offset, length);
+			if (now !== size) throw new RemoteError(`${url} changed while it was read: it had ${size} bytes and has ${now}.`);
+			return await bodyOf(url, response, length, options.stallMilliseconds);
+		} finally {
+			await response.body?.cancel().catch(() => {});
 		}
-		const bytes = await bodyOf(response, options.stallMilliseconds);
-		if (bytes.length !== length) throw new Error(`it sent ${bytes.length} of ${length} bytes`);
-		return bytes;
 	});
 }
 
-function tagOf({ headers }: Response): string | null {
+function tagOf(headers: Headers): string | null {
 	return headers.get("etag") ?? headers.get("last-modified");
 }
 
-/** The body; a pause of more than `stall` milliseconds between two pieces gives it up. */
-async function bodyOf(response: Response, stall: number): Promise<Uint8Array> {
-	const reader = response.body!.getReader();
-	const pieces: Uint8Array[] = [];
-	for (;;) {
-		const late = Promise.withResolvers<never>();
-		const timer = setTimeout(() => late.reject(new Error(`it sent nothing for ${stall / 1000} s`)), stall);
-		try {
-			const { done, value } = await Promise.race([reader.read(), late.promise]);
-			if (done) return Buffer.concat(pieces);
-			pieces.push(value);
-		} catch (error) {
-			void reader.cancel().catch(() => {});
-			throw error;
-		} finally {
-			clearTimeout(timer);
-		}
+/**
+ * Bytes of the whole file, as the answer to a request for [offset, offset + length) says. Throws a RemoteError when it
+ * is the answer to another request, or says no size that a file can have.
+ */
+export function sizeOf(url: string, headers: Headers, offset: number, length: number): number {
+	const range = headers.get("content-range");
+	const [, first, last, total] = /^bytes (\d{1,16})-(\d{1,16})\/(\d{1,16})$/.exec(range ?? "") ?? [];
+	if (total === undefined) {
+		throw new RemoteError(`${url}: the server does not say how large the file is (Content-Range: ${brief(range)}).`);
 	}
+	const size = Number(total);
+	if (size > LARGEST_FILE) {
+		throw new RemoteError(`${url}: the server says that the file has ${total} bytes, more than any file may have.`);
+	}
+	if (Number(first) !== offset || Number(last) !== Math.min(offset + length, size) - 1) {
+		const asked = `${offset}-${offset + length - 1}`;
+		throw new RemoteError(`${url}: the server was asked for bytes ${asked} and answers with ${brief(range)}.`);
+	}
+	return size;
+}
+
+/** A header's value for a message. */
+function brief(value: string | null): string {
+	return value === null ? "missing" : JSON.stringify(value.slice(0, 80));
+}
+
+/**
+ * The `length` bytes of a body; no more of it is read. A pause of more than `stall` milliseconds between two pieces gives
+ * it up.
+ */
+async function bodyOf(url: string, response: Response, length: number, stall: number): Promise<Uint8Array> {
+	const bytes = new Uint8Array(length);
+	let filled = 0;
+	if (response.body === null) throw new Error("it sent no bytes");
+	const reader = response.body.getReader();
+	try {
+		for (;;) {
+			const late = Promise.withResolvers<never>();
+			const timer = setTimeout(() => late.reject(new Error(`it sent nothing for ${stall / 1000} s`)), stall);
+			try {
+				const { done, value } = await Promise.race([reader.read(), late.promise]);
+				if (done) break;
+				if (filled + value.length > length) {
+					throw new RemoteError(`${url}: the server sends more than the ${length} bytes it was asked for.`);
+				}
+				bytes.set(value, filled);
+				filled += value.length;
+			} finally {
+				clearTimeout(timer);
+			}
+		}
+	} finally {
+		await reader.cancel().catch(() => {});
+		reader.releaseLock();
+	}
+	if (filled !== length) throw new Error(`it sent ${filled} of ${length} bytes`);
+	return bytes;
 }
 
 async function request(url: string, offset: number, length: number, options: RemoteOptions): Promise<Response> {
 	const response = await fetch(address(url), {
-		headers: { Range: `bytes=${offset}-${offset + length - 1}` },
+		// Compressed answers have other ranges, and could inflate to any size.
+		headers: { Range: `bytes=${offset}-${offset + length - 1}`, "Accept-Encoding": "identity" },
+		decompress: false,
 		signal: AbortSignal.timeout(options.stallMilliseconds * 4),
 	});
 	const { status } = response;
-	if (status === 206 || (status === 416 && offset === 0)) return response;
+	const encoding = response.headers.get("content-encoding") ?? "identity";
+	const answers = status === 206 || (status === 416 && offset === 0);
+	if (answers && encoding === "identity") return response;
 	await response.body?.cancel();
+	if (answers) {
+		throw new RemoteError(`${url}: the server sends its answers compressed (${brief(encoding)}), though asked not to.`);
+	}
 	if (status === 404) throw new RemoteError(`${url} does not exist.`, true);
 	if (status === 200) throw new RemoteError(`${url}: the server sends whole files only, no byte ranges.`);
 	if (status === 408 || status === 429 || status >= 500) throw new Error(`it answered ${status}`);

@@ -1,7 +1,7 @@
 /** Local files: mapped into memory, or read piece by piece when they are too large for one view. */
-import { closeSync, existsSync, fstatSync, openSync, readFileSync, readSync, statSync } from "node:fs";
+import { closeSync, constants, existsSync, fstatSync, openSync, readSync, statSync } from "node:fs";
 import { UserError } from "../../../native/errors.ts";
-import type { RandomAccessFile, Storage } from "./storage.ts";
+import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
 
 export class LocalStorage implements Storage {
 	open(path: string): RandomAccessFile {
@@ -9,11 +9,7 @@ export class LocalStorage implements Storage {
 	}
 
 	readText(path: string): string {
-		try {
-			return readFileSync(path, "utf8");
-		} catch (error) {
-			throw new UserError(`${path} cannot be read: ${reason(error)}.`);
-		}
+		return textOf(LocalFile.open(path));
 	}
 
 	isFile(path: string): boolean {
@@ -30,6 +26,7 @@ function reason(error: unknown): string {
 	const { code, message } = error as { code?: string; message?: string };
 	if (code === "ENOENT") return "it does not exist";
 	if (code === "EACCES") return "permission denied";
+	if (code === "EISDIR") return "it is a folder";
 	return message ?? String(error);
 }
 
@@ -47,7 +44,8 @@ export class LocalFile implements RandomAccessFile {
 
 	static open(path: string): LocalFile {
 		try {
-			const descriptor = openSync(path, "r");
+			// A pipe in its place must not be waited for.
+			const descriptor = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
 			const stat = fstatSync(descriptor);
 			if (!stat.isFile()) {
 				closeSync(descriptor);

@@ -1,13 +1,12 @@
 /** Opens the storage that paths lie in: local files, or remote ones with their cache. */
-import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { defaultCacheFolder } from "./cache-folder.ts";
 import { LocalStorage } from "./local.ts";
 import { RemoteStorage } from "./remote.ts";
 import type { RemoteOptions } from "./remote-options.ts";
 import { isUrl, type RandomAccessFile, type Storage } from "./storage.ts";
 
 export interface StorageConfiguration extends Partial<Omit<RemoteOptions, "cacheFolder" | "cacheBytes">> {
-	/** Folder of the disk cache for remote data; null = a folder of the system's for temporary files. */
+	/** Folder that copies of remote data lie below; null = the user's own cache folder. */
 	readonly cacheFolder: string | null;
 	/** Most bytes of the disk cache; 0 = 16 GiB. */
 	readonly cacheBytes: number;
@@ -25,7 +24,7 @@ export function openStorage({ cacheFolder, cacheBytes, ...rest }: StorageConfigu
 	return new AnyStorage({
 		...defaults,
 		...rest,
-		cacheFolder: cacheFolder ?? join(tmpdir(), `mimo-data-cache-${process.getuid?.() ?? 0}`),
+		cacheFolder: cacheFolder ?? defaultCacheFolder(),
 		cacheBytes: cacheBytes || 16 * 2 ** 30,
 	});
 }

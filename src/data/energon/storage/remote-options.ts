@@ -1,6 +1,6 @@
 /** How remote files are fetched. Plain values, so that they reach other threads. */
 export interface RemoteOptions {
-	/** Folder of the disk cache; it may be shared by all processes of a host. */
+	/** Folder that the disk cache's own one lies in; the processes of a user on a host share it. */
 	readonly cacheFolder: string;
 	/** Most bytes of the disk cache. */
 	readonly cacheBytes: number;

@@ -5,15 +5,16 @@
 import { UserError } from "../../../native/errors.ts";
 import { openWorker } from "../../../native/worker.ts";
 import { blockPath, readBlock } from "./block-cache.ts";
+import { type CacheFolder, openCacheFolder } from "./cache-folder.ts";
 import { Answer, type FetchRequest, newAnswer, take } from "./fetch-protocol.ts";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
-import type { RandomAccessFile, Storage } from "./storage.ts";
+import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
 
 /** Blocks of a file kept in memory. */
 const KEPT = 3;
 
 export class RemoteStorage implements Storage {
-	#thread: Worker | null = null;
+	#fetching: { readonly thread: Worker; readonly folder: CacheFolder } | null = null;
 	/** What is known of URLs; null: no such file. */
 	readonly #versions = new Map<string, RemoteVersion | null>();
 
@@ -22,16 +23,12 @@ export class RemoteStorage implements Storage {
 	open(path: string): RandomAccessFile {
 		const version = this.#version(path);
 		if (version === null) throw new UserError(`${path} does not exist.`);
-		return new RemoteFile(version, this.options, (request) => this.#post(request));
+		const { folder } = this.#fetcher();
+		return new RemoteFile(version, this.options, folder, (request) => this.#post(request));
 	}
 
 	readText(path: string): string {
-		const file = this.open(path);
-		try {
-			return new TextDecoder().decode(file.read(0, file.size));
-		} finally {
-			file.close();
-		}
+		return textOf(this.open(path));
 	}
 
 	isFile(path: string): boolean {
@@ -57,13 +54,20 @@ export class RemoteStorage implements Storage {
 		return version;
 	}
 
-	#post(request: FetchRequest): void {
-		if (this.#thread === null) {
-			this.#thread = openWorker("data/energon/storage/fetcher");
-			this.#thread.unref();
-			this.#thread.postMessage({ kind: "options", options: this.options } satisfies FetchRequest);
+	/** The thread that fetches, and where it puts what it has. */
+	#fetcher(): { readonly thread: Worker; readonly folder: CacheFolder } {
+		if (this.#fetching === null) {
+			const folder = openCacheFolder(this.options.cacheFolder);
+			const thread = openWorker("data/energon/storage/fetcher");
+			thread.unref();
+			thread.postMessage({ kind: "options", options: this.options, folder } satisfies FetchRequest);
+			this.#fetching = { thread, folder };
 		}
-		this.#thread.postMessage(request);
+		return this.#fetching;
+	}
+
+	#post(request: FetchRequest): void {
+		this.#fetcher().thread.postMessage(request);
 	}
 }
 
@@ -76,6 +80,7 @@ class RemoteFile implements RandomAccessFile {
 	constructor(
 		private readonly version: RemoteVersion,
 		private readonly options: RemoteOptions,
+		private readonly folder: CacheFolder,
 		private readonly post: (request: FetchRequest) => void,
 	) {}
 
@@ -121,10 +126,10 @@ class RemoteFile implements RandomAccessFile {
 	}
 
 	#fetched(block: number): Uint8Array {
-		const { cacheFolder, blockBytes } = this.options;
-		const path = blockPath(cacheFolder, this.version, block);
+		const { blockBytes } = this.options;
+		const path = blockPath(this.folder, this.version, block);
 		const length = Math.min(blockBytes, this.size - block * blockBytes);
-		const cached = readBlock(path, length);
+		const cached = readBlock(this.folder, path, length);
 		this.#askAhead(block);
 		if (cached !== null) return cached;
 		// Another process may remove a block between its writing and our reading.
@@ -133,10 +138,10 @@ class RemoteFile implements RandomAccessFile {
 			this.post({ kind: "block", version: this.version, block, answer });
 			const { state, text } = take(answer);
 			if (state !== Answer.done) throw new UserError(text);
-			const content = readBlock(path, length);
+			const content = readBlock(this.folder, path, length);
 			if (content !== null) return content;
 		}
-		throw new UserError(`The cache folder ${cacheFolder} does not keep what is written: is the disk full?`);
+		throw new UserError(`The cache folder ${this.folder.path} does not keep what is written: is the disk full?`);
 	}
 
 	#askAhead(block: number): void {

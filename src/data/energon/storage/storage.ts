@@ -2,6 +2,8 @@
  * Where datasets lie. Reading is synchronous and returns when the bytes are there; what is remote is fetched by another
  * thread meanwhile (remote.ts). Paths are file paths or URLs, always with forward slashes.
  */
+import { UserError } from "../../../native/errors.ts";
+
 /** A file opened for reading anywhere in it. */
 export interface RandomAccessFile {
 	readonly path: string;
@@ -14,10 +16,25 @@ export interface RandomAccessFile {
 export interface Storage {
 	/** Opens a file; throws a UserError when it does not exist or cannot be read. */
 	open(path: string): RandomAccessFile;
-	/** Whole contents as text. */
+	/** Whole contents as text; throws a UserError for a file of more than `LARGEST_TEXT` bytes. */
 	readText(path: string): string;
 	isFile(path: string): boolean;
 	isFolder(path: string): boolean;
+}
+
+/** Bytes of the largest description (`.info.json`, `split.yaml`, a metadataset) that is read. */
+const LARGEST_TEXT = 2 ** 28;
+
+/** Whole contents of an opened file as text. Closes it. */
+export function textOf(file: RandomAccessFile): string {
+	try {
+		if (file.size > LARGEST_TEXT) {
+			throw new UserError(`${file.path} has ${file.size} bytes; a description has at most ${LARGEST_TEXT}.`);
+		}
+		return new TextDecoder("utf-8", { ignoreBOM: true }).decode(file.read(0, file.size));
+	} finally {
+		file.close();
+	}
 }
 
 const url = /^[a-z][a-z0-9+.-]*:\/\//i;
