@@ -4,7 +4,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { noImages } from "../data/images.ts";
 import { type Microbatch, nextTokenMicrobatch } from "../data/microbatch.ts";
 import { mockData } from "../data/mock.ts";
-import { readTokenRows } from "../data/text/token-file.ts";
+import { checkVocabulary, readTokenRows } from "../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../data/text/token-source.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
 import { UserError } from "../native/errors.ts";
@@ -79,11 +79,7 @@ function consecutive(source: TokenSource, first: number, count: number): Microba
 }
 
 function tokenSources(c: TrainingConfiguration): TokenSources {
-	const open = (path: string) => {
-		const rows = readTokenRows(path, c.seqLength);
-		checkVocabulary(rows, c.vocabSize, path);
-		return rowSource(rows, c.seqLength);
-	};
+	const open = (path: string) => rowSource(readTokenRows(path, c.seqLength, c.vocabSize), c.seqLength);
 	return {
 		training: open(c.dataPath!),
 		validation: c.validDataPath === null ? null : open(c.validDataPath),
@@ -120,13 +116,4 @@ function shares(split: string): [number, number] {
 		throw new UserError(`--split "${split}" is not up to three weights such as 969,30,1.`);
 	}
 	return [(weights[0] ?? 0) / total, (weights[1] ?? 0) / total];
-}
-
-function checkVocabulary(tokens: Int32Array, vocabularySize: number, path: string): void {
-	const at = tokens.findIndex((id) => id < 0 || id >= vocabularySize);
-	if (at >= 0) {
-		throw new UserError(
-			`Token ${at} of ${path} is ${tokens[at]}, outside the vocabulary of vocab-size ${vocabularySize}.`,
-		);
-	}
 }

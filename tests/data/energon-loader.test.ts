@@ -11,7 +11,7 @@ import type { Keyed, Sample } from "../../src/data/energon/sample.ts";
 import { LocalStorage } from "../../src/data/energon/storage/local.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
-import { captions, Scratch } from "./fixtures.ts";
+import { captions, png, Scratch, tar } from "./fixtures.ts";
 
 const storage = new LocalStorage();
 let images: Images;
@@ -205,10 +205,57 @@ describe("failures", () => {
 	});
 
 	test("beyond the budget the run ends", async () => {
-		broken("f", (path) => rmSync(join(path, "f-001.tar")));
+		broken("f", (path) => writeFileSync(join(path, "f-001.tar"), ""));
 		const config = configuration("f", { numWorkers: 1 });
 		await using loader = await DataLoader.open(config, { skipBudget: 3 });
 		expect(await rejection(takeFrom(loader, 60))).toContain("more than the budget of 3");
+	});
+
+	for (const [name, gone] of [
+		["g", "g-001.tar"],
+		["k", "k-001.tar.idx"],
+	] as const) {
+		test(`a shard that cannot be opened ends the run: ${gone}`, async () => {
+			const path = captions(folder, name, [2, 2]);
+			paths[name] = path;
+			const config = configuration(name, { numWorkers: 1 });
+			await using loader = await DataLoader.open(config, { skipBudget: 1000, prefetch: 1 });
+			rmSync(join(path, gone));
+			expect(await rejection(takeFrom(loader, 60))).toContain(
+				`${join(path, gone)} cannot be opened: it does not exist`,
+			);
+			expect(loader.skipped).toBe(0);
+		});
+	}
+
+	test("a hundred broken samples in a row end the run", () => {
+		const path = captions(folder, "h", [150]);
+		paths.h = path;
+		writeFileSync(join(path, "h-000.tar"), Buffer.alloc(1 << 20));
+		let skipped = 0;
+		const config = configuration("h", { numWorkers: 1 });
+		const loader = new LocalLoader(config, storage, images, { errorHandler: () => skipped++ });
+		expect(() => loader.next()).toThrow("failed 100 times in a row");
+		expect(skipped).toBe(100);
+	});
+
+	test("other data with the same names and counts are noticed", async () => {
+		paths.i = captions(folder, "i", [3, 3]);
+		const state = local(configuration("i")).save();
+		const longer = tar(
+			[..."xyz"].flatMap(
+				(key) =>
+					[
+						[`i${key}.png`, png(9, 9)],
+						[`i${key}.txt`, "a".repeat(900)],
+					] as const,
+			),
+		);
+		rmSync(join(paths.i, ".nv-meta"), { recursive: true });
+		writeFileSync(join(paths.i, "i-001.tar"), longer);
+		const options = { ...defaultPrepareOptions, splitRatio: "1,0,0", sampleType: "CaptioningSample" };
+		prepare(paths.i, { ...options, fieldMap: '{"image": "png", "caption": "txt"}' });
+		expect(await rejection(DataLoader.open(configuration("i"), { state }))).toContain("contents of the shards");
 	});
 
 	test("a state of other settings is refused by name", async () => {

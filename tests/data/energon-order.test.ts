@@ -1,11 +1,16 @@
 import { describe, expect, test } from "bun:test";
 import { raiseError } from "../../src/data/energon/errors.ts";
+import { hook } from "../../src/data/energon/hook.ts";
 import { workerSeed } from "../../src/data/energon/random/seeds.ts";
 import { cumulative, TorchGenerator } from "../../src/data/energon/random/torch-generator.ts";
 import type { RawRecord } from "../../src/data/energon/sample.ts";
 import { interleaving, roundHalfToEven, shardWorkers, splitShard } from "../../src/data/energon/sharder.ts";
 import { Worker } from "../../src/data/energon/worker.ts";
 import { BlendDataset } from "../../src/data/energon/wrappers/blend.ts";
+import { GeneratorState } from "../../src/data/energon/wrappers/dataset.ts";
+import { GroupBatchDataset } from "../../src/data/energon/wrappers/group-batch.ts";
+import { LimitDataset } from "../../src/data/energon/wrappers/limit.ts";
+import { MapDataset } from "../../src/data/energon/wrappers/map.ts";
 import { RepeatDataset } from "../../src/data/energon/wrappers/repeat.ts";
 import { SampleLoaderDataset } from "../../src/data/energon/wrappers/sample-loader.ts";
 import { ShuffleBufferDataset } from "../../src/data/energon/wrappers/shuffle-buffer.ts";
@@ -185,6 +190,52 @@ describe("order (§9.4)", () => {
 		}
 		const expected = "a137 a138 a50 a0 a100 a1 b0 a51 b1 a2 b2 b3 a3 a52 b4 a53 a4 b5 a101 a102";
 		expect(drawn).toEqual(expected.split(" "));
+	});
+
+	test("a limited pass makes one output more than it hands on", () => {
+		const owner = worker(0, 1, 1, 0);
+		const made: number[] = [];
+		const source = new MapDataset(
+			loader(0, { counts: [4, 3], limit: 10, shuffle: null, parallel: 1 }),
+			hook("note", (record: RawRecord) => {
+				made.push(record.restoreKey.at(-1) as number);
+				return record;
+			}),
+		);
+		const limited = new LimitDataset(source, 3);
+		for (let pass = 0; pass < 2; pass++) expect([...limited.iterate()]).toHaveLength(3);
+		expect(made).toEqual([0, 1, 2, 3, 0, 1, 2, 3]);
+		expect(owner.config.numWorkers).toBe(1);
+	});
+
+	test("groups keep their order in a state, whatever their keys look like", () => {
+		const groups = () =>
+			new GroupBatchDataset(
+				loader(0, { counts: [4, 3], limit: 10, shuffle: null, parallel: 1 }),
+				9,
+				hook("group", (record: RawRecord) => ({
+					key: String(9 - (record.restoreKey.at(-1) as number)),
+					batchSize: null,
+				})),
+				hook("batch", (records: readonly RawRecord[]) => ({
+					restoreKey: [],
+					data: records.flatMap(({ data }) => data),
+				})),
+				false,
+			);
+		const keysOf = (pass: Generator<RawRecord>) => [...pass].map(({ data }) => data[0]!.key);
+		const whole = groups();
+		const pass = whole.iterate();
+		const before = pass.next().value as RawRecord;
+		const resumed = groups();
+		resumed.restore(
+			JSON.parse(
+				JSON.stringify(whole.save(), (_, v) => (v instanceof GeneratorState ? { $: [...v.bytes] } : v)),
+				(_, v) => (v?.$ ? GeneratorState.fromBytes(Uint8Array.from(v.$)) : v),
+			),
+		);
+		expect([before.data[0]!.key, ...keysOf(resumed.iterate())]).toEqual(["0", "1", "2", "3", "4", "5", "6"]);
+		expect(keysOf(pass)).toEqual(["1", "2", "3", "4", "5", "6"]);
 	});
 
 	test("weights accumulate in double and round to float32 (§9.5)", () => {

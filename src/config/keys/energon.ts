@@ -39,7 +39,10 @@ export const energonKeys = {
 		path,
 		"File that lists samples left out, a line of JSON each; unset: skipped.jsonl in the folder of save.",
 	),
-	"data-cache-folder": optional(path, "Folder that copies of remote data lie below, in a folder of their own; unset: the user's cache folder."),
+	"data-cache-folder": optional(
+		path,
+		"Folder that copies of remote data lie below, in a folder of their own; unset: the user's cache folder.",
+	),
 	"data-cache-size": defaulting(integer(1), 16, "Gibibytes of remote data kept there."),
 	"conversation-template": defaulting(
 		choice(["plain", "pretraining", "chatml"]),

@@ -4,6 +4,7 @@
  */
 import { UserError } from "../../native/errors.ts";
 import { SampleError } from "./errors.ts";
+import { contentsOfJsonl, contentsOfShards } from "./format/contents.ts";
 import { type DatasetConfig, readDatasetConfig } from "./format/dataset-config.ts";
 import { type DecodeOptions, decodeParts } from "./format/decode.ts";
 import { accessField } from "./format/fields.ts";
@@ -85,8 +86,11 @@ export function loadDatasets(
 }
 
 function validMultiplier(multiplier: number | null): boolean {
-	return multiplier === null || multiplier === -1 || (Number.isInteger(multiplier) && multiplier >= 1);
+	return multiplier === null || multiplier === -1 || (Number.isSafeInteger(multiplier) && multiplier >= 1);
 }
+
+/** Slices that a worker may read in turn. */
+const MOST_SLICES = 65_536;
 
 /** How a leaf is cut and shuffled. */
 interface Order {
@@ -104,7 +108,12 @@ function orderOf(leaf: Leaf, options: LoadOptions, config: DatasetConfig | null)
 	const shuffleOverEpochs = options.training ? shuffle : null;
 	const parallelSlices = parallel ?? (options.training ? 16 : 1);
 	if (!validMultiplier(shuffleOverEpochs)) throw new UserError(`shuffle_over_epochs is ${shuffleOverEpochs}.`);
-	if (!(parallelSlices >= 1)) throw new UserError(`parallel_shard_iters is ${parallelSlices}; it is 1 or more.`);
+	if (!(Number.isInteger(parallelSlices) && parallelSlices >= 1 && parallelSlices <= MOST_SLICES)) {
+		throw new UserError(`parallel_shard_iters is ${parallelSlices}; it is a whole number from 1 to ${MOST_SLICES}.`);
+	}
+	if (limit !== null && !(Number.isInteger(limit) && limit >= 1)) {
+		throw new UserError(`max_samples_per_sequence is ${limit}; it is a whole number from 1.`);
+	}
 	return { maxSamplesPerSequence: limit, shuffleOverEpochs, parallelSlices, subset: leaf.subset };
 }
 
@@ -121,6 +130,8 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 		new SplitPartReader(storage, source.path, part, { wanted: partFilter(config), openShards });
 	return {
 		identity: JSON.stringify([part.shards.map(({ name, count }) => [name, count]), [...part.excludes], order]),
+		contents: () => contentsOfShards(storage, part.shards),
+		aux: [...leaf.aux.keys()],
 		length: counts.reduce((sum, count) => sum + count, 0),
 		subflavors,
 		crude: config.sampleType === null,
@@ -138,6 +149,8 @@ function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOpti
 	const order = orderOf(leaf, options, null);
 	return {
 		identity: JSON.stringify([nameOf(path), order]),
+		contents: () => contentsOfJsonl(storage, path),
+		aux: [...leaf.aux.keys()],
 		length,
 		subflavors,
 		crude: true,
@@ -185,6 +198,8 @@ function openJoin(
 	};
 	return {
 		identity: JSON.stringify([nameOf(path), index.rows, order]),
+		contents: () => datasets.map(({ part }) => contentsOfShards(storage, part.shards)).join(),
+		aux: [...join.parts.flatMap(({ aux }) => [...aux.keys()])],
 		length: datasets[0]!.part.shards.reduce((sum, { count }) => sum + count, 0),
 		subflavors: leaf.subflavors,
 		crude: false,

@@ -116,7 +116,14 @@ function readValue(value: EnergonValue): StateValue {
 	if (value === null || value === undefined) return null;
 	if (typeof value !== "object") return value as StateValue;
 	const entries = Object.entries(value as EnergonRecord).filter(([name]) => name !== "__type__");
-	return Object.fromEntries(entries.map(([name, item]) => [name, readValue(item)]));
+	return Object.fromEntries(
+		entries.map(([name, item]) => [name, name === "buckets" ? readBuckets(record(item, "buckets")) : readValue(item)]),
+	);
+}
+
+/** The groups of a batch: a dictionary there, pairs in order here. */
+function readBuckets(buckets: EnergonRecord): StateValue {
+	return Object.entries(buckets).map(([key, bucket]) => [key, readValue(bucket)]);
 }
 
 function readRandom(rng: EnergonRecord): SystemRandomState {
@@ -182,12 +189,18 @@ function writeValue(value: StateValue): EnergonValue {
 	if (value instanceof GeneratorState) return value.bytes;
 	if (Array.isArray(value)) return value.map(writeValue);
 	const fields = Object.entries(value as Readonly<Record<string, StateValue>>);
-	const written = Object.fromEntries(fields.map(([name, item]) => [name, writeValue(item)]));
+	const written = Object.fromEntries(
+		fields.map(([name, item]) => [name, name === "buckets" ? writeBuckets(item) : writeValue(item)]),
+	);
 	const names = new Set(Object.keys(written));
 	if (names.size === 2 && names.has("index") && names.has("current")) return { __type__: "SliceState", ...written };
-	// The groups of a batch are a plain dictionary.
 	const isNode = ["__class__", "rng", "batch_size"].some((name) => names.has(name));
 	return isNode ? flex(written) : written;
+}
+
+function writeBuckets(pairs: StateValue): EnergonValue {
+	const buckets = pairs as readonly (readonly [string, StateValue])[];
+	return Object.fromEntries(buckets.map(([key, bucket]) => [key, writeValue(bucket)]));
 }
 
 function writeRandom({ torch, numpy, python }: SystemRandomState): EnergonRecord {

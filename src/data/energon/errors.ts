@@ -46,6 +46,9 @@ export class BrokenSampleError extends SampleError {
 	}
 }
 
+/** An index that is damaged: it breaks the sample that needs it. */
+export class DamagedIndexError extends UserError {}
+
 /** The data set, its index or the program is broken: no handler is asked. */
 export class FatalSampleError extends UserError {
 	constructor(sentence: string, options?: ErrorOptions) {

@@ -45,6 +45,10 @@ export type BlendMode = "none" | "weight" | "repetitions";
 export interface LoadedDataset {
 	/** Shards, exclusions and how they are cut: what the order of its samples depends on. */
 	readonly identity: string;
+	/** Digest of what its files hold; read when it is asked for. */
+	contents(): string;
+	/** Names of auxiliary data that its metadataset gives it. */
+	readonly aux: readonly string[];
 	/** Samples of the split part; subsets do not count. */
 	readonly length: number;
 	readonly subflavors: Subflavors;

@@ -1,51 +1,77 @@
 /** Brace patterns of shard lists: expansion as bash and Energon do it, and its inverse for files we write. */
 import { UserError } from "../../../native/errors.ts";
 
-/** More names than this from one pattern are a mistake. */
-const MOST_NAMES = 10_000_000;
+/** Names and characters of all of them that patterns may stand for; more are a mistake. */
+const MOST_NAMES = 1_000_000;
+const MOST_CHARACTERS = 2 ** 28;
+/** Braces within braces. */
+const DEEPEST = 32;
 
-/** The names a pattern stands for, in order: `{000..123}`, `{a,b}`, steps, nesting, backslash escapes. */
-export function expandBraces(pattern: string): string[] {
-	return expandSequence(pattern, pattern).map((name) => name.replace(/\\(.)/gs, "$1"));
+/** Part of a pattern: text, a choice, numbers or letters that count, or parts one after the other. */
+type Part =
+	| string
+	| { readonly choices: readonly Part[] }
+	| { readonly count: number; readonly at: (index: number) => string; readonly longest: number }
+	| { readonly sequence: readonly Part[] };
+
+/** How many names, and their characters together. */
+interface Amount {
+	readonly names: number;
+	readonly characters: number;
 }
 
-function expandSequence(text: string, whole: string): string[] {
-	let names = [""];
-	const append = (parts: readonly string[]): void => {
-		if (names.length * parts.length > MOST_NAMES) throw new UserError(`The shard pattern ${whole} has too many names.`);
-		names = names.flatMap((name) => parts.map((part) => name + part));
-	};
-	let depth = 0;
+/**
+ * The names a pattern stands for, in order: `{000..123}`, `{a,b}`, steps, nesting, backslash escapes. They are counted
+ * before they are made; throws a UserError for too many, and for unbalanced braces.
+ */
+export function expandBraces(pattern: string): string[] {
+	const part = parseSequence(pattern, pattern, 0);
+	const { names, characters } = amountOf(part);
+	if (!(names <= MOST_NAMES && characters <= MOST_CHARACTERS)) {
+		throw new UserError(`The shard pattern ${brief(pattern)} has too many names: ${names}, at most ${MOST_NAMES}.`);
+	}
+	return expand(part).map((name) => name.replace(/\\(.)/gs, "$1"));
+}
+
+/** The start of a long pattern. */
+function brief(pattern: string): string {
+	return pattern.length > 200 ? `${pattern.slice(0, 200)}…` : pattern;
+}
+
+function parseSequence(text: string, whole: string, depth: number): Part {
+	if (depth > DEEPEST) throw new UserError(`The shard pattern ${brief(whole)} has more than ${DEEPEST} nested braces.`);
+	const sequence: Part[] = [];
+	let open = 0;
 	let start = 0;
 	for (let i = 0; i < text.length; i++) {
 		if (text[i] === "\\") {
 			i++;
 		} else if (text[i] === "{") {
-			if (depth++ === 0) {
-				append([text.slice(start, i)]);
+			if (open++ === 0) {
+				sequence.push(text.slice(start, i));
 				start = i + 1;
 			}
 		} else if (text[i] === "}") {
-			if (--depth < 0) break;
-			if (depth === 0) {
-				append(expandExpression(text.slice(start, i), whole));
+			if (--open < 0) break;
+			if (open === 0) {
+				sequence.push(parseExpression(text.slice(start, i), whole, depth));
 				start = i + 1;
 			}
 		}
 	}
-	if (depth !== 0) throw new UserError(`The shard pattern ${whole} has unbalanced braces.`);
-	append([text.slice(start)]);
-	return names;
+	if (open !== 0) throw new UserError(`The shard pattern ${brief(whole)} has unbalanced braces.`);
+	sequence.push(text.slice(start));
+	return { sequence };
 }
 
-function expandExpression(text: string, whole: string): string[] {
+function parseExpression(text: string, whole: string, depth: number): Part {
 	const integers = /^(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$/.exec(text);
-	if (integers) return integerRange(integers[1]!, integers[2]!, integers[3], whole);
+	if (integers) return integerRange(integers[1]!, integers[2]!, integers[3]);
 	const letters = /^([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$/.exec(text);
 	if (letters) return letterRange(letters[1]!, letters[2]!, letters[3]);
 	const items = splitAtCommas(text);
-	if (items.length > 1) return items.flatMap((item) => expandSequence(item, whole));
-	return expandSequence(text, whole).map((name) => `{${name}}`);
+	if (items.length > 1) return { choices: items.map((item) => parseSequence(item, whole, depth + 1)) };
+	return { sequence: ["{", parseSequence(text, whole, depth + 1), "}"] };
 }
 
 function splitAtCommas(text: string): string[] {
@@ -65,27 +91,56 @@ function splitAtCommas(text: string): string[] {
 	return items;
 }
 
-function integerRange(from: string, to: string, step: string | undefined, whole: string): string[] {
+function integerRange(from: string, to: string, step: string | undefined): Part {
 	const padded = [from, to].some((bound) => bound !== "0" && bound !== "-0" && /^-?0/.test(bound));
 	const width = padded ? Math.max(from.length, to.length) : 0;
 	const first = Number(from);
 	const last = Number(to);
 	const increment = (Number(step ?? 1) || 1) * (first < last ? 1 : -1);
 	const count = Math.floor((last - first) / increment) + 1;
-	if (count > MOST_NAMES) throw new UserError(`The shard pattern ${whole} has too many names.`);
-	return Array.from({ length: count }, (_, i) => {
+	const at = (i: number) => {
 		const value = first + i * increment;
 		const digits = String(Math.abs(value));
 		return value < 0 ? `-${digits.padStart(width - 1, "0")}` : digits.padStart(width, "0");
-	});
+	};
+	return { count, at, longest: Math.max(from.length, to.length) };
 }
 
-function letterRange(from: string, to: string, step: string | undefined): string[] {
+function letterRange(from: string, to: string, step: string | undefined): Part {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 	const first = alphabet.indexOf(from);
 	const last = alphabet.indexOf(to);
 	const increment = (Number(step ?? 1) || 1) * (first < last ? 1 : -1);
-	return Array.from({ length: Math.floor((last - first) / increment) + 1 }, (_, i) => alphabet[first + i * increment]!);
+	const count = Math.floor((last - first) / increment) + 1;
+	return { count, at: (i) => alphabet[first + i * increment]!, longest: 1 };
+}
+
+function amountOf(part: Part): Amount {
+	if (typeof part === "string") return { names: 1, characters: part.length };
+	if ("count" in part) return { names: part.count, characters: part.count * part.longest };
+	const inner = ("choices" in part ? part.choices : part.sequence).map(amountOf);
+	if ("choices" in part) {
+		return inner.reduce((a, b) => ({ names: a.names + b.names, characters: a.characters + b.characters }));
+	}
+	return inner.reduce((a, b) => ({
+		names: a.names * b.names,
+		characters: a.characters * b.names + b.characters * a.names,
+	}));
+}
+
+function expand(part: Part): string[] {
+	if (typeof part === "string") return [part];
+	if ("count" in part) return Array.from({ length: part.count }, (_, i) => part.at(i));
+	if ("choices" in part) return part.choices.flatMap(expand);
+	let names = [""];
+	for (const next of part.sequence) {
+		const endings = expand(next);
+		names =
+			endings.length === 1
+				? names.map((name) => name + endings[0])
+				: names.flatMap((name) => endings.map((ending) => name + ending));
+	}
+	return names;
 }
 
 interface Numbers {

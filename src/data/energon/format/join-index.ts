@@ -2,14 +2,13 @@
  * Join indexes: which sample of every joined dataset makes a row (spec energon.md §1.5). Built from the datasets'
  * `index.sqlite` by `mimo data prepare METADATASET`, read while training.
  */
-
-import { Database } from "bun:sqlite";
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../native/errors.ts";
 import { FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import { nameOf, type RandomAccessFile, resolvePath, type Storage } from "../storage/storage.ts";
 import type { SampleReader } from "../wrappers/sample-loader.ts";
+import { keyRows } from "./key-index.ts";
 import type { Join, NonMatch } from "./metadataset.ts";
 import { INDEX_SQLITE, INDEX_UUID, META_FOLDER } from "./names.ts";
 import { type PartFilter, TarFiles } from "./tar-reader.ts";
@@ -159,11 +158,7 @@ class KeyedSamples {
 		const names = [...readShardCounts(storage, dataset.path).keys()];
 		const position = new Map(dataset.part.allShards.map((name, i) => [name, i]));
 		this.#byShard = dataset.part.allShards.map(() => []);
-		using database = new Database(path, { readonly: true });
-		const query = database.query<[number, string, number, number], []>(
-			"SELECT tar_file_id, sample_key, byte_offset, byte_size FROM samples ORDER BY tar_file_id, sample_index",
-		);
-		for (const [file, key, offset, size] of query.values() as [number, string, number, number][]) {
+		for (const { shard: file, key, offset, size } of keyRows(path)) {
 			const name = names[file];
 			const shard = name === undefined ? undefined : position.get(name);
 			if (name === undefined || shard === undefined) continue;

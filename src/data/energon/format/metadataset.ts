@@ -33,6 +33,7 @@ export interface JoinPart {
 	readonly datasetConfig: string | null;
 	readonly splitConfig: string | null;
 	readonly nonMatch: NonMatch;
+	readonly aux: ReadonlyMap<string, string>;
 }
 
 export interface Join {
@@ -86,9 +87,28 @@ export interface Leaf {
 	readonly repetitions: number | null;
 }
 
+/** Metadataset files below one another or side by side, and data sets that all of them stand for. */
+const MOST_FILES = 10_000;
+const MOST_DATASETS = 100_000;
+
 /** Reads a metadataset file and all it names. Throws a UserError for unknown keys, paths and classes. */
-export function readMetadataset(storage: Storage, path: string, parents: readonly string[] = []): Metadataset {
+export function readMetadataset(storage: Storage, path: string): Metadataset {
+	return readFile(storage, path, [], new Map());
+}
+
+/** `files`: those that were read already, by path. A file that is named several times is read once. */
+function readFile(
+	storage: Storage,
+	path: string,
+	parents: readonly string[],
+	files: Map<string, Metadataset>,
+): Metadataset {
 	if (parents.includes(path)) throw new UserError(`The metadataset ${path} contains itself.`);
+	const known = files.get(path);
+	if (known !== undefined) return known;
+	if (files.size + parents.length >= MOST_FILES) {
+		throw new UserError(`The metadataset ${parents[0] ?? path} stands for more than ${MOST_FILES} metadataset files.`);
+	}
 	const fields = YamlFields.of(readMap(storage, path), path);
 	fields.get("__module__");
 	const version = fields.optionalString("__class__") ?? "Metadataset";
@@ -98,12 +118,26 @@ export function readMetadataset(storage: Storage, path: string, parents: readonl
 	const splits = fields.optionalMap("splits");
 	if (splits === null) throw new UserError(`${path} has no splits.`);
 	fields.end();
-	const reader = new NodeReader(storage, path, version, [...parents, path]);
-	return {
+	const reader = new NodeReader(storage, path, version, [...parents, path], files);
+	const metadataset: Metadataset = {
 		path,
 		splits: new Map([...splits].map(([part, value]) => [part, reader.split(value, `split ${part} of ${path}`)])),
 	};
+	files.set(path, metadataset);
+	return metadataset;
 }
+
+/** A weight or number of repetitions: above 0, and one that the 32-bit numbers of a draw hold. */
+function readShare(fields: YamlFields, name: "weight" | "repetitions", where: string): number {
+	const share = fields.optionalNumber(name) ?? 1;
+	const inDraws = Math.fround(share);
+	if (inDraws > 0 && Number.isFinite(inDraws) && (name === "weight" || share <= MOST_REPETITIONS)) return share;
+	const most = name === "weight" ? "" : ` and at most ${MOST_REPETITIONS}`;
+	throw new UserError(`${name} of ${where} is ${share}; it is a number above 0${most}.`);
+}
+
+/** More would lose count of the samples. */
+const MOST_REPETITIONS = 1e9;
 
 class NodeReader {
 	constructor(
@@ -111,6 +145,7 @@ class NodeReader {
 		private readonly file: string,
 		private readonly version: "Metadataset" | "MetadatasetV2",
 		private readonly parents: readonly string[],
+		private readonly files: Map<string, Metadataset>,
 	) {}
 
 	split(value: YamlValue, where: string): Node {
@@ -130,7 +165,7 @@ class NodeReader {
 			const items = fields.list("blend_epochized").map((item, i) => {
 				const place = `blend_epochized entry ${i + 1} in ${where}`;
 				const inner = YamlFields.of(item, place);
-				const repetitions = inner.optionalNumber("repetitions") ?? 1;
+				const repetitions = readShare(inner, "repetitions", place);
 				return { repetitions, node: this.#leaf(inner, place) };
 			});
 			const subset = readSubset(fields, where);
@@ -142,7 +177,7 @@ class NodeReader {
 
 	#weighted(item: YamlValue, where: string): { node: Node; weight: number } {
 		const fields = YamlFields.of(item, where);
-		const weight = fields.optionalNumber("weight") ?? 1;
+		const weight = readShare(fields, "weight", where);
 		return { weight, node: this.#leaf(fields, where) };
 	}
 
@@ -155,7 +190,7 @@ class NodeReader {
 			if (reference.datasetConfig !== null || reference.splitConfig !== null || reference.aux.size > 0) {
 				throw new UserError(`${where} names a metadataset, which takes no dataset_config, split_config or aux.`);
 			}
-			const nested = readMetadataset(this.storage, reference.path, this.parents);
+			const nested = readFile(this.storage, reference.path, this.parents, this.files);
 			return { kind: "reference", reference, nested };
 		}
 		if (kind === "webdataset" || kind === "jsonl") return { kind: "reference", reference, nested: null };
@@ -287,6 +322,7 @@ interface Inherited {
 export function flatten(
 	metadataset: Metadataset,
 	inherited: Inherited,
+	seen: { nodes: number } = { nodes: 0 },
 ): { readonly mode: BlendMode; readonly leaves: readonly Leaf[] } {
 	const node = metadataset.splits.get(inherited.splitPart);
 	if (node === undefined) {
@@ -294,10 +330,19 @@ export function flatten(
 			`${metadataset.path} has no split ${inherited.splitPart}; it has ${[...metadataset.splits.keys()].join(", ")}.`,
 		);
 	}
-	return flattenNode(node, inherited, metadataset.path);
+	return flattenNode(node, inherited, metadataset.path, seen);
 }
 
-function flattenNode(node: Node, inherited: Inherited, where: string): { mode: BlendMode; leaves: Leaf[] } {
+/** `seen`: nodes so far. A few files that name each other twice stand for any number of data sets. */
+function flattenNode(
+	node: Node,
+	inherited: Inherited,
+	where: string,
+	seen: { nodes: number },
+): { mode: BlendMode; leaves: Leaf[] } {
+	if (++seen.nodes > MOST_DATASETS) {
+		throw new UserError(`${where} is part of a metadataset that stands for more than ${MOST_DATASETS} data sets.`);
+	}
 	switch (node.kind) {
 		case "reference": {
 			const { reference, nested } = node;
@@ -308,7 +353,7 @@ function flattenNode(node: Node, inherited: Inherited, where: string): { mode: B
 				subset: mergeSubset(reference.subset, inherited.subset, reference.path),
 			};
 			if (nested !== null) {
-				const { mode, leaves } = flatten(nested, below);
+				const { mode, leaves } = flatten(nested, below, seen);
 				return { mode, leaves: [...leaves] };
 			}
 			const { path, datasetConfig, splitConfig, aux } = reference;
@@ -330,7 +375,7 @@ function flattenNode(node: Node, inherited: Inherited, where: string): { mode: B
 			const total = exactSum(node.items.map(({ weight }) => weight));
 			const subset = mergeSubset(node.subset, inherited.subset, where);
 			const leaves = node.items.flatMap(({ node: inner, weight }) => {
-				const below = flattenNode(inner, { ...inherited, subset }, where);
+				const below = flattenNode(inner, { ...inherited, subset }, where, seen);
 				if (below.mode === "repetitions") throw mixed(where);
 				return below.leaves.map((leaf) => ({ ...leaf, weight: ((leaf.weight ?? 1) * weight) / total }));
 			});
@@ -339,7 +384,7 @@ function flattenNode(node: Node, inherited: Inherited, where: string): { mode: B
 		case "blend_epochized": {
 			const subset = mergeSubset(node.subset, inherited.subset, where);
 			const leaves = node.items.flatMap(({ node: inner, repetitions }) => {
-				const below = flattenNode(inner, { ...inherited, subset }, where);
+				const below = flattenNode(inner, { ...inherited, subset }, where, seen);
 				if (below.mode === "weight") throw mixed(where);
 				return below.leaves.map((leaf) => ({ ...leaf, repetitions: repetitions * (leaf.repetitions ?? 1) }));
 			});

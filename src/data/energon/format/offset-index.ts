@@ -1,5 +1,5 @@
 /** `.tar.idx` and `.jsonl.idx`: unsigned 64-bit little-endian offsets, one per sample and one for the end. */
-import { UserError } from "../../../native/errors.ts";
+import { DamagedIndexError } from "../errors.ts";
 import type { RandomAccessFile, Storage } from "../storage/storage.ts";
 
 /** Entries fetched at once. */
@@ -32,10 +32,10 @@ export class OffsetIndex {
 		return this.#file.path;
 	}
 
-	/** Entry `i`; throws a UserError when the index has none or it is no offset. */
+	/** Entry `i`; throws a DamagedIndexError when the index has none or it is no offset. */
 	at(i: number): number {
 		if (i < 0 || i >= this.length) {
-			throw new UserError(`${this.#file.path} has ${this.length} entries; entry ${i} was asked for.`);
+			throw new DamagedIndexError(`${this.#file.path} has ${this.length} entries; entry ${i} was asked for.`);
 		}
 		if (this.#block === null || i < this.#blockStart || i >= this.#blockStart + this.#block.byteLength / 8) {
 			this.#blockStart = i - (i % BLOCK_ENTRIES);
@@ -43,9 +43,10 @@ export class OffsetIndex {
 			this.#block = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 		}
 		const at = 8 * (i - this.#blockStart);
-		if (at + 8 > this.#block.byteLength) throw new UserError(`${this.#file.path} could not be read to its end.`);
+		if (at + 8 > this.#block.byteLength)
+			throw new DamagedIndexError(`${this.#file.path} could not be read to its end.`);
 		const high = this.#block.getUint32(at + 4, true);
-		if (high >= 1 << 21) throw new UserError(`${this.#file.path}: entry ${i} is not an offset.`);
+		if (high >= 1 << 21) throw new DamagedIndexError(`${this.#file.path}: entry ${i} is not an offset.`);
 		return high * 4294967296 + this.#block.getUint32(at, true);
 	}
 

@@ -1,13 +1,17 @@
 /** Reads single samples out of the shards of a split part by their index (spec energon.md §1.2). */
-import { UserError } from "../../../native/errors.ts";
-import { BrokenSampleError, FatalSampleError } from "../errors.ts";
+import { BrokenSampleError, DamagedIndexError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import type { RandomAccessFile, Storage } from "../storage/storage.ts";
 import type { SampleReader } from "../wrappers/sample-loader.ts";
 import { splitMemberName, tarIndexName } from "./names.ts";
 import { OffsetIndex } from "./offset-index.ts";
 import { memberContent, readMember, TarError } from "./tar.ts";
-import type { Shard, SplitPart } from "./webdataset.ts";
+import type { SplitPart } from "./webdataset.ts";
+
+/** Bytes of the largest sample that is read: all its parts and their headers. */
+export const LARGEST_SAMPLE = 2 ** 30;
+/** The bound, for messages. */
+export const sampleLimit = `a sample has at most ${LARGEST_SAMPLE}`;
 
 /** Which parts of a sample are wanted, by extension. */
 export type PartFilter = (extension: string) => boolean;
@@ -33,15 +37,6 @@ class OpenFiles<File extends { close(): void }> {
 			}
 		}
 		return file;
-	}
-}
-
-/** A file that is gone or damaged breaks the sample that needs it, not the program. */
-function openOr<Result>(open: () => Result, broken: (sentence: string) => BrokenSampleError): Result {
-	try {
-		return open();
-	} catch (error) {
-		throw error instanceof UserError && !(error instanceof FatalSampleError) ? broken(error.message) : error;
 	}
 }
 
@@ -77,7 +72,9 @@ export class TarFiles {
 				{ datasetPath: this.datasetPath, index, shardName: shard.name, fileNames: [] },
 				key,
 			);
-		const file = openOr(() => this.#files.get(shard.path), broken);
+		// A shard that cannot be opened ends the run: its samples are not damaged but out of reach.
+		const file = this.#files.get(shard.path);
+		if (length > LARGEST_SAMPLE) throw broken(`${shard.path}: sample ${index} has ${length} bytes; ${sampleLimit}.`);
 		let bytes = file.read(offset, length);
 		let key: string | null = null;
 		const parts = new Map<string, Uint8Array>();
@@ -88,7 +85,8 @@ export class TarFiles {
 				return read();
 			} catch (error) {
 				const needed = error instanceof TarError ? error.needed : null;
-				if (needed === null || needed <= bytes.length || offset + needed > file.size) throw error;
+				const more = needed !== null && needed > bytes.length && needed <= LARGEST_SAMPLE;
+				if (!more || offset + needed > file.size) throw error;
 				bytes = file.read(offset, needed);
 				return reading(read);
 			}
@@ -130,6 +128,15 @@ export class TarFiles {
 	}
 }
 
+/** Bytes of sample `local` of a shard. */
+function rangeOf(offsets: OffsetIndex, local: number): [number, number] {
+	// The first sample begins at the file's beginning, so that members before it are skipped.
+	const offset = local === 0 ? 0 : offsets.at(local);
+	const end = local + 1 < offsets.length ? offsets.at(local + 1) : offset;
+	if (end < offset) throw new DamagedIndexError(`${offsets.path}: entry ${local + 1} is below entry ${local}.`);
+	return [offset, end];
+}
+
 /** Samples of a split part by index. */
 export class SplitPartReader implements SampleReader {
 	readonly #files: TarFiles;
@@ -162,7 +169,14 @@ export class SplitPartReader implements SampleReader {
 		const local = index - this.#starts[shardIndex]!;
 		const broken = (sentence: string) =>
 			new BrokenSampleError(sentence, { datasetPath: this.#folder, index, shardName: shard.name, fileNames: [] });
-		const [offset, end] = openOr(() => this.#range(shard, local), broken);
+		const offsets = this.#indexes.get(tarIndexName(shard.path));
+		let range: [number, number];
+		try {
+			range = rangeOf(offsets, local);
+		} catch (error) {
+			throw error instanceof DamagedIndexError ? broken(error.message) : error;
+		}
+		const [offset, end] = range;
 		return this.#files.sample(
 			shard,
 			offset,
@@ -171,16 +185,6 @@ export class SplitPartReader implements SampleReader {
 			this.#wanted,
 			(name) => !this.#part.excludes.has(name),
 		);
-	}
-
-	/** Bytes of sample `local` of a shard. */
-	#range(shard: Shard, local: number): [number, number] {
-		const offsets = this.#indexes.get(tarIndexName(shard.path));
-		// The first sample begins at the file's beginning, so that members before it are skipped.
-		const offset = local === 0 ? 0 : offsets.at(local);
-		const end = local + 1 < offsets.length ? offsets.at(local + 1) : offset;
-		if (end < offset) throw new UserError(`${offsets.path}: entry ${local + 1} is below entry ${local}.`);
-		return [offset, end];
 	}
 
 	#shardOf(index: number): number {

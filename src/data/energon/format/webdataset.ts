@@ -42,7 +42,7 @@ export function readMap(storage: Storage, path: string): YamlMap {
 	return value;
 }
 
-/** JSON as maps and lists, so that keys that look like numbers keep their order. */
+/** JSON as the maps and lists that YAML becomes. */
 export function parseJson(text: string, name: string): YamlValue {
 	let value: unknown;
 	try {
@@ -99,6 +99,19 @@ export function readSplits(storage: Storage, folder: string, name: string | null
 	return { splits, path };
 }
 
+/** Names that all patterns of a list may stand for. */
+const MOST_NAMES = 10_000_000;
+
+/** The names that the patterns of a list in the file `path` stand for, in order. */
+export function expandAll(patterns: readonly string[], path: string): string[] {
+	const names: string[] = [];
+	for (const pattern of patterns) {
+		for (const name of expandBraces(pattern)) names.push(name);
+		if (names.length > MOST_NAMES) throw new UserError(`${path} names more than ${MOST_NAMES} shards in one list.`);
+	}
+	return names;
+}
+
 /** Shards and exclusions of a split part. */
 export function readSplitPart(storage: Storage, folder: string, part: string, splitConfig: string | null): SplitPart {
 	const counts = readShardCounts(storage, folder);
@@ -107,8 +120,8 @@ export function readSplitPart(storage: Storage, folder: string, part: string, sp
 	if (patterns === undefined) {
 		throw new UserError(`${path} has no split part ${part}; it has ${[...splits.parts.keys()].join(", ")}.`);
 	}
-	const excluded = new Set(splits.exclude.flatMap(expandBraces));
-	const allShards = patterns.flatMap(expandBraces);
+	const excluded = new Set(expandAll(splits.exclude, path));
+	const allShards = expandAll(patterns, path);
 	const names = allShards.filter((name) => !excluded.has(name));
 	if (names.length === 0) throw new UserError(`The split part ${part} of ${path} has no shards.`);
 	const shards = names.map((name) => {

@@ -92,6 +92,7 @@ export class Pipelines {
 			repetitions,
 		]);
 		const digest = new CryptoHasher("sha256").update(JSON.stringify([this.#mode, datasets])).digest("hex");
+		const contents = this.#datasets.map((dataset) => dataset.contents()).join();
 		const workers = worldSize * Math.max(1, numWorkers);
 		const named = {
 			...rest,
@@ -99,6 +100,7 @@ export class Pipelines {
 			task: taskIdentity(task),
 			"data workers of all ranks": workers,
 			"shards and weights": digest,
+			"contents of the shards": new CryptoHasher("sha256").update(contents).digest("hex"),
 		};
 		return Object.fromEntries(Object.entries(named).map(([name, value]) => [name, JSON.stringify(value)]));
 	}

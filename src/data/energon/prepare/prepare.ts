@@ -30,6 +30,9 @@ import { prefixMembers } from "./fix-duplicates.ts";
 import { indexShard, type ShardIndex } from "./shard-index.ts";
 import { SqliteIndexWriter } from "./sqlite-index.ts";
 
+/** The version of the package whose files these are. */
+const ENERGON_VERSION = "7.4.0";
+
 export interface PrepareOptions {
 	/** Shares of train, val and test, such as "8,1,1"; null when `splitParts` says it. */
 	readonly splitRatio: string | null;
@@ -100,7 +103,7 @@ function prepareMetadataset(path: string, { report }: PrepareOptions): Prepared 
 	let rows = 0;
 	const metadataset: Metadataset = readMetadataset(storage, path);
 	for (const [part, node] of metadataset.splits) {
-		for (const { join: joined, splitPart } of joinsIn(node, part)) {
+		for (const { join: joined, splitPart } of joinsIn(node, part, new Set())) {
 			const datasets = joinedDatasets(storage, joined, splitPart);
 			const index = joinIndexPath(storage, joined, datasets);
 			const bytes = buildJoinIndex(storage, datasets);
@@ -115,7 +118,8 @@ function prepareMetadataset(path: string, { report }: PrepareOptions): Prepared 
 
 type TreeNode = Metadataset["splits"] extends ReadonlyMap<string, infer Node> ? Node : never;
 
-function* joinsIn(node: TreeNode, splitPart: string): Generator<{ join: Join; splitPart: string }> {
+/** `seen`: parts of nested files that were looked through: any of them may be named many times. */
+function* joinsIn(node: TreeNode, splitPart: string, seen: Set<string>): Generator<{ join: Join; splitPart: string }> {
 	switch (node.kind) {
 		case "join":
 			yield { join: node.join, splitPart: node.join.splitPart ?? splitPart };
@@ -123,11 +127,12 @@ function* joinsIn(node: TreeNode, splitPart: string): Generator<{ join: Join; sp
 		case "reference": {
 			const part = node.reference.splitPart ?? splitPart;
 			const below = node.nested?.splits.get(part);
-			if (below) yield* joinsIn(below, part);
+			const place = JSON.stringify([node.reference.path, part]);
+			if (below && !seen.has(place)) yield* joinsIn(below, part, seen.add(place));
 			break;
 		}
 		default:
-			for (const { node: inner } of node.items) yield* joinsIn(inner, splitPart);
+			for (const { node: inner } of node.items) yield* joinsIn(inner, splitPart, seen);
 	}
 }
 
@@ -146,7 +151,7 @@ function prepareFolder(folder: string, options: PrepareOptions): Prepared {
 	const { counts, parts } = writeIndexes(folder, names, report);
 	const samples = [...counts.values()].reduce((sum, count) => sum + count, 0);
 	if (split !== null) {
-		const info = { energon_version: null, shard_counts: Object.fromEntries(counts) };
+		const info = { energon_version: ENERGON_VERSION, shard_counts: Object.fromEntries(counts) };
 		writeWhole(join(meta, "split.yaml"), splitYaml(split(names)));
 		if (config !== null) writeWhole(join(meta, options.datasetYamlName), config);
 		// Last: with it the dataset counts as prepared.
@@ -203,8 +208,12 @@ function writeIndexes(
 		using writer = new SqliteIndexWriter(unfinished);
 		for (const [i, name] of names.entries()) {
 			const index = readShard(join(folder, name));
-			if (index.cutOff !== null)
-				report(`warning: ${name} ends early (${index.cutOff}); it has ${index.samples.length} samples`);
+			if (index.cutOff !== null) {
+				throw new UserError(
+					`${join(folder, name)} ends early: ${index.cutOff}. ${index.samples.length} samples begin before that; write it again, or leave it out with --exclude.`,
+				);
+			}
+			if (!index.hasEnd) report(`warning: ${name} has no end mark: files after its last sample may be missing`);
 			if (index.samples.length === 0) throw new UserError(`${join(folder, name)} has no samples.`);
 			writer.add(i, name, index);
 			writeWhole(join(folder, tarIndexName(name)), OffsetIndex.encode(index.offsets));
@@ -272,6 +281,11 @@ function splitter(options: PrepareOptions): (names: readonly string[]) => Split 
 				const end = Math.floor(shuffled.length * sum);
 				const taken = shuffled.slice(start, end);
 				start = end;
+				if (taken.length === 0 && shares[i]! > 0) {
+					options.report(
+						`warning: ${part} gets no shard: ${names.length} shards are too few for ${options.splitRatio}`,
+					);
+				}
 				return [part, taken];
 			}),
 		);

@@ -26,6 +26,8 @@ export interface ShardIndex {
 	readonly offsets: readonly number[];
 	/** Why the walk ended before the end-of-archive block, if it did; the samples so far are whole. */
 	readonly cutOff: string | null;
+	/** Whether there is an end-of-archive block. */
+	readonly hasEnd: boolean;
 }
 
 /** Members of a tar file in order; throws a TarError where it is damaged. */
@@ -47,8 +49,11 @@ function memberAt(file: RandomAccessFile, at: number): TarMember | null {
 			const { headerOffset, contentOffset, end } = member;
 			return { ...member, headerOffset: headerOffset + at, contentOffset: contentOffset + at, end: end + at };
 		} catch (error) {
-			const needed = error instanceof TarError ? error.needed : null;
-			if (needed === null || needed <= bytes.length || at + needed > file.size) throw error;
+			if (!(error instanceof TarError)) throw error;
+			const { needed } = error;
+			if (needed === null || needed <= bytes.length || at + needed > file.size) {
+				throw new TarError(`of the member at byte ${at}, ${error.message}`, needed);
+			}
 			length = needed;
 		}
 	}
@@ -85,6 +90,7 @@ export function indexShard(file: RandomAccessFile): ShardIndex {
 		samples: samples.map((sample, i) => ({ ...sample, size: offsets[i + 1]! - sample.offset })),
 		offsets,
 		cutOff,
+		hasEnd: end < file.size,
 	};
 }
 

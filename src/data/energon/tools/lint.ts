@@ -1,19 +1,20 @@
 /** Reads everything of a data set: tars against their indexes, every sample decoded. Each problem is reported by name. */
 import { UserError } from "../../../native/errors.ts";
 import { loadSample } from "../dataset.ts";
-import { expandBraces } from "../format/brace.ts";
+import { BrokenSampleError } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
 import type { ImageDecoder } from "../format/decode.ts";
 import { decodeParts } from "../format/decode.ts";
 import { JsonlReader } from "../format/jsonl.ts";
 import { flatten, readMetadataset } from "../format/metadataset.ts";
-import { tarIndexName } from "../format/names.ts";
+import { INDEX_SQLITE, META_FOLDER, tarIndexName } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
 import { SplitPartReader } from "../format/tar-reader.ts";
-import { datasetKind, readShardCounts, readSplits, type Shard } from "../format/webdataset.ts";
-import { indexShard } from "../prepare/shard-index.ts";
+import { datasetKind, expandAll, readShardCounts, readSplits, type Shard } from "../format/webdataset.ts";
+import { type IndexedSample, indexShard } from "../prepare/shard-index.ts";
 import type { RawSample } from "../sample.ts";
-import { resolvePath, type Storage } from "../storage/storage.ts";
+import { isUrl, resolvePath, type Storage } from "../storage/storage.ts";
+import { KeyIndexCheck } from "./key-index-check.ts";
 
 export interface Problem {
 	/** Shard or file. */
@@ -105,21 +106,24 @@ class Linter {
 		const config = readDatasetConfig(this.storage, path, null);
 		const { splits, path: splitPath } = readSplits(this.storage, path, null);
 		for (const [part, patterns] of splits.parts) {
-			const unknown = patterns.flatMap(expandBraces).filter((name) => !counts.has(name));
+			const unknown = expandAll(patterns, splitPath).filter((name) => !counts.has(name));
 			for (const name of unknown) {
 				this.#report(splitPath, null, `the part ${part} names the shard ${name}, which was not prepared`);
 			}
 		}
-		for (const [name, count] of counts) {
+		const keys = this.#keyIndex(path);
+		for (const [number, [name, count]] of [...counts].entries()) {
 			const shard = { name, path: resolvePath(path, name), count };
 			this.#shards++;
-			this.#structure(shard);
+			const samples = this.#structure(shard);
+			keys?.compare(number, name, samples);
 			this.#contents(path, shard, config);
 		}
+		keys?.end(counts.size);
 	}
 
-	/** The tar as it is against its index and count. */
-	#structure({ name, path, count }: Shard): void {
+	/** The tar as it is against its index and count. Returns its samples, or null where it cannot be walked. */
+	#structure({ name, path, count }: Shard): readonly IndexedSample[] | null {
 		try {
 			const file = this.storage.open(path);
 			const { offsets, samples, cutOff } = indexShard(file);
@@ -128,39 +132,71 @@ class Linter {
 			if (samples.length !== count) {
 				this.#report(name, null, `the tar has ${samples.length} samples, .info.json says ${count}`);
 			}
-			const index = OffsetIndex.open(this.storage, tarIndexName(path));
-			const entries = Array.from({ length: index.length }, (_, i) => index.at(i));
-			if (index.trailingBytes > 0) this.#report(name, null, `the index has ${index.trailingBytes} bytes too many`);
-			index.close();
-			const at = offsets.findIndex((offset, i) => entries[i] !== offset);
-			if (entries.length !== offsets.length) {
-				this.#report(name, null, `the index has ${entries.length} entries, the tar needs ${offsets.length}`);
-			} else if (at >= 0) {
-				this.#report(name, null, `the index has ${entries[at]} as entry ${at}, the tar has ${offsets[at]}`);
-			}
+			this.#offsets(name, path, offsets);
 			for (const { key } of samples) {
 				const other = this.#keys.get(key);
 				if (other !== undefined) this.#report(name, null, `the key ${key} is in ${other} too`);
 				this.#keys.set(key, name);
 			}
+			return samples;
 		} catch (error) {
 			this.#report(name, null, error);
+			return null;
 		}
+	}
+
+	/** The index of a tar against what it should be. */
+	#offsets(name: string, path: string, offsets: readonly number[]): void {
+		const index = OffsetIndex.open(this.storage, tarIndexName(path));
+		try {
+			if (index.trailingBytes > 0) this.#report(name, null, `the index has ${index.trailingBytes} bytes too many`);
+			if (index.length !== offsets.length) {
+				this.#report(name, null, `the index has ${index.length} entries, the tar needs ${offsets.length}`);
+				return;
+			}
+			const at = offsets.findIndex((offset, i) => index.at(i) !== offset);
+			if (at < 0) return;
+			this.#report(name, null, `the index has ${index.at(at)} as entry ${at}, the tar has ${offsets[at]}`);
+		} finally {
+			index.close();
+		}
+	}
+
+	/** The index by key of a local folder; null where there is none: only joins need it. */
+	#keyIndex(folder: string): KeyIndexCheck | null {
+		const path = resolvePath(folder, `${META_FOLDER}/${INDEX_SQLITE}`);
+		if (isUrl(folder) || !this.storage.isFile(path)) return null;
+		return new KeyIndexCheck(path, (what) => this.#report(path, null, what));
 	}
 
 	#contents(folder: string, shard: Shard, config: DatasetConfig): void {
 		const part = { shards: [shard], excludes: new Set<string>(), allShards: [shard.name] };
 		const reader = new SplitPartReader(this.storage, folder, part, { wanted: null, openShards: 1 });
 		for (let index = 0; index < shard.count; index++) {
-			this.#samples++;
 			let raw: RawSample | null = null;
-			this.#try(shard.name, `sample ${index}`, () => {
+			try {
 				raw = reader.read(index);
-			});
+			} catch (error) {
+				// Without its files nothing of the shard can be read, as was reported; beyond its index there is nothing.
+				if (!(error instanceof BrokenSampleError)) return;
+				if (index > 0 && index >= this.#entries(shard)) return;
+				this.#report(shard.name, `sample ${index}`, error);
+			}
+			this.#samples++;
 			if (raw === null) continue;
 			const found: RawSample = raw;
 			const record = { restoreKey: ["Webdataset", index], data: [found] };
 			this.#try(shard.name, found.key, () => loadSample(found, record, config, {}, { images: this.images }));
+		}
+	}
+
+	/** Samples that the index of a shard knows. */
+	#entries({ path }: Shard): number {
+		const index = OffsetIndex.open(this.storage, tarIndexName(path));
+		try {
+			return index.length - 1;
+		} finally {
+			index.close();
 		}
 	}
 

@@ -112,14 +112,14 @@ export class GroupBatchDataset<In extends Keyed, Out extends Keyed> extends Data
 	}
 
 	protected override ownState(): Record<string, StateValue> {
-		const buckets = [...this.#buckets].map(([key, { batchSize, samples }]) => [
-			key,
-			{ batch_size: batchSize, samples: samples.state() },
-		]);
+		// Pairs keep the order of the groups; an object would put keys that look like numbers first.
+		const buckets = [...this.#buckets].map(
+			([key, { batchSize, samples }]): StateValue => [key, { batch_size: batchSize, samples: samples.state() }],
+		);
 		return {
 			bucket_sample_index: this.#groupCalls,
 			batch_sample_index: this.#batchCalls,
-			buckets: Object.fromEntries(buckets),
+			buckets,
 		};
 	}
 
@@ -132,7 +132,7 @@ export class GroupBatchDataset<In extends Keyed, Out extends Keyed> extends Data
 		this.#groupCalls = fields.number("bucket_sample_index");
 		this.#batchCalls = fields.number("batch_sample_index");
 		this.#buckets = new Map(
-			Object.entries(fields.record("buckets")).map(([key, value]) => {
+			fields.list<[string, StateValue]>("buckets").map(([key, value]) => {
 				const bucket = new StateFields(value as unknown as NodeState);
 				const samples = new SampleBuffer<In>(this.#source);
 				samples.restore(bucket.node("samples"));

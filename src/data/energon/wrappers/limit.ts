@@ -97,12 +97,11 @@ export class LimitDataset<Item> extends Dataset<Item> {
 
 	override *iterate(): Generator<Item, void, void> {
 		const length = this.lengthOfWorker(this.worker.id);
-		if (this.#offset < length) {
-			for (const item of this.#source.iterate()) {
-				this.#offset++;
-				yield item;
-				if (this.#offset >= length) break;
-			}
+		for (const item of this.#source.iterate()) {
+			// As in Energon a pass makes one output more than it hands on: functions draw for it too.
+			if (this.#offset >= length) break;
+			this.#offset++;
+			yield item;
 		}
 		this.#source.reset();
 		this.#offset = 0;

@@ -2,7 +2,8 @@
  * Reads the samples of one dataset in training order (spec energon.md §3.3): slices are shuffled over epochs, several
  * are open at once, and each sample comes from one of them drawn by size. Leaf of the pipeline.
  */
-import { BrokenSampleError, FatalSampleError } from "../errors.ts";
+import { BrokenSampleError, ErrorContext, FatalSampleError } from "../errors.ts";
+import { DEFAULT_TOLERANCE } from "../hook.ts";
 import type { TorchGenerator } from "../random/torch-generator.ts";
 import { cumulative } from "../random/torch-generator.ts";
 import type { RawRecord, RawSample, RestoreKey } from "../sample.ts";
@@ -33,10 +34,14 @@ interface OpenSlice {
 	current: number;
 }
 
+/** Slices of an epoch of a worker: their order is held in memory. */
+const MOST_SLICES = 100_000_000;
+
 export class SampleLoaderDataset extends Dataset<RawRecord> {
 	readonly className = "WebdatasetSampleLoaderDataset";
 	readonly #options: SampleLoaderOptions;
 	readonly #offsets: readonly number[];
+	readonly #errors: ErrorContext;
 	#generator: TorchGenerator;
 	/** Slices waiting, the next one last; null between epochs. */
 	#pending: number[] | null = null;
@@ -51,6 +56,13 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 		super(worker, []);
 		this.#options = options;
 		this.#offsets = options.sliceOffsets[worker.id]!;
+		const slices = (this.#offsets.length - 1) * Math.max(1, options.shuffleOverEpochs ?? 1);
+		if (slices > MOST_SLICES) {
+			throw new FatalSampleError(
+				`shuffle_over_epochs ${options.shuffleOverEpochs} makes ${slices} slices an epoch, more than ${MOST_SLICES}.`,
+			);
+		}
+		this.#errors = new ErrorContext("reading", worker.config.errorHandler, DEFAULT_TOLERANCE);
 		this.#generator = worker.generator();
 		this.#open = new Array(options.parallelSlices).fill(null);
 	}
@@ -107,11 +119,13 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 	/** A record, or one without data when it is broken and left out: it has had its turn all the same. */
 	#read(index: number): readonly (RawSample | null)[] {
 		try {
-			return this.#options.readers.map((reader) => reader.read(index));
+			const data = this.#options.readers.map((reader) => reader.read(index));
+			this.#errors.succeeded();
+			return data;
 		} catch (error) {
 			// In Energon a broken shard ends the run whatever the handler.
 			if (!(error instanceof BrokenSampleError) || this.worker.compatibility === "energon") throw error;
-			this.worker.config.errorHandler(error, { key: error.key, sources: [error.source] }, [error.source]);
+			this.#errors.failed(error, { key: error.key, shard: error.source.shardName, sources: [error.source] });
 			return [null];
 		}
 	}

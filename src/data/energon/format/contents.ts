@@ -1,0 +1,40 @@
+/** What a data set holds, told apart by a few cheap looks: a resumed run must read what the saved one read. */
+import { CryptoHasher } from "bun";
+import type { Storage } from "../storage/storage.ts";
+import { jsonlIndexName, tarIndexName } from "./names.ts";
+import type { Shard } from "./webdataset.ts";
+
+/** Shards looked at, spread over the part, and bytes of each index at its beginning and end. */
+const SHARDS = 8;
+const INDEX_BYTES = 64 * 1024;
+
+/** Of a split part: sizes of some of its shards, and where their samples lie. */
+export function contentsOfShards(storage: Storage, shards: readonly Shard[]): string {
+	const hash = new CryptoHasher("sha256");
+	const count = Math.min(SHARDS, shards.length);
+	for (let i = 0; i < count; i++) {
+		const { path } = shards[Math.floor((i * shards.length) / count)]!;
+		addFiles(hash, storage, path, tarIndexName(path));
+	}
+	return hash.digest("hex");
+}
+
+/** Of a JSONL file: its size, and where its records lie. */
+export function contentsOfJsonl(storage: Storage, path: string): string {
+	const hash = new CryptoHasher("sha256");
+	addFiles(hash, storage, path, jsonlIndexName(path));
+	return hash.digest("hex");
+}
+
+function addFiles(hash: CryptoHasher, storage: Storage, path: string, indexPath: string): void {
+	const data = storage.open(path);
+	const index = storage.open(indexPath);
+	try {
+		hash.update(`${data.size} ${index.size}\0`);
+		hash.update(index.read(0, INDEX_BYTES));
+		hash.update(index.read(Math.max(0, index.size - INDEX_BYTES), INDEX_BYTES));
+	} finally {
+		data.close();
+		index.close();
+	}
+}
