@@ -15,7 +15,7 @@ export function readScalars(folder: string): Map<string, Map<number, number>> {
 	const scalars = new Map<string, Map<number, number>>();
 	for (const name of files) {
 		const path = join(folder, name);
-		for (const record of records(readFileSync(path), path)) addEvent(record, scalars);
+		for (const record of records(readFileSync(path), path)) addEvent(record, scalars, path);
 	}
 	return scalars;
 }
@@ -44,15 +44,20 @@ interface Field {
 	readonly bytes: Uint8Array;
 }
 
-/** Fields of a protocol buffer message: varints and floats as `value`, length-delimited ones as `bytes`. */
-function* fields(message: Uint8Array): Generator<Field> {
+/** Fields of a protocol buffer message: varints and floats as `value`, length-delimited ones as `bytes`. Throws where one is cut. */
+function* fields(message: Uint8Array, path: string): Generator<Field> {
 	const view = new DataView(message.buffer, message.byteOffset, message.byteLength);
 	const none = new Uint8Array(0);
 	let at = 0;
+	const take = (length: number): number => {
+		if (length > message.length - at) throw new UserError(`${path} is damaged: a field is longer than its message.`);
+		at += length;
+		return at - length;
+	};
 	const varint = () => {
 		let value = 0;
 		for (let scale = 1; ; scale *= 128) {
-			const byte = message[at++] ?? 0;
+			const byte = message[take(1)]!;
 			value += (byte & 127) * scale;
 			if (byte < 128) return value;
 		}
@@ -65,18 +70,16 @@ function* fields(message: Uint8Array): Generator<Field> {
 				yield { number, value: varint(), bytes: none };
 				break;
 			case 1:
-				yield { number, value: view.getFloat64(at, true), bytes: none };
-				at += 8;
+				yield { number, value: view.getFloat64(take(8), true), bytes: none };
 				break;
 			case 2: {
 				const length = varint();
-				yield { number, value: Number.NaN, bytes: message.subarray(at, at + length) };
-				at += length;
+				const begin = take(length);
+				yield { number, value: Number.NaN, bytes: message.subarray(begin, at) };
 				break;
 			}
 			case 5:
-				yield { number, value: view.getFloat32(at, true), bytes: none };
-				at += 4;
+				yield { number, value: view.getFloat32(take(4), true), bytes: none };
 				break;
 			default:
 				return;
@@ -85,20 +88,20 @@ function* fields(message: Uint8Array): Generator<Field> {
 }
 
 /** Event: step = 2, summary = 5; Summary: value = 1; Value: tag = 1, simple_value = 2, tensor = 8. */
-function addEvent(event: Uint8Array, scalars: Map<string, Map<number, number>>): void {
+function addEvent(event: Uint8Array, scalars: Map<string, Map<number, number>>, path: string): void {
 	let step = 0;
 	const values: Uint8Array[] = [];
-	for (const { number, value, bytes } of fields(event)) {
+	for (const { number, value, bytes } of fields(event, path)) {
 		if (number === 2) step = value;
-		if (number === 5) for (const entry of fields(bytes)) if (entry.number === 1) values.push(entry.bytes);
+		if (number === 5) for (const entry of fields(bytes, path)) if (entry.number === 1) values.push(entry.bytes);
 	}
 	for (const entry of values) {
 		let tag = "";
 		let scalar = Number.NaN;
-		for (const { number, value, bytes } of fields(entry)) {
+		for (const { number, value, bytes } of fields(entry, path)) {
 			if (number === 1) tag = new TextDecoder().decode(bytes);
 			if (number === 2) scalar = value;
-			if (number === 8) scalar = tensorScalar(bytes);
+			if (number === 8) scalar = tensorScalar(bytes, path);
 		}
 		if (tag === "" || Number.isNaN(scalar)) continue;
 		if (!scalars.has(tag)) scalars.set(tag, new Map());
@@ -107,8 +110,8 @@ function addEvent(event: Uint8Array, scalars: Map<string, Map<number, number>>):
 }
 
 /** TensorProto of one float: tensor_content = 4 or float_val = 5 (packed). */
-function tensorScalar(tensor: Uint8Array): number {
-	for (const { number, value, bytes } of fields(tensor)) {
+function tensorScalar(tensor: Uint8Array, path: string): number {
+	for (const { number, value, bytes } of fields(tensor, path)) {
 		if (number !== 4 && number !== 5) continue;
 		if (bytes.length === 0) return value;
 		if (bytes.length === 4) return new DataView(bytes.buffer, bytes.byteOffset, 4).getFloat32(0, true);

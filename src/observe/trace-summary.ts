@@ -1,5 +1,6 @@
 /** Where the steps of a trace went: parts, operations, layers and collectives, by module and summed over its ranks. */
 import { readFileSync } from "node:fs";
+import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
 import type { TraceEvent } from "./trace.ts";
 
@@ -70,6 +71,24 @@ class Totals {
 	}
 }
 
+/** A span has a time and a duration in microseconds; a name's or a counter's arguments are text or numbers. */
+const argument = v.union([v.string(), v.number(), v.boolean(), v.null()]);
+const eventShape = {
+	name: v.string(),
+	pid: v.number(),
+	cat: v.optional(v.string()),
+	args: v.optional(v.record(v.string(), argument)),
+};
+const traceSchema = v.object({
+	traceEvents: v.array(
+		v.union([
+			v.looseObject({ ...eventShape, ph: v.literal("X"), ts: v.number(), dur: v.number() }),
+			v.looseObject({ ...eventShape, ph: v.pipe(v.string(), v.notValue("X")) }),
+		]),
+	),
+});
+
+/** The events of a trace file. Throws a UserError that names the file and the first event that no trace has. */
 export function readTrace(file: string): TraceEvent[] {
 	let text: string;
 	try {
@@ -77,13 +96,20 @@ export function readTrace(file: string): TraceEvent[] {
 	} catch (error) {
 		throw new UserError(`${file} cannot be read: ${(error as NodeJS.ErrnoException).code}.`);
 	}
+	let json: unknown;
 	try {
-		const { traceEvents } = JSON.parse(text) as { traceEvents: TraceEvent[] };
-		if (Array.isArray(traceEvents) && traceEvents.some(({ ph }) => ph === "X")) return traceEvents;
+		json = JSON.parse(text);
 	} catch {
-		// Said below.
+		throw new UserError(`${file} is no trace of mimo train (profile-step-start): it is no JSON.`);
 	}
-	throw new UserError(`${file} is no trace of mimo train (profile-step-start).`);
+	const parsed = v.safeParse(traceSchema, json);
+	if (!parsed.success) {
+		const place = v.getDotPath(parsed.issues[0])?.slice(0, 80) ?? "its top level";
+		throw new UserError(`${file} is no trace of mimo train (profile-step-start): ${place} is not as in one.`);
+	}
+	const events = parsed.output.traceEvents as unknown as TraceEvent[];
+	if (events.some(({ ph }) => ph === "X")) return events;
+	throw new UserError(`${file} is no trace of mimo train (profile-step-start): it holds no span.`);
 }
 
 export function summariseTrace(events: readonly TraceEvent[]): TraceSummary {
@@ -92,9 +118,9 @@ export function summariseTrace(events: readonly TraceEvent[]): TraceSummary {
 		if (name === "process_name") modules.set(pid, /: (\w+)/.exec(String(args?.name))?.[1] ?? "rank");
 	}
 	const spans = events.filter(({ ph }) => ph === "X");
-	const steps = new Set(spans.flatMap(({ cat, args }) => (cat === "step" ? [args!.step] : []))).size;
-	const begin = Math.min(...chunked(spans, ({ ts }) => ts!, Math.min));
-	const end = Math.max(...chunked(spans, ({ ts, dur }) => ts! + dur!, Math.max));
+	const steps = new Set(spans.flatMap(({ cat, args }) => (cat === "step" ? [args?.step] : []))).size;
+	const begin = spans.reduce((least, { ts }) => Math.min(least, ts!), Number.POSITIVE_INFINITY);
+	const end = spans.reduce((most, { ts, dur }) => Math.max(most, ts! + dur!), Number.NEGATIVE_INFINITY);
 	const names = [...new Set(modules.values())];
 	return {
 		steps,
@@ -109,18 +135,6 @@ export function summariseTrace(events: readonly TraceEvent[]): TraceSummary {
 			);
 		}),
 	};
-}
-
-/** Extremes of many values, without as many arguments. */
-function chunked(
-	spans: readonly TraceEvent[],
-	of: (event: TraceEvent) => number,
-	extreme: (...all: number[]) => number,
-) {
-	const size = 10_000;
-	return Array.from({ length: Math.ceil(spans.length / size) }, (_, i) =>
-		extreme(...spans.slice(i * size, (i + 1) * size).map(of)),
-	);
 }
 
 function summariseModule(name: string, ranks: number, events: readonly TraceEvent[]): ModuleSummary {

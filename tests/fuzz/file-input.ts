@@ -1,0 +1,25 @@
+/** Inputs of parsers that open a path: one file, in memory where the machine has /dev/shm. */
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { inputName } from "./parser.ts";
+
+export class FileInput implements Disposable {
+	readonly folder = mkdtempSync(join(existsSync("/dev/shm") ? "/dev/shm" : tmpdir(), "mimo-fuzz-"));
+	readonly path: string;
+
+	/** `suffix`: what readers look for at the end of the name. */
+	constructor(suffix = "") {
+		this.path = join(this.folder, inputName + suffix);
+	}
+
+	/** The path of a file with these bytes. */
+	with(bytes: Uint8Array): string {
+		writeFileSync(this.path, bytes);
+		return this.path;
+	}
+
+	[Symbol.dispose](): void {
+		rmSync(this.folder, { recursive: true, force: true });
+	}
+}
