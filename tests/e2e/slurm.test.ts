@@ -70,14 +70,18 @@ describe.skipIf(absent !== null)("a job", () => {
 	test("doctor looks at all nodes and tells of them once", () => {
 		// Without srun's own word that a job waits for the one before it.
 		const command = ["srun", "--quiet", "--nodes=2", "--ntasks-per-node=1", executable, "doctor"];
-		const table = slurm.run(command);
+		const environment = { MIMO_SECRET: "of the test" };
+		expect(slurm.run(command)).toContain(
+			"the run has no secret: set MIMO_SECRET to the same random text for all ranks",
+		);
+		const table = slurm.run(command, environment);
 		expect(table).toMatch(/^ok clocks +2 nodes within 500 ms$/m);
 		expect(table).toMatch(/^ok network +1 pair of nodes over TCP: [\d.]+ Gbit\/s, at least/m);
 		expect(table.match(/cpu library/g)).toHaveLength(1);
 		expect(table).toEndWith("Training can run here.");
-		const { nodes } = JSON.parse(slurm.run([...command, "--json"]));
+		const { nodes } = JSON.parse(slurm.run([...command, "--json"], environment));
 		expect(nodes.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
-		const wrong = slurm.run([...command, "--folder", "/proc/nowhere"]);
+		const wrong = slurm.run([...command, "--folder", "/proc/nowhere"], environment);
 		expect(wrong).toMatch(/^! +disk +.*\/proc\/nowhere: a checkpoint may not fit$/m);
 	}, 120_000);
 
