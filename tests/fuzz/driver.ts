@@ -26,6 +26,8 @@ export interface FuzzResult {
 	readonly refused: number;
 	readonly failed: number;
 	readonly seconds: number;
+	/** Of processors, over all cases; 0 when the process died. */
+	readonly processorSeconds: number;
 	/** Milliseconds of the slowest case. */
 	readonly slowest: number;
 	readonly failures: readonly Failure[];
@@ -91,6 +93,7 @@ export async function fuzz(name: string, module: string, options: FuzzOptions): 
 			refused: refused!,
 			failed: failed! + died,
 			seconds: (performance.now() - start) / 1000,
+			processorSeconds: counts[progress.processor]!,
 			slowest: counts[progress.slowest]!,
 			failures,
 		};
@@ -151,14 +154,16 @@ function residentBytes(pid: number): number {
 	}
 }
 
-/** "parser  cases  accepted  refused  failed  cases/s  slowest", a line each. */
+/** A line a parser; "per core": cases a second of a processor that has nothing else to do. */
 export function resultTable(results: readonly FuzzResult[]): string[] {
 	const rows = results.map((r) => [
 		r.parser,
-		...[r.cases, r.accepted, r.refused, r.failed, Math.round(r.cases / r.seconds)].map((n) => n.toLocaleString("en")),
+		...[r.cases, r.accepted, r.refused, r.failed, r.cases / r.seconds, r.cases / (r.processorSeconds || r.seconds)].map(
+			(n) => Math.round(n).toLocaleString("en"),
+		),
 		`${r.slowest.toFixed(0)} ms`,
 	]);
-	const lines = [["parser", "cases", "accepted", "refused", "failed", "cases/s", "slowest"], ...rows];
+	const lines = [["parser", "cases", "accepted", "refused", "failed", "cases/s", "per core", "slowest"], ...rows];
 	const widths = lines[0]!.map((_, column) => Math.max(...lines.map((line) => line[column]!.length)));
 	return lines.map((line) =>
 		line.map((cell, i) => (i === 0 ? cell.padEnd(widths[i]!) : cell.padStart(widths[i]!))).join("  "),

@@ -10,9 +10,18 @@ import {
 } from "../hf/configuration.ts";
 import { HuggingFaceFolder, readConfig, writeHuggingFaceFiles } from "../hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../hf/json.ts";
-import { addLanguage, detectSpelling, type Spelling, type SpellingName, spellings } from "../hf/language-names.ts";
+import {
+	addLanguage,
+	detectSpelling,
+	requireCounts,
+	type Spelling,
+	type SpellingName,
+	spellings,
+} from "../hf/language-names.ts";
+import { LayerScaledStore } from "../hf/layer-scale.ts";
+import { describeLeftOut, isLeftOut } from "../hf/left-out.ts";
 import { withoutTiedHead } from "../hf/model.ts";
-import { detectTower, isPassThrough, visionFromHuggingFace, visionToHuggingFace } from "../hf/vision-names.ts";
+import { detectTower, headsOfConfig, visionFromHuggingFace, visionToHuggingFace } from "../hf/vision-names.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
@@ -53,18 +62,21 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 		const builder = new CorrespondenceBuilder(path);
 		let store: TensorStore = folder;
 		if (spelling && configuration) {
+			requireCounts(configuration, spelling, folder.tensors, folder.configPath);
 			addLanguage(builder, configuration, spelling);
 			if (!configuration.untieEmbeddingsAndOutputWeights) store = withoutTiedHead(folder, spelling);
 		}
-		if (tower !== null) visionFromHuggingFace(builder, folder.tensors, tower, options.visionHeads, path);
-		const passed = [...folder.tensors.keys()].filter(isPassThrough);
-		store = selectTensors(store, (name) => !isPassThrough(name));
-		const weights = new MappedStore(store, planTensors(store, builder, "logical"));
+		const heads = tower === null ? null : agreedHeads(options.visionHeads, headsOfConfig(json), folder.configPath);
+		const scaled = new LayerScaledStore(selectTensors(store, (name) => !isLeftOut(name)));
+		if (tower !== null) visionFromHuggingFace(builder, scaled.tensors, tower, heads, path);
+		const weights = new MappedStore(scaled, planTensors(scaled, builder, "logical"));
 		const objects = new Map<string, StoredObject>([
 			[configObject, { encoding: "json", bytes: new TextEncoder().encode(folder.configText) }],
 		]);
-		const notices =
-			passed.length > 0 ? [`${path}: ${passed.join(", ")} have no place in the model and are left out.`] : [];
+		const notices = describeLeftOut(folder);
+		if (scaled.scales.length > 0) {
+			notices.push(`${path}: ${scaled.scales.length} layer scales are multiplied into the projections before them.`);
+		}
 		return {
 			format: "hf",
 			path,
@@ -72,7 +84,10 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 			weights,
 			stored: folder,
 			configuration,
-			model: (configuration ?? {}) as unknown as JsonObject,
+			model: {
+				...(configuration as unknown as JsonObject | null),
+				...(heads === null ? {} : { visionNumAttentionHeads: heads }),
+			},
 			iteration: null,
 			common: {},
 			spelling: { huggingFace: spelling as unknown as Json },
@@ -83,6 +98,14 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 		folder[Symbol.dispose]();
 		throw error;
 	}
+}
+
+/** What the flag says, or config.json; they must not say different numbers. */
+function agreedHeads(flag: number | null, config: number | null, path: string): number | null {
+	if (flag !== null && config !== null && flag !== config) {
+		throw new UserError(`${path} says ${config} heads of the vision tower, --vision-num-attention-heads ${flag}.`);
+	}
+	return flag ?? config;
 }
 
 export interface HuggingFaceTargetOptions extends Durability {
@@ -137,7 +160,7 @@ export function huggingFaceTarget(
 		);
 	}
 	const tensors = new MappedStore(model, planTensors(model, builder, "foreign"));
-	const configText = original ?? makeConfig(configuration, model, vision, path);
+	const configText = original ?? makeConfig(configuration, model, vision, heads, path);
 	return {
 		tensors,
 		write: (folder, onBytes) => {
@@ -162,6 +185,7 @@ function makeConfig(
 	configuration: LanguageModelConfiguration | null,
 	model: TensorStore,
 	vision: boolean,
+	heads: number | null,
 	path: string,
 ): string {
 	const dtypes: Readonly<Record<string, string>> = { F32: "float32", BF16: "bfloat16", F16: "float16" };
@@ -173,7 +197,11 @@ function makeConfig(
 	return formatPythonJson({
 		model_type: "NemotronH_Nano_VL_V2",
 		...(language ? { llm_config: language } : {}),
-		vision_config: { model_type: "radio", torch_dtype: dtype },
+		vision_config: {
+			model_type: "radio",
+			...(heads === null ? {} : { num_attention_heads: heads }),
+			torch_dtype: dtype,
+		},
 		torch_dtype: dtype,
 	});
 }

@@ -54,11 +54,6 @@ const inside: readonly (readonly [string, string])[] = [
 const outputNames = /^attention\.(?:output\.dense|o_proj)\./;
 const partNames = /^attention\.(?:attention\.)?(query|key|value|q_proj|k_proj|v_proj)\.(weight|bias)$/;
 
-/** Tensors of a Hugging Face folder that Megatron has no place for: constants of preprocessing and distillation. */
-export function isPassThrough(name: string): boolean {
-	return /(^|\.)(input_conditioner\.norm_(mean|std)|summary_idxs)$|\.layer_scale[12]\.lambda1$/.test(name);
-}
-
 /** Prefix of a RADIO tower among a folder's tensors, or null. */
 export function detectTower(names: Iterable<string>): string | null {
 	for (const name of names) {
@@ -66,6 +61,16 @@ export function detectTower(names: Iterable<string>): string | null {
 		if (found) return found[1]!;
 	}
 	return null;
+}
+
+/** The tower's heads as a config.json says them, of the tower alone or of a model with one; null: it does not. */
+export function headsOfConfig(json: Readonly<Record<string, unknown>>): number | null {
+	const nested = json.vision_config;
+	const own = /radio/i.test(String(json.model_type)) ? json : {};
+	const { num_attention_heads: heads } = (typeof nested === "object" && nested !== null ? nested : own) as Readonly<
+		Record<string, unknown>
+	>;
+	return Number.isSafeInteger(heads) && (heads as number) > 0 ? (heads as number) : null;
 }
 
 /** Heads of the usual widths; null for others. */
@@ -94,7 +99,7 @@ export function visionFromHuggingFace(
 			same(projectorPrefix + projected, name, shape);
 			continue;
 		}
-		if (!name.startsWith(tower) || isPassThrough(name)) continue;
+		if (!name.startsWith(tower)) continue;
 		const rest = name.slice(tower.length);
 		const single = outer.get(rest);
 		if (single !== undefined) {
@@ -127,11 +132,13 @@ export function visionFromHuggingFace(
 
 function headsOf(heads: number | null, width: number, path: string): number {
 	const found = heads ?? headsOfWidth(width);
-	if (found === null || width % found !== 0) {
+	if (found === null) {
 		throw new UserError(
 			`${path}: a vision tower of width ${width} has an unknown number of heads; name it with --vision-num-attention-heads.`,
 		);
 	}
+	if (width % found !== 0)
+		throw new UserError(`${path}: ${found} heads do not divide a vision tower of width ${width}.`);
 	return found;
 }
 
