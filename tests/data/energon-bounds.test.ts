@@ -159,6 +159,8 @@ describe("prepare", () => {
 			const folder = join(scratch.file(`cut-${name}/0.tar`, bytes), "..");
 			expect(() => prepare(folder, options)).toThrow(message);
 			expect(storage.isFile(join(folder, ".nv-meta/.info.json"))).toBe(false);
+			if (name === "content") continue;
+			expect(prepare(folder, { ...options, splitRatio: "1,0,0", keepCutOff: true }).samples).toBe(2);
 		}
 		expect(tarHeader("x", 0)).toHaveLength(512);
 	});

@@ -18,6 +18,7 @@ const args = {
 		type: "boolean",
 		description: "Make keys distinct: move every shard's files into a folder, in place.",
 	},
+	"keep-cut-off": { type: "boolean", description: "Prepare what comes before the cut of a tar that ends early." },
 	"force-overwrite": { type: "boolean", description: "Prepare again what is prepared already." },
 	"sample-type": { type: "string", description: "Type for dataset.yaml, such as CaptioningSample or CrudeWebdataset." },
 	"field-map": {
@@ -48,6 +49,7 @@ export default defineCommand({
 			shuffleTars: given["shuffle-tars"] ?? false,
 			tarIndexOnly: given["tar-index-only"] ?? false,
 			fixDuplicates: given["fix-duplicates"] ?? false,
+			keepCutOff: given["keep-cut-off"] ?? false,
 			forceOverwrite: given["force-overwrite"] ?? false,
 			sampleType: given["sample-type"] ?? null,
 			fieldMap: given["field-map"] ?? null,

@@ -23,7 +23,10 @@ function words(command: string): string[] {
 }
 
 function optionsOf(command: string): { path: string; options: PrepareOptions } {
-	const options: { -readonly [name in keyof PrepareOptions]: PrepareOptions[name] } = { ...defaultPrepareOptions };
+	const options: { -readonly [name in keyof PrepareOptions]: PrepareOptions[name] } = {
+		...defaultPrepareOptions,
+		keepCutOff: true,
+	};
 	const [, , ...rest] = words(command);
 	let path = "";
 	for (let i = 0; i < rest.length; i++) {

@@ -45,6 +45,8 @@ export interface PrepareOptions {
 	readonly tarIndexOnly: boolean;
 	readonly forceOverwrite: boolean;
 	readonly fixDuplicates: boolean;
+	/** Prepare what comes before the cut of a tar that ends early, as Energon does; else it is refused. */
+	readonly keepCutOff: boolean;
 	/** Type for dataset.yaml ("CaptioningSample", "CrudeWebdataset"); null writes none. */
 	readonly sampleType: string | null;
 	/** JSON: field → part, such as {"image": "jpg", "caption": "txt"}. */
@@ -62,6 +64,7 @@ export const defaultPrepareOptions: PrepareOptions = {
 	tarIndexOnly: false,
 	forceOverwrite: false,
 	fixDuplicates: false,
+	keepCutOff: false,
 	sampleType: null,
 	fieldMap: null,
 	datasetYamlName: "dataset.yaml",
@@ -148,7 +151,7 @@ function prepareFolder(folder: string, options: PrepareOptions): Prepared {
 	const split = options.tarIndexOnly ? null : splitter(options);
 	if (options.fixDuplicates) prefixMembers(folder, names, report);
 	mkdirSync(meta, { recursive: true });
-	const { counts, parts } = writeIndexes(folder, names, report);
+	const { counts, parts } = writeIndexes(folder, names, options);
 	const samples = [...counts.values()].reduce((sum, count) => sum + count, 0);
 	if (split !== null) {
 		const info = { energon_version: ENERGON_VERSION, shard_counts: Object.fromEntries(counts) };
@@ -197,7 +200,7 @@ function regularExpression(text: string, flag: string): RegExp {
 function writeIndexes(
 	folder: string,
 	names: readonly string[],
-	report: (line: string) => void,
+	{ keepCutOff, report }: PrepareOptions,
 ): { counts: Map<string, number>; parts: string[] } {
 	const meta = join(folder, META_FOLDER);
 	const unfinished = join(meta, `${INDEX_SQLITE}.tmp`);
@@ -209,9 +212,13 @@ function writeIndexes(
 		for (const [i, name] of names.entries()) {
 			const index = readShard(join(folder, name));
 			if (index.cutOff !== null) {
-				throw new UserError(
-					`${join(folder, name)} ends early: ${index.cutOff}. ${index.samples.length} samples begin before that; write it again, or leave it out with --exclude.`,
-				);
+				const what = `${join(folder, name)} ends early: ${index.cutOff}. ${index.samples.length} samples begin before that`;
+				if (!keepCutOff) {
+					throw new UserError(
+						`${what}; write it again, leave it out with --exclude, or --keep-cut-off prepares those.`,
+					);
+				}
+				report(`warning: ${what}; they are prepared, the last perhaps without all its parts`);
 			}
 			if (!index.hasEnd) report(`warning: ${name} has no end mark: files after its last sample may be missing`);
 			if (index.samples.length === 0) throw new UserError(`${join(folder, name)} has no samples.`);
