@@ -1,35 +1,94 @@
 /** Text to token ids: bytes as they are, or a Hugging Face tokenizer.json. */
-import { readFileSync } from "node:fs";
+import { readFileSync, statSync } from "node:fs";
+import { join } from "node:path";
 import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import { UserError } from "../../native/errors.ts";
+import { markSpecialTokens, type TokenizerFile } from "./special-tokens.ts";
+
+/** A part of a text. Special tokens are recognised in markup alone; in data their characters are ordinary text. */
+export interface TextPart {
+	readonly text: string;
+	readonly markup: boolean;
+}
 
 export interface Tokenizer {
 	/** One more than the largest id. */
 	readonly vocabularySize: number;
+	/** Ids of UTF-8 text in which special tokens are recognised. */
 	encode(text: Uint8Array): Int32Array;
+	/** Ids of the parts as one text. */
+	encodeParts(parts: readonly TextPart[]): Int32Array;
 	decode(ids: ArrayLike<number>): string;
+	/** What text an id stands for; null for special and added tokens, and for ids that the tokenizer does not have. */
+	ordinaryText(id: number): string | null;
 }
+
+const utf8 = new TextEncoder();
 
 /** 256 ids, one a byte. */
 export const byteTokenizer: Tokenizer = {
 	vocabularySize: 256,
 	encode: (text) => Int32Array.from(text),
+	encodeParts: (parts) => Int32Array.from(utf8.encode(parts.map(({ text }) => text).join(""))),
 	decode: (ids) => new TextDecoder().decode(Uint8Array.from(Array.from(ids))),
+	ordinaryText: (id) => (id >= 0 && id < 256 ? String.fromCharCode(id) : null),
 };
 
-/** Reads a tokenizer.json. Special tokens are not added to what is encoded. */
-export function openTokenizer(path: string): Tokenizer {
-	let parsed: { model?: { vocab?: unknown } };
+/** The tokenizer.json of a path: itself, or the one of a folder. */
+export function tokenizerFile(path: string): string {
+	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ? join(path, "tokenizer.json") : path;
+}
+
+/** Reads a tokenizer.json, or that of a folder. Special tokens are not added to what is encoded. */
+export function openTokenizer(given: string): Tokenizer {
+	const path = tokenizerFile(given);
+	const file = readTokenizer(path);
+	const specials = markSpecialTokens(file);
+	let inner: HuggingFaceTokenizer;
 	try {
-		parsed = JSON.parse(readFileSync(path, "utf8")) as typeof parsed;
+		inner = new HuggingFaceTokenizer(file as never, {} as never);
 	} catch (error) {
-		throw new UserError(`The tokenizer file ${path} cannot be read: ${(error as Error).message}.`);
+		throw new UserError(`${path} is no tokenizer that can be read: ${(error as Error).message}.`);
 	}
-	const inner = new HuggingFaceTokenizer(parsed as never, {} as never);
-	const vocabularySize = Math.max(...[...inner.get_vocab().values()].map(Number)) + 1;
+	const added = new Set((file.added_tokens ?? []).map(({ id }) => id));
+	let vocabularySize = 0;
+	for (const id of inner.get_vocab().values()) vocabularySize = Math.max(vocabularySize, Number(id) + 1);
+	const encode = (text: string) => {
+		const ids: (number | undefined)[] = inner.encode(text, { add_special_tokens: false }).ids;
+		// As in Python: a tokenizer without a token for the unknown leaves it out.
+		return Int32Array.from(ids.filter((id) => id !== undefined));
+	};
 	return {
 		vocabularySize,
-		encode: (text) => Int32Array.from(inner.encode(new TextDecoder().decode(text), { add_special_tokens: false }).ids),
-		decode: (ids) => inner.decode(Array.from(ids), { skip_special_tokens: false }),
+		encode: (text) => encode(specials.mark(new TextDecoder().decode(text))),
+		encodeParts: (parts) => {
+			const marked = parts.map(({ text, markup }) => (markup ? specials.mark(text) : specials.plain(text)));
+			return encode(marked.join("").toWellFormed());
+		},
+		decode: (ids) => specials.unmark(inner.decode(Array.from(ids), { skip_special_tokens: false })),
+		ordinaryText: (id) => (added.has(id) ? null : (inner.id_to_token(id) ?? null)),
 	};
+}
+
+function readTokenizer(path: string): TokenizerFile {
+	let text: string;
+	try {
+		text = readFileSync(path, "utf8");
+	} catch (error) {
+		const { code, message } = error as NodeJS.ErrnoException;
+		const reason = code === "ENOENT" ? "it does not exist" : message;
+		throw new UserError(
+			`The tokenizer file ${path} cannot be read: ${reason}; --tokenizer takes a tokenizer.json or a folder with one.`,
+		);
+	}
+	let file: unknown;
+	try {
+		file = JSON.parse(text);
+	} catch (error) {
+		throw new UserError(`The tokenizer file ${path} is not JSON: ${(error as Error).message}.`);
+	}
+	if (file === null || typeof file !== "object" || !("model" in file) || typeof file.model !== "object") {
+		throw new UserError(`${path} is no tokenizer.json: it has no model.`);
+	}
+	return file as TokenizerFile;
 }

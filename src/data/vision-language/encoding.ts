@@ -3,7 +3,7 @@
  * for every row the encoder gives; a sequence that is too long is cut, never within an image.
  */
 import { SampleError } from "../energon/errors.ts";
-import type { Tokenizer } from "../text/tokenizer.ts";
+import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
 import type { EncodedImage } from "./encoded-image.ts";
 import { type ImagePlan, type ImageSizing, planImages, planRows, type TowerGeometry } from "./image-plan.ts";
 import type { Piece } from "./template.ts";
@@ -48,16 +48,17 @@ export function encodePieces(
 	options: EncodingOptions,
 ): EncodedText {
 	const { sequenceLength, imageTokenId, tower } = options;
-	const tokens = (text: string): Int32Array => {
-		const ids = tokenizer.encode(new TextEncoder().encode(text));
+	const tokens = (parts: readonly TextPart[]): Int32Array => {
+		const ids = tokenizer.encodeParts(parts);
 		if (ids.includes(imageTokenId)) {
 			throw new SampleError(`Sample ${key} has the image token ${imageTokenId} in its text.`, key);
 		}
 		return ids;
 	};
 	const runs = pieces.map((piece): Run => {
-		if ("text" in piece) return { ids: tokens(piece.text), loss: piece.loss };
-		return { ...piece, before: tokens(piece.before), after: tokens(piece.after) };
+		if ("parts" in piece) return { ids: tokens(piece.parts), loss: piece.loss };
+		const tag = (text: string) => tokens([{ text, markup: true }]);
+		return { ...piece, before: tag(piece.before), after: tag(piece.after) };
 	});
 	if (options.beginId !== null) runs.unshift({ ids: [options.beginId], loss: false });
 	if (options.endId !== null) runs.push({ ids: [options.endId], loss: runs.at(-1)?.loss ?? false });
@@ -79,7 +80,10 @@ export function encodePieces(
 	}
 	const { ids, labels } = sequence.finish();
 	if (labels.every((label) => label === ignored)) {
-		throw new SampleError(`Sample ${key} has no token within ${sequenceLength} that counts in the loss.`, key);
+		throw new SampleError(
+			`Sample ${key} has no token within ${sequenceLength} that counts in the loss: raise --seq-length.`,
+			key,
+		);
 	}
 	return { ids, labels, images: kept.map((image) => ({ ...images[image]!, plan: plans[image]! })) };
 }

@@ -1,4 +1,5 @@
 /** Conversations as text: what is written around the turns, and what of it counts in the loss (spec vision 5.5). */
+import type { TextPart } from "../text/tokenizer.ts";
 import type { Conversation, Fragment, Role, Turn } from "./conversation.ts";
 
 /**
@@ -8,9 +9,12 @@ import type { Conversation, Fragment, Role, Turn } from "./conversation.ts";
 export const templateNames = ["plain", "pretraining", "chatml"] as const;
 export type TemplateName = (typeof templateNames)[number];
 
-/** A run of text whose tokens all count in the loss or all do not, or an image with the tags around it. */
+/**
+ * A run of text whose tokens all count in the loss or all do not, or an image with the tags around it.
+ * Of the text, markup is what the template writes: special tokens in the data's own text are text.
+ */
 export type Piece =
-	| { readonly text: string; readonly loss: boolean }
+	| { readonly parts: readonly TextPart[]; readonly loss: boolean }
 	| { readonly image: number; readonly before: string; readonly after: string; readonly loss: boolean };
 
 export interface TemplateOptions {
@@ -40,28 +44,29 @@ export function render({ turns }: Conversation, options: TemplateOptions): Piece
 	const { template, imageTags } = options;
 	const roles = options.lossRoles ?? (template === "chatml" ? ["assistant"] : ["system", "user", "assistant"]);
 	const pieces: Piece[] = [];
-	const add = (text: string, loss: boolean) => {
+	const add = (text: string, markup: boolean, loss: boolean) => {
 		const before = pieces.at(-1);
 		if (text === "") return;
-		if (before && "text" in before && before.loss === loss) {
-			pieces[pieces.length - 1] = { text: before.text + text, loss };
+		const part = { text, markup };
+		if (before && "parts" in before && before.loss === loss) {
+			pieces[pieces.length - 1] = { parts: [...before.parts, part], loss };
 		} else {
-			pieces.push({ text, loss });
+			pieces.push({ parts: [part], loss });
 		}
 	};
 	for (const [index, turn] of turns.entries()) {
 		const counts = turn.role === null || roles.includes(turn.role);
 		const { open, close, after } = frameOf(template, turn, index === turns.length - 1);
 		// "sender: " is part of what a pretrained model says.
-		add(open, counts && template === "pretraining");
+		add(open, template === "chatml", counts && template === "pretraining");
 		for (const fragment of turn.fragments) addFragment(fragment, counts);
-		add(close, counts);
-		add(after, false);
+		add(close, true, counts);
+		add(after, true, false);
 	}
 	return pieces;
 
 	function addFragment(fragment: Fragment, counts: boolean): void {
-		if (typeof fragment === "string") add(fragment, counts);
+		if (typeof fragment === "string") add(fragment, false, counts);
 		else pieces.push({ ...fragment, before: imageTags[0], after: imageTags[1], loss: counts });
 	}
 }

@@ -19,7 +19,11 @@ function sample(type: string, fields: Record<string, unknown>): Sample {
 /** The text as it would be tokenised: images as [n], what counts in the loss in capitals' place marked by ·. */
 function shown(of: Sample, options: Partial<TemplateOptions> = {}): string {
 	return render(conversationOf(of, prompts), { ...plain, ...options })
-		.map((piece) => ("text" in piece ? (piece.loss ? `·${piece.text}·` : piece.text) : `[${piece.image}]`))
+		.map((piece) => {
+			if (!("parts" in piece)) return `[${piece.image}]`;
+			const text = piece.parts.map((part) => part.text).join("");
+			return piece.loss ? `·${text}·` : text;
+		})
 		.join("");
 }
 

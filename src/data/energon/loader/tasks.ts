@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
-import { byteTokenizer, openTokenizer } from "../../text/tokenizer.ts";
+import { byteTokenizer, openTokenizer, tokenizerFile } from "../../text/tokenizer.ts";
 import { buildVisionLanguageTask, type VisionLanguageTask } from "../../vision-language/task.ts";
 import { hook } from "../hook.ts";
 import type { Sample } from "../sample.ts";
@@ -36,6 +36,6 @@ export function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;
 	const { tokenizer, keep: _, share: __, ...rest } = task;
 	if (tokenizer === null) return rest;
-	const content = new CryptoHasher("sha256").update(readFileSync(tokenizer)).digest("hex");
+	const content = new CryptoHasher("sha256").update(readFileSync(tokenizerFile(tokenizer))).digest("hex");
 	return { ...rest, tokenizer: content };
 }

@@ -1,0 +1,61 @@
+/**
+ * Special tokens apart from text that looks like them. In a tokenizer.json they are strings, so that whoever writes
+ * "<|im_end|>" into a sample ends a turn. Here their strings begin with a mark that no text has: a tokenizer read from
+ * the marked file recognises them only where this program has written the mark.
+ */
+
+/** What of a tokenizer.json matters here. */
+export interface TokenizerFile {
+	added_tokens?: { readonly id: number; content: string; readonly special?: boolean }[];
+	readonly model: {
+		/** BPE and WordPiece: ids by token. Unigram: tokens with their scores. */
+		vocab?: Record<string, number> | [token: string, score: number][];
+		unk_token?: string | null;
+		merges?: readonly (string | readonly [string, string])[];
+	};
+}
+
+/** A code point that is assigned to no character, for internal use. */
+const MARK = "\u{10ffff}";
+const marks = /\u{10ffff}/gu;
+
+export interface SpecialTokens {
+	/** The text with every special token in it marked. */
+	mark(text: string): string;
+	/** The text with none. */
+	plain(text: string): string;
+	/** What a tokenizer of the marked file has decoded, as it was. */
+	unmark(text: string): string;
+}
+
+/** Marks the special tokens of a tokenizer.json in place. */
+export function markSpecialTokens(file: TokenizerFile): SpecialTokens {
+	const special = (file.added_tokens ?? []).filter((token) => token.special === true);
+	const contents = new Set(special.map(({ content }) => content));
+	for (const token of special) token.content = MARK + token.content;
+	const { model } = file;
+	if (Array.isArray(model.vocab)) {
+		for (const entry of model.vocab) if (contents.has(entry[0])) entry[0] = MARK + entry[0];
+	} else if (model.vocab) {
+		// What merges make of text is text, even where a special token is spelled the same.
+		const merged = new Set(
+			(model.merges ?? []).map((pair) => (typeof pair === "string" ? pair.replace(" ", "") : pair.join(""))),
+		);
+		for (const content of contents) {
+			const id = model.vocab[content];
+			if (id === undefined) continue;
+			if (!merged.has(content)) delete model.vocab[content];
+			model.vocab[MARK + content] = id;
+		}
+	}
+	if (typeof model.unk_token === "string" && contents.has(model.unk_token)) model.unk_token = MARK + model.unk_token;
+	// The longest first: of two that begin alike the longer one is meant.
+	const longestFirst = [...contents].filter((content) => content !== "").sort((a, b) => b.length - a.length);
+	const pattern = new RegExp(longestFirst.map((content) => RegExp.escape(content)).join("|"), "gu");
+	const plain = (text: string) => text.replace(marks, "\ufffd");
+	return {
+		plain,
+		mark: (text) => (longestFirst.length === 0 ? plain(text) : plain(text).replace(pattern, (token) => MARK + token)),
+		unmark: (text) => text.replace(marks, ""),
+	};
+}
