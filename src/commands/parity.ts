@@ -22,12 +22,6 @@ export default defineCommand({
 		},
 		log: { type: "string", description: "A run's JSON log to compare with golden values.", valueHint: "FILE" },
 		tolerance: { type: "string", description: "Relative tolerance with --log.", default: "0.05", valueHint: "NUMBER" },
-		"encoder-ranks": {
-			type: "string",
-			description: "Encoder ranks that a reference with the participation correction counts.",
-			default: "1",
-			valueHint: "N",
-		},
 		layout: {
 			type: "string",
 			description:
@@ -82,7 +76,6 @@ interface LayoutArguments {
 	readonly golden: string;
 	readonly weights?: string | undefined;
 	readonly layout?: string | undefined;
-	readonly "encoder-ranks": string;
 	readonly device: string;
 	readonly "distributed-backend": string;
 	readonly threads: string;
@@ -102,7 +95,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 	const named = namedTopology(layout);
 	const { topology } = named;
 	planOfGolden(named, config);
-	if (topology.encoder !== null) checkParticipation(args.golden, config, topology.encoder.lanes);
+	checkParticipation(args.golden, config, topology.encoder?.lanes ?? 1);
 	const options = {
 		ranks: topology.worldSize,
 		device: deviceKind(args.device),
@@ -126,11 +119,7 @@ async function reportOf(world: World, layout: NamedTopology, args: LayoutArgumen
 	const precision = args.bf16 ? "bf16" : "f32";
 	if (layout.topology.colocated) {
 		const { mimoParity } = await import("../parity/mimo.ts");
-		return mimoParity(world.device, args.golden, {
-			encoderRanks: encoderRanks(args["encoder-ranks"]),
-			weights: args.weights,
-			precision,
-		});
+		return mimoParity(world.device, args.golden, { weights: args.weights, precision });
 	}
 	const { mimoLayoutParity } = await import("../parity/mimo-layout.ts");
 	return await mimoLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
@@ -161,11 +150,6 @@ function withGraphs(text: string): boolean {
 function threadCount(text: string): number {
 	if (/^\d{1,4}$/.test(text)) return Number(text);
 	throw new UserError(`--threads is ${JSON.stringify(text)}; allowed is a whole number from 0.`, 2);
-}
-
-function encoderRanks(text: string): number {
-	if (/^[1-9]\d{0,5}$/.test(text)) return Number(text);
-	throw new UserError(`--encoder-ranks is ${JSON.stringify(text)}; allowed is a whole number from 1.`, 2);
 }
 
 function positive(text: string): number {

@@ -19,7 +19,7 @@ and compares loss, gradient norm, every parameter's gradient, the optimizer on i
   --layouts LIST       Layouts separated by commas, each ENCODER+LANGUAGE. A side is any of tpN dpN epN etpN written
                        together, or a number, which means dp; ranks of a side = tp × dp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
-                       square). Ten times the noise of this machine is always allowed. Default 1e-5.
+                       square). Ten times the noise of this machine is allowed too, up to 1e-3. Default 1e-5.
   --samples KIND       random (default): random text and images, uneven ones and text alone among them, so that every
                        path is taken whatever the data hold. data: the first batch of the configured data.
   --text-only N        Random samples at the end of the batch that have no image. Default: a quarter of them, with
@@ -29,8 +29,9 @@ and compares loss, gradient norm, every parameter's gradient, the optimizer on i
   --reference FOLDER   Keep the reference and the layouts' results in this folder. Where a launcher such as torchrun has
                        started this process: compare the one layout of --layouts with the reference that is there.
 
-The batch is global-batch-size samples of seq-length tokens; micro-batch-size adapts where a layout needs another. Grids
-in the configuration do not count.
+The batch is global-batch-size samples of seq-length tokens. The reference takes them one at a time, the layouts
+micro-batch-size of them together and at least two, or as many as a layout needs; all take micro-batch-size where a
+balancing loss depends on it. Grids in the configuration do not count.
 
 ${flagHelp()}`;
 
@@ -66,19 +67,22 @@ const signalled = 128;
 type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
-	const { namedTopology, parseLayout, parseLayouts } = await import("../parallel/layout.ts");
-	const { poolsMicrobatch } = await import("../parity/verify/subject.ts");
+	const { namedTopology, parseLayouts } = await import("../parallel/layout.ts");
+	const { microBatchSizes, poolingReason } = await import("../parity/verify/subject.ts");
+	const { referencePlan } = await import("../parity/verify/reference.ts");
 	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/plan.ts");
 	if (flags.layouts === undefined) {
 		throw new UserError('verify needs --layouts, such as --layouts "1+1,tp2+dp2ep2".', exitCodes.usage);
 	}
 	const layouts = parseLayouts(flags.layouts);
 	const subject = await subjectFor(c, flags);
-	const sizes = { ...subject, samples: subject.samples.length };
-	const reference = planOf(namedTopology(parseLayout("1")), sizes);
+	const { sequenceLength, samples } = subject;
+	const sizes = { samples: samples.length, microBatchSize: microBatchSizes(subject).layouts, sequenceLength };
+	const reference = referencePlan(subject);
+	const pooled = poolingReason(subject);
 	const plans = layouts.map((layout) => {
 		const plan = planOf(namedTopology(layout), sizes);
-		if (poolsMicrobatch(subject)) requireEqualMicrobatches(plan, reference);
+		if (pooled !== null) requireEqualMicrobatches(plan, reference, pooled);
 		checkLayout(args, layout, plan);
 		return plan;
 	});
@@ -91,14 +95,15 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 async function subjectFor(c: TrainingConfiguration, flags: Flags): Promise<Subject> {
 	const { subjectOf, subjectOfData } = await import("../parity/verify/subject.ts");
 	const { samples = "random" } = flags;
-	if (samples === "random") return subjectOf(c, textOnlySamples(c, flags));
+	const purpose = "policy" in flags ? "policies" : "layouts";
+	if (samples === "random") return subjectOf(c, textOnlySamples(c, flags), purpose);
 	if (samples !== "data") {
 		throw new UserError(
 			`--samples is ${JSON.stringify(samples)}; allowed is random (drawn) or data (the configured data's).`,
 			exitCodes.usage,
 		);
 	}
-	if (flags["text-only"] === undefined) return await subjectOfData(c);
+	if (flags["text-only"] === undefined) return await subjectOfData(c, purpose);
 	throw new UserError("--text-only is for random samples; --samples data takes the data as they are.", exitCodes.usage);
 }
 

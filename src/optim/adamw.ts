@@ -8,8 +8,13 @@ export interface AdamWOptions {
 	readonly beta1: number;
 	readonly beta2: number;
 	readonly epsilon: number;
-	/** Multiplier of the scheduled weight decay for a parameter; Megatron: 1 for matrices, 0 for vectors and biases. */
-	readonly weightDecayMultiplier?: (name: string, decays: boolean) => number;
+	/** Multiplier of the scheduled weight decay for a parameter, by name; default decayMultiplier. */
+	readonly weightDecayMultiplier?: (name: string) => number;
+}
+
+/** Megatron's rule (spec language-model 7.2): what decays does so at the scheduled rate, vectors and biases not at all. */
+export function decayMultiplier(decays: boolean): number {
+	return decays ? 1 : 0;
 }
 
 /** Elements of a buffer that one optimizer updates, and its state for them. */
@@ -102,14 +107,14 @@ export class AdamW implements Disposable {
 
 	/** Runs of neighbouring elements with one decay multiplier; padding belongs to the run before it. */
 	#runsOf(shard: OptimizerShard): Run[] {
-		const multiplierOf = this.options.weightDecayMultiplier ?? ((_, decays) => (decays ? 1 : 0));
+		const { weightDecayMultiplier } = this.options;
 		const runs: { begin: number; end: number; multiplier: number }[] = [];
 		shard.buffer.entries.forEach((entry, index) => {
 			const next = shard.buffer.entries[index + 1]?.offset ?? shard.buffer.elements;
 			const begin = Math.max(entry.offset, shard.begin);
 			const end = Math.min(next, shard.end);
 			if (begin >= end) return;
-			const multiplier = multiplierOf(entry.name, entry.decays);
+			const multiplier = weightDecayMultiplier?.(entry.name) ?? decayMultiplier(entry.decays);
 			const last = runs.at(-1);
 			if (last && last.multiplier === multiplier && last.end === begin) last.end = end;
 			else runs.push({ begin, end, multiplier });

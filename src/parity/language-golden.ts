@@ -3,6 +3,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
+import { requireBands } from "./bands.ts";
 
 const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
 
@@ -18,6 +19,7 @@ const languageGoldenSchema = v.object({
 		clip_grad: v.number(),
 		schedule: v.literal("constant"),
 	}),
+	/** Steps before the first routing decision that rounding flips. */
 	exact_steps: v.number(),
 	batch: v.number(),
 	seq: v.number(),
@@ -55,5 +57,6 @@ export function readLanguageGolden(folder: string): LanguageGolden {
 		const issue = result.issues[0];
 		throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
 	}
+	requireBands(path, result.output.exact_steps, result.output.steps);
 	return result.output;
 }

@@ -16,18 +16,21 @@ import type { HybridConfig } from "../models/hybrid/config.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
-import { AdamW } from "../optim/adamw.ts";
+import { AdamW, type AdamWOptions, decayMultiplier } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
-import { onlyReplica } from "../parallel/data-parallel.ts";
+import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
+import { groupOfOne } from "../parallel/group.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { type StepInput, singleProcess, trainStep } from "../train/step.ts";
+import { bandLimit } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { type LanguageGolden, type Probe, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
+import { ProbeSums } from "./probe-sums.ts";
+import { requireKeys } from "./required-keys.ts";
 import { compareSteps } from "./resolve-ties.ts";
 
-const probeLimit = 2e-5;
 const parameterGradientLimit = 2e-5;
 
 export interface LanguageParityOptions {
@@ -57,11 +60,13 @@ export async function languageParity(
 		loadModel(model, weights);
 	}
 	using scalars = new StepScalars(device);
-	using optimizer = new AdamW([onlyReplica(model.parameters)], scalars, {
+	const replica = onlyReplica(model.parameters);
+	requireProbes(path, config, names, replica, golden);
+	using optimizer = new AdamW([replica], scalars, {
 		beta1: golden.optimizer.betas[0],
 		beta2: golden.optimizer.betas[1],
 		epsilon: golden.optimizer.eps,
-		weightDecayMultiplier: decayRule(names, golden),
+		...decayRule(names, replica, golden),
 	});
 	const batches = readBatches(path, golden);
 	const state = singleProcess({ model, optimizer, scalars, clipGrad: golden.optimizer.clip_grad, seed: 1 });
@@ -83,14 +88,14 @@ export async function languageParity(
 				expected: expected.loss,
 				actual: result.loss,
 				error: relative(result.loss, expected.loss),
-				limit: Math.max(2e-6, 3 * expected.loss_band),
+				limit: bandLimit("loss", expected.loss_band),
 			},
 			{
 				name: `step ${index + 1} gradient norm`,
 				expected: expected.grad_norm,
 				actual: result.gradientNorm,
 				error: relative(result.gradientNorm, expected.grad_norm),
-				limit: Math.max(1e-5, 3 * expected.grad_norm_band),
+				limit: bandLimit("grad_norm", expected.grad_norm_band),
 			},
 		);
 		return checks;
@@ -104,10 +109,11 @@ function stepOneObserver(names: Correspondence, model: HybridModel, golden: Lang
 	return {
 		forward: (name: string, value: Tensor) => {
 			const layer = /^layer\.(\d+)$/.exec(name);
-			if (layer) compareProbe(`step 1 layer ${layer[1]}`, value, golden.step1_probe.layers[Number(layer[1])], checks);
+			if (layer)
+				checks.push(probeCheck(`step 1 layer ${layer[1]}`, value, golden.step1_probe.layers[Number(layer[1])]!));
 			if (name === "logits") {
 				using live = value.columns(0, model.config.vocabularySize);
-				compareProbe("step 1 logits", live, golden.step1_probe.logits, checks);
+				checks.push(probeCheck("step 1 logits", live, golden.step1_probe.logits));
 			}
 		},
 		gradients: () => {
@@ -123,37 +129,48 @@ function stepOneObserver(names: Correspondence, model: HybridModel, golden: Lang
 	};
 }
 
-/** rms and first values against the reference, in units of the reference's rms. */
-function compareProbe(name: string, value: Tensor, expected: Probe | undefined, checks: Check[]): void {
-	if (!expected) throw new UserError(`golden.json has no probe for ${name}.`);
-	const values = value.toFloat32();
-	const rms = Math.sqrt(values.reduce((sum, x) => sum + x * x, 0) / values.length);
-	const push = (what: string, actual: number, wanted: number) =>
-		checks.push({
-			name: `${name} ${what}`,
-			expected: wanted,
-			actual,
-			error: Math.abs(actual - wanted) / expected.rms,
-			limit: probeLimit,
-		});
-	push("rms", rms, expected.rms);
-	const worst = expected.head.reduce(
-		(most, wanted, index) =>
-			Math.abs(values[index]! - wanted) > Math.abs(values[most]! - expected.head[most]!) ? index : most,
-		0,
-	);
-	push("head", values[worst]!, expected.head[worst]!);
+/** Mean, rms and first values against the reference's. */
+function probeCheck(name: string, value: Tensor, expected: Probe): Check {
+	const sums = new ProbeSums([{ name, elements: value.elements, ...expected }]);
+	sums.add(0, value.toFloat32(), 0);
+	return sums.checks(groupOfOne("parity", 0), value.device)[0]!;
 }
 
-/** Weight decay exactly where the reference's optimizer had it. */
-function decayRule(names: Correspondence, golden: LanguageGolden): (name: string) => number {
+/** Throws a UserError unless golden.json has a probe of every layer and the gradient norm of every parameter. */
+function requireProbes(
+	folder: string,
+	{ pattern }: HybridConfig,
+	names: Correspondence,
+	replica: DataParallel,
+	{ step1_probe: probes }: LanguageGolden,
+): void {
+	const path = join(folder, "golden.json");
+	if (probes.layers.length !== pattern.length) {
+		throw new UserError(`${path}: step1_probe has ${probes.layers.length} layers of ${pattern.length}.`);
+	}
+	const stacked = replica.parameters.buffers.flatMap(({ entries }) => entries.map(({ name }) => name));
+	const trained = names.links
+		.filter(({ logical }) => stacked.includes(logical) || stacked.includes(logical.replace(/\d+$/, "")))
+		.map(({ foreign }) => foreign);
+	requireKeys(`${path}: grad_norm`, probes.grad_norm, trained);
+}
+
+/** Weight decay where the reference's optimizer had it: the rule of `mimo train` where that is the same. */
+function decayRule(
+	names: Correspondence,
+	{ parameters }: DataParallel,
+	golden: LanguageGolden,
+): Pick<AdamWOptions, "weightDecayMultiplier"> {
 	const excluded = new Set(golden.optimizer.no_weight_decay);
 	const foreignOf = new Map(names.links.map(({ logical, foreign }) => [logical, foreign]));
-	return (name) => {
+	const rule = (name: string) => {
 		const foreign = foreignOf.get(name) ?? foreignOf.get(`${name}0`);
 		if (foreign === undefined) throw new Error(`No Hugging Face tensor corresponds to ${name}.`);
 		return excluded.has(foreign) ? 0 : 1;
 	};
+	const own = parameters.buffers.flatMap(({ entries }) => entries);
+	const same = own.every(({ name, decays }) => rule(name) === decayMultiplier(decays));
+	return same ? {} : { weightDecayMultiplier: rule };
 }
 
 /** tokens i32 [steps, batch, seq + 1] as one microbatch a step. */

@@ -5,6 +5,7 @@ import { type ImageSet, patchify } from "../data/images.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { UserError } from "../native/errors.ts";
 import type { MimoGoldenConfig } from "./mimo-golden.ts";
+import { hasImage } from "./mimo-golden-checks.ts";
 
 const no: ImageSet = { patches: new Float32Array(0), grids: [], imagesPerSample: [0] };
 
@@ -27,7 +28,6 @@ export class MimoBatches {
 	readonly #ids: Int32Array;
 	readonly #labels: Int32Array;
 	readonly #mask: Uint8Array;
-	readonly #textOnly: ReadonlySet<string>;
 	/** Samples from a lane's image to its next one in the data set of the encoder rank that reads them. */
 	readonly #stride: number;
 
@@ -50,12 +50,10 @@ export class MimoBatches {
 		this.#ids = read("input_ids", "I32") as Int32Array;
 		this.#labels = read("labels", "I32") as Int32Array;
 		this.#mask = read("loss_mask", "U8") as Uint8Array;
-		this.#textOnly = new Set((config.data.text_only?.samples ?? []).map(String));
 		const stored = Float32Array.from(file.read("images") as Float32Array);
 		// Where an encoder rank served several lanes, their samples came in turns out of its one data set.
 		const served = Math.max(1, lanes / config.layout.encoder.data_parallel);
-		const hasImage = (step: number, lane: number, microbatch: number) => this.hasImage(step, lane, microbatch);
-		const differing = [served, 1].map((stride) => ({ stride, at: firstOther(config, stride, stored, hasImage) }));
+		const differing = [served, 1].map((stride) => ({ stride, at: firstOther(config, stride, stored) }));
 		const fitting = differing.find(({ at }) => at === null);
 		if (fitting === undefined) {
 			const [step, lane, microbatch] = differing.at(-1)!.at!;
@@ -66,22 +64,15 @@ export class MimoBatches {
 		this.#stride = fitting.stride;
 	}
 
-	/** step, lane and microbatch from 0. */
-	hasImage(step: number, lane: number, microbatch: number): boolean {
-		return !this.#textOnly.has(String([step + 1, lane, microbatch + 1]));
-	}
-
-	/** Encoder ranks of the reference that had an image in any microbatch of a step: each served a run of the lanes. */
-	participants(step: number): number {
+	/** All lanes' microbatches of a step, lane after lane. */
+	step(step: number): ImageTextMicrobatch[] {
 		const { lanes, microbatches_per_lane: perLane } = this.config.data;
-		const ranks = this.config.layout.encoder.data_parallel;
-		const range = (count: number) => [...new Array(count).keys()];
-		const rankOf = (lane: number) => Math.floor((lane * ranks) / lanes);
-		const withImages = range(lanes).filter((lane) => range(perLane).some((m) => this.hasImage(step, lane, m)));
-		return new Set(withImages.map(rankOf)).size;
+		return Array.from({ length: lanes * perLane }, (_, sample) =>
+			this.microbatch(step, Math.floor(sample / perLane), sample % perLane),
+		);
 	}
 
-	/** A lane's microbatch, one sample. */
+	/** A lane's microbatch, one sample; step, lane and microbatch from 0. */
 	microbatch(step: number, lane: number, microbatch: number): ImageTextMicrobatch {
 		const { lanes, microbatches_per_lane: perLane } = this.config.data;
 		const length = this.config.language_model.sequence_length;
@@ -94,7 +85,7 @@ export class MimoBatches {
 			lossMask: Float32Array.from(part(this.#mask)),
 			lengths: [length],
 		};
-		const images = this.hasImage(step, lane, microbatch) ? this.#image(step, lane, microbatch) : no;
+		const images = hasImage(this.config, step, lane, microbatch) ? this.#image(step, lane, microbatch) : no;
 		return { text, images };
 	}
 
@@ -120,18 +111,13 @@ function imageOf({ data }: MimoGoldenConfig, stride: number, [step, lane, microb
  * The file's images, of the first steps, must be those of the hash bit for bit, zeros where a sample has none: the first
  * that is not, or null.
  */
-function firstOther(
-	config: MimoGoldenConfig,
-	stride: number,
-	stored: Float32Array,
-	hasImage: (...place: SamplePlace) => boolean,
-): SamplePlace | null {
+function firstOther(config: MimoGoldenConfig, stride: number, stored: Float32Array): SamplePlace | null {
 	const { lanes, microbatches_per_lane: perLane, image_shape: shape } = config.data;
 	const elements = shape.reduce((product, size) => product * size, 1);
 	for (let index = 0; index * elements < stored.length; index++) {
 		const lane = Math.floor(index / perLane) % lanes;
 		const place = [Math.floor(index / perLane / lanes), lane, index % perLane] as const;
-		const wanted = hasImage(...place) ? imageOf(config, stride, place) : new Float32Array(elements);
+		const wanted = hasImage(config, ...place) ? imageOf(config, stride, place) : new Float32Array(elements);
 		const found = stored.subarray(index * elements, (index + 1) * elements);
 		if (wanted.some((value, i) => value !== found[i])) return place;
 	}

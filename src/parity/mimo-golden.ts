@@ -3,6 +3,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
+import { checkMimoGolden } from "./mimo-golden-checks.ts";
 
 const layerSymbols = ["M", "*", "-", "E"] as const;
 
@@ -148,30 +149,45 @@ const configSchema = v.object({
 
 const probe = v.object({
 	shape: v.array(v.number()),
+	mean: v.number(),
 	rms: v.number(),
 	absmax: v.number(),
 	head: v.optional(v.array(v.number()), []),
 });
 
+/** How many tokens went to each expert: what of a router's map is kept. */
+const routerMap = v.object({ shape: v.array(v.number()), tokens_per_expert: v.array(v.number()) });
+
 const goldenSchema = v.object({
 	source: v.pipe(v.string(), v.includes("pretrain_mimo.py")),
 	dtype: v.literal("float32"),
+	/** Steps before the first routing decision that rounding flips. */
+	exact_steps: v.number(),
 	steps: v.array(
 		v.object({
 			loss: v.number(),
 			grad_norm: v.number(),
 			/** Absent where nothing is balanced per sequence. */
 			seq_load_balancing_loss: v.optional(v.number()),
+			/** The same by layer. */
+			seq_load_balancing_loss_layers: v.optional(v.record(v.string(), v.number())),
+			lr: v.number(),
 			loss_tokens: v.number(),
+			/** Encoder ranks with images; absent where every sample has one. */
+			participants: v.optional(v.number()),
 			loss_band: v.number(),
 			grad_norm_band: v.number(),
-			seq_load_balancing_loss_band: v.optional(v.number(), 0),
+			seq_load_balancing_loss_band: v.optional(v.number()),
 		}),
 	),
 	step1_probe: v.object({
-		/** By lane: microbatch 1. Router maps have no rms. */
-		lanes: v.array(v.record(v.string(), v.union([probe, v.looseObject({})]))),
+		/** By lane: microbatch 1. */
+		lanes: v.array(v.record(v.string(), v.union([probe, routerMap]))),
 		logits_lanes: v.array(probe),
+		/** Where they are recorded, lane 0 once more: its layers, by name, and its logits. */
+		layer_names: v.optional(v.array(v.string())),
+		layers: v.optional(v.array(probe)),
+		logits: v.optional(probe),
 		/** [lane][microbatch][expert] by router. */
 		tokens_per_expert: v.record(v.string(), v.array(v.array(v.array(v.number())))),
 		expert_bias_after_step1: v.record(v.string(), v.array(v.number())),
@@ -195,9 +211,7 @@ export function isMimoGolden(folder: string): boolean {
 export function readMimoGolden(folder: string): { config: MimoGoldenConfig; golden: MimoGolden } {
 	const config = parse(configSchema, join(folder, "config.json"));
 	const golden = parse(goldenSchema, join(folder, "golden.json"));
-	if (golden.steps.length !== config.data.steps) {
-		throw new UserError(`${folder}: golden.json has ${golden.steps.length} steps, config.json ${config.data.steps}.`);
-	}
+	checkMimoGolden(folder, config, golden);
 	return { config, golden };
 }
 

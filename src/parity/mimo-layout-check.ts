@@ -75,6 +75,6 @@ export function checkParticipation(path: string, config: MimoGoldenConfig, encod
 	const wanted = config.layout.encoder.data_parallel;
 	if (config.encoder_grad_participation !== "corrected" || encoderRanks === wanted) return;
 	throw new UserError(
-		`${path} scales the encoder's gradient by ${wanted} data-parallel encoder ranks over those that saw images, and this layout has ${encoderRanks}: its losses would differ; --encoder-ranks ${wanted} compares with its own factor.`,
+		`${path} scales the encoder's gradient by ${wanted} data-parallel encoder ranks over those that saw images, and this layout has ${encoderRanks}: its losses would differ.`,
 	);
 }

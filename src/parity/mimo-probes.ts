@@ -1,126 +1,236 @@
-/** What a mimo-* folder recorded inside step 1: activations of every lane's first microbatch, routing, expert bias. */
+/**
+ * What a mimo-* folder recorded inside step 1, wherever its parts lie: activations and routing weights of every lane's
+ * first microbatch, tokens per expert of every microbatch, the expert bias after the step.
+ */
 import type { HybridModel } from "../models/hybrid/model.ts";
-import { layerPrefix } from "../models/hybrid/names.ts";
-import { UserError } from "../native/errors.ts";
+import type { Device } from "../native/device.ts";
+import type { Group } from "../parallel/group.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import type { MicrobatchObserver } from "../train/schedule.ts";
 import { type Check, relative } from "./comparison.ts";
+import type { MimoBatches } from "./mimo-batches.ts";
 import type { MimoGolden, MimoGoldenConfig, MimoProbe } from "./mimo-golden.ts";
+import { hasImage, languageLayerName, probeNames, routersOf } from "./mimo-golden-checks.ts";
+import { ProbeSums } from "./probe-sums.ts";
+import { reduceHost } from "./reduce-host.ts";
+import { encoderSamples, languageSamples, type Plan } from "./verify/plan.ts";
 
-/** Largest difference of a probed value, in units of the tensor's rms. */
-const probeLimit = 2e-5;
+/** What of a run is on this rank. */
+export interface RankView {
+	readonly plan: Plan;
+	/** Every rank of the run. */
+	readonly world: Group;
+	readonly device: Device;
+	/** null on a rank of the encoder alone. */
+	readonly language: { readonly model: HybridModel; readonly lane: number } | null;
+	/** null on a rank of the language model alone. */
+	readonly encoder: { readonly tp: Group; readonly lane: number } | null;
+}
 
-/** Layers by their class upstream. */
-const layerClasses = { M: "MambaLayer", "*": "TransformerLayer", E: "MoETransformerLayer", "-": "MLPLayer" } as const;
+interface Place {
+	/** Among all samples of the step, lane after lane of the reference. */
+	readonly sample: number;
+	/** Row of the sample's own tensor. */
+	readonly row: number;
+}
 
+const expertBiasLimit = 1e-9;
+
+/** Every rank of the run makes one for step 1, observes with it, and calls `checks` together with all others. */
 export class MimoProbes {
-	/** Tokens per expert counted up to the previous microbatch, by layer. */
-	readonly #counted = new Map<number, Int32Array>();
+	readonly #probes: ProbeSums;
+	/** Index of a probe by lane and upstream's name. */
+	readonly #index = new Map<string, number>();
+	/** [routers, samples, experts] of this rank's tokens. */
+	readonly #tokens: Float64Array;
+	readonly #samples: readonly number[];
 
 	constructor(
 		readonly config: MimoGoldenConfig,
 		readonly golden: MimoGolden,
-		readonly language: HybridModel,
-		readonly checks: Check[],
-	) {}
+		readonly batches: MimoBatches,
+		readonly rank: RankView,
+	) {
+		const { lanes, microbatches_per_lane: perLane } = config.data;
+		const { step1_probe: recorded } = golden;
+		this.#samples = Array.from({ length: lanes * perLane }, (_, sample) => sample);
+		const probes = recorded.lanes.flatMap((of, lane) => [
+			...probeNames(config, hasImage(config, 0, lane, 0)).map((name) => ({ lane, name, probe: of[name] as MimoProbe })),
+			{ lane, name: "logits", probe: recorded.logits_lanes[lane]! },
+		]);
+		for (const [index, { lane, name }] of probes.entries()) this.#index.set(`${lane} ${name}`, index);
+		this.#probes = new ProbeSums(
+			probes.map(({ lane, name, probe: { shape, ...values } }) => ({
+				...values,
+				name: `step 1 ${name}${lanes > 1 ? ` lane ${lane}` : ""}`,
+				elements: shape.reduce((product, size) => product * size, 1),
+			})),
+		);
+		const { num_experts: experts } = config.language_model.moe;
+		this.#tokens = new Float64Array(routersOf(config).length * this.#samples.length * experts);
+		this.#watchRouters();
+	}
 
-	/** Compares values of step 1 as they arise; microbatches are those of lane 0, then of lane 1, … */
+	/** Adds this rank's part of a value of step 1. */
 	readonly observe: MicrobatchObserver = (name, value, microbatch) => {
-		const perLane = this.config.data.microbatches_per_lane;
-		const [lane, index] = [Math.floor(microbatch / perLane), microbatch % perLane];
-		if (name === "logits") this.#compareRouting(lane, index);
-		if (index !== 0) return;
-		if (name === "logits") {
-			using live = value.columns(0, this.config.language_model.vocab_size);
-			this.#compare(lane, "logits", live, this.golden.step1_probe.logits_lanes[lane]);
-			return;
-		}
-		const upstream = this.#upstreamName(name);
-		const expected = this.golden.step1_probe.lanes[lane]?.[upstream];
-		if (!expected || !("rms" in expected)) throw new UserError(`golden.json has no probe ${upstream}.`);
-		this.#compare(lane, upstream, value, expected as MimoProbe);
+		const encoder = /^encoder\.(.*)$/.exec(name)?.[1];
+		if (encoder !== undefined) this.#addEncoder(encoder, value, microbatch);
+		else this.#addLanguage(name, value, microbatch);
 	};
 
-	/** After step 1's update. */
-	compareExpertBias(): void {
-		for (const [layer, router] of this.language.routers) {
-			const name = `${layerPrefix(layer)}mlp.router.expert_bias`;
-			const expected = this.golden.step1_probe.expert_bias_after_step1[name];
-			if (!expected) throw new UserError(`golden.json has no expert bias ${name}.`);
-			for (const [expert, actual] of router.expertBias.toFloat32().entries()) {
-				const wanted = expected[expert]!;
-				const error = Math.abs(actual - wanted);
-				this.checks.push({
-					name: `step 1 expert bias ${layer} ${expert}`,
-					expected: wanted,
-					actual,
-					error,
-					limit: 1e-9,
-				});
-			}
+	/** After step 1's update: what the sums of all ranks say. */
+	checks(): Check[] {
+		const { world, device } = this.rank;
+		for (const router of this.rank.language?.model.routers.values() ?? []) router.onRouting = null;
+		reduceHost(world, device, this.#tokens);
+		return [...this.#probes.checks(world, device), ...this.#tokenChecks(), ...this.#biasChecks()];
+	}
+
+	/** Adds rows of a value: `placeOf` says which sample's, null of those that another rank adds. */
+	#add(
+		name: string,
+		{ values, width }: { readonly values: Float32Array; readonly width: number },
+		columns: { readonly first: number; readonly live: number; readonly all: number },
+		placeOf: (row: number) => Place | null,
+	): void {
+		const perLane = this.config.data.microbatches_per_lane;
+		for (let row = 0; row * width < values.length; row++) {
+			const place = placeOf(row);
+			if (place === null || place.sample % perLane !== 0) continue;
+			const index = this.#index.get(`${place.sample / perLane} ${name}`);
+			if (index === undefined) throw new Error(`golden.json is not asked for the probe ${name}.`);
+			const own = values.subarray(row * width, row * width + columns.live);
+			this.#probes.add(index, own, place.row * columns.all + columns.first);
 		}
 	}
 
-	#upstreamName(name: string): string {
-		const layer = /^(encoder\.)?layer\.(\d+)$/.exec(name);
-		if (layer) {
-			const index = Number(layer[2]);
-			if (layer[1]) return `vit.layer${index}`;
-			return `lm.layer${index}.${layerClasses[this.config.language_model.pattern[index]!]}`;
+	/** Tensor-parallel ranks of the encoder have the same values. */
+	#addEncoder(name: string, value: Tensor, microbatch: number): void {
+		const { plan, encoder } = this.rank;
+		if (encoder!.tp.rank !== 0) return;
+		const perLane = this.config.data.microbatches_per_lane;
+		const withImages = encoderSamples(plan, this.#samples, encoder!.lane, microbatch).filter((sample) =>
+			hasImage(this.config, 0, Math.floor(sample / perLane), sample % perLane),
+		);
+		const rows = value.rows / withImages.length;
+		const layer = /^layer\.(\d+)$/.exec(name)?.[1];
+		const upstream = layer !== undefined ? `layer${layer}` : name === "projector" ? "projector0" : name;
+		this.#add(`vit.${upstream}`, { values: value.toFloat32(), width: value.width }, wholeRows(value.width), (row) => ({
+			sample: withImages[Math.floor(row / rows)]!,
+			row: row % rows,
+		}));
+	}
+
+	#addLanguage(name: string, value: Tensor, microbatch: number): void {
+		const { model } = this.rank.language!;
+		const { tp } = model.parallel;
+		const values = value.toFloat32();
+		if (name === "logits") {
+			const { start, live } = model.vocabularyShard;
+			const columns = { first: start, live, all: this.config.language_model.vocab_size };
+			this.#add("logits", { values, width: value.width }, columns, this.#tokenPlaces(microbatch, 0));
+			return;
 		}
-		const known: Record<string, string> = {
-			"encoder.projector": "vit.projector0",
+		if (name === "per_token_loss") {
+			const places = this.#tokenPlaces(microbatch, 0);
+			if (tp.rank === 0) this.#add("lm.per_token_loss", { values, width: 1 }, wholeRows(1), places);
+			return;
+		}
+		const places = this.#tokenPlaces(microbatch, tp.rank * value.rows);
+		const layer = /^layer\.(\d+)$/.exec(name)?.[1];
+		const known: Readonly<Record<string, string>> = {
+			text_embedding: "lm.embedding",
 			embedding: "lm.decoder_input",
 			final_norm: "lm.final_norm",
-			per_token_loss: "lm.per_token_loss",
 		};
-		return known[name] ?? name.replace(/^encoder\./, "vit.");
+		const upstream = layer === undefined ? known[name]! : languageLayerName(this.config, Number(layer));
+		const placeOf = name === "text_embedding" ? this.#textPlaces(places) : places;
+		this.#add(upstream, { values, width: value.width }, wholeRows(value.width), placeOf);
 	}
 
-	/** rms, largest magnitude and first values: the worst difference in units of the reference's rms. */
-	#compare(lane: number, name: string, value: Tensor, expected: MimoProbe | undefined): void {
-		if (!expected) throw new UserError(`golden.json has no probe ${name} of lane ${lane}.`);
-		const values = value.toFloat32();
-		const elements = expected.shape.reduce((product, size) => product * size, 1);
-		if (values.length !== elements) {
-			throw new UserError(`${name} has ${values.length} values; golden.json says [${expected.shape}].`);
+	/** Places of tokens of a language microbatch whose first one here is its token `first`. */
+	#tokenPlaces(microbatch: number, first: number): (row: number) => Place {
+		const { plan, language } = this.rank;
+		const { sequence_length: length } = this.config.language_model;
+		const samples = languageSamples(plan, this.#samples, language!.lane, microbatch);
+		return (row) => ({ sample: samples[Math.floor((first + row) / length)]!, row: (first + row) % length });
+	}
+
+	/** Upstream looks text tokens up alone: image tokens have no place, those behind them come earlier. */
+	#textPlaces(placeOf: (row: number) => Place): (row: number) => Place | null {
+		const perLane = this.config.data.microbatches_per_lane;
+		const { image_token_id: imageToken } = this.config.language_model;
+		const placesOfSample = new Map<number, Int32Array>();
+		return (at) => {
+			const { sample, row } = placeOf(at);
+			let places = placesOfSample.get(sample);
+			if (places === undefined) {
+				const { ids } = this.batches.microbatch(0, Math.floor(sample / perLane), sample % perLane).text;
+				let text = 0;
+				places = Int32Array.from(ids, (id) => (id === imageToken ? -1 : text++));
+				placesOfSample.set(sample, places);
+			}
+			return places[row]! < 0 ? null : { sample, row: places[row]! };
+		};
+	}
+
+	#watchRouters(): void {
+		const { language } = this.rank;
+		const { num_experts: experts, router_topk: topk } = this.config.language_model.moe;
+		for (const [at, { layer, name }] of routersOf(this.config).entries()) {
+			const router = language?.model.routers.get(layer);
+			if (!router) continue;
+			let microbatch = 0;
+			router.onRouting = (expertIndex, _logits, probabilities) => {
+				const chosen = expertIndex.toInt32();
+				const weights = probabilities.toFloat32();
+				const tokens = chosen.length / topk;
+				const places = this.#tokenPlaces(microbatch++, language!.model.parallel.tp.rank * tokens);
+				const dense = new Float32Array(tokens * experts);
+				for (const [slot, expert] of chosen.entries()) {
+					const token = Math.floor(slot / topk);
+					dense[token * experts + expert] = weights[slot]!;
+					this.#tokens[(at * this.#samples.length + places(token).sample) * experts + expert]!++;
+				}
+				this.#add(`${name}.probs`, { values: dense, width: experts }, wholeRows(experts), places);
+			};
 		}
-		const compared = [
-			[Math.sqrt(values.reduce((sum, x) => sum + x * x, 0) / values.length), expected.rms],
-			[values.reduce((most, x) => Math.max(most, Math.abs(x)), 0), expected.absmax],
-			...expected.head.map((wanted, i) => [values[i]!, wanted]),
-		] as [number, number][];
-		const error = ([actual, wanted]: readonly [number, number]) => Math.abs(actual - wanted) / expected.rms;
-		// NaN is the worst there is.
-		const worst = compared.reduce((a, b) => (Number.isNaN(error(a)) || error(b) <= error(a) ? a : b));
-		this.checks.push({
-			name: `step 1 ${name}${this.golden.step1_probe.lanes.length > 1 ? ` lane ${lane}` : ""}`,
-			expected: worst[1],
-			actual: worst[0],
-			error: error(worst),
-			limit: probeLimit,
+	}
+
+	#tokenChecks(): Check[] {
+		const { microbatches_per_lane: perLane } = this.config.data;
+		const { num_experts: experts } = this.config.language_model.moe;
+		return routersOf(this.config).flatMap(({ layer, name }, at) =>
+			this.#samples.flatMap((sample) => {
+				const [lane, microbatch] = [Math.floor(sample / perLane), sample % perLane];
+				const begin = (at * this.#samples.length + sample) * experts;
+				return this.golden.step1_probe.tokens_per_expert[name]![lane]![microbatch]!.map((expected, expert) => {
+					const actual = this.#tokens[begin + expert]!;
+					return {
+						name: `step 1 tokens of expert ${expert}, layer ${layer}, lane ${lane} microbatch ${microbatch}`,
+						...{ expected, actual, error: relative(actual, expected), limit: 0 },
+					};
+				});
+			}),
+		);
+	}
+
+	/** Ranks of the language model hold equal biases: the furthest off counts. */
+	#biasChecks(): Check[] {
+		const { world, device, language } = this.rank;
+		return routersOf(this.config).flatMap(({ layer, name }) => {
+			const wanted = this.golden.step1_probe.expert_bias_after_step1[`${name}.expert_bias`] ?? [];
+			const own = language?.model.routers.get(layer)?.expertBias.toFloat32();
+			const off = Float64Array.from(wanted, (expected, expert) => Math.abs((own?.[expert] ?? expected) - expected));
+			reduceHost(world, device, off, "max");
+			return wanted.map((expected, expert) => ({
+				name: `step 1 expert bias ${layer} ${expert}`,
+				...{ expected, actual: own?.[expert] ?? expected, error: off[expert]!, limit: expertBiasLimit },
+			}));
 		});
 	}
+}
 
-	/** Tokens every expert got of this microbatch. */
-	#compareRouting(lane: number, microbatch: number): void {
-		for (const [layer, { tokensPerExpert }] of this.language.routers) {
-			const now = tokensPerExpert.toInt32();
-			const before = this.#counted.get(layer);
-			this.#counted.set(layer, now);
-			const name = `${layerPrefix(layer)}mlp.router`;
-			const expected = this.golden.step1_probe.tokens_per_expert[name]?.[lane]?.[microbatch];
-			if (!expected) throw new UserError(`golden.json has no tokens per expert of ${name}.`);
-			for (const [expert, wanted] of expected.entries()) {
-				const actual = now[expert]! - (before?.[expert] ?? 0);
-				this.checks.push({
-					name: `step 1 tokens of expert ${expert}, layer ${layer}, lane ${lane} microbatch ${microbatch}`,
-					expected: wanted,
-					actual,
-					error: relative(actual, wanted),
-					limit: 0,
-				});
-			}
-		}
-	}
+function wholeRows(width: number) {
+	return { first: 0, live: width, all: width };
 }

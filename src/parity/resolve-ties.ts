@@ -5,10 +5,10 @@
 import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
-import { Tensor } from "../tensor/tensor.ts";
 import { bf16Report, type Precision } from "./bf16.ts";
 import { type Check, holds, type ParityReport } from "./comparison.ts";
 import { describeTie, isSame, type NearTie, NearTies } from "./near-ties.ts";
+import { reduceHost } from "./reduce-host.ts";
 import { Snapshot, type Trained } from "./snapshot.ts";
 
 /** Every rank's values, in rank order; each gives equally many. */
@@ -106,13 +106,11 @@ export function compareSteps(rank: number, gather: Gather, run: ComparedRun): Pa
 }
 
 /** All values side by side through the group's sum. */
-export function gatherOver(group: Group, device: Device, rank: number, ranks: number): Gather {
+export function gatherOver(group: Group, device: Device): Gather {
 	return (own) => {
-		const all = new Float64Array(ranks * own.length);
-		all.set(own, rank * own.length);
-		using sums = Tensor.from(device, all);
-		group.allReduce(sums).wait();
-		device.copyToHost(all, sums);
+		const all = new Float64Array(group.size * own.length);
+		all.set(own, group.rank * own.length);
+		reduceHost(group, device, all);
 		return all;
 	};
 }

@@ -4,14 +4,7 @@
  */
 import type { DataParallel } from "../parallel/data-parallel.ts";
 
-export interface EncoderCorrection<Batch> {
-	/** The encoder's parameters. */
-	readonly replica: DataParallel;
-	/** Factor of the step's gradients, from this rank's microbatches. */
-	factor(microbatches: readonly Batch[]): number;
-}
-
-/** How a run looks at it. Every rank of the run has one, and all join in. */
+/** The policy of a run and this rank's part in it. Every rank of the run has one, and all join in. */
 export interface Participation {
 	readonly policy: "exact" | "corrected";
 	/** Data-parallel ranks of the encoder. */

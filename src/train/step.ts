@@ -24,12 +24,7 @@ import { type Group, groupOfOne } from "../parallel/group.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { LossAccumulator } from "./loss.ts";
-import {
-	type EncoderCorrection,
-	type Participation,
-	type ParticipationResult,
-	participationFactor,
-} from "./participation.ts";
+import { type Participation, type ParticipationResult, participationFactor } from "./participation.ts";
 import { LanguageSchedule, type MicrobatchObserver, type Schedule } from "./schedule.ts";
 
 export interface TrainingState<Batch> {
@@ -54,8 +49,6 @@ export interface TrainingState<Batch> {
 	readonly clipGrad: number;
 	/** Keys of dropout masks are drawn from this and the iteration. */
 	readonly seed: number;
-	/** Default: the exact gradient, whichever ranks saw images. */
-	readonly encoderCorrection?: EncoderCorrection<Batch>;
 	/** Encoder and language model on different ranks: which encoder ranks saw images, and what that changes. */
 	readonly participation?: Participation;
 	readonly logNumZeros?: boolean;
@@ -189,10 +182,6 @@ export function takeGradients<Batch>(
 	const { sum, tokens } = losses.total(world);
 	if (lossGroup === null) reduce(tokens);
 	const participation = state.participation ? participate(state, state.participation, losses) : null;
-	if (state.encoderCorrection) {
-		const { replica, factor } = state.encoderCorrection;
-		scaleEncoder(replica, factor(input.microbatches), scalars);
-	}
 	timers?.stop("forward-backward");
 	observer.gradients?.();
 	observer.part?.("optimizer");

@@ -40,13 +40,20 @@ done
 for folder in "$references"/mimo-*; do
 	name=$(basename "$folder")
 	is_wanted "$name" && [ -d "$folder" ] || continue
-	case $name in *-corrected) ranks=(--encoder-ranks 2) ;; *) ranks=() ;; esac
-	prove "$name in one process" "${mimo[@]}" parity --device cuda --layout 1 "${ranks[@]}" --golden "$folder"
-	prove "$name in one process, bf16" "${mimo[@]}" parity --device cuda --layout 1 --bf16 "${ranks[@]}" --golden "$folder"
-	# A corrected folder's factor counts two encoder ranks.
-	if [ "$gpus" -ge 2 ] && [ ${#ranks[@]} -eq 0 ]; then
-		prove "$name on 1+1" "${mimo[@]}" parity --device cuda --layout 1+1 --golden "$folder"
-	fi
+	# A corrected folder's factor counts two encoder ranks: it runs on layouts that have them.
+	case $name in
+	*-corrected)
+		prove "$name on its own layout, GPUs shared, bf16" "${mimo[@]}" parity --device cuda --bf16 \
+			--distributed-backend shm --golden "$folder"
+		;;
+	*)
+		prove "$name in one process" "${mimo[@]}" parity --device cuda --layout 1 --golden "$folder"
+		prove "$name in one process, bf16" "${mimo[@]}" parity --device cuda --layout 1 --bf16 --golden "$folder"
+		if [ "$gpus" -ge 2 ]; then
+			prove "$name on 1+1" "${mimo[@]}" parity --device cuda --layout 1+1 --golden "$folder"
+		fi
+		;;
+	esac
 	prove "$name on its own layout, GPUs shared" "${mimo[@]}" parity --device cuda --distributed-backend shm --golden "$folder"
 done
 

@@ -64,21 +64,21 @@ describe("a wrong term is noticed in the layer that has it", () => {
 			return { name, dtype, shape, data: () => data };
 		});
 		writeSafetensors(join(copy, "model.safetensors"), entries);
-		expectFailure(await languageParity(device, copy), /^step 1 layer 3 /);
+		expectFailure(await languageParity(device, copy), /^step 1 layer 3$/);
 	});
 
 	test("no top-k scaling", async () => {
 		const report = await languageParity(device, golden("hybrid-tiny"), {
 			configure: (config) => ({ ...config, moe: { ...config.moe, scalingFactor: 1 } }),
 		});
-		expectFailure(report, /^step 1 layer 1 /);
+		expectFailure(report, /^step 1 layer 1$/);
 	});
 
 	test("attention scores that are not scaled", async () => {
 		const report = await languageParity(device, golden("hybrid-tiny"), {
 			configure: (config) => ({ ...config, attention: { ...config.attention, softmaxScale: 1 } }),
 		});
-		expectFailure(report, /^step 1 layer [23] /);
+		expectFailure(report, /^step 1 layer [23]$/);
 	});
 
 	test("Δ without its lower limit", async () => {

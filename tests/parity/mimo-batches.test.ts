@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { hashImage, MimoBatches } from "../../src/parity/mimo-batches.ts";
 import type { MimoGoldenConfig } from "../../src/parity/mimo-golden.ts";
+import { participantsOf } from "../../src/parity/mimo-golden-checks.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-batches-"));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -74,7 +75,7 @@ test("participants are encoder ranks, not lanes", () => {
 	const text: [number, number, number][] = [[2, 0, 1], [2, 0, 2], [2, 1, 1], [2, 1, 2], [2, 2, 1], ...all];
 	const counts = (ranks: number) => {
 		const read = batches(ranks, text, (lane, sample) => 70 + lane + sample);
-		return [0, 1, 2].map((step) => read.participants(step));
+		return [0, 1, 2].map((step) => participantsOf(read.config, step));
 	};
 	expect(counts(4)).toEqual([4, 2, 0]);
 	expect(counts(2)).toEqual([2, 1, 0]);

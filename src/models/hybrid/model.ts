@@ -27,7 +27,10 @@ import { moeLayer } from "./moe.ts";
 import { hybridParameters, languageModelPrefix, layerPrefix } from "./names.ts";
 import { RouterState } from "./router-state.ts";
 
-/** Called with values as they arise: "embedding", "layer.0" … (residual added), "final_norm", "logits". */
+/**
+ * Called with values as they arise: "text_embedding", "embedding" (image rows added), "layer.0" … (residual added),
+ * "final_norm", "logits".
+ */
 export type Observer = (name: string, value: Tensor) => void;
 
 export interface ForwardInput {
@@ -106,7 +109,7 @@ export class HybridModel implements Disposable {
 	/** Logits_T(V/tp) of a microbatch: all its tokens, this rank's part of the vocabulary. */
 	forward(tape: Tape, input: ForwardInput, observe: Observer = () => {}): Tensor {
 		const { tp } = this.parallel;
-		using embedded = this.#embed(tape, input);
+		using embedded = this.#embed(tape, input, observe);
 		observe("embedding", embedded);
 		using hidden = this.#layers(tape, embedded, input, observe);
 		using normed = rmsNorm(tape, hidden, this.#parameter("decoder.final_norm.weight"), this.config.normEpsilon);
@@ -135,11 +138,12 @@ export class HybridModel implements Disposable {
 		return this.parameters.get(languageModelPrefix + name);
 	}
 
-	#embed(tape: Tape, input: ForwardInput): Tensor {
+	#embed(tape: Tape, input: ForwardInput, observe: Observer): Tensor {
 		const table = this.#parameter("embedding.word_embeddings.weight");
 		using partial = embedding(tape, input.ids, table, this.vocabularyShard.start);
 		using embedded = reduceScatterSequence(tape, partial, this.parallel.tp);
 		using dropped = this.#dropout(tape, embedded, input, "embedding");
+		observe("text_embedding", dropped);
 		return input.addToEmbedding?.(dropped) ?? dropped.share();
 	}
 

@@ -45,7 +45,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		// The step divides by its loss tokens, so a microbatch's mean over tokens counts as a sum (spec 4.4).
 		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient } : null,
 	});
-	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits);
+	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {
 		addBalancingLosses(tape, router, routing.statistics, context.sequences.tokens, context.parallel.tp);
 	}

@@ -28,8 +28,8 @@ export class RouterState implements Disposable {
 	#stepMicrobatches = 0;
 	/** Sees, and may change, a microbatch's logits [T, E] of this rank's tokens before experts are chosen. */
 	onLogits: ((logits: Tensor) => void) | null = null;
-	/** Sees every microbatch's choice: experts [T, K] and logits [T, E] of this rank's tokens. */
-	onRouting: ((expertIndex: Tensor, logits: Tensor) => void) | null = null;
+	/** Sees every microbatch's choice: experts [T, K], logits [T, E] and routing weights [T, K] of this rank's tokens. */
+	onRouting: ((expertIndex: Tensor, logits: Tensor, probabilities: Tensor) => void) | null = null;
 
 	constructor(
 		readonly device: Device,

@@ -13,10 +13,10 @@ import type { World } from "../../parallel/world.ts";
 import { ColocatedSchedule } from "../../train/colocated-schedule.ts";
 import type { LossAccumulator } from "../../train/loss.ts";
 import { mimoSide } from "../../train/mimo-run.ts";
-import { participationFactor } from "../../train/participation.ts";
+import type { Participation } from "../../train/participation.ts";
 import type { Schedule, StepPlace } from "../../train/schedule.ts";
 import { type StepResult, type TrainingState, trainStep } from "../../train/step.ts";
-import { colocatedMicrobatches, encoderMicrobatches, languageMicrobatches, type Plan, participants } from "./plan.ts";
+import { colocatedMicrobatches, encoderMicrobatches, languageMicrobatches, type Plan } from "./plan.ts";
 import { RoutingRecorder } from "./routing.ts";
 import type { Subject } from "./subject.ts";
 
@@ -25,8 +25,8 @@ export interface EngineOptions {
 	readonly distributedOptimizer?: boolean;
 	/** Gradients are reduced in small buckets while backward runs. */
 	readonly buckets?: boolean;
-	/** The participation correction. */
-	readonly corrected?: boolean;
+	/** encoder-grad-participation; default exact. */
+	readonly participation?: Participation["policy"];
 	/** Layout 1: microbatches last to first, so that sums come in another order. */
 	readonly reversed?: boolean;
 }
@@ -58,14 +58,16 @@ export async function openEngine(
 		: await bridgedEngine(world, plan, subject, options);
 }
 
-function colocatedEngine(world: World, plan: Plan, subject: Subject, { reversed = false }: EngineOptions): Engine {
+function colocatedEngine(world: World, plan: Plan, subject: Subject, options: EngineOptions): Engine {
+	const { reversed = false, participation = "exact" } = options;
 	const { device } = world;
 	const encoder = new EncoderModule(device, subject.encoder, {
 		frozenTower: subject.frozen.tower,
 		frozenProjector: subject.frozen.projector,
 	});
 	const language = new HybridModel(device, subject.language, { frozen: subject.frozen.language });
-	const replicas = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];
+	const [encoderReplica, languageReplica] = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];
+	const replicas = [encoderReplica, languageReplica];
 	const scalars = new StepScalars(device);
 	const optimizer = new AdamW(replicas, scalars, subject.adam);
 	const schedule = new ColocatedSchedule(encoder, language, subject.imageTokenId);
@@ -81,6 +83,7 @@ function colocatedEngine(world: World, plan: Plan, subject: Subject, { reversed 
 		scalars,
 		clipGrad: subject.clipGrad,
 		seed: subject.seed,
+		participation: { policy: participation, ranks: 1, replica: encoderReplica, votes: true },
 	};
 	const initialise = () => {
 		encoder.initialise(subject.seed);
@@ -107,6 +110,7 @@ async function bridgedEngine(world: World, plan: Plan, subject: Subject, options
 		...subject,
 		distributedOptimizer: options.distributedOptimizer ?? false,
 		buckets: () => (options.buckets ? { count: 8 } : null),
+		participation: options.participation ?? "exact",
 	});
 	const { lane } = side;
 	const initialise = () => side.initialise(subject.seed);
@@ -119,12 +123,8 @@ async function bridgedEngine(world: World, plan: Plan, subject: Subject, options
 			return engineOf(side.state, subject, { routing, initialise, microbatches, firstToken });
 		}
 		const microbatches = encoderMicrobatches(plan, subject.samples, lane);
-		const factor = participationFactor(participants(plan, subject.samples), topology.encoder!.lanes);
-		const correction = options.corrected && {
-			encoderCorrection: { replica: side.state.replicas[0]!, factor: () => factor },
-		};
 		const routing = new RoutingRecorder(null, "first first");
-		return engineOf({ ...side.state, ...correction }, subject, { routing, initialise, microbatches, firstToken: 0 });
+		return engineOf(side.state, subject, { routing, initialise, microbatches, firstToken: 0 });
 	};
 	return {
 		...base(),

@@ -1,10 +1,10 @@
 /** One layout's run: every rank compares what it holds with the reference, and the sums of all ranks are the result. */
-import type { Reduction } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
-import { elementCount, Tensor } from "../../tensor/tensor.ts";
+import { elementCount, type Tensor } from "../../tensor/tensor.ts";
+import { reduceHost } from "../reduce-host.ts";
 import { type Engine, type EngineOptions, openEngine } from "./engine.ts";
 import { updateAlone } from "./optimizer-alone.ts";
-import type { Plan } from "./plan.ts";
+import { type Plan, participants } from "./plan.ts";
 import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf } from "./reference.ts";
 import type { Flip } from "./routing.ts";
 import type { Subject } from "./subject.ts";
@@ -30,6 +30,8 @@ export interface LayoutResult {
 	readonly zero: { readonly gradients: number; readonly weights: number };
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
+	/** Encoder ranks with images in step 1: as the step counted them, and as the samples were dealt out. */
+	readonly participants: { readonly counted: number; readonly expected: number };
 	/** Wall clock of all of it. */
 	readonly seconds: number;
 }
@@ -60,6 +62,13 @@ export async function runLayout(
 		differences: { gradient, updated, stepped },
 		zero: unequal,
 		flips,
+		participants: {
+			counted: result.participation?.participants ?? 0,
+			expected: participants(
+				plan,
+				subject.samples.map(({ images }) => images.grids.length > 0),
+			),
+		},
 		seconds: (performance.now() - started) / 1000,
 	};
 }
@@ -114,8 +123,8 @@ export function compare(engine: Engine, reference: StoredReference, kind: Kind):
 		value[Symbol.dispose]();
 		gradient?.[Symbol.dispose]();
 	}
-	reduceHost(engine, sums, "sum");
-	reduceHost(engine, copies, "max");
+	reduceHost(engine.world, engine.state.scalars.device, sums, "sum");
+	reduceHost(engine.world, engine.state.scalars.device, copies, "max");
 	return tensors.map(({ name, elements }, at) => {
 		const compared = sums[3 * at + 2]!;
 		if (compared !== elements && !(kind === "gradient" && compared === 0)) {
@@ -197,14 +206,6 @@ function countUnequal(engine: Engine, a: readonly Uint32Array[], b: readonly Uin
 		for (let i = 0; i < values.length; i++) if (values[i] !== other[i]) count++;
 	});
 	const sum = Float64Array.of(count);
-	reduceHost(engine, sum, "sum");
+	reduceHost(engine.world, engine.state.scalars.device, sum, "sum");
 	return sum[0]!;
-}
-
-/** values = their reduction over the ranks of the run. */
-export function reduceHost({ world, state }: Engine, values: Float64Array, reduction: Reduction): void {
-	const { device } = state.scalars;
-	using all = Tensor.from(device, values);
-	world.allReduce(all, reduction).wait();
-	device.copyToHost(values, all);
 }

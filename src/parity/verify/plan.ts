@@ -50,21 +50,19 @@ export function planOf(
 	return { name, topology, microBatchSize: best, microbatches: samples / lanes / best };
 }
 
-/**
- * Throws a UserError for a layout whose microbatches are not those of `reference` where that makes another loss: aux_loss
- * balances the samples of a microbatch together.
- */
-export function requireEqualMicrobatches(plan: Plan, reference: Plan): void {
+/** Throws a UserError for a layout whose microbatches are not those of `reference` where `reason` makes that another loss. */
+export function requireEqualMicrobatches(plan: Plan, reference: Plan, reason: string): void {
 	const { name, microBatchSize } = plan;
 	if (microBatchSize === reference.microBatchSize) return;
 	throw new UserError(
-		`Layout ${name} needs microbatches of ${microBatchSize} samples instead of ${reference.microBatchSize}: results depend on it with moe-router-load-balancing-type aux_loss, which balances the samples of a microbatch together (seq_aux_loss does not).`,
+		`Layout ${name} needs microbatches of ${microBatchSize} samples instead of ${reference.microBatchSize}: results depend on it, because ${reason}.`,
 		2,
 	);
 }
 
 /** Samples of microbatch m of a language lane. */
-function samplesOf({ microBatchSize, microbatches }: Plan, samples: readonly Sample[], lane: number, m: number) {
+export function languageSamples<S>(plan: Plan, samples: readonly S[], lane: number, m: number): S[] {
+	const { microBatchSize, microbatches } = plan;
 	const first = (lane * microbatches + m) * microBatchSize;
 	return samples.slice(first, first + microBatchSize);
 }
@@ -72,7 +70,7 @@ function samplesOf({ microBatchSize, microbatches }: Plan, samples: readonly Sam
 const range = (count: number) => Array.from({ length: count }, (_, index) => index);
 
 export function languageMicrobatches(plan: Plan, samples: readonly Sample[], lane: number): Microbatch[] {
-	return range(plan.microbatches).map((m) => joinText(samplesOf(plan, samples, lane, m)));
+	return range(plan.microbatches).map((m) => joinText(languageSamples(plan, samples, lane, m)));
 }
 
 /**
@@ -83,12 +81,13 @@ export function encoderMicrobatches(plan: Plan, samples: readonly Sample[], lane
 	return range(plan.microbatches).map((m) => joinSampleImages(encoderSamples(plan, samples, lane, m)));
 }
 
-function encoderSamples(plan: Plan, samples: readonly Sample[], lane: number, m: number): Sample[] {
+/** Samples of microbatch m of an encoder lane. */
+export function encoderSamples<S>(plan: Plan, samples: readonly S[], lane: number, m: number): S[] {
 	const { topology } = plan;
-	if (topology.encoder === null) return samplesOf(plan, samples, 0, m);
+	if (topology.encoder === null) return languageSamples(plan, samples, 0, m);
 	const [sources, destinations] = [topology.encoder.lanes, topology.language.lanes];
 	const served = topology.routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
-	const all = served.flatMap((destination) => samplesOf(plan, samples, destination, m));
+	const all = served.flatMap((destination) => languageSamples(plan, samples, destination, m));
 	if (sources <= destinations) return all;
 	const [part, parts] = [lane % (sources / destinations), sources / destinations];
 	return all.slice((part * all.length) / parts, ((part + 1) * all.length) / parts);
@@ -97,16 +96,14 @@ function encoderSamples(plan: Plan, samples: readonly Sample[], lane: number, m:
 /** Both modules' microbatches for one process. */
 export function colocatedMicrobatches(plan: Plan, samples: readonly Sample[]) {
 	return range(plan.microbatches).map((m) => {
-		const own = samplesOf(plan, samples, 0, m);
+		const own = languageSamples(plan, samples, 0, m);
 		return { text: joinText(own), images: joinSampleImages(own) };
 	});
 }
 
-/** Encoder lanes with an image in any microbatch of the step. */
-export function participants(plan: Plan, samples: readonly Sample[]): number {
+/** Encoder lanes with an image in any microbatch of the step. `withImages`: which samples have one. */
+export function participants(plan: Plan, withImages: readonly boolean[]): number {
 	return range(plan.topology.encoder?.lanes ?? 1).filter((lane) =>
-		range(plan.microbatches).some((m) =>
-			encoderSamples(plan, samples, lane, m).some(({ images }) => images.grids.length > 0),
-		),
+		range(plan.microbatches).some((m) => encoderSamples(plan, withImages, lane, m).includes(true)),
 	).length;
 }

@@ -5,9 +5,9 @@
 import { languageModelPrefix } from "../../models/hybrid/names.ts";
 import { columns } from "../../observe/columns.ts";
 import type { World } from "../../parallel/world.ts";
+import { reduceHost } from "../reduce-host.ts";
 import { type Engine, openEngine } from "./engine.ts";
-import { reduceHost } from "./layout-run.ts";
-import { type Plan, participants } from "./plan.ts";
+import type { Plan } from "./plan.ts";
 import type { Subject } from "./subject.ts";
 
 /** Norms of one step's gradients, before clipping, and the factor that clipping multiplies them by. */
@@ -33,7 +33,7 @@ export interface PolicyResult {
 /** Every rank of the layout calls this together; all get the result. */
 export async function runPolicy(world: World, plan: Plan, subject: Subject): Promise<PolicyResult> {
 	using exact = await openEngine(world, plan, subject);
-	using corrected = await openEngine(world, plan, subject, { corrected: true });
+	using corrected = await openEngine(world, plan, subject, { participation: "corrected" });
 	const before = trainOnce(exact);
 	const after = trainOnce(corrected);
 	// Σ over counted elements: encoder and language squares of both, their products, weights' differences, steps.
@@ -54,7 +54,7 @@ export async function runPolicy(world: World, plan: Plan, subject: Subject): Pro
 			sums[6]! += (x - one.initial[i]!) ** 2;
 		});
 	});
-	reduceHost(exact, sums, "sum");
+	reduceHost(exact.world, exact.state.scalars.device, sums);
 	const [encoder, language, correctedEncoder, correctedLanguage, product, change, step] = sums as unknown as number[];
 	const norms = (ofEncoder: number, ofLanguage: number, clipFactor: number): Norms => ({
 		encoder: Math.sqrt(ofEncoder),
@@ -68,7 +68,7 @@ export async function runPolicy(world: World, plan: Plan, subject: Subject): Pro
 	};
 	return {
 		ranks: plan.topology.encoder?.lanes ?? 1,
-		participants: participants(plan, subject.samples),
+		participants: before.participants,
 		...results,
 		cosine: product! / Math.max(results.exact.all * results.corrected.all, Number.MIN_VALUE),
 		weights: Math.sqrt(change! / Math.max(step!, Number.MIN_VALUE)),
@@ -83,10 +83,10 @@ interface Part {
 	stepped: Float32Array;
 }
 
-function trainOnce(engine: Engine): { readonly parts: Part[]; readonly clipFactor: number } {
+function trainOnce(engine: Engine) {
 	engine.restart();
 	const parts: Part[] = [];
-	engine.step(() => {
+	const { participation } = engine.step(() => {
 		for (const tensor of engine.tensors()) {
 			const { name, value, gradient } = tensor;
 			if (gradient) {
@@ -108,7 +108,7 @@ function trainOnce(engine: Engine): { readonly parts: Part[]; readonly clipFacto
 		value[Symbol.dispose]();
 		gradient?.[Symbol.dispose]();
 	}
-	return { parts, clipFactor: engine.state.scalars.read().clipFactor };
+	return { parts, clipFactor: engine.state.scalars.read().clipFactor, participants: participation!.participants };
 }
 
 export interface PolicyReport {

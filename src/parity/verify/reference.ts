@@ -19,7 +19,7 @@ import { type Engine, openEngine } from "./engine.ts";
 import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
 import { type Flip, RoutingTable } from "./routing.ts";
-import { poolsMicrobatch, type Subject } from "./subject.ts";
+import { microBatchSizes, type Subject } from "./subject.ts";
 
 /** What is compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
 export const kinds = ["gradient", "updated", "stepped"] as const;
@@ -51,8 +51,6 @@ export interface Reference {
 	readonly scalars: Scalars;
 	/** Of the same run with its sums reordered. */
 	readonly noise: Scalars;
-	/** What was done to reorder them. */
-	readonly reordering: string;
 	/** Routing decisions that reordering flips: then its differences are no measure of noise, and none is granted. */
 	readonly noiseFlips: number;
 	readonly clipFactor: number;
@@ -61,16 +59,20 @@ export interface Reference {
 
 const files = { values: "reference.safetensors", description: "reference.json" } as const;
 
-/** Trains layout `1` and writes the folder. */
-export async function makeReference(world: World, subject: Subject, folder: string): Promise<Reference> {
-	const plan = planOf(namedTopology(parseLayout("1")), {
+/** Layout `1`, as the reference runs on it. */
+export function referencePlan(subject: Subject): Plan {
+	return planOf(namedTopology(parseLayout("1")), {
 		samples: subject.samples.length,
-		microBatchSize: subject.microBatchSize,
+		microBatchSize: microBatchSizes(subject).reference,
 		sequenceLength: subject.sequenceLength,
 	});
+}
+
+/** Trains layout `1` and writes the folder. */
+export async function makeReference(world: World, subject: Subject, folder: string): Promise<Reference> {
+	const plan = referencePlan(subject);
 	const first = await trainReference(world, plan, subject);
-	const other = reordered(plan, subject);
-	const noise = await trainNoise(world, other.plan, subject, first.routing);
+	const noise = await trainNoise(world, plan, subject, first.routing);
 	const gradients = first.values.gradient;
 	const tensors = [...first.values.updated].map(([name, updated]) => {
 		const gradient = gradients.get(name) ?? new Float32Array(updated.length);
@@ -87,7 +89,6 @@ export async function makeReference(world: World, subject: Subject, folder: stri
 		microbatches: plan.microbatches,
 		scalars: scalarsOf(first.result),
 		noise: scalarsOf(noise.result),
-		reordering: other.description,
 		noiseFlips: noise.flips.length,
 		clipFactor: first.clipFactor,
 		tensors,
@@ -164,7 +165,7 @@ async function trainReference(world: World, plan: Plan, subject: Subject) {
 	return { result, routing, clipFactor, values: { gradient, updated, stepped } };
 }
 
-/** Step 1 once more with its sums in another order. */
+/** Step 1 once more with its sums in another order: the same microbatches, from the last to the first. */
 async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
 	using engine = await openEngine(world, plan, subject, { reversed: true });
 	engine.restart();
@@ -174,19 +175,6 @@ async function trainNoise(world: World, plan: Plan, subject: Subject, routing: R
 	});
 	const flips: Flip[] = routing.flips(engine.routing, 0);
 	return { result, gradients, flips };
-}
-
-/** Microbatches of another size, where no balancing loss depends on it, and in any case the last first. */
-function reordered(plan: Plan, subject: Subject): { readonly plan: Plan; readonly description: string } {
-	const samples = plan.microBatchSize * plan.microbatches;
-	const sizes = Array.from({ length: samples }, (_, index) => index + 1).filter((size) => samples % size === 0);
-	const other = sizes.find((size) => size > plan.microBatchSize) ?? sizes.at(-2);
-	const microBatchSize = poolsMicrobatch(subject) ? plan.microBatchSize : (other ?? plan.microBatchSize);
-	const microbatches = samples / microBatchSize;
-	return {
-		plan: { ...plan, microBatchSize, microbatches },
-		description: `${microbatches} × ${microBatchSize} samples, the last first`,
-	};
 }
 
 function routingOf(engine: Engine, subject: Subject): RoutingTable {

@@ -36,9 +36,13 @@ export function renderReference(subject: Subject, reference: Reference): string 
 		);
 		return lines.join("\n");
 	}
+	if (reference.microbatches === 1) {
+		lines.push("  no measure of this machine's noise: a step has one microbatch; the tolerance alone counts");
+		return lines.join("\n");
+	}
 	const loudest = reference.tensors.reduce((a, b) => (noiseOf(b) > noiseOf(a) ? b : a));
 	lines.push(
-		`  noise of this machine (${reference.reordering}): loss ${short(Math.abs(noise.loss / scalars.loss - 1))}, gradient norm ${short(Math.abs(noise.gradientNorm / scalars.gradientNorm - 1))}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
+		`  noise of this machine (the last microbatch first): loss ${short(Math.abs(noise.loss / scalars.loss - 1))}, gradient norm ${short(Math.abs(noise.gradientNorm / scalars.gradientNorm - 1))}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
 	);
 	return lines.join("\n");
 }
@@ -86,6 +90,9 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 		...columns([header, ...rows]),
 		`(weights after ${realSteps} real steps are shown, not judged: Adam turns the rounding of zero gradients into full steps)`,
 	];
+	for (const { layout, verdict } of reports) {
+		if (verdict !== null && verdict.raised.length > 0) lines.push(raisedLimits(layout, verdict));
+	}
 	for (const { layout, failures } of reports) {
 		const shown = failures.slice(0, 5);
 		for (const failure of shown) lines.push(`${layout}: ${failure}.`);
@@ -98,6 +105,11 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 			: `FAILED: ${failed.join(", ")}.`,
 	);
 	return lines.join("\n");
+}
+
+function raisedLimits(layout: string, { raised, numbers, gradients }: Verdict): string {
+	const widest = raised.reduce((a, b) => (b.limit > a.limit ? b : a));
+	return `${layout}: noise raises ${raised.length} of ${numbers.length + gradients.length} limits above the tolerance, at most to ${short(widest.limit)} (${widest.name}).`;
 }
 
 function largest(judged: readonly Judged[]): number {

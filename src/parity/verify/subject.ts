@@ -28,9 +28,12 @@ export interface Subject {
 	readonly origin: string;
 }
 
+/** What a subject is made for: layouts are compared, or the participation policies in every layout. */
+export type Purpose = "layouts" | "policies";
+
 /** With random samples. `textOnly`: how many at the end of the batch have no image. */
-export function subjectOf(c: TrainingConfiguration, textOnly: number): Subject {
-	refuseLayoutDependent(c);
+export function subjectOf(c: TrainingConfiguration, textOnly: number, purpose: Purpose = "layouts"): Subject {
+	refuseLayoutDependent(c, purpose);
 	const { tower } = encoderConfig(c);
 	const samples = drawSamples({
 		tower,
@@ -47,8 +50,8 @@ export function subjectOf(c: TrainingConfiguration, textOnly: number): Subject {
 }
 
 /** With the first global batch of the configured data. */
-export async function subjectOfData(c: TrainingConfiguration): Promise<Subject> {
-	refuseLayoutDependent(c);
+export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose = "layouts"): Promise<Subject> {
+	refuseLayoutDependent(c, purpose);
 	const { readSamples } = await import("./data-samples.ts");
 	const from = c.dataPath === null ? "" : ` (${c.dataPath})`;
 	return subjectWith(c, await readSamples(c), `of the ${c.datasetProvider} data${from}`);
@@ -85,13 +88,31 @@ function largestGrid(c: TrainingConfiguration, tower: RadioConfig): PatchGrid {
 	return { rows, columns };
 }
 
-/** Whether a microbatch's balancing loss depends on which samples share it. */
-export function poolsMicrobatch({ language }: Subject): boolean {
-	return language.moe.balancing.some(({ type }) => type === "aux_loss");
+/** Why a microbatch's balancing loss depends on which samples share it; null: it does not. */
+export function poolingReason({ language, samples }: Pick<Subject, "language" | "samples">): string | null {
+	const has = (type: string) => language.moe.balancing.some((loss) => loss.type === type);
+	if (has("aux_loss")) {
+		return "moe-router-load-balancing-type aux_loss balances the samples of a microbatch together";
+	}
+	const counts = samples.map(({ text }) => text.lengths.length);
+	const [fewest, most] = [Math.min(...counts), Math.max(...counts)];
+	if (!has("seq_aux_loss") || fewest === most) return null;
+	return `moe-router-load-balancing-type seq_aux_loss is the mean of a microbatch's sequences, and the packs of this batch hold ${fewest} to ${most}`;
+}
+
+/**
+ * Samples of a microbatch, of the reference and of the layouts. The reference has single samples and the layouts at least
+ * two, so that several sequences share a microbatch nowhere but where they are compared; both have the configured number
+ * where a balancing loss depends on it.
+ */
+export function microBatchSizes(subject: Subject): { readonly reference: number; readonly layouts: number } {
+	const { microBatchSize } = subject;
+	if (poolingReason(subject) !== null) return { reference: microBatchSize, layouts: microBatchSize };
+	return { reference: 1, layouts: Math.max(2, microBatchSize) };
 }
 
 /** What makes results depend on the layout by definition is refused by name: a wide tolerance would hide mistakes. */
-function refuseLayoutDependent(c: TrainingConfiguration): void {
+function refuseLayoutDependent(c: TrainingConfiguration, purpose: Purpose): void {
 	if (!hasEncoder(c)) {
 		throw new UserError(
 			"verify compares layouts of an encoder and a language model; this configuration has no encoder.",
@@ -100,7 +121,8 @@ function refuseLayoutDependent(c: TrainingConfiguration): void {
 	const reasons = [
 		c.moeRouterLoadBalancingType.includes("global_aux_loss") &&
 			"moe-router-load-balancing-type global_aux_loss averages over the microbatches that its own lane has had so far",
-		c.encoderGradParticipation === "corrected" &&
+		purpose === "layouts" &&
+			c.encoderGradParticipation === "corrected" &&
 			"encoder-grad-participation corrected multiplies by a factor that counts encoder ranks (verify --policy shows its size)",
 		c.bf16 && "bf16 rounds every partial sum: verify compares in fp32 (bf16: false)",
 	].filter((reason) => reason !== false);

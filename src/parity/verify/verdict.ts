@@ -23,19 +23,23 @@ export interface Verdict {
 	readonly updatesDifferent: number;
 	/** Weights after the real steps: shown, not judged. */
 	readonly weights: readonly Judged[];
+	/** Numbers and gradients whose limit noise has raised above the tolerance. */
+	readonly raised: readonly Judged[];
 	/** What does not hold, one sentence each. */
 	readonly failures: readonly string[];
 }
 
 /** Of rounding, ten times what this machine shows by itself. */
 const noiseFactor = 10;
+/** No noise allows more: sums of fp32 that scatter wider than this are no measure of rounding. */
+const widestLimit = 1e-3;
 
 export function judge(result: LayoutResult, reference: Reference, tolerance: number): Verdict {
 	const bounded = (name: string, error: number, noise: number): Judged => ({
 		name,
 		error,
 		noise,
-		limit: Math.max(tolerance, noiseFactor * noise),
+		limit: Math.max(tolerance, Math.min(widestLimit, noiseFactor * noise)),
 	});
 	const noiseOf = (read: (s: Reference["scalars"]) => number | undefined) =>
 		reference.noiseFlips > 0 ? 0 : relative(read(reference.noise) ?? 0, read(reference.scalars) ?? 0);
@@ -63,6 +67,8 @@ export function judge(result: LayoutResult, reference: Reference, tolerance: num
 			.map(({ name, error, limit }) => `${name} is off by ${number2(error)} (limit ${number2(limit)})`),
 		...zeroFailures(result),
 	];
+	const { counted, expected } = result.participants;
+	if (counted !== expected) failures.unshift(`it counts ${counted} encoder ranks with images instead of ${expected}`);
 	if (result.scalars.tokens !== reference.scalars.tokens) {
 		failures.unshift(`it counts ${result.scalars.tokens} loss tokens instead of ${reference.scalars.tokens}`);
 	}
@@ -72,6 +78,7 @@ export function judge(result: LayoutResult, reference: Reference, tolerance: num
 		updates,
 		updatesDifferent: result.differences.updated.reduce((sum, { different }: Difference) => sum + different, 0),
 		weights: tensors("stepped", () => 0),
+		raised: [...numbers, ...gradients].filter(({ limit }) => limit > tolerance),
 		failures,
 	};
 }

@@ -16,7 +16,6 @@ import { AdamW } from "../../../src/optim/adamw.ts";
 import { StepScalars } from "../../../src/optim/step-scalars.ts";
 import { onlyReplica } from "../../../src/parallel/data-parallel.ts";
 import { groupOfOne } from "../../../src/parallel/group.ts";
-import { decayRule, microbatchesOf } from "../../../src/parity/mimo.ts";
 import { MimoBatches } from "../../../src/parity/mimo-batches.ts";
 import { readMimoGolden } from "../../../src/parity/mimo-golden.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "../../../src/parity/mimo-model.ts";
@@ -65,7 +64,6 @@ for (const [name, megatron, run] of trainings) {
 				beta1: adam.betas[0],
 				beta2: adam.betas[1],
 				epsilon: adam.eps,
-				weightDecayMultiplier: decayRule(config),
 			});
 			const world = groupOfOne("world", 0);
 			{
@@ -112,7 +110,7 @@ for (const [name, megatron, run] of trainings) {
 			};
 			for (const { step, loss, grad_norm } of losses.filter(({ step }) => step > 3)) {
 				const result = trainStep(state, {
-					microbatches: microbatchesOf(batches, config, step - 1),
+					microbatches: batches.step(step - 1),
 					iteration: step - 1,
 					learningRate: adam.lr,
 					weightDecay: adam.weight_decay,

@@ -10,7 +10,9 @@ import {
 	type Plan,
 	participants,
 	planOf,
+	requireEqualMicrobatches,
 } from "../../../src/parity/verify/plan.ts";
+import { microBatchSizes, poolingReason } from "../../../src/parity/verify/subject.ts";
 import { smallSubject } from "./subject.ts";
 
 const subject = smallSubject();
@@ -116,14 +118,44 @@ describe("the micro-batch size", () => {
 });
 
 test("an encoder rank participates when any of its microbatches has an image", () => {
-	expect(["1+1", "2+1", "4+4", "1"].map((layout) => participants(plan(layout), samples))).toEqual([1, 2, 3, 1]);
+	const withImages = samples.map(({ images }) => images.grids.length > 0);
+	expect(["1+1", "2+1", "4+4", "1"].map((layout) => participants(plan(layout), withImages))).toEqual([1, 2, 3, 1]);
+});
+
+describe("microbatches of the reference", () => {
+	const pack = (sequences: number) => ({
+		text: { ...samples[0]!.text, lengths: [...new Array(sequences - 1).fill(1), 65 - sequences] },
+		images: samples[0]!.images,
+	});
+
+	test("hold single samples, and the layouts' hold several", () => {
+		expect(poolingReason(subject)).toBeNull();
+		expect(microBatchSizes(subject)).toEqual({ reference: 1, layouts: 2 });
+		expect(microBatchSizes({ ...subject, microBatchSize: 4 })).toEqual({ reference: 1, layouts: 4 });
+		expect(poolingReason({ ...subject, samples: [pack(3), pack(3)] })).toBeNull();
+	});
+
+	test("are those of every layout where a loss depends on them", () => {
+		const packed = { ...subject, microBatchSize: 1, samples: [pack(2), pack(5)] };
+		const reason = poolingReason(packed)!;
+		expect(reason).toEndWith("the packs of this batch hold 2 to 5");
+		expect(microBatchSizes(packed)).toEqual({ reference: 1, layouts: 1 });
+		const pooled = smallSubject({ "moe-router-load-balancing-type": ["aux_loss"] });
+		expect(poolingReason(pooled)).toStartWith("moe-router-load-balancing-type aux_loss balances");
+		expect(() => requireEqualMicrobatches(plan("4+1"), plan("1"), reason)).toThrow(
+			/^Layout 4\+1 needs microbatches of 4 samples instead of 2: results depend on it, because moe-router/,
+		);
+		requireEqualMicrobatches(plan("1+2"), plan("1"), reason);
+	});
 });
 
 test("what depends on the layout is refused by name", () => {
 	expect(() => smallSubject({ "moe-router-load-balancing-type": ["global_aux_loss"] })).toThrow(
 		/^Results depend on the layout here: moe-router-load-balancing-type global_aux_loss /,
 	);
-	expect(() => smallSubject({ "encoder-grad-participation": "corrected" })).toThrow(/counts encoder ranks/);
+	const corrected = { "encoder-grad-participation": "corrected" };
+	expect(() => smallSubject(corrected)).toThrow(/counts encoder ranks/);
+	expect(smallSubject(corrected, "policies").samples).toHaveLength(8);
 	expect(() => smallSubject({ bf16: true })).toThrow(/bf16 rounds/);
 	expect(() => smallSubject({ "model-provider": "nemotron-moe-vlm", "llm-only": true })).toThrow(/has no encoder\.$/);
 });

@@ -1,6 +1,6 @@
 /** A small subject for the tests of this folder: every layer kind, dynamic resolution, text-only samples. */
 import { configurationOf } from "../../../src/config/resolve.ts";
-import { type Subject, subjectOf } from "../../../src/parity/verify/subject.ts";
+import { type Purpose, type Subject, subjectOf } from "../../../src/parity/verify/subject.ts";
 
 const sizes = {
 	preset: "nemotron-vlm-tiny",
@@ -23,6 +23,6 @@ const sizes = {
 	"adam-eps": 1e-6,
 };
 
-export function smallSubject(changes: Readonly<Record<string, unknown>> = {}): Subject {
-	return subjectOf(configurationOf({ ...sizes, ...changes }), 2);
+export function smallSubject(changes: Readonly<Record<string, unknown>> = {}, purpose: Purpose = "layouts"): Subject {
+	return subjectOf(configurationOf({ ...sizes, ...changes }), 2, purpose);
 }

@@ -10,7 +10,6 @@ const reference: Reference = {
 	microbatches: 4,
 	scalars,
 	noise: { ...scalars, loss: 2 * (1 + 1e-7) },
-	reordering: "",
 	noiseFlips: 0,
 	clipFactor: 1,
 	tensors: [
@@ -37,6 +36,7 @@ function result(
 		},
 		zero: { gradients: 0, weights: 0 },
 		flips: { count: 0, first: [] },
+		participants: { counted: 2, expected: 2 },
 		seconds: 1,
 		...change,
 	};
@@ -64,6 +64,13 @@ test("ten times the noise of a tensor is allowed it, not another", () => {
 		]),
 	).toEqual(["the gradient of noisy is off by 1.1e-3 (limit 1.0e-3)"]);
 	expect(failures({}, [[1.9e-3, 0]])).toHaveLength(1);
+});
+
+test("noise allows a thousandth at most, and the limits that it raises are told", () => {
+	const loud = { ...reference, tensors: reference.tensors.map((tensor) => ({ ...tensor, noise: 2e-2 })) };
+	const verdict = judge(result({}, [[2 * 1.1e-3, 0]]), loud, 1e-5);
+	expect(verdict.failures).toEqual(["the gradient of quiet is off by 1.1e-3 (limit 1.0e-3)"]);
+	expect(judge(result({}), reference, 1e-5).raised.map(({ name, limit }) => [name, limit])).toEqual([["noisy", 1e-3]]);
 });
 
 test("a copy on another rank must agree too", () => {
@@ -96,6 +103,9 @@ test("what is not a number never holds", () => {
 
 test("numbers and the count of tokens are compared", () => {
 	expect(failures({ scalars: { ...scalars, loss: 2.001 } })).toEqual(["loss is off by 5.0e-4 (limit 1.0e-5)"]);
+	expect(failures({ participants: { counted: 1, expected: 2 } })).toEqual([
+		"it counts 1 encoder ranks with images instead of 2",
+	]);
 	expect(failures({ scalars: { ...scalars, tokens: 99 } })).toEqual(["it counts 99 loss tokens instead of 100"]);
 	expect(failures({ scalars: { ...scalars, balancing: {} } })[0]).toMatch(/^seq_load_balancing_loss is off by NaN/);
 });
