@@ -51,7 +51,7 @@ test("weights of a native checkpoint are as good as the folder's own", async () 
 test("hybrid-text, 60 steps with flipped routing decisions inside their bands", async () => {
 	const report = await languageParity(device, golden("hybrid-text"));
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
-});
+}, 30_000);
 
 describe("a wrong term is noticed in the layer that has it", () => {
 	test("no D skip in Mamba-2", async () => {

@@ -47,12 +47,12 @@ describe("refused by name", () => {
 		],
 		[
 			"a probe that is gone",
-			(g) => delete g.step1_probe.lanes[1]["vit.layer2"],
-			/golden\.json has no probe vit\.layer2 of lane 1\.$/,
+			(g) => delete g.step1_probe.lanes[1]["vit.layer1"],
+			/golden\.json has no probe vit\.layer1 of lane 1\.$/,
 		],
 		[
 			"a probe that nothing computes",
-			(g) => (g.step1_probe.lanes[0]["lm.layer9.MLPLayer"] = g.step1_probe.logits),
+			(g) => (g.step1_probe.lanes[0]["lm.layer9.MLPLayer"] = g.step1_probe.lanes[0]["lm.final_norm"]),
 			/lane 0 has a probe lm\.layer9\.MLPLayer that nothing computes\.$/,
 		],
 		[
