@@ -208,8 +208,9 @@ function patternOf(values: Record<string, unknown>, bad: (sentence: string) => n
 		pattern = written;
 	}
 	if (!pattern) return bad("neither layers_block_type nor hybrid_override_pattern names the layers");
-	if (written !== undefined && typeof layers === "number" && layers !== pattern.length) {
-		bad(`num_hidden_layers is ${layers}, hybrid_override_pattern has ${pattern.length} layers`);
+	if (typeof layers === "number" && layers !== pattern.length) {
+		const list = typeof written === "string" ? "hybrid_override_pattern" : "layers_block_type";
+		bad(`num_hidden_layers is ${layers}, ${list} has ${pattern.length} layers`);
 	}
 	return pattern;
 }

@@ -90,7 +90,7 @@ function unstack(
 	const each = (names: (index: number) => string) => {
 		const inner = shape.slice(1);
 		const elements = elementCount(inner)!;
-		if (shape.includes(0)) throw new UserError(`${path}: ${foreign} has the shape [${shape}], no elements.`);
+		if (shape.includes(0)) throw new UserError(`${path}: ${foreign} has the shape [${shape.join(", ")}], no elements.`);
 		for (let i = 0; i < (shape[0] ?? 0); i++) {
 			unstack(builder, groups, path, foreign, names(i), inner, offset + i * elements);
 		}
