@@ -1,6 +1,6 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
 import { type CommandDef, defineCommand, runCommand } from "citty";
-import { unreadExit } from "./parallel/exit-signals.ts";
+import { exitCodes } from "./native/exit-codes.ts";
 
 const description = "Trains multimodal mixture-of-experts models.";
 
@@ -74,7 +74,10 @@ async function refuse(name: string, names: readonly string[], path: string): Pro
 	const { UserError } = await import("./native/errors.ts");
 	const what = name.startsWith("-") ? "flag" : "command";
 	const nearest = nearestName(name, what === "flag" ? ["--help", "--version"] : names);
-	throw new UserError(`There is no ${what} ${name}; the nearest is ${nearest}. \`${path} --help\` lists all.`, 2);
+	throw new UserError(
+		`There is no ${what} ${name}; the nearest is ${nearest}. \`${path} --help\` lists all.`,
+		exitCodes.usage,
+	);
 }
 
 async function fail(error: unknown): Promise<never> {
@@ -89,7 +92,7 @@ async function fail(error: unknown): Promise<never> {
 
 /** A reader may leave early, as `head` does. */
 function outputFailed(error: NodeJS.ErrnoException): void {
-	if (error.code === "EPIPE") process.exit(unreadExit);
+	if (error.code === "EPIPE") process.exit(exitCodes.unread);
 	void fail(error);
 }
 

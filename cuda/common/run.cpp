@@ -24,7 +24,7 @@ namespace {
 constexpr char folder[] = "/dev/shm";
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'r', 'u', 'n', 0};
 /// Raised with every change of the structs in run.h.
-constexpr int64_t layout = 2;
+constexpr int64_t layout = 3;
 constexpr int64_t page = 4096;
 
 int64_t rounded_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
@@ -148,6 +148,7 @@ Run::Run(int32_t ranks, bool supervised, int64_t timeout_ms) {
   header_->timeout_ms = timeout_ms;
   header_->created = monotonic_nanoseconds();
   header_->failed_rank = -1;
+  header_->failed_by = -1;
   header_->hosts = 1;
   header_->file_bytes = control_bytes(ranks);
   for (int32_t rank = 0; rank < ranks; ++rank) region(rank).waiting_call = -1;
@@ -205,6 +206,7 @@ bool Run::fail(int32_t rank, const std::string& sentence) {
   }
   if (header_->deciding.exchange(1) != 0) return false;
   header_->failed_rank = rank;
+  header_->failed_by = rank_;
   copy_string(header_->reason, sizeof(header_->reason), sentence.c_str());
   header_->failed_time = monotonic_nanoseconds();
   header_->failed.store(1, std::memory_order_release);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,11 +40,14 @@ struct alignas(64) Doorbell {
 };
 
 constexpr int64_t flight_records = 64;
+/// Nanoseconds. A rank silent for this long has failed: together with the time to end the others less than ten seconds.
+constexpr int64_t longest_silence = 5'000'000'000;
 
 /// One rank's part of the file, written by that rank unless it says otherwise.
 struct RankRegion {
   alignas(64) std::atomic<int32_t> phase;
   std::atomic<int32_t> pid;  // by the launcher before the rank joins
+  std::atomic<int64_t> started;  // of that process (process_look.h); 0: not known
   std::atomic<int64_t> heartbeat;
   std::atomic<int64_t> progress;
   std::atomic<int64_t> progress_time;
@@ -111,11 +115,14 @@ struct RunHeader {
   int32_t supervised;
   int64_t timeout_ms;
   int64_t created;
-  std::atomic<int32_t> claimed;        // the diagnosis has its printer
+  int32_t recorded;                    // made of recordings: nothing is known of ranks that left none
+  std::atomic<int64_t> looks;          // of the launcher
+  std::atomic<int32_t> claimed;        // the diagnosis has its printer, has been printed
   std::atomic<int32_t> deciding;       // somebody has declared the failure; `failed` follows
   std::atomic<int32_t> failed;         // rank and reason are valid
   std::atomic<int64_t> failed_time;
   int32_t failed_rank;
+  int32_t failed_by;                   // the rank that said so; -1: none of them
   char reason[512];
   int32_t hosts;
   int32_t own_host;
@@ -162,9 +169,20 @@ class Run {
   int32_t ranks() const { return header_->ranks; }
   /// This process's rank; throws before join().
   int32_t rank() const;
+  bool joined() const { return rank_ >= 0; }
 
-  void join(int32_t rank);
+  /// `exit_code`: of this process when its heart has to end it because another rank has failed.
+  void join(int32_t rank, int32_t exit_code);
   void leave();
+  /// The launcher says which process will be a rank.
+  void expect(int32_t rank, int32_t pid);
+  /// The run has failed and this rank ends with `exit_code`: returns when the diagnosis has been printed, by this rank where
+  /// neither a launcher nor another rank does, or when that has taken too long.
+  void conclude(int32_t exit_code);
+  /// Where this process prints the diagnosis if it has to.
+  void print_to(int32_t file) { errors_ = file; }
+  /// Whether this process is to print the diagnosis: true for one caller.
+  bool claim_diagnosis();
 
   /// How the groups that this process makes move tensors between GPUs.
   int32_t backend = MIMO_BACKEND_NCCL;
@@ -184,11 +202,16 @@ class Run {
   /// Whether a rank has begun a collective of this group with this sequence number or a later one: of tensors, or of host
   /// values, which are counted apart.
   bool has_begun(int32_t rank, const std::string& group, bool values, int64_t sequence) const;
-  /// One look at every rank. Fails the run when one is dead, stopped, silent or without progress.
+  /// One look at every rank. Fails the run when one is dead, stopped, silent or without progress. Of a run that a launcher
+  /// watches, ranks only do so when it does not look any more.
   void watch();
+  /// A launcher's look.
+  void supervise();
 
   /// The heart writes a recording of this rank to `path` from now on.
   void record_to(const std::string& path);
+  /// Writes a recording of any rank to `path`, once: what the launcher knows when the run has failed.
+  void record_rank(int32_t rank, const std::string& path) const;
   /// Takes over what a recording holds of a rank.
   void take(int32_t rank, const RankRegion& recorded);
 
@@ -232,10 +255,17 @@ class Run {
   void map_file();
   void beat();
   mimo_call_record* record(int64_t number) const;
+  void watch_supervisor(int64_t elapsed);
   void watch_rank(int32_t rank, int64_t elapsed, int64_t now);
   void watch_progress(int64_t now);
+  void judge(int32_t rank, const std::string& sentence);
+  bool supervisor_answers() const;
+  void print_diagnosis();
+  int64_t blamed_beats() const;
+  void end_blamed(int64_t beats) const;
   void lock_areas();
   void write_recording() const;
+  void record_now(int32_t rank, Recording& about) const;
 
   int file_ = -1;
   Mapping mapping_;
@@ -243,6 +273,11 @@ class Run {
   int32_t rank_ = -1;
   std::vector<Watched> watched_;
   int64_t last_watch_ = 0;
+  int64_t looks_ = 0;                            // the launcher's, when this rank looked last
+  std::atomic<int64_t> supervisor_silent_{0};    // nanoseconds
+  std::atomic<int32_t> exit_code_{0};
+  std::atomic<int32_t> errors_{2};  // standard error
+  std::once_flag concluded_;
   std::atomic<bool> stop_{false};
   std::atomic<int> recording_{-1};  // file
   std::string recording_path_;
@@ -250,6 +285,9 @@ class Run {
   std::map<uint64_t, int64_t> counts_;
   std::unique_ptr<Relay> relay_;
 };
+
+/// Why a run has failed: a sentence of its own, and a line for every other rank.
+std::string diagnosis_of(const Run& run);
 
 }  // namespace mimo
 

@@ -38,8 +38,8 @@ int32_t mimo_run_set_backend(mimo_run* run, mimo_device* device, int32_t backend
   });
 }
 
-int32_t mimo_run_join(mimo_run* run, int32_t rank) {
-  return guard([&] { run->run.join(rank); });
+int32_t mimo_run_join(mimo_run* run, int32_t rank, int32_t exit_code) {
+  return guard([&] { run->run.join(rank, exit_code); });
 }
 
 int32_t mimo_run_describe(mimo_run* run, int32_t rank, const char* module, const char* coordinates) {
@@ -68,15 +68,13 @@ int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence) {
 }
 
 int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid) {
-  return guard([&] {
-    int32_t nobody = 0;
-    run->run.region(rank).pid.compare_exchange_strong(nobody, pid);
-  });
+  return guard([&] { run->run.expect(rank, pid); });
 }
 
 int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason) {
   return guard([&] {
-    run->run.watch();
+    // A rank's heart looks.
+    if (!run->run.joined()) run->run.supervise();
     *failed = run->run.failed() ? 1 : 0;
     if (*failed == 0) return;
     *rank = run->run.header().failed_rank;
@@ -85,13 +83,30 @@ int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reas
 }
 
 int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed) {
+  return guard([&] { *claimed = run->run.claim_diagnosis() ? 1 : 0; });
+}
+
+int32_t mimo_run_print_to(mimo_run* run, int32_t file) {
+  return guard([&] { run->run.print_to(file); });
+}
+
+int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code) {
+  return guard([&] { run->run.conclude(exit_code); });
+}
+
+int32_t mimo_run_diagnose(mimo_run* run, char* text, int64_t capacity) {
   return guard([&] {
-    *claimed = run->run.may_diagnose() && run->run.header().claimed.exchange(1) == 0 ? 1 : 0;
+    MIMO_REQUIRE(run->run.failed() && capacity > 0, "mimo_run_diagnose");
+    mimo::copy_string(text, static_cast<size_t>(capacity), mimo::diagnosis_of(run->run).c_str());
   });
 }
 
 int32_t mimo_run_record(mimo_run* run, const char* path) {
   return guard([&] { run->run.record_to(path); });
+}
+
+int32_t mimo_run_record_rank(mimo_run* run, int32_t rank, const char* path) {
+  return guard([&] { run->run.record_rank(rank, path); });
 }
 
 int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run) {
@@ -137,14 +152,14 @@ int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, i
   });
 }
 
-int32_t mimo_end_with_parent(int32_t parent) {
+int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code) {
   return guard([&] {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
       throw mimo::Error(MIMO_ERROR_DEVICE, std::string("The system refused to end this process with its launcher: ") +
                                                std::strerror(errno) + ".");
     }
     // The launcher may have ended before the system knew.
-    if (getppid() != parent) _exit(75);
+    if (getppid() != parent) _exit(exit_code);
   });
 }
 

@@ -16,7 +16,7 @@ namespace mimo {
 namespace {
 
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'f', 'l', 'y', 0};
-constexpr int64_t layout = 2;
+constexpr int64_t layout = 3;
 constexpr double nanoseconds = 1e9;
 /// Ranks of one beat write within this; one that stopped writing longer before the others fell silent first.
 constexpr double same_time = 1.0;
@@ -41,37 +41,59 @@ std::unique_ptr<Recording> read_recording(const std::string& path) {
   return recording;
 }
 
+/// A new file, which gets its name when it is whole: its process may end at any moment. Returns it open.
+int create_recording(const std::string& path, const Recording& about) {
+  const std::string unfinished = path + ".new";
+  const int file = open(unfinished.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  const bool whole = file >= 0 && write(file, static_cast<const void*>(&about), sizeof(about)) == sizeof(about) &&
+                     rename(unfinished.c_str(), path.c_str()) == 0;
+  if (whole) return file;
+  const std::string reason = std::strerror(errno);
+  if (file >= 0) close(file);
+  unlink(unfinished.c_str());
+  throw Error(MIMO_ERROR_DEVICE, "The recording " + path + " cannot be written: " + reason + ".");
+}
+
 }  // namespace
 
 void Run::record_to(const std::string& path) {
-  rank();
-  const int file = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-  if (file < 0) {
-    throw Error(MIMO_ERROR_DEVICE, "The recording " + path + " cannot be written: " + std::strerror(errno) + ".");
-  }
+  Recording about{};
+  record_now(rank(), about);
+  const int file = create_recording(path, about);
   recording_path_ = path;
   recording_.store(file, std::memory_order_release);
+}
+
+void Run::record_rank(int32_t rank, const std::string& path) const {
+  Recording about{};
+  record_now(rank, about);
+  close(create_recording(path, about));
 }
 
 void Run::write_recording() const {
   const int file = recording_.load(std::memory_order_acquire);
   if (file < 0 || region(rank_).phase == MIMO_RANK_PHASE_FINISHED) return;
   Recording about{};
+  record_now(rank_, about);
+  // A full disk costs the recording, not the run.
+  if (pwrite(file, static_cast<const void*>(&about), sizeof(about), 0) < 0) return;
+}
+
+/// What is known of a rank now.
+void Run::record_now(int32_t rank, Recording& about) const {
   std::memcpy(about.magic, magic, sizeof(magic));
   about.layout = layout;
   about.ranks = ranks();
-  about.rank = rank_;
+  about.rank = rank;
   about.written = wall_clock();
   about.failed = failed() ? 1 : 0;
   about.failed_rank = about.failed ? header_->failed_rank : -1;
   if (about.failed) copy_string(about.reason, sizeof(about.reason), header_->reason);
-  const auto copy = [this](RankRegion& to, int32_t rank) {
-    std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&region(rank)), sizeof(RankRegion));
+  const auto copy = [this](RankRegion& to, int32_t of) {
+    std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&region(of)), sizeof(RankRegion));
   };
-  copy(about.region, rank_);
+  copy(about.region, rank);
   if (about.failed_rank >= 0) copy(about.blamed, about.failed_rank);
-  // A full disk costs the recording, not the run.
-  if (pwrite(file, static_cast<const void*>(&about), sizeof(about), 0) < 0) return;
 }
 
 void Run::take(int32_t rank, const RankRegion& recorded) {
@@ -83,6 +105,7 @@ int32_t recorded_ranks(const std::string& path) { return read_recording(path)->r
 void read_recordings(const std::vector<std::string>& paths, Run& run) {
   const Recording* first = nullptr;
   int64_t newest = 0;
+  run.header().recorded = 1;
   std::vector<std::unique_ptr<Recording>> all;
   for (const std::string& path : paths) {
     all.push_back(read_recording(path));
@@ -99,8 +122,14 @@ void read_recordings(const std::vector<std::string>& paths, Run& run) {
   }
   if (run.failed()) return;
   const double before = static_cast<double>(newest - first->written) / nanoseconds;
+  const auto absent = static_cast<size_t>(run.ranks()) - all.size();
   if (before > same_time) {
     run.fail(first->rank, "it fell silent " + std::to_string(before).substr(0, 4) + " s before the last of the others");
+  } else if (absent > 0) {
+    const bool alone = all.size() == 1;
+    run.fail(alone ? first->rank : -1,
+             std::string(alone ? "it" : "those with recordings") + " ended without a word; " + std::to_string(absent) + " of " + std::to_string(run.ranks()) +
+                 " ranks have left no recording, as those that finish do");
   } else {
     run.fail(-1, "all ranks ended at once without a word, as when their launcher or their host is ended");
   }

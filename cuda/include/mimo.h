@@ -43,7 +43,7 @@
 extern "C" {
 #endif
 
-#define MIMO_ABI_VERSION 5
+#define MIMO_ABI_VERSION 6
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -227,13 +227,15 @@ typedef struct mimo_call_record {
 } mimo_call_record;
 
 /* Makes the shared memory of a run. `path` (at least 64 bytes) receives where the other processes of this host open it
- * while this one lives. `timeout_ms`: a living rank without progress for longer has failed. `supervised` 1: a launcher
- * calls mimo_run_watch; 0: the ranks watch each other. */
+ * while this one lives. `timeout_ms`: a living rank without progress for longer has failed. `supervised` 1: a launcher, which
+ * is this process, calls mimo_run_watch, and the ranks watch each other only when it has not for 5 s; 0: they always do. */
 MIMO_API int32_t mimo_run_create(int32_t ranks, int32_t supervised, int64_t timeout_ms, char* path, mimo_run** run);
 MIMO_API int32_t mimo_run_open(const char* path, mimo_run** run);
 MIMO_API int32_t mimo_run_close(mimo_run* run);
-/* This process is `rank` from now on: a thread of its own beats until the process ends or mimo_run_leave. */
-MIMO_API int32_t mimo_run_join(mimo_run* run, int32_t rank);
+/* This process is `rank` from now on: a thread of its own, its heart, beats until the process ends or mimo_run_leave. When
+ * the run has failed and this process does not end by itself within 3 s, its heart concludes (mimo_run_conclude) and ends it
+ * with `exit_code`. */
+MIMO_API int32_t mimo_run_join(mimo_run* run, int32_t rank, int32_t exit_code);
 /* What diagnoses call a rank. */
 MIMO_API int32_t mimo_run_describe(mimo_run* run, int32_t rank, const char* module, const char* coordinates);
 /* A step is done. */
@@ -245,14 +247,24 @@ MIMO_API int32_t mimo_run_leave(mimo_run* run);
 MIMO_API int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence);
 /* The launcher tells which process will be `rank`, so that mimo_run_watch can see it stop before it joins. */
 MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
-/* Looks at every rank; to be called a few times a second. A rank that died, stopped or makes no progress fails the run.
+/* Looks at every rank, but from a rank's own process, whose heart does; to be called a few times a second. A rank that died, stopped or makes no progress fails the run.
  * `failed`: 1 when the run has failed; its rank is then in `rank` and its sentence in `reason` (at least 512 bytes). */
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
-/* 1 for one caller only: who prints the diagnosis when no launcher does. */
+/* 1 for one caller only: whoever is to print the diagnosis. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
+/* Why the run has failed: a sentence of its own, and a line for every other rank, as much as `capacity` bytes hold. */
+MIMO_API int32_t mimo_run_diagnose(mimo_run* run, char* text, int64_t capacity);
+/* The descriptor that this process prints a diagnosis to, in place of standard error. */
+MIMO_API int32_t mimo_run_print_to(mimo_run* run, int32_t file);
+/* The run has failed, and this rank will end with `exit_code`. Returns when the diagnosis has been printed, to standard
+ * error (or where mimo_run_print_to says) by this process where neither a living launcher nor another rank does, or after some seconds. A rank of this host that
+ * is to blame and does not live on is killed then. */
+MIMO_API int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code);
 /* From now on the heart of this process's rank writes what it knows of itself and of a failure to `path`, at every beat:
  * what is left when every process of the run is killed. mimo_run_leave removes the file. */
 MIMO_API int32_t mimo_run_record(mimo_run* run, const char* path);
+/* Writes such a file of any rank, once: of what the launcher knows when the run has failed. */
+MIMO_API int32_t mimo_run_record_rank(mimo_run* run, int32_t rank, const char* path);
 /* A run made from `count` such files, whose paths lie one after the other, each with its zero: it can be asked for states
  * and calls (`ranks`: how many there were), and has failed with what the ranks recorded, or with the rank that fell silent first. */
 MIMO_API int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run);
@@ -260,8 +272,9 @@ MIMO_API int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_stat
 /* The latest calls of a rank, newest first, at most `capacity` of those still recorded. */
 MIMO_API int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, int32_t capacity,
                                 int32_t* count);
-/* The system ends this process when process `parent`, which must have started it, ends. */
-MIMO_API int32_t mimo_end_with_parent(int32_t parent);
+/* The system ends this process when process `parent`, which must have started it, ends; where it has already, this process
+ * ends with `exit_code`. */
+MIMO_API int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code);
 
 /* ---- groups and collectives ---------------------------------------------------------------------------------- */
 

@@ -16,7 +16,7 @@ using mimo::Group;
 /// Gives more than the slots of one member hold, then ends as a rank does, while the reader has read nothing.
 void give(const std::string& path, int32_t count) {
   mimo::Run run(path);
-  run.join(0);
+  run.join(0, 1);
   auto group = std::make_unique<Group>(run, "pair", std::vector<int32_t>{0, 1});
   for (int32_t value = 1; value <= count; ++value) mimo::exchange(*group, &value, nullptr, sizeof(value));
   run.leave();
@@ -25,7 +25,7 @@ void give(const std::string& path, int32_t count) {
 /// Comes late.
 void read(const std::string& path, int32_t count) {
   mimo::Run run(path);
-  run.join(1);
+  run.join(1, 1);
   Group group(run, "pair", {0, 1});
   usleep(100'000);
   for (int32_t value = 1; value <= count; ++value) {

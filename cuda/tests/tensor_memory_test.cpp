@@ -60,7 +60,7 @@ class Rank {
   Rank(const std::string& path, int32_t rank, int32_t size) : run_(path) {
     std::vector<int32_t> everyone(static_cast<size_t>(size));
     std::iota(everyone.begin(), everyone.end(), 0);
-    run_.join(rank);
+    run_.join(rank, 1);
     near_ = std::make_unique<Group>(run_, "near", everyone);
     far_ = std::make_unique<Group>(run_, "far", everyone, memory_);
   }

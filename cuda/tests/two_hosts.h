@@ -46,7 +46,7 @@ struct TwoHosts {
   void join(int32_t rank) {
     mimo::RankRegion& own = of[rank]->region(rank);
     mimo::copy_string(own.module, sizeof(own.module), rank < 2 ? "encoder" : "language");
-    of[rank]->join(rank);
+    of[rank]->join(rank, 1);
     ++joined_;
   }
 };

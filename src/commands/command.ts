@@ -3,12 +3,7 @@ import { type ArgsDef, type CommandDef, renderUsage } from "citty";
 import { nearestName } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
 import { NativeError, UserError } from "../native/errors.ts";
-
-/**
- * Exit codes: 1 a mistake in the input, 2 a command that was not understood, 69 a rank ended by another one, 70 a bug. A
- * run that wants to be started again has launcher.ts's `runAgain`, which is above them all: job managers report the highest.
- */
-export const exitCodes = { failure: 1, usage: 2, endedByAnother: 69, unexpected: 70 } as const;
+import { exitCodes } from "../native/exit-codes.ts";
 
 /** citty ignores flags it does not know: refuses them, with the nearest known one. */
 export function checkFlags(args: readonly string[], known: ArgsDef): void {

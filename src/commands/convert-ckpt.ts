@@ -11,10 +11,10 @@ import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts"
 import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";
 import { warn } from "../observe/messages.ts";
 import { duration, Terminal } from "../observe/progress.ts";
-import { exitCodes } from "./command.ts";
 
 const args = {
 	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: what it looks like.` },

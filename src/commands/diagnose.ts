@@ -1,9 +1,10 @@
 /** `mimo diagnose`: the recordings of a run's ranks in, the diagnosis that the run would have printed out. */
 import { defineCommand } from "citty";
 import { NativeError, UserError } from "../native/errors.ts";
-import { openLibrary } from "../native/library.ts";
+import { type Library, openLibrary } from "../native/library.ts";
 import { Run } from "../native/run.ts";
-import { diagnose, findRecordings, takeSnapshot } from "../parallel/diagnosis.ts";
+import { warn } from "../observe/messages.ts";
+import { findRecordings, takeSnapshot } from "../parallel/diagnosis.ts";
 
 export default defineCommand({
 	meta: { name: "diagnose", description: "Why a run ended, from what its ranks have left." },
@@ -12,13 +13,37 @@ export default defineCommand({
 		json: { type: "boolean", description: "Print everything that is known of every rank as JSON." },
 	},
 	run: async ({ args }) => {
-		const paths = findRecordings(args.folder);
-		try {
-			using run = Run.readRecordings(await openLibrary("cpu"), paths);
-			const snapshot = takeSnapshot(run, run.watch()!);
-			console.log(args.json ? JSON.stringify(snapshot, null, 2) : diagnose(snapshot).join("\n"));
-		} catch (error) {
-			throw error instanceof NativeError ? new UserError(error.message) : error;
-		}
+		const library = await openLibrary("cpu");
+		const { whole, damaged } = sortOut(library, findRecordings(args.folder));
+		if (whole.length === 0) throw new UserError(damaged[0]!);
+		for (const sentence of damaged) warn(`${sentence} It is left out.`);
+		using run = read(library, whole);
+		if (args.json) console.log(JSON.stringify(takeSnapshot(run, run.watch()!), null, 2));
+		else console.log(run.diagnosis());
 	},
 });
+
+/** Throws a UserError that names a file that is no recording, or not of the run of the first. */
+function read(library: Library, paths: readonly string[]): Run {
+	try {
+		return Run.readRecordings(library, paths);
+	} catch (error) {
+		throw error instanceof NativeError ? new UserError(error.message) : error;
+	}
+}
+
+/** A rank that was killed while it wrote may have left a part: those, with what is wrong, and the whole recordings. */
+function sortOut(library: Library, paths: readonly string[]): { whole: string[]; damaged: string[] } {
+	const whole: string[] = [];
+	const damaged: string[] = [];
+	for (const path of paths) {
+		try {
+			read(library, [path])[Symbol.dispose]();
+			whole.push(path);
+		} catch (error) {
+			if (!(error instanceof UserError)) throw error;
+			damaged.push(error.message);
+		}
+	}
+	return { whole, damaged };
+}

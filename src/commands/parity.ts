@@ -2,6 +2,7 @@
 import { defineCommand } from "citty";
 import type { BackendName } from "../native/abi.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
 import type { ParityReport } from "../parity/comparison.ts";
@@ -55,7 +56,10 @@ export default defineCommand({
 			return;
 		}
 		if (args.layout !== undefined) {
-			throw new UserError(`--layout ${args.layout}: ${args.golden} has no encoder; it is compared in one process.`, 2);
+			throw new UserError(
+				`--layout ${args.layout}: ${args.golden} has no encoder; it is compared in one process.`,
+				exitCodes.usage,
+			);
 		}
 		const { runParity } = await import("../parity/run.ts");
 		const report = await runParity({
@@ -129,31 +133,31 @@ async function print(report: ParityReport, json: boolean): Promise<void> {
 	const { renderReport, holds } = await import("../parity/comparison.ts");
 	const passed = report.checks.every(holds);
 	console.log(json ? JSON.stringify({ ...report, passed }, null, 2) : renderReport(report));
-	if (!passed) process.exitCode = 1;
+	if (!passed) process.exitCode = exitCodes.failure;
 }
 
 function deviceKind(text: string): "auto" | "cpu" | "cuda" {
 	if (text === "auto" || text === "cpu" || text === "cuda") return text;
-	throw new UserError(`--device is ${JSON.stringify(text)}; allowed are auto, cpu and cuda.`, 2);
+	throw new UserError(`--device is ${JSON.stringify(text)}; allowed are auto, cpu and cuda.`, exitCodes.usage);
 }
 
 function backendKind(text: string): BackendName {
 	if (text === "nccl" || text === "shm") return text;
-	throw new UserError(`--distributed-backend is ${JSON.stringify(text)}; allowed are nccl and shm.`, 2);
+	throw new UserError(`--distributed-backend is ${JSON.stringify(text)}; allowed are nccl and shm.`, exitCodes.usage);
 }
 
 function withGraphs(text: string): boolean {
 	if (text === "none" || text === "local") return text === "local";
-	throw new UserError(`--cuda-graph-impl is ${JSON.stringify(text)}; allowed are none and local.`, 2);
+	throw new UserError(`--cuda-graph-impl is ${JSON.stringify(text)}; allowed are none and local.`, exitCodes.usage);
 }
 
 function threadCount(text: string): number {
 	if (/^\d{1,4}$/.test(text)) return Number(text);
-	throw new UserError(`--threads is ${JSON.stringify(text)}; allowed is a whole number from 0.`, 2);
+	throw new UserError(`--threads is ${JSON.stringify(text)}; allowed is a whole number from 0.`, exitCodes.usage);
 }
 
 function positive(text: string): number {
 	const value = Number(text);
 	if (text.trim() !== "" && value > 0 && Number.isFinite(value)) return value;
-	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a positive number.`, 2);
+	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a positive number.`, exitCodes.usage);
 }

@@ -7,6 +7,7 @@ import { flagHelp } from "../config/help.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { openLibraryOf } from "../native/open-device.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { measuredImbalance } from "../plan/imbalance.ts";
@@ -14,7 +15,6 @@ import { measureRates } from "../plan/measure.ts";
 import { acceleratorNames, acceleratorRates, processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
 import { type Machine, planRun } from "../plan/run-plan.ts";
 import { rankSplits } from "../plan/splits.ts";
-import { exitCodes } from "./command.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]

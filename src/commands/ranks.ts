@@ -8,16 +8,17 @@ import { join } from "node:path";
 import { type BackendName, Status } from "../native/abi.ts";
 import { debug, debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { type DeviceChoice, deviceCount, openDevice, openLibraryOf, requireGpus } from "../native/open-device.ts";
 import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
-import { diagnose, recordingName, takeSnapshot } from "../parallel/diagnosis.ts";
+import { recordingName } from "../parallel/diagnosis.ts";
 import { findRun, identityOf } from "../parallel/join.ts";
 import { launch, type RankDescription } from "../parallel/launcher.ts";
-import { type Place, placeFromEnvironment } from "../parallel/place.ts";
+import { launcherErrors, type Place, placeFromEnvironment } from "../parallel/place.ts";
 import type { Topology } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
-import { describeError, exitCodes } from "./command.ts";
+import { describeError } from "./command.ts";
 
 export interface RankOptions {
 	/** Ranks that the work needs. */
@@ -43,10 +44,6 @@ export interface RankOptions {
 	readonly quiet?: boolean;
 }
 
-/** Milliseconds: until all ranks have noted where they waited, and until the one that prints has printed. */
-const noteTime = 400;
-const printTime = 1200;
-
 /** `--nproc`, which must be what the grids need; `given` undefined: what they need. */
 export function rankCount(topology: Topology, given: string | undefined): number {
 	const { worldSize } = topology;
@@ -65,7 +62,7 @@ export function speaksForAll(): boolean {
 	return place === null || (place.launcher === null && place.rank === 0);
 }
 
-/** A rank's work; it may resolve with an exit code: `runAgain` when all ranks have agreed to stop early. */
+/** A rank's work; it may resolve with an exit code: `exitCodes.runAgain` when all ranks have agreed to stop early. */
 // biome-ignore lint/suspicious/noConfusingVoidType: most work has nothing to say.
 export type Work = (world: World) => Promise<number | void>;
 
@@ -126,6 +123,7 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	debug(1, "all ranks have met");
 	const { module, coordinates } = options.describe(place.rank);
 	run.describe(place.rank, module, coordinates);
+	if (place.launcher !== null) run.printTo(launcherErrors);
 	try {
 		using world = World.join(device, run, place.rank, options.backend);
 		if (options.recordings) record(run, options.recordings, place.rank);
@@ -154,14 +152,8 @@ export async function endRank(run: Run, place: Place, error: unknown): Promise<n
 	if (!byAnother) run.fail(place.rank, sentence);
 	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
 	const code = byAnother ? exitCodes.endedByAnother : exitCode;
-	// A launcher reads the shared memory and prints.
-	if (place.launcher !== null) return code;
-	const prints = run.claimDiagnosis();
-	// Ranks note where they waited, on other hosts too.
-	run.settle();
-	await Bun.sleep(prints ? noteTime : printTime);
-	if (!prints) return code;
-	const lines = diagnose(takeSnapshot(run, run.watch()!));
-	process.stderr.write(`mimo: ${lines.join("\n")}\n`);
+	// What was printed before comes first.
+	await Bun.sleep(0);
+	run.conclude(code);
 	return code;
 }

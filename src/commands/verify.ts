@@ -4,10 +4,10 @@ import { flagHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes, signalled } from "../native/exit-codes.ts";
 import type { Layout } from "../parallel/layout.ts";
 import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
-import { exitCodes } from "./command.ts";
 import type { RankOptions } from "./ranks.ts";
 
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -60,9 +60,6 @@ export default defineCommand({
 		await verifyLayouts(rawArgs, resolved.configuration, resolved.command);
 	},
 });
-
-/** Exit codes above this are those of a run that a signal has ended. */
-const signalled = 128;
 
 type Flags = Readonly<Record<string, string>>;
 

@@ -3,6 +3,7 @@
  * build yet is refused by name; every error gives the position in the string, counted from 1.
  */
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 
 /** M Mamba-2, * attention, - dense MLP, E mixture of experts. */
 export type LayerSymbol = "M" | "*" | "-" | "E";
@@ -31,7 +32,7 @@ export class PatternError extends UserError {
 		/** The end of a sentence that starts with the pattern. */
 		readonly reason: string,
 	) {
-		super(`Layer pattern ${JSON.stringify(pattern)}: ${reason}.`, 2);
+		super(`Layer pattern ${JSON.stringify(pattern)}: ${reason}.`, exitCodes.usage);
 	}
 }
 

@@ -4,6 +4,7 @@
  */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import type { Check } from "./check.ts";
 import { checks, lengthIsGiven, patternIsLegal } from "./checks.ts";
 import { type Derivation, dataLanes, derivations, weightShards } from "./derive.ts";
@@ -33,9 +34,6 @@ export interface ResolvedConfiguration {
 	readonly command: Readonly<Record<string, string>>;
 }
 
-/** Exit code of a command that was not understood. */
-const usageExitCode = 2;
-
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
  * value). Throws one UserError with every mistake.
@@ -52,7 +50,7 @@ export function resolveConfiguration(args: readonly string[], commandFlags: Comm
 export function configurationOf(values: Readonly<Partial<Record<Key, unknown>>>): TrainingConfiguration {
 	const entries = Object.entries(values).map(([name, value]) => {
 		const key = keyOf(name);
-		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, usageExitCode);
+		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
 	return resolveEntries(entries, [], true).configuration;
@@ -133,7 +131,7 @@ function resolveEntries(
 			refuse(key, `allowed is ${type.allowed}, so it has to be given (flag --${key})`);
 	}
 	inspect(known ? [lengthIsGiven, ...checks] : checks);
-	if (problems.length > 0) throw new UserError(report(problems), usageExitCode);
+	if (problems.length > 0) throw new UserError(report(problems), exitCodes.usage);
 	const notes = notesOn(given, draft.finish());
 	draft.set("num-layers", parseHybridPattern(draft.finish().hybridLayerPattern).length);
 	return { configuration: draft.finish(), origins, notes };

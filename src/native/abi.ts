@@ -4,7 +4,7 @@
  */
 
 /** Raised with every change of the header's meaning; a library that reports another version is refused. */
-export const ABI_VERSION = 5;
+export const ABI_VERSION = 6;
 
 export const Status = {
 	ok: 0,
@@ -688,7 +688,7 @@ export const functions = {
 	mimo_run_create: { args: ["i32", "i32", "i64", "ptr", "ptr"], returns: "i32" },
 	mimo_run_open: { args: ["ptr", "ptr"], returns: "i32" },
 	mimo_run_close: { args: ["ptr"], returns: "i32" },
-	mimo_run_join: { args: ["ptr", "i32"], returns: "i32" },
+	mimo_run_join: { args: ["ptr", "i32", "i32"], returns: "i32" },
 	mimo_run_describe: { args: ["ptr", "i32", "ptr", "ptr"], returns: "i32" },
 	mimo_run_progress: { args: ["ptr", "i64"], returns: "i32" },
 	mimo_run_leave: { args: ["ptr"], returns: "i32" },
@@ -696,16 +696,20 @@ export const functions = {
 	mimo_run_expect: { args: ["ptr", "i32", "i32"], returns: "i32" },
 	mimo_run_watch: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_run_claim_diagnosis: { args: ["ptr", "ptr"], returns: "i32" },
+	mimo_run_diagnose: { args: ["ptr", "ptr", "i64"], returns: "i32" },
+	mimo_run_print_to: { args: ["ptr", "i32"], returns: "i32" },
+	mimo_run_conclude: { args: ["ptr", "i32"], returns: "i32" },
 	mimo_run_record: { args: ["ptr", "ptr"], returns: "i32" },
+	mimo_run_record_rank: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_read_recordings: { args: ["ptr", "i32", "ptr", "ptr"], returns: "i32" },
 	mimo_run_rank_state: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_calls: { args: ["ptr", "i32", "ptr", "i32", "ptr"], returns: "i32" },
-	mimo_end_with_parent: { args: ["i32"], returns: "i32" },
+	mimo_end_with_parent: { args: ["i32", "i32"], returns: "i32" },
 	mimo_run_set_backend: { args: ["ptr", "ptr", "i32"], returns: "i32" },
 	mimo_run_place: { args: ["ptr", "ptr", "i32"], returns: "i32" },
 	mimo_run_listen: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
-	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_settle: { args: ["ptr"], returns: "i32" },
+	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_group_create: { args: ["ptr", "ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_group_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_group_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },

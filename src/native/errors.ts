@@ -1,3 +1,5 @@
+import { exitCodes } from "./exit-codes.ts";
+
 /**
  * A mistake of the user or of their input: one sentence that names the file, key, line, rank or sample. Commands print
  * it without a stack trace and exit with `exitCode`.
@@ -6,7 +8,7 @@ export class UserError extends Error {
 	override readonly name = "UserError";
 	constructor(
 		sentence: string,
-		readonly exitCode = 1,
+		readonly exitCode: number = exitCodes.failure,
 	) {
 		super(printable(sentence));
 	}

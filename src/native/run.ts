@@ -4,6 +4,7 @@
  */
 import { Backend, type BackendName, CallState, Collective, RankPhase, structs } from "./abi.ts";
 import { check, type Device } from "./device.ts";
+import { exitCodes } from "./exit-codes.ts";
 import type { Library } from "./library.ts";
 import { layoutOf, readStruct } from "./structs.ts";
 
@@ -56,6 +57,8 @@ const stateLayout = layoutOf(structs.rank_state);
 const recordLayout = layoutOf(structs.call_record);
 const pathBytes = 64;
 const reasonBytes = 512;
+/** Of a line, at most: names, a sentence of 512 bytes, a call and who was absent. */
+const diagnosisBytes = 2048;
 
 function zeroTerminated(text: string): Buffer {
 	return Buffer.from(`${text.replaceAll("\0", "")}\0`);
@@ -118,9 +121,12 @@ export class Run implements Disposable {
 		this.#call("mimo_run_record", zeroTerminated(path));
 	}
 
-	/** This process is `rank` from now on, and its heart beats. */
+	/**
+	 * This process is `rank` from now on, and its heart beats: a thread that ends the process, with the diagnosis, when the run
+	 * has failed and this thread has not noticed within three seconds.
+	 */
 	join(rank: number): void {
-		this.#call("mimo_run_join", rank);
+		this.#call("mimo_run_join", rank, exitCodes.endedByAnother);
 	}
 
 	/** How tensors of the groups that this process makes from now on move from `device` to others; the same at all ranks. */
@@ -161,6 +167,11 @@ export class Run implements Disposable {
 		this.#call("mimo_run_progress", step);
 	}
 
+	/** Leaves what is known of any rank in a file, once: by a launcher, when the run has failed. */
+	recordRank(rank: number, path: string): void {
+		this.#call("mimo_run_record_rank", rank, zeroTerminated(path));
+	}
+
 	/** This rank has done all its work. */
 	leave(): void {
 		this.#call("mimo_run_leave");
@@ -186,7 +197,27 @@ export class Run implements Disposable {
 		return { rank: rank[0]! < 0 ? null : rank[0]!, reason: readString(reason) };
 	}
 
-	/** True for one caller of the run only: who prints the diagnosis when no launcher does. */
+	/** Why the run has failed, for people: a sentence of its own, and a line for every other rank. */
+	diagnosis(): string {
+		const text = new Uint8Array(diagnosisBytes * (this.ranks + 1));
+		this.#call("mimo_run_diagnose", text, text.byteLength);
+		return readString(text);
+	}
+
+	/** The descriptor that this process prints a diagnosis to, in place of standard error. */
+	printTo(descriptor: number): void {
+		this.#call("mimo_run_print_to", descriptor);
+	}
+
+	/**
+	 * The run has failed and this rank will end with `exitCode`. Returns when the diagnosis has been printed, by this process
+	 * where neither a living launcher nor another rank does, or when that has taken too long.
+	 */
+	conclude(exitCode: number): void {
+		this.#call("mimo_run_conclude", exitCode);
+	}
+
+	/** True for one caller of the run only: whoever is to print the diagnosis. */
 	claimDiagnosis(): boolean {
 		const claimed = new Int32Array(1);
 		this.#call("mimo_run_claim_diagnosis", claimed);
@@ -250,7 +281,7 @@ export class Run implements Disposable {
 	}
 }
 
-/** The system ends this process with `parent`, which must have started it. */
+/** The system ends this process with `parent`, which must have started it; it ends now where that has ended. */
 export function endWithParent(library: Library, parent: number): void {
-	check(library, "mimo_end_with_parent", parent);
+	check(library, "mimo_end_with_parent", parent, exitCodes.endedByAnother);
 }

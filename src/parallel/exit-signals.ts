@@ -3,11 +3,7 @@
  * save first; SIGINT is a person's, who gives it twice to end at once.
  */
 
-/** Exit code of a run that SIGINT stopped after a step: 128 and the signal's number, as shells have it. */
-export const interruptedExit = 130;
-
-/** Exit code of a program whose output nobody reads any more: 128 and SIGPIPE's number, which ends others without a word. */
-export const unreadExit = 141;
+import { exitCodes } from "../native/exit-codes.ts";
 
 /** Milliseconds: a terminal and a launcher both pass one key press on. */
 const sameKeyPress = 500;
@@ -19,7 +15,7 @@ export class ExitSignals implements Disposable {
 	readonly #listener = (signal: NodeJS.Signals) => {
 		const now = performance.now();
 		const again = signal === "SIGINT" && this.#asked === signal && now - this.#askedAt > sameKeyPress;
-		if (again) process.exit(interruptedExit);
+		if (again) process.exit(exitCodes.interrupted);
 		this.#asked = signal;
 		this.#askedAt = now;
 	};

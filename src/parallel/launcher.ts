@@ -3,13 +3,14 @@
  * ten seconds every rank is gone and one diagnosis is known.
  */
 import { randomBytes } from "node:crypto";
-import { constants } from "node:os";
+import { existsSync } from "node:fs";
+import { join } from "node:path";
 import type { Subprocess } from "bun";
 import type { UserError } from "../native/errors.ts";
+import { exitCodes, signalExit } from "../native/exit-codes.ts";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
-import { diagnose, takeSnapshot } from "./diagnosis.ts";
-import { interruptedExit, unreadExit } from "./exit-signals.ts";
+import { recordingName } from "./diagnosis.ts";
 import type { Identity } from "./identity.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
@@ -36,19 +37,19 @@ export interface LaunchOptions {
 	readonly reporter: number;
 	/** A living rank without progress for longer has failed. */
 	readonly timeoutMinutes: number;
+	/** Folder for the ranks' recordings, or none. */
+	readonly recordings?: string | null;
 	/** Receives lines about the run itself: its processes, the diagnosis. */
 	readonly say: (line: string, kind: "information" | "failure") => void;
 }
 
-/** Exit code of a rank, and of the run, that has stopped early and is to be started again: BSD's "temporary failure". */
-export const runAgain = 75;
-/** Of a rank that has done its work; 1: and found that something does not hold. */
-const ends = [0, 1, interruptedExit, runAgain];
+/** Exit codes of a rank that has done its work, and perhaps found that something does not hold. */
+const ends: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
 const watchInterval = 200;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
 const grace = { blamed: 500, others: 2500 };
 
-/** Returns the exit code: 0 when every rank has finished, `runAgain` when they have but want to be started again. */
+/** Returns the exit code: 0 when every rank has finished, `exitCodes.runAgain` when they have but want to be started again. */
 export async function launch(options: LaunchOptions): Promise<number> {
 	using job = new Job(options);
 	return await job.run();
@@ -130,12 +131,12 @@ class Job implements Disposable {
 			secret,
 			launcher: process.pid,
 		};
+		const to = own ? "inherit" : "pipe";
 		const child = Bun.spawn([...command], {
 			argv0: process.argv0,
 			env: { ...process.env, ...environmentOf(place) },
-			stdin: "ignore",
-			stdout: own ? "inherit" : "pipe",
-			stderr: own ? "inherit" : "pipe",
+			// The last is launcherErrors.
+			stdio: ["ignore", to, to, process.stderr.fd],
 		});
 		const { module, coordinates } = this.options.describe(rank);
 		this.#run.describe(rank, module, coordinates);
@@ -159,7 +160,7 @@ class Job implements Disposable {
 		if (this.#run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {
 				this.#run.fail(null, `interrupted by ${signal}`);
-			} else if (code === unreadExit) {
+			} else if (code === exitCodes.unread) {
 				this.#unread = true;
 				this.#run.fail(null, "nobody reads its output");
 			} else if (signal !== null) {
@@ -194,6 +195,7 @@ class Job implements Disposable {
 			const listener = () => {
 				const second = this.#interrupted === signal;
 				this.#interrupted = signal;
+				if (second) this.#run.fail(null, `interrupted by ${signal}`);
 				for (const { process, exited } of this.#children) if (!exited) process.kill(second ? "SIGKILL" : signal);
 			};
 			process.on(signal, listener);
@@ -207,12 +209,27 @@ class Job implements Disposable {
 	#conclude(): number {
 		const failure = this.#run.watch();
 		if (failure === null) return this.#finished;
-		if (this.#unread) return unreadExit;
+		this.#record();
+		if (this.#unread) return exitCodes.unread;
 		if (this.#interrupted !== null && failure.rank === null) {
 			this.options.say(`The run was interrupted by ${this.#interrupted}.`, "failure");
-			return 128 + constants.signals[this.#interrupted];
+			return signalExit(this.#interrupted);
 		}
-		for (const line of diagnose(takeSnapshot(this.#run, failure))) this.options.say(line, "failure");
-		return this.#exitCode || 1;
+		// While this process was stopped the ranks have printed it.
+		if (this.#run.claimDiagnosis()) {
+			for (const line of this.#run.diagnosis().split("\n")) this.options.say(line, "failure");
+		}
+		return this.#exitCode || exitCodes.failure;
+	}
+
+	/** Leaves what is known of every rank, where the ranks have begun to: those that were killed could not say why. */
+	#record(): void {
+		const { recordings, ranks } = this.options;
+		if (!recordings || !existsSync(recordings)) return;
+		try {
+			for (let rank = 0; rank < ranks; rank++) this.#run.recordRank(rank, join(recordings, recordingName(rank)));
+		} catch (error) {
+			this.options.say((error as Error).message, "failure");
+		}
 	}
 }

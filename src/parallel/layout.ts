@@ -3,6 +3,7 @@
  * means dp. A side has tp × dp ranks; ep and etp divide them again. `1` alone is one process that holds both modules.
  */
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { lanesNest, layOut, type SideLayout, type Topology } from "./topology.ts";
 
 export interface Layout {
@@ -14,9 +15,6 @@ export interface Layout {
 }
 
 type Piece = "tp" | "dp" | "ep" | "etp";
-
-/** Exit code of a command that was not understood. */
-const usageExitCode = 2;
 
 /** Part of a text and where it starts in the whole one. */
 interface Part {
@@ -67,7 +65,7 @@ function refusal(whole: string, part: Part, message: string): UserError {
 	const piece = part.text === "" ? "" : `${part.text.trim()} `;
 	return new UserError(
 		`Layout ${JSON.stringify(whole)}: ${piece}at position ${part.offset + 1}: ${message}.`,
-		usageExitCode,
+		exitCodes.usage,
 	);
 }
 

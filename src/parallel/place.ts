@@ -28,6 +28,8 @@ type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Variables of our own launcher. */
 export const launcherVariable = "MIMO_LAUNCHER_PID";
+/** The descriptor under which ranks have their launcher's standard error; their own may be a pipe to it. */
+export const launcherErrors = 3;
 
 /** null: no launcher has started this process. Throws a UserError that names the wrong or missing variable. */
 export function placeFromEnvironment(environment: Environment = process.env): Place | null {

@@ -5,6 +5,7 @@
 import * as v from "valibot";
 import type { OperationName } from "../native/abi.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { isProduct } from "./operation-work.ts";
 import type { OperationTally } from "./rank-plan.ts";
@@ -61,7 +62,8 @@ export const gpuLinks: Pick<Rates, "inside" | "between"> = {
 /** Rates of a GPU by its short name. */
 export function acceleratorRates(name: string): { readonly rates: Rates; readonly memoryBytes: number } {
 	const known = accelerators[name];
-	if (!known) throw new UserError(`There are no rates of a ${name}; known are ${acceleratorNames.join(", ")}.`, 2);
+	if (!known)
+		throw new UserError(`There are no rates of a ${name}; known are ${acceleratorNames.join(", ")}.`, exitCodes.usage);
 	return {
 		memoryBytes: known.memory,
 		rates: {

@@ -5,11 +5,11 @@ import { CheckpointSaver } from "../checkpoint/training/saver.ts";
 import { TrainingTensors } from "../checkpoint/training/tensors.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";
 import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../optim/schedules.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import { ExitSignals } from "../parallel/exit-signals.ts";
-import { runAgain } from "../parallel/launcher.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
 import { type Provenance, provenanceOfFolder } from "./provenance.ts";
@@ -113,7 +113,7 @@ export class Checkpoints implements Listener {
 		if (asked.signal !== null) {
 			const reason = `Stopped by ${asked.signal} after step ${iteration}${saved}.`;
 			// Batch systems give notice with SIGUSR1; SIGTERM ends a job for good.
-			return { exitCode: runAgain, reason, requeue: asked.signal === "SIGUSR1" && c.save !== null };
+			return { exitCode: exitCodes.runAgain, reason, requeue: asked.signal === "SIGUSR1" && c.save !== null };
 		}
 		if (c.saveInterval !== null && iteration % c.saveInterval === 0) await this.#save(progress);
 		if (asked.late) {

@@ -2,10 +2,11 @@
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import type { Observer } from "../observe/report.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
-import { ExitSignals, interruptedExit } from "../parallel/exit-signals.ts";
+import { ExitSignals } from "../parallel/exit-signals.ts";
 import type { World } from "../parallel/world.ts";
 import { BatchQueue } from "./batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source.ts";
@@ -137,7 +138,8 @@ export async function trainingLoop<Batch>(
 			seconds: stepSeconds,
 			dataSeconds,
 		};
-		if (interrupted) stop = { exitCode: interruptedExit, reason: `Interrupted: stopped after step ${iteration}.` };
+		if (interrupted)
+			stop = { exitCode: exitCodes.interrupted, reason: `Interrupted: stopped after step ${iteration}.` };
 		for (const listener of listeners) await listener.afterStep?.(event);
 		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
 			const loss = await evaluateOn(run, data.validation, c.evalIters);

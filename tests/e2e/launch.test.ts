@@ -1,6 +1,6 @@
 /** dist/mimo train on several ranks of this host: it launches itself, and says why when a rank ends. */
 import { afterAll, afterEach, describe, expect, test } from "bun:test";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
@@ -140,6 +140,34 @@ describe("what a run leaves for mimo diagnose", () => {
 		const ended = await launched.end();
 		const { exitCode, stdout } = mimo(["diagnose", join(folder, "failed")]);
 		expect([exitCode, `mimo: ${stdout}`]).toEqual([0, ended.stderr]);
+		// One that was cut hides nothing of the others.
+		const cut = join(folder, "failed", "rank-0.flight");
+		truncateSync(cut, 1000);
+		expect(mimo(["diagnose", join(folder, "failed")])).toEqual({
+			exitCode: 0,
+			stdout,
+			stderr: `${cut} is no recording of a rank by this version. It is left out.\n`,
+		});
+		rmSync(join(folder, "failed", "rank-1.flight"));
+		expect(mimo(["diagnose", join(folder, "failed")])).toMatchObject({
+			exitCode: 1,
+			stderr: `mimo: ${cut} is no recording of a rank by this version.\n`,
+		});
+	}, 120_000);
+
+	test("what the launcher alone knew", async () => {
+		const launched = train(flags("interrupted"));
+		await launched.said(/ iteration +3\//);
+		launched.signal(launched.process.pid, "SIGTERM");
+		expect(await launched.end()).toMatchObject({
+			exitCode: 143,
+			stderr: "mimo: The run was interrupted by SIGTERM.\n",
+		});
+		const { exitCode, stdout } = mimo(["diagnose", join(folder, "interrupted")]);
+		expect([exitCode, stdout]).toEqual([
+			0,
+			expect.stringMatching(/^The run failed: interrupted by SIGTERM\.\n {2}rank 0 /),
+		]);
 	}, 120_000);
 
 	test("of a run whose launcher was killed: where every rank was", async () => {
@@ -156,6 +184,14 @@ describe("what a run leaves for mimo diagnose", () => {
 		for (const [rank, line] of ranks.entries()) {
 			expect(line).toMatch(new RegExp(`^  rank ${rank} \\(language, .*\\) (waited in|was busy, )`));
 		}
+		rmSync(join(folder, "killed", "rank-1.flight"));
+		const [blamed, other] = mimo(["diagnose", join(folder, "killed")])
+			.stdout.trim()
+			.split("\n");
+		expect(blamed).toMatch(
+			/^rank 0 .* failed: it ended without a word; 1 of 2 ranks have left no recording, as those that/,
+		);
+		expect(other).toBe("  rank 1 has left no recording.");
 	}, 120_000);
 
 	test("is nothing where it ended well", async () => {

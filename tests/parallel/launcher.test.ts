@@ -167,6 +167,42 @@ describe("the launcher", () => {
 		expect(pids.filter(alive)).toEqual([]);
 	}, 30_000);
 
+	for (const [what, hit] of [
+		["killed", "SIGKILL"],
+		["stopped", "SIGSTOP"],
+	] as const) {
+		test(`is stopped, then a rank is ${what}: the others end and say why`, async () => {
+			const launched = start([3, "pause", 1, "forward"]);
+			await launched.said(/paused in forward/);
+			await Bun.sleep(300);
+			launched.signal(launched.process.pid, "SIGSTOP");
+			const { pids } = launched;
+			process.kill(pids[2]!, hit);
+			await launched.said(
+				/^mimo: rank 2 \(language, tp 0 dp 1; .*\) failed: it was (killed by SIGKILL|stopped \(SIGSTOP or SIGTSTP\) for 5 s) \(after step 1/m,
+			);
+			for (let i = 0; i < 250 && pids.some(alive); i++) await Bun.sleep(20);
+			expect(pids.filter(alive)).toEqual([]);
+			// Says nothing of its own when it goes on.
+			process.kill(launched.process.pid, "SIGCONT");
+			const ended = await launched.end();
+			expect(ended.seconds).toBeLessThan(11);
+			expect(ended.stderr.match(/^mimo: /gm)).toHaveLength(1);
+			expect(ended.exitCode).toBe(1);
+		}, 30_000);
+	}
+
+	test("ends its ranks when the same signal comes again", async () => {
+		const launched = start([3, "deaf", 1, "forward"]);
+		await launched.said(/paused in forward/);
+		launched.signal(launched.process.pid, "SIGTERM");
+		await Bun.sleep(300);
+		launched.signal(launched.process.pid, "SIGTERM");
+		const ended = await launched.end();
+		expect(ended).toMatchObject({ exitCode: 143, stderr: "mimo: The run was interrupted by SIGTERM.\n" });
+		expect(ended.seconds).toBeLessThan(5);
+	}, 30_000);
+
 	for (const [signal, exitCode] of [
 		["SIGINT", 130],
 		["SIGTERM", 143],

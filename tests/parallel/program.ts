@@ -6,12 +6,12 @@
  *
  * Phases of a step: forward (computing), collective (inside an all-reduce), optimizer (computing after it). Scenarios:
  * finish; pause (RANK waits in PHASE of step 2 for a signal of the test, and says so); throw; exit; mismatch; hang; asked
- * (steps until a signal asks for the end).
+ * (steps until a signal asks for the end); deaf (pause, and signals that ask for the end are only noted).
  */
 import { onEveryRank } from "../../src/commands/ranks.ts";
 import { UserError } from "../../src/native/errors.ts";
+import { exitCodes } from "../../src/native/exit-codes.ts";
 import { ExitSignals } from "../../src/parallel/exit-signals.ts";
-import { runAgain } from "../../src/parallel/launcher.ts";
 import type { World } from "../../src/parallel/world.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 
@@ -30,6 +30,7 @@ function goWrong(world: World, name: string): void {
 	if (world.rank !== Number(rankText) || name !== phase) return;
 	switch (scenario) {
 		case "pause":
+		case "deaf":
 			pause(world);
 			break;
 		case "throw":
@@ -44,7 +45,7 @@ function goWrong(world: World, name: string): void {
 }
 
 async function work(world: World): Promise<number> {
-	using signals = scenario === "asked" ? new ExitSignals() : null;
+	using signals = scenario === "asked" || scenario === "deaf" ? new ExitSignals() : null;
 	const everyone = Array.from({ length: world.size }, (_, rank) => rank);
 	const all = await world.group("world", everyone);
 	const half = everyone.filter((rank) => rank % 2 === world.rank % 2);
@@ -64,7 +65,7 @@ async function work(world: World): Promise<number> {
 		if (signals === null) continue;
 		if (step === 2 && world.rank === 0) console.log("two steps are done");
 		const asked = await signals.asked();
-		if (all.exchange(Int32Array.of(asked ? 1 : 0)).some(([one]) => one === 1)) return runAgain;
+		if (all.exchange(Int32Array.of(asked ? 1 : 0)).some(([one]) => one === 1)) return exitCodes.runAgain;
 	}
 	if (world.rank === world.size - 1) console.log(`done: ${world.size} ranks, ${steps} steps`);
 	else if (scenario === "chatty") console.log("a line\nof a rank that does not report");

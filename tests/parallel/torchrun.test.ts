@@ -56,12 +56,26 @@ test("a killed rank ends the others, and one of them says why", async () => {
 	const ended = await endOfAll(ranks);
 	const diagnosis = ended.map(({ stderr }) => stderr).join("");
 	expect(diagnosis).toMatch(
-		/^mimo: rank 1 \(language, tp 1 dp 0; host \S+, process \d+\) failed: its process has ended/,
+		/^mimo: rank 1 \(language, tp 1 dp 0; host \S+, process \d+\) failed: (its process has ended|it was killed by SIGKILL) /,
 	);
 	expect(diagnosis).toMatch(/^ {2}rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\.$/m);
 	expect(diagnosis.match(/^mimo: /gm)).toHaveLength(1);
 	expect([ended[0]!.exitCode, ended[2]!.exitCode]).toEqual([69, 69]);
 	expect(Math.max(...ended.map(({ seconds }) => seconds))).toBeLessThan(10);
+}, 30_000);
+
+test("a rank whose training thread computes is ended by its heart, with the diagnosis", async () => {
+	const port = await freePort();
+	const ranks = [0, 1].map((rank) => startRank(rank, 2, port, ["pause", 0, "forward"]));
+	await ranks[0]!.said(/paused in forward/);
+	for (const rank of ranks) rank.signal(ranks[1]!.process.pid, "SIGKILL");
+	const [ended] = await endOfAll(ranks);
+	expect(ended!.stderr).toMatch(
+		/^mimo: rank 1 \(language, tp 1 dp 0; host \S+, process \d+\) failed: (its process has ended|it was killed by SIGKILL) \(after step 1, /,
+	);
+	expect(ended!.stderr.match(/^mimo: /gm)).toHaveLength(1);
+	expect([ended!.exitCode, ended!.signal]).toEqual([69, null]);
+	expect(ended!.seconds).toBeLessThan(10);
 }, 30_000);
 
 test("a stopped rank ends the others", async () => {
@@ -72,7 +86,8 @@ test("a stopped rank ends the others", async () => {
 	const ended = await ranks[1]!.end();
 	expect(ended.stderr).toMatch(/^mimo: rank 0 .* failed: it was stopped \(SIGSTOP or SIGTSTP\) for 5 s/);
 	expect(ended.seconds).toBeLessThan(10);
-	ranks[0]!.process.kill("SIGKILL");
+	// Nobody else would end it.
+	expect(await ranks[0]!.end()).toMatchObject({ exitCode: null, signal: "SIGKILL" });
 }, 30_000);
 
 test("an error of one rank is told once", async () => {

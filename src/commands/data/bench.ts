@@ -1,7 +1,7 @@
 /** `mimo data bench`: samples a second, raw or decoded. */
 import { defineCommand } from "citty";
 import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../command.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {

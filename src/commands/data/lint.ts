@@ -1,6 +1,6 @@
 /** `mimo data lint`: reads everything, reports every problem; exit code 1 when there is one. */
 import { defineCommand } from "citty";
-import { exitCodes } from "../command.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {

@@ -2,6 +2,7 @@
 import { defineCommand } from "citty";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
 import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const args = {
@@ -40,7 +41,8 @@ export default defineCommand({
 	meta: { name: "prepare", description: "Index a data set and divide it; Energon reads it too." },
 	args,
 	run: ({ args: given, rawArgs }) => {
-		if (given._.length > 1) throw new UserError(`One path is prepared at a time, not ${given._.length}.`, 2);
+		if (given._.length > 1)
+			throw new UserError(`One path is prepared at a time, not ${given._.length}.`, exitCodes.usage);
 		const prepared = prepare(datasetPath(given.path), {
 			...defaultPrepareOptions,
 			splitRatio: given["split-ratio"] ?? null,

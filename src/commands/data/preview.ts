@@ -2,7 +2,7 @@
 import { defineCommand } from "citty";
 import { resolveConfiguration } from "../../config/resolve.ts";
 import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../command.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
 
 const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH
 

@@ -1,9 +1,9 @@
 /** `mimo data verify`: replays reference data of the Python package and names the first difference of every file. */
 import { defineCommand } from "citty";
+import { exitCodes } from "../../native/exit-codes.ts";
 import { Images } from "../../native/images.ts";
 import { openLibrary } from "../../native/library.ts";
 import { verifyGolden } from "../../parity/energon/verify.ts";
-import { exitCodes } from "../command.ts";
 
 const args = {
 	golden: { type: "string", required: true, description: "Folder of reference data (orders/, states/, rng/, …)." },

@@ -5,6 +5,7 @@
 import type { ImageSet } from "../../data/images.ts";
 import type { Microbatch } from "../../data/microbatch.ts";
 import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
 import { joinSampleImages, joinText, type Sample } from "./samples.ts";
 
@@ -30,7 +31,7 @@ export function planOf(
 ): Plan {
 	const { samples, microBatchSize, sequenceLength } = options;
 	const refuse = (why: string): never => {
-		throw new UserError(`Layout ${name}: ${why}`, 2);
+		throw new UserError(`Layout ${name}: ${why}`, exitCodes.usage);
 	};
 	const lanes = topology.language.lanes;
 	if (samples % lanes !== 0) {
