@@ -114,6 +114,34 @@ function findOpenblas(): string | undefined {
 	return process.env.MIMO_OPENBLAS ?? places.find((place) => existsSync(place));
 }
 
+/** Debian packages and their static libraries that decode images, each before those it needs. */
+const imageLibraries = {
+	"libjpeg-dev": ["libjpeg.a"],
+	"libwebp-dev": ["libwebpdemux.a", "libwebp.a"],
+	"libgif-dev": ["libgif.a"],
+	"libdeflate-dev": ["libdeflate.a"],
+} as const;
+
+function findLibrary(name: string): string | undefined {
+	const folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
+	return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
+}
+
+/** The static libraries that decode images: MIMO_IMAGE_LIBRARIES, or Debian's. */
+function imageOptions(): Record<string, string> {
+	const given = process.env.MIMO_IMAGE_LIBRARIES;
+	if (given) return { MIMO_IMAGE_LIBRARIES: given };
+	need(
+		Object.fromEntries(
+			Object.entries(imageLibraries).map(([name, files]) => [
+				name,
+				() => files.every((file) => findLibrary(file) !== undefined),
+			]),
+		),
+	);
+	return { MIMO_IMAGE_LIBRARIES: Object.values(imageLibraries).flat().map((file) => findLibrary(file)!).join(";") };
+}
+
 /** CMake's options for a build with what the machine has. */
 function nativeTools(): Record<string, string> {
 	need({
@@ -122,7 +150,7 @@ function nativeTools(): Record<string, string> {
 		"g++": () => Bun.which("c++") !== null || Bun.which("g++") !== null,
 		"libopenblas-dev": () => findOpenblas() !== undefined,
 	});
-	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()! };
+	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()!, ...imageOptions() };
 }
 
 /** CMake's options for a build by zig, whose C library stubs stop at the wanted glibc. */
@@ -140,7 +168,10 @@ function zigTools(): Record<string, string> {
 	);
 	// What zig compiles while it links is its own C++ library: for size that takes a sixth less processor time.
 	const links = { CMAKE_SHARED_LINKER_FLAGS: "-Os" };
-	return { ...options, ...links, CMAKE_CXX_COMPILER: compiler, MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
+	// zig looks at none of the machine's headers; those of its own C library must still come first.
+	const headers = { MIMO_IMAGE_INCLUDE: "/usr/include;/usr/include/x86_64-linux-gnu" };
+	const names = { MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
+	return { ...options, ...links, ...headers, ...names, CMAKE_CXX_COMPILER: compiler };
 }
 
 /** CMake's options for the CUDA library: no GPU, and no vendor library, is needed to build it. */
@@ -159,6 +190,7 @@ function cudaTools(architectures: string): Record<string, string> {
 		MIMO_CUDA: "ON",
 		MIMO_CUDA_ARCH: process.env.MIMO_CUDA_ARCH || architectures,
 		CMAKE_CUDA_COMPILER: join(toolkit, "bin/nvcc"),
+		...imageOptions(),
 		MIMO_CUDA_INCLUDE: ["nvidia/cudnn/include", "nvidia/nccl/include", "include"]
 			.map((folder) => join(headers, folder))
 			.join(";"),

@@ -1,11 +1,14 @@
-// Resizing as the Pillow library does it (bicubic with antialiasing on 8-bit pixels, integer taps), and normalisation
-// into planes or patch vectors. Sources of the arithmetic: vision.md §5.4 (golden values G13, G14), §2.1.
+// Resizing as the Pillow library does it: bicubic with antialiasing, by integer taps on 8-bit pixels, by double-precision
+// ones on 16-bit greys. Source of the arithmetic: vision.md §5.4 (golden value G13); the order of the passes is that of
+// Pillow 13.
+#include "image_resize.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "status.h"
+#include "image_convert.h"
 
 namespace mimo {
 namespace {
@@ -21,44 +24,53 @@ double cubic(double x) {
 }
 
 /// Taps of every output of an axis: `count` of them from input `first` on.
+template <class Weight>
 struct Taps {
   struct Run {
     int first;
     int count;
   };
   std::vector<Run> runs;
-  std::vector<int32_t> weights;
+  std::vector<Weight> weights;
   int longest;
+
+  const Weight* of(int output) const { return weights.data() + static_cast<size_t>(output) * longest; }
 };
 
-Taps make_taps(int from, int to) {
+Taps<double> make_taps(int from, int to) {
   const double scale = static_cast<double>(from) / to;
   const double filter_scale = scale < 1.0 ? 1.0 : scale;
   const double support = 2.0 * filter_scale;
-  Taps taps;
+  Taps<double> taps;
   taps.longest = static_cast<int>(std::ceil(support)) * 2 + 1;
   taps.runs.resize(static_cast<size_t>(to));
   taps.weights.assign(static_cast<size_t>(to) * taps.longest, 0);
-  std::vector<double> exact(static_cast<size_t>(taps.longest));
   for (int o = 0; o < to; ++o) {
     const double centre = (o + 0.5) * scale;
-    int first = static_cast<int>(centre - support + 0.5);
-    if (first < 0) first = 0;
-    int end = static_cast<int>(centre + support + 0.5);
-    if (end > from) end = from;
+    const int first = std::max(static_cast<int>(centre - support + 0.5), 0);
+    const int end = std::min(static_cast<int>(centre + support + 0.5), from);
+    double* weights = taps.weights.data() + static_cast<size_t>(o) * taps.longest;
     double sum = 0.0;
     for (int x = first; x < end; ++x) {
-      const double weight = cubic((x - centre + 0.5) * (1.0 / filter_scale));
-      exact[static_cast<size_t>(x - first)] = weight;
-      sum += weight;
+      weights[x - first] = cubic((x - centre + 0.5) * (1.0 / filter_scale));
+      sum += weights[x - first];
     }
-    int32_t* weights = taps.weights.data() + static_cast<size_t>(o) * taps.longest;
-    for (int k = 0; k < end - first; ++k) {
-      const double weight = (sum != 0.0 ? exact[static_cast<size_t>(k)] / sum : exact[static_cast<size_t>(k)]) *
-                            (1 << fraction_bits);
-      weights[k] = static_cast<int32_t>(weight < 0 ? weight - 0.5 : weight + 0.5);
+    if (sum != 0.0) {
+      for (int k = 0; k < end - first; ++k) weights[k] /= sum;
     }
     taps.runs[static_cast<size_t>(o)] = {first, end - first};
+  }
+  return taps;
+}
+
+/// The same in fixed point.
+Taps<int32_t> make_integer_taps(int from, int to) {
+  const Taps<double> exact = make_taps(from, to);
+  Taps<int32_t> taps{{}, std::vector<int32_t>(exact.weights.size()), exact.longest};
+  for (size_t i = 0; i < exact.runs.size(); ++i) taps.runs.push_back({exact.runs[i].first, exact.runs[i].count});
+  for (size_t i = 0; i < exact.weights.size(); ++i) {
+    const double weight = exact.weights[i] * (1 << fraction_bits);
+    taps.weights[i] = static_cast<int32_t>(weight < 0 ? weight - 0.5 : weight + 0.5);
   }
   return taps;
 }
@@ -70,11 +82,11 @@ uint8_t clamp(int32_t value) {
 
 /// Rows of `from` pixels become rows of `to` pixels.
 template <int channels>
-void resize_rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t rows, const Taps& taps) {
+void resize_rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t rows, const Taps<int32_t>& taps) {
   for (int64_t y = 0; y < rows; ++y, in += static_cast<int64_t>(from) * channels) {
     for (int o = 0; o < to; ++o) {
-      const Taps::Run run = taps.runs[static_cast<size_t>(o)];
-      const int32_t* weights = taps.weights.data() + static_cast<size_t>(o) * taps.longest;
+      const auto run = taps.runs[static_cast<size_t>(o)];
+      const int32_t* weights = taps.of(o);
       const uint8_t* pixel = in + static_cast<int64_t>(run.first) * channels;
       int32_t sums[channels];
       for (int c = 0; c < channels; ++c) sums[c] = 1 << (fraction_bits - 1);
@@ -87,11 +99,11 @@ void resize_rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t rows
 }
 
 /// `from` rows of `stride` bytes become `to` rows.
-void resize_columns(const uint8_t* in, uint8_t* out, int to, int64_t stride, const Taps& taps) {
+void resize_columns(const uint8_t* in, uint8_t* out, int to, int64_t stride, const Taps<int32_t>& taps) {
   std::vector<int32_t> sums(static_cast<size_t>(stride));
   for (int o = 0; o < to; ++o, out += stride) {
-    const Taps::Run run = taps.runs[static_cast<size_t>(o)];
-    const int32_t* weights = taps.weights.data() + static_cast<size_t>(o) * taps.longest;
+    const auto run = taps.runs[static_cast<size_t>(o)];
+    const int32_t* weights = taps.of(o);
     std::fill(sums.begin(), sums.end(), 1 << (fraction_bits - 1));
     for (int k = 0; k < run.count; ++k) {
       const uint8_t* row = in + (run.first + k) * stride;
@@ -102,24 +114,73 @@ void resize_columns(const uint8_t* in, uint8_t* out, int to, int64_t stride, con
   }
 }
 
-void resize(const uint8_t* in, int from_width, int from_height, int channels, uint8_t* out, int to_width,
-            int to_height) {
-  const int64_t from_stride = static_cast<int64_t>(from_width) * channels;
-  const int64_t stride = static_cast<int64_t>(to_width) * channels;
-  std::vector<uint8_t> narrowed;
-  const uint8_t* rows = in;
-  if (to_width != from_width) {
-    const Taps taps = make_taps(from_width, to_width);
-    narrowed.resize(static_cast<size_t>(stride * from_height));
-    if (channels == 1) resize_rows<1>(in, from_width, narrowed.data(), to_width, from_height, taps);
-    if (channels == 3) resize_rows<3>(in, from_width, narrowed.data(), to_width, from_height, taps);
-    if (channels == 4) resize_rows<4>(in, from_width, narrowed.data(), to_width, from_height, taps);
-    rows = narrowed.data();
+/// The two passes over 8-bit pixels of `channels` interleaved channels.
+struct BytePasses {
+  int channels;
+
+  int64_t pixel_bytes() const { return channels; }
+  void rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t height) const {
+    const auto taps = make_integer_taps(from, to);
+    if (channels == 1) resize_rows<1>(in, from, out, to, height, taps);
+    if (channels == 3) resize_rows<3>(in, from, out, to, height, taps);
+    if (channels == 4) resize_rows<4>(in, from, out, to, height, taps);
   }
-  if (to_height != from_height) {
-    resize_columns(rows, out, to_height, stride, make_taps(from_height, to_height));
+  void columns(const uint8_t* in, int from, uint8_t* out, int to, int64_t width) const {
+    resize_columns(in, out, to, width * channels, make_integer_taps(from, to));
+  }
+};
+
+/// The two passes over 16-bit greys.
+struct WordPasses {
+  int64_t pixel_bytes() const { return 2; }
+  void rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t height) const {
+    const auto taps = make_taps(from, to);
+    for (int64_t y = 0; y < height; ++y) {
+      for (int o = 0; o < to; ++o) sum(in + 2 * y * from, 1, taps, o, out + 2 * (y * to + o));
+    }
+  }
+  void columns(const uint8_t* in, int from, uint8_t* out, int to, int64_t width) const {
+    const auto taps = make_taps(from, to);
+    for (int o = 0; o < to; ++o) {
+      for (int64_t x = 0; x < width; ++x) sum(in + 2 * x, width, taps, o, out + 2 * (o * width + x));
+    }
+  }
+
+ private:
+  static void sum(const uint8_t* in, int64_t step, const Taps<double>& taps, int output, uint8_t* out) {
+    const auto run = taps.runs[static_cast<size_t>(output)];
+    const double* weights = taps.of(output);
+    double total = 0.0;
+    for (int k = 0; k < run.count; ++k) {
+      uint16_t value;
+      std::memcpy(&value, in + 2 * step * (run.first + k), 2);
+      total += value * weights[k];
+    }
+    const auto rounded = static_cast<int>(total >= 0.0 ? total + 0.5 : total - 0.5);
+    const auto value = static_cast<uint16_t>(std::clamp(rounded, 0, 65535));
+    std::memcpy(out, &value, 2);
+  }
+};
+
+/// Along rows and columns. The rounding between the passes shows, so that their order is Pillow's: columns first when the
+/// height shrinks by more than twice what the width does.
+template <class Passes>
+void resize(const Passes& passes, const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
+  const int shrinks_by = from.height - to.height;
+  if (to.width == from.width && to.height == from.height) {
+    std::memcpy(out, in, static_cast<size_t>(passes.pixel_bytes() * from.width * from.height));
+  } else if (to.height == from.height) {
+    passes.rows(in, from.width, out, to.width, from.height);
+  } else if (to.width == from.width) {
+    passes.columns(in, from.height, out, to.height, from.width);
+  } else if (shrinks_by > 0 && shrinks_by > 2 * (from.width - to.width)) {
+    const auto between = make_pixels(passes.pixel_bytes() * from.width * to.height);
+    passes.columns(in, from.height, between.get(), to.height, from.width);
+    passes.rows(between.get(), from.width, out, to.width, to.height);
   } else {
-    std::memcpy(out, rows, static_cast<size_t>((rows == in ? from_stride : stride) * from_height));
+    const auto between = make_pixels(passes.pixel_bytes() * to.width * from.height);
+    passes.rows(in, from.width, between.get(), to.width, from.height);
+    passes.columns(between.get(), from.height, out, to.height, to.width);
   }
 }
 
@@ -130,62 +191,61 @@ uint8_t multiply_255(unsigned a, unsigned b) {
 }
 
 /// Transparent pixels must not colour their neighbours: colours are weighted by alpha while resizing.
-void resize_premultiplied(const uint8_t* in, int from_width, int from_height, uint8_t* out, int to_width,
-                          int to_height) {
-  std::vector<uint8_t> weighted(static_cast<size_t>(from_width) * from_height * 4);
-  for (size_t i = 0; i < weighted.size(); i += 4) {
-    for (size_t c = 0; c < 3; ++c) weighted[i + c] = multiply_255(in[i + c], in[i + 3]);
+void resize_premultiplied(const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
+  const int64_t from_bytes = int64_t{4} * from.width * from.height;
+  const auto weighted = make_pixels(from_bytes);
+  for (int64_t i = 0; i < from_bytes; i += 4) {
+    for (int64_t c = 0; c < 3; ++c) weighted[i + c] = multiply_255(in[i + c], in[i + 3]);
     weighted[i + 3] = in[i + 3];
   }
-  resize(weighted.data(), from_width, from_height, 4, out, to_width, to_height);
-  const size_t bytes = static_cast<size_t>(to_width) * to_height * 4;
-  for (size_t i = 0; i < bytes; i += 4) {
+  resize(BytePasses{4}, weighted.get(), from, out, to);
+  const int64_t to_bytes = int64_t{4} * to.width * to.height;
+  for (int64_t i = 0; i < to_bytes; i += 4) {
     const unsigned alpha = out[i + 3];
     if (alpha == 0 || alpha == 255) continue;
-    for (size_t c = 0; c < 3; ++c) {
+    for (int64_t c = 0; c < 3; ++c) {
       const unsigned value = 255u * out[i + c] / alpha;
       out[i + c] = static_cast<uint8_t>(value > 255 ? 255 : value);
     }
   }
 }
 
-/// Values of a byte in every channel: v / 255, minus the mean, over the deviation, each rounded to fp32.
-void make_table(const float* statistics, float (&table)[3][256]) {
-  for (int c = 0; c < 3; ++c) {
-    for (int v = 0; v < 256; ++v) {
-      const float unit = static_cast<float>(v) / 255.0f;
-      const float centred = unit - statistics[c];
-      table[c][v] = centred / statistics[3 + c];
-    }
+/// Source places by adding up the scale, as Pillow does: the sum rounds differently from a product.
+std::vector<int> nearest_places(int from, int to) {
+  const double scale = static_cast<double>(from) / to;
+  std::vector<int> places(static_cast<size_t>(to));
+  double at = scale * 0.5;
+  for (int& place : places) {
+    place = std::min(from - 1, static_cast<int>(at));
+    at += scale;
+  }
+  return places;
+}
+
+void resize_nearest(const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
+  const std::vector<int> columns = nearest_places(from.width, to.width);
+  for (const int row : nearest_places(from.height, to.height)) {
+    const uint8_t* line = in + int64_t{row} * from.width;
+    for (const int column : columns) *out++ = line[column];
   }
 }
 
-void normalize(const uint8_t* pixels, int width, int height, int patch, const float* statistics, float* out) {
-  float table[3][256];
-  make_table(statistics, table);
-  const int64_t row = static_cast<int64_t>(width) * 3;
-  if (patch == 0) {
-    for (int c = 0; c < 3; ++c) {
-      const uint8_t* from = pixels + c;
-      for (int64_t i = 0; i < static_cast<int64_t>(width) * height; ++i, from += 3) *out++ = table[c][*from];
-    }
-    return;
-  }
-  for (int top = 0; top < height; top += patch) {
-    for (int left = 0; left < width; left += patch) {
-      for (int c = 0; c < 3; ++c) {
-        for (int y = 0; y < patch; ++y) {
-          const uint8_t* from = pixels + (top + y) * row + static_cast<int64_t>(left) * 3 + c;
-          for (int x = 0; x < patch; ++x, from += 3) *out++ = table[c][*from];
-        }
-      }
-    }
+}  // namespace
+
+void resize_pixels(PixelMode mode, const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
+  switch (mode) {
+    case PixelMode::bit:
+    case PixelMode::palette: resize_nearest(in, from, out, to); return;
+    case PixelMode::grey: resize(BytePasses{1}, in, from, out, to); return;
+    case PixelMode::grey16: resize(WordPasses{}, in, from, out, to); return;
+    case PixelMode::rgb: resize(BytePasses{3}, in, from, out, to); return;
+    case PixelMode::rgba: resize_premultiplied(in, from, out, to); return;
+    case PixelMode::cmyk: resize(BytePasses{4}, in, from, out, to); return;
   }
 }
 
 constexpr int largest_side = 65535;
 
-}  // namespace
 }  // namespace mimo
 
 extern "C" int32_t mimo_image_resize(const void* host_from, int32_t from_width, int32_t from_height, int32_t channels,
@@ -198,20 +258,10 @@ extern "C" int32_t mimo_image_resize(const void* host_from, int32_t from_width, 
     MIMO_REQUIRE(to_width <= largest_side && to_height <= largest_side, "mimo_image_resize");
     const auto* from = static_cast<const uint8_t*>(host_from);
     auto* to = static_cast<uint8_t*>(host_to);
-    const bool same = from_width == to_width && from_height == to_height;
-    if (channels == 4 && !same) {
-      mimo::resize_premultiplied(from, from_width, from_height, to, to_width, to_height);
-    } else {
-      mimo::resize(from, from_width, from_height, channels, to, to_width, to_height);
+    if (from_width == to_width && from_height == to_height) {
+      std::memcpy(to, from, static_cast<size_t>(from_width) * from_height * channels);
+      return;
     }
-  });
-}
-
-extern "C" int32_t mimo_image_normalize(const void* host_pixels, int32_t width, int32_t height, int32_t patch,
-                                        const float* host_statistics, float* host_values) {
-  return mimo::guard([&] {
-    MIMO_REQUIRE(width > 0 && height > 0 && patch >= 0, "mimo_image_normalize");
-    MIMO_REQUIRE(patch == 0 || (width % patch == 0 && height % patch == 0), "mimo_image_normalize");
-    mimo::normalize(static_cast<const uint8_t*>(host_pixels), width, height, patch, host_statistics, host_values);
+    mimo::resize_pixels(mimo::mode_of_channels(channels), from, {from_width, from_height}, to, {to_width, to_height});
   });
 }

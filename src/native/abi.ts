@@ -729,6 +729,7 @@ export const functions = {
 	mimo_digests_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },
 	mimo_digests_close: { args: ["ptr"], returns: "i32" },
 	mimo_image_decode: { args: ["ptr", "i64", "i32", "ptr", "i64"], returns: "i32" },
+	mimo_image_decode_resized: { args: ["ptr", "i64", "ptr", "i32", "ptr", "i64"], returns: "i32" },
 	mimo_image_resize: { args: ["ptr", "i32", "i32", "i32", "ptr", "i32", "i32"], returns: "i32" },
 	mimo_image_normalize: { args: ["ptr", "i32", "i32", "i32", "ptr", "ptr"], returns: "i32" },
 } as const;

@@ -3,6 +3,13 @@ import { Status } from "./abi.ts";
 import { NativeError, UserError } from "./errors.ts";
 import type { Library } from "./library.ts";
 
+/** Kinds of image files, as the library numbers them. */
+export const imageFormats = ["JPEG", "PNG", "WebP", "GIF", "BMP"] as const;
+export type ImageFormat = (typeof imageFormats)[number];
+
+/** An image of a kind that Pillow reads and `mimo` does not; the sentence says which. */
+export class UnreadImageError extends UserError {}
+
 /** 1 = grey, 3 = RGB, 4 = RGBA. */
 export type Channels = 1 | 3 | 4;
 
@@ -17,6 +24,13 @@ export interface Image {
 export interface ImageSize {
 	readonly width: number;
 	readonly height: number;
+}
+
+/** What the header of an image file says. */
+export interface ImageHeader extends ImageSize {
+	readonly format: ImageFormat;
+	/** As the file has them: 1 grey or palette, 2 grey and alpha, 3 RGB, 4 RGBA or CMYK. */
+	readonly channels: number;
 }
 
 /** Mean and standard deviation of the three channels, on values from 0 to 1. */
@@ -34,14 +48,18 @@ export const clipStatistics: ChannelStatistics = {
 export class Images {
 	constructor(private readonly library: Library) {}
 
-	/** Size and channels of a JPEG or PNG file; throws a UserError when it is damaged or of another kind. */
-	inspect(file: Uint8Array): ImageSize & { readonly channels: number } {
-		const size = new Int32Array(3);
-		this.#call("mimo_image_inspect", file, file.length, size);
-		return { width: size[0]!, height: size[1]!, channels: size[2]! };
+	/**
+	 * Reads the header of an image file, without decoding it. Throws a UserError when it is damaged or too large, an
+	 * UnreadImageError when it is of a kind that is not read.
+	 */
+	inspect(file: Uint8Array): ImageHeader {
+		const header = new Int32Array(4);
+		this.#call("mimo_image_inspect", file, file.length, header);
+		const [width, height, channels, format] = header;
+		return { width: width!, height: height!, channels: channels!, format: imageFormats[format!]! };
 	}
 
-	/** Decodes a JPEG or PNG file; throws a UserError when it is damaged, cut off or of another kind. */
+	/** Decodes an image file as Pillow converts it to "L", "RGB" or "RGBA"; throws what `inspect` throws. */
 	decode(file: Uint8Array, channels: Channels = 3): Image {
 		const { width, height } = this.inspect(file);
 		const pixels = new Uint8Array(width * height * channels);
@@ -49,7 +67,23 @@ export class Images {
 		return { width, height, channels, pixels };
 	}
 
-	/** Bicubic with antialiasing, pixel for pixel Pillow's (vision.md §5.4, golden G13). */
+	/**
+	 * Decodes an image file once, and resizes it to each size as Pillow resizes an image of its kind (nearest with a
+	 * palette, weighted by alpha, else bicubic); RGB. Throws what `inspect` throws.
+	 */
+	decodeResized(file: Uint8Array, sizes: readonly ImageSize[]): Image[] {
+		const pixels = new Uint8Array(sizes.reduce((bytes, { width, height }) => bytes + width * height * 3, 0));
+		const pairs = Int32Array.from(sizes.flatMap(({ width, height }) => [width, height]));
+		this.#call("mimo_image_decode_resized", file, file.length, pairs, sizes.length, pixels, pixels.length);
+		let end = 0;
+		return sizes.map(({ width, height }) => {
+			const begin = end;
+			end += width * height * 3;
+			return { width, height, channels: 3, pixels: pixels.subarray(begin, end) };
+		});
+	}
+
+	/** Bicubic with antialiasing, byte for byte Pillow 13's; colours are weighted by alpha where there is one. */
 	resize(image: Image, { width, height }: ImageSize): Image {
 		const { channels } = image;
 		checkPixels(image);
@@ -84,6 +118,7 @@ export class Images {
 		if (status === Status.ok) return;
 		const sentence = String(this.library.symbols.mimo_last_error!());
 		if (status === Status.data) throw new UserError(sentence);
+		if (status === Status.unsupported) throw new UnreadImageError(sentence);
 		throw new NativeError(name, status, sentence);
 	}
 }

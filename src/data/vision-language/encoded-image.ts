@@ -2,13 +2,12 @@
 import type { Images } from "../../native/images.ts";
 
 export interface EncodedImage {
-	/** JPEG or PNG. */
 	readonly file: Uint8Array;
 	readonly width: number;
 	readonly height: number;
 }
 
-/** Reads an image's size; throws a UserError when the file is none. */
+/** Reads an image's size; throws a UserError when the file is damaged, an UnreadImageError for a kind that is not read. */
 export function inspectImage(images: Images, bytes: Uint8Array): EncodedImage {
 	const { width, height } = images.inspect(bytes);
 	return { file: bytes, width, height };

@@ -1,5 +1,6 @@
 /** Decodes the parts of a sample by their extension, as Energon's default decoder does (spec energon.md §1.6). */
-import { DecodingError } from "../errors.ts";
+import { imageFormats, UnreadImageError } from "../../../native/images.ts";
+import { DecodingError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 
 /** An image in memory: rows from the top, channels interleaved, 8 bits each. */
@@ -73,6 +74,14 @@ export function decodeParts(sample: RawSample, options: DecodeOptions): Record<s
 		try {
 			decoded[extension] = decodePart(extension, bytes, options);
 		} catch (error) {
+			// The Python package delivers such a sample: without it the order of all that follow would be another.
+			if (error instanceof UnreadImageError) {
+				const kinds = `${imageFormats.slice(0, -1).join(", ")} and ${imageFormats.at(-1)}`;
+				throw new FatalSampleError(
+					`Sample ${sample.shard}/${sample.key}: the part ${extension} cannot be read: ${error.message}; mimo reads ${kinds}.`,
+					{ cause: error },
+				);
+			}
 			const why = error instanceof Error ? error.message : String(error);
 			throw new DecodingError(
 				`Sample ${sample.shard}/${sample.key}: the part ${extension} cannot be decoded: ${why}.`,

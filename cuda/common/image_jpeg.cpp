@@ -1,0 +1,200 @@
+// JPEG files by libjpeg-turbo, set as Pillow sets it: exact integer DCT, smooth upsampling, warnings ignored.
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+
+#include "image_file.h"
+// After <cstdio>.
+#include <jpeglib.h>
+#include <jerror.h>
+
+namespace mimo {
+namespace {
+
+/// Passes over a progressive image; encoders make about ten. Each takes time for every pixel, whatever the file's size.
+constexpr int most_scans = 250;
+
+/// libjpeg's own messages; its way of making them brings its way of printing them, which no shared library can link.
+constexpr const char* messages[] = {
+#define JVERSION ""
+#define JCOPYRIGHT_SHORT ""
+#define JMESSAGE(code, text) text,
+#include <jerror.h>
+    nullptr};
+
+struct ErrorManager {
+  jpeg_error_mgr base;
+  std::jmp_buf failed;
+  bool raised;
+};
+
+void raise(j_common_ptr image) {
+  auto& errors = *reinterpret_cast<ErrorManager*>(image->err);
+  errors.raised = true;
+  std::longjmp(errors.failed, 1);
+}
+
+/// Pillow heeds no warning.
+void count_warning(j_common_ptr image, int level) {
+  if (level < 0) ++image->err->num_warnings;
+}
+
+void ignore_message(j_common_ptr) {}
+
+void format_message(j_common_ptr image, char* text) {
+  const jpeg_error_mgr& error = *image->err;
+  const bool known = error.msg_code > 0 && error.msg_code < JMSG_LASTMSGCODE;
+  const char* message = messages[known ? error.msg_code : 0];
+  const char* placeholder = std::strchr(message, '%');
+  if (placeholder != nullptr && placeholder[1] == 's') {
+    std::snprintf(text, JMSG_LENGTH_MAX, message, error.msg_parm.s);
+    return;
+  }
+  const auto& numbers = error.msg_parm.i;
+  std::snprintf(text, JMSG_LENGTH_MAX, message, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
+                numbers[6], numbers[7]);
+}
+
+void reset_errors(j_common_ptr image) {
+  image->err->num_warnings = 0;
+  image->err->msg_code = 0;
+}
+
+void ignore_source(j_decompress_ptr) {}
+
+/// There is no more: whatever needs it returns that it waits.
+boolean no_more_input(j_decompress_ptr) { return FALSE; }
+
+void skip_input(j_decompress_ptr image, long count) {
+  jpeg_source_mgr& source = *image->src;
+  const size_t skipped = count < 0 ? 0 : static_cast<size_t>(count);
+  const size_t taken = skipped < source.bytes_in_buffer ? skipped : source.bytes_in_buffer;
+  source.next_input_byte += taken;
+  source.bytes_in_buffer -= taken;
+}
+
+void bound_scans(j_common_ptr image) {
+  if (reinterpret_cast<j_decompress_ptr>(image)->input_scan_number > most_scans) ERREXIT(image, JERR_BAD_PROGRESSION);
+}
+
+/// libjpeg leaves by longjmp: the functions that arm it hold nothing that a destructor would have to free.
+class JpegFile final : public ImageFile {
+ public:
+  explicit JpegFile(Bytes bytes) : ImageFile(ImageFormat::jpeg, PixelMode::rgb) {
+    image_.err = &errors_.base;
+    errors_.base = {};
+    errors_.base.error_exit = raise;
+    errors_.base.emit_message = count_warning;
+    errors_.base.output_message = ignore_message;
+    errors_.base.format_message = format_message;
+    errors_.base.reset_error_mgr = reset_errors;
+    if (!start(bytes)) {
+      // A constructor that throws runs no destructor.
+      const Failure failure = last_failure();
+      jpeg_destroy_decompress(&image_);
+      refuse(failure);
+    }
+    try {
+      set_size(image_.image_width, image_.image_height);
+    } catch (...) {
+      jpeg_destroy_decompress(&image_);
+      throw;
+    }
+  }
+  ~JpegFile() override { jpeg_destroy_decompress(&image_); }
+  JpegFile(const JpegFile&) = delete;
+  JpegFile& operator=(const JpegFile&) = delete;
+
+  void read(uint8_t* pixels) override {
+    if (!decode(pixels)) refuse(last_failure());
+    if (header_.mode != PixelMode::cmyk) return;
+    // Pillow takes all files of four inks for Adobe's, which are inverted.
+    for (int64_t i = 0; i < header_.bytes(); ++i) pixels[i] = static_cast<uint8_t>(255 - pixels[i]);
+  }
+
+ private:
+  struct Failure {
+    bool cut_off;
+    bool other_coding;
+    std::string reason;
+  };
+
+  bool start(Bytes bytes) {
+    if (setjmp(errors_.failed)) return false;
+    jpeg_create_decompress(&image_);
+    source_.init_source = ignore_source;
+    source_.fill_input_buffer = no_more_input;
+    source_.skip_input_data = skip_input;
+    source_.resync_to_restart = jpeg_resync_to_restart;
+    source_.term_source = ignore_source;
+    source_.next_input_byte = bytes.data();
+    source_.bytes_in_buffer = bytes.size();
+    image_.src = &source_;
+    progress_.progress_monitor = bound_scans;
+    image_.progress = &progress_;
+    int found;
+    do {
+      found = jpeg_read_header(&image_, FALSE);
+    } while (found == JPEG_HEADER_TABLES_ONLY);
+    if (found != JPEG_HEADER_OK) return false;
+    header_.channels = image_.num_components;
+    switch (image_.num_components) {
+      case 1:
+        header_.mode = PixelMode::grey;
+        image_.out_color_space = JCS_GRAYSCALE;
+        return true;
+      case 3:
+        header_.mode = PixelMode::rgb;
+        image_.out_color_space = JCS_RGB;
+        return true;
+      case 4:
+        header_.mode = PixelMode::cmyk;
+        image_.out_color_space = JCS_CMYK;
+        return true;
+      default: ERREXIT2(&image_, JERR_COMPONENT_COUNT, image_.num_components, 4);
+    }
+    return false;
+  }
+
+  bool decode(uint8_t* pixels) {
+    if (setjmp(errors_.failed)) return false;
+    if (!jpeg_start_decompress(&image_)) return false;
+    const size_t stride = static_cast<size_t>(header_.width) * static_cast<size_t>(bytes_of(header_.mode));
+    constexpr JDIMENSION rows_at_once = 16;
+    JSAMPROW rows[rows_at_once];
+    while (image_.output_scanline < image_.output_height) {
+      JDIMENSION count = image_.output_height - image_.output_scanline;
+      if (count > rows_at_once) count = rows_at_once;
+      for (JDIMENSION i = 0; i < count; ++i) rows[i] = pixels + (image_.output_scanline + i) * stride;
+      if (jpeg_read_scanlines(&image_, rows, count) == 0) return false;
+    }
+    // An end that is missing is none of Pillow's business; other damage behind the last row is.
+    jpeg_finish_decompress(&image_);
+    return true;
+  }
+
+  Failure last_failure() {
+    // Running out of input is no error of libjpeg's.
+    if (!errors_.raised) return {true, false, ""};
+    char reason[JMSG_LENGTH_MAX];
+    format_message(reinterpret_cast<j_common_ptr>(&image_), reason);
+    return {false, image_.err->msg_code == JERR_SOF_UNSUPPORTED, reason};
+  }
+
+  [[noreturn]] static void refuse(const Failure& failure) {
+    if (failure.cut_off) refuse_cut_off();
+    if (failure.other_coding) refuse_unread("a JPEG that is neither baseline nor progressive");
+    refuse_damaged(failure.reason);
+  }
+
+  jpeg_decompress_struct image_{};
+  ErrorManager errors_{};
+  jpeg_source_mgr source_{};
+  jpeg_progress_mgr progress_{};
+};
+
+}  // namespace
+
+std::unique_ptr<ImageFile> open_jpeg(Bytes bytes) { return std::make_unique<JpegFile>(bytes); }
+
+}  // namespace mimo
