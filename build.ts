@@ -139,7 +139,12 @@ function imageOptions(): Record<string, string> {
 			]),
 		),
 	);
-	return { MIMO_IMAGE_LIBRARIES: Object.values(imageLibraries).flat().map((file) => findLibrary(file)!).join(";") };
+	return {
+		MIMO_IMAGE_LIBRARIES: Object.values(imageLibraries)
+			.flat()
+			.map((file) => findLibrary(file)!)
+			.join(";"),
+	};
 }
 
 /** CMake's options for a build with what the machine has. */

@@ -1,7 +1,7 @@
 /** Resizing as Pillow 13 does it; the expected bytes are Pillow's. */
 import { beforeAll, expect, test } from "bun:test";
-import { imagePatches, resizedImage } from "../../../src/data/vision-language/pixels.ts";
-import { clipStatistics, Images } from "../../../src/native/images.ts";
+import { imagePatches } from "../../../src/data/vision-language/pixels.ts";
+import { clipStatistics, type Image, Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { png } from "../fixtures.ts";
 
@@ -48,8 +48,8 @@ for (const [name, width, height, file, expected] of [
 	],
 ] as const) {
 	test(`${name} is resized as Pillow resizes it`, () => {
-		const { pixels } = resizedImage(images, Buffer.from(file, "base64"), { width, height });
-		expect(Buffer.from(pixels).toString("base64")).toBe(expected);
+		const [resized] = images.decodeResized(Buffer.from(file, "base64"), [{ width, height }]);
+		expect(Buffer.from(resized!.pixels).toString("base64")).toBe(expected);
 	});
 }
 
@@ -111,10 +111,10 @@ test("tiles are cut row by row, and the whole image follows", () => {
 	const tile = { width: 16, height: 16 };
 	const plan = { size: { width: 32, height: 32 }, columns: 2, rows: 2, thumbnail: tile };
 	const tiles = imagePatches(images, file, plan, 16, clipStatistics);
-	const whole = resizedImage(images, file, plan.size);
+	const [whole, small] = images.decodeResized(file, [plan.size, tile]) as [Image, Image];
 	// A tile of one patch is a patch of the whole.
 	const patches = images.patches(whole, 16, clipStatistics);
 	expect(tiles.length).toBe(5);
 	for (let i = 0; i < 4; i++) expect([...tiles[i]!]).toEqual([...patches.subarray(i * 768, (i + 1) * 768)]);
-	expect([...tiles[4]!]).toEqual([...images.patches(resizedImage(images, file, tile), 16, clipStatistics)]);
+	expect([...tiles[4]!]).toEqual([...images.patches(small, 16, clipStatistics)]);
 });

@@ -1,0 +1,117 @@
+/** Files that promise less or more than they hold: memory and time are bounded by the header. */
+import { beforeAll, expect, test } from "bun:test";
+import { deflateSync } from "node:zlib";
+import { Images, imageFormats, UnreadImageError } from "../../src/native/images.ts";
+import { openLibrary } from "../../src/native/library.ts";
+
+let images: Images;
+beforeAll(async () => {
+	images = new Images(await openLibrary("cpu"));
+});
+
+function chunk(name: string, data: Uint8Array): Buffer {
+	const body = Buffer.concat([Buffer.from(name, "latin1"), data]);
+	const [length, checksum] = [Buffer.alloc(4), Buffer.alloc(4)];
+	length.writeUInt32BE(data.length);
+	checksum.writeUInt32BE(Bun.hash.crc32(body));
+	return Buffer.concat([length, body, checksum]);
+}
+
+/** A grey PNG of 8 bits whose header and picture need not fit. */
+function png(width: number, height: number, picture: Uint8Array, ...before: Uint8Array[]): Uint8Array {
+	const header = Buffer.alloc(13);
+	header.writeUInt32BE(width, 0);
+	header.writeUInt32BE(height, 4);
+	header[8] = 8;
+	const signature = Buffer.from("\x89PNG\r\n\x1a\n", "latin1");
+	const parts = [chunk("IHDR", header), ...before, chunk("IDAT", picture), chunk("IEND", Buffer.alloc(0))];
+	return new Uint8Array(Buffer.concat([signature, ...parts]));
+}
+
+/** Most resident memory of this process since it started, in MiB. */
+const peak = () =>
+	Number(/VmHWM:\s+(\d+)/.exec(require("node:fs").readFileSync("/proc/self/status", "utf8"))![1]) / 1024;
+
+/** What an action throws, or null; its peak of memory in MiB beyond what there was; its processor seconds. */
+function cost(action: () => unknown): { thrown: string | null; megabytes: number; seconds: number } {
+	const before = peak();
+	const used = process.cpuUsage();
+	let thrown: string | null = null;
+	try {
+		action();
+	} catch (error) {
+		thrown = (error as Error).message;
+	}
+	const { user, system } = process.cpuUsage(used);
+	return { thrown, megabytes: peak() - before, seconds: (user + system) / 1e6 };
+}
+
+/** 256 MiB of zeros in a quarter of a MiB. */
+const bomb = deflateSync(Buffer.alloc(2 ** 28));
+
+test("a picture that is larger than its header says is refused, and not inflated", () => {
+	const file = png(16, 16, bomb);
+	const { thrown, megabytes, seconds } = cost(() => images.decode(file));
+	expect(thrown).toBe("the image is damaged (its picture has more rows than its header says)");
+	expect(megabytes).toBeLessThan(32);
+	expect(seconds).toBeLessThan(0.5);
+});
+
+test("a header that says more than the file can hold takes no memory", () => {
+	const file = png(13000, 13000, deflateSync(Buffer.alloc(1000)));
+	const { thrown, megabytes } = cost(() => images.decodeResized(file, [{ width: 8, height: 8 }]));
+	expect(thrown).toBe("the image ends too early");
+	expect(megabytes).toBeLessThan(32);
+});
+
+test("texts and colour profiles stay packed", () => {
+	const rows = deflateSync(Buffer.from([0, 7, 9, 0, 1, 2]));
+	const text = chunk("zTXt", Buffer.concat([Buffer.from("a\0\0"), bomb]));
+	const profile = chunk("iCCP", Buffer.concat([Buffer.from("a\0\0"), bomb]));
+	const file = png(2, 2, rows, text, profile);
+	const { thrown, megabytes } = cost(() => expect([...images.decode(file, 1).pixels]).toEqual([7, 9, 1, 2]));
+	expect(thrown).toBeNull();
+	expect(megabytes).toBeLessThan(32);
+});
+
+test("Pillow's largest picture is the largest", () => {
+	const picture = deflateSync(Buffer.alloc(1));
+	expect(images.inspect(png(13377, 13377, picture))).toMatchObject({ width: 13377, height: 13377 });
+	expect(() => images.inspect(png(13378, 13378, picture))).toThrow("the image is too large: 13378 x 13378");
+	expect(() => images.inspect(png(1_000_001, 1, picture))).toThrow("the image is too large: 1000001 x 1");
+	expect(() => images.inspect(png(0, 5, picture))).toThrow("the image has no pixels");
+});
+
+test("a progressive JPEG of more passes than any encoder makes is refused", () => {
+	// 2000 x 2000 grey pixels; each scan refines one coefficient and ends after the code of an empty block row.
+	const segment = (marker: number, data: readonly number[]) => [0xff, marker, 0, data.length + 2, ...data];
+	const frame = segment(0xc2, [8, 7, 0xd0, 7, 0xd0, 1, 1, 0x11, 0]);
+	const quantities = segment(0xdb, [0, ...new Array<number>(64).fill(1)]);
+	// One code of one bit: a run of 2^14 blocks without a coefficient, its 14 further bits zeros.
+	const codes = segment(0xc4, [0x10, 1, ...new Array<number>(15).fill(0), 0xe0]);
+	const scan = [...segment(0xda, [1, 1, 0, 1, 1, 0x00]), ...new Array<number>(8).fill(0)];
+	const scans = (count: number) => Array.from({ length: count }, () => scan).flat();
+	const file = (count: number) =>
+		Uint8Array.from([0xff, 0xd8, ...frame, ...quantities, ...codes, ...scans(count), 0xff, 0xd9]);
+	expect(images.decode(file(200), 1).pixels.length).toBe(4_000_000);
+	const { thrown, seconds } = cost(() => images.decode(file(4000), 1));
+	expect(thrown).toStartWith("the image is damaged (Invalid progressive parameters");
+	expect(seconds).toBeLessThan(5);
+});
+
+test("kinds that Pillow reads and mimo does not are errors of another class, and named", () => {
+	const start = (text: string) => Buffer.concat([Buffer.from(text, "latin1"), Buffer.alloc(64)]);
+	for (const [bytes, sentence] of [
+		[start("II*\0"), "the image is a TIFF"],
+		[start("MM\0*"), "the image is a TIFF"],
+		[start("\0\0\0\x0cjP  \r\n\x87\n"), "the image is a JPEG 2000 file"],
+		[start("\0\0\0 ftypavif"), "the image is an AVIF"],
+		[start("P6\n2 2\n255\n"), "the image is a portable pixmap"],
+		[start("\0\0\x01\0"), "the image is a Windows icon"],
+	] as const) {
+		expect(() => images.inspect(bytes)).toThrow(UnreadImageError);
+		expect(() => images.inspect(bytes)).toThrow(sentence);
+	}
+	expect(() => images.inspect(start("no image"))).not.toThrow(UnreadImageError);
+	for (const format of imageFormats) expect(() => images.inspect(start("no image"))).toThrow(format);
+});
