@@ -39,6 +39,10 @@ Chunk chunk_at(Bytes file, size_t at) {
   if (file.size() - at < chunk_head) refuse_cut_off();
   const size_t length = read_u32(file.data() + at);
   const std::string_view name(reinterpret_cast<const char*>(file.data()) + at + 4, 4);
+  const auto in_names = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  if (!std::all_of(name.begin(), name.end(), in_names)) refuse_damaged("one of its parts has no name");
   const Bytes rest = file.subspan(at + chunk_head);
   if (rest.size() >= length + chunk_tail) {
     return {name, rest.first(length), file.subspan(at, chunk_head + length + chunk_tail)};
@@ -246,6 +250,7 @@ class PngFile final : public ImageFile {
   std::vector<uint8_t> packed_picture() const {
     std::vector<uint8_t> packed;
     for (size_t at = 0; picture_.size() - at >= chunk_head;) {
+      // Whatever follows the picture is none of Pillow's business.
       if (std::memcmp(picture_.data() + at + 4, "IDAT", 4) != 0) break;
       const Chunk chunk = chunk_at(picture_, at);
       packed.insert(packed.end(), chunk.data.begin(), chunk.data.end());
@@ -257,7 +262,7 @@ class PngFile final : public ImageFile {
   std::unique_ptr<uint8_t[]> inflate() const {
     const size_t size = filtered_bytes();
     const std::vector<uint8_t> packed = packed_picture();
-    // zlib's two bytes before the data; the sum behind them is none of Pillow's business.
+    // zlib's two bytes before the data, and the sum behind it, which may be cut off.
     if (packed.size() < 2 || size / most_inflation > packed.size()) refuse_cut_off();
     const unsigned head = unsigned{packed[0]} << 8 | packed[1];
     if ((packed[0] & 15) != 8 || head % 31 != 0 || (packed[1] & 32) != 0) refuse_damaged("its picture is no zlib stream");
@@ -267,15 +272,21 @@ class PngFile final : public ImageFile {
     const std::unique_ptr<libdeflate_decompressor, Free> decompressor(libdeflate_alloc_decompressor());
     if (!decompressor) throw std::bad_alloc();
     auto filtered = make_pixels(static_cast<int64_t>(size));
+    const Bytes data = Bytes(packed).subspan(2);
+    size_t taken = 0;
     size_t inflated = 0;
-    switch (libdeflate_deflate_decompress(decompressor.get(), packed.data() + 2, packed.size() - 2, filtered.get(), size,
-                                          &inflated)) {
-      case LIBDEFLATE_SUCCESS:
-        if (inflated < size) refuse_cut_off();
-        return filtered;
+    switch (libdeflate_deflate_decompress_ex(decompressor.get(), data.data(), data.size(), filtered.get(), size, &taken,
+                                             &inflated)) {
+      case LIBDEFLATE_SUCCESS: break;
       case LIBDEFLATE_INSUFFICIENT_SPACE: refuse_damaged("its picture has more rows than its header says");
       default: refuse_damaged("its picture is cut off or cannot be inflated");
     }
+    if (inflated < size) refuse_cut_off();
+    const Bytes sum = data.subspan(taken);
+    if (sum.size() >= 4 && libdeflate_adler32(1, filtered.get(), size) != read_u32(sum.data())) {
+      refuse_damaged("the sum of its picture is wrong");
+    }
+    return filtered;
   }
 
   /// A row's samples to pixels of header_.mode.
