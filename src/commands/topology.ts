@@ -34,7 +34,7 @@ export function topologyTable({ configuration, notes }: ResolvedConfiguration): 
 		["# Ranks", ...ranks(description)],
 		...description.modules.map((module) => [
 			`# Groups of ${module.name}`,
-			...groupLines([...module.groups, { names: ["lanes"], groups: module.lanes }], module.size),
+			...groupLines([...module.groups, { name: "lanes", groups: module.lanes }], module.size),
 		]),
 		["# Groups of both modules", ...groupLines(description.groups, description.worldSize)],
 		description.routes.length > 0 ? ["# Routes of image rows", ...routes(description)] : [],
@@ -46,10 +46,10 @@ export function topologyTable({ configuration, notes }: ResolvedConfiguration): 
 		.join("\n\n");
 }
 
-function summary({ worldSize, colocated, modules, tokenSource }: TopologyDescription): string {
+function summary({ worldSize, colocated, modules }: TopologyDescription): string {
 	if (colocated) return "1 rank: encoder and language model in one process.";
 	const spans = modules.map(({ name, offset, size }) => `${name} ${span(offset, size)}`).join(", ");
-	return `${worldSize} rank${worldSize === 1 ? "" : "s"}: ${spans}. Loss tokens are counted by rank ${tokenSource}.`;
+	return `${worldSize} rank${worldSize === 1 ? "" : "s"}: ${spans}.`;
 }
 
 function grids({ modules }: TopologyDescription, configuration: TrainingConfiguration): string[] {
@@ -88,12 +88,12 @@ function routes({ routes }: TopologyDescription): string[] {
 /** `size`: ranks that could be members. */
 function groupLines(named: readonly NamedGroups[], size: number): string[] {
 	return columns(
-		named.map(({ names, groups }) => {
+		named.map(({ name, groups }) => {
 			const every = size > 1 && groups.length === size;
 			const some = groups.length > shown ? [...groups.slice(0, shown - 1), null, groups.at(-1)!] : groups;
 			const text = some.map((group) => (group === null ? "…" : ranksOf(group))).join(" ");
 			const count = groups.length > shown ? ` (${groups.length} groups)` : "";
-			return [names.join(", "), every ? "every rank alone" : `${text}${count}`];
+			return [name, every ? "every rank alone" : `${text}${count}`];
 		}),
 	);
 }
@@ -120,5 +120,5 @@ function microBatchSize({ name }: ModuleDescription, configuration: TrainingConf
 }
 
 function byName(named: readonly NamedGroups[]): Record<string, NamedGroups["groups"]> {
-	return Object.fromEntries(named.flatMap(({ names, groups }) => names.map((name) => [name, groups])));
+	return Object.fromEntries(named.map(({ name, groups }) => [name, groups]));
 }

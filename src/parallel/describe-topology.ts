@@ -1,30 +1,10 @@
 /** A layout as plain data: what `mimo train --print-topology --json` prints, and its table is made of. */
-import { type Coordinates, type Grid, type GroupKind, groupsOf } from "./grid.ts";
+import { type Coordinates, type Grid, type GroupKind, groupKinds, groupsOf } from "./grid.ts";
 import type { Topology } from "./topology.ts";
 
-/**
- * The groups of a module by the names of runtime.md §1.2; names in one line have equal members. null: every rank alone,
- * because there is neither context parallelism nor weight sharding here.
- */
-const groupNames: readonly (readonly [kind: GroupKind | null, names: readonly string[]])[] = [
-	["tp", ["tp", "tp_cp"]],
-	[null, ["gtp", "cp"]],
-	["pp", ["pp"]],
-	["dp", ["dp", "dp_cp", "dp_cp_gtp"]],
-	["mp", ["mp"]],
-	["tp_dp", ["tp_dp", "tp_dp_cp"]],
-	["module", ["intra_dist_opt"]],
-	["ep", ["ep"]],
-	["expt_tp", ["expt_tp"]],
-	[null, ["expt_gtp"]],
-	["expt_dp", ["expt_dp", "expt_dp_gtp"]],
-	["tp_ep", ["tp_ep"]],
-	["tp_ep_pp", ["tp_ep_pp", "tp_ep_gtp_pp"]],
-];
-
 export interface NamedGroups {
-	/** Names of runtime.md §1.2 for these groups. */
-	readonly names: readonly string[];
+	/** As the run calls them, without the module. */
+	readonly name: string;
 	/** Global ranks, ascending; groups in the order of their first ranks. */
 	readonly groups: readonly (readonly number[])[];
 }
@@ -42,8 +22,6 @@ export interface ModuleDescription {
 export interface RankPlace extends Coordinates {
 	readonly rank: number;
 	readonly module: string;
-	/** Pipeline stage over both modules: the encoder's come first. */
-	readonly stage: number;
 }
 
 /** Lanes of both sides that exchange rows with each other only, and the ranks that do it for them. */
@@ -63,27 +41,23 @@ export interface TopologyDescription {
 	readonly modules: readonly ModuleDescription[];
 	readonly ranks: readonly RankPlace[];
 	readonly routes: readonly RouteDescription[];
-	/** Groups over both modules: world, and with a bridge bridge-src, bridge-dst and bridge-p2p. */
+	/** Groups over both modules: world, and with an encoder of its own ranks bridge, the leaders of all lanes. */
 	readonly groups: readonly NamedGroups[];
-	/** Rank that tells all others a step's number of loss tokens. */
-	readonly tokenSource: number;
 }
 
 export function describeTopology(topology: Topology): TopologyDescription {
 	const { encoder, language, worldSize, colocated } = topology;
-	const modules = [
-		...(encoder ? [describeModule(encoder, [])] : []),
-		describeModule(language, embeddingGroups(language)),
-	];
+	const modules = [...(encoder ? [encoder] : []), language].map(describeModule);
 	const ranks = Array.from({ length: worldSize }, (_, rank) => ({
 		rank,
 		module: topology.moduleOf(rank),
-		stage: topology.stageOf(rank),
 		...topology.gridOf(rank).coordinates(rank),
 	}));
-	const groups = [{ names: ["world"], groups: [ranks.map(({ rank }) => rank)] }, ...bridgeGroups(topology)];
-	const { tokenSource } = topology;
-	return { worldSize, colocated, modules, ranks, routes: describeRoutes(topology), groups, tokenSource };
+	const groups = [
+		{ name: "world", groups: [ranks.map(({ rank }) => rank)] },
+		...(encoder ? [{ name: "bridge", groups: [topology.leaders] }] : []),
+	];
+	return { worldSize, colocated, modules, ranks, routes: describeRoutes(topology), groups };
 }
 
 /** Routes with a lane in common make one description: a fan-out or a fan-in. */
@@ -104,7 +78,7 @@ function describeRoutes(topology: Topology): RouteDescription[] {
 	});
 }
 
-function describeModule(grid: Grid, more: readonly NamedGroups[]): ModuleDescription {
+function describeModule(grid: Grid): ModuleDescription {
 	const { tensor, data, pipeline, expert, expertTensor } = grid.shape;
 	return {
 		name: grid.name,
@@ -112,34 +86,6 @@ function describeModule(grid: Grid, more: readonly NamedGroups[]): ModuleDescrip
 		size: grid.size,
 		sizes: { tp: tensor, dp: data, pp: pipeline, expt_tp: expertTensor, ep: expert, expt_dp: grid.expertData },
 		lanes: grid.groups("dense", ["tp", "pp"]),
-		groups: [
-			...groupNames.map(([kind, names]) => ({
-				names,
-				groups: kind === null ? grid.ranks.map((rank) => [rank]) : groupsOf(grid, kind),
-			})),
-			...more,
-		],
+		groups: (Object.keys(groupKinds) as GroupKind[]).map((kind) => ({ name: kind, groups: groupsOf(grid, kind) })),
 	};
-}
-
-/** First and last stage of every pipeline: what tied embeddings would need. */
-function embeddingGroups(language: Grid): NamedGroups[] {
-	const lines = groupsOf(language, "pp");
-	return [
-		{ names: ["embd"], groups: lines.map((line) => [...new Set([line[0]!, line.at(-1)!])]) },
-		{ names: ["pos_embd"], groups: lines.map((line) => [line[0]!]) },
-	];
-}
-
-function bridgeGroups(topology: Topology): NamedGroups[] {
-	const { encoder, language } = topology;
-	if (!encoder) return [];
-	return [
-		{ names: ["bridge-src"], groups: Array.from({ length: encoder.lanes }, (_, lane) => topology.sourceLane(lane)) },
-		{
-			names: ["bridge-dst"],
-			groups: Array.from({ length: language.lanes }, (_, lane) => topology.destinationLane(lane)),
-		},
-		{ names: ["bridge-p2p"], groups: [topology.leaders] },
-	];
 }

@@ -108,19 +108,13 @@ export class Grid {
 	}
 }
 
-/** Every group of a module that more than one consumer names (spec runtime 1.2). */
+/** The groups that the ranks of a module make (spec runtime 1.2). */
 export const groupKinds = {
 	tp: ["dense", ["tp"]],
-	pp: ["dense", ["pp"]],
 	dp: ["dense", ["dp"]],
-	mp: ["dense", ["tp", "pp"]],
 	tp_dp: ["dense", ["tp", "dp"]],
-	module: ["dense", ["tp", "dp", "pp"]],
-	ep: ["expert", ["ep"]],
-	expt_tp: ["expert", ["expt_tp"]],
 	expt_dp: ["expert", ["expt_dp"]],
 	tp_ep: ["expert", ["expt_tp", "ep"]],
-	tp_ep_pp: ["expert", ["expt_tp", "ep", "pp"]],
 } as const;
 export type GroupKind = keyof typeof groupKinds;
 

@@ -1,7 +1,7 @@
 /** The communication groups of one module as one of its ranks sees them (spec runtime 1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
 import type { ExpertParallel } from "./expert-parallel.ts";
-import { type Grid, type GroupKind, groupWith } from "./grid.ts";
+import { type Grid, type GroupKind, groupKinds, groupWith } from "./grid.ts";
 import type { Group } from "./group.ts";
 import type { ModelParallel } from "./model-parallel.ts";
 
@@ -27,12 +27,11 @@ export async function moduleGroups(
 	grid: Grid,
 	options: { readonly experts: number; readonly sequenceParallel: boolean },
 ): Promise<ModuleGroups> {
-	const make = (kind: GroupKind) => factory.group(`${grid.name}.${kind}`, groupWith(grid, kind, factory.rank));
-	const tp = await make("tp");
-	const dense = await make("dp");
-	const tpDp = await make("tp_dp");
-	const expert = await make("expt_dp");
-	const dispatch = await make("tp_ep");
+	const groups = {} as Record<GroupKind, Group>;
+	for (const kind of Object.keys(groupKinds) as GroupKind[]) {
+		groups[kind] = await factory.group(`${grid.name}.${kind}`, groupWith(grid, kind, factory.rank));
+	}
+	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = groups;
 	const experts: ExpertParallel | null =
 		options.experts > 0 && dispatch.size > 1
 			? {

@@ -100,17 +100,6 @@ export class Topology {
 		return this.language.lane(lane, 0);
 	}
 
-	/** The rank that tells all others how many tokens a step's loss has: it holds a loss, and comes first (spec 3.4). */
-	get tokenSource(): number {
-		return this.language.lane(0, this.language.shape.pipeline - 1)[0]!;
-	}
-
-	/** Pipeline stage of a rank, counted over both modules. */
-	stageOf(rank: number): number {
-		const grid = this.gridOf(rank);
-		return grid.coordinates(rank).pp + (grid === this.language ? (this.encoder?.shape.pipeline ?? 0) : 0);
-	}
-
 	/** All leaders, ascending: the members of the bridge's group. */
 	get leaders(): number[] {
 		if (!this.encoder) return [];

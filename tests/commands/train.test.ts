@@ -92,7 +92,7 @@ test("--print-topology draws what training would refuse to run", () => {
 	const args = ["train", "--preset", "nemotron-tiny", "--model-provider", "nemotron-moe-vlm", ...layout];
 	const { exitCode, stdout, stderr } = mimo([...args, "--print-topology"]);
 	expect([exitCode, stderr]).toEqual([0, ""]);
-	expect(stdout).toStartWith("12 ranks: radio_encoder 0-3, language 4-11. ");
+	expect(stdout).toStartWith("12 ranks: radio_encoder 0-3, language 4-11.\n");
 	const json = mimo([...args, "--print-topology", "--json"]);
 	expect([json.exitCode, JSON.parse(json.stdout).worldSize]).toEqual([0, 12]);
 	const refused = mimo([...args, "--llm-offset", "3", "--print-topology"]);

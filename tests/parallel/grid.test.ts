@@ -4,6 +4,8 @@ import { encoderMicroBatchSize } from "../../src/config/derive.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { describeTopology, type NamedGroups } from "../../src/parallel/describe-topology.ts";
 import { Grid, groupWith } from "../../src/parallel/grid.ts";
+import { groupOfOne } from "../../src/parallel/group.ts";
+import { moduleGroups } from "../../src/parallel/module-groups.ts";
 import { Topology, topologyOf } from "../../src/parallel/topology.ts";
 
 /** A vision-language model with these sizes. */
@@ -26,7 +28,7 @@ const from = (begin: number, end: number, step = 1) =>
 	Array.from({ length: Math.ceil((end - begin) / step) }, (_, index) => begin + index * step);
 
 function byName(groups: readonly NamedGroups[]): Record<string, unknown> {
-	return Object.fromEntries(groups.flatMap(({ names, groups }) => names.map((name) => [name, groups])));
+	return Object.fromEntries(groups.map(({ name, groups }) => [name, groups]));
 }
 
 /** Groups by name: text such as "[0,1][2,3]", ranks, or "alone". */
@@ -47,10 +49,10 @@ function expectGroups(
 }
 
 const encoderOfA: Wanted = {
-	"tp, tp_cp, mp": "[0,1][2,3]",
-	"gtp, pp, cp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp, expt_tp, expt_gtp": "alone",
-	"dp, dp_cp, dp_cp_gtp": "[0,2][1,3]",
-	"tp_dp, tp_dp_cp, intra_dist_opt, expt_dp, expt_dp_gtp": "[0..3]",
+	tp: "[0,1][2,3]",
+	tp_ep: "alone",
+	dp: "[0,2][1,3]",
+	"tp_dp, expt_dp": "[0..3]",
 };
 
 test("A': tp2 dp2 ep2 beside an encoder of tp2 dp2", () => {
@@ -59,17 +61,14 @@ test("A': tp2 dp2 ep2 beside an encoder of tp2 dp2", () => {
 	expect(topology.worldSize).toBe(8);
 	expectGroups(description.modules[0]!.groups, from(0, 4), encoderOfA);
 	expectGroups(description.modules[1]!.groups, from(4, 8), {
-		"tp, tp_cp, mp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp": "[4,5][6,7]",
-		"gtp, pp, cp, expt_tp, expt_gtp, embd, pos_embd": "alone",
-		"dp, dp_cp, dp_cp_gtp, expt_dp, expt_dp_gtp": "[4,6][5,7]",
-		"tp_dp, tp_dp_cp, intra_dist_opt": "[4..7]",
+		"tp, tp_ep": "[4,5][6,7]",
+		"dp, expt_dp": "[4,6][5,7]",
+		tp_dp: "[4..7]",
 	});
 	expect(description.modules.map(({ lanes }) => lanes)).toEqual([parseGroups("[0,1][2,3]"), parseGroups("[4,5][6,7]")]);
 	expectGroups(description.groups, [], {
 		world: "[0..7]",
-		"bridge-src": "[0,1][2,3]",
-		"bridge-dst": "[4,5][6,7]",
-		"bridge-p2p": "[1,3,4,6]",
+		bridge: "[1,3,4,6]",
 	});
 	expect(
 		topology.routes.map((r) => [topology.sourceLeader(r.source), topology.destinationLeader(r.destination)]),
@@ -77,7 +76,6 @@ test("A': tp2 dp2 ep2 beside an encoder of tp2 dp2", () => {
 		[1, 4],
 		[3, 6],
 	]);
-	expect(topology.tokenSource).toBe(4);
 	expect(encoderMicroBatchSize(configuration)).toBe(1);
 });
 
@@ -100,10 +98,10 @@ test("A'': tp2 dp2 ep4", () => {
 	});
 	expectGroups(description.modules[0]!.groups, from(0, 4), encoderOfA);
 	expectGroups(description.modules[1]!.groups, from(4, 8), {
-		"tp, tp_cp, mp": "[4,5][6,7]",
-		"gtp, pp, cp, expt_tp, expt_gtp, expt_dp, expt_dp_gtp, embd, pos_embd": "alone",
-		"dp, dp_cp, dp_cp_gtp": "[4,6][5,7]",
-		"tp_dp, tp_dp_cp, intra_dist_opt, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp": "[4..7]",
+		tp: "[4,5][6,7]",
+		expt_dp: "alone",
+		dp: "[4,6][5,7]",
+		"tp_dp, tp_ep": "[4..7]",
 	});
 	expect(topology.leaders).toEqual([1, 3, 4, 6]);
 });
@@ -120,33 +118,24 @@ test("B: fan-in and pipeline stages", () => {
 	});
 	expect(topology.worldSize).toBe(16);
 	expectGroups(description.modules[0]!.groups, from(0, 8), {
-		"tp, tp_cp, mp": "[0,1][2,3][4,5][6,7]",
-		"gtp, pp, cp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp, expt_tp, expt_gtp": "alone",
-		"dp, dp_cp, dp_cp_gtp": "[0,2,4,6][1,3,5,7]",
-		"tp_dp, tp_dp_cp, intra_dist_opt, expt_dp, expt_dp_gtp": "[0..7]",
+		tp: "[0,1][2,3][4,5][6,7]",
+		tp_ep: "alone",
+		dp: "[0,2,4,6][1,3,5,7]",
+		"tp_dp, expt_dp": "[0..7]",
 	});
 	expectGroups(description.modules[1]!.groups, from(8, 16), {
-		"tp, tp_cp, ep, tp_ep": "[8,9][10,11][12,13][14,15]",
-		"pp, embd": "[8,12][9,13][10,14][11,15]",
-		"dp, dp_cp, dp_cp_gtp, expt_dp, expt_dp_gtp": "[8,10][9,11][12,14][13,15]",
-		"mp, tp_ep_pp, tp_ep_gtp_pp": "[8,9,12,13][10,11,14,15]",
-		"tp_dp, tp_dp_cp": "[8..11][12..15]",
-		intra_dist_opt: "[8..15]",
-		"gtp, cp, expt_tp, expt_gtp": "alone",
-		pos_embd: "[8][9][10][11]",
+		"tp, tp_ep": "[8,9][10,11][12,13][14,15]",
+		"dp, expt_dp": "[8,10][9,11][12,14][13,15]",
+		tp_dp: "[8..11][12..15]",
 	});
 	expectGroups(description.groups, [], {
 		world: "[0..15]",
-		"bridge-src": "[0,1][2,3][4,5][6,7]",
-		"bridge-dst": "[8,9][10,11]",
-		"bridge-p2p": "[1,3,5,7,8,10]",
+		bridge: "[1,3,5,7,8,10]",
 	});
 	expect(description.routes).toEqual([
 		{ sources: [0, 1], sourceLeaders: [1, 3], destinations: [0], destinationLeaders: [8] },
 		{ sources: [2, 3], sourceLeaders: [5, 7], destinations: [1], destinationLeaders: [10] },
 	]);
-	expect(topology.tokenSource).toBe(12);
-	expect([0, 7, 8, 11, 12, 15].map((rank) => topology.stageOf(rank))).toEqual([0, 0, 1, 1, 2, 2]);
 	expect(encoderMicroBatchSize(configuration)).toBe(1);
 });
 
@@ -163,16 +152,15 @@ test("C: 264 ranks", () => {
 	const experts = from(0, 8).map((j) => from(8 + j, 264, 8));
 	expect(topology.worldSize).toBe(264);
 	expectGroups(description.modules[0]!.groups, from(0, 8), {
-		"tp, tp_cp, mp, gtp, pp, cp, ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp, expt_tp, expt_gtp": "alone",
-		"dp, dp_cp, dp_cp_gtp, tp_dp, tp_dp_cp, intra_dist_opt, expt_dp, expt_dp_gtp": "[0..7]",
+		"tp, tp_ep": "alone",
+		"dp, tp_dp, expt_dp": "[0..7]",
 	});
 	expectGroups(description.modules[1]!.groups, from(8, 264), {
-		"tp, tp_cp, mp": pairs,
-		"dp, dp_cp, dp_cp_gtp": [from(8, 263, 2), from(9, 264, 2)],
-		"tp_dp, tp_dp_cp, intra_dist_opt": "[8..263]",
-		"ep, tp_ep, tp_ep_pp, tp_ep_gtp_pp": nodes,
-		"expt_dp, expt_dp_gtp": experts,
-		"pp, cp, gtp, expt_tp, expt_gtp, embd, pos_embd": "alone",
+		tp: pairs,
+		dp: [from(8, 263, 2), from(9, 264, 2)],
+		tp_dp: "[8..263]",
+		tp_ep: nodes,
+		expt_dp: experts,
 	});
 	expect(description.routes).toEqual(
 		from(0, 8).map((e) => ({
@@ -184,13 +172,33 @@ test("C: 264 ranks", () => {
 	);
 	expectGroups(description.groups, from(0, 8), {
 		world: "[0..263]",
-		"bridge-src": "alone",
-		"bridge-dst": pairs,
-		"bridge-p2p": [[...from(0, 8), ...from(8, 263, 2)]],
+		bridge: [[...from(0, 8), ...from(8, 263, 2)]],
 	});
 	expect(topology.leaders).toHaveLength(136);
-	expect(topology.tokenSource).toBe(8);
 	expect(encoderMicroBatchSize(configuration)).toBe(16);
+});
+
+test("the groups described are those that the ranks of a run make", async () => {
+	const { topology, description } = configured({
+		"encoder-tp": 2,
+		"encoder-dp": 2,
+		"llm-tp": 2,
+		"llm-dp": 4,
+		"llm-ep": 4,
+	});
+	for (const [index, grid] of [topology.encoder!, topology.language].entries()) {
+		const made: Record<string, number[][]> = {};
+		for (const rank of grid.ranks) {
+			const group = (name: string, ranks: readonly number[]) => {
+				made[name] ??= [];
+				if (ranks[0] === rank) made[name].push([...ranks]);
+				return Promise.resolve({ ...groupOfOne(name, rank), ranks, size: ranks.length });
+			};
+			await moduleGroups({ rank, group }, grid, { experts: 8, sequenceParallel: true });
+		}
+		const named = description.modules[index]!.groups.map(({ name, groups }) => [`${grid.name}.${name}`, groups]);
+		expect(made).toEqual(Object.fromEntries(named));
+	}
 });
 
 test("leaders: the last tensor-parallel rank of the last stage sends, the first of the first stage receives", () => {
@@ -204,8 +212,6 @@ test("leaders: the last tensor-parallel rank of the last stage sends, the first 
 test("expert tensor parallelism varies fastest in the expert view", () => {
 	const grid = new Grid("language", 4, { tensor: 2, data: 4, pipeline: 1, expert: 2, expertTensor: 2 });
 	expect(grid.coordinates(4 + 7)).toEqual({ tp: 1, dp: 3, pp: 0, expt_tp: 1, ep: 1, expt_dp: 1 });
-	expect(groupWith(grid, "expt_tp", 7)).toEqual([6, 7]);
-	expect(groupWith(grid, "ep", 7)).toEqual([5, 7]);
 	expect(groupWith(grid, "expt_dp", 7)).toEqual([7, 11]);
 	expect(groupWith(grid, "tp_ep", 7)).toEqual([4, 5, 6, 7]);
 });

@@ -1,13 +1,11 @@
 /** Reference runs of Megatron-LM with encoder and language model on disjoint grids of processes. */
-import { afterAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
 import { type ParityReport, renderReport } from "../../src/parity/comparison.ts";
 import { mimoParity } from "../../src/parity/mimo.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 import { runRanks } from "./ranks.ts";
 
-// Every test runs up to four trainings, some of several processes.
-setDefaultTimeout(60_000);
 const device = await testDevice(1);
 afterAll(() => device[Symbol.dispose]());
 
