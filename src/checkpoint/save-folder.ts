@@ -24,7 +24,8 @@ export function tryFolder(what: string, folder: string, target = folder): void {
 		using file = new OutputFile(probe);
 		file.write(new TextEncoder().encode("mimo\n"));
 		file.close();
-		rmSync(probe);
+		// The save of a run that writes there may have removed it already.
+		rmSync(probe, { force: true });
 	} catch (error) {
 		if (existsSync(probe)) rmSync(probe, { force: true });
 		const cause = error instanceof UserError ? error.cause : error;

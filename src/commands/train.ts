@@ -47,7 +47,7 @@ export default defineCommand({
 		const { topologyOf } = await import("../parallel/topology.ts");
 		const { configuration } = resolved;
 		const topology = topologyOf(configuration);
-		await tryFolders(configuration);
+		await tryStart(configuration);
 		const options = {
 			ranks: rankCount(topology, resolved.command.nproc),
 			device: configuration.device,
@@ -63,14 +63,24 @@ export default defineCommand({
 			timeoutMinutes: configuration.distributedTimeoutMinutes,
 			recordings: configuration.flightRecorderDir,
 		};
-		await onEveryRank(options, (world) => runTraining(configuration, world));
+		const { placeFromEnvironment } = await import("../parallel/place.ts");
+		const { requireStart } = await import("../train/before-training.ts");
+		await onEveryRank(options, async (world) => {
+			if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
+			return await runTraining(configuration, world);
+		});
 	},
 });
 
-/** Folders that the run will write at its end, or much later; a launcher tries them for its ranks. */
-async function tryFolders({ save, saveHf }: TrainingConfiguration): Promise<void> {
+/** What the run starts from, and folders that it will write at its end, or much later; a launcher tries for its ranks. */
+async function tryStart(c: TrainingConfiguration): Promise<void> {
 	const { placeFromEnvironment } = await import("../parallel/place.ts");
-	if ((placeFromEnvironment()?.launcher ?? null) !== null) return;
+	const place = placeFromEnvironment();
+	if (place !== null && place.launcher !== null) return;
+	const { requireStart } = await import("../train/before-training.ts");
+	// Ranks of another launcher have to meet first, to say together what is wrong.
+	if (place === null) requireStart(c);
+	const { save, saveHf } = c;
 	const { tryFolder } = await import("../checkpoint/save-folder.ts");
 	if (save !== null) tryFolder(`--save ${save}`, save);
 	// Built beside its name.

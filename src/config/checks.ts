@@ -229,6 +229,13 @@ const other: readonly Check[] = [
 	(c) => unless(c.cudaGraphImpl === "none" || c.device !== "cpu", "cuda-graph-impl", "allowed on the CPU is none"),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
+	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
+	(c) =>
+		unless(
+			c.saveHf === null || !hasEncoder(c),
+			"save-hf",
+			"allowed only without an encoder: the folder would hold the language model alone; --save a checkpoint, and `mimo convert-ckpt --to hf --drop 'modality_submodules.*'` writes that part of it",
+		),
 	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
 	(c) =>
 		unless(

@@ -6,6 +6,7 @@
 /** Entry points of workers, paths below src without the extension. */
 export const workerModules = [
 	"checkpoint/native/save-worker",
+	"checkpoint/native/writer-lock-worker",
 	"checkpoint/write-back-worker",
 	"data/energon/loader/thread",
 	"data/energon/storage/fetcher",

@@ -13,6 +13,7 @@ import { ExitSignals } from "../parallel/exit-signals.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
 import { type Provenance, provenanceOfFolder } from "./provenance.ts";
+import type { SaveClaim } from "./save-claim.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 import type { TrainingRun } from "./training-run.ts";
 
@@ -34,6 +35,8 @@ export interface CheckpointOptions {
 	readonly warn: (sentence: string) => void;
 	/** What this rank's data need to go on, as JSON; undefined: nothing but the step's number. */
 	readonly dataState: () => Promise<unknown>;
+	/** The run's claim to the folder of its checkpoints. */
+	readonly claim: SaveClaim;
 }
 
 export class Checkpoints implements Listener {
@@ -44,6 +47,8 @@ export class Checkpoints implements Listener {
 	#provenance: Provenance;
 	/** Step of the newest checkpoint in `save`, as far as this run knows. */
 	#latest: number | null = null;
+	/** Name of the run that began this training. */
+	#lineage: string;
 	/** Of the step under way. */
 	#asked = nothingAsked;
 
@@ -53,6 +58,7 @@ export class Checkpoints implements Listener {
 		private readonly options: CheckpointOptions,
 	) {
 		const { state } = run;
+		this.#lineage = options.claim.run;
 		this.#schedules = schedulesOf(c);
 		this.#provenance = provenanceOfFolder(c);
 		this.#tensors = new TrainingTensors({
@@ -71,6 +77,7 @@ export class Checkpoints implements Listener {
 						tensors: this.#tensors,
 						withOptimizer: !c.noSaveOptim,
 						retention: { keep: c.keep, retainInterval: c.saveRetainInterval },
+						...options.claim,
 						goesOnAfterFailure: c.saveRetry,
 						say: options.say,
 						warn: options.warn,
@@ -88,6 +95,11 @@ export class Checkpoints implements Listener {
 		this.#saver?.requireRoom();
 	}
 
+	/** Name of the run that began this training: of the first one that was resumed. */
+	get lineage(): string {
+		return this.#lineage;
+	}
+
 	/** Restores what the configuration names; null: it names nothing. Every rank calls this together. */
 	restore(): StartingPoint | null {
 		const { state } = this.run;
@@ -95,6 +107,7 @@ export class Checkpoints implements Listener {
 		if (start === null) return null;
 		this.#schedules = start.schedules;
 		this.#provenance = start.provenance;
+		this.#lineage = start.lineage ?? this.#lineage;
 		if (this.c.load === this.c.save) this.#latest = start.progress.iteration;
 		state.scalars.setStep(start.optimizerSteps);
 		return start;
@@ -176,6 +189,7 @@ export class Checkpoints implements Listener {
 			schedules: c.noSaveOptim ? null : { learningRate: { ...learningRate }, weightDecay: { ...weightDecay } },
 			rng: c.noSaveRng ? null : { seed: c.seed },
 			participation: c.encoderGradParticipation,
+			lineage: this.#lineage,
 			topology: {
 				encoder: encoder?.shape ?? null,
 				language: language.shape,

@@ -4,6 +4,7 @@ import { firstCopyCounts, gatherTensors } from "../checkpoint/gathered-store.ts"
 import type { LanguageModelConfiguration } from "../checkpoint/hf/configuration.ts";
 import { spellings } from "../checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel, saveHuggingFaceModel } from "../checkpoint/hf/model.ts";
+import { mayWrite } from "../checkpoint/hf/ownership.ts";
 import { loadModel, ValueStore } from "../checkpoint/model-store.ts";
 import type { TensorStore } from "../checkpoint/store.ts";
 import { requireSameModel } from "../config/same-model.ts";
@@ -49,17 +50,21 @@ export class HuggingFaceWeights {
 
 	/**
 	 * Writes the language model's trained weights to --save-hf, under the names and config.json they came with. Every rank
-	 * of the run calls this together.
+	 * of the run calls this together. `lineage` names the training; `warn` hears of a folder that has come there meanwhile,
+	 * which stays: the weights go beside it.
 	 */
-	async save(): Promise<void> {
+	async save(lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
 		if (c.saveHf === null || run.language === null) return;
-		using weights = this.#wholeWeights(c.saveHf, run.language);
+		const path = mayWrite(c.saveHf, lineage) ? c.saveHf : `${c.saveHf}-${lineage}`;
+		if (path !== c.saveHf) warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
+		using weights = this.#wholeWeights(path, run.language);
 		if (weights !== null) {
 			const origin = this.#origin;
-			await saveHuggingFaceModel(c.saveHf, weights, languageKeys(c), {
+			await saveHuggingFaceModel(path, weights, languageKeys(c), {
 				spelling: origin?.spelling ?? spellings.published,
 				replace: true,
+				lineage,
 				...(origin ? { configText: origin.configText } : {}),
 			});
 		}
@@ -75,6 +80,7 @@ export class HuggingFaceWeights {
 	}
 }
 
-function languageKeys(c: TrainingConfiguration): LanguageModelConfiguration {
+/** The keys of the language model. */
+export function languageKeys(c: TrainingConfiguration): LanguageModelConfiguration {
 	return { ...c, moeRouterScoreFunction: c.moeRouterScoreFunction as "sigmoid" | "softmax" };
 }

@@ -7,7 +7,7 @@ import { encoderConfig } from "../models/mimo/from-configuration.ts";
 import { projectorParameters } from "../models/projector.ts";
 import { radioParameters } from "../models/radio/names.ts";
 import { debug } from "../native/debug.ts";
-import { warn } from "../observe/messages.ts";
+import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
 import { describeTopology } from "../parallel/describe-topology.ts";
@@ -21,6 +21,7 @@ import { HuggingFaceWeights } from "./hugging-face.ts";
 import { laneOf, ownLane } from "./lane.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
+import { claimSaveFolder } from "./save-claim.ts";
 import { openSources } from "./sources.ts";
 import { openRun, reports, type TrainingRun } from "./training-run.ts";
 
@@ -29,6 +30,9 @@ import { openRun, reports, type TrainingRun } from "./training-run.ts";
  * the training is to be started again, or a person has interrupted it.
  */
 export async function runTraining(c: TrainingConfiguration, world: World): Promise<number> {
+	const say = world.rank === world.size - 1 ? note : () => {};
+	const claim = await claimSaveFolder(c, await world.group("world", [...Array(world.size).keys()]), say);
+	using _lock = claim.lock;
 	using run = await openRun(c, world);
 	debug(1, "modules, their weights and groups are made");
 	const weights = await HuggingFaceWeights.open(c, run, world);
@@ -43,6 +47,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		},
 		warn: reports(run) ? warn : () => {},
 		dataState: async () => await data?.training.save?.(),
+		claim,
 	});
 	const listeners: readonly Listener[] = [checkpoints];
 	try {
@@ -77,7 +82,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			start: first,
 			schedules: checkpoints.schedules,
 		});
-		if (summary.stop === null) await weights.save();
+		if (summary.stop === null) await weights.save(checkpoints.lineage, reports(run) ? warn : () => {});
 		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
 		const read = captions ? describeCaptions(captions) : [];
 		summarise(c, summary, data, observer, read);

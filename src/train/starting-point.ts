@@ -3,6 +3,7 @@ import { detectFormat } from "../checkpoint/conversion/source.ts";
 import type { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
 import { describedModel } from "../checkpoint/training/megatron-record.ts";
+import type { Start } from "../checkpoint/training/own-steps.ts";
 import { dataObject, readRecord, type TrainingRecord } from "../checkpoint/training/record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
 import { requireTensors } from "../checkpoint/training/strict.ts";
@@ -10,7 +11,7 @@ import type { TrainingTensors } from "../checkpoint/training/tensors.ts";
 import { requireSameModel } from "../config/same-model.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
-import type { Schedules } from "../optim/schedules.ts";
+import { type Schedules, schedulesOf } from "../optim/schedules.ts";
 import type { Group } from "../parallel/group.ts";
 import { agreedSchedules } from "./agreed-schedules.ts";
 import { atTheStart, type Progress } from "./listeners.ts";
@@ -24,13 +25,8 @@ export interface StartingPoint {
 	/** States of the data by rank of the run that saved them; null: the data begin anew. */
 	readonly data: readonly unknown[] | null;
 	readonly provenance: Provenance;
-}
-
-interface Source {
-	readonly path: string;
-	readonly iteration: number | null;
-	/** Weights alone, step 0. */
-	readonly finetune: boolean;
+	/** Name of the run that began the training; null: a new one, or an old checkpoint. */
+	readonly lineage: string | null;
 }
 
 /** Who hear what the user should know, and what is not as it should be. */
@@ -40,7 +36,7 @@ interface Hearers {
 }
 
 /** What the configuration says to start from; null: nothing. */
-function sourceOf(c: TrainingConfiguration, warn: Hearers["warn"]): Source | null {
+export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => {}): Start | null {
 	if (c.load !== null && hasCheckpoint(c.load)) {
 		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
 	}
@@ -73,14 +69,11 @@ export function restoreTraining(
 	world: Group,
 	{ say, warn }: Hearers,
 ): StartingPoint | null {
-	const source = sourceOf(c, warn);
+	const source = startOf(c, warn);
 	if (source === null) return null;
 	using checkpoint = openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
-	requireSameModel(checkpoint.path, describedModel(checkpoint.manifest), { ...c });
-	const optimizer = !source.finetune && !c.noLoadOptim;
-	const record = source.finetune ? null : readRecord(checkpoint.manifest, checkpoint.path);
-	if (record && optimizer) requireOptimizer(record, checkpoint.path);
-	if (record && !c.noLoadRng) requireSeed(record, c, checkpoint.path);
+	const record = requireAgreement(c, source, checkpoint);
+	const optimizer = restoresOptimizer(c, source);
 	requireTensors(tensors, checkpoint, optimizer, world);
 	const { differing } = restoreTensors(tensors, checkpoint, optimizer);
 	if (record !== null && record.participation !== c.encoderGradParticipation) {
@@ -96,9 +89,9 @@ export function restoreTraining(
 	const provenance = provenanceIn(checkpoint);
 	if (record === null) {
 		say(`Loaded the weights of ${checkpoint.path}.`);
-		return { progress: atTheStart, optimizerSteps: 0, schedules, data: null, provenance };
+		return { progress: atTheStart, optimizerSteps: 0, schedules, data: null, provenance, lineage: null };
 	}
-	const progress = progressOf(c, record, optimizer, checkpoint.path);
+	const progress = progressOf(c, record, optimizer);
 	say(`Loaded ${checkpoint.path}: going on after step ${progress.iteration}.`);
 	return {
 		progress,
@@ -107,6 +100,7 @@ export function restoreTraining(
 			record.schedules && optimizer ? agreedSchedules(c, schedules, record.schedules, checkpoint.path) : schedules,
 		data: c.overrideCkptIteration === null ? dataStates(checkpoint) : null,
 		provenance,
+		lineage: record.lineage,
 	};
 }
 
@@ -115,18 +109,40 @@ function dataStates(checkpoint: NativeCheckpoint): readonly unknown[] | null {
 	return JSON.parse(new TextDecoder().decode(checkpoint.readObject(dataObject)));
 }
 
-function progressOf(
+function restoresOptimizer(c: TrainingConfiguration, { finetune }: Start): boolean {
+	return !finetune && !c.noLoadOptim;
+}
+
+/**
+ * Throws a UserError unless this run may start from the checkpoint as its index describes it: the same model and, going on
+ * with the training, its optimizer, seed, batch size and schedules. Returns its record; null: weights alone are loaded.
+ */
+export function requireAgreement(
 	c: TrainingConfiguration,
-	{ training }: TrainingRecord,
-	optimizer: boolean,
-	path: string,
-): Progress {
-	const { iteration, consumedSamples, scheduledSamples, consumedValidSamples, globalBatchSize } = training;
+	source: Start,
+	{ manifest, path }: Pick<NativeCheckpoint, "manifest" | "path">,
+): TrainingRecord | null {
+	requireSameModel(path, describedModel(manifest), { ...c });
+	if (source.finetune) return null;
+	const record = readRecord(manifest, path);
+	const optimizer = restoresOptimizer(c, source);
+	if (optimizer) requireOptimizer(record, path);
+	if (!c.noLoadRng) requireSeed(record, c, path);
+	requireBatchSize(record, c, path);
+	if (record.schedules && optimizer) agreedSchedules(c, schedulesOf(c), record.schedules, path);
+	return record;
+}
+
+function requireBatchSize({ training: { globalBatchSize } }: TrainingRecord, c: TrainingConfiguration, path: string) {
 	if (globalBatchSize !== c.globalBatchSize && c.overrideCkptIteration === null) {
 		throw new UserError(
 			`${path} was trained with global-batch-size ${globalBatchSize}, this run has ${c.globalBatchSize}: which samples come next is counted in steps; --override-ckpt-iteration N goes on after step N of this run's.`,
 		);
 	}
+}
+
+function progressOf(c: TrainingConfiguration, { training }: TrainingRecord, optimizer: boolean): Progress {
+	const { iteration, consumedSamples, scheduledSamples, consumedValidSamples } = training;
 	const override = c.overrideCkptIteration;
 	return {
 		iteration: override ?? iteration,

@@ -2,7 +2,9 @@
  * NemotronH weights in a Hugging Face folder under Megatron's logical names: load and save (checkpoint.md §4,
  * language-model.md §10). Strict: every missing, unexpected and mis-shaped tensor is named.
  */
+import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
+import { writeFileAtomically } from "../files.ts";
 import { writeFolderAtomically } from "../folders.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import { readPieces, selectTensors, type TensorStore } from "../store.ts";
@@ -14,6 +16,7 @@ import {
 import { HuggingFaceFolder, writeHuggingFaceFiles } from "./folder.ts";
 import { formatPythonJson, parsePythonJson } from "./json.ts";
 import { detectSpelling, languageCorrespondence, requireCounts, type Spelling } from "./language-names.ts";
+import { ownershipFile, ownershipText } from "./ownership.ts";
 
 export interface HuggingFaceModel extends Disposable {
 	readonly configuration: LanguageModelConfiguration;
@@ -90,6 +93,8 @@ export async function saveHuggingFaceModel(
 		readonly configText?: string;
 		readonly shardBytes?: number;
 		readonly replace?: boolean;
+		/** Name of the training that writes it. */
+		readonly lineage?: string;
 		readonly onBytes?: (bytes: number) => void;
 	},
 ): Promise<void> {
@@ -100,5 +105,9 @@ export async function saveHuggingFaceModel(
 	const configText = options.configText ?? formatPythonJson(configurationToHuggingFace(configuration, dtype, path));
 	await writeFolderAtomically(path, options, (folder) => {
 		writeHuggingFaceFiles(folder, mapped, { ...options, configText });
+		const { lineage } = options;
+		if (lineage === undefined) return;
+		const text = new TextEncoder().encode(ownershipText(lineage));
+		writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
 	});
 }

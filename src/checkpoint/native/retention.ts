@@ -9,16 +9,18 @@ export interface Retention {
 	readonly keep?: number | null;
 	/** Keep those of iterations divisible by this, whatever `keep` says. With it alone, only those and the newest stay. */
 	readonly retainInterval?: number | null;
+	/** Folders' names of the only ones that may go: those that the run goes on from or has written. null: any. */
+	readonly own?: readonly string[] | null;
 }
 
 /**
  * Deletes what the policy does not keep, never the one that `latest` names. The index goes first, so that a checkpoint
  * half deleted is none. Returns the deleted folders' names.
  */
-export function applyRetention(root: string, { keep, retainInterval }: Retention): string[] {
+export function applyRetention(root: string, { keep, retainInterval, own = null }: Retention): string[] {
 	if (!keep && !retainInterval) return [];
 	const latest = latestIteration(root);
-	const iterations = listIterations(root).filter((name) => name !== "release");
+	const iterations = listIterations(root).filter((name) => name !== "release" && (own === null || own.includes(name)));
 	const newest = new Set(iterations.slice(-(keep || 1)));
 	const deleted = iterations.filter((name) => {
 		const iteration = Number(name.slice("iter_".length));

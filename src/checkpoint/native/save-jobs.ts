@@ -1,12 +1,15 @@
 /** The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report through files of the save's folder. */
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { UserError } from "../../native/errors.ts";
 import type { Library } from "../../native/library.ts";
 import { fileError } from "../files.ts";
 import { bytesOfType } from "../store.ts";
+import { indexName } from "./manifest.ts";
 import { applyRetention } from "./retention.ts";
 import type { PublishJob, SaveJob, WriteJob } from "./save-thread.ts";
-import { NativeSave, type ShardReport, writeShard } from "./writer.ts";
+import { iterationName, NativeSave, type ShardReport, writeShard } from "./writer.ts";
+import { lockLost } from "./writer-lock.ts";
 
 /** The library hashes what is written. */
 export function runSaveJob(job: SaveJob, library: Library): void {
@@ -35,7 +38,7 @@ function write({ folder, rank, entries, fileBytes }: WriteJob, library: Library)
 	}
 }
 
-function publish({ root, folder, iteration, ranks, description, retention }: PublishJob): void {
+function publish({ root, folder, iteration, ranks, description, retention, lock }: PublishJob): void {
 	const reports = Array.from({ length: ranks }, (_, rank): ShardReport => {
 		const path = reportPath(folder, rank);
 		try {
@@ -44,7 +47,14 @@ function publish({ root, folder, iteration, ranks, description, retention }: Pub
 			throw fileError("read", path, error);
 		}
 	});
+	const lost = lock === null ? null : lockLost(lock);
+	if (lost !== null) throw new UserError(lost);
+	const { own = null } = retention;
+	const name = iterationName(iteration);
+	if (own !== null && !own.includes(name) && existsSync(join(root, name, indexName))) {
+		throw new UserError(`${join(root, name)} was put there while this run trained; --save-over replaces it.`);
+	}
 	rmSync(join(folder, reportsName), { recursive: true });
 	new NativeSave(root, iteration, folder).publish(reports, description);
-	applyRetention(root, retention);
+	applyRetention(root, { ...retention, own: own === null ? null : [...own, name] });
 }

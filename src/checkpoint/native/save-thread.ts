@@ -7,6 +7,7 @@ import type { Box } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { Retention } from "./retention.ts";
 import type { CheckpointDescription } from "./writer.ts";
+import type { LockReference } from "./writer-lock.ts";
 
 /** A box of a tensor whose values stand in shared memory, which nobody changes until the job is done. */
 export interface SnapshotEntry extends Box {
@@ -37,6 +38,8 @@ export interface PublishJob {
 	readonly ranks: number;
 	readonly description: Omit<CheckpointDescription, "iteration">;
 	readonly retention: Retention;
+	/** The right to write, which another run may have taken meanwhile; null: nobody else writes there. */
+	readonly lock: LockReference | null;
 }
 
 export type SaveJob = WriteJob | PublishJob;

@@ -10,7 +10,7 @@ import { UserError } from "../../native/errors.ts";
 import type { Library } from "../../native/library.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
-import { type Durability, fileError, OutputFile, syncFolder, temporaryName, writeFileAtomically } from "../files.ts";
+import { type Durability, fileError, OutputFile, syncFolder, writeFileAtomically } from "../files.ts";
 import { streamSafetensors, type TensorEntry } from "../safetensors.ts";
 import { bytesOfType } from "../store.ts";
 import {
@@ -28,6 +28,7 @@ import {
 	type NativeTensor,
 	sortedJson,
 } from "./manifest.ts";
+import { newRunName } from "./writer-lock.ts";
 
 export const defaultFileBytes = 2 ** 32;
 export const objectsName = "objects.safetensors";
@@ -230,12 +231,15 @@ export class NativeSave {
 		readonly folder: string,
 	) {}
 
-	/** Makes a temporary folder below `root`; leftovers of saves that were killed are removed. */
-	static begin(root: string, iteration: number | null): NativeSave {
+	/**
+	 * Makes a temporary folder below `root`, named after the run, which is the folder's only writer. Leftovers of dead runs,
+	 * and of this one's failed saves, are removed.
+	 */
+	static begin(root: string, iteration: number | null, run = newRunName()): NativeSave {
 		try {
 			mkdirSync(root, { recursive: true });
 			removeLeftovers(root);
-			const folder = temporaryName(join(root, iterationName(iteration)));
+			const folder = join(root, `${iterationName(iteration)}.tmp-${run}`);
 			mkdirSync(join(folder, "data"), { recursive: true });
 			return new NativeSave(root, iteration, folder);
 		} catch (error) {
@@ -276,15 +280,25 @@ export class NativeSave {
 /** Names of folders that saves leave which are killed. */
 export const leftoverPattern = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/;
 
-/** Of saves that were killed. A checkpoint that was being replaced gets its name back. */
+/**
+ * Of saves that were killed. A checkpoint that was being replaced gets its name back. The other ranks of a run whose rank 0
+ * was killed may still be ending: what they write meanwhile goes at the next save.
+ */
 function removeLeftovers(root: string): void {
+	const remove = (path: string) => {
+		try {
+			rmSync(path, { recursive: true, force: true });
+		} catch (error) {
+			if ((error as NodeJS.ErrnoException).code !== "ENOTEMPTY") throw error;
+		}
+	};
 	for (const name of readdirSync(root)) {
-		if (name.startsWith(`${latestName}.tmp-`)) rmSync(join(root, name));
+		if (name.startsWith(`${latestName}.tmp-`)) remove(join(root, name));
 		const leftover = leftoverPattern.exec(name);
 		if (!leftover) continue;
 		const target = join(root, leftover[1]!);
 		if (leftover[2] && !existsSync(target)) renameSync(join(root, name), target);
-		else rmSync(join(root, name), { recursive: true, force: true });
+		else remove(join(root, name));
 	}
 }
 

@@ -30,6 +30,8 @@ const recordSchema = v.object({
 	rng: v.nullable(v.object({ seed: v.number() })),
 	/** Policy of the encoder's gradient. */
 	participation: v.string(),
+	/** Name of the run that began the training, kept by those that go on with it; older checkpoints have none. */
+	lineage: v.optional(v.nullable(v.string()), null),
 	/** Grids, for people. */
 	topology: v.record(v.string(), v.unknown()),
 });

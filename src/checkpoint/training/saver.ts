@@ -2,6 +2,7 @@
  * Saves a training while it goes on: a snapshot to host memory, then a thread of every rank writes its share, and when
  * all have written rank 0's thread publishes. Ranks agree on how far they are by looking together, once a step.
  */
+import { mkdirSync } from "node:fs";
 import { basename, join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
@@ -9,6 +10,7 @@ import type { Group } from "../../parallel/group.ts";
 import type { Retention } from "../native/retention.ts";
 import { SaveThread } from "../native/save-thread.ts";
 import { type CheckpointDescription, iterationName, NativeSave } from "../native/writer.ts";
+import { lockLost, type WriterLock } from "../native/writer-lock.ts";
 import { roomProblem } from "../save-folder.ts";
 import { SnapshotMemory, takeSnapshot } from "./snapshot.ts";
 import type { TrainingTensors } from "./tensors.ts";
@@ -22,7 +24,13 @@ export interface SaverOptions {
 	readonly withOptimizer: boolean;
 	/** Elements that are copied at once; default 2^28. */
 	readonly copiedElements?: number;
-	readonly retention: Retention;
+	readonly retention: Omit<Retention, "own">;
+	/** Folders' names of the checkpoints that may be replaced and deleted besides those it writes; null: any. */
+	readonly own?: readonly string[] | null;
+	/** Name of the run; default: a new one. */
+	readonly run?: string;
+	/** The right to write, on rank 0; null: nobody else writes there. */
+	readonly lock?: WriterLock | null;
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;
 	/** Hear of saves, and of those that fail; called on every rank. */
@@ -52,6 +60,8 @@ export class CheckpointSaver implements Disposable {
 	readonly #thread = new SaveThread();
 	#saving: Saving | null = null;
 	#failed = false;
+	/** Names of the checkpoints that this run has written. */
+	readonly #written: string[] = [];
 	/** Seconds that training stood still for the latest save. */
 	#stall = 0;
 
@@ -91,7 +101,7 @@ export class CheckpointSaver implements Disposable {
 		if (this.#saving) this.finish();
 		const { root, world, tensors, withOptimizer } = this.options;
 		this.#failed = false;
-		const [begun] = exchangeTexts(world, world.rank === 0 ? beginSave(root, iteration) : "") as [string];
+		const [begun] = exchangeTexts(world, world.rank === 0 ? this.#begin(iteration) : "") as [string];
 		const { folder, failure } = JSON.parse(begun) as { folder: string | null; failure: string | null };
 		if (folder === null) {
 			this.#conclude(iteration, world.rank === 0 ? failure : null, failure!);
@@ -128,6 +138,18 @@ export class CheckpointSaver implements Disposable {
 		}
 	}
 
+	/** Rank 0's answer to all: the folder to write to, or why there is none. */
+	#begin(iteration: number): string {
+		const { root, run, lock = null } = this.options;
+		try {
+			mkdirSync(root, { recursive: true });
+			lock?.require();
+			return JSON.stringify({ folder: NativeSave.begin(root, iteration, run).folder, failure: null });
+		} catch (error) {
+			return JSON.stringify({ folder: null, failure: (error as Error).message });
+		}
+	}
+
 	/** This rank's progress. */
 	#look(saving: Saving, wait: boolean): void {
 		if (saving.progress !== Progress.working) return;
@@ -143,6 +165,10 @@ export class CheckpointSaver implements Disposable {
 		const progress = world.exchange(Int32Array.of(saving.progress)).map(([value]) => value!);
 		if (progress.includes(Progress.working)) return;
 		if (progress.includes(Progress.failed)) {
+			const { lock = null } = this.options;
+			// Another run that has taken the folder over has removed what this one was writing.
+			const lost = lock === null ? null : lockLost(lock.reference);
+			if (lost !== null) saving.failure = lost;
 			const failures = exchangeTexts(world, saving.failure ?? "");
 			if (world.rank === 0) new NativeSave(this.options.root, saving.iteration, saving.folder).abort();
 			this.#saving = null;
@@ -153,9 +179,12 @@ export class CheckpointSaver implements Disposable {
 			saving.phase = "publish";
 			if (world.rank !== 0) return;
 			saving.progress = Progress.working;
-			const { root, retention } = this.options;
+			const { root, lock = null, own = null } = this.options;
+			const retention = { ...this.options.retention, own: own === null ? null : [...own, ...this.#written] };
+			this.#written.push(iterationName(saving.iteration));
 			const { folder, iteration, description } = saving;
-			this.#thread.start({ kind: "publish", root, folder, iteration, ranks: world.size, description, retention });
+			const job = { root, folder, iteration, ranks: world.size, description, retention };
+			this.#thread.start({ kind: "publish", ...job, lock: lock?.reference ?? null });
 			return;
 		}
 		this.#saving = null;
@@ -180,14 +209,5 @@ export class CheckpointSaver implements Disposable {
 
 	[Symbol.dispose](): void {
 		this.#thread[Symbol.dispose]();
-	}
-}
-
-/** Rank 0's answer to all: the folder to write to, or why there is none. */
-function beginSave(root: string, iteration: number): string {
-	try {
-		return JSON.stringify({ folder: NativeSave.begin(root, iteration).folder, failure: null });
-	} catch (error) {
-		return JSON.stringify({ folder: null, failure: (error as Error).message });
 	}
 }

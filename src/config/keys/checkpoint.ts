@@ -10,6 +10,7 @@ export const checkpointKeys = {
 	),
 	keep: optional(integer(1), "Keep this many of the newest checkpoints, and those of save-retain-interval."),
 	"save-retry": off("Go on training when a checkpoint cannot be written, and try again at the next one."),
+	"save-over": off("Replace and delete checkpoints in save that this run neither goes on from nor has written."),
 	load: optional(path, "Folder to resume from; an absent one means a fresh start."),
 	"allow-fallback": off("Take the newest good checkpoint when the newest one is damaged."),
 	"ckpt-step": optional(integer(0), "Step to load instead of the newest."),
@@ -47,5 +48,8 @@ export const checkpointKeys = {
 	}),
 	"async-save": off("Write checkpoints while training goes on."),
 	"load-hf": optional(path, "Start from the weights of a Hugging Face NemotronH folder."),
-	"save-hf": optional(path, "Write the trained weights as a Hugging Face NemotronH folder."),
+	"save-hf": optional(
+		path,
+		"Write the trained weights as a Hugging Face NemotronH folder, a new or empty one or that of the same training.",
+	),
 } as const;

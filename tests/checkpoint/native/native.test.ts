@@ -144,6 +144,7 @@ test("a thread writes snapshots and publishes", () => {
 	expect(thread.wait()).toEqual({ failure: null });
 	thread.start({
 		kind: "publish",
+		lock: null,
 		root,
 		folder: saving.folder,
 		iteration: 7,

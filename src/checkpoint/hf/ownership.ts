@@ -1,0 +1,35 @@
+/**
+ * Whose a written Hugging Face folder is: a file in it names the training, so that a run replaces what the same training wrote
+ * before and nothing else.
+ */
+import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+
+export const ownershipFile = "mimo.json";
+
+/** Content of the file. `lineage`: name of the run that began the training. */
+export function ownershipText(lineage: string): string {
+	return `${JSON.stringify({ format: "mimo-weights", lineage })}\n`;
+}
+
+/** Whether a training may write a folder of this path: there is none, or nothing in it, or what it wrote itself. */
+export function mayWrite(path: string, lineage: string | null): boolean {
+	if (!existsSync(path)) return true;
+	if (!statSync(path).isDirectory()) return false;
+	if (readdirSync(path).length === 0) return true;
+	if (lineage === null) return false;
+	try {
+		return readFileSync(join(path, ownershipFile), "utf8") === ownershipText(lineage);
+	} catch {
+		return false;
+	}
+}
+
+/** Throws a UserError unless `mayWrite`. */
+export function requireWritable(path: string, lineage: string | null): void {
+	if (mayWrite(path, lineage)) return;
+	throw new UserError(
+		`--save-hf ${path} exists, and this training has not written it: name another folder, or remove this one.`,
+	);
+}

@@ -1,0 +1,258 @@
+/**
+ * A folder of checkpoints has one writer. Its lock is a file `writer-N.lock` that names run, process, host and job, and
+ * whose counter a thread of the process raises while the process lives: a sign of life that needs nothing of the file system
+ * but exclusive creation, so that it works on network ones too. A process of the same kernel is looked at directly.
+ *
+ * The lock of a dead run is succeeded by that of the next number: exclusive creation decides who is the successor, and an
+ * owner that was only asleep sees the higher number and writes no more.
+ */
+import { closeSync, openSync, readdirSync, readFileSync, rmSync, writeSync } from "node:fs";
+import { join } from "node:path";
+import * as v from "valibot";
+import { UserError } from "../../native/errors.ts";
+import { openWorker } from "../../native/worker.ts";
+import { fileError } from "../files.ts";
+import { describeProcess, lives, ownProcess, processSchema } from "./process-identity.ts";
+
+const holderSchema = v.object({
+	/** Name of the run, also in the names of its unfinished folders. */
+	run: v.string(),
+	/** ISO date. */
+	since: v.string(),
+	process: processSchema,
+});
+export type LockHolder = v.InferOutput<typeof holderSchema>;
+
+/** Milliseconds. */
+export interface LockTimes {
+	/** Between signs of life. */
+	readonly beat: number;
+	/** Without a sign of life, after which a process of another host counts as dead. */
+	readonly silence: number;
+	/** How long a run waits for the end of another run that lives: it may be about to end. */
+	readonly farewell: number;
+	/** The same where both are of one job, which was put back into the queue or started again. */
+	readonly handover: number;
+}
+
+export const lockTimes: LockTimes = { beat: 5000, silence: 60_000, farewell: 10_000, handover: 300_000 };
+
+/** A lock as another thread is told of it. */
+export interface LockReference {
+	readonly root: string;
+	readonly generation: number;
+	readonly run: string;
+}
+
+/** What the thread that raises the counter is sent. */
+export interface HeartMessage extends LockReference {
+	readonly beat: number;
+}
+
+const lockPattern = /^writer-(\d+)\.lock$/;
+const counterDigits = 12;
+
+function lockPath(root: string, generation: number): string {
+	return join(root, `writer-${generation}.lock`);
+}
+
+/** A name for a run: part of the names of its folders. */
+export function newRunName(): string {
+	return crypto.randomUUID().replaceAll("-", "").slice(0, 12);
+}
+
+/** This process as the owner of a lock. */
+export function ownHolder(run: string): LockHolder {
+	return { run, since: new Date().toISOString(), process: ownProcess() };
+}
+
+/** Numbers of the locks in a folder, ascending. */
+function generations(root: string): number[] {
+	let names: string[];
+	try {
+		names = readdirSync(root);
+	} catch (error) {
+		if ((error as NodeJS.ErrnoException).code === "ENOENT") return [];
+		throw fileError("read", root, error);
+	}
+	return names
+		.flatMap((name) => lockPattern.exec(name)?.[1] ?? [])
+		.map(Number)
+		.sort((a, b) => a - b);
+}
+
+/** The text of a lock and its owner, null where it is not (yet) written; null: there is no such file. */
+function readLock(root: string, generation: number): { text: string; holder: LockHolder | null } | null {
+	let text: string;
+	try {
+		text = readFileSync(lockPath(root, generation), "utf8");
+	} catch (error) {
+		if ((error as NodeJS.ErrnoException).code === "ENOENT") return null;
+		throw fileError("read", lockPath(root, generation), error);
+	}
+	try {
+		return { text, holder: v.parse(holderSchema, JSON.parse(text.slice(counterDigits + 1))) };
+	} catch {
+		return { text, holder: null };
+	}
+}
+
+/** Creates a lock; false: it exists. */
+function createLock(root: string, generation: number, holder: LockHolder): boolean {
+	let fd: number;
+	try {
+		fd = openSync(lockPath(root, generation), "wx");
+	} catch (error) {
+		if ((error as NodeJS.ErrnoException).code === "EEXIST") return false;
+		throw fileError("create", lockPath(root, generation), error);
+	}
+	try {
+		writeSync(fd, `${"0".repeat(counterDigits)}\n${JSON.stringify(holder)}\n`);
+	} catch (error) {
+		rmSync(lockPath(root, generation), { force: true });
+		throw fileError("write", lockPath(root, generation), error);
+	} finally {
+		closeSync(fd);
+	}
+	return true;
+}
+
+/** Raises the counter of a lock; false: it belongs to another run. A lock that cannot be reached is tried again later. */
+export function beatLock({ root, generation, run }: LockReference, count: number): boolean {
+	try {
+		const lock = readLock(root, generation);
+		if (lock === null) return true;
+		if (lock.holder !== null && lock.holder.run !== run) return false;
+		// Closing is what brings it to other hosts of a network file system.
+		const fd = openSync(lockPath(root, generation), "r+");
+		try {
+			writeSync(fd, String(count).padStart(counterDigits, "0"), 0);
+		} finally {
+			closeSync(fd);
+		}
+	} catch {}
+	return true;
+}
+
+/** Why a run may no longer write: another one has taken its folder over; null: it may. */
+export function lockLost({ root, generation, run }: LockReference): string | null {
+	const successor = generations(root).findLast((other) => other > generation);
+	const other = readLock(root, successor ?? generation)?.holder;
+	if (successor === undefined && (other === undefined || other === null || other.run === run)) return null;
+	const by = other ? describeProcess(other.process) : "another run";
+	return `${root} (--save) is written by ${by} since this run gave no sign of life.`;
+}
+
+/** Another run's lock, as it has been seen. */
+interface Sighting {
+	readonly text: string;
+	/** When the text was new, by this process's own clock. */
+	readonly at: number;
+	/** Whether it has ever changed. */
+	readonly beats: boolean;
+}
+
+/** The lock, or what this run waits for. */
+export type Attempt =
+	| { readonly lock: WriterLock; readonly waiting?: undefined }
+	| { readonly lock?: undefined; readonly waiting: string };
+
+/** A run that wants to write into a folder. */
+export class WriterClaim {
+	readonly #began = performance.now();
+	readonly #seen = new Map<number, Sighting>();
+
+	constructor(
+		private readonly root: string,
+		private readonly own: LockHolder,
+		private readonly times: LockTimes = lockTimes,
+	) {}
+
+	/**
+	 * Looks once; to be called again, about once a second, while it waits. Throws a UserError that names the other run when
+	 * that lives and has had its time to end.
+	 */
+	attempt(): Attempt {
+		const { root, own, times } = this;
+		const dead = generations(root);
+		for (const generation of dead) {
+			const waiting = this.#objection(generation);
+			if (waiting !== null) return { waiting };
+		}
+		const generation = (dead.at(-1) ?? 0) + 1;
+		if (!createLock(root, generation, own)) return { waiting: "another run claims it at the same time" };
+		// Others may have looked before this one created its lock, or released theirs and gone since it looked.
+		if (generations(root).some((other) => other !== generation && !dead.includes(other))) {
+			rmSync(lockPath(root, generation), { force: true });
+			return { waiting: "another run claims it at the same time" };
+		}
+		for (const other of dead) rmSync(lockPath(root, other), { force: true });
+		return { lock: new WriterLock(root, generation, own, times) };
+	}
+
+	/** What to wait for because of a lock; null: its owner is dead. */
+	#objection(generation: number): string | null {
+		const { root, own, times } = this;
+		const found = readLock(root, generation);
+		if (found === null) return null;
+		const { text, holder } = found;
+		const now = performance.now();
+		const before = this.#seen.get(generation);
+		if (before?.text !== text) this.#seen.set(generation, { text, at: now, beats: before !== undefined });
+		const { at, beats } = this.#seen.get(generation)!;
+		const life = holder === null ? null : lives(holder.process, own.process);
+		if (life === false) return null;
+		if (life === null && now - at >= times.silence) return null;
+		const who = holder === null ? "a run that does not say its name" : describeProcess(holder.process);
+		const requeued = holder !== null && holder.process.job !== null && holder.process.job === own.process.job;
+		const limit = requeued ? times.handover : times.farewell;
+		if (life === null && !beats && !requeued) {
+			return `${who} holds ${root} (--save): waiting up to ${times.silence / 1000} s for a sign of its life.`;
+		}
+		if (now - this.#began >= limit && (life === true || beats)) {
+			const since = holder === null ? "" : ` since ${holder.since}`;
+			const asked = requeued ? `, and has not ended within ${limit / 1000} s` : "";
+			throw new UserError(
+				`${root} (--save) is written by ${who}${since}${asked}: one run writes to a folder at a time.`,
+			);
+		}
+		return `${who} writes to ${root} (--save): waiting up to ${limit / 1000} s for its end.`;
+	}
+}
+
+/** The right to write into a folder, with the thread that keeps it. */
+export class WriterLock implements Disposable {
+	readonly #heart = openWorker("checkpoint/native/writer-lock-worker");
+
+	constructor(
+		readonly root: string,
+		readonly generation: number,
+		private readonly holder: LockHolder,
+		{ beat }: LockTimes,
+	) {
+		this.#heart.unref();
+		this.#heart.postMessage({ ...this.reference, beat } satisfies HeartMessage);
+	}
+
+	get reference(): LockReference {
+		return { root: this.root, generation: this.generation, run: this.holder.run };
+	}
+
+	/** Throws a UserError when another run has taken the folder over; a lock that was deleted with its folder is made again. */
+	require(): void {
+		if (readLock(this.root, this.generation) === null) createLock(this.root, this.generation, this.holder);
+		const lost = lockLost(this.reference);
+		if (lost !== null) throw new UserError(lost);
+	}
+
+	/** Releases the folder. */
+	[Symbol.dispose](): void {
+		this.#heart.terminate();
+		try {
+			const lock = readLock(this.root, this.generation);
+			if (lock?.holder?.run === this.holder.run) rmSync(lockPath(this.root, this.generation), { force: true });
+		} catch {
+			// Whoever comes next sees that this process is gone.
+		}
+	}
+}

@@ -1,0 +1,77 @@
+/** Which checkpoints of a folder belong to a run that saves there: those that it goes on from. */
+import { existsSync, realpathSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import { indexName } from "../native/manifest.ts";
+import { latestIteration, listIterations, NativeCheckpoint } from "../native/reader.ts";
+import { iterationName } from "../native/writer.ts";
+
+/** What a run starts from. */
+export interface Start {
+	/** Folder of checkpoints, or one checkpoint. */
+	readonly path: string;
+	/** null: the newest. */
+	readonly iteration: number | null;
+	/** Weights alone: a new training. */
+	readonly finetune: boolean;
+}
+
+/**
+ * Names of the checkpoints in `save` that a run may replace and delete: the one that it starts from and, going on with the
+ * training, the older ones and those that the same training has written after it. Throws a UserError that names the others, unless there are none.
+ */
+export function requireOwnSteps(save: string, start: Start | null): string[] {
+	if (!existsSync(save)) return [];
+	const names = listIterations(save);
+	const loaded = start === null ? null : loadedName(save, start, names);
+	const position = loaded === null ? -1 : names.indexOf(loaded);
+	const own = start?.finetune ? names.slice(position, position + 1) : names.slice(0, position + 1);
+	if (loaded !== null && !start?.finetune) {
+		// A training that went back a few steps, or was killed before it could name its newest checkpoint.
+		const lineage = lineageOf(save, loaded);
+		own.push(...names.slice(position + 1).filter((name) => lineage !== null && lineageOf(save, name) === lineage));
+	}
+	const foreign = names.filter((name) => !own.includes(name));
+	if (foreign.length === 0) return own;
+	const goesOn = loaded === null || start?.finetune ? `--load ${save} goes on from the newest, ` : "";
+	throw new UserError(
+		`--save ${save} holds ${listed(foreign)}, which this run neither loads nor has written: ${goesOn}--save-over lets this run replace and delete checkpoints that are not its own.`,
+	);
+}
+
+/** The checkpoint of `save` that a run starts from; null: it starts from none there. */
+function loadedName(save: string, { path, iteration }: Start, names: readonly string[]): string | null {
+	const [folder, from] = [realpathSync(save), realpathSync(path)];
+	if (existsSync(join(from, indexName))) return dirname(from) === folder ? basename(from) : null;
+	if (from !== folder) return null;
+	if (iteration !== null) return iterationName(iteration);
+	const latest = latestName(save);
+	return names.includes(latest) ? latest : (names.at(-1) ?? null);
+}
+
+/** The checkpoint that latest.json names, or "" where that is damaged: then the newest one is tried. */
+function latestName(save: string): string {
+	try {
+		return iterationName(latestIteration(save));
+	} catch (error) {
+		if (error instanceof UserError) return "";
+		throw error;
+	}
+}
+
+/** Name of the run that began the training of a checkpoint; null: it does not say, or cannot be read. */
+function lineageOf(save: string, name: string): string | null {
+	try {
+		using checkpoint = NativeCheckpoint.openExactly(join(save, name));
+		const { lineage } = checkpoint.manifest.common;
+		return typeof lineage === "string" ? lineage : null;
+	} catch (error) {
+		if (error instanceof UserError) return null;
+		throw error;
+	}
+}
+
+function listed(names: readonly string[]): string {
+	if (names.length > 3) return `${names[0]} to ${names.at(-1)} (${names.length} checkpoints)`;
+	return names.join(" and ");
+}
