@@ -62,6 +62,11 @@ export function speaksForAll(): boolean {
 	return place === null || (place.launcher === null && place.rank === 0);
 }
 
+/** Whether this process starts the ranks, or is the only one. */
+export function startsTheRun(): boolean {
+	return placeFromEnvironment() === null;
+}
+
 /** A rank's work; it may resolve with an exit code: `exitCodes.runAgain` when all ranks have agreed to stop early. */
 // biome-ignore lint/suspicious/noConfusingVoidType: most work has nothing to say.
 export type Work = (world: World) => Promise<number | void>;

@@ -39,7 +39,7 @@ export default defineCommand({
 			console.log("json" in resolved.command ? topologyJson(resolved) : topologyTable(resolved));
 			return;
 		}
-		const { onEveryRank, rankCount, speaksForAll } = await import("./ranks.ts");
+		const { onEveryRank, rankCount, speaksForAll, startsTheRun } = await import("./ranks.ts");
 		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
 		const { refuseUnbuilt } = await import("../config/unbuilt.ts");
 		refuseUnbuilt(resolved.configuration);
@@ -48,6 +48,10 @@ export default defineCommand({
 		const { configuration } = resolved;
 		const topology = topologyOf(configuration);
 		await tryStart(configuration);
+		if (startsTheRun()) {
+			const { checkData } = await import("../data/check.ts");
+			checkData(configuration);
+		}
 		const options = {
 			ranks: rankCount(topology, resolved.command.nproc),
 			device: configuration.device,

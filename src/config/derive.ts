@@ -1,5 +1,6 @@
 /** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
 import { statSync } from "node:fs";
+import { fileKind } from "./file-kind.ts";
 import { parseHybridPattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
@@ -81,9 +82,12 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
 	"eval-global-batch-size": (c) => c.globalBatchSize,
 	"eval-micro-batch-size": (c) => c.microBatchSize,
-	"dataset-provider": ({ dataPath }) => {
+	"dataset-provider": (c) => {
+		const { dataPath } = c;
 		if (dataPath === null) return "mock";
 		if (dataPath.endsWith(".safetensors")) return "tokens";
-		return isEnergonPath(dataPath) ? "energon" : "text";
+		// What is neither Energon data nor plain text is refused by name when it is opened as Energon data; and a model
+		// with an encoder is trained on text alone only where that is asked for.
+		return isEnergonPath(dataPath) || fileKind(dataPath) !== null || hasEncoder(c) ? "energon" : "text";
 	},
 };

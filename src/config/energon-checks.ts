@@ -22,7 +22,49 @@ function inVocabulary(key: Key, id: (c: TrainingConfiguration) => number | null)
 	return energon((c) => unless((id(c) ?? 0) < c.vocabSize, key, `allowed is less than vocab-size (${c.vocabSize})`));
 }
 
+/** Rows, each a token of the sequence, that the tower gives for an image or tile of so many patches. */
+function rowsOf(c: TrainingConfiguration, patches: number): number {
+	if (c.pixelShuffle) return patches / 4;
+	return c.disableVisionClassToken ? patches : patches + c.classTokenLen;
+}
+
+/** Rows of the smallest image that the configuration makes, and of every image where all have one size. */
+function imageRows(c: TrainingConfiguration): { readonly rows: number; readonly fixed: boolean } {
+	if (c.dynamicResolution) {
+		const patches = Math.max(c.dynamicResolutionMinPatches, c.pixelShuffle ? 4 : 1);
+		return { rows: Math.ceil(rowsOf(c, patches)), fixed: false };
+	}
+	const patches = Math.floor(c.imgH / c.patchDim) * Math.floor(c.imgW / c.patchDim);
+	return { rows: rowsOf(c, patches), fixed: !c.useTiling };
+}
+
 export const energonChecks: readonly Check[] = [
+	energon((c) => {
+		if (!hasEncoder(c)) return null;
+		const { rows } = imageRows(c);
+		const key = c.dynamicResolution ? "dynamic-resolution-min-patches" : "img-h";
+		return unless(
+			rows < c.seqLength,
+			key,
+			`an image takes at least ${rows} tokens; allowed is less than seq-length (${c.seqLength})`,
+		);
+	}),
+	energon((c) => {
+		if (!hasEncoder(c) || c.imageSeqLength === null) return null;
+		const { rows, fixed } = imageRows(c);
+		if (!fixed) {
+			const key = c.dynamicResolution ? "dynamic-resolution" : "use-tiling";
+			return unless(false, "image-seq-length", `allowed only without ${key}: images have different numbers of tokens`);
+		}
+		return unless(c.imageSeqLength === rows, "image-seq-length", `allowed is ${rows}, the tokens of img-h × img-w`);
+	}),
+	energon((c) =>
+		unless(
+			!hasEncoder(c) || c.imageTokenId < c.vocabSize,
+			"image-token-id",
+			`allowed is less than vocab-size (${c.vocabSize})`,
+		),
+	),
 	energon((c) =>
 		unless(!(c.useTiling && c.dynamicResolution), "use-tiling", "allowed only without dynamic-resolution"),
 	),

@@ -1,5 +1,6 @@
 /** Batches out of Energon data: every rank reads its lanes, and all compare each step what they have read. */
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { checkDatasets } from "../data/check.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { sourceOptions } from "../data/routing/from-configuration.ts";
 import { EnergonSource, mergeStates } from "../data/routing/source.ts";
@@ -14,6 +15,8 @@ export async function energonSources(
 	place: DataPlace,
 	options: DataOptions,
 ): Promise<RunData> {
+	// An evaluation opens its data when it comes: what is wrong with them is said before the first step.
+	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
 	return {
 		training: await energonTraining(c, place, options),
 		validation: c.evalIters > 0 ? energonEvaluation(c, place, options) : null,

@@ -270,7 +270,7 @@ describe("failures", () => {
 
 	test("a data set that is not there is refused before anything runs", async () => {
 		const config = { ...configuration("a"), path: join(folder.path, "nowhere") };
-		expect(await rejection(DataLoader.open(config))).toContain("nowhere is not a prepared data set");
+		expect(await rejection(DataLoader.open(config))).toContain("nowhere does not exist");
 	});
 
 	test("a damaged state is refused", () => {

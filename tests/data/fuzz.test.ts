@@ -4,8 +4,9 @@
  */
 import { beforeAll, expect, test } from "bun:test";
 import { SampleError } from "../../src/data/energon/errors.ts";
+import { flatten } from "../../src/data/energon/format/flatten.ts";
 import { indexJsonl, JsonlReader } from "../../src/data/energon/format/jsonl.ts";
-import { flatten, readMetadataset } from "../../src/data/energon/format/metadataset.ts";
+import { readMetadataset } from "../../src/data/energon/format/metadataset.ts";
 import { jsonlIndexName, tarIndexName } from "../../src/data/energon/format/names.ts";
 import { OffsetIndex } from "../../src/data/energon/format/offset-index.ts";
 import { TarError } from "../../src/data/energon/format/tar.ts";

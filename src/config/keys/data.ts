@@ -4,7 +4,7 @@ import { choice, defaulting, derived, integer, optional, path, text } from "../f
 export const dataKeys = {
 	"dataset-provider": derived(
 		choice(["mock", "text", "tokens", "energon"]),
-		"energon when data-path is a folder, URL, .jsonl or .yaml file; tokens when it is a .safetensors file, text for any other; mock without data-path",
+		"energon when data-path is a folder, URL, .jsonl or .yaml file; tokens when it is a .safetensors file; text when it is plain text and the model has no encoder; mock without data-path",
 		"Source of the samples.",
 		{ megatron: "mock" },
 	),
@@ -16,7 +16,7 @@ export const dataKeys = {
 		path,
 		"Validation data; unset: the part of data-path that split, or valid-data-split-part, keeps back.",
 	),
-	tokenizer: optional(path, "A tokenizer.json; unset: bytes.", { aliases: ["tokenizer-model"] }),
+	tokenizer: optional(path, "A tokenizer.json, or a folder with one; unset: bytes.", { aliases: ["tokenizer-model"] }),
 	split: defaulting(text, "969,30,1", "Shares of data-path for training, validation and test."),
 	"mock-dataset-size": defaulting(integer(1), 10000, "Mock samples of one rank."),
 } as const;

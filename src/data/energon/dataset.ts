@@ -8,9 +8,10 @@ import { contentsOfJsonl, contentsOfShards } from "./format/contents.ts";
 import { type DatasetConfig, readDatasetConfig } from "./format/dataset-config.ts";
 import { type DecodeOptions, decodeParts } from "./format/decode.ts";
 import { accessField } from "./format/fields.ts";
+import { flatten, type Leaf } from "./format/flatten.ts";
 import { JoinIndex, JoinReader, joinedDatasets, joinIndexPath } from "./format/join-index.ts";
 import { JsonlReader } from "./format/jsonl.ts";
-import { flatten, type Join, type Leaf, readMetadataset } from "./format/metadataset.ts";
+import { type Join, readMetadataset } from "./format/metadataset.ts";
 import { type PartFilter, SplitPartReader } from "./format/tar-reader.ts";
 import { datasetKind, readSplitPart } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
@@ -18,6 +19,7 @@ import type { RawRecord, RawSample, Sample, Subflavors } from "./sample.ts";
 import { type Subset, shardWorkers, sliceWorkers } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
 import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
+import { unprepared } from "./unprepared.ts";
 import { JOINED, SampleLoaderDataset, type SampleReader } from "./wrappers/sample-loader.ts";
 
 export interface LoadOptions {
@@ -70,7 +72,7 @@ export function loadDatasets(
 	}
 	if (kind === "filesystem") throw new UserError(`${path} is a folder of files, which can only be auxiliary data.`);
 	if (kind === "invalid") {
-		throw new UserError(`${path} is not a prepared data set: run \`mimo data prepare ${path}\` first.`);
+		throw unprepared(path);
 	}
 	const leaf: Leaf = {
 		source: { kind: "dataset", path, datasetConfig: options.datasetConfig, splitConfig: options.splitConfig },
@@ -129,6 +131,8 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 	const reader = (openShards: number) =>
 		new SplitPartReader(storage, source.path, part, { wanted: partFilter(config), openShards });
 	return {
+		path: source.path,
+		records: null,
 		identity: JSON.stringify([part.shards.map(({ name, count }) => [name, count]), [...part.excludes], order]),
 		contents: () => contentsOfShards(storage, part.shards),
 		aux: [...leaf.aux.keys()],
@@ -144,10 +148,13 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 }
 
 function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOptions): LoadedDataset {
-	const { length } = new JsonlReader(storage, path);
+	const records = new JsonlReader(storage, path);
+	const { length } = records;
 	const { subflavors } = leaf;
 	const order = orderOf(leaf, options, null);
 	return {
+		path,
+		records: { length, read: (index) => recordOf(records.read(index)) },
 		identity: JSON.stringify([nameOf(path), order]),
 		contents: () => contentsOfJsonl(storage, path),
 		aux: [...leaf.aux.keys()],
@@ -160,6 +167,15 @@ function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOpti
 			crudeSample(record.data[0]!, record, subflavors, { images: null }),
 		),
 	};
+}
+
+/** A record's JSON; null where it is none: that is one damaged sample. */
+function recordOf(raw: RawSample): unknown {
+	try {
+		return decodeParts(raw, { images: null }).json;
+	} catch {
+		return null;
+	}
 }
 
 function openJoin(
@@ -197,6 +213,8 @@ function openJoin(
 		return joinSamples(samples, parts, join.joiner, record);
 	};
 	return {
+		path: join.file,
+		records: null,
 		identity: JSON.stringify([nameOf(path), index.rows, order]),
 		contents: () => datasets.map(({ part }) => contentsOfShards(storage, part.shards)).join(),
 		aux: [...join.parts.flatMap(({ aux }) => [...aux.keys()])],

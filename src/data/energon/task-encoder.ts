@@ -43,12 +43,16 @@ export type BlendMode = "none" | "weight" | "repetitions";
 
 /** One dataset of the (flattened) list, before it is built for a worker. */
 export interface LoadedDataset {
+	/** Folder or file, for messages. */
+	readonly path: string;
 	/** Shards, exclusions and how they are cut: what the order of its samples depends on. */
 	readonly identity: string;
 	/** Digest of what its files hold; read when it is asked for. */
 	contents(): string;
 	/** Names of auxiliary data that its metadataset gives it. */
 	readonly aux: readonly string[];
+	/** Records of a JSONL file, null where one is no JSON; null for any other data set. */
+	readonly records: { readonly length: number; read(index: number): unknown } | null;
 	/** Samples of the split part; subsets do not count. */
 	readonly length: number;
 	readonly subflavors: Subflavors;

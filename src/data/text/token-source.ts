@@ -1,5 +1,7 @@
 /** Tokens to train on: text files through a tokenizer, or ready-made rows in a safetensors file. */
-import { readFileSync } from "node:fs";
+import { isUtf8 } from "node:buffer";
+import { readFileSync, statSync } from "node:fs";
+import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 
@@ -12,14 +14,32 @@ export interface TokenSource {
 	sample(index: number): Int32Array;
 }
 
+/** Bytes of the largest text file: it is read whole, and its tokens take four times as much or less. */
+const LARGEST_FILE = 2 ** 30;
+
+/** Throws a UserError for a file that cannot be text to train on: missing, too large, or of another known format. */
+export function checkTextFile(path: string): void {
+	const stat = statSync(path, { throwIfNoEntry: false });
+	if (stat === undefined) throw new UserError(`The data file ${path} does not exist.`);
+	if (!stat.isFile()) throw new UserError(`The data file ${path} is no file.`);
+	if (stat.size > LARGEST_FILE) {
+		throw new UserError(`The data file ${path} has ${stat.size} bytes; text is read whole, at most ${LARGEST_FILE}.`);
+	}
+	const kind = fileKind(path);
+	if (kind !== null && !kind.isText) throw new UserError(`The data file ${path} is ${kind.name}, not text.`);
+}
+
 /** Reads a text file into tokens. */
 export function readTokens(path: string, tokenizer: Tokenizer): Int32Array {
+	checkTextFile(path);
 	let bytes: Uint8Array;
 	try {
 		bytes = readFileSync(path);
 	} catch (error) {
-		throw new UserError(`The data file ${path} cannot be read: ${(error as NodeJS.ErrnoException).code}.`);
+		throw new UserError(`The data file ${path} cannot be read: ${(error as Error).message}.`);
 	}
+	if (!isUtf8(bytes))
+		throw new UserError(`The data file ${path} is not text in UTF-8: convert it, for example with iconv.`);
 	const tokens = tokenizer.encode(bytes);
 	if (tokens.length === 0) throw new UserError(`The data file ${path} holds no tokens.`);
 	return tokens;

@@ -46,7 +46,7 @@ class Fields {
 	text(name: string): string {
 		const value = this.get(name);
 		if (typeof value === "string") return value;
-		if (typeof value === "number") return String(value);
+		if (typeof value === "number" || typeof value === "bigint") return String(value);
 		return this.refuse(`the field ${name} is no text`);
 	}
 

@@ -7,6 +7,7 @@ import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Conversation, Fragment, Prompts, Role, Turn } from "./conversation.ts";
 import { type EncodedImage, isImage } from "./encoded-image.ts";
+import { imagesInTars, namedMedia, unreadableMedia } from "./media.ts";
 
 const imageTag = "<image>";
 
@@ -26,9 +27,16 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 	const images = imageParts(sample);
 	const json = Object.entries(sample.fields).find(([name]) => name === "json" || name.endsWith(".json"))?.[1];
 	const record = typeof json === "object" && json !== null ? (json as Record<string, unknown>) : {};
+	const unreadable = unreadableMedia(Object.keys(sample.fields), record);
+	if (unreadable !== null) return refuse(unreadable);
+	const named = images.length === 0 ? namedMedia(record, "image") : null;
+	if (named !== null) return refuse(`${named}, but it has no image part; ${imagesInTars}`);
 	const spoken = record.conversations ?? record.messages;
 	if (Array.isArray(spoken)) {
-		const turns = spoken.map((entry) => turnOf(entry) ?? refuse("its conversation has an entry that is no turn"));
+		const turns = spoken.map((entry) => {
+			const turn = turnOf(entry);
+			return typeof turn === "string" ? refuse(turn) : turn;
+		});
 		return placed(turns, images, refuse);
 	}
 	const text = textOf(record, sample);
@@ -55,25 +63,29 @@ function textOf(record: Record<string, unknown>, sample: Sample): string | null 
 	return null;
 }
 
-function turnOf(entry: unknown): Turn | null {
-	if (typeof entry !== "object" || entry === null) return null;
+/** A turn, or why an entry of a conversation is none. */
+function turnOf(entry: unknown): Turn | string {
+	if (typeof entry !== "object" || entry === null) return "its conversation has an entry that is no turn";
 	const { from, role, value, content } = entry as Record<string, unknown>;
 	const sender = from ?? role;
-	const text = flatten(value ?? content);
-	if (typeof sender !== "string" || text === null) return null;
-	const known = roles[sender.toLowerCase()];
-	return known === undefined ? null : { role: known, sender, fragments: [text] };
-}
-
-/** Content as one text: a text, or a list of {type: "text" | "image"}. */
-function flatten(content: unknown): string | null {
-	if (typeof content === "string") return content;
-	if (!Array.isArray(content)) return null;
-	const parts = content.map((part: Record<string, unknown>) => {
-		if (part?.type === "image") return imageTag;
-		return part?.type === "text" && typeof part.text === "string" ? part.text : null;
-	});
-	return parts.includes(null) ? null : parts.join("");
+	if (typeof sender !== "string") return "its conversation has a turn of no speaker";
+	const known = Object.hasOwn(roles, sender.toLowerCase()) ? roles[sender.toLowerCase()] : undefined;
+	if (known === undefined) {
+		return `its conversation has a turn of ${JSON.stringify(sender.slice(0, 40))}; speakers are ${Object.keys(roles).join(", ")}`;
+	}
+	const said = value ?? content;
+	if (typeof said === "string") return { role: known, sender, fragments: [said] };
+	if (!Array.isArray(said)) return "its conversation has a turn without text";
+	let text = "";
+	for (const part of said as (Record<string, unknown> | null)[]) {
+		if (part?.type === "image") text += imageTag;
+		else if (part?.type === "text" && typeof part.text === "string") text += part.text;
+		else {
+			const type = JSON.stringify(String(part?.type).slice(0, 40));
+			return `its conversation has content of type ${type}; it is made of text and image`;
+		}
+	}
+	return { role: known, sender, fragments: [text] };
 }
 
 /** Images at the tags; images without a tag go before the first turn of the user. */
@@ -83,7 +95,9 @@ function placed(
 	refuse: (reason: string) => never,
 ): Conversation {
 	const tags = turns.reduce((sum, { fragments }) => sum + String(fragments[0]).split(imageTag).length - 1, 0);
-	if (tags > images.length) refuse(`it has ${tags} ${imageTag} tags and ${images.length} images`);
+	if (tags > images.length) {
+		refuse(`it has ${tags} ${imageTag} tags and ${images.length} images; ${imagesInTars}`);
+	}
 	if (turns.some(({ role, fragments }) => role === "assistant" && String(fragments[0]).includes(imageTag))) {
 		refuse(`an assistant's turn has an ${imageTag} tag`);
 	}

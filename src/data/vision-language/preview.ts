@@ -10,6 +10,7 @@ import { type EncodedSample, sampleName } from "./batch.ts";
 import { ignored } from "./encoding.ts";
 import { planRows, type TowerGeometry } from "./image-plan.ts";
 import { encodingSteps, type VisionLanguageTask } from "./task.ts";
+import { checkTrainable } from "./trainable.ts";
 
 export interface PreviewOptions {
 	readonly path: string;
@@ -30,6 +31,7 @@ export function previewSamples(
 ): EncodedSample[] {
 	const steps = encodingSteps(options.task, tokenizer, images);
 	const { mode, datasets } = loadDatasets(storage, options.path, steps.decode, options.load);
+	checkTrainable(datasets);
 	const worker = new Worker(
 		{
 			rank: 0,

@@ -83,7 +83,7 @@ describe("conversations", () => {
 			crude({ conversations: [{ from: "gpt", value: "<image>" }] }, { "a.jpg": image(1) }),
 			"assistant's turn",
 		],
-		["an unknown speaker", crude({ conversations: [{ from: "narrator", value: "x" }] }), "no turn"],
+		["an unknown speaker", crude({ conversations: [{ from: "narrator", value: "x" }] }), 'a turn of "narrator"'],
 		["no text", crude({ id: 3 }), "neither a conversation nor text"],
 		["a question without answers", sample("VQASample", { image: image(1), context: "?", answers: [] }), "no answers"],
 		["a video", sample("VidQASample", { video: 1, context: "?" }), "no text"],

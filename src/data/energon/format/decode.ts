@@ -1,7 +1,9 @@
 /** Decodes the parts of a sample by their extension, as Energon's default decoder does (spec energon.md §1.6). */
+import { gunzipSync } from "node:zlib";
 import { imageFormats, UnreadImageError } from "../../../native/images.ts";
 import { DecodingError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
+import { parsePythonJson } from "./python-json.ts";
 
 /** An image in memory: rows from the top, channels interleaved, 8 bits each. */
 export interface DecodedImage {
@@ -33,26 +35,50 @@ export function isImageExtension(extension: string): boolean {
 	return imageExtensions.has(lastOf(extension).toLowerCase());
 }
 
+const videoExtensions = new Set("mp4 m4v mov avi mkv webm ogv ogg wmv flv mpg mpeg 3gp y4m".split(" "));
+const audioExtensions = new Set("mp3 wav flac m4a aac opus oga wma aiff aif".split(" "));
+
+/** "video" or "audio" of an extension that stands for one; null for any other. */
+export function mediaOfExtension(extension: string): "video" | "audio" | null {
+	const last = lastOf(extension).toLowerCase();
+	if (videoExtensions.has(last)) return "video";
+	return audioExtensions.has(last) ? "audio" : null;
+}
+
 function lastOf(extension: string): string {
 	return extension.slice(extension.lastIndexOf(".") + 1);
 }
+
+/** Bytes of the largest text or JSON part, and of a part that `.gz` inflates to. */
+export const LARGEST_TEXT_PART = 2 ** 26;
+const LARGEST_INFLATED = 2 ** 28;
 
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 type Decode = (bytes: Uint8Array) => unknown;
 
+/** Parts that become objects or strings take many times their bytes. */
+function bounded(decode: Decode): Decode {
+	return (bytes) => {
+		if (bytes.length > LARGEST_TEXT_PART) {
+			throw new Error(`it has ${bytes.length} bytes; a text or JSON part has at most ${LARGEST_TEXT_PART}`);
+		}
+		return decode(bytes);
+	};
+}
+
 const text: Decode = (bytes) => utf8.decode(bytes);
 const integer: Decode = (bytes) => {
 	const digits = utf8.decode(bytes).trim();
 	if (!/^[+-]?\d+(?:_\d+)*$/.test(digits)) throw new Error(`"${digits.slice(0, 40)}" is not an integer`);
-	return Number(digits.replaceAll("_", ""));
+	const value = Number(digits.replaceAll("_", ""));
+	return Number.isSafeInteger(value) ? value : BigInt(digits.replaceAll("_", "").replace(/^\+/, ""));
 };
-const json: Decode = (bytes) => JSON.parse(utf8.decode(bytes));
 
 const decoders = new Map<string, Decode>([
 	...["txt", "text", "transcript"].map((name): [string, Decode] => [name, text]),
 	...["cls", "cls2", "index", "inx", "id"].map((name): [string, Decode] => [name, integer]),
-	...["json", "jsn"].map((name): [string, Decode] => [name, json]),
+	...["json", "jsn"].map((name): [string, Decode] => [name, parsePythonJson]),
 ]);
 
 /** One part. Extensions without a decoder stay bytes; `.gz` is inflated first. */
@@ -60,10 +86,10 @@ export function decodePart(extension: string, bytes: Uint8Array, options: Decode
 	if (options === null) return bytes;
 	if (lastOf(extension) === "gz") {
 		const inner = extension.slice(0, -3);
-		return decodePart(inner, Bun.gunzipSync(new Uint8Array(bytes)), options);
+		return decodePart(inner, gunzipSync(bytes, { maxOutputLength: LARGEST_INFLATED }), options);
 	}
 	const decode = decoders.get(lastOf(extension));
-	if (decode) return decode(bytes);
+	if (decode) return bounded(decode)(bytes);
 	return options.images !== null && isImageExtension(extension) ? options.images(bytes) : bytes;
 }
 

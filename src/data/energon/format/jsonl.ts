@@ -18,7 +18,11 @@ export class JsonlReader implements SampleReader {
 		storage: Storage,
 		readonly path: string,
 	) {
-		this.#index = OffsetIndex.open(storage, jsonlIndexName(path));
+		const indexPath = jsonlIndexName(path);
+		if (!storage.isFile(indexPath)) {
+			throw new UserError(`${path} has no index: run \`mimo data prepare ${path}\` first.`);
+		}
+		this.#index = OffsetIndex.open(storage, indexPath);
 		this.#file = storage.open(path);
 		this.length = this.#index.length - 1;
 		if (this.length < 0 || this.#index.at(this.length) !== this.#file.size) {

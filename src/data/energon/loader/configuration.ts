@@ -2,6 +2,7 @@
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../native/errors.ts";
 import type { Images } from "../../../native/images.ts";
+import { checkTrainable } from "../../vision-language/trainable.ts";
 import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
 import type { ErrorHandler } from "../errors.ts";
 import type { Keyed } from "../sample.ts";
@@ -62,6 +63,7 @@ export class Pipelines {
 		this.#configuration = configuration;
 		this.#task = buildTask(configuration.task, images);
 		const { mode, datasets } = loadDatasets(storage, configuration.path, this.#task.decode, configuration.load);
+		if (configuration.task.kind === "vision-language") checkTrainable(datasets);
 		this.#mode = mode;
 		this.#datasets = datasets;
 	}

@@ -6,6 +6,7 @@ import { randomUUID } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../../native/errors.ts";
+import { mediaOfRecord } from "../../vision-language/media.ts";
 import { collapseBraces, expandBraces } from "../format/brace.ts";
 import { buildJoinIndex, joinedDatasets, joinIndexPath } from "../format/join-index.ts";
 import { indexJsonl } from "../format/jsonl.ts";
@@ -20,12 +21,14 @@ import {
 	tarIndexName,
 } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
+import { parsePythonJson } from "../format/python-json.ts";
 import { sampleTypeNames, sampleTypeOf } from "../format/sample-types.ts";
 import { TarError } from "../format/tar.ts";
 import { readShardCounts } from "../format/webdataset.ts";
 import { PythonRandom } from "../random/python-random.ts";
 import { LocalFile, LocalStorage } from "../storage/local.ts";
 import { folderOf, type Storage } from "../storage/storage.ts";
+import { unprepared } from "../unprepared.ts";
 import { prefixMembers } from "./fix-duplicates.ts";
 import { indexShard, type ShardIndex } from "./shard-index.ts";
 import { SqliteIndexWriter } from "./sqlite-index.ts";
@@ -85,7 +88,7 @@ export function prepare(path: string, options: PrepareOptions): Prepared {
 	if (!existsSync(path)) throw new UserError(`${path} does not exist.`);
 	if (path.endsWith(".jsonl")) return prepareJsonl(path);
 	if (path.endsWith(".yaml")) return prepareMetadataset(path, options);
-	if (!statSync(path).isDirectory()) throw new UserError(`${path} is no folder of tar files, .jsonl or .yaml file.`);
+	if (!statSync(path).isDirectory()) throw unprepared(path);
 	return prepareFolder(path, options);
 }
 
@@ -94,8 +97,25 @@ function writeWhole(path: string, content: string | Uint8Array): void {
 	renameSync(`${path}.tmp`, path);
 }
 
+/** Records of a JSONL file that are looked at when it is prepared. */
+const LOOKED_AT = 1000;
+
+/** Why a record cannot be trained on; null also for what is no JSON, which `mimo data lint` names. */
+function mediaOfLine(line: Uint8Array): string | null {
+	try {
+		return mediaOfRecord(parsePythonJson(line));
+	} catch {
+		return null;
+	}
+}
+
 function prepareJsonl(path: string): Prepared {
-	const offsets = indexJsonl(readFileSync(path), path);
+	const bytes = readFileSync(path);
+	const offsets = indexJsonl(bytes, path);
+	for (let i = 0; i + 1 < Math.min(offsets.length, LOOKED_AT); i++) {
+		const media = mediaOfLine(bytes.subarray(offsets[i], offsets[i + 1]));
+		if (media !== null) throw new UserError(`${path}, record ${i}: ${media}.`);
+	}
 	writeWhole(jsonlIndexName(path), OffsetIndex.encode(offsets));
 	return { kind: "jsonl", samples: offsets.length - 1, shards: 1, parts: ["json"] };
 }

@@ -1,13 +1,14 @@
 /** What a data set is: kind, parts, shards, samples, types, and of a metadataset every data set below it. */
-import { UserError } from "../../../native/errors.ts";
 import { readDatasetConfig } from "../format/dataset-config.ts";
+import { flatten, type Leaf } from "../format/flatten.ts";
 import { joinedDatasets } from "../format/join-index.ts";
 import { JsonlReader } from "../format/jsonl.ts";
-import { flatten, type Leaf, readMetadataset } from "../format/metadataset.ts";
+import { readMetadataset } from "../format/metadataset.ts";
 import { INDEX_SQLITE, META_FOLDER } from "../format/names.ts";
 import { datasetKind, readShardCounts, readSplitPart, readSplits } from "../format/webdataset.ts";
 import { subsetBounds } from "../sharder.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
+import { unprepared } from "../unprepared.ts";
 
 export interface PartDescription {
 	readonly part: string;
@@ -62,7 +63,7 @@ export function describeDataset(storage: Storage, path: string): DatasetDescript
 		case "webdataset":
 			return describeFolder(storage, path);
 		default:
-			throw new UserError(`${path} is not a prepared data set: run \`mimo data prepare ${path}\` first.`);
+			throw unprepared(path);
 	}
 }
 

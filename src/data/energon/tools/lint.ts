@@ -1,12 +1,13 @@
 /** Reads everything of a data set: tars against their indexes, every sample decoded. Each problem is reported by name. */
-import { UserError } from "../../../native/errors.ts";
+import { mediaOfRecord } from "../../vision-language/media.ts";
 import { loadSample } from "../dataset.ts";
-import { BrokenSampleError } from "../errors.ts";
+import { BrokenSampleError, SampleError } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
 import type { ImageDecoder } from "../format/decode.ts";
 import { decodeParts } from "../format/decode.ts";
+import { flatten } from "../format/flatten.ts";
 import { JsonlReader } from "../format/jsonl.ts";
-import { flatten, readMetadataset } from "../format/metadataset.ts";
+import { readMetadataset } from "../format/metadataset.ts";
 import { INDEX_SQLITE, META_FOLDER, tarIndexName } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
 import { SplitPartReader } from "../format/tar-reader.ts";
@@ -14,6 +15,7 @@ import { datasetKind, expandAll, readShardCounts, readSplits, type Shard } from 
 import { type IndexedSample, indexShard } from "../prepare/shard-index.ts";
 import type { RawSample } from "../sample.ts";
 import { isUrl, resolvePath, type Storage } from "../storage/storage.ts";
+import { unprepared } from "../unprepared.ts";
 import { KeyIndexCheck } from "./key-index-check.ts";
 
 export interface Problem {
@@ -73,7 +75,7 @@ class Linter {
 		if (kind === "jsonl") this.#jsonl(path);
 		else if (kind === "webdataset") this.#folder(path);
 		else if (kind === "metadataset") this.#metadataset(path);
-		else throw new UserError(`${path} is not a prepared data set: run \`mimo data prepare ${path}\` first.`);
+		else throw unprepared(path);
 	}
 
 	#metadataset(path: string): void {
@@ -97,7 +99,11 @@ class Linter {
 		this.#shards++;
 		for (let index = 0; index < reader.length; index++) {
 			this.#samples++;
-			this.#try(path, String(index), () => decodeParts(reader.read(index), { images: this.images }));
+			this.#try(path, String(index), () => {
+				const { json } = decodeParts(reader.read(index), { images: this.images });
+				const media = mediaOfRecord(json);
+				if (media !== null) throw new SampleError(`Record ${index} cannot be trained on: ${media}.`);
+			});
 		}
 	}
 

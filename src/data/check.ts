@@ -1,0 +1,53 @@
+/**
+ * A look at a run's data before anything is trained: what can be known to be wrong is said at once, not by a rank or
+ * when the first evaluation comes.
+ */
+import { hasEncoder } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import { UserError } from "../native/errors.ts";
+import { loadDatasets } from "./energon/dataset.ts";
+import { openStorage } from "./energon/storage/open.ts";
+import { oneRank, sourceOptions } from "./routing/from-configuration.ts";
+import { checkTextFile } from "./text/token-source.ts";
+import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
+import { checkTrainable } from "./vision-language/trainable.ts";
+
+/** Opens what `c` names, reading little of it. Throws a UserError for the first thing that cannot be trained on. */
+export function checkData(c: TrainingConfiguration): void {
+	switch (c.datasetProvider) {
+		case "energon":
+			checkTokenizer(c);
+			checkDatasets(c);
+			if (c.evalIters > 0 || c.evalCaptions > 0) checkDatasets(c, { evaluation: true });
+			break;
+		case "text":
+			if (c.tokenizer !== null) openTokenizer(c.tokenizer);
+			checkTextFile(c.dataPath!);
+			if (c.validDataPath !== null) checkTextFile(c.validDataPath);
+			break;
+	}
+}
+
+/** The tokenizer of a run with Energon data against its vocabulary and image token. */
+function checkTokenizer(c: TrainingConfiguration): void {
+	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	if (tokenizer.vocabularySize > c.vocabSize) {
+		throw new UserError(
+			`The tokenizer ${c.tokenizer} has ${tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
+		);
+	}
+	if (!hasEncoder(c)) return;
+	const text = tokenizer.ordinaryText(c.imageTokenId);
+	if (text !== null) {
+		throw new UserError(
+			`--image-token-id ${c.imageTokenId} is the ordinary token ${JSON.stringify(text)} of ${c.tokenizer}: name a special token, or an id that the tokenizer does not use.`,
+		);
+	}
+}
+
+/** The data sets of the training, or of the evaluations: index, split part, configuration, kind of samples. */
+export function checkDatasets(c: TrainingConfiguration, { evaluation = false } = {}): void {
+	const { configuration } = sourceOptions(c, oneRank, { evaluation });
+	const storage = openStorage(configuration.storage);
+	checkTrainable(loadDatasets(storage, configuration.path, null, configuration.load).datasets);
+}

@@ -1,0 +1,46 @@
+/** Why a path is no data set that can be read, and what to do about it. */
+import { readdirSync, statSync } from "node:fs";
+import { fileKind } from "../../config/file-kind.ts";
+import { UserError } from "../../native/errors.ts";
+import { isUrl } from "./storage/storage.ts";
+
+const readable = "mimo reads prepared folders of tar files, .jsonl files and metadatasets (docs/data.md)";
+const asText = "--dataset-provider text trains on its text alone";
+
+/** The refusal of a path that is no prepared data set. */
+export function unprepared(path: string): UserError {
+	return new UserError(`${reasonOf(path)}.`);
+}
+
+function reasonOf(path: string): string {
+	const prepared = `${path} is not a prepared data set: run \`mimo data prepare ${path}\` first`;
+	if (isUrl(path)) return `${path} is not a prepared data set: it has no .nv-meta/.info.json`;
+	const stat = statSync(path, { throwIfNoEntry: false });
+	if (stat === undefined) return `${path} does not exist`;
+	if (stat.isDirectory()) return holdsTars(path) ? prepared : `${path} is ${folderKind(path)}; ${readable}`;
+	if (!stat.isFile()) return `${path} is neither a file nor a folder`;
+	const kind = fileKind(path);
+	if (kind === null) return `${path} is a file of text, not of samples with images; ${readable}, and ${asText}`;
+	if (kind.name === "a tar file") {
+		return `${path} is one tar file: put it into a folder of its own and run \`mimo data prepare FOLDER\` first`;
+	}
+	return `${path} is ${kind.name}; ${readable}${kind.isText ? `, and ${asText}` : ": pack its samples into tar files"}`;
+}
+
+/** Whether there are tar files in a folder or below it. */
+function holdsTars(folder: string): boolean {
+	for (const _ of new Bun.Glob("**/*.{tar,tgz}").scanSync({ cwd: folder, dot: true })) return true;
+	return false;
+}
+
+/** What a folder without tar files is, by what it holds. */
+function folderKind(folder: string): string {
+	const names = readdirSync(folder);
+	const has = (...wanted: string[]) => wanted.some((name) => names.includes(name));
+	const ends = (pattern: RegExp) => names.some((name) => pattern.test(name));
+	if (has("dataset_info.json", "dataset_dict.json", "state.json") || ends(/\.arrow$/)) return "a Hugging Face data set";
+	if (ends(/\.parquet$/)) return "a folder of Parquet files";
+	if (ends(/\.(?:jpe?g|png|webp|gif|bmp|tiff?)$/i)) return "a folder of images";
+	if (names.length === 0) return "an empty folder";
+	return "a folder without tar files";
+}

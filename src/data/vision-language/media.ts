@@ -1,0 +1,67 @@
+/** Media that a sample names or brings and that cannot be trained on: said by name instead of passed over. */
+import { mediaOfExtension } from "../energon/format/decode.ts";
+
+/** JSON fields that name files beside the record. */
+const fields: Readonly<Record<"image" | "video" | "audio", readonly string[]>> = {
+	image: ["image", "images", "image_path", "image_paths", "image_url"],
+	video: ["video", "videos", "video_path"],
+	audio: ["audio", "audios", "audio_path", "sound"],
+};
+const tags = { image: "<image>", video: "<video>", audio: "<audio>" } as const;
+
+/** Files that a field names: their first one, or null. */
+function firstNamed(value: unknown): string | null {
+	if (typeof value === "string") return value === "" ? null : value;
+	if (Array.isArray(value)) return value.map(firstNamed).find((name) => name !== null) ?? null;
+	if (typeof value !== "object" || value === null) return null;
+	const { url, path, src } = value as Record<string, unknown>;
+	return firstNamed(url ?? path ?? src ?? null);
+}
+
+/** Why a JSON record names media of a kind, or null. */
+export function namedMedia(record: Readonly<Record<string, unknown>>, kind: keyof typeof fields): string | null {
+	for (const field of fields[kind]) {
+		const name = Object.hasOwn(record, field) ? firstNamed(record[field]) : null;
+		if (name !== null) return `its field ${field} names ${JSON.stringify(name.slice(0, 100))}`;
+	}
+	return null;
+}
+
+/** Why the text of a record asks for media of a kind, or null. */
+export function taggedMedia(record: Readonly<Record<string, unknown>>, kind: keyof typeof tags): string | null {
+	const inText = (value: unknown): boolean => {
+		if (typeof value === "string") return value.includes(tags[kind]);
+		if (Array.isArray(value)) return value.some(inText);
+		if (typeof value !== "object" || value === null) return false;
+		const { type, value: said, content, text } = value as Record<string, unknown>;
+		return type === kind || type === `${kind}_url` || [said, content, text].some(inText);
+	};
+	const { conversations, messages, text, caption } = record;
+	return [conversations, messages, text, caption].some(inText) ? `its text has ${tags[kind]}` : null;
+}
+
+/** Why a sample is a video or a sound, with its parts and its JSON record; null where it is neither. */
+export function unreadableMedia(parts: readonly string[], record: Readonly<Record<string, unknown>>): string | null {
+	for (const kind of ["video", "audio"] as const) {
+		const part = parts.find((extension) => mediaOfExtension(extension) === kind);
+		const why =
+			part === undefined ? namedMedia(record, kind) : `its part ${part} is ${kind === "video" ? "a video" : "audio"}`;
+		if (why !== null) return `${why}, and ${kind} is not built yet`;
+	}
+	return null;
+}
+
+/** How images get into samples: for messages about records that only name them. */
+export const imagesInTars = "images are read from tar files, beside the JSON part of their sample";
+
+/** Why a record of a JSONL file cannot be trained on: it has no room for media. Null where it is text alone. */
+export function mediaOfRecord(record: unknown): string | null {
+	if (typeof record !== "object" || record === null) return null;
+	const json = record as Readonly<Record<string, unknown>>;
+	const other = unreadableMedia([], json);
+	if (other !== null) return other;
+	const image = namedMedia(json, "image") ?? taggedMedia(json, "image");
+	if (image !== null) return `${image}, but a JSONL file has no images; ${imagesInTars}`;
+	const tagged = taggedMedia(json, "video") ?? taggedMedia(json, "audio");
+	return tagged === null ? null : `${tagged}, and neither video nor audio is built yet`;
+}
