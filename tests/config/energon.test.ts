@@ -20,9 +20,22 @@ describe("refused together", () => {
 		[["--data-end-id", "512"], "data-end-id"],
 		[["--image-token-id", "200"], "lower ids are bytes"],
 		[["--data-routing", "routed", "--num-workers", "0"], "num-workers"],
+		[["--image-token-id", "100000"], "allowed is less than vocab-size (512)"],
+		[["--image-seq-length", "7"], "allowed only without dynamic-resolution"],
+		[
+			["--no-dynamic-resolution", "--img-h", "64", "--img-w", "64", "--image-seq-length", "7"],
+			"allowed is 16, the tokens",
+		],
+		[["--no-dynamic-resolution", "--img-h", "256", "--img-w", "256"], "an image takes at least 256 tokens"],
+		[["--dynamic-resolution-min-patches", "256"], "an image takes at least 64 tokens"],
 	] as const) {
 		test(flags.join(" "), () => expect(() => configurationOf(...flags)).toThrow(message));
 	}
+});
+
+test("image-seq-length may be what the image's geometry makes", () => {
+	const sizes = ["--no-dynamic-resolution", "--img-h", "64", "--img-w", "64", "--image-seq-length", "16"];
+	expect(configurationOf(...sizes).imageSeqLength).toBe(16);
 });
 
 test("the task follows the keys", () => {

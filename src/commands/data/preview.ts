@@ -38,12 +38,25 @@ export default defineCommand({
 		const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 		const task = taskOf(c);
 		const images = new Images(await openLibrary("cpu"));
-		const samples = previewSamples(openStorage(configuration.storage), images, tokenizer, {
-			...configuration,
-			task,
-			count: Number(count),
-			onFailure: (error) => process.stderr.write(`left out: ${error.message}\n`),
-		});
+		const failures: string[] = [];
+		const tellFailures = () => {
+			if (failures.length === 0) return;
+			const count = failures.length === 1 ? "1 sample was" : `${failures.length} samples were`;
+			process.stderr.write(`${count} left out, the last because: ${failures.at(-1)}\n`);
+		};
+		const shown = () =>
+			previewSamples(openStorage(configuration.storage), images, tokenizer, {
+				...configuration,
+				task,
+				count: Number(count),
+				onFailure: (error) => failures.push(error.message),
+			});
+		let samples: ReturnType<typeof shown>;
+		try {
+			samples = shown();
+		} finally {
+			tellFailures();
+		}
 		if (command.html !== undefined) {
 			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
 			await Bun.write(command.html, previewPage(samples, tokenizer, task));

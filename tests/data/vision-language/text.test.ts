@@ -61,6 +61,12 @@ describe("conversations", () => {
 		expect(shown(of, { template: "pretraining" })).toBe("·system: Be short.\nuser: ·[0]·\nAnd ·[1]·\nassistant: Yes.·");
 	});
 
+	test("a record may name the images that it has, and whole numbers are exact", () => {
+		expect(shown(crude({ caption: "x", image: "v.jpg" }, { "v.jpg": image(1) }))).toBe("[0]·\n\nx·");
+		const label = sample("ImageClassificationSample", { image: image(1), label: 2n ** 60n + 1n });
+		expect(shown(label)).toContain("1152921504606846977");
+	});
+
 	test("captions, questions, choices and interleaved documents", () => {
 		expect(shown(sample("CaptioningSample", { image: image(1), caption: "A cat." }))).toBe("[0]·\nA cat.·");
 		const vqa = { image: image(1), context: "How many?", answers: ["2", "3"], answer_weights: [0.2, 0.8] };
@@ -86,6 +92,25 @@ describe("conversations", () => {
 		["an unknown speaker", crude({ conversations: [{ from: "narrator", value: "x" }] }), 'a turn of "narrator"'],
 		["no text", crude({ id: 3 }), "neither a conversation nor text"],
 		["a question without answers", sample("VQASample", { image: image(1), context: "?", answers: [] }), "no answers"],
+		[
+			"a video part",
+			crude({ text: "What is <video>?" }, { mp4: new Uint8Array(9) }),
+			"its part mp4 is a video, and video is not built",
+		],
+		["a video beside an image", crude({ text: "x" }, { "a.MOV": 1, "b.jpg": image(1) }), "its part a.MOV is a video"],
+		["a sound", crude({ text: "x" }, { "0.flac": 1 }), "its part 0.flac is audio, and audio is not built"],
+		["a named video", crude({ text: "x", video: "v.mp4" }), 'its field video names "v.mp4"'],
+		[
+			"a named image without its part",
+			crude({ caption: "x", image: "v.jpg" }),
+			"but it has no image part; images are read from",
+		],
+		["a tool's turn", crude({ messages: [{ role: "tool", content: "x" }] }), 'a turn of "tool"; speakers are'],
+		[
+			"content of another type",
+			crude({ messages: [{ role: "user", content: [{ type: "image_url", image_url: "x" }] }] }, { "a.jpg": image(1) }),
+			'content of type "image_url"; it is made of text and image',
+		],
 		["a video", sample("VidQASample", { video: 1, context: "?" }), "no text"],
 	] as const) {
 		test(`${what} is refused`, () => expect(() => conversationOf(of, prompts)).toThrow(reason));

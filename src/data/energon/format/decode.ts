@@ -81,12 +81,21 @@ const decoders = new Map<string, Decode>([
 	...["json", "jsn"].map((name): [string, Decode] => [name, parsePythonJson]),
 ]);
 
+function inflate(bytes: Uint8Array): Uint8Array {
+	try {
+		return gunzipSync(bytes, { maxOutputLength: LARGEST_INFLATED });
+	} catch (error) {
+		if ((error as NodeJS.ErrnoException).code !== "ERR_BUFFER_TOO_LARGE") throw error;
+		throw new Error(`it inflates to more than ${LARGEST_INFLATED} bytes`);
+	}
+}
+
 /** One part. Extensions without a decoder stay bytes; `.gz` is inflated first. */
 export function decodePart(extension: string, bytes: Uint8Array, options: DecodeOptions): unknown {
 	if (options === null) return bytes;
 	if (lastOf(extension) === "gz") {
 		const inner = extension.slice(0, -3);
-		return decodePart(inner, gunzipSync(bytes, { maxOutputLength: LARGEST_INFLATED }), options);
+		return decodePart(inner, inflate(bytes), options);
 	}
 	const decode = decoders.get(lastOf(extension));
 	if (decode) return bounded(decode)(bytes);
