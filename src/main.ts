@@ -70,14 +70,11 @@ async function runNamed(command: CommandModule["default"], args: readonly string
 }
 
 async function refuse(name: string, names: readonly string[], path: string): Promise<never> {
-	const { nearestName } = await import("./config/names.ts");
+	const { nearestHint } = await import("./config/names.ts");
 	const { UserError } = await import("./native/errors.ts");
 	const what = name.startsWith("-") ? "flag" : "command";
-	const nearest = nearestName(name, what === "flag" ? ["--help", "--version"] : names);
-	throw new UserError(
-		`There is no ${what} ${name}; the nearest is ${nearest}. \`${path} --help\` lists all.`,
-		exitCodes.usage,
-	);
+	const hint = nearestHint(name, what === "flag" ? ["--help", "--version"] : names);
+	throw new UserError(`There is no ${what} ${name}${hint}. \`${path} --help\` lists all.`, exitCodes.usage);
 }
 
 async function fail(error: unknown): Promise<never> {

@@ -1,6 +1,6 @@
 /** What the commands share: strict flags for commands that declare theirs, and how an error ends the program. */
 import { type ArgsDef, type CommandDef, renderUsage } from "citty";
-import { nearestName } from "../config/names.ts";
+import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
 import { NativeError, UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -13,8 +13,8 @@ export function checkFlags(args: readonly string[], known: ArgsDef): void {
 		const name = argument.replace(/^--?/, "").split("=")[0]!;
 		const positive = name.startsWith("no-") ? name.slice(3) : name;
 		if (names.includes(name) || known[positive]?.type === "boolean") continue;
-		const nearest = nearestName(name, [...names, "help"]);
-		throw new UserError(`${argument}: there is no such flag; the nearest is --${nearest}.`, exitCodes.usage);
+		const hint = nearestHint(name, [...names, "help"], "--");
+		throw new UserError(`${argument}: there is no such flag${hint}.`, exitCodes.usage);
 	}
 }
 

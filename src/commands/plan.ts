@@ -52,7 +52,7 @@ export default defineCommand({
 			console.log(help);
 			return;
 		}
-		const resolved = resolveConfiguration(rawArgs, commandFlags);
+		const resolved = resolveConfiguration(rawArgs, commandFlags, { trains: false });
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {

@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isAlias, isMap, isScalar, LineCounter, parseDocument } from "yaml";
-import { nearestName } from "./names.ts";
+import { nearestHint } from "./names.ts";
 import { fieldOf, type Key, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";
 
@@ -59,7 +59,7 @@ export function parseText(source: string, file: string): ParsedFile {
 		if (key === undefined) {
 			problems.push({
 				where,
-				message: `there is no key ${name}; the nearest is ${nearestName(name.replaceAll("_", "-"), spellings)}`,
+				message: `there is no key ${name}${nearestHint(name.replaceAll("_", "-"), spellings)}`,
 			});
 			continue;
 		}

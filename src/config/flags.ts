@@ -1,7 +1,7 @@
 /** Command-line arguments → configuration entries. Flags are keys with two dashes; the last of a repeated flag counts. */
 
 import type { ValueType } from "./field.ts";
-import { nearestName } from "./names.ts";
+import { nearestHint } from "./names.ts";
 import { fieldOf, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";
 
@@ -52,7 +52,7 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 		const negated = name.startsWith("no-") || name.startsWith("no_") ? keyOf(name.slice(3)) : undefined;
 		const key = keyOf(name) ?? negated;
 		if (key === undefined || (key === negated && fieldOf(key).type.kind !== "boolean")) {
-			refuse(`--${name}`, `there is no such flag; the nearest is --${nearestFlag(name, commandFlags)}`);
+			refuse(`--${name}`, `there is no such flag${nearestFlag(name, commandFlags)}`);
 			// Its value would otherwise be reported as another mistake.
 			while (attached === undefined && following() !== undefined);
 			continue;
@@ -87,7 +87,7 @@ function isFlag(argument: string, commandFlags: CommandFlags): boolean {
 }
 
 function nearestFlag(name: string, commandFlags: CommandFlags): string {
-	return nearestName(name.replaceAll("_", "-"), [...spellings, ...Object.keys(commandFlags)]);
+	return nearestHint(name.replaceAll("_", "-"), [...spellings, ...Object.keys(commandFlags)], "--");
 }
 
 /** Text that spells a number becomes one where a number is wanted; the schema judges the rest. */

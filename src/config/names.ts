@@ -28,10 +28,10 @@ export function editDistance(a: string, b: string): number {
 	return previous[b.length]!;
 }
 
-/** The candidate with the smallest edit distance; the first of equals. */
-export function nearestName(name: string, candidates: readonly string[]): string {
-	let best = candidates[0] ?? "";
-	let distance = Number.POSITIVE_INFINITY;
+/** The candidate with the smallest edit distance, the first of equals; null where a third of the name is another. */
+export function nearestName(name: string, candidates: readonly string[]): string | null {
+	let best: string | null = null;
+	let distance = Math.max(1, Math.floor(name.length / 3)) + 1;
 	for (const candidate of candidates) {
 		const d = editDistance(name, candidate);
 		if (d < distance) {
@@ -40,4 +40,10 @@ export function nearestName(name: string, candidates: readonly string[]): string
 		}
 	}
 	return best;
+}
+
+/** The end of a sentence about an unknown name: "; the nearest is …", or nothing where none is near. */
+export function nearestHint(name: string, candidates: readonly string[], prefix = ""): string {
+	const nearest = nearestName(name, candidates);
+	return nearest === null ? "" : `; the nearest is ${prefix}${nearest}`;
 }

@@ -36,14 +36,18 @@ export interface ResolvedConfiguration {
 
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
- * value). Throws one UserError with every mistake.
+ * value). `trains`: whether the command needs to know how long. Throws one UserError with every mistake.
  */
-export function resolveConfiguration(args: readonly string[], commandFlags: CommandFlags = {}): ResolvedConfiguration {
+export function resolveConfiguration(
+	args: readonly string[],
+	commandFlags: CommandFlags = {},
+	{ trains = true }: { readonly trains?: boolean } = {},
+): ResolvedConfiguration {
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
-	return { ...resolveEntries(given, problems, file?.complete ?? true), command: flags.command };
+	return { ...resolveEntries(given, problems, file?.complete ?? true, trains), command: flags.command };
 }
 
 /** A configuration made by the program from keys and values, checked like any other. */
@@ -53,7 +57,7 @@ export function configurationOf(values: Readonly<Partial<Record<Key, unknown>>>)
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	return resolveEntries(entries, [], true).configuration;
+	return resolveEntries(entries, [], true, true).configuration;
 }
 
 /** `complete`: every source was understood, so that a key that is in none of them is missing. */
@@ -61,6 +65,7 @@ function resolveEntries(
 	given: readonly Entry[],
 	problems: Problem[],
 	complete: boolean,
+	trains: boolean,
 ): Omit<ResolvedConfiguration, "command"> {
 	const origins = {} as Record<Key, Origin>;
 	const raw: Partial<Record<Key, unknown>> = {};
@@ -130,7 +135,7 @@ function resolveEntries(
 		if (!v.is(type.schema, result.value))
 			refuse(key, `allowed is ${type.allowed}, so it has to be given (flag --${key})`);
 	}
-	inspect(known ? [lengthIsGiven, ...checks] : checks);
+	inspect(known && trains ? [lengthIsGiven, ...checks] : checks);
 	if (problems.length > 0) throw new UserError(report(problems), exitCodes.usage);
 	const notes = notesOn(given, draft.finish());
 	draft.set("num-layers", parseHybridPattern(draft.finish().hybridLayerPattern).length);

@@ -2,11 +2,23 @@
  * One JSON object a step, numbers at full precision, appended to a file. Each object is one write of one whole line, so
  * that a run that is killed leaves whole lines. All fields but `time`, `elapsed_ms` and `tokens_per_second` repeat
  * when a run is repeated, and those of `modules`. Evaluations have a field `split`, events a field `event`; steps have
- * neither.
+ * neither. A run begins with an event `start`: at step 0 it is a new one, and what the file held before is moved away.
  */
-import { closeSync, fstatSync, fsyncSync, mkdirSync, openSync, readSync, writeSync } from "node:fs";
-import { dirname } from "node:path";
+import { randomUUID } from "node:crypto";
+import {
+	closeSync,
+	existsSync,
+	fstatSync,
+	fsyncSync,
+	mkdirSync,
+	openSync,
+	readSync,
+	renameSync,
+	writeSync,
+} from "node:fs";
+import { dirname, join, parse as parsePath } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { linesOf } from "./lines.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "./report.ts";
 
 /** A module's step: milliseconds by part, its rate, its slowest rank. */
@@ -33,21 +45,23 @@ function mapValues<From, To>(values: Readonly<Record<string, From>>, to: (value:
 
 export class JsonLog implements Observer {
 	readonly #file: string;
-	readonly #descriptor: number;
+	#descriptor: number;
 	readonly #now: () => Date;
+	readonly #say: (sentence: string) => void;
 	#lastStep = 0;
 
-	/** Opens `file` for appending. Throws a UserError when that is impossible. */
-	constructor(file: string, now: () => Date = () => new Date()) {
+	/** Opens `file` for appending. `say`: told where an earlier run's log goes. Throws a UserError when that is impossible. */
+	constructor(file: string, now: () => Date = () => new Date(), say: (sentence: string) => void = () => {}) {
 		this.#file = file;
 		this.#now = now;
-		try {
+		this.#say = say;
+		this.#descriptor = this.#attempt(() => {
 			mkdirSync(dirname(file), { recursive: true });
-			this.#descriptor = openSync(file, "a+");
+			return openSync(file, "a+");
+		});
+		this.#attempt(() => {
 			if (!this.#endsWithNewline()) writeSync(this.#descriptor, "\n");
-		} catch (error) {
-			throw new UserError(`The log ${file} cannot be written: ${(error as Error).message}.`);
-		}
+		});
 	}
 
 	step(report: StepReport): void {
@@ -89,7 +103,12 @@ export class JsonLog implements Observer {
 	note(): void {}
 
 	event({ kind, step, sentence, details }: RunEvent): void {
-		this.#write({ event: kind, step: step ?? this.#lastStep, sentence, ...details, time: this.#now().toISOString() });
+		const starts = kind === "start" ? { run: this.#begin(step ?? 0) } : {};
+		this.#write({
+			...{ event: kind, step: step ?? this.#lastStep, ...starts, sentence },
+			...details,
+			time: this.#now().toISOString(),
+		});
 	}
 
 	close(): void {
@@ -97,16 +116,39 @@ export class JsonLog implements Observer {
 		closeSync(this.#descriptor);
 	}
 
+	/** The run that begins here, or goes on after `step`. */
+	#begin(step: number): string {
+		if (step > 0) return latestRun(this.#file) ?? randomUUID();
+		const stat = fstatSync(this.#descriptor);
+		if (stat.size > 0 && stat.isFile()) this.#attempt(() => this.#moveAway());
+		return randomUUID();
+	}
+
+	#moveAway(): void {
+		const { dir, name, ext } = parsePath(this.#file);
+		const numbered = (number: number) => join(dir, `${name}.${number}${ext}`);
+		let number = 1;
+		while (existsSync(numbered(number))) number++;
+		renameSync(this.#file, numbered(number));
+		closeSync(this.#descriptor);
+		this.#descriptor = openSync(this.#file, "a+");
+		this.#say(`${this.#file} was the log of an earlier run; that is ${numbered(number)} now.`);
+	}
+
+	#attempt<Result>(action: () => Result): Result {
+		try {
+			return action();
+		} catch (error) {
+			throw new UserError(`The log ${this.#file} cannot be written: ${(error as Error).message}.`);
+		}
+	}
+
 	#write(record: Record<string, unknown>): void {
 		const line = JSON.stringify(record, (_, value) =>
 			typeof value === "number" && !Number.isFinite(value) ? String(value) : value,
 		);
 		const bytes = Buffer.from(`${line}\n`);
-		try {
-			if (writeSync(this.#descriptor, bytes) === bytes.length) return;
-		} catch (error) {
-			throw new UserError(`The log ${this.#file} cannot be written: ${(error as Error).message}.`);
-		}
+		if (this.#attempt(() => writeSync(this.#descriptor, bytes)) === bytes.length) return;
 		throw new UserError(`The log ${this.#file} cannot be written: the disk is full.`);
 	}
 
@@ -117,4 +159,13 @@ export class JsonLog implements Observer {
 		readSync(this.#descriptor, last, 0, 1, size - 1);
 		return last[0] === 0x0a;
 	}
+}
+
+/** The run whose start is the last in a log; null where none has a name. */
+function latestRun(file: string): string | null {
+	let run: string | null = null;
+	for (const line of linesOf(file)) {
+		if (line.startsWith('{"event":"start"')) run = /"run":"([^"]+)"/.exec(line)?.[1] ?? run;
+	}
+	return run;
 }

@@ -1,8 +1,7 @@
 /**
  * Megatron's training line, its accumulators and its evaluation block (runtime.md §6.2, §12.1). Losses and time are
- * means since the last line; the line after a process's first step does not reset them, so that with log-interval 1
- * the second line shows the mean of steps 1 and 2. The JSON log has every step on its own. After Megatron's fields come
- * those of each module.
+ * means since the last line, also since the one after a process's first step, which Megatron's line counts twice. The
+ * JSON log has every step on its own. After Megatron's fields come those of each module.
  */
 import { fixed, pythonFloat, scientific } from "./printf.ts";
 import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";
@@ -54,7 +53,7 @@ export class LogLine implements Observer {
 		this.#accumulate(report);
 		if (!this.#first && report.iteration % this.#options.logInterval !== 0) return;
 		this.#options.write(this.#line(report));
-		if (!this.#first) this.#reset();
+		this.#reset();
 		this.#first = false;
 	}
 

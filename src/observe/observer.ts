@@ -19,7 +19,15 @@ export function openObserver(options: ObserverOptions): Observer {
 	const terminal = new Terminal(options.output ?? process.stdout);
 	const line = new LogLine({ ...options, write: (text) => terminal.line(text), now: () => new Date() });
 	return together([
-		...(options.logJson === null ? [] : [new JsonLog(options.logJson)]),
+		...(options.logJson === null
+			? []
+			: [
+					new JsonLog(
+						options.logJson,
+						() => new Date(),
+						(text) => terminal.line(text),
+					),
+				]),
 		...(options.tensorBoard === null ? [] : [new TensorBoard({ ...options, ...options.tensorBoard })]),
 		line,
 		...(terminal.interactive ? [new ProgressLine(terminal, options.trainIterations)] : []),

@@ -5,6 +5,7 @@
 import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { linesOf } from "./lines.ts";
 import { Series } from "./series.ts";
 
 /** Something that happened between steps, from the log's own words. */
@@ -75,11 +76,12 @@ export interface RunLog {
 	readonly eventsLeftOut: number;
 	/** Whole lines that are no JSON objects. */
 	readonly damaged: number;
+	/** Runs that the file held before this one, and that are left out. */
+	readonly earlierRuns: number;
 }
 
 /** Evaluations and events that are kept. */
 const kept = 1000;
-const chunkBytes = 1 << 20;
 
 /** The log that `path` names: a file, or a folder's newest one. */
 export function findLog(path: string): string {
@@ -107,26 +109,6 @@ function looksLikeLog(file: string): boolean {
 	return /^\{"(iteration|event)":/.test(bytes.toString("utf8", 0, count));
 }
 
-/** Whole lines; one that is still being written is left out. */
-export function* linesOf(file: string): Generator<string> {
-	const descriptor = openSync(file, "r");
-	try {
-		const chunk = Buffer.alloc(chunkBytes);
-		let rest = Buffer.alloc(0);
-		for (let count = readSync(descriptor, chunk); count > 0; count = readSync(descriptor, chunk)) {
-			const bytes = Buffer.concat([rest, chunk.subarray(0, count)]);
-			let begin = 0;
-			for (let end = bytes.indexOf(10); end >= 0; end = bytes.indexOf(10, begin)) {
-				yield bytes.toString("utf8", begin, end);
-				begin = end + 1;
-			}
-			rest = Buffer.from(bytes.subarray(begin));
-		}
-	} finally {
-		closeSync(descriptor);
-	}
-}
-
 type Entry = Readonly<Record<string, unknown>>;
 
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
@@ -145,6 +127,9 @@ const counted = new Set([
 	"elapsed_ms",
 	"tokens_per_second",
 ]);
+
+/** A start that goes on from no checkpoint, as JsonLog writes it. */
+const newRun = /^\{"event":"start","step":0,/;
 
 class Reader {
 	readonly values = new Map<string, Series>();
@@ -297,12 +282,20 @@ function arrayOf(value: unknown): Entry[] {
 	return Array.isArray(value) ? (value as Entry[]) : [];
 }
 
-export function readRunLog(path: string): RunLog {
+/** The latest run of a log, or with `allRuns` everything that it holds as one. */
+export function readRunLog(path: string, options: { readonly allRuns?: boolean } = {}): RunLog {
 	const file = findLog(path);
-	const reader = new Reader();
-	for (const line of linesOf(file)) reader.read(line);
+	let reader = new Reader();
+	let earlierRuns = 0;
+	for (const line of linesOf(file)) {
+		if (!options.allRuns && reader.lastTime !== null && newRun.test(line)) {
+			reader = new Reader();
+			earlierRuns++;
+		}
+		reader.read(line);
+	}
 	if (reader.steps === 0 && reader.events.length === 0) {
 		throw new UserError(`${file} holds no steps of a run yet, or is no JSON log.`);
 	}
-	return { ...reader, file, bytes: statSync(file).size };
+	return { ...reader, file, bytes: statSync(file).size, earlierRuns };
 }

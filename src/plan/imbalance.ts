@@ -1,6 +1,6 @@
 /** How uneven the routing of a run was, from its log. */
 import { UserError } from "../native/errors.ts";
-import { linesOf } from "../observe/run-log.ts";
+import { linesOf } from "../observe/lines.ts";
 
 /**
  * Rows of the busiest rank's experts over those of an even routing, in the step in which that was most: a mean over layers,

@@ -187,5 +187,8 @@ function summarise(
 		["TensorBoard", c.tensorboardDir],
 		["weights", c.saveHf],
 	].filter(([, path]) => path);
+	if (c.save === null && c.saveHf === null) {
+		observer.note("The weights are not kept: neither --save nor --save-hf is given.");
+	}
 	if (files.length > 0) observer.note(`Files: ${files.map(([what, path]) => `${what} ${path}`).join(", ")}.`);
 }

@@ -31,7 +31,7 @@ test("an unknown command or flag is refused with the nearest", () => {
 	for (const [argument, nearest] of [
 		["trian", "command trian; the nearest is train"],
 		["dokter", "command dokter; the nearest is doctor"],
-		["constructor", "command constructor; the nearest is doctor"],
+		["constructor", "command constructor"],
 		["--halp", "flag --halp; the nearest is --help"],
 	] as const) {
 		const { exitCode, stdout, stderr } = mimo([argument]);

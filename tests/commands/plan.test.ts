@@ -70,6 +70,13 @@ test("experts over four ranks: the largest peak is within 5 % of the plan with t
 	expect(Math.abs(planned.peak / largest - 1)).toBeLessThan(0.05);
 }, 60_000);
 
+test("a plan needs no number of steps", () => {
+	const preset = ["plan", "--preset", "nemotron-nano-30b-a3b", "--gpu", "h100", "--json"];
+	const { exitCode, stderr, stdout } = mimo(preset);
+	expect([exitCode, stderr]).toEqual([0, ""]);
+	expect(JSON.parse(stdout)).toBeObject();
+});
+
 test("what cannot be planned is a sentence", () => {
 	const missing = mimo(["plan", "--preset", "nemotron-tiny", "--rates", "absent.json"]);
 	expect([missing.exitCode, missing.stderr]).toEqual([

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { camelCase, editDistance, nearestName } from "../../src/config/names.ts";
+import { camelCase, editDistance, nearestHint, nearestName } from "../../src/config/names.ts";
 
 test("edit distance counts insertions, deletions, substitutions and swaps of neighbours", () => {
 	for (const [a, b, distance] of [
@@ -15,6 +15,13 @@ test("edit distance counts insertions, deletions, substitutions and swaps of nei
 
 test("the nearest name", () => {
 	expect(nearestName("trian", ["parity", "train", "doctor"])).toBe("train");
+	expect(nearestHint("jsno", ["json", "help"], "--")).toBe("; the nearest is --json");
+});
+
+test("a name that is another altogether has none", () => {
+	expect(nearestName("fp8-format", ["ocr-prompt", "log-format-x"])).toBeNull();
+	expect(nearestName("learning-rate", ["rerun-mode", "lr"])).toBeNull();
+	expect(nearestHint("learning-rate", ["rerun-mode"])).toBe("");
 });
 
 test("camel case keeps digits", () => {

@@ -57,6 +57,38 @@ test("a second run appends, also after a run that died in the middle of a line",
 	expect(lines[3]).toBe("");
 });
 
+test("a new run moves an earlier one's log away, a run that goes on appends to its own", () => {
+	const file = join(folder, "run.jsonl");
+	const said: string[] = [];
+	const run = (at: number) => {
+		const log = new JsonLog(
+			file,
+			() => new Date(0),
+			(sentence) => said.push(sentence),
+		);
+		log.event({ kind: "start", step: at, sentence: "" });
+		log.step(step({ iteration: at + 1 }));
+		log.close();
+	};
+	run(0);
+	run(1);
+	expect(records(file).map((record) => record.event ?? record.iteration)).toEqual(["start", 1, "start", 2]);
+	const [first, , second] = records(file);
+	expect([first!.step, second!.step]).toEqual([0, 1]);
+	expect(first!.run).toMatch(/^[0-9a-f-]{36}$/);
+	expect(second!.run).toBe(first!.run);
+	expect(said).toEqual([]);
+	run(0);
+	run(0);
+	expect(records(file).map((record) => record.event ?? record.iteration)).toEqual(["start", 1]);
+	expect(records(file)[0]!.run).not.toBe(first!.run);
+	expect(records(join(folder, "run.1.jsonl"))[0]!.run).toBe(first!.run);
+	expect(records(join(folder, "run.2.jsonl"))).toHaveLength(2);
+	expect(said).toEqual(
+		[1, 2].map((n) => `${file} was the log of an earlier run; that is ${folder}/run.${n}.jsonl now.`),
+	);
+});
+
 test("numbers that JSON lacks are names", () => {
 	const file = join(folder, "nan.json");
 	const log = new JsonLog(file);

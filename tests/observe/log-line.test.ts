@@ -72,21 +72,21 @@ test("what Megatron's tools read from the line is what was reported", () => {
 	]);
 });
 
-test("the first line of a process does not reset: the second is a mean of two", () => {
+test("every line is the mean of its own steps, the second of a process too", () => {
 	const reports = [10, 20, 40, 80].map((loss, i) =>
 		step({ iteration: i + 1, losses: { "lm loss": loss }, seconds: loss / 1000, gradNorm: loss }),
 	);
 	const written = lines(reports);
-	expect(written.map((line) => read(line, "loss"))).toEqual([10, 15, 40, 80]);
-	expect(written.map((line) => read(line, "elapsed"))).toEqual([10, 15, 40, 80]);
+	expect(written.map((line) => read(line, "loss"))).toEqual([10, 20, 40, 80]);
+	expect(written.map((line) => read(line, "elapsed"))).toEqual([10, 20, 40, 80]);
 	expect(written.map((line) => read(line, "gradNorm"))).toEqual([10, 20, 40, 80]);
 });
 
-test("a longer interval prints after the first step and at its multiples, with means since the last reset", () => {
+test("a longer interval prints after the first step and at its multiples, with means since the last line", () => {
 	const reports = Array.from({ length: 8 }, (_, i) => step({ iteration: i + 1, losses: { "lm loss": i + 1 } }));
 	const written = lines(reports, { logInterval: 4 });
 	expect(written.map((line) => read(line, "iteration"))).toEqual([1, 4, 8]);
-	expect(written.map((line) => read(line, "loss"))).toEqual([1, 2.5, 6.5]);
+	expect(written.map((line) => read(line, "loss"))).toEqual([1, 3, 6.5]);
 });
 
 test("a process that resumes at step 5 prints its first step too", () => {
@@ -137,6 +137,6 @@ test("after Megatron's fields: each module's parts, rate and idle share, as mean
 	});
 	const reports = [1, 2].map((iteration) => step({ iteration, modules: [module(iteration / 10)] }));
 	expect(lines(reports, { logInterval: 2 })[1]).toEndWith(
-		" number of nan iterations:   0 | language (ms): compute 150.0 wait 100.0 | language TFLOP/s a rank: 0.800 | language idle: 25.0 % |",
+		" number of nan iterations:   0 | language (ms): compute 200.0 wait 100.0 | language TFLOP/s a rank: 0.667 | language idle: 25.0 % |",
 	);
 });

@@ -51,6 +51,21 @@ test("a spike, a stalled rank, a stop and a resume are on the page", () => {
 	expect(page.length).toBeLessThan(2e6);
 });
 
+test("of several runs in one log the latest is drawn, and all of them when asked", () => {
+	const folder = folderOf();
+	const file = plantedRun(folder);
+	const time = new Date(clock + 1e8).toISOString();
+	const start = { event: "start", step: 0, run: "b", sentence: "new", time };
+	appendFileSync(
+		file,
+		`${JSON.stringify(start)}\n${JSON.stringify({ iteration: 1, "lm loss": 9, elapsed_ms: 1, time })}\n`,
+	);
+	const log = readRunLog(file);
+	expect([log.steps, log.lastStep, log.earlierRuns, log.firstTime]).toEqual([1, 1, 1, time]);
+	const all = readRunLog(file, { allRuns: true });
+	expect([all.steps, all.earlierRuns]).toEqual([241, 0]);
+});
+
 test("a log that is being written: its last, torn line waits; a silent one is named", () => {
 	const file = join(folderOf(), "run.jsonl");
 	const line = (iteration: number, time: number) =>

@@ -3,7 +3,10 @@ import { choice, defaulting, integer, off, optional, path } from "../field.ts";
 
 export const loggingKeys = {
 	"log-interval": defaulting(integer(1), 100, "Steps between log lines."),
-	"log-json": optional(path, "Append one JSON object a step to this file, numbers at full precision."),
+	"log-json": optional(
+		path,
+		"Write one JSON object a step to this file, numbers at full precision. A run that goes on appends.",
+	),
 	"log-throughput": off("Add TFLOP/s per device to the log line."),
 	"log-num-zeros-in-grad": off("Add the number of zero gradients to the log line."),
 	"log-params-norm": off("Add the norm of all parameters to the log line."),
