@@ -1,12 +1,15 @@
 /**
  * A run on two hosts, played by this one, while strangers attack whatever rank 0 listens at: before the ranks meet, between the
- * hosts' meeting and the first step, and in training. It must give what the undisturbed run gives.
+ * hosts' meeting and the first step, and in training. It must give what the same run gives undisturbed, which goes on beside it:
+ * whatever else this machine does slows down both.
  *
  *   bun tests/attack/strangers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
  *
- * Prints a line a kind: how late the run's latest step was compared with the slower of two undisturbed runs, before and after (all
- * since their first step), the memory that rank 0 took beyond theirs, and whether losses and weights are equal to the last bit. Exits with
- * 1 when one of them fails: a step later by more than a tenth (unless --no-timing), 32 MiB more memory, another result.
+ * Prints a line a kind, and before them that of two undisturbed runs, whose difference is the machine's: how late the attacked
+ * run's latest step was compared with the other's (both since their first step, without the first quarter), the memory that rank 0
+ * took beyond the other's, its descriptors, and whether losses and weights of all ranks are equal to the last bit. Exits with 1
+ * when one of them fails: a step later by more than a tenth (unless --no-timing), 32 MiB more memory, more than 160 descriptors,
+ * another result.
  */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -140,55 +143,44 @@ function countDescriptors(pid: number): number {
 	}
 }
 
-/** How many times later the latest step ended than undisturbed; the first ones say little. */
+/** How many times later than undisturbed the latest step ended, of those after the first seconds, in which processes start up. */
 function lateness(times: readonly number[], undisturbed: readonly number[]): number {
-	const from = Math.min(20, undisturbed.length - 1);
+	const from = Math.min(steps - 1, Math.max(20, Math.ceil(steps / 4)));
 	const ratios = undisturbed.slice(from).map((time, i) => (times[from + i] ?? Number.POSITIVE_INFINITY) / time);
 	return Math.max(...ratios);
 }
 
-/** Ends the program when an undisturbed run fails. */
-async function playUndisturbed(): Promise<Outcome> {
-	const outcome = await play(null);
-	if (outcome.times.length === steps && outcome.errors === "") return outcome;
-	console.error(`strangers: the undisturbed run failed:\n${outcome.errors}`);
-	process.exit(1);
-}
-
 const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
-const before = await playUndisturbed();
-const attacked: Outcome[] = [];
-for (const kind of wanted) attacked.push(await play(kind));
-const after = flags.timing ? await playUndisturbed() : before;
-// Other programs of the machine slow runs down too; the attacked ones lie between these two.
-const times = before.times.map((time, step) => Math.max(time, after.times[step]!));
-const resident = Math.max(before.resident, after.resident);
-const total = [before, after].map((run) => (run.times.at(-1)! / 1000).toFixed(1));
-console.log(
-	`undisturbed  ${steps} steps in ${total[0]} s before, ${total[1]} s after; rank 0 takes ${megabytes(resident)} MiB`,
-);
-console.log("stranger     latest step  more memory  descriptors  result     what it did");
+console.log(`${steps} steps on ${ranks} ranks, each time beside an undisturbed run`);
+console.log("stranger     seconds  latest step  more memory  descriptors  result     what it did");
 let failed = false;
-for (const [index, run] of attacked.entries()) {
-	const ratio = lateness(run.times, times);
-	const more = run.resident - resident;
-	const equal = run.results.every((result, rank) => result !== "" && result === before.results[rank]);
+// Two undisturbed runs first: how much they differ is this machine's doing.
+for (const kind of [...(flags.timing ? [null] : []), ...wanted]) {
+	const [attacked, undisturbed] = await Promise.all([play(kind), play(null)]);
+	if (undisturbed.times.length !== steps || undisturbed.errors !== "") {
+		console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
+		process.exit(1);
+	}
+	const ratio = lateness(attacked.times, undisturbed.times);
+	const more = attacked.resident - undisturbed.resident;
+	const equal = attacked.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
 	const good =
-		(!flags.timing || ratio <= limits.lateness) &&
+		(!flags.timing || kind === null || ratio <= limits.lateness) &&
 		more <= limits.bytes &&
-		run.descriptors <= limits.descriptors &&
+		attacked.descriptors <= limits.descriptors &&
 		equal &&
-		run.errors === "";
+		attacked.errors === "";
 	failed ||= !good;
 	const columns = [
-		wanted[index]!.padEnd(12),
+		(kind ?? "nobody").padEnd(12),
+		(undisturbed.times.at(-1)! / 1000).toFixed(1).padEnd(8),
 		`×${ratio.toFixed(3)}`.padEnd(12),
 		`${megabytes(more)} MiB`.padEnd(12),
-		String(run.descriptors).padEnd(12),
+		String(attacked.descriptors).padEnd(12),
 		(equal ? "equal" : "DIFFERENT").padEnd(10),
-		run.attack,
+		attacked.attack,
 	];
 	console.log(`${columns.join(" ")}${good ? "" : "  FAILED"}`);
-	if (run.errors !== "") console.log(run.errors.trim());
+	if (attacked.errors !== "") console.log(attacked.errors.trim());
 }
 process.exit(failed ? 1 : 0);
