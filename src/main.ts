@@ -87,13 +87,15 @@ async function fail(error: unknown): Promise<never> {
 	process.exit(exitCode);
 }
 
-/** A reader may leave early, as `head` does. */
-function outputFailed(error: NodeJS.ErrnoException): void {
+/** A reader may leave early, as `head` does; a terminal that was closed reports EIO. */
+async function outputFailed(name: string, error: NodeJS.ErrnoException): Promise<void> {
 	if (error.code === "EPIPE") process.exit(exitCodes.unread);
-	void fail(error);
+	const { fileError } = await import("./checkpoint/files.ts");
+	await fail(fileError("write", name, error));
 }
 
-for (const stream of [process.stdout, process.stderr]) stream.on("error", outputFailed);
+process.stdout.on("error", (error) => void outputFailed("standard output", error));
+process.stderr.on("error", (error) => void outputFailed("standard error", error));
 process.on("uncaughtException", fail);
 process.on("unhandledRejection", fail);
 await run(process.argv.slice(2)).catch(fail);

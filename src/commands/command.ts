@@ -1,5 +1,6 @@
 /** What the commands share: strict flags for commands that declare theirs, and how an error ends the program. */
 import { type ArgsDef, type CommandDef, renderUsage } from "citty";
+import { systemReason } from "../checkpoint/files.ts";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
 import { NativeError, UserError } from "../native/errors.ts";
@@ -28,6 +29,9 @@ export async function usage(command: CommandDef<any>, parent?: CommandDef<any>):
 /** Statuses whose sentence tells the user what happened; any other is a bug of this program. */
 const explained: readonly number[] = [Status.unsupported, Status.device, Status.peer];
 
+/** Errors of the system that speak of what the machine or its administrator gives this process, wherever they come from. */
+const scarce: readonly string[] = ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENOMEM", "EAGAIN"];
+
 /** What to print on standard error, and the exit code. */
 export function describeError(error: unknown): { readonly sentence: string; readonly exitCode: number } {
 	if (error instanceof UserError) return { sentence: error.message, exitCode: error.exitCode };
@@ -42,6 +46,11 @@ export function describeError(error: unknown): { readonly sentence: string; read
 	}
 	if (error instanceof RangeError && /out of memory|allocat/i.test(error.message)) {
 		return { sentence: `Out of memory: ${error.message}.`, exitCode: exitCodes.failure };
+	}
+	const { code, syscall, path } = error as NodeJS.ErrnoException;
+	if (code !== undefined && scarce.includes(code)) {
+		const what = `${syscall ?? "a request"}${path ? ` of ${path}` : ""}`;
+		return { sentence: `The system refused ${what}: ${systemReason(error)}.`, exitCode: exitCodes.failure };
 	}
 	const message = error instanceof Error ? error.message : String(error);
 	return {

@@ -26,6 +26,19 @@ function signatures(): Record<string, FFIFunction> {
 	return table;
 }
 
+/** The functions of a shared library. */
+function load(path: string, table: Record<string, FFIFunction>): Record<string, NativeFunction> {
+	try {
+		return dlopen(path, table).symbols as unknown as Record<string, NativeFunction>;
+	} catch (error) {
+		// Bun compiles the calls, for which it reserves a large range of addresses when it starts.
+		if (!/requires the JIT/.test((error as Error).message)) throw error;
+		throw new UserError(
+			"Native libraries cannot be called: the system gave no room for the code that does (raise or remove the limit of ulimit -v).",
+		);
+	}
+}
+
 /** Names, for threads and for processes that this one starts, the anonymous file that holds an unpacked library. */
 const unpackedVariable = { cpu: "MIMO_UNPACKED_CPU_LIBRARY", cuda: "MIMO_UNPACKED_CUDA_LIBRARY" } as const;
 
@@ -48,12 +61,15 @@ function unpackedBefore(kind: DeviceKind): string | null {
 async function pathOfEmbedded(kind: DeviceKind, embedded: string): Promise<string> {
 	const known = unpackedBefore(kind);
 	if (known !== null) return known;
-	const libc = dlopen("libc.so.6", { memfd_create: { args: ["cstring", "u32"], returns: "i32" } });
-	const fd = libc.symbols.memfd_create(Buffer.from("libmimo\0"), 0);
+	const libc = load("libc.so.6", { memfd_create: { args: ["cstring", "u32"], returns: "i32" } });
+	const fd = libc.memfd_create!(Buffer.from("libmimo\0"), 0) as number;
 	if (fd < 0) throw new UserError("The system refused an anonymous file (memfd_create) for the embedded library.");
 	// Not through a buffer of this program: every process of a run would touch as much memory once more.
 	const { size } = Bun.file(embedded);
-	const written = await Bun.write(Bun.file(fd), Bun.file(embedded));
+	const written = await Bun.write(Bun.file(fd), Bun.file(embedded)).catch((error: NodeJS.ErrnoException) => {
+		const why = error.code === "EFBIG" ? "files may not be that large here (ulimit -f)" : error.message;
+		throw new UserError(`The embedded library of ${size} bytes cannot be unpacked: ${why}.`);
+	});
 	if (written !== size) throw new UserError(`The embedded library could not be unpacked: ${written} of ${size} bytes.`);
 	const path = `/proc/${process.pid}/fd/${fd}`;
 	process.env[unpackedVariable[kind]] = path;
@@ -85,8 +101,9 @@ export async function openLibrary(kind: DeviceKind): Promise<Library> {
 	const { path, source } = await locate(kind);
 	let symbols: Record<string, NativeFunction>;
 	try {
-		symbols = dlopen(path, signatures()).symbols as unknown as Record<string, NativeFunction>;
+		symbols = load(path, signatures());
 	} catch (error) {
+		if (error instanceof UserError) throw error;
 		throw new UserError(`The native library ${source} cannot be loaded: ${(error as Error).message}.`);
 	}
 	const version = symbols.mimo_abi_version!() as number;

@@ -77,7 +77,7 @@ export class RendezvousHost implements Disposable {
 		try {
 			host.#reception = await Reception.open({ address, port, secret, expected, admit, turnedAway });
 		} catch (error) {
-			throw new UserError(cannotListen(address, port, (error as NodeJS.ErrnoException).code));
+			throw new UserError(cannotListen(address, port, error as NodeJS.ErrnoException));
 		}
 		return host;
 	}
@@ -204,7 +204,7 @@ function reply(connection: ProvenConnection, led: Led): void {
 	connection.send(led);
 }
 
-function cannotListen(address: string, port: number, code: string | undefined): string {
+function cannotListen(address: string, port: number, { code, message }: NodeJS.ErrnoException): string {
 	switch (code) {
 		case "EADDRINUSE":
 			return `Port ${port} of ${address}, where the ranks should meet, is in use by another program; give another MASTER_PORT.`;
@@ -214,7 +214,7 @@ function cannotListen(address: string, port: number, code: string | undefined): 
 		case "EACCES":
 			return `Port ${port} of ${address}, where the ranks should meet, may not be used; give another MASTER_PORT.`;
 		default:
-			return `The ranks cannot meet at ${address}:${port} (${code}).`;
+			return `The ranks cannot meet at ${address}:${port} (${code ?? message}).`;
 	}
 }
 

@@ -1,0 +1,54 @@
+/** What the system refuses to this process is one sentence that names the limit, and exit code 1. */
+import { afterAll, expect, test } from "bun:test";
+import { openSync } from "node:fs";
+import { executable } from "../commands/mimo.ts";
+import { SmallRun } from "./small-run.ts";
+
+const run = new SmallRun();
+afterAll(() => run[Symbol.dispose]());
+
+const flags =
+	"--preset nemotron-tiny --hidden-size 64 --seq-length 32 --lr-warmup-iters 1 --train-iters 2 --device cpu --threads 1 --data-path text.txt";
+
+/** Trains on two ranks under a limit of the shell. */
+function under(limit: string) {
+	const command = [
+		"sh",
+		"-c",
+		`${limit} && exec "$@"`,
+		"sh",
+		executable,
+		"train",
+		...flags.split(" "),
+		"--llm-dp",
+		"2",
+	];
+	const { exitCode, stderr } = Bun.spawnSync(command, { cwd: run.folder, stdout: "pipe", stderr: "pipe" });
+	return { exitCode, stderr: stderr.toString() };
+}
+
+const limits: readonly [limit: string, message: RegExp][] = [
+	["ulimit -f 5000", /^mimo: The embedded library of \d+ bytes cannot be unpacked: files .* \(ulimit -f\)\.\n$/],
+	["ulimit -v 2000000", /^mimo: Native libraries cannot be called: the system gave no room .* ulimit -v\)\.\n$/],
+	["ulimit -n 12", /^mimo: The system refused \w+( of \S+)?: too many open files \(ulimit -n\)\.\n$/],
+];
+for (const [limit, message] of limits) {
+	test(limit, () => {
+		expect(under(limit)).toEqual({ exitCode: 1, stderr: expect.stringMatching(message) });
+	});
+}
+
+for (const ranks of ["1", "2"]) {
+	test(`an output without room, ${ranks} ranks`, () => {
+		const full = openSync("/dev/full", "w");
+		const ended = Bun.spawnSync([executable, "train", ...flags.split(" "), "--llm-dp", ranks], {
+			cwd: run.folder,
+			stdout: full,
+			stderr: "pipe",
+		});
+		expect([ended.exitCode, ended.stderr.toString()]).toEqual([
+			1,
+			"mimo: Cannot write standard output: no space left on the device.\n",
+		]);
+	});
+}
