@@ -38,7 +38,7 @@ export const defaultLimits: PickleLimits = {
 /** Characters that a call may copy at the price of a value. */
 const CHARACTERS_A_VALUE = 64;
 /** Items of a list or tuple at that price. */
-const ITEMS_A_VALUE = 8;
+const ITEMS_A_VALUE = 4;
 
 /** Memo numbers may skip a few (old picklers begin at 1), not be arbitrary. */
 const LARGEST_MEMO_GAP = 16;
@@ -384,7 +384,8 @@ class Machine {
 		if (top instanceof PythonObject) top.entries ??= new Map();
 		const map = top instanceof PythonObject ? top.entries : top;
 		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is no dict");
-		this.#charge(items.length / 2);
+		// An entry counts twice: its key and its value have their places in a table.
+		this.#charge(items.length);
 		for (let i = 0; i < items.length; i += 2) map.set(plain(items[i]), plain(items[i + 1]));
 	}
 

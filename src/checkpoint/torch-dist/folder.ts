@@ -21,7 +21,7 @@ export const tracker = "latest_checkpointed_iteration.txt";
 
 /** A tensor item's pickle has some two hundred bytes. */
 const LARGEST_TENSOR_PICKLE = 2 ** 20;
-/** A chunk takes some 300 bytes and 35 values: a quarter of a million chunks. */
+/** A chunk takes some 300 bytes and 45 values: 180,000 chunks. */
 const LARGEST_METADATA = 2 ** 27;
 /** The tracker is a number or a word. */
 const LARGEST_TRACKER = 1024;
