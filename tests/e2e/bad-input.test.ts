@@ -66,7 +66,7 @@ describe("weights", () => {
 		entry.name === "lm_head.weight" ? { ...entry, ...change } : entry;
 
 	test("of another model", () => {
-		expect(refusal(["--load-hf", reference()])).toMatch(/holds another model: hybridLayerPattern is/);
+		expect(refusal(["--load-hf", reference()])).toMatch(/holds another model: --hybrid-layer-pattern is/);
 	});
 
 	test("in a truncated file", () => {

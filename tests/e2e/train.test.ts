@@ -51,7 +51,7 @@ describe("training", () => {
 
 	test("saved Hugging Face weights go on where they stopped", () => {
 		expect(train("--train-iters", "5", "--save-hf", "model").exitCode).toBe(0);
-		expect(readdirSync(join(folder, "model")).sort()).toEqual(["config.json", "model.safetensors"]);
+		expect(readdirSync(join(folder, "model")).sort()).toEqual(["config.json", "mimo.json", "model.safetensors"]);
 		const loaded = train(
 			...[
 				"--train-iters",
@@ -88,7 +88,7 @@ test("examples/text/text.yaml trains, evaluates and leaves its files", () => {
 	const { exitCode, stdout, stderr } = mimo(["train", "--config", config, ...flags, ...files]);
 	expect([exitCode, stderr]).toEqual([0, ""]);
 	expect(stdout).toMatch(/Held-out bits per byte: \d\.\d{4} /);
-	expect(readdirSync(join(folder, "book")).sort()).toEqual(["config.json", "model.safetensors"]);
+	expect(readdirSync(join(folder, "book")).sort()).toEqual(["config.json", "mimo.json", "model.safetensors"]);
 });
 
 describe("parity", () => {
