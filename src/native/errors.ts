@@ -18,7 +18,7 @@ export class UserError extends Error {
 const LONGEST_SENTENCE = 8192;
 
 /** Names come from files: what a terminal would take as a command is escaped, what is too long is cut in its middle. */
-function printable(sentence: string): string {
+export function printable(sentence: string): string {
 	const hexadecimal = (character: string) => `\\x${character.charCodeAt(0).toString(16).padStart(2, "0")}`;
 	// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is escaped
 	return cut(cut(sentence).replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, hexadecimal));

@@ -2,9 +2,9 @@
 import { describe, expect, test } from "bun:test";
 import { gzipSync } from "node:zlib";
 import { decodePart, LARGEST_TEXT_PART } from "../../src/data/energon/format/decode.ts";
-import { parsePythonJson } from "../../src/data/energon/format/python-json.ts";
+import { parseJsonBytes } from "../../src/data/energon/format/python-json.ts";
 
-const parse = (text: string) => parsePythonJson(Buffer.from(text));
+const parse = (text: string) => parseJsonBytes(Buffer.from(text));
 
 describe("JSON as Python reads it", () => {
 	test("NaN and infinities are numbers, in strings they are letters", () => {
@@ -64,15 +64,15 @@ describe("JSON as Python reads it", () => {
 		["UTF-32 BE", utf32(false)],
 		["UTF-32 BE with a mark", Buffer.concat([mark(0, 0, 0xfe, 0xff), utf32(false)])],
 	] as const) {
-		test(name, () => expect(parsePythonJson(bytes)).toEqual(expected));
+		test(name, () => expect(parseJsonBytes(bytes)).toEqual(expected));
 	}
 
 	test("two bytes of UTF-16", () => {
-		expect(parsePythonJson(Buffer.from("7", "utf16le"))).toBe(7);
-		expect(parsePythonJson(Buffer.from("7", "utf16le").swap16())).toBe(7);
+		expect(parseJsonBytes(Buffer.from("7", "utf16le"))).toBe(7);
+		expect(parseJsonBytes(Buffer.from("7", "utf16le").swap16())).toBe(7);
 	});
 
-	test("text in no encoding is refused", () => expect(() => parsePythonJson(mark(0x22, 0xff, 0x22))).toThrow());
+	test("text in no encoding is refused", () => expect(() => parseJsonBytes(mark(0x22, 0xff, 0x22))).toThrow());
 });
 
 describe("parts", () => {

@@ -278,5 +278,10 @@ describe("failures", () => {
 		for (const damaged of [new Uint8Array(0), bytes.subarray(0, 50), Bun.zstdCompressSync(Buffer.from("{}"))]) {
 			expect(() => decodeState(damaged)).toThrow(/^The (loader state|file) /);
 		}
+		const json = { format: "mimo data loader", version: 1, settings: {}, rank: 0, worldSize: 1, numWorkers: 1 };
+		const half = { index: 0, dataset: {}, random: { numpy: { words: "", position: 0, gauss: null } } };
+		const text = JSON.stringify({ ...json, nextWorker: 0, ended: [false], workers: [half] });
+		const message = "the position of worker 0 cannot be read";
+		expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(text)))).toThrow(message);
 	});
 });

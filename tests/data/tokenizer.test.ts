@@ -123,11 +123,15 @@ describe("a path", () => {
 		["of nothing", () => join(scratch.path, "nothing"), "nothing cannot be read: it does not exist; --tokenizer takes"],
 		["of a folder without one", () => scratch.path, "tokenizer.json cannot be read: it does not exist; --tokenizer"],
 		["of text", () => scratch.file("a.json", "hello"), "a.json is not JSON: "],
-		["of other JSON", () => scratch.file("b.json", '{"model": 3}'), "b.json is no tokenizer.json: it has no model"],
+		[
+			"of other JSON",
+			() => scratch.file("b.json", '{"model": 3}'),
+			"b.json is no tokenizer.json: model is not as it should be",
+		],
 		[
 			"of an unknown model",
 			() => scratch.file("c.json", '{"model": {"type": "X"}}'),
-			"c.json is no tokenizer that can be read",
+			"c.json is no tokenizer.json: model.vocab is not",
 		],
 	] as const) {
 		test(`${what} is refused`, () => expect(() => openTokenizer(given())).toThrow(message));

@@ -102,19 +102,25 @@ interface Order {
 	readonly subset: Subset | null;
 }
 
-function orderOf(leaf: Leaf, options: LoadOptions, config: DatasetConfig | null): Order {
+function orderOf(path: string, leaf: Leaf, options: LoadOptions, config: DatasetConfig | null): Order {
 	const own = config?.overrides ?? {};
 	const shuffle = own.shuffleOverEpochs !== undefined ? own.shuffleOverEpochs : leaf.shuffleOverEpochs;
 	const parallel = own.parallelShardIters !== undefined ? own.parallelShardIters : options.parallelShardIters;
 	const limit = own.maxSamplesPerSequence !== undefined ? own.maxSamplesPerSequence : options.maxSamplesPerSequence;
 	const shuffleOverEpochs = options.training ? shuffle : null;
 	const parallelSlices = parallel ?? (options.training ? 16 : 1);
-	if (!validMultiplier(shuffleOverEpochs)) throw new UserError(`shuffle_over_epochs is ${shuffleOverEpochs}.`);
+	if (!validMultiplier(shuffleOverEpochs)) {
+		throw new UserError(
+			`${path}: shuffle_over_epochs is ${shuffleOverEpochs}; it is null, -1 or a whole number from 1.`,
+		);
+	}
 	if (!(Number.isInteger(parallelSlices) && parallelSlices >= 1 && parallelSlices <= MOST_SLICES)) {
-		throw new UserError(`parallel_shard_iters is ${parallelSlices}; it is a whole number from 1 to ${MOST_SLICES}.`);
+		throw new UserError(
+			`${path}: parallel_shard_iters is ${parallelSlices}; it is a whole number from 1 to ${MOST_SLICES}.`,
+		);
 	}
 	if (limit !== null && !(Number.isInteger(limit) && limit >= 1)) {
-		throw new UserError(`max_samples_per_sequence is ${limit}; it is a whole number from 1.`);
+		throw new UserError(`${path}: max_samples_per_sequence is ${limit}; it is a whole number from 1.`);
 	}
 	return { maxSamplesPerSequence: limit, shuffleOverEpochs, parallelSlices, subset: leaf.subset };
 }
@@ -126,7 +132,7 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 	const config = readDatasetConfig(storage, source.path, source.datasetConfig);
 	const part = readSplitPart(storage, source.path, leaf.splitPart, source.splitConfig);
 	const subflavors = { ...config.subflavors, ...leaf.subflavors };
-	const order = orderOf(leaf, options, config);
+	const order = orderOf(source.path, leaf, options, config);
 	const counts = part.shards.map(({ count }) => count);
 	const reader = (openShards: number) =>
 		new SplitPartReader(storage, source.path, part, { wanted: partFilter(config), openShards });
@@ -151,7 +157,7 @@ function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOpti
 	const records = new JsonlReader(storage, path);
 	const { length } = records;
 	const { subflavors } = leaf;
-	const order = orderOf(leaf, options, null);
+	const order = orderOf(path, leaf, options, null);
 	return {
 		path,
 		records: { length, read: (index) => recordOf(records.read(index)) },
@@ -198,7 +204,7 @@ function openJoin(
 		config: readDatasetConfig(storage, folder, datasetConfig),
 		subflavors,
 	}));
-	const order = orderOf(leaf, options, null);
+	const order = orderOf(join.file, leaf, options, null);
 	const readers = datasets.map(
 		(dataset, column) => (openShards: number) =>
 			new JoinReader(storage, index, column, dataset, { wanted: partFilter(parts[column]!.config), openShards }),

@@ -3,7 +3,7 @@
  * skip drops the sample silently; a broken program ends the run; anything else goes to the handler, drops the sample
  * and counts; too many failures in a row end the run.
  */
-import { UserError } from "../../native/errors.ts";
+import { printable, UserError } from "../../native/errors.ts";
 import type { SourceInfo } from "./sample.ts";
 
 /** Thrown by a task encoder to leave a sample out. */
@@ -20,7 +20,7 @@ export class SampleError extends Error {
 		readonly part: string | null = null,
 		options?: ErrorOptions,
 	) {
-		super(sentence, options);
+		super(printable(sentence), options);
 	}
 }
 

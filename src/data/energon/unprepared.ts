@@ -1,5 +1,5 @@
 /** Why a path is no data set that can be read, and what to do about it. */
-import { readdirSync, statSync } from "node:fs";
+import { readdirSync, type Stats, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../native/errors.ts";
 import { isUrl } from "./storage/storage.ts";
@@ -15,7 +15,7 @@ export function unprepared(path: string): UserError {
 function reasonOf(path: string): string {
 	const prepared = `${path} is not a prepared data set: run \`mimo data prepare ${path}\` first`;
 	if (isUrl(path)) return `${path} is not a prepared data set: it has no .nv-meta/.info.json`;
-	const stat = statSync(path, { throwIfNoEntry: false });
+	const stat = statusOf(path);
 	if (stat === undefined) return `${path} does not exist`;
 	if (stat.isDirectory()) return holdsTars(path) ? prepared : `${path} is ${folderKind(path)}; ${readable}`;
 	if (!stat.isFile()) return `${path} is neither a file nor a folder`;
@@ -25,6 +25,15 @@ function reasonOf(path: string): string {
 		return `${path} is one tar file: put it into a folder of its own and run \`mimo data prepare FOLDER\` first`;
 	}
 	return `${path} is ${kind.name}; ${readable}${kind.isText ? `, and ${asText}` : ": pack its samples into tar files"}`;
+}
+
+/** Null bytes and names that are too long are paths of nothing. */
+function statusOf(path: string): Stats | undefined {
+	try {
+		return statSync(path);
+	} catch {
+		return undefined;
+	}
 }
 
 /** Whether there are tar files in a folder or below it. */

@@ -4,16 +4,7 @@
  * the marked file recognises them only where this program has written the mark.
  */
 
-/** What of a tokenizer.json matters here. */
-export interface TokenizerFile {
-	added_tokens?: { readonly id: number; content: string; readonly special?: boolean }[];
-	readonly model: {
-		/** BPE and WordPiece: ids by token. Unigram: tokens with their scores. */
-		vocab?: Record<string, number> | [token: string, score: number][];
-		unk_token?: string | null;
-		merges?: readonly (string | readonly [string, string])[];
-	};
-}
+import type { TokenizerFile } from "./tokenizer-file.ts";
 
 /** A code point that is assigned to no character, for internal use. */
 const MARK = "\u{10ffff}";

@@ -3,7 +3,8 @@ import { readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import { UserError } from "../../native/errors.ts";
-import { markSpecialTokens, type TokenizerFile } from "./special-tokens.ts";
+import { markSpecialTokens } from "./special-tokens.ts";
+import { parseTokenizerFile, type TokenizerFile } from "./tokenizer-file.ts";
 
 /** A part of a text. Special tokens are recognised in markup alone; in data their characters are ordinary text. */
 export interface TextPart {
@@ -53,8 +54,15 @@ export function openTokenizer(given: string): Tokenizer {
 	const added = new Set((file.added_tokens ?? []).map(({ id }) => id));
 	let vocabularySize = 0;
 	for (const id of inner.get_vocab().values()) vocabularySize = Math.max(vocabularySize, Number(id) + 1);
+	const asked = <Result>(ask: () => Result): Result => {
+		try {
+			return ask();
+		} catch (error) {
+			throw new UserError(`The tokenizer ${path} fails: ${(error as Error).message}.`);
+		}
+	};
 	const encode = (text: string) => {
-		const ids: (number | undefined)[] = inner.encode(text, { add_special_tokens: false }).ids;
+		const ids: (number | undefined)[] = asked(() => inner.encode(text, { add_special_tokens: false }).ids);
 		// As in Python: a tokenizer without a token for the unknown leaves it out.
 		return Int32Array.from(ids.filter((id) => id !== undefined));
 	};
@@ -65,7 +73,7 @@ export function openTokenizer(given: string): Tokenizer {
 			const marked = parts.map(({ text, markup }) => (markup ? specials.mark(text) : specials.plain(text)));
 			return encode(marked.join("").toWellFormed());
 		},
-		decode: (ids) => specials.unmark(inner.decode(Array.from(ids), { skip_special_tokens: false })),
+		decode: (ids) => specials.unmark(asked(() => inner.decode(Array.from(ids), { skip_special_tokens: false }))),
 		ordinaryText: (id) => (added.has(id) ? null : (inner.id_to_token(id) ?? null)),
 	};
 }
@@ -81,14 +89,5 @@ function readTokenizer(path: string): TokenizerFile {
 			`The tokenizer file ${path} cannot be read: ${reason}; --tokenizer takes a tokenizer.json or a folder with one.`,
 		);
 	}
-	let file: unknown;
-	try {
-		file = JSON.parse(text);
-	} catch (error) {
-		throw new UserError(`The tokenizer file ${path} is not JSON: ${(error as Error).message}.`);
-	}
-	if (file === null || typeof file !== "object" || !("model" in file) || typeof file.model !== "object") {
-		throw new UserError(`${path} is no tokenizer.json: it has no model.`);
-	}
-	return file as TokenizerFile;
+	return parseTokenizerFile(text, path);
 }

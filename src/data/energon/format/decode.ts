@@ -3,7 +3,7 @@ import { gunzipSync } from "node:zlib";
 import { imageFormats, UnreadImageError } from "../../../native/images.ts";
 import { DecodingError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
-import { parsePythonJson } from "./python-json.ts";
+import { parseJsonBytes } from "./python-json.ts";
 
 /** An image in memory: rows from the top, channels interleaved, 8 bits each. */
 export interface DecodedImage {
@@ -78,7 +78,7 @@ const integer: Decode = (bytes) => {
 const decoders = new Map<string, Decode>([
 	...["txt", "text", "transcript"].map((name): [string, Decode] => [name, text]),
 	...["cls", "cls2", "index", "inx", "id"].map((name): [string, Decode] => [name, integer]),
-	...["json", "jsn"].map((name): [string, Decode] => [name, parsePythonJson]),
+	...["json", "jsn"].map((name): [string, Decode] => [name, parseJsonBytes]),
 ]);
 
 function inflate(bytes: Uint8Array): Uint8Array {

@@ -2,6 +2,7 @@
  * JSON as Python's json.loads reads it from bytes: UTF-8, UTF-16 or UTF-32, with or without a byte order mark; NaN and
  * infinities; whole numbers of any size, exact.
  */
+import { measureJson } from "../../../checkpoint/json.ts";
 
 /** Digits that a whole number must have to be beyond exact 64-bit floats. */
 const long = /\d{16}/;
@@ -10,9 +11,21 @@ const stringsAndWords = /"(?:[^"\\]|\\.)*"|-?Infinity|NaN/gs;
 /** A number that stands for NaN while it is parsed; nobody writes it so. */
 const NAN = "-0.00000000000000000000000000000000000000e-987654321";
 
-/** Whole numbers beyond 2⁵³ become bigints. Throws a SyntaxError or TypeError for anything that is no JSON. */
-export function parsePythonJson(bytes: Uint8Array): unknown {
+/** Values and depth of the largest JSON part: parsed, it takes many times the memory of its text. */
+const limits = { values: 2 ** 22, depth: 256 } as const;
+/** Shorter texts are within the limits. */
+const SMALL = 256;
+
+/**
+ * Whole numbers beyond 2⁵³ become bigints. Throws an error that says why for anything that is no JSON, or too large.
+ */
+export function parseJsonBytes(bytes: Uint8Array): unknown {
 	const text = decodeJson(bytes);
+	if (text.length > SMALL) {
+		const { values, depth } = measureJson(Buffer.from(text), limits);
+		if (depth > limits.depth) throw new SyntaxError(`It is nested more than ${limits.depth} levels deep`);
+		if (values > limits.values) throw new SyntaxError(`It has more than ${limits.values} values`);
+	}
 	try {
 		return long.test(text) ? JSON.parse(text, exact) : JSON.parse(text);
 	} catch (error) {

@@ -106,10 +106,19 @@ const MOST_NAMES = 10_000_000;
 export function expandAll(patterns: readonly string[], path: string): string[] {
 	const names: string[] = [];
 	for (const pattern of patterns) {
-		for (const name of expandBraces(pattern)) names.push(name);
+		for (const name of expandIn(path, pattern)) names.push(name);
 		if (names.length > MOST_NAMES) throw new UserError(`${path} names more than ${MOST_NAMES} shards in one list.`);
 	}
 	return names;
+}
+
+function expandIn(path: string, pattern: string): string[] {
+	try {
+		return expandBraces(pattern);
+	} catch (error) {
+		if (error instanceof UserError) throw new UserError(`${path}: ${error.message}`);
+		throw error;
+	}
 }
 
 /** Shards and exclusions of a split part. */

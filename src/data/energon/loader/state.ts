@@ -125,7 +125,8 @@ export function decodeState(bytes: Uint8Array): LoaderState {
 	} catch {
 		throw new UserError("The loader state is damaged: it is not compressed JSON.");
 	}
-	if (json.format !== FORMAT) throw new UserError("The file is not a data loader's state.");
+	if (typeof json !== "object" || json === null || json.format !== FORMAT)
+		throw new UserError("The file is not a data loader's state.");
 	if (json.version !== VERSION) {
 		throw new UserError(`The loader state has version ${String(json.version)}; this program reads version ${VERSION}.`);
 	}

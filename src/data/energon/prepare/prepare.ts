@@ -21,7 +21,7 @@ import {
 	tarIndexName,
 } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
-import { parsePythonJson } from "../format/python-json.ts";
+import { parseJsonBytes } from "../format/python-json.ts";
 import { sampleTypeNames, sampleTypeOf } from "../format/sample-types.ts";
 import { TarError } from "../format/tar.ts";
 import { readShardCounts } from "../format/webdataset.ts";
@@ -103,7 +103,7 @@ const LOOKED_AT = 1000;
 /** Why a record cannot be trained on; null also for what is no JSON, which `mimo data lint` names. */
 function mediaOfLine(line: Uint8Array): string | null {
 	try {
-		return mediaOfRecord(parsePythonJson(line));
+		return mediaOfRecord(parseJsonBytes(line));
 	} catch {
 		return null;
 	}

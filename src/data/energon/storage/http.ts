@@ -72,7 +72,7 @@ export function sizeOf(url: string, headers: Headers, offset: number, length: nu
 	if (size > LARGEST_FILE) {
 		throw new RemoteError(`${url}: the server says that the file has ${total} bytes, more than any file may have.`);
 	}
-	if (Number(first) !== offset || Number(last) !== Math.min(offset + length, size) - 1) {
+	if (size <= offset || Number(first) !== offset || Number(last) !== Math.min(offset + length, size) - 1) {
 		const asked = `${offset}-${offset + length - 1}`;
 		throw new RemoteError(`${url}: the server was asked for bytes ${asked} and answers with ${brief(range)}.`);
 	}

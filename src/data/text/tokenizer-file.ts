@@ -1,0 +1,33 @@
+/** What of a tokenizer.json is read here, checked: the library that reads the rest trusts it. */
+import * as v from "valibot";
+import { UserError } from "../../native/errors.ts";
+
+/** Ids are places in a table. */
+const id = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(2 ** 24));
+const token = v.pipe(v.string(), v.minLength(1));
+
+const schema = v.looseObject({
+	added_tokens: v.optional(v.array(v.looseObject({ id, content: token, special: v.optional(v.boolean()) }))),
+	model: v.looseObject({
+		/** BPE and WordPiece: ids by token. Unigram: tokens with their scores. */
+		vocab: v.union([v.record(v.string(), id), v.array(v.tuple([v.string(), v.number()]))]),
+		unk_token: v.nullish(v.string()),
+		merges: v.optional(v.array(v.union([v.string(), v.tuple([v.string(), v.string()])]))),
+	}),
+});
+
+export type TokenizerFile = v.InferOutput<typeof schema>;
+
+/** The content of a tokenizer.json. Throws a UserError that names the first field that is not as it should be. */
+export function parseTokenizerFile(text: string, path: string): TokenizerFile {
+	let json: unknown;
+	try {
+		json = JSON.parse(text);
+	} catch (error) {
+		throw new UserError(`The tokenizer file ${path} is not JSON: ${(error as Error).message}.`);
+	}
+	const { output, issues } = v.safeParse(schema, json, { abortEarly: true });
+	if (issues === undefined) return output;
+	const [issue] = issues;
+	throw new UserError(`${path} is no tokenizer.json: ${v.getDotPath(issue) ?? "all of it"} is not as it should be.`);
+}
