@@ -19,7 +19,7 @@ function refusal(flags: readonly string[], environment: Record<string, string> =
 }
 
 const cases: readonly [name: string, flags: string[], message: RegExp][] = [
-	["a missing file", ["--data-path", "absent.txt"], /^mimo: The data file .*absent\.txt cannot be read: ENOENT\.$/],
+	["a missing file", ["--data-path", "absent.txt"], /^mimo: The data file .*absent\.txt does not exist\.$/],
 	["a loss that is not finite", ["--lr", "1e30", "--min-lr", "0"], /^mimo: Step \d+: the .* is not finite; .*\.$/],
 	["too little text", ["--seq-length", "100000"], /fewer than one sample of sequence-length 100000/],
 	["tokens outside the vocabulary", ["--vocab-size", "64"], /outside the vocabulary of vocab-size 64\.$/],

@@ -110,5 +110,5 @@ test("a language model alone refuses images, a set that is not prepared is refus
 	expect(images.stderr).toContain("has images, but the model has no encoder");
 	const absent = run("--data-path", "nowhere.yaml");
 	expect(absent.exitCode).toBe(1);
-	expect(absent.stderr).toContain("nowhere.yaml is not a prepared data set");
+	expect(absent.stderr).toContain("nowhere.yaml does not exist");
 });
