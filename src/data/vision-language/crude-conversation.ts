@@ -7,7 +7,7 @@ import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Conversation, Fragment, Prompts, Role, Turn } from "./conversation.ts";
 import { type EncodedImage, isImage } from "./encoded-image.ts";
-import { imagesInTars, namedMedia, unreadableMedia } from "./media.ts";
+import { imagesInTars, mediaOfCrude, recordOf } from "./media.ts";
 
 const imageTag = "<image>";
 
@@ -25,12 +25,9 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 		throw new SampleError(`Sample ${sample.key} cannot be trained on: ${reason}.`, sample.key);
 	};
 	const images = imageParts(sample);
-	const json = Object.entries(sample.fields).find(([name]) => name === "json" || name.endsWith(".json"))?.[1];
-	const record = typeof json === "object" && json !== null ? (json as Record<string, unknown>) : {};
-	const unreadable = unreadableMedia(Object.keys(sample.fields), record);
-	if (unreadable !== null) return refuse(unreadable);
-	const named = images.length === 0 ? namedMedia(record, "image") : null;
-	if (named !== null) return refuse(`${named}, but it has no image part; ${imagesInTars}`);
+	const media = mediaOfCrude(sample.fields);
+	if (media !== null) return refuse(media);
+	const record = recordOf(sample.fields);
 	const spoken = record.conversations ?? record.messages;
 	if (Array.isArray(spoken)) {
 		const turns = spoken.map((entry) => {

@@ -1,5 +1,5 @@
 /** Media that a sample names or brings and that cannot be trained on: said by name instead of passed over. */
-import { mediaOfExtension } from "../energon/format/decode.ts";
+import { isImageExtension, mediaOfExtension } from "../energon/format/decode.ts";
 
 /** JSON fields that name files beside the record. */
 const fields: Readonly<Record<"image" | "video" | "audio", readonly string[]>> = {
@@ -19,7 +19,7 @@ function firstNamed(value: unknown): string | null {
 }
 
 /** Why a JSON record names media of a kind, or null. */
-export function namedMedia(record: Readonly<Record<string, unknown>>, kind: keyof typeof fields): string | null {
+function namedMedia(record: Readonly<Record<string, unknown>>, kind: keyof typeof fields): string | null {
 	for (const field of fields[kind]) {
 		const name = Object.hasOwn(record, field) ? firstNamed(record[field]) : null;
 		if (name !== null) return `its field ${field} names ${JSON.stringify(name.slice(0, 100))}`;
@@ -28,7 +28,7 @@ export function namedMedia(record: Readonly<Record<string, unknown>>, kind: keyo
 }
 
 /** Why the text of a record asks for media of a kind, or null. */
-export function taggedMedia(record: Readonly<Record<string, unknown>>, kind: keyof typeof tags): string | null {
+function taggedMedia(record: Readonly<Record<string, unknown>>, kind: keyof typeof tags): string | null {
 	const inText = (value: unknown): boolean => {
 		if (typeof value === "string") return value.includes(tags[kind]);
 		if (Array.isArray(value)) return value.some(inText);
@@ -40,19 +40,24 @@ export function taggedMedia(record: Readonly<Record<string, unknown>>, kind: key
 	return [conversations, messages, text, caption].some(inText) ? `its text has ${tags[kind]}` : null;
 }
 
-/** Why a sample is a video or a sound, with its parts and its JSON record; null where it is neither. */
-export function unreadableMedia(parts: readonly string[], record: Readonly<Record<string, unknown>>): string | null {
-	for (const kind of ["video", "audio"] as const) {
-		const part = parts.find((extension) => mediaOfExtension(extension) === kind);
-		const why =
-			part === undefined ? namedMedia(record, kind) : `its part ${part} is ${kind === "video" ? "a video" : "audio"}`;
-		if (why !== null) return `${why}, and ${kind} is not built yet`;
-	}
-	return null;
-}
-
 /** How images get into samples: for messages about records that only name them. */
 export const imagesInTars = "images are read from tar files, beside the JSON part of their sample";
+
+/** The JSON record of a crude sample; empty where it has none. */
+export function recordOf(fields: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
+	const json = Object.entries(fields).find(([name]) => name === "json" || name.endsWith(".json"))?.[1];
+	return typeof json === "object" && json !== null ? (json as Record<string, unknown>) : {};
+}
+
+/** Why a crude sample, its fields by extension, needs media that it does not have or that cannot be read; or null. */
+export function mediaOfCrude(fields: Readonly<Record<string, unknown>>): string | null {
+	const parts = Object.keys(fields);
+	const record = recordOf(fields);
+	const unreadable = unreadableMedia(parts, record);
+	if (unreadable !== null) return unreadable;
+	const named = parts.some(isImageExtension) ? null : namedMedia(record, "image");
+	return named === null ? null : `${named}, but it has no image part; ${imagesInTars}`;
+}
 
 /** Why a record of a JSONL file cannot be trained on: it has no room for media. Null where it is text alone. */
 export function mediaOfRecord(record: unknown): string | null {
@@ -64,4 +69,15 @@ export function mediaOfRecord(record: unknown): string | null {
 	if (image !== null) return `${image}, but a JSONL file has no images; ${imagesInTars}`;
 	const tagged = taggedMedia(json, "video") ?? taggedMedia(json, "audio");
 	return tagged === null ? null : `${tagged}, and neither video nor audio is built yet`;
+}
+
+/** Why a sample is a video or a sound, with its parts and its JSON record; null where it is neither. */
+function unreadableMedia(parts: readonly string[], record: Readonly<Record<string, unknown>>): string | null {
+	for (const kind of ["video", "audio"] as const) {
+		const part = parts.find((extension) => mediaOfExtension(extension) === kind);
+		const why =
+			part === undefined ? namedMedia(record, kind) : `its part ${part} is ${kind === "video" ? "a video" : "audio"}`;
+		if (why !== null) return `${why}, and ${kind} is not built yet`;
+	}
+	return null;
 }

@@ -100,6 +100,22 @@ describe("lint", () => {
 		}
 	});
 
+	test("crude samples of videos, and those that name images which are no parts", () => {
+		const members = [
+			["a.mp4", "x"],
+			["a.txt", "A video."],
+			["b.json", '{"image": "b.jpg", "caption": "no part"}'],
+			["c.json", '{"image": "c.png", "caption": "a part"}'],
+			["c.png", png(4, 4)],
+		] as const;
+		const path = join(scratch.file("media/0.tar", tar(members)), "..");
+		prepare(path, { ...defaultPrepareOptions, splitRatio: "1,0,0", sampleType: "CrudeWebdataset" });
+		expect(problems(path).map(({ key, what }) => [key, what])).toEqual([
+			["a", "Sample a cannot be trained on: its part mp4 is a video, and video is not built yet."],
+			["b", expect.stringContaining('its field image names "b.jpg", but it has no image part')],
+		]);
+	});
+
 	test("JSONL records that are no JSON", () => {
 		const path = scratch.file("facts.jsonl", '{"text": "a"}\n{broken}\n{"text": "b"}\n');
 		prepare(path, defaultPrepareOptions);

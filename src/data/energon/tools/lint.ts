@@ -1,5 +1,5 @@
 /** Reads everything of a data set: tars against their indexes, every sample decoded. Each problem is reported by name. */
-import { mediaOfRecord } from "../../vision-language/media.ts";
+import { mediaOfCrude, mediaOfRecord } from "../../vision-language/media.ts";
 import { loadSample } from "../dataset.ts";
 import { BrokenSampleError, SampleError } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
@@ -192,7 +192,11 @@ class Linter {
 			if (raw === null) continue;
 			const found: RawSample = raw;
 			const record = { restoreKey: ["Webdataset", index], data: [found] };
-			this.#try(shard.name, found.key, () => loadSample(found, record, config, {}, { images: this.images }));
+			this.#try(shard.name, found.key, () => {
+				const { type, fields } = loadSample(found, record, config, {}, { images: this.images });
+				const media = type === "CrudeSample" ? mediaOfCrude(fields) : null;
+				if (media !== null) throw new SampleError(`Sample ${found.key} cannot be trained on: ${media}.`);
+			});
 		}
 	}
 
