@@ -8,8 +8,8 @@
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
- * logs, and traced, against one without. saves: how long training stands still for a checkpoint. energon: reading a data
- * set, against megatron-energon where Python has it.
+ * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
+ * resizing pictures, against Pillow where Python has it. energon: reading a data set, against megatron-energon likewise.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -19,6 +19,7 @@ import { benchCollectives } from "./collectives.ts";
 import { benchConversions } from "./conversions.ts";
 import { benchCuda, cudaTable } from "./cuda.ts";
 import { benchEnergon, findEnergon } from "./energon.ts";
+import { benchImages, findPillow } from "./images.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
 import { benchOverhead } from "./overhead.ts";
@@ -39,6 +40,7 @@ const suites = [
 	"plan",
 	"overhead",
 	"saves",
+	"images",
 	"energon",
 ] as const;
 const { values: flags, positionals } = parseArgs({
@@ -92,6 +94,11 @@ if (wanted("overlap")) take(await benchOverlap());
 if (wanted("plan")) take(benchPlan());
 if (wanted("overhead")) take(await benchOverhead());
 if (wanted("saves")) take(benchSaves());
+if (wanted("images")) {
+	const withPillow = findPillow();
+	if (withPillow === null) console.log("skip: images (no Python with Pillow; MIMO_PYTHON names one)");
+	else take(benchImages(library, withPillow));
+}
 if (wanted("energon")) {
 	const withEnergon = findEnergon();
 	if (withEnergon === null) console.log("skip: energon (no Python with megatron-energon; MIMO_PYTHON names one)");

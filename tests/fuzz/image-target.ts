@@ -1,0 +1,53 @@
+/** Image files of a kind as inputs: what Pillow's reference holds of it, small. */
+import { join } from "node:path";
+import { UserError } from "../../src/native/errors.ts";
+import { type ImageFormat, Images } from "../../src/native/images.ts";
+import { openLibrary } from "../../src/native/library.ts";
+import type { FuzzParser } from "./parser.ts";
+
+interface PillowFile {
+	readonly name: string;
+	readonly file: string;
+	readonly refused?: true;
+}
+
+/** A damaged size may be large and the file whole: decoding it takes what it takes. */
+const largestArea = 1 << 22;
+
+/** Checksums of a PNG's parts made right: what they guard is reached. */
+function repairPng(bytes: Uint8Array): Uint8Array {
+	const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+	for (let at = 8; at + 12 <= bytes.length; ) {
+		const end = at + 8 + view.getUint32(at);
+		if (end + 4 > bytes.length) break;
+		view.setUint32(end, Bun.hash.crc32(bytes.subarray(at + 4, end)));
+		at = end + 4;
+	}
+	return bytes;
+}
+
+export function imageParser(format: ImageFormat): FuzzParser {
+	return {
+		about: `${format} files: header, pixels, and resized`,
+		open: async () => {
+			const images = new Images(await openLibrary("cpu"));
+			const path = join(import.meta.dir, "../golden/images/pillow.json");
+			const { files } = (await Bun.file(path).json()) as { readonly files: readonly PillowFile[] };
+			const whole = files.filter(({ name, refused }) => name.startsWith(format) && !refused);
+			return {
+				seeds: whole.map(({ file }) => new Uint8Array(Buffer.from(file, "base64"))),
+				...(format === "PNG" ? { repair: repairPng } : {}),
+				parse: (bytes) => {
+					const { width, height } = images.inspect(bytes);
+					if (width * height > largestArea) return;
+					for (const channels of [1, 3, 4] as const) images.decode(bytes, channels);
+					images.decodeResized(bytes, [
+						{ width: 7, height: 5 },
+						{ width: 31, height: 3 },
+					]);
+				},
+				refuses: (error) => error instanceof UserError && /^the image [ -~]{5,200}$/.test(error.message),
+			};
+		},
+	};
+}

@@ -1,0 +1,3 @@
+import { imageParser } from "../image-target.ts";
+
+export default imageParser("JPEG");
