@@ -33,6 +33,8 @@ export function nearestName(name: string, candidates: readonly string[]): string
 	let best: string | null = null;
 	let distance = Math.max(1, Math.floor(name.length / 3)) + 1;
 	for (const candidate of candidates) {
+		// No fewer edits than the lengths differ by: a long name costs nothing.
+		if (Math.abs(name.length - candidate.length) >= distance) continue;
 		const d = editDistance(name, candidate);
 		if (d < distance) {
 			best = candidate;

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { inputName } from "./parser.ts";
 
 export class FileInput implements Disposable {
-	readonly folder = mkdtempSync(join(existsSync("/dev/shm") ? "/dev/shm" : tmpdir(), "mimo-fuzz-"));
+	readonly folder = mkdtempSync(join(existsSync("/dev/shm") ? "/dev/shm" : tmpdir(), "fuzzed-"));
 	readonly path: string;
 
 	/** `suffix`: what readers look for at the end of the name. */
