@@ -3,10 +3,10 @@ import { writeFileSync } from "node:fs";
 import { basename, extname } from "node:path";
 import { defineCommand } from "citty";
 import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { note } from "../observe/messages.ts";
 import { reportPage } from "../observe/page/page.ts";
 import { readRunLog } from "../observe/run-log.ts";
-import { exitCodes } from "../native/exit-codes.ts";
 
 export default defineCommand({
 	meta: { name: "report", description: "Draw a run's log, also of one that goes on, as one HTML page." },
