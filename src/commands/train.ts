@@ -4,7 +4,7 @@ import { defineCommand } from "citty";
 import { flagHelp } from "../config/help.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
+import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { note } from "../observe/messages.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -59,9 +59,7 @@ export default defineCommand({
 			threads: configuration.threads,
 			deterministic: configuration.deterministicMode,
 			graphs: configuration.cudaGraphImpl === "local",
-			configuration: Object.fromEntries(
-				Object.entries(configuration).map(([key, value]) => [key, JSON.stringify(value)]),
-			),
+			configuration: textOf(configuration),
 			describe: (rank: number) => topology.describe(rank),
 			reporter: topology.worldSize - 1,
 			timeoutMinutes: configuration.distributedTimeoutMinutes,

@@ -2,7 +2,7 @@
 import { defineCommand } from "citty";
 import { flagHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
+import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes, signalled } from "../native/exit-codes.ts";
 import type { Layout } from "../parallel/layout.ts";
@@ -161,7 +161,7 @@ function rankOptions(c: TrainingConfiguration, plan: Plan): RankOptions {
 		deterministic: c.deterministicMode,
 		graphs: c.cudaGraphImpl === "local",
 		configuration: {
-			...Object.fromEntries(Object.entries(c).map(([key, value]) => [key, JSON.stringify(value)])),
+			...textOf(c),
 			layouts: plan.name,
 		},
 		describe: (rank) => topology.describe(rank),

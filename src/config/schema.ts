@@ -72,6 +72,11 @@ export function propertyOf(key: Key): keyof TrainingConfiguration {
 	return camelCase(key) as keyof TrainingConfiguration;
 }
 
+/** Every key and its value as JSON: what ranks of a run compare. */
+export function textOf(c: TrainingConfiguration): Record<string, string> {
+	return Object.fromEntries(keys.map((key) => [key, JSON.stringify(c[propertyOf(key)])]));
+}
+
 const known = new Map<string, Key>(
 	keys.flatMap((key) => [key, ...(fieldOf(key).aliases ?? [])].map((name) => [name, key] as const)),
 );

@@ -26,12 +26,21 @@ function jobOf({ SLURM_JOB_ID: slurm, TORCHELASTIC_RUN_ID: torchrun }: Environme
 export function ownProcess(environment: Environment = process.env): ProcessIdentity {
 	return {
 		host: hostname(),
-		boot: readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim(),
-		namespace: readlinkSync("/proc/self/ns/pid"),
+		boot: readable(() => readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim()),
+		namespace: readable(() => readlinkSync("/proc/self/ns/pid")),
 		pid: process.pid,
-		started: processStat(process.pid)!.started,
+		started: processStat(process.pid)?.started ?? "",
 		job: jobOf(environment),
 	};
+}
+
+/** What a sandbox may not show is "". */
+function readable(read: () => string): string {
+	try {
+		return read();
+	} catch {
+		return "";
+	}
 }
 
 /** "process 4711 on n012 (Slurm job 17)". */
@@ -42,6 +51,7 @@ export function describeProcess({ pid, host, job }: ProcessIdentity): string {
 /** Whether a process lives; null: it cannot be seen from `here`. */
 export function lives(process: ProcessIdentity, here: ProcessIdentity): boolean | null {
 	if (process.boot !== here.boot || process.namespace !== here.namespace) return null;
+	if (here.boot === "" || here.namespace === "" || here.started === "") return null;
 	const stat = processStat(process.pid);
 	return stat !== null && stat.started === process.started && stat.state !== "Z" && stat.state !== "X";
 }

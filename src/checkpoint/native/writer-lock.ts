@@ -186,7 +186,13 @@ export class WriterClaim {
 			rmSync(lockPath(root, generation), { force: true });
 			return { waiting: "another run claims it at the same time" };
 		}
-		for (const other of dead) rmSync(lockPath(root, other), { force: true });
+		for (const other of dead) {
+			try {
+				rmSync(lockPath(root, other), { force: true });
+			} catch {
+				// Another user's: it stays, and stays dead.
+			}
+		}
 		return { lock: new WriterLock(root, generation, own, times) };
 	}
 
