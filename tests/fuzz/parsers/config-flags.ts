@@ -47,6 +47,8 @@ export default {
 			// A file of this machine is no input.
 			resolveConfiguration(given.filter((argument) => !argument.startsWith("--config")));
 		},
+		// A misspelt flag is compared with every other, 0.4 ms each, and a case may have two thousand of them.
+		milliseconds: 4000,
 		refuses: (error) => error instanceof UserError && error.message.length <= 100_000,
 	}),
 } satisfies FuzzParser;
