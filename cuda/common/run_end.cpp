@@ -45,7 +45,6 @@ bool Run::claim_diagnosis() {
 
 void Run::conclude(int32_t exit_code) {
   MIMO_REQUIRE(failed(), "mimo_run_conclude");
-  rank();
   exit_code_ = exit_code;
   std::call_once(concluded_, [this] {
     write_recording();

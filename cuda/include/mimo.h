@@ -256,7 +256,7 @@ MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
 MIMO_API int32_t mimo_run_diagnose(mimo_run* run, char* text, int64_t capacity);
 /* The descriptor that this process prints a diagnosis to, in place of standard error. */
 MIMO_API int32_t mimo_run_print_to(mimo_run* run, int32_t file);
-/* The run has failed, and this rank will end with `exit_code`. Returns when the diagnosis has been printed, to standard
+/* The run has failed, and this rank, joined or not, will end with `exit_code`. Returns when the diagnosis has been printed, to standard
  * error (or where mimo_run_print_to says) by this process where neither a living launcher nor another rank does, or after some seconds. A rank of this host that
  * is to blame and does not live on is killed then. */
 MIMO_API int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code);
