@@ -1,7 +1,7 @@
 /** Runs a parser on mutated inputs in a process of its own, and watches that process. */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { basename, join } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { type ChildOptions, type Failure, progress, saveInput } from "./child.ts";
 import { Mutator } from "./mutate.ts";
 import type { FuzzParser } from "./parser.ts";
@@ -114,6 +114,8 @@ async function runChild(
 		stdin: "ignore",
 		stdout: "pipe",
 		stderr: "pipe",
+		// What a killed child leaves there goes with this folder.
+		env: { ...process.env, TMPDIR: dirname(options.page) },
 	});
 	let reason: string | null = null;
 	let last = { index: -1, at: performance.now() };

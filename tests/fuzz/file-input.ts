@@ -1,11 +1,11 @@
-/** Inputs of parsers that open a path: one file, in memory where the machine has /dev/shm. */
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+/** Inputs of parsers that open a path. */
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { inputName } from "./parser.ts";
 
 export class FileInput implements Disposable {
-	readonly folder = mkdtempSync(join(existsSync("/dev/shm") ? "/dev/shm" : tmpdir(), "fuzzed-"));
+	readonly folder = mkdtempSync(join(tmpdir(), "fuzzed-"));
 	readonly path: string;
 
 	/** `suffix`: what readers look for at the end of the name. */

@@ -1,4 +1,4 @@
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { EventFile } from "../../../src/observe/event-file.ts";
@@ -21,7 +21,7 @@ function withChecksums(bytes: Uint8Array): Uint8Array {
 export default {
 	about: "a TensorBoard event file",
 	open: () => {
-		const folder = mkdtempSync(join(existsSync("/dev/shm") ? "/dev/shm" : tmpdir(), `${inputName}-`));
+		const folder = mkdtempSync(join(tmpdir(), `${inputName}-`));
 		const written = join(folder, "seed");
 		const file = new EventFile(written);
 		file.write(1, [
