@@ -16,6 +16,7 @@ const level: Readonly<Record<string, number>> = {
 	data: 5,
 	checkpoint: 5,
 	models: 4,
+	schedule: 4,
 	optim: 4,
 	parallel: 3,
 	tensor: 2,

@@ -121,7 +121,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	const precision = args.bf16 ? "bf16" : "f32";
-	if (layout.topology.colocated) {
+	if (layout.topology.worldSize === 1) {
 		const { mimoParity } = await import("../parity/mimo.ts");
 		return mimoParity(world.device, args.golden, { weights: args.weights, precision });
 	}

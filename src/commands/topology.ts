@@ -47,7 +47,7 @@ export function topologyTable({ configuration, notes }: ResolvedConfiguration): 
 }
 
 function summary({ worldSize, colocated, modules }: TopologyDescription): string {
-	if (colocated) return "1 rank: encoder and language model in one process.";
+	if (colocated && worldSize === 1) return "1 rank: encoder and language model in one process.";
 	const spans = modules.map(({ name, offset, size }) => `${name} ${span(offset, size)}`).join(", ");
 	return `${worldSize} rank${worldSize === 1 ? "" : "s"}: ${spans}.`;
 }
@@ -74,13 +74,13 @@ function ranks({ ranks }: TopologyDescription): string[] {
 
 function routes({ routes }: TopologyDescription): string[] {
 	return columns([
-		["encoder lanes", "leaders", "", "language lanes", "leaders"],
+		["encoder lanes", "ranks", "", "language lanes", "ranks"],
 		...routes.map((route) => [
 			ranksOf(route.sources),
-			ranksOf(route.sourceLeaders),
+			ranksOf(route.sourceRanks),
 			"→",
 			ranksOf(route.destinations),
-			ranksOf(route.destinationLeaders),
+			ranksOf(route.destinationRanks),
 		]),
 	]);
 }

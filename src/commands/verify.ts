@@ -111,10 +111,11 @@ function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }
 	const grids = {
 		"encoder-tp": encoder.tensor,
 		"encoder-dp": encoder.data,
-		"llm-offset": layout.encoder === null ? 0 : encoder.tensor * encoder.data,
+		"llm-offset": layout.encoder === null || layout.colocated ? 0 : encoder.tensor * encoder.data,
 		"llm-tp": language.tensor,
 		"llm-dp": language.data,
 		"llm-ep": language.expert,
+		"llm-pp": language.pipeline,
 		"llm-expt-tp": language.expertTensor,
 		"tensor-parallel-num-weight-shards": language.tensor,
 		"expert-tensor-parallel-num-weight-shards": language.expertTensor,

@@ -1,6 +1,6 @@
 /** What keys must satisfy together; the layout's part is in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
-import { dataLanes, hasEncoder, sharesOneProcess } from "./derive.ts";
+import { dataLanes, hasEncoder, sharesRanks } from "./derive.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
@@ -213,7 +213,7 @@ const schedule: readonly Check[] = [
 
 /** What upstream asks of a run that encodes ahead of time. */
 const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
-	["an encoder on ranks of its own", (c) => hasEncoder(c) && !sharesOneProcess(c)],
+	["an encoder on ranks of its own", (c) => hasEncoder(c) && !sharesRanks(c)],
 	["freeze-vit", (c) => c.freezeVit],
 	["a projector that trains (no freeze-projection)", (c) => !c.freezeProjection],
 	["encoder-tp 1", (c) => c.encoderTp === 1],

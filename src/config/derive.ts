@@ -29,10 +29,10 @@ export function encoderMicroBatchSize(c: TrainingConfiguration, perLane = c.micr
 	return (perLane * dataLanes(c)) / c.encoderDp;
 }
 
-/** Whether encoder and language model share one process: the language model starts on the encoder's only rank. */
-export function sharesOneProcess(c: TrainingConfiguration): boolean {
-	const ranks = c.encoderTp * c.encoderDp * c.llmTp * c.llmPp * dataLanes(c);
-	return hasEncoder(c) && c.llmOffset === 0 && ranks === 1;
+/** Whether encoder and language model live on the same ranks: both start at rank 0 and have equally many. */
+export function sharesRanks(c: TrainingConfiguration): boolean {
+	const equal = c.encoderTp * c.encoderDp === c.llmTp * c.llmPp * dataLanes(c);
+	return hasEncoder(c) && c.llmOffset === 0 && equal;
 }
 
 /** Whether a vision encoder runs beside the language model. */

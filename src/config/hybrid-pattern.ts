@@ -14,7 +14,6 @@ function isLayerSymbol(symbol: string): symbol is LayerSymbol {
 
 /** Megatron's symbols that are not built. */
 const notBuilt: Readonly<Record<string, string>> = {
-	"|": "pipeline-stage boundaries (|)",
 	"/": "multi-token prediction depths (/)",
 	"[": "layer groups ([ and ])",
 	"]": "layer groups ([ and ])",
@@ -36,11 +35,32 @@ export class PatternError extends UserError {
 	}
 }
 
-/** The layers of a pattern in order. Throws a PatternError. */
+/** The layers of a pattern in order, wherever it is cut. Throws a PatternError. */
 export function parseHybridPattern(pattern: string): readonly LayerSymbol[] {
-	const symbols = [...pattern];
-	if (symbols.length === 0) throw new PatternError(pattern, 0, "it is empty; allowed are M, *, - and E");
-	return symbols.map((symbol, index) => {
+	return parseSegments(pattern).flat();
+}
+
+/** The layers of every segment of a pattern, which | cuts; a segment may be empty. Throws a PatternError. */
+export function parseSegments(pattern: string): readonly (readonly LayerSymbol[])[] {
+	if (withoutCuts(pattern) === "") {
+		throw new PatternError(pattern, 0, "it is empty; allowed are M, *, - and E, and | between segments");
+	}
+	let position = 0;
+	return pattern.split("|").map((segment) => {
+		const first = position;
+		position += [...segment].length + 1;
+		return parseLayers(pattern, segment, first);
+	});
+}
+
+/** A pattern's layers alone. */
+export function withoutCuts(pattern: string): string {
+	return pattern.replaceAll("|", "");
+}
+
+function parseLayers(pattern: string, segment: string, first: number): LayerSymbol[] {
+	return [...segment].map((symbol, at) => {
+		const index = first + at;
 		if (isLayerSymbol(symbol)) return symbol;
 		const what = Object.hasOwn(notBuilt, symbol)
 			? `${notBuilt[symbol]} are not built yet`

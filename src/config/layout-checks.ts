@@ -1,6 +1,7 @@
 /** What a layout of ranks must satisfy (runtime.md §1.3): spans, sizes that divide, batches that spread over lanes. */
 import { type Check, divides, unless } from "./check.ts";
-import { dataLanes, hasEncoder, paddedVocabularySize, sharesOneProcess, weightShards } from "./derive.ts";
+import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "./derive.ts";
+import { pipelineObjection } from "./pipeline.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
 /** What a tensor-parallel size cuts, and how long that is; only what the configuration uses. */
@@ -32,14 +33,18 @@ const spansMeet: Check = (c) => {
 			`allowed is 0 ${c.llmOnly ? "with llm-only" : "without an encoder"}`,
 		);
 	}
-	if (sharesOneProcess(c)) return null;
+	if (sharesRanks(c)) return null;
 	const end = c.encoderTp * c.encoderDp;
 	const languageEnd = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
 	const trouble =
 		c.llmOffset < end
 			? `on ${rankSpan(c.llmOffset, Math.min(end, languageEnd))} both modules would run`
 			: `on ${rankSpan(end, c.llmOffset)} no module would run`;
-	return unless(c.llmOffset === end, "llm-offset", `allowed is encoder-tp × encoder-dp (${end}): ${trouble}`);
+	return unless(
+		c.llmOffset === end,
+		"llm-offset",
+		`allowed is encoder-tp × encoder-dp (${end}), or 0 where both modules have equally many ranks: ${trouble}`,
+	);
 };
 
 /** The expert view divides the ranks of a pipeline stage again. */
@@ -103,6 +108,16 @@ export const weightShardChecks: readonly Check[] = [
 /** Sizes that cut the model come last: refusing one skips every check that reads it. */
 export const layoutChecks: readonly Check[] = [
 	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),
+	(c) => {
+		const objection = pipelineObjection(c.hybridLayerPattern, c.llmPp);
+		return unless(objection === null, "llm-pp", `allowed is ${objection}`);
+	},
+	(c) =>
+		unless(
+			c.microbatchGroupSizePerVirtualPipelineStage === null || c.microbatchGroupSizePerVirtualPipelineStage >= c.llmPp,
+			"microbatch-group-size-per-virtual-pipeline-stage",
+			`allowed is at least llm-pp (${c.llmPp})`,
+		),
 	(c) => unless(c.numExperts % c.llmEp === 0, "llm-ep", `allowed is a divisor of num-experts (${c.numExperts})`),
 	expertsDivideStage,
 	expertShardsDivideStage,

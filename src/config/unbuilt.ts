@@ -7,10 +7,7 @@ import type { Key, TrainingConfiguration } from "./schema.ts";
 
 type Unbuilt = readonly [key: Key, what: string, wanted: (configuration: TrainingConfiguration) => boolean];
 
-const unbuilt: readonly Unbuilt[] = [
-	["llm-pp", "pipeline parallelism", (c) => c.llmPp > 1],
-	["grad-reduce-in-bf16", "reducing gradients in bf16", (c) => c.gradReduceInBf16],
-];
+const unbuilt: readonly Unbuilt[] = [["grad-reduce-in-bf16", "reducing gradients in bf16", (c) => c.gradReduceInBf16]];
 
 /** Throws a UserError that names everything the configuration wants and this version lacks. */
 export function refuseUnbuilt(configuration: TrainingConfiguration): void {

@@ -1,4 +1,4 @@
-import type { ImageSet } from "./images.ts";
+import { type ImageSet, noImages } from "./images.ts";
 
 /** What a language model trains on at once: `lengths.length` sequences laid one after the other. */
 export interface Microbatch {
@@ -27,6 +27,11 @@ export interface ImageTextMicrobatch {
 /** Tokens of every sample that image rows are counted for. */
 export function sampleLengths({ samples, lengths }: Pick<Microbatch, "samples" | "lengths">): readonly number[] {
 	return samples ?? lengths;
+}
+
+/** Text alone. */
+export function withoutImages(text: Microbatch): ImageTextMicrobatch {
+	return { text, images: noImages(sampleLengths(text).length) };
 }
 
 /** The text of a rank that reads none. */

@@ -59,6 +59,7 @@ export class ModuleParameters implements Disposable {
 					decays: decays(spec),
 					expert: spec.experts !== undefined,
 					replicated: spec.shard.kind === "replicated",
+					copy: spec.copy === undefined ? "none" : spec.copy.counted ? "counted" : "uncounted",
 					frozen: options.frozen(spec),
 				}),
 			),

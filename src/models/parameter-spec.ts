@@ -22,6 +22,8 @@ export interface ParameterSpec {
 	readonly shard: Shard;
 	/** Rows of a vocabulary that exist; the rest are padding, always zero. */
 	readonly liveRows?: number;
+	/** A copy of a tensor that another stage holds too; their gradients are summed, and of both one is `counted`. */
+	readonly copy?: { readonly counted: boolean };
 	/** Stored in fp32 even in bf16 training. */
 	readonly alwaysF32?: boolean;
 }

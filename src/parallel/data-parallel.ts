@@ -16,6 +16,8 @@ export interface ReplicaGroups {
 	readonly expert: Group;
 	/** Ranks that hold the replicated parameters and different tokens: their gradients are partial sums; or null. */
 	readonly sequenceParallel: Group | null;
+	/** This rank and the one of another pipeline stage that holds copies of its parameters; or null. */
+	readonly copies: Group | null;
 }
 
 export interface OwnedRange {
@@ -75,7 +77,7 @@ export class DataParallel {
 	/** The elements of a buffer whose gradients are final here after reduce(), and which this rank updates. */
 	owned(buffer: ParameterBuffer): OwnedRange {
 		const { rank, size } = this.groupOf(buffer);
-		const counted = !buffer.kind.replicated || this.countsReplicated;
+		const counted = (!buffer.kind.replicated || this.countsReplicated) && buffer.kind.copy !== "uncounted";
 		if (!this.distributedOptimizer) return { begin: 0, end: buffer.elements, counted: counted && rank === 0 };
 		const slice = buffer.elements / size;
 		return { begin: rank * slice, end: (rank + 1) * slice, counted };
@@ -112,9 +114,12 @@ export class DataParallel {
 		return this.#order[this.#pending.length];
 	}
 
-	/** Sums over ranks that cut tokens go over the group that backward itself uses: they stay behind it. */
-	#lastOfAll(buffer: ParameterBuffer): boolean {
-		return buffer.kind.replicated && this.groups.sequenceParallel !== null;
+	/**
+	 * Sums over ranks that cut tokens go over the group that backward itself uses, and another stage adds to its copy as
+	 * long as its own backward runs: they stay behind it.
+	 */
+	#lastOfAll({ kind }: ParameterBuffer): boolean {
+		return (kind.replicated && this.groups.sequenceParallel !== null) || kind.copy !== "none";
 	}
 
 	#expectAll(): void {
@@ -123,7 +128,8 @@ export class DataParallel {
 
 	#start(buffer: ParameterBuffer): Pending {
 		const gradients = buffer.gradients!;
-		if (this.#lastOfAll(buffer)) this.groups.sequenceParallel!.allReduce(gradients).wait();
+		if (buffer.kind.copy !== "none") this.groups.copies?.allReduce(gradients).wait();
+		if (buffer.kind.replicated) this.groups.sequenceParallel?.allReduce(gradients).wait();
 		const group = this.groupOf(buffer);
 		if (group.size === 1) return { wait() {} };
 		using slice = this.#slice(buffer, gradients);
@@ -172,5 +178,6 @@ export class DataParallel {
 /** One process holds the only replica. */
 export function onlyReplica(parameters: ParameterSet): DataParallel {
 	const alone = groupOfOne("dp", 0);
-	return new DataParallel(parameters, { dense: alone, expert: alone, sequenceParallel: null }, false, true);
+	const groups = { dense: alone, expert: alone, sequenceParallel: null, copies: null };
+	return new DataParallel(parameters, groups, false, true);
 }

@@ -1,5 +1,5 @@
 /** A layout as plain data: what `mimo train --print-topology --json` prints, and its table is made of. */
-import { type Coordinates, type Grid, type GroupKind, groupKinds, groupsOf } from "./grid.ts";
+import { type Coordinates, type Grid, groupsOf, kindsOf } from "./grid.ts";
 import type { Topology } from "./topology.ts";
 
 export interface NamedGroups {
@@ -24,30 +24,30 @@ export interface RankPlace extends Coordinates {
 	readonly module: string;
 }
 
-/** Lanes of both sides that exchange rows with each other only, and the ranks that do it for them. */
+/** Lanes of both sides that exchange rows with each other only, and their ranks. */
 export interface RouteDescription {
-	/** Encoder lanes and the ranks that send for them. */
+	/** Encoder lanes and the ranks that send their rows. */
 	readonly sources: readonly number[];
-	readonly sourceLeaders: readonly number[];
-	/** Language lanes and the ranks that receive for them. */
+	readonly sourceRanks: readonly number[];
+	/** Language lanes and the ranks that receive rows. */
 	readonly destinations: readonly number[];
-	readonly destinationLeaders: readonly number[];
+	readonly destinationRanks: readonly number[];
 }
 
 export interface TopologyDescription {
 	readonly worldSize: number;
-	/** One process holds both modules. */
+	/** Both modules live on the same ranks. */
 	readonly colocated: boolean;
 	readonly modules: readonly ModuleDescription[];
 	readonly ranks: readonly RankPlace[];
 	readonly routes: readonly RouteDescription[];
-	/** Groups over both modules: world, and with an encoder of its own ranks bridge, the leaders of all lanes. */
+	/** Groups over both modules: world, and with an encoder the ranks that image rows go between. */
 	readonly groups: readonly NamedGroups[];
 }
 
 export function describeTopology(topology: Topology): TopologyDescription {
-	const { encoder, language, worldSize, colocated } = topology;
-	const modules = [...(encoder ? [encoder] : []), language].map(describeModule);
+	const { worldSize, colocated } = topology;
+	const modules = topology.modules.map(describeModule);
 	const ranks = Array.from({ length: worldSize }, (_, rank) => ({
 		rank,
 		module: topology.moduleOf(rank),
@@ -55,7 +55,7 @@ export function describeTopology(topology: Topology): TopologyDescription {
 	}));
 	const groups = [
 		{ name: "world", groups: [ranks.map(({ rank }) => rank)] },
-		...(encoder ? [{ name: "bridge", groups: [topology.leaders] }] : []),
+		...(topology.imageRanks.length > 1 ? [{ name: "edge.image_rows", groups: [topology.imageRanks] }] : []),
 	];
 	return { worldSize, colocated, modules, ranks, routes: describeRoutes(topology), groups };
 }
@@ -71,9 +71,9 @@ function describeRoutes(topology: Topology): RouteDescription[] {
 		const destinations = [...new Set(some.map(({ destination }) => destination))];
 		return {
 			sources,
-			sourceLeaders: sources.map((lane) => topology.sourceLeader(lane)),
+			sourceRanks: sources.flatMap((lane) => topology.imageEdge!.from[lane]!),
 			destinations,
-			destinationLeaders: destinations.map((lane) => topology.destinationLeader(lane)),
+			destinationRanks: destinations.flatMap((lane) => topology.imageEdge!.to[lane]!),
 		};
 	});
 }
@@ -86,6 +86,6 @@ function describeModule(grid: Grid): ModuleDescription {
 		size: grid.size,
 		sizes: { tp: tensor, dp: data, pp: pipeline, expt_tp: expertTensor, ep: expert, expt_dp: grid.expertData },
 		lanes: grid.groups("dense", ["tp", "pp"]),
-		groups: (Object.keys(groupKinds) as GroupKind[]).map((kind) => ({ name: kind, groups: groupsOf(grid, kind) })),
+		groups: kindsOf(grid).map((kind) => ({ name: kind, groups: groupsOf(grid, kind) })),
 	};
 }

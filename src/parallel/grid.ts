@@ -115,8 +115,17 @@ export const groupKinds = {
 	tp_dp: ["dense", ["tp", "dp"]],
 	expt_dp: ["expert", ["expt_dp"]],
 	tp_ep: ["expert", ["expt_tp", "ep"]],
+	pp: ["dense", ["pp"]],
+	mp: ["dense", ["tp", "pp"]],
+	module: ["dense", ["tp", "dp", "pp"]],
 } as const;
 export type GroupKind = keyof typeof groupKinds;
+
+/** The kinds of groups that a grid's ranks make: those over stages where there are several. */
+export function kindsOf({ shape }: Grid): GroupKind[] {
+	const kinds = Object.keys(groupKinds) as GroupKind[];
+	return kinds.filter((kind) => shape.pipeline > 1 || !(groupKinds[kind][1] as readonly string[]).includes("pp"));
+}
 
 /** All groups of a kind in a grid. */
 export function groupsOf(grid: Grid, kind: GroupKind): number[][] {

@@ -1,20 +1,25 @@
 /**
- * Layout strings: `ENCODER+LANGUAGE`, each side any of tpN, dpN, epN and etpN written together, or a bare number, which
- * means dp. A side has tp × dp ranks; ep and etp divide them again. `1` alone is one process that holds both modules.
+ * Layout strings: `ENCODER+LANGUAGE` on ranks of their own, `ENCODER|LANGUAGE` on the same ranks. A side is any of tpN, dpN,
+ * ppN, epN and etpN written together, or a bare number, which means dp. It has tp × dp × pp ranks; ep and etp divide those
+ * of a pipeline stage again. The encoder has no pp. A language side alone is a language model without an encoder; `1` alone
+ * is one process that holds all modules.
  */
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import { lanesNest, layOut, type SideLayout, type Topology } from "./topology.ts";
+import { lanesNest } from "./edge-layout.ts";
+import { layOut, type SideLayout, type Topology } from "./topology.ts";
 
 export interface Layout {
 	/** As it was written. */
 	readonly text: string;
-	/** null: one process holds both modules. */
+	/** null: a language model alone. */
 	readonly encoder: SideLayout | null;
 	readonly language: SideLayout;
+	/** Whether both live on the same ranks. */
+	readonly colocated: boolean;
 }
 
-type Piece = "tp" | "dp" | "ep" | "etp";
+type Piece = "tp" | "dp" | "pp" | "ep" | "etp";
 
 /** Part of a text and where it starts in the whole one. */
 interface Part {
@@ -45,9 +50,12 @@ export function parseLayout(text: string): Layout {
 	return parse(trim({ text, offset: 0 }), text);
 }
 
+/** A language model alone in one process. */
+export const languageAlone: Layout = { text: "1", encoder: null, language: sideOf({}), colocated: false };
+
 /** The grids of a layout. */
-export function topologyOfLayout({ encoder, language }: Layout): Topology {
-	return layOut(encoder, language, encoder === null);
+export function topologyOfLayout({ encoder, language, colocated }: Layout): Topology {
+	return layOut(encoder, language, colocated);
 }
 
 export interface NamedTopology {
@@ -70,27 +78,35 @@ function refusal(whole: string, part: Part, message: string): UserError {
 }
 
 function parse(layout: Part, whole: string): Layout {
-	if (layout.text === "1") return { text: "1", encoder: null, language: sideOf({}) };
-	const sides = split(layout, "+").map(trim);
-	if (sides.length === 1) {
-		throw refusal(whole, layout, "a layout is ENCODER+LANGUAGE, and 1 alone is one process with both");
-	}
+	if (layout.text === "") throw refusal(whole, layout, "a layout is ENCODER+LANGUAGE, ENCODER|LANGUAGE or LANGUAGE");
+	if (layout.text === "1") return { text: "1", encoder: sideOf({}), language: sideOf({}), colocated: true };
+	const colocated = layout.text.includes("|");
+	const sides = split(layout, colocated ? "|" : "+").map(trim);
 	if (sides.length > 2) throw refusal(whole, sides[2]!, "a layout has two sides, ENCODER+LANGUAGE");
+	if (sides.length === 1) {
+		return { text: layout.text, encoder: null, language: parseSide(sides[0]!, whole), colocated: false };
+	}
 	const [encoder, language] = sides.map((side) => parseSide(side, whole)) as [SideLayout, SideLayout];
+	if (encoder.pipeline > 1) throw refusal(whole, sides[0]!, "the encoder has no pipeline stages");
+	const [own, other] = [encoder, language].map(ranksOfSide) as [number, number];
+	if (colocated && own !== other) {
+		throw refusal(whole, sides[1]!, `${other} ranks of the language model are not the encoder's ${own}`);
+	}
 	if (!lanesNest(encoder.data, language.data)) {
 		const lanes = `${language.data} data lanes do not match the encoder's ${encoder.data}`;
 		throw refusal(whole, sides[1]!, `${lanes}: one number has to be a multiple of the other`);
 	}
-	return { text: layout.text, encoder, language };
+	return { text: layout.text, encoder, language, colocated };
 }
 
-/** What Megatron's grids have besides. */
-const unbuilt = { pp: "pipeline parallelism", cp: "context parallelism" } as const;
+function ranksOfSide({ tensor, data, pipeline }: SideLayout): number {
+	return tensor * data * pipeline;
+}
 
 type Sizes = Partial<Record<Piece, number>>;
 
-function sideOf({ tp = 1, dp = 1, ep = 1, etp = 1 }: Sizes): SideLayout {
-	return { tensor: tp, data: dp, expert: ep, expertTensor: etp };
+function sideOf({ tp = 1, dp = 1, pp = 1, ep = 1, etp = 1 }: Sizes): SideLayout {
+	return { tensor: tp, data: dp, pipeline: pp, expert: ep, expertTensor: etp };
 }
 
 function parseSide(side: Part, whole: string): SideLayout {
@@ -101,11 +117,14 @@ function parseSide(side: Part, whole: string): SideLayout {
 	for (const { 0: text, index } of side.text.matchAll(/[a-z]*[^a-z]*/g)) {
 		if (text === "") break;
 		const piece = { text, offset: side.offset + index };
-		const [, name, size] = /^(tp|dp|ep|etp)([1-9]\d{0,4})$/.exec(text) ?? [];
-		const [, absent] = /^(pp|cp)\d/.exec(text) ?? [];
-		if (absent !== undefined) throw refusal(whole, piece, `${unbuilt[absent as keyof typeof unbuilt]} is not built`);
+		const [, name, size] = /^(tp|dp|pp|ep|etp)([1-9]\d{0,4})$/.exec(text) ?? [];
+		if (/^cp\d/.test(text)) throw refusal(whole, piece, "context parallelism is not built");
 		if (name === undefined) {
-			throw refusal(whole, piece, "a piece is tp, dp, ep or etp and a whole number from 1; a bare number stands alone");
+			throw refusal(
+				whole,
+				piece,
+				"a piece is tp, dp, pp, ep or etp and a whole number from 1; a bare number stands alone",
+			);
 		}
 		if (sizes[name as Piece] !== undefined) throw refusal(whole, piece, `${name} is given a second time`);
 		sizes[name as Piece] = Number(size);

@@ -1,8 +1,8 @@
 /** The communication groups of one module as one of its ranks sees them (spec runtime 1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
 import type { ExpertParallel } from "./expert-parallel.ts";
-import { type Grid, type GroupKind, groupKinds, groupWith } from "./grid.ts";
-import type { Group } from "./group.ts";
+import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
+import { type Group, groupOfOne } from "./group.ts";
 import type { ModelParallel } from "./model-parallel.ts";
 
 /** Creates groups: a World does. Members call it in equal order. */
@@ -16,22 +16,30 @@ export interface ModuleGroups {
 	readonly replicas: ReplicaGroups;
 	/** Ranks with the same routers: they share tokens or replicate each other. */
 	readonly tpDp: Group;
+	/** The stages of this rank's pipeline, one rank each. */
+	readonly stages: Group;
+	/** Ranks that take the same microbatches: tensor-parallel ones of all stages. */
+	readonly lane: Group;
+	/** Every rank of the module. */
+	readonly module: Group;
 }
 
 /**
  * Makes this rank's groups of its module. `experts`: routed experts of the language model, 0 for the encoder.
- * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers.
+ * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers. `copies`: the first and the last stage
+ * hold copies of one parameter.
  */
 export async function moduleGroups(
 	factory: GroupFactory,
 	grid: Grid,
-	options: { readonly experts: number; readonly sequenceParallel: boolean },
+	options: { readonly experts: number; readonly sequenceParallel: boolean; readonly copies?: boolean },
 ): Promise<ModuleGroups> {
-	const groups = {} as Record<GroupKind, Group>;
-	for (const kind of Object.keys(groupKinds) as GroupKind[]) {
-		groups[kind] = await factory.group(`${grid.name}.${kind}`, groupWith(grid, kind, factory.rank));
+	const made: Partial<Record<GroupKind, Group>> = {};
+	for (const kind of kindsOf(grid)) {
+		made[kind] = await factory.group(`${grid.name}.${kind}`, groupWith(grid, kind, factory.rank));
 	}
-	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = groups;
+	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = made as Record<GroupKind, Group>;
+	const stages = made.pp ?? groupOfOne(`${grid.name}.pp`, factory.rank);
 	const experts: ExpertParallel | null =
 		options.experts > 0 && dispatch.size > 1
 			? {
@@ -40,9 +48,19 @@ export async function moduleGroups(
 					localExperts: options.experts / grid.shape.expert,
 				}
 			: null;
+	const ends = [stages.ranks[0]!, stages.ranks.at(-1)!];
+	const copied = options.copies === true && stages.size > 1 && ends.includes(factory.rank);
 	return {
 		model: { tp, experts },
-		replicas: { dense, expert, sequenceParallel: options.sequenceParallel && tp.size > 1 ? tp : null },
+		replicas: {
+			dense,
+			expert,
+			sequenceParallel: options.sequenceParallel && tp.size > 1 ? tp : null,
+			copies: copied ? await factory.group(`${grid.name}.embd`, ends) : null,
+		},
 		tpDp,
+		stages,
+		lane: made.mp ?? tp,
+		module: made.module ?? tpDp,
 	};
 }

@@ -32,6 +32,8 @@ export interface ParameterRequest {
 	readonly expert: boolean;
 	/** The same on every tensor-parallel rank: counted once in norms. */
 	readonly replicated: boolean;
+	/** Whether another stage holds it too: then gradients of both are summed, and one of both counts. */
+	readonly copy: "none" | "counted" | "uncounted";
 	readonly frozen: boolean;
 }
 
@@ -54,7 +56,7 @@ export class ParameterBuffer implements Disposable {
 
 	constructor(
 		device: Device,
-		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "frozen">,
+		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "copy" | "frozen">,
 		requests: readonly ParameterRequest[],
 		slices: number,
 		/** Place of its first parameter among the module's: forward reads in that order, backward comes back in the other. */
@@ -162,7 +164,9 @@ export class ParameterSet implements Disposable {
 		buckets?: BucketSize,
 	) {
 		const flag = (value: boolean) => (value ? 1 : 0);
-		const kinds = Map.groupBy(requests, (r) => [flag(r.frozen), flag(r.expert), flag(r.replicated), r.dtype].join(" "));
+		const kinds = Map.groupBy(requests, (r) =>
+			[flag(r.frozen), flag(r.expert), flag(r.replicated), r.dtype, r.copy].join(" "),
+		);
 		const least = elementsOfBucket(requests, buckets);
 		this.buffers = [...kinds.keys()].sort().flatMap((kind) =>
 			cut(kinds.get(kind)!, least).map((group) => {

@@ -1,58 +1,69 @@
 /**
- * The whole layout of a run: the module grids, which ranks form a lane, and the routes between encoder and language
- * model lanes (spec runtime 1.3, 2.1, 2.2).
+ * The whole layout of a run: modules, each on a grid of ranks of its own, and the edges over which rows go from one to
+ * another (spec runtime 1.3, 2.1, 2.2). Modules lie one after the other (disjoint), or on the same ranks (colocated).
  */
 
-import { dataLanes, hasEncoder, sharesOneProcess } from "../config/derive.ts";
+import { dataLanes, hasEncoder, sharesRanks } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { type EdgeLayout, lanesNest, type Route, ranksOf, routesBetween } from "./edge-layout.ts";
 import { Grid, type GridShape } from "./grid.ts";
 
-/** One side of a layout string: no pipeline. */
-export type SideLayout = Omit<GridShape, "pipeline">;
-
-/** Encoder lane `source` and language lane `destination` exchange rows. */
-export interface Route {
-	readonly source: number;
-	readonly destination: number;
-}
+/** One side of a layout string. */
+export type SideLayout = GridShape;
 
 export class Topology {
-	/** Throws a RangeError unless the grids follow each other from rank 0 and their lanes can be joined. */
+	/** Throws a RangeError unless the grids follow each other from rank 0, or are equal spans, and their lanes nest. */
 	constructor(
-		/** null: the language model alone, or both modules in one process (`colocated`). */
+		/** null: the language model alone. */
 		readonly encoder: Grid | null,
 		readonly language: Grid,
-		/** Both modules live on the language grid's one rank. */
-		readonly colocated: boolean,
 	) {
 		const end = encoder?.size ?? 0;
-		if ((encoder?.offset ?? 0) !== 0 || language.offset !== end) {
+		if (this.colocated && encoder!.size !== language.size) {
+			throw new RangeError(`Both modules start at one rank, but have ${encoder!.size} and ${language.size} ranks.`);
+		}
+		if ((encoder?.offset ?? 0) !== 0 || (language.offset !== end && !this.colocated)) {
 			throw new RangeError(`The language grid starts at rank ${language.offset}, the encoder's ends at ${end}.`);
 		}
 		if (encoder && !lanesNest(encoder.lanes, language.lanes)) {
 			throw new RangeError(`${encoder.lanes} encoder lanes do not match ${language.lanes} language lanes.`);
 		}
-		if (colocated && (encoder !== null || language.size !== 1)) {
-			throw new RangeError(`Both modules in one process, but the language grid has ${language.size} ranks.`);
-		}
+	}
+
+	/** In the order in which a microbatch meets them. */
+	get modules(): readonly Grid[] {
+		return this.encoder ? [this.encoder, this.language] : [this.language];
+	}
+
+	/** Whether both modules live on the same ranks. */
+	get colocated(): boolean {
+		return this.encoder !== null && this.encoder.offset === this.language.offset;
 	}
 
 	get worldSize(): number {
-		return (this.encoder?.size ?? 0) + this.language.size;
+		return this.language.offset + this.language.size;
 	}
 
-	/** Name of the module a rank runs. */
+	/** Modules that a rank runs. */
+	modulesOf(rank: number): readonly Grid[] {
+		return this.modules.filter((grid) => grid.contains(rank));
+	}
+
+	/** Name of what a rank runs. */
 	moduleOf(rank: number): string {
-		return this.gridOf(rank).name;
+		return this.modulesOf(rank)
+			.map(({ name }) => name)
+			.join("+");
 	}
 
+	/** The grid of the last module that a rank runs: the language model where it is one of its ranks. */
 	gridOf(rank: number): Grid {
-		if (this.encoder?.contains(rank)) return this.encoder;
-		if (this.language.contains(rank)) return this.language;
-		throw new RangeError(`Rank ${rank} belongs to no grid.`);
+		const grid = this.modulesOf(rank).at(-1);
+		if (!grid) throw new RangeError(`Rank ${rank} belongs to no grid.`);
+		return grid;
 	}
 
-	/** What people call a rank: its module and its place there, such as "tp 0 dp 1 ep 0". */
+	/** What people call a rank: its modules and its place in the last of them, such as "tp 0 dp 1 ep 0". */
 	describe(rank: number): { readonly module: string; readonly coordinates: string } {
 		const grid = this.gridOf(rank);
 		const at = grid.coordinates(rank);
@@ -64,61 +75,45 @@ export class Topology {
 			...(expert > 1 ? [`ep ${at.ep}`] : []),
 			...(expertTensor > 1 ? [`expt_tp ${at.expt_tp}`] : []),
 		];
-		return { module: grid.name, coordinates: parts.join(" ") };
+		return { module: this.moduleOf(rank), coordinates: parts.join(" ") };
 	}
 
 	/** Routes in destination order; several sources of one destination in row order. */
 	get routes(): Route[] {
 		if (!this.encoder) return [];
-		const [sources, destinations] = [this.encoder.lanes, this.language.lanes];
-		const fanOut = destinations >= sources;
-		const factor = fanOut ? destinations / sources : sources / destinations;
-		return Array.from({ length: Math.max(sources, destinations) }, (_, index) =>
-			fanOut
-				? { source: Math.floor(index / factor), destination: index }
-				: { source: index, destination: Math.floor(index / factor) },
-		);
+		return routesBetween(this.encoder.lanes, this.language.lanes);
 	}
 
-	/** The encoder rank that sends a lane's rows: the highest tensor-parallel rank of its last stage. */
-	sourceLeader(lane: number): number {
-		return this.sourceLane(lane).at(-1)!;
+	/** The edge from the encoder into the language model's first stage; null without an encoder. */
+	get imageEdge(): EdgeLayout | null {
+		const { encoder, language } = this;
+		if (encoder === null) return null;
+		const lanes = (grid: Grid, stage: number) =>
+			Array.from({ length: grid.lanes }, (_, lane) => grid.lane(lane, stage));
+		return { from: lanes(encoder, encoder.shape.pipeline - 1), to: lanes(language, 0) };
 	}
 
-	/** The language rank that receives a lane's rows: tensor-parallel rank 0 of the first stage. */
-	destinationLeader(lane: number): number {
-		return this.destinationLane(lane)[0]!;
+	/** Ranks with an end of it, ascending. */
+	get imageRanks(): number[] {
+		return this.imageEdge === null ? [] : ranksOf(this.imageEdge);
 	}
 
-	/** Ranks of an encoder lane that hold what it sends, ascending. */
-	sourceLane(lane: number): number[] {
-		return this.encoder!.lane(lane, this.encoder!.shape.pipeline - 1);
-	}
-
-	/** Ranks of a language lane that receive rows, ascending. */
-	destinationLane(lane: number): number[] {
-		return this.language.lane(lane, 0);
-	}
-
-	/** All leaders, ascending: the members of the bridge's group. */
-	get leaders(): number[] {
-		if (!this.encoder) return [];
-		const sources = Array.from({ length: this.encoder.lanes }, (_, lane) => this.sourceLeader(lane));
-		const destinations = Array.from({ length: this.language.lanes }, (_, lane) => this.destinationLeader(lane));
-		return [...sources, ...destinations].sort((a, b) => a - b);
+	/** The edge from one stage of the language model to the next, around from the last to the first. */
+	stageEdge(stage: number): EdgeLayout {
+		const { language } = this;
+		const next = (stage + 1) % language.shape.pipeline;
+		const lanes = Array.from({ length: language.lanes }, (_, lane) => lane);
+		return {
+			from: lanes.map((lane) => language.lane(lane, stage)),
+			to: lanes.map((lane) => language.lane(lane, next)),
+		};
 	}
 }
 
-/** Whether each lane of one side can serve the same number of lanes of the other. */
-export function lanesNest(sources: number, destinations: number): boolean {
-	return sources % destinations === 0 || destinations % sources === 0;
-}
-
-/** Builds the grids side by side: encoder first. `encoder` null: no encoder, or both modules in one process. */
-export function layOut(encoder: SideLayout | null, language: SideLayout, colocated: boolean, stages = 1): Topology {
-	const encoderGrid = encoder && new Grid("radio_encoder", 0, { ...encoder, pipeline: 1 });
-	const languageGrid = new Grid("language", encoderGrid?.size ?? 0, { ...language, pipeline: stages });
-	return new Topology(encoderGrid, languageGrid, colocated);
+/** Builds the grids: side by side, encoder first, or from rank 0 both (`colocated`). `encoder` null: none. */
+export function layOut(encoder: SideLayout | null, language: SideLayout, colocated = false): Topology {
+	const encoderGrid = encoder && new Grid("radio_encoder", 0, encoder);
+	return new Topology(encoderGrid, new Grid("language", colocated ? 0 : (encoderGrid?.size ?? 0), language));
 }
 
 /**
@@ -126,9 +121,15 @@ export function layOut(encoder: SideLayout | null, language: SideLayout, colocat
  * of Megatron is data-parallel rank d·G + g here (spec runtime 1.5).
  */
 export function topologyOf(c: TrainingConfiguration): Topology {
-	const colocated = sharesOneProcess(c);
-	const encoder =
-		hasEncoder(c) && !colocated ? { tensor: c.encoderTp, data: c.encoderDp, expert: 1, expertTensor: 1 } : null;
-	const language = { tensor: c.llmTp, data: dataLanes(c), expert: c.llmEp, expertTensor: c.llmExptTp };
-	return layOut(encoder, language, colocated, c.llmPp);
+	const encoder = hasEncoder(c)
+		? { tensor: c.encoderTp, data: c.encoderDp, pipeline: 1, expert: 1, expertTensor: 1 }
+		: null;
+	const language = {
+		tensor: c.llmTp,
+		data: dataLanes(c),
+		pipeline: c.llmPp,
+		expert: c.llmEp,
+		expertTensor: c.llmExptTp,
+	};
+	return layOut(encoder, language, sharesRanks(c));
 }

@@ -11,17 +11,21 @@ import { type Correspondence, MappedStore, planTensors } from "../checkpoint/map
 import { GradientStore, loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { readTensor } from "../checkpoint/store.ts";
-import { type Microbatch, nextTokenMicrobatch } from "../data/microbatch.ts";
+import { type Microbatch, nextTokenMicrobatch, withoutImages } from "../data/microbatch.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import { HybridModel } from "../models/hybrid/model.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import { hybridParameters } from "../models/hybrid/names.ts";
+import { decays } from "../models/parameter-spec.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
-import { AdamW, type AdamWOptions, decayMultiplier } from "../optim/adamw.ts";
-import { StepScalars } from "../optim/step-scalars.ts";
-import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
+import { type AdamWOptions, decayMultiplier } from "../optim/adamw.ts";
+import type { DataParallel } from "../parallel/data-parallel.ts";
 import { groupOfOne } from "../parallel/group.ts";
+import { languageAlone, topologyOfLayout } from "../parallel/layout.ts";
+import { World } from "../parallel/world.ts";
 import type { Tensor } from "../tensor/tensor.ts";
-import { type StepInput, singleProcess, trainStep } from "../train/step.ts";
+import { assemble, type RunSpecification } from "../train/assemble.ts";
+import { type StepInput, trainStep } from "../train/step.ts";
 import { bandLimit } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
@@ -53,28 +57,33 @@ export async function languageParity(
 	const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
 	const { precision = "f32" } = options;
 	const config = huggingFaceConfig(source, join(path, "config.json"), precision);
-	using model = new HybridModel(device, options.configure?.(config) ?? config, { frozen: false });
+	const specification: RunSpecification = {
+		...{ encoder: null, imageTokenId: null, clipGrad: golden.optimizer.clip_grad, seed: 1 },
+		language: options.configure?.(config) ?? config,
+		frozen: { tower: true, projector: true, language: false },
+		adam: {
+			beta1: golden.optimizer.betas[0],
+			beta2: golden.optimizer.betas[1],
+			epsilon: golden.optimizer.eps,
+			...decayRule(names, config, golden),
+		},
+	};
+	using run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(device));
+	const { state } = run;
+	const model = run.language!;
 	if (options.weights === undefined) loadModel(model, source.weights);
 	else {
 		using weights = openWeights(options.weights, { ...source.configuration });
 		loadModel(model, weights);
 	}
-	using scalars = new StepScalars(device);
-	const replica = onlyReplica(model.parameters);
-	requireProbes(path, config, names, replica, golden);
-	using optimizer = new AdamW([replica], scalars, {
-		beta1: golden.optimizer.betas[0],
-		beta2: golden.optimizer.betas[1],
-		epsilon: golden.optimizer.eps,
-		...decayRule(names, replica, golden),
-	});
+	state.optimizer.refreshMasters();
+	requireProbes(path, config, names, state.replicas[0]!, golden);
 	const batches = readBatches(path, golden);
-	const state = singleProcess({ model, optimizer, scalars, clipGrad: golden.optimizer.clip_grad, seed: 1 });
 	const train = (index: number): Check[] => {
 		options.onStep?.(index + 1, golden.steps.length);
 		const checks: Check[] = [];
-		const input: StepInput<Microbatch> = {
-			microbatches: [batches[index]!],
+		const input: StepInput = {
+			microbatches: [withoutImages(batches[index]!)],
 			iteration: index,
 			learningRate: golden.optimizer.lr,
 			weightDecay: golden.optimizer.weight_decay,
@@ -158,7 +167,7 @@ function requireProbes(
 /** Weight decay where the reference's optimizer had it: the rule of `mimo train` where that is the same. */
 function decayRule(
 	names: Correspondence,
-	{ parameters }: DataParallel,
+	config: HybridConfig,
 	golden: LanguageGolden,
 ): Pick<AdamWOptions, "weightDecayMultiplier"> {
 	const excluded = new Set(golden.optimizer.no_weight_decay);
@@ -168,8 +177,7 @@ function decayRule(
 		if (foreign === undefined) throw new Error(`No Hugging Face tensor corresponds to ${name}.`);
 		return excluded.has(foreign) ? 0 : 1;
 	};
-	const own = parameters.buffers.flatMap(({ entries }) => entries);
-	const same = own.every(({ name, decays }) => rule(name) === decayMultiplier(decays));
+	const same = hybridParameters(config).every((spec) => rule(spec.name) === decayMultiplier(decays(spec)));
 	return same ? {} : { weightDecayMultiplier: rule };
 }
 

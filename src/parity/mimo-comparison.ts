@@ -167,7 +167,6 @@ function stepChecks(step: number, result: StepResult, run: ComparedRank, { confi
 			wanted,
 			bandLimit("seq_load_balancing_loss", expected.seq_load_balancing_loss_band ?? 0),
 		);
-	const layers = [...run.language!.model.routers.keys()];
 	const { seq_load_balancing_loss: balancing, seq_load_balancing_loss_layers: byLayer = {} } = expected;
 	return [
 		check("loss tokens", result.tokens, expected.loss_tokens, 0),
@@ -178,7 +177,7 @@ function stepChecks(step: number, result: StepResult, run: ComparedRank, { confi
 			? []
 			: [balanced(result.balancing.seq_load_balancing_loss, balancing, "balancing loss")]),
 		...Object.entries(byLayer).map(([layer, wanted]) => {
-			const own = result.balancingByRouter[layers.indexOf(Number(layer))]?.seq_load_balancing_loss;
+			const own = result.balancingByLayer.get(Number(layer))?.seq_load_balancing_loss;
 			return balanced(own, wanted, `balancing loss of layer ${layer}`);
 		}),
 	];

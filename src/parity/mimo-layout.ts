@@ -1,33 +1,29 @@
 /**
- * A mimo-* reference folder on any layout: encoder and language model on their own grids of processes, meeting at the
- * bridge. Weights are whole and batches explicit, so every layout must give the reference's losses, norms and gradients.
+ * A mimo-* reference folder on any layout. Weights are whole and batches explicit, so every layout must give the
+ * reference's losses, norms and gradients.
  */
-import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
+import { join } from "node:path";
+import { openWeights } from "../checkpoint/conversion/weights.ts";
 import { loadModel } from "../checkpoint/model-store.ts";
-import type { ImageSet } from "../data/images.ts";
-import type { Microbatch } from "../data/microbatch.ts";
+import { openSafetensors } from "../checkpoint/safetensors.ts";
+import { segmentLengths } from "../config/pipeline.ts";
+import { segmentsOf } from "../models/hybrid/segments.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
-import { mimoSide } from "../train/mimo-run.ts";
+import { assemble, type RunSpecification } from "../train/assemble.ts";
 import { type StepObserver, trainStep } from "../train/step.ts";
 import type { Precision } from "./bf16.ts";
 import type { ParityReport } from "./comparison.ts";
-import { adamOf, openReferenceWeights, stepOf } from "./mimo.ts";
+import type { MimoParityOptions } from "./mimo.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { compareMimoRun } from "./mimo-comparison.ts";
-import { readMimoGolden } from "./mimo-golden.ts";
+import { type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
 import { checkParticipation, planOfGolden } from "./mimo-layout-check.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
-import { encoderMicrobatches, languageMicrobatches } from "./verify/plan.ts";
+import { dealtTo } from "./verify/plan.ts";
 
-export interface MimoLayoutOptions {
-	/** Default fp32, compared value by value; bf16 only by its losses. */
-	readonly precision?: Precision;
-	/** Stop after this many steps; default all. */
-	readonly steps?: number;
+export interface MimoLayoutOptions extends MimoParityOptions {
 	readonly distributedOptimizer?: boolean;
-	/** Checkpoint of any format to take the weights from; default: the folder's own. */
-	readonly weights?: string | undefined;
 }
 
 /** Every rank of the world calls this; the report is complete on language ranks. */
@@ -39,58 +35,65 @@ export async function mimoLayoutParity(
 ): Promise<ParityReport> {
 	const { config, golden } = readMimoGolden(path);
 	const { topology } = layout;
-	const { precision = "f32" } = options;
+	const { precision = "f32", distributedOptimizer = false } = options;
 	checkParticipation(path, config, topology.encoder!.lanes);
 	const plan = planOfGolden(layout, config);
 	const batches = new MimoBatches(path, config);
-	const side = await mimoSide(world, topology, {
+	const described = goldenSpecification(config, precision);
+	const pattern = config.language_model.pattern.join("");
+	const specification = {
+		...described,
+		encoder: options.configure?.(described.encoder!) ?? described.encoder,
+		segments: segmentsOf(segmentLengths(pattern, topology.language.shape.pipeline)),
+		distributedOptimizer,
+	};
+	using run = await assemble(specification, topology, world);
+	const { state, groups } = run;
+	using weights =
+		options.weights === undefined ? openSafetensors(join(path, "model.safetensors")) : openWeights(options.weights);
+	loadModel(run, weights, world.size > 1);
+	state.optimizer.refreshMasters();
+	const laneIn = (grid: typeof topology.language) => grid.coordinates(world.rank).dp;
+	const { optimizer } = config;
+	const train = (step: number, observer: StepObserver) => {
+		const microbatches = dealtTo(world.rank, plan, batches.step(step));
+		const about = { iteration: step, learningRate: optimizer.lr, weightDecay: optimizer.weight_decay };
+		const result = trainStep(state, { microbatches, ...about }, observer);
+		world.progress(step + 1);
+		return result;
+	};
+	const compared = {
+		rank: world.rank,
+		plan,
+		world: state.world,
+		device: world.device,
+		language: run.language && { model: run.language, lane: laneIn(topology.language) },
+		encoder: groups.encoder && { tp: groups.encoder.model.tp, lane: laneIn(topology.encoder!) },
+		state,
+		modules: run,
+		counts: run.counts,
+		train,
+	};
+	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
+	const { onStep } = options;
+	return compareMimoRun(
+		compared,
+		{ folder: path, config, golden, batches },
+		{ precision, steps, weights, ...(onStep && { onStep }) },
+	);
+}
+
+/** The run that a folder describes; which parameters decay is the rule of `mimo train`. */
+export function goldenSpecification(config: MimoGoldenConfig, precision: Precision): RunSpecification {
+	const { optimizer } = config;
+	return {
 		encoder: goldenEncoderConfig(config, precision),
 		language: goldenLanguageConfig(config, precision),
 		imageTokenId: config.language_model.image_token_id,
 		frozen: { tower: config.vision.frozen, projector: config.projector.frozen, language: false },
-		adam: adamOf(config),
-		clipGrad: config.optimizer.clip_grad,
+		adam: { beta1: optimizer.betas[0], beta2: optimizer.betas[1], epsilon: optimizer.eps },
+		clipGrad: optimizer.clip_grad,
 		seed: 1,
-		distributedOptimizer: options.distributedOptimizer ?? false,
-		participation: config.encoder_grad_participation,
-	});
-	using weights = openReferenceWeights(path, options.weights);
-	loadModel(side, weights, true);
-	side.state.optimizer.refreshMasters();
-	const { lane } = side;
-	const { replicas, model } = side.groups;
-	const train = (step: number, observer: StepObserver) => {
-		const samples = batches.step(step);
-		const common = stepOf(config, step);
-		const result =
-			side.module === "language"
-				? trainStep<Microbatch>(
-						side.state,
-						{ ...common, microbatches: languageMicrobatches(plan, samples, lane) },
-						observer,
-					)
-				: trainStep<ImageSet>(
-						side.state,
-						{ ...common, microbatches: encoderMicrobatches(plan, samples, lane) },
-						observer,
-					);
-		world.progress(step + 1);
-		return result;
+		participation: { policy: config.encoder_grad_participation },
 	};
-	const run = {
-		rank: world.rank,
-		plan,
-		world: side.world,
-		device: world.device,
-		language: side.module === "language" ? { model: side.model, lane } : null,
-		encoder: side.module === "encoder" ? { tp: model.tp, lane } : null,
-		state: side.state,
-		modules: side,
-		counts: firstCopyCounts({ ...replicas, tensor: model.tp }),
-		train,
-	};
-	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);
-	const report = compareMimoRun(run, { folder: path, config, golden, batches }, { precision, steps, weights });
-	for (const one of side.owned) one[Symbol.dispose]();
-	return report;
 }

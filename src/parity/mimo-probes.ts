@@ -6,7 +6,7 @@ import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import type { Tensor } from "../tensor/tensor.ts";
-import type { MicrobatchObserver } from "../train/schedule.ts";
+import type { MicrobatchObserver } from "../train/rank-passes.ts";
 import { type Check, relative } from "./comparison.ts";
 import type { MimoBatches } from "./mimo-batches.ts";
 import type { MimoGolden, MimoGoldenConfig, MimoProbe } from "./mimo-golden.ts";

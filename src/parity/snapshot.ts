@@ -2,7 +2,7 @@
 import type { Tensor } from "../tensor/tensor.ts";
 import type { TrainingState } from "../train/step.ts";
 
-export type Trained = Pick<TrainingState<never>, "replicas" | "routers" | "optimizer" | "scalars">;
+export type Trained = Pick<TrainingState, "replicas" | "language" | "optimizer" | "scalars">;
 
 /** In host memory. Every rank takes and restores its own. */
 export class Snapshot {
@@ -23,7 +23,7 @@ export class Snapshot {
 	}
 }
 
-function tensorsOf({ replicas, routers, optimizer, scalars }: Trained): Tensor[] {
+function tensorsOf({ replicas, language, optimizer, scalars }: Trained): Tensor[] {
 	return [
 		...replicas
 			.flatMap(({ parameters }) => parameters.buffers.filter(({ frozen }) => !frozen))
@@ -33,7 +33,7 @@ function tensorsOf({ replicas, routers, optimizer, scalars }: Trained): Tensor[]
 			expAvg,
 			expAvgSq,
 		]),
-		...routers.map(({ expertBias }) => expertBias),
+		...[...(language?.model.routers.values() ?? [])].map(({ expertBias }) => expertBias),
 		scalars.step,
 	];
 }

@@ -1,11 +1,12 @@
 /**
- * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then both modules side by
- * side as the schedule orders them (runtime.md §3.2): the encoder is some microbatches ahead and waits for gradients, the
- * language model waits for rows; sums over the world hold both together.
+ * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then all ranks side by side,
+ * each with the list of actions that it would execute; sums over the world hold them together.
  */
-import { microbatchesAhead } from "../parallel/bridge.ts";
+import type { Action, Actor, Chunk, ScheduleShape, Way } from "../schedule/actions.ts";
+import { actionsOf } from "../schedule/rank-actions.ts";
+import { simulate } from "../schedule/simulate.ts";
 import type { Transfer } from "./imagined-group.ts";
-import type { RankPlan } from "./rank-plan.ts";
+import type { PhaseTally, RankPlan } from "./rank-plan.ts";
 import { type Rates, secondsOf, transferSeconds } from "./rates.ts";
 
 /** Of one rank, in seconds. */
@@ -13,7 +14,7 @@ export interface RankSeconds {
 	/** One microbatch's passes, collectives inside layers included. */
 	readonly forward: number;
 	readonly backward: number;
-	/** One microbatch over the bridge, there and back. */
+	/** One microbatch over edges, there and back. */
 	readonly bridge: number;
 	/** Sums over replicas and the gathering of parameters. */
 	readonly gradients: number;
@@ -24,7 +25,7 @@ export interface RankSeconds {
 export interface ModuleEstimate extends RankSeconds {
 	readonly module: RankPlan["module"];
 	readonly ranks: number;
-	/** Waiting for the other module, a step. */
+	/** Waiting for other ranks, a step. */
 	readonly wait: number;
 	/** Share of the step in which its ranks have nothing to do. */
 	readonly idle: number;
@@ -37,12 +38,14 @@ export interface StepEstimate {
 	readonly limitedByCores: boolean;
 }
 
-export interface PlannedModule {
+/** Ranks that do the same. */
+export interface PlannedActor {
+	readonly actor: Actor;
 	readonly plan: RankPlan;
 	readonly ranks: number;
 }
 
-const isBridge = ({ group }: Transfer) => group === "bridge";
+const isBridge = ({ group }: Transfer) => group.startsWith("edge.");
 const sumsReplicas = ({ group }: Transfer) => /\.(dp|expt_dp)$/.test(group);
 
 function sum(values: Iterable<number>): number {
@@ -51,33 +54,34 @@ function sum(values: Iterable<number>): number {
 	return total;
 }
 
+function tallySeconds({ operations, transfers }: PhaseTally, rates: Rates, ranksPerHost: number): number {
+	const busy = sum(operations.map((one) => secondsOf(one, rates)));
+	return busy + sum(transfers.map((one) => transferSeconds(one, rates, ranksPerHost)));
+}
+
 /** `ranksPerHost`: hosts hold consecutive ranks. */
-export function rankSeconds({ phases }: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
+export function rankSeconds({ phases, passes }: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
 	const operations = (phase: keyof typeof phases) => sum(phases[phase].operations.map((one) => secondsOf(one, rates)));
 	const transfers = (phase: keyof typeof phases, wanted: (one: Transfer) => boolean) =>
 		sum(phases[phase].transfers.filter(wanted).map((one) => transferSeconds(one, rates, ranksPerHost)));
-	const inLayers = (one: Transfer) => !isBridge(one);
+	const passing = (way: Way) => sum(Object.values(passes).map((own) => tallySeconds(own[way], rates, ranksPerHost)));
 	return {
-		forward: operations("forward") + transfers("forward", inLayers),
-		backward: operations("backward") + transfers("backward", inLayers),
+		forward: passing("forward"),
+		backward: passing("backward"),
 		bridge: transfers("forward", isBridge) + transfers("backward", isBridge),
 		gradients: transfers("update", sumsReplicas),
 		optimizer: operations("prepare") + operations("update") + transfers("update", (one) => !sumsReplicas(one)),
 	};
 }
 
-/** `microbatches`: of a step of one lane. */
 export function estimateStep(
-	planned: readonly PlannedModule[],
-	options: { readonly rates: Rates; readonly ranksPerHost: number; readonly microbatches: number },
+	planned: readonly PlannedActor[],
+	options: { readonly rates: Rates; readonly ranksPerHost: number; readonly shape: ScheduleShape },
 ): StepEstimate {
-	const { rates, ranksPerHost, microbatches } = options;
+	const { rates, ranksPerHost, shape } = options;
+	const { microbatches } = shape;
 	const all = planned.map((one) => ({ ...one, seconds: rankSeconds(one.plan, rates, ranksPerHost) }));
-	const encoder = all.find(({ plan }) => plan.module === "radio_encoder")?.seconds;
-	const language = all.find(({ plan }) => plan.module === "language")!.seconds;
-	const passes = encoder
-		? runPasses(encoder, language, microbatches)
-		: microbatches * (language.forward + language.backward);
+	const passes = passSeconds(planned, options);
 	const scheduled = passes + Math.max(...all.map(({ seconds }) => seconds.gradients + seconds.optimizer));
 	const busyOf = ({ forward, backward, gradients, optimizer }: RankSeconds) =>
 		microbatches * (forward + backward) + gradients + optimizer;
@@ -98,20 +102,51 @@ export function estimateStep(
 	};
 }
 
-/** Until both modules have passed all microbatches: F0 F1 F2 ←0 B0 F3 ←1 B1 … against ←0 F0 B0 →0 ←1 F1 B1 →1 …. */
-function runPasses(encoder: RankSeconds, language: RankSeconds, microbatches: number): number {
-	const transfer = Math.max(encoder.bridge, language.bridge) / 2;
-	let [encoderAt, languageAt] = [0, 0];
-	const gradientAt: number[] = [];
-	const backward = (index: number) => {
-		encoderAt = Math.max(encoderAt, gradientAt[index]!) + encoder.backward;
+/** Until all ranks have passed all microbatches. */
+function passSeconds(
+	planned: readonly PlannedActor[],
+	{ rates, ranksPerHost, shape }: Parameters<typeof estimateStep>[1],
+): number {
+	const chunksOf = (module: Chunk["module"]) => (module === "encoder" ? 1 : shape.virtualStages);
+	const passes = new Map(
+		planned.map(({ actor, plan }) => [
+			actor,
+			(module: Chunk["module"], way: Way) =>
+				tallySeconds(plan.passes[module][way], rates, ranksPerHost) / chunksOf(module),
+		]),
+	);
+	const seconds = memoized((actor: Actor, module: Chunk["module"], way: Way) => passes.get(actor)!(module, way));
+	/** One message over an edge takes as long as at its slowest end. */
+	const transfer = memoized((edge: string, way: Way) => {
+		const group = `edge.${edge}.${way}`;
+		const ofRank = ({ phases }: RankPlan, kind: Transfer["kind"]) =>
+			sum(
+				phases[way].transfers
+					.filter((one) => one.group === group && one.kind === kind)
+					.map((one) => transferSeconds(one, rates, ranksPerHost)),
+			);
+		const messages = edge === "image_rows" ? 1 : shape.virtualStages;
+		return Math.max(...planned.flatMap(({ plan }) => [ofRank(plan, "send"), ofRank(plan, "receive")])) / messages;
+	});
+	const lists = planned.map(({ actor }) => ({ actor, actions: actionsOf(shape, actor) }));
+	const durations = {
+		of: (action: Action, actor: Actor) =>
+			action.kind === "forward" || action.kind === "backward" ? seconds(actor, action.chunk.module, action.kind) : 0,
+		transfer: (action: Action) =>
+			"way" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.way) : 0,
 	};
-	for (let index = 0; index < microbatches; index++) {
-		encoderAt += encoder.forward;
-		languageAt = Math.max(languageAt, encoderAt + transfer) + language.forward + language.backward;
-		gradientAt.push(languageAt + transfer);
-		if (index >= microbatchesAhead) backward(index - microbatchesAhead);
-	}
-	for (let index = Math.max(0, microbatches - microbatchesAhead); index < microbatches; index++) backward(index);
-	return Math.max(encoderAt, languageAt);
+	return simulate(lists, durations).end;
+}
+
+/** The same function, which computes the result of equal arguments once. */
+function memoized<Arguments extends readonly (string | number)[]>(
+	compute: (...given: Arguments) => number,
+): (...given: Arguments) => number {
+	const known = new Map<string, number>();
+	return (...given) => {
+		const key = given.join(" ");
+		const value = known.get(key) ?? compute(...given);
+		known.set(key, value);
+		return value;
+	};
 }

@@ -4,7 +4,11 @@ import type { MemoryTagName, OperationName } from "../native/abi.ts";
 import { countingLibrary, type OperationValues } from "../native/counting-library.ts";
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { microbatchesAhead } from "../parallel/bridge.ts";
+import { topologyOf } from "../parallel/topology.ts";
+import type { Chunk, Way } from "../schedule/actions.ts";
+import { inFlight } from "../schedule/rank-actions.ts";
+import { shapeOf } from "../train/assemble.ts";
+import { specificationOf } from "../train/specification.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { amountOf, workOf } from "./operation-work.ts";
 import { microbatchesOf, openRank, type Phase } from "./rank-run.ts";
@@ -36,14 +40,17 @@ export interface RankMemoryPlan {
 
 export interface RankPlan {
 	readonly rank: number;
-	readonly module: "radio_encoder" | "language";
+	/** Names of its modules, and of its pipeline stage. */
+	readonly module: string;
 	readonly memory: RankMemoryPlan;
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
+	/** The passes of each module by themselves, without what moves over edges. */
+	readonly passes: Readonly<Record<Chunk["module"], Readonly<Record<Way, PhaseTally>>>>;
 }
 
 /** Microbatches of a step that stands for any: with more of them no more memory is touched. */
 export function enoughMicrobatches(c: TrainingConfiguration): number {
-	return Math.min(2 + microbatchesAhead, microbatchesOf(c));
+	return Math.min(inFlight(shapeOf(specificationOf(c), topologyOf(c))), microbatchesOf(c));
 }
 
 /** Adds operations up by name and amount. */
@@ -67,6 +74,11 @@ export class Tally implements PhaseTally {
 	}
 }
 
+function emptyPasses(): Record<Chunk["module"], Record<Way, Tally>> {
+	const both = () => ({ forward: new Tally(), backward: new Tally() });
+	return { encoder: both(), language: both() };
+}
+
 export function emptyPhases(): Record<Phase, Tally> {
 	return { prepare: new Tally(), forward: new Tally(), backward: new Tally(), update: new Tally() };
 }
@@ -78,19 +90,25 @@ export async function planRank(
 	options: { readonly kind: DeviceKind; readonly imbalance: number },
 ): Promise<RankPlan> {
 	const phases = emptyPhases();
-	let tally: Tally | null = null;
+	const passes = emptyPasses();
+	let tallies: readonly Tally[] = [];
 	using device = Device.open(
 		countingLibrary({
 			kind: options.kind,
-			observe: (name, values) => tally?.add(name, values),
+			observe: (name, values) => {
+				for (const tally of tallies) tally.add(name, values);
+			},
 		}),
 	);
 	let counting = false;
 	using run = await openRank(c, device, rank, {
-		phase: (phase) => {
-			tally = counting ? phases[phase] : null;
+		phase: (phase, module) => {
+			const own = module === null ? [] : [passes[module][phase as Way]];
+			tallies = counting ? [phases[phase], ...own] : [];
 		},
-		transfer: (transfer) => tally?.transfers.push(transfer),
+		transfer: (transfer) => {
+			for (const tally of tallies) tally.transfers.push(transfer);
+		},
 		imbalance: options.imbalance,
 	});
 	const { liveBytesByTag } = device.memoryStatistics();
@@ -98,7 +116,7 @@ export async function planRank(
 	const { peakBytes } = device.memoryStatistics();
 	counting = true;
 	run.step(1);
-	tally = null;
+	tallies = [];
 	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
 		(tag) => liveBytesByTag[tag],
 	) as [number, number, number];
@@ -108,5 +126,6 @@ export async function planRank(
 		module: run.module,
 		memory: { parameters, gradients, optimizer, activations, peak: peakBytes },
 		phases,
+		passes,
 	};
 }

@@ -5,23 +5,25 @@
 import { dataLanes, encoderMicroBatchSize } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type ImageSet, noImages } from "../data/images.ts";
-import { type Microbatch, noText } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
 import { MockData, mockImage, mockImages } from "../data/mock.ts";
 import { type PatchGrid, patchWidth } from "../models/radio/config.ts";
 import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
-import type { Schedule, StepPlace } from "../train/schedule.ts";
+import type { Action, Chunk } from "../schedule/actions.ts";
+import type { RankPasses } from "../train/rank-passes.ts";
+import { openRun } from "../train/specification.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
-import { openRun } from "../train/training-run.ts";
 import { imaginedGroup, type Transfer } from "./imagined-group.ts";
 
 /** Parts of a step in order. */
 export type Phase = "prepare" | "forward" | "backward" | "update";
 
 export interface RankRun extends Disposable {
-	readonly module: "radio_encoder" | "language";
+	/** Names of the rank's modules, such as "language", and of its pipeline stage where there are several. */
+	readonly module: string;
+	readonly passes: RankPasses;
 	/** Draws the model's initial values: for a run on a real device. */
 	initialise(): void;
 	/** Trains one step on `microbatches` of this rank's. */
@@ -29,7 +31,8 @@ export interface RankRun extends Disposable {
 }
 
 export interface RankObserver {
-	readonly phase: (phase: Phase) => void;
+	/** `module`: whose passes a forward or backward phase is of. */
+	readonly phase: (phase: Phase, module: Chunk["module"] | null) => void;
 	readonly transfer: (transfer: Transfer) => void;
 	/** Rows that other ranks' routers send to this one's experts, over those of an even routing. */
 	readonly imbalance: number;
@@ -40,7 +43,7 @@ export function microbatchesOf(c: TrainingConfiguration): number {
 	return c.globalBatchSize / (c.microBatchSize * dataLanes(c));
 }
 
-/** Throws a UserError where the configuration asks for what no run can do. */
+/** The rank of a run whose other ranks are imagined. */
 export async function openRank(
 	c: TrainingConfiguration,
 	device: Device,
@@ -48,7 +51,6 @@ export async function openRank(
 	observer: RankObserver,
 ): Promise<RankRun> {
 	const topology = topologyOf(c);
-	if (c.llmPp > 1) throw new UserError("A plan knows no pipeline stages yet: set llm-pp to 1.");
 	const { grid, tokens } = mockImage(c);
 	const imagination = {
 		observe: observer.transfer,
@@ -60,23 +62,25 @@ export async function openRank(
 	);
 	const run = await openRun(c, world);
 	// Made once: a run's data are made beside it.
-	const made: ReturnType<typeof run.batchOf>[] = [];
+	const made: ImageTextMicrobatch[] = [];
 	const batches = (count: number) => {
 		for (let index = made.length; index < count; index++) {
 			const text = run.language ? textMicrobatch(c, tokens, index) : noText;
 			const images = run.encoder ? imageSet(c, grid) : noImages(c.microBatchSize);
-			made.push(run.batchOf({ text, images }));
+			made.push({ text, images });
 		}
 		return made.slice(0, count);
 	};
-	const lastOfForward = run.language ? "per_token_loss" : "encoder.projector";
+	const { pipeline } = topology.language.shape;
+	const stage = run.language && pipeline > 1 ? ` stage ${topology.language.coordinates(rank).pp}` : "";
 	return {
-		module: run.language === null ? "radio_encoder" : "language",
+		module: topology.moduleOf(rank) + stage,
+		passes: run.state.passes,
 		initialise: () => {
 			run.initialise(c.seed);
 			run.state.optimizer.refreshMasters();
 		},
-		step: (count) => step(c, run.state, batches(count), lastOfForward, observer),
+		step: (count) => step(c, run.state, batches(count), observer),
 		[Symbol.dispose]: () => run[Symbol.dispose](),
 	};
 }
@@ -97,25 +101,29 @@ function imageSet(c: TrainingConfiguration, grid: PatchGrid): ImageSet {
 	return mockImages(encoderMicroBatchSize(c), grid, patchWidth({ patchSize: c.patchDim }));
 }
 
-/** A step whose phases are told: the last value of a forward pass ends it. */
-function step<Batch>(
+/** A step whose phases are told. */
+function step(
 	c: TrainingConfiguration,
-	state: TrainingState<Batch>,
-	microbatches: readonly Batch[],
-	lastOfForward: string,
+	state: TrainingState,
+	microbatches: readonly ImageTextMicrobatch[],
 	observer: RankObserver,
 ): void {
-	const schedule: Schedule<Batch> = {
-		run: (batches, place: StepPlace, losses, observe = () => {}) => {
-			observer.phase("forward");
-			state.schedule.run(batches, place, losses, (name, value, index) => {
-				observe(name, value, index);
-				if (name === lastOfForward) observer.phase("backward");
-			});
-			observer.phase("update");
-		},
-	};
-	observer.phase("prepare");
 	const scheduled = { learningRate: c.lr, weightDecay: c.weightDecay };
-	trainStep({ ...state, schedule }, { microbatches, iteration: 0, ...scheduled });
+	observer.phase("prepare", null);
+	trainStep(
+		state,
+		{ microbatches, iteration: 0, ...scheduled },
+		{
+			action: (action) => observer.phase(...phaseOf(action)),
+			part: (part) => {
+				if (part === "wait") observer.phase("update", null);
+			},
+		},
+	);
+}
+
+/** What moves over an edge belongs to the pass that it comes from or goes to. */
+function phaseOf(action: Action): [Phase, Chunk["module"] | null] {
+	if (action.kind === "reduce") return ["update", null];
+	return "way" in action ? [action.way, null] : [action.kind, action.chunk.module];
 }

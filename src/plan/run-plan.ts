@@ -2,6 +2,9 @@
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
+import type { Actor } from "../schedule/actions.ts";
+import { shapeOf } from "../train/assemble.ts";
+import { specificationOf } from "../train/specification.ts";
 import { estimateStep, type StepEstimate } from "./estimate.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { planRank, type RankMemoryPlan, type RankPlan } from "./rank-plan.ts";
@@ -30,7 +33,9 @@ export interface GroupTraffic {
 	readonly seconds: number;
 }
 
+/** Of ranks that do the same: an encoder's, or those of a stage of the language model. */
 export interface ModulePlan {
+	readonly actor: Actor;
 	readonly plan: RankPlan;
 	readonly firstRank: number;
 	readonly ranks: number;
@@ -51,23 +56,34 @@ export interface RunPlan {
 	readonly step: StepEstimate;
 }
 
+/** The actors of a configuration's step and their ranks, ascending. */
+export function actorRanks(c: TrainingConfiguration): { readonly actor: Actor; readonly ranks: readonly number[] }[] {
+	const { encoder, language, colocated } = topologyOf(c);
+	const stages = Array.from({ length: language.shape.pipeline }, (_, stage) => ({
+		actor: stage,
+		ranks: language.ranks.filter((rank) => language.coordinates(rank).pp === stage),
+	}));
+	return encoder && !colocated ? [{ actor: "encoder", ranks: encoder.ranks }, ...stages] : stages;
+}
+
 export async function planRun(c: TrainingConfiguration, machine: Machine): Promise<RunPlan> {
 	const topology = topologyOf(c);
 	const microbatches = microbatchesOf(c);
-	const leaders = topology.encoder ? [topology.sourceLeader(0), topology.destinationLeader(0)] : [0];
+	const shape = { ...shapeOf(specificationOf(c), topology), microbatches, forwardOnly: false };
 	const modules: ModulePlan[] = [];
-	for (const rank of leaders) {
+	for (const { actor, ranks } of actorRanks(c)) {
+		const rank = ranks[0]!;
 		const plan = await planRank(c, rank, machine);
-		const grid = topology.gridOf(rank);
 		modules.push({
+			actor,
 			plan,
-			firstRank: grid.offset,
-			ranks: grid.size,
+			firstRank: rank,
+			ranks: ranks.length,
 			memory: plan.memory,
 			recomputed: await recomputedMemory(c, rank, plan, machine),
 			flops: {
-				forward: plan.phases.forward.flops * microbatches * grid.size,
-				backward: plan.phases.backward.flops * microbatches * grid.size,
+				forward: plan.phases.forward.flops * microbatches * ranks.length,
+				backward: plan.phases.backward.flops * microbatches * ranks.length,
 			},
 			traffic: trafficOf(plan, microbatches, machine),
 		});
@@ -77,7 +93,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 		microbatches,
 		tokens: c.globalBatchSize * c.seqLength,
 		modules,
-		step: estimateStep(modules, { ...machine, microbatches }),
+		step: estimateStep(modules, { ...machine, shape }),
 	};
 }
 
@@ -88,7 +104,7 @@ async function recomputedMemory(
 	plan: RankPlan,
 	machine: Machine,
 ): Promise<RankMemoryPlan | null> {
-	if (plan.module !== "language") return null;
+	if (plan.module === "radio_encoder") return null;
 	if (c.recomputeGranularity === "full" && c.recomputeMethod === "uniform") return plan.memory;
 	const recomputing: TrainingConfiguration = {
 		...c,

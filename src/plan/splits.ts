@@ -1,13 +1,15 @@
 /** Every way to divide N devices between encoder and language model that the configuration allows, best first. */
-import { hasEncoder } from "../config/derive.ts";
+import { hasEncoder, sharesRanks } from "../config/derive.ts";
 import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
 import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import { estimateStep, type StepEstimate } from "./estimate.ts";
+import { shapeOf } from "../train/assemble.ts";
+import { specificationOf } from "../train/specification.ts";
+import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.ts";
 import { planRank, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
-import type { Machine } from "./run-plan.ts";
+import { actorRanks, type Machine } from "./run-plan.ts";
 
 export interface Split {
 	/** Layout as `mimo train` takes it. */
@@ -44,30 +46,36 @@ export async function rankSplits(resolved: ResolvedConfiguration, devices: numbe
 	const plans = new Map<string, Promise<RankPlan>>();
 	const splits: Split[] = [];
 	for (const { layout, configuration: c } of layouts(resolved, devices)) {
+		const planned: PlannedActor[] = [];
+		for (const { actor, ranks } of actorRanks(c)) {
+			const key = actor === "encoder" ? `${actor} ${c.encoderTp} ${c.encoderDp} ${c.llmDp}` : languageKey(c, actor);
+			if (!plans.has(key)) plans.set(key, planRank(c, ranks[0]!, machine));
+			planned.push({ actor, plan: await plans.get(key)!, ranks: ranks.length });
+		}
+		const microbatches = microbatchesOf(c);
 		const topology = topologyOf(c);
-		const planOf = (key: string, rank: number) => {
-			if (!plans.has(key)) plans.set(key, planRank(c, rank, machine));
-			return plans.get(key)!;
-		};
-		const language = await planOf(
-			`language ${c.llmTp} ${c.llmDp} ${c.llmEp}`,
-			topology.encoder ? topology.destinationLeader(0) : 0,
-		);
-		const encoder = topology.encoder
-			? await planOf(`encoder ${c.encoderTp} ${c.encoderDp} ${c.llmDp}`, topology.sourceLeader(0))
-			: null;
-		const encoderRanks = topology.encoder?.size ?? 0;
-		const modules = [
-			...(encoder ? [{ plan: encoder, ranks: encoderRanks }] : []),
-			{ plan: language, ranks: topology.language.size },
-		];
-		const step = estimateStep(modules, { ...machine, microbatches: microbatchesOf(c) });
-		const peak = Math.max(...modules.map(({ plan }) => plan.memory.peak));
+		const shape = { ...shapeOf(specificationOf(c), topology), microbatches, forwardOnly: false };
+		const step = estimateStep(planned, { ...machine, shape });
+		const peak = Math.max(...planned.map(({ plan }) => plan.memory.peak));
 		const fits = machine.memoryBytes === null || peak <= machine.memoryBytes;
 		const reason = reasonOf(step, peak, machine.memoryBytes);
-		splits.push({ layout, encoderRanks, languageRanks: topology.language.size, step, peak, fits, reason });
+		splits.push({
+			layout,
+			encoderRanks: topology.encoder?.size ?? 0,
+			languageRanks: topology.language.size,
+			step,
+			peak,
+			fits,
+			reason,
+		});
 	}
 	return splits.sort((a, b) => Number(b.fits) - Number(a.fits) || a.step.seconds - b.step.seconds);
+}
+
+/** What a language rank's plan depends on; colocated, its encoder too. */
+function languageKey(c: TrainingConfiguration, stage: number): string {
+	const encoder = sharesRanks(c) ? `${c.encoderTp} ${c.encoderDp}` : "";
+	return `language ${c.llmTp} ${c.llmDp} ${c.llmEp} ${c.llmPp} ${stage} ${encoder}`;
 }
 
 /** Layouts that the configuration's own checks let pass. */

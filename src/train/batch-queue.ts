@@ -1,9 +1,9 @@
 /** A rank's batches step by step, and where it is wanted those of the next step beside them. */
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { BatchSource } from "./batch-source.ts";
-import type { TrainingRun } from "./training-run.ts";
 
-export class BatchQueue<Batch> {
-	#next: { readonly iteration: number; readonly microbatches: readonly Batch[] } | null = null;
+export class BatchQueue {
+	#next: { readonly iteration: number; readonly microbatches: readonly ImageTextMicrobatch[] } | null = null;
 
 	/**
 	 * `ahead`: whether the next step's are read too. A source that keeps a state is never read ahead: what a checkpoint
@@ -11,7 +11,6 @@ export class BatchQueue<Batch> {
 	 */
 	constructor(
 		private readonly source: BatchSource,
-		private readonly run: TrainingRun<Batch>,
 		private readonly ahead: boolean,
 	) {}
 
@@ -19,7 +18,10 @@ export class BatchQueue<Batch> {
 	async step(
 		iteration: number,
 		last: number,
-	): Promise<{ readonly microbatches: readonly Batch[]; readonly upcoming: readonly Batch[] }> {
+	): Promise<{
+		readonly microbatches: readonly ImageTextMicrobatch[];
+		readonly upcoming: readonly ImageTextMicrobatch[];
+	}> {
 		const microbatches = this.#next?.iteration === iteration ? this.#next.microbatches : await this.#read(iteration);
 		this.#next = null;
 		if (!this.ahead || iteration === last || this.source.save !== undefined) return { microbatches, upcoming: [] };
@@ -27,7 +29,7 @@ export class BatchQueue<Batch> {
 		return { microbatches, upcoming: this.#next.microbatches };
 	}
 
-	async #read(iteration: number): Promise<readonly Batch[]> {
-		return (await this.source.step(iteration)).map((one) => this.run.batchOf(one));
+	async #read(iteration: number): Promise<readonly ImageTextMicrobatch[]> {
+		return await this.source.step(iteration);
 	}
 }

@@ -58,14 +58,15 @@ export interface RunData {
 
 /** What `rank` reads. */
 export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
-	const { encoder, language, colocated, routes } = topology;
+	const { encoder, language, routes } = topology;
 	const laneCount = language.lanes;
-	const { dp } = topology.gridOf(rank).coordinates(rank);
+	const textLane = language.contains(rank) ? language.coordinates(rank).dp : null;
 	if (!encoder?.contains(rank)) {
-		return { lanes: [dp], laneCount, share: wholeShare, wantsText: true, wantsImages: colocated };
+		return { lanes: [textLane!], textLane, laneCount, share: wholeShare, wantsText: true, wantsImages: false };
 	}
+	const { dp } = encoder.coordinates(rank);
 	const lanes = routes.filter(({ source }) => source === dp).map(({ destination }) => destination);
 	const sources = routes.filter(({ destination }) => destination === lanes[0]).map(({ source }) => source);
 	const share = { index: sources.indexOf(dp), count: sources.length };
-	return { lanes, laneCount, share, wantsText: false, wantsImages: true };
+	return { lanes, textLane, laneCount, share, wantsText: textLane !== null, wantsImages: true };
 }

@@ -2,8 +2,9 @@
 import type { ImageSet } from "../data/images.ts";
 import { drawPicture } from "../observe/draw-picture.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
+import { groupOfOne } from "../parallel/group.ts";
+import type { Run } from "./assemble.ts";
 import { type CaptionSource, dataPlaceOf } from "./batch-source.ts";
-import type { TrainingRun } from "./training-run.ts";
 
 export interface CaptionReport {
 	/** Lane after lane. */
@@ -26,18 +27,21 @@ interface Part {
 }
 
 /** Every rank of the run calls this together, and all get the report. */
-export async function readCaptions<Batch>(run: TrainingRun<Batch>, source: CaptionSource): Promise<CaptionReport> {
+export async function readCaptions(run: Run, source: CaptionSource): Promise<CaptionReport> {
 	const { state, topology, rank } = run;
 	const { microbatches, truths } = await source.prompts();
 	const longest = Math.max(0, ...truths.map(({ length }) => length));
 	const most = 1 + Math.max(...state.world.exchange(Int32Array.of(longest)).map(([length]) => length!));
-	const decoded = state.schedule.decode(
-		microbatches.map((one) => run.batchOf(one)),
-		{ endId: source.endId, most, group: state.routerGroup },
-	);
+	const alone = groupOfOne("no language model", rank);
+	const decoded = state.passes.decode(microbatches, {
+		endId: source.endId,
+		most,
+		group: state.language?.routers ?? alone,
+		stages: state.language?.stages ?? alone,
+	});
 	const { lanes, share } = dataPlaceOf(topology, rank);
-	// Tensor-parallel ranks have read the same.
-	const speaks = run.language !== null && topology.language.coordinates(rank).tp === 0;
+	// Tensor-parallel ranks, and stages, have read the same.
+	const speaks = run.groups.language?.lane.rank === 0;
 	const draws = run.encoder !== null && lanes[0] === 0 && share.index === 0;
 	const part: Part = {
 		lane: lanes[0]!,

@@ -10,12 +10,12 @@ import { programVersion } from "../native/program-version.ts";
 import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../optim/schedules.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import { ExitSignals } from "../parallel/exit-signals.ts";
+import type { Run } from "./assemble.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
 import { type Provenance, provenanceOfFolder } from "./provenance.ts";
 import type { SaveClaim } from "./save-claim.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
-import type { TrainingRun } from "./training-run.ts";
 
 /** Signals by their weight when ranks got different ones; none is null. */
 const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
@@ -54,7 +54,7 @@ export class Checkpoints implements Listener {
 
 	constructor(
 		private readonly c: TrainingConfiguration,
-		private readonly run: TrainingRun<unknown>,
+		private readonly run: Run,
 		private readonly options: CheckpointOptions,
 	) {
 		const { state } = run;
@@ -66,7 +66,7 @@ export class Checkpoints implements Listener {
 			logicalTensors: () => run.logicalTensors(),
 			optimizer: state.optimizer,
 			// On ranks without routers there is nothing loose.
-			writesLoose: state.routerGroup.rank === 0,
+			writesLoose: state.language?.routers.rank === 0,
 		});
 		this.#saver =
 			c.save === null

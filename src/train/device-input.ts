@@ -1,11 +1,12 @@
 /** A microbatch in device memory. */
 import type { Microbatch } from "../data/microbatch.ts";
-import type { ForwardInput } from "../models/hybrid/model.ts";
+import type { ForwardInput } from "../models/hybrid/stage.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import type { Group } from "../parallel/group.ts";
 import { Sequences } from "../tensor/sequences.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import { TokenSlice } from "../tensor/token-slice.ts";
 
 export class DeviceInput implements Disposable {
 	readonly ids: Tensor;
@@ -15,7 +16,11 @@ export class DeviceInput implements Disposable {
 	/** The parts of the sequences among the tokens that this rank holds between layers. */
 	readonly localSequences: Sequences;
 
-	constructor(device: Device, microbatch: Microbatch, tp: Group) {
+	constructor(
+		device: Device,
+		microbatch: Microbatch,
+		readonly tp: Group,
+	) {
 		this.ids = Tensor.from(device, microbatch.ids);
 		this.labels = Tensor.from(device, microbatch.labels);
 		this.mask = Tensor.from(device, microbatch.lossMask);
@@ -23,10 +28,10 @@ export class DeviceInput implements Disposable {
 		this.localSequences = Sequences.of(device, localLengths(microbatch.lengths, tp));
 	}
 
-	/** What the model reads. `firstToken`: index of token 0 in the step's global batch. */
-	forward(dropoutKey: number, firstToken: number): ForwardInput {
+	/** What the model reads. `tokens`: the microbatch's among those of the step's global batch. */
+	forward(dropoutKey: number, tokens: TokenSlice): ForwardInput {
 		const { ids, sequences, localSequences } = this;
-		return { ids, sequences, localSequences, dropoutKey, firstToken };
+		return { ids, sequences, localSequences, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };
 	}
 
 	[Symbol.dispose](): void {
@@ -37,18 +42,17 @@ export class DeviceInput implements Disposable {
 }
 
 /** Lengths of the parts of every sequence that lie in this rank's equal run of the tokens. */
-function localLengths(lengths: readonly number[], { rank, size }: Group): number[] {
+function localLengths(lengths: readonly number[], tp: Group): number[] {
 	const tokens = lengths.reduce((sum, length) => sum + length, 0);
-	if (tokens % size !== 0) {
+	if (tokens % tp.size !== 0) {
 		throw new UserError(
-			`A microbatch of ${tokens} tokens cannot be cut over ${size} tensor-parallel ranks: micro-batch-size × seq-length must be a multiple of the tensor-parallel size.`,
+			`A microbatch of ${tokens} tokens cannot be cut over ${tp.size} tensor-parallel ranks: micro-batch-size × seq-length must be a multiple of the tensor-parallel size.`,
 		);
 	}
-	const [begin, end] = [(rank * tokens) / size, ((rank + 1) * tokens) / size];
+	const own = TokenSlice.of(0, tokens).cut(tp);
 	let start = 0;
 	return lengths.map((length) => {
-		const part = Math.max(0, Math.min(end, start + length) - Math.max(begin, start));
 		start += length;
-		return part;
+		return own.within(start - length, length);
 	});
 }

@@ -1,27 +1,20 @@
 /** The loss without training: dropout is off, routers do not count. */
-import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
-import { LossAccumulator } from "./loss.ts";
-import type { Evaluator, MicrobatchObserver } from "./schedule.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import { Losses, languageModelLoss } from "./losses.ts";
+import type { MicrobatchObserver } from "./rank-passes.ts";
+import type { TrainingState } from "./step.ts";
 
 /** What evaluation needs of a training's state. */
-export interface EvaluationState<Batch> {
-	readonly device: Device;
-	/** Whose losses make up the mean: every rank of the run. */
-	readonly world: Group;
-	readonly evaluator: Evaluator<Batch>;
-	/** Whether this rank's losses count. */
-	readonly countsLoss: boolean;
-}
+export type EvaluationState = Pick<TrainingState, "world" | "passes" | "lossOwner" | "scalars">;
 
 /** Mean loss of a token over the microbatches of every rank; all call this together. */
-export function evaluate<Batch>(
-	{ device, world, evaluator, countsLoss }: EvaluationState<Batch>,
-	microbatches: readonly Batch[],
+export function evaluate(
+	{ scalars, world, passes, lossOwner }: EvaluationState,
+	microbatches: readonly ImageTextMicrobatch[],
 	observe?: MicrobatchObserver,
 ): { loss: number; tokens: number } {
-	using losses = new LossAccumulator(device, countsLoss);
-	evaluator.evaluate(microbatches, losses, observe);
-	const { sum, tokens } = losses.total(world);
+	using losses = new Losses(scalars.device, lossOwner);
+	passes.evaluate(microbatches, losses, observe);
+	const { sum, tokens } = losses.totals(world).get(languageModelLoss)!;
 	return { loss: sum / Math.max(1, tokens), tokens };
 }

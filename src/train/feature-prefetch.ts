@@ -5,7 +5,7 @@
  */
 import type { ImageSet } from "../data/images.ts";
 import type { EncodedFeatures, EncoderModule } from "../models/mimo/encoder.ts";
-import { patchTensor } from "./encoder-microbatch.ts";
+import { patchTensor } from "./encoder-pass.ts";
 
 export interface PrefetchOptions {
 	/** Microbatches whose features are kept ready at most. */

@@ -1,11 +1,13 @@
 /** Greedy decoding: the likeliest next token again and again, every pass over the whole sequence so far. */
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import { placeImageRows } from "../models/mimo/merge.ts";
+import { placeImageRows, placement } from "../models/mimo/merge.ts";
+import type { Edge } from "../parallel/edge.ts";
 import type { Group } from "../parallel/group.ts";
 import { pickRows, SparseMatrix, spmm } from "../tensor/ops/spmm.ts";
 import { Tape } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
+import { TokenSlice } from "../tensor/token-slice.ts";
 import { DeviceInput } from "./device-input.ts";
 
 export interface Prompts {
@@ -23,6 +25,9 @@ export interface DecodingLimits {
 	readonly most: number;
 	/** Language ranks that must pass through the model equally often: those that share its experts. */
 	readonly group: Group;
+	/** The pipeline's stages, one rank each, and the edges between their chunks. */
+	readonly stages: Group;
+	readonly edges: ReadonlyMap<number, Edge>;
 }
 
 interface Sequence {
@@ -43,7 +48,7 @@ export function splitIds({ ids, lengths }: Pick<Microbatch, "ids" | "lengths">):
 	});
 }
 
-/** What follows each prompt. Every rank of `group` calls this together. */
+/** What follows each prompt. Every rank of `group`, in every stage, calls this together. */
 export function decodeGreedily(model: HybridModel, prompts: Prompts, limits: DecodingLimits): number[][] {
 	const { endId, most, group } = limits;
 	const sequences = sequencesOf(prompts);
@@ -52,7 +57,7 @@ export function decodeGreedily(model: HybridModel, prompts: Prompts, limits: Dec
 		if (!group.exchange(Int32Array.of(unfinished.length)).some(([count]) => count! > 0)) break;
 		// A rank that is done passes through the model with the others all the same.
 		const active = unfinished.length > 0 ? unfinished : sequences.slice(0, 1);
-		const next = nextTokens(model, active, prompts.rows);
+		const next = nextTokens(model, active, prompts.rows, limits);
 		for (const [index, sequence] of active.entries()) {
 			if (sequence.finished) continue;
 			const id = next[index]!;
@@ -74,8 +79,13 @@ function sequencesOf({ ids, imageTokenId }: Prompts): Sequence[] {
 	});
 }
 
-/** The likeliest next token of every sequence. */
-function nextTokens(model: HybridModel, sequences: readonly Sequence[], rows: Tensor | null): number[] {
+/** The likeliest next token of every sequence, on every stage. */
+function nextTokens(
+	model: HybridModel,
+	sequences: readonly Sequence[],
+	rows: Tensor | null,
+	{ stages, edges }: DecodingLimits,
+): number[] {
 	const { device, parallel } = model;
 	const { tp } = parallel;
 	// Equal runs of the tokens for the tensor-parallel ranks: what follows a sequence's last token changes nothing.
@@ -94,16 +104,26 @@ function nextTokens(model: HybridModel, sequences: readonly Sequence[], rows: Te
 	const tape = new Tape(device, { recording: false });
 	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths };
 	using input = new DeviceInput(device, text, tp);
-	const share = tokens / tp.size;
-	const own = rowOfToken.subarray(tp.rank * share, (tp.rank + 1) * share);
-	using matrix = rows && new SparseMatrix(device, pickRows(own, rows.rows));
+	const places = { ids, rowOfToken, placesPerSample: [rows?.rows ?? 0] };
+	using matrix = rows && placement(device, places, tp);
 	const images = rows && {
 		addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows, matrix!, tp),
 	};
-	using logits = model.forward(tape, { ...input.forward(0, 0), ...images });
-	using picker = new SparseMatrix(device, pickRows(last, tokens));
-	using picked = spmm(tape, picker, logits);
-	return likeliest(model, picked);
+	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), ...images };
+	let found: number[] = new Array<number>(last.length).fill(0);
+	for (const [virtual, stage] of model.stages.entries()) {
+		const chunk = virtual * stages.size + stages.rank;
+		const entered = chunk === 0 ? null : edges.get(chunk)!.receiveForward(tokens / tp.size, false);
+		using hidden = entered?.rows ?? null;
+		using result = stage.forward(tape, forward, hidden);
+		if (stage.segment.hasHead) {
+			using picker = new SparseMatrix(device, pickRows(last, tokens));
+			using picked = spmm(tape, picker, result);
+			found = likeliest(model, picked);
+		} else edges.get(chunk + 1)!.sendForward({ rows: result, rowsPerSample: [] }, false);
+	}
+	for (const [chunk, edge] of edges) if (chunk > 0) edge.settle();
+	return [...stages.exchange(Int32Array.from(found)).at(-1)!];
 }
 
 /** Largest of each row, whose columns are this rank's part of the vocabulary; the lowest id of equal ones. */

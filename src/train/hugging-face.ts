@@ -1,18 +1,19 @@
 /** Starting from, and leaving behind, a Hugging Face NemotronH folder (--load-hf, --save-hf). */
 
-import { firstCopyCounts, gatherTensors } from "../checkpoint/gathered-store.ts";
+import { gatherTensors } from "../checkpoint/gathered-store.ts";
 import type { LanguageModelConfiguration } from "../checkpoint/hf/configuration.ts";
 import { spellings } from "../checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel, saveHuggingFaceModel } from "../checkpoint/hf/model.ts";
 import { mayWrite } from "../checkpoint/hf/ownership.ts";
 import { loadModel, ValueStore } from "../checkpoint/model-store.ts";
 import type { TensorStore } from "../checkpoint/store.ts";
+import { withoutCuts } from "../config/hybrid-pattern.ts";
 import { requireSameModel } from "../config/same-model.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Group } from "../parallel/group.ts";
 import type { World } from "../parallel/world.ts";
-import type { TrainingRun } from "./training-run.ts";
+import type { Run } from "./assemble.ts";
 
 /** What a folder written later keeps of the one the weights came from. */
 interface Origin {
@@ -25,13 +26,13 @@ export class HuggingFaceWeights {
 
 	private constructor(
 		private readonly c: TrainingConfiguration,
-		private readonly run: TrainingRun<unknown>,
+		private readonly run: Run,
 		/** Ranks of the language model where it is to be saved from several; null on others. */
 		private readonly language: Group | null,
 	) {}
 
 	/** Every rank of the world calls this together. */
-	static async open(c: TrainingConfiguration, run: TrainingRun<unknown>, world: World): Promise<HuggingFaceWeights> {
+	static async open(c: TrainingConfiguration, run: Run, world: World): Promise<HuggingFaceWeights> {
 		const { ranks } = run.topology.language;
 		const several = c.saveHf !== null && ranks.length > 1 && ranks.includes(world.rank);
 		return new HuggingFaceWeights(c, run, several ? await world.group("language", ranks) : null);
@@ -75,12 +76,15 @@ export class HuggingFaceWeights {
 	/** null on ranks that do not write. */
 	#wholeWeights(path: string, model: HybridModel): TensorStore | null {
 		if (this.language === null) return new ValueStore(path, model);
-		const { model: parallel, replicas } = this.run.groups!;
-		return gatherTensors(path, model, this.language, firstCopyCounts({ ...replicas, tensor: parallel.tp }));
+		return gatherTensors(path, model, this.language, (tensor) => this.run.counts(tensor));
 	}
 }
 
 /** The keys of the language model. */
 export function languageKeys(c: TrainingConfiguration): LanguageModelConfiguration {
-	return { ...c, moeRouterScoreFunction: c.moeRouterScoreFunction as "sigmoid" | "softmax" };
+	return {
+		...c,
+		hybridLayerPattern: withoutCuts(c.hybridLayerPattern),
+		moeRouterScoreFunction: c.moeRouterScoreFunction as "sigmoid" | "softmax",
+	};
 }

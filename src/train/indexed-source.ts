@@ -1,7 +1,7 @@
 /** Batches out of data sets whose samples have numbers: which ones a lane takes follows from the step alone. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { joinImages, placeImages } from "../data/images.ts";
-import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, noText } from "../data/microbatch.ts";
 import { shareOfImages } from "../data/routing/share.ts";
 import { UserError } from "../native/errors.ts";
 import type { BatchSource, DataPlace, EvaluationSource } from "./batch-source.ts";
@@ -115,11 +115,26 @@ function ownPart(
 	data: IndexedData,
 	rangeOf: (lane: number) => { readonly range: SampleRange; readonly number: number },
 ): ImageTextMicrobatch {
-	const parts = place.lanes.map((lane) => {
-		const { range, number } = rangeOf(lane);
-		const { text, images } = data.microbatch(range, place);
-		return { text, images: placeImages(images, number) };
-	});
-	const images = joinImages(parts.map((part) => part.images));
-	return { text: parts[0]!.text, images: shareOfImages(images, place.share, 3 * c.patchDim ** 2) };
+	const parts = new Map(
+		place.lanes.map((lane) => {
+			const { range, number } = rangeOf(lane);
+			const { text, images } = data.microbatch(range, place);
+			return [lane, { text, images: placeImages(images, number) }] as const;
+		}),
+	);
+	const images = joinImages([...parts.values()].map((part) => part.images));
+	return {
+		text: textOf(place, parts, (lane) => data.microbatch(rangeOf(lane).range, { ...place, wantsImages: false })),
+		images: shareOfImages(images, place.share, 3 * c.patchDim ** 2),
+	};
+}
+
+/** The text of this rank's lane, which may be another than those whose images it encodes. */
+function textOf(
+	{ textLane }: DataPlace,
+	parts: ReadonlyMap<number, ImageTextMicrobatch>,
+	read: (lane: number) => ImageTextMicrobatch,
+): ImageTextMicrobatch["text"] {
+	if (textLane === null) return noText;
+	return (parts.get(textLane) ?? read(textLane)).text;
 }

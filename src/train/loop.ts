@@ -1,5 +1,6 @@
 /** The training loop: schedule → data → step → log, with listeners and evaluations in between. */
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -8,16 +9,17 @@ import type { StepPart } from "../observe/step-clock.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
 import { ExitSignals } from "../parallel/exit-signals.ts";
 import type { World } from "../parallel/world.ts";
+import { TokenSlice } from "../tensor/token-slice.ts";
+import type { Run } from "./assemble.ts";
 import { BatchQueue } from "./batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source.ts";
-import { type EvaluationState, evaluate } from "./evaluate.ts";
+import { evaluate } from "./evaluate.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { describeNonFinite } from "./non-finite.ts";
 import { openProfile } from "./profile.ts";
 import { type StepGradients, takeGradients, update } from "./step.ts";
 import { StepMetrics } from "./step-metrics.ts";
 import { openTiming } from "./timing.ts";
-import type { TrainingRun } from "./training-run.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;
@@ -50,16 +52,16 @@ export function plannedIterations(c: TrainingConfiguration): number {
 	return c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize);
 }
 
-export async function trainingLoop<Batch>(
+export async function trainingLoop(
 	c: TrainingConfiguration,
-	run: TrainingRun<Batch>,
+	run: Run,
 	{ world, data, observer, listeners: given, start, schedules }: LoopParts,
 ): Promise<TrainingSummary> {
 	const { learningRate, weightDecay } = schedules;
 	const iterations = plannedIterations(c);
 	const firstToken = firstTokenOf(c, run);
 	let progress = start;
-	let [steps, tokens, seconds] = [0, 0, 0];
+	let [steps, allTokens, seconds] = [0, 0, 0];
 	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
 	let stop: Stop | null = null;
 	let leftOut = 0;
@@ -69,7 +71,7 @@ export async function trainingLoop<Batch>(
 	const own = [profile, timing?.listener ?? null].filter((one) => one !== null);
 	const listeners = [...given, ...own];
 	using interrupts = new ExitSignals(["SIGINT"]);
-	const batches = new BatchQueue(data.training, run, c.mimoEncoderPrefetch);
+	const batches = new BatchQueue(data.training, c.mimoEncoderPrefetch);
 	while (progress.iteration < iterations && stop === null) {
 		const iteration = progress.iteration + 1;
 		for (const listener of listeners) await listener.beforeStep?.(iteration);
@@ -78,12 +80,13 @@ export async function trainingLoop<Batch>(
 		timing?.timers.start("batch-generator");
 		const { microbatches, upcoming } = await batches.step(iteration, iterations);
 		timing?.timers.stop("batch-generator");
-		run.state.schedule.expect?.(upcoming);
 		metrics.clock.enter("other");
 		const dataSeconds = (performance.now() - started) / 1000;
 		const rate = learningRateAt(learningRate, progress.scheduledSamples);
 		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
-		const input = { microbatches, firstToken, iteration: iteration - 1, learningRate: rate, weightDecay: decay };
+		const tokens = TokenSlice.of(firstToken, tokensIn(microbatches));
+		const about = { iteration: iteration - 1, learningRate: rate, weightDecay: decay };
+		const input = { microbatches, upcoming, tokens, ...about };
 		const watch = { part: (part: StepPart) => metrics.clock.enter(part), timers: timing?.timers };
 		if (steps === 0) debug(1, "the first batch is here");
 		const gradients = takeGradients(run.state, input, watch);
@@ -103,7 +106,7 @@ export async function trainingLoop<Batch>(
 		const stepSeconds = (performance.now() - started) / 1000;
 		debug(2, `step ${iteration}: loss ${result.loss}, ${stepSeconds.toFixed(3)} s`);
 		seconds += stepSeconds;
-		tokens += result.tokens;
+		allTokens += result.tokens;
 		if (steps++ === 0) firstLoss = result.loss;
 		lastLoss = result.loss;
 		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
@@ -121,7 +124,7 @@ export async function trainingLoop<Batch>(
 			seconds: stepSeconds,
 			learningRate: rate,
 			nextLearningRate,
-			losses: { "lm loss": result.loss, ...result.balancing },
+			losses: { ...result.losses, ...result.balancing },
 			lossScale: 1,
 			gradNorm: result.updated ? result.gradientNorm : null,
 			numZeros: result.zeroGradients,
@@ -161,11 +164,11 @@ export async function trainingLoop<Batch>(
 	for (const listener of listeners) await listener.afterTraining?.(progress);
 	const heldOutLoss = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;
 	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
-	return { progress, steps, firstLoss, lastLoss, tokens, seconds, heldOutLoss, stop };
+	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, stop };
 }
 
 /** Whether a person has interrupted any rank. */
-async function agree({ state: { world } }: TrainingRun<unknown>, interrupts: ExitSignals): Promise<boolean> {
+async function agree({ state: { world } }: Run, interrupts: ExitSignals): Promise<boolean> {
 	const own = (await interrupts.asked()) !== null;
 	return world.exchange(Int32Array.of(own ? 1 : 0)).some(([asked]) => asked === 1);
 }
@@ -176,39 +179,30 @@ function skippedText(all: number, before: number): string {
 }
 
 /** Index of this lane's first token among those of a step's global batch; dropout follows it. */
-function firstTokenOf(c: TrainingConfiguration, { topology, rank }: TrainingRun<unknown>): number {
+function firstTokenOf(c: TrainingConfiguration, { topology, rank }: Run): number {
 	const { lanes, laneCount } = dataPlaceOf(topology, rank);
 	return ((lanes[0]! * c.globalBatchSize) / laneCount) * c.seqLength;
 }
 
-function evaluationState<Batch>({ state }: TrainingRun<Batch>): EvaluationState<Batch> {
-	const { scalars, world, schedule, countsLoss } = state;
-	return { device: scalars.device, world, evaluator: schedule, countsLoss };
+function tokensIn(microbatches: readonly ImageTextMicrobatch[]): number {
+	return microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
 }
 
 /** Mean loss of a token. */
-async function evaluateOn<Batch>(
-	run: TrainingRun<Batch>,
-	source: EvaluationSource,
-	rounds: number | null,
-): Promise<number> {
-	const microbatches = await source.microbatches(rounds);
-	return evaluate(
-		evaluationState(run),
-		microbatches.map((one) => run.batchOf(one)),
-	).loss;
+async function evaluateOn(run: Run, source: EvaluationSource, rounds: number | null): Promise<number> {
+	return evaluate(run.state, await source.microbatches(rounds)).loss;
 }
 
-function requireFinite<Batch>(
-	run: TrainingRun<Batch>,
-	microbatches: readonly Batch[],
+function requireFinite(
+	run: Run,
+	microbatches: readonly ImageTextMicrobatch[],
 	iteration: number,
 	result: StepGradients,
 ): void {
 	if (result.updated && Number.isFinite(result.loss)) return;
 	const what = Number.isFinite(result.loss) ? "gradient norm" : "loss";
 	const inspected = {
-		...evaluationState(run),
+		...run.state,
 		parameters: run.state.replicas.map(({ parameters }) => parameters),
 		pattern: run.language?.config.pattern ?? [],
 	};

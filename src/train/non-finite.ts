@@ -1,12 +1,13 @@
 /** Finds what first became NaN or infinite, to name it. */
 import type { LayerSymbol } from "../config/hybrid-pattern.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import type { ParameterSet } from "../parallel/parameter-set.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { type EvaluationState, evaluate } from "./evaluate.ts";
 
-export interface InspectedState<Batch> extends EvaluationState<Batch> {
+export interface InspectedState extends EvaluationState {
 	/** Of the modules on this rank. */
 	readonly parameters: readonly ParameterSet[];
 	/** Layers of the language model on this rank. */
@@ -17,8 +18,9 @@ export interface InspectedState<Batch> extends EvaluationState<Batch> {
  * Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's. Every
  * rank calls this together; where only others find something, it does not return: the run ends with what they say.
  */
-export function describeNonFinite<Batch>(state: InspectedState<Batch>, microbatches: readonly Batch[]): string {
-	const { device, world, parameters } = state;
+export function describeNonFinite(state: InspectedState, microbatches: readonly ImageTextMicrobatch[]): string {
+	const { world, parameters } = state;
+	const { device } = state.scalars;
 	const all = parameters.flatMap((set) => [...set]);
 	const weight = all.find(({ value }) => !allFinite(device, value));
 	if (someoneFound(world, weight !== undefined)) return `parameter ${weight!.name} already was not finite`;
@@ -42,7 +44,7 @@ function someoneFound(world: Group, own: boolean): boolean {
 	return own;
 }
 
-function describeLayer<Batch>({ pattern }: InspectedState<Batch>, name: string): string {
+function describeLayer({ pattern }: InspectedState, name: string): string {
 	const [, encoder, layer] = /^(encoder\.)?layer\.(\d+)$/.exec(name) ?? [];
 	if (layer === undefined) return name;
 	if (encoder !== undefined) return `layer ${layer} of the vision tower`;

@@ -3,8 +3,8 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import type { StepClock } from "../observe/step-clock.ts";
 import { mergeTrace, partName, Tracer } from "../observe/trace.ts";
 import type { World } from "../parallel/world.ts";
+import { type Run, reports } from "./assemble.ts";
 import type { Listener } from "./listeners.ts";
-import { reports, type TrainingRun } from "./training-run.ts";
 
 /** Rounds in which hosts compare their clocks; the one in which ranks were closest together counts. */
 const rounds = 8;
@@ -12,7 +12,7 @@ const rounds = 8;
 /** null: no step is profiled. */
 export function openProfile(
 	c: TrainingConfiguration,
-	run: TrainingRun<unknown>,
+	run: Run,
 	world: World,
 	clock: StepClock,
 	say: (sentence: string) => void,

@@ -14,16 +14,17 @@ import { describeTopology } from "../parallel/describe-topology.ts";
 import { requeueJob } from "../parallel/slurm.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
+import { type Run, reports } from "./assemble.ts";
 import { dataPlaceOf, type RunData } from "./batch-source.ts";
 import { describeCaptions, readCaptions } from "./captions.ts";
 import { Checkpoints } from "./checkpoints.ts";
 import { HuggingFaceWeights } from "./hugging-face.ts";
-import { laneOf, ownLane } from "./lane.ts";
+import { laneOf } from "./lane.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
 import { claimSaveFolder } from "./save-claim.ts";
 import { openSources } from "./sources.ts";
-import { openRun, reports, type TrainingRun } from "./training-run.ts";
+import { openRun } from "./specification.ts";
 
 /**
  * Trains on this rank; every rank of the world calls it with the same configuration. Returns the exit code: not 0 when
@@ -57,7 +58,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		const first = start?.progress ?? atTheStart;
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
 			world: run.state.world,
-			lane: run.groups === null ? ownLane : laneOf(run.groups.model.tp, world.device),
+			lane: laneOf((run.groups.language ?? run.groups.encoder)!.lane, world.device),
 			states: start?.data ?? null,
 			consumedValidSamples: first.consumedValidSamples,
 		});
@@ -109,7 +110,7 @@ async function requeue(): Promise<void> {
 }
 
 /** Modules and lanes, for a drawing. */
-function topologyDetails({ topology }: TrainingRun<unknown>) {
+function topologyDetails({ topology }: Run) {
 	const { worldSize, modules } = describeTopology(topology);
 	return { worldSize, modules: modules.map(({ name, size, sizes, lanes }) => ({ name, size, sizes, lanes })) };
 }
@@ -121,7 +122,7 @@ function configurationDetails(c: TrainingConfiguration): Record<string, unknown>
 	);
 }
 
-function introduction(c: TrainingConfiguration, { topology }: TrainingRun<unknown>, world: World): string {
+function introduction(c: TrainingConfiguration, { topology }: Run, world: World): string {
 	const { name, threads } = world.device.describe();
 	const millions = (count: number) => `${(count / 1e6).toFixed(2)} M parameters`;
 	const language = `${millions(countParameters(c).total)} (${c.hybridLayerPattern})`;

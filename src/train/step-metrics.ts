@@ -3,17 +3,18 @@
  * device memory, samples left out, loads of experts. The others do not wait for it.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { ImageSet } from "../data/images.ts";
-import type { Microbatch } from "../data/microbatch.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { countFlopsPerToken } from "../models/hybrid/counts.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
 import { encoderFlops } from "../models/radio/counts.ts";
 import type { Device } from "../native/device.ts";
 import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../observe/report.ts";
 import { StepClock, type StepPart } from "../observe/step-clock.ts";
 import type { Grid } from "../parallel/grid.ts";
 import type { World } from "../parallel/world.ts";
+import { type Run, reports } from "./assemble.ts";
+import { stepTokensOf } from "./router-report.ts";
 import type { StepResult } from "./step.ts";
-import { reports, type TrainingRun } from "./training-run.ts";
 
 const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "optimizer", "data", "other"];
 /** Integers are exchanged: microseconds, MFLOP in two halves, KiB. */
@@ -31,44 +32,43 @@ export interface Collected extends Pick<StepReport, "modules" | "memory" | "laye
 	readonly skipped: number;
 }
 
-export class StepMetrics<Batch> {
+export class StepMetrics {
 	readonly clock: StepClock;
 	readonly #flopsPerToken: number;
 
 	constructor(
 		c: TrainingConfiguration,
-		private readonly run: TrainingRun<Batch>,
+		private readonly run: Run,
 		private readonly world: World,
 	) {
 		const { device } = world;
 		this.clock = new StepClock(settleOf(device));
-		this.#flopsPerToken = countFlopsPerToken(c).forwardBackward;
-		const { schedule } = run.state as { readonly schedule: object };
-		if ("bridge" in schedule) {
-			let before: StepPart = "compute";
-			(schedule.bridge as { waits: (waiting: boolean) => void }).waits = (waiting) => {
-				if (waiting) before = this.clock.enter("bridge");
-				else this.clock.enter(before);
-			};
-		}
+		this.#flopsPerToken = run.language ? flopsPerToken(c, run.language) : 0;
 	}
 
 	/**
 	 * After a step of `microbatches`, whose clock has been stopped: what its report has beyond the result, on the reporting
 	 * rank; null on the others. Every rank calls this. `skipped`: samples that this rank has left out so far.
 	 */
-	collect(microbatches: readonly Batch[], result: StepResult, seconds: StepSeconds, skipped: number): Collected | null {
+	collect(
+		microbatches: readonly ImageTextMicrobatch[],
+		result: StepResult,
+		seconds: StepSeconds,
+		skipped: number,
+	): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
 		const own = Int32Array.from([
 			// Ranks that share a lane's samples leave out the same ones.
-			this.run.state.countsLoss ? skipped : 0,
+			this.run.state.lossOwner?.counts ? skipped : 0,
 			...parts.map((part) => Math.round(seconds[part] * unit.second)),
 			Math.floor(megaFlops / half),
 			megaFlops % half,
 			...[statistics.liveBytes, statistics.reservedBytes, statistics.peakBytes].map((bytes) => bytes * unit.byte),
 		]);
-		const { world } = this.run.state;
+		const { world, language } = this.run.state;
+		const asked = language !== null && (language.stages.size > 1 || reports(this.run));
+		const tokensPerExpert = asked ? stepTokensOf(language.model, language.stages) : null;
 		if (!reports(this.run)) {
 			world.tell(own);
 			return null;
@@ -78,43 +78,49 @@ export class StepMetrics<Batch> {
 			skipped: everyone.reduce((sum, one) => sum + one.skipped, 0),
 			modules: this.#modules(everyone),
 			memory: everyone.map(({ memory }) => memory),
-			...this.#experts(result),
+			...this.#experts(result, tokensPerExpert),
 		};
 	}
 
 	/** This rank's operations, forward and backward; ranks that share a microbatch have equal parts of it. */
-	#flopsOf(microbatches: readonly Batch[]): number {
-		const { language, encoder, groups } = this.run;
-		const shares = groups?.model.tp.size ?? 1;
+	#flopsOf(microbatches: readonly ImageTextMicrobatch[]): number {
+		const { encoder, groups } = this.run;
 		let flops = 0;
-		for (const batch of microbatches as readonly Partial<
-			Microbatch & ImageSet & { text: Microbatch; images: ImageSet }
-		>[]) {
-			const tokens = (batch.ids ?? batch.text?.ids)?.length ?? 0;
-			if (language) flops += tokens * this.#flopsPerToken;
-			for (const grid of batch.grids ?? batch.images?.grids ?? []) {
-				if (encoder) flops += 3 * encoderFlops(encoder.config, grid);
-			}
+		for (const { text, images } of microbatches) {
+			flops += (text.ids.length * this.#flopsPerToken) / (groups.language?.model.tp.size ?? 1);
+			if (encoder === null) continue;
+			const { size } = groups.encoder!.model.tp;
+			for (const grid of images.grids) flops += (3 * encoderFlops(encoder.config, grid)) / size;
 		}
-		return flops / shares;
+		return flops;
 	}
 
 	#modules(everyone: readonly RankStep[]): ModuleReport[] {
-		const { encoder, language } = this.run.topology;
-		return [...(encoder ? [encoder] : []), language].map((grid) => moduleReport(grid, everyone));
+		const { modules, language, colocated } = this.run.topology;
+		// Where modules share ranks their times are not told apart.
+		return (colocated ? [language] : modules).map((grid) => moduleReport(grid, everyone));
 	}
 
-	#experts({ balancingByRouter }: StepResult): Pick<StepReport, "layerLosses" | "tokensPerExpert"> {
-		const routers = [...(this.run.language?.routers ?? [])];
-		if (routers.length === 0) return {};
-		const names = Object.keys(balancingByRouter[0] ?? {});
-		const ofRouters = <Value>(value: (router: number) => Value): ByLayer<Value> =>
-			new Map(routers.map(([layer], router) => [layer, value(router)]));
-		return {
-			layerLosses: Object.fromEntries(names.map((name) => [name, ofRouters((one) => balancingByRouter[one]![name]!)])),
-			tokensPerExpert: ofRouters((one) => [...routers[one]![1].stepTokens.toInt32()]),
-		};
+	/** `tokensPerExpert`: null on ranks that do not report. */
+	#experts(
+		{ balancingByLayer }: StepResult,
+		tokensPerExpert: ByLayer<readonly number[]> | null,
+	): Pick<StepReport, "layerLosses" | "tokensPerExpert"> {
+		if (balancingByLayer.size === 0 || tokensPerExpert === null) return {};
+		const names = Object.keys([...balancingByLayer.values()][0]!);
+		const ofLayers = (name: string): ByLayer<number> =>
+			new Map([...balancingByLayer].map(([layer, losses]) => [layer, losses[name]!]));
+		return { layerLosses: Object.fromEntries(names.map((name) => [name, ofLayers(name)])), tokensPerExpert };
 	}
+}
+
+/** Floating-point operations of a token in the chunks of this rank, forward and backward. */
+function flopsPerToken(c: TrainingConfiguration, { config, stages }: HybridModel): number {
+	const { layer, logits } = countFlopsPerToken(c);
+	return stages.reduce((sum, { segment: { begin, end, hasHead } }) => {
+		const layers = config.pattern.slice(begin, end).reduce((own, symbol) => own + layer[symbol], 0);
+		return sum + 3 * (layers + (hasHead ? logits : 0));
+	}, 0);
 }
 
 interface RankStep {

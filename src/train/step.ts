@@ -2,83 +2,55 @@
  * One training step, in the order of the algorithm: zero gradients → every microbatch forward and backward → sum over
  * replicas → divide by the loss tokens → global norm and clip | AdamW → gather. The loss of a microbatch is a sum over
  * its tokens, so the gradient is that of the token mean over the whole step, however it is cut into microbatches and
- * ranks. Every rank of the run calls this together, whatever module it holds.
+ * ranks. Every rank of the run calls this together, whatever modules it holds.
  */
-import type { Microbatch } from "../data/microbatch.ts";
+import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";
 import type { AdamW } from "../optim/adamw.ts";
-import {
-	clipGradients,
-	countZeros,
-	gradientSquares,
-	parametersNorm,
-	scaleGradients,
-	sumSquares,
-} from "../optim/gradient-norm.ts";
+import { clipGradients, countZeros, parametersNorm, scaleGradients, sumSquares } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
-import { type DataParallel, onlyReplica } from "../parallel/data-parallel.ts";
-import { type Group, groupOfOne } from "../parallel/group.ts";
+import type { DataParallel } from "../parallel/data-parallel.ts";
+import type { Group } from "../parallel/group.ts";
+import type { Action } from "../schedule/actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
-import { Tensor } from "../tensor/tensor.ts";
-import { LossAccumulator } from "./loss.ts";
-import { type Participation, type ParticipationResult, participationFactor } from "./participation.ts";
-import { LanguageSchedule, type MicrobatchObserver, type Schedule } from "./schedule.ts";
+import type { TokenSlice } from "../tensor/token-slice.ts";
+import { Losses, type LossOwner, languageModelLoss } from "./losses.ts";
+import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
+import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
+import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./router-report.ts";
 
-export interface TrainingState<Batch> {
+/** What a step works on; on ranks without the language model `language` is null. */
+export interface TrainingState {
 	/** Parameters of the modules on this rank, each among its replicas. */
 	readonly replicas: readonly DataParallel[];
-	/** Routers of the language model on this rank, and the ranks that share their tokens and replicate them. */
-	readonly routers: readonly RouterState[];
-	readonly routerGroup: Group;
+	/** The language model's part, the ranks with the same routers, and the stages of its pipeline. */
+	readonly language: { readonly model: HybridModel; readonly routers: Group; readonly stages: Group } | null;
 	/** Every rank of the run. */
 	readonly world: Group;
-	readonly schedule: Schedule<Batch>;
-	/** Whether this rank's losses count: of the language ranks that share tokens, one. */
-	readonly countsLoss: boolean;
-	/**
-	 * Where encoder and language model live on different ranks, all ranks of the language model: they know the step's loss
-	 * tokens first, and have their gradients ready before the encoder has done its passes.
-	 */
-	readonly lossGroup?: Group;
+	readonly passes: RankPasses;
+	/** Which ranks make up the loss; null on ranks whose modules have none, which learn of its tokens last. */
+	readonly lossOwner: LossOwner | null;
 	readonly optimizer: AdamW;
 	readonly scalars: StepScalars;
 	/** Global norm limit; 0: none. */
 	readonly clipGrad: number;
 	/** Keys of dropout masks are drawn from this and the iteration. */
 	readonly seed: number;
-	/** Encoder and language model on different ranks: which encoder ranks saw images, and what that changes. */
-	readonly participation?: Participation;
+	/** Which encoder ranks saw images, and what that changes; null without an encoder. */
+	readonly participation: Participation | null;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }
 
-/** A state of a language model in one process. */
-export function singleProcess(
-	state: { readonly model: HybridModel } & Pick<
-		TrainingState<Microbatch>,
-		"optimizer" | "scalars" | "clipGrad" | "seed" | "logNumZeros" | "logParametersNorm"
-	>,
-): TrainingState<Microbatch> {
-	const { model, ...rest } = state;
-	return {
-		...rest,
-		replicas: [onlyReplica(model.parameters)],
-		routers: [...model.routers.values()],
-		routerGroup: groupOfOne("language.tp_dp", 0),
-		world: groupOfOne("world", 0),
-		schedule: new LanguageSchedule(model),
-		countsLoss: true,
-	};
-}
-
-export interface StepInput<Batch> {
+export interface StepInput {
 	/** This rank's. */
-	readonly microbatches: readonly Batch[];
-	/** Index of this lane's first token among those of the step's global batch; 0 with one lane. */
-	readonly firstToken?: number;
+	readonly microbatches: readonly ImageTextMicrobatch[];
+	/** Those of the step after, where they are known. */
+	readonly upcoming?: readonly ImageTextMicrobatch[];
+	/** The microbatches' tokens, in order, among those of the step's global batch; default: from its first on. */
+	readonly tokens?: TokenSlice;
 	/** Steps before this one. */
 	readonly iteration: number;
 	readonly learningRate: number;
@@ -88,6 +60,8 @@ export interface StepInput<Batch> {
 export interface StepResult {
 	/** Mean loss of a token. */
 	readonly loss: number;
+	/** Every loss by name, means of a token. */
+	readonly losses: Readonly<Record<string, number>>;
 	readonly tokens: number;
 	/** Before clipping. */
 	readonly gradientNorm: number;
@@ -99,9 +73,9 @@ export interface StepResult {
 	readonly parametersNorm: number | null;
 	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
 	readonly balancing: Readonly<Record<string, number>>;
-	/** The same of each router, in the order of the state's routers. */
-	readonly balancingByRouter: readonly Readonly<Record<string, number>>[];
-	/** null unless the state asks for it. */
+	/** The same of each layer; none on ranks without the language model. */
+	readonly balancingByLayer: LossesByLayer;
+	/** null without an encoder. */
 	readonly participation: ParticipationResult | null;
 }
 
@@ -113,14 +87,12 @@ export interface StepObserver {
 	/** Called when another part of the step begins. */
 	readonly part?: (part: StepPart) => void;
 	readonly timers?: StepTimers | undefined;
+	/** Called before every action of the passes. */
+	readonly action?: (action: Action) => void;
 }
 
 /** Trains on one global batch. */
-export function trainStep<Batch>(
-	state: TrainingState<Batch>,
-	input: StepInput<Batch>,
-	observer: StepObserver = {},
-): StepResult {
+export function trainStep(state: TrainingState, input: StepInput, observer: StepObserver = {}): StepResult {
 	return update(state, input, takeGradients(state, input, observer), observer);
 }
 
@@ -129,84 +101,53 @@ export type StepGradients = Omit<StepResult, "zeroGradients" | "parametersNorm">
 
 /**
  * All of a step before its update: the optimizer's scalars say what to do with the gradients. Nothing that a rank does
- * from its return to the end of its next passes concerns another module: a rank whose update takes long keeps none waiting.
+ * from its return to the end of its next passes concerns another module: a long update holds up its own module alone.
  */
-export function takeGradients<Batch>(
-	state: TrainingState<Batch>,
-	input: StepInput<Batch>,
-	observer: StepObserver = {},
-): StepGradients {
-	const { replicas, routers, routerGroup, lossGroup = null, world, scalars } = state;
-	const { timers } = observer;
-	observer.part?.("optimizer");
+export function takeGradients(state: TrainingState, input: StepInput, observer: StepObserver = {}): StepGradients {
+	const { replicas, world, scalars, lossOwner, participation } = state;
+	const { part, timers } = observer;
+	part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
-	using losses = new LossAccumulator(scalars.device, state.countsLoss);
-	const overlapping = replicas.filter(({ overlaps }) => overlaps);
-	const place = {
-		dropoutKey: state.seed + input.iteration,
-		firstToken: input.firstToken ?? 0,
-		timers,
-		...(overlapping.length > 0 && {
-			onGradient: (parameter: Parameter) => {
-				for (const replica of overlapping) replica.gradientReady(parameter);
-			},
-		}),
-	};
-	/** Gradients of the mean of the step's loss tokens. */
-	const reduce = (tokens: number) => {
-		observer.part?.("gradients");
-		timed(timers, "all-grads-sync", () => {
-			for (const replica of replicas) replica.reduce();
-		});
-		scalars.set("gradientScale", 1 / Math.max(1, tokens));
-		scaleGradients(replicas, scalars);
-	};
-	const finishRouters = () => {
-		for (const router of routers) router.finishStep(routerGroup);
-		return routers.map((router) => router.takeLosses(routerGroup, losses.microbatches, losses.tokens));
-	};
-	observer.part?.("compute");
+	using losses = new Losses(scalars.device, lossOwner);
+	part?.("compute");
 	timers?.start("forward-backward");
-	state.schedule.run(input.microbatches, place, losses, observer.forward);
-	// Before the loss tokens, which other ranks have a part in.
-	for (const replica of replicas) replica.startSums();
-	let balancingByRouter: StepResult["balancingByRouter"] = [];
-	if (lossGroup !== null) {
-		observer.part?.("wait");
-		reduce(losses.totalOfPart(lossGroup).tokens);
-		observer.part?.("optimizer");
-		sumSquares(replicas, scalars);
-		balancingByRouter = finishRouters();
-	}
-	observer.part?.("wait");
-	const { sum, tokens } = losses.total(world);
-	if (lossGroup === null) reduce(tokens);
-	const participation = state.participation ? participate(state, state.participation, losses) : null;
+	runPasses(state, input, losses, observer);
+	part?.("wait");
+	// Ranks of the loss know it before all others have done their passes.
+	const known = lossOwner ? losses.totalsOfOwner(lossOwner) : losses.totals(world);
+	reduce(state, known.get(languageModelLoss)!.tokens, observer);
+	part?.("optimizer");
+	if (!participation?.replica) sumSquares(replicas, scalars);
+	const balancingByLayer = finishRouters(state, input);
+	part?.("wait");
+	const totals = lossOwner ? losses.totals(world) : known;
+	const participated = participation && participate(participation, input.microbatches, scalars, world);
 	timers?.stop("forward-backward");
 	observer.gradients?.();
-	observer.part?.("optimizer");
-	if (lossGroup === null) balancingByRouter = finishRouters();
+	part?.("optimizer");
 	timers?.start("optimizer");
 	timed(timers, "optimizer-clip-main-grad", () => {
-		if (lossGroup === null) sumSquares(replicas, scalars);
+		if (participation?.replica) sumSquares(replicas, scalars);
 		clipGradients(scalars, state.clipGrad, world);
 	});
 	const { gradientNorm, foundInf } = scalars.read();
+	const means = [...totals].map(([name, { sum, tokens }]) => [name, sum / Math.max(1, tokens)] as const);
 	return {
-		loss: sum / Math.max(1, tokens),
-		tokens,
+		loss: new Map(means).get(languageModelLoss)!,
+		losses: Object.fromEntries(means),
+		tokens: totals.get(languageModelLoss)!.tokens,
 		gradientNorm,
 		updated: foundInf === 0,
-		balancing: meanOfRouters(balancingByRouter),
-		balancingByRouter,
-		participation: participation && withNorms(participation, gradientNorm),
+		balancing: meanOfLayers(balancingByLayer),
+		balancingByLayer,
+		participation: participated && withNorms(participated, gradientNorm),
 	};
 }
 
 /** The step's update, from the gradients that takeGradients has left. */
-export function update<Batch>(
-	state: TrainingState<Batch>,
-	{ learningRate, weightDecay }: Pick<StepInput<Batch>, "learningRate" | "weightDecay">,
+export function update(
+	state: TrainingState,
+	{ learningRate, weightDecay }: Pick<StepInput, "learningRate" | "weightDecay">,
 	gradients: StepGradients,
 	{ part, timers }: StepObserver = {},
 ): StepResult {
@@ -227,49 +168,40 @@ export function update<Batch>(
 	};
 }
 
-/** Multiplies the encoder's gradients, before the global norm is taken. */
-function scaleEncoder(replica: DataParallel, factor: number, scalars: StepScalars): void {
-	scalars.set("gradientScale", factor);
-	scaleGradients([replica], scalars);
+/** All microbatches forward and backward; the sums of gradients over replicas have begun. */
+function runPasses(state: TrainingState, input: StepInput, losses: Losses, observer: StepObserver): void {
+	const overlapping = state.replicas.filter(({ overlaps }) => overlaps);
+	const onGradient = (parameter: Parameter) => {
+		for (const replica of overlapping) replica.gradientReady(parameter);
+	};
+	const place = {
+		dropoutKey: state.seed + input.iteration,
+		tokens: input.tokens,
+		upcoming: input.upcoming,
+		timers: observer.timers,
+		action: observer.action,
+		waits: (waiting: boolean) => observer.part?.(waiting ? "bridge" : "compute"),
+		...(overlapping.length > 0 && { onGradient }),
+	};
+	state.passes.train(input.microbatches, place, losses, observer.forward);
+	// Frozen modules have no backward passes, and their lists no sums.
+	for (const replica of state.replicas) replica.startSums();
 }
 
-interface Participated {
-	readonly policy: Participation["policy"];
-	readonly participants: number;
-	readonly ranks: number;
-	/** Σ g² of the encoder's exact gradient over all its ranks. */
-	readonly squares: number;
+/** Makes gradients those of the mean of the step's loss tokens. */
+function reduce({ replicas, scalars }: TrainingState, tokens: number, { part, timers }: StepObserver): void {
+	part?.("gradients");
+	timed(timers, "all-grads-sync", () => {
+		for (const replica of replicas) replica.reduce();
+	});
+	scalars.set("gradientScale", 1 / Math.max(1, tokens));
+	scaleGradients(replicas, scalars);
 }
 
-/** Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. */
-function participate(
-	{ scalars, world }: Pick<TrainingState<unknown>, "scalars" | "world">,
-	{ policy, ranks, replica, votes }: Participation,
-	losses: LossAccumulator,
-): Participated {
-	const own = [votes && losses.sawImages ? 1 : 0, replica ? gradientSquares([replica], scalars) : 0];
-	using sums = Tensor.from(scalars.device, Float64Array.from(own));
-	world.allReduce(sums).wait();
-	const totals = new Float64Array(2);
-	scalars.device.copyToHost(totals, sums);
-	const [participants, squares] = totals as unknown as [number, number];
-	const factor = participationFactor(participants, ranks);
-	if (policy === "corrected" && replica && factor !== 1) scaleEncoder(replica, factor, scalars);
-	return { policy, participants, ranks, squares };
-}
-
-/** The norms under both policies from that of the one in force. */
-function withNorms({ policy, participants, ranks, squares }: Participated, norm: number): ParticipationResult {
-	const change = (participationFactor(participants, ranks) ** 2 - 1) * squares;
-	const other = Math.sqrt(Math.max(0, norm ** 2 + (policy === "exact" ? change : -change)));
-	const [exactNorm, correctedNorm] = policy === "exact" ? [norm, other] : [other, norm];
-	return { participants, ranks, exactNorm, correctedNorm };
-}
-
-function meanOfRouters(routers: StepResult["balancingByRouter"]): Record<string, number> {
-	const sums: Record<string, number> = {};
-	for (const losses of routers) {
-		for (const [name, value] of Object.entries(losses)) sums[name] = (sums[name] ?? 0) + value / routers.length;
-	}
-	return sums;
+/** Updates expert biases and takes the balancing losses of all layers. */
+function finishRouters({ language }: TrainingState, { microbatches }: StepInput): LossesByLayer {
+	if (language === null) return new Map();
+	for (const router of language.model.routers.values()) router.finishStep(language.routers);
+	const tokens = microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
+	return takeRouterLosses(language.model, language, { microbatches: microbatches.length, tokens });
 }

@@ -3,9 +3,9 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Observer } from "../observe/report.ts";
 import { Timers, timerNames } from "../observe/timers.ts";
 import type { World } from "../parallel/world.ts";
+import { type Run, reports } from "./assemble.ts";
 import type { Listener } from "./listeners.ts";
 import { settleOf } from "./step-metrics.ts";
-import { reports, type TrainingRun } from "./training-run.ts";
 
 /** Exchanged as integers of this many seconds: the last digit that is shown. */
 const unit = 1e-5;
@@ -13,7 +13,7 @@ const unit = 1e-5;
 /** null: no timer is asked for. */
 export function openTiming(
 	c: TrainingConfiguration,
-	run: TrainingRun<unknown>,
+	run: Run,
 	world: World,
 	observer: Observer,
 ): { readonly timers: Timers; readonly listener: Listener } | null {

@@ -13,7 +13,7 @@ import { ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { endRank } from "../../src/commands/ranks.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
-import { nextTokenMicrobatch } from "../../src/data/microbatch.ts";
+import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
 import { Status } from "../../src/native/abi.ts";
@@ -28,7 +28,8 @@ import { findRun, identityOf } from "../../src/parallel/join.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
 import { placeFromEnvironment } from "../../src/parallel/place.ts";
 import { World } from "../../src/parallel/world.ts";
-import { LanguageSchedule } from "../../src/train/schedule.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { RankPasses } from "../../src/train/rank-passes.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { divisibleModel } from "../models/small.ts";
 import { testLibrary } from "../support.ts";
@@ -83,11 +84,15 @@ async function train(): Promise<void> {
 	using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
 	const parts = {
 		replicas: [replica],
-		routers: [...model.routers.values()],
-		routerGroup: groups.tpDp,
+		language: { model, routers: groups.tpDp, stages: groups.stages },
 		world: everyone,
-		schedule: new LanguageSchedule(model),
-		countsLoss: true,
+		passes: new RankPasses({
+			...{ encoder: null, language: model, imageTokenId: null, edges: new Map(), prefetch: null, actor: 0 },
+			shape: { stages: 1, virtualStages: 1, groupSize: 1, encoder: null },
+			reduce: () => replica.startSums(),
+		}),
+		lossOwner: { group: groups.module, counts: true },
+		participation: null,
 		optimizer,
 		scalars,
 		clipGrad: 1,
@@ -98,11 +103,9 @@ async function train(): Promise<void> {
 	const losses: unknown[] = [];
 	for (let step = 0; step < Number(stepsText); step++) {
 		await reached(step - lead);
-		const microbatches = [nextTokenMicrobatch([0, 1].map((row) => sample(step, 2 * rank + row)))];
-		const firstToken = (rank % localSize) * 48;
-		losses.push(
-			trainStep(parts, { microbatches, firstToken, iteration: step, learningRate: 1e-3, weightDecay: 0.1 }, {}),
-		);
+		const microbatches = [withoutImages(nextTokenMicrobatch([0, 1].map((row) => sample(step, 2 * rank + row))))];
+		const tokens = TokenSlice.of((rank % localSize) * 48, 48);
+		losses.push(trainStep(parts, { microbatches, tokens, iteration: step, learningRate: 1e-3, weightDecay: 0.1 }, {}));
 		world.progress(step + 1);
 		console.log(`step ${step + 1}`);
 	}

@@ -7,14 +7,14 @@ import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
-import { encoderMicrobatches, languageMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
-import { type Subject, subjectOf } from "../../src/parity/verify/subject.ts";
+import { dealtTo, planOf } from "../../src/parity/verify/plan.ts";
+import { type Subject, specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import type { BridgedLanguageSchedule, EncoderSchedule } from "../../src/train/bridge-schedule.ts";
-import { EncoderMicrobatch } from "../../src/train/encoder-microbatch.ts";
-import { trainTextWithImages } from "../../src/train/language-microbatch.ts";
-import { LossAccumulator } from "../../src/train/loss.ts";
-import { type EncoderSide, type LanguageSide, mimoSide } from "../../src/train/mimo-run.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { assemble, type Run } from "../../src/train/assemble.ts";
+import { EncoderPass } from "../../src/train/encoder-pass.ts";
+import { LanguagePass } from "../../src/train/language-pass.ts";
+import { Losses } from "../../src/train/losses.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { placeOfRank } from "../parallel/ranks.ts";
 
@@ -43,7 +43,7 @@ const subjectWith = (ffnHiddenSize: number): Subject =>
 	);
 
 interface Work {
-	readonly side: EncoderSide | LanguageSide;
+	readonly run: Run;
 	/** Eight microbatches without the other side. */
 	readonly alone: () => void;
 	readonly step: () => void;
@@ -51,33 +51,35 @@ interface Work {
 
 async function open(subject: Subject): Promise<Work> {
 	const plan = planOf(layout, { ...subject, samples: subject.samples.length });
-	const side = await mimoSide(world, layout.topology, { ...subject, distributedOptimizer: false });
-	side.initialise(1);
-	const about = { iteration: 0, learningRate: 0, weightDecay: 0 };
-	if (side.module === "encoder") {
-		const { encoder } = side.state.schedule as EncoderSchedule;
-		const microbatches = encoderMicrobatches(plan, subject.samples, 0);
+	const run = await assemble(specificationOn(subject, layout.topology), layout.topology, world);
+	run.initialise(1);
+	const microbatches = dealtTo(world.rank, plan, subject.samples);
+	const about = { microbatches, iteration: 0, learningRate: 0, weightDecay: 0 };
+	const step = () => void trainStep(run.state, about);
+	const { encoder, language } = run;
+	if (encoder) {
 		const alone = () => {
-			for (const images of microbatches) {
-				using encoded = new EncoderMicrobatch(encoder, images, { cropKey: 0, firstImage: 0 }, { training: true });
-				encoded.backward(Tensor.zeros(device, encoded.rows.shape));
+			for (const { images } of microbatches) {
+				using encoded = new EncoderPass(encoder, images, { cropKey: 0, firstImage: 0, training: true });
+				encoded.backward(Tensor.zeros(device, encoded.output.rows.shape));
 			}
 		};
-		return { side, alone, step: () => void trainStep(side.state, { ...about, microbatches }) };
+		return { run, alone, step };
 	}
-	const { model, imageTokenId } = side.state.schedule as BridgedLanguageSchedule;
-	const microbatches = languageMicrobatches(plan, subject.samples, 0);
+	const { imageTokenId } = subject;
 	const alone = () => {
-		using losses = new LossAccumulator(device, true);
-		for (const text of microbatches) {
+		using losses = new Losses(device, run.state.lossOwner);
+		for (const { text } of microbatches) {
 			const count = text.ids.filter((id) => id === imageTokenId).length;
-			using rows = Tensor.zeros(device, [count, subject.language.hiddenSize]);
-			const received = { rows, rowsPerSample: [count], wantsGradient: true };
-			const step = { dropoutKey: 0, firstToken: 0 };
-			trainTextWithImages(model, { text, imageTokenId, name: "bench" }, received, step, losses)?.[Symbol.dispose]();
+			const rows = Tensor.zeros(device, [count, subject.language.hiddenSize]);
+			const tokens = TokenSlice.of(0, text.ids.length);
+			const options = { imageTokenId, name: "bench", dropoutKey: 0, tokens, training: true, wantsGradient: true };
+			const received = { rows, rowsPerSample: [count] };
+			using pass = new LanguagePass(language!, language!.stages[0]!, text, received, losses, options);
+			pass.backward(null)?.[Symbol.dispose]();
 		}
 	};
-	return { side, alone, step: () => void trainStep(side.state, { ...about, microbatches }) };
+	return { run, alone, step };
 }
 
 /** Seconds of encoder and language model. */
@@ -110,7 +112,7 @@ function time<Name extends string>(works: Readonly<Record<Name, () => void>>): R
 async function aloneWith(ffnHiddenSize: number): Promise<Sides> {
 	const trial = await open(subjectWith(ffnHiddenSize));
 	const { alone } = time({ alone: trial.alone });
-	for (const one of trial.side.owned) one[Symbol.dispose]();
+	trial.run[Symbol.dispose]();
 	return alone;
 }
 
@@ -122,5 +124,5 @@ const width = widths[0] + ((narrow[1] + wide[1]) / 2 - narrow[0]) / slope;
 const ffnHiddenSize = Math.min(2048, Math.max(16, 16 * Math.round(width / 16)));
 const equal = await open(subjectWith(ffnHiddenSize));
 const times = time({ alone: equal.alone, step: equal.step });
-for (const one of equal.side.owned) one[Symbol.dispose]();
+equal.run[Symbol.dispose]();
 if (place.rank === 0) console.log(JSON.stringify(times));

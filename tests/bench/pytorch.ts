@@ -4,12 +4,10 @@ import { basename, join } from "node:path";
 import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
 import { loadModel } from "../../src/checkpoint/model-store.ts";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
-import { nextTokenMicrobatch } from "../../src/data/microbatch.ts";
-import { HybridModel } from "../../src/models/hybrid/model.ts";
+import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
 import type { Device } from "../../src/native/device.ts";
-import { AdamW } from "../../src/optim/adamw.ts";
-import { StepScalars } from "../../src/optim/step-scalars.ts";
-import { onlyReplica } from "../../src/parallel/data-parallel.ts";
+import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
+import { World } from "../../src/parallel/world.ts";
 import { readLanguageGolden } from "../../src/parity/language-golden.ts";
 import { huggingFaceConfig } from "../../src/parity/language-model.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
@@ -19,7 +17,8 @@ import { Parameter } from "../../src/tensor/parameter.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { singleProcess, trainStep } from "../../src/train/step.ts";
+import { assemble } from "../../src/train/assemble.ts";
+import { trainStep } from "../../src/train/step.ts";
 import { golden } from "../golden.ts";
 import { randomValues } from "../support.ts";
 import { compare, type Row, row, type Timed, timed } from "./measure.ts";
@@ -154,21 +153,22 @@ async function compareScan(device: Device, size: (typeof scanSizes)[number], the
 async function compareStep(device: Device, folder: string, expected: number, theirs: Timed): Promise<Seconds> {
 	const { optimizer: recipe, batch, seq } = readLanguageGolden(folder);
 	using source = openHuggingFaceModel(folder);
-	using model = new HybridModel(device, huggingFaceConfig(source, join(folder, "config.json"), "f32"), {
-		frozen: false,
-	});
-	loadModel(model, source.weights);
-	using scalars = new StepScalars(device);
 	const [beta1, beta2] = recipe.betas;
-	using optimizer = new AdamW([onlyReplica(model.parameters)], scalars, { beta1, beta2, epsilon: recipe.eps });
+	const specification = {
+		...{ encoder: null, imageTokenId: null, clipGrad: recipe.clip_grad, seed: 1 },
+		language: huggingFaceConfig(source, join(folder, "config.json"), "f32"),
+		frozen: { tower: true, projector: true, language: false },
+		adam: { beta1, beta2, epsilon: recipe.eps },
+	};
+	using run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(device));
+	loadModel(run.language!, source.weights);
 	using file = openSafetensors(join(folder, "batches.safetensors"));
 	const tokens = file.read("tokens") as Int32Array;
 	const sequences = Array.from({ length: batch }, (_, i) => tokens.subarray(i * (seq + 1), (i + 1) * (seq + 1)));
-	const microbatches = [nextTokenMicrobatch(sequences)];
-	const state = singleProcess({ model, optimizer, scalars, clipGrad: recipe.clip_grad, seed: 1 });
+	const microbatches = [withoutImages(nextTokenMicrobatch(sequences))];
 	let iteration = 0;
 	const step = () =>
-		trainStep(state, {
+		trainStep(run.state, {
 			microbatches,
 			iteration: iteration++,
 			learningRate: recipe.lr,

@@ -7,7 +7,7 @@ function resolved(flags: string) {
 }
 
 const vision = "--model-provider nemotron-moe-vlm";
-const fanIn = `${vision} --encoder-tp 2 --encoder-dp 2 --llm-tp 2 --llm-pp 2 --micro-batch-size 2`;
+const fanIn = `${vision} --encoder-tp 2 --encoder-dp 2 --llm-tp 2 --llm-pp 2 --micro-batch-size 2 --hybrid-layer-pattern ME*|-MEM`;
 
 test("the table of a fan-in with pipeline stages", () => {
 	expect(`${topologyTable(resolved(fanIn))}\n`).toBe(`\
@@ -43,15 +43,18 @@ dp       every rank alone
 tp_dp    [4,5] [6,7]
 expt_dp  [4,5] [6,7]
 tp_ep    every rank alone
+pp       [4,6] [5,7]
+mp       [4,5,6,7]
+module   [4,5,6,7]
 lanes    [4,5,6,7]
 
 # Groups of both modules
-world   [0..7]
-bridge  [1,3,4]
+world            [0..7]
+edge.image_rows  [0..5]
 
 # Routes of image rows
-encoder lanes  leaders     language lanes  leaders
-[0,1]          [1,3]    →  [0]             [4]
+encoder lanes  ranks         language lanes  ranks
+[0,1]          [0,1,2,3]  →  [0]             [4,5]
 `);
 });
 
@@ -61,10 +64,10 @@ test("many groups and large groups are cut short in the table and whole in JSON"
 	expect(lines).toContain("dp       [4,6,…,34] [5,7,…,35]");
 	expect(lines).toContain("tp_dp    [4..35]");
 	expect(lines).toContain("tp       [4,5] [6,7] [8,9] [10,11] [12,13] [14,15] [16,17] … [34,35] (16 groups)");
-	expect(lines).toContain("bridge  [0,1,2,3,4,6,8,…,34] (20)");
+	expect(lines).toContain("edge.image_rows  [0..35]");
 	const json = JSON.parse(topologyJson(large));
 	expect(json.modules[1].groups.tp).toHaveLength(16);
-	expect(json.groups.bridge[0]).toHaveLength(20);
+	expect(json.groups["edge.image_rows"][0]).toHaveLength(36);
 });
 
 test("JSON has every group by name, every rank, and the notes", () => {

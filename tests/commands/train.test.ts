@@ -22,7 +22,7 @@ test("wrong types, bounds, names, duplicates and a bad pattern, all at once", ()
 	const lines = refusal(
 		"preset: nemotron-tiny\nhidden-size: wide\nclip-grad: -1\nclip-grad: 1\nhiden-dropout: 0.1\nlog-json: out.json\n",
 		"--hybrid-layer-pattern",
-		"ME*|E",
+		"ME*[E",
 		"--bf16=maybe",
 		"--trian-iters",
 		"3",
@@ -30,7 +30,7 @@ test("wrong types, bounds, names, duplicates and a bad pattern, all at once", ()
 	expect(lines[0]).toBe("mimo: 7 mistakes in the configuration:");
 	expect(lines.slice(1).sort()).toEqual([
 		'  --bf16: the value is "maybe"; allowed is true or false.',
-		'  --hybrid-layer-pattern: the value is "ME*|E"; position 4: pipeline-stage boundaries (|) are not built yet; allowed are M, *, - and E.',
+		'  --hybrid-layer-pattern: the value is "ME*[E"; position 4: layer groups ([ and ]) are not built yet; allowed are M, *, - and E.',
 		"  --trian-iters: there is no such flag; the nearest is --train-iters.",
 		'  run.yaml:2: hidden-size is "wide"; allowed is an integer of at least 1.',
 		"  run.yaml:3: clip-grad is -1; allowed is a number of at least 0.",
@@ -65,10 +65,9 @@ test("a stray word is no flag", () => {
 });
 
 test("what is not built is refused by name, and can be looked at", () => {
-	const args = ["train", "--preset", "nemotron-20l", "--llm-pp", "2", "--grad-reduce-in-bf16"];
+	const args = ["train", "--preset", "nemotron-20l", "--grad-reduce-in-bf16"];
 	const { exitCode, stderr } = mimo(args);
 	expect(exitCode).toBe(1);
-	expect(stderr).toContain("pipeline parallelism (llm-pp)");
 	expect(stderr).toContain("reducing gradients in bf16 (grad-reduce-in-bf16)");
 	expect(mimo([...args, "--print-config"]).exitCode).toBe(0);
 });
@@ -87,18 +86,18 @@ test("--print-config shows every key and where it came from", () => {
 	expect(json.origins.lr).toBe("run.yaml:2");
 });
 
-test("--print-topology draws what training would refuse to run", () => {
-	const layout = "--encoder-tp 2 --encoder-dp 2 --llm-tp 2 --llm-dp 2 --llm-pp 2 --llm-ep 2".split(" ");
+test("--print-topology draws a layout", () => {
+	const layout = "--encoder-tp 2 --encoder-dp 2 --llm-tp 2 --llm-dp 2 --llm-pp 7 --llm-ep 2".split(" ");
 	const args = ["train", "--preset", "nemotron-tiny", "--model-provider", "nemotron-moe-vlm", ...layout];
 	const { exitCode, stdout, stderr } = mimo([...args, "--print-topology"]);
 	expect([exitCode, stderr]).toEqual([0, ""]);
-	expect(stdout).toStartWith("12 ranks: radio_encoder 0-3, language 4-11.\n");
+	expect(stdout).toStartWith("32 ranks: radio_encoder 0-3, language 4-31.");
 	const json = mimo([...args, "--print-topology", "--json"]);
-	expect([json.exitCode, JSON.parse(json.stdout).worldSize]).toEqual([0, 12]);
+	expect([json.exitCode, JSON.parse(json.stdout).worldSize]).toEqual([0, 32]);
 	const refused = mimo([...args, "--llm-offset", "3", "--print-topology"]);
 	expect([refused.exitCode, refused.stdout]).toEqual([2, ""]);
 	expect(refused.stderr).toBe(
-		"mimo: --llm-offset: the value is 3; allowed is encoder-tp × encoder-dp (4): on rank 3 both modules would run.\n",
+		"mimo: --llm-offset: the value is 3; allowed is encoder-tp × encoder-dp (4), or 0 where both modules have equally many ranks: on rank 3 both modules would run.\n",
 	);
 });
 

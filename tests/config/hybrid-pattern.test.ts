@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
-import { countLayers, PatternError, parseHybridPattern } from "../../src/config/hybrid-pattern.ts";
+import { countLayers, PatternError, parseHybridPattern, parseSegments } from "../../src/config/hybrid-pattern.ts";
+import { pipelineObjection, segmentLengths } from "../../src/config/pipeline.ts";
 
 test("one symbol is one layer", () => {
 	const layers = parseHybridPattern("ME*-M");
@@ -19,7 +20,6 @@ function refusal(pattern: string): PatternError {
 
 test("what is not built is refused by name, at its position", () => {
 	for (const [pattern, position, name] of [
-		["M*|E-", 3, "pipeline-stage boundaries (|)"],
 		["ME/*E", 3, "multi-token prediction depths (/)"],
 		["[M*]", 1, "layer groups ([ and ])"],
 		["M]", 2, "layer groups ([ and ])"],
@@ -49,5 +49,20 @@ test("anything else is no symbol: spaces, digits, small letters, names of object
 });
 
 test("an empty pattern is refused", () => {
-	expect(refusal("").message).toContain("it is empty");
+	for (const pattern of ["", "|", "||"]) expect(refusal(pattern).message).toContain("it is empty");
+});
+
+test("| cuts a pattern into segments, which may be empty; positions count it", () => {
+	expect(parseSegments("M*|E-||M").map((segment) => segment.join(""))).toEqual(["M*", "E-", "", "M"]);
+	expect(parseHybridPattern("M*|E-||M")).toEqual([..."M*E-M"] as ReturnType<typeof parseHybridPattern>);
+	expect(refusal("M|*|[E").position).toBe(5);
+});
+
+test("segments of a pipeline: as cut, or equal ones; one stage takes all", () => {
+	expect(segmentLengths("M*|E-||M", 2)).toEqual([2, 2, 0, 1]);
+	expect(segmentLengths("M*|E-||M", 1)).toEqual([5]);
+	expect(segmentLengths("M*E-MM", 3)).toEqual([2, 2, 2]);
+	expect(pipelineObjection("M*|E-||M", 4)).toBeNull();
+	expect(pipelineObjection("M*|E-||M", 3)).toContain("4 segments");
+	expect(pipelineObjection("M*E-M", 2)).toContain("5 layers");
 });

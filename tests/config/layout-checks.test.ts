@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { sharesOneProcess } from "../../src/config/derive.ts";
+import { sharesRanks } from "../../src/config/derive.ts";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
 import { UserError } from "../../src/native/errors.ts";
 
@@ -30,17 +30,17 @@ test.each([
 	[
 		"--encoder-dp 4 --llm-offset 2 --llm-dp 4",
 		vision,
-		"--llm-offset: the value is 2; allowed is encoder-tp × encoder-dp (4): on ranks 2-3 both modules would run.",
+		"--llm-offset: the value is 2; allowed is encoder-tp × encoder-dp (4), or 0 where both modules have equally many ranks: on ranks 2-3 both modules would run.",
 	],
 	[
 		"--encoder-dp 4 --llm-offset 0 --llm-dp 1",
 		vision,
-		"--llm-offset: the value is 0; allowed is encoder-tp × encoder-dp (4): on rank 0 both modules would run.",
+		"--llm-offset: the value is 0; allowed is encoder-tp × encoder-dp (4), or 0 where both modules have equally many ranks: on rank 0 both modules would run.",
 	],
 	[
 		"--encoder-tp 2 --encoder-dp 2 --llm-offset 6 --llm-dp 2",
 		vision,
-		"--llm-offset: the value is 6; allowed is encoder-tp × encoder-dp (4): on ranks 4-5 no module would run.",
+		"--llm-offset: the value is 6; allowed is encoder-tp × encoder-dp (4), or 0 where both modules have equally many ranks: on ranks 4-5 no module would run.",
 	],
 	["--llm-offset -1", vision, "--llm-offset: the value is -1; allowed is an integer of at least 0."],
 	// Sizes.
@@ -155,6 +155,22 @@ test.each([
 		tiny,
 		"--global-batch-size: the value is 12; allowed is a multiple of micro-batch-size × data lanes (8).",
 	],
+	// Pipeline stages.
+	[
+		"--llm-pp 2",
+		tiny,
+		"--llm-pp: the value is 2; allowed is a divisor of its 7 layers where no | in hybrid-layer-pattern cuts them into segments.",
+	],
+	[
+		"--llm-pp 2 --hybrid-layer-pattern M|E|M",
+		tiny,
+		"--llm-pp: the value is 2; allowed is a divisor of the 3 segments into which | cuts hybrid-layer-pattern.",
+	],
+	[
+		"--llm-pp 7 --microbatch-group-size-per-virtual-pipeline-stage 3",
+		tiny,
+		"--microbatch-group-size-per-virtual-pipeline-stage: the value is 3; allowed is at least llm-pp (7).",
+	],
 	// Overlap.
 	["--encoder-ddp-overlap", vision, "--encoder-ddp-overlap: the value is true; allowed only with overlap-grad-reduce."],
 	[
@@ -208,16 +224,19 @@ test("layouts that are fine", () => {
 		"--llm-tp 2 --llm-dp 2 --llm-ep 2 --llm-expt-tp 2",
 		"--encoder-ddp-overlap --overlap-grad-reduce --overlap-param-gather",
 		"--llm-only --llm-tp 2",
-		"--llm-pp 2",
+		"--llm-pp 7",
+		"--llm-pp 2 --hybrid-layer-pattern M|ME||*",
+		"--llm-offset 0 --encoder-dp 2 --llm-pp 2 --hybrid-layer-pattern ME|M",
 	]) {
 		expect(resolve(vision, flags).notes.filter((note) => !note.startsWith("Without effect here: "))).toEqual([]);
 	}
 });
 
-test("offset 0 with one rank a module is one process", () => {
-	expect(sharesOneProcess(resolve(vision, "--llm-offset 0").configuration)).toBe(true);
-	expect(sharesOneProcess(resolve(vision, "").configuration)).toBe(false);
-	expect(sharesOneProcess(resolve(tiny, "").configuration)).toBe(false);
+test("offset 0 with equally many ranks puts both modules on the same ones", () => {
+	expect(sharesRanks(resolve(vision, "--llm-offset 0").configuration)).toBe(true);
+	expect(sharesRanks(resolve(vision, "").configuration)).toBe(false);
+	expect(sharesRanks(resolve(tiny, "").configuration)).toBe(false);
+	expect(sharesRanks(resolve(vision, "--llm-offset 0 --encoder-dp 2 --llm-tp 2").configuration)).toBe(true);
 	expect(mistakes(vision, "--llm-offset 0 --llm-dp 2")[0]).toContain("on rank 0 both modules would run");
 });
 

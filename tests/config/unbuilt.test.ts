@@ -10,8 +10,8 @@ test("a language model on one rank is built", () => {
 });
 
 test("everything that is wanted and not built is named in one sentence", () => {
-	const wanted = { ...trainable, "llm-pp": 2, "grad-reduce-in-bf16": true };
+	const wanted = { ...trainable, "grad-reduce-in-bf16": true };
 	expect(() => refuseUnbuilt(configurationOf(wanted))).toThrow(
-		new UserError("Not built yet: pipeline parallelism (llm-pp), reducing gradients in bf16 (grad-reduce-in-bf16)."),
+		new UserError("Not built yet: reducing gradients in bf16 (grad-reduce-in-bf16)."),
 	);
 });

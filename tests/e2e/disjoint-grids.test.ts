@@ -38,12 +38,12 @@ describe("a layout that cannot be", () => {
 		[
 			"overlapping grids",
 			"--encoder-tp 2 --llm-offset 1",
-			"--llm-offset: the value is 1; allowed is encoder-tp × encoder-dp (2): on rank 1 both modules would run.",
+			"--llm-offset: the value is 1; allowed is encoder-tp × encoder-dp (2), or 0 where both modules have equally many ranks: on rank 1 both modules would run.",
 		],
 		[
 			"a rank that no grid has",
 			"--encoder-tp 2 --llm-offset 3",
-			"--llm-offset: the value is 3; allowed is encoder-tp × encoder-dp (2): on rank 2 no module would run.",
+			"--llm-offset: the value is 3; allowed is encoder-tp × encoder-dp (2), or 0 where both modules have equally many ranks: on rank 2 no module would run.",
 		],
 		[
 			"fewer ranks than the grids have",

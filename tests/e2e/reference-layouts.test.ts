@@ -67,10 +67,10 @@ describe("refuses before a rank starts", () => {
 			/^mimo: .*mimo-participation-corrected-small scales the encoder's gradient by 2 .* this layout has 1: .*\.\n$/,
 		],
 		[
-			"pipeline parallelism",
+			"context parallelism",
 			"mimo-1x1-fixed-small",
-			["--layout", "1+tp2pp2"],
-			/^mimo: Layout "1\+tp2pp2": pp2 at position 6: pipeline parallelism is not built\.\n$/,
+			["--layout", "1+tp2cp2"],
+			/^mimo: Layout "1\+tp2cp2": cp2 at position 6: context parallelism is not built\.\n$/,
 		],
 	];
 	for (const [name, reference, flags, message] of cases) {

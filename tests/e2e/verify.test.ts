@@ -138,7 +138,7 @@ test.skipIf(!hasNamespaces)(
 describe("a mistake is one sentence", () => {
 	const cases: readonly [name: string, args: string[], message: RegExp][] = [
 		["no layouts", [], /^mimo: verify needs --layouts, such as /],
-		["a layout that is none", ["--layouts", "1+1,2x"], /^mimo: Layout "1\+1,2x": 2x at position 5: /],
+		["a layout that is none", ["--layouts", "1+1,2x"], /^mimo: Layout "1\+1,2x": 2 at position 5: /],
 		[
 			"samples that cannot be dealt out",
 			["--layouts", "1+3"],

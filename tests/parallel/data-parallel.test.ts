@@ -18,6 +18,7 @@ const request = (name: string, elements: number, change: Partial<ParameterReques
 	decays: true,
 	expert: false,
 	replicated: false,
+	copy: "none",
 	frozen: false,
 	...change,
 });
@@ -55,6 +56,7 @@ function open(
 		dense: group("dense"),
 		expert: group("expert"),
 		sequenceParallel: options.tokensCut ? group("tp") : null,
+		copies: null,
 	};
 	const replica = new DataParallel(parameters, groups, options.zero ?? false, true, buckets !== undefined);
 	const ready = (...names: string[]) => {
@@ -211,7 +213,7 @@ describe("gradients are zero after zeroGradients, whatever their memory held", (
 		const group: Group = { ...alone, size: 2, reduceScatter: look, allGather: () => ({ wait() {} }) };
 		const replica = new DataParallel(
 			parameters,
-			{ dense: group, expert: group, sequenceParallel: null },
+			{ dense: group, expert: group, sequenceParallel: null, copies: null },
 			false,
 			true,
 			true,

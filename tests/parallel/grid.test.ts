@@ -3,10 +3,11 @@ import { expect, test } from "bun:test";
 import { encoderMicroBatchSize } from "../../src/config/derive.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { describeTopology, type NamedGroups } from "../../src/parallel/describe-topology.ts";
+import { linksOf, reversed } from "../../src/parallel/edge-layout.ts";
 import { Grid, groupWith } from "../../src/parallel/grid.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
-import { Topology, topologyOf } from "../../src/parallel/topology.ts";
+import { layOut, Topology, topologyOf } from "../../src/parallel/topology.ts";
 
 /** A vision-language model with these sizes. */
 function configured(sizes: Record<string, number>) {
@@ -68,14 +69,9 @@ test("A': tp2 dp2 ep2 beside an encoder of tp2 dp2", () => {
 	expect(description.modules.map(({ lanes }) => lanes)).toEqual([parseGroups("[0,1][2,3]"), parseGroups("[4,5][6,7]")]);
 	expectGroups(description.groups, [], {
 		world: "[0..7]",
-		bridge: "[1,3,4,6]",
+		"edge.image_rows": "[0..7]",
 	});
-	expect(
-		topology.routes.map((r) => [topology.sourceLeader(r.source), topology.destinationLeader(r.destination)]),
-	).toEqual([
-		[1, 4],
-		[3, 6],
-	]);
+	expect(topology.imageEdge).toEqual({ from: parseGroups("[0,1][2,3]"), to: parseGroups("[4,5][6,7]") });
 	expect(encoderMicroBatchSize(configuration)).toBe(1);
 });
 
@@ -89,7 +85,7 @@ test("A: weight shards give the same lanes and batches as A'", () => {
 });
 
 test("A'': tp2 dp2 ep4", () => {
-	const { topology, description } = configured({
+	const { description } = configured({
 		"encoder-tp": 2,
 		"encoder-dp": 2,
 		"llm-tp": 2,
@@ -103,7 +99,6 @@ test("A'': tp2 dp2 ep4", () => {
 		dp: "[4,6][5,7]",
 		"tp_dp, tp_ep": "[4..7]",
 	});
-	expect(topology.leaders).toEqual([1, 3, 4, 6]);
 });
 
 test("B: fan-in and pipeline stages", () => {
@@ -127,15 +122,20 @@ test("B: fan-in and pipeline stages", () => {
 		"tp, tp_ep": "[8,9][10,11][12,13][14,15]",
 		"dp, expt_dp": "[8,10][9,11][12,14][13,15]",
 		tp_dp: "[8..11][12..15]",
+		pp: "[8,12][9,13][10,14][11,15]",
+		mp: "[8,9,12,13][10,11,14,15]",
+		module: "[8..15]",
 	});
 	expectGroups(description.groups, [], {
 		world: "[0..15]",
-		bridge: "[1,3,5,7,8,10]",
+		"edge.image_rows": "[0..11]",
 	});
 	expect(description.routes).toEqual([
-		{ sources: [0, 1], sourceLeaders: [1, 3], destinations: [0], destinationLeaders: [8] },
-		{ sources: [2, 3], sourceLeaders: [5, 7], destinations: [1], destinationLeaders: [10] },
+		{ sources: [0, 1], sourceRanks: [0, 1, 2, 3], destinations: [0], destinationRanks: [8, 9] },
+		{ sources: [2, 3], sourceRanks: [4, 5, 6, 7], destinations: [1], destinationRanks: [10, 11] },
 	]);
+	expect(topology.stageEdge(0)).toEqual({ from: parseGroups("[8,9][10,11]"), to: parseGroups("[12,13][14,15]") });
+	expect(topology.stageEdge(1)).toEqual({ from: parseGroups("[12,13][14,15]"), to: parseGroups("[8,9][10,11]") });
 	expect(encoderMicroBatchSize(configuration)).toBe(1);
 });
 
@@ -165,16 +165,15 @@ test("C: 264 ranks", () => {
 	expect(description.routes).toEqual(
 		from(0, 8).map((e) => ({
 			sources: [e],
-			sourceLeaders: [e],
+			sourceRanks: [e],
 			destinations: from(16 * e, 16 * e + 16),
-			destinationLeaders: from(0, 16).map((j) => 8 + 2 * (16 * e + j)),
+			destinationRanks: from(8 + 32 * e, 40 + 32 * e),
 		})),
 	);
 	expectGroups(description.groups, from(0, 8), {
 		world: "[0..263]",
-		bridge: [[...from(0, 8), ...from(8, 263, 2)]],
+		"edge.image_rows": "[0..263]",
 	});
-	expect(topology.leaders).toHaveLength(136);
 	expect(encoderMicroBatchSize(configuration)).toBe(16);
 });
 
@@ -201,12 +200,20 @@ test("the groups described are those that the ranks of a run make", async () => 
 	}
 });
 
-test("leaders: the last tensor-parallel rank of the last stage sends, the first of the first stage receives", () => {
-	const shape = { tensor: 2, data: 2, pipeline: 2, expert: 1, expertTensor: 1 };
-	const topology = new Topology(new Grid("radio_encoder", 0, shape), new Grid("language", 8, shape), false);
-	// Upstream's case with dp slowest (3, 7 and 0, 4); here pp is slowest.
-	expect([0, 1].map((lane) => topology.sourceLeader(lane))).toEqual([5, 7]);
-	expect([0, 1].map((lane) => topology.destinationLeader(lane))).toEqual([8, 10]);
+test("links join ranks at the same place of their lanes; what a rank holds itself does not come from others", () => {
+	const side = { tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1 };
+	const links = (topology: Topology, rank: number) => linksOf(topology.imageEdge!, rank);
+	const disjoint = layOut({ ...side, tensor: 2, data: 2 }, { ...side, tensor: 2 });
+	expect(links(disjoint, 1).sends).toEqual([{ peer: 5, part: 0, parts: 1 }]);
+	expect(links(disjoint, 4).receives).toEqual([
+		{ peer: 0, part: 0, parts: 2 },
+		{ peer: 2, part: 1, parts: 2 },
+	]);
+	const colocated = layOut({ ...side, data: 4 }, { ...side, tensor: 2, data: 2 }, true);
+	expect(links(colocated, 0).receives.map(({ peer }) => peer)).toEqual([0, 1]);
+	expect(links(colocated, 1).sends.map(({ peer }) => peer)).toEqual([0, 1]);
+	const back = linksOf(reversed(colocated.imageEdge!), 1);
+	expect(back.receives).toEqual([{ peer: 1, part: 0, parts: 1 }]);
 });
 
 test("expert tensor parallelism varies fastest in the expert view", () => {
@@ -224,9 +231,9 @@ test("grids and topologies that cannot be are refused", () => {
 	expect(() => grid(0, { tensor: 1.5 })).toThrow("language grid: tensor is 1.5.");
 	expect(() => grid(0, { expert: 3 })).toThrow("3 ranks of an expert view do not divide 4");
 	const encoder = new Grid("radio_encoder", 0, shape);
-	expect(() => new Topology(encoder, grid(3, {}), false)).toThrow("starts at rank 3, the encoder's ends at 4");
-	expect(() => new Topology(encoder, grid(5, {}), false)).toThrow("starts at rank 5");
-	expect(() => new Topology(encoder, grid(4, { data: 3 }), false)).toThrow("2 encoder lanes do not match 3");
-	expect(() => new Topology(null, grid(0, {}), true)).toThrow("has 4 ranks");
-	expect(() => new Topology(encoder, grid(4, {}), false).gridOf(8)).toThrow("Rank 8 belongs to no grid");
+	expect(() => new Topology(encoder, grid(3, {}))).toThrow("starts at rank 3, the encoder's ends at 4");
+	expect(() => new Topology(encoder, grid(5, {}))).toThrow("starts at rank 5");
+	expect(() => new Topology(encoder, grid(4, { data: 3 }))).toThrow("2 encoder lanes do not match 3");
+	expect(() => new Topology(encoder, grid(0, { data: 1 }))).toThrow("start at one rank, but have 4 and 2 ranks");
+	expect(() => new Topology(encoder, grid(4, {})).gridOf(8)).toThrow("Rank 8 belongs to no grid");
 });

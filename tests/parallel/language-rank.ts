@@ -5,17 +5,15 @@
 import { createHash } from "node:crypto";
 import { GradientStore, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
+import { segmentLengths } from "../../src/config/pipeline.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
-import { nextTokenMicrobatch } from "../../src/data/microbatch.ts";
+import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
-import { HybridModel } from "../../src/models/hybrid/model.ts";
-import { AdamW } from "../../src/optim/adamw.ts";
-import { StepScalars } from "../../src/optim/step-scalars.ts";
-import { DataParallel } from "../../src/parallel/data-parallel.ts";
-import { moduleGroups } from "../../src/parallel/module-groups.ts";
+import { segmentsOf } from "../../src/models/hybrid/segments.ts";
 import { layOut } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
-import { LanguageSchedule } from "../../src/train/schedule.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { divisibleModel } from "../models/small.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
@@ -25,36 +23,42 @@ const layout = JSON.parse(process.argv[2]!) as {
 	data: number;
 	expert: number;
 	expertTensor: number;
+	pipeline: number;
+	/** Layers, cut or not; null: those of the small model. */
+	pattern: string | null;
+	tied: boolean;
 	zero: boolean;
 	dropout: number;
 };
 const place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
-const { tensor, data, expert, expertTensor } = layout;
-const { language: grid } = layOut(null, { tensor, data, expert, expertTensor }, false);
-const everyone = await world.group("world", grid.ranks);
-const groups = await moduleGroups(world, grid, { experts: 8, sequenceParallel: true });
-const config = hybridConfig(
-	configurationOf({
-		...divisibleModel,
-		"llm-tp": layout.tensor,
-		"hidden-dropout": layout.dropout,
-		"attention-dropout": layout.dropout,
-		"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss"],
-		"moe-aux-loss-coeff": [1e-2, 1e-2],
-		"moe-z-loss-coeff": 1e-3,
-	}),
-);
-using model = new HybridModel(device, config, {
-	frozen: false,
-	parallel: groups.model,
-	replicas: { dense: groups.replicas.dense.size, expert: groups.replicas.expert.size },
+const { tensor, data, expert, expertTensor, pipeline } = layout;
+const topology = layOut(null, { tensor, data, pipeline, expert, expertTensor });
+const grid = topology.language;
+const c = configurationOf({
+	...divisibleModel,
+	...(layout.pattern === null ? {} : { "hybrid-layer-pattern": layout.pattern }),
+	"untie-embeddings-and-output-weights": !layout.tied,
+	"llm-tp": layout.tensor,
+	"hidden-dropout": layout.dropout,
+	"attention-dropout": layout.dropout,
+	"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss"],
+	"moe-aux-loss-coeff": [1e-2, 1e-2],
+	"moe-z-loss-coeff": 1e-3,
 });
-model.initialise(7);
-const replica = new DataParallel(model.parameters, groups.replicas, layout.zero, groups.model.tp.rank === 0);
-using scalars = new StepScalars(device);
-using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
+const specification = {
+	...{ encoder: null, imageTokenId: null, clipGrad: 1, seed: 3, distributedOptimizer: layout.zero },
+	language: hybridConfig(c),
+	segments: segmentsOf(segmentLengths(c.hybridLayerPattern, pipeline)),
+	frozen: { tower: true, projector: true, language: false },
+	adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 },
+	logNumZeros: true,
+	logParametersNorm: true,
+};
+using run = await assemble(specification, topology, world);
+const model = run.language!;
+run.initialise(7);
 
 // Eight samples a step in microbatches of two, dealt out to lanes in order.
 const perLane = 4 / layout.data;
@@ -71,24 +75,12 @@ const losses: unknown[] = [];
 for (let step = 0; step < 3; step++) {
 	const lane = grid.coordinates(world.rank).dp;
 	const microbatches = Array.from({ length: perLane }, (_, m) =>
-		nextTokenMicrobatch([0, 1].map((row) => sample(step, (lane * perLane + m) * 2 + row))),
+		withoutImages(nextTokenMicrobatch([0, 1].map((row) => sample(step, (lane * perLane + m) * 2 + row)))),
 	);
+	const tokens = TokenSlice.of(lane * perLane * 48, perLane * 48);
 	const result = trainStep(
-		{
-			replicas: [replica],
-			routers: [...model.routers.values()],
-			routerGroup: groups.tpDp,
-			world: everyone,
-			schedule: new LanguageSchedule(model),
-			countsLoss: groups.model.tp.rank === 0,
-			optimizer,
-			scalars,
-			clipGrad: 1,
-			seed: 3,
-			logNumZeros: true,
-			logParametersNorm: true,
-		},
-		{ microbatches, firstToken: lane * perLane * 48, iteration: step, learningRate: 1e-3, weightDecay: 0.1 },
+		run.state,
+		{ microbatches, tokens, iteration: step, learningRate: 1e-3, weightDecay: 0.1 },
 		step === 0 && !layout.zero
 			? {
 					gradients: () => {
@@ -100,7 +92,7 @@ for (let step = 0; step < 3; step++) {
 				}
 			: {},
 	);
-	losses.push(result);
+	losses.push({ ...result, balancingByLayer: [...result.balancingByLayer] });
 	world.progress(step);
 }
 using values = new ValueStore("weights", model);

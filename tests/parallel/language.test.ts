@@ -11,11 +11,15 @@ interface RankResult extends PrintedGradients {
 	readonly weights: string;
 }
 
-const one = { tensor: 1, data: 1, expert: 1, expertTensor: 1, zero: false, dropout: 0 };
+const one = {
+	...{ tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1, zero: false, dropout: 0 },
+	pattern: null as string | null,
+	tied: false,
+};
 
 async function train(layout: Partial<typeof one>): Promise<RankResult[]> {
 	const full = { ...one, ...layout };
-	const outcomes = await runRanks("language-rank.ts", full.tensor * full.data, [JSON.stringify(full)]);
+	const outcomes = await runRanks("language-rank.ts", full.tensor * full.data * full.pipeline, [JSON.stringify(full)]);
 	for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	return outcomes.map(({ stdout }) => JSON.parse(stdout) as RankResult);
 }
@@ -55,9 +59,35 @@ describe("losses, norms and every gradient equal one process's", () => {
 		"tp2 etp2": { tensor: 2, expertTensor: 2 },
 		"tp2 dp2 ep2": { tensor: 2, data: 2, expert: 2 },
 		"tp2 dp2 ep2 etp2": { tensor: 2, data: 2, expert: 2, expertTensor: 2 },
+		pp2: { pipeline: 2, pattern: "ME*|-MEM" },
+		"tp2 pp2": { tensor: 2, pipeline: 2, pattern: "ME*-ME|M" },
+		"dp2 ep2 pp2": { data: 2, expert: 2, pipeline: 2, pattern: "ME|*-|M|EM" },
 	};
 	for (const [name, layout] of Object.entries(layouts)) {
 		test(name, async () => expectEqualTraining(await train(layout), reference));
+	}
+});
+
+describe("a pipeline gives what one process gives", () => {
+	/** The same layers, cut into segments: more than stages, uneven ones, empty ones. */
+	const cuts = [
+		{ pipeline: 2, pattern: "M|E|M*|-" },
+		{ pipeline: 2, pattern: "|ME|M*-|" },
+		{ pipeline: 2, pattern: "ME|M|*|-|" + "|" },
+		{ pipeline: 3, pattern: "M|EM*|-" },
+	];
+	for (const tied of [false, true]) {
+		test(tied ? "with tied embeddings" : "with embeddings of their own", async () => {
+			const same = { tied, dropout: 0.2, pattern: "MEM*-" };
+			const reference = (await train(same))[0]!;
+			for (const cut of cuts) {
+				const plain = await train({ ...same, ...cut });
+				expectEqualTraining(plain, reference);
+				const sharded = await train({ ...same, ...cut, data: 2, zero: true });
+				const whole = await train({ ...same, ...cut, data: 2 });
+				expect(sharded.map(({ weights }) => weights)).toEqual(whole.map(({ weights }) => weights));
+			}
+		}, 60_000);
 	}
 });
 

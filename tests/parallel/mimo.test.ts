@@ -9,7 +9,13 @@ import { runRanks } from "./ranks.ts";
 const device = await testDevice(1);
 afterAll(() => device[Symbol.dispose]());
 
-const side = (tensor: number, data: number, expert = 1) => ({ tensor, data, expert, expertTensor: 1 });
+const side = (tensor: number, data: number, expert = 1, pipeline = 1) => ({
+	tensor,
+	data,
+	pipeline,
+	expert,
+	expertTensor: 1,
+});
 const full = process.env.MIMO_TEST_FULL === "1";
 const steps = full ? 1000 : 3;
 
@@ -26,18 +32,19 @@ async function expectAgreement(
 	language: typeof encoder,
 	zero: boolean,
 ) {
-	const ranks = encoder.tensor * encoder.data + language.tensor * language.data;
+	const ranks = encoder.tensor * encoder.data + language.tensor * language.data * language.pipeline;
 	const layout = JSON.stringify({ encoder, language, steps, zero });
 	const outcomes = await runRanks("mimo-rank.ts", ranks, [folder, layout]);
 	for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	const report = JSON.parse(outcomes.at(-1)!.stdout) as ParityReport;
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
-	expect(report.checks.map(({ name }) => name)).toEqual(comparedInOneProcess(folder));
+	expect(report.checks.map(({ name }) => name)).toEqual(await comparedInOneProcess(folder));
 }
 
 /** Names of the values that one process compares; both participation folders have the same. */
-function comparedInOneProcess(folder: string): string[] {
-	return mimoParity(device, folder.replace("corrected", "exact"), { steps }).checks.map(({ name }) => name);
+async function comparedInOneProcess(folder: string): Promise<string[]> {
+	const { checks } = await mimoParity(device, folder.replace("corrected", "exact"), { steps });
+	return checks.map(({ name }) => name);
 }
 
 describe("parity on disjoint grids", () => {

@@ -141,8 +141,8 @@ describe("compared, and named where it is off", () => {
 		],
 	];
 	for (const [name, alter, where] of cases) {
-		test(name, () => {
-			expect(firstFailure(mimoParity(device, altered(alter), { steps: 1 }))?.name).toBe(where);
+		test(name, async () => {
+			expect(firstFailure(await mimoParity(device, altered(alter), { steps: 1 }))?.name).toBe(where);
 		});
 	}
 });

@@ -26,7 +26,7 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 			const path = name.endsWith("-small") ? golden(name) : largeGolden(name);
 			if (path === null) return;
 			const before = device.memoryStatistics().liveBytes;
-			const report = mimoParity(device, path);
+			const report = await mimoParity(device, path);
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		}, 60_000);
@@ -36,7 +36,7 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 describe("a wrong term is noticed where it is", () => {
 	const failure = async (name: string, configure: MimoParityOptions["configure"]) => {
 		const options = { steps: 1, ...(configure && { configure }) };
-		return firstFailure(mimoParity(device, golden(name), options))?.name;
+		return firstFailure(await mimoParity(device, golden(name), options))?.name;
 	};
 
 	test("attention scores that are not scaled", async () => {

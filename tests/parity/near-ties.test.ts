@@ -83,7 +83,7 @@ function training(steps: number, off: (step: number, value: number) => boolean) 
 		folder: "x",
 		steps,
 		precision: "f32",
-		state: { replicas: [], routers: [router], optimizer: { shards: [] } as unknown as AdamW, scalars },
+		state: { replicas: [], language: null, optimizer: { shards: [] } as unknown as AdamW, scalars },
 		routers: new Map([[7, router]]),
 		step: (step) => {
 			trained.push(step);

@@ -24,7 +24,7 @@ test("a step lasts until the slowest rank has finished its own; another begins t
 }, 60_000);
 
 test("a companion that cannot begin is not waited for", async () => {
-	await using company = await Company.open({ ...c, llmPp: 2 }, [0], 1);
+	await using company = await Company.open({ ...c, hybridLayerPattern: "X" }, [0], 1);
 	const { companions } = company.step(() => {});
 	expect(companions.get(0)).toBe(0);
 }, 60_000);

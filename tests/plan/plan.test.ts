@@ -77,8 +77,9 @@ test("operations of the 20-layer model are those that are counted by hand; backw
 	expect(Math.abs(language.flops.backward / language.flops.forward - 2)).toBeLessThan(0.01);
 	// Both lanes' rows cross the bridge, a token's row is hidden-size bf16 numbers; as many come back.
 	const rows = (c.globalBatchSize * 49) / 2;
-	const bridge = modules[0]!.traffic.find(({ group }) => group === "bridge")!;
-	expect(bridge.bytes).toBeCloseTo(rows * c.hiddenSize * 2 + 4 * microbatches, -2);
+	const bridge = modules[0]!.traffic.find(({ group }) => group === "edge.image_rows.forward")!;
+	// Both tensor-parallel ranks of a lane get them.
+	expect(bridge.bytes).toBeCloseTo(2 * (rows * c.hiddenSize * 2 + 4 * microbatches), -2);
 	// Every rank sends ¾ of its gradient slices to the other three replicas of the experts' two lanes: ZeRO-1 halves state.
 	const whole = await planRun(
 		configurationOf({
@@ -127,8 +128,12 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 	expect(plan.step.seconds).toBeCloseTo(passes + language!.gradients + language!.optimizer, 6);
 	expect(encoder!.idle).toBeGreaterThan(language!.idle);
 	// Four ranks on one core take the time of all their work.
+	const shape = {
+		...{ microbatches: plan.microbatches, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
+		encoder: { colocated: false, trains: true },
+	};
 	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };
-	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, microbatches: plan.microbatches });
+	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape });
 	expect(crowded.limitedByCores).toBe(true);
 	expect(crowded.seconds).toBeGreaterThan(1.5 * plan.step.seconds);
 });

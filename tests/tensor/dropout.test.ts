@@ -4,6 +4,7 @@ import type { Device } from "../../src/native/device.ts";
 import { dropout } from "../../src/tensor/ops/dropout.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
 import { checkGradients, randomValues, testDevice } from "../support.ts";
 
 let device: Device;
@@ -49,12 +50,40 @@ describe("dropout", () => {
 			[11, 1, 36, 1],
 		] as const) {
 			using part = ones(r, w);
-			using y = dropout(tape, part, { ...options, firstRow, firstColumn, fullWidth: width });
+			using y = dropout(tape, part, {
+				...options,
+				rows: TokenSlice.of(firstRow, part.rows),
+				firstColumn,
+				fullWidth: width,
+			});
 			const slice = part.toFloat32().map((_, i) => {
 				return expected[(firstRow + Math.floor(i / w)) * width + firstColumn + (i % w)]!;
 			});
 			expect(y.toFloat32()).toEqual(slice);
 		}
+	});
+
+	test("rows of several runs of tokens have the masks of those tokens", () => {
+		const [width, options] = [5, { probability: 0.5, seed: 9 }];
+		const tape = new Tape(device, { recording: false });
+		const ones = (rows: number) => Tensor.from(device, new Float32Array(rows * width).fill(1), [rows, width]);
+		using all = ones(12);
+		using whole = dropout(tape, all, options);
+		const rows = new TokenSlice([
+			{ first: 8, count: 3 },
+			{ first: 1, count: 2 },
+		]);
+		using part = ones(rows.count);
+		using y = dropout(tape, part, { ...options, rows });
+		const expected = whole.toFloat32();
+		expect([...y.toFloat32()]).toEqual(
+			[8, 9, 10, 1, 2].flatMap((row) => [...expected.subarray(row * width, (row + 1) * width)]),
+		);
+		expect(rows.cut({ rank: 1, size: 5 }).ranges).toEqual([{ first: 9, count: 1 }]);
+		expect(rows.rows(2, 2).ranges).toEqual([
+			{ first: 10, count: 1 },
+			{ first: 1, count: 1 },
+		]);
 	});
 
 	test("drops the wanted share", () => {

@@ -7,6 +7,7 @@ import type { Device } from "../../src/native/device.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
 import { DeviceInput } from "../../src/train/device-input.ts";
 import { decodeGreedily } from "../../src/train/generate.ts";
 import { smallModel } from "../models/small.ts";
@@ -49,8 +50,8 @@ function likeliest(ids: readonly number[], images: Float32Array | null): number[
 		}
 		return Tensor.from(device, values, [tokens, 32]);
 	};
-	const forward = { ...input.forward(0, 0), ...(images ? { addToEmbedding } : {}) };
-	using logits = model.forward(new Tape(device, { recording: false }), forward);
+	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), ...(images ? { addToEmbedding } : {}) };
+	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	const values = logits.toFloat32();
 	return Array.from({ length: tokens }, (_, token) => {
 		const own = values.subarray(token * logits.width, token * logits.width + 61);
@@ -58,7 +59,8 @@ function likeliest(ids: readonly number[], images: Float32Array | null): number[
 	});
 }
 
-const limits = { endId: 5, most: 12, group: groupOfOne("language.tp_dp", 0) };
+const alone = groupOfOne("language", 0);
+const limits = { endId: 5, most: 12, group: alone, stages: alone, edges: new Map() };
 
 /** Throws unless `continued` is what greedy decoding of `prompt` must give. */
 function check(prompt: readonly number[], continued: readonly number[], images: Float32Array | null): void {

@@ -2,20 +2,17 @@
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { configurationOf } from "../../src/config/resolve.ts";
-import { type Microbatch, nextTokenMicrobatch } from "../../src/data/microbatch.ts";
+import { type Microbatch, nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
 import type { HybridConfig } from "../../src/models/hybrid/config.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
-import { HybridModel } from "../../src/models/hybrid/model.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { NativeError } from "../../src/native/errors.ts";
-import { AdamW } from "../../src/optim/adamw.ts";
-import { StepScalars } from "../../src/optim/step-scalars.ts";
-import { onlyReplica } from "../../src/parallel/data-parallel.ts";
-import { groupOfOne } from "../../src/parallel/group.ts";
+import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
+import { World } from "../../src/parallel/world.ts";
+import { assemble, type Run } from "../../src/train/assemble.ts";
 import { describeNonFinite } from "../../src/train/non-finite.ts";
-import { LanguageSchedule } from "../../src/train/schedule.ts";
-import { type StepResult, singleProcess, trainStep } from "../../src/train/step.ts";
+import { type StepResult, trainStep } from "../../src/train/step.ts";
 import { smallModel } from "../models/small.ts";
 import { testDevice } from "../support.ts";
 
@@ -45,53 +42,43 @@ function batch(count: number, seed = 1): Microbatch[] {
 	return Array.from({ length: count }, () => nextTokenMicrobatch([row(), row()]));
 }
 
-const inspected = ({ model }: Run) => ({
-	device: model.device,
-	world: groupOfOne("world", 0),
-	evaluator: new LanguageSchedule(model),
-	countsLoss: true,
-	parameters: [model.parameters],
-	pattern: model.config.pattern,
+const inspected = ({ run }: Training) => ({
+	...run.state,
+	parameters: [run.language!.parameters],
+	pattern: run.language!.config.pattern,
 });
 
-class Run implements Disposable {
-	readonly model: HybridModel;
-	readonly scalars: StepScalars;
-	readonly optimizer: AdamW;
+class Training implements Disposable {
+	private constructor(readonly run: Run) {}
 
-	constructor(config: HybridConfig, on: Device = device) {
-		this.model = new HybridModel(on, config, { frozen: false });
-		this.model.initialise(7);
-		this.scalars = new StepScalars(on);
-		this.optimizer = new AdamW([onlyReplica(this.model.parameters)], this.scalars, {
-			beta1: 0.9,
-			beta2: 0.95,
-			epsilon: 1e-8,
-		});
+	static async open(config: HybridConfig, on: Device = device, frozen = false): Promise<Training> {
+		const specification = {
+			...{ encoder: null, language: config, imageTokenId: null, clipGrad: 1, seed: 3 },
+			frozen: { tower: true, projector: true, language: frozen },
+			adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
+		};
+		const run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(on));
+		run.initialise(7);
+		return new Training(run);
 	}
 
-	step(microbatches: readonly Microbatch[], iteration = 0, learningRate = 1e-3): StepResult {
-		return trainStep(singleProcess({ ...this, clipGrad: 1, seed: 3 }), {
-			microbatches,
-			iteration,
-			learningRate,
-			weightDecay: 0.1,
-		});
+	step(microbatches: readonly Microbatch[], iteration = 0, learningRate = 1e-3, weightDecay = 0.1): StepResult {
+		const about = { iteration, learningRate, weightDecay };
+		return trainStep(this.run.state, { microbatches: microbatches.map(withoutImages), ...about });
 	}
 
 	weights(): number[] {
-		return [...this.model.parameters].flatMap(({ value }) => [...value.toFloat32()]);
+		return [...this.run.language!.parameters].flatMap(({ value }) => [...value.toFloat32()]);
 	}
 
 	[Symbol.dispose](): void {
-		this.optimizer[Symbol.dispose]();
-		this.scalars[Symbol.dispose]();
-		this.model[Symbol.dispose]();
+		this.run[Symbol.dispose]();
 	}
 }
 
-function train(config: HybridConfig, steps: number, microbatches: (step: number) => readonly Microbatch[]) {
-	using run = new Run(config);
+async function train(config: HybridConfig, steps: number, microbatches: (step: number) => readonly Microbatch[]) {
+	using run = await Training.open(config);
+	run.run.state.optimizer.refreshMasters();
 	const results = Array.from({ length: steps }, (_, step) => run.step(microbatches(step), step));
 	return { results, weights: run.weights() };
 }
@@ -102,7 +89,7 @@ describe("recomputation changes nothing", () => {
 		["uniform", 3],
 		["block", 2],
 	] as const) {
-		test(`${method}, ${layers} layers, with dropout, balancing losses and z-loss`, () => {
+		test(`${method}, ${layers} layers, with dropout, balancing losses and z-loss`, async () => {
 			const options = {
 				"hidden-dropout": 0.1,
 				"attention-dropout": 0.1,
@@ -110,8 +97,8 @@ describe("recomputation changes nothing", () => {
 				"moe-router-load-balancing-type": ["seq_aux_loss", "global_aux_loss"],
 				"moe-aux-loss-coeff": [1e-2, 1e-2],
 			};
-			const plain = train(tiny(options), 2, (step) => batch(2, step + 1));
-			const again = train(
+			const plain = await train(tiny(options), 2, (step) => batch(2, step + 1));
+			const again = await train(
 				tiny({
 					...options,
 					"recompute-granularity": "full",
@@ -127,7 +114,7 @@ describe("recomputation changes nothing", () => {
 	}
 });
 
-test("microbatches add up: one of four sequences or two of two give the same loss and nearly the same gradient", () => {
+test("microbatches add up: one of four sequences or two of two give the same loss and nearly the same gradient", async () => {
 	const [first, second] = batch(2) as [Microbatch, Microbatch];
 	const joined: Microbatch = {
 		ids: Int32Array.of(...first.ids, ...second.ids),
@@ -135,25 +122,25 @@ test("microbatches add up: one of four sequences or two of two give the same los
 		lossMask: Float32Array.of(...first.lossMask, ...second.lossMask),
 		lengths: [...first.lengths, ...second.lengths],
 	};
-	const cut = train(tiny(), 1, () => [first, second]).results[0]!;
-	const whole = train(tiny(), 1, () => [joined]).results[0]!;
+	const cut = (await train(tiny(), 1, () => [first, second])).results[0]!;
+	const whole = (await train(tiny(), 1, () => [joined])).results[0]!;
 	expect(Math.abs(cut.loss / whole.loss - 1)).toBeLessThan(1e-6);
 	expect(Math.abs(cut.gradientNorm / whole.gradientNorm - 1)).toBeLessThan(1e-5);
 	expect(cut.tokens).toBe(whole.tokens);
 });
 
-test("masked labels do not count", () => {
+test("masked labels do not count", async () => {
 	const [microbatch] = batch(1) as [Microbatch];
 	const lossMask = microbatch.lossMask.map((_, token) => (token % 3 === 0 ? 0 : 1));
 	const labels = microbatch.labels.map((label, token) => (token % 3 === 0 ? -100 : label));
-	const masked = train(tiny(), 1, () => [{ ...microbatch, lossMask, labels }]).results[0]!;
-	const other = train(tiny(), 1, () => [{ ...microbatch, lossMask }]).results[0]!;
+	const masked = (await train(tiny(), 1, () => [{ ...microbatch, lossMask, labels }])).results[0]!;
+	const other = (await train(tiny(), 1, () => [{ ...microbatch, lossMask }])).results[0]!;
 	expect(masked.tokens).toBe(32);
 	expect(other.loss).toBe(masked.loss);
 	expect(other.gradientNorm).toBe(masked.gradientNorm);
 });
 
-test("the first microbatch writes the gradients of matrices, the others add to them", () => {
+test("the first microbatch writes the gradients of matrices, the others add to them", async () => {
 	const products: string[] = [];
 	using counted = Device.open(
 		countingLibrary({
@@ -166,7 +153,7 @@ test("the first microbatch writes the gradients of matrices, the others add to t
 	);
 	for (const tied of [false, true]) {
 		products.splice(0);
-		using run = new Run(tiny({ "untie-embeddings-and-output-weights": !tied }), counted);
+		using run = await Training.open(tiny({ "untie-embeddings-and-output-weights": !tied }), counted);
 		run.step(batch(3));
 		const each = products.length / 3;
 		const microbatch = (index: number) => products.slice(each * index, each * (index + 1));
@@ -178,8 +165,8 @@ test("the first microbatch writes the gradients of matrices, the others add to t
 	}
 });
 
-test("live memory returns to the baseline after every step and the peak stays over 100 steps", () => {
-	using run = new Run(tiny());
+test("live memory returns to the baseline after every step and the peak stays over 100 steps", async () => {
+	using run = await Training.open(tiny());
 	const [microbatch] = batch(1) as [Microbatch];
 	run.step([microbatch]);
 	const baseline = device.memoryStatistics();
@@ -196,33 +183,25 @@ test("live memory returns to the baseline after every step and the peak stays ov
 	expect(device.memoryStatistics().peakBytes).toBeLessThan(baseline.peakBytes * 1.05);
 });
 
-test("bf16 with fp32 master weights learns the batch as fp32 does", () => {
+test("bf16 with fp32 master weights learns the batch as fp32 does", async () => {
 	const same = batch(1);
-	const f32 = train(tiny(), 30, () => same).results;
-	const bf16 = train(tiny({ bf16: true }), 30, () => same).results;
+	const f32 = (await train(tiny(), 30, () => same)).results;
+	const bf16 = (await train(tiny({ bf16: true }), 30, () => same)).results;
 	expect(f32.at(-1)!.loss).toBeLessThan(f32[0]!.loss - 1);
 	for (const [step, { loss }] of f32.entries()) expect(Math.abs(bf16[step]!.loss / loss - 1)).toBeLessThan(0.03);
 });
 
-test("a frozen model has no gradients and nothing changes", () => {
-	using model = new HybridModel(device, tiny(), { frozen: true });
-	model.initialise(7);
-	using scalars = new StepScalars(device);
-	using optimizer = new AdamW([onlyReplica(model.parameters)], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
-	const before = [...model.parameters].map(({ value }) => value.toFloat32());
-	const result = trainStep(singleProcess({ model, scalars, optimizer, clipGrad: 1, seed: 1 }), {
-		microbatches: batch(1),
-		iteration: 0,
-		learningRate: 1,
-		weightDecay: 1,
-	});
+test("a frozen model has no gradients and nothing changes", async () => {
+	using run = await Training.open(tiny(), device, true);
+	const before = run.weights();
+	const result = run.step(batch(1), 0, 1, 1);
 	expect(result.gradientNorm).toBe(0);
-	expect([...model.parameters].map(({ value }) => value.toFloat32())).toEqual(before);
+	expect(run.weights()).toEqual(before);
 });
 
 describe("failures", () => {
-	test("out of memory is one sentence and leaves no memory behind", () => {
-		using run = new Run(tiny());
+	test("out of memory is one sentence and leaves no memory behind", async () => {
+		using run = await Training.open(tiny());
 		run.step(batch(1));
 		const live = device.memoryStatistics().liveBytes;
 		device.limitMemory(live + 50_000);
@@ -237,17 +216,19 @@ describe("failures", () => {
 		expect((error as Error).message).toMatch(/^Out of device memory: \d+ bytes for \w+ on top of .*\.$/);
 	});
 
-	test("what is not finite is named: parameter, layer or gradient", () => {
-		using run = new Run(tiny());
+	test("what is not finite is named: parameter, layer or gradient", async () => {
+		using run = await Training.open(tiny());
 		const microbatches = batch(1);
-		const weight = run.model.parameters.get("language_model.decoder.layers.2.self_attention.linear_proj.weight").value;
+		const weight = run.run.language!.parameters.get(
+			"language_model.decoder.layers.2.self_attention.linear_proj.weight",
+		).value;
 		device.run("fill", { y: weight, elements: weight.elements, value: 1e38, dtype: weight.dtypeCode });
 		expect(run.step(microbatches).updated).toBeFalse();
-		expect(describeNonFinite(inspected(run), microbatches)).toBe(
+		expect(describeNonFinite(inspected(run), microbatches.map(withoutImages))).toBe(
 			"the first layer whose output is not finite is layer 2 (attention)",
 		);
 		device.run("fill", { y: weight, elements: 1, value: Number.NaN, dtype: weight.dtypeCode });
-		expect(describeNonFinite(inspected(run), microbatches)).toContain(
+		expect(describeNonFinite(inspected(run), microbatches.map(withoutImages))).toContain(
 			"layers.2.self_attention.linear_proj.weight already",
 		);
 	});

@@ -95,9 +95,10 @@ export class TrainingTensors implements Disposable {
 	}
 }
 
-/** This rank's slice among the replicas; nothing of what every tensor-parallel rank holds, but on the one that counts. */
+/** This rank's slice among the replicas; nothing of what other ranks hold too, but on the one that counts. */
 function writtenRange(replica: DataParallel, buffer: ParameterBuffer): { begin: number; end: number } {
-	if (buffer.kind.replicated && !replica.countsReplicated) return { begin: 0, end: 0 };
+	const others = (buffer.kind.replicated && !replica.countsReplicated) || buffer.kind.copy === "uncounted";
+	if (others) return { begin: 0, end: 0 };
 	const { rank, size } = replica.groupOf(buffer);
 	const cut = (part: number) => Math.floor((part * buffer.elements) / size);
 	return { begin: cut(rank), end: cut(rank + 1) };

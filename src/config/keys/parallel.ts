@@ -10,7 +10,7 @@ export const parallelKeys = {
 	"llm-offset": derived(
 		integer(0),
 		"encoder-tp × encoder-dp, or 0 without an encoder",
-		"First rank of the language model; 0 with one rank a module puts both into one process.",
+		"First rank of the language model; 0 with as many ranks as the encoder has puts both on the same ones.",
 		{ megatron: "4" },
 	),
 	"llm-tp": defaulting(size, 1, "Tensor-parallel size of the language model.", {
@@ -23,6 +23,11 @@ export const parallelKeys = {
 	"llm-pp": defaulting(size, 1, "Pipeline stages of the language model.", {
 		aliases: ["pipeline-model-parallel-size"],
 	}),
+	"microbatch-group-size-per-virtual-pipeline-stage": optional(
+		size,
+		"Microbatches that pass one of a stage's segments before the next one has its turn; unset: llm-pp.",
+		{ aliases: ["microbatch-group-size-per-vp-stage"] },
+	),
 	"llm-dp": defaulting(size, 1, "Data-parallel size of the language model.", { megatron: "2" }),
 	"llm-ep": defaulting(size, 1, "Expert-parallel size of the language model.", {
 		aliases: ["expert-model-parallel-size"],

@@ -13,8 +13,10 @@ import type { SourceOptions, SourceState } from "./source.ts";
 
 /** What of the data a rank reads. */
 export interface LanePlace {
-	/** Lanes of the language model, ascending: its own, or those whose images it encodes. */
+	/** Lanes of the language model, ascending: those whose images it encodes, or its own where it encodes none. */
 	readonly lanes: readonly number[];
+	/** The lane whose text it takes; null: none. */
+	readonly textLane: number | null;
 	/** Lanes of the whole run. */
 	readonly laneCount: number;
 	/** Part of a lane's samples whose images this rank encodes, where encoder ranks share a lane. */
@@ -26,6 +28,7 @@ export interface LanePlace {
 /** One process that reads everything. */
 export const oneRank: LanePlace = {
 	lanes: [0],
+	textLane: 0,
 	laneCount: 1,
 	share: wholeShare,
 	wantsText: true,

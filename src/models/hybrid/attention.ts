@@ -9,14 +9,15 @@ import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { rope } from "../../tensor/ops/rope.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
+import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { LayerContext } from "./layer.ts";
 
-/** `dropout`: key of this layer's mask and the global index of the microbatch's first token. */
+/** `dropout`: key of this layer's mask and the microbatch's tokens among those of the step. */
 export function attentionLayer(
 	tape: Tape,
 	context: LayerContext,
 	x: Tensor,
-	dropout: { readonly seed: bigint; readonly firstToken: number },
+	dropout: { readonly seed: bigint; readonly tokens: TokenSlice },
 ): Tensor {
 	const { config, weights, sequences } = context;
 	const { attention: shape } = config;
@@ -34,7 +35,7 @@ export function attentionLayer(
 		softmaxScale: shape.softmaxScale,
 		dropout: tape.training ? shape.dropout : 0,
 		dropoutSeed: dropout.seed,
-		firstToken: dropout.firstToken,
+		firstToken: dropout.tokens.first,
 		firstHead: tp.rank * queryHeads,
 		fullHeads: shape.heads,
 	});

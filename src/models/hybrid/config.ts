@@ -63,8 +63,11 @@ export interface HybridConfig {
 		readonly balancing: readonly BalancingLoss[];
 		readonly zLossCoefficient: number;
 	};
-	/** Layers recomputed in backward, cut into runs [begin, end) of which only the input is kept. */
-	readonly recomputedRuns: readonly { readonly begin: number; readonly end: number }[];
+	/**
+	 * What backward computes again of every stage; null: nothing. uniform: all of its layers, in runs of so many of which only
+	 * the input is kept. block: its first so many layers, one by one.
+	 */
+	readonly recompute: { readonly method: "uniform" | "block"; readonly layers: number } | null;
 }
 
 /** Gated activations read two halves. */

@@ -1,9 +1,11 @@
 /** The language model that a training configuration, or a checkpoint's own description, stands for. */
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
+import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName } from "../../native/abi.ts";
 import type { BalancingLoss, HybridConfig } from "./config.ts";
+import { type Segment, segmentsOf } from "./segments.ts";
 
 /** The keys of a training configuration that decide the language model. */
 export type LanguageModelKeys = Pick<
@@ -107,19 +109,16 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			balancing: balancingLosses(c),
 			zLossCoefficient: c.moeZLossCoeff,
 		},
-		recomputedRuns: recomputedRuns(c, pattern.length),
+		recompute:
+			c.recomputeGranularity === "full"
+				? { method: c.recomputeMethod === "uniform" ? "uniform" : "block", layers: c.recomputeNumLayers }
+				: null,
 	};
 }
 
-/** uniform: all layers in runs of N; block: the first N layers, one by one. */
-function recomputedRuns(c: LanguageModelKeys, layers: number): HybridConfig["recomputedRuns"] {
-	if (c.recomputeGranularity !== "full") return [];
-	const [runLength, recomputed] =
-		c.recomputeMethod === "uniform" ? [c.recomputeNumLayers, layers] : [1, Math.min(c.recomputeNumLayers, layers)];
-	return Array.from({ length: Math.ceil(recomputed / runLength) }, (_, run) => ({
-		begin: run * runLength,
-		end: Math.min((run + 1) * runLength, layers),
-	}));
+/** The runs of layers that the configuration's pipeline stages pass at once. */
+export function segmentsOfConfiguration(c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">): Segment[] {
+	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
 }
 
 function activationOf(c: LanguageModelKeys): ActivationName {

@@ -3,6 +3,7 @@ import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { type HybridConfig, isGated, mambaSizes } from "./config.ts";
+import { type Segment, wholeModel } from "./segments.ts";
 
 /** Prefix of the language model in every name. */
 export const languageModelPrefix = "language_model.";
@@ -17,33 +18,42 @@ export function layerPrefix(index: number): string {
 	return `${languageModelPrefix}decoder.layers.${index}.`;
 }
 
-/** All parameters in forward order. */
-export function hybridParameters(config: HybridConfig): ParameterSpec[] {
-	const { initMethodStd: std, hiddenSize: h, paddedVocabularySize: v } = config;
-	const normal: Initialisation = { kind: "normal", standardDeviation: std };
-	const specs: ParameterSpec[] = [
-		{
-			name: `${languageModelPrefix}embedding.word_embeddings.weight`,
-			shape: [v, h],
-			initialisation: { kind: "normal", standardDeviation: config.embeddingInitMethodStd },
-			shard: rows,
-			liveRows: config.vocabularySize,
-		},
-	];
-	config.pattern.forEach((symbol, index) => {
-		const prefix = layerPrefix(index);
-		specs.push(...layerParameters(config, symbol).map((spec) => ({ ...spec, name: prefix + spec.name })));
+/** Name of the word embedding, which a tied output layer is too. */
+export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.weight`;
+
+/** The parameters of some segments in forward order. */
+export function hybridParameters(
+	config: HybridConfig,
+	segments: readonly Segment[] = [wholeModel(config.pattern.length)],
+): ParameterSpec[] {
+	const { initMethodStd: std, hiddenSize: h, paddedVocabularySize: v, tieWordEmbeddings: tied } = config;
+	const vocabulary = (name: string, standardDeviation: number): ParameterSpec => ({
+		name,
+		shape: [v, h],
+		initialisation: { kind: "normal", standardDeviation },
+		shard: rows,
+		liveRows: config.vocabularySize,
 	});
-	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
-	if (!config.tieWordEmbeddings) {
-		specs.push({
-			name: `${languageModelPrefix}output_layer.weight`,
-			shape: [v, h],
-			initialisation: normal,
-			shard: rows,
-			liveRows: config.vocabularySize,
-		});
+	const embeds = segments.some((segment) => segment.embeds);
+	const hasHead = segments.some((segment) => segment.hasHead);
+	// A tied output layer on another stage than the embedding is a copy, whose gradients are summed with the other's.
+	const copied = tied && embeds !== hasHead;
+	const embeddingTable: ParameterSpec = {
+		...vocabulary(wordEmbedding, config.embeddingInitMethodStd),
+		...(copied && { copy: { counted: embeds } }),
+	};
+	const specs: ParameterSpec[] = embeds ? [embeddingTable] : [];
+	for (const { begin, end } of segments) {
+		for (let index = begin; index < end; index++) {
+			const prefix = layerPrefix(index);
+			const own = layerParameters(config, config.pattern[index]!);
+			specs.push(...own.map((spec) => ({ ...spec, name: prefix + spec.name })));
+		}
 	}
+	if (!hasHead) return specs;
+	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
+	if (!tied) specs.push(vocabulary(`${languageModelPrefix}output_layer.weight`, std));
+	else if (!embeds) specs.push(embeddingTable);
 	return specs;
 }
 

@@ -14,6 +14,16 @@ const loggedNames = {
 } as const;
 export type RouterLoss = keyof typeof loggedNames;
 
+/** The losses that routers of this configuration have, in order. */
+export function routerLosses({ balancing, zLossCoefficient }: HybridConfig["moe"]): RouterLoss[] {
+	return [...balancing.map(({ type }) => type), ...(zLossCoefficient > 0 ? (["z_loss"] as const) : [])];
+}
+
+/** Megatron's name of a logged loss. */
+export function loggedName(loss: RouterLoss): string {
+	return loggedNames[loss];
+}
+
 export class RouterState implements Disposable {
 	/** Added to scores when experts are chosen; f32 [E]. */
 	readonly expertBias: Tensor;
@@ -41,9 +51,7 @@ export class RouterState implements Disposable {
 		this.tokensPerExpert = Tensor.zeros(device, [moe.experts], "i32", "parameter");
 		this.stepTokens = Tensor.zeros(device, [moe.experts], "i32", "parameter");
 		this.#stepCounts = Tensor.zeros(device, [1, moe.experts], "f32", "parameter");
-		const names: RouterLoss[] = moe.balancing.map(({ type }) => type);
-		if (moe.zLossCoefficient > 0) names.push("z_loss");
-		this.sums = new Map(names.map((name) => [name, Tensor.zeros(device, [1], "f32", "parameter")]));
+		this.sums = new Map(routerLosses(moe).map((name) => [name, Tensor.zeros(device, [1], "f32", "parameter")]));
 	}
 
 	/** Replaces a microbatch's counts by their mean over the step's microbatches so far, this one included. */
@@ -71,22 +79,19 @@ export class RouterState implements Disposable {
 	}
 
 	/**
-	 * Mean losses of a microbatch over all ranks of `group`, before their coefficients, by Megatron's logged names; the
+	 * Mean losses of a microbatch over all ranks of `group`, before their coefficients, as routerLosses orders them; the
 	 * z-loss is the mean of a token. `microbatches` and `tokens` are this rank's: ranks that cut a microbatch's tokens
 	 * each have a part of its loss, lanes have microbatches of their own.
 	 */
-	takeLosses(group: Group, microbatches: number, tokens: number): Record<string, number> {
+	takeLosses(group: Group, microbatches: number, tokens: number): number[] {
 		const lanes = group.size / this.tokenShards;
-		return Object.fromEntries(
-			[...this.sums].map(([name, sum]) => {
-				group.allReduce(sum).wait();
-				const coefficient = this.moe.balancing.find(({ type }) => type === name)?.coefficient;
-				const total = sum.item() / lanes;
-				const value = coefficient === undefined ? total / tokens : total / coefficient / microbatches;
-				this.device.setZero(sum, sum.bytes);
-				return [loggedNames[name], value];
-			}),
-		);
+		return [...this.sums].map(([name, sum]) => {
+			group.allReduce(sum).wait();
+			const coefficient = this.moe.balancing.find(({ type }) => type === name)?.coefficient;
+			const total = sum.item() / lanes;
+			this.device.setZero(sum, sum.bytes);
+			return coefficient === undefined ? total / tokens : total / coefficient / microbatches;
+		});
 	}
 
 	[Symbol.dispose](): void {

@@ -9,6 +9,7 @@ import { copyToTensorParallel } from "../../parallel/tensor-parallel.ts";
 import { pickRows, SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
+import { TokenSlice } from "../../tensor/token-slice.ts";
 
 /** An id that no vocabulary has: it embeds as zeros. */
 const noToken = -1;
@@ -58,8 +59,8 @@ export function checkImageRows(places: ImagePlaces, rowsPerSample: readonly numb
 
 /** The matrix that puts a microbatch's image rows at this rank's equal run of its tokens. */
 export function placement(device: Device, { rowOfToken, placesPerSample }: ImagePlaces, tp: Group): SparseMatrix {
-	const tokens = rowOfToken.length / tp.size;
-	const own = rowOfToken.subarray(tp.rank * tokens, (tp.rank + 1) * tokens);
+	const { ranges } = TokenSlice.of(0, rowOfToken.length).cut(tp);
+	const own = Int32Array.from(ranges.flatMap(({ first, count }) => [...rowOfToken.subarray(first, first + count)]));
 	const rows = placesPerSample.reduce((sum, count) => sum + count, 0);
 	return new SparseMatrix(device, pickRows(own, rows));
 }

@@ -2,8 +2,8 @@
  * What every rank of a layout trains on, when all layouts get the same samples: lane l of L takes the l-th run of them,
  * in microbatches of a size that the layout can deal out to its lanes of both sides.
  */
-import type { ImageSet } from "../../data/images.ts";
-import type { Microbatch } from "../../data/microbatch.ts";
+import { type ImageSet, noImages } from "../../data/images.ts";
+import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
@@ -94,12 +94,16 @@ export function encoderSamples<S>(plan: Plan, samples: readonly S[], lane: numbe
 	return all.slice((part * all.length) / parts, ((part + 1) * all.length) / parts);
 }
 
-/** Both modules' microbatches for one process. */
-export function colocatedMicrobatches(plan: Plan, samples: readonly Sample[]) {
-	return range(plan.microbatches).map((m) => {
-		const own = languageSamples(plan, samples, 0, m);
-		return { text: joinText(own), images: joinSampleImages(own) };
-	});
+/** The microbatches of a rank: of each module that it runs its part. */
+export function dealtTo(rank: number, plan: Plan, samples: readonly Sample[]): ImageTextMicrobatch[] {
+	const { encoder, language } = plan.topology;
+	const texts = language.contains(rank)
+		? languageMicrobatches(plan, samples, language.coordinates(rank).dp)
+		: range(plan.microbatches).map(() => noText);
+	const images = encoder?.contains(rank)
+		? encoderMicrobatches(plan, samples, encoder.coordinates(rank).dp)
+		: texts.map((text) => noImages(sampleLengths(text).length));
+	return texts.map((text, m) => ({ text, images: images[m]! }));
 }
 
 /** Encoder lanes with an image in any microbatch of the step. `withImages`: which samples have one. */

@@ -1,18 +1,24 @@
 /** What `mimo verify` compares over layouts: a configuration's two modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
+import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
+import { segmentsOf } from "../../models/hybrid/segments.ts";
 import type { EncoderConfig } from "../../models/mimo/encoder.ts";
 import { encoderConfig } from "../../models/mimo/from-configuration.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
+import type { Topology } from "../../parallel/topology.ts";
+import type { RunSpecification } from "../../train/assemble.ts";
 import { drawSamples, type Sample } from "./samples.ts";
 
 export interface Subject {
 	readonly encoder: EncoderConfig;
 	readonly language: HybridConfig;
+	/** Layers, and where pipelines cut them. */
+	readonly pattern: string;
 	readonly imageTokenId: number;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
@@ -62,6 +68,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	return {
 		encoder,
 		language: hybridConfig(c),
+		pattern: c.hybridLayerPattern,
 		imageTokenId: c.imageTokenId,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
@@ -86,6 +93,12 @@ function largestGrid(c: TrainingConfiguration, tower: RadioConfig): PatchGrid {
 		else columns -= 2;
 	}
 	return { rows, columns };
+}
+
+/** The run that a layout makes of it. */
+export function specificationOn(subject: Subject, { language }: Topology): RunSpecification {
+	const segments = segmentsOf(segmentLengths(subject.pattern, language.shape.pipeline));
+	return { ...subject, segments };
 }
 
 /** Why a microbatch's balancing loss depends on which samples share it; null: it does not. */

@@ -73,8 +73,8 @@ export async function comparePolicies(
 	const { subject, plans, folder, alone, launch } = options;
 	const reports: PolicyReport[] = [];
 	for (const plan of plans) {
-		const { colocated } = plan.topology;
-		const exitCode = colocated ? await policyOnRank(alone, plan, subject, folder).then(() => 0) : await launch(plan);
+		const single = plan.topology.worldSize === 1;
+		const exitCode = single ? await policyOnRank(alone, plan, subject, folder).then(() => 0) : await launch(plan);
 		reports.push({ layout: plan.name, result: readResult<PolicyResult>(folder, plan, exitCode) });
 	}
 	return reports;
@@ -103,9 +103,10 @@ export async function verify(options: VerifyOptions): Promise<{ reference: Refer
 	options.onReference?.(reference);
 	const reports: LayoutReport[] = [];
 	for (const plan of plans) {
-		const exitCode = plan.topology.colocated
-			? await verifyOnRank(alone, plan, subject, folder).then(() => 0)
-			: await options.launch(plan);
+		const exitCode =
+			plan.topology.worldSize === 1
+				? await verifyOnRank(alone, plan, subject, folder).then(() => 0)
+				: await options.launch(plan);
 		reports.push(reportOf(plan, exitCode, reference, options));
 	}
 	return { reference, reports };

@@ -8,10 +8,11 @@ import { CheckpointSaver } from "../../../src/checkpoint/training/saver.ts";
 import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
 import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
-import { nextTokenMicrobatch } from "../../../src/data/microbatch.ts";
+import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch.ts";
 import { topologyOf } from "../../../src/parallel/topology.ts";
 import { World } from "../../../src/parallel/world.ts";
-import { languageRun } from "../../../src/train/language-run.ts";
+import { TokenSlice } from "../../../src/tensor/token-slice.ts";
+import { openRun } from "../../../src/train/specification.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { divisibleModel } from "../../models/small.ts";
 import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
@@ -39,16 +40,16 @@ const c = configurationOf({
 	...options.keys,
 });
 const topology = topologyOf(c);
-using run = await languageRun(c, topology, world);
-const { language: model, state } = run;
-model.initialise(7);
+using run = await openRun(c, world);
+const { state } = run;
+run.initialise(7);
 state.optimizer.refreshMasters();
 const { dp: lane } = topology.language.coordinates(world.rank);
 using tensors = new TrainingTensors({
 	replicas: state.replicas,
-	logicalTensors: () => model.logicalTensors(),
+	logicalTensors: () => run.logicalTensors(),
 	optimizer: state.optimizer,
-	writesLoose: state.routerGroup.rank === 0,
+	writesLoose: state.language!.routers.rank === 0,
 });
 const everyone = state.world;
 if (options.load !== null) {
@@ -86,11 +87,11 @@ const perLane = c.globalBatchSize / topology.language.lanes;
 const losses: unknown[] = [];
 for (let step = options.first; step < options.last; step++) {
 	const microbatches = Array.from({ length: perLane }, (_, m) =>
-		nextTokenMicrobatch([sample(step * c.globalBatchSize + lane * perLane + m)]),
+		withoutImages(nextTokenMicrobatch([sample(step * c.globalBatchSize + lane * perLane + m)])),
 	);
-	const firstToken = lane * perLane * c.seqLength;
+	const tokens = TokenSlice.of(lane * perLane * c.seqLength, perLane * 24);
 	const rates = { learningRate: 1e-3, weightDecay: 0.1 };
-	const { loss, gradientNorm } = trainStep(state, { microbatches, firstToken, iteration: step, ...rates });
+	const { loss, gradientNorm } = trainStep(state, { microbatches, tokens, iteration: step, ...rates });
 	losses.push({ loss, gradientNorm });
 	if (saver?.busy) saver.poll();
 	if (step + 1 === options.saveAfter) saver?.start(step + 1, { generator: "test", model: {}, common: {} });

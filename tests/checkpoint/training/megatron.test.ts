@@ -9,17 +9,14 @@ import { readRecord } from "../../../src/checkpoint/training/record.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
 import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
 import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
-import { HybridModel } from "../../../src/models/hybrid/model.ts";
-import { EncoderModule } from "../../../src/models/mimo/encoder.ts";
 import type { Device } from "../../../src/native/device.ts";
-import { AdamW } from "../../../src/optim/adamw.ts";
-import { StepScalars } from "../../../src/optim/step-scalars.ts";
-import { onlyReplica } from "../../../src/parallel/data-parallel.ts";
-import { groupOfOne } from "../../../src/parallel/group.ts";
+import { parseLayout, topologyOfLayout } from "../../../src/parallel/layout.ts";
+import { World } from "../../../src/parallel/world.ts";
+
 import { MimoBatches } from "../../../src/parity/mimo-batches.ts";
 import { readMimoGolden } from "../../../src/parity/mimo-golden.ts";
-import { goldenEncoderConfig, goldenLanguageConfig } from "../../../src/parity/mimo-model.ts";
-import { ColocatedSchedule } from "../../../src/train/colocated-schedule.ts";
+import { goldenSpecification } from "../../../src/parity/mimo-layout.ts";
+import { assemble } from "../../../src/train/assemble.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { golden, largeGolden } from "../../golden.ts";
 import { testDevice } from "../../support.ts";
@@ -53,31 +50,21 @@ for (const [name, megatron, run] of trainings) {
 			}
 			const { config } = readMimoGolden(run!);
 			const { optimizer: adam } = config;
-			using encoder = new EncoderModule(device, goldenEncoderConfig(config, "f32"), {
-				frozenTower: config.vision.frozen,
-				frozenProjector: config.projector.frozen,
-			});
-			using language = new HybridModel(device, goldenLanguageConfig(config, "f32"), { frozen: false });
-			const replicas = [onlyReplica(encoder.parameters), onlyReplica(language.parameters)];
-			using scalars = new StepScalars(device);
-			using optimizer = new AdamW(replicas, scalars, {
-				beta1: adam.betas[0],
-				beta2: adam.betas[1],
-				epsilon: adam.eps,
-			});
-			const world = groupOfOne("world", 0);
+			using trained = await assemble(
+				goldenSpecification(config, "f32"),
+				topologyOfLayout(parseLayout("1")),
+				World.alone(device),
+			);
+			const { state } = trained;
 			{
 				using tensors = new TrainingTensors({
-					replicas,
-					*logicalTensors() {
-						yield* encoder.logicalTensors();
-						yield* language.logicalTensors();
-					},
-					optimizer,
+					replicas: state.replicas,
+					logicalTensors: () => trained.logicalTensors(),
+					optimizer: state.optimizer,
 					writesLoose: true,
 				});
 				using checkpoint = NativeCheckpoint.open(join(folder, name));
-				requireTensors(tensors, checkpoint, true, world);
+				requireTensors(tensors, checkpoint, true, state.world);
 				restoreTensors(tensors, checkpoint, true);
 				const { training, rng, schedules } = readRecord(checkpoint.manifest, checkpoint.path);
 				expect(training).toEqual({
@@ -90,24 +77,12 @@ for (const [name, megatron, run] of trainings) {
 				});
 				expect(rng).toEqual({ seed: 1234 });
 				expect(schedules!.learningRate).toMatchObject({ style: "constant", maximum: 1e-3, decaySamples: 4000 });
-				scalars.setStep(training.optimizerSteps);
+				state.scalars.setStep(training.optimizerSteps);
 			}
 			const { losses } = JSON.parse(readFileSync(join(megatron!, "tensors.json"), "utf8")) as {
 				losses: { step: number; loss: number; grad_norm: number }[];
 			};
 			const batches = new MimoBatches(run!, config);
-			const state = {
-				replicas,
-				routers: [...language.routers.values()],
-				routerGroup: groupOfOne("language.tp_dp", 0),
-				world,
-				schedule: new ColocatedSchedule(encoder, language, config.language_model.image_token_id),
-				countsLoss: true,
-				optimizer,
-				scalars,
-				clipGrad: adam.clip_grad,
-				seed: 1,
-			};
 			for (const { step, loss, grad_norm } of losses.filter(({ step }) => step > 3)) {
 				const result = trainStep(state, {
 					microbatches: batches.step(step - 1),

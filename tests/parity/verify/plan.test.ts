@@ -4,7 +4,7 @@ import type { ImageSet } from "../../../src/data/images.ts";
 import { outputRows } from "../../../src/models/radio/config.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import {
-	colocatedMicrobatches,
+	dealtTo,
 	encoderMicrobatches,
 	languageMicrobatches,
 	type Plan,
@@ -67,7 +67,7 @@ const encoderOf = (p: Plan) => lanes(p.topology.encoder!.lanes).map((lane) => en
 for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) {
 	test(`${layout} deals every sample out once a side, rows in the lane's order`, () => {
 		const p = plan(layout);
-		const one = colocatedMicrobatches(plan("1"), samples);
+		const one = dealtTo(0, plan("1"), samples);
 		const ids = (batches: readonly { readonly ids: Int32Array }[]) => batches.flatMap((batch) => [...batch.ids]);
 		expect(ids(languageOf(p).flat())).toEqual(ids(one.map(({ text }) => text)));
 		const images = imagesOf(encoderOf(p).flat()).sort(([a], [b]) => a - b);

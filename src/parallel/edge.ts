@@ -1,0 +1,220 @@
+/**
+ * One rank's end of an edge: rows go forward over it, their gradients come back (spec runtime 2). Image rows are
+ * sample-major and say how many each sample has; hidden states have as many rows as both sides know. A lane that serves
+ * several others deals out whole samples, and one that is served by several puts their rows one after the other.
+ */
+import type { Device } from "../native/device.ts";
+import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { type EdgeLayout, type Links, linksOf, reversed } from "./edge-layout.ts";
+import type { Group, Pending } from "./group.ts";
+
+/** Rows of a microbatch and how many each of its samples has; no counts where both sides know how many rows there are. */
+export interface Rows {
+	/** [Σ rows, H]; owned by the receiver. */
+	readonly rows: Tensor;
+	readonly rowsPerSample: readonly number[];
+}
+
+export interface EdgeOptions {
+	readonly layout: EdgeLayout;
+	/** This rank. */
+	readonly rank: number;
+	/** The ranks of both sides, one group a way; null: nothing leaves this rank. */
+	readonly groups: { readonly forward: Group; readonly backward: Group } | null;
+	/** Width and type of rows. */
+	readonly width: number;
+	readonly dtype: FloatDtype;
+	/** Whether the number of rows is sent with them. */
+	readonly counted: boolean;
+	/** Microbatches that may be on their way at once, each way: a sender waits before it sends more. */
+	readonly inFlight: number;
+}
+
+interface Message {
+	readonly values: Tensor;
+	readonly pending: Pending;
+}
+
+/** What a rank hands to itself. */
+type Handed = { readonly rows: Tensor | null; readonly rowsPerSample: readonly number[] };
+
+/** Sums of consecutive runs of `per` numbers. */
+export function sumRuns(values: readonly number[], per: number): number[] {
+	return Array.from({ length: values.length / per }, (_, run) => sum(values.slice(run * per, (run + 1) * per)));
+}
+
+const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
+
+/** Messages of one way. */
+class Line {
+	/** On the way, a microbatch a list, oldest first. */
+	readonly #sent: Message[][] = [];
+	readonly #handed: Handed[] = [];
+
+	constructor(
+		readonly options: EdgeOptions,
+		readonly links: Links,
+		readonly group: Group | null,
+		readonly device: Device,
+	) {}
+
+	/** Starts sending parts of `rows`, which have `counts` rows each; the caller may release them. null: zeros. */
+	send(rows: Tensor | null, counts: readonly number[], headers: readonly (readonly number[])[] | null): void {
+		if (this.links.sends.length === 0) return;
+		this.settle(this.options.inFlight - 1);
+		this.#sent.push([]);
+		using zeros = rows === null && this.#leaves ? this.zeros(sum(counts)) : null;
+		for (const { peer, part } of this.links.sends) {
+			const begin = sum(counts.slice(0, part));
+			const count = counts[part]!;
+			const rowsPerSample = headers?.[part] ?? [];
+			if (peer === this.options.rank) {
+				this.#handed.push({ rows: rows?.rowsFrom(begin, count) ?? null, rowsPerSample });
+				continue;
+			}
+			if (headers !== null) this.#start(Tensor.from(this.device, Int32Array.from(rowsPerSample)), peer);
+			if (count > 0) this.#start((rows ?? zeros)!.rowsFrom(begin, count), peer);
+		}
+	}
+
+	/** The parts of one microbatch, put together; null where this rank has handed itself nothing. */
+	receive(counts: readonly number[] | null, samples: number): { rows: Tensor | null; perPart: number[][] } {
+		const { receives } = this.links;
+		const { rank } = this.options;
+		const handed = receives.some(({ peer }) => peer === rank) ? this.#handed.shift()! : null;
+		if (handed && receives.length === 1) return { rows: handed.rows, perPart: [[...handed.rowsPerSample]] };
+		const perPart = receives.map(({ peer, parts }) => {
+			if (counts !== null) return [];
+			return peer === rank ? [...handed!.rowsPerSample] : this.#receiveCounts(samples / parts, peer);
+		});
+		const sizes = counts ?? perPart.map(sum);
+		const rows = this.empty(sum(sizes));
+		let begin = 0;
+		receives.forEach(({ peer }, index) => {
+			const count = sizes[index]!;
+			using part = rows.rowsFrom(begin, count);
+			if (peer === rank) this.#take(handed!, part);
+			else if (count > 0) this.#group.receive(part, this.#place(peer)).wait();
+			begin += count;
+		});
+		return { rows, perPart };
+	}
+
+	/** Waits for what was sent, but for the newest `underWay` microbatches, and lets go of it. */
+	settle(underWay = 0): void {
+		for (const { values, pending } of this.#sent.splice(0, Math.max(0, this.#sent.length - underWay)).flat()) {
+			pending.wait();
+			values[Symbol.dispose]();
+		}
+	}
+
+	/** Lets go of what this rank has handed to itself and nobody took. */
+	drop(): void {
+		for (const { rows } of this.#handed.splice(0)) rows?.[Symbol.dispose]();
+	}
+
+	empty(rows: number): Tensor {
+		return Tensor.empty(this.device, [rows, this.options.width], this.options.dtype, "communication");
+	}
+
+	zeros(rows: number): Tensor {
+		return Tensor.zeros(this.device, [rows, this.options.width], this.options.dtype);
+	}
+
+	/** Whether anything is sent to other ranks. */
+	get #leaves(): boolean {
+		return this.links.sends.some(({ peer }) => peer !== this.options.rank);
+	}
+
+	#take({ rows }: Handed, into: Tensor): void {
+		if (rows === null) into.device.setZero(into, into.bytes);
+		else if (into.rows > 0) copyInto(rows, into);
+		rows?.[Symbol.dispose]();
+	}
+
+	#receiveCounts(length: number, from: number): number[] {
+		using tensor = Tensor.empty(this.device, [length], "i32", "communication");
+		this.#group.receive(tensor, this.#place(from)).wait();
+		return [...tensor.toInt32()];
+	}
+
+	/** Takes over `values`. */
+	#start(values: Tensor, to: number): void {
+		this.#sent.at(-1)!.push({ values, pending: this.#group.send(values, this.#place(to)) });
+	}
+
+	get #group(): Group {
+		if (this.group === null) throw new Error("An edge without a group has no other ranks.");
+		return this.group;
+	}
+
+	#place(rank: number): number {
+		return this.#group.ranks.indexOf(rank);
+	}
+}
+
+export class Edge implements Disposable {
+	readonly #forward: Line;
+	readonly #backward: Line;
+	/** Rows of every part, oldest microbatch first: of those sent whose gradient is to come, and of those received. */
+	readonly #sent: number[][] = [];
+	readonly #received: number[][] = [];
+
+	constructor(
+		device: Device,
+		readonly options: EdgeOptions,
+	) {
+		const { layout, rank, groups } = options;
+		this.#forward = new Line(options, linksOf(layout, rank), groups?.forward ?? null, device);
+		this.#backward = new Line(options, linksOf(reversed(layout), rank), groups?.backward ?? null, device);
+	}
+
+	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: a gradient comes back. */
+	sendForward({ rows, rowsPerSample }: Rows, returns: boolean): void {
+		// A rank that sends nothing itself gets gradients of all parts all the same.
+		const parts = this.#backward.links.receives.length;
+		const headers = this.options.counted
+			? Array.from({ length: parts }, (_, part) => {
+					const per = rowsPerSample.length / parts;
+					return rowsPerSample.slice(part * per, (part + 1) * per);
+				})
+			: null;
+		const counts = headers?.map(sum) ?? [rows.rows];
+		if (returns) this.#sent.push(counts);
+		this.#forward.send(rows, counts, headers);
+	}
+
+	/** Rows of the next microbatch, of so many samples, or where rows are not counted of so many rows. */
+	receiveForward(expected: number, returns: boolean): Rows {
+		const { counted } = this.options;
+		const { rows, perPart } = this.#forward.receive(counted ? null : [expected], expected);
+		if (returns) this.#received.push(counted ? perPart.map(sum) : [expected]);
+		return { rows: rows!, rowsPerSample: perPart.flat() };
+	}
+
+	/** Starts returning the gradient of the oldest rows received; takes it over. null: none came. */
+	sendBackward(gradient: Tensor | null): void {
+		const counts = this.#received.shift()!;
+		using own = gradient;
+		this.#backward.send(own, counts, null);
+	}
+
+	/** Gradient of the oldest rows sent; null: none came. */
+	receiveBackward(): Tensor | null {
+		return this.#backward.receive(this.#sent.shift()!, 0).rows;
+	}
+
+	/** After the last microbatch: nothing is on the way any more. */
+	settle(): void {
+		this.#forward.settle();
+		this.#backward.settle();
+	}
+
+	/** After an error: what was handed over inside this rank is released; what other ranks wait for is not waited for. */
+	[Symbol.dispose](): void {
+		this.#forward.drop();
+		this.#backward.drop();
+		this.#sent.splice(0);
+		this.#received.splice(0);
+	}
+}

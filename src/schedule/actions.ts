@@ -1,0 +1,90 @@
+/**
+ * A step as a list of actions of one rank: passes of microbatches through chunks of modules, and what moves over the edges
+ * between chunks. A schedule is a pure function that returns such a list; one interpreter executes it (execute.ts), the
+ * same list is timed (simulate.ts), printed, and tested without a device.
+ */
+
+/** A part of a module that a microbatch passes as a whole: the encoder, or a segment of the language model's layers. */
+export interface Chunk {
+	readonly module: "encoder" | "language";
+	/** From 0, in the order of the layers. */
+	readonly index: number;
+}
+
+/** With the rows, or with their gradients. */
+export type Way = "forward" | "backward";
+
+/** A microbatch, counted from 0, through a chunk; its backward adds to the weight gradients too. */
+export interface PassAction {
+	readonly kind: Way;
+	readonly chunk: Chunk;
+	readonly microbatch: number;
+}
+
+/** Rows of a microbatch, or their gradient, over the edge that enters chunk `to`. A send does not wait for its receiver. */
+export interface TransferAction {
+	readonly kind: "send" | "receive";
+	readonly way: Way;
+	readonly to: Chunk;
+	readonly microbatch: number;
+}
+
+/** The sums of a module's gradients over its replicas begin. */
+export interface ReduceAction {
+	readonly kind: "reduce";
+	readonly module: Chunk["module"];
+}
+
+export type Action = PassAction | TransferAction | ReduceAction;
+
+export const encoderChunk: Chunk = { module: "encoder", index: 0 };
+
+export function languageChunk(index: number): Chunk {
+	return { module: "language", index };
+}
+
+/** What decides a step's order on every rank. */
+export interface ScheduleShape {
+	/** Of a step of one lane. */
+	readonly microbatches: number;
+	/** Pipeline stages of the language model. */
+	readonly stages: number;
+	/** Chunks of each stage. Stage p has chunks p, p + stages, … */
+	readonly virtualStages: number;
+	/** Microbatches that pass a stage's chunk before its next one has its turn; counts with several virtual stages. */
+	readonly groupSize: number;
+	/** null: no encoder. */
+	readonly encoder: {
+		/** Whether it runs on the language model's ranks, all of them, rather than on ranks of its own. */
+		readonly colocated: boolean;
+		/** Whether gradients go back into it. */
+		readonly trains: boolean;
+	} | null;
+	/** Forward alone: an evaluation. */
+	readonly forwardOnly: boolean;
+}
+
+/** Ranks that do the same: those of the encoder's own grid, or of one stage of the language model. */
+export type Actor = "encoder" | number;
+
+/** All actors of a step, in the order in which a microbatch meets them. */
+export function actorsOf({ stages, encoder }: ScheduleShape): Actor[] {
+	const language = Array.from({ length: stages }, (_, stage) => stage);
+	return encoder !== null && !encoder.colocated ? ["encoder", ...language] : language;
+}
+
+/** Such as "encoder" or "language.3". */
+export function chunkName({ module, index }: Chunk): string {
+	return module === "encoder" ? module : `${module}.${index}`;
+}
+
+/** What tells an action from all others of its rank, such as "forward language.0 microbatch 3". */
+export function describeAction(action: Action): string {
+	if (action.kind === "reduce") return `reduce ${action.module}`;
+	const { microbatch } = action;
+	if ("way" in action) {
+		const what = action.way === "forward" ? "rows into" : "the gradient out of";
+		return `${action.kind} ${what} ${chunkName(action.to)} microbatch ${microbatch}`;
+	}
+	return `${action.kind} ${chunkName(action.chunk)} microbatch ${microbatch}`;
+}

@@ -1,0 +1,171 @@
+/** The interpreter of a step's actions: the only place where passes run and rows move. */
+import { type StepTimers, timed } from "../observe/timers.ts";
+import type { Edge, Rows } from "../parallel/edge.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+import { type Action, type Chunk, chunkName, languageChunk, type PassAction, type TransferAction } from "./actions.ts";
+import type { ModulePasses, Pass } from "./pass.ts";
+
+/** What a rank has to execute its actions with. */
+export interface Equipment {
+	/** Modules of this rank. */
+	readonly modules: Readonly<Partial<Record<Chunk["module"], ModulePasses>>>;
+	/** Edges with an end here, by the chunk of the language model that they enter. */
+	readonly edges: ReadonlyMap<number, Edge>;
+	/** Starts the sums of a module's gradients. */
+	readonly reduce: (module: Chunk["module"]) => void;
+	/** Called when this rank begins (true) and ceases (false) to wait for rows or gradients. */
+	readonly waits?: (waiting: boolean) => void;
+	readonly timers?: StepTimers | undefined;
+	/** Called before every action. */
+	readonly observe?: ((action: Action) => void) | undefined;
+}
+
+/** Executes a rank's actions in order. After an error nothing of its passes is left in memory. */
+export function execute(actions: readonly Action[], equipment: Equipment): void {
+	using execution = new Execution(equipment, backwardEdges(actions));
+	for (const action of actions) {
+		equipment.observe?.(action);
+		execution.run(action);
+	}
+	execution.settle();
+}
+
+/** Chunks whose edge carries gradients back. */
+function backwardEdges(actions: readonly Action[]): ReadonlySet<number> {
+	const transfers = actions.filter((action): action is TransferAction => "way" in action);
+	return new Set(transfers.filter(({ way }) => way === "backward").map(({ to }) => to.index));
+}
+
+class Execution implements Disposable {
+	readonly #passes = new Map<string, Pass>();
+	/** Rows that have come and no pass has taken yet, and gradients that no edge or pass has, by edge and microbatch. */
+	readonly #rows = new Map<string, Rows>();
+	readonly #incoming = new Map<string, Tensor | null>();
+	readonly #outgoing = new Map<string, Tensor | null>();
+
+	constructor(
+		readonly equipment: Equipment,
+		readonly returning: ReadonlySet<number>,
+	) {}
+
+	run(action: Action): void {
+		switch (action.kind) {
+			case "forward":
+				this.#forward(action);
+				break;
+			case "backward":
+				this.#backward(action);
+				break;
+			case "send":
+				if (action.way === "forward") this.#sendRows(action);
+				else this.#sendGradient(action);
+				break;
+			case "receive":
+				if (action.way === "forward") this.#receiveRows(action);
+				else this.#receiveGradient(action);
+				break;
+			case "reduce":
+				this.equipment.reduce(action.module);
+				break;
+		}
+	}
+
+	settle(): void {
+		timed(this.equipment.timers, "forward-send", () => {
+			for (const edge of this.equipment.edges.values()) edge.settle();
+		});
+	}
+
+	#forward({ chunk, microbatch }: PassAction): void {
+		const key = keyOf(chunk, microbatch);
+		const pass = timed(this.equipment.timers, "forward-compute", () =>
+			this.#module(chunk).forward(chunk.index, microbatch, take(this.#rows, key) ?? null),
+		);
+		if (pass.returns || pass.output !== null) this.#passes.set(key, pass);
+		else pass[Symbol.dispose]();
+	}
+
+	#backward({ chunk, microbatch }: PassAction): void {
+		const key = keyOf(chunk, microbatch);
+		using pass = take(this.#passes, key)!;
+		const gradient = take(this.#incoming, keyOf(after(chunk), microbatch)) ?? null;
+		const back = timed(this.equipment.timers, "backward-compute", () => pass.backward(gradient));
+		if (chunk.module === "language") this.#outgoing.set(key, back);
+	}
+
+	#sendRows({ to, microbatch }: TransferAction): void {
+		const key = keyOf(before(to), microbatch);
+		const pass = this.#passes.get(key)!;
+		timed(this.equipment.timers, "forward-send", () =>
+			this.#edge(to).sendForward(pass.output!, this.returning.has(to.index)),
+		);
+		if (pass.returns) return;
+		this.#passes.delete(key);
+		pass[Symbol.dispose]();
+	}
+
+	#receiveRows({ to, microbatch }: TransferAction): void {
+		const expected = this.#module(to).expected(to.index, microbatch);
+		const rows = this.#waiting("forward-recv", () =>
+			this.#edge(to).receiveForward(expected, this.returning.has(to.index)),
+		);
+		this.#rows.set(keyOf(to, microbatch), rows);
+	}
+
+	#sendGradient({ to, microbatch }: TransferAction): void {
+		const gradient = take(this.#outgoing, keyOf(to, microbatch)) ?? null;
+		timed(this.equipment.timers, "backward-send", () => this.#edge(to).sendBackward(gradient));
+	}
+
+	#receiveGradient({ to, microbatch }: TransferAction): void {
+		this.equipment.modules[before(to).module]?.beforeWait?.();
+		this.#incoming.set(
+			keyOf(to, microbatch),
+			this.#waiting("backward-recv", () => this.#edge(to).receiveBackward()),
+		);
+	}
+
+	#waiting<Result>(timer: "forward-recv" | "backward-recv", work: () => Result): Result {
+		const { waits, timers } = this.equipment;
+		waits?.(true);
+		try {
+			return timed(timers, timer, work);
+		} finally {
+			waits?.(false);
+		}
+	}
+
+	#module({ module }: Chunk): ModulePasses {
+		return this.equipment.modules[module]!;
+	}
+
+	#edge({ index }: Chunk): Edge {
+		return this.equipment.edges.get(index)!;
+	}
+
+	[Symbol.dispose](): void {
+		for (const pass of this.#passes.values()) pass[Symbol.dispose]();
+		for (const { rows } of this.#rows.values()) rows[Symbol.dispose]();
+		for (const gradient of [...this.#incoming.values(), ...this.#outgoing.values()]) gradient?.[Symbol.dispose]();
+		for (const edge of this.equipment.edges.values()) edge[Symbol.dispose]();
+	}
+}
+
+function keyOf(chunk: Chunk, microbatch: number): string {
+	return `${chunkName(chunk)} ${microbatch}`;
+}
+
+/** The chunk whose rows enter `to`. */
+function before(to: Chunk): Chunk {
+	return to.index === 0 ? { module: "encoder", index: 0 } : languageChunk(to.index - 1);
+}
+
+function after({ module, index }: Chunk): Chunk {
+	return languageChunk(module === "encoder" ? 0 : index + 1);
+}
+
+function take<Value>(from: Map<string, Value>, key: string): Value | undefined {
+	const value = from.get(key);
+	from.delete(key);
+	return value;
+}

@@ -1,0 +1,49 @@
+/**
+ * Interleaved 1F1B: a stage holds V chunks, P apart. A group of G microbatches passes its first chunk, then its second, …,
+ * before the next group begins, so that the pipeline fills and empties V times as fast: it idles (P − 1) / V microbatches
+ * instead of P − 1, and has more of them under way.
+ */
+import { languageChunk, type PassAction } from "./actions.ts";
+
+export interface InterleavedShape {
+	/** P and V. */
+	readonly stages: number;
+	readonly virtualStages: number;
+	readonly microbatches: number;
+	/** G; what would be left over at the end and less than P joins the last group. */
+	readonly groupSize: number;
+}
+
+/** Passes of one stage. */
+export function interleaved(shape: InterleavedShape, stage: number): PassAction[] {
+	const { stages, virtualStages } = shape;
+	const groups = groupsOf(shape);
+	const order = groups.flatMap((group) =>
+		Array.from({ length: virtualStages }, (_, turn) => group.map((microbatch) => ({ turn, microbatch }))).flat(),
+	);
+	const largest = Math.max(...groups.map(({ length }) => length));
+	const warmUp = Math.min(2 * (stages - stage - 1) + (virtualStages - 1) * largest, order.length);
+	const passOf = (kind: PassAction["kind"], at: number): PassAction => {
+		const { turn, microbatch } = order[at]!;
+		const virtual = kind === "forward" ? turn : virtualStages - 1 - turn;
+		return { kind, chunk: languageChunk(virtual * stages + stage), microbatch };
+	};
+	const passes: PassAction[] = [];
+	for (let at = 0; at < order.length + warmUp; at++) {
+		if (at < order.length) passes.push(passOf("forward", at));
+		if (at >= warmUp) passes.push(passOf("backward", at - warmUp));
+	}
+	return passes;
+}
+
+/** Microbatches that take their turns together. */
+function groupsOf({ stages, microbatches, groupSize }: InterleavedShape): number[][] {
+	const groups: number[][] = [];
+	for (let first = 0, end = 0; first < microbatches; first = end) {
+		end = first + groupSize;
+		// A group smaller than the pipeline is long would leave stages waiting for each other.
+		if (end + stages > microbatches) end = microbatches;
+		groups.push(Array.from({ length: end - first }, (_, index) => first + index));
+	}
+	return groups;
+}

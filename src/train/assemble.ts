@@ -1,0 +1,297 @@
+/**
+ * What one rank of a run holds, from what its modules are and where they live: its parts of them, their groups, the edges
+ * between them, its passes and its optimizer. The language model alone, both modules in one process, on the same ranks or
+ * on ranks of their own differ in the topology alone.
+ */
+import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import { HybridModel } from "../models/hybrid/model.ts";
+import { languageModelPrefix, wordEmbedding } from "../models/hybrid/names.ts";
+import { type Segment, segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
+import { type EncoderConfig, EncoderModule } from "../models/mimo/encoder.ts";
+import type { LogicalTensor } from "../models/module-parameters.ts";
+import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
+import { StepScalars } from "../optim/step-scalars.ts";
+import { DataParallel } from "../parallel/data-parallel.ts";
+import { Edge, type EdgeOptions } from "../parallel/edge.ts";
+import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
+import type { Group } from "../parallel/group.ts";
+import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
+import type { BucketSize } from "../parallel/parameter-set.ts";
+import type { Topology } from "../parallel/topology.ts";
+import type { World } from "../parallel/world.ts";
+import type { Chunk } from "../schedule/actions.ts";
+import { inFlight } from "../schedule/rank-actions.ts";
+import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
+import { type Participation, sawImages } from "./participation.ts";
+import { RankPasses } from "./rank-passes.ts";
+import type { TrainingState } from "./step.ts";
+
+/** What a run trains, and how. */
+export interface RunSpecification {
+	/** null: the language model alone. */
+	readonly encoder: EncoderConfig | null;
+	readonly language: HybridConfig;
+	/** Runs of layers that a pipeline stage passes at once, in order, a multiple of the stages; default: one, all layers. */
+	readonly segments?: readonly Segment[];
+	/** Microbatches that pass a stage's segment before its next one has its turn; default: as many as stages. */
+	readonly microbatchGroup?: number | null;
+	/** Stands for image rows in the text; null without an encoder. */
+	readonly imageTokenId: number | null;
+	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
+	readonly adam: AdamWOptions;
+	readonly clipGrad: number;
+	readonly seed: number;
+	/** ZeRO-1; default: not. */
+	readonly distributedOptimizer?: boolean;
+	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
+	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
+	/** Default: the exact gradient. */
+	readonly participation?: Pick<Participation, "policy">;
+	/** A frozen tower runs ahead; absent or null: it does not. */
+	readonly prefetch?: PrefetchOptions | null;
+	readonly logNumZeros?: boolean;
+	readonly logParametersNorm?: boolean;
+}
+
+/** A module's part on this rank. */
+interface Held<Module> {
+	readonly module: Module;
+	readonly groups: ModuleGroups;
+	readonly replica: DataParallel;
+}
+
+export interface Run extends Disposable {
+	readonly topology: Topology;
+	/** This rank in the run, from 0. */
+	readonly rank: number;
+	readonly state: TrainingState;
+	/** Parts of the modules on this rank, or null, and their groups. */
+	readonly language: HybridModel | null;
+	readonly encoder: EncoderModule | null;
+	readonly groups: { readonly encoder: ModuleGroups | null; readonly language: ModuleGroups | null };
+	/** Draws the initial weights: the same whatever the layout. */
+	initialise(seed: number): void;
+	/** This rank's part of every tensor of its modules, buffers included. The receiver disposes them. */
+	logicalTensors(): Generator<LogicalTensor>;
+	/** Whether this rank's part of a tensor is the one that counts: of equal copies only one does. */
+	counts(tensor: LogicalTensor): boolean;
+}
+
+/** The order of a step but for its microbatches. */
+export type Order = RankPasses["parts"]["shape"];
+
+/** Every rank of the world calls this together. */
+export async function assemble(specification: RunSpecification, topology: Topology, world: World): Promise<Run> {
+	const everyone = await world.group(
+		"world",
+		Array.from({ length: topology.worldSize }, (_, rank) => rank),
+	);
+	const encoder = await holdEncoder(specification, topology, world);
+	const language = await holdLanguage(specification, topology, world);
+	const shape = shapeOf(specification, topology);
+	const edges = await makeEdges(specification, topology, world, shape);
+	const held = [encoder, language].filter((one) => one !== null);
+	const replicas = held.map(({ replica }) => replica);
+	const scalars = new StepScalars(world.device);
+	const optimizer = new AdamW(replicas, scalars, specification.adam);
+	const prefetch =
+		encoder && specification.prefetch ? new FeaturePrefetch(encoder.module, specification.prefetch) : null;
+	const passes = new RankPasses({
+		encoder: encoder?.module ?? null,
+		language: language?.module ?? null,
+		imageTokenId: specification.imageTokenId,
+		edges,
+		shape,
+		actor: language ? topology.language.coordinates(world.rank).pp : "encoder",
+		prefetch,
+		reduce: (module) => (module === "encoder" ? encoder : language)!.replica.startSums(),
+	});
+	const { clipGrad, seed, logNumZeros = false, logParametersNorm = false } = specification;
+	return {
+		topology,
+		rank: world.rank,
+		encoder: encoder?.module ?? null,
+		language: language?.module ?? null,
+		groups: { encoder: encoder?.groups ?? null, language: language?.groups ?? null },
+		state: {
+			replicas,
+			language: language && {
+				model: language.module,
+				routers: language.groups.tpDp,
+				stages: language.groups.stages,
+			},
+			world: everyone,
+			passes,
+			lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
+			optimizer,
+			scalars,
+			clipGrad,
+			seed,
+			participation: participationOf(specification, topology, encoder),
+			logNumZeros,
+			logParametersNorm,
+		},
+		initialise(seed) {
+			for (const { module } of held) module.initialise(seed);
+		},
+		*logicalTensors() {
+			for (const { module } of held) yield* module.logicalTensors();
+		},
+		counts: (tensor) => countsTensor(tensor, encoder, language),
+		[Symbol.dispose]() {
+			const modules = held.map(({ module }) => module);
+			for (const owned of [...(prefetch ? [prefetch] : []), optimizer, scalars, ...modules]) owned[Symbol.dispose]();
+		},
+	};
+}
+
+/** Whether gradients go back into the encoder. */
+function trainsEncoder({ encoder, frozen }: RunSpecification): boolean {
+	return encoder !== null && !(frozen.tower && frozen.projector);
+}
+
+async function holdEncoder(
+	specification: RunSpecification,
+	{ encoder: grid }: Topology,
+	world: World,
+): Promise<Held<EncoderModule> | null> {
+	const { encoder: config, frozen } = specification;
+	if (config === null || !grid?.contains(world.rank)) return null;
+	const groups = await moduleGroups(world, grid, { experts: 0, sequenceParallel: false });
+	const buckets = specification.buckets?.("encoder", groups.replicas.dense.size) ?? null;
+	const module = new EncoderModule(world.device, config, {
+		...(buckets && { buckets }),
+		frozenTower: frozen.tower,
+		frozenProjector: frozen.projector,
+		parallel: groups.model,
+		replicas: replicasOf(groups),
+	});
+	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+async function holdLanguage(
+	specification: RunSpecification,
+	{ language: grid }: Topology,
+	world: World,
+): Promise<Held<HybridModel> | null> {
+	const { language: config, frozen, segments = [wholeModel(config.pattern.length)] } = specification;
+	if (!grid.contains(world.rank)) return null;
+	const groups = await moduleGroups(world, grid, {
+		experts: config.moe.experts,
+		sequenceParallel: true,
+		copies: config.tieWordEmbeddings,
+	});
+	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
+	const module = new HybridModel(world.device, config, {
+		...(buckets && { buckets }),
+		frozen: frozen.language,
+		parallel: groups.model,
+		segments: segmentsOfStage(segments, groups.stages.rank, groups.stages.size),
+		replicas: replicasOf(groups),
+	});
+	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+function replicasOf({ replicas }: ModuleGroups) {
+	return { dense: replicas.dense.size, expert: replicas.expert.size };
+}
+
+function replicaOf(
+	{ distributedOptimizer = false }: RunSpecification,
+	{ parameters }: EncoderModule | HybridModel,
+	{ replicas, model }: ModuleGroups,
+	overlaps: boolean,
+): DataParallel {
+	const replica = new DataParallel(parameters, replicas, distributedOptimizer, model.tp.rank === 0, overlaps);
+	replica.connect();
+	return replica;
+}
+
+export function shapeOf(specification: RunSpecification, { language, colocated }: Topology): Order {
+	const { pipeline: stages } = language.shape;
+	return {
+		stages,
+		virtualStages: (specification.segments?.length ?? 1) / stages,
+		groupSize: specification.microbatchGroup ?? stages,
+		encoder: specification.encoder && { colocated, trains: trainsEncoder(specification) },
+	};
+}
+
+/** Edges with an end on this rank, by the chunk of the language model that they enter. */
+async function makeEdges(
+	{ encoder, language }: RunSpecification,
+	topology: Topology,
+	world: World,
+	shape: Order,
+): Promise<Map<number, Edge>> {
+	const edges = new Map<number, Edge>();
+	const most = inFlight(shape);
+	const common = { rank: world.rank, width: language.hiddenSize, inFlight: most };
+	const images = topology.imageEdge;
+	if (encoder !== null && images !== null && ranksOf(images).includes(world.rank)) {
+		const groups = await waysOf(world, "image_rows", images);
+		edges.set(
+			0,
+			new Edge(world.device, { ...common, layout: images, groups, dtype: encoder.tower.dtype, counted: true }),
+		);
+	}
+	const { stages, virtualStages } = shape;
+	if (stages === 1 || !topology.language.contains(world.rank)) return edges;
+	const ends = topology.language.coordinates(world.rank);
+	const line = Array.from({ length: stages }, (_, stage) => topology.stageEdge(stage));
+	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
+	const groups = await waysOf(world, "hidden_states", pipeline);
+	for (let chunk = 1; chunk < stages * virtualStages; chunk++) {
+		const layout = line[(chunk - 1) % stages]!;
+		if (!ranksOf(layout).includes(world.rank)) continue;
+		const options: EdgeOptions = { ...common, layout, groups, dtype: language.dtype, counted: false };
+		edges.set(chunk, new Edge(world.device, options));
+	}
+	return edges;
+}
+
+/** A group a way: what goes forward and what comes back between two ranks do not wait for each other. */
+async function waysOf(world: World, name: string, layout: EdgeLayout): Promise<EdgeOptions["groups"]> {
+	const ranks = ranksOf(layout);
+	if (ranks.length === 1) return null;
+	const make = (way: string): Promise<Group> => world.group(`edge.${name}.${way}`, ranks);
+	return { forward: await make("forward"), backward: await make("backward") };
+}
+
+/** Ranks with a head hold the losses; of those that hold the same, the first tensor-parallel one counts. */
+function ownsLoss({ module, groups }: Held<HybridModel>): boolean {
+	return groups.model.tp.rank === 0 && module.stages.some(({ segment }) => segment.hasHead);
+}
+
+function participationOf(
+	{ participation: wanted }: RunSpecification,
+	topology: Topology,
+	encoder: Held<EncoderModule> | null,
+): Participation | null {
+	if (topology.encoder === null || wanted === undefined) return null;
+	return {
+		policy: wanted.policy,
+		ranks: topology.encoder.lanes,
+		replica: encoder?.replica ?? null,
+		// Tensor-parallel ranks see the same images.
+		votes: encoder?.groups.model.tp.rank === 0 ? sawImages : () => 0,
+	};
+}
+
+function countsTensor(
+	tensor: LogicalTensor,
+	encoder: Held<EncoderModule> | null,
+	language: Held<HybridModel> | null,
+): boolean {
+	const held = tensor.name.startsWith(languageModelPrefix) ? language! : (encoder ?? language)!;
+	const { replicas, model } = held.groups;
+	const copies = held.replica.groups.copies;
+	if (tensor.name === wordEmbedding && copies !== null && copies.rank !== 0) return false;
+	return firstCopyCounts({ ...replicas, tensor: model.tp })(tensor);
+}
+
+/** Whether this rank prints and logs: the last one, as in Megatron. */
+export function reports({ topology, rank }: Pick<Run, "topology" | "rank">): boolean {
+	return rank === topology.worldSize - 1;
+}

@@ -1,0 +1,88 @@
+/** One microbatch through the encoder: forward on its own tape → rows, kept until their gradient has come back. */
+import type { ImageSet } from "../data/images.ts";
+import type { EncodedFeatures, EncoderModule } from "../models/mimo/encoder.ts";
+import { patchWidth } from "../models/radio/config.ts";
+import type { RadioObserver } from "../models/radio/model.ts";
+import type { Rows } from "../parallel/edge.ts";
+import type { Pass } from "../schedule/pass.ts";
+import type { Parameter } from "../tensor/parameter.ts";
+import { Tape } from "../tensor/tape.ts";
+import { Tensor } from "../tensor/tensor.ts";
+
+/** What a pass is told besides its images. */
+export interface EncoderPassOptions {
+	/** Key of this step's random crops. */
+	readonly cropKey: number;
+	/** Place of image 0 among those of the step's global batch, where the images do not say their own. */
+	readonly firstImage: number;
+	/** Whether gradients will come. */
+	readonly training: boolean;
+	readonly observe?: RadioObserver | undefined;
+	/** What a frozen tower made of the images ahead of time; taken over. */
+	readonly features?: EncodedFeatures | null;
+	readonly onGradient?: (parameter: Parameter) => void;
+}
+
+/** Patches of all images on the device, [Σ rows · columns, 3p²] in the encoder's type. */
+export function patchTensor({ device, config }: EncoderModule, { patches }: ImageSet): Tensor {
+	const width = patchWidth(config.tower);
+	return Tensor.from(device, patches, [patches.length / width, width], { dtype: config.tower.dtype });
+}
+
+export class EncoderPass implements Pass {
+	readonly #tape: Tape;
+	/** All image rows, [Σ, H]. */
+	readonly output: Rows;
+
+	/** Runs the encoder forward. */
+	constructor(
+		readonly encoder: EncoderModule,
+		images: ImageSet,
+		private readonly options: EncoderPassOptions,
+	) {
+		const { device } = encoder;
+		const { onGradient, observe, cropKey } = options;
+		this.#tape = new Tape(device, { recording: options.training, ...(onGradient && { onGradient }) });
+		const { grids, indices = grids.map((_, index) => options.firstImage + index) } = images;
+		using patches = options.features ? null : patchTensor(encoder, images);
+		using _features = options.features?.features;
+		try {
+			const { rows, rowsPerImage } = options.features
+				? encoder.project(this.#tape, options.features, observe)
+				: encoder.forward(this.#tape, { patches: patches!, grids, indices, cropKey }, observe);
+			this.output = { rows, rowsPerSample: rowsOfSamples(images, rowsPerImage) };
+		} catch (error) {
+			this.#tape.discard();
+			throw error;
+		}
+	}
+
+	/** Without images there is a way back all the same: every rank goes it. */
+	get returns(): boolean {
+		return this.options.training;
+	}
+
+	backward(gradient: Tensor | null): null {
+		const { gradient: slot } = this.output.rows;
+		if (slot && gradient) slot.accumulate(gradient);
+		else gradient?.[Symbol.dispose]();
+		this.#tape.backward();
+		return null;
+	}
+
+	[Symbol.dispose](): void {
+		this.#tape.discard();
+		this.output.rows[Symbol.dispose]();
+	}
+}
+
+/** Rows of every sample from those of every image. */
+function rowsOfSamples({ imagesPerSample }: ImageSet, rowsPerImage: readonly number[]): number[] {
+	let image = 0;
+	const rows = imagesPerSample.map((count) => {
+		image += count;
+		return rowsPerImage.slice(image - count, image).reduce((sum, value) => sum + value, 0);
+	});
+	if (image === rowsPerImage.length) return rows;
+	throw new RangeError(`${rowsPerImage.length} images do not belong to samples of ${imagesPerSample} images.`);
+}

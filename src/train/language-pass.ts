@@ -1,0 +1,136 @@
+/** One microbatch through a stage of the language model: rows or hidden states in, hidden states or a loss out. */
+import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import type { HybridStage, Observer } from "../models/hybrid/stage.ts";
+import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/mimo/merge.ts";
+import type { Rows } from "../parallel/edge.ts";
+import type { Pass } from "../schedule/pass.ts";
+import { GradientSlot } from "../tensor/gradient.ts";
+import type { Parameter } from "../tensor/parameter.ts";
+import { Tape } from "../tensor/tape.ts";
+import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
+import type { TokenSlice } from "../tensor/token-slice.ts";
+import { DeviceInput } from "./device-input.ts";
+import { tokenLoss } from "./language-loss.ts";
+import type { Losses } from "./losses.ts";
+
+/** What a pass is told besides its microbatch. */
+export interface LanguagePassOptions {
+	/** null: text alone. */
+	readonly imageTokenId: number | null;
+	/** What messages call the microbatch, such as "microbatch 3". */
+	readonly name: string;
+	/** Key of the step's dropout masks. */
+	readonly dropoutKey: number;
+	/** The microbatch's tokens among those of the step's global batch. */
+	readonly tokens: TokenSlice;
+	/** Whether it goes backward; if not, dropout is off and routers do not count. */
+	readonly training: boolean;
+	/** Whether the gradient of what enters is wanted. */
+	readonly wantsGradient: boolean;
+	/** Called when every gradient of a parameter from this pass is added. */
+	readonly onGradient?: (parameter: Parameter) => void;
+	/** Observes the model's values and "per_token_loss". */
+	readonly observe?: Observer | undefined;
+}
+
+export class LanguagePass implements Pass {
+	readonly #tape: Tape;
+	readonly #owned: Disposable[] = [];
+	/** Of what enters; null: none is wanted. */
+	#slot: GradientSlot | null = null;
+	#output: Rows | null = null;
+	/** Of every token and its mask; null where the stage has no head. */
+	#loss: { readonly loss: Tensor; readonly mask: Tensor } | null = null;
+
+	/**
+	 * Runs forward and adds to `losses`. `entered` (taken over): image rows of the first stage, or the stage before's hidden
+	 * states. Image rows that do not match the image tokens are a UserError that names the sample.
+	 */
+	constructor(
+		readonly model: HybridModel,
+		readonly stage: HybridStage,
+		microbatch: Microbatch,
+		entered: Rows | null,
+		losses: Losses,
+		private readonly options: LanguagePassOptions,
+	) {
+		const { onGradient, training } = options;
+		this.#tape = new Tape(model.device, { recording: training, ...(onGradient && { onGradient }) });
+		if (entered) this.#owned.push(entered.rows);
+		try {
+			this.#forward(microbatch, entered, losses);
+		} catch (error) {
+			this[Symbol.dispose]();
+			throw error;
+		}
+	}
+
+	get output(): Rows | null {
+		return this.#output;
+	}
+
+	#forward(microbatch: Microbatch, entered: Rows | null, losses: Losses): void {
+		const { model, stage, options } = this;
+		const { device, parallel } = model;
+		const leaf = entered && this.#leaf(entered.rows);
+		const places = stage.segment.embeds && entered ? this.#places(microbatch, entered.rowsPerSample) : null;
+		const text = places ? { ...microbatch, ids: places.ids } : microbatch;
+		const input = this.#own(new DeviceInput(device, text, parallel.tp));
+		const matrix = places && this.#own(placement(device, places, parallel.tp));
+		const images = matrix && {
+			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
+		};
+		const forward = { ...input.forward(options.dropoutKey, options.tokens), ...images };
+		const result = stage.forward(this.#tape, forward, places ? null : leaf, options.observe);
+		if (!stage.segment.hasHead) {
+			this.#output = { rows: this.#own(result), rowsPerSample: [] };
+			return;
+		}
+		using logits = result;
+		const loss = this.#own(tokenLoss(this.#tape, model, logits, input.labels));
+		options.observe?.("per_token_loss", loss);
+		losses.add(loss, input.mask);
+		this.#loss = { loss, mask: input.mask };
+	}
+
+	/** A leaf of this tape: what sent the rows goes on from its gradient. */
+	#leaf(rows: Tensor): Tensor {
+		const { training, wantsGradient } = this.options;
+		if (training && wantsGradient) {
+			this.#slot = new GradientSlot(this.model.device, rows.shape, rows.dtype as FloatDtype);
+		}
+		return this.#own(rows.withGradient(this.#slot));
+	}
+
+	#own<Owned extends Disposable>(owned: Owned): Owned {
+		this.#owned.push(owned);
+		return owned;
+	}
+
+	get returns(): boolean {
+		return this.options.training;
+	}
+
+	backward(gradient: Tensor | null): Tensor | null {
+		// The loss is Σ mask·loss: the gradient of a token's loss is its mask.
+		const arrived = this.#loss ? this.#loss.mask.share() : gradient;
+		const slot = (this.#loss?.loss ?? this.#output!.rows).gradient;
+		if (slot && arrived) slot.accumulate(arrived);
+		else arrived?.[Symbol.dispose]();
+		this.#tape.backward();
+		return this.#slot?.take() ?? null;
+	}
+
+	[Symbol.dispose](): void {
+		this.#tape.discard();
+		this.#slot?.clear();
+		for (const owned of this.#owned.splice(0)) owned[Symbol.dispose]();
+	}
+
+	#places(text: Microbatch, rowsPerSample: readonly number[]) {
+		const places = findImagePlaces(text.ids, sampleLengths(text), this.options.imageTokenId!);
+		checkImageRows(places, rowsPerSample, this.options.name);
+		return places;
+	}
+}

@@ -1,0 +1,63 @@
+/** Sums of token losses and numbers of loss tokens over the microbatches of a step, by name, kept on the device. */
+import type { Device } from "../native/device.ts";
+import type { Group } from "../parallel/group.ts";
+import { Tensor } from "../tensor/tensor.ts";
+
+/** The loss that a training minimises, and whose tokens gradients are divided by. */
+export const languageModelLoss = "lm loss";
+
+/** Which ranks make up a module's losses. */
+export interface LossOwner {
+	/** All ranks of the module. */
+	readonly group: Group;
+	/** Whether this rank's losses count: of ranks that hold the same tokens' losses only one does. */
+	readonly counts: boolean;
+}
+
+/** Σ loss and Σ mask over all that count. */
+export interface LossTotal {
+	readonly sum: number;
+	readonly tokens: number;
+}
+
+export class Losses implements Disposable {
+	/** Σ loss, Σ mask of every name; f64 [2 · names]. */
+	readonly #totals: Tensor;
+
+	constructor(
+		readonly device: Device,
+		/** null: this rank's modules have no loss. */
+		readonly owner: LossOwner | null,
+		readonly names: readonly string[] = [languageModelLoss],
+	) {
+		this.#totals = Tensor.zeros(device, [2 * names.length], "f64");
+	}
+
+	/** Adds a microbatch: Σ mask_T·loss_T and Σ mask_T. */
+	add(loss: Tensor, mask: Tensor, name = languageModelLoss): void {
+		if (!this.owner?.counts) return;
+		const at = 2 * this.names.indexOf(name);
+		using sum = this.#totals.columns(at, 1);
+		using count = this.#totals.columns(at + 1, 1);
+		this.device.run("masked_sum", { x: loss, mask, sum, count, elements: loss.elements });
+	}
+
+	/** Totals over the ranks of their owner, whose first rank holds them from now on for totals over more. Waits. */
+	totalsOfOwner({ group }: LossOwner): ReadonlyMap<string, LossTotal> {
+		const totals = this.totals(group);
+		if (group.rank !== 0) this.device.setZero(this.#totals, this.#totals.bytes);
+		return totals;
+	}
+
+	/** Totals over every rank by name; waits for the device. */
+	totals(world: Group): ReadonlyMap<string, LossTotal> {
+		world.allReduce(this.#totals).wait();
+		const values = new Float64Array(2 * this.names.length);
+		this.device.copyToHost(values, this.#totals);
+		return new Map(this.names.map((name, at) => [name, { sum: values[2 * at]!, tokens: values[2 * at + 1]! }]));
+	}
+
+	[Symbol.dispose](): void {
+		this.#totals[Symbol.dispose]();
+	}
+}

@@ -1,0 +1,194 @@
+/** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
+import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import type { EncoderModule } from "../models/mimo/encoder.ts";
+import type { StepTimers } from "../observe/timers.ts";
+import type { Edge, Rows } from "../parallel/edge.ts";
+import type { Action, Actor, Chunk, ScheduleShape } from "../schedule/actions.ts";
+import { execute } from "../schedule/execute.ts";
+import type { ModulePasses } from "../schedule/pass.ts";
+import { actionsOf } from "../schedule/rank-actions.ts";
+import type { Parameter } from "../tensor/parameter.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+import { TokenSlice } from "../tensor/token-slice.ts";
+import { EncoderPass } from "./encoder-pass.ts";
+import type { FeaturePrefetch } from "./feature-prefetch.ts";
+import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
+import { LanguagePass } from "./language-pass.ts";
+import type { Losses } from "./losses.ts";
+
+/** Called with values as they arise and the microbatch, from 0, they belong to; the encoder's are "encoder.…". */
+export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
+
+/** What the passes of a step are told. */
+export interface StepPlace {
+	/** Key of the step's dropout masks and crops. */
+	readonly dropoutKey: number;
+	/** The microbatches' tokens, in order, among those of the step's global batch; default: from the first on. */
+	readonly tokens?: TokenSlice | undefined;
+	/** Microbatches of the step after, where they are known. */
+	readonly upcoming?: readonly ImageTextMicrobatch[] | undefined;
+	/** Called when the step's last microbatch has completed a parameter's gradient. */
+	readonly onGradient?: ((parameter: Parameter) => void) | undefined;
+	/** Called when this rank begins (true) and ceases (false) to wait for rows or gradients. */
+	readonly waits?: ((waiting: boolean) => void) | undefined;
+	readonly timers?: StepTimers | undefined;
+	/** Called before every action. */
+	readonly action?: ((action: Action) => void) | undefined;
+}
+
+/** What a rank's passes need of it. */
+export interface PassParts {
+	readonly encoder: EncoderModule | null;
+	readonly language: HybridModel | null;
+	/** null without an encoder. */
+	readonly imageTokenId: number | null;
+	/** Edges with an end here, by the chunk of the language model that they enter. */
+	readonly edges: ReadonlyMap<number, Edge>;
+	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
+	readonly actor: Actor;
+	/** Runs a frozen tower ahead; null: every microbatch in its turn. */
+	readonly prefetch: FeaturePrefetch | null;
+	/** Starts the sums of a module's gradients. */
+	readonly reduce: (module: Chunk["module"]) => void;
+}
+
+export class RankPasses {
+	constructor(readonly parts: PassParts) {}
+
+	/** What this rank does with so many microbatches, in order. */
+	actions(microbatches: number, forwardOnly = false): Action[] {
+		const { shape, actor } = this.parts;
+		return actionsOf({ ...shape, microbatches, forwardOnly }, actor);
+	}
+
+	/** All microbatches of a step forward and backward; gradients add up, and their sums over replicas have begun. */
+	train(
+		microbatches: readonly ImageTextMicrobatch[],
+		place: StepPlace,
+		losses: Losses,
+		observe?: MicrobatchObserver,
+	): void {
+		this.parts.prefetch?.announce([...microbatches, ...(place.upcoming ?? [])].map(({ images }) => images));
+		this.#execute(microbatches, place, losses, observe, true);
+	}
+
+	/** Microbatches forward only: no dropout, routers do not count. */
+	evaluate(microbatches: readonly ImageTextMicrobatch[], losses: Losses, observe?: MicrobatchObserver): void {
+		this.#execute(microbatches, { dropoutKey: 0 }, losses, observe, false);
+	}
+
+	/** Continues prompts greedily: what follows each, sample after sample; nothing on ranks without the language model. */
+	decode(prompts: readonly ImageTextMicrobatch[], limits: Omit<DecodingLimits, "edges">): number[][] {
+		const { encoder, language, edges, imageTokenId } = this.parts;
+		const images = edges.get(0);
+		const found = prompts.flatMap((prompt) => {
+			if (encoder) {
+				using encoded = new EncoderPass(encoder, prompt.images, { cropKey: 0, firstImage: 0, training: false });
+				images!.sendForward(encoded.output, false);
+			}
+			const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
+			using rows = enters ? images.receiveForward(sampleLengths(prompt.text).length, false).rows : null;
+			if (language === null) return [];
+			const text = { ids: splitIds(prompt.text), rows, imageTokenId: imageTokenId ?? -1 };
+			return decodeGreedily(language, text, { ...limits, edges });
+		});
+		images?.settle();
+		return found;
+	}
+
+	#execute(
+		microbatches: readonly ImageTextMicrobatch[],
+		place: StepPlace,
+		losses: Losses,
+		observe: MicrobatchObserver | undefined,
+		training: boolean,
+	): void {
+		const { encoder, language, edges, reduce } = this.parts;
+		const { waits, timers, onGradient } = place;
+		/** Gradients of the last microbatch are complete. */
+		const listen = (microbatch: number) => (onGradient && microbatch === microbatches.length - 1 ? { onGradient } : {});
+		const common = { microbatches, place, observe, training, listen };
+		execute(this.actions(microbatches.length, !training), {
+			modules: {
+				...(encoder && { encoder: this.#encoderPasses(encoder, common) }),
+				...(language && { language: this.#languagePasses(language, common, losses) }),
+			},
+			edges,
+			reduce,
+			...(waits && { waits }),
+			timers,
+			observe: place.action,
+		});
+	}
+
+	#encoderPasses(encoder: EncoderModule, { microbatches, place, observe, training, listen }: Common): ModulePasses {
+		const { prefetch, shape } = this.parts;
+		const firstImages = startsOf(microbatches.map(({ images }) => images.grids.length));
+		const trains = training && shape.encoder!.trains;
+		return {
+			forward: (_, index) => {
+				const { images } = microbatches[index]!;
+				const features = training && images.grids.length > 0 ? (prefetch?.take(images) ?? null) : null;
+				return new EncoderPass(encoder, images, {
+					cropKey: place.dropoutKey,
+					firstImage: firstImages[index]!,
+					training: trains,
+					features,
+					observe: observe && ((name, value) => observe(`encoder.${name}`, value, index)),
+					...listen(index),
+				});
+			},
+			expected: () => 0,
+			// The gradient is on its way: time for images to come.
+			beforeWait: () => prefetch?.fill(),
+		};
+	}
+
+	#languagePasses(model: HybridModel, common: Common, losses: Losses): ModulePasses {
+		const { microbatches, place, observe, training, listen } = common;
+		const { shape, imageTokenId } = this.parts;
+		const lengths = microbatches.map(({ text }) => text.ids.length);
+		const starts = startsOf(lengths);
+		const tokens = place.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
+		return {
+			forward: (chunk: number, index: number, input: Rows | null) =>
+				new LanguagePass(
+					model,
+					model.stages[Math.floor(chunk / shape.stages)]!,
+					microbatches[index]!.text,
+					input,
+					losses,
+					{
+						imageTokenId,
+						name: `microbatch ${index}`,
+						dropoutKey: place.dropoutKey,
+						tokens: tokens.rows(starts[index]!, lengths[index]!),
+						training,
+						wantsGradient: chunk > 0 || shape.encoder?.trains === true,
+						observe: observe && ((name, value) => observe(name, value, index)),
+						...listen(index),
+					},
+				),
+			expected: (chunk, index) =>
+				chunk === 0 ? sampleLengths(microbatches[index]!.text).length : lengths[index]! / model.parallel.tp.size,
+		};
+	}
+}
+
+interface Common {
+	readonly microbatches: readonly ImageTextMicrobatch[];
+	readonly place: StepPlace;
+	readonly observe: MicrobatchObserver | undefined;
+	readonly training: boolean;
+	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };
+}
+
+/** Where each of several runs begins when they lie one after the other. */
+function startsOf(lengths: readonly number[]): number[] {
+	let at = 0;
+	return lengths.map((length) => {
+		at += length;
+		return at - length;
+	});
+}

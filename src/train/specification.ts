@@ -1,0 +1,40 @@
+/** What a training configuration stands for: the specification of its run. */
+import { hasEncoder } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
+import { encoderConfig } from "../models/mimo/from-configuration.ts";
+import { topologyOf } from "../parallel/topology.ts";
+import type { World } from "../parallel/world.ts";
+import { assemble, type Run, type RunSpecification } from "./assemble.ts";
+import { gradientBuckets } from "./gradient-buckets.ts";
+
+/** `rank`: in lines of --mimo-encoder-prefetch-debug. */
+export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {
+	return {
+		encoder: hasEncoder(c) ? encoderConfig(c) : null,
+		language: hybridConfig(c),
+		segments: segmentsOfConfiguration(c),
+		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
+		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
+		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
+		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
+		clipGrad: c.clipGrad,
+		seed: c.seed,
+		distributedOptimizer: c.useDistributedOptimizer,
+		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
+		participation: { policy: c.encoderGradParticipation },
+		prefetch: c.mimoEncoderPrefetch ? { depth: c.mimoEncoderPrefetchDepth, debug: debugOf(c, rank) } : null,
+		logNumZeros: c.logNumZerosInGrad,
+		logParametersNorm: c.logParamsNorm,
+	};
+}
+
+/** A configuration's run on this rank. Every rank of the world calls this together. */
+export async function openRun(c: TrainingConfiguration, world: World): Promise<Run> {
+	return await assemble(specificationOf(c, world.rank), topologyOf(c), world);
+}
+
+function debugOf(c: TrainingConfiguration, rank: number): ((line: string) => void) | null {
+	if (!c.mimoEncoderPrefetchDebug) return null;
+	return (line) => process.stdout.write(`encoder prefetch rank=${rank} ${line}\n`);
+}

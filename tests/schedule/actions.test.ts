@@ -1,0 +1,222 @@
+/** Every schedule over thousands of shapes: transfers match, nothing waits in a circle, few microbatches are under way. */
+import { describe, expect, test } from "bun:test";
+import {
+	type Action,
+	type Actor,
+	actorsOf,
+	chunkName,
+	describeAction,
+	encoderChunk,
+	languageChunk,
+	type PassAction,
+	type ScheduleShape,
+} from "../../src/schedule/actions.ts";
+import { mostUnderWay } from "../../src/schedule/ahead.ts";
+import { actionsOf, inFlight } from "../../src/schedule/rank-actions.ts";
+import { simulate } from "../../src/schedule/simulate.ts";
+import { randomValues } from "../support.ts";
+
+/** Random whole numbers that repeat. */
+function numbers(seed: number): (least: number, most: number) => number {
+	let at = 0;
+	const values = randomValues(1 << 16, seed);
+	return (least, most) => least + Math.floor(((values[at++ % values.length]! + 1) / 2) * (most - least + 0.999));
+}
+
+function randomShapes(count: number, seed: number): ScheduleShape[] {
+	const next = numbers(seed);
+	return Array.from({ length: count }, () => {
+		const stages = next(1, 6);
+		const kind = next(0, 2);
+		return {
+			microbatches: next(1, 17),
+			stages,
+			virtualStages: stages === 1 ? 1 : next(1, 4),
+			groupSize: stages + next(0, 4),
+			encoder: kind === 0 ? null : { colocated: kind === 1, trains: next(0, 3) > 0 },
+			forwardOnly: next(0, 5) === 0,
+		};
+	});
+}
+
+const listsOf = (shape: ScheduleShape) => actorsOf(shape).map((actor) => ({ actor, actions: actionsOf(shape, actor) }));
+const passesOf = (actions: readonly Action[]) =>
+	actions.filter((action): action is PassAction => action.kind === "forward" || action.kind === "backward");
+const transfersOf = (actions: readonly Action[], kind: "send" | "receive") =>
+	actions
+		.filter((action) => action.kind === kind)
+		.map((action) => describeAction({ ...action, kind: "send" } as Action));
+
+/** Image rows and hidden states, and the ways of both, have lines of their own. */
+const lines = ["rows into", "the gradient out of"].flatMap((way) => [
+	(text: string) => text.startsWith(`send ${way} language.0 `),
+	(text: string) => text.startsWith(`send ${way}`) && !text.startsWith(`send ${way} language.0 `),
+]);
+
+/** Ranks of a stage, and ranks that a microbatch's rows go to. */
+function holds(shape: ScheduleShape, actor: Actor): string[] {
+	if (actor === "encoder") return [chunkName(encoderChunk)];
+	const own = Array.from({ length: shape.virtualStages }, (_, virtual) =>
+		chunkName(languageChunk(virtual * shape.stages + actor)),
+	);
+	return shape.encoder?.colocated ? [chunkName(encoderChunk), ...own] : own;
+}
+
+describe("over 2,000 random shapes", () => {
+	const shapes = randomShapes(2000, 7);
+
+	test("every chunk passes every microbatch forward once, and backward once and later, in order", () => {
+		for (const shape of shapes) {
+			for (const { actor, actions } of listsOf(shape)) {
+				const passes = passesOf(actions);
+				const wanted = holds(shape, actor).flatMap((chunk) => {
+					const ways = shape.forwardOnly || (chunk === "encoder" && !shape.encoder!.trains) ? [] : ["backward"];
+					return ["forward", ...ways].map((kind) => `${kind} ${chunk}`);
+				});
+				const found = Map.groupBy(passes, ({ kind, chunk }) => `${kind} ${chunkName(chunk)}`);
+				expect([...found.keys()].sort()).toEqual(wanted.sort());
+				for (const list of found.values()) {
+					expect(list.map(({ microbatch }) => microbatch)).toEqual([...Array(shape.microbatches).keys()]);
+				}
+				const done = new Set<string>();
+				for (const { kind, chunk, microbatch } of passes) {
+					const key = `${chunkName(chunk)} ${microbatch}`;
+					if (kind === "forward") done.add(key);
+					else expect(done.has(key)).toBeTrue();
+				}
+			}
+		}
+	});
+
+	test("every receive has its send, and between two ranks they come in the same order", () => {
+		for (const shape of shapes) {
+			const lists = listsOf(shape);
+			const all = (kind: "send" | "receive") => new Set(lists.flatMap(({ actions }) => transfersOf(actions, kind)));
+			expect([...all("send")].sort()).toEqual([...all("receive")].sort());
+			for (const line of lines) {
+				for (const from of lists) {
+					const sends = transfersOf(from.actions, "send").filter(line);
+					for (const to of lists) {
+						const receives = transfersOf(to.actions, "receive").filter(line);
+						const common = new Set(sends).intersection(new Set(receives));
+						expect(sends.filter((one) => common.has(one))).toEqual(receives.filter((one) => common.has(one)));
+					}
+				}
+			}
+		}
+	}, 60_000);
+
+	test("no ranks wait for each other, even where the encoder's ranks go together", () => {
+		for (const shape of shapes) {
+			const together = (action: Action) =>
+				(action.kind === "forward" || action.kind === "backward") && action.chunk.module === "encoder";
+			for (const durations of [{ of: () => 1 }, { of: () => 1, together }]) {
+				expect(() => simulate(listsOf(shape), durations)).not.toThrow();
+			}
+		}
+	});
+
+	test("no chunk has more microbatches under way than its schedule says, and no edge more messages", () => {
+		for (const shape of shapes.filter(({ forwardOnly }) => !forwardOnly)) {
+			const { stages, virtualStages, groupSize, microbatches } = shape;
+			for (const { actor, actions } of listsOf(shape)) {
+				const passes = passesOf(actions);
+				const first = mostUnderWay(passesOf(actionsOf(shape, 0)), languageChunk(0));
+				if (holds(shape, actor).includes("encoder") && shape.encoder!.trains) {
+					const ahead = actor === "encoder" ? 2 : stages - 1;
+					expect(mostUnderWay(passes, encoderChunk)).toBeLessThanOrEqual(first + ahead);
+				}
+				if (actor === "encoder") continue;
+				// The warm-up's passes and one more; a group has at most P − 1 microbatches beyond G.
+				const group = microbatches < groupSize + stages ? microbatches : groupSize + stages - 1;
+				const bound = 2 * (stages - actor - 1) + (virtualStages - 1) * group + 1;
+				let [live, most] = [0, 0];
+				for (const { kind } of passes.filter(({ chunk }) => chunk.module === "language")) {
+					live += kind === "forward" ? 1 : -1;
+					most = Math.max(most, live);
+				}
+				expect(most).toBeLessThanOrEqual(virtualStages === 1 ? stages - actor : bound);
+			}
+		}
+	});
+
+	test("messages that are on their way at once are fewer than a sender may have", () => {
+		for (const shape of shapes.filter(({ forwardOnly, encoder }) => !forwardOnly && encoder?.trains !== false)) {
+			const most = inFlight(shape);
+			const { timelines } = simulate(listsOf(shape), { of: ({ kind }) => (kind === "backward" ? 2 : 1) });
+			for (const { actions } of timelines) {
+				const sends = actions.filter(({ action }) => action.kind === "send");
+				const lines = Map.groupBy(sends, ({ action }) => describeAction(action).replace(/ microbatch.*/, ""));
+				for (const line of lines.values()) {
+					for (const [index, { action, end }] of line.entries()) {
+						const earlier = line[index - most];
+						if (!earlier) continue;
+						const wanted = describeAction({ ...earlier.action, kind: "receive" } as Action);
+						const received = timelines.flatMap((timeline) =>
+							timeline.actions.filter((one) => describeAction(one.action) === wanted).map((one) => one.end),
+						);
+						expect({ action, late: Math.max(...received) > end }).toEqual({ action, late: false });
+					}
+				}
+			}
+		}
+	});
+});
+
+test("ranks that wait for each other are named", () => {
+	const receive = (to: number): Action => ({ kind: "receive", way: "forward", to: languageChunk(to), microbatch: 0 });
+	const send = (to: number): Action => ({ kind: "send", way: "forward", to: languageChunk(to), microbatch: 0 });
+	const lists = [
+		{ actor: 0, actions: [receive(0), send(1)] },
+		{ actor: 1, actions: [receive(1), send(0)] },
+	];
+	expect(() => simulate(lists, { of: () => 1 })).toThrow(
+		'Ranks wait for each other: stage 0 at "receive rows into language.0 microbatch 0", stage 1',
+	);
+});
+
+describe("idle shares are those of the formula", () => {
+	const idle = (shape: ScheduleShape) => {
+		const { end } = simulate(listsOf(shape), {
+			of: (action) => (action.kind === "forward" ? 1 : action.kind === "backward" ? 2 : 0) / shape.virtualStages,
+		});
+		const busy = 3 * shape.microbatches;
+		return (end - busy) / busy;
+	};
+	const plain = { virtualStages: 1, encoder: null, forwardOnly: false };
+	test("1F1B: (P − 1) / M", () => {
+		for (const [stages, microbatches] of [
+			[2, 8],
+			[4, 8],
+			[4, 32],
+			[8, 16],
+		] as const) {
+			const shape = { ...plain, stages, microbatches, groupSize: stages };
+			expect(idle(shape)).toBeCloseTo((stages - 1) / microbatches, 10);
+		}
+	});
+	test("interleaved: (P − 1) / (M V)", () => {
+		for (const [stages, virtualStages, microbatches] of [
+			[2, 2, 8],
+			[4, 2, 8],
+			[4, 3, 16],
+			[8, 4, 16],
+		] as const) {
+			const shape = { ...plain, stages, virtualStages, microbatches, groupSize: stages };
+			expect(idle(shape)).toBeCloseTo((stages - 1) / (microbatches * virtualStages), 10);
+		}
+	});
+});
+
+test("an encoder beside a model of one stage is two microbatches ahead", () => {
+	const shape = {
+		...{ microbatches: 4, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
+		encoder: { colocated: false, trains: true },
+	};
+	const letters = (actor: Actor) =>
+		passesOf(actionsOf(shape, actor))
+			.map(({ kind, microbatch }) => `${kind === "forward" ? "F" : "B"}${microbatch}`)
+			.join(" ");
+	expect(letters("encoder")).toBe("F0 F1 F2 B0 F3 B1 B2 B3");
+	expect(letters(0)).toBe("F0 B0 F1 B1 F2 B2 F3 B3");
+});
