@@ -14,6 +14,7 @@ const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
                        variables (RANK, WORLD_SIZE, ...) this process is one of them.
   --print-config       Show every value and where it came from, and stop. With --json as JSON.
   --print-topology     Show ranks, grids, groups, lanes and routes, and stop. With --json as JSON.
+  --print-schedule     Show what every rank does when in a step, and stop. With --json as JSON.
 
 ${flagHelp()}`;
 
@@ -27,6 +28,7 @@ export default defineCommand({
 		const resolved = resolveConfiguration(rawArgs, {
 			"print-config": false,
 			"print-topology": false,
+			"print-schedule": false,
 			json: false,
 			nproc: true,
 		});
@@ -37,6 +39,11 @@ export default defineCommand({
 		if ("print-topology" in resolved.command) {
 			const { topologyJson, topologyTable } = await import("./topology.ts");
 			console.log("json" in resolved.command ? topologyJson(resolved) : topologyTable(resolved));
+			return;
+		}
+		if ("print-schedule" in resolved.command) {
+			const { scheduleJson, scheduleTable } = await import("./schedule.ts");
+			console.log("json" in resolved.command ? scheduleJson(resolved) : scheduleTable(resolved));
 			return;
 		}
 		const { onEveryRank, rankCount, speaksForAll, startsTheRun } = await import("./ranks.ts");

@@ -1,6 +1,6 @@
 /** What the keys of Energon data must satisfy together. */
 import { type Check, unless } from "./check.ts";
-import { hasEncoder } from "./derive.ts";
+import { hasEncoder, sharesRanks } from "./derive.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
 /** Asked only of a configuration that trains on Energon data. */
@@ -39,6 +39,11 @@ function imageRows(c: TrainingConfiguration): { readonly rows: number; readonly 
 }
 
 export const energonChecks: readonly Check[] = [
+	energon((c) => {
+		const several = sharesRanks(c) && c.encoderTp * c.encoderDp > 1;
+		const end = c.encoderTp * c.encoderDp;
+		return unless(!several, "llm-offset", `allowed with Energon data is encoder-tp × encoder-dp (${end})`);
+	}),
 	energon((c) => {
 		if (!hasEncoder(c)) return null;
 		const { rows } = imageRows(c);

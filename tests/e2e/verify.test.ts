@@ -27,6 +27,13 @@ test("prints a line for every layout and ends with 0", () => {
 	expect(stdout).toEndWith("All 2 layouts give what one process gives.\n");
 }, 60_000);
 
+test("pipelines and shared ranks give what one process gives", () => {
+	const layouts = "1+pp2,1+pp4,tp2+pp2,dp2+pp2dp2ep2,dp2|pp2,dp4|tp2dp2ep2,tp2|dp2ep2";
+	const { exitCode, stdout } = verify("--layouts", layouts, "--hybrid-layer-pattern", "ME|*-||E");
+	expect(stdout).toContain("1+pp4");
+	expect(exitCode).toBe(0);
+}, 120_000);
+
 test("--json holds every parameter", () => {
 	const { exitCode, stdout, stderr } = verify("--layouts", "1", "--json");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });

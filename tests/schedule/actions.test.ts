@@ -1,5 +1,5 @@
 /** Every schedule over thousands of shapes: transfers match, nothing waits in a circle, few microbatches are under way. */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
 	type Action,
 	type Actor,
@@ -15,6 +15,9 @@ import { mostUnderWay } from "../../src/schedule/ahead.ts";
 import { actionsOf, inFlight } from "../../src/schedule/rank-actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";
 import { randomValues } from "../support.ts";
+
+// Thousands of schedules are simulated, on a machine that others use too.
+setDefaultTimeout(60_000);
 
 /** Random whole numbers that repeat. */
 function numbers(seed: number): (least: number, most: number) => number {

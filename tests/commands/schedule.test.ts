@@ -1,0 +1,41 @@
+/** What --print-schedule shows. */
+import { expect, test } from "bun:test";
+import { scheduleJson, scheduleTable } from "../../src/commands/schedule.ts";
+import { resolveConfiguration } from "../../src/config/resolve.ts";
+
+const resolved = (flags: string) =>
+	resolveConfiguration([
+		"--preset",
+		"nemotron-vlm-tiny",
+		"--global-batch-size",
+		"8",
+		"--micro-batch-size",
+		"2",
+		...flags.split(" "),
+	]);
+
+test("an encoder ahead of two stages", () => {
+	const lines = scheduleTable(resolved("--llm-pp 2 --hybrid-layer-pattern ME|*-")).split("\n");
+	expect(lines.slice(1, 4).map((line) => line.trim().split(/ {2,}/).join(" "))).toEqual([
+		"encoder 0 Fe0 Fe1 Fe2 Fe3 . . . Be0 - . Be1 - . Be2 - . Be3 -",
+		"stage 0 1 . F0 F1 . . B0 - F2 B1 - F3 B2 - . B3 - . .",
+		"stage 1 2 . . F0 B0 - F1 B1 - F2 B2 - F3 B3 - . . . .",
+	]);
+});
+
+test("JSON has every action with its slots", () => {
+	const json = JSON.parse(
+		scheduleJson(resolved("--llm-pp 2 --llm-offset 0 --encoder-dp 2 --hybrid-layer-pattern ME|*-")),
+	);
+	expect(json.shape).toEqual({
+		...{ stages: 2, virtualStages: 1, groupSize: 2, microbatches: 4, forwardOnly: false },
+		encoder: { colocated: true, trains: true },
+	});
+	expect(json.actors.map(({ ranks }: { ranks: number[] }) => ranks)).toEqual([[0], [1]]);
+	expect(json.actors[1].actions[0]).toEqual({
+		...{ begin: 0, end: 1 },
+		action: { kind: "forward", chunk: { module: "encoder", index: 0 }, microbatch: 0 },
+	});
+	const kinds = new Set(json.actors[0].actions.map(({ action }: { action: { kind: string } }) => action.kind));
+	expect([...kinds].sort()).toEqual(["backward", "forward", "receive", "reduce", "send"]);
+});
