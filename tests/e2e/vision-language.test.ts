@@ -38,6 +38,10 @@ describe("mock data", () => {
 		["one rank a module", "--llm-offset 1"],
 		["tensor parallelism on both sides", "--encoder-tp 2 --llm-tp 2 --llm-ep 2"],
 		["two encoder lanes for one language lane", "--encoder-dp 2"],
+		["a pipeline of two stages", "--llm-pp 2"],
+		["three stages behind two encoder lanes", "--encoder-dp 2 --llm-pp 3"],
+		["both modules on two ranks", "--llm-offset 0 --encoder-dp 2 --llm-pp 2"],
+		["both modules on four ranks", "--llm-offset 0 --encoder-tp 4 --llm-tp 2 --llm-pp 2"],
 	])(
 		"the same losses on %s",
 		(name, layout) => {
@@ -126,6 +130,7 @@ describe("captions of held-out pictures", () => {
 		["one process", "--llm-offset 0 --num-workers 2"],
 		["tensor-parallel encoder, data- and expert-parallel language model", "--encoder-tp 2 --llm-dp 2 --llm-ep 2"],
 		["two encoder lanes, two language lanes in tensor parallel", "--encoder-dp 2 --llm-dp 2 --llm-tp 2"],
+		["two encoder lanes, two pipelines of three stages", "--encoder-dp 2 --llm-dp 2 --llm-pp 3"],
 	] as const;
 	const data = captions(scratch, "captions", [20, 10, 12], "2,1,0");
 	const outputs = layouts.map(([name, layout]) =>

@@ -48,6 +48,10 @@ async function comparedInOneProcess(folder: string): Promise<string[]> {
 }
 
 describe("parity on disjoint grids", () => {
+	test("mimo-tp2-tp2ep2-dynamic on 1 + pp2", () =>
+		expectParity("mimo-tp2-tp2ep2-dynamic", side(1, 1), side(1, 1, 1, 2)));
+	test("mimo-tp2-tp2ep2-dynamic on tp2 + tp2 pp2 ep2", () =>
+		expectParity("mimo-tp2-tp2ep2-dynamic", side(2, 1), side(2, 1, 2, 2)));
 	test("mimo-1x1-fixed on 1 + 1", () => expectParity("mimo-1x1-fixed", side(1, 1), side(1, 1)));
 	test("mimo-1x1-dynamic on tp2 + 1", () => expectParity("mimo-1x1-dynamic", side(2, 1), side(1, 1)));
 	test("mimo-tp2-tp2ep2-dynamic on tp2 + tp2 ep2", () =>
