@@ -21,6 +21,11 @@ const layouts = {
 		ranks: 4,
 		keys: { "llm-tp": 2, "llm-dp": 2, "llm-ep": 2, "use-distributed-optimizer": true },
 	},
+	"pp2, four segments, ZeRO-1": {
+		ranks: 2,
+		keys: { "llm-pp": 2, "hybrid-layer-pattern": "ME|*-|MEM|", "use-distributed-optimizer": true },
+	},
+	"tp2 pp2": { ranks: 4, keys: { "llm-tp": 2, "llm-pp": 2, "hybrid-layer-pattern": "ME*-|MEM" } },
 	"tp2, etp2": { ranks: 2, keys: { "llm-tp": 2, "llm-expt-tp": 2 } },
 	"one, bf16": { ranks: 1, keys: { bf16: true } },
 	"dp2, bf16, ZeRO-1": { ranks: 2, keys: { "llm-dp": 2, bf16: true, "use-distributed-optimizer": true } },
