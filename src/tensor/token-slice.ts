@@ -19,10 +19,11 @@ export class TokenSlice {
 		return new TokenSlice([{ first, count }]);
 	}
 
-	/** Index of row 0's token, where the rows are neighbours. */
+	/** Index of row 0's token, where the rows are neighbours; 0 without rows. */
 	get first(): number {
 		const [range] = this.ranges;
-		if (this.ranges.length !== 1 || !range) throw new RangeError("These rows are not neighbouring tokens.");
+		if (!range) return 0;
+		if (this.ranges.length !== 1) throw new RangeError("These rows are not neighbouring tokens.");
 		return range.first;
 	}
 

@@ -23,7 +23,7 @@ const timeLimit = 10;
 /** Seconds in which a run that ends by itself (a full disk) has come there and ended. */
 const wholeLimit = 60;
 const book = join(import.meta.dir, "../../examples/text/king-james.txt");
-const common = `--data-path ${book} --micro-batch-size 1 --global-batch-size 4 --lr-warmup-iters 1 --log-interval 1 --device cpu --threads 1`;
+const common = `--data-path ${book} --dataset-provider text --micro-batch-size 1 --global-batch-size 4 --lr-warmup-iters 1 --log-interval 1 --device cpu --threads 1`;
 const long = "--micro-batch-size 8 --seq-length 1024 --global-batch-size 256";
 /** Makes file systems of its own, also without being root. */
 const namespace = ["unshare", "--mount", "--map-root-user", "sh", "-c"];
