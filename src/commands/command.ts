@@ -47,7 +47,7 @@ export function describeError(error: unknown): { readonly sentence: string; read
 	if (error instanceof RangeError && /out of memory|allocat/i.test(error.message)) {
 		return { sentence: `Out of memory: ${error.message}.`, exitCode: exitCodes.failure };
 	}
-	const { code, syscall, path } = error as NodeJS.ErrnoException;
+	const { code, syscall, path } = (error ?? {}) as Partial<NodeJS.ErrnoException>;
 	if (code !== undefined && scarce.includes(code)) {
 		const what = `${syscall ?? "a request"}${path ? ` of ${path}` : ""}`;
 		return { sentence: `The system refused ${what}: ${systemReason(error)}.`, exitCode: exitCodes.failure };
