@@ -1,6 +1,5 @@
 #include "process_look.h"
 
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +11,9 @@
 namespace mimo {
 namespace {
 
+/// System calls that headers of older systems lack; their numbers are those of every architecture.
+constexpr long pidfd_send_signal_call = 424;
+constexpr long pidfd_open_call = 434;
 /// Fields of /proc/PID/stat behind the name, from the state on.
 constexpr int started_field = 22 - 3;
 constexpr int status_field = 52 - 3;
@@ -71,9 +73,9 @@ std::string manner_of_death(const ProcessLook& look) {
 
 void kill_process(int32_t pid, int64_t started) {
   // Where the system knows no such handles nothing says that the process that gets the signal is the one looked at.
-  const auto handle = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  const auto handle = static_cast<int>(syscall(pidfd_open_call, pid, 0));
   if (handle < 0) return;
-  if (look_at_process(pid).started == started) syscall(SYS_pidfd_send_signal, handle, SIGKILL, nullptr, 0);
+  if (look_at_process(pid).started == started) syscall(pidfd_send_signal_call, handle, SIGKILL, nullptr, 0);
   close(handle);
 }
 

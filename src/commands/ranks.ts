@@ -16,6 +16,7 @@ import { recordingName } from "../parallel/diagnosis.ts";
 import { findRun, identityOf } from "../parallel/join.ts";
 import { launch, type RankDescription } from "../parallel/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../parallel/place.ts";
+import { RefusedError } from "../parallel/rendezvous.ts";
 import type { Topology } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
 import { describeError } from "./command.ts";
@@ -43,6 +44,9 @@ export interface RankOptions {
 	/** Do not print the processes of the ranks. */
 	readonly quiet?: boolean;
 }
+
+/** Milliseconds, more than a launcher takes to end a rank. */
+const launcherPatience = 10_000;
 
 /** `--nproc`, which must be what the grids need; `given` undefined: what they need. */
 export function rankCount(topology: Topology, given: string | undefined): number {
@@ -124,7 +128,9 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	using device = await openDevice(options.device, { ...options, threads, localRank, localSize });
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
-	using run = await findRun(place, identity, library, options.timeoutMinutes);
+	using run = await findRun(place, identity, library, options.timeoutMinutes).catch((error: Error) =>
+		leaveToLauncher(place, error),
+	);
 	debug(1, "all ranks have met");
 	const { module, coordinates } = options.describe(place.rank);
 	run.describe(place.rank, module, coordinates);
@@ -138,6 +144,12 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	} catch (error) {
 		process.exit(await endRank(run, place, error));
 	}
+}
+
+/** The launcher that has refused the run says why, and ends its ranks. */
+async function leaveToLauncher(place: Place, error: Error): Promise<never> {
+	if (place.launcher !== null && error instanceof RefusedError) await Bun.sleep(launcherPatience);
+	throw error;
 }
 
 /** Leaves what this rank does last in a file of `folder`. */

@@ -46,6 +46,8 @@ export interface LaunchOptions {
 /** Exit codes of a rank that has done its work, and perhaps found that something does not hold. */
 const ends: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
 const watchInterval = 200;
+/** Milliseconds from the end of a rank's connection to the end of its process: a crash is written down in between. */
+const leaveTime = 2000;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
 const grace = { blamed: 500, others: 2500 };
 
@@ -100,7 +102,7 @@ class Job implements Disposable {
 				(error: UserError) => {
 					if (this.#over || this.#run.watch() !== null) return;
 					if (host.left === null) this.#run.fail(null, error.message);
-					else this.#run.fail(host.left, "it ended before all had joined");
+					else void this.#blameLeft(host.left);
 				},
 			);
 			await Promise.all(this.#children.map(({ ended }) => ended));
@@ -150,6 +152,12 @@ class Job implements Disposable {
 				]);
 		const exited = child.exited.then(() => this.#exited(rank, child.exitCode, child.signalCode));
 		this.#children.push({ process: child, ended: Promise.all([exited, output]), exited: false });
+	}
+
+	/** How a rank has ended that left before all had joined is known a moment later, when its process is gone. */
+	async #blameLeft(rank: number): Promise<void> {
+		await Promise.race([this.#children[rank]!.process.exited, Bun.sleep(leaveTime)]);
+		if (!this.#over && this.#run.watch() === null) this.#run.fail(rank, "it ended before all had joined");
 	}
 
 	#exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): void {

@@ -50,6 +50,9 @@ interface Member {
 	readonly connection: ProvenConnection;
 }
 
+/** There will be no run: the host's sentence, which all ranks hear. */
+export class RefusedError extends UserError {}
+
 export class RendezvousHost implements Disposable {
 	readonly #members = new Map<number, Member>();
 	#strangers: string | null = null;
@@ -241,7 +244,7 @@ export async function meet(
 					: `Not all ranks met at ${where} within ${Math.round(milliseconds / 1000)} s.`,
 			);
 		}
-		if ("refused" in answer.output) throw new UserError(answer.output.refused);
+		if ("refused" in answer.output) throw new RefusedError(answer.output.refused);
 		if ("run" in answer.output) return answer.output.run;
 		try {
 			reply(connection, { run: lead(answer.output.lead, connection.address) });

@@ -1,5 +1,7 @@
 /** Faults that a run may meet: which, when, to whom. Drawn from a seed; kinds take turns, so that a dozen holds them all. */
 
+import { join } from "node:path";
+
 /** Flags of a small run, and its ranks. */
 export interface Layout {
 	readonly name: string;
@@ -70,7 +72,8 @@ const turns: readonly FaultKind[] = [
 	"rank",
 ];
 
-const text = (more: string) => `--preset nemotron-tiny --hidden-size 64 --seq-length 32 ${more}`;
+export const book = join(import.meta.dir, "../../examples/text/king-james.txt");
+const text = (more: string) => `--preset nemotron-tiny --data-path ${book} --hidden-size 64 --seq-length 32 ${more}`;
 export const layouts: readonly Layout[] = [
 	{ name: "dp2", flags: text("--llm-dp 2"), ranks: 2 },
 	{ name: "dp4", flags: text("--llm-dp 4"), ranks: 4 },

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { executable } from "../commands/mimo.ts";
 import { freePort, Launched } from "../parallel/launched.ts";
-import { describeFault, type Fault, type FaultSignal, type Layout, type Moment } from "./fault-plan.ts";
+import { book, describeFault, type Fault, type FaultSignal, type Layout, type Moment } from "./fault-plan.ts";
 
 export interface Outcome {
 	readonly about: string;
@@ -22,8 +22,7 @@ export interface Outcome {
 const timeLimit = 10;
 /** Seconds in which a run that ends by itself (a full disk) has come there and ended. */
 const wholeLimit = 60;
-const book = join(import.meta.dir, "../../examples/text/king-james.txt");
-const common = `--data-path ${book} --dataset-provider text --micro-batch-size 1 --global-batch-size 4 --lr-warmup-iters 1 --log-interval 1 --device cpu --threads 1`;
+const common = `--micro-batch-size 1 --global-batch-size 4 --lr-warmup-iters 1 --log-interval 1 --device cpu --threads 1`;
 const long = "--micro-batch-size 8 --seq-length 1024 --global-batch-size 256";
 /** Makes file systems of its own, also without being root. */
 const namespace = ["unshare", "--mount", "--map-root-user", "sh", "-c"];
@@ -269,7 +268,7 @@ async function hitAlone(scene: Scene, fault: Fault, flags: string): Promise<End>
 		seconds,
 		exitCodes: ended.map(({ exitCode }) => exitCode),
 		stderr: ended.map(({ stderr }) => stderr).join(""),
-		missed: missed || ended.every(({ exitCode }) => exitCode === 0),
+		missed: missed || ended.every(({ exitCode }, rank) => exitCode === 0 || rank === fault.victim),
 	};
 }
 
@@ -375,7 +374,7 @@ async function meet(scene: Scene, fault: Fault): Promise<{ readonly end: End; re
 			// Larger than the embedded library, smaller than a rank's part of this model.
 			const large = `${flags} --hidden-size 512 --llm-dp 2 --llm-tp 1 --llm-ep 1 --save ck --save-interval 1`;
 			const line = ["bash", "-c", 'ulimit -f 30000 && exec "$@"', "bash"];
-			const text = large.replace(layout.flags, "--preset nemotron-tiny --seq-length 32");
+			const text = large.replace(layout.flags, `--preset nemotron-tiny --data-path ${book} --seq-length 32`);
 			const end = await untilItsEnd(scene, [...line, ...command(text)]);
 			return judged(end, /failed: The checkpoint of step 1 was not saved: .*ulimit -f allows/, [1], wholeLimit);
 		}

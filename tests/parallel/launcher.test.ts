@@ -101,6 +101,16 @@ describe("a rank killed by SIGKILL", () => {
 	}, 30_000);
 });
 
+test("a rank that crashes while it waits for the others is named once, with its signal", async () => {
+	const launched = start([3, "rendezvous", 1]);
+	await launched.said(/paused in rendezvous \(rank 1/);
+	await Bun.sleep(500);
+	launched.signal(launched.pids[0]!, "SIGABRT");
+	const ended = await launched.end();
+	expectDiagnosis(ended, /^mimo: rank 0 .* failed: it was killed by SIGABRT \(before it joined\)\.$/);
+	expect(ended.stderr.match(/mimo: /g)).toHaveLength(1);
+}, 30_000);
+
 describe("a rank stopped by SIGSTOP", () => {
 	test("counts as failed and is ended", async () => {
 		const launched = start([3, "pause", 1, "forward"]);
