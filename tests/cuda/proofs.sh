@@ -42,7 +42,7 @@ for folder in "$references"/mimo-*; do
 	is_wanted "$name" && [ -d "$folder" ] || continue
 	# A corrected folder's factor counts two encoder ranks: it runs on layouts that have them.
 	case $name in
-	*-corrected)
+	*-corrected | *-corrected-small)
 		prove "$name on its own layout, GPUs shared, bf16" "${mimo[@]}" parity --device cuda --bf16 \
 			--distributed-backend shm --golden "$folder"
 		;;

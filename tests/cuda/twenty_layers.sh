@@ -6,7 +6,8 @@
 #
 # LAYOUT: tp2+tp2ep2 (four GPUs, as Megatron-LM was run for the reference), tp2dp2+tp2dp2ep2 (eight GPUs and twice the
 # batch, as many microbatches a lane), language (its language model alone on two
-# GPUs), or 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds). Further flags are those of mimo train.
+# GPUs), 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds), 1 (both modules on one GPU, 32 experts), or dp2|dp2ep2
+# and dp4|dp4ep4 (both modules on all of two or four GPUs, 32 experts a GPU). Further flags are those of mimo train.
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
 traced=$((steps - 1))
@@ -39,7 +40,18 @@ language)
 	for flag in encoder-tp llm-offset llm-tp llm-ep; do with "$flag" 1; done
 	with num-experts 64
 	;;
-*) echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language and 1+1." >&2 && exit 2 ;;
+1 | 'dp2|dp2ep2' | 'dp4|dp4ep4')
+	gpus=1
+	[ "$layout" = 1 ] || gpus=${layout:2:1}
+	for flag in encoder-tp llm-tp; do with "$flag" 1; done
+	for flag in encoder-dp llm-dp llm-ep; do with "$flag" "$gpus"; done
+	with llm-offset 0
+	with num-experts $((32 * gpus))
+	;;
+*)
+	echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language, 1+1, 1, dp2|dp2ep2 and dp4|dp4ep4." >&2
+	exit 2
+	;;
 esac
 read -ra arguments <<<"$list"
 arguments+=("${@:5}")
