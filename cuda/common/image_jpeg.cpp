@@ -168,7 +168,7 @@ class JpegFile final : public ImageFile {
       for (JDIMENSION i = 0; i < count; ++i) rows[i] = pixels + (image_.output_scanline + i) * stride;
       if (jpeg_read_scanlines(&image_, rows, count) == 0) return false;
     }
-    // An end that is missing is none of Pillow's business; other damage behind the last row is.
+    // Pillow accepts a missing end marker; it refuses other damage behind the last row.
     jpeg_finish_decompress(&image_);
     return true;
   }

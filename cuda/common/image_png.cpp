@@ -250,7 +250,7 @@ class PngFile final : public ImageFile {
   std::vector<uint8_t> packed_picture() const {
     std::vector<uint8_t> packed;
     for (size_t at = 0; picture_.size() - at >= chunk_head;) {
-      // Whatever follows the picture is none of Pillow's business.
+      // Pillow ignores bytes behind the picture.
       if (std::memcmp(picture_.data() + at + 4, "IDAT", 4) != 0) break;
       const Chunk chunk = chunk_at(picture_, at);
       packed.insert(packed.end(), chunk.data.begin(), chunk.data.end());

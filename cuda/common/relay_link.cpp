@@ -100,7 +100,7 @@ void Link::close_for(const std::string& fault) {
   if (closed_) return;
   closed_ = true;
   fault_ = fault;
-  // What is said to a stranger (a refusal) is still sent; whoever is left open learns at once that this is the end.
+  // A refusal is still sent, and the shutdown tells the other side at once.
   send();
   shutdown(socket_, SHUT_RDWR);
   out_.clear();

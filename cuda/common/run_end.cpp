@@ -1,4 +1,4 @@
-// How a rank ends with a run that has failed: who prints the diagnosis, and what becomes of a rank that hears nothing.
+// How a rank ends with a run that has failed: which process prints the diagnosis, and how a rank that hears nothing is ended.
 #include <poll.h>
 #include <unistd.h>
 
@@ -62,11 +62,11 @@ void Run::conclude(int32_t exit_code) {
   });
 }
 
-/// A launcher that looks prints the diagnosis itself, and ends who does not end. One that is stopped does not.
+/// A launcher that still looks prints the diagnosis itself and kills ranks that stay. A stopped launcher does neither.
 bool Run::supervisor_answers() const {
   if (header_->supervised == 0) return false;
   const int64_t looks = header_->looks;
-  // One that has never looked is none: a test's.
+  // A launcher that has never looked is a test's, and does not count.
   if (looks == 0) return true;
   // Since the failure the heart has not looked for it.
   const int64_t end = monotonic_nanoseconds() + longest_silence - supervisor_silent_;
@@ -87,7 +87,7 @@ int64_t Run::blamed_beats() const {
   return blamed < 0 ? 0 : region(blamed).heartbeat.load();
 }
 
-/// A rank that is stopped, or whose heart does not beat, does not end by itself; nobody else may be there to end it.
+/// A rank that is stopped, or whose heart does not beat, does not end by itself, and no launcher may be there to end it.
 void Run::end_blamed(int64_t beats) const {
   const int32_t blamed = header_->failed_rank;
   if (blamed < 0 || blamed == rank_ || !is_local(blamed) || header_->failed_by == blamed) return;

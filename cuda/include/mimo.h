@@ -250,7 +250,7 @@ MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
 /* Looks at every rank, but from a rank's own process, whose heart does; to be called a few times a second. A rank that died, stopped or makes no progress fails the run.
  * `failed`: 1 when the run has failed; its rank is then in `rank` and its sentence in `reason` (at least 512 bytes). */
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
-/* 1 for one caller only: whoever is to print the diagnosis. */
+/* 1 for a single caller, which prints the diagnosis. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
 /* Why the run has failed: a sentence of its own, and a line for every other rank, as much as `capacity` bytes hold. */
 MIMO_API int32_t mimo_run_diagnose(mimo_run* run, char* text, int64_t capacity);

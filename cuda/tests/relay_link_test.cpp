@@ -141,7 +141,7 @@ void a_wrong_length_is_refused_before_the_body() {
   }
 }
 
-/// Once in, nobody introduces itself again; and before, nothing else is heard.
+/// A trusted link takes no second introduction, and an untrusted one takes nothing else.
 void words_have_their_time() {
   Connection pair;
   std::vector<uint8_t> hello(8 + sizeof(mimo::Hello));

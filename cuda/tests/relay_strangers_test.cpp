@@ -106,7 +106,7 @@ void silent_connections_are_bounded() {
   // Ours, and of those at the relay at most 64.
   CHECK(descriptors() - before <= 300 + 64);
   the_run_begins(hosts);
-  // Whoever is in, the others are let go, and nobody listens any more.
+  // Once all hosts are in, strangers are dropped and the port is closed.
   CHECK(within_seconds(2, [&] { return descriptors() - before <= 300 + 2; }));
   CHECK(connect_to(hosts.port) < 0 && errno == ECONNREFUSED);
   for (const int socket : held) close(socket);

@@ -19,7 +19,7 @@ export const exitCodes = {
 	runAgain: 75,
 	/** SIGINT stopped the run after a step. */
 	interrupted: signalExit("SIGINT"),
-	/** Nobody reads the output any more; SIGPIPE ends others so, without a word. */
+	/** The reader of the output is gone; SIGPIPE ends other programs so, without a word. */
 	unread: signalExit("SIGPIPE"),
 } as const;
 

@@ -217,7 +217,7 @@ export class Run implements Disposable {
 		this.#call("mimo_run_conclude", exitCode);
 	}
 
-	/** True for one caller of the run only: whoever is to print the diagnosis. */
+	/** True for a single caller of the run, which prints the diagnosis. */
 	claimDiagnosis(): boolean {
 		const claimed = new Int32Array(1);
 		this.#call("mimo_run_claim_diagnosis", claimed);

@@ -108,7 +108,7 @@ class Line {
 		}
 	}
 
-	/** Lets go of what this rank has handed to itself and nobody took. */
+	/** Frees rows that this rank has handed to itself and that were never taken. */
 	drop(): void {
 		for (const { rows } of this.#handed.splice(0)) rows?.[Symbol.dispose]();
 	}

@@ -1,7 +1,7 @@
 /**
  * A connection whose two sides have proved to each other that they know the run's secret. Every message then carries a tag: an
  * HMAC, under a key of this connection and direction, of how many came before it and of its body; so a message that is
- * altered, repeated, left out or sent back ends the connection. What is said can be read by who sees the network.
+ * altered, repeated, left out or sent back ends the connection. Nothing is encrypted.
  *
  *     host → guest  {"program": "mimo", "protocol": 3, "challenge": HEX}
  *     guest → host  {"challenge": HEX, "proof": HMAC of both challenges}

@@ -42,7 +42,7 @@ export class Reception implements Disposable {
 		return this.#port;
 	}
 
-	/** Nobody else comes in. */
+	/** Admits no further connection. */
 	[Symbol.dispose](): void {
 		this.#server?.close();
 		this.#server?.unref();

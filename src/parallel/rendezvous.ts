@@ -22,7 +22,7 @@ import { Reception } from "./reception.ts";
 /** Milliseconds in which a machine has made its part of the run and met rank 0's. */
 const leadTime = 30_000;
 const retryInterval = 100;
-/** Attempts that nobody answers, each of `answerTime`: what listens there may wait for us to begin. */
+/** Attempts without an answer, each of `answerTime`: what listens there may wait for us to begin. */
 const silentAttempts = 3;
 
 const leadSchema = v.strictObject({
@@ -95,7 +95,7 @@ export class RendezvousHost implements Disposable {
 	}
 
 	/**
-	 * Resolves when `ranks`, which are all of the run, have met here; nobody else comes in then. Throws a UserError about the one
+	 * Resolves when `ranks`, which are all of the run, have met here; no other connection is admitted then. Throws a UserError about the one
 	 * that does not fit, or those absent.
 	 */
 	async gather(ranks: readonly number[], milliseconds: number): Promise<void> {

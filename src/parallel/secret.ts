@@ -1,5 +1,5 @@
 /**
- * The secret of a run: text that its ranks know and nobody else. They get it from the environment of the job, or from a file
+ * The secret of a run: text that its ranks alone know. They get it from the environment of the job, or from a file
  * that its owner alone can read. Without one ranks meet on this host's loopback interface alone, and the kernel says whether
  * the process on the other side belongs to the same user.
  */

@@ -241,7 +241,7 @@ export function configurationToHuggingFace(
 		tie_word_embeddings: !configuration.untieEmbeddingsAndOutputWeights,
 		torch_dtype: dtype,
 	};
-	// Whoever reads it finds the same model, or it is not written.
+	// The folder describes the same model to every reader, or it is not written.
 	const read = configurationFromHuggingFace(parsePythonJson(formatPythonJson(written), path), path);
 	const differences = modelDifferences({ ...read }, { ...configuration });
 	if (differences.length > 0) {

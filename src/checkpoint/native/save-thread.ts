@@ -38,7 +38,7 @@ export interface PublishJob {
 	readonly ranks: number;
 	readonly description: Omit<CheckpointDescription, "iteration">;
 	readonly retention: Retention;
-	/** The right to write, which another run may have taken meanwhile; null: nobody else writes there. */
+	/** The right to write, which another run may have taken meanwhile; null: the folder has no lock. */
 	readonly lock: LockReference | null;
 }
 

@@ -3,7 +3,7 @@
  * whose counter a thread of the process raises while the process lives: a sign of life that needs nothing of the file system
  * but exclusive creation, so that it works on network ones too. A process of the same kernel is looked at directly.
  *
- * The lock of a dead run is succeeded by that of the next number: exclusive creation decides who is the successor, and an
+ * The lock of a dead run is succeeded by that of the next number: exclusive creation decides between successors, and an
  * owner that was only asleep sees the higher number and writes no more.
  */
 import { closeSync, openSync, readdirSync, readFileSync, rmSync, writeSync } from "node:fs";
@@ -258,7 +258,7 @@ export class WriterLock implements Disposable {
 			const lock = readLock(this.root, this.generation);
 			if (lock?.holder?.run === this.holder.run) rmSync(lockPath(this.root, this.generation), { force: true });
 		} catch {
-			// Whoever comes next sees that this process is gone.
+			// The next writer sees that this process is gone.
 		}
 	}
 }

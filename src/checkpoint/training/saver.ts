@@ -29,7 +29,7 @@ export interface SaverOptions {
 	readonly own?: readonly string[] | null;
 	/** Name of the run; default: a new one. */
 	readonly run?: string;
-	/** The right to write, on rank 0; null: nobody else writes there. */
+	/** The right to write, on rank 0; null: the folder has no lock. */
 	readonly lock?: WriterLock | null;
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;

@@ -8,7 +8,7 @@ import { measureJson } from "../../../checkpoint/json.ts";
 const long = /\d{16}/;
 /** Strings, which are passed over, and Python's words for numbers. */
 const stringsAndWords = /"(?:[^"\\]|\\.)*"|-?Infinity|NaN/gs;
-/** A number that stands for NaN while it is parsed; nobody writes it so. */
+/** A number that stands for NaN while it is parsed, spelled as no writer spells it. */
 const NAN = "-0.00000000000000000000000000000000000000e-987654321";
 
 /** Values and depth of the largest JSON part: parsed, it takes many times the memory of its text. */

@@ -1,6 +1,6 @@
 /**
  * The folder that copies of remote data lie in: a folder of this program's own, made and read by its user alone, with
- * the key that its blocks are signed with. Whoever may write to the folder around it cannot plant blocks.
+ * the key that its blocks are signed with. Write access to the folder around it is not enough to plant blocks.
  */
 import { randomBytes, randomUUID } from "node:crypto";
 import {
