@@ -283,5 +283,7 @@ describe("failures", () => {
 		const text = JSON.stringify({ ...json, nextWorker: 0, ended: [false], workers: [half] });
 		const message = "the position of worker 0 cannot be read";
 		expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(text)))).toThrow(message);
+		const deep = `{"format":"mimo data loader","version":${"[".repeat(20_000)}${"]".repeat(20_000)}}`;
+		expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(deep)))).toThrow("its version is no number");
 	});
 });

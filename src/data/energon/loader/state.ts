@@ -127,8 +127,10 @@ export function decodeState(bytes: Uint8Array): LoaderState {
 	}
 	if (typeof json !== "object" || json === null || json.format !== FORMAT)
 		throw new UserError("The file is not a data loader's state.");
-	if (json.version !== VERSION) {
-		throw new UserError(`The loader state has version ${String(json.version)}; this program reads version ${VERSION}.`);
+	const { version } = json;
+	if (typeof version !== "number") throw new UserError("The loader state is damaged: its version is no number.");
+	if (version !== VERSION) {
+		throw new UserError(`The loader state has version ${version}; this program reads version ${VERSION}.`);
 	}
 	const { settings, rank, worldSize, numWorkers, nextWorker, ended, workers } = json;
 	const numbers = [rank, worldSize, numWorkers, nextWorker];
