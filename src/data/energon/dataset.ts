@@ -175,7 +175,7 @@ function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOpti
 	};
 }
 
-/** A record's JSON; null where it is none: that is one damaged sample. */
+/** A record's JSON; null for a record that is not JSON, which counts as one damaged sample. */
 function recordOf(raw: RawSample): unknown {
 	try {
 		return decodeParts(raw, { images: null }).json;

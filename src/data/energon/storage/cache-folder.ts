@@ -64,7 +64,7 @@ export function openCacheFolder(parent: string): CacheFolder {
 	return { path, key: readKey(join(path, KEY_FILE)) ?? makeKey(join(path, KEY_FILE)) };
 }
 
-/** The key of a folder; null where there is none yet. */
+/** The key of a folder; null before its first block. */
 function readKey(path: string): Uint8Array | null {
 	let descriptor: number;
 	try {
