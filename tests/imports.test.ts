@@ -18,7 +18,9 @@ const level: Readonly<Record<string, number>> = {
 	models: 4,
 	schedule: 4,
 	optim: 4,
+	decode: 5,
 	parallel: 3,
+	launch: 2,
 	tensor: 2,
 	native: 1,
 };

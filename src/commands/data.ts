@@ -9,6 +9,5 @@ export default defineCommand({
 		lint: () => import("./data/lint.ts").then((module) => module.default),
 		preview: () => import("./data/preview.ts").then((module) => module.default),
 		bench: () => import("./data/bench.ts").then((module) => module.default),
-		verify: () => import("./data/verify.ts").then((module) => module.default),
 	},
 });

@@ -4,10 +4,10 @@
  */
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
+import { ByteSink, type Destination, measureRate } from "../launch/bandwidth.ts";
+import { gather, type Teller, type Told } from "../launch/gathering.ts";
+import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import { ByteSink, type Destination, measureRate } from "../parallel/bandwidth.ts";
-import { gather, type Teller, type Told } from "../parallel/gathering.ts";
-import { type Place, placeFromEnvironment } from "../parallel/place.ts";
 import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./links.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
 import { hasNccl, measureNcclRates, type NcclQuestion, type NcclRate } from "./nccl-links.ts";

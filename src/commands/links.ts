@@ -1,8 +1,9 @@
 /** How fast the nodes of a job send to each other: every pair measured both ways, the slow ones named. */
+
+import type { Destination } from "../launch/bandwidth.ts";
+import { pairsInRounds } from "../launch/bandwidth.ts";
+import type { Teller, Told } from "../launch/gathering.ts";
 import { median } from "../observe/median.ts";
-import type { Destination } from "../parallel/bandwidth.ts";
-import { pairsInRounds } from "../parallel/bandwidth.ts";
-import type { Teller, Told } from "../parallel/gathering.ts";
 import type { Finding } from "./machine.ts";
 import type { NcclRate } from "./nccl-links.ts";
 

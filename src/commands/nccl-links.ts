@@ -1,11 +1,12 @@
 /** How fast the nodes of a job reach each other through NCCL: every pair both ways, between their first GPUs. */
+
+import { pairsInRounds } from "../launch/bandwidth.ts";
+import { findRun, identityOf } from "../launch/join.ts";
+import type { Place } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
 import { openDevice } from "../native/open-device.ts";
 import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
-import { pairsInRounds } from "../parallel/bandwidth.ts";
-import { findRun, identityOf } from "../parallel/join.ts";
-import type { Place } from "../parallel/place.ts";
 import { RunGroup } from "../parallel/run-group.ts";
 import { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";

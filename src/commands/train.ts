@@ -72,8 +72,8 @@ export default defineCommand({
 			timeoutMinutes: configuration.distributedTimeoutMinutes,
 			recordings: configuration.flightRecorderDir,
 		};
-		const { placeFromEnvironment } = await import("../parallel/place.ts");
-		const { requireStart } = await import("../train/before-training.ts");
+		const { placeFromEnvironment } = await import("../launch/place.ts");
+		const { requireStart } = await import("../train/restart/before-training.ts");
 		await onEveryRank(options, async (world) => {
 			if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
 			return await runTraining(configuration, world);
@@ -83,10 +83,10 @@ export default defineCommand({
 
 /** What the run starts from, and folders that it will write at its end, or much later; a launcher tries for its ranks. */
 async function tryStart(c: TrainingConfiguration): Promise<void> {
-	const { placeFromEnvironment } = await import("../parallel/place.ts");
+	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const place = placeFromEnvironment();
 	if (place !== null && place.launcher !== null) return;
-	const { requireStart } = await import("../train/before-training.ts");
+	const { requireStart } = await import("../train/restart/before-training.ts");
 	// Ranks of another launcher have to meet first, to say together what is wrong.
 	if (place === null) requireStart(c);
 	const { save, saveHf } = c;

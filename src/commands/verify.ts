@@ -83,7 +83,7 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 		checkLayout(args, layout, plan);
 		return plan;
 	});
-	const { placeFromEnvironment } = await import("../parallel/place.ts");
+	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const place = placeFromEnvironment();
 	if (place !== null) await compareAsRank(c, flags, subject, plans, place.launcher);
 	else await compareAll(c, flags, subject, plans);

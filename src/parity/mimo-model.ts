@@ -1,6 +1,6 @@
 /** The two modules that config.json of a mimo-* folder describes. */
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import type { EncoderConfig } from "../models/mimo/encoder.ts";
+import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { Precision } from "./bf16.ts";
 import type { MimoGoldenConfig } from "./mimo-golden.ts";
 

@@ -1,5 +1,5 @@
 /** A mimo-* reference folder on layout `1`: one process holds both modules and accumulates the microbatches of all lanes. */
-import type { EncoderConfig } from "../models/mimo/encoder.ts";
+import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { Device } from "../native/device.ts";
 import { namedTopology, parseLayout } from "../parallel/layout.ts";
 import { World } from "../parallel/world.ts";

@@ -1,8 +1,8 @@
 /** One microbatch through the encoder: forward on its own tape → rows, kept until their gradient has come back. */
 import type { ImageSet } from "../data/images.ts";
-import type { EncodedFeatures, EncoderModule } from "../models/mimo/encoder.ts";
 import { patchWidth } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
+import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import type { Parameter } from "../tensor/parameter.ts";

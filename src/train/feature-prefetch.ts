@@ -4,7 +4,7 @@
  * its place in the schedule. Values are the same bit for bit: a frozen tower does not change.
  */
 import type { ImageSet } from "../data/images.ts";
-import type { EncodedFeatures, EncoderModule } from "../models/mimo/encoder.ts";
+import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";
 import { patchTensor } from "./encoder-pass.ts";
 
 export interface PrefetchOptions {

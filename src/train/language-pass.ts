@@ -1,8 +1,10 @@
 /** One microbatch through a stage of the language model: rows or hidden states in, hidden states or a loss out. */
+
+import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { HybridStage, Observer } from "../models/hybrid/stage.ts";
-import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/mimo/merge.ts";
+import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
@@ -10,7 +12,6 @@ import type { Parameter } from "../tensor/parameter.ts";
 import { Tape } from "../tensor/tape.ts";
 import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
-import { DeviceInput } from "./device-input.ts";
 import { tokenLoss } from "./language-loss.ts";
 import type { Losses } from "./losses.ts";
 

@@ -1,25 +1,25 @@
 /** The training loop: schedule → data → step → log, with listeners and evaluations in between. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import { ExitSignals } from "../launch/exit-signals.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import type { Observer } from "../observe/report.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
-import { ExitSignals } from "../parallel/exit-signals.ts";
 import type { World } from "../parallel/world.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import type { Run } from "./assemble.ts";
-import { BatchQueue } from "./batch-queue.ts";
-import { dataPlaceOf, type EvaluationSource, type RunData } from "./batch-source.ts";
 import { evaluate } from "./evaluate.ts";
+import { BatchQueue } from "./feed/batch-queue.ts";
+import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
-import { describeNonFinite } from "./non-finite.ts";
-import { openProfile } from "./profile.ts";
+import { describeNonFinite } from "./report/non-finite.ts";
+import { openProfile } from "./report/profile.ts";
+import { StepMetrics } from "./report/step-metrics.ts";
+import { openTiming } from "./report/timing.ts";
 import { type StepGradients, takeGradients, update } from "./step.ts";
-import { StepMetrics } from "./step-metrics.ts";
-import { openTiming } from "./timing.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;

@@ -1,7 +1,8 @@
 /** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import { type DecodingLimits, decodeGreedily, splitIds } from "../decode/greedy.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import type { EncoderModule } from "../models/mimo/encoder.ts";
+import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
 import type { Edge, Rows } from "../parallel/edge.ts";
 import type { Action, Actor, Chunk, ScheduleShape } from "../schedule/actions.ts";
@@ -13,7 +14,6 @@ import type { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
-import { type DecodingLimits, decodeGreedily, splitIds } from "./generate.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
 

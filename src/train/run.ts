@@ -2,28 +2,28 @@
 import { hasEncoder } from "../config/derive.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../data/text/entropy.ts";
+import { requeueJob } from "../launch/slurm.ts";
 import { countParameters, megatronFlopsPerStep } from "../models/hybrid/counts.ts";
-import { encoderConfig } from "../models/mimo/from-configuration.ts";
-import { projectorParameters } from "../models/projector.ts";
 import { radioParameters } from "../models/radio/names.ts";
+import { encoderConfig } from "../models/vision/from-configuration.ts";
+import { projectorParameters } from "../models/vision/projector.ts";
 import { debug } from "../native/debug.ts";
 import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import type { Observer } from "../observe/report.ts";
 import { describeTopology } from "../parallel/describe-topology.ts";
-import { requeueJob } from "../parallel/slurm.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
 import { type Run, reports } from "./assemble.ts";
-import { dataPlaceOf, type RunData } from "./batch-source.ts";
-import { describeCaptions, readCaptions } from "./captions.ts";
-import { Checkpoints } from "./checkpoints.ts";
-import { HuggingFaceWeights } from "./hugging-face.ts";
-import { laneOf } from "./lane.ts";
+import { dataPlaceOf, type RunData } from "./feed/batch-source.ts";
+import { laneOf } from "./feed/lane.ts";
+import { openSources } from "./feed/sources.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
-import { claimSaveFolder } from "./save-claim.ts";
-import { openSources } from "./sources.ts";
+import { describeCaptions, readCaptions } from "./report/captions.ts";
+import { Checkpoints } from "./restart/checkpoints.ts";
+import { HuggingFaceWeights } from "./restart/hugging-face.ts";
+import { claimSaveFolder } from "./restart/save-claim.ts";
 import { openRun } from "./specification.ts";
 
 /**

@@ -2,7 +2,7 @@
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
-import { encoderConfig } from "../models/mimo/from-configuration.ts";
+import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run, type RunSpecification } from "./assemble.ts";

@@ -19,7 +19,7 @@ import type { TokenSlice } from "../tensor/token-slice.ts";
 import { Losses, type LossOwner, languageModelLoss } from "./losses.ts";
 import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
-import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./router-report.ts";
+import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
 
 /** What a step works on; on ranks without the language model `language` is null. */
 export interface TrainingState {

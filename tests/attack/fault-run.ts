@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { executable } from "../commands/mimo.ts";
-import { freePort, Launched } from "../parallel/launched.ts";
+import { freePort, Launched } from "../launch/launched.ts";
 import { book, describeFault, type Fault, type FaultSignal, type Layout, type Moment } from "./fault-plan.ts";
 
 export interface Outcome {

@@ -14,7 +14,7 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { freePort } from "../parallel/launched.ts";
+import { freePort } from "../launch/launched.ts";
 
 const kinds = ["flood", "half-open", "slow", "lying"];
 /** Steps a second of a run, about; the hosts wait for each other's beats. */

@@ -4,9 +4,9 @@ import { type DriverTool, inspectAccelerators } from "../../src/commands/acceler
 import { compareNodes } from "../../src/commands/doctor.ts";
 import { compareLinks, type Link, linksOf, type NodeReport, overNccl } from "../../src/commands/links.ts";
 import type { Finding } from "../../src/commands/machine.ts";
-import { gather } from "../../src/parallel/gathering.ts";
-import { listen } from "../../src/parallel/line-connection.ts";
-import type { Place } from "../../src/parallel/place.ts";
+import { gather } from "../../src/launch/gathering.ts";
+import { listen } from "../../src/launch/line-connection.ts";
+import type { Place } from "../../src/launch/place.ts";
 
 const healthy = "NVIDIA H100 80GB HBM3, 570.1, 81559, 4, 1980, 1980, 0x0000000000000000, 0";
 

@@ -16,7 +16,7 @@ import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { executable, mimo } from "../commands/mimo.ts";
-import { alive, Launched } from "../parallel/launched.ts";
+import { alive, Launched } from "../launch/launched.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-checkpoints-"));
 afterAll(() => rmSync(folder, { recursive: true }));

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
-import { alive, type Ended, freePort, Launched } from "../parallel/launched.ts";
+import { alive, type Ended, freePort, Launched } from "../launch/launched.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 --mamba-head-dim 16 --vision-num-layers 1 " +

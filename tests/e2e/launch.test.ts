@@ -4,7 +4,7 @@ import { mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from "
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
-import { alive, Launched } from "../parallel/launched.ts";
+import { alive, Launched } from "../launch/launched.ts";
 import { loggedSteps } from "./small-run.ts";
 
 const book = join(import.meta.dir, "../../examples/text/king-james.txt");

@@ -2,7 +2,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { executable } from "../commands/mimo.ts";
-import { alive, Launched } from "../parallel/launched.ts";
+import { alive, Launched } from "../launch/launched.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = new SmallRun();

@@ -4,7 +4,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
-import { alive } from "../parallel/launched.ts";
+import { alive } from "../launch/launched.ts";
 import { LocalSlurm, whyNoSlurm } from "./local-slurm.ts";
 import { loggedSteps } from "./small-run.ts";
 

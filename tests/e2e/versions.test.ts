@@ -4,7 +4,7 @@ import { chmodSync, copyFileSync, mkdtempSync, readFileSync, renameSync, rmSync,
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
-import { Launched } from "../parallel/launched.ts";
+import { Launched } from "../launch/launched.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-versions-"));
 const started: Launched[] = [];

@@ -4,8 +4,8 @@
  */
 import { GradientStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { EncoderModule } from "../../src/models/mimo/encoder.ts";
-import { findImagePlaces, placeImageRows, placement } from "../../src/models/mimo/merge.ts";
+import { EncoderModule } from "../../src/models/vision/encoder.ts";
+import { findImagePlaces, placeImageRows, placement } from "../../src/models/vision/merge.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";

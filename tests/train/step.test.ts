@@ -11,7 +11,7 @@ import { NativeError } from "../../src/native/errors.ts";
 import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
-import { describeNonFinite } from "../../src/train/non-finite.ts";
+import { describeNonFinite } from "../../src/train/report/non-finite.ts";
 import { type StepResult, trainStep } from "../../src/train/step.ts";
 import { smallModel } from "../models/small.ts";
 import { testDevice } from "../support.ts";

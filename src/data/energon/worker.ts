@@ -24,7 +24,7 @@ export interface WorkerConfig {
 /**
  * "exact": a restored loader continues as if it had never stopped. "energon": it repeats what the Python package does
  * where that is not so (restarts in the middle of a generator, rotated workers in later epochs, seeds remembered by the
- * first call of a process); `mimo data verify` alone uses it.
+ * first call of a process); the reference tests alone use it.
  */
 export type Compatibility = "exact" | "energon";
 

@@ -1,7 +1,7 @@
 /** The task that a training configuration stands for: samples to tokens and patches. */
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { encoderConfig } from "../../models/mimo/from-configuration.ts";
+import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { clipStatistics } from "../../native/images.ts";
 import type { ImageSizing } from "./image-plan.ts";
 import { type VisionLanguageTask, visionLanguageDefaults } from "./task.ts";

@@ -9,8 +9,8 @@ import type { Microbatch } from "../../data/microbatch.ts";
 import { oneRank } from "../../data/routing/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import { groupOfOne } from "../../parallel/group.ts";
-import { ownLane } from "../../train/lane.ts";
-import { openSources } from "../../train/sources.ts";
+import { ownLane } from "../../train/feed/lane.ts";
+import { openSources } from "../../train/feed/sources.ts";
 import type { Sample } from "./samples.ts";
 
 /** Every process of a comparison reads them anew and gets the same. Throws UserErrors about the data. */

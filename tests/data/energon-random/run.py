@@ -1,6 +1,6 @@
 """Random data sets and settings, run through megatron-energon: run.py FOLDER COUNT SEED
 
-Writes a folder of reference data as `mimo data verify --golden FOLDER` replays it: data sets, metadatasets, orders/ and
+Writes a folder of reference data as tests/data/energon-reference replays it: data sets, metadatasets, orders/ and
 states/. Settings that the package itself refuses are drawn again. Every loader runs in a process of its own.
 """
 

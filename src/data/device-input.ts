@@ -1,0 +1,59 @@
+/** A microbatch in device memory. */
+
+import type { ForwardInput } from "../models/hybrid/stage.ts";
+import type { Device } from "../native/device.ts";
+import { UserError } from "../native/errors.ts";
+import type { Group } from "../parallel/group.ts";
+import { Sequences } from "../tensor/sequences.ts";
+import { Tensor } from "../tensor/tensor.ts";
+import { TokenSlice } from "../tensor/token-slice.ts";
+import type { Microbatch } from "./microbatch.ts";
+
+export class DeviceInput implements Disposable {
+	readonly ids: Tensor;
+	readonly labels: Tensor;
+	readonly mask: Tensor;
+	readonly sequences: Sequences;
+	/** The parts of the sequences among the tokens that this rank holds between layers. */
+	readonly localSequences: Sequences;
+
+	constructor(
+		device: Device,
+		microbatch: Microbatch,
+		readonly tp: Group,
+	) {
+		this.ids = Tensor.from(device, microbatch.ids);
+		this.labels = Tensor.from(device, microbatch.labels);
+		this.mask = Tensor.from(device, microbatch.lossMask);
+		this.sequences = Sequences.of(device, microbatch.lengths);
+		this.localSequences = Sequences.of(device, localLengths(microbatch.lengths, tp));
+	}
+
+	/** What the model reads. `tokens`: the microbatch's among those of the step's global batch. */
+	forward(dropoutKey: number, tokens: TokenSlice): ForwardInput {
+		const { ids, sequences, localSequences } = this;
+		return { ids, sequences, localSequences, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.ids, this.labels, this.mask, this.sequences, this.localSequences]) {
+			owned[Symbol.dispose]();
+		}
+	}
+}
+
+/** Lengths of the parts of every sequence that lie in this rank's equal run of the tokens. */
+function localLengths(lengths: readonly number[], tp: Group): number[] {
+	const tokens = lengths.reduce((sum, length) => sum + length, 0);
+	if (tokens % tp.size !== 0) {
+		throw new UserError(
+			`A microbatch of ${tokens} tokens cannot be cut over ${tp.size} tensor-parallel ranks: micro-batch-size × seq-length must be a multiple of the tensor-parallel size.`,
+		);
+	}
+	const own = TokenSlice.of(0, tokens).cut(tp);
+	let start = 0;
+	return lengths.map((length) => {
+		start += length;
+		return own.within(start - length, length);
+	});
+}

@@ -1,0 +1,104 @@
+/** Batches out of Energon data: every rank reads its lanes, and all compare each step what they have read. */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { checkDatasets } from "../../data/check.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { sourceOptions } from "../../data/routing/from-configuration.ts";
+import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
+import { nothingRead } from "../../data/routing/trail.ts";
+import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
+import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";
+import type { BatchSource, CaptionSource, DataPlace, EvaluationSource, RunData } from "./batch-source.ts";
+import type { DataOptions } from "./sources.ts";
+
+export async function energonSources(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	options: DataOptions,
+): Promise<RunData> {
+	// An evaluation opens its data when it comes: what is wrong with them is said before the first step.
+	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
+	return {
+		training: await energonTraining(c, place, options),
+		validation: c.evalIters > 0 ? energonEvaluation(c, place, options) : null,
+		heldOutBytes: null,
+		captions: c.evalCaptions === 0 ? null : energonCaptions(c, place, options),
+	};
+}
+
+async function energonTraining(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<BatchSource> {
+	const state = options.states && mergeStates(options.states);
+	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state })) : null;
+	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize };
+	return {
+		step: (iteration) => take(source, place, options, { ...batch, iteration }),
+		save: async () => (await source?.save()) ?? null,
+		skipped: () => source?.skipped ?? 0,
+		close: async () => await source?.[Symbol.asyncDispose](),
+	};
+}
+
+/** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
+function energonEvaluation(c: TrainingConfiguration, place: DataPlace, options: DataOptions): EvaluationSource {
+	return {
+		microbatches: async (rounds) => {
+			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;
+			await using source = options.lane.reads
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true }))
+				: null;
+			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0 });
+		},
+	};
+}
+
+/** The first `eval-captions` samples of an evaluation, each a sequence of its own. */
+function energonCaptions(c: TrainingConfiguration, place: DataPlace, options: DataOptions): CaptionSource {
+	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const endId = c.dataEndId!;
+	return {
+		endId,
+		patchSize: c.patchDim,
+		decode: (ids) => tokenizer.decode(ids.map((id) => (id < tokenizer.vocabularySize ? id : 0))),
+		prompts: async () => {
+			const size = c.evalMicroBatchSize;
+			const perLane = size * Math.floor(c.evalCaptions / (size * place.laneCount));
+			await using source = options.lane.reads
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true }))
+				: null;
+			const microbatches = await take(source, place, options, { perLane, size, iteration: 0 });
+			if (!place.wantsText) return { microbatches, truths: [] };
+			const cut = microbatches.map(({ text }) => captionPrompts(text, endId));
+			return {
+				microbatches: microbatches.map(({ images }, i) => ({ images, text: cut[i]!.prompts })),
+				truths: cut.flatMap(({ truths }) => truths),
+			};
+		},
+	};
+}
+
+interface Amount {
+	/** Samples of every lane. */
+	readonly perLane: number;
+	/** Samples of a microbatch. */
+	readonly size: number;
+	/** Step they are for, in messages. */
+	readonly iteration: number;
+}
+
+/** This rank's next microbatches; all ranks of the run call this together. `source`: null where another rank reads. */
+async function take(
+	source: EnergonSource | null,
+	place: DataPlace,
+	{ world, lane }: DataOptions,
+	{ perLane, size, iteration }: Amount,
+): Promise<readonly ImageTextMicrobatch[]> {
+	const { share, laneCount } = place;
+	const read: ImageTextMicrobatch[] = [];
+	for (let done = 0; source !== null && done < perLane; done += size) {
+		const within = done + (share.index * size) / share.count;
+		read.push(await source.next((number) => number * perLane + within));
+	}
+	const microbatches = lane.share(source && read);
+	if (source === null) world.exchange(nothingRead(laneCount));
+	else source.compare((values) => world.exchange(values), iteration);
+	return microbatches;
+}

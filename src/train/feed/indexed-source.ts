@@ -1,0 +1,140 @@
+/** Batches out of data sets whose samples have numbers: which ones a lane takes follows from the step alone. */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { joinImages, placeImages } from "../../data/images.ts";
+import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
+import { shareOfImages } from "../../data/routing/share.ts";
+import { UserError } from "../../native/errors.ts";
+import type { BatchSource, DataPlace, EvaluationSource } from "./batch-source.ts";
+
+/** Consecutive samples of a lane. */
+export interface SampleRange {
+	readonly lane: number;
+	/** Number of the first among all samples of the run, lane after lane within a step. */
+	readonly first: number;
+	/** Number of the first among this lane's own. */
+	readonly firstOfLane: number;
+	readonly count: number;
+}
+
+export interface IndexedData {
+	/** Text and images of a range, of which only what `place` wants is looked at. */
+	microbatch(range: SampleRange, place: DataPlace): ImageTextMicrobatch;
+}
+
+/** Samples of one data set in order, a step's dealt out to the lanes in equal runs. */
+export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data: IndexedData): BatchSource {
+	const { globalBatchSize, microBatchSize } = c;
+	const perLane = globalBatchSize / place.laneCount;
+	return {
+		step: (iteration) =>
+			Array.from({ length: perLane / microBatchSize }, (_, index) =>
+				ownPart(c, place, data, (lane) => {
+					const number = lane * perLane + index * microBatchSize;
+					const range = {
+						lane,
+						first: (iteration - 1) * globalBatchSize + number,
+						firstOfLane: (iteration - 1) * perLane + index * microBatchSize,
+						count: microBatchSize,
+					};
+					return { range, number };
+				}),
+			),
+	};
+}
+
+/**
+ * Evaluations that all look at the same first samples of `samples`, dealt out to lanes in runs. Without an encoder the
+ * last microbatches of a lane may be short, or empty; with one all are whole, and what is over is left out.
+ */
+export function indexedEvaluation(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	data: IndexedData,
+	held: { readonly samples: number; readonly whole: boolean },
+): EvaluationSource {
+	const size = c.evalMicroBatchSize;
+	const round = size * place.laneCount;
+	return {
+		microbatches: (rounds) => {
+			const wanted = rounds === null ? held.samples : Math.min(held.samples, rounds * c.evalGlobalBatchSize);
+			const samples = held.whole ? wanted - (wanted % round) : wanted;
+			if (samples === 0) {
+				throw new UserError(
+					`${held.samples} held-out samples are fewer than one evaluation microbatch of every data lane (${round}).`,
+				);
+			}
+			const perLane = Math.ceil(samples / round);
+			return Array.from({ length: perLane }, (_, index) =>
+				ownPart(c, place, data, (lane) => {
+					const first = (lane * perLane + index) * size;
+					const count = Math.max(0, Math.min(size, samples - first));
+					return { range: { lane, first, firstOfLane: index * size, count }, number: first };
+				}),
+			);
+		},
+	};
+}
+
+/**
+ * Evaluations that each go on where the one before stopped; the one after the training has eval-iters rounds too.
+ * `consumed`: samples of the evaluations before.
+ */
+export function endlessEvaluation(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	data: IndexedData,
+	consumed: number,
+): EvaluationSource {
+	const size = c.evalMicroBatchSize;
+	let taken = consumed / place.laneCount;
+	return {
+		microbatches: (rounds) => {
+			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;
+			const begin = taken;
+			taken += perLane;
+			return Array.from({ length: perLane / size }, (_, index) =>
+				ownPart(c, place, data, (lane) => {
+					const number = lane * perLane + index * size;
+					const range = {
+						lane,
+						first: begin * place.laneCount + number,
+						firstOfLane: begin + index * size,
+						count: size,
+					};
+					return { range, number };
+				}),
+			);
+		},
+	};
+}
+
+/** A microbatch of all lanes of a rank as its schedule takes it. `number`: of the first sample in the global batch. */
+function ownPart(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	data: IndexedData,
+	rangeOf: (lane: number) => { readonly range: SampleRange; readonly number: number },
+): ImageTextMicrobatch {
+	const parts = new Map(
+		place.lanes.map((lane) => {
+			const { range, number } = rangeOf(lane);
+			const { text, images } = data.microbatch(range, place);
+			return [lane, { text, images: placeImages(images, number) }] as const;
+		}),
+	);
+	const images = joinImages([...parts.values()].map((part) => part.images));
+	return {
+		text: textOf(place, parts, (lane) => data.microbatch(rangeOf(lane).range, { ...place, wantsImages: false })),
+		images: shareOfImages(images, place.share, 3 * c.patchDim ** 2),
+	};
+}
+
+/** The text of this rank's lane, which may be another than those whose images it encodes. */
+function textOf(
+	{ textLane }: DataPlace,
+	parts: ReadonlyMap<number, ImageTextMicrobatch>,
+	read: (lane: number) => ImageTextMicrobatch,
+): ImageTextMicrobatch["text"] {
+	if (textLane === null) return noText;
+	return (parts.get(textLane) ?? read(textLane)).text;
+}

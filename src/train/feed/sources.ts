@@ -1,0 +1,119 @@
+/** The training and validation samples a configuration names. */
+import { hasEncoder } from "../../config/derive.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { noImages } from "../../data/images.ts";
+import { type Microbatch, nextTokenMicrobatch } from "../../data/microbatch.ts";
+import { mockData } from "../../data/mock.ts";
+import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
+import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
+import { byteTokenizer, openTokenizer, type Tokenizer } from "../../data/text/tokenizer.ts";
+import { UserError } from "../../native/errors.ts";
+import type { Group } from "../../parallel/group.ts";
+import type { DataPlace, RunData } from "./batch-source.ts";
+import { energonSources } from "./energon-source.ts";
+import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
+import type { Lane } from "./lane.ts";
+
+/** What a run's data need besides the configuration. */
+export interface DataOptions {
+	/** Every rank of the run. */
+	readonly world: Group;
+	/** The ranks that take the same microbatches as this one. */
+	readonly lane: Lane;
+	/** What the ranks of a saved run kept of their data (BatchSource.save), by rank; null: this run begins. */
+	readonly states: readonly unknown[] | null;
+	/** Samples of the saved run's evaluations. */
+	readonly consumedValidSamples: number;
+}
+
+/** Opens what this rank reads. */
+export async function openSources(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<RunData> {
+	switch (c.datasetProvider) {
+		case "energon":
+			return await energonSources(c, place, options);
+		case "mock":
+			if (c.modelProvider === "hybrid") {
+				throw new UserError("A language model without an encoder trains on files: give --data-path.");
+			}
+			return mockSources(c, place, options.consumedValidSamples);
+		case "tokens":
+			return textOnly(c, place, tokenSources(c));
+		default:
+			return textOnly(c, place, textSources(c));
+	}
+}
+
+function mockSources(c: TrainingConfiguration, place: DataPlace, consumedValidSamples: number): RunData {
+	return {
+		training: indexedTraining(c, place, mockData(c, "train")),
+		validation: c.evalIters > 0 ? endlessEvaluation(c, place, mockData(c, "valid"), consumedValidSamples) : null,
+		heldOutBytes: null,
+	};
+}
+
+interface TokenSources {
+	readonly training: TokenSource;
+	readonly validation: TokenSource | null;
+	readonly heldOutBytes: Int32Array | null;
+}
+
+/** Rows of tokens: samples of text alone. */
+function textOnly(c: TrainingConfiguration, place: DataPlace, sources: TokenSources): RunData {
+	const { training, validation, heldOutBytes } = sources;
+	const held = { samples: validation?.samples ?? 0, whole: hasEncoder(c) };
+	return {
+		training: indexedTraining(c, place, indexedTokens(training)),
+		validation: validation && indexedEvaluation(c, place, indexedTokens(validation), held),
+		heldOutBytes,
+	};
+}
+
+function indexedTokens(source: TokenSource): IndexedData {
+	return {
+		microbatch: ({ first, count }) => ({ text: consecutive(source, first, count), images: noImages(count) }),
+	};
+}
+
+function consecutive(source: TokenSource, first: number, count: number): Microbatch {
+	return nextTokenMicrobatch(Array.from({ length: count }, (_, row) => source.sample(first + row)));
+}
+
+function tokenSources(c: TrainingConfiguration): TokenSources {
+	const open = (path: string) => rowSource(readTokenRows(path, c.seqLength, c.vocabSize), c.seqLength);
+	return {
+		training: open(c.dataPath!),
+		validation: c.validDataPath === null ? null : open(c.validDataPath),
+		heldOutBytes: null,
+	};
+}
+
+function textSources(c: TrainingConfiguration): TokenSources {
+	const tokenizer: Tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const tokens = readTokens(c.dataPath!, tokenizer);
+	checkVocabulary(tokens, c.vocabSize, c.dataPath!);
+	const [trainingShare, validationShare] = shares(c.split);
+	const trainingEnd = c.validDataPath === null ? Math.floor(tokens.length * trainingShare) : tokens.length;
+	const heldOut =
+		c.validDataPath === null
+			? tokens.subarray(trainingEnd, Math.floor(tokens.length * (trainingShare + validationShare)))
+			: readTokens(c.validDataPath, tokenizer);
+	const heldOutName = c.validDataPath ?? `the part of ${c.dataPath} that split keeps back`;
+	const training = windowedSource(tokens.subarray(0, trainingEnd), c.seqLength, c.seed, c.dataPath!);
+	// A remainder too short for one sample is no validation set, unless evaluation was asked for.
+	const wanted = heldOut.length > c.seqLength || c.evalIters > 0 || c.validDataPath !== null;
+	return {
+		training,
+		validation: wanted ? windowedSource(heldOut, c.seqLength, null, heldOutName) : null,
+		heldOutBytes: tokenizer === byteTokenizer && heldOut.length > 1 ? heldOut : null,
+	};
+}
+
+/** Megatron's --split: weights of training, validation and test, as fractions of their sum. */
+function shares(split: string): [number, number] {
+	const weights = split.split(",").map(Number);
+	const total = weights.reduce((sum, weight) => sum + weight, 0);
+	if (weights.length > 3 || weights.some((weight) => !(weight >= 0)) || !(total > 0)) {
+		throw new UserError(`--split "${split}" is not up to three weights such as 969,30,1.`);
+	}
+	return [(weights[0] ?? 0) / total, (weights[1] ?? 0) / total];
+}

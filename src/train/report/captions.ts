@@ -1,0 +1,110 @@
+/** Captions of held-out pictures, decoded over all grids and compared with the true ones. */
+import type { ImageSet } from "../../data/images.ts";
+import { drawPicture } from "../../observe/draw-picture.ts";
+import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import { groupOfOne } from "../../parallel/group.ts";
+import type { Run } from "../assemble.ts";
+import { type CaptionSource, dataPlaceOf } from "../feed/batch-source.ts";
+
+export interface CaptionReport {
+	/** Lane after lane. */
+	readonly read: readonly { readonly caption: string; readonly truth: string }[];
+	/** Exactly right ones by how many words the truth has, ascending. */
+	readonly kinds: readonly { readonly words: number; readonly right: number; readonly of: number }[];
+	/** The first pictures in lines of text. */
+	readonly drawings: readonly (readonly string[])[];
+}
+
+/** Pictures shown with what was read. */
+const shown = 3;
+
+/** What a rank knows of the captions: language ranks texts, encoder ranks pictures. */
+interface Part {
+	readonly lane: number;
+	readonly captions: readonly string[];
+	readonly truths: readonly string[];
+	readonly drawings: readonly (readonly string[])[];
+}
+
+/** Every rank of the run calls this together, and all get the report. */
+export async function readCaptions(run: Run, source: CaptionSource): Promise<CaptionReport> {
+	const { state, topology, rank } = run;
+	const { microbatches, truths } = await source.prompts();
+	const longest = Math.max(0, ...truths.map(({ length }) => length));
+	const most = 1 + Math.max(...state.world.exchange(Int32Array.of(longest)).map(([length]) => length!));
+	const alone = groupOfOne("no language model", rank);
+	const decoded = state.passes.decode(microbatches, {
+		endId: source.endId,
+		most,
+		group: state.language?.routers ?? alone,
+		stages: state.language?.stages ?? alone,
+	});
+	const { lanes, share } = dataPlaceOf(topology, rank);
+	// Tensor-parallel ranks, and stages, have read the same.
+	const speaks = run.groups.language?.lane.rank === 0;
+	const draws = run.encoder !== null && lanes[0] === 0 && share.index === 0;
+	const part: Part = {
+		lane: lanes[0]!,
+		captions: speaks ? decoded.map((ids) => source.decode(ids)) : [],
+		truths: speaks ? truths.map((ids) => source.decode(ids)) : [],
+		drawings: draws ? drawImages(microbatches[0]!.images, source.patchSize) : [],
+	};
+	const parts = exchangeTexts(state.world, JSON.stringify(part))
+		.map((text) => JSON.parse(text) as Part)
+		.sort((a, b) => a.lane - b.lane);
+	const read = parts.flatMap((one) => one.captions.map((caption, i) => ({ caption, truth: one.truths[i]! })));
+	const kinds = Map.groupBy(read, ({ truth }) => truth.split(" ").length);
+	return {
+		read,
+		kinds: [...kinds]
+			.map(([words, list]) => ({
+				words,
+				right: list.filter(({ caption, truth }) => caption === truth).length,
+				of: list.length,
+			}))
+			.sort((a, b) => a.words - b.words),
+		drawings: parts.find(({ drawings }) => drawings.length > 0)?.drawings ?? [],
+	};
+}
+
+/** The first image of each of the first samples; no lines for a sample without one. */
+function drawImages({ patches, grids, imagesPerSample }: ImageSet, patchSize: number): string[][] {
+	const area = patchSize ** 2;
+	const starts = [0];
+	for (const { rows, columns } of grids) starts.push(starts.at(-1)! + rows * columns * 3 * area);
+	let image = 0;
+	return imagesPerSample.slice(0, shown).map((count) => {
+		const first = image;
+		image += count;
+		if (count === 0) return [];
+		const { rows, columns } = grids[first]!;
+		// The red values of a patch come first.
+		const valueAt = (y: number, x: number) => {
+			const patch = Math.floor(y / patchSize) * columns + Math.floor(x / patchSize);
+			return patches[starts[first]! + patch * 3 * area + (y % patchSize) * patchSize + (x % patchSize)]!;
+		};
+		const lines = drawPicture(rows * patchSize, columns * patchSize, valueAt);
+		return lines.slice(Math.max(0, lines.findIndex(Boolean)), lines.findLastIndex(Boolean) + 1);
+	});
+}
+
+/** Kinds of captions that are told apart in the report. */
+const mostKinds = 8;
+
+/** The report in lines. */
+export function describeCaptions({ read, kinds, drawings }: CaptionReport): string[] {
+	const right = kinds.reduce((sum, kind) => sum + kind.right, 0);
+	const share = (part: { readonly right: number; readonly of: number }) =>
+		`${((100 * part.right) / part.of).toFixed(1)} %`;
+	const list = kinds.map((kind) => `${kind.words} word${kind.words === 1 ? "" : "s"} ${share(kind)} of ${kind.of}`);
+	const details = kinds.length > mostKinds ? "" : ` (${list.join(", ")})`;
+	return [
+		`Captions of ${read.length} held-out pictures, decoded greedily: exactly right ${share({ right, of: read.length })}${details}.`,
+		...read
+			.slice(0, shown)
+			.flatMap(({ caption, truth }, i) => [
+				...(drawings[i] ?? []),
+				`read: ${caption}${caption === truth ? "" : ` (it says ${truth})`}`,
+			]),
+	];
+}

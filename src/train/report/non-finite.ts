@@ -1,0 +1,59 @@
+/** Finds what first became NaN or infinite, to name it. */
+import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import type { Device } from "../../native/device.ts";
+import type { Group } from "../../parallel/group.ts";
+import type { ParameterSet } from "../../parallel/parameter-set.ts";
+import { Tensor } from "../../tensor/tensor.ts";
+import { type EvaluationState, evaluate } from "../evaluate.ts";
+
+export interface InspectedState extends EvaluationState {
+	/** Of the modules on this rank. */
+	readonly parameters: readonly ParameterSet[];
+	/** Layers of the language model on this rank. */
+	readonly pattern: readonly LayerSymbol[];
+}
+
+/**
+ * Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's. Every
+ * rank calls this together; where only others find something, it does not return: the run ends with what they say.
+ */
+export function describeNonFinite(state: InspectedState, microbatches: readonly ImageTextMicrobatch[]): string {
+	const { world, parameters } = state;
+	const { device } = state.scalars;
+	const all = parameters.flatMap((set) => [...set]);
+	const weight = all.find(({ value }) => !allFinite(device, value));
+	if (someoneFound(world, weight !== undefined)) return `parameter ${weight!.name} already was not finite`;
+	let first: string | null = null;
+	evaluate(state, microbatches, (name, value) => {
+		if (first === null && !allFinite(device, value)) first = name;
+	});
+	if (someoneFound(world, first !== null)) {
+		return `the first layer whose output is not finite is ${describeLayer(state, first!)}`;
+	}
+	// Backward runs from the last layer to the first, so the last parameter is where it began.
+	const gradient = all.findLast(({ mainGradient }) => mainGradient !== null && !allFinite(device, mainGradient));
+	if (!someoneFound(world, gradient !== undefined)) return "every value looked at is finite";
+	return `the forward pass is finite, the first gradient that is not is that of ${gradient!.name}`;
+}
+
+/** Whether this rank has found something; waits for the end where only others have. */
+function someoneFound(world: Group, own: boolean): boolean {
+	const anyone = world.exchange(Int32Array.of(own ? 1 : 0)).some(([found]) => found === 1);
+	if (anyone && !own) world.barrier();
+	return own;
+}
+
+function describeLayer({ pattern }: InspectedState, name: string): string {
+	const [, encoder, layer] = /^(encoder\.)?layer\.(\d+)$/.exec(name) ?? [];
+	if (layer === undefined) return name;
+	if (encoder !== undefined) return `layer ${layer} of the vision tower`;
+	const kinds = { M: "Mamba-2", "*": "attention", "-": "MLP", E: "mixture of experts" };
+	return `layer ${layer} (${kinds[pattern[Number(layer)]!]})`;
+}
+
+function allFinite(device: Device, value: Tensor): boolean {
+	using flag = Tensor.zeros(device, [1], "i32");
+	device.run("find_nonfinite", { x: value, flag, elements: value.elements, dtype: value.dtypeCode });
+	return flag.item() === 0;
+}

@@ -1,0 +1,63 @@
+/** Profiles some steps of a run: every rank traces its own, the reporting rank puts them into one file. */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { StepClock } from "../../observe/step-clock.ts";
+import { mergeTrace, partName, Tracer } from "../../observe/trace.ts";
+import type { World } from "../../parallel/world.ts";
+import { type Run, reports } from "../assemble.ts";
+import type { Listener } from "../listeners.ts";
+
+/** Rounds in which hosts compare their clocks; the one in which ranks were closest together counts. */
+const rounds = 8;
+
+/** null: no step is profiled. */
+export function openProfile(
+	c: TrainingConfiguration,
+	run: Run,
+	world: World,
+	clock: StepClock,
+	say: (sentence: string) => void,
+): Listener | null {
+	const [first, last] = [c.profileStepStart, c.profileStepEnd ?? c.profileStepStart];
+	if (first === null || last === null) return null;
+	const { device } = world;
+	const everyone = run.state.world;
+	let tracer: Tracer | null = null;
+	return {
+		beforeStep: (iteration) => {
+			if (iteration === first) {
+				const { module, coordinates } = run.topology.describe(world.rank);
+				const title = `rank ${world.rank}: ${module}, ${coordinates}`;
+				tracer = new Tracer(device, world.rank, title, device.library.kind === "cpu" ? 0 : clockOffset());
+				device.tracer = tracer;
+				clock.watch((part, began) => tracer?.part(part, began));
+			}
+			tracer?.step(iteration);
+		},
+		afterStep: ({ progress }) => {
+			if (tracer === null || progress.iteration < last) return;
+			device.tracer = null;
+			clock.watch(null);
+			tracer.write(partName(c.profileFile, world.rank));
+			tracer = null;
+			everyone.barrier();
+			if (!reports(run)) return;
+			mergeTrace(c.profileFile, world.size);
+			say(`Traced steps ${first} to ${progress.iteration}: ${c.profileFile}.`);
+		},
+	};
+
+	/** Microseconds from this host's clock to rank 0's: the CPU library's ranks share one. */
+	function clockOffset(): number {
+		let best = { spread: Number.POSITIVE_INFINITY, offset: 0 };
+		for (let round = 0; round < rounds; round++) {
+			everyone.barrier();
+			const now = Math.round((performance.timeOrigin + performance.now()) * 1000);
+			const split = 2 ** 30;
+			const own = Int32Array.of(Math.floor(now / split / split), Math.floor(now / split) % split, now % split);
+			const times = everyone.exchange(own).map(([high, middle, low]) => (high! * split + middle!) * split + low!);
+			const spread = Math.max(...times) - Math.min(...times);
+			if (spread < best.spread) best = { spread, offset: times[0]! - now };
+		}
+		return best.offset;
+	}
+}

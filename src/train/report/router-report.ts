@@ -1,0 +1,64 @@
+/** What the routers of all stages report of a step, on every rank of the language model. */
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
+import type { Group } from "../../parallel/group.ts";
+import { Tensor } from "../../tensor/tensor.ts";
+
+/** Balancing losses of every MoE layer by Megatron's names: means of a microbatch, before their coefficients. */
+export type LossesByLayer = ReadonlyMap<number, Readonly<Record<string, number>>>;
+
+/** Every MoE layer of the model. */
+function layersOf({ config }: HybridModel): number[] {
+	return [...config.pattern.keys()].filter((layer) => config.pattern[layer] === "E");
+}
+
+/** Equally many numbers of every MoE layer, of which this rank has those of its own stage. `stages`: one rank a stage. */
+function overStages(
+	model: HybridModel,
+	stages: Group,
+	own: ReadonlyMap<number, readonly number[]>,
+	width: number,
+): Map<number, number[]> {
+	const layers = layersOf(model);
+	const all = Float64Array.from(layers.flatMap((layer) => own.get(layer) ?? new Array<number>(width).fill(0)));
+	if (stages.size > 1 && all.length > 0) {
+		using sums = Tensor.from(model.device, all);
+		stages.allReduce(sums).wait();
+		model.device.copyToHost(all, sums);
+	}
+	return new Map(layers.map((layer, at) => [layer, [...all.subarray(at * width, (at + 1) * width)]]));
+}
+
+/** After the update of the expert biases; all ranks of the language model call it together, and it begins anew. */
+export function takeRouterLosses(
+	model: HybridModel,
+	groups: { readonly routers: Group; readonly stages: Group },
+	counts: { readonly microbatches: number; readonly tokens: number },
+): LossesByLayer {
+	const names = routerLosses(model.config.moe).map(loggedName);
+	const own = new Map(
+		[...model.routers].map(([layer, router]) => [
+			layer,
+			router.takeLosses(groups.routers, counts.microbatches, counts.tokens),
+		]),
+	);
+	const all = overStages(model, groups.stages, own, names.length);
+	return new Map(
+		[...all].map(([layer, values]) => [layer, Object.fromEntries(names.map((name, i) => [name, values[i]!]))]),
+	);
+}
+
+/** Tokens that every expert of every MoE layer got in the latest step. */
+export function stepTokensOf(model: HybridModel, stages: Group): ReadonlyMap<number, number[]> {
+	const own = new Map([...model.routers].map(([layer, { stepTokens }]) => [layer, [...stepTokens.toInt32()]]));
+	return overStages(model, stages, own, model.config.moe.experts);
+}
+
+/** Means over the layers, by name. */
+export function meanOfLayers(losses: LossesByLayer): Record<string, number> {
+	const sums: Record<string, number> = {};
+	for (const own of losses.values()) {
+		for (const [name, value] of Object.entries(own)) sums[name] = (sums[name] ?? 0) + value / losses.size;
+	}
+	return sums;
+}

@@ -1,0 +1,168 @@
+/**
+ * Where every rank's step went, brought together on the reporting rank: seconds by part, floating-point operations,
+ * device memory, samples left out, loads of experts. The others do not wait for it.
+ */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { countFlopsPerToken } from "../../models/hybrid/counts.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import { encoderFlops } from "../../models/radio/counts.ts";
+import type { Device } from "../../native/device.ts";
+import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../../observe/report.ts";
+import { StepClock, type StepPart } from "../../observe/step-clock.ts";
+import type { Grid } from "../../parallel/grid.ts";
+import type { World } from "../../parallel/world.ts";
+import { type Run, reports } from "../assemble.ts";
+import type { StepResult } from "../step.ts";
+import { stepTokensOf } from "./router-report.ts";
+
+const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "optimizer", "data", "other"];
+/** Integers are exchanged: microseconds, MFLOP in two halves, KiB. */
+const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
+const half = 2 ** 31;
+
+/** Returns when the device has done what it was given; the CPU library has when a call returns. */
+export function settleOf(device: Device): () => void {
+	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
+}
+
+/** What the ranks have told the reporting one. */
+export interface Collected extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> {
+	/** Samples left out so far, over all lanes. */
+	readonly skipped: number;
+}
+
+export class StepMetrics {
+	readonly clock: StepClock;
+	readonly #flopsPerToken: number;
+
+	constructor(
+		c: TrainingConfiguration,
+		private readonly run: Run,
+		private readonly world: World,
+	) {
+		const { device } = world;
+		this.clock = new StepClock(settleOf(device));
+		this.#flopsPerToken = run.language ? flopsPerToken(c, run.language) : 0;
+	}
+
+	/**
+	 * After a step of `microbatches`, whose clock has been stopped: what its report has beyond the result, on the reporting
+	 * rank; null on the others. Every rank calls this. `skipped`: samples that this rank has left out so far.
+	 */
+	collect(
+		microbatches: readonly ImageTextMicrobatch[],
+		result: StepResult,
+		seconds: StepSeconds,
+		skipped: number,
+	): Collected | null {
+		const statistics = this.world.device.memoryStatistics();
+		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
+		const own = Int32Array.from([
+			// Ranks that share a lane's samples leave out the same ones.
+			this.run.state.lossOwner?.counts ? skipped : 0,
+			...parts.map((part) => Math.round(seconds[part] * unit.second)),
+			Math.floor(megaFlops / half),
+			megaFlops % half,
+			...[statistics.liveBytes, statistics.reservedBytes, statistics.peakBytes].map((bytes) => bytes * unit.byte),
+		]);
+		const { world, language } = this.run.state;
+		const asked = language !== null && (language.stages.size > 1 || reports(this.run));
+		const tokensPerExpert = asked ? stepTokensOf(language.model, language.stages) : null;
+		if (!reports(this.run)) {
+			world.tell(own);
+			return null;
+		}
+		const everyone = world.exchange(own).map(readRank);
+		return {
+			skipped: everyone.reduce((sum, one) => sum + one.skipped, 0),
+			modules: this.#modules(everyone),
+			memory: everyone.map(({ memory }) => memory),
+			...this.#experts(result, tokensPerExpert),
+		};
+	}
+
+	/** This rank's operations, forward and backward; ranks that share a microbatch have equal parts of it. */
+	#flopsOf(microbatches: readonly ImageTextMicrobatch[]): number {
+		const { encoder, groups } = this.run;
+		let flops = 0;
+		for (const { text, images } of microbatches) {
+			flops += (text.ids.length * this.#flopsPerToken) / (groups.language?.model.tp.size ?? 1);
+			if (encoder === null) continue;
+			const { size } = groups.encoder!.model.tp;
+			for (const grid of images.grids) flops += (3 * encoderFlops(encoder.config, grid)) / size;
+		}
+		return flops;
+	}
+
+	#modules(everyone: readonly RankStep[]): ModuleReport[] {
+		const { modules, language, colocated } = this.run.topology;
+		// Where modules share ranks their times are not told apart.
+		return (colocated ? [language] : modules).map((grid) => moduleReport(grid, everyone));
+	}
+
+	/** `tokensPerExpert`: null on ranks that do not report. */
+	#experts(
+		{ balancingByLayer }: StepResult,
+		tokensPerExpert: ByLayer<readonly number[]> | null,
+	): Pick<StepReport, "layerLosses" | "tokensPerExpert"> {
+		if (balancingByLayer.size === 0 || tokensPerExpert === null) return {};
+		const names = Object.keys([...balancingByLayer.values()][0]!);
+		const ofLayers = (name: string): ByLayer<number> =>
+			new Map([...balancingByLayer].map(([layer, losses]) => [layer, losses[name]!]));
+		return { layerLosses: Object.fromEntries(names.map((name) => [name, ofLayers(name)])), tokensPerExpert };
+	}
+}
+
+/** Floating-point operations of a token in the chunks of this rank, forward and backward. */
+function flopsPerToken(c: TrainingConfiguration, { config, stages }: HybridModel): number {
+	const { layer, logits } = countFlopsPerToken(c);
+	return stages.reduce((sum, { segment: { begin, end, hasHead } }) => {
+		const layers = config.pattern.slice(begin, end).reduce((own, symbol) => own + layer[symbol], 0);
+		return sum + 3 * (layers + (hasHead ? logits : 0));
+	}, 0);
+}
+
+interface RankStep {
+	readonly skipped: number;
+	readonly seconds: StepSeconds;
+	readonly flops: number;
+	readonly memory: RankMemory;
+}
+
+function readRank([skipped, ...values]: Int32Array): RankStep {
+	const seconds = Object.fromEntries(
+		parts.map((part, i) => [part, values[i]! / unit.second]),
+	) as unknown as StepSeconds;
+	const [high, low, allocated, reserved, peak] = values.slice(parts.length);
+	const bytes = (kibibytes: number | undefined) => kibibytes! / unit.byte;
+	return {
+		skipped: skipped!,
+		seconds,
+		flops: (high! * half + low!) * unit.flops,
+		memory: { allocated: bytes(allocated), reserved: bytes(reserved), peak: bytes(peak) },
+	};
+}
+
+/** Waiting for others is no work. */
+const busyOf = (seconds: StepSeconds) =>
+	parts.reduce((sum, part) => sum + (part === "bridge" || part === "wait" ? 0 : seconds[part]), 0);
+
+function moduleReport({ name, ranks, size }: Grid, everyone: readonly RankStep[]): ModuleReport {
+	const own = ranks.map((rank) => everyone[rank]!);
+	const mean = (value: (one: RankStep) => number) => own.reduce((sum, one) => sum + value(one), 0) / size;
+	const seconds = Object.fromEntries(
+		parts.map((part) => [part, mean((one) => one.seconds[part])]),
+	) as unknown as StepSeconds;
+	const whole = parts.reduce((sum, part) => sum + seconds[part], 0);
+	const busy = own.map((one) => busyOf(one.seconds));
+	const slowest = busy.indexOf(Math.max(...busy));
+	return {
+		name,
+		ranks: size,
+		seconds,
+		flops: own.reduce((sum, one) => sum + one.flops, 0),
+		idle: whole > 0 ? (seconds.bridge + seconds.wait) / whole : 0,
+		slowest: { rank: ranks[slowest]!, busy: busy[slowest]! },
+	};
+}

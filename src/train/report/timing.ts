@@ -1,0 +1,47 @@
+/** Timers of a run: every rank measures its own, and with every log line they come together on the reporting rank. */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { Observer } from "../../observe/report.ts";
+import { Timers, timerNames } from "../../observe/timers.ts";
+import type { World } from "../../parallel/world.ts";
+import { type Run, reports } from "../assemble.ts";
+import type { Listener } from "../listeners.ts";
+import { settleOf } from "./step-metrics.ts";
+
+/** Exchanged as integers of this many seconds: the last digit that is shown. */
+const unit = 1e-5;
+
+/** null: no timer is asked for. */
+export function openTiming(
+	c: TrainingConfiguration,
+	run: Run,
+	world: World,
+	observer: Observer,
+): { readonly timers: Timers; readonly listener: Listener } | null {
+	if (c.timingLogLevel === 0) return null;
+	const timers = new Timers(c.timingLogLevel, settleOf(world.device));
+	let steps = 0;
+	let first = true;
+	const listener: Listener = {
+		afterStep: ({ progress: { iteration } }) => {
+			steps++;
+			if (!first && iteration % c.logInterval !== 0) return;
+			const own = timerNames.map((name) => {
+				const seconds = timers.seconds(name) / steps;
+				return seconds > 0 ? Math.max(1, Math.round(seconds / unit)) : 0;
+			});
+			if (!reports(run)) run.state.world.tell(Int32Array.from(own));
+			else {
+				const everyone = run.state.world.exchange(Int32Array.from(own));
+				const seconds = new Map(timerNames.map((name, i) => [name, everyone.map((values) => values[i]! * unit)]));
+				observer.timers?.({ iteration, option: c.timingLogOption, seconds });
+			}
+			// As the line that it follows: a process's first one goes into the second's mean.
+			if (!first) {
+				timers.reset();
+				steps = 0;
+			}
+			first = false;
+		},
+	};
+	return { timers, listener };
+}

@@ -1,0 +1,56 @@
+/** Schedules of a resumed run: the checkpoint's and this run's are equal, or a flag chooses (runtime.md §5). */
+import type { TrainingRecord } from "../../checkpoint/training/record.ts";
+import type { Key, TrainingConfiguration } from "../../config/schema.ts";
+import { UserError } from "../../native/errors.ts";
+import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../../optim/schedules.ts";
+
+/** The schedules that a run follows. Throws a UserError that names every flag in which they differ. */
+export function agreedSchedules(
+	c: TrainingConfiguration,
+	own: Schedules,
+	schedules: NonNullable<TrainingRecord["schedules"]>,
+	path: string,
+): Schedules {
+	// Megatron's checkpoints do not say everything.
+	const stored: Schedules = {
+		...own,
+		learningRate: { ...own.learningRate, ...(schedules.learningRate as Partial<LearningRateSchedule>) },
+		weightDecay: { ...own.weightDecay, ...(schedules.weightDecay as Partial<WeightDecaySchedule>) },
+	};
+	if (c.useCheckpointOptParamScheduler) return stored;
+	if (c.overrideOptParamScheduler) return own;
+	const [here, there] = [flagsOf(own, c), flagsOf(stored, c)];
+	const keys = [...new Set([...here.keys(), ...there.keys()])].filter((key) => here.get(key) !== there.get(key));
+	if (keys.length === 0) return own;
+	const list = keys.map((key) => `--${key} is ${there.get(key) ?? "unset"} there and ${here.get(key) ?? "unset"} here`);
+	throw new UserError(
+		`${path} has another schedule: ${list.join("; ")}; --override-opt-param-scheduler keeps that of this run, --use-checkpoint-opt-param-scheduler takes that of the checkpoint.`,
+	);
+}
+
+/** What of the schedules has an effect, as the flags that say it: in steps where the run counts steps. */
+function flagsOf({ learningRate, weightDecay }: Schedules, c: TrainingConfiguration): Map<Key, string | number> {
+	const inSteps = c.trainIters !== null;
+	const flags = new Map<Key, string | number>();
+	const length = (samples: number) => (inSteps ? samples / c.globalBatchSize : samples);
+	flags.set("lr-decay-style", learningRate.style);
+	flags.set("lr", learningRate.maximum);
+	flags.set("min-lr", learningRate.minimum);
+	flags.set("lr-warmup-init", learningRate.warmupInit);
+	flags.set(inSteps ? "lr-warmup-iters" : "lr-warmup-samples", length(learningRate.warmupSamples));
+	if (learningRate.style !== "constant") {
+		flags.set(inSteps ? "lr-decay-iters" : "lr-decay-samples", length(learningRate.decaySamples));
+	}
+	if (learningRate.style === "WSD") {
+		flags.set("lr-wsd-decay-style", learningRate.annealStyle);
+		flags.set(inSteps ? "lr-wsd-decay-iters" : "lr-wsd-decay-samples", length(learningRate.annealSamples));
+	}
+	flags.set("weight-decay-incr-style", weightDecay.style);
+	if (weightDecay.style === "constant") flags.set("weight-decay", weightDecay.end);
+	else {
+		flags.set("start-weight-decay", weightDecay.start);
+		flags.set("end-weight-decay", weightDecay.end);
+		flags.set(inSteps ? "train-iters" : "train-samples", length(weightDecay.rampSamples));
+	}
+	return flags;
+}

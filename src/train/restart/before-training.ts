@@ -1,0 +1,46 @@
+/**
+ * What of a run's checkpoints and Hugging Face folders can be refused before anything else is done: they are opened and
+ * compared with the configuration, no weights are read.
+ */
+import { join } from "node:path";
+import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts";
+import { openHuggingFaceModel } from "../../checkpoint/hf/model.ts";
+import { requireWritable } from "../../checkpoint/hf/ownership.ts";
+import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
+import { iterationName } from "../../checkpoint/native/writer.ts";
+import { requireOwnSteps, type Start } from "../../checkpoint/training/own-steps.ts";
+import { requireSameModel } from "../../config/same-model.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { UserError } from "../../native/errors.ts";
+import { languageKeys } from "./hugging-face.ts";
+import { requireAgreement, startOf } from "./starting-point.ts";
+
+/** Throws a UserError for the first thing that the run could not start from, or would have to write over at its end. */
+export function requireStart(c: TrainingConfiguration): void {
+	const start = startOf(c);
+	const lineage = start === null ? null : lineageOf(c, start);
+	if (c.save !== null && !c.saveOver) requireOwnSteps(c.save, start);
+	if (c.loadHf !== null) {
+		using source = openHuggingFaceModel(c.loadHf);
+		requireSameModel(c.loadHf, { ...source.configuration }, { ...c });
+	}
+	if (c.saveHf === null) return;
+	requireWritable(c.saveHf, lineage);
+	// A model that came from such a folder goes back into one.
+	if (c.loadHf === null) configurationToHuggingFace(languageKeys(c), "float32", `--save-hf ${c.saveHf}`);
+}
+
+/** Name of the training that a checkpoint is of, once it is known to be of this run's; null: a new one, or unknown. */
+function lineageOf(c: TrainingConfiguration, start: Start): string | null {
+	const path = start.iteration === null ? start.path : join(start.path, iterationName(start.iteration));
+	let checkpoint: NativeCheckpoint;
+	try {
+		checkpoint = NativeCheckpoint.openExactly(path);
+	} catch (error) {
+		// Damage is for the ranks, which read everything and know older checkpoints.
+		if (error instanceof UserError) return null;
+		throw error;
+	}
+	using _ = checkpoint;
+	return requireAgreement(c, start, checkpoint)?.lineage ?? null;
+}

@@ -1,0 +1,223 @@
+/** Checkpoints of a run: where it starts, when it saves, when it stops early (runtime.md §10, §12.2). */
+import type { Manifest } from "../../checkpoint/native/manifest.ts";
+import { commonOf, dataObject } from "../../checkpoint/training/record.ts";
+import { CheckpointSaver } from "../../checkpoint/training/saver.ts";
+import { TrainingTensors } from "../../checkpoint/training/tensors.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { ExitSignals } from "../../launch/exit-signals.ts";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
+import { programVersion } from "../../native/program-version.ts";
+import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../../optim/schedules.ts";
+import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import type { Run } from "../assemble.ts";
+import type { Listener, Progress, Stop } from "../listeners.ts";
+import { parameterGroups } from "./parameter-groups.ts";
+import { type Provenance, provenanceOfFolder } from "./provenance.ts";
+import type { SaveClaim } from "./save-claim.ts";
+import { restoreTraining, type StartingPoint } from "./starting-point.ts";
+
+/** Signals by their weight when ranks got different ones; none is null. */
+const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
+
+/** What any rank has been asked for. */
+interface Wish {
+	readonly signal: NodeJS.Signals | null;
+	/** The time that the run may take is over. */
+	readonly late: boolean;
+}
+
+const nothingAsked: Wish = { signal: null, late: false };
+
+export interface CheckpointOptions {
+	/** Hear what the user should know, and what has gone wrong; called on every rank. */
+	readonly say: (sentence: string) => void;
+	readonly warn: (sentence: string) => void;
+	/** What this rank's data need to go on, as JSON; undefined: nothing but the step's number. */
+	readonly dataState: () => Promise<unknown>;
+	/** The run's claim to the folder of its checkpoints. */
+	readonly claim: SaveClaim;
+}
+
+export class Checkpoints implements Listener {
+	readonly #tensors: TrainingTensors;
+	readonly #saver: CheckpointSaver | null;
+	readonly #signals: ExitSignals | null;
+	#schedules: Schedules;
+	#provenance: Provenance;
+	/** Step of the newest checkpoint in `save`, as far as this run knows. */
+	#latest: number | null = null;
+	/** Name of the run that began this training. */
+	#lineage: string;
+	/** Of the step under way. */
+	#asked = nothingAsked;
+
+	constructor(
+		private readonly c: TrainingConfiguration,
+		private readonly run: Run,
+		private readonly options: CheckpointOptions,
+	) {
+		const { state } = run;
+		this.#lineage = options.claim.run;
+		this.#schedules = schedulesOf(c);
+		this.#provenance = provenanceOfFolder(c);
+		this.#tensors = new TrainingTensors({
+			replicas: state.replicas,
+			logicalTensors: () => run.logicalTensors(),
+			optimizer: state.optimizer,
+			// On ranks without routers there is nothing loose.
+			writesLoose: state.language?.routers.rank === 0,
+		});
+		this.#saver =
+			c.save === null
+				? null
+				: new CheckpointSaver({
+						root: c.save,
+						world: state.world,
+						tensors: this.#tensors,
+						withOptimizer: !c.noSaveOptim,
+						retention: { keep: c.keep, retainInterval: c.saveRetainInterval },
+						...options.claim,
+						goesOnAfterFailure: c.saveRetry,
+						say: options.say,
+						warn: options.warn,
+					});
+		this.#signals = c.exitSignalHandler ? new ExitSignals() : null;
+	}
+
+	/** Those that the training follows: the configuration's, unless a checkpoint's were asked for. */
+	get schedules(): Schedules {
+		return this.#schedules;
+	}
+
+	/** Throws a UserError when the first checkpoint would not fit on the disk. Every rank calls this together. */
+	requireRoom(): void {
+		this.#saver?.requireRoom();
+	}
+
+	/** Name of the run that began this training: of the first one that was resumed. */
+	get lineage(): string {
+		return this.#lineage;
+	}
+
+	/** Restores what the configuration names; null: it names nothing. Every rank calls this together. */
+	restore(): StartingPoint | null {
+		const { state } = this.run;
+		const start = restoreTraining(this.c, this.#tensors, this.#schedules, state.world, this.options);
+		if (start === null) return null;
+		this.#schedules = start.schedules;
+		this.#provenance = start.provenance;
+		this.#lineage = start.lineage ?? this.#lineage;
+		if (this.c.load === this.c.save) this.#latest = start.progress.iteration;
+		state.scalars.setStep(start.optimizerSteps);
+		return start;
+	}
+
+	async beforeUpdate(): Promise<void> {
+		this.#asked = await this.#agree();
+	}
+
+	async betweenSteps(progress: Progress): Promise<Stop | undefined> {
+		const { c } = this;
+		const { iteration } = progress;
+		const asked = this.#asked;
+		if (this.#saver?.busy) this.#saver.poll();
+		const saved = c.save === null ? ", without a checkpoint" : "";
+		if (asked.signal !== null) {
+			const reason = `Stopped by ${asked.signal} after step ${iteration}${saved}.`;
+			// Batch systems give notice with SIGUSR1; SIGTERM ends a job for good.
+			return { exitCode: exitCodes.runAgain, reason, requeue: asked.signal === "SIGUSR1" && c.save !== null };
+		}
+		if (c.saveInterval !== null && iteration % c.saveInterval === 0) await this.#save(progress);
+		if (asked.late) {
+			return {
+				exitCode: 0,
+				reason: `Stopped after step ${iteration}: ${c.exitDurationInMins} minutes are over${saved}.`,
+			};
+		}
+		if (c.exitInterval !== null && iteration % c.exitInterval === 0) {
+			return { exitCode: 0, reason: `Stopped after step ${iteration}, a multiple of exit-interval${saved}.` };
+		}
+		return undefined;
+	}
+
+	/** The last step's checkpoint, complete. */
+	async afterTraining(progress: Progress): Promise<void> {
+		if (this.#saver === null) return;
+		await this.#save(progress);
+		this.#saver.finish();
+		if (this.#saver.failed) throw new UserError(`The checkpoint of step ${progress.iteration} was not saved.`);
+	}
+
+	/** What any rank wants. */
+	async #agree(): Promise<Wish> {
+		const limit = this.c.exitDurationInMins;
+		if (this.#signals === null && limit === null) return nothingAsked;
+		const signal = (await this.#signals?.asked()) ?? null;
+		const late = limit !== null && process.uptime() / 60 > limit;
+		const wishes = this.run.state.world.exchange(Int32Array.of(agreed.indexOf(signal), late ? 1 : 0));
+		const strongest = Math.max(...wishes.map(([one]) => one!));
+		return { signal: agreed[strongest] ?? null, late: wishes.some(([, one]) => one === 1) };
+	}
+
+	/** Begins a save unless this step has one; waits for it unless saves are asynchronous. */
+	async #save(progress: Progress): Promise<void> {
+		if (this.#saver === null || this.#latest === progress.iteration) return;
+		this.#latest = progress.iteration;
+		const { c, run } = this;
+		const optimizerSteps = run.state.scalars.step.item();
+		const data = await this.#dataStates();
+		this.#saver.start(progress.iteration, {
+			generator: `mimo ${programVersion()}`,
+			model: { ...c } as unknown as Manifest["model"],
+			common: commonOf(this.#record(progress, optimizerSteps), this.#groups(progress, optimizerSteps)),
+			source: this.#provenance.source,
+			objects: {
+				...this.#provenance.objects,
+				[dataObject]: { encoding: "json", bytes: new TextEncoder().encode(data) },
+			},
+		});
+		if (!c.asyncSave) this.#saver.finish();
+	}
+
+	#record(progress: Progress, optimizerSteps: number) {
+		const { c, run } = this;
+		const { learningRate, weightDecay } = this.#schedules;
+		const { encoder, language, colocated } = run.topology;
+		return {
+			training: { ...progress, optimizerSteps, globalBatchSize: c.globalBatchSize },
+			schedules: c.noSaveOptim ? null : { learningRate: { ...learningRate }, weightDecay: { ...weightDecay } },
+			rng: c.noSaveRng ? null : { seed: c.seed },
+			participation: c.encoderGradParticipation,
+			lineage: this.#lineage,
+			topology: {
+				encoder: encoder?.shape ?? null,
+				language: language.shape,
+				colocated,
+				distributedOptimizer: c.useDistributedOptimizer,
+			},
+		};
+	}
+
+	#groups({ scheduledSamples }: Progress, step: number): Manifest["common"][string] {
+		if (this.c.noSaveOptim) return {};
+		const { learningRate, weightDecay } = this.#schedules;
+		return parameterGroups(this.c, {
+			step,
+			learningRate: learningRateAt(learningRate, scheduledSamples),
+			weightDecay: weightDecayAt(weightDecay, scheduledSamples),
+		});
+	}
+
+	/** JSON of the states of the data of all ranks, by rank; null where there is none. */
+	async #dataStates(): Promise<string> {
+		const own = JSON.stringify((await this.options.dataState()) ?? null);
+		return `[${exchangeTexts(this.run.state.world, own).join(",")}]`;
+	}
+
+	close(): void {
+		this.#saver?.[Symbol.dispose]();
+		this.#signals?.[Symbol.dispose]();
+		this.#tensors[Symbol.dispose]();
+	}
+}

@@ -1,0 +1,166 @@
+/** Where a run starts: a checkpoint's state on this rank, or nothing (runtime.md §10.3). */
+import { detectFormat } from "../../checkpoint/conversion/source.ts";
+import type { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
+import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";
+import { describedModel } from "../../checkpoint/training/megatron-record.ts";
+import type { Start } from "../../checkpoint/training/own-steps.ts";
+import { dataObject, readRecord, type TrainingRecord } from "../../checkpoint/training/record.ts";
+import { restoreTensors } from "../../checkpoint/training/restore.ts";
+import { requireTensors } from "../../checkpoint/training/strict.ts";
+import type { TrainingTensors } from "../../checkpoint/training/tensors.ts";
+import { requireSameModel } from "../../config/same-model.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { UserError } from "../../native/errors.ts";
+import { type Schedules, schedulesOf } from "../../optim/schedules.ts";
+import type { Group } from "../../parallel/group.ts";
+import { atTheStart, type Progress } from "../listeners.ts";
+import { agreedSchedules } from "./agreed-schedules.ts";
+import { type Provenance, provenanceIn } from "./provenance.ts";
+
+export interface StartingPoint {
+	readonly progress: Progress;
+	readonly optimizerSteps: number;
+	/** Those of the checkpoint under --use-checkpoint-opt-param-scheduler, else those of the configuration. */
+	readonly schedules: Schedules;
+	/** States of the data by rank of the run that saved them; null: the data begin anew. */
+	readonly data: readonly unknown[] | null;
+	readonly provenance: Provenance;
+	/** Name of the run that began the training; null: a new one, or an old checkpoint. */
+	readonly lineage: string | null;
+}
+
+/** Who hear what the user should know, and what is not as it should be. */
+interface Hearers {
+	readonly say: (sentence: string) => void;
+	readonly warn: (sentence: string) => void;
+}
+
+/** What the configuration says to start from; null: nothing. */
+export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => {}): Start | null {
+	if (c.load !== null && hasCheckpoint(c.load)) {
+		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
+	}
+	if (c.pretrainedCheckpoint !== null) {
+		if (!hasCheckpoint(c.pretrainedCheckpoint)) {
+			throw new UserError(`${c.pretrainedCheckpoint} (pretrained-checkpoint) holds no native checkpoint.`);
+		}
+		return { path: c.pretrainedCheckpoint, iteration: null, finetune: true };
+	}
+	if (c.load === null) return null;
+	const format = detectFormat(c.load);
+	if (format !== null) {
+		throw new UserError(
+			`${c.load} (load) is a ${format} checkpoint; \`mimo convert-ckpt --to native ${c.load} TARGET\` makes one to resume from.`,
+		);
+	}
+	if (c.exitOnMissingCheckpoint) throw new UserError(`${c.load} (load) holds no native checkpoint.`);
+	warn(`${c.load} (load) holds no checkpoint yet: starting from the beginning.`);
+	return null;
+}
+
+/**
+ * Restores this rank from what the configuration names; null where it names nothing. Every rank of `world` calls this
+ * together, weights having their initial values.
+ */
+export function restoreTraining(
+	c: TrainingConfiguration,
+	tensors: TrainingTensors,
+	schedules: Schedules,
+	world: Group,
+	{ say, warn }: Hearers,
+): StartingPoint | null {
+	const source = startOf(c, warn);
+	if (source === null) return null;
+	using checkpoint = openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
+	const record = requireAgreement(c, source, checkpoint);
+	const optimizer = restoresOptimizer(c, source);
+	requireTensors(tensors, checkpoint, optimizer, world);
+	const { differing } = restoreTensors(tensors, checkpoint, optimizer);
+	if (record !== null && record.participation !== c.encoderGradParticipation) {
+		warn(
+			`${checkpoint.path} was trained with encoder-grad-participation ${record.participation}, this run has ${c.encoderGradParticipation}.`,
+		);
+	}
+	if (differing.length > 0) {
+		warn(
+			`${checkpoint.path}: ${differing.length} weights are not their fp32 masters rounded, such as ${differing[0]}; the masters count.`,
+		);
+	}
+	const provenance = provenanceIn(checkpoint);
+	if (record === null) {
+		say(`Loaded the weights of ${checkpoint.path}.`);
+		return { progress: atTheStart, optimizerSteps: 0, schedules, data: null, provenance, lineage: null };
+	}
+	const progress = progressOf(c, record, optimizer);
+	say(`Loaded ${checkpoint.path}: going on after step ${progress.iteration}.`);
+	return {
+		progress,
+		optimizerSteps: optimizer ? record.training.optimizerSteps : 0,
+		schedules:
+			record.schedules && optimizer ? agreedSchedules(c, schedules, record.schedules, checkpoint.path) : schedules,
+		data: c.overrideCkptIteration === null ? dataStates(checkpoint) : null,
+		provenance,
+		lineage: record.lineage,
+	};
+}
+
+function dataStates(checkpoint: NativeCheckpoint): readonly unknown[] | null {
+	if (!(dataObject in checkpoint.manifest.objects)) return null;
+	return JSON.parse(new TextDecoder().decode(checkpoint.readObject(dataObject)));
+}
+
+function restoresOptimizer(c: TrainingConfiguration, { finetune }: Start): boolean {
+	return !finetune && !c.noLoadOptim;
+}
+
+/**
+ * Throws a UserError unless this run may start from the checkpoint as its index describes it: the same model and, going on
+ * with the training, its optimizer, seed, batch size and schedules. Returns its record; null: weights alone are loaded.
+ */
+export function requireAgreement(
+	c: TrainingConfiguration,
+	source: Start,
+	{ manifest, path }: Pick<NativeCheckpoint, "manifest" | "path">,
+): TrainingRecord | null {
+	requireSameModel(path, describedModel(manifest), { ...c });
+	if (source.finetune) return null;
+	const record = readRecord(manifest, path);
+	const optimizer = restoresOptimizer(c, source);
+	if (optimizer) requireOptimizer(record, path);
+	if (!c.noLoadRng) requireSeed(record, c, path);
+	requireBatchSize(record, c, path);
+	if (record.schedules && optimizer) agreedSchedules(c, schedulesOf(c), record.schedules, path);
+	return record;
+}
+
+function requireBatchSize({ training: { globalBatchSize } }: TrainingRecord, c: TrainingConfiguration, path: string) {
+	if (globalBatchSize !== c.globalBatchSize && c.overrideCkptIteration === null) {
+		throw new UserError(
+			`${path} was trained with global-batch-size ${globalBatchSize}, this run has ${c.globalBatchSize}: which samples come next is counted in steps; --override-ckpt-iteration N goes on after step N of this run's.`,
+		);
+	}
+}
+
+function progressOf(c: TrainingConfiguration, { training }: TrainingRecord, optimizer: boolean): Progress {
+	const { iteration, consumedSamples, scheduledSamples, consumedValidSamples } = training;
+	const override = c.overrideCkptIteration;
+	return {
+		iteration: override ?? iteration,
+		consumedSamples: override === null ? consumedSamples : override * c.globalBatchSize,
+		scheduledSamples: optimizer ? scheduledSamples : 0,
+		consumedValidSamples,
+	};
+}
+
+function requireOptimizer({ schedules }: TrainingRecord, path: string): void {
+	if (schedules !== null) return;
+	throw new UserError(`${path} was saved without its optimizer; --no-load-optim goes on with a new one.`);
+}
+
+function requireSeed({ rng }: TrainingRecord, c: TrainingConfiguration, path: string): void {
+	if (rng === null) throw new UserError(`${path} was saved without its seed; --no-load-rng takes that of this run.`);
+	if (rng.seed === c.seed) return;
+	throw new UserError(
+		`${path} was trained with seed ${rng.seed}, this run has ${c.seed}; --no-load-rng goes on with other random numbers.`,
+	);
+}

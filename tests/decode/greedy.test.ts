@@ -1,0 +1,97 @@
+/** Greedy decoding: every token is the likeliest after those before it, as one pass over the finished text sees it. */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { DeviceInput } from "../../src/data/device-input.ts";
+import { decodeGreedily } from "../../src/decode/greedy.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import type { Device } from "../../src/native/device.ts";
+import { groupOfOne } from "../../src/parallel/group.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { smallModel } from "../models/small.ts";
+import { randomValues, testDevice } from "../support.ts";
+
+let device: Device;
+let model: HybridModel;
+beforeAll(async () => {
+	device = await testDevice();
+	const c = configurationOf({
+		...smallModel,
+		"init-method-std": 0.3,
+	});
+	model = new HybridModel(device, hybridConfig(c), { frozen: false });
+	model.initialise(3);
+});
+afterAll(() => {
+	model[Symbol.dispose]();
+	device[Symbol.dispose]();
+});
+
+/** Outside the vocabulary: never generated. */
+const imageTokenId = 99;
+
+/** Likeliest next token after every token of one sequence; `images`: rows for its image tokens. */
+function likeliest(ids: readonly number[], images: Float32Array | null): number[] {
+	const places = ids.flatMap((id, at) => (id === imageTokenId ? [at] : []));
+	const tokens = ids.length;
+	const text = {
+		ids: Int32Array.from(ids, (id) => (id === imageTokenId ? -1 : id)),
+		labels: new Int32Array(tokens),
+		lossMask: new Float32Array(tokens),
+		lengths: [tokens],
+	};
+	using input = new DeviceInput(device, text, model.parallel.tp);
+	const addToEmbedding = (embedded: Tensor) => {
+		const values = embedded.toFloat32();
+		for (const [row, at] of places.entries()) {
+			for (let i = 0; i < 32; i++) values[at * 32 + i]! += images![row * 32 + i]!;
+		}
+		return Tensor.from(device, values, [tokens, 32]);
+	};
+	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), ...(images ? { addToEmbedding } : {}) };
+	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	const values = logits.toFloat32();
+	return Array.from({ length: tokens }, (_, token) => {
+		const own = values.subarray(token * logits.width, token * logits.width + 61);
+		return own.indexOf(Math.max(...own));
+	});
+}
+
+const alone = groupOfOne("language", 0);
+const limits = { endId: 5, most: 12, group: alone, stages: alone, edges: new Map() };
+
+/** Throws unless `continued` is what greedy decoding of `prompt` must give. */
+function check(prompt: readonly number[], continued: readonly number[], images: Float32Array | null): void {
+	const next = likeliest([...prompt, ...continued], images).slice(prompt.length - 1);
+	expect(next.slice(0, continued.length)).toEqual([...continued]);
+	if (continued.length < limits.most) expect(next[continued.length]).toBe(limits.endId);
+}
+
+test("prompts of different lengths together go on as each alone", () => {
+	const prompts = Array.from({ length: 8 }, (_, index) =>
+		Array.from({ length: 1 + index }, (_, at) => (7 * index + 3 * at + 1) % 60),
+	);
+	const continued = decodeGreedily(model, { ids: prompts, rows: null, imageTokenId: -1 }, limits);
+	for (const [index, prompt] of prompts.entries()) check(prompt, continued[index]!, null);
+	// Otherwise this would show little.
+	expect(new Set(continued.map((ids) => ids.join())).size).toBeGreaterThan(3);
+});
+
+test("image rows stand where the image tokens are", () => {
+	const prompts = [
+		[imageTokenId, imageTokenId],
+		[imageTokenId, 4],
+		[8, imageTokenId, imageTokenId, imageTokenId],
+	];
+	const values = randomValues(6 * 32, 9);
+	using rows = Tensor.from(device, values, [6, 32]);
+	const continued = decodeGreedily(model, { ids: prompts, rows, imageTokenId }, limits);
+	let first = 0;
+	for (const [index, prompt] of prompts.entries()) {
+		const count = prompt.filter((id) => id === imageTokenId).length;
+		check(prompt, continued[index]!, values.subarray(first * 32, (first + count) * 32));
+		first += count;
+	}
+});

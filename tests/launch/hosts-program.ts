@@ -1,0 +1,44 @@
+/**
+ * A rank of a run of several hosts that does nothing but live: what hosts tell each other needs no GPU.
+ *
+ *   bun hosts-program.ts SCENARIO [RANK]
+ *
+ * Scenarios: finish (each rank a little later than the one before); throw (RANK does); wait (for the end of the run).
+ */
+import { endRank } from "../../src/commands/ranks.ts";
+import { findRun, identityOf } from "../../src/launch/join.ts";
+import { placeFromEnvironment } from "../../src/launch/place.ts";
+import { Status } from "../../src/native/abi.ts";
+import { NativeError, UserError } from "../../src/native/errors.ts";
+import { testLibrary } from "../support.ts";
+
+const [scenario, rankText] = process.argv.slice(2);
+const place = placeFromEnvironment()!;
+const library = await testLibrary();
+// The CPU library refuses several hosts because its tensors cannot go there; here are none.
+const identity = {
+	...identityOf(place.rank, place.worldSize, { library, version: "test", configuration: {} }),
+	library: "cuda",
+};
+
+using run = await findRun(place, identity, library, 1);
+run.describe(place.rank, "language", `dp ${place.rank}`);
+try {
+	run.join(place.rank);
+	// What others are called is known a moment after they have joined.
+	const everyone = Array.from({ length: place.worldSize }, (_, rank) => rank);
+	while (everyone.some((rank) => run.rankState(rank).host === "") && run.watch() === null) await Bun.sleep(5);
+	console.log(`rank ${place.rank} has joined`);
+	if (scenario === "finish") await Bun.sleep(400 * place.rank);
+	if (scenario === "throw" && place.rank === Number(rankText)) {
+		await Bun.sleep(500);
+		throw new UserError("Sample 17 of images.tar holds no image.");
+	}
+	while (scenario !== "finish") {
+		if (run.watch() !== null) throw new NativeError("mimo_run_watch", Status.peer, "The run has failed.");
+		await Bun.sleep(20);
+	}
+	run.leave();
+} catch (error) {
+	process.exit(await endRank(run, place, error));
+}

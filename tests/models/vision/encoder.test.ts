@@ -1,0 +1,166 @@
+/** Tower and projector as one module (spec vision 7, G18). */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { PatchGrid } from "../../../src/models/radio/config.ts";
+import { type EncoderConfig, EncoderModule } from "../../../src/models/vision/encoder.ts";
+import type { Device } from "../../../src/native/device.ts";
+import { Tape } from "../../../src/tensor/tape.ts";
+import { Tensor } from "../../../src/tensor/tensor.ts";
+import { randomValues, relativeRms, testDevice } from "../../support.ts";
+import { tinyTower } from "../radio/tower.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+const width = 10;
+const config: EncoderConfig = {
+	tower: tinyTower,
+	projector: {
+		type: "mlp",
+		inputSize: 64,
+		outputSize: width,
+		ffnHiddenSize: 32,
+		normEpsilon: 1e-5,
+		initMethodStd: 0.2,
+		outputInitMethodStd: 0.1,
+	},
+};
+const [small, wide]: PatchGrid[] = [
+	{ rows: 4, columns: 4 },
+	{ rows: 2, columns: 6 },
+];
+
+function open(change: Partial<EncoderConfig> = {}, frozenTower = false): EncoderModule {
+	const encoder = new EncoderModule(device, { ...config, ...change }, { frozenTower, frozenProjector: false });
+	encoder.initialise(7);
+	return encoder;
+}
+
+function pixels({ rows, columns }: PatchGrid, seed: number): Float32Array {
+	return randomValues(rows * columns * 12, seed);
+}
+
+/** Rows of the images, forward only unless a tape is given. */
+function encode(
+	encoder: EncoderModule,
+	images: readonly (readonly [PatchGrid, Float32Array])[],
+	options: { tape?: Tape; cropKey?: number; firstImage?: number } = {},
+): { rows: Tensor; rowsPerImage: readonly number[] } {
+	const values = Float32Array.from(images.flatMap(([, patches]) => [...patches]));
+	using patches = Tensor.from(device, values, [values.length / 12, 12]);
+	const { tape = new Tape(device, { recording: false }), cropKey = 0, firstImage = 0 } = options;
+	const grids = images.map(([grid]) => grid);
+	return encoder.forward(tape, { patches, grids, cropKey, indices: grids.map((_, index) => firstImage + index) });
+}
+
+function rowsOf(...args: Parameters<typeof encode>): Float32Array {
+	using rows = encode(...args).rows;
+	return rows.toFloat32();
+}
+
+describe("packed images", () => {
+	const [a, b] = [pixels(small!, 1), pixels(wide!, 2)];
+
+	test("an image gives the same rows alone, beside another, and after it", () => {
+		using encoder = open();
+		const [alone, other] = [rowsOf(encoder, [[small!, a]]), rowsOf(encoder, [[wide!, b]])];
+		expect(alone.length).toBe(4 * width);
+		expect(other.length).toBe(3 * width);
+		const together = rowsOf(encoder, [
+			[small!, a],
+			[wide!, b],
+			[small!, a],
+		]);
+		const swapped = rowsOf(encoder, [
+			[wide!, b],
+			[small!, a],
+		]);
+		expect(relativeRms(together, [...alone, ...other, ...alone])).toBeLessThan(1e-6);
+		expect(relativeRms(swapped, [...other, ...alone])).toBeLessThan(1e-6);
+	});
+
+	test("no images give no rows", () => {
+		using encoder = open();
+		const { rows, rowsPerImage } = encode(encoder, []);
+		using none = rows;
+		expect(none.shape).toEqual([0, width]);
+		expect(none.gradient).toBeNull();
+		expect(rowsPerImage).toEqual([]);
+	});
+
+	test("random crops follow the image's index in the global batch, not its place here", () => {
+		const positions = { mode: "cpe", aspectRatioSelect: false, randomCrop: true } as const;
+		const tower = { ...tinyTower, positions };
+		using encoder = open({ tower });
+		const train = (images: readonly (readonly [PatchGrid, Float32Array])[], firstImage: number, cropKey = 3) => {
+			const tape = new Tape(device, { recording: true });
+			const rows = rowsOf(encoder, images, { tape, cropKey, firstImage });
+			tape.discard();
+			return rows;
+		};
+		const both = train(
+			[
+				[small!, a],
+				[wide!, b],
+			],
+			4,
+		);
+		expect(relativeRms(both.subarray(4 * width), train([[wide!, b]], 5))).toBeLessThan(1e-6);
+		expect(relativeRms(train([[wide!, b]], 5), train([[wide!, b]], 6))).toBeGreaterThan(1e-3);
+		expect(relativeRms(train([[wide!, b]], 5), train([[wide!, b]], 5, 4))).toBeGreaterThan(1e-3);
+		// Evaluated, and frozen, the whole table counts.
+		using frozen = open({ tower }, true);
+		using plain = open();
+		const tape = new Tape(device, { recording: true });
+		expect(rowsOf(frozen, [[small!, a]], { tape })).toEqual(rowsOf(plain, [[small!, a]]));
+		tape.discard();
+	});
+});
+
+test("a frozen tower has no gradients, the projector does", () => {
+	using encoder = open({}, true);
+	const tape = new Tape(device, { recording: true });
+	using rows = encode(encoder, [[small!, pixels(small!, 1)]], { tape }).rows;
+	rows.gradient!.accumulate(Tensor.from(device, randomValues(rows.elements, 3), rows.shape));
+	tape.backward();
+	for (const { name, mainGradient } of encoder.parameters) {
+		if (name.includes("radio_model")) expect(mainGradient).toBeNull();
+		else expect(mainGradient!.toFloat32().some((value) => value !== 0)).toBe(true);
+	}
+});
+
+test("gradients are those of differences, in every parameter of tower and projector", () => {
+	using encoder = open({ tower: { ...tinyTower, layers: 1 } });
+	const images = [
+		[wide!, pixels(wide!, 4)],
+		[small!, pixels(small!, 5)],
+	] as const;
+	const weights = randomValues(7 * width, 6);
+	const tape = new Tape(device, { recording: true });
+	{
+		using rows = encode(encoder, images, { tape }).rows;
+		rows.gradient!.accumulate(Tensor.from(device, weights, rows.shape));
+	}
+	tape.backward();
+	const loss = () => rowsOf(encoder, images).reduce((sum, value, i) => sum + value * weights[i]!, 0);
+	for (const { name, value, mainGradient } of encoder.parameters) {
+		const gradient = mainGradient!.toFloat32();
+		const original = value.toFloat32();
+		const direction = randomValues(original.length, name.length);
+		const shifted = (step: number) => {
+			device.copyToDevice(
+				value,
+				Float32Array.from(original, (w, i) => w + step * direction[i]!),
+			);
+			const result = loss();
+			device.copyToDevice(value, original);
+			return result;
+		};
+		const numeric = (shifted(1e-2) - shifted(-1e-2)) / 2e-2;
+		const exact = gradient.reduce((sum, g, i) => sum + g * direction[i]!, 0);
+		const size = Math.sqrt(gradient.reduce((sum, g) => sum + g * g, 0) * direction.reduce((sum, d) => sum + d * d, 0));
+		expect(Math.abs(numeric - exact) / size, name).toBeLessThan(5e-3);
+	}
+});

@@ -1,0 +1,44 @@
+import { expect, test } from "bun:test";
+import { fields } from "../../../src/config/schema.ts";
+import { radioParameters } from "../../../src/models/radio/names.ts";
+import { encoderConfig } from "../../../src/models/vision/from-configuration.ts";
+import { projectorParameters } from "../../../src/models/vision/projector.ts";
+import { elementCount } from "../../../src/tensor/tensor.ts";
+
+const keys = {
+	bf16: true,
+	classTokenLen: 8,
+	disableVisionClassToken: true,
+	hiddenSize: 2688,
+	hybridLayerPattern: "M*E-M*E-M*E-M*E-M*E-",
+	initMethodStd: 0.0173,
+	patchDim: 16,
+	pixelShuffle: true,
+	// Sizes by default: those of upstream's model provider.
+	visionNumLayers: fields["vision-num-layers"].default!,
+	visionHiddenSize: fields["vision-hidden-size"].default!,
+	visionNumAttentionHeads: fields["vision-num-attention-heads"].default!,
+	visionMaxImgH: fields["vision-max-img-h"].default!,
+	visionMaxImgW: fields["vision-max-img-w"].default!,
+	visionKvChannels: 80,
+	visionFfnHiddenSize: 5120,
+	visionFinalLayernorm: true,
+	visionPositionCrop: true,
+	visionPositionMode: "cpe",
+	visionProjectionFfnHiddenSize: 20480,
+	visionProjectionType: "affine",
+} as const;
+
+test("RADIO ViT-H has the parameters the specification counts", () => {
+	const count = (specs: readonly { shape: readonly number[] }[]) =>
+		specs.reduce((sum, { shape }) => sum + elementCount(shape), 0);
+	const { tower, projector } = encoderConfig(keys);
+	expect(count(radioParameters(tower))).toBe(651_645_440);
+	expect(count(radioParameters({ ...tower, classTokens: 10 }))).toBe(651_648_000);
+	expect(count(radioParameters({ ...tower, finalLayerNorm: false }))).toBe(651_645_440 - 2560);
+	expect(count(projectorParameters(projector))).toBe(13_762_560);
+	const mlp = encoderConfig({ ...keys, visionProjectionType: "mlp" }).projector;
+	expect(count(projectorParameters(mlp))).toBe(159_907_840);
+	expect(count(projectorParameters({ ...mlp, normEpsilon: 1e-5 }))).toBe(159_907_840 + 5120);
+	expect(tower.outputInitMethodStd).toBeCloseTo(0.0173 / Math.sqrt(20), 12);
+});
