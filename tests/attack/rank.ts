@@ -1,9 +1,9 @@
 /**
  * A rank of a run on two played hosts of two ranks each. What the CPU library cannot do between hosts, each host does for
- * itself: its ranks train a small language model on samples of their own. The hosts go in step through what their relays tell,
- * because no rank begins a step before all others have ended the one `lead` before it.
+ * itself: its ranks train a small language model on samples of their own. A step is due every PERIOD milliseconds after the first,
+ * and begins then unless the relays have not yet told that every rank ended the step before it.
  *
- *   bun rank.ts STEPS HOLD
+ *   bun rank.ts STEPS HOLD PERIOD
  *
  * HOLD: milliseconds that a host other than rank 0's waits before it connects to that one's relay, whose port stays open.
  * Prints "step N" after each, and at the end {"losses": [...], "weights": SHA-256}.
@@ -34,9 +34,7 @@ import { trainStep } from "../../src/train/step.ts";
 import { divisibleModel } from "../models/small.ts";
 import { testLibrary } from "../support.ts";
 
-/** Steps that a rank may be ahead of the others. */
-const lead = 4;
-const [stepsText, holdText] = process.argv.slice(2);
+const [stepsText, holdText, periodText] = process.argv.slice(2);
 const place = placeFromEnvironment()!;
 const { rank, worldSize, localSize } = place;
 const library = await testLibrary();
@@ -101,8 +99,11 @@ async function train(): Promise<void> {
 		logParametersNorm: true,
 	};
 	const losses: unknown[] = [];
+	let started = 0;
 	for (let step = 0; step < Number(stepsText); step++) {
-		await reached(step - lead);
+		await reached(step);
+		started ||= performance.now();
+		await Bun.sleep(Math.max(0, started + step * Number(periodText) - performance.now()));
 		const microbatches = [withoutImages(nextTokenMicrobatch([0, 1].map((row) => sample(step, 2 * rank + row))))];
 		const tokens = TokenSlice.of((rank % localSize) * 48, 48);
 		losses.push(trainStep(parts, { microbatches, tokens, iteration: step, learningRate: 1e-3, weightDecay: 0.1 }, {}));

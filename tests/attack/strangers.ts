@@ -1,15 +1,14 @@
 /**
  * A run on two hosts, played by this one, while strangers attack whatever rank 0 listens at: before the ranks meet, between the
- * hosts' meeting and the first step, and in training. It must give what the same run gives undisturbed, which goes on beside it:
- * whatever else this machine does slows down both.
+ * hosts' meeting and the first step, and in training. It must give what the same run gives undisturbed, which goes on beside it.
+ * A step is due every second, and waits until the relays have told that every rank ended the one before.
  *
  *   bun tests/attack/strangers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
  *
- * Prints a line a kind, and before them that of two undisturbed runs, whose difference is the machine's: how late the attacked
- * run's latest step was compared with the other's (both since their first step, without the first quarter), the memory that rank 0
- * took beyond the other's, its descriptors, and whether losses and weights of all ranks are equal to the last bit. Exits with 1
- * when one of them fails: a step later by more than a tenth (unless --no-timing), 32 MiB more memory, more than 160 descriptors,
- * another result.
+ * Prints a line a kind, and before them that of two undisturbed runs: how late the latest step of the attacked run ended after it
+ * was due, as a share of a step, and that of the undisturbed run; the memory that rank 0 took beyond the other's; its descriptors;
+ * and whether losses and weights of all ranks are equal to the last bit. Exits with 1 when a kind fails: a step later by more than
+ * a tenth (unless --no-timing), 32 MiB more memory, more than 160 descriptors, another result.
  */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -17,10 +16,12 @@ import { parseArgs } from "node:util";
 import { freePort } from "../launch/launched.ts";
 
 const kinds = ["flood", "half-open", "slow", "lying"];
-/** Steps a second of a run, about; the hosts wait for each other's beats. */
-const stepsASecond = 30;
+/** Milliseconds from a step to the next. What a step waits for is told within 400 ms: from rank to relay, and from relay to relay. */
+const period = 1000;
+/** Steps in which processes still compile their code. */
+const startUp = 4;
 const ranks = 4;
-const limits = { lateness: 1.1, bytes: 32 << 20, descriptors: 160 };
+const limits = { lateness: 0.1, bytes: 32 << 20, descriptors: 160 };
 
 const { values: flags } = parseArgs({
 	options: {
@@ -36,7 +37,7 @@ if (!(seconds >= 1) || wanted.some((kind) => !kinds.includes(kind))) {
 	console.error(`strangers: --seconds is at least 1, --kinds are of ${kinds.join()}`);
 	process.exit(2);
 }
-const steps = Math.ceil(seconds * stepsASecond);
+const steps = Math.max(8, Math.ceil((seconds * 1000) / period));
 /** Milliseconds that the second host comes later, and waits once more before it meets the first one's relay. */
 const hold = Math.min(5000, seconds * 150);
 
@@ -57,7 +58,7 @@ interface Outcome {
 async function play(kind: string | null): Promise<Outcome> {
 	const port = await freePort();
 	const start = (rank: number) =>
-		Bun.spawn([process.execPath, join(import.meta.dir, "rank.ts"), String(steps), String(hold)], {
+		Bun.spawn([process.execPath, join(import.meta.dir, "rank.ts"), String(steps), String(hold), String(period)], {
 			env: {
 				...process.env,
 				RANK: String(rank),
@@ -143,29 +144,33 @@ function countDescriptors(pid: number): number {
 	}
 }
 
-/** How many times later than undisturbed the latest step ended, of those after the first seconds, in which processes start up. */
-function lateness(times: readonly number[], undisturbed: readonly number[]): number {
-	const from = Math.min(steps - 1, Math.max(20, Math.ceil(steps / 4)));
-	const ratios = undisturbed.slice(from).map((time, i) => (times[from + i] ?? Number.POSITIVE_INFINITY) / time);
-	return Math.max(...ratios);
+/** The most that a step ended after it was due, as a share of a step. The median end is taken as on time. */
+function lateness(times: readonly number[]): number {
+	const ends = times.map((time, step) => time - step * period).slice(startUp);
+	return times.length < steps ? Number.POSITIVE_INFINITY : (Math.max(...ends) - median(ends)) / period;
 }
 
+function median(values: readonly number[]): number {
+	return values.toSorted((a, b) => a - b)[values.length >> 1]!;
+}
+
+const percent = (share: number) => `${(100 * share).toFixed(1)} %`;
 const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
 console.log(`${steps} steps on ${ranks} ranks, each time beside an undisturbed run`);
-console.log("stranger     seconds  latest step  more memory  descriptors  result     what it did");
+console.log("stranger     seconds  latest step     more memory  descriptors  result     what it did");
 let failed = false;
-// Two undisturbed runs first: how much they differ is this machine's doing.
+// Two undisturbed runs first: their lateness is the machine's.
 for (const kind of [...(flags.timing ? [null] : []), ...wanted]) {
 	const [attacked, undisturbed] = await Promise.all([play(kind), play(null)]);
 	if (undisturbed.times.length !== steps || undisturbed.errors !== "") {
 		console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
 		process.exit(1);
 	}
-	const ratio = lateness(attacked.times, undisturbed.times);
+	const latest = { attacked: lateness(attacked.times), undisturbed: lateness(undisturbed.times) };
 	const more = attacked.resident - undisturbed.resident;
 	const equal = attacked.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
 	const good =
-		(!flags.timing || kind === null || ratio <= limits.lateness) &&
+		(!flags.timing || kind === null || latest.attacked <= limits.lateness) &&
 		more <= limits.bytes &&
 		attacked.descriptors <= limits.descriptors &&
 		equal &&
@@ -174,7 +179,7 @@ for (const kind of [...(flags.timing ? [null] : []), ...wanted]) {
 	const columns = [
 		(kind ?? "nobody").padEnd(12),
 		(undisturbed.times.at(-1)! / 1000).toFixed(1).padEnd(8),
-		`×${ratio.toFixed(3)}`.padEnd(12),
+		`${percent(latest.attacked)} (${percent(latest.undisturbed)})`.padEnd(15),
 		`${megabytes(more)} MiB`.padEnd(12),
 		String(attacked.descriptors).padEnd(12),
 		(equal ? "equal" : "DIFFERENT").padEnd(10),
