@@ -112,7 +112,8 @@ export class JsonLog implements Observer {
 	}
 
 	close(): void {
-		fsyncSync(this.#descriptor);
+		// Devices and pipes cannot be flushed to a disk.
+		if (fstatSync(this.#descriptor).isFile()) this.#attempt(() => fsyncSync(this.#descriptor));
 		closeSync(this.#descriptor);
 	}
 

@@ -97,8 +97,11 @@ test("numbers that JSON lacks are names", () => {
 	expect(records(file)[0]).toMatchObject({ "lm loss": "NaN", grad_norm: "Infinity" });
 });
 
-test("a file that cannot be opened is named", () => {
+test("a file that cannot be opened or written is named", () => {
 	writeFileSync(join(folder, "file"), "");
 	expect(() => new JsonLog(join(folder, "file/log.json"))).toThrow(UserError);
+	const full = new JsonLog("/dev/full");
+	expect(() => full.step(step({}))).toThrow(/The log \/dev\/full cannot be written/);
+	full.close();
 	expect(() => new JsonLog(join(folder, "file/log.json"))).toThrow(/The log .*file\/log\.json cannot be written/);
 });
