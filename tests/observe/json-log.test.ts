@@ -101,7 +101,7 @@ test("a file that cannot be opened or written is named", () => {
 	writeFileSync(join(folder, "file"), "");
 	expect(() => new JsonLog(join(folder, "file/log.json"))).toThrow(UserError);
 	const full = new JsonLog("/dev/full");
-	expect(() => full.step(step({}))).toThrow(/The log \/dev\/full cannot be written/);
+	expect(() => full.step(step({ iteration: 1 }))).toThrow(/The log \/dev\/full cannot be written/);
 	full.close();
 	expect(() => new JsonLog(join(folder, "file/log.json"))).toThrow(/The log .*file\/log\.json cannot be written/);
 });
