@@ -1,5 +1,6 @@
 /** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
 import { defineCommand } from "citty";
+import { hasEncoder } from "../config/derive.ts";
 import { flagHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
@@ -12,12 +13,13 @@ import type { RankOptions } from "./ranks.ts";
 
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
 
-Trains one batch of samples in one process that holds both modules (layout 1), then on every layout of the list,
+Trains one batch of samples in one process that holds all modules (layout 1), then on every layout of the list,
 and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, and ZeRO-1 on with off. Exit code
 1 where something differs by more than the tolerance.
 
-  --layouts LIST       Layouts separated by commas, each ENCODER+LANGUAGE. A side is any of tpN dpN epN etpN written
-                       together, or a number, which means dp; ranks of a side = tp × dp. 1: one process.
+  --layouts LIST       Layouts separated by commas: ENCODER+LANGUAGE on ranks of their own, ENCODER|LANGUAGE on the same
+                       ranks, LANGUAGE alone where there is no encoder. A side is any of tpN dpN ppN epN etpN written
+                       together, or a number, which means dp; ranks of a side = tp × dp × pp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
                        square). Ten times the noise of this machine is allowed too, up to 1e-3. Default 1e-5.
   --samples KIND       random (default): random text and images, uneven ones and text alone among them, so that every
@@ -64,15 +66,16 @@ export default defineCommand({
 type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
-	const { namedTopology, parseLayouts } = await import("../parallel/layout.ts");
+	const { layoutFor, namedTopology, parseLayouts } = await import("../parallel/layout.ts");
 	const { microBatchSizes, poolingReason } = await import("../parity/verify/subject.ts");
 	const { referencePlan } = await import("../parity/verify/reference.ts");
 	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/plan.ts");
 	if (flags.layouts === undefined) {
 		throw new UserError('verify needs --layouts, such as --layouts "1+1,tp2+dp2ep2".', exitCodes.usage);
 	}
-	const layouts = parseLayouts(flags.layouts);
+	const given = parseLayouts(flags.layouts);
 	const subject = await subjectFor(c, flags);
+	const layouts = given.map((layout) => layoutFor(layout, subject.encoder !== null));
 	const { sequenceLength, samples } = subject;
 	const sizes = { samples: samples.length, microBatchSize: microBatchSizes(subject).layouts, sequenceLength };
 	const reference = referencePlan(subject);
@@ -106,12 +109,10 @@ async function subjectFor(c: TrainingConfiguration, flags: Flags): Promise<Subje
 
 /** The configuration with the layout's grids, checked like any other. */
 function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }: Plan): void {
-	const encoder = layout.encoder ?? { tensor: 1, data: 1 };
-	const { language } = layout;
+	const { encoder, language } = layout;
 	const grids = {
-		"encoder-tp": encoder.tensor,
-		"encoder-dp": encoder.data,
-		"llm-offset": layout.encoder === null || layout.colocated ? 0 : encoder.tensor * encoder.data,
+		...(encoder && { "encoder-tp": encoder.tensor, "encoder-dp": encoder.data }),
+		"llm-offset": encoder === null || layout.colocated ? 0 : encoder.tensor * encoder.data,
 		"llm-tp": language.tensor,
 		"llm-dp": language.data,
 		"llm-ep": language.expert,
@@ -135,6 +136,12 @@ function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }
 
 function textOnlySamples(c: TrainingConfiguration, flags: Flags): number {
 	const given = flags["text-only"];
+	if (given !== undefined && !hasEncoder(c)) {
+		throw new UserError(
+			"--text-only is for a model with an encoder: without one all samples are text.",
+			exitCodes.usage,
+		);
+	}
 	if (given === undefined) return Math.floor(c.globalBatchSize / ("policy" in flags ? 2 : 4));
 	const count = /^\d{1,9}$/.test(given) ? Number(given) : Number.NaN;
 	if (count < c.globalBatchSize) return count;

@@ -53,6 +53,19 @@ export function parseLayout(text: string): Layout {
 /** A language model alone in one process. */
 export const languageAlone: Layout = { text: "1", encoder: null, language: sideOf({}), colocated: false };
 
+/**
+ * The layout for a model with an encoder (`encoder`) or without; `1` suits both. Throws a UserError for a layout of the
+ * other kind.
+ */
+export function layoutFor(layout: Layout, encoder: boolean): Layout {
+	if (layout.text === "1") return encoder ? layout : languageAlone;
+	if (encoder === (layout.encoder !== null)) return layout;
+	const reason = encoder
+		? "it has no side for the encoder; a layout is ENCODER+LANGUAGE or ENCODER|LANGUAGE"
+		: "the model has no encoder; a layout is one side, such as tp2pp2";
+	throw new UserError(`Layout ${layout.text}: ${reason}.`, exitCodes.usage);
+}
+
 /** The grids of a layout. */
 export function topologyOfLayout({ encoder, language, colocated }: Layout): Topology {
 	return layOut(encoder, language, colocated);

@@ -34,6 +34,17 @@ test("pipelines and shared ranks give what one process gives", () => {
 	expect(exitCode).toBe(0);
 }, 120_000);
 
+test("a language model alone is compared on pipelines, with uneven and empty segments", () => {
+	const alone = "--preset nemotron-tiny --hidden-size 32 --mamba-num-heads 4 --mamba-head-dim 16 --seq-length 32";
+	const words = `${alone} --micro-batch-size 2 --global-batch-size 8 --device cpu`;
+	const pattern = ["--hybrid-layer-pattern", "M*-||E|ME", "--layouts", "pp2,pp4,tp2pp2,pp2dp2ep2"];
+	const { exitCode, stdout } = mimo(["verify", ...words.split(" "), ...pattern]);
+	expect(stdout).toMatch(/^Reference: layout 1, one process\. 8 samples of 32 tokens drawn from seed \d+\.$/m);
+	expect(stdout).toMatch(/^pp4 +4 × 2 .* bitwise equal +bitwise .* ok\b/m);
+	expect(stdout).toEndWith("All 4 layouts give what one process gives.\n");
+	expect(exitCode).toBe(0);
+}, 60_000);
+
 test("--json holds every parameter", () => {
 	const { exitCode, stdout, stderr } = verify("--layouts", "1", "--json");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
@@ -168,6 +179,13 @@ describe("a mistake is one sentence", () => {
 			["--layouts", "1", "--samples", "data", "--text-only", "2"],
 			/^mimo: --text-only is for random samples; /,
 		],
+		["a layout without the encoder", ["--layouts", "pp2"], /^mimo: Layout pp2: it has no side for the encoder; /],
+		[
+			"an encoder that is none",
+			["--layouts", "1+pp2", "--llm-only"],
+			/^mimo: Layout 1\+pp2: the model has no encoder; a layout is one side, such as tp2pp2\.$/m,
+		],
+		["policies without an encoder", ["--layouts", "1", "--policy", "--llm-only"], /^mimo: --policy compares what /],
 		["only text", ["--layouts", "1", "--text-only", "8"], /^mimo: --text-only is "8"; .* \(8\)\.$/m],
 		[
 			"balancing over microbatches of another size",

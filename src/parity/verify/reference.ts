@@ -1,5 +1,5 @@
 /**
- * The run that every layout is compared with: one process that holds both modules. Kept in a folder, where the ranks of
+ * The run that every layout is compared with: one process that holds all modules. Kept in a folder, where the ranks of
  * the layouts read it, together with the noise of this machine: the same run with its sums in another order.
  */
 import { readFileSync, writeFileSync } from "node:fs";
@@ -11,7 +11,7 @@ import {
 	type TensorEntry,
 	writeSafetensors,
 } from "../../checkpoint/safetensors.ts";
-import { namedTopology, parseLayout } from "../../parallel/layout.ts";
+import { layoutFor, namedTopology, parseLayout } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { StepResult } from "../../train/step.ts";
@@ -61,7 +61,7 @@ const files = { values: "reference.safetensors", description: "reference.json" }
 
 /** Layout `1`, as the reference runs on it. */
 export function referencePlan(subject: Subject): Plan {
-	return planOf(namedTopology(parseLayout("1")), {
+	return planOf(namedTopology(layoutFor(parseLayout("1"), subject.encoder !== null)), {
 		samples: subject.samples.length,
 		microBatchSize: microBatchSizes(subject).reference,
 		sequenceLength: subject.sequenceLength,

@@ -27,7 +27,7 @@ export function renderReference(subject: Subject, reference: Reference): string 
 		.filter((count) => count > 0);
 	const others = rows.length === 0 ? "" : `, the others with ${Math.min(...rows)} to ${Math.max(...rows)} image rows`;
 	const lines = [
-		`Reference: layout 1, one process with both modules. ${samples.length} samples of ${subject.sequenceLength} tokens ${subject.origin}, ${textOnly} of them text alone${others}.`,
+		`Reference: layout 1, one process${subject.encoder ? " with both modules" : ""}. ${samples.length} samples of ${subject.sequenceLength} tokens ${subject.origin}${subject.encoder ? `, ${textOnly} of them text alone${others}` : ""}.`,
 		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${scalars.tokens} loss tokens, ${reference.microbatches} × ${reference.microBatchSize} samples a step`,
 	];
 	if (reference.noiseFlips > 0) {

@@ -15,10 +15,16 @@ export interface Sample {
 }
 
 export interface SampleOptions {
-	readonly tower: RadioConfig;
 	readonly count: number;
 	readonly sequenceLength: number;
 	readonly vocabularySize: number;
+	readonly seed: number;
+	/** null: every sample is text alone. */
+	readonly images: ImageOptions | null;
+}
+
+export interface ImageOptions {
+	readonly tower: RadioConfig;
 	readonly imageTokenId: number;
 	/** Largest image, in patches. */
 	readonly grid: PatchGrid;
@@ -26,7 +32,6 @@ export interface SampleOptions {
 	readonly dynamic: boolean;
 	/** The last samples, which are text alone; so is sample 2, where there are more than four. */
 	readonly textOnly: number;
-	readonly seed: number;
 }
 
 const ignored = -100;
@@ -51,37 +56,39 @@ export function drawSamples(options: SampleOptions): Sample[] {
 }
 
 /** Whether sample `index` is text alone. */
-export function isTextOnly({ count, textOnly }: Pick<SampleOptions, "count" | "textOnly">, index: number): boolean {
+function isTextOnly(count: number, textOnly: number, index: number): boolean {
 	return index >= count - textOnly || (textOnly > 0 && count > 4 && index === 2);
 }
 
 function drawSample(options: SampleOptions, index: number): Sample {
-	const { tower, sequenceLength, vocabularySize, imageTokenId } = options;
+	const { count, sequenceLength, vocabularySize, images } = options;
 	const next = numbersFrom(options.seed * 7919 + index);
-	const grids = isTextOnly(options, index) ? [] : gridsOf(options, index);
-	const rows = grids.reduce((sum, grid) => sum + outputRows(tower, grid), 0);
+	const pictured = images !== null && !isTextOnly(count, images.textOnly, index) ? images : null;
+	const grids = pictured === null ? [] : gridsOf(pictured, sequenceLength, index);
+	const rows = grids.reduce((sum, grid) => sum + outputRows(pictured!.tower, grid), 0);
 	if (rows >= sequenceLength) {
 		throw new UserError(`${rows} image rows leave no text in samples of seq-length ${sequenceLength}.`);
 	}
 	const word = () => {
+		if (images === null) return Math.floor(next() * vocabularySize);
 		const id = Math.floor(next() * (vocabularySize - 1));
-		return id >= imageTokenId ? id + 1 : id;
+		return id >= images.imageTokenId ? id + 1 : id;
 	};
 	// Images stand somewhere in the text, not only at its beginning.
 	const first = Math.floor(next() * Math.min(8, sequenceLength - rows));
 	const ids = Int32Array.from({ length: sequenceLength }, (_, at) =>
-		at >= first && at < first + rows ? imageTokenId : word(),
+		at >= first && at < first + rows ? images!.imageTokenId : word(),
 	);
 	const labels = Int32Array.from(ids, (_, at) => {
 		const label = ids[at + 1] ?? ignored;
-		return label === imageTokenId ? ignored : label;
+		return label === images?.imageTokenId ? ignored : label;
 	});
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 	const patches = grids.reduce((sum, grid) => sum + grid.rows * grid.columns, 0);
 	return {
 		text: { ids, labels, lossMask, lengths: [sequenceLength] },
 		images: {
-			patches: Float32Array.from({ length: patches * patchWidth(tower) }, () => 2 * next() - 1),
+			patches: Float32Array.from({ length: pictured ? patches * patchWidth(pictured.tower) : 0 }, () => 2 * next() - 1),
 			grids,
 			imagesPerSample: [grids.length],
 		},
@@ -89,7 +96,7 @@ function drawSample(options: SampleOptions, index: number): Sample {
 }
 
 /** One image of the largest grid; with dynamic resolution smaller ones, and two where they leave half of the text. */
-function gridsOf({ tower, grid, dynamic, sequenceLength }: SampleOptions, index: number): PatchGrid[] {
+function gridsOf({ tower, grid, dynamic }: ImageOptions, sequenceLength: number, index: number): PatchGrid[] {
 	if (!dynamic) return [grid];
 	const shrunk = (size: number, by: number) => Math.max(2, size - 2 * by);
 	const one = { rows: shrunk(grid.rows, index % 3), columns: shrunk(grid.columns, (index + 1) % 2) };

@@ -1,4 +1,4 @@
-/** What `mimo verify` compares over layouts: a configuration's two modules, its optimizer, and one global batch. */
+/** What `mimo verify` compares over layouts: a configuration's modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -12,14 +12,16 @@ import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import type { RunSpecification } from "../../train/assemble.ts";
-import { drawSamples, type Sample } from "./samples.ts";
+import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 export interface Subject {
-	readonly encoder: EncoderConfig;
+	/** null: the language model alone. */
+	readonly encoder: EncoderConfig | null;
 	readonly language: HybridConfig;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
-	readonly imageTokenId: number;
+	/** null without an encoder. */
+	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
@@ -40,17 +42,12 @@ export type Purpose = "layouts" | "policies";
 /** With random samples. `textOnly`: how many at the end of the batch have no image. */
 export function subjectOf(c: TrainingConfiguration, textOnly: number, purpose: Purpose = "layouts"): Subject {
 	refuseLayoutDependent(c, purpose);
-	const { tower } = encoderConfig(c);
 	const samples = drawSamples({
-		tower,
 		count: c.globalBatchSize,
 		sequenceLength: c.seqLength,
 		vocabularySize: c.vocabSize,
-		imageTokenId: c.imageTokenId,
-		grid: largestGrid(c, tower),
-		dynamic: c.dynamicResolution,
-		textOnly,
 		seed: c.seed,
+		images: hasEncoder(c) ? imageOptions(c, textOnly) : null,
 	});
 	return subjectWith(c, samples, `drawn from seed ${c.seed}`);
 }
@@ -64,12 +61,11 @@ export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose =
 }
 
 function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
-	const encoder = encoderConfig(c);
 	return {
-		encoder,
+		encoder: hasEncoder(c) ? encoderConfig(c) : null,
 		language: hybridConfig(c),
 		pattern: c.hybridLayerPattern,
-		imageTokenId: c.imageTokenId,
+		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
@@ -81,6 +77,12 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		samples,
 		origin,
 	};
+}
+
+function imageOptions(c: TrainingConfiguration, textOnly: number): ImageOptions {
+	const { tower } = encoderConfig(c);
+	const { imageTokenId, dynamicResolution: dynamic } = c;
+	return { tower, imageTokenId, grid: largestGrid(c, tower), dynamic, textOnly };
 }
 
 /** The configured image; with dynamic resolution one whose rows take at most half of a sequence. */
@@ -126,15 +128,16 @@ export function microBatchSizes(subject: Subject): { readonly reference: number;
 
 /** What makes results depend on the layout by definition is refused by name: a wide tolerance would hide mistakes. */
 function refuseLayoutDependent(c: TrainingConfiguration, purpose: Purpose): void {
-	if (!hasEncoder(c)) {
+	if (purpose === "policies" && !hasEncoder(c)) {
 		throw new UserError(
-			"verify compares layouts of an encoder and a language model; this configuration has no encoder.",
+			"--policy compares what is done with the encoder's gradient; this configuration has no encoder.",
 		);
 	}
 	const reasons = [
 		c.moeRouterLoadBalancingType.includes("global_aux_loss") &&
 			"moe-router-load-balancing-type global_aux_loss averages over the microbatches that its own lane has had so far",
 		purpose === "layouts" &&
+			hasEncoder(c) &&
 			c.encoderGradParticipation === "corrected" &&
 			"encoder-grad-participation corrected multiplies by a factor that counts encoder ranks (verify --policy shows its size)",
 		c.bf16 && "bf16 rounds every partial sum: verify compares in fp32 (bf16: false)",

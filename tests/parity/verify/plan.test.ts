@@ -28,7 +28,7 @@ const plan = (layout: string, change: Partial<Parameters<typeof planOf>[1]> = {}
 describe("samples", () => {
 	test("hold as many image tokens as image rows, and labels for text alone", () => {
 		for (const { text, images } of samples) {
-			const rows = images.grids.reduce((sum, grid) => sum + outputRows(encoder.tower, grid), 0);
+			const rows = images.grids.reduce((sum, grid) => sum + outputRows(encoder!.tower, grid), 0);
 			expect(text.ids.filter((id) => id === subject.imageTokenId)).toHaveLength(rows);
 			text.labels.forEach((label, at) => {
 				expect(text.lossMask[at]).toBe(label === -100 ? 0 : 1);
@@ -157,5 +157,7 @@ test("what depends on the layout is refused by name", () => {
 	expect(() => smallSubject(corrected)).toThrow(/counts encoder ranks/);
 	expect(smallSubject(corrected, "policies").samples).toHaveLength(8);
 	expect(() => smallSubject({ bf16: true })).toThrow(/bf16 rounds/);
-	expect(() => smallSubject({ "model-provider": "nemotron-moe-vlm", "llm-only": true })).toThrow(/has no encoder\.$/);
+	const alone = { "model-provider": "nemotron-moe-vlm", "llm-only": true };
+	expect(() => smallSubject(alone, "policies")).toThrow(/has no encoder\.$/);
+	expect(smallSubject(alone).samples.every(({ images }) => images.grids.length === 0)).toBe(true);
 });
