@@ -11,21 +11,20 @@ export interface NamedTensors {
 	logicalTensors(): Iterable<LogicalTensor>;
 }
 
-/** Whole tensors of a model that one process holds, read from the device when the store is opened. */
-class HostStore implements TensorStore {
+/** Weights and buffers of a model that one process holds, fp32, read from the device when the store is opened. */
+export class ValueStore implements TensorStore {
 	readonly tensors: ReadonlyMap<string, TensorType>;
 	readonly #values = new Map<string, Float32Array>();
 
 	constructor(
 		readonly path: string,
 		model: NamedTensors,
-		read: (tensor: LogicalTensor) => Float32Array,
 	) {
 		const tensors = new Map<string, TensorType>();
 		for (const tensor of model.logicalTensors()) {
 			tensors.set(tensor.name, { dtype: "F32", shape: tensor.shape });
 			const full = new Float32Array(elementCount(tensor.shape));
-			copyBlocks(read(tensor), tensor.value.width, full, fullWidth(tensor.shape), tensor.blocks, "to full");
+			copyBlocks(tensor.value.toFloat32(), tensor.value.width, full, fullWidth(tensor.shape), tensor.blocks, "to full");
 			this.#values.set(tensor.name, full);
 			tensor.value[Symbol.dispose]();
 			tensor.gradient?.[Symbol.dispose]();
@@ -43,18 +42,17 @@ class HostStore implements TensorStore {
 	}
 }
 
-/** A model's weights and buffers, fp32. */
-export class ValueStore extends HostStore {
-	constructor(path: string, model: NamedTensors) {
-		super(path, model, ({ value }) => value.toFloat32());
-	}
-}
-
-/** A model's main gradients, fp32; zeros for buffers and frozen parameters. */
-export class GradientStore extends HostStore {
-	constructor(path: string, model: NamedTensors) {
-		super(path, model, ({ value, gradient }) => gradient?.toFloat32() ?? new Float32Array(value.elements));
-	}
+/** A model's main gradients in the place of its values, fp32; zeros for buffers and frozen parameters. */
+export function gradientsOf(model: NamedTensors): NamedTensors {
+	return {
+		*logicalTensors() {
+			for (const tensor of model.logicalTensors()) {
+				const { value, gradient } = tensor;
+				yield { ...tensor, value: gradient ?? Tensor.zeros(value.device, value.shape), gradient: null };
+				value[Symbol.dispose]();
+			}
+		},
+	};
 }
 
 function fullWidth(shape: readonly number[]): number {

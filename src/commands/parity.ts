@@ -26,7 +26,7 @@ export default defineCommand({
 		layout: {
 			type: "string",
 			description:
-				"ENCODER+LANGUAGE for a reference with an encoder, such as tp2+tp2ep2; 1: one process. Default: its own.",
+				"ENCODER+LANGUAGE or ENCODER|LANGUAGE, such as tp2+tp2ep2, for a reference with an encoder; LANGUAGE alone, such as tp2pp2, for one without; 1: one process. Default: its own.",
 			valueHint: "LAYOUT",
 		},
 		device: { type: "string", description: "auto, cpu or cuda.", default: "auto", valueHint: "KIND" },
@@ -51,15 +51,12 @@ export default defineCommand({
 	},
 	run: async ({ args }) => {
 		const { isMimoGolden } = await import("../parity/mimo-golden.ts");
-		if (args.log === undefined && isMimoGolden(args.golden)) {
+		if (args.log === undefined && (isMimoGolden(args.golden) || args.layout !== undefined)) {
 			await compareOnLayout(args);
 			return;
 		}
 		if (args.layout !== undefined) {
-			throw new UserError(
-				`--layout ${args.layout}: ${args.golden} has no encoder; it is compared in one process.`,
-				exitCodes.usage,
-			);
+			throw new UserError(`--layout ${args.layout}: a log is compared as it is, on no layout.`, exitCodes.usage);
 		}
 		const { runParity } = await import("../parity/run.ts");
 		const report = await runParity({
@@ -88,25 +85,36 @@ interface LayoutArguments {
 	readonly json?: boolean | undefined;
 }
 
-/** A reference with an encoder, on as many ranks as the layout has. The last rank, of the language model, prints. */
-async function compareOnLayout(args: LayoutArguments): Promise<void> {
-	const { goldenLayout, readMimoGolden } = await import("../parity/mimo-golden.ts");
-	const { namedTopology, parseLayout } = await import("../parallel/layout.ts");
-	const { onEveryRank } = await import("./ranks.ts");
+/** The layout to compare on, checked before a rank starts. */
+async function chooseLayout({ golden, layout }: LayoutArguments): Promise<NamedTopology> {
+	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
+	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo-golden.ts");
+	if (!isMimoGolden(golden)) {
+		const { planOfLanguageGolden } = await import("../parity/language.ts");
+		const named = namedTopology(layoutFor(parseLayout(layout!), false));
+		planOfLanguageGolden(named, golden);
+		return named;
+	}
 	const { checkParticipation, planOfGolden } = await import("../parity/mimo-layout-check.ts");
-	const { config } = readMimoGolden(args.golden);
-	const layout = parseLayout(args.layout ?? goldenLayout(config));
-	const named = namedTopology(layout);
-	const { topology } = named;
+	const { config } = readMimoGolden(golden);
+	const named = namedTopology(layoutFor(parseLayout(layout ?? goldenLayout(config)), true));
 	planOfGolden(named, config);
-	checkParticipation(args.golden, config, topology.encoder?.lanes ?? 1);
+	checkParticipation(golden, config, named.topology.encoder!.lanes);
+	return named;
+}
+
+/** A reference on as many ranks as the layout has. The last rank, of the language model, prints. */
+async function compareOnLayout(args: LayoutArguments): Promise<void> {
+	const { onEveryRank } = await import("./ranks.ts");
+	const named = await chooseLayout(args);
+	const { topology } = named;
 	const options = {
 		ranks: topology.worldSize,
 		device: deviceKind(args.device),
 		backend: backendKind(args["distributed-backend"]),
 		threads: threadCount(args.threads),
 		graphs: withGraphs(args["cuda-graph-impl"]),
-		configuration: { golden: args.golden, layout: layout.text },
+		configuration: { golden: args.golden, layout: named.name },
 		describe: (rank: number) => topology.describe(rank),
 		reporter: topology.worldSize - 1,
 		timeoutMinutes: 10,
@@ -121,6 +129,10 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	const precision = args.bf16 ? "bf16" : "f32";
+	if (layout.topology.encoder === null) {
+		const { languageLayoutParity } = await import("../parity/language.ts");
+		return await languageLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
+	}
 	if (layout.topology.worldSize === 1) {
 		const { mimoParity } = await import("../parity/mimo.ts");
 		return mimoParity(world.device, args.golden, { weights: args.weights, precision });

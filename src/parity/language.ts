@@ -7,35 +7,31 @@ import { join } from "node:path";
 import { openWeights } from "../checkpoint/conversion/weights.ts";
 import { languageCorrespondence } from "../checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
-import { type Correspondence, MappedStore, planTensors } from "../checkpoint/mapping.ts";
-import { GradientStore, loadModel } from "../checkpoint/model-store.ts";
+import type { Correspondence } from "../checkpoint/mapping.ts";
+import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { readTensor } from "../checkpoint/store.ts";
-import { type Microbatch, nextTokenMicrobatch, withoutImages } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../data/microbatch.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
 import { hybridParameters } from "../models/hybrid/names.ts";
+import { segmentsOf } from "../models/hybrid/segments.ts";
 import { decays } from "../models/parameter-spec.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import { type AdamWOptions, decayMultiplier } from "../optim/adamw.ts";
-import type { DataParallel } from "../parallel/data-parallel.ts";
-import { groupOfOne } from "../parallel/group.ts";
-import { languageAlone, topologyOfLayout } from "../parallel/layout.ts";
+import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
 import { World } from "../parallel/world.ts";
-import type { Tensor } from "../tensor/tensor.ts";
 import { assemble, type RunSpecification } from "../train/assemble.ts";
 import { type StepInput, trainStep } from "../train/step.ts";
 import { bandLimit } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
-import { type LanguageGolden, type Probe, readLanguageGolden } from "./language-golden.ts";
+import { type LanguageGolden, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
-import { ProbeSums } from "./probe-sums.ts";
+import { LanguageProbes } from "./language-probes.ts";
+import { evenSegments, requireCuts } from "./layout-cuts.ts";
 import { requireKeys } from "./required-keys.ts";
-import { compareSteps } from "./resolve-ties.ts";
-
-const parameterGradientLimit = 2e-5;
+import { compareSteps, gatherOver } from "./resolve-ties.ts";
+import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
 
 export interface LanguageParityOptions {
 	readonly onStep?: (step: number, of: number) => void;
@@ -47,12 +43,35 @@ export interface LanguageParityOptions {
 	readonly configure?: (config: HybridConfig) => HybridConfig;
 }
 
+/** Trains the model in this process. */
 export async function languageParity(
 	device: Device,
 	path: string,
 	options: LanguageParityOptions = {},
 ): Promise<ParityReport> {
+	return await languageLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
+}
+
+/** Whether a layer-* or hybrid-* folder can run on a layout, and how its samples are dealt out there. */
+export function planOfLanguageGolden(layout: NamedTopology, path: string): Plan {
+	const { batch, seq } = readLanguageGolden(path);
+	using source = openHuggingFaceModel(path);
+	requireCuts(layout, huggingFaceConfig(source, join(path, "config.json"), "f32"), null);
+	// A microbatch of all samples of a lane; single ones where stages take turns.
+	const { lanes, shape } = layout.topology.language;
+	const microBatchSize = shape.pipeline > 1 ? 1 : Math.ceil(batch / lanes);
+	return planOf(layout, { samples: batch, microBatchSize, sequenceLength: seq });
+}
+
+/** Every rank of the world calls this together, and all get the report. */
+export async function languageLayoutParity(
+	world: World,
+	layout: NamedTopology,
+	path: string,
+	options: LanguageParityOptions = {},
+): Promise<ParityReport> {
 	const golden = readLanguageGolden(path);
+	const plan = planOfLanguageGolden(layout, path);
 	using source = openHuggingFaceModel(path);
 	const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
 	const { precision = "f32" } = options;
@@ -60,6 +79,7 @@ export async function languageParity(
 	const specification: RunSpecification = {
 		...{ encoder: null, imageTokenId: null, clipGrad: golden.optimizer.clip_grad, seed: 1 },
 		language: options.configure?.(config) ?? config,
+		segments: segmentsOf(evenSegments(config.pattern.length, layout.topology.language.shape.pipeline)),
 		frozen: { tower: true, projector: true, language: false },
 		adam: {
 			beta1: golden.optimizer.betas[0],
@@ -68,28 +88,32 @@ export async function languageParity(
 			...decayRule(names, config, golden),
 		},
 	};
-	using run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(device));
+	using run = await assemble(specification, layout.topology, world);
 	const { state } = run;
 	const model = run.language!;
-	if (options.weights === undefined) loadModel(model, source.weights);
+	const partial = world.size > 1;
+	if (options.weights === undefined) loadModel(model, source.weights, partial);
 	else {
 		using weights = openWeights(options.weights, { ...source.configuration });
-		loadModel(model, weights);
+		loadModel(model, weights, partial);
 	}
 	state.optimizer.refreshMasters();
-	requireProbes(path, config, names, state.replicas[0]!, golden);
+	requireProbes(path, config, names, golden);
 	const batches = readBatches(path, golden);
 	const train = (index: number): Check[] => {
 		options.onStep?.(index + 1, golden.steps.length);
 		const checks: Check[] = [];
 		const input: StepInput = {
-			microbatches: [withoutImages(batches[index]!)],
+			microbatches: dealtTo(world.rank, plan, batches[index]!),
 			iteration: index,
 			learningRate: golden.optimizer.lr,
 			weightDecay: golden.optimizer.weight_decay,
 		};
-		const observer = index === 0 ? stepOneObserver(names, model, golden, checks) : {};
-		const result = trainStep(state, input, observer);
+		const probes = index === 0 ? new LanguageProbes(golden, names, plan, run) : null;
+		const observer = probes && { forward: probes.observe, gradients: probes.gradients };
+		const result = trainStep(state, input, observer ?? {});
+		world.progress(index + 1);
+		if (probes) checks.push(...probes.checks());
 		const expected = golden.steps[index]!;
 		checks.push(
 			{
@@ -110,54 +134,23 @@ export async function languageParity(
 		return checks;
 	};
 	const steps = golden.steps.length;
-	return compareSteps(0, (own) => own, { folder: path, steps, precision, state, routers: model.routers, step: train });
-}
-
-/** Compares hidden states, logits and parameter gradients of step 1 as they arise. */
-function stepOneObserver(names: Correspondence, model: HybridModel, golden: LanguageGolden, checks: Check[]) {
-	return {
-		forward: (name: string, value: Tensor) => {
-			const layer = /^layer\.(\d+)$/.exec(name);
-			if (layer)
-				checks.push(probeCheck(`step 1 layer ${layer[1]}`, value, golden.step1_probe.layers[Number(layer[1])]!));
-			if (name === "logits") {
-				using live = value.columns(0, model.config.vocabularySize);
-				checks.push(probeCheck("step 1 logits", live, golden.step1_probe.logits));
-			}
-		},
-		gradients: () => {
-			const logical = new GradientStore("the gradients", model);
-			using gradients = new MappedStore(logical, planTensors(logical, names, "foreign"));
-			for (const [name, expected] of Object.entries(golden.step1_probe.grad_norm)) {
-				const values = readTensor(gradients, name) as Float32Array;
-				const actual = Math.sqrt(values.reduce((sum, x) => sum + x * x, 0));
-				const error = relative(actual, expected);
-				checks.push({ name: `step 1 gradient of ${name}`, expected, actual, error, limit: parameterGradientLimit });
-			}
-		},
-	};
-}
-
-/** Mean, rms and first values against the reference's. */
-function probeCheck(name: string, value: Tensor, expected: Probe): Check {
-	const sums = new ProbeSums([{ name, elements: value.elements, ...expected }]);
-	sums.add(0, value.toFloat32(), 0);
-	return sums.checks(groupOfOne("parity", 0), value.device)[0]!;
+	const compared = { folder: path, steps, precision, state, routers: model.routers, step: train };
+	return compareSteps(world.rank, gatherOver(state.world, world.device), compared);
 }
 
 /** Throws a UserError unless golden.json has a probe of every layer and the gradient norm of every parameter. */
 function requireProbes(
 	folder: string,
-	{ pattern }: HybridConfig,
+	config: HybridConfig,
 	names: Correspondence,
-	replica: DataParallel,
 	{ step1_probe: probes }: LanguageGolden,
 ): void {
 	const path = join(folder, "golden.json");
-	if (probes.layers.length !== pattern.length) {
-		throw new UserError(`${path}: step1_probe has ${probes.layers.length} layers of ${pattern.length}.`);
+	const layers = config.pattern.length;
+	if (probes.layers.length !== layers) {
+		throw new UserError(`${path}: step1_probe has ${probes.layers.length} layers of ${layers}.`);
 	}
-	const stacked = replica.parameters.buffers.flatMap(({ entries }) => entries.map(({ name }) => name));
+	const stacked = hybridParameters(config).map(({ name }) => name);
 	const trained = names.links
 		.filter(({ logical }) => stacked.includes(logical) || stacked.includes(logical.replace(/\d+$/, "")))
 		.map(({ foreign }) => foreign);
@@ -181,8 +174,8 @@ function decayRule(
 	return same ? {} : { weightDecayMultiplier: rule };
 }
 
-/** tokens i32 [steps, batch, seq + 1] as one microbatch a step. */
-function readBatches(folder: string, golden: LanguageGolden): Microbatch[] {
+/** tokens i32 [steps, batch, seq + 1] as the samples of every step. */
+function readBatches(folder: string, golden: LanguageGolden): ImageTextMicrobatch[][] {
 	using file = openSafetensors(join(folder, "batches.safetensors"));
 	const information = file.information("tokens");
 	const shape = [golden.steps.length, golden.batch, golden.seq + 1];
@@ -194,11 +187,9 @@ function readBatches(folder: string, golden: LanguageGolden): Microbatch[] {
 	const tokens = file.read("tokens") as Int32Array;
 	const width = golden.seq + 1;
 	return golden.steps.map((_, step) =>
-		nextTokenMicrobatch(
-			Array.from({ length: golden.batch }, (_, row) => {
-				const begin = (step * golden.batch + row) * width;
-				return tokens.subarray(begin, begin + width);
-			}),
-		),
+		Array.from({ length: golden.batch }, (_, row) => {
+			const begin = (step * golden.batch + row) * width;
+			return withoutImages(nextTokenMicrobatch([tokens.subarray(begin, begin + width)]));
+		}),
 	);
 }

@@ -6,7 +6,6 @@ import { join } from "node:path";
 import { openWeights } from "../checkpoint/conversion/weights.ts";
 import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { segmentLengths } from "../config/pipeline.ts";
 import { segmentsOf } from "../models/hybrid/segments.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
@@ -14,6 +13,7 @@ import { assemble, type RunSpecification } from "../train/assemble.ts";
 import { type StepObserver, trainStep } from "../train/step.ts";
 import type { Precision } from "./bf16.ts";
 import type { ParityReport } from "./comparison.ts";
+import { evenSegments } from "./layout-cuts.ts";
 import type { MimoParityOptions } from "./mimo.ts";
 import { MimoBatches } from "./mimo-batches.ts";
 import { compareMimoRun } from "./mimo-comparison.ts";
@@ -40,11 +40,10 @@ export async function mimoLayoutParity(
 	const plan = planOfGolden(layout, config);
 	const batches = new MimoBatches(path, config);
 	const described = goldenSpecification(config, precision);
-	const pattern = config.language_model.pattern.join("");
 	const specification = {
 		...described,
 		encoder: options.configure?.(described.encoder!) ?? described.encoder,
-		segments: segmentsOf(segmentLengths(pattern, topology.language.shape.pipeline)),
+		segments: segmentsOf(evenSegments(config.language_model.pattern.length, topology.language.shape.pipeline)),
 		distributedOptimizer,
 	};
 	using run = await assemble(specification, topology, world);

@@ -46,13 +46,13 @@ describe("refuses before a rank starts", () => {
 			"a size that does not cut the model",
 			"mimo-1x1-fixed-small",
 			["--layout", "1+tp4"],
-			/^mimo: Layout 1\+tp4: the language model's tp is 4; allowed .* of mamba\.num_groups \(2\)\.\n$/,
+			/^mimo: Layout 1\+tp4: the language model's tp is 4; allowed .* of Mamba groups \(2\)\.\n$/,
 		],
 		[
 			"more encoder ranks than heads",
 			"mimo-1x1-fixed-small",
 			["--layout", "tp16+1"],
-			/^mimo: Layout tp16\+1: the encoder's tp is 16; .* of vision\.num_attention_heads \(4\)\.\n$/,
+			/^mimo: Layout tp16\+1: the encoder's tp is 16; .* of heads of the tower \(4\)\.\n$/,
 		],
 		[
 			"lanes that samples cannot be dealt out to",

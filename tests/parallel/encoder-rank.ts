@@ -2,7 +2,7 @@
  * Rank program of encoder.test.ts: encodes two images tensor-parallel, places their rows at tokens that the ranks share
  * out, goes back from given gradients of the tokens, and prints rows, this rank's tokens and gradients by full name.
  */
-import { GradientStore } from "../../src/checkpoint/model-store.ts";
+import { gradientsOf, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { findImagePlaces, placeImageRows, placement } from "../../src/models/vision/merge.ts";
@@ -65,7 +65,7 @@ tape.backward();
 rows.gradient!.accumulate(leaf.gradient!.take()!);
 encoderTape.backward();
 
-using store = new GradientStore("gradients", encoder);
+using store = new ValueStore("gradients", gradientsOf(encoder));
 const gradients: Record<string, number[]> = {};
 for (const name of store.tensors.keys()) gradients[name] = [...(readTensor(store, name) as Float32Array)];
 const blocks: Record<string, unknown> = {};

@@ -3,7 +3,7 @@
  * the same whatever the layout, and prints losses, norms, gradients of the first step by full name, and weights.
  */
 import { createHash } from "node:crypto";
-import { GradientStore, ValueStore } from "../../src/checkpoint/model-store.ts";
+import { gradientsOf, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { segmentLengths } from "../../src/config/pipeline.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
@@ -84,7 +84,7 @@ for (let step = 0; step < 3; step++) {
 		step === 0 && !layout.zero
 			? {
 					gradients: () => {
-						using store = new GradientStore("gradients", model);
+						using store = new ValueStore("gradients", gradientsOf(model));
 						for (const name of store.tensors.keys()) {
 							gradients[name] = [...(readTensor(store, name) as Float32Array)];
 						}

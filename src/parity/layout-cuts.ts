@@ -1,0 +1,60 @@
+/** What a layout's sizes cut of a reference's model: refused by name, before a rank starts, where they do not divide it. */
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { EncoderConfig } from "../models/vision/encoder.ts";
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
+import type { NamedTopology } from "../parallel/layout.ts";
+
+type Cut = readonly [what: string, length: number];
+
+/** Throws a UserError that names what the layout cannot cut. */
+export function requireCuts(
+	{ name, topology }: NamedTopology,
+	language: HybridConfig,
+	encoder: EncoderConfig | null,
+): void {
+	const { tensor, expert, expertTensor } = topology.language.shape;
+	const { moe } = language;
+	const experts = language.pattern.includes("E");
+	const all: readonly (readonly [what: string, size: number, cuts: readonly Cut[]])[] = [
+		["the encoder's tp", topology.encoder?.shape.tensor ?? 1, encoder ? encoderCuts(encoder) : []],
+		["the language model's tp", tensor, languageCuts(language)],
+		["ep", expert, experts ? [["the experts", moe.experts]] : []],
+		["etp", expertTensor, experts ? [["the width of an expert", moe.ffnHiddenSize]] : []],
+	];
+	for (const [what, size, cuts] of all) {
+		const uneven = cuts.filter(([, length]) => length % size !== 0).map(([cut, length]) => `${cut} (${length})`);
+		if (uneven.length === 0) continue;
+		throw new UserError(
+			`Layout ${name}: ${what} is ${size}; allowed with this reference is a divisor of ${uneven.join(" and of ")}.`,
+			exitCodes.usage,
+		);
+	}
+}
+
+function languageCuts({ pattern, paddedVocabularySize, attention, mamba, mlp, moe }: HybridConfig): readonly Cut[] {
+	const where = (symbol: (typeof pattern)[number], ...cuts: Cut[]) => (pattern.includes(symbol) ? cuts : []);
+	return [
+		["the padded vocabulary", paddedVocabularySize],
+		...where("*", ["attention heads", attention.heads], ["query groups", attention.queryGroups]),
+		...where("M", ["Mamba heads", mamba.heads], ["Mamba groups", mamba.groups]),
+		...where("-", ["the width of an MLP", mlp.ffnHiddenSize]),
+		...where("E", ["the width of the shared expert", moe.sharedExpertSize]),
+	];
+}
+
+function encoderCuts({ tower, projector }: EncoderConfig): readonly Cut[] {
+	return [
+		["the width of the tower", tower.hiddenSize],
+		["heads of the tower", tower.heads],
+		["the width of its MLPs", tower.ffnHiddenSize],
+		projector.type === "affine"
+			? ["the width of the projector's output", projector.outputSize]
+			: ["the inner width of the projector", projector.ffnHiddenSize],
+	];
+}
+
+/** Layers of every pipeline stage. A reference says nothing of pipelines: the first stages have one more where it must be. */
+export function evenSegments(layers: number, stages: number): number[] {
+	return Array.from({ length: stages }, (_, stage) => Math.floor(layers / stages) + (stage < layers % stages ? 1 : 0));
+}
