@@ -116,19 +116,17 @@ export function columnParallelLinear(
  * the column-parallel product before it, which it hides.
  */
 export function rowParallelLinear(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | null, tp: Group): Tensor {
-	const options = { postponesWeightGradient: tp.size > 1 };
+	const options = { weightGradientHides: tp.size > 1 };
 	if (bias === null || tp.rank === 0) return reduceFromTensorParallel(linear(tape, x, weight, bias, options), tp);
 	const y = linear(tape, x, weight, null, options);
-	const segment = tape.current;
 	tape.record({
 		name: "replicated_bias",
 		outputs: [y],
 		parameters: [bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
-			tape.postponeWeightGradient(segment, [dy], () => {
-				if (bias.mainGradient) columnSum(tape.device, dy, bias.mainGradient);
-			});
+			const biasGradient = () => columnSum(tape.device, dy, bias.mainGradient!);
+			if (bias.trainable) tape.weightGradient([dy], biasGradient, { hides: true });
 			// On to the product, which was recorded before.
 			y.gradient!.accumulate(dy.share());
 		},

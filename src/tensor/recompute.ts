@@ -16,13 +16,13 @@ export function recompute(tape: Tape, x: Tensor, layer: (tape: Tape, x: Tensor) 
 		name: "recompute",
 		outputs: [y],
 		keep: [x],
+		parameters: forward.parameters,
 		backward: ([dy]) => {
-			const { onGradient } = tape.options;
 			const again = new Tape(tape.device, {
 				recording: true,
 				training: tape.training,
 				replaying: true,
-				...(onGradient && { onGradient }),
+				outer: tape,
 			});
 			using replayed = x.withGradient(new GradientSlot(x.device, x.shape, x.dtype as FloatDtype));
 			using output = layer(again, replayed);

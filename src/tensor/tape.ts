@@ -1,8 +1,8 @@
 /**
  * Reverse mode. An operation runs its forward kernel and records one backward closure with what it saved. A tape holds
  * one microbatch's records in segments, the unit a schedule orders; several tapes may be live and their segments run
- * backward interleaved. Weight gradients can be deferred: `backward` then computes input gradients only, and
- * flushWeightGradients the rest.
+ * backward interleaved. A segment that runs backward with late weight gradients computes the gradients of its inputs and
+ * keeps a list of tasks; drain() runs them, in the order in which backward met them.
  */
 
 import { debug, debugging } from "../native/debug.ts";
@@ -11,32 +11,37 @@ import { GradientSlot } from "./gradient.ts";
 import type { Parameter } from "./parameter.ts";
 import type { FloatDtype, Tensor } from "./tensor.ts";
 
-export type WeightGradients = "immediate" | "deferred";
+/** When a backward pass computes weight gradients: beside the gradients of inputs, or when its segments are drained. */
+export type WeightGradients = "immediate" | "late";
 
 interface Entry {
 	readonly name: string;
 	readonly outputs: readonly GradientSlot[];
 	readonly held: readonly Disposable[];
-	readonly parameters: readonly Parameter[];
+	readonly parameters: Parameter[];
 	readonly backward: (gradients: readonly (Tensor | null)[]) => void;
 }
 
-interface Deferred {
+/** A weight gradient that is still to be computed. */
+interface Task {
 	readonly held: readonly Tensor[];
 	readonly run: () => void;
-}
-
-/** A weight gradient that waits for something to hide, with the parameters of its operation. */
-interface Postponed extends Deferred {
+	/** Parameters whose operation is done with this task. */
 	readonly parameters: Parameter[];
 }
 
 export interface Segment {
 	readonly name: string;
 	readonly entries: Entry[];
-	readonly deferred: Deferred[];
-	/** Trainable parameters of the operations that went backward and may have deferred their weight gradients. */
-	readonly unfinished: Parameter[];
+	/** In the order in which backward met them. */
+	readonly tasks: Task[];
+}
+
+/** What runs backward now. */
+interface Running {
+	readonly segment: Segment;
+	readonly entry: Entry;
+	readonly weightGradients: WeightGradients;
 }
 
 /** What an operation tells the tape about itself. */
@@ -54,28 +59,54 @@ export interface Operation {
 	readonly backward: (gradients: readonly (Tensor | null)[]) => void;
 }
 
+/** Counts what still has to add to the gradient of each parameter. */
+class Uses {
+	readonly #left = new Map<Parameter, number>();
+
+	constructor(private readonly onLast: ((parameter: Parameter) => void) | undefined) {}
+
+	add(parameters: readonly Parameter[]): void {
+		for (const parameter of parameters) this.#left.set(parameter, (this.#left.get(parameter) ?? 0) + 1);
+	}
+
+	/** One use less of each; empties the list. */
+	finish(parameters: Parameter[]): void {
+		for (const parameter of parameters.splice(0)) {
+			const left = this.#left.get(parameter)! - 1;
+			this.#left.set(parameter, left);
+			if (left === 0) this.onLast?.(parameter);
+		}
+	}
+
+	get parameters(): Parameter[] {
+		return [...this.#left.keys()];
+	}
+}
+
+export interface TapeOptions {
+	/** False for inference. */
+	readonly recording: boolean;
+	/** Whether dropout drops and routers count tokens; default: when recording. */
+	readonly training?: boolean;
+	/** A second forward of the same data (recomputation), whose side effects, such as counting routed tokens, are done. */
+	readonly replaying?: boolean;
+	/** Called when every recorded operation that uses a trainable parameter has added to its gradient. */
+	readonly onGradient?: (parameter: Parameter) => void;
+	/** The tape whose backward pass records this one (recomputation): uses and late tasks of this one are its own. */
+	readonly outer?: Tape;
+}
+
 export class Tape {
 	readonly segments: Segment[] = [];
-	/** Recorded operations that still have to add to a parameter's gradient. */
-	readonly #uses = new Map<Parameter, number>();
-	readonly #postponed: Postponed[] = [];
+	readonly #uses: Uses;
+	#running: Running | null = null;
 
-	/**
-	 * recording: false for inference. training: whether dropout drops and routers count tokens (default: when recording).
-	 * replaying: a second forward of the same data (recomputation), whose side effects,
-	 * such as counting routed tokens, have already happened. onGradient: called when every recorded operation that uses a
-	 * trainable parameter has added to its gradient.
-	 */
 	constructor(
 		readonly device: Device,
-		readonly options: {
-			readonly recording: boolean;
-			readonly training?: boolean;
-			readonly weightGradients?: WeightGradients;
-			readonly replaying?: boolean;
-			readonly onGradient?: (parameter: Parameter) => void;
-		},
-	) {}
+		readonly options: TapeOptions,
+	) {
+		this.#uses = options.outer ? options.outer.#uses : new Uses(options.onGradient);
+	}
 
 	get recording(): boolean {
 		return this.options.recording;
@@ -89,10 +120,15 @@ export class Tape {
 		return this.options.replaying ?? false;
 	}
 
+	/** Trainable parameters of its operations; a tape that does not record knows them too. */
+	get parameters(): Parameter[] {
+		return this.#uses.parameters;
+	}
+
 	/** Starts a segment: what is recorded from now on belongs to it. */
 	begin(name: string): Segment {
 		this.device.tracer?.scope(name);
-		const segment: Segment = { name, entries: [], deferred: [], unfinished: [] };
+		const segment: Segment = { name, entries: [], tasks: this.#replayed?.segment.tasks ?? [] };
 		this.segments.push(segment);
 		return segment;
 	}
@@ -112,14 +148,15 @@ export class Tape {
 	record(operation: Operation): void {
 		const slots = operation.outputs.map((output) => output.gradient);
 		const own = (operation.own ?? []).filter((item) => item !== null);
+		const parameters = (operation.parameters ?? []).filter((parameter) => parameter?.trainable ?? false) as Parameter[];
 		if (!this.recording || slots.every((slot) => slot === null)) {
+			if (!this.recording) this.#uses.add(parameters);
 			for (const item of own) item[Symbol.dispose]();
 			return;
 		}
 		if (slots.some((slot) => slot === null)) throw new Error(`${operation.name} has an output without a gradient.`);
 		const kept = (operation.keep ?? []).filter((tensor) => tensor !== null).map((tensor) => tensor.share());
-		const parameters = (operation.parameters ?? []).filter((parameter) => parameter?.trainable ?? false) as Parameter[];
-		for (const parameter of parameters) this.#uses.set(parameter, (this.#uses.get(parameter) ?? 0) + 1);
+		this.#uses.add(parameters);
 		const segment = this.segments.at(-1) ?? this.begin("all");
 		segment.entries.push({
 			name: operation.name,
@@ -131,90 +168,84 @@ export class Tape {
 	}
 
 	/**
-	 * Called by an operation's backward for its weight gradient, which reads `reads`: runs now, or when the segment's
-	 * weight gradients are flushed.
+	 * Called by an operation's backward for its weight gradient, which reads `reads`: runs now, or when its segment is
+	 * drained. `hides`: it may also wait for a sum over ranks, whose time it hides (drainBesideSum), or for the end of its
+	 * segment.
 	 */
-	weightGradient(segment: Segment, reads: readonly Tensor[], run: () => void): void {
-		if (this.options.weightGradients === "deferred") {
-			segment.deferred.push({ held: reads.map((tensor) => tensor.share()), run });
-		} else {
-			run();
-		}
+	weightGradient(
+		reads: readonly Tensor[],
+		run: () => void,
+		{ hides = false }: { readonly hides?: boolean } = {},
+	): void {
+		const { segment, weightGradients } = this.#running!;
+		if (weightGradients === "immediate" && !hides) run();
+		else segment.tasks.push({ held: reads.map((tensor) => tensor.share()), run, parameters: [] });
 	}
 
-	/**
-	 * The same for one that may run later in its segment: behind a sum over ranks that is under way, whose time it hides
-	 * (runPostponed). At the end of the segment it runs in any case.
-	 */
-	postponeWeightGradient(segment: Segment, reads: readonly Tensor[], run: () => void): void {
-		if (this.options.weightGradients === "deferred") this.weightGradient(segment, reads, run);
-		else this.#postponed.push({ held: reads.map((tensor) => tensor.share()), run, parameters: [] });
+	/** Called by an operation's backward while its sum over ranks is under way: runs the tasks that waited for one. */
+	drainBesideSum(): void {
+		const { segment, weightGradients } = this.#running!;
+		if (weightGradients === "immediate") this.#runTasks(segment);
 	}
 
-	/** Runs the weight gradients that were postponed, in the order in which they were. */
-	runPostponed(): void {
-		for (const { held, run, parameters } of this.#postponed.splice(0)) {
-			run();
-			for (const tensor of held) tensor[Symbol.dispose]();
-			this.#finish(parameters);
-		}
-	}
-
-	/** The segment operations are recorded into now. */
-	get current(): Segment {
-		return this.segments.at(-1) ?? this.begin("all");
-	}
-
-	/** Runs every segment backward, last to first, then the deferred weight gradients. */
-	backward(): void {
-		for (const segment of this.segments.toReversed()) this.backwardSegment(segment);
-		for (const segment of this.segments.toReversed()) this.flushWeightGradients(segment);
+	/** Runs every segment backward, last to first. Without `weightGradients`: as the tape whose backward records this one. */
+	backward(weightGradients = this.#replayed?.weightGradients ?? "immediate"): void {
+		// What was recorded anew stands for what the outer tape's operation said that it uses.
+		if (this.#replayed) this.#uses.finish(this.#replayed.entry.parameters);
+		for (const segment of this.segments.toReversed()) this.backwardSegment(segment, weightGradients);
 	}
 
 	/** Runs one segment backward. Its outputs' slots must hold their gradients. */
-	backwardSegment(segment: Segment): void {
+	backwardSegment(segment: Segment, weightGradients: WeightGradients = "immediate"): void {
 		this.device.tracer?.scope(`${segment.name} backward`);
 		for (let entry = segment.entries.pop(); entry !== undefined; entry = segment.entries.pop()) {
 			if (debugging(3)) debug(3, `backward ${segment.name} ${entry.name}`);
+			this.#running = { segment, entry, weightGradients };
 			const gradients = entry.outputs.map((slot) => slot.take());
-			const postponed = this.#postponed.length;
+			const before = segment.tasks.at(-1);
 			if (gradients.some((gradient) => gradient !== null)) entry.backward(gradients);
 			for (const gradient of gradients) gradient?.[Symbol.dispose]();
 			for (const item of entry.held) item[Symbol.dispose]();
-			if (this.options.weightGradients === "deferred") segment.unfinished.push(...entry.parameters);
-			else if (this.#postponed.length > postponed) this.#postponed.at(-1)!.parameters.push(...entry.parameters);
-			else this.#finish(entry.parameters);
+			const last = segment.tasks.at(-1);
+			if (last !== undefined && last !== before) last.parameters.push(...entry.parameters);
+			else this.#uses.finish(entry.parameters);
 		}
-		this.runPostponed();
+		if (weightGradients === "immediate") this.#runTasks(segment);
+		this.#running = null;
 	}
 
-	/** Runs the weight gradients a segment deferred, in the order backward met them. */
-	flushWeightGradients(segment: Segment): void {
-		for (const { held, run } of segment.deferred.splice(0)) {
-			run();
-			for (const tensor of held) tensor[Symbol.dispose]();
-		}
-		this.#finish(segment.unfinished.splice(0));
+	/** The operation of the outer tape whose backward records this one. */
+	get #replayed(): Running | null {
+		const { outer } = this.options;
+		return outer ? outer.#running : null;
 	}
 
-	/** One use less of each. */
-	#finish(parameters: readonly Parameter[]): void {
-		for (const parameter of parameters) {
-			const left = this.#uses.get(parameter)! - 1;
-			this.#uses.set(parameter, left);
-			if (left === 0) this.options.onGradient?.(parameter);
+	/** Computes the weight gradients that are left, of one segment or of all, last to first; each lets go of what it read. */
+	drain(segment?: Segment): void {
+		for (const one of segment ? [segment] : this.segments.toReversed()) {
+			if (one.tasks.length === 0) continue;
+			this.device.tracer?.scope(`${one.name} weight gradients`);
+			this.#runTasks(one);
+		}
+	}
+
+	#runTasks({ tasks }: Segment): void {
+		for (let task = tasks.shift(); task !== undefined; task = tasks.shift()) {
+			task.run();
+			for (const tensor of task.held) tensor[Symbol.dispose]();
+			this.#uses.finish(task.parameters);
 		}
 	}
 
 	/** Releases everything without running it: after an error, or when a loss is not finite. */
 	discard(): void {
+		this.#running = null;
 		for (const segment of this.segments) {
 			for (const entry of segment.entries.splice(0)) {
 				for (const slot of entry.outputs) slot.clear();
 				for (const item of entry.held) item[Symbol.dispose]();
 			}
-			for (const { held } of segment.deferred.splice(0)) for (const tensor of held) tensor[Symbol.dispose]();
+			for (const { held } of segment.tasks.splice(0)) for (const tensor of held) tensor[Symbol.dispose]();
 		}
-		for (const { held } of this.#postponed.splice(0)) for (const tensor of held) tensor[Symbol.dispose]();
 	}
 }

@@ -3,7 +3,7 @@ import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { linear } from "../../src/tensor/ops/linear.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
-import { Tape } from "../../src/tensor/tape.ts";
+import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
 
@@ -47,7 +47,7 @@ describe("linear", () => {
 	}
 
 	/** Runs x Wᵀ + b and its backward for dy; x is a window of a wider tensor. */
-	function run(dtype: FloatDtype, outputDtype: FloatDtype, deferred: boolean) {
+	function run(dtype: FloatDtype, outputDtype: FloatDtype, weightGradients: WeightGradients) {
 		const [rows, inputs, outputs] = [33, 20, 12];
 		using whole = Tensor.from(device, randomValues(rows * (inputs + 4), 1), [rows, inputs + 4], { dtype });
 		using window = whole.columns(3, inputs);
@@ -69,16 +69,15 @@ describe("linear", () => {
 			);
 		using weight = parameter("weight", [outputs, inputs], 2);
 		using bias = parameter("bias", [outputs], 3);
-		const tape = new Tape(device, { recording: true, weightGradients: deferred ? "deferred" : "immediate" });
+		const tape = new Tape(device, { recording: true });
 		using y = linear(tape, x, weight, bias, { outputDtype });
 		const dy = Tensor.from(device, randomValues(rows * outputs, 4), [rows, outputs], { dtype: outputDtype });
 		const dyValues = dy.toFloat32();
 		y.gradient!.accumulate(dy);
-		const segment = tape.current;
-		tape.backwardSegment(segment);
+		tape.backward(weightGradients);
 		using dx = x.gradient!.take()!;
 		const early = weight.mainGradient!.toFloat32();
-		tape.flushWeightGradients(segment);
+		tape.drain();
 		const [xValues, weightValues] = [x.toFloat32(), weight.value.toFloat32()];
 		const product = (a: (k: number) => number, b: (k: number) => number, count: number) => {
 			let sum = 0;
@@ -135,16 +134,16 @@ describe("linear", () => {
 		["bf16", "bf16"],
 		["bf16", "f32"],
 	] as const) {
-		for (const deferred of [false, true]) {
-			test(`${dtype} → ${outputDtype}, weight gradients ${deferred ? "deferred" : "at once"}, added to fp32`, () => {
+		for (const weightGradients of ["immediate", "late"] as const) {
+			test(`${dtype} → ${outputDtype}, ${weightGradients} weight gradients, added to fp32`, () => {
 				const before = device.memoryStatistics().liveBytes;
-				const result = run(dtype, outputDtype, deferred);
+				const result = run(dtype, outputDtype, weightGradients);
 				expect(result.outputDtype).toBe(outputDtype);
 				expect(relativeRms(...result.y)).toBeLessThan(outputDtype === "bf16" ? 2.5e-3 : 1e-6);
 				expect(relativeRms(...result.dx)).toBeLessThan(dtype === "bf16" ? 2.5e-3 : 1e-6);
 				expect(relativeRms(...result.dweight)).toBeLessThan(1e-6);
 				expect(relativeRms(...result.dbias)).toBeLessThan(1e-6);
-				expect(result.early.every((value) => value === 1)).toBe(deferred);
+				expect(result.early.every((value) => value === 1)).toBe(weightGradients === "late");
 				expect(device.memoryStatistics().liveBytes).toBe(before);
 			});
 		}

@@ -115,12 +115,7 @@ describe("a mixture of experts", () => {
 	});
 
 	/** Two microbatches forward, then backward as `schedule` orders it; gradients of weights and inputs. */
-	function train(
-		count: number,
-		schedule: (tapes: Tape[]) => void,
-		tokens: readonly number[] = [13, 9],
-		weightGradients: "immediate" | "deferred" = "immediate",
-	) {
+	function train(count: number, schedule: (tapes: Tape[]) => void, tokens: readonly number[] = [13, 9]) {
 		const before = device.memoryStatistics().liveBytes;
 		const weights = Object.fromEntries(
 			(["router", "fc1", "fc2"] as const).map((name) => [
@@ -134,7 +129,7 @@ describe("a mixture of experts", () => {
 			const shape = [tokens[i]!, hidden];
 			using plain = Tensor.from(device, randomValues(tokens[i]! * hidden, 20 + i), shape);
 			const x = plain.withGradient(new GradientSlot(device, shape, "f32"));
-			const tape = new Tape(device, { recording: true, weightGradients });
+			const tape = new Tape(device, { recording: true });
 			using y = mixture(tape, x, weights, 0.3);
 			y.gradient!.accumulate(Tensor.from(device, randomValues(tokens[i]! * hidden, 30 + i), shape));
 			tapes.push(tape);
@@ -151,42 +146,34 @@ describe("a mixture of experts", () => {
 		return { gradients, inputGradients };
 	}
 
-	test("two interleaved microbatches with deferred weight gradients give the gradients of one after the other", () => {
+	test("two interleaved microbatches with late weight gradients give the gradients of one after the other", () => {
 		const expected = train(2, (tapes) => {
 			for (const tape of tapes) tape.backward();
 		});
-		const interleaved = train(
-			2,
-			([a, b]) => {
-				// Segment by segment, the two in turn; then all weight gradients, in the order of the microbatches.
-				for (let i = a!.segments.length - 1; i >= 0; i--) {
-					b!.backwardSegment(b!.segments[i]!);
-					a!.backwardSegment(a!.segments[i]!);
-				}
-				for (const tape of [a!, b!]) {
-					for (const segment of tape.segments.toReversed()) tape.flushWeightGradients(segment);
-				}
-			},
-			[13, 9],
-			"deferred",
-		);
+		const interleaved = train(2, ([a, b]) => {
+			// Segment by segment, the two in turn; then all weight gradients, in the order of the microbatches.
+			for (let i = a!.segments.length - 1; i >= 0; i--) {
+				b!.backwardSegment(b!.segments[i]!, "late");
+				a!.backwardSegment(a!.segments[i]!, "late");
+			}
+			for (const tape of [a!, b!]) tape.drain();
+		});
 		expect(interleaved).toEqual(expected);
 		expect(expected.gradients.every((gradient) => gradient.some((value) => value !== 0))).toBe(true);
 	});
 
-	test("deferring keeps weight gradients at zero until they are flushed", () => {
-		let segments = 0;
+	test("late weight gradients stay at zero until they are drained", () => {
+		let tasks = 0;
 		const { gradients } = train(
 			1,
 			([tape]) => {
-				for (const segment of tape!.segments.toReversed()) tape!.backwardSegment(segment);
-				segments = tape!.segments.reduce((count, segment) => count + segment.deferred.length, 0);
+				tape!.backward("late");
+				tasks = tape!.segments.reduce((count, segment) => count + segment.tasks.length, 0);
 				tape!.discard();
 			},
 			[13],
-			"deferred",
 		);
-		expect(segments).toBe(3);
+		expect(tasks).toBe(3);
 		for (const gradient of gradients) expect(gradient.every((value) => value === 0)).toBe(true);
 	});
 });

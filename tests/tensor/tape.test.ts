@@ -54,8 +54,8 @@ function input(seed: number): Tensor {
 }
 
 /** A microbatch: its forward in two segments, x skipping the first as a residual into the second. */
-function microbatch(model: Model, seed: number, weightGradients: WeightGradients) {
-	const tape = new Tape(device, { recording: true, weightGradients });
+function microbatch(model: Model, seed: number) {
+	const tape = new Tape(device, { recording: true });
 	const x = input(seed);
 	const first = tape.begin("first");
 	using a = rmsNorm(tape, x, model.norms[0]!, 1e-5);
@@ -82,28 +82,25 @@ describe("segments", () => {
 	function sequential(): { weights: Float32Array[]; inputs: Float32Array[] } {
 		using model = new Model();
 		const inputs = [1, 2].map((seed) => {
-			const { tape, x } = microbatch(model, seed, "immediate");
+			const { tape, x } = microbatch(model, seed);
 			tape.backward();
 			return finish(x);
 		});
 		return { weights: model.gradients(), inputs };
 	}
 
-	test("two live microbatches run backward interleaved, weight gradients deferred, to the same gradients", () => {
+	test("two live microbatches run backward interleaved, with late weight gradients, to the same gradients", () => {
 		const expected = sequential();
 		using model = new Model();
-		const one = microbatch(model, 1, "deferred");
-		const two = microbatch(model, 2, "deferred");
-		one.tape.backwardSegment(one.second);
-		two.tape.backwardSegment(two.second);
+		const one = microbatch(model, 1);
+		const two = microbatch(model, 2);
+		one.tape.backwardSegment(one.second, "late");
+		two.tape.backwardSegment(two.second, "late");
 		expect(model.weights.every((weight) => weight.mainGradient!.toFloat32().every((g) => g === 0))).toBe(true);
-		one.tape.backwardSegment(one.first);
-		two.tape.backwardSegment(two.first);
+		one.tape.backwardSegment(one.first, "late");
+		two.tape.backwardSegment(two.first, "late");
 		// In the order of the sequential run, so that sums round alike.
-		for (const { tape, first, second } of [one, two]) {
-			tape.flushWeightGradients(second);
-			tape.flushWeightGradients(first);
-		}
+		for (const { tape } of [one, two]) tape.drain();
 		expect([one.x, two.x].map(finish)).toEqual(expected.inputs);
 		expect(model.gradients()).toEqual(expected.weights);
 	});
@@ -111,24 +108,30 @@ describe("segments", () => {
 	test("in any other order the gradients agree to rounding", () => {
 		const expected = sequential();
 		using model = new Model();
-		const one = microbatch(model, 1, "deferred");
-		const two = microbatch(model, 2, "deferred");
-		two.tape.backwardSegment(two.second);
-		two.tape.flushWeightGradients(two.second);
+		const one = microbatch(model, 1);
+		const two = microbatch(model, 2);
+		two.tape.backwardSegment(two.second, "late");
+		two.tape.drain(two.second);
 		one.tape.backward();
-		two.tape.backwardSegment(two.first);
-		two.tape.flushWeightGradients(two.first);
+		two.tape.backwardSegment(two.first, "late");
+		two.tape.drain(two.first);
 		expect([one.x, two.x].map(finish)).toEqual(expected.inputs);
 		for (const [i, gradient] of model.gradients().entries()) {
 			expect(relativeRms(gradient, expected.weights[i]!)).toBeLessThan(1e-6);
 		}
 	});
 
-	test("backward leaves nothing in them", () => {
+	test("backward leaves late weight gradients in them, draining nothing", () => {
 		using model = new Model();
-		const { tape, x } = microbatch(model, 1, "deferred");
-		tape.backward();
-		expect(tape.segments.map((s) => [s.name, s.entries.length, s.deferred.length])).toEqual([
+		const { tape, x } = microbatch(model, 1);
+		const left = () => tape.segments.map((s) => [s.name, s.entries.length, s.tasks.length]);
+		tape.backward("late");
+		expect(left()).toEqual([
+			["first", 0, 1],
+			["second", 0, 1],
+		]);
+		tape.drain();
+		expect(left()).toEqual([
 			["first", 0, 0],
 			["second", 0, 0],
 		]);
@@ -136,9 +139,16 @@ describe("segments", () => {
 	});
 });
 
-describe("a postponed weight gradient", () => {
-	/** Two projections, the last of which postpones its weight gradient: what happened in backward, and the gradients. */
-	function backwardOf(options: { postpones: boolean; sums: boolean; segments: boolean }) {
+describe("a weight gradient that hides a sum", () => {
+	interface Options {
+		readonly hides: boolean;
+		readonly sums: boolean;
+		readonly segments: boolean;
+		readonly weightGradients?: WeightGradients;
+	}
+
+	/** Two projections, the last of whose weight gradients may hide a sum: what happened in backward, and the gradients. */
+	function backwardOf(options: Options) {
 		using model = new Model();
 		const events: string[] = [];
 		const tape = new Tape(device, { recording: true, onGradient: ({ name }) => events.push(name) });
@@ -149,9 +159,11 @@ describe("a postponed weight gradient", () => {
 		};
 		using a = linear(tape, x, model.weights[0]!, null, options.sums ? { sumInputGradient } : {});
 		if (options.segments) tape.begin("second");
-		using y = linear(tape, a, model.weights[1]!, null, { postponesWeightGradient: options.postpones });
+		using y = linear(tape, a, model.weights[1]!, null, { weightGradientHides: options.hides });
 		y.gradient!.accumulate(Tensor.from(device, randomValues(tokens * width, 2), [tokens, width]));
-		tape.backward();
+		tape.backward(options.weightGradients);
+		if (options.weightGradients === "late") events.push("|");
+		tape.drain();
 		return { events, gradients: [finish(x), ...model.gradients()] };
 	}
 
@@ -161,19 +173,16 @@ describe("a postponed weight gradient", () => {
 		["where nothing is summed", { sums: false, segments: false }, ["weight0", "weight1"]],
 	] as const) {
 		test(`runs ${what}, to the same values; its parameter is ready then`, () => {
-			const postponed = backwardOf({ postpones: true, ...options });
-			expect(postponed.events).toEqual([...events]);
-			expect(postponed.gradients).toEqual(backwardOf({ postpones: false, ...options }).gradients);
+			const hidden = backwardOf({ hides: true, ...options });
+			expect(hidden.events).toEqual([...events]);
+			expect(hidden.gradients).toEqual(backwardOf({ hides: false, ...options }).gradients);
 		});
 	}
 
-	test("is released by discard, and not run", () => {
-		const tape = new Tape(device, { recording: true });
-		const x = input(1);
-		tape.postponeWeightGradient(tape.current, [x], () => expect.unreachable());
-		tape.discard();
-		tape.runPostponed();
-		x[Symbol.dispose]();
+	test("hides none when it is late", () => {
+		const late = backwardOf({ hides: true, sums: true, segments: false, weightGradients: "late" });
+		expect(late.events).toEqual(["sum", "summed", "|", "weight1", "weight0"]);
+		expect(late.gradients).toEqual(backwardOf({ hides: false, sums: true, segments: false }).gradients);
 	});
 });
 
@@ -199,7 +208,7 @@ describe("memory", () => {
 	test("the tape alone keeps what backward needs, and lets go of it segment by segment", () => {
 		using model = new Model();
 		const before = device.memoryStatistics().liveBytes;
-		const { tape, x, first, second } = microbatch(model, 1, "immediate");
+		const { tape, x, first, second } = microbatch(model, 1);
 		const live = [device.memoryStatistics().liveBytes];
 		for (const segment of [second, first]) {
 			tape.backwardSegment(segment);
@@ -208,6 +217,34 @@ describe("memory", () => {
 		expect(live).toEqual(live.toSorted((a, b) => b - a));
 		expect(live[0]! - before).toBeGreaterThan(5 * tokens * width * 4);
 		expect(live[2]! - before).toBe(2 * tokens * width * 4); // x and its gradient
+		finish(x);
+	});
+
+	test("every late weight gradient lets go of what it read when it is computed, not later", () => {
+		using model = new Model();
+		const before = device.memoryStatistics().liveBytes;
+		const { tape, x, first, second } = microbatch(model, 1);
+		tape.backward("late");
+		const live = () => device.memoryStatistics().liveBytes - before;
+		const rows = tokens * width * 4;
+		// x, its gradient, and of both projections input and output gradient, of which the second's is y's own.
+		const all = live();
+		expect(all).toBe(6 * rows);
+		tape.drain(second);
+		expect(live()).toBe(all - 2 * rows);
+		tape.drain(first);
+		expect(live()).toBe(2 * rows);
+		finish(x);
+	});
+
+	test("a frozen weight leaves no task", () => {
+		using frozen = new Parameter("w", Tensor.from(device, randomValues(width * width, 2), [width, width]), null);
+		const tape = new Tape(device, { recording: true });
+		const x = input(1);
+		using y = linear(tape, x, frozen);
+		y.gradient!.accumulate(Tensor.from(device, randomValues(tokens * width, 2), [tokens, width]));
+		tape.backward("late");
+		expect(tape.segments.flatMap((segment) => segment.tasks)).toEqual([]);
 		finish(x);
 	});
 
@@ -220,13 +257,14 @@ describe("memory", () => {
 		expect(device.memoryStatistics().liveBlocks).toBe(before + 2);
 	});
 
-	test("discard releases everything: before backward, in the middle, with deferred weight gradients", () => {
+	test("discard releases everything: before backward, in the middle, with late weight gradients", () => {
 		for (const segments of [0, 1, 2]) {
 			using model = new Model();
 			const before = device.memoryStatistics().liveBytes;
-			const { tape, x, first, second } = microbatch(model, 1, "deferred");
-			for (const segment of [second, first].slice(0, segments)) tape.backwardSegment(segment);
+			const { tape, x, first, second } = microbatch(model, 1);
+			for (const segment of [second, first].slice(0, segments)) tape.backwardSegment(segment, "late");
 			tape.discard();
+			tape.drain();
 			x.gradient!.clear();
 			x[Symbol.dispose]();
 			expect(device.memoryStatistics().liveBytes).toBe(before);
@@ -298,21 +336,22 @@ describe("shared gradients are never written in place", () => {
 		shared[Symbol.dispose]();
 	});
 
-	test("a deferred weight gradient still finds the gradient it was given", () => {
+	test("a late weight gradient still finds the gradient it was given", () => {
 		// y = W x + x, then the sum once more: the slot of x receives y's own gradient while W's still needs it.
 		const run = (weightGradients: WeightGradients) => {
 			using model = new Model();
-			const tape = new Tape(device, { recording: true, weightGradients });
+			const tape = new Tape(device, { recording: true });
 			using x = input(3);
 			using branch = linear(tape, x, model.weights[0]!);
 			using y = add(tape, branch, x);
 			using z = add(tape, y, x);
 			z.gradient!.accumulate(Tensor.from(device, randomValues(tokens * width, 6), [tokens, width]));
-			tape.backward();
+			tape.backward(weightGradients);
+			tape.drain();
 			using dx = x.gradient!.take()!;
 			return [dx.toFloat32(), model.weights[0]!.mainGradient!.toFloat32()];
 		};
-		expect(run("deferred")).toEqual(run("immediate"));
+		expect(run("late")).toEqual(run("immediate"));
 	});
 });
 
@@ -324,18 +363,18 @@ describe("complete gradients", () => {
 			trainable ? Tensor.zeros(device, [2, 2]) : null,
 		);
 
-	function told(
-		options: { readonly weightGradients?: "deferred" },
-		layer: (tape: Tape, x: Tensor) => Tensor,
-	): string[] {
+	/** Names in order; "|" is where backward ends and draining begins. */
+	function told(weightGradients: WeightGradients, layer: (tape: Tape, x: Tensor) => Tensor): string[] {
 		const names: string[] = [];
 		const onGradient = ({ name }: Parameter) => void names.push(name);
-		const tape = new Tape(device, { recording: true, onGradient, ...options });
+		const tape = new Tape(device, { recording: true, onGradient });
 		using plain = Tensor.from(device, randomValues(4, 2), [2, 2]);
 		using x = plain.withGradient(new GradientSlot(device, [2, 2], "f32"));
 		using y = layer(tape, x);
 		y.gradient!.accumulate(Tensor.from(device, randomValues(4, 3), [2, 2]));
-		tape.backward();
+		tape.backward(weightGradients);
+		names.push("|");
+		tape.drain();
 		x.gradient!.clear();
 		return names;
 	}
@@ -350,13 +389,33 @@ describe("complete gradients", () => {
 			using c = linear(tape, b, frozen);
 			return linear(tape, c, second);
 		};
-		expect(told({}, layers)).toEqual(["second", "first"]);
-		expect(told({ weightGradients: "deferred" }, layers)).toEqual(["second", "first"]);
+		expect(told("immediate", layers)).toEqual(["second", "first", "|"]);
+		expect(told("late", layers)).toEqual(["|", "second", "first"]);
 		// Recomputed layers tell when their second forward has gone backward.
 		const recomputed = (tape: Tape, x: Tensor) => {
 			using a = recompute(tape, x, (again, value) => linear(again, value, first));
 			return linear(tape, a, second);
 		};
-		expect(told({}, recomputed)).toEqual(["second", "first"]);
+		expect(told("immediate", recomputed)).toEqual(["second", "first", "|"]);
+		expect(told("late", recomputed)).toEqual(["|", "second", "first"]);
+	});
+
+	test("are told after the last of several recomputed layers with one parameter", () => {
+		using shared = weightOf("shared");
+		using other = weightOf("other");
+		using norm = new Parameter("norm", Tensor.from(device, randomValues(2, 1), [2]), Tensor.zeros(device, [2]));
+		const layer = (tape: Tape, x: Tensor) =>
+			recompute(tape, x, (again, value) => {
+				using normed = rmsNorm(again, value, norm, 1e-5);
+				return linear(again, normed, shared);
+			});
+		const layers = (tape: Tape, x: Tensor) => {
+			using a = layer(tape, x);
+			using b = linear(tape, a, other);
+			return layer(tape, b);
+		};
+		expect(told("immediate", layers)).toEqual(["other", "shared", "norm", "|"]);
+		// The norm's gradient is never late: its kernel computes that of its input too.
+		expect(told("late", layers)).toEqual(["norm", "|", "other", "shared"]);
 	});
 });

@@ -18,7 +18,6 @@ export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyS
 	};
 	const y = tape.output(Tensor.empty(device, [ids.elements, width], table.value.dtype), table.trainable);
 	device.run("embedding_forward", { ...shape, table: table.value, ids, y, dtype: y.dtypeCode });
-	const segment = tape.current;
 	tape.record({
 		name: "embedding",
 		outputs: [y],
@@ -26,7 +25,7 @@ export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyS
 		parameters: [table],
 		backward: ([gradient]) => {
 			const dy = gradient!;
-			tape.weightGradient(segment, [ids, dy], () => {
+			tape.weightGradient([ids, dy], () => {
 				using packed = contiguous(dy);
 				device.run("embedding_backward", {
 					...shape,

@@ -37,7 +37,6 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 	using all = tape.output(Tensor.empty(device, [x.rows, outputs], x.dtype), x.gradient !== null || weight.trainable);
 	const y = all.withRowCount(x.rowCount);
 	groupedGemm(device, x, weight.value, true, offsets, y);
-	const segment = tape.current;
 	tape.record({
 		name: "grouped_linear",
 		outputs: [y],
@@ -51,7 +50,7 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 				x.gradient.accumulate(dx);
 			}
 			if (!weight.trainable) return;
-			tape.weightGradient(segment, [x, dy, offsets], () =>
+			tape.weightGradient([x, dy, offsets], () =>
 				weight.addToGradient((into, accumulate) =>
 					device.run("grouped_gemm_weight_gradient", {
 						dy,

@@ -47,10 +47,10 @@ export function gemm(
 export interface LinearOptions {
 	/** x's unless given: a router's logits are f32 for bf16 operands. */
 	readonly outputDtype?: FloatDtype;
-	/** Starts adding x's gradient over ranks; meanwhile the weight's, and those postponed, are computed. Contiguous. */
+	/** Starts adding x's gradient over ranks; meanwhile the weight's, and those that hide such a sum, are computed. Contiguous. */
 	readonly sumInputGradient?: (dx: Tensor) => { wait(): void };
-	/** Whether the weight's gradient may wait for such a sum of an operation that comes before this one. */
-	readonly postponesWeightGradient?: boolean;
+	/** Whether the weight's gradient waits for such a sum of an operation that comes before this one. */
+	readonly weightGradientHides?: boolean;
 }
 
 /** x_TI · weight_OIᵀ + bias_O → y_TO. */
@@ -59,7 +59,7 @@ export function linear(
 	x: Tensor,
 	weight: Parameter,
 	bias: Parameter | null = null,
-	{ outputDtype = x.dtype as FloatDtype, sumInputGradient, postponesWeightGradient = false }: LinearOptions = {},
+	{ outputDtype = x.dtype as FloatDtype, sumInputGradient, weightGradientHides = false }: LinearOptions = {},
 ): Tensor {
 	const { device } = tape;
 	const outputs = weight.shape[0]!;
@@ -67,7 +67,6 @@ export function linear(
 	const y = tape.output(Tensor.empty(device, [x.rows, outputs], outputDtype), wanted);
 	const w = weight.value;
 	gemm(device, { tensor: x, transposed: false }, { tensor: w, transposed: true }, y, { bias: bias?.value ?? null });
-	const segment = tape.current;
 	tape.record({
 		name: "linear",
 		outputs: [y],
@@ -78,8 +77,8 @@ export function linear(
 			const dx = sumInputGradient ? x.gradient?.contiguousTarget() : x.gradient?.target();
 			if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
 			const sum = dx && sumInputGradient?.(dx);
-			if (sum) tape.runPostponed();
-			const besideCollective = postponesWeightGradient || Boolean(sum);
+			if (sum) tape.drainBesideSum();
+			const besideCollective = weightGradientHides || Boolean(sum);
 			const weightGradient = () => {
 				weight.addToGradient((into, accumulate) => {
 					const beta = Number(accumulate);
@@ -90,8 +89,8 @@ export function linear(
 				});
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
 			};
-			if (postponesWeightGradient) tape.postponeWeightGradient(segment, [x, dy], weightGradient);
-			else tape.weightGradient(segment, [x, dy], weightGradient);
+			const trains = weight.trainable || (bias?.trainable ?? false);
+			if (trains) tape.weightGradient([x, dy], weightGradient, { hides: weightGradientHides });
 			sum?.wait();
 			if (dx) x.gradient!.accumulate(dx);
 		},

@@ -135,7 +135,6 @@ export function spmm(
 	matrix.multiply(rows, y, base !== undefined);
 	if (!tape.recording || !wanted) return y;
 	const transposed = trainable ? matrix.transposed : null;
-	const segment = tape.current;
 	tape.record({
 		name: "spmm",
 		outputs: [y],
@@ -147,7 +146,8 @@ export function spmm(
 			base?.gradient?.accumulate(gradient!.share());
 			if (x instanceof Parameter) {
 				if (!x.trainable) return;
-				tape.weightGradient(segment, [dy], () =>
+				const entries = transposed!.tensors.filter((tensor) => tensor !== null);
+				tape.weightGradient([dy, ...entries], () =>
 					x.addToGradient((into, accumulate) => {
 						using drows = rowsOf(into, width);
 						transposed!.multiply(dy, drows, accumulate);
