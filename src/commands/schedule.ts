@@ -1,17 +1,21 @@
-/** What `mimo train --print-schedule` prints: what every rank does when, if a backward pass takes two forward passes. */
+/**
+ * What `mimo train --print-schedule` prints: what every rank does when, if a backward pass takes two forward passes, half of
+ * it for the gradients of weights.
+ */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import { columns } from "../observe/columns.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { microbatchesOf } from "../plan/rank-run.ts";
 import { actorRanks } from "../plan/run-plan.ts";
-import { type Action, actorsOf, type ScheduleShape } from "../schedule/actions.ts";
+import { type Action, actorsOf, isWork, type ScheduleShape } from "../schedule/actions.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { actorName, type Simulation, simulate } from "../schedule/simulate.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
 
-/** Time slots of a forward pass through a segment, and of a backward pass. */
-const slots = { forward: 1, backward: 2 } as const;
+/** Time slots of a forward pass through a segment, of a whole backward pass, and of one without weight gradients. */
+const slots = { forward: 1, backward: 2, "weight gradient": 1 } as const;
+const slotsWithoutWeights = 1;
 
 function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: ScheduleShape; simulation: Simulation } {
 	const microbatches = microbatchesOf(c);
@@ -19,8 +23,9 @@ function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: Sched
 	const lists = actorsOf(shape).map((actor) => ({ actor, actions: actionsOf(shape, actor) }));
 	// The encoder is drawn as long as a whole stage.
 	const of = (action: Action) => {
-		if (action.kind !== "forward" && action.kind !== "backward") return 0;
-		return slots[action.kind] * (action.chunk.module === "encoder" ? shape.virtualStages : 1);
+		if (!isWork(action)) return 0;
+		if (action.chunk.module === "encoder") return slots[action.kind] * shape.virtualStages;
+		return action.kind === "backward" && shape.lateWeightGradients ? slotsWithoutWeights : slots[action.kind];
 	};
 	return { shape, simulation: simulate(lists, { of }) };
 }
@@ -51,15 +56,19 @@ export function scheduleTable(resolved: ResolvedConfiguration): string {
 	const header = ["", "ranks", ...Array.from({ length: simulation.end }, (_, slot) => `${slot}`)];
 	return [
 		...columns([header, ...rows]),
-		"F, B: a microbatch forward, backward (two slots); e: through the encoder; .1: through the stage's second segment.",
+		[
+			`F, B: a microbatch forward, backward${shape.lateWeightGradients ? "" : " (two slots)"}`,
+			...(shape.lateWeightGradients ? ["W: what backward has left, the gradients of weights"] : []),
+			"e: through the encoder; .1: through the stage's second segment.",
+		].join("; "),
 	].join("\n");
 }
 
-/** Such as "F3", "B3.1" or "Fe3". */
+/** Such as "F3", "B3.1", "W3" or "Fe3". */
 function labelOf(action: Action, { stages }: ScheduleShape): string {
-	if (action.kind !== "forward" && action.kind !== "backward") return "";
+	if (!isWork(action)) return "";
 	const { kind, chunk, microbatch } = action;
-	const letter = kind === "forward" ? "F" : "B";
+	const letter = { forward: "F", backward: "B", "weight gradient": "W" }[kind];
 	if (chunk.module === "encoder") return `${letter}e${microbatch}`;
 	const virtual = Math.floor(chunk.index / stages);
 	return `${letter}${microbatch}${virtual === 0 ? "" : `.${virtual}`}`;

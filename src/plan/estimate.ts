@@ -2,7 +2,7 @@
  * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then all ranks side by side,
  * each with the list of actions that it would execute; sums over the world hold them together.
  */
-import type { Action, Actor, Chunk, ScheduleShape, Way } from "../schedule/actions.ts";
+import { type Action, type Actor, type Chunk, isWork, type ScheduleShape, type Way, type Work } from "../schedule/actions.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { simulate } from "../schedule/simulate.ts";
 import type { Transfer } from "./imagined-group.ts";
@@ -11,7 +11,7 @@ import { type Rates, secondsOf, transferSeconds } from "./rates.ts";
 
 /** Of one rank, in seconds. */
 export interface RankSeconds {
-	/** One microbatch's passes, collectives inside layers included. */
+	/** One microbatch's passes, collectives inside layers included; late weight gradients count as backward. */
 	readonly forward: number;
 	readonly backward: number;
 	/** One microbatch over edges, there and back. */
@@ -60,14 +60,15 @@ function tallySeconds({ operations, transfers }: PhaseTally, rates: Rates, ranks
 }
 
 /** `ranksPerHost`: hosts hold consecutive ranks. */
-export function rankSeconds({ phases, passes }: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
+export function rankSeconds({ phases, work }: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
 	const operations = (phase: keyof typeof phases) => sum(phases[phase].operations.map((one) => secondsOf(one, rates)));
 	const transfers = (phase: keyof typeof phases, wanted: (one: Transfer) => boolean) =>
 		sum(phases[phase].transfers.filter(wanted).map((one) => transferSeconds(one, rates, ranksPerHost)));
-	const passing = (way: Way) => sum(Object.values(passes).map((own) => tallySeconds(own[way], rates, ranksPerHost)));
+	const working = (kind: Work["kind"]) =>
+		sum(Object.values(work).map((own) => tallySeconds(own[kind], rates, ranksPerHost)));
 	return {
-		forward: passing("forward"),
-		backward: passing("backward"),
+		forward: working("forward"),
+		backward: working("backward") + working("weight gradient"),
 		bridge: transfers("forward", isBridge) + transfers("backward", isBridge),
 		gradients: transfers("update", sumsReplicas),
 		optimizer: operations("prepare") + operations("update") + transfers("update", (one) => !sumsReplicas(one)),
@@ -108,14 +109,11 @@ function passSeconds(
 	{ rates, ranksPerHost, shape }: Parameters<typeof estimateStep>[1],
 ): number {
 	const chunksOf = (module: Chunk["module"]) => (module === "encoder" ? 1 : shape.virtualStages);
-	const passes = new Map(
-		planned.map(({ actor, plan }) => [
-			actor,
-			(module: Chunk["module"], way: Way) =>
-				tallySeconds(plan.passes[module][way], rates, ranksPerHost) / chunksOf(module),
-		]),
+	const plans = new Map(planned.map(({ actor, plan }) => [actor, plan]));
+	const seconds = memoized(
+		(actor: Actor, module: Chunk["module"], kind: Work["kind"]) =>
+			tallySeconds(plans.get(actor)!.work[module][kind], rates, ranksPerHost) / chunksOf(module),
 	);
-	const seconds = memoized((actor: Actor, module: Chunk["module"], way: Way) => passes.get(actor)!(module, way));
 	/** One message over an edge takes as long as at its slowest end. */
 	const transfer = memoized((edge: string, way: Way) => {
 		const group = `edge.${edge}.${way}`;
@@ -131,7 +129,7 @@ function passSeconds(
 	const lists = planned.map(({ actor }) => ({ actor, actions: actionsOf(shape, actor) }));
 	const durations = {
 		of: (action: Action, actor: Actor) =>
-			action.kind === "forward" || action.kind === "backward" ? seconds(actor, action.chunk.module, action.kind) : 0,
+			isWork(action) ? seconds(actor, action.chunk.module, action.kind) : 0,
 		transfer: (action: Action) =>
 			"way" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.way) : 0,
 	};

@@ -5,7 +5,7 @@ import { countingLibrary, type OperationValues } from "../native/counting-librar
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import type { Chunk, Way } from "../schedule/actions.ts";
+import type { Chunk, Work } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
@@ -44,8 +44,8 @@ export interface RankPlan {
 	readonly module: string;
 	readonly memory: RankMemoryPlan;
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
-	/** The passes of each module by themselves, without what moves over edges. */
-	readonly passes: Readonly<Record<Chunk["module"], Readonly<Record<Way, PhaseTally>>>>;
+	/** The work of each module by itself, without what moves over edges. */
+	readonly work: Readonly<Record<Chunk["module"], Readonly<Record<Work["kind"], PhaseTally>>>>;
 }
 
 /** Microbatches of a step that stands for any: with more of them no more memory is touched. */
@@ -74,13 +74,12 @@ export class Tally implements PhaseTally {
 	}
 }
 
-function emptyPasses(): Record<Chunk["module"], Record<Way, Tally>> {
-	const both = () => ({ forward: new Tally(), backward: new Tally() });
-	return { encoder: both(), language: both() };
+function emptyWork(): Record<Work["kind"], Tally> {
+	return { forward: new Tally(), backward: new Tally(), "weight gradient": new Tally() };
 }
 
 export function emptyPhases(): Record<Phase, Tally> {
-	return { prepare: new Tally(), forward: new Tally(), backward: new Tally(), update: new Tally() };
+	return { prepare: new Tally(), ...emptyWork(), update: new Tally() };
 }
 
 /** `imbalance`: rows that experts of this rank get, over those of an even routing. */
@@ -90,7 +89,7 @@ export async function planRank(
 	options: { readonly kind: DeviceKind; readonly imbalance: number },
 ): Promise<RankPlan> {
 	const phases = emptyPhases();
-	const passes = emptyPasses();
+	const work = { encoder: emptyWork(), language: emptyWork() };
 	let tallies: readonly Tally[] = [];
 	using device = Device.open(
 		countingLibrary({
@@ -103,7 +102,7 @@ export async function planRank(
 	let counting = false;
 	using run = await openRank(c, device, rank, {
 		phase: (phase, module) => {
-			const own = module === null ? [] : [passes[module][phase as Way]];
+			const own = module === null ? [] : [work[module][phase as Work["kind"]]];
 			tallies = counting ? [phases[phase], ...own] : [];
 		},
 		transfer: (transfer) => {
@@ -126,6 +125,6 @@ export async function planRank(
 		module: run.module,
 		memory: { parameters, gradients, optimizer, activations, peak: peakBytes },
 		phases,
-		passes,
+		work,
 	};
 }

@@ -11,14 +11,14 @@ import { type PatchGrid, patchWidth } from "../models/radio/config.ts";
 import type { Device } from "../native/device.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
-import type { Action, Chunk } from "../schedule/actions.ts";
+import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
 import { openRun } from "../train/specification.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
 import { imaginedGroup, type Transfer } from "./imagined-group.ts";
 
 /** Parts of a step in order. */
-export type Phase = "prepare" | "forward" | "backward" | "update";
+export type Phase = "prepare" | Work["kind"] | "update";
 
 export interface RankRun extends Disposable {
 	/** Names of the rank's modules, such as "language", and of its pipeline stage where there are several. */
@@ -31,7 +31,7 @@ export interface RankRun extends Disposable {
 }
 
 export interface RankObserver {
-	/** `module`: whose passes a forward or backward phase is of. */
+	/** `module`: whose work a phase between the first and the last is. */
 	readonly phase: (phase: Phase, module: Chunk["module"] | null) => void;
 	readonly transfer: (transfer: Transfer) => void;
 	/** Rows that other ranks' routers send to this one's experts, over those of an even routing. */
@@ -125,5 +125,5 @@ function step(
 /** What moves over an edge belongs to the pass that it comes from or goes to. */
 function phaseOf(action: Action): [Phase, Chunk["module"] | null] {
 	if (action.kind === "reduce") return ["update", null];
-	return "way" in action ? [action.way, null] : [action.kind, action.chunk.module];
+	return isWork(action) ? [action.kind, action.chunk.module] : [action.way, null];
 }

@@ -83,7 +83,8 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 			recomputed: await recomputedMemory(c, rank, plan, machine),
 			flops: {
 				forward: plan.phases.forward.flops * microbatches * ranks.length,
-				backward: plan.phases.backward.flops * microbatches * ranks.length,
+				backward:
+					(plan.phases.backward.flops + plan.phases["weight gradient"].flops) * microbatches * ranks.length,
 			},
 			traffic: trafficOf(plan, microbatches, machine),
 		});
@@ -116,7 +117,8 @@ async function recomputedMemory(
 }
 
 function trafficOf({ phases }: RankPlan, microbatches: number, { rates, ranksPerHost }: Machine): GroupTraffic[] {
-	const passes = [...phases.forward.transfers, ...phases.backward.transfers].filter(({ kind }) => kind !== "receive");
+	const all = [phases.forward, phases.backward, phases["weight gradient"]].flatMap(({ transfers }) => transfers);
+	const passes = all.filter(({ kind }) => kind !== "receive");
 	const repeated = [
 		...passes.map((transfer) => ({ transfer, times: microbatches })),
 		...phases.update.transfers.map((transfer) => ({ transfer, times: 1 })),

@@ -14,12 +14,25 @@ export interface Chunk {
 /** With the rows, or with their gradients. */
 export type Way = "forward" | "backward";
 
-/** A microbatch, counted from 0, through a chunk; its backward adds to the weight gradients too. */
+/**
+ * A microbatch, counted from 0, through a chunk. A backward pass adds to the gradients of weights too, unless a weight
+ * gradient action of the same chunk and microbatch follows.
+ */
 export interface PassAction {
 	readonly kind: Way;
 	readonly chunk: Chunk;
 	readonly microbatch: number;
 }
+
+/** The gradients of a chunk's weights that the backward pass of a microbatch has left. */
+export interface WeightGradientAction {
+	readonly kind: "weight gradient";
+	readonly chunk: Chunk;
+	readonly microbatch: number;
+}
+
+/** What a rank computes. */
+export type Work = PassAction | WeightGradientAction;
 
 /** Rows of a microbatch, or their gradient, over the edge that enters chunk `to`. A send does not wait for its receiver. */
 export interface TransferAction {
@@ -35,7 +48,7 @@ export interface ReduceAction {
 	readonly module: Chunk["module"];
 }
 
-export type Action = PassAction | TransferAction | ReduceAction;
+export type Action = Work | TransferAction | ReduceAction;
 
 export const encoderChunk: Chunk = { module: "encoder", index: 0 };
 
@@ -60,6 +73,8 @@ export interface ScheduleShape {
 		/** Whether gradients go back into it. */
 		readonly trains: boolean;
 	} | null;
+	/** Whether the language model's backward passes leave the gradients of its weights for later. */
+	readonly lateWeightGradients: boolean;
 	/** Forward alone: an evaluation. */
 	readonly forwardOnly: boolean;
 }
@@ -76,6 +91,11 @@ export function actorsOf({ stages, encoder }: ScheduleShape): Actor[] {
 /** Such as "encoder" or "language.3". */
 export function chunkName({ module, index }: Chunk): string {
 	return module === "encoder" ? module : `${module}.${index}`;
+}
+
+/** Whether an action computes: all others move rows or begin sums. */
+export function isWork(action: Action): action is Work {
+	return "chunk" in action;
 }
 
 /** What tells an action from all others of its rank, such as "forward language.0 microbatch 3". */

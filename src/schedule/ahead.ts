@@ -5,7 +5,7 @@
  *   encoder    F0 → F1 → F2 → ←0 B0 F3 → ←1 B1 …            → sends rows, ← receives their gradient
  *   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
  */
-import { encoderChunk, type PassAction } from "./actions.ts";
+import { encoderChunk, type PassAction, type Work } from "./actions.ts";
 
 /** Forward passes of each microbatch, `ahead` more of them than backward passes where there are so many. */
 export function aheadOf(microbatches: number, ahead: number): PassAction[] {
@@ -19,9 +19,10 @@ export function aheadOf(microbatches: number, ahead: number): PassAction[] {
 }
 
 /** The most microbatches that have gone forward through a chunk and not yet backward, at any time. */
-export function mostUnderWay(passes: readonly PassAction[], chunk: PassAction["chunk"]): number {
+export function mostUnderWay(work: readonly Work[], chunk: PassAction["chunk"]): number {
 	let [live, most] = [0, 0];
-	for (const pass of passes) {
+	for (const pass of work) {
+		if (pass.kind === "weight gradient") continue;
 		if (pass.chunk.module !== chunk.module || pass.chunk.index !== chunk.index) continue;
 		live += pass.kind === "forward" ? 1 : -1;
 		most = Math.max(most, live);
@@ -30,17 +31,13 @@ export function mostUnderWay(passes: readonly PassAction[], chunk: PassAction["c
 }
 
 /**
- * The passes of a rank that holds both the encoder and stage `stage` of the language model: a microbatch is encoded, on
+ * The work of a rank that holds both the encoder and stage `stage` of the language model: a microbatch is encoded, on
  * all ranks in one order, before the first stage needs it, which is `stage` passes earlier than this one does.
  */
-export function mergeAhead(
-	encoder: readonly PassAction[],
-	language: readonly PassAction[],
-	stage: number,
-): PassAction[] {
+export function mergeAhead(encoder: readonly PassAction[], language: readonly Work[], stage: number): Work[] {
 	const forwards = language.filter(({ kind }) => kind === "forward");
 	const first = forwards[0]!.chunk.index;
-	const passes: PassAction[] = [];
+	const passes: Work[] = [];
 	let [encoded, forward] = [0, 0];
 	for (const pass of language) {
 		if (pass.kind === "forward") {

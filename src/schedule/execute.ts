@@ -2,7 +2,15 @@
 import { type StepTimers, timed } from "../observe/timers.ts";
 import type { Edge, Rows } from "../parallel/edge.ts";
 import type { Tensor } from "../tensor/tensor.ts";
-import { type Action, type Chunk, chunkName, languageChunk, type PassAction, type TransferAction } from "./actions.ts";
+import {
+	type Action,
+	type Chunk,
+	chunkName,
+	languageChunk,
+	type PassAction,
+	type TransferAction,
+	type WeightGradientAction,
+} from "./actions.ts";
 import type { ModulePasses, Pass } from "./pass.ts";
 
 /** What a rank has to execute its actions with. */
@@ -22,7 +30,7 @@ export interface Equipment {
 
 /** Executes a rank's actions in order. After an error nothing of its passes is left in memory. */
 export function execute(actions: readonly Action[], equipment: Equipment): void {
-	using execution = new Execution(equipment, backwardEdges(actions));
+	using execution = new Execution(equipment, backwardEdges(actions), latePasses(actions));
 	for (const action of actions) {
 		equipment.observe?.(action);
 		execution.run(action);
@@ -36,7 +44,14 @@ function backwardEdges(actions: readonly Action[]): ReadonlySet<number> {
 	return new Set(transfers.filter(({ way }) => way === "backward").map(({ to }) => to.index));
 }
 
+/** Keys of the passes whose weight gradients have an action of their own. */
+function latePasses(actions: readonly Action[]): ReadonlySet<string> {
+	const late = actions.filter((action): action is WeightGradientAction => action.kind === "weight gradient");
+	return new Set(late.map(({ chunk, microbatch }) => keyOf(chunk, microbatch)));
+}
+
 class Execution implements Disposable {
+	/** Under way, or with weight gradients to come. */
 	readonly #passes = new Map<string, Pass>();
 	/** Rows that have come and no pass has taken yet, and gradients that no edge or pass has, by edge and microbatch. */
 	readonly #rows = new Map<string, Rows>();
@@ -46,6 +61,7 @@ class Execution implements Disposable {
 	constructor(
 		readonly equipment: Equipment,
 		readonly returning: ReadonlySet<number>,
+		readonly late: ReadonlySet<string>,
 	) {}
 
 	run(action: Action): void {
@@ -55,6 +71,9 @@ class Execution implements Disposable {
 				break;
 			case "backward":
 				this.#backward(action);
+				break;
+			case "weight gradient":
+				this.#weightGradient(action);
 				break;
 			case "send":
 				if (action.way === "forward") this.#sendRows(action);
@@ -87,10 +106,24 @@ class Execution implements Disposable {
 
 	#backward({ chunk, microbatch }: PassAction): void {
 		const key = keyOf(chunk, microbatch);
-		using pass = take(this.#passes, key)!;
+		const late = this.late.has(key);
+		const pass = this.#passes.get(key)!;
 		const gradient = take(this.#incoming, keyOf(after(chunk), microbatch)) ?? null;
-		const back = timed(this.equipment.timers, "backward-compute", () => pass.backward(gradient));
+		const back = timed(this.equipment.timers, "backward-compute", () =>
+			pass.backward(gradient, late ? "late" : "immediate"),
+		);
 		if (chunk.module === "language") this.#outgoing.set(key, back);
+		if (!late) this.#finish(key);
+	}
+
+	#weightGradient({ chunk, microbatch }: WeightGradientAction): void {
+		const key = keyOf(chunk, microbatch);
+		timed(this.equipment.timers, "backward-compute", () => this.#passes.get(key)!.computeWeightGradients());
+		this.#finish(key);
+	}
+
+	#finish(key: string): void {
+		take(this.#passes, key)![Symbol.dispose]();
 	}
 
 	#sendRows({ to, microbatch }: TransferAction): void {
@@ -99,9 +132,7 @@ class Execution implements Disposable {
 		timed(this.equipment.timers, "forward-send", () =>
 			this.#edge(to).sendForward(pass.output!, this.returning.has(to.index)),
 		);
-		if (pass.returns) return;
-		this.#passes.delete(key);
-		pass[Symbol.dispose]();
+		if (!pass.returns) this.#finish(key);
 	}
 
 	#receiveRows({ to, microbatch }: TransferAction): void {

@@ -1,5 +1,6 @@
 /** What a chunk of a module does with one microbatch: forward when it is made, backward when its gradient has come. */
 import type { Rows } from "../parallel/edge.ts";
+import type { WeightGradients } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
 export interface Pass extends Disposable {
@@ -7,8 +8,12 @@ export interface Pass extends Disposable {
 	readonly output: Rows | null;
 	/** Whether it goes backward. */
 	readonly returns: boolean;
-	/** From the output's gradient (null: none came; taken over) that of the input; null where none is wanted. */
-	backward(gradient: Tensor | null): Tensor | null;
+	/**
+	 * From the output's gradient (null: none came; taken over) that of the input; null where none is wanted. Late weight
+	 * gradients are left for computeWeightGradients.
+	 */
+	backward(gradient: Tensor | null, weightGradients: WeightGradients): Tensor | null;
+	computeWeightGradients(): void;
 }
 
 /** The passes of one module's chunks on this rank. */

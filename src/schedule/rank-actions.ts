@@ -1,13 +1,14 @@
 /** A rank's whole list: the passes of its schedule, in between what moves over edges, and the sums at the end. */
-import { type Action, type Actor, languageChunk, type PassAction, type ScheduleShape } from "./actions.ts";
+import { type Action, type Actor, languageChunk, type PassAction, type ScheduleShape, type Work } from "./actions.ts";
 import { aheadOf, mergeAhead, mostUnderWay } from "./ahead.ts";
 import { interleaved } from "./interleaved.ts";
+import { withLateWeightGradients } from "./late-weight-gradients.ts";
 import { oneForwardOneBackward } from "./one-f-one-b.ts";
 
 /** What the ranks of one actor do in a step, in order. */
 export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
-	const passes = passesOf(shape, actor);
-	return [...passes.flatMap((pass) => withTransfers(shape, pass)), ...reductions(shape, passes)];
+	const work = workOf(shape, actor);
+	return [...work.flatMap((one) => withTransfers(shape, one)), ...reductions(shape, work)];
 }
 
 /**
@@ -26,13 +27,17 @@ export function inFlight(shape: Omit<ScheduleShape, "microbatches" | "forwardOnl
 	return Math.max(...most) + 1;
 }
 
-function passesOf(shape: ScheduleShape, actor: Actor): PassAction[] {
-	const { encoder, forwardOnly } = shape;
+function workOf(shape: ScheduleShape, actor: Actor): Work[] {
+	const { encoder, forwardOnly, lateWeightGradients } = shape;
 	const ahead = aheadOf(shape.microbatches, encoderAhead(shape));
 	const encoded = encoder?.trains ? ahead : ahead.filter(({ kind }) => kind === "forward");
-	const language = actor === "encoder" ? [] : languagePasses(shape, actor);
-	const passes = actor === "encoder" ? encoded : encoder?.colocated ? mergeAhead(encoded, language, actor) : language;
-	return forwardOnly ? passes.filter(({ kind }) => kind === "forward") : passes;
+	const languageWork = (stage: number): Work[] => {
+		const passes = languagePasses(shape, stage);
+		return lateWeightGradients ? withLateWeightGradients(passes, stage) : passes;
+	};
+	const language = actor === "encoder" ? [] : languageWork(actor);
+	const work = actor === "encoder" ? encoded : encoder?.colocated ? mergeAhead(encoded, language, actor) : language;
+	return forwardOnly ? work.filter(({ kind }) => kind === "forward") : work;
 }
 
 function languagePasses(shape: ScheduleShape, stage: number): PassAction[] {
@@ -48,7 +53,8 @@ function encoderAhead(shape: ScheduleShape): number {
 	return Math.max(1, shape.encoder?.colocated ? live + shape.stages - 1 : live + 2);
 }
 
-function withTransfers(shape: ScheduleShape, pass: PassAction): Action[] {
+function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
+	if (pass.kind === "weight gradient") return [pass];
 	const { stages, virtualStages, encoder } = shape;
 	const { kind, chunk, microbatch } = pass;
 	const last = stages * virtualStages - 1;
@@ -64,9 +70,9 @@ function withTransfers(shape: ScheduleShape, pass: PassAction): Action[] {
 }
 
 /** Modules without backward passes have nothing to sum. */
-function reductions({ forwardOnly }: ScheduleShape, passes: readonly PassAction[]): Action[] {
+function reductions({ forwardOnly }: ScheduleShape, work: readonly Work[]): Action[] {
 	if (forwardOnly) return [];
-	const modules = new Set(passes.filter(({ kind }) => kind === "backward").map(({ chunk }) => chunk.module));
+	const modules = new Set(work.filter(({ kind }) => kind === "backward").map(({ chunk }) => chunk.module));
 	return (["encoder", "language"] as const)
 		.filter((module) => modules.has(module))
 		.map((module) => ({ kind: "reduce", module }));

@@ -42,6 +42,8 @@ export interface RunSpecification {
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
 	readonly seed: number;
+	/** Whether the language model's stages leave gradients of their weights for the time in which they wait; default: not. */
+	readonly lateWeightGradients?: boolean;
 	/** ZeRO-1; default: not. */
 	readonly distributedOptimizer?: boolean;
 	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
@@ -214,6 +216,7 @@ export function shapeOf(specification: RunSpecification, { language, colocated }
 		stages,
 		virtualStages: (specification.segments?.length ?? 1) / stages,
 		groupSize: specification.microbatchGroup ?? stages,
+		lateWeightGradients: (specification.lateWeightGradients ?? false) && !specification.frozen.language,
 		encoder: specification.encoder && { colocated, trains: trainsEncoder(specification) },
 	};
 }

@@ -6,7 +6,7 @@ import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import type { Parameter } from "../tensor/parameter.ts";
-import { Tape } from "../tensor/tape.ts";
+import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
 /** What a pass is told besides its images. */
@@ -62,12 +62,16 @@ export class EncoderPass implements Pass {
 		return this.options.training;
 	}
 
-	backward(gradient: Tensor | null): null {
+	backward(gradient: Tensor | null, weightGradients: WeightGradients): null {
 		const { gradient: slot } = this.output.rows;
 		if (slot && gradient) slot.accumulate(gradient);
 		else gradient?.[Symbol.dispose]();
-		this.#tape.backward();
+		this.#tape.backward(weightGradients);
 		return null;
+	}
+
+	computeWeightGradients(): void {
+		this.#tape.drain();
 	}
 
 	[Symbol.dispose](): void {

@@ -9,7 +9,7 @@ import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
 import type { Parameter } from "../tensor/parameter.ts";
-import { Tape } from "../tensor/tape.ts";
+import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { tokenLoss } from "./language-loss.ts";
@@ -113,19 +113,29 @@ export class LanguagePass implements Pass {
 		return this.options.training;
 	}
 
-	backward(gradient: Tensor | null): Tensor | null {
+	backward(gradient: Tensor | null, weightGradients: WeightGradients): Tensor | null {
 		// The loss is Σ mask·loss: the gradient of a token's loss is its mask.
 		const arrived = this.#loss ? this.#loss.mask.share() : gradient;
 		const slot = (this.#loss?.loss ?? this.#output!.rows).gradient;
 		if (slot && arrived) slot.accumulate(arrived);
 		else arrived?.[Symbol.dispose]();
-		this.#tape.backward();
+		this.#tape.backward(weightGradients);
+		// Late weight gradients hold what they read themselves.
+		this.#release();
 		return this.#slot?.take() ?? null;
+	}
+
+	computeWeightGradients(): void {
+		this.#tape.drain();
 	}
 
 	[Symbol.dispose](): void {
 		this.#tape.discard();
 		this.#slot?.clear();
+		this.#release();
+	}
+
+	#release(): void {
 		for (const owned of this.#owned.splice(0)) owned[Symbol.dispose]();
 	}
 

@@ -15,6 +15,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		language: hybridConfig(c),
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
+		lateWeightGradients: c.delayWgradCompute,
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },

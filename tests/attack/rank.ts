@@ -86,7 +86,7 @@ async function train(): Promise<void> {
 		world: everyone,
 		passes: new RankPasses({
 			...{ encoder: null, language: model, imageTokenId: null, edges: new Map(), prefetch: null, actor: 0 },
-			shape: { stages: 1, virtualStages: 1, groupSize: 1, encoder: null },
+			shape: { stages: 1, virtualStages: 1, groupSize: 1, lateWeightGradients: false, encoder: null },
 			reduce: () => replica.startSums(),
 		}),
 		lossOwner: { group: groups.module, counts: true },

@@ -61,7 +61,7 @@ async function open(subject: Subject): Promise<Work> {
 		const alone = () => {
 			for (const { images } of microbatches) {
 				using encoded = new EncoderPass(encoder, images, { cropKey: 0, firstImage: 0, training: true });
-				encoded.backward(Tensor.zeros(device, encoded.output.rows.shape));
+				encoded.backward(Tensor.zeros(device, encoded.output.rows.shape), "immediate");
 			}
 		};
 		return { run, alone, step };
@@ -76,7 +76,7 @@ async function open(subject: Subject): Promise<Work> {
 			const options = { imageTokenId, name: "bench", dropoutKey: 0, tokens, training: true, wantsGradient: true };
 			const received = { rows, rowsPerSample: [count] };
 			using pass = new LanguagePass(language!, language!.stages[0]!, text, received, losses, options);
-			pass.backward(null)?.[Symbol.dispose]();
+			pass.backward(null, "immediate")?.[Symbol.dispose]();
 		}
 	};
 	return { run, alone, step };

@@ -23,12 +23,28 @@ test("an encoder ahead of two stages", () => {
 	]);
 });
 
+test("late weight gradients fill the time in which stages wait", () => {
+	const table = scheduleTable(resolved("--llm-pp 2 --hybrid-layer-pattern ME|*- --delay-wgrad-compute"));
+	const lines = table.split("\n");
+	expect(lines.slice(1, 4).map((line) => line.trim().split(/ {2,}/).join(" "))).toEqual([
+		"encoder 0 Fe0 Fe1 Fe2 Fe3 . Be0 - . Be1 - . Be2 - Be3 -",
+		"stage 0 1 . F0 F1 . B0 W0 F2 B1 W1 F3 B2 W2 B3 W3 .",
+		"stage 1 2 . . F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3 .",
+	]);
+	expect(table).toContain("W: what backward has left, the gradients of weights");
+	// A frozen language model has none.
+	expect(scheduleTable(resolved("--llm-pp 2 --hybrid-layer-pattern ME|*- --delay-wgrad-compute --freeze-lm"))).not.toContain(
+		"W0",
+	);
+});
+
 test("JSON has every action with its slots", () => {
 	const json = JSON.parse(
 		scheduleJson(resolved("--llm-pp 2 --llm-offset 0 --encoder-dp 2 --hybrid-layer-pattern ME|*-")),
 	);
 	expect(json.shape).toEqual({
 		...{ stages: 2, virtualStages: 1, groupSize: 2, microbatches: 4, forwardOnly: false },
+		lateWeightGradients: false,
 		encoder: { colocated: true, trains: true },
 	});
 	expect(json.actors.map(({ ranks }: { ranks: number[] }) => ranks)).toEqual([[0], [1]]);

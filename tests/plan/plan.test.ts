@@ -130,6 +130,7 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 	// Four ranks on one core take the time of all their work.
 	const shape = {
 		...{ microbatches: plan.microbatches, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
+		lateWeightGradients: false,
 		encoder: { colocated: false, trains: true },
 	};
 	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };

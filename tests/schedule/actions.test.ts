@@ -7,6 +7,7 @@ import {
 	chunkName,
 	describeAction,
 	encoderChunk,
+	isWork,
 	languageChunk,
 	type PassAction,
 	type ScheduleShape,
@@ -37,6 +38,7 @@ function randomShapes(count: number, seed: number): ScheduleShape[] {
 			virtualStages: stages === 1 ? 1 : next(1, 4),
 			groupSize: stages + next(0, 4),
 			encoder: kind === 0 ? null : { colocated: kind === 1, trains: next(0, 3) > 0 },
+			lateWeightGradients: next(0, 1) === 0,
 			forwardOnly: next(0, 5) === 0,
 		};
 	});
@@ -109,6 +111,48 @@ describe("over 2,000 random shapes", () => {
 		}
 	}, 60_000);
 
+	test("every late weight gradient is computed once, after its backward pass and before the sums begin, few at once", () => {
+		for (const shape of shapes) {
+			for (const { actor, actions } of listsOf(shape)) {
+				const late = shape.lateWeightGradients && !shape.forwardOnly && actor !== "encoder";
+				const backwards = passesOf(actions).filter(({ kind, chunk }) => kind === "backward" && chunk.module === "language");
+				const computed = actions.filter(({ kind }) => kind === "weight gradient");
+				// In the order of the backward passes, so that sums round alike.
+				expect(computed.map(describeAction)).toEqual(
+					late ? backwards.map((pass) => describeAction({ ...pass, kind: "weight gradient" })) : [],
+				);
+				const left = new Set<string>();
+				for (const [at, action] of actions.entries()) {
+					if (action.kind === "reduce" && action.module === "language") expect(left.size).toBe(0);
+					if (!isWork(action) || action.chunk.module === "encoder") continue;
+					const { kind, chunk, microbatch } = action;
+					const key = `${chunkName(chunk)} ${microbatch}`;
+					if (kind === "backward" && late) left.add(key);
+					if (kind === "weight gradient") expect(left.delete(key)).toBeTrue();
+					expect(left.size).toBeLessThanOrEqual(actor === "encoder" ? 0 : actor + 1);
+					// Nothing that another rank waits for is held up by it.
+					const next = actions[at + 1];
+					if (kind === "weight gradient") expect(next?.kind === "send" && next.way === "backward").toBeFalse();
+				}
+			}
+		}
+	});
+
+	test("late weight gradients never make a step longer", () => {
+		for (const shape of shapes.filter(({ forwardOnly, lateWeightGradients }) => lateWeightGradients && !forwardOnly)) {
+			const of = (action: Action) => {
+				if (!isWork(action)) return 0;
+				const whole = action.chunk.module === "encoder" || !shape.lateWeightGradients;
+				return action.kind === "backward" && whole ? 2 : 1;
+			};
+			const together = (action: Action) => isWork(action) && action.chunk.module === "encoder";
+			const immediate = { ...shape, lateWeightGradients: false };
+			const twice = ({ kind }: Action) => ({ forward: 1, backward: 2 })[kind as "forward" | "backward"] ?? 0;
+			const { end } = simulate(listsOf(shape), { of, together });
+			expect(end).toBeLessThanOrEqual(simulate(listsOf(immediate), { of: twice, together }).end);
+		}
+	});
+
 	test("no ranks wait for each other, even where the encoder's ranks go together", () => {
 		for (const shape of shapes) {
 			const together = (action: Action) =>
@@ -146,7 +190,8 @@ describe("over 2,000 random shapes", () => {
 	test("messages that are on their way at once are fewer than a sender may have", () => {
 		for (const shape of shapes.filter(({ forwardOnly, encoder }) => !forwardOnly && encoder?.trains !== false)) {
 			const most = inFlight(shape);
-			const { timelines } = simulate(listsOf(shape), { of: ({ kind }) => (kind === "backward" ? 2 : 1) });
+			const backward = shape.lateWeightGradients ? 1 : 2;
+			const { timelines } = simulate(listsOf(shape), { of: ({ kind }) => (kind === "backward" ? backward : 1) });
 			for (const { actions } of timelines) {
 				const sends = actions.filter(({ action }) => action.kind === "send");
 				const lines = Map.groupBy(sends, ({ action }) => describeAction(action).replace(/ microbatch.*/, ""));
@@ -180,13 +225,14 @@ test("ranks that wait for each other are named", () => {
 
 describe("idle shares are those of the formula", () => {
 	const idle = (shape: ScheduleShape) => {
+		const parts = { forward: 1, backward: shape.lateWeightGradients ? 1 : 2, "weight gradient": 1 };
 		const { end } = simulate(listsOf(shape), {
-			of: (action) => (action.kind === "forward" ? 1 : action.kind === "backward" ? 2 : 0) / shape.virtualStages,
+			of: (action) => (isWork(action) ? parts[action.kind] : 0) / shape.virtualStages,
 		});
 		const busy = 3 * shape.microbatches;
 		return (end - busy) / busy;
 	};
-	const plain = { virtualStages: 1, encoder: null, forwardOnly: false };
+	const plain = { virtualStages: 1, encoder: null, lateWeightGradients: false, forwardOnly: false };
 	test("1F1B: (P − 1) / M", () => {
 		for (const [stages, microbatches] of [
 			[2, 8],
@@ -209,11 +255,25 @@ describe("idle shares are those of the formula", () => {
 			expect(idle(shape)).toBeCloseTo((stages - 1) / (microbatches * virtualStages), 10);
 		}
 	});
+	test("late weight gradients: a third of it, (P − 1) (F + B − W) / (M V (F + B + W))", () => {
+		for (const [stages, virtualStages, microbatches] of [
+			[2, 1, 8],
+			[4, 1, 8],
+			[8, 1, 32],
+			[4, 2, 8],
+			[4, 3, 16],
+			[8, 2, 32],
+		] as const) {
+			const shape = { ...plain, lateWeightGradients: true, stages, virtualStages, microbatches, groupSize: stages };
+			expect(idle(shape)).toBeCloseTo((stages - 1) / (3 * microbatches * virtualStages), 10);
+		}
+	});
 });
 
 test("an encoder beside a model of one stage is two microbatches ahead", () => {
 	const shape = {
 		...{ microbatches: 4, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
+		lateWeightGradients: false,
 		encoder: { colocated: false, trains: true },
 	};
 	const letters = (actor: Actor) =>

@@ -28,6 +28,9 @@ export const parallelKeys = {
 		"Microbatches that pass one of a stage's segments before the next one has its turn; unset: llm-pp.",
 		{ aliases: ["microbatch-group-size-per-vp-stage"] },
 	),
+	"delay-wgrad-compute": off(
+		"Leave the gradients of the language model's weights for the time in which its stages wait; changes no value.",
+	),
 	"llm-dp": defaulting(size, 1, "Data-parallel size of the language model.", { megatron: "2" }),
 	"llm-ep": defaulting(size, 1, "Expert-parallel size of the language model.", {
 		aliases: ["expert-model-parallel-size"],
