@@ -2,7 +2,15 @@
  * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then all ranks side by side,
  * each with the list of actions that it would execute; sums over the world hold them together.
  */
-import { type Action, type Actor, type Chunk, isWork, type ScheduleShape, type Way, type Work } from "../schedule/actions.ts";
+import {
+	type Action,
+	type Actor,
+	type Chunk,
+	isWork,
+	type ScheduleShape,
+	type Way,
+	type Work,
+} from "../schedule/actions.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { simulate } from "../schedule/simulate.ts";
 import type { Transfer } from "./imagined-group.ts";
@@ -128,8 +136,7 @@ function passSeconds(
 	});
 	const lists = planned.map(({ actor }) => ({ actor, actions: actionsOf(shape, actor) }));
 	const durations = {
-		of: (action: Action, actor: Actor) =>
-			isWork(action) ? seconds(actor, action.chunk.module, action.kind) : 0,
+		of: (action: Action, actor: Actor) => (isWork(action) ? seconds(actor, action.chunk.module, action.kind) : 0),
 		transfer: (action: Action) =>
 			"way" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.way) : 0,
 	};

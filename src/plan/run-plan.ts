@@ -83,8 +83,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 			recomputed: await recomputedMemory(c, rank, plan, machine),
 			flops: {
 				forward: plan.phases.forward.flops * microbatches * ranks.length,
-				backward:
-					(plan.phases.backward.flops + plan.phases["weight gradient"].flops) * microbatches * ranks.length,
+				backward: (plan.phases.backward.flops + plan.phases["weight gradient"].flops) * microbatches * ranks.length,
 			},
 			traffic: trafficOf(plan, microbatches, machine),
 		});

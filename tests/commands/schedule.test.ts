@@ -33,9 +33,9 @@ test("late weight gradients fill the time in which stages wait", () => {
 	]);
 	expect(table).toContain("W: what backward has left, the gradients of weights");
 	// A frozen language model has none.
-	expect(scheduleTable(resolved("--llm-pp 2 --hybrid-layer-pattern ME|*- --delay-wgrad-compute --freeze-lm"))).not.toContain(
-		"W0",
-	);
+	expect(
+		scheduleTable(resolved("--llm-pp 2 --hybrid-layer-pattern ME|*- --delay-wgrad-compute --freeze-lm")),
+	).not.toContain("W0");
 });
 
 test("JSON has every action with its slots", () => {

@@ -115,7 +115,9 @@ describe("over 2,000 random shapes", () => {
 		for (const shape of shapes) {
 			for (const { actor, actions } of listsOf(shape)) {
 				const late = shape.lateWeightGradients && !shape.forwardOnly && actor !== "encoder";
-				const backwards = passesOf(actions).filter(({ kind, chunk }) => kind === "backward" && chunk.module === "language");
+				const backwards = passesOf(actions).filter(
+					({ kind, chunk }) => kind === "backward" && chunk.module === "language",
+				);
 				const computed = actions.filter(({ kind }) => kind === "weight gradient");
 				// In the order of the backward passes, so that sums round alike.
 				expect(computed.map(describeAction)).toEqual(

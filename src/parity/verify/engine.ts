@@ -17,6 +17,8 @@ export interface EngineOptions {
 	readonly buckets?: boolean;
 	/** encoder-grad-participation; default exact. */
 	readonly participation?: Participation["policy"];
+	/** Default: as the subject has them. */
+	readonly lateWeightGradients?: boolean;
 	/** Microbatches last to first, so that sums come in another order. */
 	readonly reversed?: boolean;
 }
@@ -41,14 +43,16 @@ export async function openEngine(
 	world: World,
 	plan: Plan,
 	subject: Subject,
-	{ distributedOptimizer = false, buckets = false, participation = "exact", reversed = false }: EngineOptions = {},
+	options: EngineOptions = {},
 ): Promise<Engine> {
+	const { distributedOptimizer = false, buckets = false, participation = "exact", reversed = false } = options;
 	const { topology } = plan;
 	const specification = {
 		...specificationOn(subject, topology),
 		distributedOptimizer,
 		buckets: () => (buckets ? { count: 8 } : null),
 		participation: { policy: participation },
+		lateWeightGradients: options.lateWeightGradients ?? subject.lateWeightGradients,
 	};
 	const run = await assemble(specification, topology, world);
 	const { state } = run;

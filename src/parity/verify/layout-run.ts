@@ -19,15 +19,22 @@ export interface Difference {
 	readonly different: number;
 }
 
+/** Elements that differ between two ways to train: gradients of step 1, weights after the real steps, on all ranks. */
+export interface Unequal {
+	readonly gradients: number;
+	readonly weights: number;
+}
+
 export interface LayoutResult {
 	readonly scalars: Scalars;
 	/** In the order of the reference's tensors. */
 	readonly differences: Readonly<Record<Kind, readonly Difference[]>>;
 	/**
-	 * Elements that differ between ZeRO-1 (reduced in buckets during backward) and none (after it; with NCCL in the same
-	 * buckets): gradients of step 1, weights after the real steps, on all ranks.
+	 * Between ZeRO-1 (reduced in buckets during backward) and none (after it; with NCCL in the same buckets).
 	 */
-	readonly zero: { readonly gradients: number; readonly weights: number };
+	readonly zero: Unequal;
+	/** The same between late weight gradients and immediate ones; null: the subject has no late ones. */
+	readonly late: Unequal | null;
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
 	/** Encoder ranks with images in step 1: as the step counted them, and as the samples were dealt out. */
@@ -45,22 +52,31 @@ export async function runLayout(
 ): Promise<LayoutResult> {
 	const started = performance.now();
 	// In an order that depends on the place in the buffer, sums are equal bit for bit in equal buffers alone.
-	const plain = await trainSteps(world, plan, subject, reference, { buckets: !world.addsInRankOrder });
+	const plainly = { buckets: !world.addsInRankOrder };
+	const plain = await trainSteps(world, plan, subject, reference, plainly);
 	const { result, gradient, stepped, flips } = plain;
 	using engine = plain.engine;
 	const zero = await trainSteps(world, plan, subject, reference, { distributedOptimizer: true, buckets: true });
 	using _sharded = zero.engine;
-	const unequal = {
-		gradients: countUnequal(engine, plain.snapshots.gradients, zero.snapshots.gradients),
-		weights: countUnequal(engine, plain.snapshots.weights, zero.snapshots.weights),
-	};
+	const unequal = (other: typeof plain): Unequal => ({
+		gradients: countUnequal(engine, plain.snapshots.gradients, other.snapshots.gradients),
+		weights: countUnequal(engine, plain.snapshots.weights, other.snapshots.weights),
+	});
+	let late: Unequal | null = null;
+	if (subject.lateWeightGradients) {
+		const immediate = { ...plainly, lateWeightGradients: false };
+		const other = await trainSteps(world, plan, subject, reference, immediate);
+		using _other = other.engine;
+		late = unequal(other);
+	}
 	const { clipFactor } = reference.description;
 	updateAlone(engine, subject, { gradientOf: (name) => reference.values("gradient", name)!, clipFactor });
 	const updated = compare(engine, reference, "updated");
 	return {
 		scalars: scalarsOf(result),
 		differences: { gradient, updated, stepped },
-		zero: unequal,
+		zero: unequal(zero),
+		late,
 		flips,
 		participants: {
 			counted: result.participation?.participants ?? 0,

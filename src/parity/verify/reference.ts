@@ -150,7 +150,7 @@ function rms(x: Float32Array, y?: Float32Array): number {
 }
 
 async function trainReference(world: World, plan: Plan, subject: Subject) {
-	using engine = await openEngine(world, plan, subject);
+	using engine = await openEngine(world, plan, subject, { lateWeightGradients: false });
 	engine.restart();
 	let gradient = new Map<string, Float32Array>();
 	const result = engine.step(() => {
@@ -167,7 +167,7 @@ async function trainReference(world: World, plan: Plan, subject: Subject) {
 
 /** Step 1 once more with its sums in another order: the same microbatches, from the last to the first. */
 async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
-	using engine = await openEngine(world, plan, subject, { reversed: true });
+	using engine = await openEngine(world, plan, subject, { lateWeightGradients: false, reversed: true });
 	engine.restart();
 	let gradients = new Map<string, Float32Array>();
 	const result = engine.step(() => {

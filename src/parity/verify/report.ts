@@ -53,6 +53,10 @@ function noiseOf({ rms, noise }: Reference["tensors"][number]): number {
 
 /** The table and, under it, why layouts fail. Errors are relative to the reference, its root mean square for tensors. */
 export function renderLayouts(reports: readonly LayoutReport[]): string {
+	/** A column of its own, where weight gradients are late. */
+	const lateOf = (result: LayoutResult | null) =>
+		result?.late ? [result.late.weights + result.late.gradients === 0 ? "bitwise" : "NO"] : [];
+	const late = reports.some(({ result }) => result?.late) ? ["late = immediate"] : [];
 	const header = [
 		"layout",
 		"step",
@@ -63,13 +67,15 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 		"limit",
 		"optimizer alone",
 		"ZeRO-1 on = off",
+		...late,
 		"weights after a step",
 		"",
 		"worst gradient's parameter",
 	];
 	const rows = reports.map(({ layout, microBatchSize, microbatches, result, verdict, failures }) => {
 		const step = `${microbatches} × ${microBatchSize}`;
-		if (verdict === null || result === null) return [layout, step, ...new Array<string>(8).fill(""), "FAILED", ""];
+		if (verdict === null || result === null)
+			return [layout, step, ...new Array<string>(8 + late.length).fill(""), "FAILED", ""];
 		const gradient = worst(verdict.gradients);
 		return [
 			layout,
@@ -81,6 +87,7 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 			short(gradient?.limit ?? 0),
 			verdict.updatesDifferent === 0 ? "bitwise equal" : short(worst(verdict.updates)?.error ?? 0),
 			result.zero.weights + result.zero.gradients === 0 ? "bitwise" : "NO",
+			...lateOf(result),
 			short(largest(verdict.weights)),
 			failures.length === 0 ? "ok" : "FAILED",
 			gradient && gradient.error > 0 ? gradient.name : "",

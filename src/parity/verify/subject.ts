@@ -25,6 +25,8 @@ export interface Subject {
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
+	/** Whether layouts leave weight gradients for later; the reference does not. */
+	readonly lateWeightGradients: boolean;
 	readonly seed: number;
 	readonly learningRate: number;
 	readonly weightDecay: number;
@@ -69,6 +71,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
+		lateWeightGradients: c.delayWgradCompute,
 		seed: c.seed,
 		learningRate: c.lr,
 		weightDecay: c.weightDecay,

@@ -1,6 +1,6 @@
 /** Judges a layout's result against the reference, its tolerance and the noise of this machine. */
 import { relative } from "../comparison.ts";
-import type { Difference, LayoutResult } from "./layout-run.ts";
+import type { Difference, LayoutResult, Unequal } from "./layout-run.ts";
 import type { Reference, ReferenceTensor } from "./reference.ts";
 
 /** A comparison in units of the reference's value: its own size for numbers, its root mean square for tensors. */
@@ -65,7 +65,8 @@ export function judge(result: LayoutResult, reference: Reference, tolerance: num
 			.filter(({ error, limit }) => !(error <= limit))
 			.sort((a, b) => b.error / b.limit - a.error / a.limit)
 			.map(({ name, error, limit }) => `${name} is off by ${number2(error)} (limit ${number2(limit)})`),
-		...zeroFailures(result),
+		...unequalFailures("ZeRO-1 changes", result.zero),
+		...(result.late ? unequalFailures("late weight gradients change", result.late) : []),
 	];
 	const { counted, expected } = result.participants;
 	if (counted !== expected) failures.unshift(`it counts ${counted} encoder ranks with images instead of ${expected}`);
@@ -109,7 +110,7 @@ function flipFailures({ flips }: LayoutResult): string[] {
 	];
 }
 
-function zeroFailures({ zero }: LayoutResult): string[] {
-	const off = (count: number, what: string) => (count === 0 ? [] : [`ZeRO-1 changes ${count} elements of ${what}`]);
-	return [...off(zero.gradients, "the gradients"), ...off(zero.weights, "the weights")];
+function unequalFailures(change: string, { gradients, weights }: Unequal): string[] {
+	const off = (count: number, what: string) => (count === 0 ? [] : [`${change} ${count} elements of ${what}`]);
+	return [...off(gradients, "the gradients"), ...off(weights, "the weights")];
 }

@@ -35,6 +35,7 @@ function result(
 			stepped: [equal, equal, equal],
 		},
 		zero: { gradients: 0, weights: 0 },
+		late: null,
 		flips: { count: 0, first: [] },
 		participants: { counted: 2, expected: 2 },
 		seconds: 1,
@@ -110,7 +111,7 @@ test("numbers and the count of tokens are compared", () => {
 	expect(failures({ scalars: { ...scalars, balancing: {} } })[0]).toMatch(/^seq_load_balancing_loss is off by NaN/);
 });
 
-test("flips and ZeRO-1 are named", () => {
+test("flips, ZeRO-1 and late weight gradients are named", () => {
 	const first = [
 		{ layer: 4, token: 3, experts: [1, 2], reference: [1, 3] },
 		{ layer: 2, token: 9, experts: [0, 7], reference: [0, 5] },
@@ -119,6 +120,9 @@ test("flips and ZeRO-1 are named", () => {
 		"2 routing decisions flip, first in layer 2: token 9 of the batch goes to experts 0, 7 instead of 0, 5;",
 	);
 	expect(failures({ zero: { gradients: 0, weights: 3 } })).toEqual(["ZeRO-1 changes 3 elements of the weights"]);
+	expect(failures({ late: { gradients: 2, weights: 0 } })).toEqual([
+		"late weight gradients change 2 elements of the gradients",
+	]);
 });
 
 test("where reordering flips routing, its differences allow nothing", () => {

@@ -1,4 +1,4 @@
-/** Rank program of verify.test.ts: compares a layout with a reference that may have been made from another seed. */
+/** Rank program of the tests of verify: compares a layout with a reference that may have been made from other keys. */
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { planOf } from "../../../src/parity/verify/plan.ts";
@@ -6,10 +6,10 @@ import { verifyOnRank } from "../../../src/parity/verify/verify.ts";
 import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 import { smallSubject } from "./subject.ts";
 
-const [folder, layout, seed] = process.argv.slice(2) as [string, string, string];
+const [folder, layout, changes] = process.argv.slice(2) as [string, string, string];
 const place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
-const subject = smallSubject({ seed: Number(seed) });
+const subject = smallSubject(JSON.parse(changes));
 const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });
 await verifyOnRank(world, plan, subject, folder);

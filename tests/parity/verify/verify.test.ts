@@ -36,7 +36,7 @@ async function reportOf(layout: string, seed = 1234, tolerance = 1e-5): Promise<
 			const outcomes = await runRanks("../parity/verify/verify-rank.ts", topology.worldSize, [
 				folder.path,
 				name,
-				String(seed),
+				JSON.stringify({ seed }),
 			]);
 			for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 			return 0;

@@ -1,0 +1,103 @@
+/** Late weight gradients are the immediate ones bit for bit; one that is lost or computed twice is found. */
+import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
+import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
+import { World } from "../../../src/parallel/world.ts";
+import { planOf } from "../../../src/parity/verify/plan.ts";
+import { type LayoutReport, renderLayouts } from "../../../src/parity/verify/report.ts";
+import { VerifyFolder, verify } from "../../../src/parity/verify/verify.ts";
+import { type Segment, Tape } from "../../../src/tensor/tape.ts";
+import { runRanks } from "../../parallel/ranks.ts";
+import { testDevice } from "../../support.ts";
+import { smallSubject } from "./subject.ts";
+
+const device = await testDevice(1);
+const alone = World.alone(device);
+const folder = new VerifyFolder();
+afterAll(() => {
+	folder[Symbol.dispose]();
+	device[Symbol.dispose]();
+});
+
+async function reportOf(layout: string, keys: Readonly<Record<string, unknown>> = {}): Promise<LayoutReport> {
+	const changes = { "delay-wgrad-compute": true, "hybrid-layer-pattern": "ME|*-", ...keys };
+	const subject = smallSubject(changes);
+	const { reports } = await verify({
+		subject,
+		plans: [planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length })],
+		folder: folder.path,
+		tolerance: 1e-5,
+		alone,
+		launch: async ({ name, topology }) => {
+			const args = [folder.path, name, JSON.stringify(changes)];
+			const outcomes = await runRanks("../parity/verify/verify-rank.ts", topology.worldSize, args);
+			for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+			return 0;
+		},
+	});
+	return reports[0]!;
+}
+
+describe("late weight gradients are bitwise the immediate ones", () => {
+	const full = process.env.MIMO_TEST_FULL === "1";
+	const recomputed = { "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 2 };
+	const quick = [
+		["1", { "untie-embeddings-and-output-weights": false }],
+		["dp2|pp2", recomputed],
+	] as const;
+	const all = [
+		["1+pp2", {}],
+		["1+pp2", { "untie-embeddings-and-output-weights": false }],
+		["dp2|pp2", { "hybrid-layer-pattern": "M|E|*|-" }],
+		["1+pp2", { "freeze-lm": true }],
+		["1+pp4", { "hybrid-layer-pattern": "ME|*||-" }],
+		["tp2|ep2dp2", {}],
+		["dp2+pp2ep2dp2", {}],
+		["dp4|pp2tp2", recomputed],
+	] as const;
+	for (const [layout, keys] of full ? [...quick, ...all] : quick) {
+		test(`${layout} ${JSON.stringify(keys)}`, async () => {
+			const report = await reportOf(layout, keys);
+			expect(report.failures).toEqual([]);
+			expect(report.result!.late).toEqual({ gradients: 0, weights: 0 });
+			expect(report.result!.zero).toEqual({ gradients: 0, weights: 0 });
+			expect(renderLayouts([report])).toContain("late = immediate");
+		}, 60_000);
+	}
+});
+
+describe("verify finds a late weight gradient", () => {
+	const { drain } = Tape.prototype;
+	let plant: ReturnType<typeof spyOn>;
+	afterEach(() => plant.mockRestore());
+
+	/** Layer 3's feed-forward block: the tasks are those of its second projection and its first one. */
+	const before = (change: (tasks: Segment["tasks"]) => void) =>
+		spyOn(Tape.prototype, "drain").mockImplementation(function (this: Tape) {
+			const { tasks } = this.segments.find(({ name }) => name === "layer.3")!;
+			if (tasks.length > 0) change(tasks);
+			drain.call(this);
+		});
+
+	test("that is lost", async () => {
+		plant = before((tasks) => {
+			for (const tensor of tasks.pop()!.held) tensor[Symbol.dispose]();
+		});
+		const { failures, result } = await reportOf("1");
+		expect(plant).toHaveBeenCalled();
+		expect(failures[0]).toContain(
+			"the gradient of language_model.decoder.layers.3.mlp.linear_fc1.weight is off by 1.0e+0",
+		);
+		expect(failures.join("\n")).toContain("late weight gradients change 1536 elements of the gradients");
+		expect(result!.late!.weights).toBeGreaterThan(1536);
+	});
+
+	test("that is computed twice", async () => {
+		plant = before((tasks) => tasks[0]!.run());
+		const { failures } = await reportOf("1");
+		expect(plant).toHaveBeenCalled();
+		expect(failures[0]).toContain(
+			"the gradient of language_model.decoder.layers.3.mlp.linear_fc2.weight is off by 1.0e+0",
+		);
+		expect(failures.join("\n")).toContain("late weight gradients change 1536 elements of the gradients");
+	});
+});
