@@ -14,8 +14,9 @@ import type { RankOptions } from "./ranks.ts";
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
 
 Trains one batch of samples in one process that holds all modules (layout 1), then on every layout of the list,
-and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, and ZeRO-1 on with off. Exit code
-1 where something differs by more than the tolerance.
+and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, ZeRO-1 on with off, and where
+--delay-wgrad-compute is given late weight gradients with immediate ones. Exit code 1 where something differs by more than
+the tolerance.
 
   --layouts LIST       Layouts separated by commas: ENCODER+LANGUAGE on ranks of their own, ENCODER|LANGUAGE on the same
                        ranks, LANGUAGE alone where there is no encoder. A side is any of tpN dpN ppN epN etpN written

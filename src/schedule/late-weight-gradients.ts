@@ -3,8 +3,9 @@
  * time in which its stage would wait. Stage p computes them p backward passes later: so much sooner can the first stages
  * begin to go backward, and so much is left to do at the end, while gradients still travel to the first stage. Of the
  * (P − 1)(F + B + W) that a stage idles in a step, F, B and W being its forward pass and the two parts of its backward
- * pass, (P − 1)(F + B − W) remain; interleaved, a V-th of it. (The schedule ZB-H1 of Qi et al., Zero Bubble Pipeline
- * Parallelism.) Stage p has P − p microbatches under way and at most p + 1 whose weight gradients are to come.
+ * pass, (P − 1)(F + B − W) remain; interleaved, a V-th of it. This is ZB-H1 of Qi et al., Zero Bubble Pipeline Parallelism.
+ * In 1F1B stage p has P − p microbatches under way and p whose weight gradients are to come, about as much to keep as
+ * stage 0 has.
  *
  *   stage 0   F0 F1 ·· B0 W0 F2 B1 W1 F3 B2 W2 B3 W3
  *   stage 1   ·· F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3

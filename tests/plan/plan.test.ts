@@ -29,6 +29,11 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number])[] = 
 	["ZeRO-1 over two lanes", { ...text, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true }, 3],
 	["encoder rank of disjoint grids", { ...images, "encoder-tp": 2, "llm-dp": 2 }, 1],
 	["language rank of disjoint grids", { ...images, "encoder-dp": 2, "llm-tp": 2 }, 2],
+	[
+		"last stage with late weight gradients",
+		{ ...text, "llm-pp": 2, "hybrid-layer-pattern": "ME*|-ME", "delay-wgrad-compute": true },
+		1,
+	],
 ];
 
 for (const [name, keys, rank] of layouts) {
@@ -137,6 +142,21 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape });
 	expect(crowded.limitedByCores).toBe(true);
 	expect(crowded.seconds).toBeGreaterThan(1.5 * plan.step.seconds);
+});
+
+test("late weight gradients: the same work in less time, on no stage more memory than the first one has anyway", async () => {
+	const stages = { ...text, "llm-pp": 4, "hybrid-layer-pattern": "ME*-|ME*-|ME*-|ME*-", "global-batch-size": 32 };
+	const plan = (late: boolean) => planRun(configurationOf({ ...stages, "delay-wgrad-compute": late }), machine);
+	const [immediate, late] = [await plan(false), await plan(true)];
+	expect(late.modules.map(({ flops }) => flops)).toEqual(immediate.modules.map(({ flops }) => flops));
+	const seconds = late.modules.map(({ plan }) => rankSeconds(plan, machine.rates, 8));
+	for (const [at, { plan }] of immediate.modules.entries()) {
+		expect(seconds[at]!.backward).toBeCloseTo(rankSeconds(plan, machine.rates, 8).backward, 9);
+		expect(plan.phases["weight gradient"].operations).toEqual([]);
+	}
+	expect(late.step.seconds).toBeLessThan(0.97 * immediate.step.seconds);
+	const first = immediate.modules[0]!.memory.activations;
+	for (const { memory } of late.modules) expect(memory.activations).toBeLessThan(1.15 * first);
 });
 
 test("an operation's time lies between the timed ones", () => {

@@ -127,7 +127,7 @@ const uses: readonly Use[] = [
 					Int32Array.from({ length: 30 }, (_, i) => (i * 7) % 60),
 				),
 			);
-			return linear(tape, own.use(embedding(tape, ids, w)), w);
+			return linear(tape, own.use(embedding(tape, ids, w)), w, null, { weightGradientLate: false });
 		},
 	},
 ];

@@ -31,6 +31,12 @@ const tiny = (keys: Record<string, unknown> = {}): HybridConfig =>
 		}),
 	);
 
+const recomputation = (method: "uniform" | "block", layers: number) => ({
+	"recompute-granularity": "full",
+	"recompute-method": method,
+	"recompute-num-layers": layers,
+});
+
 /** `count` microbatches of two sequences each. */
 function batch(count: number, seed = 1): Microbatch[] {
 	let state = seed;
@@ -51,11 +57,16 @@ const inspected = ({ run }: Training) => ({
 class Training implements Disposable {
 	private constructor(readonly run: Run) {}
 
-	static async open(config: HybridConfig, on: Device = device, frozen = false): Promise<Training> {
+	static async open(
+		config: HybridConfig,
+		on: Device = device,
+		{ frozen = false, lateWeightGradients = false } = {},
+	): Promise<Training> {
 		const specification = {
 			...{ encoder: null, language: config, imageTokenId: null, clipGrad: 1, seed: 3 },
 			frozen: { tower: true, projector: true, language: frozen },
 			adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
+			lateWeightGradients,
 		};
 		const run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(on));
 		run.initialise(7);
@@ -76,8 +87,13 @@ class Training implements Disposable {
 	}
 }
 
-async function train(config: HybridConfig, steps: number, microbatches: (step: number) => readonly Microbatch[]) {
-	using run = await Training.open(config);
+async function train(
+	config: HybridConfig,
+	steps: number,
+	microbatches: (step: number) => readonly Microbatch[],
+	lateWeightGradients = false,
+) {
+	using run = await Training.open(config, device, { lateWeightGradients });
 	run.run.state.optimizer.refreshMasters();
 	const results = Array.from({ length: steps }, (_, step) => run.step(microbatches(step), step));
 	return { results, weights: run.weights() };
@@ -98,20 +114,45 @@ describe("recomputation changes nothing", () => {
 				"moe-aux-loss-coeff": [1e-2, 1e-2],
 			};
 			const plain = await train(tiny(options), 2, (step) => batch(2, step + 1));
-			const again = await train(
-				tiny({
-					...options,
-					"recompute-granularity": "full",
-					"recompute-method": method,
-					"recompute-num-layers": layers,
-				}),
-				2,
-				(step) => batch(2, step + 1),
+			const again = await train(tiny({ ...options, ...recomputation(method, layers) }), 2, (step) =>
+				batch(2, step + 1),
 			);
 			expect(again.results).toEqual(plain.results);
 			expect(again.weights).toEqual(plain.weights);
 		});
 	}
+});
+
+describe("late weight gradients change nothing", () => {
+	const layers = {
+		"hidden-dropout": 0.1,
+		"moe-router-load-balancing-type": ["seq_aux_loss"],
+		"moe-aux-loss-coeff": [1e-2],
+	};
+	for (const [name, keys] of [
+		["weights of the output layer its own", { "untie-embeddings-and-output-weights": true }],
+		["tied embeddings", { "untie-embeddings-and-output-weights": false }],
+		["layers recomputed in pairs", { ...recomputation("uniform", 2) }],
+		["two of the layers recomputed", { ...recomputation("block", 2) }],
+	] as const) {
+		test(name, async () => {
+			const config = tiny({ ...layers, ...keys });
+			const before = device.memoryStatistics().liveBytes;
+			const immediate = await train(config, 2, (step) => batch(3, step + 1));
+			const late = await train(config, 2, (step) => batch(3, step + 1), true);
+			expect(late).toEqual(immediate);
+			expect(device.memoryStatistics().liveBytes).toBe(before);
+		});
+	}
+
+	test("their actions follow each backward pass; a frozen model has none", async () => {
+		using run = await Training.open(tiny(), device, { lateWeightGradients: true });
+		const kinds = (training: Training) => training.run.state.passes.actions(2).map(({ kind }) => kind);
+		const each = ["forward", "backward", "weight gradient"] as const;
+		expect(kinds(run)).toEqual([...each, ...each, "reduce"]);
+		using frozen = await Training.open(tiny(), device, { frozen: true, lateWeightGradients: true });
+		expect(kinds(frozen)).not.toContain("weight gradient");
+	});
 });
 
 test("microbatches add up: one of four sequences or two of two give the same loss and nearly the same gradient", async () => {
@@ -192,7 +233,7 @@ test("bf16 with fp32 master weights learns the batch as fp32 does", async () => 
 });
 
 test("a frozen model has no gradients and nothing changes", async () => {
-	using run = await Training.open(tiny(), device, true);
+	using run = await Training.open(tiny(), device, { frozen: true });
 	const before = run.weights();
 	const result = run.step(batch(1), 0, 1, 1);
 	expect(result.gradientNorm).toBe(0);

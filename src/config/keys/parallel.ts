@@ -29,7 +29,7 @@ export const parallelKeys = {
 		{ aliases: ["microbatch-group-size-per-vp-stage"] },
 	),
 	"delay-wgrad-compute": off(
-		"Leave the gradients of the language model's weights for the time in which its stages wait; changes no value.",
+		"Leave gradients of the language model's projections and experts for the time in which its stages wait; changes no value.",
 	),
 	"llm-dp": defaulting(size, 1, "Data-parallel size of the language model.", { megatron: "2" }),
 	"llm-ep": defaulting(size, 1, "Expert-parallel size of the language model.", {

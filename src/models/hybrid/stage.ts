@@ -82,7 +82,7 @@ export class HybridStage {
 		observe("final_norm", normed);
 		using everyToken = gatherSequence(tape, normed, tp);
 		const output = this.parts.config.tieWordEmbeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
-		const logits = linear(tape, everyToken, this.#parameter(output));
+		const logits = linear(tape, everyToken, this.#parameter(output), null, { weightGradientLate: false });
 		observe("logits", logits);
 		return logits;
 	}

@@ -24,17 +24,9 @@ export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyS
 		keep: [ids],
 		parameters: [table],
 		backward: ([gradient]) => {
-			const dy = gradient!;
-			tape.weightGradient([ids, dy], () => {
-				using packed = contiguous(dy);
-				device.run("embedding_backward", {
-					...shape,
-					dy: packed,
-					ids,
-					dtable: table.mainGradient,
-					dtype: dy.dtypeCode,
-				});
-			});
+			// Never late: the output layer may add to the same gradient, and is not late either.
+			using dy = contiguous(gradient!);
+			device.run("embedding_backward", { ...shape, dy, ids, dtable: table.mainGradient, dtype: dy.dtypeCode });
 		},
 	});
 	return y;

@@ -51,6 +51,8 @@ export interface LinearOptions {
 	readonly sumInputGradient?: (dx: Tensor) => { wait(): void };
 	/** Whether the weight's gradient waits for such a sum of an operation that comes before this one. */
 	readonly weightGradientHides?: boolean;
+	/** Whether the weight's gradient may be late (default): not where the gradient that it holds is as large as logits. */
+	readonly weightGradientLate?: boolean;
 }
 
 /** x_TI · weight_OIᵀ + bias_O → y_TO. */
@@ -59,9 +61,11 @@ export function linear(
 	x: Tensor,
 	weight: Parameter,
 	bias: Parameter | null = null,
-	{ outputDtype = x.dtype as FloatDtype, sumInputGradient, weightGradientHides = false }: LinearOptions = {},
+	options: LinearOptions = {},
 ): Tensor {
 	const { device } = tape;
+	const { outputDtype = x.dtype as FloatDtype, sumInputGradient } = options;
+	const { weightGradientHides = false, weightGradientLate = true } = options;
 	const outputs = weight.shape[0]!;
 	const wanted = x.gradient !== null || weight.trainable || (bias?.trainable ?? false);
 	const y = tape.output(Tensor.empty(device, [x.rows, outputs], outputDtype), wanted);
@@ -90,7 +94,8 @@ export function linear(
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
 			};
 			const trains = weight.trainable || (bias?.trainable ?? false);
-			if (trains) tape.weightGradient([x, dy], weightGradient, { hides: weightGradientHides });
+			if (trains && !weightGradientLate) weightGradient();
+			else if (trains) tape.weightGradient([x, dy], weightGradient, { hides: weightGradientHides });
 			sum?.wait();
 			if (dx) x.gradient!.accumulate(dx);
 		},
