@@ -3,7 +3,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { PatchGrid } from "../../../src/models/radio/config.ts";
 import { type EncoderConfig, EncoderModule } from "../../../src/models/vision/encoder.ts";
 import type { Device } from "../../../src/native/device.ts";
-import { Tape } from "../../../src/tensor/tape.ts";
+import { Tape, type WeightGradients } from "../../../src/tensor/tape.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../../support.ts";
 import { tinyTower } from "../radio/tower.ts";
@@ -163,4 +163,26 @@ test("gradients are those of differences, in every parameter of tower and projec
 		const size = Math.sqrt(gradient.reduce((sum, g) => sum + g * g, 0) * direction.reduce((sum, d) => sum + d * d, 0));
 		expect(Math.abs(numeric - exact) / size, name).toBeLessThan(5e-3);
 	}
+});
+
+test("late weight gradients are the immediate ones, bit for bit, whatever forward has let go of", () => {
+	const images = [
+		[wide!, pixels(wide!, 4)],
+		[small!, pixels(small!, 5)],
+	] as const;
+	const gradients = (weightGradients: WeightGradients) => {
+		using encoder = open();
+		const tape = new Tape(device, { recording: true });
+		{
+			using rows = encode(encoder, images, { tape }).rows;
+			rows.gradient!.accumulate(Tensor.from(device, randomValues(7 * width, 6), rows.shape));
+		}
+		tape.backward(weightGradients);
+		const left = tape.segments.flatMap(({ tasks }) => tasks).length;
+		tape.drain();
+		return { left, bits: [...encoder.parameters].map((p) => new Uint32Array(p.mainGradient!.toFloat32().buffer)) };
+	};
+	const [immediate, late] = [gradients("immediate"), gradients("late")];
+	expect([immediate.left, late.left > 10]).toEqual([0, true]);
+	expect(late.bits).toEqual(immediate.bits);
 });
