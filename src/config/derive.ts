@@ -1,7 +1,7 @@
 /** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
 import { statSync } from "node:fs";
 import { fileKind } from "./file-kind.ts";
-import { parseHybridPattern } from "./hybrid-pattern.ts";
+import { parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
 export type Derivation = (configuration: TrainingConfiguration) => unknown;
@@ -63,6 +63,7 @@ function isEnergonPath(path: string): boolean {
 }
 
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
+	"mtp-num-layers": (c) => parsePattern(c.hybridLayerPattern).prediction?.depths ?? 0,
 	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
 	"ffn-hidden-size": (c) => 4 * c.hiddenSize,
 	"num-attention-heads": (c) => (hasLayer(c, "*") ? undefined : 1),

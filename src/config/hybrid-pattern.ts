@@ -1,6 +1,7 @@
 /**
- * Layer patterns: one symbol a layer (language-model.md §1.1, §1.2). What Megatron knows and this program does not
- * build yet is refused by name; every error gives the position in the string, counted from 1.
+ * Layer patterns (language-model.md §1.1, §1.2, §1.4): one symbol a layer, `|` between pipeline segments, `[` and `]` around
+ * layers that are one block, `/` before each multi-token prediction depth. What Megatron knows and this program does not build
+ * yet is refused by name; every error gives the position in the string, counted from 1.
  */
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -8,19 +9,39 @@ import { exitCodes } from "../native/exit-codes.ts";
 /** M Mamba-2, * attention, - dense MLP, E mixture of experts. */
 export type LayerSymbol = "M" | "*" | "-" | "E";
 
+/** One logical layer: a symbol alone, or those of a bracket group. The unit of recomputation, pipeline cuts and overlap. */
+export type Block = readonly LayerSymbol[];
+
+/** Multi-token prediction: `depths` parts of the same layers, each after a `/`. */
+export interface PredictionPattern {
+	readonly depths: number;
+	readonly layers: readonly LayerSymbol[];
+}
+
+export interface HybridPattern {
+	/** Blocks of every segment of the main part; a segment may be empty. */
+	readonly segments: readonly (readonly Block[])[];
+	/** null: no depth has layers. */
+	readonly prediction: PredictionPattern | null;
+	/** Whether any layers stand in brackets. */
+	readonly grouped: boolean;
+}
+
+const allowed = "allowed are M, *, - and E";
+
 function isLayerSymbol(symbol: string): symbol is LayerSymbol {
 	return symbol === "M" || symbol === "*" || symbol === "-" || symbol === "E";
 }
 
 /** Megatron's symbols that are not built. */
 const notBuilt: Readonly<Record<string, string>> = {
-	"/": "multi-token prediction depths (/)",
-	"[": "layer groups ([ and ])",
-	"]": "layer groups ([ and ])",
 	G: "Gated DeltaNet layers (G)",
 	D: "DeepSeek sparse attention layers (D)",
 	"+": "multi-latent attention layers (+)",
 };
+
+/** Symbols and brackets; names of checkpoints are compared with every layer. */
+const longestPattern = 4096;
 
 /** A pattern that is refused. */
 export class PatternError extends UserError {
@@ -35,38 +56,99 @@ export class PatternError extends UserError {
 	}
 }
 
-/** The layers of a pattern in order, wherever it is cut. Throws a PatternError. */
-export function parseHybridPattern(pattern: string): readonly LayerSymbol[] {
-	return parseSegments(pattern).flat();
-}
-
-/** The layers of every segment of a pattern, which | cuts; a segment may be empty. Throws a PatternError. */
-export function parseSegments(pattern: string): readonly (readonly LayerSymbol[])[] {
-	if (withoutCuts(pattern) === "") {
-		throw new PatternError(pattern, 0, "it is empty; allowed are M, *, - and E, and | between segments");
+/** Everything that a pattern says. Throws a PatternError. */
+export function parsePattern(pattern: string): HybridPattern {
+	const symbols = [...pattern];
+	if (symbols.length > longestPattern) {
+		throw new PatternError(
+			pattern.slice(0, 20),
+			0,
+			`it has ${symbols.length} symbols; at most ${longestPattern} are read`,
+		);
 	}
-	let position = 0;
-	return pattern.split("|").map((segment) => {
-		const first = position;
-		position += [...segment].length + 1;
-		return parseLayers(pattern, segment, first);
-	});
+	const slash = symbols.indexOf("/");
+	const main = slash < 0 ? symbols : symbols.slice(0, slash);
+	if (main.every((symbol) => symbol === "|")) {
+		throw new PatternError(pattern, 0, `it is empty; ${allowed}, and | between segments`);
+	}
+	return {
+		segments: parseMain(pattern, main),
+		prediction: slash < 0 ? null : parsePrediction(pattern, symbols, slash + 1),
+		grouped: main.includes("["),
+	};
 }
 
-/** A pattern's layers alone. */
+/** The main part's layers in order, wherever it is cut or grouped. Throws a PatternError. */
+export function parseHybridPattern(pattern: string): readonly LayerSymbol[] {
+	return parsePattern(pattern).segments.flat(2);
+}
+
+/** The pattern of the layers alone: same weights and results, however they are cut and grouped. */
 export function withoutCuts(pattern: string): string {
-	return pattern.replaceAll("|", "");
+	return pattern.replaceAll(/[|[\]]/g, "").replace(/\/+$/, "");
 }
 
-function parseLayers(pattern: string, segment: string, first: number): LayerSymbol[] {
-	return [...segment].map((symbol, at) => {
-		const index = first + at;
-		if (isLayerSymbol(symbol)) return symbol;
-		const what = Object.hasOwn(notBuilt, symbol)
-			? `${notBuilt[symbol]} are not built yet`
-			: `${JSON.stringify(symbol)} is no layer symbol`;
-		throw new PatternError(pattern, index + 1, `position ${index + 1}: ${what}; allowed are M, *, - and E`);
-	});
+function refuse(pattern: string, index: number, reason: string): never {
+	throw new PatternError(pattern, index + 1, `position ${index + 1}: ${reason}`);
+}
+
+function parseMain(pattern: string, symbols: readonly string[]): Block[][] {
+	const segments: Block[][] = [[]];
+	let group: { readonly at: number; readonly layers: LayerSymbol[] } | null = null;
+	for (const [index, symbol] of symbols.entries()) {
+		if (symbol === "|") {
+			if (group) refuse(pattern, index, "| cuts a group; a segment begins between groups");
+			segments.push([]);
+		} else if (symbol === "[") {
+			if (group) refuse(pattern, index, "groups cannot be nested");
+			group = { at: index, layers: [] };
+		} else if (symbol === "]") {
+			if (!group) refuse(pattern, index, "no group is open");
+			if (group.layers.length === 0) refuse(pattern, index, "the group is empty");
+			segments.at(-1)!.push(group.layers);
+			group = null;
+		} else {
+			const layer = parseLayer(pattern, symbols, index);
+			if (group?.layers.includes("E")) refuse(pattern, index, "E must be the last of its group");
+			if (group) group.layers.push(layer);
+			else segments.at(-1)!.push([layer]);
+		}
+	}
+	if (group) refuse(pattern, group.at, "the group is not closed");
+	return segments;
+}
+
+/** Parts after `/` must be equal; empty ones alone mean no prediction. */
+function parsePrediction(pattern: string, symbols: readonly string[], first: number): PredictionPattern | null {
+	const parts: { readonly at: number; readonly layers: LayerSymbol[] }[] = [{ at: first, layers: [] }];
+	for (let index = first; index < symbols.length; index++) {
+		const symbol = symbols[index]!;
+		if (symbol === "/") parts.push({ at: index + 1, layers: [] });
+		else if (symbol === "|") refuse(pattern, index, "| cannot stand in a multi-token prediction part");
+		else if (symbol === "[" || symbol === "]")
+			refuse(pattern, index, "groups cannot stand in a multi-token prediction part");
+		else parts.at(-1)!.layers.push(parseLayer(pattern, symbols, index));
+	}
+	const { layers } = parts[0]!;
+	const other = parts.find((part) => part.layers.join("") !== layers.join(""));
+	if (other) {
+		const names = [layers, other.layers].map((some) => (some.length === 0 ? "no layers" : some.join("")));
+		refuse(
+			pattern,
+			other.at,
+			`multi-token prediction parts must be equal; the first has ${names[0]}, this one ${names[1]}`,
+		);
+	}
+	return layers.length === 0 ? null : { depths: parts.length, layers };
+}
+
+function parseLayer(pattern: string, symbols: readonly string[], index: number): LayerSymbol {
+	const symbol = symbols[index]!;
+	if (isLayerSymbol(symbol)) return symbol;
+	const what = Object.hasOwn(notBuilt, symbol)
+		? `${notBuilt[symbol]} are not built yet`
+		: `${JSON.stringify(symbol)} is no layer symbol`;
+	return refuse(pattern, index, `${what}; ${allowed}`);
 }
 
 /** How many layers of a kind the pattern has. */

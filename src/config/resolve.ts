@@ -11,7 +11,7 @@ import { type Derivation, dataLanes, derivations, weightShards } from "./derive.
 import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";
 import { type CommandFlags, parseFlags } from "./flags.ts";
-import { parseHybridPattern } from "./hybrid-pattern.ts";
+import { parsePattern } from "./hybrid-pattern.ts";
 import { isPresetName, presets } from "./presets.ts";
 import {
 	type DerivedKey,
@@ -138,7 +138,9 @@ function resolveEntries(
 	inspect(known && trains ? [lengthIsGiven, ...checks] : checks);
 	if (problems.length > 0) throw new UserError(report(problems), exitCodes.usage);
 	const notes = notesOn(given, draft.finish());
-	draft.set("num-layers", parseHybridPattern(draft.finish().hybridLayerPattern).length);
+	const { segments, prediction } = parsePattern(draft.finish().hybridLayerPattern);
+	draft.set("num-layers", segments.flat(2).length);
+	draft.set("mtp-num-layers", prediction?.depths ?? 0);
 	return { configuration: draft.finish(), origins, notes };
 }
 
@@ -194,10 +196,17 @@ function notesOn(given: readonly Entry[], configuration: TrainingConfiguration):
 			`Weight shards run as extra data parallelism with the same ${dataLanes(configuration)} data lanes: a rank holds whole what Megatron cuts into ${shards.dense} (dense) and ${shards.expert} (expert) shards.`,
 		);
 	}
-	const layers = parseHybridPattern(configuration.hybridLayerPattern).length;
+	const { segments, prediction } = parsePattern(configuration.hybridLayerPattern);
+	const layers = segments.flat(2).length;
 	if (configuration.numLayers !== layers) {
 		notes.push(
 			`num-layers is ${configuration.numLayers}, but hybrid-layer-pattern has ${layers} layers, which counts.`,
+		);
+	}
+	const depths = prediction?.depths ?? 0;
+	if (configuration.mtpNumLayers !== depths) {
+		notes.push(
+			`mtp-num-layers is ${configuration.mtpNumLayers}, but hybrid-layer-pattern has ${depths} prediction depths, which counts.`,
 		);
 	}
 	return notes;

@@ -45,6 +45,24 @@ export function reduceScatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor 
 	return y;
 }
 
+/** x_TH, the same on every rank → its own rows: y_(T/tp)H. Backward: all ranks' gradients, gathered. */
+export function scatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1) return x.share();
+	const rows = x.rows / tp.size;
+	using own = x.rowsFrom(tp.rank * rows, rows);
+	const y = tape.output(own.withGradient(null), x.gradient !== null);
+	tape.record({
+		name: "scatter_sequence",
+		outputs: [y],
+		backward: ([dy]) => {
+			const dx = x.gradient!.contiguousTarget();
+			tp.allGather(dy!, dx).wait();
+			x.gradient!.accumulate(dx);
+		},
+	});
+	return y;
+}
+
 /** The same x on every rank enters a region where each uses it in part. Backward: the sum of all ranks' gradients. */
 export function copyToTensorParallel(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1 || x.gradient === null) return x.share();

@@ -23,6 +23,8 @@ export function huggingFaceConfig(
 		bf16: precision === "bf16",
 		crossEntropyLossFusion: false,
 		zLossCoeff: 0,
+		mtpLossScalingFactor: 0,
+		mtpUseRepeatedLayer: false,
 		moeRouterLoadBalancingType: ["none"],
 		moeAuxLossCoeff: [0],
 		moeZLossCoeff: 0,

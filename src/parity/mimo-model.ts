@@ -8,6 +8,8 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 	const { attention, mamba, moe } = l;
 	return {
 		pattern: l.pattern,
+		blocks: l.pattern.map(() => 1),
+		prediction: null,
 		hiddenSize: l.hidden_size,
 		vocabularySize: l.vocab_size,
 		paddedVocabularySize: l.padded_vocab_size,

@@ -5,8 +5,9 @@
  */
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
+import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
-import { languageModelPrefix, wordEmbedding } from "../models/hybrid/names.ts";
+import { wordEmbedding } from "../models/hybrid/names.ts";
 import { type Segment, segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import { type EncoderConfig, EncoderModule } from "../models/vision/encoder.ts";
@@ -24,6 +25,7 @@ import type { Chunk } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
 import { type Participation, sawImages } from "./participation.ts";
+import { lossNames } from "./prediction-loss.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -125,6 +127,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			},
 			world: everyone,
 			passes,
+			lossNames: lossNames(specification.language),
 			lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
 			optimizer,
 			scalars,
@@ -182,7 +185,7 @@ async function holdLanguage(
 	const groups = await moduleGroups(world, grid, {
 		experts: config.moe.experts,
 		sequenceParallel: true,
-		copies: config.tieWordEmbeddings,
+		copies: config.tieWordEmbeddings || config.prediction !== null,
 	});
 	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
 	const module = new HybridModel(world.device, config, {

@@ -14,6 +14,7 @@ import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { tokenLoss } from "./language-loss.ts";
 import type { Losses } from "./losses.ts";
+import { predictAhead } from "./prediction-loss.ts";
 
 /** What a pass is told besides its microbatch. */
 export interface LanguagePassOptions {
@@ -41,8 +42,8 @@ export class LanguagePass implements Pass {
 	/** Of what enters; null: none is wanted. */
 	#slot: GradientSlot | null = null;
 	#output: Rows | null = null;
-	/** Of every token and its mask; null where the stage has no head. */
-	#loss: { readonly loss: Tensor; readonly mask: Tensor } | null = null;
+	/** Of every token, and what one token's counts: its gradient. None where the stage has no head. */
+	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
 
 	/**
 	 * Runs forward and adds to `losses`. `entered` (taken over): image rows of the first stage, or the stage before's hidden
@@ -83,16 +84,27 @@ export class LanguagePass implements Pass {
 			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
 		};
 		const forward = { ...input.forward(options.dropoutKey, options.tokens), ...images };
-		const result = stage.forward(this.#tape, forward, places ? null : leaf, options.observe);
+		const hidden = stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
 		if (!stage.segment.hasHead) {
-			this.#output = { rows: this.#own(result), rowsPerSample: [] };
+			this.#output = { rows: this.#own(hidden), rowsPerSample: [] };
 			return;
 		}
-		using logits = result;
-		const loss = this.#own(tokenLoss(this.#tape, model, logits, input.labels));
+		using normed = hidden;
+		predictAhead(this.#tape, stage, microbatch, normed, forward, (predicted, target) => {
+			const { name, labels, meanMask, gradient } = this.#own(target);
+			losses.add(this.#loss(predicted, labels, gradient), meanMask, name);
+		});
+		const loss = this.#loss(normed, input.labels, input.mask, options.observe);
 		options.observe?.("per_token_loss", loss);
 		losses.add(loss, input.mask);
-		this.#loss = { loss, mask: input.mask };
+	}
+
+	/** The loss_T of every token from normed hidden states; `gradient`: what each counts. */
+	#loss(normed: Tensor, labels: Tensor, gradient: Tensor, observe?: Observer): Tensor {
+		using logits = this.stage.logits(this.#tape, normed, observe);
+		const loss = this.#own(tokenLoss(this.#tape, this.model, logits, labels));
+		this.#losses.push({ loss, gradient });
+		return loss;
 	}
 
 	/** A leaf of this tape: what sent the rows goes on from its gradient. */
@@ -114,11 +126,10 @@ export class LanguagePass implements Pass {
 	}
 
 	backward(gradient: Tensor | null, weightGradients: WeightGradients): Tensor | null {
-		// The loss is Σ mask·loss: the gradient of a token's loss is its mask.
-		const arrived = this.#loss ? this.#loss.mask.share() : gradient;
-		const slot = (this.#loss?.loss ?? this.#output!.rows).gradient;
-		if (slot && arrived) slot.accumulate(arrived);
-		else arrived?.[Symbol.dispose]();
+		for (const { loss, gradient: own } of this.#losses) loss.gradient?.accumulate(own.share());
+		const slot = this.#output?.rows.gradient;
+		if (slot && gradient) slot.accumulate(gradient);
+		else gradient?.[Symbol.dispose]();
 		this.#tape.backward(weightGradients);
 		// Late weight gradients hold what they read themselves.
 		this.#release();

@@ -15,6 +15,7 @@ import { evaluate } from "./evaluate.ts";
 import { BatchQueue } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
+import { languageModelLoss } from "./losses.ts";
 import { describeNonFinite } from "./report/non-finite.ts";
 import { openProfile } from "./report/profile.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
@@ -145,7 +146,7 @@ export async function trainingLoop(
 			stop = { exitCode: exitCodes.interrupted, reason: `Interrupted: stopped after step ${iteration}.` };
 		for (const listener of listeners) await listener.afterStep?.(event);
 		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
-			const loss = await evaluateOn(run, data.validation, c.evalIters);
+			const losses = await evaluateOn(run, data.validation, c.evalIters);
 			progress = {
 				...progress,
 				consumedValidSamples: progress.consumedValidSamples + c.evalIters * c.evalGlobalBatchSize,
@@ -155,14 +156,16 @@ export async function trainingLoop(
 				consumedSamples: progress.consumedSamples,
 				split: "validation",
 				label: `iteration ${iteration}`,
-				losses: { "lm loss": loss },
+				losses,
 			});
+			const loss = losses[languageModelLoss]!;
 			for (const listener of listeners) await listener.afterEvaluation?.(loss, iteration);
 		}
 		for (const listener of listeners) stop = (await listener.betweenSteps?.(progress)) ?? stop;
 	}
 	for (const listener of listeners) await listener.afterTraining?.(progress);
-	const heldOutLoss = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;
+	const heldOut = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;
+	const heldOutLoss = heldOut?.[languageModelLoss] ?? null;
 	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
 	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, stop };
 }
@@ -188,9 +191,13 @@ function tokensIn(microbatches: readonly ImageTextMicrobatch[]): number {
 	return microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
 }
 
-/** Mean loss of a token. */
-async function evaluateOn(run: Run, source: EvaluationSource, rounds: number | null): Promise<number> {
-	return evaluate(run.state, await source.microbatches(rounds)).loss;
+/** Means of every loss. */
+async function evaluateOn(
+	run: Run,
+	source: EvaluationSource,
+	rounds: number | null,
+): Promise<Readonly<Record<string, number>>> {
+	return evaluate(run.state, await source.microbatches(rounds)).losses;
 }
 
 function requireFinite(

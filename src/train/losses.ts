@@ -20,6 +20,11 @@ export interface LossTotal {
 	readonly tokens: number;
 }
 
+/** The mean of every loss by name. */
+export function meansOf(totals: ReadonlyMap<string, LossTotal>): Record<string, number> {
+	return Object.fromEntries([...totals].map(([name, { sum, tokens }]) => [name, tokens === 0 ? 0 : sum / tokens]));
+}
+
 export class Losses implements Disposable {
 	/** Σ loss, Σ mask of every name; f64 [2 · names]. */
 	readonly #totals: Tensor;
@@ -28,6 +33,7 @@ export class Losses implements Disposable {
 		readonly device: Device,
 		/** null: this rank's modules have no loss. */
 		readonly owner: LossOwner | null,
+		/** The same on every rank. */
 		readonly names: readonly string[] = [languageModelLoss],
 	) {
 		this.#totals = Tensor.zeros(device, [2 * names.length], "f64");

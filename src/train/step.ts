@@ -16,7 +16,7 @@ import type { Group } from "../parallel/group.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
-import { Losses, type LossOwner, languageModelLoss } from "./losses.ts";
+import { Losses, type LossOwner, languageModelLoss, meansOf } from "./losses.ts";
 import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
@@ -32,6 +32,8 @@ export interface TrainingState {
 	readonly passes: RankPasses;
 	/** Which ranks make up the loss; null on ranks whose modules have none, which learn of its tokens last. */
 	readonly lossOwner: LossOwner | null;
+	/** Names of the losses, on every rank. */
+	readonly lossNames: readonly string[];
 	readonly optimizer: AdamW;
 	readonly scalars: StepScalars;
 	/** Global norm limit; 0: none. */
@@ -108,7 +110,7 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 	const { part, timers } = observer;
 	part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
-	using losses = new Losses(scalars.device, lossOwner);
+	using losses = new Losses(scalars.device, lossOwner, state.lossNames);
 	part?.("compute");
 	timers?.start("forward-backward");
 	runPasses(state, input, losses, observer);
@@ -131,10 +133,10 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 		clipGradients(scalars, state.clipGrad, world);
 	});
 	const { gradientNorm, foundInf } = scalars.read();
-	const means = [...totals].map(([name, { sum, tokens }]) => [name, sum / Math.max(1, tokens)] as const);
+	const means = meansOf(totals);
 	return {
-		loss: new Map(means).get(languageModelLoss)!,
-		losses: Object.fromEntries(means),
+		loss: means[languageModelLoss]!,
+		losses: means,
 		tokens: totals.get(languageModelLoss)!.tokens,
 		gradientNorm,
 		updated: foundInf === 0,

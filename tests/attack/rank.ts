@@ -29,6 +29,7 @@ import { Grid } from "../../src/parallel/grid.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
 import { World } from "../../src/parallel/world.ts";
 import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { languageModelLoss } from "../../src/train/losses.ts";
 import { RankPasses } from "../../src/train/rank-passes.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { divisibleModel } from "../models/small.ts";
@@ -89,6 +90,7 @@ async function train(): Promise<void> {
 			shape: { stages: 1, virtualStages: 1, groupSize: 1, lateWeightGradients: false, encoder: null },
 			reduce: () => replica.startSums(),
 		}),
+		lossNames: [languageModelLoss],
 		lossOwner: { group: groups.module, counts: true },
 		participation: null,
 		optimizer,

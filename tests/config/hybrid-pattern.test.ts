@@ -1,5 +1,11 @@
 import { expect, test } from "bun:test";
-import { countLayers, PatternError, parseHybridPattern, parseSegments } from "../../src/config/hybrid-pattern.ts";
+import {
+	countLayers,
+	PatternError,
+	parseHybridPattern,
+	parsePattern,
+	withoutCuts,
+} from "../../src/config/hybrid-pattern.ts";
 import { pipelineObjection, segmentLengths } from "../../src/config/pipeline.ts";
 
 test("one symbol is one layer", () => {
@@ -20,9 +26,6 @@ function refusal(pattern: string): PatternError {
 
 test("what is not built is refused by name, at its position", () => {
 	for (const [pattern, position, name] of [
-		["ME/*E", 3, "multi-token prediction depths (/)"],
-		["[M*]", 1, "layer groups ([ and ])"],
-		["M]", 2, "layer groups ([ and ])"],
 		["MG", 2, "Gated DeltaNet layers (G)"],
 		["MMD", 3, "DeepSeek sparse attention layers (D)"],
 		["+", 1, "multi-latent attention layers (+)"],
@@ -52,10 +55,58 @@ test("an empty pattern is refused", () => {
 	for (const pattern of ["", "|", "||"]) expect(refusal(pattern).message).toContain("it is empty");
 });
 
+/** The blocks of every segment, as text. */
+function blocksOf(pattern: string): string[][] {
+	return parsePattern(pattern).segments.map((segment) => segment.map((block) => block.join("")));
+}
+
 test("| cuts a pattern into segments, which may be empty; positions count it", () => {
-	expect(parseSegments("M*|E-||M").map((segment) => segment.join(""))).toEqual(["M*", "E-", "", "M"]);
+	expect(blocksOf("M*|E-||M")).toEqual([["M", "*"], ["E", "-"], [], ["M"]]);
 	expect(parseHybridPattern("M*|E-||M")).toEqual([..."M*E-M"] as ReturnType<typeof parseHybridPattern>);
-	expect(refusal("M|*|[E").position).toBe(5);
+	expect(refusal("M|*|x").position).toBe(5);
+});
+
+test("brackets make several layers one block", () => {
+	expect(blocksOf("M[M*]-")).toEqual([["M", "M*", "-"]]);
+	expect(blocksOf("[ME]|[M*E]")).toEqual([["ME"], ["M*E"]]);
+	expect(parseHybridPattern("[M*E]").length).toBe(3);
+	expect(["M[M*]-", "MM*-"].map((pattern) => parsePattern(pattern).grouped)).toEqual([true, false]);
+	expect(withoutCuts("M[M*]|-/*E")).toBe("MM*-/*E");
+});
+
+test("/ begins a prediction depth; empty depths alone are none", () => {
+	const prediction = (pattern: string) => parsePattern(pattern).prediction;
+	expect(prediction("ME*M-/*E")).toEqual({ depths: 1, layers: ["*", "E"] });
+	expect(prediction("M*|ME-/*E/*E")).toEqual({ depths: 2, layers: ["*", "E"] });
+	for (const pattern of ["M*", "M*/", "M*//"]) expect(prediction(pattern)).toBeNull();
+	expect(parseHybridPattern("M*/*E").join("")).toBe("M*");
+	expect(withoutCuts("M*//")).toBe("M*");
+});
+
+test("every mistake of groups and prediction depths is refused at its position", () => {
+	for (const [pattern, position, sentence] of [
+		["M[*-", 2, "the group is not closed"],
+		["M*]", 3, "no group is open"],
+		["M[]", 3, "the group is empty"],
+		["[M[*]]", 3, "groups cannot be nested"],
+		["[MX]", 3, '"X" is no layer symbol'],
+		["[E*]", 3, "E must be the last of its group"],
+		["[EE]", 3, "E must be the last of its group"],
+		["[M|*]", 3, "| cuts a group"],
+		["M/[*E]", 3, "groups cannot stand in a multi-token prediction part"],
+		["M/*|E", 4, "| cannot stand in a multi-token prediction part"],
+		["M/*E/*-", 6, "multi-token prediction parts must be equal; the first has *E, this one *-"],
+		["M/*E/", 6, "the first has *E, this one no layers"],
+		["M//*E", 4, "the first has no layers, this one *E"],
+		["M/*Q", 4, '"Q" is no layer symbol'],
+		["*D", 2, "DeepSeek sparse attention layers (D) are not built yet"],
+		["/*E", 0, "it is empty"],
+		["M".repeat(5000), 0, "at most 4096 are read"],
+	] as const) {
+		const error = refusal(pattern);
+		expect([pattern.slice(0, 20), error.position]).toEqual([pattern.slice(0, 20), position]);
+		expect(error.message).toContain(sentence);
+	}
 });
 
 test("segments of a pipeline: as cut, or equal ones; one stage takes all", () => {
@@ -65,4 +116,8 @@ test("segments of a pipeline: as cut, or equal ones; one stage takes all", () =>
 	expect(pipelineObjection("M*|E-||M", 4)).toBeNull();
 	expect(pipelineObjection("M*|E-||M", 3)).toContain("4 segments");
 	expect(pipelineObjection("M*E-M", 2)).toContain("5 layers");
+	expect(segmentLengths("[M*E]-/*E", 2)).toEqual([2, 2]);
+	expect(pipelineObjection("[M*E]-/*E", 2)).toContain("cuts no group; 2 would cut [M*E] of layers 0 to 2");
+	expect(pipelineObjection("[M*][-E]", 2) ?? "").toBe("");
+	expect(pipelineObjection("[M*E]|-", 2)).toBeNull();
 });

@@ -38,7 +38,7 @@ const moe: HybridConfig["moe"] = {
 
 /** Experts of three tokens; the second token's experts 0 and 3 differ by 1e-6 in their logits. */
 function choose(swapped: readonly NearTie[]): { experts: number[][]; found: NearTie[] } {
-	using router = new RouterState(device, moe, 1);
+	using router = new RouterState(device, moe, { tokenShards: 1, passes: 1 });
 	const ties = new NearTies(0, swapped);
 	ties.watch(new Map([[7, router]]));
 	ties.startStep(4);
@@ -76,7 +76,7 @@ test("a near tie is found, and swapped when asked for", () => {
  * number it leaves.
  */
 function training(steps: number, off: (step: number, value: number) => boolean) {
-	const router = new RouterState(device, moe, 1);
+	const router = new RouterState(device, moe, { tokenShards: 1, passes: 1 });
 	const scalars = new StepScalars(device);
 	const trained: number[] = [];
 	const run: ComparedRun = {

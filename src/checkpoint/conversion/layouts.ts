@@ -2,6 +2,7 @@
  * Other layouts of logical tensors (checkpoint.md §5): layers numbered by bracket group, experts of a layer in one
  * tensor, gated rows interleaved. A layout applies to a parameter and to its optimizer state alike.
  */
+import { type HybridPattern, type LayerSymbol, PatternError, parsePattern } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../native/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
@@ -61,66 +62,45 @@ export function toLayout(store: TensorStore, layout: StoredLayout, path: string)
 	return result;
 }
 
-/** One layer of a pattern: its symbol and the index of its group. */
+/** A layer of a pattern: its symbol and the number of its block. */
 interface PatternLayer {
-	readonly symbol: string;
-	readonly group: number;
+	readonly symbol: LayerSymbol;
+	readonly block: number;
 }
 
-/** Symbols and brackets; every name is compared with every layer. */
-const LONGEST_PATTERN = 4096;
-
-/** Layers of a pattern's main part, with their groups; errors give `path` and the position, counted from 1. */
-export function parseGroups(pattern: string, path: string): PatternLayer[] {
-	if (pattern.length > LONGEST_PATTERN)
-		throw new UserError(`${path}: a pattern of ${pattern.length} layers is too long.`);
-	const layers: PatternLayer[] = [];
-	let group = 0;
-	let open: PatternLayer[] | null = null;
-	const bad = (position: number, reason: string): never => {
-		throw new UserError(`${path}: pattern "${pattern}", position ${position + 1}: ${reason}.`);
-	};
-	const main = pattern.split("/")[0]!;
-	[...main].forEach((symbol, position) => {
-		if (symbol === "[") {
-			if (open) bad(position, "groups cannot be nested");
-			open = [];
-		} else if (symbol === "]") {
-			if (!open) bad(position, "no group is open");
-			if (open!.length === 0) bad(position, "the group is empty");
-			open = null;
-			group++;
-		} else if (symbol === "|") {
-			if (open) bad(position, "a pipeline stage cannot begin inside a group");
-		} else {
-			const family = familyOf(symbol);
-			if (family === null) bad(position, `${JSON.stringify(symbol)} is no layer symbol`);
-			const layer = { symbol, group };
-			if (open) {
-				if (open.some((other) => familyOf(other.symbol) === family))
-					bad(position, "the group has two layers of a kind");
-				if (open.some((other) => other.symbol === "E")) bad(position, "E must be the last of its group");
-				open.push(layer);
-			} else group++;
-			layers.push(layer);
+/** Layers of a pattern's main part, with their blocks. Names of a block's layers differ by family, so each has one alone. */
+export function layersByBlock(pattern: string, path: string): PatternLayer[] {
+	const blocks = parseAt(pattern, path).segments.flat();
+	for (const block of blocks) {
+		if (new Set(block.map((symbol) => familyOf[symbol])).size < block.length) {
+			throw new UserError(`${path}: group [${block.join("")}] of pattern "${pattern}" has two layers of a kind.`);
 		}
-	});
-	if (open) bad(main.length, "a group is not closed");
-	return layers;
+	}
+	return blocks.flatMap((block, index) => block.map((symbol) => ({ symbol, block: index })));
+}
+
+/** The pattern that `path` tells of. */
+function parseAt(pattern: string, path: string): HybridPattern {
+	try {
+		return parsePattern(pattern);
+	} catch (error) {
+		throw error instanceof PatternError ? new UserError(`${path}: ${error.message}`) : error;
+	}
 }
 
 /** Sub-modules by which a layer of a group is told from the others. */
-const families: Readonly<Record<string, RegExp>> = {
+const families = {
 	attention: /^(self_attention|input_layernorm)\./,
 	mlp: /^(mlp|pre_mlp_layernorm)\./,
 	mamba: /^(mixer|norm)\./,
 };
 
-function familyOf(symbol: string): string | null {
-	if (symbol === "M" || symbol === "G") return "mamba";
-	if (symbol === "-" || symbol === "E") return "mlp";
-	return symbol === "*" || symbol === "D" || symbol === "+" ? "attention" : null;
-}
+const familyOf: Readonly<Record<LayerSymbol, keyof typeof families>> = {
+	"*": "attention",
+	"-": "mlp",
+	E: "mlp",
+	M: "mamba",
+};
 
 const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;
 const finalNorm = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)final_(norm|layernorm)\./;
@@ -134,7 +114,7 @@ function renameLayers(
 ): Correspondence {
 	if (pattern === null)
 		throw new UserError(`${path}: the layers' groups are unknown; name them with --hybrid-layer-pattern.`);
-	const layers = parseGroups(pattern, path);
+	const layers = layersByBlock(pattern, path);
 	const bracketed = pattern.includes("[");
 	const rename = (name: string): string => {
 		const layer = layerName.exec(name);
@@ -144,10 +124,10 @@ function renameLayers(
 			const physical =
 				to === "logical"
 					? index
-					: layers.findIndex(({ symbol, group }) => group === index && families[familyOf(symbol)!]!.test(rest));
+					: layers.findIndex(({ symbol, block }) => block === index && families[familyOf[symbol]].test(rest));
 			const known = layers[physical];
 			if (!known) throw new UserError(`${path}: ${name} belongs to no layer of pattern "${pattern}".`);
-			return `${layer[1]}layers.${to === "logical" ? known.group : physical}.${rest}`;
+			return `${layer[1]}layers.${to === "logical" ? known.block : physical}.${rest}`;
 		}
 		return bracketed ? name.replace(finalNorm, `$1final_${to === "logical" ? "layernorm" : "norm"}.`) : name;
 	};

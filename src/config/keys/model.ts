@@ -24,9 +24,24 @@ export const modelKeys = {
 	),
 	"hybrid-layer-pattern": required(
 		text,
-		"One symbol a layer: M Mamba-2, * attention, - dense MLP, E mixture of experts.",
+		"One symbol a layer: M Mamba-2, * attention, - dense MLP, E mixture of experts; | between pipeline segments, [ ] around layers that are one block, / before each multi-token prediction depth.",
 		{ aliases: ["hybrid-override-pattern"] },
 	),
+	"mtp-num-layers": derived(
+		integer(0),
+		"parts after / in hybrid-layer-pattern",
+		"Prediction depths; the pattern wins.",
+		{
+			model: false,
+		},
+	),
+	"mtp-loss-scaling-factor": defaulting(
+		number(0),
+		0.1,
+		"Weight of all multi-token prediction losses together beside the language model's.",
+		{ model: false },
+	),
+	"mtp-use-repeated-layer": off("Every multi-token prediction depth runs the first one's parameters."),
 	"num-layers": derived(integer(1), "symbols of hybrid-layer-pattern", "Number of layers; the pattern wins.", {
 		model: false,
 	}),

@@ -21,7 +21,7 @@ export function addBalancingLosses(
 		tp.allReduce(statistics.tokens).wait();
 	}
 	for (const { type, coefficient } of router.moe.balancing) {
-		const options = { coefficient, gradientScale: tokens, loss: router.sums.get(type)! };
+		const options = { coefficient, gradientScale: tokens / router.options.passes, loss: router.sums.get(type)! };
 		switch (type) {
 			case "seq_aux_loss":
 				balancingLoss(tape, statistics, options);

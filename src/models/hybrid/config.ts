@@ -7,9 +7,25 @@ export interface BalancingLoss {
 	readonly coefficient: number;
 }
 
-export interface HybridConfig {
-	/** Symbol of every layer, first to last. */
+/** Multi-token prediction (language-model.md §5.4). */
+export interface PredictionConfig {
+	/** Further tokens that are predicted. */
+	readonly depths: number;
+	/** Symbol of every layer of a depth. */
 	readonly pattern: readonly LayerSymbol[];
+	/** Every depth runs the first one's parameters. */
+	readonly repeated: boolean;
+	/** What all depths' losses together weigh beside the language model's. */
+	readonly lossScalingFactor: number;
+}
+
+export interface HybridConfig {
+	/** Symbol of every layer of the main part, first to last. */
+	readonly pattern: readonly LayerSymbol[];
+	/** Layers of every block, in order: 1, or those of a bracket group. */
+	readonly blocks: readonly number[];
+	/** Multi-token prediction; null: none. */
+	readonly prediction: PredictionConfig | null;
 	readonly hiddenSize: number;
 	readonly vocabularySize: number;
 	/** Rows of embedding and output layer, padding included. */
@@ -64,8 +80,8 @@ export interface HybridConfig {
 		readonly zLossCoefficient: number;
 	};
 	/**
-	 * What backward computes again of every stage; null: nothing. uniform: all of its layers, in runs of so many of which only
-	 * the input is kept. block: its first so many layers, one by one.
+	 * What backward computes again of every stage; null: nothing. uniform: all of its blocks, in runs of so many of which only
+	 * the input is kept. block: its first so many blocks, one by one.
 	 */
 	readonly recompute: { readonly method: "uniform" | "block"; readonly layers: number } | null;
 }

@@ -8,7 +8,8 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
 import { hybridConfig } from "./from-configuration.ts";
-import { hybridParameters, languageModelPrefix } from "./names.ts";
+import { languageModelPrefix } from "./layer-places.ts";
+import { hybridParameters } from "./names.ts";
 
 export interface ParameterCounts {
 	/** Padding of the vocabulary included. */

@@ -1,6 +1,6 @@
 /** The language model that a training configuration, or a checkpoint's own description, stands for. */
 import { paddedVocabularySize } from "../../config/derive.ts";
-import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
+import { parsePattern } from "../../config/hybrid-pattern.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName } from "../../native/abi.ts";
@@ -40,6 +40,8 @@ export type LanguageModelKeys = Pick<
 	| "moeRouterTopkScalingFactor"
 	| "moeSharedExpertIntermediateSize"
 	| "moeZLossCoeff"
+	| "mtpLossScalingFactor"
+	| "mtpUseRepeatedLayer"
 	| "normEpsilon"
 	| "numAttentionHeads"
 	| "numExperts"
@@ -59,9 +61,16 @@ export type LanguageModelKeys = Pick<
 >;
 
 export function hybridConfig(c: LanguageModelKeys): HybridConfig {
-	const pattern = parseHybridPattern(c.hybridLayerPattern);
+	const { segments, prediction } = parsePattern(c.hybridLayerPattern);
 	return {
-		pattern,
+		pattern: segments.flat(2),
+		blocks: segments.flat().map(({ length }) => length),
+		prediction: prediction && {
+			depths: prediction.depths,
+			pattern: prediction.layers,
+			repeated: c.mtpUseRepeatedLayer,
+			lossScalingFactor: c.mtpLossScalingFactor,
+		},
 		hiddenSize: c.hiddenSize,
 		vocabularySize: c.vocabSize,
 		paddedVocabularySize: paddedVocabularySize(c),

@@ -4,7 +4,8 @@ import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/mod
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import type { HybridConfig } from "./config.ts";
-import { hybridParameters, layerPrefix } from "./names.ts";
+import { layersOfSegment } from "./layer-places.ts";
+import { hybridParameters } from "./names.ts";
 import { RouterState } from "./router-state.ts";
 import { type Segment, wholeModel } from "./segments.ts";
 import { HybridStage } from "./stage.ts";
@@ -13,6 +14,8 @@ export class HybridModel implements Disposable {
 	readonly #parameters: ModuleParameters;
 	/** Default: this process alone. */
 	readonly parallel: ModelParallel;
+	/** How the names of every MoE layer that is here begin, by layer index. */
+	readonly #routerPrefixes: ReadonlyMap<number, string>;
 	/** State of the router of every MoE layer that is here, by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** In the order of the layers. */
@@ -40,13 +43,15 @@ export class HybridModel implements Disposable {
 			...(options.replicas ? { replicas: options.replicas } : {}),
 			...(options.buckets ? { buckets: options.buckets } : {}),
 		});
-		const layers = segments.flatMap(({ begin, end }) =>
-			Array.from({ length: end - begin }, (_, index) => begin + index),
-		);
+		const routed = segments
+			.flatMap((segment) => layersOfSegment(config, segment))
+			.filter(({ symbol }) => symbol === "E");
+		this.#routerPrefixes = new Map(routed.map(({ index, prefix }) => [index, prefix]));
 		this.routers = new Map(
-			layers
-				.filter((layer) => config.pattern[layer] === "E")
-				.map((layer) => [layer, new RouterState(device, config.moe, this.parallel.tp.size)]),
+			routed.map(({ index }) => {
+				const passes = config.prediction?.repeated && index >= config.pattern.length ? config.prediction.depths : 1;
+				return [index, new RouterState(device, config.moe, { tokenShards: this.parallel.tp.size, passes })];
+			}),
 		);
 		const parts = {
 			config,
@@ -73,9 +78,10 @@ export class HybridModel implements Disposable {
 		if (!this.config.moe.expertBias) return;
 		for (const [layer, { expertBias }] of this.routers) {
 			const experts = expertBias.elements;
+			const prefix = this.#routerPrefixes.get(layer)!;
 			const block = { localRow: 0, fullRow: 0, rows: experts, localColumn: 0, fullColumn: 0, columns: 1 };
 			yield {
-				name: `${layerPrefix(layer)}mlp.router.expert_bias`,
+				name: `${prefix}mlp.router.expert_bias`,
 				shape: [experts],
 				value: expertBias.view([experts, 1]),
 				gradient: null,

@@ -43,7 +43,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
 		// The step divides by its loss tokens, so a microbatch's mean over tokens counts as a sum (spec 4.4).
-		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient } : null,
+		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient / router.options.passes } : null,
 	});
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {

@@ -3,20 +3,13 @@ import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { type HybridConfig, isGated, mambaSizes } from "./config.ts";
+import { languageModelPrefix, layersOfSegment, predictionPrefix, storedDepths } from "./layer-places.ts";
 import { type Segment, wholeModel } from "./segments.ts";
-
-/** Prefix of the language model in every name. */
-export const languageModelPrefix = "language_model.";
 
 const replicated: Shard = { kind: "replicated" };
 const rows: Shard = { kind: "split", dimension: 0 };
 const columns: Shard = { kind: "split", dimension: 1 };
 const ones: Initialisation = { kind: "constant", value: 1 };
-
-/** Prefix of layer `index` (global, from 0). */
-export function layerPrefix(index: number): string {
-	return `${languageModelPrefix}decoder.layers.${index}.`;
-}
 
 /** Name of the word embedding, which a tied output layer is too. */
 export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.weight`;
@@ -36,25 +29,38 @@ export function hybridParameters(
 	});
 	const embeds = segments.some((segment) => segment.embeds);
 	const hasHead = segments.some((segment) => segment.hasHead);
-	// A tied output layer on another stage than the embedding is a copy, whose gradients are summed with the other's.
-	const copied = tied && embeds !== hasHead;
+	// Tied output layers and prediction depths on another stage than the embedding read a copy, whose gradients are summed
+	// with the other's.
+	const rereads = tied || config.prediction !== null;
+	const copied = rereads && embeds !== hasHead;
 	const embeddingTable: ParameterSpec = {
 		...vocabulary(wordEmbedding, config.embeddingInitMethodStd),
 		...(copied && { copy: { counted: embeds } }),
 	};
 	const specs: ParameterSpec[] = embeds ? [embeddingTable] : [];
-	for (const { begin, end } of segments) {
-		for (let index = begin; index < end; index++) {
-			const prefix = layerPrefix(index);
-			const own = layerParameters(config, config.pattern[index]!);
-			specs.push(...own.map((spec) => ({ ...spec, name: prefix + spec.name })));
+	for (const segment of segments) {
+		for (const { prefix, symbol } of layersOfSegment(config, segment)) {
+			specs.push(...layerParameters(config, symbol).map((spec) => ({ ...spec, name: prefix + spec.name })));
 		}
 	}
 	if (!hasHead) return specs;
 	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
+	for (let depth = 0; depth < storedDepths(config); depth++) specs.push(...predictionParameters(config, depth));
 	if (!tied) specs.push(vocabulary(`${languageModelPrefix}output_layer.weight`, std));
-	else if (!embeds) specs.push(embeddingTable);
+	if (rereads && !embeds) specs.push(embeddingTable);
 	return specs;
+}
+
+/** Parameters of a prediction depth beside those of its layers. */
+function predictionParameters(config: HybridConfig, depth: number): ParameterSpec[] {
+	const h = config.hiddenSize;
+	const prefix = predictionPrefix(depth);
+	const { inward } = distributions(config);
+	return [
+		...["enorm", "hnorm"].map((name) => normWeight(`${prefix}${name}.weight`, h)),
+		{ name: `${prefix}eh_proj.weight`, shape: [h, 2 * h], initialisation: inward, shard: rows },
+		normWeight(`${prefix}final_layernorm.weight`, h),
+	];
 }
 
 function normWeight(name: string, width: number): ParameterSpec {

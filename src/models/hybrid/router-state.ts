@@ -44,8 +44,12 @@ export class RouterState implements Disposable {
 	constructor(
 		readonly device: Device,
 		readonly moe: HybridConfig["moe"],
-		/** Ranks over which a microbatch's tokens are cut. */
-		readonly tokenShards: number,
+		readonly options: {
+			/** Ranks over which a microbatch's tokens are cut. */
+			readonly tokenShards: number;
+			/** How often a microbatch passes this router; each pass's losses weigh as much less (spec language-model 4.4). */
+			readonly passes: number;
+		},
 	) {
 		this.expertBias = Tensor.zeros(device, [moe.experts], "f32", "parameter");
 		this.tokensPerExpert = Tensor.zeros(device, [moe.experts], "i32", "parameter");
@@ -84,13 +88,14 @@ export class RouterState implements Disposable {
 	 * each have a part of its loss, lanes have microbatches of their own.
 	 */
 	takeLosses(group: Group, microbatches: number, tokens: number): number[] {
-		const lanes = group.size / this.tokenShards;
+		const lanes = group.size / this.options.tokenShards;
+		const passes = microbatches * this.options.passes;
 		return [...this.sums].map(([name, sum]) => {
 			group.allReduce(sum).wait();
 			const coefficient = this.moe.balancing.find(({ type }) => type === name)?.coefficient;
 			const total = sum.item() / lanes;
 			this.device.setZero(sum, sum.bytes);
-			return coefficient === undefined ? total / tokens : total / coefficient / microbatches;
+			return coefficient === undefined ? total / tokens / this.options.passes : total / coefficient / passes;
 		});
 	}
 

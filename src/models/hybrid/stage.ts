@@ -5,8 +5,6 @@
  */
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { add } from "../../tensor/ops/add.ts";
-import { dropout } from "../../tensor/ops/dropout.ts";
 import { embedding } from "../../tensor/ops/embedding.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
@@ -16,15 +14,10 @@ import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
-import { philoxKey } from "../initialise.ts";
-import { attentionLayer } from "./attention.ts";
 import type { HybridConfig } from "./config.ts";
-import type { LayerContext } from "./layer.ts";
-import { mambaLayer } from "./mamba.ts";
-import { mlpLayer } from "./mlp.ts";
-import { moeLayer } from "./moe.ts";
-import { languageModelPrefix, layerPrefix } from "./names.ts";
+import { languageModelPrefix, mainLayer } from "./layer-places.ts";
 import type { RouterState } from "./router-state.ts";
+import { hiddenDropout, runLayer } from "./run-layer.ts";
 import type { Segment } from "./segments.ts";
 
 /**
@@ -63,7 +56,7 @@ export interface StageParts {
 export class HybridStage {
 	constructor(
 		readonly segment: Segment,
-		private readonly parts: StageParts,
+		readonly parts: StageParts,
 	) {}
 
 	/**
@@ -71,16 +64,28 @@ export class HybridStage {
 	 * logits_T(V/tp): all tokens, this rank's part of the vocabulary.
 	 */
 	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
-		const { tp } = this.parts.parallel;
+		const hidden = this.hidden(tape, input, entered, observe);
+		if (!this.segment.hasHead) return hidden;
+		using normed = hidden;
+		return this.logits(tape, normed, observe);
+	}
+
+	/** Hidden states_(T/tp)H for the next stage; where the head is, those that it reads, normed. */
+	hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
 		using first = entered?.share() ?? this.#embed(tape, input, observe);
 		if (this.segment.embeds) observe("embedding", first);
 		const hidden = this.#layers(tape, first, input, observe);
 		if (!this.segment.hasHead) return hidden;
 		using last = hidden;
 		tape.begin("output");
-		using normed = rmsNorm(tape, last, this.#parameter("decoder.final_norm.weight"), this.parts.config.normEpsilon);
+		const normed = rmsNorm(tape, last, this.#parameter("decoder.final_norm.weight"), this.parts.config.normEpsilon);
 		observe("final_norm", normed);
-		using everyToken = gatherSequence(tape, normed, tp);
+		return normed;
+	}
+
+	/** The output layer on normed hidden states_(T/tp)H: logits_T(V/tp), all tokens, this rank's part of the vocabulary. */
+	logits(tape: Tape, normed: Tensor, observe: Observer = () => {}): Tensor {
+		using everyToken = gatherSequence(tape, normed, this.parts.parallel.tp);
 		const output = this.parts.config.tieWordEmbeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
 		const logits = linear(tape, everyToken, this.#parameter(output), null, { weightGradientLate: false });
 		observe("logits", logits);
@@ -95,7 +100,7 @@ export class HybridStage {
 		const table = this.#parameter("embedding.word_embeddings.weight");
 		using partial = embedding(tape, input.ids, table, this.parts.vocabularyStart);
 		using embedded = reduceScatterSequence(tape, partial, this.parts.parallel.tp);
-		using dropped = this.#dropout(tape, embedded, input, "embedding");
+		using dropped = hiddenDropout(tape, this.parts, embedded, input, "embedding");
 		observe("text_embedding", dropped);
 		return input.addToEmbedding?.(dropped) ?? dropped.share();
 	}
@@ -107,26 +112,41 @@ export class HybridStage {
 			tape.begin(`layer.${begin}`);
 			x = recomputed
 				? recompute(tape, previous, (again, value) => this.#run(again, begin, end, value, input))
-				: this.#layer(tape, begin, previous, input);
+				: runLayer(tape, this.parts, mainLayer(this.parts.config, begin), previous, input);
 			observe(`layer.${end - 1}`, x);
 		}
 		return x;
 	}
 
-	/** Layers in order: runs of recomputed ones, the others one by one. */
+	/** Layers in order: runs of recomputed blocks, the others layer by layer. */
 	get #runs(): { readonly begin: number; readonly end: number; readonly recomputed: boolean }[] {
-		const { begin, end } = this.segment;
 		const { recompute: wanted } = this.parts.config;
-		const limit = wanted === null ? begin : wanted.method === "uniform" ? end : Math.min(end, begin + wanted.layers);
+		const blocks = this.#blocks;
+		const limit = wanted === null ? 0 : wanted.method === "uniform" ? blocks.length : wanted.layers;
 		const length = wanted?.method === "uniform" ? wanted.layers : 1;
-		const runs: { begin: number; end: number; recomputed: boolean }[] = [];
-		for (let layer = begin; layer < end; ) {
-			const recomputed = layer < limit;
-			const next = recomputed ? Math.min(layer + length, limit) : layer + 1;
-			runs.push({ begin: layer, end: next, recomputed });
-			layer = next;
-		}
-		return runs;
+		const recomputed = blocks.slice(0, limit);
+		const runs = recomputed.flatMap(({ begin }, block) => {
+			if (block % length !== 0) return [];
+			const last = recomputed[Math.min(block + length, recomputed.length) - 1]!;
+			return [{ begin, end: last.end, recomputed: true }];
+		});
+		const others = blocks
+			.slice(limit)
+			.flatMap(({ begin, end }) =>
+				Array.from({ length: end - begin }, (_, at) => ({ begin: begin + at, end: begin + at + 1, recomputed: false })),
+			);
+		return [...runs, ...others];
+	}
+
+	/** Blocks of this segment. */
+	get #blocks(): { readonly begin: number; readonly end: number }[] {
+		let end = 0;
+		return this.parts.config.blocks
+			.map((length) => {
+				end += length;
+				return { begin: end - length, end };
+			})
+			.filter((block) => block.begin >= this.segment.begin && block.end <= this.segment.end);
 	}
 
 	/** Layers [begin, end) one after the other. */
@@ -134,45 +154,8 @@ export class HybridStage {
 		let x = first.share();
 		for (let index = begin; index < end; index++) {
 			using previous = x;
-			x = this.#layer(tape, index, previous, input);
+			x = runLayer(tape, this.parts, mainLayer(this.parts.config, index), previous, input);
 		}
 		return x;
-	}
-
-	/** One layer with its residual. */
-	#layer(tape: Tape, index: number, x: Tensor, input: ForwardInput): Tensor {
-		const context: LayerContext = {
-			config: this.parts.config,
-			parallel: this.parts.parallel,
-			weights: (name) => this.parts.parameter(layerPrefix(index) + name),
-			sequences: input.sequences,
-			localSequences: input.localSequences,
-		};
-		using branch = this.#branch(tape, index, context, x, input);
-		using dropped = this.#dropout(tape, branch, input, `layer.${index}`);
-		return add(tape, x, dropped);
-	}
-
-	#branch(tape: Tape, index: number, context: LayerContext, x: Tensor, input: ForwardInput): Tensor {
-		switch (this.parts.config.pattern[index]!) {
-			case "M":
-				return mambaLayer(tape, context, x);
-			case "*":
-				return attentionLayer(tape, context, x, {
-					seed: philoxKey(input.dropoutKey, `layer.${index}.attention_dropout`),
-					tokens: input.tokens,
-				});
-			case "-":
-				return mlpLayer(tape, context, x);
-			case "E":
-				return moeLayer(tape, context, this.parts.routers.get(index)!, x);
-		}
-	}
-
-	#dropout(tape: Tape, x: Tensor, input: ForwardInput, place: string): Tensor {
-		const probability = tape.training ? this.parts.config.hiddenDropout : 0;
-		if (probability === 0) return x.share();
-		const seed = philoxKey(input.dropoutKey, `${place}.hidden_dropout`);
-		return dropout(tape, x, { probability, seed, rows: input.localTokens });
 	}
 }

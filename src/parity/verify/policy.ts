@@ -2,7 +2,7 @@
  * `mimo verify --policy`: what encoder-grad-participation corrected does to a step. Where only some encoder ranks saw
  * images it multiplies the encoder's gradient by ranks / participants, which exact leaves as that of the token mean.
  */
-import { languageModelPrefix } from "../../models/hybrid/names.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-places.ts";
 import { columns } from "../../observe/columns.ts";
 import type { World } from "../../parallel/world.ts";
 import { reduceHost } from "../reduce-host.ts";

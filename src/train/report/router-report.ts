@@ -1,4 +1,5 @@
 /** What the routers of all stages report of a step, on every rank of the language model. */
+import { allLayers } from "../../models/hybrid/layer-places.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
 import type { Group } from "../../parallel/group.ts";
@@ -9,7 +10,7 @@ export type LossesByLayer = ReadonlyMap<number, Readonly<Record<string, number>>
 
 /** Every MoE layer of the model. */
 function layersOf({ config }: HybridModel): number[] {
-	return [...config.pattern.keys()].filter((layer) => config.pattern[layer] === "E");
+	return allLayers(config).flatMap(({ index, symbol }) => (symbol === "E" ? [index] : []));
 }
 
 /** Equally many numbers of every MoE layer, of which this rank has those of its own stage. `stages`: one rank a stage. */

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { fromLayout, layoutOfArguments, parseGroups, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
+import { fromLayout, layersByBlock, layoutOfArguments, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
 import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { memoryStore } from "../memory-store.ts";
@@ -25,22 +25,18 @@ const allOf = (store: TensorStore) =>
 	Object.fromEntries([...store.tensors.keys()].map((name) => [name, readTensor(store, name)]));
 
 describe("patterns with groups", () => {
-	test("physical layers and the groups they are in", () => {
-		const indices = (pattern: string) => parseGroups(pattern, "here").map(({ symbol, group }) => symbol + group);
+	test("physical layers and the blocks they are in", () => {
+		const indices = (pattern: string) => layersByBlock(pattern, "here").map(({ symbol, block }) => symbol + block);
 		expect(indices("M[*-]E")).toEqual(["M0", "*1", "-1", "E2"]);
 		expect(indices("ME|*-/*E")).toEqual(["M0", "E1", "*2", "-3"]);
 	});
 
-	test("errors give the position", () => {
-		const refuse = (pattern: string, sentence: string) => expect(() => parseGroups(pattern, "here")).toThrow(sentence);
-		refuse("M[*[", 'here: pattern "M[*[", position 4: groups cannot be nested');
-		refuse("M[]", "position 3: the group is empty");
-		refuse("M]", "position 2: no group is open");
-		refuse("[*-", "position 4: a group is not closed");
-		refuse("[**]", "position 3: the group has two layers of a kind");
-		refuse("[E*]", "position 3: E must be the last");
-		refuse("[M|*]", "position 3: a pipeline stage cannot begin inside a group");
-		refuse("MX", 'position 2: "X" is no layer symbol');
+	test("a block's layers have names of their own, and errors name the file", () => {
+		const refuse = (pattern: string, sentence: string) =>
+			expect(() => layersByBlock(pattern, "here")).toThrow(sentence);
+		refuse("M[**]", 'here: group [**] of pattern "M[**]" has two layers of a kind');
+		refuse("[-E]", "two layers of a kind");
+		refuse("M[*[", 'here: Layer pattern "M[*[": position 4: groups cannot be nested');
 	});
 });
 

@@ -1,4 +1,4 @@
-import { parseGroups } from "../../../src/checkpoint/conversion/layouts.ts";
+import { layersByBlock } from "../../../src/checkpoint/conversion/layouts.ts";
 import { parseHybridPattern } from "../../../src/config/hybrid-pattern.ts";
 import { UserError } from "../../../src/native/errors.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
@@ -10,7 +10,7 @@ export default {
 		dictionary: ["[", "]", "|", "/", "M", "*", "E", "-", "[*-]", "[ME]"],
 		parse: (bytes) => {
 			const pattern = new TextDecoder().decode(bytes);
-			parseGroups(pattern, inputName);
+			layersByBlock(pattern, inputName);
 			parseHybridPattern(pattern);
 		},
 		refuses: (error) => error instanceof UserError,

@@ -1,0 +1,72 @@
+/**
+ * Multi-token prediction (language-model.md §5.4): depth k predicts each token's (k + 1)-th next from the hidden state of the
+ * depth before, c = [rms(embedding of the k-th next token) ; rms(hidden)], through eh_proj and layers of its own.
+ */
+import {
+	gatherColumns,
+	gatherSequence,
+	reduceScatterSequence,
+	scatterSequence,
+} from "../../parallel/tensor-parallel.ts";
+import { embedding } from "../../tensor/ops/embedding.ts";
+import { joinColumns } from "../../tensor/ops/join-columns.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import type { Parameter } from "../../tensor/parameter.ts";
+import { recompute } from "../../tensor/recompute.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { predictionLayers, predictionPrefix, storedDepths } from "./layer-places.ts";
+import { wordEmbedding } from "./names.ts";
+import { runLayer } from "./run-layer.ts";
+import type { ForwardInput, StageParts } from "./stage.ts";
+
+/**
+ * The hidden state of depth `depth` (from 0), normed. `ids`: every token's (depth + 1)-th next, i32 [T]. `previous`: normed
+ * hidden states_(T/tp)H of the main part, or of the depth before.
+ */
+export function predictDepth(
+	tape: Tape,
+	parts: StageParts,
+	depth: number,
+	ids: Tensor,
+	previous: Tensor,
+	input: ForwardInput,
+): Tensor {
+	const { config } = parts;
+	const stored = depth % storedDepths(config);
+	const weight = (name: string) => parts.parameter(predictionPrefix(stored) + name);
+	tape.begin(`mtp.${depth}`);
+	using entering = project(tape, parts, weight, ids, previous);
+	const layers = predictionLayers(config, stored);
+	const run = (on: Tape, first: Tensor) => {
+		let x = first.share();
+		for (const [at, place] of layers.entries()) {
+			using before = x;
+			x = runLayer(on, parts, place, before, input, `mtp.${depth}.layer.${at}`);
+		}
+		return x;
+	};
+	using hidden = config.recompute?.method === "uniform" ? recompute(tape, entering, run) : run(tape, entering);
+	return rmsNorm(tape, hidden, weight("final_layernorm.weight"), config.normEpsilon);
+}
+
+/** eh_proj of [rms(embedding) ; rms(previous)], own tokens: every rank has rows of eh_proj. */
+function project(
+	tape: Tape,
+	{ config, parallel, parameter, vocabularyStart }: StageParts,
+	weight: (name: string) => Parameter,
+	ids: Tensor,
+	previous: Tensor,
+): Tensor {
+	const { tp } = parallel;
+	using partial = embedding(tape, ids, parameter(wordEmbedding), vocabularyStart);
+	using embedded = reduceScatterSequence(tape, partial, tp);
+	using e = rmsNorm(tape, embedded, weight("enorm.weight"), config.normEpsilon);
+	using h = rmsNorm(tape, previous, weight("hnorm.weight"), config.normEpsilon);
+	using both = joinColumns(tape, [e, h]);
+	using everyToken = gatherSequence(tape, both, tp);
+	using columns = linear(tape, everyToken, weight("eh_proj.weight"));
+	using whole = gatherColumns(tape, columns, tp);
+	return scatterSequence(tape, whole, tp);
+}

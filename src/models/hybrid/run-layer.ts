@@ -1,0 +1,66 @@
+/** One layer of the hybrid language model with its residual (spec language-model 1.5). */
+import { add } from "../../tensor/ops/add.ts";
+import { dropout } from "../../tensor/ops/dropout.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { philoxKey } from "../initialise.ts";
+import { attentionLayer } from "./attention.ts";
+import type { LayerContext } from "./layer.ts";
+import type { LayerPlace } from "./layer-places.ts";
+import { mambaLayer } from "./mamba.ts";
+import { mlpLayer } from "./mlp.ts";
+import { moeLayer } from "./moe.ts";
+import type { ForwardInput, StageParts } from "./stage.ts";
+
+/** x + dropout(branch(x)), x_(T/tp)H. `name` keys the layer's dropout masks. */
+export function runLayer(
+	tape: Tape,
+	parts: StageParts,
+	place: LayerPlace,
+	x: Tensor,
+	input: ForwardInput,
+	name = `layer.${place.index}`,
+): Tensor {
+	const context: LayerContext = {
+		config: parts.config,
+		parallel: parts.parallel,
+		weights: (end) => parts.parameter(place.prefix + end),
+		sequences: input.sequences,
+		localSequences: input.localSequences,
+	};
+	using branch = runBranch(tape, parts, place, context, x, input, name);
+	using dropped = hiddenDropout(tape, parts, branch, input, name);
+	return add(tape, x, dropped);
+}
+
+function runBranch(
+	tape: Tape,
+	parts: StageParts,
+	place: LayerPlace,
+	context: LayerContext,
+	x: Tensor,
+	input: ForwardInput,
+	name: string,
+): Tensor {
+	switch (place.symbol) {
+		case "M":
+			return mambaLayer(tape, context, x);
+		case "*":
+			return attentionLayer(tape, context, x, {
+				seed: philoxKey(input.dropoutKey, `${name}.attention_dropout`),
+				tokens: input.tokens,
+			});
+		case "-":
+			return mlpLayer(tape, context, x);
+		case "E":
+			return moeLayer(tape, context, parts.routers.get(place.index)!, x);
+	}
+}
+
+/** Hidden dropout of this rank's tokens; `place` keys the mask. */
+export function hiddenDropout(tape: Tape, parts: StageParts, x: Tensor, input: ForwardInput, place: string): Tensor {
+	const probability = tape.training ? parts.config.hiddenDropout : 0;
+	if (probability === 0) return x.share();
+	const seed = philoxKey(input.dropoutKey, `${place}.hidden_dropout`);
+	return dropout(tape, x, { probability, seed, rows: input.localTokens });
+}
