@@ -29,6 +29,12 @@ export default defineCommand({
 				"ENCODER+LANGUAGE or ENCODER|LANGUAGE, such as tp2+tp2ep2, for a reference with an encoder; LANGUAGE alone, such as tp2pp2, for one without; 1: one process. Default: its own.",
 			valueHint: "LAYOUT",
 		},
+		"num-virtual-stages-per-pipeline-rank": {
+			type: "string",
+			description: "Segments of every pipeline stage, for a reference of multi-token prediction.",
+			default: "1",
+			valueHint: "N",
+		},
 		device: { type: "string", description: "auto, cpu or cuda.", default: "auto", valueHint: "KIND" },
 		"distributed-backend": {
 			type: "string",
@@ -51,7 +57,9 @@ export default defineCommand({
 	},
 	run: async ({ args }) => {
 		const { isMimoGolden } = await import("../parity/mimo-golden.ts");
-		if (args.log === undefined && (isMimoGolden(args.golden) || args.layout !== undefined)) {
+		const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
+		const onRanks = isMimoGolden(args.golden) || isPredictionGolden(args.golden) || args.layout !== undefined;
+		if (args.log === undefined && onRanks) {
 			await compareOnLayout(args);
 			return;
 		}
@@ -78,6 +86,7 @@ interface LayoutArguments {
 	readonly weights?: string | undefined;
 	readonly layout?: string | undefined;
 	readonly device: string;
+	readonly "num-virtual-stages-per-pipeline-rank": string;
 	readonly "distributed-backend": string;
 	readonly threads: string;
 	readonly "cuda-graph-impl": string;
@@ -86,9 +95,19 @@ interface LayoutArguments {
 }
 
 /** The layout to compare on, checked before a rank starts. */
-async function chooseLayout({ golden, layout }: LayoutArguments): Promise<NamedTopology> {
+async function chooseLayout({ golden, layout, weights }: LayoutArguments): Promise<NamedTopology> {
 	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
 	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo-golden.ts");
+	const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
+	if (isPredictionGolden(golden)) {
+		if (weights !== undefined) {
+			throw new UserError(`--weights ${weights}: a reference of multi-token prediction has its own.`, exitCodes.usage);
+		}
+		const { planOfPredictionGolden } = await import("../parity/prediction.ts");
+		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
+		planOfPredictionGolden(named, golden);
+		return named;
+	}
 	if (!isMimoGolden(golden)) {
 		const { planOfLanguageGolden } = await import("../parity/language.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout!), false));
@@ -129,6 +148,12 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	const precision = args.bf16 ? "bf16" : "f32";
+	const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
+	if (isPredictionGolden(args.golden)) {
+		const { predictionLayoutParity } = await import("../parity/prediction.ts");
+		const segmentsPerStage = virtualStages(args["num-virtual-stages-per-pipeline-rank"]);
+		return await predictionLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
+	}
 	if (layout.topology.encoder === null) {
 		const { languageLayoutParity } = await import("../parity/language.ts");
 		return await languageLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
@@ -166,6 +191,14 @@ function withGraphs(text: string): boolean {
 function threadCount(text: string): number {
 	if (/^\d{1,4}$/.test(text)) return Number(text);
 	throw new UserError(`--threads is ${JSON.stringify(text)}; allowed is a whole number from 0.`, exitCodes.usage);
+}
+
+function virtualStages(text: string): number {
+	if (/^[1-9]\d?$/.test(text)) return Number(text);
+	throw new UserError(
+		`--num-virtual-stages-per-pipeline-rank is ${JSON.stringify(text)}; allowed is a whole number from 1 to 99.`,
+		exitCodes.usage,
+	);
 }
 
 function positive(text: string): number {

@@ -1,4 +1,4 @@
-/** What a layer-* or hybrid-* folder recorded inside step 1, wherever its parts lie: layers, logits, gradient norms. */
+/** Compares what a reference recorded inside step 1, wherever its parts lie: layers, logits, gradient norms. */
 import { gatherTensors } from "../checkpoint/gathered-store.ts";
 import type { Correspondence } from "../checkpoint/mapping.ts";
 import { MappedStore, planTensors } from "../checkpoint/mapping.ts";
@@ -7,55 +7,72 @@ import { readTensor } from "../checkpoint/store.ts";
 import type { Run } from "../train/assemble.ts";
 import type { MicrobatchObserver } from "../train/rank-passes.ts";
 import { type Check, relative } from "./comparison.ts";
-import type { LanguageGolden } from "./language-golden.ts";
-import { ProbeSums } from "./probe-sums.ts";
+import { type Probe, ProbeSums } from "./probe-sums.ts";
 import { reduceHost } from "./reduce-host.ts";
 import type { Plan } from "./verify/plan.ts";
 
 const parameterGradientLimit = 2e-5;
 
+/** What a reference recorded inside step 1. */
+export interface StepOne {
+	/** Samples of one of its microbatches, and tokens of a sample. */
+	readonly batch: number;
+	readonly seq: number;
+	/** By the name that the model observes: the values of each of its microbatches, in order. */
+	readonly values: ReadonlyMap<string, readonly Omit<Probe, "name" | "elements">[]>;
+	/** Norm of every parameter's gradient by its name there. */
+	readonly gradNorm: Readonly<Record<string, number>>;
+	/** How the reference names the parameters. */
+	readonly names: Correspondence;
+}
+
 /** Every rank of the run makes one for step 1, observes with it, and calls `checks` together with all others. */
 export class LanguageProbes {
 	readonly #probes: ProbeSums;
+	/** The first of each observed value's probes. */
+	readonly #first = new Map<string, number>();
 	readonly #gradients: Check[] = [];
 
 	constructor(
-		readonly golden: LanguageGolden,
-		readonly names: Correspondence,
+		readonly stepOne: StepOne,
 		readonly plan: Plan,
 		readonly run: Run,
 	) {
-		const { layers, logits } = golden.step1_probe;
 		const { config } = run.language!;
-		const tokens = golden.batch * golden.seq;
-		this.#probes = new ProbeSums([
-			...layers.map((probe, layer) => ({
-				name: `step 1 layer ${layer}`,
-				elements: tokens * config.hiddenSize,
-				...probe,
-			})),
-			{ name: "step 1 logits", elements: tokens * config.vocabularySize, ...logits },
-		]);
+		const tokens = stepOne.batch * stepOne.seq;
+		const probes: Probe[] = [];
+		for (const [name, values] of stepOne.values) {
+			this.#first.set(name, probes.length);
+			const width = isLogits(name) ? config.vocabularySize : config.hiddenSize;
+			for (const [microbatch, probe] of values.entries()) {
+				const which = values.length > 1 ? `, microbatch ${microbatch + 1}` : "";
+				probes.push({ name: `step 1 ${name.replaceAll(".", " ")}${which}`, elements: tokens * width, ...probe });
+			}
+		}
+		this.#probes = new ProbeSums(probes);
 	}
 
 	/** Adds this rank's part of a value of step 1. */
 	readonly observe: MicrobatchObserver = (name, value, microbatch) => {
+		const probe = this.#first.get(name);
+		if (probe === undefined) return;
 		const { vocabularyShard, parallel, config } = this.run.language!;
 		const { topology, microbatches, microBatchSize } = this.plan;
+		const { batch, seq } = this.stepOne;
 		const lane = topology.language.coordinates(this.run.rank).dp;
-		const first = (lane * microbatches + microbatch) * microBatchSize * this.golden.seq;
-		const layer = /^layer\.(\d+)$/.exec(name)?.[1];
+		const sample = (lane * microbatches + microbatch) * microBatchSize;
+		const index = probe + Math.floor(sample / batch);
+		const first = (sample % batch) * seq;
 		// Tensor-parallel ranks hold a run of the tokens each.
-		if (layer !== undefined) {
-			const begin = (first + parallel.tp.rank * value.rows) * value.width;
-			this.#probes.add(Number(layer), value.toFloat32(), begin);
+		if (!isLogits(name)) {
+			this.#probes.add(index, value.toFloat32(), (first + parallel.tp.rank * value.rows) * value.width);
+			return;
 		}
-		if (name !== "logits") return;
 		const { start, live } = vocabularyShard;
 		const values = value.toFloat32();
 		for (let row = 0; row < value.rows; row++) {
 			const own = values.subarray(row * value.width, row * value.width + live);
-			this.#probes.add(this.golden.step1_probe.layers.length, own, (first + row) * config.vocabularySize + start);
+			this.#probes.add(index, own, (first + row) * config.vocabularySize + start);
 		}
 	};
 
@@ -63,11 +80,11 @@ export class LanguageProbes {
 	readonly gradients = (): void => {
 		const { state } = this.run;
 		for (const replica of state.replicas) replica.gatherGradients();
-		const expected = Object.entries(this.golden.step1_probe.grad_norm);
+		const expected = Object.entries(this.stepOne.gradNorm);
 		const norms = new Float64Array(expected.length);
 		using whole = gatherTensors("the gradients", gradientsOf(this.run), state.world, this.run.counts);
 		if (whole !== null) {
-			using mapped = new MappedStore(whole, planTensors(whole, this.names, "foreign"));
+			using mapped = new MappedStore(whole, planTensors(whole, this.stepOne.names, "foreign"));
 			expected.forEach(([name], at) => {
 				const values = readTensor(mapped, name) as Float32Array;
 				norms[at] = Math.sqrt(values.reduce((sum, x) => sum + x * x, 0));
@@ -87,4 +104,9 @@ export class LanguageProbes {
 		const { world, scalars } = this.run.state;
 		return [...this.#probes.checks(world, scalars.device), ...this.#gradients];
 	}
+}
+
+/** Logits have a column for every word, all other values the model's width. */
+function isLogits(name: string): boolean {
+	return name.endsWith("logits");
 }

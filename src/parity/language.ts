@@ -27,7 +27,7 @@ import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import { type LanguageGolden, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
-import { LanguageProbes } from "./language-probes.ts";
+import { LanguageProbes, type StepOne } from "./language-probes.ts";
 import { evenSegments, requireCuts } from "./layout-cuts.ts";
 import { requireKeys } from "./required-keys.ts";
 import { compareSteps, gatherOver } from "./resolve-ties.ts";
@@ -109,7 +109,7 @@ export async function languageLayoutParity(
 			learningRate: golden.optimizer.lr,
 			weightDecay: golden.optimizer.weight_decay,
 		};
-		const probes = index === 0 ? new LanguageProbes(golden, names, plan, run) : null;
+		const probes = index === 0 ? new LanguageProbes(stepOneOf(golden, names), plan, run) : null;
 		const observer = probes && { forward: probes.observe, gradients: probes.gradients };
 		const result = trainStep(state, input, observer ?? {});
 		world.progress(index + 1);
@@ -136,6 +136,14 @@ export async function languageLayoutParity(
 	const steps = golden.steps.length;
 	const compared = { folder: path, steps, precision, state, routers: model.routers, step: train };
 	return compareSteps(world.rank, gatherOver(state.world, world.device), compared);
+}
+
+function stepOneOf(
+	{ batch, seq, step1_probe: { layers, logits, grad_norm } }: LanguageGolden,
+	names: Correspondence,
+): StepOne {
+	const values = new Map([...layers.map((probe, layer) => [`layer.${layer}`, [probe]] as const), ["logits", [logits]]]);
+	return { batch, seq, values, gradNorm: grad_norm, names };
 }
 
 /** Throws a UserError unless golden.json has a probe of every layer and the gradient norm of every parameter. */

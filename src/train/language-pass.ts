@@ -90,9 +90,11 @@ export class LanguagePass implements Pass {
 			return;
 		}
 		using normed = hidden;
-		predictAhead(this.#tape, stage, microbatch, normed, forward, (predicted, target) => {
+		const { observe } = options;
+		predictAhead(this.#tape, stage, microbatch, normed, forward, observe, (predicted, target) => {
 			const { name, labels, meanMask, gradient } = this.#own(target);
-			losses.add(this.#loss(predicted, labels, gradient), meanMask, name);
+			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
+			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);
 		});
 		const loss = this.#loss(normed, input.labels, input.mask, options.observe);
 		options.observe?.("per_token_loss", loss);

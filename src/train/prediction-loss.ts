@@ -3,7 +3,7 @@ import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { predictDepth } from "../models/hybrid/prediction.ts";
-import type { ForwardInput, HybridStage } from "../models/hybrid/stage.ts";
+import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { languageModelLoss } from "./losses.ts";
@@ -19,7 +19,10 @@ function depthLoss(depth: number): string {
 
 /** What a depth predicts of a microbatch. */
 export interface DepthTarget extends Disposable {
+	/** Name of its loss. */
 	readonly name: string;
+	/** How the names of its observed values begin. */
+	readonly place: string;
 	/** i32 [T]. */
 	readonly labels: Tensor;
 	/** 1 / n where a label counts, n being how many do: the loss that is logged is a microbatch's mean. f32 [T]. */
@@ -38,6 +41,7 @@ export function predictAhead(
 	microbatch: Microbatch,
 	normed: Tensor,
 	input: ForwardInput,
+	observe: Observer | undefined,
 	use: (hidden: Tensor, target: DepthTarget) => void,
 ): void {
 	const { prediction } = stage.parts.config;
@@ -47,7 +51,7 @@ export function predictAhead(
 		using previous = hidden;
 		const later = rolled(microbatch, depth + 1);
 		using ids = Tensor.from(tape.device, later.ids);
-		hidden = predictDepth(tape, stage.parts, depth, ids, previous, input);
+		hidden = predictDepth(tape, stage.parts, depth, ids, previous, input, observe);
 		use(hidden, targetOf(tape, microbatch, later, depth, prediction.lossScalingFactor / prediction.depths));
 	}
 	hidden[Symbol.dispose]();
@@ -67,6 +71,7 @@ function targetOf(
 	const gradient = Tensor.from(device, mean(factor * sum(lossMask)));
 	return {
 		name: depthLoss(depth),
+		place: `mtp.${depth}`,
 		labels,
 		meanMask,
 		gradient,

@@ -19,7 +19,7 @@ import type { Tensor } from "../../tensor/tensor.ts";
 import { predictionLayers, predictionPrefix, storedDepths } from "./layer-places.ts";
 import { wordEmbedding } from "./names.ts";
 import { runLayer } from "./run-layer.ts";
-import type { ForwardInput, StageParts } from "./stage.ts";
+import type { ForwardInput, Observer, StageParts } from "./stage.ts";
 
 /**
  * The hidden state of depth `depth` (from 0), normed. `ids`: every token's (depth + 1)-th next, i32 [T]. `previous`: normed
@@ -32,23 +32,28 @@ export function predictDepth(
 	ids: Tensor,
 	previous: Tensor,
 	input: ForwardInput,
+	observe: Observer = () => {},
 ): Tensor {
 	const { config } = parts;
 	const stored = depth % storedDepths(config);
 	const weight = (name: string) => parts.parameter(predictionPrefix(stored) + name);
 	tape.begin(`mtp.${depth}`);
 	using entering = project(tape, parts, weight, ids, previous);
+	observe(`mtp.${depth}.eh_proj`, entering);
 	const layers = predictionLayers(config, stored);
 	const run = (on: Tape, first: Tensor) => {
 		let x = first.share();
 		for (const [at, place] of layers.entries()) {
 			using before = x;
 			x = runLayer(on, parts, place, before, input, `mtp.${depth}.layer.${at}`);
+			if (!on.replaying) observe(`mtp.${depth}.layer.${at}`, x);
 		}
 		return x;
 	};
 	using hidden = config.recompute?.method === "uniform" ? recompute(tape, entering, run) : run(tape, entering);
-	return rmsNorm(tape, hidden, weight("final_layernorm.weight"), config.normEpsilon);
+	const normed = rmsNorm(tape, hidden, weight("final_layernorm.weight"), config.normEpsilon);
+	observe(`mtp.${depth}.final_layernorm`, normed);
+	return normed;
 }
 
 /** eh_proj of [rms(embedding) ; rms(previous)], own tokens: every rank has rows of eh_proj. */

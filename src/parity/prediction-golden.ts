@@ -1,0 +1,195 @@
+/** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import * as v from "valibot";
+import { parsePattern } from "../config/hybrid-pattern.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import { UserError } from "../native/errors.ts";
+import { requireBands } from "./bands.ts";
+import type { Precision } from "./bf16.ts";
+
+const configSchema = v.object({
+	pattern: v.string(),
+	vocab_size: v.number(),
+	seq: v.number(),
+	batch: v.number(),
+	microbatches: v.number(),
+	layernorm_epsilon: v.number(),
+	activation: v.literal("squared ReLU"),
+	transformer_config: v.object({
+		hidden_size: v.number(),
+		num_attention_heads: v.number(),
+		num_query_groups: v.number(),
+		kv_channels: v.number(),
+		ffn_hidden_size: v.number(),
+		num_moe_experts: v.number(),
+		moe_router_topk: v.number(),
+		moe_ffn_hidden_size: v.number(),
+		moe_shared_expert_intermediate_size: v.number(),
+		moe_router_topk_scaling_factor: v.number(),
+		mamba_num_heads: v.number(),
+		mamba_head_dim: v.number(),
+		mamba_num_groups: v.number(),
+		mamba_state_dim: v.number(),
+		moe_router_load_balancing_type: v.picklist(["none", "seq_aux_loss"]),
+		moe_aux_loss_coeff: v.number(),
+		moe_router_bias_update_rate: v.number(),
+		mtp_loss_scaling_factor: v.number(),
+	}),
+	fixed: v.object({
+		normalization: v.literal("RMSNorm"),
+		position_embedding_type: v.literal("none"),
+		untied: v.literal(true),
+		router_score: v.literal("sigmoid"),
+		router_dtype: v.literal("fp32"),
+		dropout: v.literal(0),
+		mamba_chunk: v.number(),
+		conv_width: v.number(),
+		bias: v.literal(false),
+	}),
+	no_weight_decay: v.array(v.string()),
+});
+
+const probe = v.object({ mean: v.number(), rms: v.number(), absmax: v.number(), head: v.array(v.number()) });
+
+const goldenSchema = v.object({
+	optimizer: v.object({
+		name: v.literal("AdamW"),
+		lr: v.number(),
+		betas: v.tuple([v.number(), v.number()]),
+		eps: v.number(),
+		weight_decay: v.number(),
+		clip_grad: v.number(),
+		schedule: v.literal("constant"),
+	}),
+	/** Steps before the first routing decision that rounding flips. */
+	exact_steps: v.number(),
+	steps: v.array(
+		v.object({
+			step: v.number(),
+			loss: v.number(),
+			/** Of every depth. */
+			mtp_loss: v.array(v.number()),
+			grad_norm: v.number(),
+			loss_band: v.number(),
+			mtp_loss_band: v.number(),
+			grad_norm_band: v.number(),
+		}),
+	),
+	expert_bias_after_last_step: v.record(v.string(), v.array(v.number())),
+	/** Values of every call of a module in step 1: each further call has one more ' after its name. */
+	step1_probe: v.object({ layers: v.record(v.string(), probe), grad_norm: v.record(v.string(), v.number()) }),
+});
+
+export type PredictionConfigFile = v.InferOutput<typeof configSchema>;
+export type PredictionGolden = v.InferOutput<typeof goldenSchema>;
+
+/** Whether a folder is a reference of multi-token prediction. */
+export function isPredictionGolden(folder: string): boolean {
+	const path = join(folder, "config.json");
+	if (!existsSync(path)) return false;
+	const config = readJson(path);
+	return typeof config === "object" && config !== null && "mtp_pattern" in config;
+}
+
+/** Reads and checks both files; the error names the file and the field. */
+export function readPredictionGolden(folder: string): {
+	readonly config: PredictionConfigFile;
+	readonly golden: PredictionGolden;
+} {
+	const config = parse(configSchema, join(folder, "config.json"));
+	const golden = parse(goldenSchema, join(folder, "golden.json"));
+	requireBands(join(folder, "golden.json"), golden.exact_steps, golden.steps);
+	return { config, golden };
+}
+
+function parse<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {
+	const result = v.safeParse(schema, readJson(path));
+	if (result.success) return result.output;
+	const issue = result.issues[0];
+	throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
+}
+
+function readJson(path: string): unknown {
+	if (!existsSync(path)) throw new UserError(`There is no ${path}.`);
+	try {
+		return JSON.parse(readFileSync(path, "utf8"));
+	} catch (error) {
+		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
+	}
+}
+
+/** The model that config.json describes. */
+export function predictionModel(
+	{
+		pattern,
+		vocab_size: vocabularySize,
+		layernorm_epsilon: epsilon,
+		transformer_config: t,
+		fixed,
+	}: PredictionConfigFile,
+	dtype: Precision,
+): HybridConfig {
+	const { segments, prediction } = parsePattern(pattern);
+	return {
+		pattern: segments.flat(2),
+		blocks: segments.flat().map(({ length }) => length),
+		prediction: prediction && {
+			depths: prediction.depths,
+			pattern: prediction.layers,
+			repeated: false,
+			lossScalingFactor: t.mtp_loss_scaling_factor,
+		},
+		hiddenSize: t.hidden_size,
+		vocabularySize,
+		paddedVocabularySize: vocabularySize,
+		normEpsilon: epsilon,
+		// The weights come with the folder.
+		initMethodStd: 0,
+		embeddingInitMethodStd: 0,
+		hiddenDropout: fixed.dropout,
+		tieWordEmbeddings: !fixed.untied,
+		dtype,
+		crossEntropyRoundsBf16: false,
+		zLossCoefficient: 0,
+		attention: {
+			heads: t.num_attention_heads,
+			queryGroups: t.num_query_groups,
+			headDim: t.kv_channels,
+			softmaxScale: 1 / Math.sqrt(t.kv_channels),
+			dropout: fixed.dropout,
+			rope: null,
+		},
+		mamba: {
+			heads: t.mamba_num_heads,
+			headDim: t.mamba_head_dim,
+			groups: t.mamba_num_groups,
+			stateDim: t.mamba_state_dim,
+			convKernel: fixed.conv_width,
+			chunkSize: fixed.mamba_chunk,
+			gatedNormEpsilon: 1e-5,
+			timeStepMinimum: 0,
+		},
+		mlp: { ffnHiddenSize: t.ffn_hidden_size, activation: "squaredRelu" },
+		moe: {
+			experts: t.num_moe_experts,
+			topk: t.moe_router_topk,
+			ffnHiddenSize: t.moe_ffn_hidden_size,
+			sharedExpertSize: t.moe_shared_expert_intermediate_size,
+			scoreFunction: fixed.router_score,
+			preSoftmax: false,
+			scalingFactor: t.moe_router_topk_scaling_factor,
+			groups: 1,
+			groupTopk: 1,
+			groupScoreTopk: t.moe_router_topk,
+			expertBias: true,
+			biasUpdateRate: t.moe_router_bias_update_rate,
+			balancing:
+				t.moe_router_load_balancing_type === "none"
+					? []
+					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
+			zLossCoefficient: 0,
+		},
+		recompute: null,
+	};
+}
