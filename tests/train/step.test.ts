@@ -1,20 +1,13 @@
 /** A training step: recomputation, accumulation, live memory, errors that name what failed. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { configurationOf } from "../../src/config/resolve.ts";
-import { type Microbatch, nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
-import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { type Microbatch, withoutImages } from "../../src/data/microbatch.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { NativeError } from "../../src/native/errors.ts";
-import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
-import { World } from "../../src/parallel/world.ts";
-import { assemble, type Run } from "../../src/train/assemble.ts";
 import { describeNonFinite } from "../../src/train/report/non-finite.ts";
-import { type StepResult, trainStep } from "../../src/train/step.ts";
-import { smallModel } from "../models/small.ts";
 import { testDevice } from "../support.ts";
+import { batch, Training, tiny, train } from "./training.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -22,82 +15,17 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-const tiny = (keys: Record<string, unknown> = {}): HybridConfig =>
-	hybridConfig(
-		configurationOf({
-			...smallModel,
-			"seq-length": 24,
-			...keys,
-		}),
-	);
-
 const recomputation = (method: "uniform" | "block", layers: number) => ({
 	"recompute-granularity": "full",
 	"recompute-method": method,
 	"recompute-num-layers": layers,
 });
 
-/** `count` microbatches of two sequences each. */
-function batch(count: number, seed = 1): Microbatch[] {
-	let state = seed;
-	const next = () => {
-		state = (state * 48271) % 2147483647;
-		return state % 61;
-	};
-	const row = () => Int32Array.from({ length: 25 }, next);
-	return Array.from({ length: count }, () => nextTokenMicrobatch([row(), row()]));
-}
-
 const inspected = ({ run }: Training) => ({
 	...run.state,
 	parameters: [run.language!.parameters],
 	pattern: run.language!.config.pattern,
 });
-
-class Training implements Disposable {
-	private constructor(readonly run: Run) {}
-
-	static async open(
-		config: HybridConfig,
-		on: Device = device,
-		{ frozen = false, lateWeightGradients = false } = {},
-	): Promise<Training> {
-		const specification = {
-			...{ encoder: null, language: config, imageTokenId: null, clipGrad: 1, seed: 3 },
-			frozen: { tower: true, projector: true, language: frozen },
-			adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
-			lateWeightGradients,
-		};
-		const run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(on));
-		run.initialise(7);
-		return new Training(run);
-	}
-
-	step(microbatches: readonly Microbatch[], iteration = 0, learningRate = 1e-3, weightDecay = 0.1): StepResult {
-		const about = { iteration, learningRate, weightDecay };
-		return trainStep(this.run.state, { microbatches: microbatches.map(withoutImages), ...about });
-	}
-
-	weights(): number[] {
-		return [...this.run.language!.parameters].flatMap(({ value }) => [...value.toFloat32()]);
-	}
-
-	[Symbol.dispose](): void {
-		this.run[Symbol.dispose]();
-	}
-}
-
-async function train(
-	config: HybridConfig,
-	steps: number,
-	microbatches: (step: number) => readonly Microbatch[],
-	lateWeightGradients = false,
-) {
-	using run = await Training.open(config, device, { lateWeightGradients });
-	run.run.state.optimizer.refreshMasters();
-	const results = Array.from({ length: steps }, (_, step) => run.step(microbatches(step), step));
-	return { results, weights: run.weights() };
-}
 
 describe("recomputation changes nothing", () => {
 	for (const [method, layers] of [
@@ -113,8 +41,8 @@ describe("recomputation changes nothing", () => {
 				"moe-router-load-balancing-type": ["seq_aux_loss", "global_aux_loss"],
 				"moe-aux-loss-coeff": [1e-2, 1e-2],
 			};
-			const plain = await train(tiny(options), 2, (step) => batch(2, step + 1));
-			const again = await train(tiny({ ...options, ...recomputation(method, layers) }), 2, (step) =>
+			const plain = await train(device, tiny(options), 2, (step) => batch(2, step + 1));
+			const again = await train(device, tiny({ ...options, ...recomputation(method, layers) }), 2, (step) =>
 				batch(2, step + 1),
 			);
 			expect(again.results).toEqual(plain.results);
@@ -138,8 +66,8 @@ describe("late weight gradients change nothing", () => {
 		test(name, async () => {
 			const config = tiny({ ...layers, ...keys });
 			const before = device.memoryStatistics().liveBytes;
-			const immediate = await train(config, 2, (step) => batch(3, step + 1));
-			const late = await train(config, 2, (step) => batch(3, step + 1), true);
+			const immediate = await train(device, config, 2, (step) => batch(3, step + 1));
+			const late = await train(device, config, 2, (step) => batch(3, step + 1), true);
 			expect(late).toEqual(immediate);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		});
@@ -163,8 +91,8 @@ test("microbatches add up: one of four sequences or two of two give the same los
 		lossMask: Float32Array.of(...first.lossMask, ...second.lossMask),
 		lengths: [...first.lengths, ...second.lengths],
 	};
-	const cut = (await train(tiny(), 1, () => [first, second])).results[0]!;
-	const whole = (await train(tiny(), 1, () => [joined])).results[0]!;
+	const cut = (await train(device, tiny(), 1, () => [first, second])).results[0]!;
+	const whole = (await train(device, tiny(), 1, () => [joined])).results[0]!;
 	expect(Math.abs(cut.loss / whole.loss - 1)).toBeLessThan(1e-6);
 	expect(Math.abs(cut.gradientNorm / whole.gradientNorm - 1)).toBeLessThan(1e-5);
 	expect(cut.tokens).toBe(whole.tokens);
@@ -174,8 +102,8 @@ test("masked labels do not count", async () => {
 	const [microbatch] = batch(1) as [Microbatch];
 	const lossMask = microbatch.lossMask.map((_, token) => (token % 3 === 0 ? 0 : 1));
 	const labels = microbatch.labels.map((label, token) => (token % 3 === 0 ? -100 : label));
-	const masked = (await train(tiny(), 1, () => [{ ...microbatch, lossMask, labels }])).results[0]!;
-	const other = (await train(tiny(), 1, () => [{ ...microbatch, lossMask }])).results[0]!;
+	const masked = (await train(device, tiny(), 1, () => [{ ...microbatch, lossMask, labels }])).results[0]!;
+	const other = (await train(device, tiny(), 1, () => [{ ...microbatch, lossMask }])).results[0]!;
 	expect(masked.tokens).toBe(32);
 	expect(other.loss).toBe(masked.loss);
 	expect(other.gradientNorm).toBe(masked.gradientNorm);
@@ -207,7 +135,7 @@ test("the first microbatch writes the gradients of matrices, the others add to t
 });
 
 test("live memory returns to the baseline after every step and the peak stays over 100 steps", async () => {
-	using run = await Training.open(tiny());
+	using run = await Training.open(tiny(), device);
 	const [microbatch] = batch(1) as [Microbatch];
 	run.step([microbatch]);
 	const baseline = device.memoryStatistics();
@@ -226,8 +154,8 @@ test("live memory returns to the baseline after every step and the peak stays ov
 
 test("bf16 with fp32 master weights learns the batch as fp32 does", async () => {
 	const same = batch(1);
-	const f32 = (await train(tiny(), 30, () => same)).results;
-	const bf16 = (await train(tiny({ bf16: true }), 30, () => same)).results;
+	const f32 = (await train(device, tiny(), 30, () => same)).results;
+	const bf16 = (await train(device, tiny({ bf16: true }), 30, () => same)).results;
 	expect(f32.at(-1)!.loss).toBeLessThan(f32[0]!.loss - 1);
 	for (const [step, { loss }] of f32.entries()) expect(Math.abs(bf16[step]!.loss / loss - 1)).toBeLessThan(0.03);
 });
@@ -242,7 +170,7 @@ test("a frozen model has no gradients and nothing changes", async () => {
 
 describe("failures", () => {
 	test("out of memory is one sentence and leaves no memory behind", async () => {
-		using run = await Training.open(tiny());
+		using run = await Training.open(tiny(), device);
 		run.step(batch(1));
 		const live = device.memoryStatistics().liveBytes;
 		device.limitMemory(live + 50_000);
@@ -258,7 +186,7 @@ describe("failures", () => {
 	});
 
 	test("what is not finite is named: parameter, layer or gradient", async () => {
-		using run = await Training.open(tiny());
+		using run = await Training.open(tiny(), device);
 		const microbatches = batch(1);
 		const weight = run.run.language!.parameters.get(
 			"language_model.decoder.layers.2.self_attention.linear_proj.weight",

@@ -3,7 +3,7 @@
  * buffer (expert bias) is counted.
  */
 import { paddedVocabularySize } from "../../config/derive.ts";
-import { countLayers, type LayerSymbol, parseHybridPattern } from "../../config/hybrid-pattern.ts";
+import { countLayers, type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
@@ -40,9 +40,16 @@ function firstLayerFactor(c: TrainingConfiguration): number {
 	return c.swiglu || c.quickGeglu ? 2 : 1;
 }
 
-/** Sum over the pattern's layers. */
+/** Layers that a token passes: those of the main part and of every prediction depth. */
+function passedLayers(c: TrainingConfiguration): readonly LayerSymbol[] {
+	const { segments, prediction } = parsePattern(c.hybridLayerPattern);
+	const ahead = Array.from({ length: prediction?.depths ?? 0 }, () => prediction!.layers);
+	return [...segments.flat(2), ...ahead.flat()];
+}
+
+/** Sum over the layers that a token passes. */
 function sumOfLayers(c: TrainingConfiguration, perLayer: PerLayer): number {
-	const layers = parseHybridPattern(c.hybridLayerPattern);
+	const layers = passedLayers(c);
 	return (Object.keys(perLayer) as LayerSymbol[]).reduce(
 		(sum, symbol) => sum + countLayers(layers, symbol) * perLayer[symbol],
 		0,
@@ -77,7 +84,9 @@ export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
 		feedForward(c.moeSharedExpertIntermediateSize);
 	const layer: PerLayer = { M: mamba, "*": attention, "-": feedForward(c.ffnHiddenSize), E: moe };
 	const logits = 2 * h * c.vocabSize;
-	const forward = sumOfLayers(c, layer) + logits;
+	// Every prediction depth joins two hidden states, and has logits of its own.
+	const depths = c.mtpNumLayers;
+	const forward = sumOfLayers(c, layer) + (1 + depths) * logits + depths * 2 * (2 * h) * h;
 	return { layer, logits, forward, forwardBackward: 3 * forward };
 }
 
@@ -86,7 +95,7 @@ export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
  * whatever the Mamba heads are, and leaves the router out.
  */
 export function megatronFlopsPerStep(c: TrainingConfiguration): number {
-	const layers = parseHybridPattern(c.hybridLayerPattern);
+	const layers = passedLayers(c);
 	const h = c.hiddenSize;
 	const tokens = c.globalBatchSize * c.seqLength;
 	const pairs = tokens * c.seqLength;
@@ -104,6 +113,6 @@ export function megatronFlopsPerStep(c: TrainingConfiguration): number {
 		4 * tokens * h * c.moeFfnHiddenSize * c.moeRouterTopk * gated +
 		4 * tokens * h * c.moeSharedExpertIntermediateSize * gated;
 	const perLayer: PerLayer = { "*": attention, "-": dense, M: mamba, E: moe };
-	const logits = 2 * tokens * h * paddedVocabularySize(c);
+	const logits = 2 * tokens * h * paddedVocabularySize(c) * (1 + c.mtpNumLayers);
 	return 3 * (layers.reduce((sum, symbol) => sum + perLayer[symbol], 0) + logits);
 }
