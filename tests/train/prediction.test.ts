@@ -84,3 +84,17 @@ test("a microbatch whose depths have no target trains on the next token alone", 
 	expect([losses["mtp_1 loss"], losses["mtp_2 loss"]]).toEqual([0, 0]);
 	expect(gradientNorm).toBeGreaterThan(0);
 });
+
+test("late weight gradients of the depths change nothing", async () => {
+	for (const repeated of [false, true]) {
+		const config = tiny({
+			...pattern,
+			"mtp-use-repeated-layer": repeated,
+			"recompute-granularity": "full",
+			"recompute-method": "uniform",
+			"recompute-num-layers": 1,
+		});
+		const immediate = await train(device, config, 2, (step) => batch(2, step + 1));
+		expect(await train(device, config, 2, (step) => batch(2, step + 1), true)).toEqual(immediate);
+	}
+});
