@@ -106,8 +106,11 @@ export function specificationOn(subject: Subject, { language }: Topology): RunSp
 	return { ...subject, segments };
 }
 
-/** Why a microbatch's balancing loss depends on which samples share it; null: it does not. */
+/** Why a microbatch's losses depend on which samples share it; null: they do not. */
 export function poolingReason({ language, samples }: Pick<Subject, "language" | "samples">): string | null {
+	if (language.prediction !== null) {
+		return "multi-token prediction weighs the loss of a depth by the loss tokens that a microbatch has for it";
+	}
 	const has = (type: string) => language.moe.balancing.some((loss) => loss.type === type);
 	if (has("aux_loss")) {
 		return "moe-router-load-balancing-type aux_loss balances the samples of a microbatch together";
