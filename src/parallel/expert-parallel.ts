@@ -7,7 +7,7 @@ import type { Device } from "../native/device.ts";
 import type { ExpertOrder } from "../tensor/ops/permute.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { axpby, Tensor } from "../tensor/tensor.ts";
-import type { Group, RowRanges } from "./group.ts";
+import type { Group, Pending, RowRanges } from "./group.ts";
 
 export interface ExpertParallel {
 	/** The dispatch group (tp_ep). */
@@ -99,75 +99,151 @@ export class Exchange implements Disposable {
 	}
 }
 
-/** rows_RW in global expert order → the rows of this rank's experts, in (local expert, source, row) order. */
-export function dispatchRows(tape: Tape, rows: Tensor, exchange: Exchange): Tensor {
-	const y = tape.output(forwardRows(rows, exchange), rows.gradient !== null);
-	tape.record({
-		name: "dispatch",
-		outputs: [y],
-		keep: exchange.tensors,
-		backward: ([dy]) => {
-			const drows = rows.gradient!.contiguousTarget();
-			backwardRows(dy!, drows, exchange);
-			rows.gradient!.accumulate(drows);
-		},
-	});
-	return y;
+/**
+ * Rows on their way to other ranks. What is queued between start and finish hides the time that they take. Backward the same:
+ * where they were finished their gradients' way back is started, and where they were started that way ends.
+ */
+export interface Travelling extends Disposable {
+	/** The rows that have come. Called once. */
+	finish(): Tensor;
 }
 
-/** Outputs of this rank's experts → the rows of this rank's tokens in global expert order (`slots` of them at most). */
-export function combineRows(tape: Tape, outputs: Tensor, exchange: Exchange, slots: number, rowCount: Tensor): Tensor {
-	using all = tape.output(Tensor.empty(tape.device, [slots, outputs.width], outputs.dtype), outputs.gradient !== null);
-	const rows = all.withRowCount(rowCount);
-	backwardRows(outputs, rows, exchange);
-	tape.record({
-		name: "combine",
-		outputs: [rows],
-		keep: [...exchange.tensors, rowCount],
-		backward: ([drows]) => {
-			outputs.gradient!.accumulate(forwardRows(drows!, exchange));
-		},
-	});
-	return rows;
+/** One way, started: `end` waits and gives what has come. Both ends stay allocated until then. */
+interface Journey extends Disposable {
+	end(): Tensor;
 }
 
-/** Sends rows in expert order to where their experts are, and sorts what arrives by local expert. */
-function forwardRows(rows: Tensor, exchange: Exchange): Tensor {
+/** Starts rows_RW in global expert order on their way to their experts; they come by (local expert, source, row). */
+export function startDispatch(tape: Tape, rows: Tensor, exchange: Exchange): Travelling {
+	return travel(tape, "dispatch", exchange.tensors, rows, {
+		out: (sent) => toExperts(sent, exchange),
+		back: (gradient) => fromExperts(gradient, rows.gradient!.contiguousTarget(), exchange),
+	});
+}
+
+/**
+ * Starts the outputs of this rank's experts on their way back; they come in global expert order of this rank's tokens
+ * (`slots` rows at most, of which `rowCount` are live).
+ */
+export function startCombine(
+	tape: Tape,
+	outputs: Tensor,
+	exchange: Exchange,
+	slots: number,
+	rowCount: Tensor,
+): Travelling {
+	return travel(tape, "combine", [...exchange.tensors, rowCount], outputs, {
+		out: (sent) => {
+			using all = Tensor.empty(tape.device, [slots, outputs.width], outputs.dtype);
+			return fromExperts(sent, all.withRowCount(rowCount), exchange);
+		},
+		back: (gradient) => toExperts(gradient, exchange),
+	});
+}
+
+/** An exchange as two records of the tape; the second is made by finish. */
+function travel(
+	tape: Tape,
+	name: string,
+	keep: readonly Tensor[],
+	rows: Tensor,
+	ways: { readonly out: (sent: Tensor) => Journey; readonly back: (gradient: Tensor) => Journey },
+): Travelling {
+	const journey = ways.out(rows);
+	let wayBack: Journey | null = null;
+	// Nothing reads it: its gradient tells the first record that the way back has been started.
+	using ticket = tape.output(Tensor.empty(tape.device, [1]), rows.gradient !== null);
+	const started = ticket.gradient;
+	tape.record({
+		name: `start ${name}`,
+		outputs: [ticket],
+		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
+		backward: () => {
+			rows.gradient!.accumulate(wayBack!.end());
+			wayBack = null;
+		},
+	});
+	return {
+		finish: () => {
+			const y = tape.output(journey.end(), rows.gradient !== null);
+			tape.record({
+				name,
+				outputs: [y],
+				keep,
+				backward: ([gradient]) => {
+					wayBack = ways.back(gradient!);
+					started!.accumulate(Tensor.empty(tape.device, [1]));
+				},
+			});
+			return y;
+		},
+		[Symbol.dispose]: () => journey[Symbol.dispose](),
+	};
+}
+
+/** Sends rows in expert order to where their experts are; what arrives is sorted by local expert. */
+function toExperts(rows: Tensor, exchange: Exchange): Journey {
 	const { device } = rows;
 	const width = rows.shape.length > 1 ? rows.width : 1;
-	using matrix = rows.view([rows.elements / width, width]);
-	using arrived = Tensor.empty(device, [exchange.receivedRows, width], rows.dtype);
-	exchange.parallel.group.allToAll(matrix, exchange.sent, arrived, exchange.received).wait();
+	const matrix = rows.view([rows.elements / width, width]);
+	const arrived = Tensor.empty(device, [exchange.receivedRows, width], rows.dtype);
+	const pending = exchange.parallel.group.allToAll(matrix, exchange.sent, arrived, exchange.received);
 	const shape = rows.shape.length > 1 ? [exchange.receivedRows, width] : [exchange.receivedRows];
-	const sorted = Tensor.empty(device, shape, rows.dtype);
-	gatherRows(arrived, exchange.sourceOfRow, sorted, exchange.receivedRows, width);
-	return sorted;
+	return journeyOf(pending, [matrix, arrived], () => {
+		const sorted = Tensor.empty(device, shape, rows.dtype);
+		gatherRows(arrived, exchange.sourceOfRow, sorted, exchange.receivedRows, width);
+		return sorted;
+	});
 }
 
-/** The way back: rows by local expert return to their tokens' ranks; parts from several members of an expert add up. */
-function backwardRows(sorted: Tensor, rows: Tensor, exchange: Exchange): void {
-	const { device } = rows;
+/**
+ * The way back: rows by local expert return to their tokens' ranks, into `target` (taken over); parts from several members of
+ * an expert add up.
+ */
+function fromExperts(sorted: Tensor, target: Tensor, exchange: Exchange): Journey {
+	const { device } = sorted;
 	const { group, expertTensor } = exchange.parallel;
-	const width = rows.shape.length > 1 ? rows.width : 1;
-	using bySource = Tensor.empty(device, [exchange.receivedRows, width], rows.dtype);
+	const width = sorted.shape.length > 1 ? sorted.width : 1;
+	const bySource = Tensor.empty(device, [exchange.receivedRows, width], sorted.dtype);
 	gatherRows(sorted, exchange.rowOfSource, bySource, exchange.receivedRows, width);
 	// One region for each member of an expert's tensor-parallel group; with one, that region is the result itself.
-	const regions =
-		expertTensor === 1 ? rows.share() : Tensor.empty(device, [expertTensor * exchange.sentRows, width], rows.dtype);
-	using parts = regions;
-	using matrix = parts.view([parts.elements / width, width]);
+	using regions =
+		expertTensor === 1 ? target.share() : Tensor.empty(device, [expertTensor * exchange.sentRows, width], sorted.dtype);
+	const matrix = regions.view([regions.elements / width, width]);
 	const back = {
 		offsets: exchange.sent.offsets.map((offset, member) => (member % expertTensor) * exchange.sentRows + offset),
 		counts: exchange.sent.counts,
 	};
-	group.allToAll(bySource, exchange.received, matrix, back).wait();
-	if (expertTensor === 1) return;
-	using target = rows.view([rows.elements / width, width]);
-	using live = target.rowsFrom(0, exchange.sentRows);
-	for (let part = 0; part < expertTensor; part++) {
-		using region = matrix.rowsFrom(part * exchange.sentRows, exchange.sentRows);
-		axpby(region, live, 1, part === 0 ? 0 : 1);
-	}
+	const pending = group.allToAll(bySource, exchange.received, matrix, back);
+	return journeyOf(pending, [bySource, matrix, target], () => {
+		if (expertTensor > 1) {
+			using whole = target.view([target.elements / width, width]);
+			using live = whole.rowsFrom(0, exchange.sentRows);
+			for (let part = 0; part < expertTensor; part++) {
+				using region = matrix.rowsFrom(part * exchange.sentRows, exchange.sentRows);
+				axpby(region, live, 1, part === 0 ? 0 : 1);
+			}
+		}
+		return target.share();
+	});
+}
+
+/** A journey that holds `ends` until it has ended, or is given up. */
+function journeyOf(pending: Pending, ends: readonly Tensor[], arrive: () => Tensor): Journey {
+	let under = true;
+	const release = () => {
+		if (under) for (const end of ends) end[Symbol.dispose]();
+		under = false;
+	};
+	return {
+		end: () => {
+			pending.wait();
+			const come = arrive();
+			release();
+			return come;
+		},
+		[Symbol.dispose]: release,
+	};
 }
 
 /** to[r] = from[index[r]]. */

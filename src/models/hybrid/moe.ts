@@ -3,29 +3,37 @@
  * residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank routes its own
  * tokens; with expert parallelism their copies travel to where the experts are.
  */
-import { combineRows, dispatchRows, Exchange, type ExpertParallel } from "../../parallel/expert-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
 import { linear } from "../../tensor/ops/linear.ts";
-import { ExpertOrder, type PermutedRows, permute, unpermute } from "../../tensor/ops/permute.ts";
+import { ExpertOrder } from "../../tensor/ops/permute.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { type Routing, route } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { addBalancingLosses } from "./balancing.ts";
+import { type ExpertRows, LocalRows, RowExchange } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { feedForward } from "./mlp.ts";
 import type { RouterState } from "./router-state.ts";
 
 export function moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Tensor {
 	const { config, weights } = context;
+	const { experts } = context.parallel;
 	using u = rmsNorm(tape, x, weights("pre_mlp_layernorm.weight"), config.normEpsilon);
 	using routing = routeTokens(tape, context, router, u);
-	using routed = routedExperts(tape, context, u, routing);
-	if (config.moe.sharedExpertSize === 0) return routed.share();
-	using shared = feedForward(tape, context, u, "mlp.shared_experts.");
-	return add(tape, routed, shared);
+	using order = ExpertOrder.of(tape.device, routing.expertIndex, config.moe.experts);
+	using travelling = experts
+		? new RowExchange(tape, u, routing, order, experts)
+		: new LocalRows(tape, u, routing, order);
+	// While the rows are on their way.
+	using shared = config.moe.sharedExpertSize > 0 ? feedForward(tape, context, u, "mlp.shared_experts.") : null;
+	using arrived = travelling.finishDispatch();
+	using outputs = expertMlp(tape, context, arrived);
+	travelling.startCombine(outputs);
+	using routed = travelling.finishCombine();
+	return shared ? add(tape, routed, shared) : routed.share();
 }
 
 function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {
@@ -52,39 +60,8 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	return routing;
 }
 
-/** Σ over a token's experts of fc2(probability · act(fc1(u))). */
-function routedExperts(tape: Tape, context: LayerContext, u: Tensor, routing: Routing): Tensor {
-	const { experts } = context.parallel;
-	using order = ExpertOrder.of(tape.device, routing.expertIndex, context.config.moe.experts);
-	const permuted = permute(tape, u, routing.probabilities, order);
-	using rows = permuted.rows;
-	using rowProbability = permuted.rowProbability;
-	if (experts === null) {
-		using outputs = expertMlp(tape, context, { rows, rowProbability }, order.offsets);
-		return unpermute(tape, outputs, order);
-	}
-	using outputs = remoteExperts(tape, context, { rows, rowProbability }, order, experts);
-	return unpermute(tape, outputs, order);
-}
-
-/** Rows to the ranks of their experts, through them, and back. */
-function remoteExperts(
-	tape: Tape,
-	context: LayerContext,
-	{ rows, rowProbability }: PermutedRows,
-	order: ExpertOrder,
-	parallel: ExpertParallel,
-): Tensor {
-	using exchange = Exchange.plan(tape.device, order, parallel);
-	using dispatched = dispatchRows(tape, rows, exchange);
-	using dispatchedProbability = dispatchRows(tape, rowProbability, exchange);
-	const inputs = { rows: dispatched, rowProbability: dispatchedProbability };
-	using outputs = expertMlp(tape, context, inputs, exchange.offsets);
-	return combineRows(tape, outputs, exchange, order.slots, order.rowCount);
-}
-
 /** Rows sorted by local expert through fc1, the weighted activation and fc2. */
-function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability }: PermutedRows, offsets: Tensor): Tensor {
+function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability, offsets }: ExpertRows): Tensor {
 	const { config, weights } = context;
 	using hidden = groupedLinear(tape, rows, weights("mlp.experts.linear_fc1.weight"), offsets);
 	using weighted = activation(tape, hidden, config.mlp.activation, { rowProbability });

@@ -1,0 +1,113 @@
+/** Token copies on their way to their experts and back: in this rank's memory, or over the ranks that hold experts. */
+import {
+	Exchange,
+	type ExpertParallel,
+	startCombine,
+	startDispatch,
+	type Travelling,
+} from "../../parallel/expert-parallel.ts";
+import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../tensor/ops/permute.ts";
+import type { Routing } from "../../tensor/ops/router.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+
+/** Rows of this rank's experts, side by side by expert. */
+export interface ExpertRows extends Disposable {
+	readonly rows: Tensor;
+	/** f32: the routing weight of every row. */
+	readonly rowProbability: Tensor;
+	/** i32 [local experts + 1]: first row of every expert. */
+	readonly offsets: Tensor;
+}
+
+/** The four moments of a layer's rows; dispatch has been started when it is made. Each is called once, in this order. */
+export interface RowJourney extends Disposable {
+	finishDispatch(): ExpertRows;
+	startCombine(outputs: Tensor): void;
+	/** y_TW = Σ over a token's experts of their outputs. */
+	finishCombine(): Tensor;
+}
+
+/** Where this rank holds every expert: nothing travels. */
+export class LocalRows implements RowJourney {
+	readonly #permuted: PermutedRows;
+	#outputs: Tensor | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		u: Tensor,
+		{ probabilities }: Routing,
+		private readonly order: ExpertOrder,
+	) {
+		this.#permuted = permute(tape, u, probabilities, order);
+	}
+
+	finishDispatch(): ExpertRows {
+		return expertRows(this.#permuted.rows.share(), this.#permuted.rowProbability.share(), this.order.offsets);
+	}
+
+	startCombine(outputs: Tensor): void {
+		this.#outputs = outputs.share();
+	}
+
+	finishCombine(): Tensor {
+		return unpermute(this.tape, this.#outputs!, this.order);
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#permuted.rows, this.#permuted.rowProbability, this.#outputs]) owned?.[Symbol.dispose]();
+	}
+}
+
+/** Over the ranks of an expert-parallel group. */
+export class RowExchange implements RowJourney {
+	readonly #exchange: Exchange;
+	readonly #rows: Travelling;
+	readonly #probability: Travelling;
+	#combine: Travelling | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		u: Tensor,
+		{ probabilities }: Routing,
+		private readonly order: ExpertOrder,
+		parallel: ExpertParallel,
+	) {
+		const { rows, rowProbability } = permute(tape, u, probabilities, order);
+		using sentRows = rows;
+		using sentProbability = rowProbability;
+		this.#exchange = Exchange.plan(tape.device, order, parallel);
+		this.#rows = startDispatch(tape, sentRows, this.#exchange);
+		this.#probability = startDispatch(tape, sentProbability, this.#exchange);
+	}
+
+	finishDispatch(): ExpertRows {
+		return expertRows(this.#rows.finish(), this.#probability.finish(), this.#exchange.offsets);
+	}
+
+	startCombine(outputs: Tensor): void {
+		const { slots, rowCount } = this.order;
+		this.#combine = startCombine(this.tape, outputs, this.#exchange, slots, rowCount);
+	}
+
+	finishCombine(): Tensor {
+		using rows = this.#combine!.finish();
+		return unpermute(this.tape, rows, this.order);
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#exchange, this.#rows, this.#probability, this.#combine]) owned?.[Symbol.dispose]();
+	}
+}
+
+function expertRows(rows: Tensor, rowProbability: Tensor, offsets: Tensor): ExpertRows {
+	return {
+		rows,
+		rowProbability,
+		offsets,
+		[Symbol.dispose]() {
+			rows[Symbol.dispose]();
+			rowProbability[Symbol.dispose]();
+		},
+	};
+}
