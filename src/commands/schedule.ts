@@ -8,6 +8,7 @@ import { topologyOf } from "../parallel/topology.ts";
 import { microbatchesOf } from "../plan/rank-run.ts";
 import { actorRanks } from "../plan/run-plan.ts";
 import { type Action, actorsOf, isWork, type ScheduleShape } from "../schedule/actions.ts";
+import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { actorName, type Simulation, simulate } from "../schedule/simulate.ts";
 import { shapeOf } from "../train/assemble.ts";
@@ -24,6 +25,13 @@ function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: Sched
 	// The encoder is drawn as long as a whole stage.
 	const of = (action: Action) => {
 		if (!isWork(action)) return 0;
+		// Where passes take turns a slot is a node.
+		const { overlap } = shape;
+		if (overlap !== null && action.chunk.module === "language") {
+			return action.node !== undefined || action.kind === "weight gradient"
+				? 1
+				: lastNode(overlap, action.chunk.index) + 1;
+		}
 		if (action.chunk.module === "encoder") return slots[action.kind] * shape.virtualStages;
 		return action.kind === "backward" && shape.lateWeightGradients ? slotsWithoutWeights : slots[action.kind];
 	};
@@ -59,6 +67,7 @@ export function scheduleTable(resolved: ResolvedConfiguration): string {
 		[
 			`F, B: a microbatch forward, backward${shape.lateWeightGradients ? "" : " (two slots)"}`,
 			...(shape.lateWeightGradients ? ["W: what backward has left, the gradients of weights"] : []),
+			...(shape.overlap ? ["/1: one node of the pass, a slot each"] : []),
 			"e: through the encoder; .1: through the stage's second segment.",
 		].join("; "),
 	].join("\n");
@@ -71,5 +80,6 @@ function labelOf(action: Action, { stages }: ScheduleShape): string {
 	const letter = { forward: "F", backward: "B", "weight gradient": "W" }[kind];
 	if (chunk.module === "encoder") return `${letter}e${microbatch}`;
 	const virtual = Math.floor(chunk.index / stages);
-	return `${letter}${microbatch}${virtual === 0 ? "" : `.${virtual}`}`;
+	const node = action.node === undefined ? "" : `/${action.node}`;
+	return `${letter}${microbatch}${virtual === 0 ? "" : `.${virtual}`}${node}`;
 }

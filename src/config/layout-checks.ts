@@ -125,6 +125,24 @@ export const layoutChecks: readonly Check[] = [
 	lanesNest,
 	batchReachesEncoder("micro-batch-size", (c) => c.microBatchSize),
 	(c) => (c.evalMicroBatchSize === c.microBatchSize ? null : evaluationReachesEncoder(c)),
+	(c) =>
+		unless(
+			!c.overlapMoeExpertParallelComm || (c.llmEp * c.llmExptTp > 1 && has(c, "E")),
+			"overlap-moe-expert-parallel-comm",
+			"allowed only where experts (E) lie on several ranks: llm-ep or llm-expt-tp above 1",
+		),
+	(c) =>
+		unless(
+			!c.overlapMoeExpertParallelComm || c.recomputeGranularity !== "full",
+			"overlap-moe-expert-parallel-comm",
+			"allowed without recompute-granularity full, which runs a block's nodes as one",
+		),
+	(c) =>
+		unless(
+			!c.epOverlapEarlyAttnMemoryRelease || c.overlapMoeExpertParallelComm,
+			"ep-overlap-early-attn-memory-release",
+			"allowed only with overlap-moe-expert-parallel-comm",
+		),
 	(c) => unless(!c.encoderDdpOverlap || !c.llmOnly, "encoder-ddp-overlap", "allowed only without llm-only"),
 	(c) =>
 		unless(!c.encoderDdpOverlap || c.overlapGradReduce, "encoder-ddp-overlap", "allowed only with overlap-grad-reduce"),

@@ -22,6 +22,8 @@ export interface PassAction {
 	readonly kind: Way;
 	readonly chunk: Chunk;
 	readonly microbatch: number;
+	/** One node of the pass (combined.ts), in the order of the forward pass; absent: all of them. */
+	readonly node?: number;
 }
 
 /** The gradients of a chunk's weights that the backward pass of a microbatch has left. */
@@ -29,6 +31,8 @@ export interface WeightGradientAction {
 	readonly kind: "weight gradient";
 	readonly chunk: Chunk;
 	readonly microbatch: number;
+	/** Those of one node; absent: all that are left. */
+	readonly node?: number;
 }
 
 /** What a rank computes. */
@@ -75,8 +79,18 @@ export interface ScheduleShape {
 	} | null;
 	/** Whether the language model's backward passes leave the gradients of its weights for later. */
 	readonly lateWeightGradients: boolean;
+	/** Language model passes that take turns, so that each hides the other's exchange of experts' rows; null: none do. */
+	readonly overlap: Overlap | null;
 	/** Forward alone: an evaluation. */
 	readonly forwardOnly: boolean;
+}
+
+/** How passes take turns (combined.ts). */
+export interface Overlap {
+	/** Of every block of every chunk of the language model: whether it exchanges rows with other ranks. */
+	readonly exchanges: readonly (readonly boolean[])[];
+	/** Frees a backward block's activations before the forward block's experts run, at the price of hiding less. */
+	readonly earlyRelease: boolean;
 }
 
 /** Ranks that do the same: those of the encoder's own grid, or of one stage of the language model. */
@@ -106,5 +120,6 @@ export function describeAction(action: Action): string {
 		const what = action.way === "forward" ? "rows into" : "the gradient out of";
 		return `${action.kind} ${what} ${chunkName(action.to)} microbatch ${microbatch}`;
 	}
-	return `${action.kind} ${chunkName(action.chunk)} microbatch ${microbatch}`;
+	const node = action.node === undefined ? "" : ` node ${action.node}`;
+	return `${action.kind} ${chunkName(action.chunk)} microbatch ${microbatch}${node}`;
 }

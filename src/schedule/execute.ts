@@ -95,31 +95,35 @@ class Execution implements Disposable {
 		});
 	}
 
-	#forward({ chunk, microbatch }: PassAction): void {
+	#forward({ chunk, microbatch, node }: PassAction): void {
 		const key = keyOf(chunk, microbatch);
-		const pass = timed(this.equipment.timers, "forward-compute", () =>
-			this.#module(chunk).forward(chunk.index, microbatch, take(this.#rows, key) ?? null),
-		);
-		if (pass.returns || pass.output !== null) this.#passes.set(key, pass);
-		else pass[Symbol.dispose]();
+		const done = timed(this.equipment.timers, "forward-compute", () => {
+			const begun = this.#passes.get(key);
+			const pass = begun ?? this.#module(chunk).begin(chunk.index, microbatch, take(this.#rows, key) ?? null);
+			this.#passes.set(key, pass);
+			return pass.forward(node);
+		});
+		const pass = this.#passes.get(key)!;
+		if (done && !pass.returns && pass.output === null) this.#finish(key);
 	}
 
-	#backward({ chunk, microbatch }: PassAction): void {
+	#backward({ chunk, microbatch, node }: PassAction): void {
 		const key = keyOf(chunk, microbatch);
 		const late = this.late.has(key);
 		const pass = this.#passes.get(key)!;
 		const gradient = take(this.#incoming, keyOf(after(chunk), microbatch)) ?? null;
 		const back = timed(this.equipment.timers, "backward-compute", () =>
-			pass.backward(gradient, late ? "late" : "immediate"),
+			pass.backward(gradient, late ? "late" : "immediate", node),
 		);
+		if (back === "more") return;
 		if (chunk.module === "language") this.#outgoing.set(key, back);
 		if (!late) this.#finish(key);
 	}
 
-	#weightGradient({ chunk, microbatch }: WeightGradientAction): void {
+	#weightGradient({ chunk, microbatch, node }: WeightGradientAction): void {
 		const key = keyOf(chunk, microbatch);
-		timed(this.equipment.timers, "backward-compute", () => this.#passes.get(key)!.computeWeightGradients());
-		this.#finish(key);
+		timed(this.equipment.timers, "backward-compute", () => this.#passes.get(key)!.computeWeightGradients(node));
+		if (node === undefined) this.#finish(key);
 	}
 
 	#finish(key: string): void {

@@ -14,15 +14,14 @@ export interface InterleavedShape {
 	readonly groupSize: number;
 }
 
-/** Passes of one stage. */
-export function interleaved(shape: InterleavedShape, stage: number): PassAction[] {
+/** Passes of one stage; it begins with `more` forward passes than it must. */
+export function interleaved(shape: InterleavedShape, stage: number, more = 0): PassAction[] {
 	const { stages, virtualStages } = shape;
 	const groups = groupsOf(shape);
 	const order = groups.flatMap((group) =>
 		Array.from({ length: virtualStages }, (_, turn) => group.map((microbatch) => ({ turn, microbatch }))).flat(),
 	);
-	const largest = Math.max(...groups.map(({ length }) => length));
-	const warmUp = Math.min(2 * (stages - stage - 1) + (virtualStages - 1) * largest, order.length);
+	const warmUp = interleavedWarmUp(shape, stage, more);
 	const passOf = (kind: PassAction["kind"], at: number): PassAction => {
 		const { turn, microbatch } = order[at]!;
 		const virtual = kind === "forward" ? turn : virtualStages - 1 - turn;
@@ -34,6 +33,13 @@ export function interleaved(shape: InterleavedShape, stage: number): PassAction[
 		if (at >= warmUp) passes.push(passOf("backward", at - warmUp));
 	}
 	return passes;
+}
+
+/** Forward passes of a stage before its first backward pass, less the one that comes with it. */
+export function interleavedWarmUp(shape: InterleavedShape, stage: number, more = 0): number {
+	const { stages, virtualStages, microbatches } = shape;
+	const largest = Math.max(...groupsOf(shape).map(({ length }) => length));
+	return Math.min(2 * (stages - stage - 1) + (virtualStages - 1) * largest + more, microbatches * virtualStages);
 }
 
 /** Microbatches that take their turns together. */

@@ -4,10 +4,15 @@
  */
 import { languageChunk, type PassAction } from "./actions.ts";
 
-/** Passes of one stage, which holds one chunk. */
-export function oneForwardOneBackward(stages: number, stage: number, microbatches: number): PassAction[] {
+/** Forward passes of a stage before its first backward pass, less the one that comes with it. */
+export function warmUpOf(stages: number, stage: number, microbatches: number, more = 0): number {
+	return Math.min(stages - stage - 1 + more, microbatches);
+}
+
+/** Passes of one stage, which holds one chunk; it begins with `more` forward passes than it must. */
+export function oneForwardOneBackward(stages: number, stage: number, microbatches: number, more = 0): PassAction[] {
 	const chunk = languageChunk(stage);
-	const warmUp = Math.min(stages - stage - 1, microbatches);
+	const warmUp = warmUpOf(stages, stage, microbatches, more);
 	const passes: PassAction[] = [];
 	for (let forward = 0; forward < microbatches + warmUp; forward++) {
 		if (forward < microbatches) passes.push({ kind: "forward", chunk, microbatch: forward });

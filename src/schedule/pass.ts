@@ -1,25 +1,28 @@
-/** What a chunk of a module does with one microbatch: forward when it is made, backward when its gradient has come. */
+/** What a chunk of a module does with one microbatch: forward, and backward when its gradient has come. */
 import type { Rows } from "../parallel/edge.ts";
 import type { WeightGradients } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
 export interface Pass extends Disposable {
-	/** What the next chunk takes, owned by the pass; null where there is none. */
+	/** What the next chunk takes, owned by the pass; null where there is none, or before it has gone forward. */
 	readonly output: Rows | null;
 	/** Whether it goes backward. */
 	readonly returns: boolean;
+	/** Goes forward, through one node where it is told which; true when it has gone through the last. */
+	forward(node?: number): boolean;
 	/**
-	 * From the output's gradient (null: none came; taken over) that of the input; null where none is wanted. Late weight
-	 * gradients are left for computeWeightGradients.
+	 * From the output's gradient (null: none came, or an earlier node took it; taken over) that of the input; null where none is
+	 * wanted, "more" where nodes are left. Late weight gradients are left for computeWeightGradients.
 	 */
-	backward(gradient: Tensor | null, weightGradients: WeightGradients): Tensor | null;
-	computeWeightGradients(): void;
+	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more";
+	/** Those of one node, or all that are left. */
+	computeWeightGradients(node?: number): void;
 }
 
 /** The passes of one module's chunks on this rank. */
 export interface ModulePasses {
-	/** Takes over `input`: what the chunk before has sent; null for the first one. */
-	forward(chunk: number, microbatch: number, input: Rows | null): Pass;
+	/** A pass that has not gone forward yet. Takes over `input`: what the chunk before has sent; null for the first one. */
+	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
 	/** What a chunk's edge is to receive of a microbatch: samples whose rows are counted, or rows. */
 	expected(chunk: number, microbatch: number): number;
 	/** Called where this rank is about to wait for a gradient. */

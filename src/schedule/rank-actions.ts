@@ -1,9 +1,10 @@
 /** A rank's whole list: the passes of its schedule, in between what moves over edges, and the sums at the end. */
 import { type Action, type Actor, languageChunk, type PassAction, type ScheduleShape, type Work } from "./actions.ts";
 import { aheadOf, mergeAhead, mostUnderWay } from "./ahead.ts";
-import { interleaved } from "./interleaved.ts";
+import { inTurns, lastNode } from "./combined.ts";
+import { interleaved, interleavedWarmUp } from "./interleaved.ts";
 import { withLateWeightGradients } from "./late-weight-gradients.ts";
-import { oneForwardOneBackward } from "./one-f-one-b.ts";
+import { oneForwardOneBackward, warmUpOf } from "./one-f-one-b.ts";
 
 /** What the ranks of one actor do in a step, in order. */
 export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
@@ -31,19 +32,31 @@ function workOf(shape: ScheduleShape, actor: Actor): Work[] {
 	const { encoder, forwardOnly, lateWeightGradients } = shape;
 	const ahead = aheadOf(shape.microbatches, encoderAhead(shape));
 	const encoded = encoder?.trains ? ahead : ahead.filter(({ kind }) => kind === "forward");
-	const languageWork = (stage: number): Work[] => {
-		const passes = languagePasses(shape, stage);
-		return lateWeightGradients ? withLateWeightGradients(passes, stage) : passes;
-	};
-	const language = actor === "encoder" ? [] : languageWork(actor);
-	const work = actor === "encoder" ? encoded : encoder?.colocated ? mergeAhead(encoded, language, actor) : language;
-	return forwardOnly ? work.filter(({ kind }) => kind === "forward") : work;
+	const forwardsOf = (work: readonly Work[]) => work.filter(({ kind }) => kind === "forward");
+	if (actor === "encoder") return forwardOnly ? forwardsOf(encoded) : encoded;
+	const passes = languagePasses(shape, actor);
+	const besideEncoder = (work: readonly Work[]) => (encoder?.colocated ? mergeAhead(encoded, work, actor) : [...work]);
+	if (forwardOnly) return forwardsOf(besideEncoder(passes));
+	if (shape.overlap !== null)
+		return inTurns(besideEncoder(passes) as PassAction[], languageWarmUp(shape, actor), shape);
+	return besideEncoder(lateWeightGradients ? withLateWeightGradients(passes, actor) : passes);
 }
 
 function languagePasses(shape: ScheduleShape, stage: number): PassAction[] {
 	return shape.virtualStages === 1
-		? oneForwardOneBackward(shape.stages, stage, shape.microbatches)
-		: interleaved(shape, stage);
+		? oneForwardOneBackward(shape.stages, stage, shape.microbatches, moreAhead(shape))
+		: interleaved(shape, stage, moreAhead(shape));
+}
+
+function languageWarmUp(shape: ScheduleShape, stage: number): number {
+	return shape.virtualStages === 1
+		? warmUpOf(shape.stages, stage, shape.microbatches, moreAhead(shape))
+		: interleavedWarmUp(shape, stage, moreAhead(shape));
+}
+
+/** A forward pass more makes the two passes of a turn independent. */
+function moreAhead({ overlap }: ScheduleShape): number {
+	return overlap === null ? 0 : 1;
 }
 
 /** Microbatches that the encoder has under way. */
@@ -56,7 +69,7 @@ function encoderAhead(shape: ScheduleShape): number {
 function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
 	if (pass.kind === "weight gradient") return [pass];
 	const { stages, virtualStages, encoder } = shape;
-	const { kind, chunk, microbatch } = pass;
+	const { kind, chunk, microbatch, node } = pass;
 	const last = stages * virtualStages - 1;
 	const inLanguage = chunk.module === "language";
 	const next = !inLanguage ? languageChunk(0) : chunk.index < last ? languageChunk(chunk.index + 1) : null;
@@ -64,9 +77,14 @@ function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
 	const returned = entered !== null && (entered.index > 0 || encoder!.trains) ? entered : null;
 	const transfer = (kind: "send" | "receive", way: PassAction["kind"], to: typeof next): Action[] =>
 		to === null ? [] : [{ kind, way, to, microbatch }];
-	return kind === "forward"
-		? [...transfer("receive", "forward", entered), pass, ...transfer("send", "forward", next)]
-		: [...transfer("receive", "backward", next), pass, ...transfer("send", "backward", returned)];
+	const end = node === undefined ? undefined : lastNode(shape.overlap!, chunk.index);
+	const [enters, leaves] = kind === "forward" ? [0, end] : [end, 0];
+	const [from, to] = kind === "forward" ? [entered, next] : [next, returned];
+	return [
+		...(node === undefined || node === enters ? transfer("receive", kind, from) : []),
+		pass,
+		...(node === undefined || node === leaves ? transfer("send", kind, to) : []),
+	];
 }
 
 /** Modules without backward passes have nothing to sum. */

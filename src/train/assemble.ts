@@ -8,7 +8,7 @@ import type { HybridConfig } from "../models/hybrid/config.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
-import { type Segment, segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
+import { blocksOf, type Segment, segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import { type EncoderConfig, EncoderModule } from "../models/vision/encoder.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
@@ -16,6 +16,7 @@ import { StepScalars } from "../optim/step-scalars.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { Edge, type EdgeOptions } from "../parallel/edge.ts";
 import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
+import type { Grid } from "../parallel/grid.ts";
 import type { Group } from "../parallel/group.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";
@@ -46,6 +47,8 @@ export interface RunSpecification {
 	readonly seed: number;
 	/** Whether the language model's stages leave gradients of their weights for the time in which they wait; default: not. */
 	readonly lateWeightGradients?: boolean;
+	/** Passes of the language model take turns while experts' rows are exchanged; default: not. */
+	readonly overlap?: { readonly earlyRelease: boolean } | null;
 	/** ZeRO-1; default: not. */
 	readonly distributedOptimizer?: boolean;
 	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
@@ -220,8 +223,22 @@ export function shapeOf(specification: RunSpecification, { language, colocated }
 		virtualStages: (specification.segments?.length ?? 1) / stages,
 		groupSize: specification.microbatchGroup ?? stages,
 		lateWeightGradients: (specification.lateWeightGradients ?? false) && !specification.frozen.language,
+		overlap: specification.overlap
+			? { ...specification.overlap, exchanges: exchangesOf(specification, language) }
+			: null,
 		encoder: specification.encoder && { colocated, trains: trainsEncoder(specification) },
 	};
+}
+
+/** Of every block of every segment: whether its experts' rows travel between ranks. */
+function exchangesOf(
+	{ language, segments = [wholeModel(language.pattern.length)] }: RunSpecification,
+	{ shape }: Grid,
+) {
+	const travels = shape.expert * shape.expertTensor > 1;
+	return segments.map((segment) =>
+		blocksOf(language.blocks, segment).map(({ end }) => travels && language.pattern[end - 1] === "E"),
+	);
 }
 
 /** Edges with an end on this rank, by the chunk of the language model that they enter. */

@@ -62,6 +62,11 @@ export class EncoderPass implements Pass {
 		return this.options.training;
 	}
 
+	/** It has gone forward when it is made. */
+	forward(): boolean {
+		return true;
+	}
+
 	backward(gradient: Tensor | null, weightGradients: WeightGradients): null {
 		const { gradient: slot } = this.output.rows;
 		if (slot && gradient) slot.accumulate(gradient);

@@ -3,13 +3,14 @@
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
+import type { Nodes } from "../models/hybrid/nodes.ts";
 import type { HybridStage, Observer } from "../models/hybrid/stage.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
 import type { Parameter } from "../tensor/parameter.ts";
-import { Tape, type WeightGradients } from "../tensor/tape.ts";
+import { type Segment, Tape, type WeightGradients } from "../tensor/tape.ts";
 import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { tokenLoss } from "./language-loss.ts";
@@ -44,10 +45,13 @@ export class LanguagePass implements Pass {
 	#output: Rows | null = null;
 	/** Of every token, and what one token's counts: its gradient. None where the stage has no head. */
 	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
+	readonly #nodes: Nodes<void>;
+	/** How many segments the tape had at the end of every node. */
+	readonly #ends: number[] = [];
 
 	/**
-	 * Runs forward and adds to `losses`. `entered` (taken over): image rows of the first stage, or the stage before's hidden
-	 * states. Image rows that do not match the image tokens are a UserError that names the sample.
+	 * `entered` (taken over): image rows of the first stage, or the stage before's hidden states. Going forward adds to `losses`.
+	 * Image rows that do not match the image tokens are a UserError that names the sample.
 	 */
 	constructor(
 		readonly model: HybridModel,
@@ -60,19 +64,25 @@ export class LanguagePass implements Pass {
 		const { onGradient, training } = options;
 		this.#tape = new Tape(model.device, { recording: training, ...(onGradient && { onGradient }) });
 		if (entered) this.#owned.push(entered.rows);
-		try {
-			this.#forward(microbatch, entered, losses);
-		} catch (error) {
-			this[Symbol.dispose]();
-			throw error;
-		}
+		this.#nodes = this.#forward(microbatch, entered, losses);
 	}
 
 	get output(): Rows | null {
 		return this.#output;
 	}
 
-	#forward(microbatch: Microbatch, entered: Rows | null, losses: Losses): void {
+	forward(node?: number): boolean {
+		if (node !== undefined && node !== this.#ends.length)
+			throw new RangeError(`Node ${node} is not next: ${this.#ends.length} is.`);
+		let done: boolean;
+		do {
+			done = this.#nodes.next().done ?? false;
+			this.#ends.push(this.#tape.segments.length);
+		} while (!done && node === undefined);
+		return done;
+	}
+
+	*#forward(microbatch: Microbatch, entered: Rows | null, losses: Losses): Nodes<void> {
 		const { model, stage, options } = this;
 		const { device, parallel } = model;
 		const leaf = entered && this.#leaf(entered.rows);
@@ -84,20 +94,19 @@ export class LanguagePass implements Pass {
 			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
 		};
 		const forward = { ...input.forward(options.dropoutKey, options.tokens), ...images };
-		const hidden = stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
+		using hidden = yield* stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
 		if (!stage.segment.hasHead) {
-			this.#output = { rows: this.#own(hidden), rowsPerSample: [] };
+			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [] };
 			return;
 		}
-		using normed = hidden;
 		const { observe } = options;
-		predictAhead(this.#tape, stage, microbatch, normed, forward, observe, (predicted, target) => {
+		predictAhead(this.#tape, stage, microbatch, hidden, forward, observe, (predicted, target) => {
 			const { name, labels, meanMask, gradient } = this.#own(target);
 			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
 			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);
 		});
-		const loss = this.#loss(normed, input.labels, input.mask, options.observe);
-		options.observe?.("per_token_loss", loss);
+		const loss = this.#loss(hidden, input.labels, input.mask, observe);
+		observe?.("per_token_loss", loss);
 		losses.add(loss, input.mask);
 	}
 
@@ -127,22 +136,35 @@ export class LanguagePass implements Pass {
 		return this.options.training;
 	}
 
-	backward(gradient: Tensor | null, weightGradients: WeightGradients): Tensor | null {
-		for (const { loss, gradient: own } of this.#losses) loss.gradient?.accumulate(own.share());
-		const slot = this.#output?.rows.gradient;
-		if (slot && gradient) slot.accumulate(gradient);
-		else gradient?.[Symbol.dispose]();
-		this.#tape.backward(weightGradients);
+	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more" {
+		if (node === undefined || node === this.#ends.length - 1) this.#begin(gradient);
+		if (node === undefined) this.#tape.backward(weightGradients);
+		else for (const segment of this.#segments(node).reverse()) this.#tape.backwardSegment(segment, weightGradients);
+		if (node !== undefined && node > 0) return "more";
 		// Late weight gradients hold what they read themselves.
 		this.#release();
 		return this.#slot?.take() ?? null;
 	}
 
-	computeWeightGradients(): void {
-		this.#tape.drain();
+	/** Gives the outputs their gradients. */
+	#begin(gradient: Tensor | null): void {
+		for (const { loss, gradient: own } of this.#losses) loss.gradient?.accumulate(own.share());
+		const slot = this.#output?.rows.gradient;
+		if (slot && gradient) slot.accumulate(gradient);
+		else gradient?.[Symbol.dispose]();
+	}
+
+	computeWeightGradients(node?: number): void {
+		if (node === undefined) this.#tape.drain();
+		else for (const segment of this.#segments(node).reverse()) this.#tape.drain(segment);
+	}
+
+	#segments(node: number): Segment[] {
+		return this.#tape.segments.slice(this.#ends[node - 1] ?? 0, this.#ends[node]);
 	}
 
 	[Symbol.dispose](): void {
+		this.#nodes.return();
 		this.#tape.discard();
 		this.#slot?.clear();
 		this.#release();

@@ -127,7 +127,7 @@ export class RankPasses {
 		const firstImages = startsOf(microbatches.map(({ images }) => images.grids.length));
 		const trains = training && shape.encoder!.trains;
 		return {
-			forward: (_, index) => {
+			begin: (_, index) => {
 				const { images } = microbatches[index]!;
 				const features = training && images.grids.length > 0 ? (prefetch?.take(images) ?? null) : null;
 				return new EncoderPass(encoder, images, {
@@ -152,7 +152,7 @@ export class RankPasses {
 		const starts = startsOf(lengths);
 		const tokens = place.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
 		return {
-			forward: (chunk: number, index: number, input: Rows | null) =>
+			begin: (chunk: number, index: number, input: Rows | null) =>
 				new LanguagePass(
 					model,
 					model.stages[Math.floor(chunk / shape.stages)]!,

@@ -16,6 +16,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,
+		overlap: overlapOf(c),
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
@@ -33,6 +34,11 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 /** A configuration's run on this rank. Every rank of the world calls this together. */
 export async function openRun(c: TrainingConfiguration, world: World): Promise<Run> {
 	return await assemble(specificationOf(c, world.rank), topologyOf(c), world);
+}
+
+/** How passes take turns, as the configuration says. */
+export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: boolean } | null {
+	return c.overlapMoeExpertParallelComm ? { earlyRelease: c.epOverlapEarlyAttnMemoryRelease } : null;
 }
 
 function debugOf(c: TrainingConfiguration, rank: number): ((line: string) => void) | null {

@@ -87,7 +87,7 @@ async function train(): Promise<void> {
 		world: everyone,
 		passes: new RankPasses({
 			...{ encoder: null, language: model, imageTokenId: null, edges: new Map(), prefetch: null, actor: 0 },
-			shape: { stages: 1, virtualStages: 1, groupSize: 1, lateWeightGradients: false, encoder: null },
+			shape: { stages: 1, virtualStages: 1, groupSize: 1, lateWeightGradients: false, overlap: null, encoder: null },
 			reduce: () => replica.startSums(),
 		}),
 		lossNames: [languageModelLoss],

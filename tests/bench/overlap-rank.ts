@@ -76,7 +76,9 @@ async function open(subject: Subject): Promise<Work> {
 			const options = { imageTokenId, name: "bench", dropoutKey: 0, tokens, training: true, wantsGradient: true };
 			const received = { rows, rowsPerSample: [count] };
 			using pass = new LanguagePass(language!, language!.stages[0]!, text, received, losses, options);
-			pass.backward(null, "immediate")?.[Symbol.dispose]();
+			pass.forward();
+			const gradient = pass.backward(null, "immediate");
+			if (gradient !== "more") gradient?.[Symbol.dispose]();
 		}
 	};
 	return { run, alone, step };

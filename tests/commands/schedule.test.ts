@@ -45,6 +45,7 @@ test("JSON has every action with its slots", () => {
 	expect(json.shape).toEqual({
 		...{ stages: 2, virtualStages: 1, groupSize: 2, microbatches: 4, forwardOnly: false },
 		lateWeightGradients: false,
+		overlap: null,
 		encoder: { colocated: true, trains: true },
 	});
 	expect(json.actors.map(({ ranks }: { ranks: number[] }) => ranks)).toEqual([[0], [1]]);

@@ -136,6 +136,7 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 	const shape = {
 		...{ microbatches: plan.microbatches, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
 		lateWeightGradients: false,
+		overlap: null,
 		encoder: { colocated: false, trains: true },
 	};
 	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };

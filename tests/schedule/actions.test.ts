@@ -13,6 +13,7 @@ import {
 	type ScheduleShape,
 } from "../../src/schedule/actions.ts";
 import { mostUnderWay } from "../../src/schedule/ahead.ts";
+import { lastNode } from "../../src/schedule/combined.ts";
 import { actionsOf, inFlight } from "../../src/schedule/rank-actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";
 import { randomValues } from "../support.ts";
@@ -32,21 +33,34 @@ function randomShapes(count: number, seed: number): ScheduleShape[] {
 	return Array.from({ length: count }, () => {
 		const stages = next(1, 6);
 		const kind = next(0, 2);
+		const virtualStages = stages === 1 ? 1 : next(1, 4);
+		const blocks = () => Array.from({ length: next(0, 4) }, () => next(0, 1) === 0);
+		const exchanges = Array.from({ length: stages * virtualStages }, blocks);
 		return {
 			microbatches: next(1, 17),
 			stages,
-			virtualStages: stages === 1 ? 1 : next(1, 4),
+			virtualStages,
 			groupSize: stages + next(0, 4),
 			encoder: kind === 0 ? null : { colocated: kind === 1, trains: next(0, 3) > 0 },
 			lateWeightGradients: next(0, 1) === 0,
+			overlap: next(0, 2) === 0 ? { exchanges, earlyRelease: next(0, 1) === 0 } : null,
 			forwardOnly: next(0, 5) === 0,
 		};
 	});
 }
 
 const listsOf = (shape: ScheduleShape) => actorsOf(shape).map((actor) => ({ actor, actions: actionsOf(shape, actor) }));
-const passesOf = (actions: readonly Action[]) =>
-	actions.filter((action): action is PassAction => action.kind === "forward" || action.kind === "backward");
+/** Passes, at the first of their nodes. */
+const passesOf = (actions: readonly Action[]) => {
+	const begun = new Set<string>();
+	return actions.flatMap((action): PassAction[] => {
+		if (action.kind !== "forward" && action.kind !== "backward") return [];
+		const { node: _, ...pass } = action;
+		if (begun.has(describeAction(pass))) return [];
+		begun.add(describeAction(pass));
+		return [pass];
+	});
+};
 const transfersOf = (actions: readonly Action[], kind: "send" | "receive") =>
 	actions
 		.filter((action) => action.kind === kind)
@@ -114,6 +128,7 @@ describe("over 2,000 random shapes", () => {
 	test("every late weight gradient is computed once, after its backward pass and before the sums begin, few at once", () => {
 		for (const shape of shapes) {
 			for (const { actor, actions } of listsOf(shape)) {
+				if (shape.overlap) continue;
 				const late = shape.lateWeightGradients && !shape.forwardOnly && actor !== "encoder";
 				const backwards = passesOf(actions).filter(
 					({ kind, chunk }) => kind === "backward" && chunk.module === "language",
@@ -140,8 +155,53 @@ describe("over 2,000 random shapes", () => {
 		}
 	});
 
+	test("passes in turns: every node once, in order, each pass's weight gradients after its nodes", () => {
+		for (const shape of shapes) {
+			if (shape.overlap === null || shape.forwardOnly) continue;
+			for (const { actor, actions } of listsOf(shape)) {
+				if (actor === "encoder") continue;
+				const work = actions.filter(isWork).filter(({ chunk }) => chunk.module === "language");
+				const byPass = Map.groupBy(work, ({ chunk, microbatch }) => `${chunkName(chunk)} ${microbatch}`);
+				for (const pass of byPass.values()) {
+					const last = lastNode(shape.overlap, pass[0]!.chunk.index);
+					const all = [...Array(last + 1).keys()];
+					const nodes = (kind: Action["kind"]) => pass.filter((one) => one.kind === kind).map(({ node }) => node);
+					expect([all, [undefined]] as (number | undefined)[][]).toContainEqual(nodes("forward"));
+					expect([all.toReversed(), [undefined]] as (number | undefined)[][]).toContainEqual(nodes("backward"));
+					const late = nodes("weight gradient");
+					if (nodes("backward").length === 1 || !shape.lateWeightGradients) expect(late).toEqual([]);
+					else expect(late.at(-1)).toBeUndefined();
+					for (const [at, { kind, node }] of pass.entries()) {
+						if (kind !== "weight gradient") continue;
+						const before = pass
+							.slice(0, at)
+							.filter((one) => one.kind === "backward")
+							.map((one) => one.node);
+						expect(before).toContain(node ?? 0);
+					}
+				}
+			}
+		}
+	});
+
+	test("passes in turns: the exchange of one is started before the other computes", () => {
+		const shape = {
+			...{ microbatches: 3, stages: 1, virtualStages: 1, groupSize: 1, encoder: null, forwardOnly: false },
+			lateWeightGradients: true,
+			overlap: { exchanges: [[true]], earlyRelease: false },
+		};
+		const names = (some: readonly Action[]) =>
+			some.filter(isWork).map(({ kind, microbatch, node }) => `${kind[0]}${microbatch}.${node ?? ""}`);
+		expect(names(actionsOf(shape, 0)).slice(1, 14)).toEqual([
+			...["f1.0", "b0.4", "b0.3", "f1.1", "b0.2", "w0.2", "f1.2", "b0.1", "f1.3", "f1.4", "b0.0", "w0.", "f2.0"],
+		]);
+		const early = actionsOf({ ...shape, overlap: { ...shape.overlap, earlyRelease: true } }, 0);
+		expect(names(early).slice(5, 10)).toEqual(["b0.2", "w0.2", "b0.1", "f1.2", "f1.3"]);
+	});
+
 	test("late weight gradients never make a step longer", () => {
-		for (const shape of shapes.filter(({ forwardOnly, lateWeightGradients }) => lateWeightGradients && !forwardOnly)) {
+		for (const shape of shapes) {
+			if (!shape.lateWeightGradients || shape.forwardOnly || shape.overlap) continue;
 			const of = (action: Action) => {
 				if (!isWork(action)) return 0;
 				const whole = action.chunk.module === "encoder" || !shape.lateWeightGradients;
@@ -184,7 +244,9 @@ describe("over 2,000 random shapes", () => {
 					live += kind === "forward" ? 1 : -1;
 					most = Math.max(most, live);
 				}
-				expect(most).toBeLessThanOrEqual(virtualStages === 1 ? stages - actor : bound);
+				// Passes that take turns begin one earlier, and one ends as the next begins.
+				const more = shape.overlap ? 1 : 0;
+				expect(most).toBeLessThanOrEqual((virtualStages === 1 ? stages - actor : bound) + more);
 			}
 		}
 	});
@@ -234,7 +296,7 @@ describe("idle shares are those of the formula", () => {
 		const busy = 3 * shape.microbatches;
 		return (end - busy) / busy;
 	};
-	const plain = { virtualStages: 1, encoder: null, lateWeightGradients: false, forwardOnly: false };
+	const plain = { virtualStages: 1, encoder: null, lateWeightGradients: false, overlap: null, forwardOnly: false };
 	test("1F1B: (P − 1) / M", () => {
 		for (const [stages, microbatches] of [
 			[2, 8],
@@ -276,6 +338,7 @@ test("an encoder beside a model of one stage is two microbatches ahead", () => {
 	const shape = {
 		...{ microbatches: 4, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
 		lateWeightGradients: false,
+		overlap: null,
 		encoder: { colocated: false, trains: true },
 	};
 	const letters = (actor: Actor) =>

@@ -31,6 +31,12 @@ export const parallelKeys = {
 	"delay-wgrad-compute": off(
 		"Leave gradients of the language model's projections and experts for the time in which its stages wait; changes no value.",
 	),
+	"overlap-moe-expert-parallel-comm": off(
+		"Let a forward and a backward pass of the language model take turns, block by block, so that each hides the other's exchange of experts' rows; changes no value.",
+	),
+	"ep-overlap-early-attn-memory-release": off(
+		"With overlap-moe-expert-parallel-comm: free a backward block's activations before the forward block's experts run; hides less.",
+	),
 	"llm-dp": defaulting(size, 1, "Data-parallel size of the language model.", { megatron: "2" }),
 	"llm-ep": defaulting(size, 1, "Expert-parallel size of the language model.", {
 		aliases: ["expert-model-parallel-size"],

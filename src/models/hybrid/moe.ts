@@ -16,9 +16,11 @@ import { addBalancingLosses } from "./balancing.ts";
 import { type ExpertRows, LocalRows, RowExchange } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { feedForward } from "./mlp.ts";
+import type { Nodes } from "./nodes.ts";
 import type { RouterState } from "./router-state.ts";
 
-export function moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Tensor {
+/** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
+export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Nodes<Tensor> {
 	const { config, weights } = context;
 	const { experts } = context.parallel;
 	using u = rmsNorm(tape, x, weights("pre_mlp_layernorm.weight"), config.normEpsilon);
@@ -29,11 +31,22 @@ export function moeLayer(tape: Tape, context: LayerContext, router: RouterState,
 		: new LocalRows(tape, u, routing, order);
 	// While the rows are on their way.
 	using shared = config.moe.sharedExpertSize > 0 ? feedForward(tape, context, u, "mlp.shared_experts.") : null;
-	using arrived = travelling.finishDispatch();
-	using outputs = expertMlp(tape, context, arrived);
-	travelling.startCombine(outputs);
+	if (experts) yield* nextNode(tape, "experts");
+	{
+		using arrived = travelling.finishDispatch();
+		using outputs = expertMlp(tape, context, arrived);
+		travelling.startCombine(outputs);
+	}
+	if (experts) yield* nextNode(tape, "combine");
 	using routed = travelling.finishCombine();
 	return shared ? add(tape, routed, shared) : routed.share();
+}
+
+/** The next node has a segment of its own, so that it can go backward alone. */
+function* nextNode(tape: Tape, name: string): Nodes<void> {
+	const layer = tape.segments.at(-1)?.name.split(" ")[0];
+	yield;
+	tape.begin(`${layer} ${name}`);
 }
 
 function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {

@@ -18,6 +18,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { predictionLayers, predictionPrefix, storedDepths } from "./layer-places.ts";
 import { wordEmbedding } from "./names.ts";
+import { exhaust } from "./nodes.ts";
 import { runLayer } from "./run-layer.ts";
 import type { ForwardInput, Observer, StageParts } from "./stage.ts";
 
@@ -45,7 +46,7 @@ export function predictDepth(
 		let x = first.share();
 		for (const [at, place] of layers.entries()) {
 			using before = x;
-			x = runLayer(on, parts, place, before, input, `mtp.${depth}.layer.${at}`);
+			x = exhaust(runLayer(on, parts, place, before, input, `mtp.${depth}.layer.${at}`));
 			if (!on.replaying) observe(`mtp.${depth}.layer.${at}`, x);
 		}
 		return x;

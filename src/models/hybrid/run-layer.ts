@@ -10,17 +10,18 @@ import type { LayerPlace } from "./layer-places.ts";
 import { mambaLayer } from "./mamba.ts";
 import { mlpLayer } from "./mlp.ts";
 import { moeLayer } from "./moe.ts";
+import type { Nodes } from "./nodes.ts";
 import type { ForwardInput, StageParts } from "./stage.ts";
 
 /** x + dropout(branch(x)), x_(T/tp)H. `name` keys the layer's dropout masks. */
-export function runLayer(
+export function* runLayer(
 	tape: Tape,
 	parts: StageParts,
 	place: LayerPlace,
 	x: Tensor,
 	input: ForwardInput,
 	name = `layer.${place.index}`,
-): Tensor {
+): Nodes<Tensor> {
 	const context: LayerContext = {
 		config: parts.config,
 		parallel: parts.parallel,
@@ -28,12 +29,12 @@ export function runLayer(
 		sequences: input.sequences,
 		localSequences: input.localSequences,
 	};
-	using branch = runBranch(tape, parts, place, context, x, input, name);
+	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
 	return add(tape, x, dropped);
 }
 
-function runBranch(
+function* runBranch(
 	tape: Tape,
 	parts: StageParts,
 	place: LayerPlace,
@@ -41,7 +42,7 @@ function runBranch(
 	x: Tensor,
 	input: ForwardInput,
 	name: string,
-): Tensor {
+): Nodes<Tensor> {
 	switch (place.symbol) {
 		case "M":
 			return mambaLayer(tape, context, x);
@@ -53,7 +54,7 @@ function runBranch(
 		case "-":
 			return mlpLayer(tape, context, x);
 		case "E":
-			return moeLayer(tape, context, parts.routers.get(place.index)!, x);
+			return yield* moeLayer(tape, context, parts.routers.get(place.index)!, x);
 	}
 }
 

@@ -23,6 +23,20 @@ export function segmentsOf(lengths: readonly number[]): Segment[] {
 	});
 }
 
+/** Layers of every block of a segment. `lengths`: of all blocks of the model, which no segment cuts. */
+export function blocksOf(
+	lengths: readonly number[],
+	segment: Segment,
+): { readonly begin: number; readonly end: number }[] {
+	let end = 0;
+	return lengths
+		.map((length) => {
+			end += length;
+			return { begin: end - length, end };
+		})
+		.filter((block) => block.begin >= segment.begin && block.end <= segment.end);
+}
+
 /** Those of stage `stage` of `stages`: every `stages`-th. */
 export function segmentsOfStage(segments: readonly Segment[], stage: number, stages: number): Segment[] {
 	return segments.filter((_, index) => index % stages === stage);

@@ -16,9 +16,10 @@ import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
 import { languageModelPrefix, mainLayer } from "./layer-places.ts";
+import { exhaust, type Nodes } from "./nodes.ts";
 import type { RouterState } from "./router-state.ts";
 import { hiddenDropout, runLayer } from "./run-layer.ts";
-import type { Segment } from "./segments.ts";
+import { blocksOf, type Segment } from "./segments.ts";
 
 /**
  * Called with values as they arise: "text_embedding", "embedding" (image rows added), "layer.0" … (residual added),
@@ -64,19 +65,22 @@ export class HybridStage {
 	 * logits_T(V/tp): all tokens, this rank's part of the vocabulary.
 	 */
 	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
-		const hidden = this.hidden(tape, input, entered, observe);
+		const hidden = exhaust(this.hidden(tape, input, entered, observe));
 		if (!this.segment.hasHead) return hidden;
 		using normed = hidden;
 		return this.logits(tape, normed, observe);
 	}
 
-	/** Hidden states_(T/tp)H for the next stage; where the head is, those that it reads, normed. */
-	hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
+	/**
+	 * Hidden states_(T/tp)H for the next stage; where the head is, those that it reads, normed. Yields before and after every
+	 * block, and where a block's rows are on their way.
+	 */
+	*hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Nodes<Tensor> {
 		using first = entered?.share() ?? this.#embed(tape, input, observe);
 		if (this.segment.embeds) observe("embedding", first);
-		const hidden = this.#layers(tape, first, input, observe);
-		if (!this.segment.hasHead) return hidden;
-		using last = hidden;
+		using last = yield* this.#layers(tape, first, input, observe);
+		yield;
+		if (!this.segment.hasHead) return last.share();
 		tape.begin("output");
 		const normed = rmsNorm(tape, last, this.#parameter("decoder.final_norm.weight"), this.parts.config.normEpsilon);
 		observe("final_norm", normed);
@@ -105,14 +109,16 @@ export class HybridStage {
 		return input.addToEmbedding?.(dropped) ?? dropped.share();
 	}
 
-	#layers(tape: Tape, first: Tensor, input: ForwardInput, observe: Observer): Tensor {
+	*#layers(tape: Tape, first: Tensor, input: ForwardInput, observe: Observer): Nodes<Tensor> {
 		let x = first.share();
+		const starts = new Set(this.#blocks.map(({ begin }) => begin));
 		for (const { begin, end, recomputed } of this.#runs) {
 			using previous = x;
+			if (starts.has(begin)) yield;
 			tape.begin(`layer.${begin}`);
 			x = recomputed
 				? recompute(tape, previous, (again, value) => this.#run(again, begin, end, value, input))
-				: runLayer(tape, this.parts, mainLayer(this.parts.config, begin), previous, input);
+				: yield* runLayer(tape, this.parts, mainLayer(this.parts.config, begin), previous, input);
 			observe(`layer.${end - 1}`, x);
 		}
 		return x;
@@ -138,15 +144,8 @@ export class HybridStage {
 		return [...runs, ...others];
 	}
 
-	/** Blocks of this segment. */
-	get #blocks(): { readonly begin: number; readonly end: number }[] {
-		let end = 0;
-		return this.parts.config.blocks
-			.map((length) => {
-				end += length;
-				return { begin: end - length, end };
-			})
-			.filter((block) => block.begin >= this.segment.begin && block.end <= this.segment.end);
+	get #blocks() {
+		return blocksOf(this.parts.config.blocks, this.segment);
 	}
 
 	/** Layers [begin, end) one after the other. */
@@ -154,7 +153,7 @@ export class HybridStage {
 		let x = first.share();
 		for (let index = begin; index < end; index++) {
 			using previous = x;
-			x = runLayer(tape, this.parts, mainLayer(this.parts.config, index), previous, input);
+			x = exhaust(runLayer(tape, this.parts, mainLayer(this.parts.config, index), previous, input));
 		}
 		return x;
 	}

@@ -8,7 +8,7 @@ import type { Participation } from "../../train/participation.ts";
 import { type StepResult, type TrainingState, trainStep } from "../../train/step.ts";
 import { dealtTo, type Plan } from "./plan.ts";
 import { RoutingRecorder } from "./routing.ts";
-import { type Subject, specificationOn } from "./subject.ts";
+import { type Subject, specificationOn, type WorkOrder } from "./subject.ts";
 
 export interface EngineOptions {
 	/** ZeRO-1. */
@@ -17,8 +17,8 @@ export interface EngineOptions {
 	readonly buckets?: boolean;
 	/** encoder-grad-participation; default exact. */
 	readonly participation?: Participation["policy"];
-	/** Default: as the subject has them. */
-	readonly lateWeightGradients?: boolean;
+	/** Default: the subject's. */
+	readonly order?: WorkOrder;
 	/** Microbatches last to first, so that sums come in another order. */
 	readonly reversed?: boolean;
 }
@@ -52,7 +52,7 @@ export async function openEngine(
 		distributedOptimizer,
 		buckets: () => (buckets ? { count: 8 } : null),
 		participation: { policy: participation },
-		lateWeightGradients: options.lateWeightGradients ?? subject.lateWeightGradients,
+		...(options.order ?? subject.order),
 	};
 	const run = await assemble(specification, topology, world);
 	const { state } = run;

@@ -7,7 +7,7 @@ import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, participants } from "./plan.ts";
 import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf } from "./reference.ts";
 import type { Flip } from "./routing.ts";
-import type { Subject } from "./subject.ts";
+import { plainOrder, type Subject } from "./subject.ts";
 
 /** How a tensor differs from the reference's. */
 export interface Difference {
@@ -18,6 +18,9 @@ export interface Difference {
 	/** Elements that are not the same bit for bit. */
 	readonly different: number;
 }
+
+/** What an order of work has beyond the plain one. */
+export type Reordering = "late weight gradients" | "passes in turns";
 
 /** Elements that differ between two ways to train: gradients of step 1, weights after the real steps, on all ranks. */
 export interface Unequal {
@@ -33,8 +36,8 @@ export interface LayoutResult {
 	 * Between ZeRO-1 (reduced in buckets during backward) and none (after it; with NCCL in the same buckets).
 	 */
 	readonly zero: Unequal;
-	/** The same between late weight gradients and immediate ones; null: the subject has no late ones. */
-	readonly late: Unequal | null;
+	/** The same between the subject's order of work and the plain one; null: they are one. */
+	readonly reordered: ({ readonly what: Reordering } & Unequal) | null;
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
 	/** Encoder ranks with images in step 1: as the step counted them, and as the samples were dealt out. */
@@ -62,12 +65,12 @@ export async function runLayout(
 		gradients: countUnequal(engine, plain.snapshots.gradients, other.snapshots.gradients),
 		weights: countUnequal(engine, plain.snapshots.weights, other.snapshots.weights),
 	});
-	let late: Unequal | null = null;
-	if (subject.lateWeightGradients) {
-		const immediate = { ...plainly, lateWeightGradients: false };
-		const other = await trainSteps(world, plan, subject, reference, immediate);
+	let reordered: LayoutResult["reordered"] = null;
+	const what = reorderingOf(subject);
+	if (what !== null) {
+		const other = await trainSteps(world, plan, subject, reference, { ...plainly, order: plainOrder });
 		using _other = other.engine;
-		late = unequal(other);
+		reordered = { what, ...unequal(other) };
 	}
 	const { clipFactor } = reference.description;
 	updateAlone(engine, subject, { gradientOf: (name) => reference.values("gradient", name)!, clipFactor });
@@ -76,7 +79,7 @@ export async function runLayout(
 		scalars: scalarsOf(result),
 		differences: { gradient, updated, stepped },
 		zero: unequal(zero),
-		late,
+		reordered,
 		flips,
 		participants: {
 			counted: result.participation?.participants ?? 0,
@@ -87,6 +90,11 @@ export async function runLayout(
 		},
 		seconds: (performance.now() - started) / 1000,
 	};
+}
+
+function reorderingOf({ order: { overlap, lateWeightGradients } }: Subject): Reordering | null {
+	if (overlap !== null) return "passes in turns";
+	return lateWeightGradients ? "late weight gradients" : null;
 }
 
 /** The real steps. The receiver disposes the engine. */

@@ -19,7 +19,7 @@ import { type Engine, openEngine } from "./engine.ts";
 import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
 import { type Flip, RoutingTable } from "./routing.ts";
-import { microBatchSizes, type Subject } from "./subject.ts";
+import { microBatchSizes, plainOrder, type Subject } from "./subject.ts";
 
 /** What is compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
 export const kinds = ["gradient", "updated", "stepped"] as const;
@@ -150,7 +150,7 @@ function rms(x: Float32Array, y?: Float32Array): number {
 }
 
 async function trainReference(world: World, plan: Plan, subject: Subject) {
-	using engine = await openEngine(world, plan, subject, { lateWeightGradients: false });
+	using engine = await openEngine(world, plan, subject, { order: plainOrder });
 	engine.restart();
 	let gradient = new Map<string, Float32Array>();
 	const result = engine.step(() => {
@@ -167,7 +167,7 @@ async function trainReference(world: World, plan: Plan, subject: Subject) {
 
 /** Step 1 once more with its sums in another order: the same microbatches, from the last to the first. */
 async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
-	using engine = await openEngine(world, plan, subject, { lateWeightGradients: false, reversed: true });
+	using engine = await openEngine(world, plan, subject, { order: plainOrder, reversed: true });
 	engine.restart();
 	let gradients = new Map<string, Float32Array>();
 	const result = engine.step(() => {

@@ -53,10 +53,13 @@ function noiseOf({ rms, noise }: Reference["tensors"][number]): number {
 
 /** The table and, under it, why layouts fail. Errors are relative to the reference, its root mean square for tensors. */
 export function renderLayouts(reports: readonly LayoutReport[]): string {
-	/** A column of its own, where weight gradients are late. */
-	const lateOf = (result: LayoutResult | null) =>
-		result?.late ? [result.late.weights + result.late.gradients === 0 ? "bitwise" : "NO"] : [];
-	const late = reports.some(({ result }) => result?.late) ? ["late = immediate"] : [];
+	/** A column of its own, where the order of work is another. */
+	const reorderedOf = (result: LayoutResult | null) =>
+		result?.reordered ? [result.reordered.weights + result.reordered.gradients === 0 ? "bitwise" : "NO"] : [];
+	const what = reports.find(({ result }) => result?.reordered)?.result?.reordered?.what;
+	const reordered = what
+		? [{ "late weight gradients": "late = immediate", "passes in turns": "in turns = apart" }[what]]
+		: [];
 	const header = [
 		"layout",
 		"step",
@@ -67,7 +70,7 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 		"limit",
 		"optimizer alone",
 		"ZeRO-1 on = off",
-		...late,
+		...reordered,
 		"weights after a step",
 		"",
 		"worst gradient's parameter",
@@ -75,7 +78,7 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 	const rows = reports.map(({ layout, microBatchSize, microbatches, result, verdict, failures }) => {
 		const step = `${microbatches} × ${microBatchSize}`;
 		if (verdict === null || result === null)
-			return [layout, step, ...new Array<string>(8 + late.length).fill(""), "FAILED", ""];
+			return [layout, step, ...new Array<string>(8 + reordered.length).fill(""), "FAILED", ""];
 		const gradient = worst(verdict.gradients);
 		return [
 			layout,
@@ -87,7 +90,7 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 			short(gradient?.limit ?? 0),
 			verdict.updatesDifferent === 0 ? "bitwise equal" : short(worst(verdict.updates)?.error ?? 0),
 			result.zero.weights + result.zero.gradients === 0 ? "bitwise" : "NO",
-			...lateOf(result),
+			...reorderedOf(result),
 			short(largest(verdict.weights)),
 			failures.length === 0 ? "ok" : "FAILED",
 			gradient && gradient.error > 0 ? gradient.name : "",

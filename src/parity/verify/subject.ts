@@ -12,7 +12,14 @@ import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import type { RunSpecification } from "../../train/assemble.ts";
+import { overlapOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
+
+/** What changes the order of a layout's work, and no value. */
+export type WorkOrder = Required<Pick<RunSpecification, "lateWeightGradients" | "overlap">>;
+
+/** One pass after the other. */
+export const plainOrder: WorkOrder = { lateWeightGradients: false, overlap: null };
 
 export interface Subject {
 	/** null: the language model alone. */
@@ -25,8 +32,8 @@ export interface Subject {
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
-	/** Whether layouts leave weight gradients for later; the reference does not. */
-	readonly lateWeightGradients: boolean;
+	/** In which order layouts compute; the reference computes one pass after the other, weight gradients with the others. */
+	readonly order: WorkOrder;
 	readonly seed: number;
 	readonly learningRate: number;
 	readonly weightDecay: number;
@@ -71,7 +78,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
-		lateWeightGradients: c.delayWgradCompute,
+		order: { lateWeightGradients: c.delayWgradCompute, overlap: overlapOf(c) },
 		seed: c.seed,
 		learningRate: c.lr,
 		weightDecay: c.weightDecay,

@@ -66,7 +66,7 @@ export function judge(result: LayoutResult, reference: Reference, tolerance: num
 			.sort((a, b) => b.error / b.limit - a.error / a.limit)
 			.map(({ name, error, limit }) => `${name} is off by ${number2(error)} (limit ${number2(limit)})`),
 		...unequalFailures("ZeRO-1 changes", result.zero),
-		...(result.late ? unequalFailures("late weight gradients change", result.late) : []),
+		...(result.reordered ? unequalFailures(`${result.reordered.what} change`, result.reordered) : []),
 	];
 	const { counted, expected } = result.participants;
 	if (counted !== expected) failures.unshift(`it counts ${counted} encoder ranks with images instead of ${expected}`);

@@ -35,7 +35,7 @@ function result(
 			stepped: [equal, equal, equal],
 		},
 		zero: { gradients: 0, weights: 0 },
-		late: null,
+		reordered: null,
 		flips: { count: 0, first: [] },
 		participants: { counted: 2, expected: 2 },
 		seconds: 1,
@@ -120,7 +120,7 @@ test("flips, ZeRO-1 and late weight gradients are named", () => {
 		"2 routing decisions flip, first in layer 2: token 9 of the batch goes to experts 0, 7 instead of 0, 5;",
 	);
 	expect(failures({ zero: { gradients: 0, weights: 3 } })).toEqual(["ZeRO-1 changes 3 elements of the weights"]);
-	expect(failures({ late: { gradients: 2, weights: 0 } })).toEqual([
+	expect(failures({ reordered: { what: "late weight gradients", gradients: 2, weights: 0 } })).toEqual([
 		"late weight gradients change 2 elements of the gradients",
 	]);
 });
