@@ -4,7 +4,7 @@ import { availableParallelism } from "node:os";
 import { defineCommand } from "citty";
 import * as v from "valibot";
 import { flagHelp } from "../config/help.ts";
-import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
+import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -15,6 +15,7 @@ import { measureRates } from "../plan/measure.ts";
 import { acceleratorNames, acceleratorRates, processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
 import { type Machine, planRun } from "../plan/run-plan.ts";
 import { rankSplits } from "../plan/splits.ts";
+import { configurationOfArguments } from "./configuration.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -52,7 +53,7 @@ export default defineCommand({
 			console.log(help);
 			return;
 		}
-		const resolved = resolveConfiguration(rawArgs, commandFlags, { trains: false });
+		const resolved = configurationOfArguments(rawArgs, commandFlags, { trains: false });
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {

@@ -3,9 +3,9 @@ import { dirname, resolve } from "node:path";
 import { defineCommand } from "citty";
 import { flagHelp } from "../config/help.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
-import { resolveConfiguration } from "../config/resolve.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { note } from "../observe/messages.ts";
+import { configurationOfArguments } from "./configuration.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
 
@@ -25,7 +25,7 @@ export default defineCommand({
 			console.log(help);
 			return;
 		}
-		const resolved = resolveConfiguration(rawArgs, {
+		const resolved = configurationOfArguments(rawArgs, {
 			"print-config": false,
 			"print-topology": false,
 			"print-schedule": false,

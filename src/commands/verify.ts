@@ -2,13 +2,13 @@
 import { defineCommand } from "citty";
 import { hasEncoder } from "../config/derive.ts";
 import { flagHelp } from "../config/help.ts";
-import { resolveConfiguration } from "../config/resolve.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes, signalled } from "../native/exit-codes.ts";
 import type { Layout } from "../parallel/layout.ts";
 import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
+import { configurationOfArguments } from "./configuration.ts";
 import type { RankOptions } from "./ranks.ts";
 
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -59,7 +59,7 @@ export default defineCommand({
 			console.log(help);
 			return;
 		}
-		const resolved = resolveConfiguration(rawArgs, ownFlags);
+		const resolved = configurationOfArguments(rawArgs, ownFlags);
 		await verifyLayouts(rawArgs, resolved.configuration, resolved.command);
 	},
 });
@@ -125,7 +125,7 @@ function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }
 		"eval-micro-batch-size": microBatchSize,
 	};
 	try {
-		resolveConfiguration(
+		configurationOfArguments(
 			[...args, ...Object.entries(grids).flatMap(([key, value]) => [`--${key}`, String(value)])],
 			ownFlags,
 		);

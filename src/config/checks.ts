@@ -225,16 +225,43 @@ const prefetch = prefetchNeeds.map(
 			unless(!c.mimoEncoderPrefetch || holds(c), "mimo-encoder-prefetch", `it needs ${what}`),
 );
 
+/** What a vision-language model is in Hugging Face's form (checkpoint.md §4.4, transformers' NemotronH_Omni). */
+const publishedNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["vision-projection-type mlp", (c) => c.visionProjectionType === "mlp"],
+	["vision-projection-norm", (c) => c.visionProjectionNorm],
+	["norm-epsilon 1e-5", (c) => c.normEpsilon === 1e-5],
+	["pixel-shuffle", (c) => c.pixelShuffle],
+	["disable-vision-class-token", (c) => c.disableVisionClassToken],
+	["no vision-final-layernorm", (c) => !c.visionFinalLayernorm],
+	["vision-position-mode cpe", (c) => c.visionPositionMode === "cpe"],
+	["vision-max-img-h as large as vision-max-img-w", (c) => c.visionMaxImgH === c.visionMaxImgW],
+	[
+		"vision-kv-channels of vision-hidden-size / vision-num-attention-heads",
+		(c) => c.visionKvChannels * c.visionNumAttentionHeads === c.visionHiddenSize,
+	],
+];
+
 const other: readonly Check[] = [
 	(c) => unless(c.cudaGraphImpl === "none" || c.device !== "cpu", "cuda-graph-impl", "allowed on the CPU is none"),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
+	(c) => {
+		const lacking = hasEncoder(c) && c.saveHf !== null ? publishedNeeds.filter(([, holds]) => !holds(c)) : [];
+		const what = lacking.map(([name]) => name).join(", ");
+		return unless(lacking.length === 0, "save-hf", `Hugging Face's vision-language model of NemotronH needs ${what}`);
+	},
 	(c) =>
 		unless(
-			c.saveHf === null || !hasEncoder(c),
-			"save-hf",
-			"allowed only without an encoder: the folder would hold the language model alone; --save a checkpoint, and `mimo convert-ckpt --to hf --drop 'modality_submodules.*'` writes that part of it",
+			(c.loadVision === null && c.loadProjector === null) || hasEncoder(c),
+			c.loadVision === null ? "load-projector" : "load-vision",
+			"allowed only with an encoder (model-provider nemotron-moe-vlm, without llm-only)",
+		),
+	(c) =>
+		unless(
+			!c.visionProjectionNorm || c.visionProjectionType === "mlp",
+			"vision-projection-norm",
+			"allowed only with vision-projection-type mlp",
 		),
 	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
 	(c) =>

@@ -1,6 +1,7 @@
 /**
- * Preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together, before
- * anything that the configuration names is opened.
+ * Preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together. Folders of
+ * weights that they name say what model it is: keys that are not given come from there, and others must not contradict
+ * them.
  */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
@@ -11,7 +12,7 @@ import { type Derivation, dataLanes, derivations, weightShards } from "./derive.
 import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";
 import { type CommandFlags, parseFlags } from "./flags.ts";
-import { parsePattern } from "./hybrid-pattern.ts";
+import { parsePattern, withoutCuts } from "./hybrid-pattern.ts";
 import { isPresetName, presets } from "./presets.ts";
 import {
 	type DerivedKey,
@@ -22,7 +23,7 @@ import {
 	type TrainingConfiguration,
 	trainingSchema,
 } from "./schema.ts";
-import { describeOrigin, type Entry, type Origin, type Problem } from "./sources.ts";
+import { describeOrigin, type Entry, type FolderReader, type Origin, type Problem } from "./sources.ts";
 
 export interface ResolvedConfiguration {
 	readonly configuration: TrainingConfiguration;
@@ -36,18 +37,19 @@ export interface ResolvedConfiguration {
 
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
- * value). `trains`: whether the command needs to know how long. Throws one UserError with every mistake.
+ * value). `trains`: whether the command needs to know how long; `folders` reads what folders of weights say of the model.
+ * Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
-	{ trains = true }: { readonly trains?: boolean } = {},
+	{ trains = true, folders = () => [] }: { readonly trains?: boolean; readonly folders?: FolderReader } = {},
 ): ResolvedConfiguration {
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
-	return { ...resolveEntries(given, problems, file?.complete ?? true, trains), command: flags.command };
+	return { ...resolveEntries(given, problems, file?.complete ?? true, trains, folders), command: flags.command };
 }
 
 /** A configuration made by the program from keys and values, checked like any other. */
@@ -57,7 +59,7 @@ export function configurationOf(values: Readonly<Partial<Record<Key, unknown>>>)
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	return resolveEntries(entries, [], true, true).configuration;
+	return resolveEntries(entries, [], true, true, () => []).configuration;
 }
 
 /** `complete`: every source was understood, so that a key that is in none of them is missing. */
@@ -66,6 +68,7 @@ function resolveEntries(
 	problems: Problem[],
 	complete: boolean,
 	trains: boolean,
+	folders: FolderReader,
 ): Omit<ResolvedConfiguration, "command"> {
 	const origins = {} as Record<Key, Origin>;
 	const raw: Partial<Record<Key, unknown>> = {};
@@ -80,6 +83,18 @@ function resolveEntries(
 		}
 	}
 	for (const { key, value, origin } of given) apply(key, value, origin);
+	// What is not understood may be what names the folders.
+	const understood = complete && problems.length === 0;
+	const named = folderKeys.some((key) => key in raw);
+	for (const { key, value, from, fixed } of understood ? folders((name) => raw[name]) : []) {
+		const origin: Origin = { source: "folder", file: from };
+		if (key in raw && fixed && !sameValue(key, raw[key], value)) {
+			problems.push(problem(key, raw[key], origins[key], `${from} says ${JSON.stringify(value)}`));
+			// What else is checked is checked of the model that is there.
+			delete raw[key];
+		}
+		if (!(key in raw)) apply(key, value, origin);
+	}
 
 	const draft = new Draft();
 	const refused = new Set<Key>();
@@ -108,8 +123,8 @@ function resolveEntries(
 			refuse(key, "allowed is true: it is always so here");
 		}
 	}
-	// What an unknown preset or an unreadable file would have given is not known to be missing.
-	const known = complete && (preset === undefined || preset === null || isPresetName(preset));
+	// What an unknown preset, an unreadable file or a folder would have given is not known to be missing.
+	const known = complete && (understood || !named) && (preset === undefined || preset === null || isPresetName(preset));
 	const lacking = (key: Key) => {
 		if (known) problems.push(missing(key));
 	};
@@ -148,6 +163,15 @@ function missing(key: Key): Problem {
 	const { type, derivation } = fieldOf(key);
 	const why = derivation?.includes("required") ? ` (${derivation})` : "";
 	return { where: key, message: `it is missing${why}; give ${type.allowed} (flag --${key}, a preset or a file)` };
+}
+
+/** Keys that name folders of weights. */
+const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
+
+/** Whether a given value is the one that a folder says; where a pipeline cuts the layers makes no other model. */
+function sameValue(key: Key, given: unknown, said: unknown): boolean {
+	const own = key === "hybrid-layer-pattern" && typeof given === "string" ? withoutCuts(given) : given;
+	return Bun.deepEquals(own, said);
 }
 
 /** The end of a sentence about a value of the wrong type or outside its bounds. */

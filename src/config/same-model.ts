@@ -66,6 +66,14 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 	return whole ? (fieldOf(key).default ?? undefined) : undefined;
 }
 
+/** The keys that make a model, with the values that a description has for them; not of parts that the model lacks. */
+export function describedKeys(description: ModelDescription): { readonly key: Key; readonly value: unknown }[] {
+	return modelMakingKeys.flatMap((key) => {
+		const value = description[propertyOf(key)];
+		return value === undefined || !presence[modelPartOf(key)!](description) ? [] : [{ key, value }];
+	});
+}
+
 /** "--hidden-size is 128 there and 256 here", for every key that makes the model and differs. */
 export function modelDifferences(there: ModelDescription, here: ModelDescription): string[] {
 	return modelMakingKeys.flatMap((key) => {

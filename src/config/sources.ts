@@ -7,6 +7,8 @@ export type Origin =
 	| { readonly source: "preset"; readonly name: string }
 	| { readonly source: "file"; readonly file: string; readonly line: number }
 	| { readonly source: "flag"; readonly name: string }
+	/** A Hugging Face folder that the run starts from: `file` is its config.json. */
+	| { readonly source: "folder"; readonly file: string }
 	| { readonly source: "program" };
 
 /** One given value, not yet checked. */
@@ -15,6 +17,19 @@ export interface Entry {
 	readonly value: unknown;
 	readonly origin: Origin;
 }
+
+/** What a folder that the run starts from says of a key. */
+export interface FolderValue {
+	readonly key: Key;
+	readonly value: unknown;
+	/** The file that says it. */
+	readonly from: string;
+	/** The weights are of a model with this value: another is refused. Otherwise a default. */
+	readonly fixed: boolean;
+}
+
+/** Reads the folders that the given values name. Throws a UserError for one that cannot be read. */
+export type FolderReader = (given: (key: Key) => unknown) => readonly FolderValue[];
 
 /** A mistake: where it is, and the sentence about it. */
 export interface Problem {
@@ -35,6 +50,8 @@ export function describeOrigin(origin: Origin): string {
 			return `${origin.file}:${origin.line}`;
 		case "flag":
 			return `flag ${origin.name}`;
+		case "folder":
+			return origin.file;
 		case "program":
 			return "program";
 	}

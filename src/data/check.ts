@@ -21,14 +21,14 @@ export function checkData(c: TrainingConfiguration): void {
 			if (c.evalIters > 0 || c.evalCaptions > 0) checkDatasets(c, { evaluation: true });
 			break;
 		case "text":
-			if (c.tokenizer !== null) openTokenizer(c.tokenizer);
+			checkTokenizer(c);
 			checkTextFile(c.dataPath!);
 			if (c.validDataPath !== null) checkTextFile(c.validDataPath);
 			break;
 	}
 }
 
-/** The tokenizer of a run with Energon data against its vocabulary and image token. */
+/** The tokenizer of a run against its vocabulary and image token. */
 function checkTokenizer(c: TrainingConfiguration): void {
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	if (tokenizer.vocabularySize > c.vocabSize) {

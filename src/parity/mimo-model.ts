@@ -80,6 +80,7 @@ export function goldenEncoderConfig(
 			classTokens: vision.class_tokens,
 			positionTable: vision.position_table,
 			positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: false },
+			activation: "geluTanh",
 			finalLayerNorm: vision.final_layernorm,
 			dropClassTokens: vision.class_tokens_dropped,
 			pixelShuffle: vision.pixel_shuffle,

@@ -36,8 +36,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	using _lock = claim.lock;
 	using run = await openRun(c, world);
 	debug(1, "modules, their weights and groups are made");
-	const weights = await HuggingFaceWeights.open(c, run, world);
-	weights.load();
+	using weights = await HuggingFaceWeights.open(c, run, world);
+	const origins = weights.load();
 	run.state.optimizer.refreshMasters();
 	const observer = reports(run) ? openReporter(c, world.size) : silent;
 	let data: RunData | null = null;
@@ -54,6 +54,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	try {
 		checkpoints.requireRoom();
 		observer.note(introduction(c, run, world));
+		for (const sentence of origins) observer.note(sentence);
 		const start = checkpoints.restore();
 		const first = start?.progress ?? atTheStart;
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
@@ -83,7 +84,9 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			start: first,
 			schedules: checkpoints.schedules,
 		});
-		if (summary.stop === null) await weights.save(checkpoints.lineage, reports(run) ? warn : () => {});
+		if (summary.stop === null) {
+			await weights.save(checkpoints.provenance, checkpoints.lineage, reports(run) ? warn : () => {});
+		}
 		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
 		const read = captions ? describeCaptions(captions) : [];
 		summarise(c, summary, data, observer, read);

@@ -187,6 +187,14 @@ export function configurationFromHuggingFace(
 	} as LanguageModelConfiguration;
 }
 
+/** Keys of sizes that a config.json leaves to transformers' defaults. */
+export function missingKeys(json: Readonly<Record<string, unknown>>): ReadonlySet<string> {
+	const given = new Set(Object.keys(json).map((name) => aliases[name] ?? name));
+	return new Set(
+		[...Object.values(sizes), ...Object.values(numbers)].map(([name]) => name).filter((name) => !given.has(name)),
+	);
+}
+
 function patternOf(values: Record<string, unknown>, bad: (sentence: string) => never): string {
 	const { layers_block_type: types, hybrid_override_pattern: written, num_hidden_layers: layers } = values;
 	let pattern: string | null = null;

@@ -1,6 +1,7 @@
 /**
- * Tensors of a Hugging Face folder that have no place in the model and do not change what it computes. Any other tensor
- * without a place is an error that names it.
+ * Tensors of a Hugging Face folder that have no place in the model and do not change what it computes of text and pictures.
+ * A folder that is written for the same model gets them back unchanged. Any other tensor without a place is an error that
+ * names it.
  */
 import { UserError } from "../../native/errors.ts";
 import { clipStatistics } from "../../native/images.ts";
@@ -14,6 +15,8 @@ interface LeftOut {
 	readonly reason: string;
 	/** What its values must be for that to hold. */
 	readonly values?: readonly number[];
+	/** Of a module of its own, gigabytes perhaps: a checkpoint of another format keeps none of it. */
+	readonly module?: boolean;
 }
 
 const table: readonly LeftOut[] = [
@@ -31,22 +34,40 @@ const table: readonly LeftOut[] = [
 		reason: "images are normalised by this deviation as they are read",
 		values: clipStatistics.deviation,
 	},
+	{
+		name: /(^|\.)(patch_generator\.video_embedder|embeddings\.video_patch_projection)\.weight$/,
+		reason: "it embeds frames of videos, which are not trained on",
+	},
+	{
+		name: /^(sound_encoder|sound_projection|audio_tower|embed_audio)\./,
+		reason: "it belongs to a sound encoder, which is not trained",
+		module: true,
+	},
 ];
 /** A value as bf16 may be this far from it, relatively. */
 const ROUNDING = 2 ** -8;
 
+const entryOf = (name: string) => table.find((entry) => entry.name.test(name));
+
 /** Whether a tensor is one that may be left out. */
 export function isLeftOut(name: string): boolean {
-	return table.some((entry) => entry.name.test(name));
+	return entryOf(name) !== undefined;
 }
 
-/** A sentence for each tensor of the store that is left out; values that would change the model are an error. */
+/** Whether a checkpoint of another format keeps it, for a folder that is written later. */
+export function isKeptBeside(name: string): boolean {
+	const entry = entryOf(name);
+	return entry !== undefined && entry.module !== true;
+}
+
+/** A sentence for each kind of tensor of the store that is left out; values that would change the model are an error. */
 export function describeLeftOut(store: TensorStore): string[] {
-	return [...store.tensors.keys()].flatMap((name) => {
-		const entry = table.find((candidate) => candidate.name.test(name));
-		if (!entry) return [];
-		if (entry.values) requireValues(store, name, entry.values);
-		return [`${store.path}: ${name} is left out: ${entry.reason}.`];
+	return table.flatMap((entry) => {
+		const [first, ...more] = [...store.tensors.keys()].filter((name) => entry.name.test(name));
+		if (first === undefined) return [];
+		if (entry.values) for (const name of [first, ...more]) requireValues(store, name, entry.values);
+		const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
+		return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
 	});
 }
 

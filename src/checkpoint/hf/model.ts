@@ -65,7 +65,7 @@ export function openHuggingFaceModel(path: string, options: LogicalNames = {}): 
 }
 
 /** A tied model's lm_head may be stored all the same; then it must be the embedding. */
-export function withoutTiedHead(folder: HuggingFaceFolder, spelling: Spelling): TensorStore {
+export function withoutTiedHead(folder: TensorStore, spelling: Spelling): TensorStore {
 	const [head, embedding] = [`${spelling.head}lm_head.weight`, `${spelling.base}embeddings.weight`];
 	if (!folder.tensors.has(head)) return folder;
 	const other = readPieces(folder, embedding);

@@ -1,8 +1,8 @@
 /** `mimo data preview`: samples as a training configuration would train on them. */
 import { defineCommand } from "citty";
-import { resolveConfiguration } from "../../config/resolve.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { configurationOfArguments } from "../configuration.ts";
 
 const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH
 
@@ -19,7 +19,7 @@ export default defineCommand({
 			console.log(help);
 			return;
 		}
-		const { configuration: c, command } = resolveConfiguration(rawArgs, { samples: true, html: true });
+		const { configuration: c, command } = configurationOfArguments(rawArgs, { samples: true, html: true });
 		const count = command.samples ?? "4";
 		if (!/^[1-9]\d{0,5}$/.test(count)) {
 			throw new UserError(`--samples is ${JSON.stringify(count)}; allowed is a whole number from 1.`, exitCodes.usage);

@@ -47,9 +47,20 @@ export const checkpointKeys = {
 		noEffect: "every rank always writes its share",
 	}),
 	"async-save": off("Write checkpoints while training goes on."),
-	"load-hf": optional(path, "Start from the weights of a Hugging Face NemotronH folder."),
+	"load-hf": optional(
+		path,
+		"Start from a Hugging Face folder: NemotronH, or a vision-language model of NemotronH and RADIO. Its config.json gives the model's keys.",
+	),
+	"load-vision": optional(
+		path,
+		"Start the encoder from the RADIO tower of a Hugging Face folder, whose config.json gives its keys.",
+	),
+	"load-projector": optional(
+		path,
+		"Start the projector from a .safetensors file or a Hugging Face folder that has one; unset: a new one.",
+	),
 	"save-hf": optional(
 		path,
-		"Write the trained weights as a Hugging Face NemotronH folder, a new or empty one or that of the same training.",
+		"Write the trained model as a Hugging Face folder, a new or empty one or that of the same training.",
 	),
 } as const;

@@ -41,6 +41,12 @@ export const visionKeys = {
 	"vision-final-layernorm": defaulting(boolean, true, "A norm after the tower's last layer.", {
 		megatron: "true in MIMO, false in Megatron-Bridge",
 	}),
+	"vision-activation": defaulting(
+		choice(["gelu-tanh", "gelu"]),
+		"gelu-tanh",
+		"Activation of the tower: GELU by tanh as in Megatron, or exact as in transformers' RADIO.",
+		{ megatron: "gelu-tanh, fixed in code" },
+	),
 	"class-token-len": defaulting(integer(0), 8, "Class tokens of the encoder."),
 	"pixel-shuffle": off("Join 2 × 2 patches of the encoder's output into one token."),
 	"disable-vision-class-token": off("Drop class tokens after the encoder."),
@@ -53,6 +59,9 @@ export const visionKeys = {
 		"affine",
 		"Projector from encoder to language width.",
 	),
+	"vision-projection-norm": off("RMS norm before an mlp projector, as published models have it.", {
+		model: "MLP projector",
+	}),
 	"vision-projection-ffn-hidden-size": derived(
 		integer(1),
 		"4 × width of the projector's input",

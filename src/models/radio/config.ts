@@ -29,6 +29,8 @@ export interface RadioConfig {
 	/** Learned positions, in patches. */
 	readonly positionTable: { readonly rows: number; readonly columns: number };
 	readonly positions: PositionOptions;
+	/** Of the MLP: Megatron's GELU by tanh, or transformers' exact one. */
+	readonly activation: "geluTanh" | "geluErf";
 	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (spec vision 1.6). */
 	readonly finalLayerNorm: boolean;
 	readonly dropClassTokens: boolean;

@@ -55,8 +55,8 @@ function selfAttention(tape: Tape, context: RadioLayerContext, x: Tensor): Tenso
 }
 
 function feedForward(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
-	const { tp, weights } = context;
+	const { config, tp, weights } = context;
 	using hidden = normedLinear(tape, context, x, "mlp.linear_fc1");
-	using activated = activation(tape, hidden, "geluTanh");
+	using activated = activation(tape, hidden, config.activation);
 	return rowParallelLinear(tape, activated, weights("mlp.linear_fc2.weight"), weights("mlp.linear_fc2.bias"), tp);
 }

@@ -13,7 +13,9 @@ export type EncoderKeys = Pick<
 	| "hybridLayerPattern"
 	| "initMethodStd"
 	| "patchDim"
+	| "normEpsilon"
 	| "pixelShuffle"
+	| "visionActivation"
 	| "visionFfnHiddenSize"
 	| "visionFinalLayernorm"
 	| "visionHiddenSize"
@@ -25,10 +27,11 @@ export type EncoderKeys = Pick<
 	| "visionPositionCrop"
 	| "visionPositionMode"
 	| "visionProjectionFfnHiddenSize"
+	| "visionProjectionNorm"
 	| "visionProjectionType"
 >;
 
-/** MIMO's choices: class tokens without positions, no norm in the projector. */
+/** MIMO's choices where no key says otherwise: class tokens without positions. */
 export function encoderConfig(c: EncoderKeys): EncoderConfig {
 	// Upstream copies the language model's initialisation, its depth included.
 	const outputInitMethodStd = c.initMethodStd / Math.sqrt(parseHybridPattern(c.hybridLayerPattern).length);
@@ -49,6 +52,7 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 		patchSize: c.patchDim,
 		classTokens: c.classTokenLen,
 		positions: { mode: c.visionPositionMode, aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
+		activation: c.visionActivation === "gelu" ? "geluErf" : "geluTanh",
 		finalLayerNorm: c.visionFinalLayernorm,
 		dropClassTokens: c.disableVisionClassToken,
 		pixelShuffle: c.pixelShuffle,
@@ -62,7 +66,8 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 			inputSize: outputWidth(tower),
 			outputSize: c.hiddenSize,
 			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
-			normEpsilon: null,
+			// The language model's, as in Megatron-Bridge; transformers has 1e-5, which published models have there too.
+			normEpsilon: c.visionProjectionNorm ? c.normEpsilon : null,
 		},
 	};
 }

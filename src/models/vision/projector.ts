@@ -15,7 +15,7 @@ export interface ProjectorConfig {
 	readonly outputSize: number;
 	/** mlp: hidden width. */
 	readonly ffnHiddenSize: number;
-	/** mlp: epsilon of an RMS norm before the first projection; null: no norm, as in MIMO today. */
+	/** mlp: epsilon of an RMS norm before the first projection; null: no norm, as in MIMO. */
 	readonly normEpsilon: number | null;
 	readonly initMethodStd: number;
 	/** mlp: of the second projection. */

@@ -4,15 +4,13 @@
  */
 import { join } from "node:path";
 import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts";
-import { openHuggingFaceModel } from "../../checkpoint/hf/model.ts";
 import { requireWritable } from "../../checkpoint/hf/ownership.ts";
 import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";
 import { requireOwnSteps, type Start } from "../../checkpoint/training/own-steps.ts";
-import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
-import { languageKeys } from "./hugging-face.ts";
+import { languageKeys, openFolders } from "./hugging-face.ts";
 import { requireAgreement, startOf } from "./starting-point.ts";
 
 /** Throws a UserError for the first thing that the run could not start from, or would have to write over at its end. */
@@ -20,10 +18,7 @@ export function requireStart(c: TrainingConfiguration): void {
 	const start = startOf(c);
 	const lineage = start === null ? null : lineageOf(c, start);
 	if (c.save !== null && !c.saveOver) requireOwnSteps(c.save, start);
-	if (c.loadHf !== null) {
-		using source = openHuggingFaceModel(c.loadHf);
-		requireSameModel(c.loadHf, { ...source.configuration }, { ...c });
-	}
+	using _pretrained = openFolders(c);
 	if (c.saveHf === null) return;
 	requireWritable(c.saveHf, lineage);
 	// A model that came from such a folder goes back into one.

@@ -13,7 +13,7 @@ import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Run } from "../assemble.ts";
 import type { Listener, Progress, Stop } from "../listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
-import { type Provenance, provenanceOfFolder } from "./provenance.ts";
+import { type Provenance, provenanceOfFolders } from "./provenance.ts";
 import type { SaveClaim } from "./save-claim.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 
@@ -60,7 +60,7 @@ export class Checkpoints implements Listener {
 		const { state } = run;
 		this.#lineage = options.claim.run;
 		this.#schedules = schedulesOf(c);
-		this.#provenance = provenanceOfFolder(c);
+		this.#provenance = provenanceOfFolders(c);
 		this.#tensors = new TrainingTensors({
 			replicas: state.replicas,
 			logicalTensors: () => run.logicalTensors(),
@@ -98,6 +98,11 @@ export class Checkpoints implements Listener {
 	/** Name of the run that began this training: of the first one that was resumed. */
 	get lineage(): string {
 		return this.#lineage;
+	}
+
+	/** What is kept of the Hugging Face folders that the training began from. */
+	get provenance(): Provenance {
+		return this.#provenance;
 	}
 
 	/** Restores what the configuration names; null: it names nothing. Every rank calls this together. */

@@ -1,83 +1,172 @@
-/** Starting from, and leaving behind, a Hugging Face NemotronH folder (--load-hf, --save-hf). */
-
+/** Starting from Hugging Face folders (--load-hf, --load-vision, --load-projector), and leaving one behind (--save-hf). */
+import { join } from "node:path";
+import { keptInSource } from "../../checkpoint/conversion/hugging-face.ts";
+import { isFloatDtype } from "../../checkpoint/dtype.ts";
+import { writeFileAtomically } from "../../checkpoint/files.ts";
+import { ConvertedStore } from "../../checkpoint/floats.ts";
+import { writeFolderAtomically } from "../../checkpoint/folders.ts";
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
+import { tokenizerOf } from "../../checkpoint/hf/companions.ts";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
-import { spellings } from "../../checkpoint/hf/language-names.ts";
-import { openHuggingFaceModel, saveHuggingFaceModel } from "../../checkpoint/hf/model.ts";
-import { mayWrite } from "../../checkpoint/hf/ownership.ts";
-import { loadModel, ValueStore } from "../../checkpoint/model-store.ts";
+import { defaultShardBytes } from "../../checkpoint/hf/folder.ts";
+import type { KeptFolder } from "../../checkpoint/hf/kept.ts";
+import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
+import { keptOf, openPretrained, type Pretrained } from "../../checkpoint/hf/pretrained.ts";
+import { projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
+import { towerPrefix } from "../../checkpoint/hf/tower-names.ts";
+import { planFolder } from "../../checkpoint/hf/written-folder.ts";
+import { loadModel, type NamedTensors, ValueStore } from "../../checkpoint/model-store.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
+import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { withoutCuts } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
 import type { Run } from "../assemble.ts";
+import type { Provenance } from "./provenance.ts";
 
-/** What a folder written later keeps of the one the weights came from. */
-interface Origin {
-	readonly configText: string;
-	readonly spelling: (typeof spellings)[keyof typeof spellings];
+/** The folders that a run starts from, compared with its configuration; null: none is given. */
+export function openFolders(c: TrainingConfiguration): Pretrained | null {
+	const pretrained = openPretrained(c, null);
+	try {
+		for (const { from, keys } of pretrained?.descriptions ?? []) requireSameModel(from, keys, { ...c });
+	} catch (error) {
+		pretrained?.[Symbol.dispose]();
+		throw error;
+	}
+	return pretrained;
 }
 
-export class HuggingFaceWeights {
-	#origin: Origin | null = null;
+/** What is kept of them for folders and checkpoints that are written later. */
+export function keptOfFolders(c: TrainingConfiguration, pretrained: Pretrained, beside: boolean): KeptFolder | null {
+	const projector = {
+		...({ visionProjectionType: "mlp", visionProjectionNorm: c.visionProjectionNorm, output: c.hiddenSize } as const),
+		...{ input: projectorInput(c), visionProjectionFfnHiddenSize: c.visionProjectionFfnHiddenSize },
+	};
+	return keptOf(pretrained, {
+		...{ beside, imageTokenId: c.imageTokenId },
+		projector: c.visionProjectionType === "mlp" ? projector : null,
+	});
+}
+
+export class HuggingFaceWeights implements Disposable {
+	#pretrained: Pretrained | null = null;
 
 	private constructor(
 		private readonly c: TrainingConfiguration,
 		private readonly run: Run,
-		/** Ranks of the language model where it is to be saved from several; null on others. */
-		private readonly language: Group | null,
+		/** Ranks that hold the model, where it is to be saved from several; null on others. */
+		private readonly holders: Group | null,
 	) {}
 
 	/** Every rank of the world calls this together. */
 	static async open(c: TrainingConfiguration, run: Run, world: World): Promise<HuggingFaceWeights> {
-		const { ranks } = run.topology.language;
+		const { encoder, language } = run.topology;
+		const ranks = encoder === null ? language.ranks : [...Array(world.size).keys()];
 		const several = c.saveHf !== null && ranks.length > 1 && ranks.includes(world.rank);
-		return new HuggingFaceWeights(c, run, several ? await world.group("language", ranks) : null);
+		return new HuggingFaceWeights(c, run, several ? await world.group("model", ranks) : null);
 	}
 
-	/** Initial values: drawn from the seed, the language model's from --load-hf where that is given. */
-	load(): void {
+	/** Initial values: drawn from the seed, those of the folders' parts from there. Returns what the user should know. */
+	load(): string[] {
 		const { c, run } = this;
 		run.initialise(c.seed);
-		if (c.loadHf === null || run.language === null) return;
-		using source = openHuggingFaceModel(c.loadHf);
-		requireSameModel(c.loadHf, { ...source.configuration }, { ...c });
-		loadModel(run.language, source.weights, run.topology.language.size > 1);
-		this.#origin = { configText: source.configText, spelling: source.spelling as Origin["spelling"] };
+		const pretrained = openFolders(c);
+		this.#pretrained = pretrained;
+		if (pretrained === null) return [];
+		const { language, tower, projector, weights } = pretrained;
+		const load = (module: NamedTensors | null, prefix: string) => {
+			if (module !== null) loadModel(partOf(module, prefix), weights, true);
+		};
+		if (language) load(run.language, "language_model.");
+		if (tower) load(run.encoder, towerPrefix);
+		if (projector) load(run.encoder, projectorPrefix);
+		const from = (what: string, parts: { readonly path: string } | null) =>
+			parts === null ? `a new ${what}` : `${what} of ${parts.path}`;
+		const vision = hasEncoder(c) ? [from("vision tower", tower), from("projector", projector)] : [];
+		return [`Weights: ${[from("language model", language), ...vision].join(", ")}.`, ...pretrained.notices];
 	}
 
 	/**
-	 * Writes the language model's trained weights to --save-hf, under the names and config.json they came with. Every rank
-	 * of the run calls this together. `lineage` names the training; `warn` hears of a folder that has come there meanwhile,
-	 * which stays: the weights go beside it.
+	 * Writes the trained model to --save-hf, under the names and with the files it came with; of a run that goes on from a
+	 * checkpoint, `provenance` knows them. Every rank of the run calls this together. `lineage` names the training; `warn`
+	 * hears of a folder that has come there meanwhile, which stays: the model goes beside it.
 	 */
-	async save(lineage: string, warn: (sentence: string) => void): Promise<void> {
+	async save(provenance: Provenance, lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
-		if (c.saveHf === null || run.language === null) return;
+		if (c.saveHf === null) return;
+		if (run.topology.encoder === null && run.language === null) return;
 		const path = mayWrite(c.saveHf, lineage) ? c.saveHf : `${c.saveHf}-${lineage}`;
 		if (path !== c.saveHf) warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
-		using weights = this.#wholeWeights(path, run.language);
-		if (weights !== null) {
-			const origin = this.#origin;
-			await saveHuggingFaceModel(path, weights, languageKeys(c), {
-				spelling: origin?.spelling ?? spellings.published,
-				replace: true,
-				lineage,
-				...(origin ? { configText: origin.configText } : {}),
-			});
-		}
-		// Nobody ends before the files are there.
-		this.language?.barrier();
+		using weights = this.#wholeWeights(path);
+		if (weights !== null) await this.#write(path, weights, provenance, lineage);
+		// Every rank stays until the files are there.
+		this.holders?.barrier();
+	}
+
+	async #write(path: string, weights: TensorStore, provenance: Provenance, lineage: string): Promise<void> {
+		const { c } = this;
+		const pretrained = this.#pretrained;
+		const found = pretrained === null ? keptInSource(provenance, path) : keptOfFolders(c, pretrained, false);
+		const kept = found === null ? null : withTokenizer(found, c);
+		const model = {
+			path,
+			weights: new ConvertedStore(weights, dtypesOf(pretrained, kept)),
+			language: languageKeys(c),
+			described: { ...c },
+			kept,
+		};
+		const options = { names: null, visionHeads: null, shardBytes: defaultShardBytes };
+		const planned = planFolder(model, path, options);
+		await writeFolderAtomically(path, { replace: true }, (folder) => {
+			planned.write(folder, () => {});
+			const text = new TextEncoder().encode(ownershipText(lineage));
+			writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
+		});
 	}
 
 	/** null on ranks that do not write. */
-	#wholeWeights(path: string, model: HybridModel): TensorStore | null {
-		if (this.language === null) return new ValueStore(path, model);
-		return gatherTensors(path, model, this.language, (tensor) => this.run.counts(tensor));
+	#wholeWeights(path: string): TensorStore | null {
+		if (this.holders === null) return new ValueStore(path, this.run);
+		return gatherTensors(path, this.run, this.holders, (tensor) => this.run.counts(tensor));
 	}
+
+	[Symbol.dispose](): void {
+		this.#pretrained?.[Symbol.dispose]();
+	}
+}
+
+/** The tensors of a module whose names begin so. */
+function partOf(module: NamedTensors, prefix: string): NamedTensors {
+	return {
+		*logicalTensors() {
+			for (const tensor of module.logicalTensors()) {
+				if (tensor.name.startsWith(prefix)) yield tensor;
+				else {
+					tensor.value[Symbol.dispose]();
+					tensor.gradient?.[Symbol.dispose]();
+				}
+			}
+		},
+	};
+}
+
+/** The tokenizer that the data were read with, where no folder brought one. */
+function withTokenizer(kept: KeptFolder, c: TrainingConfiguration): KeptFolder {
+	if (c.tokenizer === null || kept.companions.has("tokenizer.json")) return kept;
+	return { ...kept, companions: new Map([...kept.companions, ...tokenizerOf(c.tokenizer)]) };
+}
+
+/** Types as the folders had them; a new part as the embedding, or as config.json says. */
+function dtypesOf(pretrained: Pretrained | null, kept: KeptFolder | null) {
+	const own = pretrained?.weights.tensors;
+	const said = /"(?:torch_)?dtype": "bfloat16"/.test(kept?.configText ?? "") ? "BF16" : "F32";
+	const other = own?.get("language_model.embedding.word_embeddings.weight")?.dtype ?? said;
+	return (name: string, { dtype }: { readonly dtype: Parameters<typeof isFloatDtype>[0] }) => {
+		if (!isFloatDtype(dtype)) return dtype;
+		return own?.get(name)?.dtype ?? (/\.(expert_bias|A_log|D|dt_bias)$/.test(name) ? dtype : other);
+	};
 }
 
 /** The keys of the language model. */

@@ -3,7 +3,7 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { openHuggingFaceSource } from "../../../src/checkpoint/conversion/hugging-face.ts";
-import { towerPrefix } from "../../../src/checkpoint/hf/vision-names.ts";
+import { towerPrefix } from "../../../src/checkpoint/hf/tower-names.ts";
 import { writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readPieces, readTensor } from "../../../src/checkpoint/store.ts";
 import { clipStatistics } from "../../../src/native/images.ts";
@@ -42,10 +42,18 @@ const tower: Tensors = {
 			random([width, width], 4 + i),
 		]),
 	),
+	...Object.fromEntries(
+		["attention.attention.query", "attention.attention.key", "attention.attention.value", "norm1", "norm2"].map(
+			(name, i) => [`${block}${name}.bias`, random([width], 30 + i)],
+		),
+	),
+	[`${block}norm1.weight`]: random([width], 40),
+	[`${block}norm2.weight`]: random([width], 41),
 	[`${block}attention.output.dense.weight`]: random([width, width], 7),
 	[`${block}attention.output.dense.bias`]: random([width], 8),
 	[`${block}layer_scale1.lambda1`]: random([width], 9),
 	[`${block}mlp.fc1.weight`]: random([inner, width], 10),
+	[`${block}mlp.fc1.bias`]: random([inner], 42),
 	[`${block}mlp.fc2.weight`]: random([width, inner], 11),
 	[`${block}mlp.fc2.bias`]: random([width], 12),
 	[`${block}layer_scale2.lambda1`]: random([width], 13),

@@ -13,6 +13,7 @@ export const tinyTower: RadioConfig = {
 	classTokens: 3,
 	positionTable: { rows: 6, columns: 6 },
 	positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: false },
+	activation: "geluTanh",
 	finalLayerNorm: true,
 	dropClassTokens: true,
 	pixelShuffle: true,

@@ -12,6 +12,7 @@ const keys = {
 	hiddenSize: 2688,
 	hybridLayerPattern: "M*E-M*E-M*E-M*E-M*E-",
 	initMethodStd: 0.0173,
+	normEpsilon: 1e-5,
 	patchDim: 16,
 	pixelShuffle: true,
 	// Sizes by default: those of upstream's model provider.
@@ -20,12 +21,14 @@ const keys = {
 	visionNumAttentionHeads: fields["vision-num-attention-heads"].default!,
 	visionMaxImgH: fields["vision-max-img-h"].default!,
 	visionMaxImgW: fields["vision-max-img-w"].default!,
+	visionActivation: "gelu-tanh",
 	visionKvChannels: 80,
 	visionFfnHiddenSize: 5120,
 	visionFinalLayernorm: true,
 	visionPositionCrop: true,
 	visionPositionMode: "cpe",
 	visionProjectionFfnHiddenSize: 20480,
+	visionProjectionNorm: false,
 	visionProjectionType: "affine",
 } as const;
 
@@ -40,5 +43,9 @@ test("RADIO ViT-H has the parameters the specification counts", () => {
 	const mlp = encoderConfig({ ...keys, visionProjectionType: "mlp" }).projector;
 	expect(count(projectorParameters(mlp))).toBe(159_907_840);
 	expect(count(projectorParameters({ ...mlp, normEpsilon: 1e-5 }))).toBe(159_907_840 + 5120);
+	const normed = encoderConfig({ ...keys, visionProjectionType: "mlp", visionProjectionNorm: true }).projector;
+	expect(normed).toEqual({ ...mlp, normEpsilon: 1e-5 });
+	expect(tower.activation).toBe("geluTanh");
+	expect(encoderConfig({ ...keys, visionActivation: "gelu" }).tower.activation).toBe("geluErf");
 	expect(tower.outputInitMethodStd).toBeCloseTo(0.0173 / Math.sqrt(20), 12);
 });

@@ -1,0 +1,116 @@
+/**
+ * The keys of a training configuration that Hugging Face folders decide (--load-hf, --load-vision, --load-projector): those
+ * that make the model as their config.json and tensors say them, and defaults that fit it.
+ */
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { describedKeys } from "../../config/same-model.ts";
+import { type Key, propertyOf } from "../../config/schema.ts";
+import type { FolderReader, FolderValue } from "../../config/sources.ts";
+import { configLimits, readJsonText } from "../json.ts";
+import { parsePythonJson } from "./json.ts";
+import type { FolderParts } from "./parts.ts";
+import { openPretrained, type Pretrained, type PretrainedPaths } from "./pretrained.ts";
+import { towerConfig } from "./vision-configuration.ts";
+
+/** Reads config.json and the names and shapes of tensors; throws a UserError where folders do not fit together. */
+export const readModelKeys: FolderReader = (given) => {
+	const path = (key: Key) => {
+		const value = given(key);
+		return typeof value === "string" && value !== "" ? value : null;
+	};
+	const paths: PretrainedPaths = {
+		loadHf: path("load-hf"),
+		loadVision: path("load-vision"),
+		loadProjector: path("load-projector"),
+	};
+	const heads = given("vision-num-attention-heads");
+	using pretrained = openPretrained(paths, Number.isSafeInteger(heads) ? (heads as number) : null);
+	return pretrained === null ? [] : [...fixedValues(pretrained, given), ...defaults(pretrained)];
+};
+
+function fixedValues({ descriptions, tower }: Pretrained, given: Parameters<FolderReader>[0]): FolderValue[] {
+	const withTower = { key: "model-provider" as Key, value: "nemotron-moe-vlm" };
+	const provider = tower === null ? [] : [{ ...withTower, from: tower.configPath, fixed: true }];
+	// Which parts the model has, all folders say together.
+	const whole = Object.assign({}, ...descriptions.map(({ keys }) => keys), {
+		modelProvider: provider[0]?.value ?? given("model-provider") ?? "hybrid",
+		llmOnly: given("llm-only") === true,
+	});
+	const values = descriptions.flatMap(({ from, keys }) => {
+		const own = describedKeys(whole).filter(({ key }) => propertyOf(key) in keys);
+		const token = keys.imageTokenId;
+		const more = typeof token === "number" ? [{ key: "image-token-id" as Key, value: token }] : [];
+		return [...own, ...more].map((entry) => ({ ...entry, from, fixed: true }));
+	});
+	return [...provider, ...values];
+}
+
+/** What no tensor depends on, where the user says nothing else. */
+function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
+	const values: FolderValue[] = [];
+	const add = (from: string, more: Partial<Record<Key, unknown>>) => {
+		for (const [key, value] of Object.entries(more)) {
+			if (value !== undefined && value !== null) values.push({ key: key as Key, value, from, fixed: false });
+		}
+	};
+	if (language) {
+		const { configuration: c } = language.language!;
+		add(language.configPath, {
+			"init-method-std": c.initMethodStd,
+			"mamba-chunk-size": c.mambaChunkSize,
+			"hidden-dropout": c.hiddenDropout,
+			"attention-dropout": c.attentionDropout,
+		});
+		if (existsSync(join(language.path, "tokenizer.json"))) add(language.path, { tokenizer: language.path });
+	}
+	if (tower === null) return values;
+	if (language && language.imageTokenId === null) add(language.path, { "image-token-id": imageTokenOf(language.path) });
+	if (projector === null) {
+		// The shape of published models, which a Hugging Face folder has a place for.
+		add(tower.configPath, {
+			"vision-projection-type": "mlp",
+			"vision-projection-norm": true,
+			"pixel-shuffle": true,
+			"disable-vision-class-token": true,
+		});
+	}
+	return [...values, ...pictureDefaults(tower)];
+}
+
+/** How the tower was shown pictures. */
+function pictureDefaults({ json, path, configPath }: FolderParts): FolderValue[] {
+	const section = towerConfig(json);
+	const args = (section.args ?? {}) as Record<string, unknown>;
+	const file = join(path, "preprocessor_config.json");
+	const preprocessor = existsSync(file) ? parsePythonJson(readJsonText(file, configLimits), file) : {};
+	const count = (value: unknown) => (Number.isSafeInteger(value) && (value as number) >= 0 ? (value as number) : null);
+	const [least, most] = ["min_num_patches", "max_num_patches"].map((name) => count(preprocessor[name] ?? args[name]));
+	const dynamic: Partial<Record<Key, unknown>> =
+		least === null
+			? {}
+			: {
+					"dynamic-resolution": true,
+					"dynamic-resolution-min-patches": least,
+					"dynamic-resolution-max-patches": most ?? 0,
+				};
+	const size = count(json.force_image_size ?? [section.image_size].flat()[0]);
+	const fixed = size === null || size === 0 ? {} : { "img-h": size, "img-w": size };
+	return Object.entries({ ...fixed, ...dynamic }).map(([key, value]) => ({
+		...{ key: key as Key, value, fixed: false },
+		from: key.startsWith("dynamic") && existsSync(file) ? file : configPath,
+	}));
+}
+
+/** The id of `<image>` among the added tokens of a tokenizer; null: it has none. */
+function imageTokenOf(folder: string): number | null {
+	const path = join(folder, "tokenizer.json");
+	if (!existsSync(path)) return null;
+	try {
+		const { added_tokens: added } = JSON.parse(readFileSync(path, "utf8"));
+		return added.find(({ content }: { content: string }) => content === "<image>")?.id ?? null;
+	} catch {
+		// Said by name where the tokenizer is opened.
+		return null;
+	}
+}

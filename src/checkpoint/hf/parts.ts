@@ -1,0 +1,212 @@
+/**
+ * What of a model a Hugging Face folder holds: a NemotronH language model, a RADIO tower, the projector between them, or all
+ * of a vision-language model. Every tensor has a place, is left out by name (left-out.ts), or is an error.
+ */
+import { UserError } from "../../native/errors.ts";
+import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
+import { openSafetensors } from "../safetensors.ts";
+import { selectTensors, type TensorStore } from "../store.ts";
+import { configurationFromHuggingFace, type LanguageModelConfiguration, missingKeys } from "./configuration.ts";
+import { HuggingFaceFolder } from "./folder.ts";
+import { parsePythonJson } from "./json.ts";
+import { addLanguage, detectSpelling, requireCounts, type Spelling } from "./language-names.ts";
+import { LayerScaledStore } from "./layer-scale.ts";
+import { describeLeftOut, isLeftOut } from "./left-out.ts";
+import { withoutTiedHead } from "./model.ts";
+import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
+import { addTower, detectTower, type TowerSizes, type TowerSpelling } from "./tower-names.ts";
+import {
+	projectorSizes,
+	readsJoinedPatches,
+	type TowerConfiguration,
+	towerConfiguration,
+} from "./vision-configuration.ts";
+
+export interface FolderParts extends Disposable {
+	/** Folder or file. */
+	readonly path: string;
+	/** config.json's path, its text and what it says; a projector's own file has none. */
+	readonly configPath: string;
+	readonly configText: string | null;
+	readonly json: Readonly<Record<string, unknown>>;
+	readonly language: { readonly configuration: LanguageModelConfiguration; readonly spelling: Spelling } | null;
+	readonly tower: {
+		readonly configuration: TowerConfiguration & TowerSizes;
+		readonly spelling: TowerSpelling;
+	} | null;
+	readonly projector: { readonly sizes: ProjectorSizes; readonly style: ProjectorStyle } | null;
+	/** As config.json says it; null: it does not. */
+	readonly imageTokenId: number | null;
+	/** Under logical names, layer scales multiplied in. */
+	readonly weights: TensorStore;
+	/** As they are stored. */
+	readonly stored: TensorStore;
+	/** Names of the layer scales there. */
+	readonly scales: readonly string[];
+	/** What the user should know. */
+	readonly notices: readonly string[];
+}
+
+/** Where vision-language models keep the language model's configuration. */
+const languageConfigs = ["llm_config", "text_config", "language_config"];
+
+/** The key of a vision-language config.json that holds the language model's; null: it is the language model's itself. */
+export function languageKey(json: Readonly<Record<string, unknown>>): string | null {
+	if (json.model_type === "nemotron_h") return null;
+	const isObject = (value: unknown) => typeof value === "object" && value !== null && !Array.isArray(value);
+	return languageConfigs.find((key) => isObject(json[key])) ?? null;
+}
+
+/** The NemotronH part of a config.json, or null if there is none. */
+export function languageConfig(
+	json: Readonly<Record<string, unknown>>,
+	path: string,
+): LanguageModelConfiguration | null {
+	if (json.model_type === "nemotron_h") return configurationFromHuggingFace(json, path);
+	const key = languageKey(json);
+	if (key === null) return null;
+	return configurationFromHuggingFace({ model_type: "nemotron_h", ...(json[key] as object) }, `${path} (${key})`);
+}
+
+/** Opens a folder, or a .safetensors file with a projector, and checks names and shapes; no weights are read yet. */
+export function openParts(path: string, options: { readonly visionHeads: number | null }): FolderParts {
+	const file = path.endsWith(".safetensors") ? openSafetensors(path) : null;
+	const folder = file === null ? HuggingFaceFolder.open(path) : null;
+	const stored: TensorStore = (file ?? folder)!;
+	try {
+		const configPath = folder?.configPath ?? path;
+		const json = folder === null ? {} : parsePythonJson(folder.configText, configPath);
+		const builder = new CorrespondenceBuilder(path);
+		const language = languageOf(json, stored, configPath);
+		const tower = towerOf(json, stored, options.visionHeads, configPath);
+		const style = detectProjector(stored.tensors);
+		const projector = style === null ? null : { sizes: projectorSizes(stored.tensors, style, path), style };
+		if (language === null && tower === null && projector === null) {
+			throw new UserError(`${path} holds neither a NemotronH model nor a RADIO tower, nor a projector.`);
+		}
+		if (language) addLanguage(builder, language.configuration, language.spelling);
+		if (tower) addTower(builder, tower.configuration, tower.spelling, path);
+		if (projector) addProjector(builder, projector.sizes, projector.style);
+		requireConfig(json, projector?.sizes ?? null, tower?.configuration ?? null, configPath);
+		const notices = describeLeftOut(stored);
+		const untied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
+		const whole = untied ? withoutTiedHead(stored, language.spelling) : stored;
+		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !isLeftOut(name)));
+		if (scaled.scales.length > 0) {
+			notices.push(`${path}: ${scaled.scales.length} layer scales are multiplied into the projections before them.`);
+		}
+		if (language) requireGivenSizes(json, language, stored, configPath);
+		const weights = new MappedStore(scaled, planTensors(scaled, builder, "logical"));
+		const { scales } = scaled;
+		const imageTokenId = imageTokenOf(json, configPath);
+		return {
+			...{ path, configPath, configText: folder?.configText ?? null, json, language, tower, projector },
+			...{ imageTokenId, weights, stored, scales, notices },
+			[Symbol.dispose]: () => stored[Symbol.dispose](),
+		};
+	} catch (error) {
+		stored[Symbol.dispose]();
+		throw error;
+	}
+}
+
+function languageOf(json: FolderParts["json"], stored: TensorStore, configPath: string): FolderParts["language"] {
+	const spelling = detectSpelling(stored.tensors.keys());
+	if (spelling === null) return null;
+	const configuration = languageConfig(json, configPath);
+	if (configuration === null) {
+		throw new UserError(`${configPath} describes no NemotronH model (model_type "nemotron_h").`);
+	}
+	requireCounts(configuration, spelling, stored.tensors, configPath);
+	return { configuration, spelling };
+}
+
+function towerOf(
+	json: FolderParts["json"],
+	stored: TensorStore,
+	flag: number | null,
+	path: string,
+): FolderParts["tower"] {
+	const spelling = detectTower(stored.tensors);
+	if (spelling === null) return null;
+	return {
+		configuration: towerConfiguration(json, stored.tensors, spelling, { flag, path, folder: stored.path }),
+		spelling,
+	};
+}
+
+/** A size that config.json leaves out has transformers' default: where tensors have another, its key is what is missing. */
+function requireGivenSizes(
+	json: FolderParts["json"],
+	{ configuration, spelling }: NonNullable<FolderParts["language"]>,
+	stored: TensorStore,
+	path: string,
+): void {
+	const embedding = stored.tensors.get(`${spelling.base}embeddings.weight`)?.shape;
+	const key = languageKey(json);
+	const missing = missingKeys(key === null ? json : (json[key] as FolderParts["json"]));
+	for (const [name, found, expected] of [
+		["vocab_size", embedding?.[0], configuration.vocabSize],
+		["hidden_size", embedding?.[1], configuration.hiddenSize],
+	] as const) {
+		if (!missing.has(name) || found === undefined || found === expected) continue;
+		throw new UserError(
+			`${path} has no ${name}: transformers takes ${expected} then, but tensor ${spelling.base}embeddings.weight has ${found}.`,
+		);
+	}
+}
+
+/** What the config.json of a vision-language model says of its projector and of how patches are joined. */
+function requireConfig(
+	json: FolderParts["json"],
+	projector: ProjectorSizes | null,
+	tower: TowerConfiguration | null,
+	path: string,
+): void {
+	const bad = (sentence: string): never => {
+		throw new UserError(`${path}: ${sentence}.`);
+	};
+	if (tower === null) return;
+	const { ps_version: order, downsample_ratio: ratio, projector_hidden_size: hidden } = json;
+	if (order !== undefined && order !== null && order !== "v2") {
+		bad(`ps_version is ${JSON.stringify(order)}, this program's pixel shuffle has only "v2"`);
+	}
+	const width = [json.vit_hidden_size, json.vision_hidden_size].find((value) => typeof value === "number");
+	if (width !== undefined && width !== tower.visionHiddenSize) {
+		bad(`vision_hidden_size (vit_hidden_size) is ${width}, but the tower has ${tower.visionHiddenSize}`);
+	}
+	if (projector === null) return;
+	const joined = readsJoinedPatches(projector.input, tower.visionHiddenSize, path, path);
+	if (typeof ratio === "number" && ratio !== (joined ? 0.5 : 1)) {
+		bad(`downsample_ratio is ${ratio}, but the projector reads rows of ${projector.input}`);
+	}
+	if (typeof hidden === "number" && hidden !== projector.visionProjectionFfnHiddenSize) {
+		bad(`projector_hidden_size is ${hidden}, but the projector has ${projector.visionProjectionFfnHiddenSize}`);
+	}
+}
+
+function imageTokenOf(json: FolderParts["json"], path: string): number | null {
+	const id = json.image_token_id ?? json.img_context_token_id ?? null;
+	if (id === null || (Number.isSafeInteger(id) && (id as number) >= 0)) return id as number | null;
+	throw new UserError(`${path}: image_token_id is ${JSON.stringify(id)}, expected a whole number.`);
+}
+
+/** What the folder says of its model, under the program's keys. */
+export function describeParts({ language, tower, projector, imageTokenId }: FolderParts): Record<string, unknown> {
+	const described: Record<string, unknown> = { ...language?.configuration };
+	if (tower) {
+		const { positions: _, ...configuration } = tower.configuration;
+		Object.assign(described, configuration);
+	}
+	if (projector) {
+		const { input, output: _, ...sizes } = projector.sizes;
+		Object.assign(described, sizes.visionProjectionType === "mlp" ? sizes : { visionProjectionType: "affine" });
+		if (tower) {
+			described.pixelShuffle = input === 4 * tower.configuration.visionHiddenSize;
+			// Published models drop the class tokens.
+			described.disableVisionClassToken = true;
+		}
+	}
+	if (imageTokenId !== null) described.imageTokenId = imageTokenId;
+	return described;
+}

@@ -1,0 +1,194 @@
+/**
+ * Names and shapes of a RADIO tower's tensors: Megatron's logical ones and those of Hugging Face folders (vision.md §1.2,
+ * §1.3, §1.9; checkpoint.md §4.4). A pure plan; nothing is read.
+ */
+import { UserError } from "../../native/errors.ts";
+import type { CorrespondenceBuilder } from "../mapping.ts";
+
+export const towerPrefix = "modality_submodules.radio_encoder.encoders.radio_encoder.radio_model.";
+
+/** Sizes of a tower, under the program's keys. */
+export interface TowerSizes {
+	readonly visionNumLayers: number;
+	readonly visionHiddenSize: number;
+	readonly visionNumAttentionHeads: number;
+	readonly visionFfnHiddenSize: number;
+	readonly classTokenLen: number;
+	readonly patchDim: number;
+	/** Rows of the table of positions. */
+	readonly positions: number;
+}
+
+/** Tower tensors outside the blocks, in the order of `outsideNames`. */
+const outside = ["class_token", "position_embeddings", "embedder.weight"] as const;
+
+interface Style {
+	readonly outsideNames: readonly [classToken: string, positions: string, embedder: string];
+	/** In front of a block's number. */
+	readonly blocks: string;
+	/** Query, key and value: one name where they are stored as one tensor. */
+	readonly attention: readonly [string] | readonly [string, string, string];
+	readonly projection: string;
+}
+
+const transformersOutside = [
+	"embeddings.cls_register_token",
+	"embeddings.position_embedding",
+	"embeddings.patch_projection.weight",
+] as const;
+
+/** How folders name the same tensors. */
+export const towerStyles = {
+	/** NVlabs' RADIO, published vision-language models, and what transformers writes. */
+	published: {
+		outsideNames: ["patch_generator.cls_token.token", "patch_generator.pos_embed", "patch_generator.embedder.weight"],
+		blocks: "blocks.",
+		attention: ["attn.qkv"],
+		projection: "attn.proj",
+	},
+	/** transformers' RadioModel in memory. */
+	transformers: {
+		outsideNames: transformersOutside,
+		blocks: "encoder.layer.",
+		attention: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+		projection: "attention.o_proj",
+	},
+	/** The same before its attention was renamed. */
+	"transformers-bert": {
+		outsideNames: transformersOutside,
+		blocks: "encoder.layer.",
+		attention: ["attention.attention.query", "attention.attention.key", "attention.attention.value"],
+		projection: "attention.output.dense",
+	},
+} as const satisfies Record<string, Style>;
+
+export type TowerStyle = keyof typeof towerStyles;
+
+/** How a folder spells a tower's tensors. */
+export interface TowerSpelling {
+	/** In front of every name. */
+	readonly prefix: string;
+	readonly style: TowerStyle;
+	/** The class tokens have a leading axis of one. */
+	readonly classAxis: boolean;
+}
+
+/** In a published vision-language model. */
+export const publishedTower: TowerSpelling = {
+	prefix: "vision_model.radio_model.model.",
+	style: "published",
+	classAxis: false,
+};
+
+type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
+
+/** The spelling of the tower among a folder's tensors, or null if there is none. */
+export function detectTower(stored: Shapes): TowerSpelling | null {
+	for (const [style, { outsideNames, attention }] of Object.entries(towerStyles) as [TowerStyle, Style][]) {
+		const [classToken, , embedder] = outsideNames;
+		const found = [...stored.keys()].find((name) => name === embedder || name.endsWith(`.${embedder}`));
+		if (found === undefined) continue;
+		const old = [...stored.keys()].some((name) => name.includes(`.${towerStyles["transformers-bert"].attention[0]}.`));
+		if (old !== (attention[0] === towerStyles["transformers-bert"].attention[0])) continue;
+		const prefix = found.slice(0, -embedder.length);
+		return { prefix, style, classAxis: stored.get(prefix + classToken)?.shape.length === 3 };
+	}
+	return null;
+}
+
+/** Names of a tower's tensors outside its blocks: class tokens, table of positions, embedder. */
+export function outsideNames({ prefix, style }: TowerSpelling): {
+	classToken: string;
+	positions: string;
+	embedder: string;
+} {
+	const [classToken, positions, embedder] = towerStyles[style].outsideNames.map((name) => prefix + name);
+	return { classToken: classToken!, positions: positions!, embedder: embedder! };
+}
+
+/** In front of the names of block `index`. */
+export function blockPrefix({ prefix, style }: TowerSpelling, index: number | string): string {
+	return `${prefix}${towerStyles[style].blocks}${index}.`;
+}
+
+/** A tensor that the program's tower has and a folder has no name for. */
+export const finalNorm = /^decoder\.final_layernorm\./;
+
+/** Links every tensor of a tower. */
+export function addTower(
+	builder: CorrespondenceBuilder,
+	sizes: TowerSizes,
+	spelling: TowerSpelling,
+	path: string,
+): void {
+	const { visionHiddenSize: c, visionNumLayers: layers, classTokenLen: k } = sizes;
+	const names = outsideNames(spelling);
+	const shapes = [
+		[k, c],
+		[1, sizes.positions, c],
+		[c, 3 * sizes.patchDim ** 2],
+	] as const;
+	for (const [index, foreign] of [names.classToken, names.positions, names.embedder].entries()) {
+		if (index === 0 && k === 0) continue;
+		const logical = towerPrefix + outside[index]!;
+		const shape = shapes[index]!;
+		if (index > 0 || !spelling.classAxis) builder.same(logical, foreign, shape);
+		else {
+			builder.addLogical(logical, shape);
+			builder.addForeign(foreign, [1, ...shape]);
+			builder.link({ logical, foreign, count: 1, length: k * c });
+		}
+	}
+	for (let layer = 0; layer < layers; layer++) addBlock(builder, sizes, spelling, layer, path);
+}
+
+function addBlock(
+	builder: CorrespondenceBuilder,
+	{ visionHiddenSize: c, visionFfnHiddenSize: f, visionNumAttentionHeads: heads }: TowerSizes,
+	spelling: TowerSpelling,
+	layer: number,
+	path: string,
+): void {
+	const logical = `${towerPrefix}decoder.layers.${layer}.`;
+	const foreign = blockPrefix(spelling, layer);
+	const { attention, projection } = towerStyles[spelling.style];
+	const same = (mine: string, theirs: string, shape: readonly number[]) =>
+		builder.same(logical + mine, foreign + theirs, shape);
+	for (const [norm, linear] of [
+		["norm1", "self_attention.linear_qkv"],
+		["norm2", "mlp.linear_fc1"],
+	] as const) {
+		for (const kind of ["weight", "bias"]) same(`${linear}.layer_norm_${kind}`, `${norm}.${kind}`, [c]);
+	}
+	for (const [mine, theirs, out, width] of [
+		["self_attention.linear_proj", projection, c, c],
+		["mlp.linear_fc1", "mlp.fc1", f, c],
+		["mlp.linear_fc2", "mlp.fc2", c, f],
+	] as const) {
+		same(`${mine}.weight`, `${theirs}.weight`, [out, width]);
+		same(`${mine}.bias`, `${theirs}.bias`, [out]);
+	}
+	if (c % heads !== 0) throw new UserError(`${path}: ${heads} heads do not divide a vision tower of width ${c}.`);
+	for (const kind of ["weight", "bias"]) {
+		const fused = `${logical}self_attention.linear_qkv.${kind}`;
+		const width = kind === "weight" ? c : 1;
+		const shape = (rows: number) => (kind === "weight" ? [rows, c] : [rows]);
+		builder.addLogical(fused, shape(3 * c));
+		// Rows of linear_qkv: per head query, key, value; the other side has all queries, all keys, all values.
+		for (let part = 0; part < 3; part++) {
+			const name = `${foreign}${attention[part] ?? attention[0]}.${kind}`;
+			const apart = attention.length === 3;
+			builder.addForeign(name, shape(apart ? c : 3 * c));
+			builder.rows({
+				logical: fused,
+				foreign: name,
+				width,
+				rows: c / heads,
+				count: heads,
+				logicalRow: (part * c) / heads,
+				logicalStride: (3 * c) / heads,
+				foreignRow: apart ? 0 : part * c,
+			});
+		}
+	}
+}

@@ -1,0 +1,246 @@
+/**
+ * A vision tower and a projector in the program's keys. Sizes are those of the tensors; what config.json says of them has
+ * to agree. It alone tells the number of heads and the activation. Read from transformers' RadioConfig and from the
+ * config.json of RADIO's own code, which keeps timm's model name and its arguments in `args`.
+ */
+import { UserError } from "../../native/errors.ts";
+import { clipStatistics } from "../../native/images.ts";
+import { affineName, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "./projector-names.ts";
+import { blockPrefix, outsideNames, type TowerSizes, type TowerSpelling, towerPrefix } from "./tower-names.ts";
+
+/** The keys that decide a tower's function. */
+export interface TowerConfiguration extends Omit<TowerSizes, "positions"> {
+	readonly visionKvChannels: number;
+	/** Pixels that the square table of positions covers. */
+	readonly visionMaxImgH: number;
+	readonly visionMaxImgW: number;
+	readonly visionActivation: "gelu" | "gelu-tanh";
+	readonly visionPositionMode: "cpe";
+	readonly visionFinalLayernorm: false;
+}
+
+type Json = Readonly<Record<string, unknown>>;
+type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
+
+/** Heads of the usual widths. */
+const headsOfWidth: Readonly<Record<number, number>> = { 384: 6, 768: 12, 1024: 16, 1280: 16 };
+
+/** Names of activations in config.json. */
+const activations: Readonly<Record<string, TowerConfiguration["visionActivation"]>> = {
+	gelu: "gelu",
+	gelu_pytorch_tanh: "gelu-tanh",
+	gelu_new: "gelu-tanh",
+};
+
+/** Fields with the only value this program's tower has; an absent one has it. */
+const fixed: Json = {
+	use_swiglu_ffn: false,
+	qkv_bias: true,
+	qk_normalization: false,
+	norm_type: "layer_norm",
+	layer_norm_eps: 1e-6,
+	num_channels: 3,
+};
+
+function isObject(value: unknown): value is Json {
+	return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** The part of a config.json that describes the tower: of a model with one, or of the tower alone. */
+export function towerConfig(json: Json): Json {
+	if (isObject(json.vision_config)) return json.vision_config;
+	return /radio/i.test(String(json.model_type ?? json.architectures)) || isObject(json.args) ? json : {};
+}
+
+/** `flag`: heads that the user names. `path` is config.json's, for errors; `folder` the tensors'. */
+export function towerConfiguration(
+	json: Json,
+	stored: Shapes,
+	spelling: TowerSpelling,
+	{ flag, path, folder }: { readonly flag: number | null; readonly path: string; readonly folder: string },
+): TowerConfiguration & TowerSizes {
+	const section = towerConfig(json);
+	const values: Json = { ...section, ...(isObject(section.args) ? section.args : {}) };
+	const bad = (sentence: string): never => {
+		throw new UserError(`${path}: ${sentence}.`);
+	};
+	for (const [name, only] of Object.entries(fixed)) {
+		const value = values[name];
+		if (value !== undefined && value !== null && value !== only) {
+			bad(`${name} is ${JSON.stringify(value)}, this program's vision tower has only ${JSON.stringify(only)}`);
+		}
+	}
+	requireStatistics(values, bad);
+	const size = (name: string, axes: number, axis: number): number => {
+		const shape = stored.get(name)?.shape;
+		if (shape === undefined) throw new UserError(`${folder} has no tensor ${name}.`);
+		if (shape.length === axes) return shape[axis]!;
+		throw new UserError(`${folder}: ${name} has [${shape.join(", ")}], expected ${axes} axes.`);
+	};
+	const names = outsideNames(spelling);
+	const width = size(names.embedder, 2, 0);
+	const agree = (key: string, tensor: string, found: number, said: unknown = values[key]): number => {
+		if (said !== undefined && said !== null && said !== found) {
+			bad(`${key} is ${JSON.stringify(said)}, but tensor ${tensor} says ${found}`);
+		}
+		return found;
+	};
+	agree("hidden_size", names.embedder, width);
+	const patch = Math.sqrt(size(names.embedder, 2, 1) / 3);
+	if (!Number.isInteger(patch)) bad(`tensor ${names.embedder} holds no square patches of three colours`);
+	agree("patch_size", names.embedder, patch, [values.patch_size].flat()[0]);
+	const positions = size(names.positions, 3, 1);
+	const side = Math.sqrt(positions);
+	if (!Number.isInteger(side)) bad(`tensor ${names.positions} is no square table of ${positions} positions`);
+	const said = [values.max_img_size, values.cpe_max_size, section.max_resolution].find((n) => typeof n === "number");
+	const pixels = (said as number | undefined) ?? side * patch;
+	if (Math.floor(pixels / patch) !== side) {
+		bad(
+			`images of ${pixels} pixels have ${Math.floor(pixels / patch)} patches a side, but tensor ${names.positions} has ${side}`,
+		);
+	}
+	const classTokens = stored.has(names.classToken)
+		? size(names.classToken, spelling.classAxis ? 3 : 2, spelling.classAxis ? 1 : 0)
+		: 0;
+	if (typeof values.num_cls_tokens === "number" && typeof values.num_registers === "number") {
+		agree(
+			"num_cls_tokens + num_registers",
+			names.classToken,
+			classTokens,
+			values.num_cls_tokens + values.num_registers,
+		);
+	}
+	const layers = layersOf(values, stored, spelling, bad);
+	const ffn = layers === 0 ? 4 * width : size(`${blockPrefix(spelling, 0)}mlp.fc1.weight`, 2, 0);
+	if (typeof values.mlp_ratio === "number") {
+		agree(
+			"hidden_size × mlp_ratio",
+			`${blockPrefix(spelling, 0)}mlp.fc1.weight`,
+			ffn,
+			Math.trunc(width * values.mlp_ratio),
+		);
+	}
+	const heads = headsOf(values, width, flag, path);
+	const act = values.hidden_act ?? "gelu";
+	if (typeof act !== "string" || !Object.hasOwn(activations, act)) {
+		bad(`hidden_act is ${JSON.stringify(act)}, this program's vision tower has ${Object.keys(activations).join(", ")}`);
+	}
+	return {
+		visionNumLayers: layers,
+		visionHiddenSize: width,
+		visionNumAttentionHeads: heads,
+		visionKvChannels: width / heads,
+		visionFfnHiddenSize: ffn,
+		visionMaxImgH: pixels,
+		visionMaxImgW: pixels,
+		visionActivation: activations[act as string]!,
+		visionPositionMode: "cpe",
+		visionFinalLayernorm: false,
+		classTokenLen: classTokens,
+		patchDim: patch,
+		positions,
+	};
+}
+
+/** As config.json counts the blocks, else as their tensors do. */
+function layersOf(values: Json, stored: Shapes, spelling: TowerSpelling, bad: (sentence: string) => never): number {
+	const start = blockPrefix(spelling, "").slice(0, -1);
+	const numbers = new Set<number>();
+	for (const name of stored.keys()) {
+		const number = name.startsWith(start) ? /^\d{1,9}(?=\.)/.exec(name.slice(start.length)) : null;
+		if (number) numbers.add(Number(number[0]));
+	}
+	const said = values.num_hidden_layers;
+	if (said === undefined || said === null) return numbers.size;
+	if (!Number.isSafeInteger(said) || (said as number) < 0 || (said as number) > stored.size) {
+		bad(`num_hidden_layers is ${JSON.stringify(said)}, and there are ${stored.size} tensors`);
+	}
+	return said as number;
+}
+
+function headsOf(values: Json, width: number, flag: number | null, path: string): number {
+	const said = Number.isSafeInteger(values.num_attention_heads) ? (values.num_attention_heads as number) : null;
+	if (flag !== null && said !== null && flag !== said) {
+		throw new UserError(`${path} says ${said} heads of the vision tower, --vision-num-attention-heads ${flag}.`);
+	}
+	const heads = flag ?? said ?? headsOfWidth[width] ?? null;
+	if (heads === null) {
+		throw new UserError(
+			`${path}: a vision tower of width ${width} has an unknown number of heads, since config.json has no num_attention_heads; name it with --vision-num-attention-heads.`,
+		);
+	}
+	if (heads > 0 && width % heads === 0) return heads;
+	throw new UserError(`${path}: ${heads} heads do not divide a vision tower of width ${width}.`);
+}
+
+/** What images are normalised by, where config.json says it. */
+function requireStatistics(values: Json, bad: (sentence: string) => never): void {
+	for (const [name, expected] of [
+		["norm_mean", clipStatistics.mean],
+		["norm_std", clipStatistics.deviation],
+	] as const) {
+		const said = values[name];
+		if (!Array.isArray(said)) continue;
+		const same = said.length === 3 && said.every((value, i) => Math.abs(Number(value) - expected[i]!) < 1e-6);
+		if (!same) bad(`${name} is ${JSON.stringify(said)}, and images are normalised by ${JSON.stringify(expected)}`);
+	}
+}
+
+/** The sizes of a tower from its logical tensors; null: there is none. `described` may know its heads. */
+export function towerOfLogical(
+	{ tensors, path }: { readonly tensors: Shapes; readonly path: string },
+	described: Json,
+	target: string,
+): TowerSizes | null {
+	const shapeOf = (name: string) => tensors.get(towerPrefix + name)?.shape;
+	const embedder = shapeOf("embedder.weight");
+	if (embedder === undefined) return null;
+	const width = embedder[0]!;
+	const layer = new RegExp(`^${RegExp.escape(towerPrefix)}decoder\\.layers\\.(\\d{1,9})\\.`);
+	const layers = new Set([...tensors.keys()].flatMap((name) => layer.exec(name)?.[1] ?? []));
+	const named = described.visionNumAttentionHeads;
+	const positions = shapeOf("position_embeddings")?.[1];
+	if (positions === undefined) throw new UserError(`${path} has no tensor ${towerPrefix}position_embeddings.`);
+	return {
+		visionNumLayers: layers.size,
+		visionHiddenSize: width,
+		visionNumAttentionHeads: headsOf({}, width, typeof named === "number" ? named : null, target),
+		visionFfnHiddenSize: shapeOf("decoder.layers.0.mlp.linear_fc1.weight")?.[0] ?? 4 * width,
+		classTokenLen: shapeOf("class_token")?.[0] ?? 0,
+		patchDim: Math.sqrt(embedder[1]! / 3),
+		positions,
+	};
+}
+
+/** The sizes of a projector, from its tensors. */
+export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: string): ProjectorSizes {
+	const matrix = (name: string): readonly number[] => {
+		const shape = stored.get(name)?.shape;
+		if (shape === undefined) throw new UserError(`${path} has no tensor ${name}.`);
+		if (shape.length === 2) return shape;
+		throw new UserError(`${path}: ${name} has [${shape.join(", ")}], expected 2 axes.`);
+	};
+	if (style === "logical" && stored.has(affineName)) {
+		const [output, input] = matrix(affineName) as [number, number];
+		const none = { visionProjectionNorm: false, visionProjectionFfnHiddenSize: 0 };
+		return { visionProjectionType: "affine", input, output, ...none };
+	}
+	const [norm, first, second] = projectorStyles[style];
+	const [hidden, input] = matrix(first) as [number, number];
+	return {
+		visionProjectionType: "mlp",
+		visionProjectionNorm: stored.has(norm),
+		visionProjectionFfnHiddenSize: hidden,
+		input,
+		output: matrix(second)[0]!,
+	};
+}
+
+/** Whether a projector of `input` columns reads joined patches of a tower of width `width`. */
+export function readsJoinedPatches(input: number, width: number, projector: string, tower: string): boolean {
+	if (input === 4 * width) return true;
+	if (input === width) return false;
+	throw new UserError(
+		`The projector of ${projector} reads rows of ${input}, but the tower of ${tower} gives rows of ${width}, or of ${4 * width} with --pixel-shuffle.`,
+	);
+}

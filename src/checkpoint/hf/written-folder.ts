@@ -1,0 +1,209 @@
+/**
+ * A Hugging Face folder of a model under logical names: the language model, the tower, both, or a vision-language model with
+ * its projector. Names, config.json and the files beside it are those of the folder that the model came from, otherwise
+ * made.
+ */
+import { UserError } from "../../native/errors.ts";
+import { clipStatistics } from "../../native/images.ts";
+import type { Durability } from "../files.ts";
+import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
+import { joinStores, type TensorStore } from "../store.ts";
+import { type Companions, writeCompanions } from "./companions.ts";
+import { configurationToHuggingFace, type LanguageModelConfiguration } from "./configuration.ts";
+import { writeHuggingFaceFiles } from "./folder.ts";
+import { formatPythonJson, parsePythonJson } from "./json.ts";
+import type { FolderSpelling, KeptFolder } from "./kept.ts";
+import { addLanguage, type Spelling, type SpellingName, spellings } from "./language-names.ts";
+import { languageConfig, languageKey } from "./parts.ts";
+import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
+import { addTower, publishedTower, type TowerSizes } from "./tower-names.ts";
+import { grownVideoEmbedder, videoEmbedderName } from "./video-embedder.ts";
+import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
+import { towerJson, wholeJson } from "./whole-config.ts";
+
+export interface WritableModel {
+	/** Where it comes from, for errors. */
+	readonly path: string;
+	/** Model tensors under logical names. */
+	readonly weights: TensorStore;
+	/** null: nobody knows. */
+	readonly language: LanguageModelConfiguration | null;
+	/** What else is known of it, under the program's keys. */
+	readonly described: Readonly<Record<string, unknown>>;
+	readonly kept: KeptFolder | null;
+}
+
+export interface FolderOptions extends Durability {
+	/** Spelling of the language model; null: as it came, published otherwise. */
+	readonly names: SpellingName | null;
+	readonly visionHeads: number | null;
+	readonly shardBytes: number;
+}
+
+export interface PlannedFolder {
+	readonly tensors: TensorStore;
+	readonly write: (folder: string, onBytes: (bytes: number) => void) => void;
+}
+
+type Json = Readonly<Record<string, unknown>>;
+
+/** What of a model is there. */
+interface Present {
+	readonly language: boolean;
+	readonly tower: TowerSizes | null;
+	readonly projector: ProjectorSizes | null;
+}
+
+/** Plans a folder; every tensor has a place in it, or one error names those without. */
+export function planFolder(model: WritableModel, path: string, options: FolderOptions): PlannedFolder {
+	const { weights, kept } = model;
+	const names = [...weights.tensors.keys()];
+	const tower = towerOfLogical(weights, { ...model.described, ...given(options.visionHeads) }, path);
+	const style = detectProjector(weights.tensors);
+	const projector = style === null ? null : projectorSizes(weights.tensors, style, weights.path);
+	const present = { language: names.some((name) => name.startsWith("language_model.")), tower, projector };
+	const original = kept === null ? null : parsePythonJson(kept.configText, `config.json of ${model.path}`);
+	const fits = original !== null && describesAll(original, present);
+	const spelling = spellingFor(kept, present, fits, options.names);
+
+	const builder = new CorrespondenceBuilder(path);
+	const language = (original === null ? null : languageConfig(original, path)) ?? model.language;
+	if (present.language) {
+		if (language === null) {
+			throw new UserError(
+				`${model.path} does not say what model it holds; name a folder with its config.json in --hf-reference.`,
+			);
+		}
+		const rows = weights.tensors.get("language_model.embedding.word_embeddings.weight")?.shape[0];
+		const paddedVocabularySize = Math.max(rows ?? language.vocabSize, language.vocabSize);
+		addLanguage(builder, language, spelling.language!, { paddedVocabularySize });
+	}
+	if (tower) addTower(builder, tower, spelling.tower!, path);
+	if (projector?.visionProjectionType === "mlp") addProjector(builder, projector, spelling.projector!);
+	requireHomes(names, builder);
+	const mapped = new MappedStore(weights, planTensors(weights, builder, "foreign"));
+	const config = fits ? original! : makeConfig(model, language, original, present, dtypeOf(weights), path);
+	const leftOut = kept !== null && fits ? kept.leftOut : joinStores(path, []);
+	requireModules(config, leftOut, model.path);
+	const frames = (config.vision_config as Json | undefined)?.video_temporal_patch_size;
+	const more = [leftOut];
+	if (tower && typeof frames === "number" && !leftOut.tensors.has(videoEmbedderName(spelling.tower!))) {
+		more.push(grownVideoEmbedder(mapped, spelling.tower!, frames));
+	}
+	const tensors = joinStores(mapped.path, [mapped, ...more]);
+	return {
+		tensors,
+		write: (folder, onBytes) => {
+			const configText = fits ? kept!.configText : formatPythonJson(config);
+			writeHuggingFaceFiles(folder, tensors, { ...options, configText, onBytes });
+			writeCompanions(folder, withPreprocessor(kept?.companions ?? new Map(), present, model.described), options);
+		},
+	};
+}
+
+const given = (heads: number | null) => (heads === null ? {} : { visionNumAttentionHeads: heads });
+
+/** Whether a config.json is of a model with these parts, no more and no fewer. */
+function describesAll(json: Json, { language, tower }: Present): boolean {
+	const whole = typeof json.vision_config === "object" && json.vision_config !== null;
+	if (whole) return language && tower !== null;
+	return language ? tower === null : tower !== null;
+}
+
+function spellingFor(
+	kept: KeptFolder | null,
+	{ language, tower }: Present,
+	fits: boolean,
+	names: SpellingName | null,
+): FolderSpelling {
+	const whole = language && tower !== null;
+	const own = kept?.spelling.language ?? null;
+	const base: Spelling = names === null && own !== null ? own : spellings[names ?? "published"];
+	// In a vision-language model the language model is one of two.
+	const outer = fits && own !== null ? own.head : whole ? "language_model." : "";
+	const inner = base.base.slice(base.head.length);
+	const style = kept?.spelling.projector ?? null;
+	return {
+		language: { base: outer + inner, head: outer, experts: base.experts },
+		tower: (fits ? kept?.spelling.tower : null) ?? publishedTower,
+		projector: style === null || style === "logical" ? "published" : style,
+	};
+}
+
+/** Tensors of the tower and the projector that Hugging Face's models lack. */
+function requireHomes(names: readonly string[], { logical }: CorrespondenceBuilder): void {
+	const homeless = names.filter((name) => name.startsWith("modality_submodules.") && !logical.has(name));
+	if (homeless.length === 0) return;
+	throw new UserError(
+		`Hugging Face's format has no place for ${homeless.join(", ")}; leave ${homeless.length === 1 ? "it" : "them"} out with --drop.`,
+	);
+}
+
+/** A config.json with a sound encoder is of a folder with its tensors. */
+function requireModules(config: Json, leftOut: TensorStore, path: string): void {
+	const key = ["sound_config", "audio_config"].find(
+		(name) => typeof config[name] === "object" && config[name] !== null,
+	);
+	const there = [...leftOut.tensors.keys()].some((name) => /^(sound_encoder|audio_tower)\./.test(name));
+	if (key === undefined || there) return;
+	throw new UserError(
+		`${path} came from a model with a sound encoder (${key}), whose tensors it does not keep; name the folder with them in --hf-reference.`,
+	);
+}
+
+const torchNames: Readonly<Record<string, string>> = { F32: "float32", BF16: "bfloat16", F16: "float16" };
+
+/** torch's name of the type that most of the weights have. */
+function dtypeOf({ tensors }: TensorStore): string {
+	const first = tensors.get("language_model.embedding.word_embeddings.weight") ?? [...tensors.values()][0];
+	return torchNames[first?.dtype ?? "F32"] ?? "float32";
+}
+
+/** A config.json for a model that came from none, or from one of a part of it. */
+function makeConfig(
+	{ described }: WritableModel,
+	language: LanguageModelConfiguration | null,
+	original: Json | null,
+	present: Present,
+	dtype: string,
+	path: string,
+): Json {
+	const text = present.language ? languageJson(language!, original, dtype, path) : null;
+	if (present.tower === null) return text ?? {};
+	const activation = described.visionActivation === "gelu" ? "gelu" : "gelu-tanh";
+	const section = (original?.vision_config ?? original ?? {}) as Json;
+	const vision = towerJson(present.tower, activation, dtype, section);
+	if (text === null) return { architectures: ["RadioModel"], ...vision };
+	const { imageTokenId } = described;
+	return wholeJson({
+		...{ language: text, tower: vision, projector: present.projector, dtype },
+		imageTokenId: typeof imageTokenId === "number" ? imageTokenId : null,
+	});
+}
+
+/** As it stands in the folder of a language model, or of one that had more. */
+function languageJson(language: LanguageModelConfiguration, original: Json | null, dtype: string, path: string): Json {
+	if (original?.model_type === "nemotron_h") return original;
+	const key = original === null ? null : languageKey(original);
+	if (key !== null) return { model_type: "nemotron_h", ...(original![key] as object) };
+	return configurationToHuggingFace(language, dtype, path);
+}
+
+/** With the preprocessor of transformers' class where a vision-language model has none yet. */
+function withPreprocessor(companions: Companions, { language, tower }: Present, described: Json): Companions {
+	const name = "preprocessor_config.json";
+	if (!language || tower === null || companions.has(name)) return companions;
+	const least = described.dynamicResolutionMinPatches;
+	const most = described.dynamicResolutionMaxPatches;
+	const made = {
+		image_processor_type: "NemotronH_Omni_Reasoning_V3ImageProcessor",
+		patch_size: tower.patchDim,
+		downsample_ratio: 0.5,
+		image_mean: clipStatistics.mean,
+		image_std: clipStatistics.deviation,
+		...(typeof least === "number" ? { min_num_patches: Math.max(4, least) } : {}),
+		...(typeof most === "number" && most > 0 ? { max_num_patches: most } : {}),
+		...(typeof described.seqLength === "number" ? { max_model_len: described.seqLength } : {}),
+	};
+	return new Map([...companions, [name, new TextEncoder().encode(formatPythonJson(made))]]);
+}

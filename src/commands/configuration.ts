@@ -1,0 +1,13 @@
+/** The configuration of a command's arguments, with the keys that folders of weights among them decide. */
+import { readModelKeys } from "../checkpoint/hf/model-keys.ts";
+import type { CommandFlags } from "../config/flags.ts";
+import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
+
+/** As `resolveConfiguration`. */
+export function configurationOfArguments(
+	args: readonly string[],
+	commandFlags: CommandFlags = {},
+	options: { readonly trains?: boolean } = {},
+): ResolvedConfiguration {
+	return resolveConfiguration(args, commandFlags, { ...options, folders: readModelKeys });
+}
