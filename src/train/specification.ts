@@ -1,6 +1,7 @@
 /** What a training configuration stands for: the specification of its run. */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { topologyOf } from "../parallel/topology.ts";
@@ -12,7 +13,7 @@ import { gradientBuckets } from "./gradient-buckets.ts";
 export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {
 	return {
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
-		language: hybridConfig(c),
+		language: languageConfig(c),
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,
@@ -29,6 +30,12 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,
 	};
+}
+
+/** A frozen language model keeps its routers' expert bias too, which Megatron goes on to update. */
+function languageConfig(c: TrainingConfiguration): HybridConfig {
+	const config = hybridConfig(c);
+	return c.freezeLm ? { ...config, moe: { ...config.moe, biasUpdateRate: 0 } } : config;
 }
 
 /** A configuration's run on this rank. Every rank of the world calls this together. */

@@ -12,16 +12,33 @@ const specials: Readonly<Record<string, number>> = {
 
 /** Parses a JSON object; `path` is for the error. */
 export function parsePythonJson(text: string, path: string): Record<string, unknown> {
+	return parse(text, path, (value) => value);
+}
+
+/**
+ * The same for values that are written again and not computed with: a whole number that is spelled as a float, such as 0.0,
+ * stays one for Python.
+ */
+export function parseKeepingFloats(text: string, path: string): Record<string, unknown> {
+	return parse(text, path, (value, source) =>
+		Number.isInteger(value) && /[.eE]/.test(source) ? pythonFloat(value) : value,
+	);
+}
+
+function parse(text: string, path: string, numberOf: (value: number, source: string) => unknown) {
 	// Strings are matched first, so that words inside them stay.
 	const plain = text.replace(/"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g, (token) =>
 		token.startsWith('"') ? token : JSON.stringify({ __float__: token }),
 	);
 	let value: unknown;
 	try {
-		value = JSON.parse(plain, (_, entry) => {
-			const special = entry?.__float__;
+		// The third argument is standard since 2025, not yet in TypeScript's library.
+		const revive = (_: string, entry: unknown, context?: { readonly source?: string }): unknown => {
+			if (typeof entry === "number") return numberOf(entry, context?.source ?? "");
+			const special = (entry as { readonly __float__?: unknown } | null)?.__float__;
 			return typeof special === "string" && Object.hasOwn(specials, special) ? specials[special] : entry;
-		});
+		};
+		value = JSON.parse(plain, revive as Parameters<typeof JSON.parse>[1]);
 	} catch (error) {
 		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
 	}

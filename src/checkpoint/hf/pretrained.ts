@@ -5,7 +5,7 @@
 import { UserError } from "../../native/errors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { type Companions, preprocessorOf } from "./companions.ts";
-import { formatPythonJson } from "./json.ts";
+import { formatPythonJson, parseKeepingFloats } from "./json.ts";
 import { type KeptFolder, keepFolder, ones } from "./kept.ts";
 import { spellings } from "./language-names.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
@@ -177,8 +177,8 @@ export function keptOf(
 	const sizes = tower.tower!.configuration;
 	const dtype = String(language.json.dtype ?? language.json.torch_dtype ?? "float32");
 	const config = wholeJson({
-		language: language.json,
-		tower: towerJson(sizes, sizes.visionActivation, dtype, towerConfig(tower.json)),
+		language: jsonOf(language),
+		tower: towerJson(sizes, sizes.visionActivation, dtype, towerConfig(jsonOf(tower))),
 		...{ projector: options.projector, imageTokenId: options.imageTokenId, dtype },
 	});
 	return {
@@ -194,6 +194,11 @@ export function keptOf(
 		]),
 		companions: withVision(main.companions, tower.path),
 	};
+}
+
+/** A folder's config.json, to be written again. */
+function jsonOf({ configText, configPath }: FolderParts): Readonly<Record<string, unknown>> {
+	return parseKeepingFloats(configText ?? "{}", configPath);
 }
 
 /** The language model's files, and the preprocessor of the tower. */

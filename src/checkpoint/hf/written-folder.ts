@@ -11,7 +11,7 @@ import { joinStores, type TensorStore } from "../store.ts";
 import { type Companions, writeCompanions } from "./companions.ts";
 import { configurationToHuggingFace, type LanguageModelConfiguration } from "./configuration.ts";
 import { writeHuggingFaceFiles } from "./folder.ts";
-import { formatPythonJson, parsePythonJson } from "./json.ts";
+import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept.ts";
 import { addLanguage, type Spelling, type SpellingName, spellings } from "./language-names.ts";
 import { languageConfig, languageKey } from "./parts.ts";
@@ -82,7 +82,7 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	if (projector?.visionProjectionType === "mlp") addProjector(builder, projector, spelling.projector!);
 	requireHomes(names, builder);
 	const mapped = new MappedStore(weights, planTensors(weights, builder, "foreign"));
-	const config = fits ? original! : makeConfig(model, language, original, present, dtypeOf(weights), path);
+	const config = fits ? original! : makeConfig(model, language, present, dtypeOf(weights), path);
 	const leftOut = kept !== null && fits ? kept.leftOut : joinStores(path, []);
 	requireModules(config, leftOut, model.path);
 	const frames = (config.vision_config as Json | undefined)?.video_temporal_patch_size;
@@ -161,13 +161,13 @@ function dtypeOf({ tensors }: TensorStore): string {
 
 /** A config.json for a model that came from none, or from one of a part of it. */
 function makeConfig(
-	{ described }: WritableModel,
+	{ described, kept, path: source }: WritableModel,
 	language: LanguageModelConfiguration | null,
-	original: Json | null,
 	present: Present,
 	dtype: string,
 	path: string,
 ): Json {
+	const original = kept === null ? null : parseKeepingFloats(kept.configText, `config.json of ${source}`);
 	const text = present.language ? languageJson(language!, original, dtype, path) : null;
 	if (present.tower === null) return text ?? {};
 	const activation = described.visionActivation === "gelu" ? "gelu" : "gelu-tanh";

@@ -1,0 +1,30 @@
+/** The tiny vision-language model of tests/golden/vision-language, and flags that start from its parts. */
+import { join } from "node:path";
+import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
+import { type ResolvedConfiguration, resolveConfiguration } from "../../../src/config/resolve.ts";
+import { golden } from "../../golden.ts";
+
+const folder = golden("vision-language");
+
+export const parts = {
+	language: join(folder, "language"),
+	tower: join(folder, "tower"),
+	projector: join(folder, "projector.safetensors"),
+};
+
+export const expectedFile = join(folder, "expected.json");
+export const expectedTensors = join(folder, "expected.safetensors");
+
+export const fromParts = [
+	...["--load-hf", parts.language, "--load-vision", parts.tower, "--load-projector", parts.projector],
+];
+
+/** One step at a learning rate of 0 on mock data: the weights stay as they are. */
+export const still =
+	"--seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 1 --lr 0 --min-lr 0 --moe-router-bias-update-rate 0 --device cpu".split(
+		" ",
+	);
+
+export function resolved(...flags: readonly string[]): ResolvedConfiguration {
+	return resolveConfiguration([...flags, ...still], {}, { folders: readModelKeys });
+}
