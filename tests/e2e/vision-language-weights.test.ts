@@ -1,0 +1,120 @@
+/** A vision-language model from the folders of its parts, trained in stages on several layouts, back into one folder. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { bytesOf } from "../../src/checkpoint/dtype.ts";
+import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
+import { mimo } from "../commands/mimo.ts";
+import { expectedFile, fromParts, parts, still } from "../train/restart/vision-language.ts";
+
+const folder = mkdtempSync(join(tmpdir(), "mimo-vision-language-weights-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+/** Shape and SHA-256 of every tensor: of a folder, and as transformers' own class wrote the whole model. */
+type Tensors = Readonly<Record<string, readonly [shape: readonly number[], sha256: string]>>;
+const expected = JSON.parse(readFileSync(expectedFile, "utf8"));
+const theirs: Tensors = Object.fromEntries(
+	Object.entries(expected.whole_tensors as Record<string, [number[], string, string]>).map(
+		([name, [shape, , sha256]]) => [name, [shape, sha256]],
+	),
+);
+
+function tensorsOf(name: string): Tensors {
+	using file = openSafetensors(join(folder, name, "model.safetensors"));
+	return Object.fromEntries(
+		[...file.tensors].map(([tensor, { shape }]) => [
+			tensor,
+			[shape, new Bun.CryptoHasher("sha256").update(bytesOf(file.read(tensor))).digest("hex")],
+		]),
+	);
+}
+
+function train(...flags: readonly string[]) {
+	const outcome = mimo(["train", ...still, ...flags], folder);
+	expect([outcome.exitCode, outcome.stderr]).toEqual([0, ""]);
+	return outcome;
+}
+
+/** First parts of the names of tensors that differ: the modules that were trained. */
+function changed(before: Tensors, after: Tensors): string[] {
+	const names = Object.keys(after).filter((name) => before[name]?.[1] !== after[name]![1]);
+	return [...new Set(names.map((name) => name.split(".")[0]!))].sort();
+}
+
+describe("a model of three parts", () => {
+	test("on two and two ranks it is transformers' own folder", () => {
+		const layout = "--encoder-tp 2 --llm-tp 2 --llm-ep 2 --save checkpoint --save-interval 1".split(" ");
+		const { stdout } = train(...fromParts, ...layout, "--save-hf", "whole");
+		expect(stdout).toContain(`vision tower of ${parts.tower}, projector of ${parts.projector}.`);
+		expect(tensorsOf("whole")).toEqual(theirs);
+		expect(readdirSync(join(folder, "whole")).sort()).toEqual([
+			...["chat_template.jinja", "config.json", "generation_config.json", "mimo.json", "model.safetensors"],
+			...["preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"],
+		]);
+		const config = JSON.parse(readFileSync(join(folder, "whole/config.json"), "utf8"));
+		const { video_patch_dim: _, ...vision } = expected.whole_config.vision_config;
+		expect(config.vision_config).toMatchObject({ ...vision, video_temporal_patch_size: 2 });
+		expect(config.text_config).toMatchObject(expected.whole_config.text_config);
+		for (const key of ["model_type", "architectures", "image_token_id", "projector_hidden_size", "downsample_ratio"]) {
+			expect(config[key]).toEqual(expected.whole_config[key]);
+		}
+		// Python's types count: transformers refuses a whole number where it wants a float.
+		expect(readFileSync(join(folder, "whole/config.json"), "utf8")).toContain('"attention_probs_dropout_prob": 0.0');
+	});
+
+	test("the run's checkpoint converts to the same folder, and the folder to a checkpoint and back", () => {
+		for (const [to, from, target] of [
+			["hf", "checkpoint", "converted"],
+			["native", "whole", "native"],
+			["hf", "native", "back"],
+		] as const) {
+			expect(mimo(["convert-ckpt", "--to", to, from, target], folder).exitCode).toBe(0);
+		}
+		for (const name of readdirSync(join(folder, "whole")).filter((file) => file !== "mimo.json")) {
+			const bytes = readFileSync(join(folder, "whole", name));
+			for (const other of ["converted", "back"])
+				expect(readFileSync(join(folder, other, name)).equals(bytes)).toBeTrue();
+		}
+	});
+});
+
+describe("three stages", () => {
+	const moving = "--lr 1e-2 --moe-router-bias-update-rate 1e-3 --no-vision-position-crop".split(" ");
+	const [tower, projector, language] = ["vision_model", "mlp1", "language_model"];
+
+	test("a new projector alone, then with the language model, then all, each from the folder of the one before", () => {
+		const first = ["--load-hf", parts.language, "--load-vision", parts.tower, "--freeze-vit", "--freeze-lm"];
+		const { stdout } = train(...first, ...moving, "--save-hf", "stage1");
+		expect(stdout).toContain("a new projector.");
+		expect(changed(theirs, tensorsOf("stage1"))).toEqual([projector!]);
+		train("--load-hf", "stage1", "--freeze-vit", ...moving, "--llm-offset", "0", "--save-hf", "stage2");
+		expect(changed(tensorsOf("stage1"), tensorsOf("stage2"))).toEqual([language!, projector!]);
+		train("--load-hf", "stage2", ...moving, "--llm-pp", "2", "--save-hf", "stage3");
+		expect(changed(tensorsOf("stage2"), tensorsOf("stage3"))).toEqual([language!, projector!, tower!]);
+		expect(Object.keys(tensorsOf("stage3"))).toEqual(Object.keys(tensorsOf("stage1")));
+	}, 30_000);
+
+	test("a folder that another training wrote stays", () => {
+		const before = tensorsOf("stage1");
+		const { exitCode, stderr } = mimo(["train", ...still, ...fromParts, "--save-hf", "stage1"], folder);
+		expect(exitCode).not.toBe(0);
+		expect(stderr).toBe(
+			"mimo: --save-hf stage1 exists, and this training has not written it: name another folder, or remove this one.\n",
+		);
+		expect(tensorsOf("stage1")).toEqual(before);
+	});
+});
+
+test("what does not fit is one sentence before step 1", () => {
+	for (const [flags, sentence] of [
+		[["--load-vision", parts.language], "(--load-vision) holds no RADIO tower."],
+		[["--load-vision", parts.tower, "--vocab-size", "200"], "--vocab-size: the value is 200; "],
+		[["--load-vision", parts.tower, "--llm-only"], "allowed only with an encoder"],
+	] as const) {
+		const { exitCode, stdout, stderr } = mimo(["train", ...still, "--load-hf", parts.language, ...flags], folder);
+		expect(exitCode).not.toBe(0);
+		expect([stdout, stderr.split("\n").length]).toEqual(["", 2]);
+		expect(stderr).toContain(sentence);
+	}
+});
