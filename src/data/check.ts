@@ -21,7 +21,7 @@ export function checkData(c: TrainingConfiguration): void {
 			if (c.evalIters > 0 || c.evalCaptions > 0) checkDatasets(c, { evaluation: true });
 			break;
 		case "text":
-			checkTokenizer(c);
+			if (c.tokenizer !== null) checkTokenizer(c);
 			checkTextFile(c.dataPath!);
 			if (c.validDataPath !== null) checkTextFile(c.validDataPath);
 			break;

@@ -66,7 +66,10 @@ describe("weights", () => {
 		entry.name === "lm_head.weight" ? { ...entry, ...change } : entry;
 
 	test("of another model", () => {
-		expect(refusal(["--load-hf", reference()])).toMatch(/holds another model: --hybrid-layer-pattern is/);
+		const flags = same.replace("--vocab-size 512", "").split(/ +/);
+		expect(refusal([...flags, "--load-hf", reference()])).toMatch(
+			/^mimo: vocab-size \(preset nemotron-tiny\): the value is 256; .*config\.json says 512\.$/,
+		);
 	});
 
 	test("in a truncated file", () => {

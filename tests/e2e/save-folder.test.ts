@@ -81,7 +81,7 @@ test("--save-hf replaces what the same training wrote, and nothing else", () => 
 test.each([
 	["--position-embedding-type rope", "--position-embedding-type is none there and rope here"],
 	["--no-squared-relu --swiglu", "--squared-relu is true there and false here; --swiglu is false there and true here"],
-	["--model-provider nemotron-moe-vlm", "convert-ckpt --to hf --drop 'modality_submodules.*'"],
+	["--model-provider nemotron-moe-vlm", "needs vision-projection-type mlp, vision-projection-norm, pixel-shuffle"],
 ])("%s has no place in a Hugging Face folder: refused before a step", (flags, sentence) => {
 	const refused = train(`--train-iters 1 --save-hf never ${flags}`);
 	expect([refused.exitCode > 0, refused.stdout]).toEqual([true, ""]);

@@ -61,12 +61,12 @@ export function requireCounts(
 	} else if ((pattern.split("E").length - 1) * experts > stored.size) tooMany("n_routed_experts", experts);
 }
 
-/** `prefix` stands in front of every logical name; `paddedVocabularySize` rows in the logical embedding and output. */
+/** `paddedVocabularySize`: rows in the logical embedding and output layer; default: as many as tokens. */
 export function languageCorrespondence(
 	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
 	path: string,
-	options: { readonly prefix?: string; readonly paddedVocabularySize?: number } = {},
+	options: { readonly paddedVocabularySize?: number } = {},
 ): Correspondence {
 	const builder = new CorrespondenceBuilder(path);
 	addLanguage(builder, configuration, spelling, options);
@@ -78,10 +78,10 @@ export function addLanguage(
 	builder: CorrespondenceBuilder,
 	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
-	options: { readonly prefix?: string; readonly paddedVocabularySize?: number } = {},
+	options: { readonly paddedVocabularySize?: number } = {},
 ): void {
 	const { hiddenSize: h, vocabSize: v } = configuration;
-	const prefix = options.prefix ?? "language_model.";
+	const prefix = "language_model.";
 	const paddedRows = options.paddedVocabularySize ?? v;
 	const vocabulary = (logical: string, foreign: string) => {
 		builder.addLogical(logical, [paddedRows, h]);

@@ -12,8 +12,8 @@ import { parsePythonJson } from "./json.ts";
 import { addLanguage, detectSpelling, requireCounts, type Spelling } from "./language-names.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
 import { describeLeftOut, isLeftOut } from "./left-out.ts";
-import { withoutTiedHead } from "./model.ts";
 import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
+import { withoutTiedHead } from "./tied-head.ts";
 import { addTower, detectTower, type TowerSizes, type TowerSpelling } from "./tower-names.ts";
 import {
 	projectorSizes,

@@ -70,7 +70,8 @@ export function towerConfiguration(
 			bad(`${name} is ${JSON.stringify(value)}, this program's vision tower has only ${JSON.stringify(only)}`);
 		}
 	}
-	requireStatistics(values, bad);
+	// Of a whole model, or of the tower.
+	for (const place of [json, values]) requireStatistics(place, bad);
 	const size = (name: string, axes: number, axis: number): number => {
 		const shape = stored.get(name)?.shape;
 		if (shape === undefined) throw new UserError(`${folder} has no tensor ${name}.`);

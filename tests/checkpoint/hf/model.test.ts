@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { writeFolderAtomically } from "../../../src/checkpoint/folders.ts";
 import {
 	configurationFromHuggingFace,
 	configurationToHuggingFace,
@@ -10,9 +11,11 @@ import {
 import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
 import { detectSpelling, languageCorrespondence, spellings } from "../../../src/checkpoint/hf/language-names.ts";
-import { openHuggingFaceModel, saveHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
+import { type HuggingFaceModel, openHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
+import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
+import { MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
-import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
+import { joinStores, readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { golden } from "../../golden.ts";
 
 let folder: string;
@@ -35,6 +38,22 @@ function altered(name: string, change: (entries: TensorEntry[]) => TensorEntry[]
 	return target;
 }
 
+/** Writes a model as it came, or with other names and smaller files under a config.json of its own. */
+async function save(
+	target: string,
+	{ configuration, spelling, configText, weights }: HuggingFaceModel,
+	{ made = false, replace = false, shardBytes = 5e9 } = {},
+): Promise<void> {
+	const none = { tower: null, projector: null };
+	const kept = {
+		...{ configText, spelling: { language: spelling, ...none } },
+		...{ leftOut: joinStores("here", []), companions: new Map<string, Uint8Array>() },
+	};
+	const model = { path: tiny, weights, language: configuration, described: {}, kept: made ? null : kept };
+	const planned = planFolder(model, target, { names: null, visionHeads: null, shardBytes });
+	await writeFolderAtomically(target, { replace }, (path) => planned.write(path, () => {}));
+}
+
 function allTensors(store: TensorStore) {
 	return Object.fromEntries([...store.tensors].map(([name, { shape }]) => [name, [shape, readTensor(store, name)]]));
 }
@@ -44,8 +63,7 @@ for (const name of goldens) {
 	test(`${name}: there and back, every byte equal`, async () => {
 		const target = join(folder, name);
 		using model = openHuggingFaceModel(source);
-		const { configuration, spelling, configText, weights } = model;
-		await saveHuggingFaceModel(target, weights, configuration, { spelling, configText });
+		await save(target, model);
 		for (const file of ["config.json", "model.safetensors"]) {
 			expect(readFileSync(join(target, file)).equals(readFileSync(join(source, file)))).toBe(true);
 		}
@@ -112,10 +130,7 @@ describe("hybrid-tiny", () => {
 	test("published spelling in several shards, and back", async () => {
 		const target = join(folder, "published");
 		using model = openHuggingFaceModel(tiny);
-		await saveHuggingFaceModel(target, model.weights, model.configuration, {
-			spelling: spellings.published,
-			shardBytes: 200_000,
-		});
+		await save(target, model, { made: true, shardBytes: 200_000 });
 		expect(readdirSync(target).filter((name) => name.endsWith(".safetensors")).length).toBeGreaterThan(3);
 		using raw = HuggingFaceFolder.open(target);
 		expect(raw.tensors.get("backbone.layers.1.mixer.experts.5.up_proj.weight")!.shape).toEqual([48, 64]);
@@ -125,21 +140,18 @@ describe("hybrid-tiny", () => {
 		expect(allTensors(again.weights)).toEqual(allTensors(model.weights));
 	});
 
-	test("vocabulary padding: zero rows in, none out", async () => {
-		using model = openHuggingFaceModel(tiny, { paddedVocabularySize: 640, prefix: "" });
-		const embedding = readTensor(model.weights, "embedding.word_embeddings.weight");
+	test("vocabulary padding: zero rows in, none out", () => {
+		using model = openHuggingFaceModel(tiny);
+		const { configuration, spelling, weights } = model;
+		const padded = languageCorrespondence(configuration, spelling, "here", { paddedVocabularySize: 640 });
+		const plain = languageCorrespondence(configuration, spelling, "here");
+		const foreign = new MappedStore(weights, planTensors(weights, plain, "foreign"));
+		const wide = new MappedStore(foreign, planTensors(foreign, padded, "logical"));
+		const embedding = readTensor(wide, "language_model.embedding.word_embeddings.weight");
 		expect(embedding.length).toBe(640 * 64);
 		expect(embedding.slice(512 * 64).every((value) => value === 0)).toBe(true);
-		const { configuration, spelling, configText, weights } = model;
-		const target = join(folder, "unpadded");
-		await saveHuggingFaceModel(target, weights, configuration, {
-			spelling,
-			configText,
-			paddedVocabularySize: 640,
-			prefix: "",
-		});
-		const file = "model.safetensors";
-		expect(readFileSync(join(target, file)).equals(readFileSync(join(tiny, file)))).toBe(true);
+		const back = new MappedStore(wide, planTensors(wide, padded, "foreign"));
+		expect(allTensors(back)).toEqual(allTensors(foreign));
 	});
 
 	test("an existing target is refused, and replaced when asked", async () => {
@@ -147,11 +159,9 @@ describe("hybrid-tiny", () => {
 		mkdirSync(target);
 		writeFileSync(join(target, "mine"), "");
 		using model = openHuggingFaceModel(tiny);
-		const save = (replace: boolean) =>
-			saveHuggingFaceModel(target, model.weights, model.configuration, { spelling: model.spelling, replace });
-		await expect(save(false)).rejects.toThrow("the folder is not empty");
+		await expect(save(target, model)).rejects.toThrow("the folder is not empty");
 		expect(readdirSync(target)).toEqual(["mine"]);
-		await save(true);
+		await save(target, model, { replace: true });
 		expect(readdirSync(target).sort()).toEqual(["config.json", "model.safetensors"]);
 		expect(readdirSync(folder).filter((name) => name.includes(".tmp-"))).toEqual([]);
 	});
