@@ -4,8 +4,11 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
+import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
 import { describeParts, openParts } from "../../../src/checkpoint/hf/parts.ts";
+import { keptOf, openPretrained, type Pretrained } from "../../../src/checkpoint/hf/pretrained.ts";
 import { addTower, type TowerSpelling } from "../../../src/checkpoint/hf/tower-names.ts";
+import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
@@ -13,7 +16,9 @@ import { golden } from "../../golden.ts";
 import { conversionOptions } from "../conversion/options.ts";
 
 const source = golden("vision-language");
-const [language, tower] = ["language", "tower"].map((name) => join(source, name)) as [string, string];
+const [language, tower, projector] = ["language", "tower", "projector.safetensors"].map((name) =>
+	join(source, name),
+) as [string, string, string];
 let folder: string;
 let count = 0;
 beforeAll(() => {
@@ -23,6 +28,10 @@ afterAll(() => rmSync(folder, { recursive: true }));
 
 const newPath = () => join(folder, String(count++));
 const open = (path: string) => openParts(path, { visionHeads: null });
+const openLanguage = () => {
+	using parts = open(language);
+	return parts;
+};
 const values = (store: TensorStore) =>
 	Object.fromEntries([...store.tensors.keys()].sort().map((name) => [name, readTensor(store, name)]));
 
@@ -108,6 +117,78 @@ describe("to native and back", () => {
 		const name = "radio_model.model.blocks.0.mlp.fc2.weight";
 		expect(readTensor(again.stored, name)).toEqual(
 			(readTensor(stored, name) as Float32Array).map((value) => value / 2),
+		);
+	});
+});
+
+describe("a whole vision-language model", () => {
+	const options = { beside: false, imageTokenId: 5 } as const;
+
+	/** The folder of all parts, its config.json as `change` leaves it. */
+	async function whole(change: (config: Record<string, unknown>) => object): Promise<string> {
+		using pretrained = openPretrained({ loadHf: language, loadVision: tower, loadProjector: projector })!;
+		const kept = keptOf(pretrained, { ...options, projector: pretrained.projector!.projector!.sizes })!;
+		const { weights, language: text } = pretrained;
+		const described = { visionNumAttentionHeads: 2 };
+		const model = { path: language, weights, language: text!.language!.configuration, described, kept };
+		const path = newPath();
+		mkdirSync(path);
+		planFolder(model, path, { names: null, visionHeads: null, shardBytes: 1e5 }).write(path, () => {});
+		const config = parsePythonJson(readFileSync(join(path, "config.json"), "utf8"), path);
+		writeFileSync(join(path, "config.json"), formatPythonJson(change(config)));
+		return path;
+	}
+
+	/** As NemotronH_Nano_VL_V2 is published. */
+	const published = ({
+		text_config,
+		image_token_id,
+		projector_hidden_size,
+		vision_hidden_size,
+	}: Record<string, unknown>) => ({
+		...{ model_type: "NemotronH_Nano_VL_V2", llm_config: text_config, img_context_token_id: image_token_id },
+		...{ projector_hidden_size, vit_hidden_size: vision_hidden_size, downsample_ratio: 0.5, ps_version: "v2" },
+		force_image_size: 32,
+		vision_config: { args: { model: "vit_tiny_patch8", cpe_max_size: 64 }, patch_size: 8, num_attention_heads: 2 },
+	});
+
+	test("of published names and keys: the keys of its parts, and its own folder again", async () => {
+		const path = await whole(published);
+		using pretrained = openPretrained({ loadHf: path, loadVision: null, loadProjector: null })!;
+		using apart = openPretrained({ loadHf: language, loadVision: tower, loadProjector: projector })!;
+		const keysOf = ({ descriptions }: Pretrained) => Object.assign({}, ...descriptions.map(({ keys }) => keys));
+		expect(keysOf(pretrained)).toEqual({ ...keysOf(apart), imageTokenId: 5 });
+		expect(values(pretrained.weights)).toEqual(values(apart.weights));
+		const back = await convert("native", "hf", await convert("hf", "native", path), { shardBytes: 1e5 });
+		for (const name of readdirSync(path)) {
+			expect(readFileSync(join(back, name)).equals(readFileSync(join(path, name)))).toBeTrue();
+		}
+		const text = await convert("hf", "hf", path, { drop: ["modality_submodules.*"] });
+		using alone = open(text);
+		expect(describeParts(alone)).toEqual(describeParts(openLanguage()));
+	});
+
+	test("what its config.json says of the projector and of the patches has to be so", async () => {
+		for (const [change, sentence] of [
+			[{ ps_version: "v1" }, 'ps_version is "v1", this program\'s pixel shuffle has only "v2".'],
+			[{ downsample_ratio: 1 }, "downsample_ratio is 1, but the projector reads rows of 128."],
+			[{ projector_hidden_size: 128 }, "projector_hidden_size is 128, but the projector has 96."],
+			[{ vit_hidden_size: 64 }, "vision_hidden_size (vit_hidden_size) is 64, but the tower has 32."],
+			[{ img_context_token_id: "x" }, 'image_token_id is "x", expected a whole number.'],
+			[{ norm_mean: [0.5, 0.5, 0.5] }, "norm_mean is [0.5,0.5,0.5], and images are normalised by"],
+		] as const) {
+			const path = await whole((config) => ({ ...published(config), ...change }));
+			expect(() => open(path)).toThrow(sentence);
+		}
+	});
+
+	test("has no room for a second tower or projector", async () => {
+		const path = await whole(published);
+		expect(() => openPretrained({ loadHf: path, loadVision: tower, loadProjector: null })).toThrow(
+			`${path} (--load-hf) holds a vision tower: --load-vision ${tower} would be a second one.`,
+		);
+		expect(() => openPretrained({ loadHf: path, loadVision: null, loadProjector: projector })).toThrow(
+			`holds a projector: --load-projector ${projector} would be a second one.`,
 		);
 	});
 });
