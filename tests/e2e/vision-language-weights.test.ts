@@ -1,6 +1,6 @@
 /** A vision-language model from the folders of its parts, trained in stages on several layouts, back into one folder. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { bytesOf } from "../../src/checkpoint/dtype.ts";
@@ -104,6 +104,23 @@ describe("three stages", () => {
 		);
 		expect(tensorsOf("stage1")).toEqual(before);
 	});
+});
+
+test("a language model that came from no folder takes the tokenizer it was trained with", () => {
+	writeFileSync(join(folder, "text.txt"), "A tiny text of few words. ".repeat(1000));
+	const flags = ["--preset", "nemotron-tiny", "--data-path", "text.txt", "--tokenizer", parts.language];
+	flags.push("--lr-warmup-iters", "0");
+	const small = mimo(["train", ...still, ...flags], folder);
+	expect([small.exitCode, small.stdout]).toEqual([1, ""]);
+	expect(small.stderr).toBe(`mimo: The tokenizer ${parts.language} has 264 tokens, more than --vocab-size 256.\n`);
+	train(...flags, ..."--vocab-size 264 --save-hf own".split(" "));
+	const files = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"];
+	expect(readdirSync(join(folder, "own")).sort()).toEqual(
+		[...files, "config.json", "mimo.json", "model.safetensors"].sort(),
+	);
+	for (const name of files) {
+		expect(readFileSync(join(folder, "own", name)).equals(readFileSync(join(parts.language, name)))).toBeTrue();
+	}
 });
 
 test("what does not fit is one sentence before step 1", () => {

@@ -83,6 +83,7 @@ export function huggingFaceTarget(
 		language: source.configuration,
 		described: source.model,
 		kept,
+		companions: kept?.companions ?? new Map(),
 	};
 	return planFolder(model, path, options);
 }

@@ -30,7 +30,10 @@ export interface WritableModel {
 	readonly language: LanguageModelConfiguration | null;
 	/** What else is known of it, under the program's keys. */
 	readonly described: Readonly<Record<string, unknown>>;
-	readonly kept: KeptFolder | null;
+	/** Of the folder that it came from; null: it came from none. */
+	readonly kept: Omit<KeptFolder, "companions"> | null;
+	/** Files to write beside it. */
+	readonly companions: Companions;
 }
 
 export interface FolderOptions extends Durability {
@@ -94,9 +97,9 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	return {
 		tensors,
 		write: (folder, onBytes) => {
-			const configText = fits ? kept!.configText : formatPythonJson(config);
+			const configText = fits ? withDtype(kept!.configText, dtypeOf(weights)) : formatPythonJson(config);
 			writeHuggingFaceFiles(folder, tensors, { ...options, configText, onBytes });
-			writeCompanions(folder, withPreprocessor(kept?.companions ?? new Map(), present, model.described), options);
+			writeCompanions(folder, withPreprocessor(model.companions, present, model.described), options);
 		},
 	};
 }
@@ -111,7 +114,7 @@ function describesAll(json: Json, { language, tower }: Present): boolean {
 }
 
 function spellingFor(
-	kept: KeptFolder | null,
+	kept: WritableModel["kept"],
 	{ language, tower }: Present,
 	fits: boolean,
 	names: SpellingName | null,
@@ -157,6 +160,11 @@ const torchNames: Readonly<Record<string, string>> = { F32: "float32", BF16: "bf
 function dtypeOf({ tensors }: TensorStore): string {
 	const first = tensors.get("language_model.embedding.word_embeddings.weight") ?? [...tensors.values()][0];
 	return torchNames[first?.dtype ?? "F32"] ?? "float32";
+}
+
+/** Text of a config.json whose model may have been of another type. */
+function withDtype(text: string, dtype: string): string {
+	return text.replace(/("(?:torch_)?dtype":\s*)"(?:float32|bfloat16|float16)"/g, (_, key) => `${key}"${dtype}"`);
 }
 
 /** A config.json for a model that came from none, or from one of a part of it. */

@@ -6,7 +6,7 @@ import { writeFileAtomically } from "../../checkpoint/files.ts";
 import { ConvertedStore } from "../../checkpoint/floats.ts";
 import { writeFolderAtomically } from "../../checkpoint/folders.ts";
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
-import { tokenizerOf } from "../../checkpoint/hf/companions.ts";
+import { type Companions, tokenizerOf } from "../../checkpoint/hf/companions.ts";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { defaultShardBytes } from "../../checkpoint/hf/folder.ts";
 import type { KeptFolder } from "../../checkpoint/hf/kept.ts";
@@ -108,14 +108,14 @@ export class HuggingFaceWeights implements Disposable {
 	async #write(path: string, weights: TensorStore, provenance: Provenance, lineage: string): Promise<void> {
 		const { c } = this;
 		const pretrained = this.#pretrained;
-		const found = pretrained === null ? keptInSource(provenance, path) : keptOfFolders(c, pretrained, false);
-		const kept = found === null ? null : withTokenizer(found, c);
+		const kept = pretrained === null ? keptInSource(provenance, path) : keptOfFolders(c, pretrained, false);
 		const model = {
 			path,
 			weights: new ConvertedStore(weights, dtypesOf(pretrained, kept)),
 			language: languageKeys(c),
 			described: { ...c },
 			kept,
+			companions: withTokenizer(kept?.companions ?? new Map(), c.tokenizer),
 		};
 		const options = { names: null, visionHeads: null, shardBytes: defaultShardBytes };
 		const planned = planFolder(model, path, options);
@@ -153,9 +153,9 @@ function partOf(module: NamedTensors, prefix: string): NamedTensors {
 }
 
 /** The tokenizer that the data were read with, where no folder brought one. */
-function withTokenizer(kept: KeptFolder, c: TrainingConfiguration): KeptFolder {
-	if (c.tokenizer === null || kept.companions.has("tokenizer.json")) return kept;
-	return { ...kept, companions: new Map([...kept.companions, ...tokenizerOf(c.tokenizer)]) };
+function withTokenizer(companions: Companions, tokenizer: string | null): Companions {
+	if (tokenizer === null || companions.has("tokenizer.json")) return companions;
+	return new Map([...companions, ...tokenizerOf(tokenizer)]);
 }
 
 /** Types as the folders had them; a new part as the embedding, or as config.json says. */

@@ -47,9 +47,10 @@ async function save(
 	const none = { tower: null, projector: null };
 	const kept = {
 		...{ configText, spelling: { language: spelling, ...none } },
-		...{ leftOut: joinStores("here", []), companions: new Map<string, Uint8Array>() },
+		leftOut: joinStores("here", []),
 	};
-	const model = { path: tiny, weights, language: configuration, described: {}, kept: made ? null : kept };
+	const companions = new Map<string, Uint8Array>();
+	const model = { path: tiny, weights, language: configuration, described: {}, kept: made ? null : kept, companions };
 	const planned = planFolder(model, target, { names: null, visionHeads: null, shardBytes });
 	await writeFolderAtomically(target, { replace }, (path) => planned.write(path, () => {}));
 }

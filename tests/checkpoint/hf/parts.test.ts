@@ -130,7 +130,14 @@ describe("a whole vision-language model", () => {
 		const kept = keptOf(pretrained, { ...options, projector: pretrained.projector!.projector!.sizes })!;
 		const { weights, language: text } = pretrained;
 		const described = { visionNumAttentionHeads: 2 };
-		const model = { path: language, weights, language: text!.language!.configuration, described, kept };
+		const model = {
+			path: language,
+			weights,
+			language: text!.language!.configuration,
+			described,
+			kept,
+			companions: kept.companions,
+		};
 		const path = newPath();
 		mkdirSync(path);
 		planFolder(model, path, { names: null, visionHeads: null, shardBytes: 1e5 }).write(path, () => {});
