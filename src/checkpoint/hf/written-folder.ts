@@ -26,7 +26,7 @@ export interface WritableModel {
 	readonly path: string;
 	/** Model tensors under logical names. */
 	readonly weights: TensorStore;
-	/** null: nobody knows. */
+	/** null: unknown. */
 	readonly language: LanguageModelConfiguration | null;
 	/** What else is known of it, under the program's keys. */
 	readonly described: Readonly<Record<string, unknown>>;
