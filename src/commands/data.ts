@@ -5,6 +5,7 @@ export default defineCommand({
 	meta: { name: "data", description: "Prepare, inspect and check Energon data sets." },
 	subCommands: {
 		prepare: () => import("./data/prepare.ts").then((module) => module.default),
+		import: () => import("./data/import.ts").then((module) => module.default),
 		info: () => import("./data/info.ts").then((module) => module.default),
 		lint: () => import("./data/lint.ts").then((module) => module.default),
 		preview: () => import("./data/preview.ts").then((module) => module.default),

@@ -25,3 +25,12 @@ export function tarIndexName(tar: string): string {
 export function jsonlIndexName(jsonl: string): string {
 	return `${jsonl.replace(/\.[^./]*$/, "")}.jsonl.idx`;
 }
+
+/** Order of paths as Python sorts them: folder by folder. */
+export function byPathParts(a: string, b: string): number {
+	const [left, right] = [a.split("/"), b.split("/")];
+	for (let i = 0; i < Math.min(left.length, right.length); i++) {
+		if (left[i] !== right[i]) return left[i]! < right[i]! ? -1 : 1;
+	}
+	return left.length - right.length;
+}

@@ -12,6 +12,7 @@ import { buildJoinIndex, joinedDatasets, joinIndexPath } from "../format/join-in
 import { indexJsonl } from "../format/jsonl.ts";
 import { type Join, type Metadataset, readMetadataset } from "../format/metadataset.ts";
 import {
+	byPathParts,
 	INDEX_SQLITE,
 	INDEX_UUID,
 	INFO_JSON,
@@ -197,15 +198,6 @@ function shardNames(folder: string, { tarIndexOnly, exclude }: PrepareOptions): 
 	if (names.length === 0)
 		throw new UserError(`${folder} has no tar files${exclude === null ? "" : " besides those excluded"}.`);
 	return names;
-}
-
-/** Order of paths as Python sorts them: folder by folder. */
-function byPathParts(a: string, b: string): number {
-	const [left, right] = [a.split("/"), b.split("/")];
-	for (let i = 0; i < Math.min(left.length, right.length); i++) {
-		if (left[i] !== right[i]) return left[i]! < right[i]! ? -1 : 1;
-	}
-	return left.length - right.length;
 }
 
 function regularExpression(text: string, flag: string): RegExp {

@@ -30,9 +30,9 @@ export interface ShardIndex {
 	readonly hasEnd: boolean;
 }
 
-/** Members of a tar file in order; throws a TarError where it is damaged. */
-export function* walkTar(file: RandomAccessFile): Generator<TarMember, void, void> {
-	for (let at = 0; at < file.size; ) {
+/** Members of a tar file in order, from a member's first byte on; throws a TarError where it is damaged. */
+export function* walkTar(file: RandomAccessFile, from = 0): Generator<TarMember, void, void> {
+	for (let at = from; at < file.size; ) {
 		const member = memberAt(file, at);
 		if (member === null) return;
 		yield member;

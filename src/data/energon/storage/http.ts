@@ -12,13 +12,16 @@ export class RemoteError extends Error {
 	}
 }
 
+/** How often and how long a server is asked. */
+export type RequestOptions = Pick<RemoteOptions, "attempts" | "backoffMilliseconds" | "stallMilliseconds">;
+
 /** Bytes of the largest file: what a server says beyond this is a mistake. */
 export const LARGEST_FILE = 2 ** 46;
 
 /** Size and tag of a file. Throws a RemoteError. */
 export async function statRemote(
 	url: string,
-	options: RemoteOptions,
+	options: RequestOptions,
 ): Promise<{ readonly size: number; readonly etag: string | null }> {
 	return await retried(url, options, async () => {
 		const response = await request(url, 0, 1, options);
@@ -33,10 +36,10 @@ export async function statRemote(
 
 /** Bytes [offset, offset + length) of a version of a file. Throws a RemoteError. */
 export async function readRemote(
-	{ url, size, etag }: RemoteVersion,
+	{ url, size, etag }: Omit<RemoteVersion, "cacheName">,
 	offset: number,
 	length: number,
-	options: RemoteOptions,
+	options: RequestOptions,
 ): Promise<Uint8Array> {
 	return await retried(url, options, async () => {
 		const response = await request(url, offset, length, options);
@@ -117,7 +120,7 @@ async function bodyOf(url: string, response: Response, length: number, stall: nu
 	return bytes;
 }
 
-async function request(url: string, offset: number, length: number, options: RemoteOptions): Promise<Response> {
+async function request(url: string, offset: number, length: number, options: RequestOptions): Promise<Response> {
 	const response = await fetch(address(url), {
 		// Compressed answers have other ranges, and could inflate to any size.
 		headers: { Range: `bytes=${offset}-${offset + length - 1}`, "Accept-Encoding": "identity" },
@@ -149,7 +152,7 @@ function address(url: string): string {
 	}
 }
 
-async function retried<Result>(url: string, options: RemoteOptions, run: () => Promise<Result>): Promise<Result> {
+async function retried<Result>(url: string, options: RequestOptions, run: () => Promise<Result>): Promise<Result> {
 	for (let attempt = 1; ; attempt++) {
 		try {
 			return await run();

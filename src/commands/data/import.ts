@@ -1,0 +1,117 @@
+/** `mimo data import`: makes an Energon data set of pictures, tables, JSON, Hugging Face data sets and tar files. */
+import { defineCommand } from "citty";
+import { importKinds, type ImportKind } from "../../data/import/detect.ts";
+import type { ImportResult } from "../../data/import/import.ts";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
+import { datasetPath } from "./dataset-path.ts";
+
+const args = {
+	path: {
+		type: "positional",
+		required: true,
+		description: "Files or folders of one form.",
+		valueHint: "PATH…",
+	},
+	output: { type: "string", required: true, valueHint: "FOLDER", description: "The data set to write; run again, goes on." },
+	from: {
+		type: "string",
+		valueHint: "FORM",
+		description: `The form, where it is not recognised: ${Object.keys(importKinds).join(", ")}.`,
+	},
+	"image-column": { type: "string", description: "Fields with images, several with commas; common names are known." },
+	"text-column": { type: "string", description: "Field with the caption or text." },
+	"question-column": { type: "string", description: "Field with the question." },
+	"answer-column": { type: "string", description: "Field with the answer." },
+	"image-root": { type: "string", description: "Folder that image paths begin in; unset: that of their file." },
+	header: { type: "boolean", default: true, description: "--no-header: a table without one; columns are 1, 2, …" },
+	delimiter: { type: "string", description: "Between the cells of a table; unset: a tab in .tsv, else a comma." },
+	"split-ratio": {
+		type: "string",
+		description: "Shares of train, val and test, such as 98,1,1; unset: the source's own parts, else all for training.",
+	},
+	"shard-samples": { type: "string", default: "10000", description: "Most samples of a shard." },
+	"shard-size": { type: "string", default: "512", description: "Mebibytes after which a shard is full." },
+	shuffle: { type: "string", valueHint: "SEED", description: "Shuffle with this seed; unset: the order of the source." },
+	"skip-limit": { type: "string", default: "10%", description: "Rows that may be skipped: a number, or a share." },
+	decode: { type: "boolean", description: "Decode every image, beyond its header." },
+} as const;
+
+function wholeNumber(text: string, flag: string, from: number, to: number): number {
+	const value = /^\d{1,15}$/.test(text) ? Number(text) : Number.NaN;
+	if (value >= from && value <= to) return value;
+	throw new UserError(
+		`${flag} is ${JSON.stringify(text)}; allowed is a whole number from ${from} to ${to}.`,
+		exitCodes.usage,
+	);
+}
+
+function shares(text: string): readonly [number, number, number] {
+	const numbers = text.split(",").map((share) => (share.trim() === "" ? Number.NaN : Number(share)));
+	const total = numbers.reduce((sum, share) => sum + share, 0);
+	if (numbers.length === 3 && numbers.every((share) => share >= 0) && total > 0 && Number.isFinite(total)) {
+		return [numbers[0]!, numbers[1]!, numbers[2]!];
+	}
+	throw new UserError(
+		`--split-ratio ${text} is not three shares of train, val and test, such as 98,1,1.`,
+		exitCodes.usage,
+	);
+}
+
+function kindOf(text: string): ImportKind {
+	if (Object.hasOwn(importKinds, text)) return text as ImportKind;
+	throw new UserError(`--from is ${text}; the forms are ${Object.keys(importKinds).join(", ")}.`, exitCodes.usage);
+}
+
+function delimiterOf(text: string): string {
+	const character = text === "\\t" ? "\t" : text;
+	if (character.length === 1 && !/["\r\n]/.test(character)) return character;
+	throw new UserError(`--delimiter is ${JSON.stringify(text)}; it is one character, \\t for a tab.`, exitCodes.usage);
+}
+
+export default defineCommand({
+	meta: { name: "import", description: "Make a data set of pictures, CSV, JSON, Parquet, save_to_disk or tar files." },
+	args,
+	run: async ({ args: given }) => {
+		const { importData, SKIPPED_LIST } = await import("../../data/import/import.ts");
+		const { parseSkipLimit, skippedLines } = await import("../../data/import/skipped.ts");
+		const { Images } = await import("../../native/images.ts");
+		const { openLibrary } = await import("../../native/library.ts");
+		const output = datasetPath(given.output);
+		const options = {
+			paths: given._.map(datasetPath),
+			output,
+			from: given.from === undefined ? null : kindOf(given.from),
+			columns: {
+				images: given["image-column"]?.split(",") ?? null,
+				text: given["text-column"] ?? null,
+				question: given["question-column"] ?? null,
+				answer: given["answer-column"] ?? null,
+			},
+			table: { header: given.header, delimiter: given.delimiter === undefined ? null : delimiterOf(given.delimiter) },
+			imageRoot: given["image-root"] ?? null,
+			shares: given["split-ratio"] === undefined ? null : shares(given["split-ratio"]),
+			shardSamples: wholeNumber(given["shard-samples"], "--shard-samples", 1, 10_000_000),
+			shardBytes: wholeNumber(given["shard-size"], "--shard-size", 1, 1_000_000) * 2 ** 20,
+			shuffle: given.shuffle === undefined ? null : wholeNumber(given.shuffle, "--shuffle", 0, 2 ** 32 - 1),
+			skipLimit: parseSkipLimit(given["skip-limit"]),
+			decode: given.decode ?? false,
+			report: (line: string) => process.stderr.write(`${line}\n`),
+		};
+		const result = await importData(options, new Images(await openLibrary("cpu")));
+		if (result.wasDone) process.stderr.write(`${output} was complete already\n`);
+		for (const line of summary(result)) console.log(line);
+		const { skipped } = result;
+		if (skipped.length > 0) {
+			const count = skipped.reduce((sum, reason) => sum + reason.count, 0);
+			console.log(`${count} of ${result.rows} rows skipped; ${output}/${SKIPPED_LIST} lists all:`);
+			for (const line of skippedLines(skipped)) console.log(line);
+		}
+		console.log(`Look at it: mimo data preview --data-path ${output}; train on it: mimo train --data-path ${output}`);
+	},
+});
+
+function summary({ samples, images, rows, parts }: ImportResult): string[] {
+	const divided = parts.map((one) => `${one.part} ${one.samples} in ${one.shards} shard${one.shards === 1 ? "" : "s"}`);
+	return [`${samples} samples with ${images} images of ${rows} rows: ${divided.join(", ")}`];
+}

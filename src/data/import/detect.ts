@@ -1,0 +1,197 @@
+/** Which form of data a path holds, by names and first bytes alone. */
+import { readdirSync, readFileSync, type Stats, statSync } from "node:fs";
+import { join } from "node:path";
+import { fileKind } from "../../config/file-kind.ts";
+import { byPathParts, META_FOLDER } from "../energon/format/names.ts";
+import type { Part } from "./row.ts";
+
+/** Forms that can be imported, with their names in sentences. */
+export const importKinds = {
+	pictures: "a folder of pictures with .txt or .json files beside them",
+	csv: "a table (CSV or TSV)",
+	json: "JSON records",
+	parquet: "Parquet files",
+	arrow: "a Hugging Face data set written by save_to_disk",
+	tar: "tar files of samples (webdataset, img2dataset)",
+} as const;
+export type ImportKind = keyof typeof importKinds;
+
+export interface InputFile {
+	readonly path: string;
+	/** Part that the source puts it into; null: none. */
+	readonly part: Part | null;
+}
+
+export interface Detected {
+	readonly kind: ImportKind;
+	/** Files in the order they are read; the folder itself for pictures. */
+	readonly files: readonly InputFile[];
+}
+
+/** Suffixes of image files that are taken for pictures, the ones that cannot be read too: those are named then. */
+const pictureSuffix = /\.(?:jpe?g|png|webp|gif|bmp|tiff?|avif|heic|jp2)$/i;
+
+export function isPictureName(name: string): boolean {
+	return pictureSuffix.test(name);
+}
+
+const suffixKinds: Readonly<Record<string, ImportKind>> = {
+	csv: "csv",
+	tsv: "csv",
+	json: "json",
+	jsonl: "json",
+	ndjson: "json",
+	parquet: "parquet",
+	arrow: "arrow",
+	tar: "tar",
+};
+
+/** Looks at most at this many names of a folder before it is no folder of pictures. */
+const LOOKED_AT = 100_000;
+
+/** What a path holds; null for what no form of data is. `forced` is taken for granted. */
+export function detect(path: string, forced: ImportKind | null = null): Detected | null {
+	const stat = statusOf(path);
+	if (stat === undefined) return null;
+	if (stat.isFile()) {
+		const kind = forced ?? kindOfFile(path);
+		return kind === null || kind === "pictures" ? null : { kind, files: [{ path, part: null }] };
+	}
+	return stat.isDirectory() ? detectFolder(path, forced) : null;
+}
+
+/** A file by its first bytes, else its suffix. */
+function kindOfFile(path: string): ImportKind | null {
+	const kind = fileKind(path);
+	if (kind !== null && !kind.isText) {
+		const binary: Readonly<Record<string, ImportKind>> = {
+			"a Parquet file": "parquet",
+			"an Arrow file": "arrow",
+			"a tar file": "tar",
+		};
+		return Object.hasOwn(binary, kind.name) ? binary[kind.name]! : null;
+	}
+	const suffix = suffixOf(path);
+	return Object.hasOwn(suffixKinds, suffix) ? suffixKinds[suffix]! : null;
+}
+
+function suffixOf(name: string): string {
+	return /\.([A-Za-z0-9]+)$/.exec(name)?.[1]?.toLowerCase() ?? "";
+}
+
+function statusOf(path: string): Stats | undefined {
+	try {
+		return statSync(path);
+	} catch {
+		return undefined;
+	}
+}
+
+/** Forms by the files that a folder holds, the surest first. */
+const folderForms: readonly (readonly [kind: ImportKind, glob: string])[] = [
+	["arrow", "**/*.arrow"],
+	["tar", "**/*.tar"],
+	["parquet", "**/*.parquet"],
+	["json", "{metadata.jsonl,**/metadata.jsonl}"],
+	["csv", "{metadata.csv,**/metadata.csv}"],
+];
+const looseForms: readonly (readonly [kind: ImportKind, glob: string])[] = [
+	["json", "**/*.{jsonl,ndjson}"],
+	["csv", "**/*.{csv,tsv}"],
+	["json", "**/*.json"],
+];
+
+function detectFolder(folder: string, forced: ImportKind | null): Detected | null {
+	if ((forced ?? "arrow") === "arrow") {
+		const saved = savedToDisk(folder);
+		if (saved !== null) return { kind: "arrow", files: saved };
+	}
+	const found = (forms: typeof folderForms): Detected | null => {
+		for (const [kind, glob] of forms) {
+			if (forced !== null && kind !== forced) continue;
+			const files = filesOf(folder, glob);
+			if (files.length > 0) return { kind, files };
+		}
+		return null;
+	};
+	if (forced === "pictures") return { kind: "pictures", files: [{ path: folder, part: null }] };
+	const certain = found(folderForms);
+	if (certain !== null) return certain;
+	if (forced === null && holdsPictures(folder)) return { kind: "pictures", files: [{ path: folder, part: null }] };
+	return found(looseForms);
+}
+
+/** Files below a folder in the order of their paths; hidden ones, those of `.nv-meta` and what the `datasets` package caches are no data. */
+function filesOf(folder: string, glob: string): InputFile[] {
+	return [...new Bun.Glob(glob).scanSync({ cwd: folder })]
+		.filter((name) => !name.startsWith(`${META_FOLDER}/`) && !/(?:^|\/)cache-[^/]*\.arrow$/.test(name))
+		.sort(byPathParts)
+		.map((name) => ({ path: join(folder, name), part: partOf(name) }));
+}
+
+function holdsPictures(folder: string): boolean {
+	let looked = 0;
+	for (const name of new Bun.Glob("**/*").scanSync({ cwd: folder })) {
+		if (isPictureName(name)) return true;
+		if (++looked >= LOOKED_AT) return false;
+	}
+	return false;
+}
+
+const partNames: Readonly<Record<string, Part>> = {
+	train: "train",
+	training: "train",
+	val: "val",
+	valid: "val",
+	validation: "val",
+	dev: "val",
+	eval: "val",
+	test: "test",
+};
+
+/** The part that a path names, as Hugging Face names files: `validation-00000-of-00002.parquet`, `test/0.parquet`. */
+export function partOf(path: string): Part | null {
+	const words = path
+		.toLowerCase()
+		.split("/")
+		.slice(-2)
+		.map((name) => /^[a-z]+(?=[-_.\d]|$)/.exec(name)?.[0] ?? "");
+	const known = words.reverse().find((word) => Object.hasOwn(partNames, word));
+	return known === undefined ? null : partNames[known]!;
+}
+
+/** Files of a folder that `save_to_disk` wrote, a data set or several by split; null where it is none. */
+function savedToDisk(folder: string): InputFile[] | null {
+	const splits = jsonIn(join(folder, "dataset_dict.json"))?.splits;
+	if (Array.isArray(splits)) {
+		return splits
+			.filter((name): name is string => typeof name === "string" && !name.includes("/") && name !== "..")
+			.flatMap((name) =>
+				(savedToDisk(join(folder, name)) ?? []).map(({ path }) => ({ path, part: partOf(`${name}-`) })),
+			);
+	}
+	const files = jsonIn(join(folder, "state.json"))?._data_files;
+	if (!Array.isArray(files)) return null;
+	return files.flatMap((file: unknown): InputFile[] => {
+		const name = (file as { filename?: unknown } | null)?.filename;
+		return typeof name === "string" && !name.includes("/") ? [{ path: join(folder, name), part: null }] : [];
+	});
+}
+
+/** A small JSON file as an object; null where there is none. */
+function jsonIn(path: string): Record<string, unknown> | null {
+	const stat = statusOf(path);
+	if (stat === undefined || !stat.isFile() || stat.size > 2 ** 24) return null;
+	try {
+		const value: unknown = JSON.parse(readFileSync(path, "utf8"));
+		return typeof value === "object" && value !== null && !Array.isArray(value) ? { ...value } : null;
+	} catch {
+		return null;
+	}
+}
+
+/** What a folder holds, for a message about one that no form of data is. */
+export function namesIn(folder: string): string {
+	const names = readdirSync(folder).slice(0, 5);
+	return names.length === 0 ? "nothing" : names.join(", ");
+}

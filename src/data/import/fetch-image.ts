@@ -1,0 +1,76 @@
+/** The bytes of an image, checked by its header. Files and URLs are read up to a bound. */
+import { readWholeFile } from "../../checkpoint/files.ts";
+import { UserError } from "../../native/errors.ts";
+import type { ImageFormat, Images } from "../../native/images.ts";
+import { RemoteError, type RequestOptions, readRemote, statRemote } from "../energon/storage/http.ts";
+import type { ImageReference } from "./image-reference.ts";
+import { SkippedRow } from "./row.ts";
+
+/** Bytes of the largest image file. */
+export const LARGEST_IMAGE = 2 ** 28;
+
+const requests: RequestOptions = { attempts: 3, backoffMilliseconds: 250, stallMilliseconds: 20_000 };
+
+const extensions: Readonly<Record<ImageFormat, string>> = {
+	JPEG: "jpg",
+	PNG: "png",
+	WebP: "webp",
+	GIF: "gif",
+	BMP: "bmp",
+};
+
+export interface ImageFile {
+	readonly bytes: Uint8Array;
+	/** Of its format, whatever its name was. */
+	readonly extension: string;
+	readonly width: number;
+	readonly height: number;
+}
+
+/** The image that a reference stands for; a promise for those of a server. Throws a SkippedRow that says why there is none. */
+export function fetchImage(
+	reference: ImageReference,
+	images: Images,
+	decode: boolean,
+): ImageFile | Promise<ImageFile> {
+	switch (reference.kind) {
+		case "bytes":
+			return checked(reference.bytes, images, decode, null);
+		case "file":
+			return checked(readFile(reference.path), images, decode, reference.path);
+		case "url":
+			return download(reference.url).then((bytes) => checked(bytes, images, decode, reference.url));
+	}
+}
+
+function readFile(path: string): Uint8Array {
+	try {
+		return readWholeFile(path, LARGEST_IMAGE);
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		throw new SkippedRow(`the image cannot be read (${error.message.replace(/\.$/, "")})`);
+	}
+}
+
+async function download(url: string): Promise<Uint8Array> {
+	try {
+		const { size, etag } = await statRemote(url, requests);
+		if (size > LARGEST_IMAGE) throw new SkippedRow(`the image ${url} has ${size} bytes; at most ${LARGEST_IMAGE} are read`);
+		return await readRemote({ url, size, etag }, 0, size, requests);
+	} catch (error) {
+		if (!(error instanceof RemoteError)) throw error;
+		throw new SkippedRow(`the image cannot be fetched (${error.message.replace(/\.$/, "")})`);
+	}
+}
+
+function checked(bytes: Uint8Array, images: Images, decode: boolean, name: string | null): ImageFile {
+	try {
+		const { format, width, height } = images.inspect(bytes);
+		if (decode) images.decode(bytes);
+		return { bytes, extension: extensions[format], width, height };
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		const which = name === null ? "an image" : `the image ${JSON.stringify(name)}`;
+		throw new SkippedRow(`${which} cannot be used (${error.message.replace(/\.$/, "")})`);
+	}
+}

@@ -1,0 +1,266 @@
+/** Imports data of any known form: rows → samples → shards → an Energon data set. */
+import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
+import { join } from "node:path";
+import { UserError } from "../../native/errors.ts";
+import type { Images } from "../../native/images.ts";
+import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
+import type { Columns } from "./columns.ts";
+import type { ImportKind } from "./detect.ts";
+import { fetchImage, type ImageFile } from "./fetch-image.ts";
+import { checkSettings, type Journal, readJournal, writeJournal } from "./journal.ts";
+import { openSource } from "./open-source.ts";
+import { type Draft, readRecord } from "./read-record.ts";
+import { parts, type Row, SkippedRow, type Source } from "./row.ts";
+import { sampleParts } from "./sample.ts";
+import { Shards } from "./shards.ts";
+import type { SamplePart } from "./shard-file.ts";
+import { type SkippedReason, SkippedRows, type SkipLimit } from "./skipped.ts";
+import type { TableOptions } from "./sources/table.ts";
+
+export interface ImportOptions {
+	/** Files or folders of one form. */
+	readonly paths: readonly string[];
+	/** The folder that is written. */
+	readonly output: string;
+	/** Null: recognised. */
+	readonly from: ImportKind | null;
+	readonly columns: Columns;
+	readonly table: TableOptions;
+	/** Folder that image paths are relative to; null: that of their file. */
+	readonly imageRoot: string | null;
+	/** Shares of train, val and test; null: the parts of the source, else everything is for training. */
+	readonly shares: readonly [number, number, number] | null;
+	readonly shardSamples: number;
+	readonly shardBytes: number;
+	/** Seed; null keeps the order. */
+	readonly shuffle: number | null;
+	readonly skipLimit: SkipLimit;
+	/** Decode every image whole, beyond its header. */
+	readonly decode: boolean;
+	/** Receives progress. */
+	readonly report: (line: string) => void;
+}
+
+export interface ImportResult {
+	readonly rows: number;
+	readonly samples: number;
+	readonly images: number;
+	/** Samples and shards of each part that has any. */
+	readonly parts: readonly { readonly part: string; readonly samples: number; readonly shards: number }[];
+	readonly skipped: readonly SkippedReason[];
+	/** The import was complete before. */
+	readonly wasDone: boolean;
+}
+
+export const SKIPPED_LIST = "skipped.jsonl";
+/** Rows whose images are fetched at once. */
+const AT_ONCE = 16;
+const REPORT_MILLISECONDS = 10_000;
+
+/** Runs or continues an import. Throws a UserError; what was written by then is continued by the same call. */
+export async function importData(options: ImportOptions, images: Images): Promise<ImportResult> {
+	const journal = readJournal(options.output);
+	const { kind, source } = await openSource(options);
+	const settings = settingsOf(options, kind, source);
+	if (journal !== null) checkSettings(options.output, journal, settings);
+	options.report(`${options.paths.join(", ")}: ${source.description} (--from ${kind})`);
+	const run = new ImportRun(options, source, settings, journal, images);
+	if (run.stage === "rows") await run.rows();
+	if (run.stage === "missing") run.prepare();
+	return run.result(journal?.stage === "done");
+}
+
+function settingsOf(options: ImportOptions, kind: ImportKind, source: Source): Record<string, string> {
+	const { columns, table, imageRoot, shares, shardSamples, shardBytes, shuffle, decode } = options;
+	return {
+		from: kind,
+		data: source.identity,
+		columns: JSON.stringify(columns),
+		...(kind === "csv" ? { table: JSON.stringify(table) } : {}),
+		"image-root": String(imageRoot),
+		"split-ratio": String(shares),
+		"shard-samples": String(shardSamples),
+		"shard-size": String(shardBytes),
+		shuffle: String(shuffle),
+		decode: String(decode),
+	};
+}
+
+type Outcome = readonly SamplePart[] | SkippedRow;
+
+class ImportRun {
+	stage: Journal["stage"];
+	#position: number[];
+	#rows: number;
+	#samples: number;
+	#images: number;
+	#skippedBytes: number;
+	readonly #skipped: SkippedRows;
+	readonly #shards: Shards;
+	readonly #list: string;
+
+	constructor(
+		private readonly options: ImportOptions,
+		private readonly source: Source,
+		private readonly settings: Record<string, string>,
+		journal: Journal | null,
+		private readonly images: Images,
+	) {
+		const { output, shardSamples: samples, shardBytes: bytes, shares, shuffle, report } = options;
+		mkdirSync(output, { recursive: true });
+		this.#list = join(output, SKIPPED_LIST);
+		this.stage = journal?.stage ?? "rows";
+		this.#position = journal?.position ?? [];
+		this.#rows = journal?.rows ?? 0;
+		this.#samples = journal?.samples ?? 0;
+		this.#images = journal?.images ?? 0;
+		this.#skippedBytes = journal?.skippedBytes ?? 0;
+		this.#skipped = new SkippedRows(journal?.skipped);
+		this.#shards = new Shards(output, { samples, bytes, shares, shuffle }, journal?.shards ?? null);
+		if (existsSync(this.#list) && statSync(this.#list).size > this.#skippedBytes) {
+			truncateSync(this.#list, this.#skippedBytes);
+		}
+		if (journal === null) this.#write();
+		else if (journal.stage === "rows" && this.#rows > 0) report(`continues behind row ${this.#rows}`);
+	}
+
+	#write(): void {
+		const { shards, skipped } = { shards: this.#shards.state, skipped: this.#skipped.reasons };
+		writeJournal(this.options.output, {
+			version: 1,
+			settings: this.settings,
+			stage: this.stage,
+			position: this.#position,
+			rows: this.#rows,
+			samples: this.#samples,
+			images: this.#images,
+			shards: JSON.parse(JSON.stringify(shards)) as Journal["shards"],
+			skippedBytes: this.#skippedBytes,
+			skipped: skipped.map(({ examples, ...rest }) => ({ ...rest, examples: [...examples] })),
+		});
+	}
+
+	/** Reads the rows that are left. */
+	async rows(): Promise<void> {
+		let waiting: { readonly row: Row; readonly outcome: Outcome | Promise<Outcome> }[] = [];
+		let reported = Date.now();
+		let next = this.#rows;
+		try {
+			for await (const row of this.source.rows(this.#position)) {
+				waiting.push({ row, outcome: this.#sampleOf(row, next++) });
+				while (waiting.length >= AT_ONCE || (waiting.length > 0 && !(waiting[0]!.outcome instanceof Promise))) {
+					const { row: first, outcome } = waiting.shift()!;
+					this.#take(first, outcome instanceof Promise ? await outcome : outcome);
+				}
+				if (Date.now() - reported < REPORT_MILLISECONDS) continue;
+				reported = Date.now();
+				this.options.report(`${this.#rows} rows, ${this.#samples} samples, ${this.#skipped.count} skipped`);
+			}
+			for (const { row, outcome } of waiting) this.#take(row, await outcome);
+			waiting = [];
+		} catch (error) {
+			// What still waits fails unheard.
+			await Promise.allSettled(waiting.map(({ outcome }) => outcome));
+			this.#shards.close();
+			throw error;
+		}
+		if (this.#samples === 0) {
+			const { reason, examples } = this.#skipped.reasons[0] ?? { reason: "there are no rows", examples: [] };
+			throw new UserError(
+				`No row of ${this.options.paths.join(", ")} becomes a sample: ${reason}${examples.length > 0 ? ` (${examples[0]})` : ""}.`,
+			);
+		}
+		this.#shards.end();
+		this.stage = "missing";
+		this.#write();
+		this.#shards.clean();
+	}
+
+	/** The sample of a row, at once where no server has to be asked. */
+	#sampleOf(row: Row, number: number): Outcome | Promise<Outcome> {
+		return attempted(() => {
+			if (row.fields instanceof SkippedRow) return row.fields;
+			const draft = readRecord(row.fields, row.images, row.folder, this.options.columns);
+			const found = draft.images.map((reference) => fetchImage(reference, this.images, this.options.decode));
+			const key = String(number).padStart(9, "0");
+			if (!found.some((image) => image instanceof Promise)) return assembled(key, draft, found as ImageFile[]);
+			return Promise.all(found).then(
+				(files) => attempted(() => assembled(key, draft, files)) as Outcome,
+				(error: unknown) => skippedOr(error),
+			);
+		});
+	}
+
+	#take(row: Row, outcome: Outcome): void {
+		const key = String(this.#rows).padStart(9, "0");
+		this.#rows++;
+		this.#position = [...row.next];
+		if (outcome instanceof SkippedRow) {
+			this.#skip(row.where, outcome.message);
+			return;
+		}
+		this.#samples++;
+		this.#images += outcome.length - 1;
+		if (!this.#shards.add(this.#shards.partOf(row.part), key, outcome)) return;
+		this.#shards.sync();
+		this.#write();
+		this.#shards.clean();
+	}
+
+	#skip(where: string, reason: string): void {
+		this.#skipped.add(where, reason);
+		const line = Buffer.from(`${JSON.stringify({ where, reason })}\n`);
+		appendFileSync(this.#list, line);
+		this.#skippedBytes += line.length;
+		this.#skipped.check(this.options.skipLimit, this.#rows, this.#list);
+	}
+
+	/** Indexes the shards. */
+	prepare(): void {
+		const { report } = this.options;
+		const filled = parts.filter((part) => this.#shards.state[part].samples > 0);
+		prepare(this.options.output, {
+			...defaultPrepareOptions,
+			splitParts: filled.map((part) => `${part}:${part}-`),
+			sampleType: "CrudeWebdataset",
+			forceOverwrite: true,
+			report: (line) => {
+				if (line.startsWith("warning")) report(line);
+			},
+		});
+		this.stage = "done";
+		this.#write();
+	}
+
+	result(wasDone: boolean): ImportResult {
+		const state = this.#shards.state;
+		return {
+			rows: this.#rows,
+			samples: this.#samples,
+			images: this.#images,
+			parts: parts
+				.filter((part) => state[part].samples > 0)
+				.map((part) => ({ part, samples: state[part].samples, shards: state[part].next })),
+			skipped: this.#skipped.reasons,
+			wasDone,
+		};
+	}
+}
+
+function assembled(key: string, { record }: Draft, files: readonly ImageFile[]): Outcome {
+	return sampleParts(key, record, files);
+}
+
+/** What a step gives, a SkippedRow that it throws included. */
+function attempted<Result>(step: () => Result): Result | SkippedRow {
+	try {
+		return step();
+	} catch (error) {
+		return skippedOr(error);
+	}
+}
+
+function skippedOr(error: unknown): SkippedRow {
+	if (error instanceof SkippedRow) return error;
+	throw error;
+}

@@ -1,0 +1,80 @@
+/**
+ * `import.json`: how far an import has come. It is written at the beginning, whenever a shard is full, and at the end; a
+ * killed import goes on from there.
+ */
+import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import * as v from "valibot";
+import { writeFileAtomically } from "../../checkpoint/files.ts";
+import { UserError } from "../../native/errors.ts";
+import { parts } from "./row.ts";
+
+export const JOURNAL = "import.json";
+
+const count = v.pipe(v.number(), v.safeInteger(), v.minValue(0));
+const part = v.object({
+	samples: count,
+	next: count,
+	open: v.array(v.nullable(v.object({ number: count, bytes: count, samples: count }))),
+});
+
+const schema = v.object({
+	version: v.literal(1),
+	/** What is read and how, as text by name: another import is not continued. */
+	settings: v.record(v.string(), v.string()),
+	/** "rows" are being read; all are, and the indexes are "missing"; everything is "done". */
+	stage: v.picklist(["rows", "missing", "done"]),
+	position: v.array(count),
+	rows: count,
+	samples: count,
+	images: count,
+	shards: v.object({ [parts[0]]: part, [parts[1]]: part, [parts[2]]: part }),
+	/** Bytes of the list of skipped rows. */
+	skippedBytes: count,
+	skipped: v.array(v.object({ reason: v.string(), count, examples: v.array(v.string()) })),
+});
+
+export type Journal = v.InferOutput<typeof schema>;
+
+/** The journal of a folder; null where there is none and the folder is empty or absent. Throws a UserError. */
+export function readJournal(folder: string): Journal | null {
+	const path = join(folder, JOURNAL);
+	if (!existsSync(path)) {
+		if (!existsSync(folder)) return null;
+		const names = listed(folder);
+		if (names.length === 0) return null;
+		throw new UserError(`--output ${folder} is not empty and was begun by no import: name a new folder.`);
+	}
+	let value: unknown;
+	try {
+		value = JSON.parse(readFileSync(path, "utf8"));
+	} catch (error) {
+		throw new UserError(`${path} cannot be read: ${(error as Error).message}: remove the folder and import again.`);
+	}
+	const parsed = v.safeParse(schema, value);
+	if (parsed.success) return parsed.output;
+	const where = parsed.issues[0].path?.map(({ key }) => String(key)).join(".") ?? "its content";
+	throw new UserError(`${path} is damaged at ${where}: remove the folder and import again.`);
+}
+
+function listed(folder: string): string[] {
+	try {
+		return readdirSync(folder);
+	} catch {
+		throw new UserError(`--output ${folder} is no folder.`);
+	}
+}
+
+/** Throws a UserError that names every setting in which a journal differs from an import. */
+export function checkSettings(folder: string, journal: Journal, settings: Readonly<Record<string, string>>): void {
+	const names = [...new Set([...Object.keys(journal.settings), ...Object.keys(settings)])];
+	const differing = names.filter((name) => journal.settings[name] !== settings[name]);
+	if (differing.length === 0) return;
+	const said = differing.map((name) => `${name} was ${journal.settings[name]} and is ${settings[name]}`).join(", ");
+	throw new UserError(`${folder} holds another import: ${said}; name a new folder, or remove this one.`);
+}
+
+export function writeJournal(folder: string, journal: Journal): void {
+	const text = Buffer.from(`${JSON.stringify(journal, null, "\t")}\n`);
+	writeFileAtomically(join(folder, JOURNAL), (file) => file.write(text));
+}

@@ -1,0 +1,186 @@
+/**
+ * A record of any known form → the record of a crude sample, with its images apart. Forms: `conversations` (LLaVA,
+ * ShareGPT), `messages` (OpenAI, Hugging Face), pairs of `user` and `assistant` (The Cauldron), question and answer,
+ * documents of OBELICS and MMC4, captions, plain text.
+ */
+import { interleavedRecord } from "../vision-language/interleaved-record.ts";
+import {
+	answerOf,
+	type Columns,
+	conversationNames,
+	imageValues,
+	isGiven,
+	questionOf,
+	textOf,
+} from "./columns.ts";
+import { type ImageReference, imageReferences } from "./image-reference.ts";
+import { SkippedRow } from "./row.ts";
+
+const imageTag = "<image>";
+
+interface Message {
+	readonly role: string;
+	readonly content: string;
+}
+
+/** What the JSON part of a sample holds. */
+export type SampleRecord =
+	| { readonly messages: readonly Message[] }
+	| { readonly caption: string }
+	| { readonly text: string }
+	/** As OBELICS: each place has a text or the number of an image. */
+	| { readonly texts: readonly (string | null)[]; readonly images: readonly (number | null)[] };
+
+export interface Draft {
+	readonly record: SampleRecord;
+	/** In the order of the places that they have. */
+	readonly images: readonly ImageReference[];
+}
+
+type Fields = Readonly<Record<string, unknown>>;
+
+/** Names that stand for the roles of training; others stay as they are, for the reader of conversations to judge. */
+const roles: Readonly<Record<string, string>> = {
+	human: "user",
+	gpt: "assistant",
+	model: "assistant",
+	bot: "assistant",
+	chatgpt: "assistant",
+	bing: "assistant",
+	bard: "assistant",
+};
+
+/**
+ * Reads a record. `beside`: images that lie with the row; those that the record names do not count then. Throws a
+ * SkippedRow that says why it is no sample.
+ */
+export function readRecord(
+	fields: Fields,
+	beside: readonly Uint8Array[],
+	folder: string,
+	columns: Columns,
+): Draft {
+	refuseOtherMedia(fields);
+	const own = beside.map((bytes): ImageReference => ({ kind: "bytes", bytes }));
+	const imagesOf = (values: readonly unknown[]) =>
+		own.length > 0 ? own : values.flatMap((value) => imageReferences(value, folder));
+	const spoken = columns.text === null && columns.answer === null ? conversationOf(fields) : null;
+	if (spoken !== null) return conversation(spoken, fields, columns, imagesOf);
+	const document = columns.text === null ? interleavedRecord(fields) : null;
+	if (typeof document === "string") throw new SkippedRow(document);
+	if (document !== null) {
+		const texts = document.fragments.map((one) => (typeof one === "string" ? one : null));
+		const images = document.fragments.map((one) => (typeof one === "string" ? null : one.image));
+		const references = imagesOf(document.names);
+		if (references.length !== document.names.length) {
+			throw new SkippedRow(`it has ${document.names.length} places for images and ${references.length} images`);
+		}
+		return { record: { texts, images }, images: references };
+	}
+	const images = imagesOf(imageValues(fields, columns));
+	const answer = plainText(answerOf(fields, columns));
+	const question = plainText(questionOf(fields, columns));
+	if (answer !== null && question !== null) {
+		const input = plainText(fields.input);
+		const system = plainText(fields.system);
+		const asked = input === null ? question : `${question}\n${input}`;
+		const messages = [
+			...(system === null ? [] : [{ role: "system", content: system }]),
+			{ role: "user", content: asked },
+			{ role: "assistant", content: answer },
+		];
+		return { record: { messages }, images };
+	}
+	const text = plainText(textOf(fields, columns)) ?? (columns.answer === null ? null : answer);
+	if (text === null) throw new SkippedRow("it has neither a conversation nor text");
+	return { record: images.length === 0 || text.includes(imageTag) ? { text } : { caption: text }, images };
+}
+
+/** Text of a field: a string or a number, of a list the first that says something; null where there is none. */
+function plainText(value: unknown): string | null {
+	if (typeof value === "string") return value.trim() === "" ? null : value;
+	if (typeof value === "number" || typeof value === "bigint") return String(value);
+	if (Array.isArray(value)) return value.map(plainText).find((text) => text !== null) ?? null;
+	return null;
+}
+
+function refuseOtherMedia(fields: Fields): void {
+	for (const kind of ["video", "audio"]) {
+		const name = [kind, `${kind}s`].find((one) => isGiven(fields[one]));
+		if (name !== undefined) throw new SkippedRow(`its field ${name} names ${kind}, which is not built yet`);
+	}
+}
+
+/** The turns of a record as it has them; null where it has none. */
+function conversationOf(fields: Fields): readonly unknown[] | null {
+	for (const name of conversationNames) {
+		const value = fields[name];
+		const list = typeof value === "string" && value.trimStart().startsWith("[") ? parsed(value, name) : value;
+		if (Array.isArray(list)) return list;
+	}
+	const { texts } = fields;
+	const pairs = Array.isArray(texts) && texts.length > 0 && texts.every(isPair);
+	return pairs
+		? texts.flatMap(({ user, assistant }) => [
+				{ role: "user", content: user },
+				{ role: "assistant", content: assistant },
+			])
+		: null;
+}
+
+function isPair(value: unknown): value is { readonly user: unknown; readonly assistant: unknown } {
+	return typeof value === "object" && value !== null && "user" in value && "assistant" in value;
+}
+
+function parsed(text: string, name: string): unknown {
+	try {
+		return JSON.parse(text);
+	} catch (error) {
+		throw new SkippedRow(`its field ${name} is no JSON (${(error as Error).message.slice(0, 100)})`);
+	}
+}
+
+function conversation(
+	turns: readonly unknown[],
+	fields: Fields,
+	columns: Columns,
+	imagesOf: (values: readonly unknown[]) => readonly ImageReference[],
+): Draft {
+	const inTurns: unknown[] = [];
+	const messages = turns.map((turn, i) => messageOf(turn, i, inTurns));
+	const system = plainText(fields.system);
+	if (system !== null && messages[0]?.role !== "system") messages.unshift({ role: "system", content: system });
+	const beside = imageValues(fields, columns).filter(isGiven);
+	if (inTurns.length > 0 && beside.length > 0) {
+		throw new SkippedRow("it has images both in its turns and beside them");
+	}
+	return { record: { messages }, images: imagesOf(inTurns.length > 0 ? inTurns : beside) };
+}
+
+/** A turn as a message; images that its content gives go to `images`. */
+function messageOf(turn: unknown, number: number, images: unknown[]): Message {
+	if (typeof turn !== "object" || turn === null) throw new SkippedRow(`turn ${number + 1} is no turn`);
+	const { from, role, value, content } = turn as Fields;
+	const sender = from ?? role;
+	if (typeof sender !== "string" || sender === "") throw new SkippedRow(`turn ${number + 1} has no role`);
+	const name = sender.toLowerCase();
+	const said = value ?? content;
+	const text = Array.isArray(said) ? said.map((part) => partText(part, number, images)).join("") : said;
+	if (typeof text !== "string") throw new SkippedRow(`turn ${number + 1} has no text`);
+	return { role: Object.hasOwn(roles, name) ? roles[name]! : name, content: text };
+}
+
+/** Text of a part of a turn's content; an image is its tag. */
+function partText(part: unknown, number: number, images: unknown[]): string {
+	if (typeof part === "string") return part;
+	if (typeof part !== "object" || part === null) throw new SkippedRow(`turn ${number + 1} has content that is none`);
+	const { type, text, image_url: url, image, ...rest } = part as Fields;
+	if ((type === "text" || type === "input_text" || type === "output_text") && typeof text === "string") return text;
+	if (type === "image" || type === "image_url" || type === "input_image") {
+		const given = url ?? image ?? rest.url ?? rest.path ?? rest.base64 ?? rest.data ?? null;
+		if (given !== null) images.push(given);
+		return imageTag;
+	}
+	const kind = JSON.stringify(String(type).slice(0, 40));
+	throw new SkippedRow(`turn ${number + 1} has content of type ${kind}; it is made of text and images`);
+}

@@ -1,0 +1,41 @@
+/** A row as a crude sample: its JSON part and its image parts, checked by the reader that training has. */
+import { SampleError } from "../energon/errors.ts";
+import { LARGEST_SAMPLE } from "../energon/format/tar-reader.ts";
+import { conversationOf } from "../vision-language/conversation.ts";
+import { faultOf } from "../vision-language/conversation-faults.ts";
+import type { ImageFile } from "./fetch-image.ts";
+import type { SampleRecord } from "./read-record.ts";
+import { SkippedRow } from "./row.ts";
+import type { SamplePart } from "./shard-file.ts";
+
+const noPrompts = { caption: "", ocr: "", classification: "" };
+
+/**
+ * Parts of the sample of a record. An image part is named by the image's format, with its number before that where there
+ * are several. Throws a SkippedRow for a sample that training would refuse or learn nothing from.
+ */
+export function sampleParts(key: string, record: SampleRecord, images: readonly ImageFile[]): readonly SamplePart[] {
+	const names = images.map(({ extension }, i) => (images.length === 1 ? extension : `${i}.${extension}`));
+	const named = "texts" in record ? { ...record, images: record.images.map((i) => (i === null ? null : names[i]!)) } : record;
+	const fields: Record<string, unknown> = { json: named };
+	for (const [i, { bytes, width, height }] of images.entries()) fields[names[i]!] = { file: bytes, width, height };
+	const fault = trainingFault(key, fields);
+	if (fault !== null) throw new SkippedRow(fault);
+	const parts = [
+		...images.map(({ bytes }, i): SamplePart => [names[i]!, bytes]),
+		["json", Buffer.from(JSON.stringify(named))] as const,
+	];
+	const bytes = parts.reduce((sum, [, content]) => sum + content.length + 1024, 0);
+	if (bytes > LARGEST_SAMPLE) throw new SkippedRow(`it has ${bytes} bytes; a sample has at most ${LARGEST_SAMPLE}`);
+	return parts;
+}
+
+function trainingFault(key: string, fields: Readonly<Record<string, unknown>>): string | null {
+	try {
+		const sample = { key, restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields };
+		return faultOf(conversationOf(sample, noPrompts));
+	} catch (error) {
+		if (!(error instanceof SampleError)) throw error;
+		return error.message.replace(/^Sample \S+ cannot be trained on: /, "").replace(/\.$/, "");
+	}
+}

@@ -1,0 +1,168 @@
+/** A shard that is being written: `NAME.tar.part` grows sample by sample, and becomes `NAME.tar` when it is finished. */
+import {
+	closeSync,
+	existsSync,
+	fsyncSync,
+	ftruncateSync,
+	fstatSync,
+	openSync,
+	readSync,
+	renameSync,
+	rmSync,
+	writeSync,
+} from "node:fs";
+import { fileError } from "../../checkpoint/files.ts";
+import { UserError } from "../../native/errors.ts";
+import { indexShard } from "../energon/prepare/shard-index.ts";
+import { PythonRandom } from "../energon/random/python-random.ts";
+import { LocalFile } from "../energon/storage/local.ts";
+import { memberBytes, putMember, tarEnd } from "./tar-bytes.ts";
+
+export type SamplePart = readonly [extension: string, content: Uint8Array];
+
+/** What a shard held when the journal was written. */
+export interface OpenShard {
+	readonly number: number;
+	readonly bytes: number;
+	readonly samples: number;
+}
+
+/** Bytes gathered before they are written. */
+const GATHERED = 2 ** 20;
+
+export class ShardFile {
+	readonly #descriptor: number;
+	#gathered: Buffer[] = [];
+	#waiting = 0;
+
+	private constructor(
+		/** Without ".tar". */
+		readonly path: string,
+		readonly number: number,
+		descriptor: number,
+		public bytes: number,
+		public samples: number,
+	) {
+		this.#descriptor = descriptor;
+	}
+
+	static create(path: string, number: number): ShardFile {
+		return new ShardFile(path, number, open(`${path}.tar.part`, "w+"), 0, 0);
+	}
+
+	/** A shard as the journal has it: what was written later is cut off, an end that it was given is taken away. */
+	static reopen(path: string, { number, bytes, samples }: OpenShard): ShardFile {
+		if (!existsSync(`${path}.tar.part`) && existsSync(`${path}.tar`)) renameSync(`${path}.tar`, `${path}.tar.part`);
+		const descriptor = open(`${path}.tar.part`, "r+");
+		if (fstatSync(descriptor).size < bytes) {
+			closeSync(descriptor);
+			throw new UserError(`${path}.tar.part is shorter than when the import stopped: remove the folder and import again.`);
+		}
+		ftruncateSync(descriptor, bytes);
+		return new ShardFile(path, number, descriptor, bytes, samples);
+	}
+
+	get state(): OpenShard {
+		return { number: this.number, bytes: this.bytes, samples: this.samples };
+	}
+
+	add(key: string, parts: readonly SamplePart[]): void {
+		const size = parts.reduce((sum, [, content]) => sum + memberBytes(content.length), 0);
+		const block = Buffer.alloc(size);
+		let at = 0;
+		for (const [extension, content] of parts) {
+			putMember(block, at, `${key}.${extension}`, content);
+			at += memberBytes(content.length);
+		}
+		this.#gathered.push(block);
+		this.#waiting += size;
+		this.bytes += size;
+		this.samples++;
+		if (this.#waiting >= GATHERED) this.flush();
+	}
+
+	flush(): void {
+		const block = this.#gathered.length === 1 ? this.#gathered[0]! : Buffer.concat(this.#gathered);
+		write(this.#descriptor, block, this.bytes - this.#waiting, this.path);
+		this.#gathered = [];
+		this.#waiting = 0;
+	}
+
+	/** On disk, whatever happens to the machine. */
+	sync(): void {
+		this.flush();
+		fsyncSync(this.#descriptor);
+	}
+
+	/** Ends the shard. `order` null keeps the order of the samples; else a seed shuffles them into another file. */
+	finish(order: number | null): void {
+		this.flush();
+		if (order === null) {
+			write(this.#descriptor, tarEnd, this.bytes, this.path);
+			this.close();
+			renameSync(`${this.path}.tar.part`, `${this.path}.tar`);
+			return;
+		}
+		this.close();
+		shuffled(this.path, order);
+	}
+
+	/** Removes what is left of a shuffled shard's first form; only once the journal knows that it is finished. */
+	clean(): void {
+		rmSync(`${this.path}.tar.part`, { force: true });
+	}
+
+	close(): void {
+		fsyncSync(this.#descriptor);
+		closeSync(this.#descriptor);
+	}
+}
+
+/** Writes `PATH.tar` with the samples of `PATH.tar.part` in a random order that `seed` gives. */
+function shuffled(path: string, seed: number): void {
+	const file = LocalFile.open(`${path}.tar.part`);
+	const { samples } = indexShard(file);
+	file.close();
+	const order = samples.map((_, i) => i);
+	new PythonRandom(seed).shuffle(order);
+	const from = open(`${path}.tar.part`, "r");
+	const to = open(`${path}.tar.tmp`, "w");
+	try {
+		let at = 0;
+		for (const i of order) {
+			const { offset, size } = samples[i]!;
+			const bytes = Buffer.alloc(size);
+			for (let filled = 0; filled < size; ) {
+				const count = readSync(from, bytes, filled, size - filled, offset + filled);
+				if (count === 0) throw new UserError(`${path}.tar.part ends early.`);
+				filled += count;
+			}
+			write(to, bytes, at, path);
+			at += size;
+		}
+		write(to, tarEnd, at, path);
+		fsyncSync(to);
+	} finally {
+		closeSync(from);
+		closeSync(to);
+	}
+	renameSync(`${path}.tar.tmp`, `${path}.tar`);
+}
+
+function open(path: string, flags: string): number {
+	try {
+		return openSync(path, flags);
+	} catch (error) {
+		throw fileError("open", path, error);
+	}
+}
+
+function write(descriptor: number, bytes: Uint8Array, offset: number, path: string): void {
+	try {
+		for (let done = 0; done < bytes.length; ) {
+			done += writeSync(descriptor, bytes, done, bytes.length - done, offset + done);
+		}
+	} catch (error) {
+		throw fileError("write", `${path}.tar.part`, error);
+	}
+}

@@ -1,0 +1,87 @@
+/** What was skipped: counts by reason with their first examples, and a list of all in a file. */
+import { UserError } from "../../native/errors.ts";
+
+export interface SkippedReason {
+	/** The sentence without what differs from row to row. */
+	readonly reason: string;
+	readonly count: number;
+	/** The first rows, whole sentences. */
+	readonly examples: readonly string[];
+}
+
+/** Examples of a reason, and different reasons that are counted apart. */
+const EXAMPLES = 3;
+const MOST_REASONS = 100;
+const OTHER = "other reasons";
+/** A share is taken of no fewer rows: the first of a file may be the only bad ones. */
+const FIRST_ROWS = 100;
+
+/** How many rows may be skipped: a number, or a share of those that were read. */
+export type SkipLimit = { readonly rows: number } | { readonly share: number };
+
+/** "500" or "10%". Throws a UserError. */
+export function parseSkipLimit(text: string): SkipLimit {
+	const [, digits, percent] = /^(\d{1,15}(?:\.\d{1,6})?)(%?)$/.exec(text) ?? [];
+	const number = Number(digits);
+	if (percent === "%" && number <= 100) return { share: number / 100 };
+	if (percent === "" && Number.isInteger(number)) return { rows: number };
+	throw new UserError(`--skip-limit is ${JSON.stringify(text)}; it is a number of rows, or a share such as 10%.`);
+}
+
+export class SkippedRows {
+	readonly #reasons: Map<string, { count: number; examples: string[] }>;
+	#count: number;
+
+	constructor(before: readonly SkippedReason[] = []) {
+		this.#reasons = new Map(before.map(({ reason, count, examples }) => [reason, { count, examples: [...examples] }]));
+		this.#count = before.reduce((sum, { count }) => sum + count, 0);
+	}
+
+	get count(): number {
+		return this.#count;
+	}
+
+	/** The most frequent first. */
+	get reasons(): SkippedReason[] {
+		return [...this.#reasons]
+			.map(([reason, { count, examples }]) => ({ reason, count, examples }))
+			.sort((a, b) => b.count - a.count || (a.reason < b.reason ? -1 : 1));
+	}
+
+	add(where: string, sentence: string): void {
+		this.#count++;
+		const own = kindOf(sentence);
+		const reason = this.#reasons.has(own) || this.#reasons.size < MOST_REASONS ? own : OTHER;
+		const entry = this.#reasons.get(reason) ?? { count: 0, examples: [] };
+		entry.count++;
+		if (entry.examples.length < EXAMPLES) entry.examples.push(`${where}: ${sentence}`);
+		this.#reasons.set(reason, entry);
+	}
+
+	/** Throws a UserError once more rows were skipped than `limit` allows of `rows`. */
+	check(limit: SkipLimit, rows: number, list: string): void {
+		const most = "rows" in limit ? limit.rows : limit.share * Math.max(rows, FIRST_ROWS);
+		if (this.#count <= most) return;
+		const { reason, examples } = this.reasons[0]!;
+		throw new UserError(
+			`${this.#count} of ${rows} rows were skipped, more than --skip-limit allows; most often: ${reason} (${examples[0]}). ${list} names them; the same command with a higher limit goes on from there.`,
+		);
+	}
+}
+
+/** A sentence without names and numbers. */
+function kindOf(sentence: string): string {
+	return sentence
+		.replace(/"(?:[^"\\]|\\.)*"/g, "…")
+		.replace(/(?:[a-z][a-z0-9+.-]*:\/)?\/[^\s;:,()]+/gi, "…")
+		.replace(/\d+/g, "N")
+		.slice(0, 200);
+}
+
+/** Lines for a terminal. */
+export function skippedLines(reasons: readonly SkippedReason[]): string[] {
+	return reasons.flatMap(({ reason, count, examples }) => [
+		`  ${count} × ${reason}`,
+		...examples.map((example) => `      ${example}`),
+	]);
+}

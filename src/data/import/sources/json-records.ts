@@ -1,0 +1,131 @@
+/** Cuts JSON into records: the lines of a JSONL file, or the entries of one list. Nothing is parsed here. */
+import { UserError } from "../../../native/errors.ts";
+import { ByteReader, RecordBytes } from "./byte-reader.ts";
+
+export interface JsonRecord {
+	/** Null: the record is longer than any that is read. */
+	readonly bytes: Uint8Array | null;
+	/** Line that it begins in, from 1. */
+	readonly line: number;
+	/** Behind the record: byte and line. */
+	readonly end: number;
+	readonly endLine: number;
+}
+
+const NEWLINE = 0x0a;
+const isBlank = (byte: number) => byte === 0x20 || (byte >= 0x09 && byte <= 0x0d);
+
+/** "[": one list; "{": lines. Throws a UserError for anything else. */
+export function jsonForm(path: string): "list" | "lines" {
+	using reader = new ByteReader(path);
+	for (let at = 0; at < reader.size; ) {
+		const chunk = reader.chunk(at);
+		for (let i = 0; i < chunk.length; i++) {
+			const byte = chunk[i]!;
+			if (isBlank(byte) || (at + i < 3 && [0xef, 0xbb, 0xbf][at + i] === byte)) continue;
+			if (byte === 0x5b) return "list";
+			if (byte === 0x7b) return "lines";
+			throw new UserError(`${path} begins with neither "[" nor "{": it is no JSON of records in UTF-8.`);
+		}
+		at += chunk.length;
+	}
+	throw new UserError(`${path} is empty.`);
+}
+
+/** Lines that are not blank, from a byte on that begins a line. */
+export function* jsonLines(path: string, from: number, firstLine: number): Generator<JsonRecord, void, void> {
+	using reader = new ByteReader(path, from);
+	const record = new RecordBytes();
+	let line = firstLine;
+	for (let at = from; at < reader.size; ) {
+		const chunk = reader.chunk(at);
+		const newline = chunk.indexOf(NEWLINE);
+		const piece = newline < 0 ? chunk : chunk.subarray(0, newline);
+		record.add(piece);
+		at += newline < 0 ? chunk.length : newline + 1;
+		if (newline < 0 && at < reader.size) continue;
+		const { tooLong } = record;
+		const bytes = record.take();
+		if (tooLong || !bytes.every(isBlank)) yield { bytes: tooLong ? null : bytes, line, end: at, endLine: line + 1 };
+		line++;
+	}
+}
+
+/** Before the list, between entries, within one, or behind the list. */
+type Place = "before" | "between" | "entry" | "behind";
+
+/**
+ * Entries of a file's list. `from` is 0, or behind an entry. Throws a UserError where there is no list, or it ends
+ * within an entry.
+ */
+export function* jsonEntries(path: string, from: number, firstLine: number): Generator<JsonRecord, void, void> {
+	using reader = new ByteReader(path, from);
+	const record = new RecordBytes();
+	const damaged = (at: number, what: string) => new UserError(`${path}, line ${line} (byte ${at}): ${what}.`);
+	let line = firstLine;
+	let entryLine = line;
+	let place = (from === 0 ? "before" : "between") as Place;
+	/** What the next entry needs before it. */
+	let needsComma = from !== 0;
+	let afterComma = false;
+	let depth = 0;
+	let inString = false;
+	let escaped = false;
+	for (let at = from; at < reader.size; ) {
+		const chunk = reader.chunk(at);
+		let begin = 0;
+		for (let i = 0; i < chunk.length; i++) {
+			const byte = chunk[i]!;
+			if (byte === NEWLINE) line++;
+			if (place === "entry") {
+				if (inString) {
+					if (escaped) escaped = false;
+					else if (byte === 0x5c) escaped = true;
+					else if (byte === 0x22) inString = false;
+					continue;
+				}
+				if (byte === 0x22) inString = true;
+				else if (byte === 0x7b || byte === 0x5b) depth++;
+				else if (byte === 0x7d || byte === 0x5d) depth--;
+				// A scalar ends before what follows it, anything else with its last bracket.
+				const scalarEnds = depth < 0 || (depth === 0 && byte === 0x2c);
+				const ends = scalarEnds || (depth === 0 && (byte === 0x7d || byte === 0x5d));
+				if (!ends) continue;
+				const behind = scalarEnds ? i : i + 1;
+				record.add(chunk.subarray(begin, behind));
+				const { tooLong } = record;
+				const bytes = record.take();
+				const endLine = byte === NEWLINE && scalarEnds ? line - 1 : line;
+				place = "between";
+				needsComma = true;
+				afterComma = false;
+				yield { bytes: tooLong ? null : bytes, line: entryLine, end: at + behind, endLine };
+				if (!scalarEnds) continue;
+			}
+			if (isBlank(byte)) continue;
+			if (place === "before") {
+				if (at + i < 3 && [0xef, 0xbb, 0xbf][at + i] === byte) continue;
+				if (byte !== 0x5b) throw damaged(at + i, "there is no list");
+				place = "between";
+			} else if (place === "behind") throw damaged(at + i, "something follows the list");
+			else if (byte === 0x5d && !afterComma) place = "behind";
+			else if (byte === 0x2c && needsComma) {
+				needsComma = false;
+				afterComma = true;
+			} else if (needsComma) throw damaged(at + i, "an entry is followed by no comma");
+			else {
+				place = "entry";
+				begin = i;
+				entryLine = line;
+				depth = byte === 0x7b || byte === 0x5b ? 1 : 0;
+				inString = byte === 0x22;
+				escaped = false;
+				afterComma = false;
+				if (byte === 0x2c || byte === 0x7d || byte === 0x5d) throw damaged(at + i, "an entry is missing");
+			}
+		}
+		if (place === "entry") record.add(chunk.subarray(begin));
+		at += chunk.length;
+	}
+	if (place !== "behind") throw damaged(reader.size, "the list has no end");
+}

@@ -1,0 +1,141 @@
+/** Parquet files, a row group at a time. */
+import { dirname } from "node:path";
+import { brotliDecompressSync, gunzipSync, zstdDecompressSync } from "node:zlib";
+import { type Compressors, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
+import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
+import { UserError } from "../../../native/errors.ts";
+import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
+import type { InputFile } from "../detect.ts";
+import type { Position, Row, Source } from "../row.ts";
+import { identityOf } from "./identity.ts";
+
+/** Bytes of the columns of a row group that are read at once, unpacked. */
+const LARGEST_GROUP = 2 ** 31;
+
+/** What a page says that it unpacks to is checked by hyparquet; zlib stops there. */
+const compressors: Compressors = {
+	GZIP: (bytes, length) => gunzipSync(bytes, { maxOutputLength: Math.max(1, length) }),
+	BROTLI: (bytes, length) => brotliDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
+	ZSTD: (bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
+};
+
+/** Position: file, row of the file. */
+export async function parquetSource(
+	files: readonly InputFile[],
+	columns: Columns,
+	imageRoot: string | null,
+): Promise<Source> {
+	const first = await metadataOf(files[0]!.path);
+	const there = topColumns(first);
+	checkColumns(there, columns, files[0]!.path);
+	return {
+		description: files.length === 1 ? "a Parquet file" : `${files.length} Parquet files`,
+		identity: identityOf(files),
+		columns: there,
+		async *rows(from: Position): AsyncGenerator<Row> {
+			const [firstFile = 0, firstRow = 0] = from;
+			for (let i = firstFile; i < files.length; i++) {
+				const { path, part } = files[i]!;
+				let row = i === firstFile ? firstRow : 0;
+				for await (const fields of parquetRows(path, columns, row)) {
+					row++;
+					const where = `${path}, row ${row}`;
+					yield { where, fields, images: [], folder: imageRoot ?? dirname(path), part, next: [i, row] };
+				}
+			}
+		},
+	};
+}
+
+/** Rows of a file from a row on, with the columns that are read. Throws a UserError for a file that is damaged. */
+export async function* parquetRows(
+	path: string,
+	columns: Columns,
+	from: number,
+): AsyncGenerator<Record<string, unknown>> {
+	const metadata = await metadataOf(path);
+	const wanted = wantedColumns(topColumns(metadata), columns);
+	using file = OpenFile.open(path);
+	let begin = 0;
+	for (const [number, group] of metadata.row_groups.entries()) {
+		const end = begin + Number(group.num_rows);
+		if (end <= from) {
+			begin = end;
+			continue;
+		}
+		const bytes = group.columns.reduce((sum, { meta_data: chunk }) => {
+			const read = chunk !== undefined && wanted.includes(chunk.path_in_schema[0]!);
+			return sum + (read ? Number(chunk.total_uncompressed_size) : 0);
+		}, 0);
+		if (!(bytes <= LARGEST_GROUP)) {
+			throw new UserError(
+				`${path}: row group ${number} has ${bytes} bytes in the columns that are read; at most ${LARGEST_GROUP} are read at once: write the file with smaller row groups.`,
+			);
+		}
+		const rowStart = Math.max(begin, from);
+		const rows = await understood(path, `row group ${number}`, () =>
+			parquetReadObjects({
+				file: bufferOf(file),
+				metadata,
+				columns: wanted,
+				rowStart,
+				rowEnd: end,
+				compressors,
+				// Bytes stay bytes: images are no text.
+				utf8: false,
+				geoparquet: false,
+			}),
+		);
+		if (rows.length !== end - rowStart) {
+			throw new UserError(`${path}: row group ${number} gives ${rows.length} of ${end - rowStart} rows: it is damaged.`);
+		}
+		yield* rows;
+		begin = end;
+	}
+}
+
+function bufferOf(file: OpenFile) {
+	return {
+		byteLength: file.size,
+		slice: (start: number, end = file.size): ArrayBuffer => {
+			const bytes = file.read(start, end - start);
+			return bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength) as ArrayBuffer;
+		},
+	};
+}
+
+async function metadataOf(path: string): Promise<FileMetaData> {
+	using file = OpenFile.open(path);
+	const metadata = await understood(path, "its description", () => parquetMetadataAsync(bufferOf(file)));
+	const counts = metadata.row_groups.map(({ num_rows: rows }) => Number(rows));
+	if (!counts.every((rows) => Number.isSafeInteger(rows) && rows >= 0 && rows <= 2 ** 31)) {
+		throw new UserError(`${path} is damaged: a row group has no possible number of rows.`);
+	}
+	return metadata;
+}
+
+/** Names of the columns that stand for themselves, not below others. */
+function topColumns({ schema }: FileMetaData): string[] {
+	const names: string[] = [];
+	let at = 1;
+	const skip = (): void => {
+		const children = schema[at++]?.num_children ?? 0;
+		for (let i = 0; i < children && at < schema.length; i++) skip();
+	};
+	for (let i = 0; i < (schema[0]?.num_children ?? 0) && at < schema.length; i++) {
+		names.push(schema[at]!.name);
+		skip();
+	}
+	return names;
+}
+
+/** Errors of the reader as a sentence about the file. */
+async function understood<Result>(path: string, what: string, read: () => Promise<Result>): Promise<Result> {
+	try {
+		return await read();
+	} catch (error) {
+		if (error instanceof UserError) throw error;
+		const reason = String((error as Error).message ?? error).replace(/\s+/g, " ").slice(0, 200).replace(/\.$/, "");
+		throw new UserError(`${path} cannot be read as Parquet: of ${what}, ${reason}.`);
+	}
+}

@@ -1,0 +1,113 @@
+/** A folder of pictures, each with a .txt or .json file of its name beside it. */
+import { CryptoHasher } from "bun";
+import { type Dirent, readdirSync, statSync } from "node:fs";
+import { join, relative } from "node:path";
+import { fileError, readWholeFile } from "../../../checkpoint/files.ts";
+import { UserError } from "../../../native/errors.ts";
+import { LARGEST_TEXT_PART } from "../../energon/format/decode.ts";
+import { isPictureName, partOf } from "../detect.ts";
+import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
+import { recordOf } from "./tars.ts";
+
+interface Picture {
+	readonly folder: string;
+	readonly name: string;
+	/** Files of the same name with text. */
+	readonly texts: readonly string[];
+}
+
+/** Position: pictures passed. */
+export function pictureSource(root: string, imageRoot: string | null): Source {
+	return {
+		description: "a folder of pictures",
+		identity: identityOf(root),
+		columns: null,
+		*rows(from: Position): Generator<Row> {
+			const [passed = 0] = from;
+			let number = 0;
+			for (const { folder, name, texts } of picturesIn(root)) {
+				if (number++ < passed) continue;
+				const fields = fieldsOf(folder, name, texts);
+				yield {
+					where: join(folder, name),
+					fields,
+					images: [],
+					folder: imageRoot ?? folder,
+					part: partOfFolder(root, folder),
+					next: [number],
+				};
+			}
+		},
+	};
+}
+
+/** The part that the first folder below the root names, such as "train". */
+function partOfFolder(root: string, folder: string): Row["part"] {
+	const first = relative(root, folder).split("/")[0]!;
+	return first === "" ? null : partOf(first);
+}
+
+/** Pictures in the order of their paths; the names of one folder are held at a time. */
+function* picturesIn(folder: string): Generator<Picture, void, void> {
+	const entries = entriesOf(folder);
+	const texts = new Map<string, string[]>();
+	for (const entry of entries) {
+		const [, stem] = /^(.+)\.(?:txt|json)$/.exec(entry.name) ?? [];
+		if (stem !== undefined) texts.set(stem, [...(texts.get(stem) ?? []), entry.name]);
+	}
+	for (const { name, isFolder } of entries) {
+		if (isFolder) yield* picturesIn(join(folder, name));
+		else if (isPictureName(name)) yield { folder, name, texts: texts.get(name.replace(/\.[^.]+$/, "")) ?? [] };
+	}
+}
+
+function entriesOf(folder: string): { readonly name: string; readonly isFolder: boolean }[] {
+	let entries: Dirent[];
+	try {
+		entries = readdirSync(folder, { withFileTypes: true });
+	} catch (error) {
+		throw fileError("list", folder, error);
+	}
+	return entries
+		.filter(({ name }) => !name.startsWith("."))
+		.map((entry) => ({ name: entry.name, isFolder: entry.isDirectory() }))
+		.sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+/** The record of a picture: its .json, else its .txt. A record that names no image is about the picture itself. */
+function fieldsOf(folder: string, name: string, texts: readonly string[]): Row["fields"] {
+	const file = texts.find((text) => text.endsWith(".json")) ?? texts[0];
+	if (file === undefined) return new SkippedRow("there is no .txt or .json file of its name beside it");
+	let bytes: Uint8Array;
+	try {
+		bytes = readWholeFile(join(folder, file), LARGEST_TEXT_PART);
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		return new SkippedRow(`its text cannot be read (${error.message.replace(/\.$/, "")})`);
+	}
+	if (file.endsWith(".json")) {
+		const record = recordOf(bytes);
+		if (record instanceof SkippedRow) return record;
+		const named = ["image", "images"].some((field) => record[field] !== undefined && record[field] !== null);
+		return named ? record : { ...record, image: name };
+	}
+	try {
+		// A line's end is no part of a caption.
+		return { image: name, caption: new TextDecoder("utf-8", { fatal: true }).decode(bytes).trimEnd() };
+	} catch {
+		return new SkippedRow("its .txt file is no text in UTF-8");
+	}
+}
+
+/** Digest of the names, sizes and times of change of all files that are read. */
+function identityOf(root: string): string {
+	const hash = new CryptoHasher("sha256");
+	for (const { folder, name, texts } of picturesIn(root)) {
+		for (const file of [name, ...texts]) {
+			const path = join(folder, file);
+			const stat = statSync(path, { throwIfNoEntry: false });
+			hash.update(JSON.stringify([path.slice(root.length), stat?.size ?? null, stat?.mtimeMs ?? null]));
+		}
+	}
+	return hash.digest("hex").slice(0, 16);
+}

@@ -1,0 +1,119 @@
+/** Tables: CSV and TSV files, with a header line or without one. */
+import { createReadStream } from "node:fs";
+import { dirname } from "node:path";
+import { CsvError, type Info, parse } from "csv-parse";
+import { fileError } from "../../../checkpoint/files.ts";
+import { UserError } from "../../../native/errors.ts";
+import type { InputFile } from "../detect.ts";
+import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
+import { LARGEST_RECORD } from "./byte-reader.ts";
+import { identityOf } from "./identity.ts";
+
+export interface TableOptions {
+	/** False: columns are named by their numbers, "1", "2", … */
+	readonly header: boolean;
+	/** Null: a tab in .tsv files, else a comma. */
+	readonly delimiter: string | null;
+}
+
+interface Line {
+	readonly cells: readonly string[];
+	/** Line that it begins in. */
+	readonly line: number;
+	/** Behind it: byte and line. */
+	readonly end: number;
+	readonly endLine: number;
+}
+
+/** Position: file, byte, line. */
+export async function tableSource(
+	files: readonly InputFile[],
+	options: TableOptions,
+	imageRoot: string | null,
+): Promise<Source> {
+	const heads = await Promise.all(files.map(({ path }) => headOf(path, options)));
+	const columns = heads[0]!.columns;
+	const other = heads.findIndex((head) => head.columns.join("\0") !== columns.join("\0"));
+	if (other >= 0) {
+		throw new UserError(`${files[other]!.path} has other columns than ${files[0]!.path}: import them one by one.`);
+	}
+	return {
+		description: files.length === 1 ? "a table" : `${files.length} tables`,
+		identity: identityOf(files),
+		columns,
+		async *rows(from: Position): AsyncGenerator<Row> {
+			const [first = 0, byte, line] = from;
+			for (let i = first; i < files.length; i++) {
+				const { path, part } = files[i]!;
+				const head = heads[i]!;
+				const begin = i === first && byte !== undefined ? { byte, line: line! } : { byte: head.end, line: head.endLine };
+				for await (const found of linesOf(path, options, begin.byte, begin.line)) {
+					const { cells } = found;
+					yield {
+						where: `${path}, line ${found.line}`,
+						fields:
+							cells.length === columns.length
+								? Object.fromEntries(columns.map((name, column) => [name, cells[column]]))
+								: new SkippedRow(`the row has ${cells.length} columns, the header ${columns.length}`),
+						images: [],
+						folder: imageRoot ?? dirname(path),
+						part,
+						next: [i, found.end, found.endLine],
+					};
+				}
+			}
+		},
+	};
+}
+
+/** Names of the columns, and where the rows begin. */
+async function headOf(path: string, options: TableOptions): Promise<{ columns: string[]; end: number; endLine: number }> {
+	for await (const { cells, end, endLine } of linesOf(path, options, 0, 1)) {
+		if (!options.header) return { columns: cells.map((_, i) => String(i + 1)), end: 0, endLine: 1 };
+		const columns = cells.map((name) => name.trim());
+		const twice = columns.find((name, i) => columns.indexOf(name) !== i);
+		if (twice !== undefined) throw new UserError(`${path} has the column ${JSON.stringify(twice)} twice.`);
+		return { columns, end, endLine };
+	}
+	throw new UserError(`${path} is empty.`);
+}
+
+async function* linesOf(path: string, options: TableOptions, byte: number, firstLine: number): AsyncGenerator<Line> {
+	const delimiter = options.delimiter ?? (/\.tsv$/i.test(path) ? "\t" : ",");
+	const parser = parse({
+		delimiter,
+		bom: byte === 0,
+		info: true,
+		relax_column_count: true,
+		skip_empty_lines: true,
+		record_delimiter: ["\r\n", "\n"],
+		max_record_size: LARGEST_RECORD,
+		// Tables of tabs have no quotes around cells; one within a cell is a character.
+		quote: delimiter === "\t" ? null : '"',
+	});
+	const file = createReadStream(path, { start: byte, highWaterMark: 2 ** 20 });
+	const text = new TextDecoder("utf-8", { fatal: true });
+	file.on("error", (error) => parser.destroy(fileError("read", path, error)));
+	file.on("data", (chunk) => {
+		try {
+			text.decode(chunk as Buffer, { stream: true });
+		} catch {
+			parser.destroy(new UserError(`${path} is no text in UTF-8: convert it, for example with iconv.`));
+		}
+	});
+	file.pipe(parser);
+	try {
+		for await (const { record, info } of parser as AsyncIterable<{ record: string[]; info: Info }>) {
+			const endLine = firstLine + info.lines;
+			const breaks = record.reduce((sum, cell) => sum + (cell.includes("\n") ? cell.split("\n").length - 1 : 0), 0);
+			yield { cells: record, line: endLine - 1 - breaks, end: byte + info.bytes, endLine };
+		}
+	} catch (error) {
+		if (!(error instanceof CsvError)) throw error;
+		const reason = error.message.replace(/\s+/g, " ").slice(0, 200).replace(/\.$/, "");
+		throw new UserError(`${path} is no table: ${reason}.`);
+	} finally {
+		file.destroy();
+		parser.destroy();
+	}
+}
