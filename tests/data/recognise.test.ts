@@ -59,14 +59,14 @@ describe("formats are known by their bytes, whatever their name", () => {
 
 describe("a vision-language run", () => {
 	for (const [name, content, message] of [
-		["data.csv", "image,caption\n0.png,a\n", "is a CSV file; mimo reads prepared folders of tar files"],
-		["data.json", "[]", "is a JSON file; mimo reads"],
-		["data.parquet", "anything", "is a Parquet file; mimo reads"],
+		["data.csv", "image,caption\n0.png,a\n", "is a CSV file; `mimo data import "],
+		["data.json", "[]", "is a JSON file; `mimo data import "],
+		["data.parquet", "anything", "is a Parquet file; `mimo data import "],
 		["data.tar", tar([["a.txt", "x"]]), "is one tar file: put it into a folder of its own"],
 		["notes.txt", "only words", "is a file of text, not of samples with images"],
-		["hf/state.json", "{}", "is a Hugging Face data set; mimo reads"],
-		["parquet/train-0.parquet", "PAR1", "is a folder of Parquet files; mimo reads"],
-		["pictures/a.png", "", "is a folder of images; mimo reads"],
+		["hf/state.json", '{"_data_files": [{"filename": "a.arrow"}]}', "is a Hugging Face data set; `mimo data import "],
+		["parquet/train-0.parquet", "PAR1", "is a folder of Parquet files; `mimo data import "],
+		["pictures/a.png", "", "is a folder of images; `mimo data import "],
 		["facts.jsonl", '{"text": "a"}\n', "has no index: run `mimo data prepare"],
 		["tars/0.tar", tar([["a.txt", "x"]]), "is not a prepared data set: run `mimo data prepare"],
 	] as const) {
@@ -127,12 +127,7 @@ describe("JSONL records that name media", () => {
 			expect(() => vlm(path)).toThrow(message);
 			expect(() => text(path)).toThrow(message);
 			const found: Problem[] = [];
-			lint(
-				new LocalStorage(),
-				path,
-				() => null,
-				(problem) => found.push(problem),
-			);
+			lint(new LocalStorage(), path, { images: () => null, check: null }, (problem) => found.push(problem));
 			expect(found.map(({ key, what }) => [key, what.includes(message)])).toEqual([["1", true]]);
 		});
 	}
@@ -148,10 +143,10 @@ describe("JSONL records that name media", () => {
 });
 
 describe("before the first step", () => {
-	test("auxiliary data are refused", () => {
+	test("auxiliary data that are not there", () => {
 		const head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n";
 		const path = scratch.file("aux.yaml", `${head}    path: set\n    aux: {images: filesystem://images}\n`);
-		expect(() => vlm(path)).toThrow("is given auxiliary data (aux: images), which is not built yet");
+		expect(() => vlm(path)).toThrow(/aux images: the folder .*images does not exist/);
 	});
 
 	test("the validation part is opened where there will be evaluations", () => {

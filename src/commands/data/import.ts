@@ -1,6 +1,6 @@
 /** `mimo data import`: makes an Energon data set of pictures, tables, JSON, Hugging Face data sets and tar files. */
 import { defineCommand } from "citty";
-import { importKinds, type ImportKind } from "../../data/import/detect.ts";
+import { type ImportKind, importKinds } from "../../data/import/detect.ts";
 import type { ImportResult } from "../../data/import/import.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
@@ -13,7 +13,12 @@ const args = {
 		description: "Files or folders of one form.",
 		valueHint: "PATH…",
 	},
-	output: { type: "string", required: true, valueHint: "FOLDER", description: "The data set to write; run again, goes on." },
+	output: {
+		type: "string",
+		required: true,
+		valueHint: "FOLDER",
+		description: "The data set to write; run again, goes on.",
+	},
 	from: {
 		type: "string",
 		valueHint: "FORM",
@@ -32,7 +37,11 @@ const args = {
 	},
 	"shard-samples": { type: "string", default: "10000", description: "Most samples of a shard." },
 	"shard-size": { type: "string", default: "512", description: "Mebibytes after which a shard is full." },
-	shuffle: { type: "string", valueHint: "SEED", description: "Shuffle with this seed; unset: the order of the source." },
+	shuffle: {
+		type: "string",
+		valueHint: "SEED",
+		description: "Shuffle with this seed; unset: the order of the source.",
+	},
 	"skip-limit": { type: "string", default: "10%", description: "Rows that may be skipped: a number, or a share." },
 	decode: { type: "boolean", description: "Decode every image, beyond its header." },
 } as const;

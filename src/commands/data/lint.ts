@@ -1,37 +1,66 @@
 /** `mimo data lint`: reads everything, reports every problem; exit code 1 when there is one. */
 import { defineCommand } from "citty";
+import type { Sample } from "../../data/energon/sample.ts";
+import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
-import { datasetPath, pathArgument } from "./dataset-path.ts";
+import { datasetPath } from "./dataset-path.ts";
 
-const args = {
-	path: pathArgument,
-	json: { type: "boolean", description: "A line of JSON for every problem." },
-} as const;
+const help = `mimo data lint PATH [--json] [--preset NAME] [--config FILE.yaml] [FLAGS]
+
+  Checks indexes, decodes every sample of a prepared folder, JSONL file or metadataset, and says what training would
+  stumble on: images missing for a placeholder, turns without a role, empty answers. With a configuration, the flags of
+  mimo train, also what does not fit: samples and images that are cut off at --seq-length. Exit code 1 with any problem.
+
+  --json   A line of JSON for every problem.`;
 
 export default defineCommand({
 	meta: { name: "lint", description: "Check indexes and decode every sample; exit 1 when anything is damaged." },
-	args,
-	run: async ({ args: given }) => {
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const json = rawArgs.includes("--json");
+		const [given, ...flags] = rawArgs.filter((argument) => argument !== "--json");
+		if (given === undefined || given.startsWith("-")) {
+			throw new UserError(
+				"mimo data lint takes a PATH first: a prepared folder, .jsonl file or metadataset.",
+				exitCodes.usage,
+			);
+		}
+		const path = datasetPath(given);
 		const { lint } = await import("../../data/energon/tools/lint.ts");
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
+		const { inspectImage } = await import("../../data/vision-language/encoded-image.ts");
 		const { Images } = await import("../../native/images.ts");
 		const { openLibrary } = await import("../../native/library.ts");
+		const check = flags.length === 0 ? null : await fitCheck(path, flags);
 		const images = new Images(await openLibrary("cpu"));
 		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
-		const path = datasetPath(given.path);
-		const result = lint(
-			storage,
-			path,
-			(bytes) => images.decode(bytes),
-			(problem) => {
-				const { where, key, what } = problem;
-				console.log(given.json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`);
-			},
-		);
+		const decode = (bytes: Uint8Array) => {
+			images.decode(bytes);
+			return inspectImage(images, bytes);
+		};
+		const result = lint(storage, path, { images: decode, check }, (problem) => {
+			const { where, key, what } = problem;
+			console.log(json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`);
+		});
 		const { shards, samples, bad, problems } = result;
 		const summary = `${samples} samples in ${shards} shards, ${bad} bad samples, ${problems} problems`;
-		if (given.json) process.stderr.write(`${summary}\n`);
+		if (json) process.stderr.write(`${summary}\n`);
 		else console.log(summary);
 		if (problems > 0) process.exitCode = exitCodes.failure;
 	},
 });
+
+/** What a training configuration would cut off of a sample. */
+async function fitCheck(path: string, flags: readonly string[]): Promise<(sample: Sample) => string | null> {
+	const { resolveConfiguration } = await import("../../config/resolve.ts");
+	const { configuration: c } = resolveConfiguration([...flags, "--data-path", path], {}, { trains: false });
+	const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
+	const { cutOff } = await import("../../data/vision-language/fit.ts");
+	const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
+	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const task = taskOf(c);
+	return (sample) => cutOff(sample, task, tokenizer);
+}

@@ -6,8 +6,9 @@ import { UserError } from "../../native/errors.ts";
 import { SampleError } from "./errors.ts";
 import { contentsOfJsonl, contentsOfShards } from "./format/contents.ts";
 import { type DatasetConfig, readDatasetConfig } from "./format/dataset-config.ts";
-import { type DecodeOptions, decodeParts } from "./format/decode.ts";
-import { accessField } from "./format/fields.ts";
+import { type DecodeOptions, decodeParts, isImageExtension } from "./format/decode.ts";
+import { accessField, matchesPart } from "./format/fields.ts";
+import { type FileStore, openFileStore } from "./format/file-store.ts";
 import { flatten, type Leaf } from "./format/flatten.ts";
 import { JoinIndex, JoinReader, joinedDatasets, joinIndexPath } from "./format/join-index.ts";
 import { JsonlReader } from "./format/jsonl.ts";
@@ -15,6 +16,7 @@ import { type Join, readMetadataset } from "./format/metadataset.ts";
 import { type PartFilter, SplitPartReader } from "./format/tar-reader.ts";
 import { datasetKind, readSplitPart } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
+import { namedParts, withAux } from "./named-images.ts";
 import type { RawRecord, RawSample, Sample, Subflavors } from "./sample.ts";
 import { type Subset, shardWorkers, sliceWorkers } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
@@ -128,8 +130,16 @@ function orderOf(path: string, leaf: Leaf, options: LoadOptions, config: Dataset
 function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: LoadOptions): LoadedDataset {
 	const { source } = leaf;
 	if (source.kind === "join") return openJoin(storage, leaf, source.join, decode, options);
-	if (datasetKind(storage, source.path) === "jsonl") return openJsonl(storage, leaf, source.path, options);
+	const stores = [...leaf.aux].map(([name, reference]) => openFileStore(storage, name, reference));
+	if (datasetKind(storage, source.path) === "jsonl") {
+		return openJsonl(storage, leaf, source.path, stores, decode, options);
+	}
 	const config = readDatasetConfig(storage, source.path, source.datasetConfig);
+	if (config.sampleType !== null && stores.length > 0) {
+		throw new UserError(
+			`${source.path} is given auxiliary data, but its samples are of the type ${config.sampleType.name}: only crude samples take them.`,
+		);
+	}
 	const part = readSplitPart(storage, source.path, leaf.splitPart, source.splitConfig);
 	const subflavors = { ...config.subflavors, ...leaf.subflavors };
 	const order = orderOf(source.path, leaf, options, config);
@@ -148,12 +158,19 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 		weight: leaf.weight,
 		repetitions: leaf.repetitions,
 		build: buildWith(order, [reader], counts, `load ${nameOf(source.path)}`, (record) =>
-			loadSample(record.data[0]!, record, config, subflavors, decode),
+			withAux(loadSample(record.data[0]!, record, config, subflavors, decode), stores, decode),
 		),
 	};
 }
 
-function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOptions): LoadedDataset {
+function openJsonl(
+	storage: Storage,
+	leaf: Leaf,
+	path: string,
+	stores: readonly FileStore[],
+	decode: DecodeOptions,
+	options: LoadOptions,
+): LoadedDataset {
 	const records = new JsonlReader(storage, path);
 	const { length } = records;
 	const { subflavors } = leaf;
@@ -170,7 +187,7 @@ function openJsonl(storage: Storage, leaf: Leaf, path: string, options: LoadOpti
 		weight: leaf.weight,
 		repetitions: leaf.repetitions,
 		build: buildWith(order, [() => new JsonlReader(storage, path)], [length], `load ${nameOf(path)}`, (record) =>
-			crudeSample(record.data[0]!, record, subflavors, { images: null }),
+			withAux(crudeSample(record.data[0]!, record, subflavors, { images: null }), stores, decode),
 		),
 	};
 }
@@ -191,6 +208,9 @@ function openJoin(
 	decode: DecodeOptions,
 	options: LoadOptions,
 ): LoadedDataset {
+	if (join.parts.some(({ aux }) => aux.size > 0)) {
+		throw new UserError(`The join in ${join.file} is given auxiliary data (aux), which joins do not take.`);
+	}
 	const datasets = joinedDatasets(storage, join, leaf.splitPart);
 	const path = joinIndexPath(storage, join, datasets);
 	if (!storage.isFile(path)) {
@@ -223,7 +243,7 @@ function openJoin(
 		records: null,
 		identity: JSON.stringify([nameOf(path), index.rows, order]),
 		contents: () => datasets.map(({ part }) => contentsOfShards(storage, part.shards)).join(),
-		aux: [...join.parts.flatMap(({ aux }) => [...aux.keys()])],
+		aux: [],
 		length: datasets[0]!.part.shards.reduce((sum, { count }) => sum + count, 0),
 		subflavors: leaf.subflavors,
 		crude: false,
@@ -275,6 +295,9 @@ function buildWith(
 	};
 }
 
+/** Fields that are lists with images in them. */
+const imageLists: readonly string[] = ["sequence", "images"];
+
 function partFilter(config: DatasetConfig): PartFilter | null {
 	const wanted =
 		config.sampleType === null
@@ -282,7 +305,12 @@ function partFilter(config: DatasetConfig): PartFilter | null {
 			: [...config.fields.values()].flatMap((access) => access.map(([part]) => part!));
 	if (wanted === null) return null;
 	const names = new Set(wanted);
-	return (extension) => names.has(extension);
+	const patterns = wanted.filter((name) => name.includes("*"));
+	const hasLists = config.sampleType !== null && imageLists.some((field) => config.fields.has(field));
+	return (extension) =>
+		names.has(extension) ||
+		patterns.some((pattern) => matchesPart(pattern, extension)) ||
+		(hasLists && isImageExtension(extension));
 }
 
 /** A raw sample decoded, as a typed or crude sample. Throws where a part or field is damaged or missing. */
@@ -294,9 +322,15 @@ export function loadSample(
 	decode: DecodeOptions,
 ): Sample {
 	if (config.sampleType === null) return crudeSample(raw, record, subflavors, decode);
-	const parts = decodeParts(raw, decode);
+	// Image parts that only a list may name are decoded when it does.
+	const mapped = [...config.fields.values()].flatMap((access) => access.map(([part]) => part!));
+	const own = new Map([...raw.parts].filter(([extension]) => mapped.some((part) => matchesPart(part, extension))));
+	const parts = decodeParts({ ...raw, parts: own }, decode);
 	const fields: Record<string, unknown> = {};
-	for (const [field, access] of config.fields) fields[field] = accessField(parts, access, raw.key);
+	for (const [field, access] of config.fields) {
+		const value = accessField(parts, access, raw.key);
+		fields[field] = imageLists.includes(field) ? namedParts(value, raw, decode) : value;
+	}
 	const missing = config.sampleType.required.find((field) => !config.fields.has(field));
 	if (missing !== undefined) {
 		throw new SampleError(
@@ -308,7 +342,8 @@ export function loadSample(
 	return { key, restoreKey: record.restoreKey, sources, subflavors, type: config.sampleType.name, fields };
 }
 
-function crudeSample(raw: RawSample, record: RawRecord, subflavors: Subflavors, decode: DecodeOptions): Sample {
+/** A raw sample decoded, with its parts by extension. */
+export function crudeSample(raw: RawSample, record: RawRecord, subflavors: Subflavors, decode: DecodeOptions): Sample {
 	const fields = decodeParts(raw, decode);
 	return { key: raw.key, restoreKey: record.restoreKey, sources: raw.sources, subflavors, type: "CrudeSample", fields };
 }

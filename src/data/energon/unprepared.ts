@@ -2,6 +2,7 @@
 import { readdirSync, type Stats, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../native/errors.ts";
+import { importLine } from "../import/import-line.ts";
 import { isUrl } from "./storage/storage.ts";
 
 const readable = "mimo reads prepared folders of tar files, .jsonl files and metadatasets (docs/data.md)";
@@ -17,14 +18,17 @@ function reasonOf(path: string): string {
 	if (isUrl(path)) return `${path} is not a prepared data set: it has no .nv-meta/.info.json`;
 	const stat = statusOf(path);
 	if (stat === undefined) return `${path} does not exist`;
-	if (stat.isDirectory()) return holdsTars(path) ? prepared : `${path} is ${folderKind(path)}; ${readable}`;
+	const line = importLine(path);
+	const fix = line === null ? readable : `${line} makes a data set of it`;
+	if (stat.isDirectory()) return holdsTars(path) ? prepared : `${path} is ${folderKind(path)}; ${fix}`;
 	if (!stat.isFile()) return `${path} is neither a file nor a folder`;
 	const kind = fileKind(path);
 	if (kind === null) return `${path} is a file of text, not of samples with images; ${readable}, and ${asText}`;
 	if (kind.name === "a tar file") {
 		return `${path} is one tar file: put it into a folder of its own and run \`mimo data prepare FOLDER\` first`;
 	}
-	return `${path} is ${kind.name}; ${readable}${kind.isText ? `, and ${asText}` : ": pack its samples into tar files"}`;
+	const other = line === null ? ": pack its samples into tar files" : "";
+	return `${path} is ${kind.name}; ${fix}${kind.isText ? `, and ${asText}` : other}`;
 }
 
 /** Null bytes and names that are too long are paths of nothing. */

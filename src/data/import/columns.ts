@@ -56,8 +56,7 @@ export function imageValues(fields: Fields, { images }: Columns): unknown[] {
 }
 
 export const textOf = (fields: Fields, columns: Columns): unknown => first(fields, columns.text, textNames);
-export const questionOf = (fields: Fields, columns: Columns): unknown =>
-	first(fields, columns.question, questionNames);
+export const questionOf = (fields: Fields, columns: Columns): unknown => first(fields, columns.question, questionNames);
 export const answerOf = (fields: Fields, columns: Columns): unknown => first(fields, columns.answer, answerNames);
 
 /** Fields that are read, of those that there are. */

@@ -28,11 +28,7 @@ export interface ImageFile {
 }
 
 /** The image that a reference stands for; a promise for those of a server. Throws a SkippedRow that says why there is none. */
-export function fetchImage(
-	reference: ImageReference,
-	images: Images,
-	decode: boolean,
-): ImageFile | Promise<ImageFile> {
+export function fetchImage(reference: ImageReference, images: Images, decode: boolean): ImageFile | Promise<ImageFile> {
 	switch (reference.kind) {
 		case "bytes":
 			return checked(reference.bytes, images, decode, null);
@@ -55,7 +51,8 @@ function readFile(path: string): Uint8Array {
 async function download(url: string): Promise<Uint8Array> {
 	try {
 		const { size, etag } = await statRemote(url, requests);
-		if (size > LARGEST_IMAGE) throw new SkippedRow(`the image ${url} has ${size} bytes; at most ${LARGEST_IMAGE} are read`);
+		if (size > LARGEST_IMAGE)
+			throw new SkippedRow(`the image ${url} has ${size} bytes; at most ${LARGEST_IMAGE} are read`);
 		return await readRemote({ url, size, etag }, 0, size, requests);
 	} catch (error) {
 		if (!(error instanceof RemoteError)) throw error;

@@ -57,7 +57,9 @@ function ofText(text: string, folder: string): ImageReference {
 	if (/^file:\/\//i.test(text)) return { kind: "file", path: resolve(folder, decodeFileUrl(text)) };
 	if (isUrl(text)) {
 		if (/^(?:https?|s3):\/\//i.test(text)) return { kind: "url", url: text };
-		throw new SkippedRow(`an image has the URL ${JSON.stringify(text.slice(0, 100))}; http, https, s3 and file are read`);
+		throw new SkippedRow(
+			`an image has the URL ${JSON.stringify(text.slice(0, 100))}; http, https, s3 and file are read`,
+		);
 	}
 	if (text.length >= SHORTEST_BASE64 && base64Beginnings.some((start) => text.startsWith(start)) && base64.test(text)) {
 		return { kind: "bytes", bytes: decode(text) };

@@ -12,9 +12,9 @@ import { openSource } from "./open-source.ts";
 import { type Draft, readRecord } from "./read-record.ts";
 import { parts, type Row, SkippedRow, type Source } from "./row.ts";
 import { sampleParts } from "./sample.ts";
-import { Shards } from "./shards.ts";
 import type { SamplePart } from "./shard-file.ts";
-import { type SkippedReason, SkippedRows, type SkipLimit } from "./skipped.ts";
+import { Shards } from "./shards.ts";
+import { type SkipLimit, type SkippedReason, SkippedRows } from "./skipped.ts";
 import type { TableOptions } from "./sources/table.ts";
 
 export interface ImportOptions {

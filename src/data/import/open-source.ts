@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { INFO_JSON, INFO_YAML, META_FOLDER } from "../energon/format/names.ts";
 import { isUrl } from "../energon/storage/storage.ts";
-import { checkColumns, type Columns } from "./columns.ts";
+import { type Columns, checkColumns } from "./columns.ts";
 import { detect, type ImportKind, type InputFile, importKinds } from "./detect.ts";
 import type { Source } from "./row.ts";
 import { arrowSource } from "./sources/arrow.ts";
@@ -32,11 +32,19 @@ export async function openSource(
 	if (other !== undefined) {
 		throw new UserError(`${first} is of the form ${kind}, ${other.path} of ${other.kind}: import them one by one.`);
 	}
-	return { kind, source: await sourceOf(kind, found.flatMap(({ files }) => files), options) };
+	return {
+		kind,
+		source: await sourceOf(
+			kind,
+			found.flatMap(({ files }) => files),
+			options,
+		),
+	};
 }
 
 function detected(path: string, from: ImportKind | null): { kind: ImportKind; files: readonly InputFile[] } {
-	if (isUrl(path)) throw new UserError(`${path} is a URL: data are imported from local files, their images from anywhere.`);
+	if (isUrl(path))
+		throw new UserError(`${path} is a URL: data are imported from local files, their images from anywhere.`);
 	if (!existsSync(path)) throw new UserError(`${path} does not exist.`);
 	const prepared = [INFO_JSON, INFO_YAML].some((name) => existsSync(join(path, META_FOLDER, name)));
 	if (prepared && from === null) {
@@ -45,7 +53,8 @@ function detected(path: string, from: ImportKind | null): { kind: ImportKind; fi
 	const found = detect(path, from);
 	if (found !== null) return found;
 	const forms = Object.entries(importKinds).map(([name, what]) => `${name}: ${what}`);
-	const said = from === null ? `${path} is no form of data that can be imported` : `${path} holds no ${importKinds[from]}`;
+	const said =
+		from === null ? `${path} is no form of data that can be imported` : `${path} holds no ${importKinds[from]}`;
 	throw new UserError(`${said} (${forms.join("; ")}).`);
 }
 

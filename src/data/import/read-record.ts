@@ -4,15 +4,7 @@
  * documents of OBELICS and MMC4, captions, plain text.
  */
 import { interleavedRecord } from "../vision-language/interleaved-record.ts";
-import {
-	answerOf,
-	type Columns,
-	conversationNames,
-	imageValues,
-	isGiven,
-	questionOf,
-	textOf,
-} from "./columns.ts";
+import { answerOf, type Columns, conversationNames, imageValues, isGiven, questionOf, textOf } from "./columns.ts";
 import { type ImageReference, imageReferences } from "./image-reference.ts";
 import { SkippedRow } from "./row.ts";
 
@@ -54,12 +46,7 @@ const roles: Readonly<Record<string, string>> = {
  * Reads a record. `beside`: images that lie with the row; those that the record names do not count then. Throws a
  * SkippedRow that says why it is no sample.
  */
-export function readRecord(
-	fields: Fields,
-	beside: readonly Uint8Array[],
-	folder: string,
-	columns: Columns,
-): Draft {
+export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder: string, columns: Columns): Draft {
 	refuseOtherMedia(fields);
 	const own = beside.map((bytes): ImageReference => ({ kind: "bytes", bytes }));
 	const imagesOf = (values: readonly unknown[]) =>

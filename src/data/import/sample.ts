@@ -16,7 +16,8 @@ const noPrompts = { caption: "", ocr: "", classification: "" };
  */
 export function sampleParts(key: string, record: SampleRecord, images: readonly ImageFile[]): readonly SamplePart[] {
 	const names = images.map(({ extension }, i) => (images.length === 1 ? extension : `${i}.${extension}`));
-	const named = "texts" in record ? { ...record, images: record.images.map((i) => (i === null ? null : names[i]!)) } : record;
+	const named =
+		"texts" in record ? { ...record, images: record.images.map((i) => (i === null ? null : names[i]!)) } : record;
 	const fields: Record<string, unknown> = { json: named };
 	for (const [i, { bytes, width, height }] of images.entries()) fields[names[i]!] = { file: bytes, width, height };
 	const fault = trainingFault(key, fields);

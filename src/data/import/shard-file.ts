@@ -2,9 +2,9 @@
 import {
 	closeSync,
 	existsSync,
+	fstatSync,
 	fsyncSync,
 	ftruncateSync,
-	fstatSync,
 	openSync,
 	readSync,
 	renameSync,
@@ -56,7 +56,9 @@ export class ShardFile {
 		const descriptor = open(`${path}.tar.part`, "r+");
 		if (fstatSync(descriptor).size < bytes) {
 			closeSync(descriptor);
-			throw new UserError(`${path}.tar.part is shorter than when the import stopped: remove the folder and import again.`);
+			throw new UserError(
+				`${path}.tar.part is shorter than when the import stopped: remove the folder and import again.`,
+			);
 		}
 		ftruncateSync(descriptor, bytes);
 		return new ShardFile(path, number, descriptor, bytes, samples);

@@ -2,9 +2,10 @@
  * The shards of an import. Each part of the data set has its own; with shuffling a part has several open at once, among
  * which samples are drawn, and the samples of each are shuffled when it is full.
  */
-import { CryptoHasher } from "bun";
+
 import { readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
+import { CryptoHasher } from "bun";
 import { type Part, parts } from "./row.ts";
 import { type OpenShard, type SamplePart, ShardFile } from "./shard-file.ts";
 
@@ -60,7 +61,11 @@ export class Shards {
 	}
 
 	get state(): ShardsState {
-		const stateOf = ({ samples, next, open }: OpenPart) => ({ samples, next, open: open.map((one) => one?.state ?? null) });
+		const stateOf = ({ samples, next, open }: OpenPart) => ({
+			samples,
+			next,
+			open: open.map((one) => one?.state ?? null),
+		});
 		const { train, val, test } = this.#parts;
 		return { train: stateOf(train), val: stateOf(val), test: stateOf(test) };
 	}

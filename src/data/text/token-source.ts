@@ -3,6 +3,7 @@ import { isUtf8 } from "node:buffer";
 import { readFileSync, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../native/errors.ts";
+import { importLine } from "../import/import-line.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 
 /** Samples by number, each S + 1 tokens. The same number gives the same sample on every rank and in every run. */
@@ -26,7 +27,11 @@ export function checkTextFile(path: string): void {
 		throw new UserError(`The data file ${path} has ${stat.size} bytes; text is read whole, at most ${LARGEST_FILE}.`);
 	}
 	const kind = fileKind(path);
-	if (kind !== null && !kind.isText) throw new UserError(`The data file ${path} is ${kind.name}, not text.`);
+	if (kind !== null && !kind.isText) {
+		const line = importLine(path);
+		const fix = line === null ? "" : `: ${line} makes a data set of it, for --dataset-provider energon`;
+		throw new UserError(`The data file ${path} is ${kind.name}, not text${fix}.`);
+	}
 }
 
 /** Reads a text file into tokens. */

@@ -4,7 +4,10 @@ import type { Conversation } from "./conversation.ts";
 /** Why training would learn nothing, or the wrong thing, from a conversation; null where nothing is wrong. */
 export function faultOf({ turns }: Conversation): string | null {
 	const textOf = (fragments: readonly unknown[]) =>
-		fragments.filter((fragment) => typeof fragment === "string").join("").trim();
+		fragments
+			.filter((fragment) => typeof fragment === "string")
+			.join("")
+			.trim();
 	const answers = turns.filter(({ role }) => role === "assistant");
 	const isDocument = turns.every(({ role }) => role === null);
 	if (answers.length === 0 && !isDocument) return "it has no turn of an assistant, so nothing is learned from it";

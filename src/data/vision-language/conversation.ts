@@ -31,7 +31,9 @@ export interface Prompts {
 const user = (...fragments: Fragment[]): Turn => ({ role: "user", sender: "user", fragments });
 const assistant = (text: string): Turn => ({ role: "assistant", sender: "assistant", fragments: [text] });
 const document = (fragments: Fragment[]): Turn => ({ role: null, sender: "", fragments });
-const asked = (question: string): Turn => (question === "" ? user({ image: 0 }) : user({ image: 0 }, `\n${question}`));
+/** Images, then a question about them. */
+const asked = (question: string, images: readonly EncodedImage[]): Turn =>
+	user(...images.map((_, image) => ({ image })), ...(question === "" ? [] : [`\n${question}`]));
 
 type Reader = (fields: Fields, prompts: Prompts) => Conversation;
 
@@ -50,8 +52,10 @@ class Fields {
 		return this.refuse(`the field ${name} is no text`);
 	}
 
-	image(name = "image"): EncodedImage {
-		return this.asImage(name, this.get(name));
+	/** One image, or several that a pattern of the field_map matches. */
+	images(name = "image"): EncodedImage[] {
+		const value = this.get(name);
+		return (Array.isArray(value) ? value : [value]).map((item) => this.asImage(name, item));
 	}
 
 	asImage(name: string, value: unknown): EncodedImage {
@@ -84,37 +88,26 @@ class Fields {
 	}
 }
 
-const question: Reader = (fields) => ({
-	turns: [asked(fields.text("context")), assistant(fields.answer())],
-	images: [fields.image()],
-});
+/** Images, what is asked about them, what the answer is. */
+function exchange(fields: Fields, question: string, answer: string): Conversation {
+	const images = fields.images();
+	return { turns: [asked(question, images), assistant(answer)], images };
+}
+
+const question: Reader = (fields) => exchange(fields, fields.text("context"), fields.answer());
 
 const readers: Readonly<Record<string, Reader>> = {
-	CaptioningSample: (fields, prompts) => ({
-		turns: [asked(prompts.caption), assistant(fields.text("caption"))],
-		images: [fields.image()],
-	}),
-	OCRSample: (fields, prompts) => ({
-		turns: [asked(prompts.ocr), assistant(fields.text("text"))],
-		images: [fields.image()],
-	}),
-	ImageClassificationSample: (fields, prompts) => ({
-		turns: [
-			asked(prompts.classification),
-			assistant(fields.text(fields.get("label_name") === null ? "label" : "label_name")),
-		],
-		images: [fields.image()],
-	}),
+	CaptioningSample: (fields, prompts) => exchange(fields, prompts.caption, fields.text("caption")),
+	OCRSample: (fields, prompts) => exchange(fields, prompts.ocr, fields.text("text")),
+	ImageClassificationSample: (fields, prompts) =>
+		exchange(fields, prompts.classification, fields.text(fields.get("label_name") === null ? "label" : "label_name")),
 	VQASample: question,
 	VQAOCRSample: question,
 	MultiChoiceVQASample: (fields) => {
 		const choices = fields.list("choices").map((choice, i) => `${letter(i)}. ${String(choice)}`);
 		const right = Number(fields.text("correct_choice_idx"));
 		const answer = choices[right] ?? fields.refuse(`choice ${right} of ${choices.length} is to be the correct one`);
-		return {
-			turns: [asked([fields.text("context"), ...choices].join("\n")), assistant(answer)],
-			images: [fields.image()],
-		};
+		return exchange(fields, [fields.text("context"), ...choices].join("\n"), answer);
 	},
 	TextSample: (fields) => ({ turns: [document([fields.text("text")])], images: [] }),
 	InterleavedSample: (fields) => {

@@ -1,13 +1,14 @@
 /**
  * Conversations out of crude samples: `conversations` ([{from, value}]) or `messages` ([{role, content}]) of a JSON
- * part with the image parts at its `<image>` tags, else a `text` field or a text part.
+ * part with the image parts at its `<image>` tags, a document of OBELICS or MMC4, else a `text` field or a text part.
  */
 import { SampleError } from "../energon/errors.ts";
 import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Conversation, Fragment, Prompts, Role, Turn } from "./conversation.ts";
 import { type EncodedImage, isImage } from "./encoded-image.ts";
-import { imagesInTars, mediaOfCrude, recordOf } from "./media.ts";
+import { interleavedRecord } from "./interleaved-record.ts";
+import { imageNamesOf, imagesInTars, mediaOfCrude, NAMED_IMAGES, recordOf } from "./media.ts";
 
 const imageTag = "<image>";
 
@@ -24,10 +25,10 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 	const refuse = (reason: string): never => {
 		throw new SampleError(`Sample ${sample.key} cannot be trained on: ${reason}.`, sample.key);
 	};
-	const images = imageParts(sample);
 	const media = mediaOfCrude(sample.fields);
 	if (media !== null) return refuse(media);
 	const record = recordOf(sample.fields);
+	const images = imagesOf(sample, record);
 	const spoken = record.conversations ?? record.messages;
 	if (Array.isArray(spoken)) {
 		const turns = spoken.map((entry) => {
@@ -35,6 +36,13 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 			return typeof turn === "string" ? refuse(turn) : turn;
 		});
 		return placed(turns, images, refuse);
+	}
+	const document = interleavedRecord(record);
+	if (typeof document === "string") return refuse(document);
+	if (document !== null) {
+		const { fragments, names } = document;
+		if (names.length === images.length) return { turns: [{ role: null, sender: "", fragments }], images };
+		return refuse(`its document has ${names.length} images and it has ${images.length}`);
 	}
 	const text = textOf(record, sample);
 	if (text === null) return refuse("it has neither a conversation nor text");
@@ -45,12 +53,26 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 	return placed([ask, { role: "assistant", sender: "assistant", fragments: [text] }], images, refuse);
 }
 
-/** Image parts in the order of their names, numbers as numbers. */
-function imageParts(sample: Sample): EncodedImage[] {
-	return Object.entries(sample.fields)
-		.filter(([name, value]) => isImageExtension(name) && isImage(value))
-		.sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))
-		.map(([, value]) => value as EncodedImage);
+/**
+ * Images that auxiliary data gave; else image parts: in the order of the record where it names every one of them, as
+ * "extension" or "key.extension", else in the order of their names, numbers as numbers.
+ */
+function imagesOf({ key, fields }: Sample, record: Readonly<Record<string, unknown>>): readonly EncodedImage[] {
+	const given = fields[NAMED_IMAGES];
+	if (Array.isArray(given)) return given.filter(isImage);
+	const parts = new Map(
+		Object.entries(fields).filter(
+			(part): part is [string, EncodedImage] => isImageExtension(part[0]) && isImage(part[1]),
+		),
+	);
+	const named = imageNamesOf(record).map((name) => {
+		if (typeof name !== "string") return undefined;
+		return parts.get(name) ?? (name.startsWith(`${key}.`) ? parts.get(name.slice(key.length + 1)) : undefined);
+	});
+	if (named.length === parts.size && new Set(named).size === parts.size && !named.includes(undefined)) {
+		return named as EncodedImage[];
+	}
+	return [...parts].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })).map(([, image]) => image);
 }
 
 function textOf(record: Record<string, unknown>, sample: Sample): string | null {

@@ -1,5 +1,7 @@
 /** Media that a sample names or brings and that cannot be trained on: said by name instead of passed over. */
 import { isImageExtension, mediaOfExtension } from "../energon/format/decode.ts";
+import { importLine } from "../import/import-line.ts";
+import { interleavedRecord } from "./interleaved-record.ts";
 
 /** JSON fields that name files beside the record. */
 const fields: Readonly<Record<"image" | "video" | "audio", readonly string[]>> = {
@@ -43,6 +45,32 @@ function taggedMedia(record: Readonly<Record<string, unknown>>, kind: keyof type
 /** How images get into samples: for messages about records that only name them. */
 export const imagesInTars = "images are read from tar files, beside the JSON part of their sample";
 
+/** Field of a crude sample with the images that its record names, in the order of the record: from auxiliary data. */
+export const NAMED_IMAGES = "__images__";
+
+/** What a record names as its images, in order: the entries of a document, a field, or those in its turns. */
+export function imageNamesOf(record: Readonly<Record<string, unknown>>): readonly unknown[] {
+	const document = interleavedRecord(record);
+	if (document !== null) return typeof document === "string" ? [] : document.names;
+	for (const field of fields.image) {
+		const value = Object.hasOwn(record, field) ? record[field] : null;
+		if (firstNamed(value) === null) continue;
+		return (Array.isArray(value) ? value : [value]).map((item: unknown) => firstNamed(item) ?? item);
+	}
+	const turns = record.messages ?? record.conversations;
+	if (!Array.isArray(turns)) return [];
+	return turns.flatMap((turn: unknown) => {
+		const content = (turn as { content?: unknown } | null)?.content;
+		return Array.isArray(content) ? content.flatMap(namesInPart) : [];
+	});
+}
+
+function namesInPart(part: unknown): string[] {
+	const { type, image_url: url, image, path } = (part ?? {}) as Readonly<Record<string, unknown>>;
+	const name = type === "image" || type === "image_url" ? firstNamed(url ?? image ?? path) : null;
+	return name === null ? [] : [name];
+}
+
 /** The JSON record of a crude sample; empty where it has none. */
 export function recordOf(fields: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
 	const json = Object.entries(fields).find(([name]) => name === "json" || name.endsWith(".json"))?.[1];
@@ -55,18 +83,25 @@ export function mediaOfCrude(fields: Readonly<Record<string, unknown>>): string 
 	const record = recordOf(fields);
 	const unreadable = unreadableMedia(parts, record);
 	if (unreadable !== null) return unreadable;
-	const named = parts.some(isImageExtension) ? null : namedMedia(record, "image");
+	const hasImages = parts.some(isImageExtension) || parts.includes(NAMED_IMAGES);
+	const named = hasImages ? null : namedMedia(record, "image");
 	return named === null ? null : `${named}, but it has no image part; ${imagesInTars}`;
 }
 
-/** Why a record of a JSONL file cannot be trained on: it has no room for media. Null where it is text alone. */
-export function mediaOfRecord(record: unknown): string | null {
+/**
+ * Why a record of the JSONL file `path` cannot be trained on: it has no room for media, but auxiliary data may have its
+ * images. Null where nothing is missing.
+ */
+export function mediaOfRecord(record: unknown, path: string, hasAux = false): string | null {
 	if (typeof record !== "object" || record === null) return null;
 	const json = record as Readonly<Record<string, unknown>>;
 	const other = unreadableMedia([], json);
 	if (other !== null) return other;
-	const image = namedMedia(json, "image") ?? taggedMedia(json, "image");
-	if (image !== null) return `${image}, but a JSONL file has no images; ${imagesInTars}`;
+	const image = hasAux ? null : (namedMedia(json, "image") ?? taggedMedia(json, "image"));
+	if (image !== null) {
+		const line = importLine(path) ?? "`mimo data import`";
+		return `${image}, but a JSONL file has no images; ${line} makes a data set with them, and aux of a metadataset names where they are`;
+	}
 	const tagged = taggedMedia(json, "video") ?? taggedMedia(json, "audio");
 	return tagged === null ? null : `${tagged}, and neither video nor audio is built yet`;
 }

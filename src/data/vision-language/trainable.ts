@@ -1,24 +1,19 @@
 /** What data sets must not ask for, because nothing would be done about it. */
 import { UserError } from "../../native/errors.ts";
 import type { LoadedDataset } from "../energon/task-encoder.ts";
-import { imagesInTars, mediaOfRecord } from "./media.ts";
+import { mediaOfRecord } from "./media.ts";
 
 /** Records of a JSONL file that are looked at when it is opened. */
 const LOOKED_AT = 100;
 
-/** Throws a UserError for auxiliary data, and for JSONL records that name images, video or audio. */
+/** Throws a UserError for JSONL records that name images which no auxiliary data have, video or audio. */
 export function checkTrainable(datasets: readonly LoadedDataset[]): void {
 	for (const { path, aux, records } of datasets) {
-		if (aux.length > 0) {
-			throw new UserError(
-				`${path} is given auxiliary data (aux: ${aux.join(", ")}), which is not built yet; ${imagesInTars}.`,
-			);
-		}
 		if (records === null) continue;
 		const count = Math.min(LOOKED_AT, records.length);
 		for (let i = 0; i < count; i++) {
 			const index = Math.floor((i * records.length) / count);
-			const media = mediaOfRecord(records.read(index));
+			const media = mediaOfRecord(records.read(index), path, aux.length > 0);
 			if (media !== null) throw new UserError(`${path}, record ${index}: ${media}.`);
 		}
 	}

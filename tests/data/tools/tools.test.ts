@@ -8,8 +8,9 @@ import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepar
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { benchmark } from "../../../src/data/energon/tools/bench.ts";
 import { describeDataset } from "../../../src/data/energon/tools/describe.ts";
-import { lint, type Problem } from "../../../src/data/energon/tools/lint.ts";
+import { type LintOptions, lint, type Problem } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
+import { inspectImage } from "../../../src/data/vision-language/encoded-image.ts";
 import { headline, imageLines, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";
 import { previewPage } from "../../../src/data/vision-language/preview-page.ts";
 import { Images } from "../../../src/native/images.ts";
@@ -59,14 +60,13 @@ describe("info", () => {
 });
 
 describe("lint", () => {
-	function problems(path: string): Problem[] {
+	const decodeImage = (bytes: Uint8Array) => {
+		images.decode(bytes);
+		return inspectImage(images, bytes);
+	};
+	function problems(path: string, check: LintOptions["check"] = null): Problem[] {
 		const found: Problem[] = [];
-		const { problems: count } = lint(
-			storage,
-			path,
-			(bytes) => images.decode(bytes),
-			(problem) => found.push(problem),
-		);
+		const { problems: count } = lint(storage, path, { images: decodeImage, check }, (problem) => found.push(problem));
 		expect(count).toBe(found.length);
 		return found;
 	}

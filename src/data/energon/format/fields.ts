@@ -1,4 +1,7 @@
-/** `field_map` entries such as `txt,json[caption]`: where a field of a typed sample comes from (spec energon.md §1.6). */
+/**
+ * `field_map` entries such as `txt,json[caption]`: where a field of a typed sample comes from (spec energon.md §1.6). A part
+ * with `*`, such as `img*.jpg`, stands for all parts that match, which Energon does not have.
+ */
 import { FieldAccessError } from "../errors.ts";
 
 /** Alternatives, each a path: part, then keys or list indexes. */
@@ -14,6 +17,21 @@ export function parseFieldAccess(text: string): FieldAccess {
 	});
 }
 
+/** Whether a part that a `field_map` names is, or matches, an extension. */
+export function matchesPart(part: string, extension: string): boolean {
+	if (!part.includes("*")) return part === extension;
+	const pieces = part.split("*");
+	const [first, last] = [pieces[0]!, pieces.at(-1)!];
+	if (extension.length < first.length + last.length || !extension.startsWith(first)) return false;
+	let at = first.length;
+	for (const piece of pieces.slice(1, -1)) {
+		const found = extension.indexOf(piece, at);
+		if (found < 0) return false;
+		at = found + piece.length;
+	}
+	return extension.length - last.length >= at && extension.endsWith(last);
+}
+
 /** The first alternative that is there. Throws a FieldAccessError when none is. */
 export function accessField(parts: Readonly<Record<string, unknown>>, access: FieldAccess, key: string): unknown {
 	for (const path of access) {
@@ -25,6 +43,13 @@ export function accessField(parts: Readonly<Record<string, unknown>>, access: Fi
 }
 
 function follow(root: unknown, path: readonly string[]): { value: unknown } | undefined {
+	const [part, ...steps] = path;
+	if (part?.includes("*") && steps.length === 0 && isRecord(root)) {
+		const names = Object.keys(root).filter((name) => matchesPart(part, name));
+		if (names.length === 0) return undefined;
+		names.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+		return { value: names.map((name) => root[name]) };
+	}
 	let value = root;
 	for (const step of path) {
 		if (Array.isArray(value)) {

@@ -3,6 +3,7 @@ import { UserError } from "../../../native/errors.ts";
 import type { Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import type { BlendMode } from "../task-encoder.ts";
+import type { AuxReference } from "./file-store.ts";
 import type { Join, Metadataset, Node } from "./metadataset.ts";
 
 /** Data sets, and blends of them, that a metadataset may stand for. */
@@ -24,7 +25,7 @@ export interface Leaf {
 	/** null = no shuffling. */
 	readonly shuffleOverEpochs: number | null;
 	readonly subset: Subset | null;
-	readonly aux: ReadonlyMap<string, string>;
+	readonly aux: ReadonlyMap<string, AuxReference>;
 	readonly weight: number | null;
 	readonly repetitions: number | null;
 }
@@ -127,7 +128,7 @@ function flattenNode(
 	}
 }
 
-function leafOf(source: Leaf["source"], inherited: Inherited, aux: ReadonlyMap<string, string>): Leaf {
+function leafOf(source: Leaf["source"], inherited: Inherited, aux: ReadonlyMap<string, AuxReference>): Leaf {
 	const { splitPart, subflavors, multiplier, subset } = inherited;
 	return { source, splitPart, subflavors, shuffleOverEpochs: multiplier, subset, aux, weight: null, repetitions: null };
 }

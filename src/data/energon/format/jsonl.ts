@@ -1,11 +1,13 @@
 /** JSONL datasets: one file, one JSON object a line, an index of line offsets beside it (spec energon.md §1.5). */
 import { UserError } from "../../../native/errors.ts";
+import { mediaOfRecord } from "../../vision-language/media.ts";
 import { FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import { nameOf, type RandomAccessFile, type Storage } from "../storage/storage.ts";
 import type { SampleReader } from "../wrappers/sample-loader.ts";
 import { jsonlIndexName } from "./names.ts";
 import { OffsetIndex } from "./offset-index.ts";
+import { parseJsonBytes } from "./python-json.ts";
 
 /** Records of a JSONL file by index; each has the one part "json". */
 export class JsonlReader implements SampleReader {
@@ -20,6 +22,8 @@ export class JsonlReader implements SampleReader {
 	) {
 		const indexPath = jsonlIndexName(path);
 		if (!storage.isFile(indexPath)) {
+			const media = firstMedia(storage, path);
+			if (media !== null) throw new UserError(`${path}, record 0: ${media}.`);
 			throw new UserError(`${path} has no index: run \`mimo data prepare ${path}\` first.`);
 		}
 		this.#index = OffsetIndex.open(storage, indexPath);
@@ -47,6 +51,23 @@ export class JsonlReader implements SampleReader {
 			sources: [{ datasetPath: this.path, index, shardName: shard, fileNames: [`${key}.json`] }],
 			parts: new Map([["json", this.#file.read(start, end - start)]]),
 		};
+	}
+}
+
+/** Bytes in which the first record is looked for. */
+const FIRST_BYTES = 2 ** 20;
+
+/** Why the first record of a JSONL file cannot be trained on; null where it can, or cannot be read. */
+function firstMedia(storage: Storage, path: string): string | null {
+	const file = storage.open(path);
+	try {
+		const bytes = file.read(0, FIRST_BYTES);
+		const newline = bytes.indexOf(0x0a);
+		return mediaOfRecord(parseJsonBytes(newline < 0 ? bytes : bytes.subarray(0, newline)), path);
+	} catch {
+		return null;
+	} finally {
+		file.close();
 	}
 }
 

@@ -7,6 +7,7 @@ import type { Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import { folderOf, resolvePath, type Storage } from "../storage/storage.ts";
 import { unprepared } from "../unprepared.ts";
+import { type AuxReference, parseAux } from "./file-store.ts";
 import { datasetKind, readMap } from "./webdataset.ts";
 import { toPlain, YamlFields, type YamlValue } from "./yaml.ts";
 
@@ -21,7 +22,7 @@ interface Reference {
 	readonly datasetConfig: string | null;
 	readonly splitConfig: string | null;
 	readonly subset: Subset | null;
-	readonly aux: ReadonlyMap<string, string>;
+	readonly aux: ReadonlyMap<string, AuxReference>;
 }
 
 export interface JoinPart {
@@ -33,7 +34,7 @@ export interface JoinPart {
 	readonly datasetConfig: string | null;
 	readonly splitConfig: string | null;
 	readonly nonMatch: NonMatch;
-	readonly aux: ReadonlyMap<string, string>;
+	readonly aux: ReadonlyMap<string, AuxReference>;
 }
 
 export interface Join {
@@ -180,7 +181,7 @@ class NodeReader {
 		const aux = new Map(
 			[...(fields.optionalMap("aux") ?? [])].map(([name, value]) => {
 				if (typeof value !== "string") throw new UserError(`aux ${name} in ${where} is not a path.`);
-				return [name, value];
+				return [name, parseAux(value, folderOf(this.file), `aux ${name} in ${where}`)];
 			}),
 		);
 		return {

@@ -87,10 +87,10 @@ export interface Prepared {
 /** Prepares a folder of tar files, a JSONL file or a metadataset. Throws a UserError and leaves nothing half made. */
 export function prepare(path: string, options: PrepareOptions): Prepared {
 	if (!existsSync(path)) throw new UserError(`${path} does not exist.`);
+	if (statSync(path).isDirectory()) return prepareFolder(path, options);
 	if (path.endsWith(".jsonl")) return prepareJsonl(path);
 	if (path.endsWith(".yaml")) return prepareMetadataset(path, options);
-	if (!statSync(path).isDirectory()) throw unprepared(path);
-	return prepareFolder(path, options);
+	throw unprepared(path);
 }
 
 function writeWhole(path: string, content: string | Uint8Array): void {
@@ -102,9 +102,9 @@ function writeWhole(path: string, content: string | Uint8Array): void {
 const LOOKED_AT = 1000;
 
 /** Why a record cannot be trained on; null also for what is no JSON, which `mimo data lint` names. */
-function mediaOfLine(line: Uint8Array): string | null {
+function mediaOfLine(line: Uint8Array, path: string): string | null {
 	try {
-		return mediaOfRecord(parseJsonBytes(line));
+		return mediaOfRecord(parseJsonBytes(line), path);
 	} catch {
 		return null;
 	}
@@ -114,7 +114,7 @@ function prepareJsonl(path: string): Prepared {
 	const bytes = readFileSync(path);
 	const offsets = indexJsonl(bytes, path);
 	for (let i = 0; i + 1 < Math.min(offsets.length, LOOKED_AT); i++) {
-		const media = mediaOfLine(bytes.subarray(offsets[i], offsets[i + 1]));
+		const media = mediaOfLine(bytes.subarray(offsets[i], offsets[i + 1]), path);
 		if (media !== null) throw new UserError(`${path}, record ${i}: ${media}.`);
 	}
 	writeWhole(jsonlIndexName(path), OffsetIndex.encode(offsets));

@@ -1,19 +1,25 @@
-/** Reads everything of a data set: tars against their indexes, every sample decoded. Each problem is reported by name. */
-import { mediaOfCrude, mediaOfRecord } from "../../vision-language/media.ts";
-import { loadSample } from "../dataset.ts";
+/**
+ * Reads everything of a data set: tars against their indexes, every sample decoded and read as a conversation. Each problem
+ * is reported by name.
+ */
+import { conversationOf } from "../../vision-language/conversation.ts";
+import { faultOf } from "../../vision-language/conversation-faults.ts";
+import { mediaOfRecord } from "../../vision-language/media.ts";
+import { crudeSample, loadSample } from "../dataset.ts";
 import { BrokenSampleError, SampleError } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
 import type { ImageDecoder } from "../format/decode.ts";
-import { decodeParts } from "../format/decode.ts";
-import { flatten } from "../format/flatten.ts";
+import { type FileStore, openFileStore } from "../format/file-store.ts";
+import { flatten, type Leaf } from "../format/flatten.ts";
 import { JsonlReader } from "../format/jsonl.ts";
 import { readMetadataset } from "../format/metadataset.ts";
 import { INDEX_SQLITE, META_FOLDER, tarIndexName } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
 import { SplitPartReader } from "../format/tar-reader.ts";
 import { datasetKind, expandAll, readShardCounts, readSplits, type Shard } from "../format/webdataset.ts";
+import { withAux } from "../named-images.ts";
 import { type IndexedSample, indexShard } from "../prepare/shard-index.ts";
-import type { RawSample } from "../sample.ts";
+import type { RawSample, Sample } from "../sample.ts";
 import { isUrl, resolvePath, type Storage } from "../storage/storage.ts";
 import { unprepared } from "../unprepared.ts";
 import { KeyIndexCheck } from "./key-index-check.ts";
@@ -34,16 +40,32 @@ export interface LintResult {
 	readonly problems: number;
 }
 
+export interface LintOptions {
+	/** Decodes an image, and gives what conversations have of it (`inspectImage`). */
+	readonly images: ImageDecoder;
+	/** Says what else is wrong with a sample; null: nothing is asked. */
+	readonly check: ((sample: Sample) => string | null) | null;
+}
+
 /** Checks a folder, a JSONL file, or all data sets of a metadataset. `report` is called for every problem. */
 export function lint(
 	storage: Storage,
 	path: string,
-	images: ImageDecoder,
+	options: LintOptions,
 	report: (problem: Problem) => void,
 ): LintResult {
-	const linter = new Linter(storage, images, report);
-	linter.dataset(path);
+	const linter = new Linter(storage, options, report);
+	linter.dataset(path, { aux: new Map(), isWhole: true });
 	return linter.result;
+}
+
+const noPrompts = { caption: "", ocr: "", classification: "" };
+
+/** How a data set is used. */
+interface Use {
+	readonly aux: Leaf["aux"];
+	/** False: its samples are joined with others, and need not be read as conversations. */
+	readonly isWhole: boolean;
 }
 
 class Linter {
@@ -51,12 +73,14 @@ class Linter {
 	#samples = 0;
 	#bad = 0;
 	#problems = 0;
+	/** Auxiliary data of the data set at hand; null: its samples are only parts of others. */
+	#stores: readonly FileStore[] | null = [];
 	/** Shard of every key of the data set at hand: keys are unique. */
 	readonly #keys = new Map<string, string>();
 
 	constructor(
 		private readonly storage: Storage,
-		private readonly images: ImageDecoder,
+		private readonly options: LintOptions,
 		private readonly onProblem: (problem: Problem) => void,
 	) {}
 
@@ -70,8 +94,10 @@ class Linter {
 		this.onProblem({ where, key, what: error instanceof Error ? error.message : String(error) });
 	}
 
-	dataset(path: string): void {
+	dataset(path: string, { aux, isWhole }: Use): void {
 		const kind = datasetKind(this.storage, path);
+		const stores = [...aux].map(([name, reference]) => openFileStore(this.storage, name, reference));
+		this.#stores = isWhole ? stores : null;
 		if (kind === "jsonl") this.#jsonl(path);
 		else if (kind === "webdataset") this.#folder(path);
 		else if (kind === "metadataset") this.#metadataset(path);
@@ -80,17 +106,17 @@ class Linter {
 
 	#metadataset(path: string): void {
 		const metadataset = readMetadataset(this.storage, path);
-		const paths = new Set<string>();
+		const paths = new Map<string, Use>();
 		for (const part of metadataset.splits.keys()) {
 			const inherited = { splitPart: part, subflavors: {}, multiplier: 1, subset: null };
-			for (const { source } of flatten(metadataset, inherited).leaves) {
-				if (source.kind === "dataset") paths.add(source.path);
-				else for (const joined of source.join.parts) paths.add(joined.path);
+			for (const { source, aux } of flatten(metadataset, inherited).leaves) {
+				if (source.kind === "dataset") paths.set(source.path, { aux, isWhole: true });
+				else for (const { path: joined } of source.join.parts) paths.set(joined, { aux, isWhole: false });
 			}
 		}
-		for (const inner of paths) {
+		for (const [inner, use] of paths) {
 			this.#keys.clear();
-			this.dataset(inner);
+			this.dataset(inner, use);
 		}
 	}
 
@@ -100,9 +126,12 @@ class Linter {
 		for (let index = 0; index < reader.length; index++) {
 			this.#samples++;
 			this.#try(path, String(index), () => {
-				const { json } = decodeParts(reader.read(index), { images: this.images });
-				const media = mediaOfRecord(json);
+				const raw = reader.read(index);
+				const record = { restoreKey: ["Webdataset", index], data: [raw] };
+				const sample = crudeSample(raw, record, {}, this.options);
+				const media = mediaOfRecord(sample.fields.json, path, (this.#stores?.length ?? 0) > 0);
 				if (media !== null) throw new SampleError(`Record ${index} cannot be trained on: ${media}.`);
+				this.#sample(sample);
 			});
 		}
 	}
@@ -193,11 +222,20 @@ class Linter {
 			const found: RawSample = raw;
 			const record = { restoreKey: ["Webdataset", index], data: [found] };
 			this.#try(shard.name, found.key, () => {
-				const { type, fields } = loadSample(found, record, config, {}, { images: this.images });
-				const media = type === "CrudeSample" ? mediaOfCrude(fields) : null;
-				if (media !== null) throw new SampleError(`Sample ${found.key} cannot be trained on: ${media}.`);
+				this.#sample(loadSample(found, record, config, {}, this.options));
 			});
 		}
+	}
+
+	/** Throws a SampleError for a sample that training would stumble on. */
+	#sample(loaded: Sample): void {
+		if (this.#stores === null) return;
+		const sample = withAux(loaded, this.#stores, this.options);
+		const refuse = (what: string) => new SampleError(`Sample ${sample.key} cannot be trained on: ${what}.`, sample.key);
+		const fault = faultOf(conversationOf(sample, noPrompts));
+		if (fault !== null) throw refuse(fault);
+		const more = this.options.check?.(sample) ?? null;
+		if (more !== null) throw new SampleError(`Sample ${sample.key}: ${more}.`, sample.key);
 	}
 
 	/** Samples that the index of a shard knows. */

@@ -67,7 +67,12 @@ export interface ArrowRow {
 }
 
 /** Rows from the batch at byte `from` on, without the first `skip` of it; 0 is the first batch. */
-export function* arrowRows(path: string, columns: Columns, from: number, skip: number): Generator<ArrowRow, void, void> {
+export function* arrowRows(
+	path: string,
+	columns: Columns,
+	from: number,
+	skip: number,
+): Generator<ArrowRow, void, void> {
 	using file = OpenFile.open(path);
 	let schema: Uint8Array | null = null;
 	let names: string[] = [];
@@ -170,7 +175,10 @@ function understood<Result>(path: string, begin: number, read: () => Result): Re
 		return read();
 	} catch (error) {
 		if (error instanceof UserError) throw error;
-		const reason = String((error as Error).message ?? error).replace(/\s+/g, " ").slice(0, 200).replace(/\.$/, "");
+		const reason = String((error as Error).message ?? error)
+			.replace(/\s+/g, " ")
+			.slice(0, 200)
+			.replace(/\.$/, "");
 		throw new UserError(`${path} cannot be read as Arrow: of the message at byte ${begin}, ${reason}.`);
 	}
 }

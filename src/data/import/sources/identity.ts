@@ -1,7 +1,8 @@
 /** What tells the files of an import from others. */
-import { CryptoHasher } from "bun";
+
 import { statSync } from "node:fs";
 import { basename } from "node:path";
+import { CryptoHasher } from "bun";
 import { fileError } from "../../../checkpoint/files.ts";
 import type { InputFile } from "../detect.ts";
 

@@ -87,7 +87,9 @@ export async function* parquetRows(
 			}),
 		);
 		if (rows.length !== end - rowStart) {
-			throw new UserError(`${path}: row group ${number} gives ${rows.length} of ${end - rowStart} rows: it is damaged.`);
+			throw new UserError(
+				`${path}: row group ${number} gives ${rows.length} of ${end - rowStart} rows: it is damaged.`,
+			);
 		}
 		yield* rows;
 		begin = end;
@@ -135,7 +137,10 @@ async function understood<Result>(path: string, what: string, read: () => Promis
 		return await read();
 	} catch (error) {
 		if (error instanceof UserError) throw error;
-		const reason = String((error as Error).message ?? error).replace(/\s+/g, " ").slice(0, 200).replace(/\.$/, "");
+		const reason = String((error as Error).message ?? error)
+			.replace(/\s+/g, " ")
+			.slice(0, 200)
+			.replace(/\.$/, "");
 		throw new UserError(`${path} cannot be read as Parquet: of ${what}, ${reason}.`);
 	}
 }

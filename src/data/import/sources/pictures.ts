@@ -1,7 +1,8 @@
 /** A folder of pictures, each with a .txt or .json file of its name beside it. */
-import { CryptoHasher } from "bun";
+
 import { type Dirent, readdirSync, statSync } from "node:fs";
 import { join, relative } from "node:path";
+import { CryptoHasher } from "bun";
 import { fileError, readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../native/errors.ts";
 import { LARGEST_TEXT_PART } from "../../energon/format/decode.ts";

@@ -46,7 +46,8 @@ export async function tableSource(
 			for (let i = first; i < files.length; i++) {
 				const { path, part } = files[i]!;
 				const head = heads[i]!;
-				const begin = i === first && byte !== undefined ? { byte, line: line! } : { byte: head.end, line: head.endLine };
+				const begin =
+					i === first && byte !== undefined ? { byte, line: line! } : { byte: head.end, line: head.endLine };
 				for await (const found of linesOf(path, options, begin.byte, begin.line)) {
 					const { cells } = found;
 					yield {
@@ -67,7 +68,10 @@ export async function tableSource(
 }
 
 /** Names of the columns, and where the rows begin. */
-async function headOf(path: string, options: TableOptions): Promise<{ columns: string[]; end: number; endLine: number }> {
+async function headOf(
+	path: string,
+	options: TableOptions,
+): Promise<{ columns: string[]; end: number; endLine: number }> {
 	for await (const { cells, end, endLine } of linesOf(path, options, 0, 1)) {
 		if (!options.header) return { columns: cells.map((_, i) => String(i + 1)), end: 0, endLine: 1 };
 		const columns = cells.map((name) => name.trim());

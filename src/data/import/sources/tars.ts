@@ -1,5 +1,5 @@
 /** Samples of tar files: webdataset and img2dataset, image parts with a text or JSON part beside them. */
-import { nameOf } from "../../energon/storage/storage.ts";
+
 import { isImageExtension, LARGEST_TEXT_PART, mediaOfExtension } from "../../energon/format/decode.ts";
 import { splitMemberName } from "../../energon/format/names.ts";
 import { parseJsonBytes } from "../../energon/format/python-json.ts";
@@ -7,6 +7,7 @@ import { TarError } from "../../energon/format/tar.ts";
 import { walkTar } from "../../energon/prepare/shard-index.ts";
 import { LocalFile } from "../../energon/storage/local.ts";
 import type { RandomAccessFile } from "../../energon/storage/storage.ts";
+import { nameOf } from "../../energon/storage/storage.ts";
 import type { InputFile } from "../detect.ts";
 import { LARGEST_IMAGE } from "../fetch-image.ts";
 import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
