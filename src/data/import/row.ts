@@ -37,3 +37,8 @@ export interface Source {
 	/** Rows from a position on. Throws a UserError where the rest of a file cannot be read. */
 	rows(from: Position): AsyncIterable<Row> | Iterable<Row>;
 }
+
+/** A source that waits for nothing. */
+export interface SyncSource extends Source {
+	rows(from: Position): Iterable<Row>;
+}

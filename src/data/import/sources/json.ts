@@ -2,12 +2,12 @@
 import { dirname } from "node:path";
 import { parseJsonBytes } from "../../energon/format/python-json.ts";
 import type { InputFile } from "../detect.ts";
-import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
+import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts";
 import { identityOf } from "./identity.ts";
 import { type JsonRecord, jsonEntries, jsonForm, jsonLines } from "./json-records.ts";
 
 /** Position: file, byte, line. */
-export function jsonSource(files: readonly InputFile[], imageRoot: string | null): Source {
+export function jsonSource(files: readonly InputFile[], imageRoot: string | null): SyncSource {
 	return {
 		description: files.length === 1 ? "JSON records" : `JSON records in ${files.length} files`,
 		identity: identityOf(files),

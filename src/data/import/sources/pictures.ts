@@ -7,7 +7,7 @@ import { fileError, readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../native/errors.ts";
 import { LARGEST_TEXT_PART } from "../../energon/format/decode.ts";
 import { isPictureName, partOf } from "../detect.ts";
-import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
+import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts";
 import { recordOf } from "./tars.ts";
 
 interface Picture {
@@ -18,7 +18,7 @@ interface Picture {
 }
 
 /** Position: pictures passed. */
-export function pictureSource(root: string, imageRoot: string | null): Source {
+export function pictureSource(root: string, imageRoot: string | null): SyncSource {
 	return {
 		description: "a folder of pictures",
 		identity: identityOf(root),

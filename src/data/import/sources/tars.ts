@@ -10,7 +10,7 @@ import type { RandomAccessFile } from "../../energon/storage/storage.ts";
 import { nameOf } from "../../energon/storage/storage.ts";
 import type { InputFile } from "../detect.ts";
 import { LARGEST_IMAGE } from "../fetch-image.ts";
-import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
+import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts";
 import { identityOf } from "./identity.ts";
 
 interface TarPart {
@@ -29,7 +29,7 @@ interface TarSample {
 }
 
 /** Position: file, byte. */
-export function tarSource(files: readonly InputFile[], imageRoot: string | null): Source {
+export function tarSource(files: readonly InputFile[], imageRoot: string | null): SyncSource {
 	return {
 		description: files.length === 1 ? "a tar file of samples" : `${files.length} tar files of samples`,
 		identity: identityOf(files),
