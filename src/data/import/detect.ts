@@ -92,8 +92,8 @@ const folderForms: readonly (readonly [kind: ImportKind, glob: string])[] = [
 	["arrow", "**/*.arrow"],
 	["tar", "**/*.tar"],
 	["parquet", "**/*.parquet"],
-	["json", "{metadata.jsonl,**/metadata.jsonl}"],
-	["csv", "{metadata.csv,**/metadata.csv}"],
+	["json", "**/metadata.jsonl"],
+	["csv", "**/metadata.csv"],
 ];
 const looseForms: readonly (readonly [kind: ImportKind, glob: string])[] = [
 	["json", "**/*.{jsonl,ndjson}"],

@@ -38,7 +38,7 @@ function brief(value: unknown): string {
 
 /** A cell of a table that holds a JSON list. */
 function listInText(text: string): unknown[] | null {
-	if (!/^\s*\[\s*"/.test(text)) return null;
+	if (!/^\s*\[\s*["\]]/.test(text)) return null;
 	try {
 		const value: unknown = JSON.parse(text);
 		return Array.isArray(value) ? value : null;

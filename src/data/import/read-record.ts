@@ -25,7 +25,7 @@ export type SampleRecord =
 
 export interface Draft {
 	readonly record: SampleRecord;
-	/** In the order of the places that they have. */
+	/** By the numbers that a document has for them, else in the order of the tags. */
 	readonly images: readonly ImageReference[];
 }
 

@@ -1,16 +1,22 @@
 /** Parquet files, a row group at a time. */
 import { dirname } from "node:path";
 import { brotliDecompressSync, gunzipSync, zstdDecompressSync } from "node:zlib";
-import { type Compressors, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
+import { type ColumnMetaData, type Compressors, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../native/errors.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import type { InputFile } from "../detect.ts";
 import type { Position, Row, Source } from "../row.ts";
 import { identityOf } from "./identity.ts";
+import { type ThriftStruct, walkStruct } from "./thrift.ts";
 
 /** Bytes of the columns of a row group that are read at once, unpacked. */
 const LARGEST_GROUP = 2 ** 31;
+
+/** Values of a column of a row group, those of lists counted one by one. */
+const MOST_VALUES = 2 ** 26;
+/** Bytes of the description at a file's end. */
+const LARGEST_FOOTER = 2 ** 28;
 
 /** What a page says that it unpacks to is checked by hyparquet; zlib stops there. */
 const compressors: Compressors = {
@@ -73,8 +79,11 @@ export async function* parquetRows(
 			);
 		}
 		const rowStart = Math.max(begin, from);
-		const rows = await understood(path, `row group ${number}`, () =>
-			parquetReadObjects({
+		const rows = await understood(path, `row group ${number}`, async () => {
+			for (const { meta_data: chunk } of group.columns) {
+				if (chunk !== undefined && wanted.includes(chunk.path_in_schema[0]!)) checkPages(file, chunk);
+			}
+			return await parquetReadObjects({
 				file: bufferOf(file),
 				metadata,
 				columns: wanted,
@@ -84,8 +93,8 @@ export async function* parquetRows(
 				// Bytes stay bytes: images are no text.
 				utf8: false,
 				geoparquet: false,
-			}),
-		);
+			});
+		});
 		if (rows.length !== end - rowStart) {
 			throw new UserError(
 				`${path}: row group ${number} gives ${rows.length} of ${end - rowStart} rows: it is damaged.`,
@@ -108,12 +117,64 @@ function bufferOf(file: OpenFile) {
 
 async function metadataOf(path: string): Promise<FileMetaData> {
 	using file = OpenFile.open(path);
-	const metadata = await understood(path, "its description", () => parquetMetadataAsync(bufferOf(file)));
-	const counts = metadata.row_groups.map(({ num_rows: rows }) => Number(rows));
-	if (!counts.every((rows) => Number.isSafeInteger(rows) && rows >= 0 && rows <= 2 ** 31)) {
-		throw new UserError(`${path} is damaged: a row group has no possible number of rows.`);
-	}
+	const metadata = await understood(path, "its description", async () => {
+		checkFooter(file);
+		return await parquetMetadataAsync(bufferOf(file), { geoparquet: false });
+	});
+	const isSound = metadata.row_groups.every(({ num_rows: rows, columns }) => {
+		const isWhole = columns.every(({ meta_data: chunk }) => Array.isArray(chunk?.path_in_schema));
+		return isWhole && rows >= 0n && rows <= 2n ** 31n;
+	});
+	if (!isSound) throw new UserError(`${path} is damaged: its description of a row group is not whole.`);
 	return metadata;
+}
+
+/** Throws a RangeError where the description at the end of a file is none. */
+function checkFooter(file: OpenFile): void {
+	const tail = Buffer.from(file.read(Math.max(0, file.size - 8), Math.min(8, file.size)));
+	if (tail.length < 8 || tail.toString("latin1", 4) !== "PAR1") throw new RangeError("it does not end as Parquet does");
+	const length = tail.readUInt32LE(0);
+	if (length > Math.min(file.size - 8, LARGEST_FOOTER)) throw new RangeError(`it has ${length} bytes`);
+	walkStruct(viewOf(file.read(file.size - 8 - length, length)), 0);
+}
+
+/** Walks the pages of a column of a row group. Throws a RangeError where one is damaged or unpacks to too much. */
+function checkPages(file: OpenFile, chunk: ColumnMetaData): void {
+	const begin = Number(chunk.dictionary_page_offset || chunk.data_page_offset);
+	const end = begin + Number(chunk.total_compressed_size);
+	if (!(begin >= 0 && end >= begin && end <= file.size)) throw new RangeError("a column lies outside of the file");
+	let unpacked = 0;
+	let values = 0;
+	for (let at = begin; at < end - 1; ) {
+		const { numbers, structs, end: headerEnd } = pageHeader(file, at, end);
+		const [most, size] = [numbers.get(2) ?? -1, numbers.get(3) ?? -1];
+		const page = structs.get(5) ?? structs.get(7) ?? structs.get(8);
+		const entries = page?.numbers.get(1) ?? 0;
+		if (!(size >= 0 && most >= 0 && entries >= 0 && at + headerEnd + size <= end)) {
+			throw new RangeError("a page is damaged");
+		}
+		unpacked += most;
+		values += entries;
+		// Runs of equal values take hardly any bytes.
+		if (unpacked > LARGEST_GROUP || values > MOST_VALUES) throw new RangeError("its pages hold too much");
+		at += headerEnd + size;
+	}
+}
+
+/** The header of a page, which is short but for statistics. */
+function pageHeader(file: OpenFile, at: number, end: number): ThriftStruct {
+	for (let length = 512; ; length *= 8) {
+		const bytes = file.read(at, Math.min(length, end - at));
+		try {
+			return walkStruct(viewOf(bytes), 0);
+		} catch (error) {
+			if (!(error instanceof RangeError) || bytes.length === end - at) throw error;
+		}
+	}
+}
+
+function viewOf(bytes: Uint8Array): DataView {
+	return new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
 /** Names of the columns that stand for themselves, not below others. */

@@ -67,12 +67,12 @@ export function* samplesOf(file: RandomAccessFile, from: number): Generator<TarS
 		for (const member of walkTar(file, from)) {
 			const name = member.isFile ? splitMemberName(member.name) : null;
 			if (name === null) continue;
-			if (member.contentOffset + member.size > file.size) throw new TarError(`${member.name} is cut off`);
 			if (key !== null && name.base !== key) {
 				yield { key, parts, end, damage: null };
 				parts = [];
 			}
 			key = name.base;
+			if (member.contentOffset + member.size > file.size) throw new TarError(`${member.name} is cut off`);
 			parts.push({ extension: name.extension, offset: member.contentOffset, size: member.size });
 			end = member.end;
 		}
