@@ -114,9 +114,16 @@ describe("JSONL records that name media", () => {
 		['{"audio": "a.wav", "text": "x"}', 'its field audio names "a.wav", and audio is not built yet'],
 	] as const;
 	for (const [record, message] of cases) {
-		test(`${record.slice(0, 40)} is refused by prepare, lint and train`, () => {
+		test(`${record.slice(0, 40)} is refused by lint and train, and said by prepare`, () => {
 			const path = scratch.file("media.jsonl", `{"text": "fine"}\n${record}\n`);
-			expect(() => prepare(path, defaultPrepareOptions)).toThrow(`${path}, record 1: ${message}`);
+			const said: string[] = [];
+			const preparing = () => prepare(path, { ...defaultPrepareOptions, report: (line) => said.push(line) });
+			if (/video|audio/.test(record)) expect(preparing).toThrow(`${path}, record 1: ${message}`);
+			else {
+				preparing();
+				expect(said.join()).toStartWith(`warning: ${path}, record 1: ${message}`);
+				expect(said.join()).toContain(`\`mimo data import ${path} --output `);
+			}
 			// As Energon's own prepare leaves it.
 			const plain = scratch.file(
 				"plain.jsonl",

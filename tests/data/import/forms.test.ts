@@ -65,7 +65,14 @@ describe("captions", () => {
 	const forms: readonly (readonly [string, string | Uint8Array, Parameters<typeof samples>[1]?])[] = [
 		["table.csv", `image,caption\n${csv}\n`],
 		["windows.csv", `\ufeffimage,caption,score\r\n${csv.replaceAll(/"\n/g, '",1\r\n')},2`],
-		["plain.csv", csv, { table: { header: false, delimiter: null }, columns: { images: ["1"], text: "2", question: null, answer: null } }],
+		[
+			"plain.csv",
+			csv,
+			{
+				table: { header: false, delimiter: null },
+				columns: { images: ["1"], text: "2", question: null, answer: null },
+			},
+		],
 		["list.json", JSON.stringify(rows, null, "\t")],
 		["lines.jsonl", rows.map((row) => JSON.stringify(row)).join("\n")],
 		["base64.jsonl", inText(base64)],
@@ -85,7 +92,13 @@ describe("captions", () => {
 		expect(texts).toEqual(tsv.map(({ caption }) => JSON.stringify({ caption })));
 	});
 
-	for (const name of ["captions.parquet", "captions.zstd.parquet", "captions.gzip.parquet", "captions.brotli.parquet", "captions"]) {
+	for (const name of [
+		"captions.parquet",
+		"captions.zstd.parquet",
+		"captions.gzip.parquet",
+		"captions.brotli.parquet",
+		"captions",
+	]) {
 		test(`Hugging Face: ${name}`, async () => expect(await samples(join(golden, name))).toEqual(captions));
 	}
 });
@@ -104,19 +117,36 @@ describe("conversations", async () => {
 			let image = 0;
 			const parts = (content: string) =>
 				content.split(/(<image>)/).map((text) => {
-					return text === "<image>" ? { type: "image_url", image_url: give(pictures[i]![image++]!) } : { type: "text", text };
+					return text === "<image>"
+						? { type: "image_url", image_url: give(pictures[i]![image++]!) }
+						: { type: "text", text };
 				});
-			return { messages: talk.map(({ role, content }) => ({ role, content: role === "user" ? parts(content) : content })) };
+			return {
+				messages: talk.map(({ role, content }) => ({ role, content: role === "user" ? parts(content) : content })),
+			};
 		});
 	const uri = (name: string) => `data:image/png;base64,${bytesOf(name).toString("base64")}`;
 	const expected = await samples(join(golden, "talk.parquet"));
 	const forms: readonly (readonly [string, string | Uint8Array])[] = [
-		["llava.json", `[${talks.map((talk, i) => JSON.stringify({ id: i, image: paths[i], conversations: llava(talk) })).join(",\n")}]`],
-		["sharegpt.jsonl", lines((talk, i) => ({ system: talk[0]!.role === "system" ? talk[0]!.content : "", conversations: llava(talk.filter(({ role }) => role !== "system")), images: paths[i] }))],
+		[
+			"llava.json",
+			`[${talks.map((talk, i) => JSON.stringify({ id: i, image: paths[i], conversations: llava(talk) })).join(",\n")}]`,
+		],
+		[
+			"sharegpt.jsonl",
+			lines((talk, i) => ({
+				system: talk[0]!.role === "system" ? talk[0]!.content : "",
+				conversations: llava(talk.filter(({ role }) => role !== "system")),
+				images: paths[i],
+			})),
+		],
 		["messages.jsonl", lines((messages, i) => ({ messages, images: paths[i] }))],
 		["openai.jsonl", openai((name) => ({ url: uri(name) }))],
 		["openai-paths.jsonl", openai((name) => `pictures/${name}`)],
-		["talk.csv", `messages,images\n${talks.map((talk, i) => `${quoted(JSON.stringify(talk))},${quoted(JSON.stringify(paths[i]))}`).join("\n")}\n`],
+		[
+			"talk.csv",
+			`messages,images\n${talks.map((talk, i) => `${quoted(JSON.stringify(talk))},${quoted(JSON.stringify(paths[i]))}`).join("\n")}\n`,
+		],
 		[
 			"talk.tar",
 			tar(
@@ -158,14 +188,28 @@ test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answe
 	const [a, b] = ["pictures/0.png", "pictures/1.jpg"];
 	const records = [
 		{ texts: ["before", null, "after", null], images: [null, a, null, b] },
-		{ text_list: ["one", "two"], image_info: [{ image_name: b, matched_text_index: 1 }, { image_name: a, matched_text_index: 0 }] },
-		{ images: [{ path: a }], texts: [{ user: "Q", assistant: "A", source: "s" }, { user: "R", assistant: "B", source: "s" }] },
+		{
+			text_list: ["one", "two"],
+			image_info: [
+				{ image_name: b, matched_text_index: 1 },
+				{ image_name: a, matched_text_index: 0 },
+			],
+		},
+		{
+			images: [{ path: a }],
+			texts: [
+				{ user: "Q", assistant: "A", source: "s" },
+				{ user: "R", assistant: "B", source: "s" },
+			],
+		},
 		{ question: "How many?", answers: ["two", "2"], image: a },
 		{ instruction: "Do", input: "this", output: "done" },
 		{ text: "only words" },
 	];
 	const found = await samples(scratch.file("kinds.jsonl", records.map((one) => JSON.stringify(one)).join("\n")));
-	const texts = Object.values(found).filter((value) => value.startsWith("{")).map((value) => JSON.parse(value) as unknown);
+	const texts = Object.values(found)
+		.filter((value) => value.startsWith("{"))
+		.map((value) => JSON.parse(value) as unknown);
 	expect(texts).toEqual([
 		{ texts: ["before", null, "after", null], images: [null, "0.png", null, "1.jpg"] },
 		{ texts: [null, "one", null, "\ntwo"], images: ["1.png", null, "0.jpg", null] },
@@ -177,8 +221,18 @@ test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answe
 				{ role: "assistant", content: "B" },
 			],
 		},
-		{ messages: [{ role: "user", content: "How many?" }, { role: "assistant", content: "two" }] },
-		{ messages: [{ role: "user", content: "Do\nthis" }, { role: "assistant", content: "done" }] },
+		{
+			messages: [
+				{ role: "user", content: "How many?" },
+				{ role: "assistant", content: "two" },
+			],
+		},
+		{
+			messages: [
+				{ role: "user", content: "Do\nthis" },
+				{ role: "assistant", content: "done" },
+			],
+		},
 		{ text: "only words" },
 	]);
 	expect(found["train-000000.tar/000000001.1.png"]).toBe(found["train-000000.tar/000000000.0.png"]!);

@@ -1,10 +1,10 @@
 /** Runs imports in tests. */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { noColumns } from "../../../src/data/import/columns.ts";
-import { type ImportOptions, type ImportResult, importData } from "../../../src/data/import/import.ts";
 import { walkTar } from "../../../src/data/energon/prepare/shard-index.ts";
 import { LocalFile } from "../../../src/data/energon/storage/local.ts";
+import { noColumns } from "../../../src/data/import/columns.ts";
+import { type ImportOptions, type ImportResult, importData } from "../../../src/data/import/import.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 
@@ -36,7 +36,9 @@ export async function importing(
 /** Members of all tar files of a folder, by shard and name, as text or a digest of bytes. */
 export function membersOf(folder: string): Record<string, string> {
 	const members: Record<string, string> = {};
-	for (const name of readdirSync(folder).filter((file) => file.endsWith(".tar")).sort()) {
+	for (const name of readdirSync(folder)
+		.filter((file) => file.endsWith(".tar"))
+		.sort()) {
 		const file = LocalFile.open(join(folder, name));
 		for (const member of walkTar(file)) {
 			const bytes = Buffer.from(file.read(member.contentOffset, member.size));

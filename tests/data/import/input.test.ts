@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Columns } from "../../../src/data/import/columns.ts";
 import { detect, partOf } from "../../../src/data/import/detect.ts";
-import { jsonEntries, jsonLines } from "../../../src/data/import/sources/json-records.ts";
 import { parseSkipLimit } from "../../../src/data/import/skipped.ts";
+import { jsonEntries, jsonLines } from "../../../src/data/import/sources/json-records.ts";
 import { randomValues } from "../../support.ts";
 import { png, Scratch, tar } from "../fixtures.ts";
 import { golden, importing, membersOf } from "./importing.ts";
@@ -24,7 +24,8 @@ beforeAll(() => {
 			const { pathname } = new URL(request.url);
 			if (pathname === "/gone.png") return new Response("", { status: 404 });
 			if (pathname === "/whole.png") return new Response(picture);
-			if (pathname === "/huge.png") return new Response("", { status: 206, headers: { "content-range": "bytes 0-0/99999999999" } });
+			if (pathname === "/huge.png")
+				return new Response("", { status: 206, headers: { "content-range": "bytes 0-0/99999999999" } });
 			const [, from, to] = /bytes=(\d+)-(\d+)/.exec(request.headers.get("range") ?? "") ?? [];
 			const bytes = picture.subarray(Number(from), Number(to) + 1);
 			const range = `bytes ${from}-${Number(from) + bytes.length - 1}/${picture.length}`;
@@ -51,11 +52,17 @@ describe("rows that are skipped, with the reason", () => {
 		[{ image: "broken.png", caption: "c" }, /^the image ".*broken.png" cannot be used/],
 		[{ image: "b.tiff", caption: "c" }, /^the image ".*b.tiff" cannot be used \(.*TIFF/],
 		[{ image: "ftp://host/a.png", caption: "c" }, /^an image has the URL "ftp:/],
-		[{ image: "data:image/png;base64,%%%", caption: "c" }, "an image in base64 has characters that base64 does not have"],
+		[
+			{ image: "data:image/png;base64,%%%", caption: "c" },
+			"an image in base64 has characters that base64 does not have",
+		],
 		[{ image: "data:image/png,abc", caption: "c" }, "an image is a data URI that is not in base64"],
 		[{ image: 7, caption: "c" }, /^an image is given as number \(7\)/],
 		[{ video: "a.mp4", text: "t" }, "its field video names video, which is not built yet"],
-		[{ image: "a.png", conversations: [turn("human", "<image><image>?"), turn("gpt", "!")] }, /^it has 2 <image> tags and 1 images/],
+		[
+			{ image: "a.png", conversations: [turn("human", "<image><image>?"), turn("gpt", "!")] },
+			/^it has 2 <image> tags and 1 images/,
+		],
 		[{ conversations: [turn("human", "?")] }, "it has no turn of an assistant, so nothing is learned from it"],
 		[{ conversations: [turn("human", "?"), turn("gpt", " ")] }, "its answer is empty"],
 		[{ conversations: [{ value: "?" }, turn("gpt", "!")] }, "turn 1 has no role"],
@@ -63,7 +70,10 @@ describe("rows that are skipped, with the reason", () => {
 		[{ messages: [{ role: "narrator", content: "?" }] }, /^its conversation has a turn of "narrator"/],
 		[{ messages: [{ role: "user", content: [{ type: "input_audio" }] }] }, /^turn 1 has content of type "input_audio"/],
 		[{ texts: ["a"], images: [null, "a.png"] }, /^it has 1 texts and 2 images/],
-		[{ text_list: ["a"], image_info: [{ image_name: "a.png", matched_text_index: 3 }] }, "an image of it belongs to text 3 of 1"],
+		[
+			{ text_list: ["a"], image_info: [{ image_name: "a.png", matched_text_index: 3 }] },
+			"an image of it belongs to text 3 of 1",
+		],
 	];
 	test("in JSON lines", async () => {
 		const lines = cases.map(([record]) => (typeof record === "string" ? record : JSON.stringify(record)));
@@ -98,9 +108,17 @@ describe("rows that are skipped, with the reason", () => {
 		expect(pictures.skipped.map(({ examples }) => examples[0])).toEqual([
 			`${join(scratch.path, "pics/a.png")}: there is no .txt or .json file of its name beside it`,
 		]);
-		const whole = tar([["a.png", picture], ["a.txt", "a"], ["b.png", picture], ["b.txt", "b"]]);
+		const whole = tar([
+			["a.png", picture],
+			["a.txt", "a"],
+			["b.png", picture],
+			["b.txt", "b"],
+		]);
 		const cut = await importing(scratch.file("cut.tar", whole.subarray(0, 2600)), output());
-		expect([cut.samples, cut.skipped[0]!.examples[0]]).toEqual([1, expect.stringMatching(/cut.tar, its end: the tar ends early: /)]);
+		expect([cut.samples, cut.skipped[0]!.examples[0]]).toEqual([
+			1,
+			expect.stringMatching(/cut.tar, its end: the tar ends early: /),
+		]);
 	});
 });
 
@@ -109,7 +127,9 @@ describe("images of servers", () => {
 		const names = ["1.png", "gone.png", "2.png", "whole.png", "3.png", "huge.png"];
 		const rows = names.map((name) => JSON.stringify({ url: `${server.url}${name}`, caption: name }));
 		const folder = output();
-		const { samples, skipped } = await importing(scratch.file("urls.jsonl", rows.join("\n")), folder, { skipLimit: { rows: 9 } });
+		const { samples, skipped } = await importing(scratch.file("urls.jsonl", rows.join("\n")), folder, {
+			skipLimit: { rows: 9 },
+		});
 		expect(samples).toBe(3);
 		const texts = Object.values(membersOf(folder)).filter((value) => value.startsWith("{"));
 		expect(texts).toEqual(["1.png", "2.png", "3.png"].map((caption) => JSON.stringify({ caption })));
@@ -121,27 +141,44 @@ describe("images of servers", () => {
 });
 
 describe("inputs that are refused in one sentence", () => {
-	const named = (columns: Partial<Columns>) => ({ columns: { images: null, text: null, question: null, answer: null, ...columns } });
-	const cases: readonly (readonly [name: string, content: string | Uint8Array, message: string | RegExp, options?: Parameters<typeof importing>[2]])[] = [
+	const named = (columns: Partial<Columns>) => ({
+		columns: { images: null, text: null, question: null, answer: null, ...columns },
+	});
+	const cases: readonly (readonly [
+		name: string,
+		content: string | Uint8Array,
+		message: string | RegExp,
+		options?: Parameters<typeof importing>[2],
+	])[] = [
 		["empty.jsonl", "", "empty.jsonl is empty"],
 		["words.json", "words", 'words.json begins with neither "[" nor "{"'],
 		["open.json", '[{"text": "a"}, {"text": "b"}', /open.json, line 1 \(byte 29\): the list has no end/],
 		["comma.json", '[{"text": "a"}\n{"text": "b"}]', /comma.json, line 2 .*: an entry is followed by no comma/],
 		["behind.json", '[{"text": "a"}] {}', "something follows the list"],
 		["empty.csv", "", "empty.csv is empty"],
-		["numbers.csv", "a,b\n1,2\n", "numbers.csv has the columns a, b; none of them is known to hold text: name it with --text-column"],
+		[
+			"numbers.csv",
+			"a,b\n1,2\n",
+			"numbers.csv has the columns a, b; none of them is known to hold text: name it with --text-column",
+		],
 		["twice.csv", "a,a\n1,2\n", 'twice.csv has the column "a" twice'],
 		["quote.csv", 'image,caption\na.png,x "y" z\n', /quote.csv is no table: Invalid/],
 		["latin.csv", Buffer.from("image,caption\na.png,caf\xe9\n", "latin1"), "latin.csv is no text in UTF-8"],
 		["column.csv", "image,caption\na.png,b\n", "--text-column title: ", named({ text: "title" })],
-		["fake.parquet", "PAR1 and nothing", /fake.parquet cannot be read as Parquet: of its description, it does not end as Parquet does/],
+		[
+			"fake.parquet",
+			"PAR1 and nothing",
+			/fake.parquet cannot be read as Parquet: of its description, it does not end as Parquet does/,
+		],
 		["fake.arrow", "ARROW1 and nothing at all", /fake.arrow/],
 		["notes.txt", "some words", /notes.txt is no form of data that can be imported \(pictures: /],
 		["nothing.jsonl", '{"a": 1}\n', /No row of .*nothing.jsonl becomes a sample: it has neither/],
 		["forced.csv", "a,b\n", /holds no a folder of pictures|is no form|holds no/, { from: "pictures" }],
 	];
 	for (const [name, content, message, options] of cases) {
-		test(name, () => expect(importing(scratch.file(`bad/${name}`, content), output(), options)).rejects.toThrow(message));
+		test(name, () =>
+			expect(importing(scratch.file(`bad/${name}`, content), output(), options)).rejects.toThrow(message),
+		);
 	}
 
 	test("what is not there, a URL, an Energon set", async () => {
@@ -153,14 +190,17 @@ describe("inputs that are refused in one sentence", () => {
 	});
 
 	test("a limit that is none", () => {
-		for (const text of ["", "x", "-1", "101%", "1.5", "1e3"]) expect(() => parseSkipLimit(text)).toThrow("--skip-limit is ");
+		for (const text of ["", "x", "-1", "101%", "1.5", "1e3"])
+			expect(() => parseSkipLimit(text)).toThrow("--skip-limit is ");
 		expect([parseSkipLimit("0"), parseSkipLimit("2.5%")]).toEqual([{ rows: 0 }, { share: 0.025 }]);
 	});
 });
 
 describe("forms are recognised", () => {
 	test("files and folders", () => {
-		const kinds = ["captions.parquet", "captions", "talk", "pictures", "."].map((name) => detect(join(golden, name))?.kind);
+		const kinds = ["captions.parquet", "captions", "talk", "pictures", "."].map(
+			(name) => detect(join(golden, name))?.kind,
+		);
 		expect(kinds).toEqual(["parquet", "arrow", "arrow", "pictures", "arrow"]);
 		expect(detect(join(golden, "talk"))!.files.map(({ part }) => part)).toEqual(["train", "test"]);
 		scratch.file("folder/metadata.jsonl", '{"file_name": "a.png", "text": "t"}\n');
@@ -172,7 +212,14 @@ describe("forms are recognised", () => {
 	});
 
 	test("parts by the names of files", () => {
-		const names = ["data/validation-00000-of-00002.parquet", "train.csv", "test/0.parquet", "training_set/x", "tester.csv", "00000.tar"];
+		const names = [
+			"data/validation-00000-of-00002.parquet",
+			"train.csv",
+			"test/0.parquet",
+			"training_set/x",
+			"tester.csv",
+			"00000.tar",
+		];
 		expect(names.map(partOf)).toEqual(["val", "train", "test", "train", null, null]);
 	});
 });

@@ -2,10 +2,10 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, utimesSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import type { ImportOptions } from "../../../src/data/import/import.ts";
 import { noColumns } from "../../../src/data/import/columns.ts";
-import { openSource } from "../../../src/data/import/open-source.ts";
+import type { ImportOptions } from "../../../src/data/import/import.ts";
 import { JOURNAL } from "../../../src/data/import/journal.ts";
+import { openSource } from "../../../src/data/import/open-source.ts";
 import { png, Scratch, tar } from "../fixtures.ts";
 import { filesOf, golden, importing, membersOf } from "./importing.ts";
 
@@ -39,10 +39,13 @@ const tars = scratch.file(
 /** Kills the import after each of these numbers of images, then lets it end. */
 function killedImport(path: string, output: string, options: Partial<ImportOptions>, kills: readonly number[]): void {
 	const run = (count: number) =>
-		Bun.spawnSync([process.execPath, join(import.meta.dir, "child.ts"), path, output, JSON.stringify(options), String(count)], {
-			stdout: "pipe",
-			stderr: "pipe",
-		});
+		Bun.spawnSync(
+			[process.execPath, join(import.meta.dir, "child.ts"), path, output, JSON.stringify(options), String(count)],
+			{
+				stdout: "pipe",
+				stderr: "pipe",
+			},
+		);
 	for (const count of kills) expect(run(count).signalCode).toBe("SIGKILL");
 	const last = run(1e9);
 	expect([last.stderr.toString(), last.exitCode]).toEqual(["", 0]);
@@ -62,7 +65,10 @@ describe("killed and continued", () => {
 	// Each kill is a process of its own; the forms of many files are covered by their positions below.
 	for (const [name, path, options, kills] of process.env.MIMO_TEST_FULL ? cases : cases.slice(0, 2)) {
 		test(name, async () => {
-			const [whole, killed] = ["whole", "killed"].map((kind) => join(scratch.path, `${kind} ${name}`)) as [string, string];
+			const [whole, killed] = ["whole", "killed"].map((kind) => join(scratch.path, `${kind} ${name}`)) as [
+				string,
+				string,
+			];
 			await importing(path, whole, options);
 			killedImport(path, killed, options, kills);
 			expect(filesOf(killed)).toEqual(filesOf(whole));
@@ -75,7 +81,13 @@ describe("a source read from any position gives what follows it", () => {
 	const pictures = join(scratch.path, "pictures");
 	for (const path of [jsonl, list, csv, tars, pictures, join(golden, "captions.parquet"), join(golden, "talk")]) {
 		test(path.split("/").at(-1)!, async () => {
-			const open = { paths: [path], from: null, columns: noColumns, table: { header: true, delimiter: null }, imageRoot: null };
+			const open = {
+				paths: [path],
+				from: null,
+				columns: noColumns,
+				table: { header: true, delimiter: null },
+				imageRoot: null,
+			};
 			const { source } = await openSource(open);
 			const all = await Array.fromAsync(source.rows([]));
 			expect(all.length).toBeGreaterThan(2);
@@ -90,7 +102,12 @@ test("parts have their shares, each sample once, also shuffled", async () => {
 	const inOrder = join(scratch.path, "in order");
 	await importing(jsonl, inOrder, { shares: [8, 1, 1], skipLimit: { share: 0.5 } });
 	const output = join(scratch.path, "shuffled");
-	const { parts } = await importing(jsonl, output, { shares: [8, 1, 1], shuffle: 3, shardSamples: 4, skipLimit: { share: 0.5 } });
+	const { parts } = await importing(jsonl, output, {
+		shares: [8, 1, 1],
+		shuffle: 3,
+		shardSamples: 4,
+		skipLimit: { share: 0.5 },
+	});
 	expect(parts.map(({ part, samples }) => [part, samples])).toEqual([
 		["train", 29],
 		["val", 4],
@@ -109,7 +126,9 @@ describe("a folder of another import", () => {
 		const options = { skipLimit: { share: 0.5 } };
 		await importing(own, output, options);
 		expect((await importing(own, output, options)).wasDone).toBe(true);
-		expect(importing(own, output, { ...options, shuffle: 1 })).rejects.toThrow("shuffle was null and is 1; name a new folder");
+		expect(importing(own, output, { ...options, shuffle: 1 })).rejects.toThrow(
+			"shuffle was null and is 1; name a new folder",
+		);
 		utimesSync(own, 1, 1);
 		expect(importing(own, output, options)).rejects.toThrow("settings holds another import: data was ");
 	});
@@ -130,7 +149,9 @@ describe("a folder of another import", () => {
 
 test("the limit of skipped rows ends an import, a higher one goes on", async () => {
 	const output = join(scratch.path, "limited");
-	expect(importing(jsonl, output, { skipLimit: { rows: 2 } })).rejects.toThrow(/^3 of 23 rows were skipped, more than --skip-limit allows; most often: the image cannot be read/);
+	expect(importing(jsonl, output, { skipLimit: { rows: 2 } })).rejects.toThrow(
+		/^3 of 23 rows were skipped, more than --skip-limit allows; most often: the image cannot be read/,
+	);
 	await Bun.sleep(0);
 	const { skipped, samples } = await importing(jsonl, output, { skipLimit: { rows: 4 } });
 	expect([samples, skipped[0]!.count, skipped[0]!.examples.length]).toEqual([36, 4, 3]);

@@ -12,7 +12,9 @@ export default {
 	open: () => {
 		const file = new FileInput(".parquet");
 		return {
-			seeds: ["captions.parquet", "captions.zstd.parquet", "talk.parquet"].map((name) => readFileSync(join(golden, name))),
+			seeds: ["captions.parquet", "captions.zstd.parquet", "talk.parquet"].map((name) =>
+				readFileSync(join(golden, name)),
+			),
 			parse: async (bytes) => {
 				const source = await parquetSource([{ path: file.with(bytes), part: null }], noColumns, null);
 				for await (const _ of source.rows([])) {

@@ -8,8 +8,26 @@ import type { FuzzParser } from "../parser.ts";
 
 const image = "data:image/png;base64,iVBORw0KGgo=";
 const records = [
-	{ id: 1, image: ["a.png", "b.png"], conversations: [{ from: "human", value: "<image>?" }, { from: "gpt", value: "!" }] },
-	{ messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: image } }, { type: "text", text: "?" }] }, { role: "assistant", content: "!" }] },
+	{
+		id: 1,
+		image: ["a.png", "b.png"],
+		conversations: [
+			{ from: "human", value: "<image>?" },
+			{ from: "gpt", value: "!" },
+		],
+	},
+	{
+		messages: [
+			{
+				role: "user",
+				content: [
+					{ type: "image_url", image_url: { url: image } },
+					{ type: "text", text: "?" },
+				],
+			},
+			{ role: "assistant", content: "!" },
+		],
+	},
 	{ texts: ["a", null], images: [null, "http://host/a.jpg"] },
 	{ text_list: ["a", "b"], image_info: [{ image_name: "a.jpg", matched_text_index: 1 }] },
 	{ question: "?", answers: ["a", 2], img: { bytes: null, path: "a.png" }, system: "s" },
@@ -32,7 +50,11 @@ export default {
 			}
 			if (typeof value !== "object" || value === null || Array.isArray(value)) throw new SkippedRow("no object");
 			const { record, images } = readRecord(value as Record<string, unknown>, [], "folder", noColumns);
-			sampleParts("000000000", record, images.map(() => found));
+			sampleParts(
+				"000000000",
+				record,
+				images.map(() => found),
+			);
 		},
 		refuses: (error) => error instanceof SkippedRow && error.message.length <= 10_000,
 	}),

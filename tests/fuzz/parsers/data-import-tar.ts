@@ -1,5 +1,5 @@
-import { tarSource } from "../../../src/data/import/sources/tars.ts";
 import { SkippedRow } from "../../../src/data/import/row.ts";
+import { tarSource } from "../../../src/data/import/sources/tars.ts";
 import { png, tar } from "../../data/fixtures.ts";
 import { FileInput } from "../file-input.ts";
 import type { FuzzParser } from "../parser.ts";

@@ -88,7 +88,7 @@ export interface Prepared {
 export function prepare(path: string, options: PrepareOptions): Prepared {
 	if (!existsSync(path)) throw new UserError(`${path} does not exist.`);
 	if (statSync(path).isDirectory()) return prepareFolder(path, options);
-	if (path.endsWith(".jsonl")) return prepareJsonl(path);
+	if (path.endsWith(".jsonl")) return prepareJsonl(path, options);
 	if (path.endsWith(".yaml")) return prepareMetadataset(path, options);
 	throw unprepared(path);
 }
@@ -101,21 +101,28 @@ function writeWhole(path: string, content: string | Uint8Array): void {
 /** Records of a JSONL file that are looked at when it is prepared. */
 const LOOKED_AT = 1000;
 
-/** Why a record cannot be trained on; null also for what is no JSON, which `mimo data lint` names. */
-function mediaOfLine(line: Uint8Array, path: string): string | null {
+/** A record; null for what is no JSON, which `mimo data lint` names. */
+function recordOfLine(line: Uint8Array): unknown {
 	try {
-		return mediaOfRecord(parseJsonBytes(line), path);
+		return parseJsonBytes(line);
 	} catch {
 		return null;
 	}
 }
 
-function prepareJsonl(path: string): Prepared {
+function prepareJsonl(path: string, { report }: PrepareOptions): Prepared {
 	const bytes = readFileSync(path);
 	const offsets = indexJsonl(bytes, path);
+	let isWarned = false;
 	for (let i = 0; i + 1 < Math.min(offsets.length, LOOKED_AT); i++) {
-		const media = mediaOfLine(bytes.subarray(offsets[i], offsets[i + 1]), path);
-		if (media !== null) throw new UserError(`${path}, record ${i}: ${media}.`);
+		const record = recordOfLine(bytes.subarray(offsets[i], offsets[i + 1]));
+		const refused = mediaOfRecord(record, path, true);
+		if (refused !== null) throw new UserError(`${path}, record ${i}: ${refused}.`);
+		const media = isWarned ? null : mediaOfRecord(record, path);
+		if (media === null) continue;
+		// Auxiliary data of a metadataset may have its images.
+		report(`warning: ${path}, record ${i}: ${media}`);
+		isWarned = true;
 	}
 	writeWhole(jsonlIndexName(path), OffsetIndex.encode(offsets));
 	return { kind: "jsonl", samples: offsets.length - 1, shards: 1, parts: ["json"] };

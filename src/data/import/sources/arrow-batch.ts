@@ -2,7 +2,7 @@
  * Record batches of Arrow: fields of a schema, and the values of their columns. Text, bytes, numbers, truth values, lists
  * and structs are read, which is what Hugging Face data sets consist of; other values are null.
  */
-import { FlatTable } from "./flatbuffer.ts";
+import type { FlatTable } from "./flatbuffer.ts";
 
 /** Numbers of types in the schema. */
 const Type = {
@@ -86,7 +86,8 @@ export function batchOf(
 	if (description.has(3)) throw new RangeError("it is compressed, which is not read");
 	const reader = new BatchReader(description, body);
 	const rows = description.count(0);
-	if (rows > Math.max(MOST_EMPTY_ROWS, 8 * body.length)) throw new RangeError(`it has ${rows} rows in ${body.length} bytes`);
+	if (rows > Math.max(MOST_EMPTY_ROWS, 8 * body.length))
+		throw new RangeError(`it has ${rows} rows in ${body.length} bytes`);
 	const columns: (readonly [string, Read])[] = [];
 	for (const field of fields) {
 		const column = reader.column(field);
@@ -137,7 +138,8 @@ class BatchReader {
 			length,
 			read: (row) => {
 				if (--this.left < 0) throw new RangeError(`a row has more than ${MOST_VALUES} values`);
-				if (!(row >= 0 && row < length)) throw new RangeError(`a list goes beyond the ${length} values of ${field.name}`);
+				if (!(row >= 0 && row < length))
+					throw new RangeError(`a list goes beyond the ${length} values of ${field.name}`);
 				if (valid.length > 0 && !bit(valid, row)) return null;
 				return read(row);
 			},
@@ -170,7 +172,8 @@ class BatchReader {
 				const isText = field.type === Type.text || field.type === Type.largeText;
 				return (row) => {
 					const [begin, end] = range(row);
-					if (end > bytes.length) throw new RangeError(`a value goes beyond the ${bytes.length} bytes of ${field.name}`);
+					if (end > bytes.length)
+						throw new RangeError(`a value goes beyond the ${bytes.length} bytes of ${field.name}`);
 					return isText ? text(bytes.subarray(begin, end)) : bytes.subarray(begin, end);
 				};
 			}
@@ -187,7 +190,8 @@ class BatchReader {
 
 function only({ name, children }: ArrowField): ArrowField {
 	const [child] = children;
-	if (child === undefined || children.length !== 1) throw new RangeError(`the list ${name} has ${children.length} kinds of entries`);
+	if (child === undefined || children.length !== 1)
+		throw new RangeError(`the list ${name} has ${children.length} kinds of entries`);
 	return child;
 }
 

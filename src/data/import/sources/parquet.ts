@@ -1,29 +1,17 @@
 /** Parquet files, a row group at a time. */
 import { dirname } from "node:path";
-import { brotliDecompressSync, gunzipSync, zstdDecompressSync } from "node:zlib";
-import { type ColumnMetaData, type Compressors, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
+import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../native/errors.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import type { InputFile } from "../detect.ts";
 import type { Position, Row, Source } from "../row.ts";
 import { identityOf } from "./identity.ts";
-import { type ThriftStruct, walkStruct } from "./thrift.ts";
+import { checkPages, compressors, LARGEST_GROUP, viewOf } from "./parquet-pages.ts";
+import { walkStruct } from "./thrift.ts";
 
-/** Bytes of the columns of a row group that are read at once, unpacked. */
-const LARGEST_GROUP = 2 ** 31;
-
-/** Values of a column of a row group, those of lists counted one by one. */
-const MOST_VALUES = 2 ** 26;
 /** Bytes of the description at a file's end. */
 const LARGEST_FOOTER = 2 ** 28;
-
-/** What a page says that it unpacks to is checked by hyparquet; zlib stops there. */
-const compressors: Compressors = {
-	GZIP: (bytes, length) => gunzipSync(bytes, { maxOutputLength: Math.max(1, length) }),
-	BROTLI: (bytes, length) => brotliDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
-	ZSTD: (bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
-};
 
 /** Position: file, row of the file. */
 export async function parquetSource(
@@ -81,7 +69,7 @@ export async function* parquetRows(
 		const rowStart = Math.max(begin, from);
 		const rows = await understood(path, `row group ${number}`, async () => {
 			for (const { meta_data: chunk } of group.columns) {
-				if (chunk !== undefined && wanted.includes(chunk.path_in_schema[0]!)) checkPages(file, chunk);
+				if (chunk !== undefined && wanted.includes(chunk.path_in_schema[0]!)) checkPages(file, chunk, metadata.schema);
 			}
 			return await parquetReadObjects({
 				file: bufferOf(file),
@@ -136,45 +124,6 @@ function checkFooter(file: OpenFile): void {
 	const length = tail.readUInt32LE(0);
 	if (length > Math.min(file.size - 8, LARGEST_FOOTER)) throw new RangeError(`it has ${length} bytes`);
 	walkStruct(viewOf(file.read(file.size - 8 - length, length)), 0);
-}
-
-/** Walks the pages of a column of a row group. Throws a RangeError where one is damaged or unpacks to too much. */
-function checkPages(file: OpenFile, chunk: ColumnMetaData): void {
-	const begin = Number(chunk.dictionary_page_offset || chunk.data_page_offset);
-	const end = begin + Number(chunk.total_compressed_size);
-	if (!(begin >= 0 && end >= begin && end <= file.size)) throw new RangeError("a column lies outside of the file");
-	let unpacked = 0;
-	let values = 0;
-	for (let at = begin; at < end - 1; ) {
-		const { numbers, structs, end: headerEnd } = pageHeader(file, at, end);
-		const [most, size] = [numbers.get(2) ?? -1, numbers.get(3) ?? -1];
-		const page = structs.get(5) ?? structs.get(7) ?? structs.get(8);
-		const entries = page?.numbers.get(1) ?? 0;
-		if (!(size >= 0 && most >= 0 && entries >= 0 && at + headerEnd + size <= end)) {
-			throw new RangeError("a page is damaged");
-		}
-		unpacked += most;
-		values += entries;
-		// Runs of equal values take hardly any bytes.
-		if (unpacked > LARGEST_GROUP || values > MOST_VALUES) throw new RangeError("its pages hold too much");
-		at += headerEnd + size;
-	}
-}
-
-/** The header of a page, which is short but for statistics. */
-function pageHeader(file: OpenFile, at: number, end: number): ThriftStruct {
-	for (let length = 512; ; length *= 8) {
-		const bytes = file.read(at, Math.min(length, end - at));
-		try {
-			return walkStruct(viewOf(bytes), 0);
-		} catch (error) {
-			if (!(error instanceof RangeError) || bytes.length === end - at) throw error;
-		}
-	}
-}
-
-function viewOf(bytes: Uint8Array): DataView {
-	return new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
 /** Names of the columns that stand for themselves, not below others. */

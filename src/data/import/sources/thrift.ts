@@ -10,6 +10,8 @@ const DEEPEST = 64;
 export interface ThriftStruct {
 	readonly numbers: ReadonlyMap<number, number>;
 	readonly structs: ReadonlyMap<number, ThriftStruct>;
+	/** Fields that are false. */
+	readonly falses: ReadonlySet<number>;
 	/** Behind it. */
 	readonly end: number;
 }
@@ -19,12 +21,14 @@ export function walkStruct(view: DataView, at: number, depth = 0): ThriftStruct 
 	if (depth > DEEPEST) throw new RangeError(`its structs are nested more than ${DEEPEST} deep`);
 	const numbers = new Map<number, number>();
 	const structs = new Map<number, ThriftStruct>();
+	const falses = new Set<number>();
 	const cursor = { view, at };
 	for (let field = 0; ; ) {
 		const byte = view.getUint8(cursor.at++);
 		const type = byte & 15;
-		if (type === Type.stop) return { numbers, structs, end: cursor.at };
+		if (type === Type.stop) return { numbers, structs, falses, end: cursor.at };
 		field = byte >> 4 === 0 ? signed(cursor) : field + (byte >> 4);
+		if (type === Type.false) falses.add(field);
 		if (type === Type.struct) {
 			const inner = walkStruct(view, cursor.at, depth + 1);
 			structs.set(field, inner);

@@ -1,0 +1,172 @@
+/**
+ * Checks the pages of Parquet columns before hyparquet reads them: it trusts lengths and runs, and a damaged one would
+ * fill the memory. Every page lies in its column, unpacks to what it says, and its runs hold no more values than it has.
+ */
+import { brotliDecompressSync, gunzipSync, zstdDecompressSync } from "node:zlib";
+import { type ColumnMetaData, type Compressors, type SchemaElement, snappyUncompress } from "hyparquet";
+import type { InputFile } from "../../../checkpoint/files.ts";
+import { type ThriftStruct, walkStruct } from "./thrift.ts";
+
+/** Bytes of a column of a row group, unpacked. */
+export const LARGEST_GROUP = 2 ** 31;
+/** Values of a column of a row group that has fewer bytes, those of lists counted one by one. */
+const MOST_VALUES = 2 ** 20;
+
+export const compressors: Compressors = {
+	SNAPPY: (bytes, length) => {
+		const unpacked = new Uint8Array(length);
+		snappyUncompress(bytes, unpacked);
+		return unpacked;
+	},
+	GZIP: (bytes, length) => gunzipSync(bytes, { maxOutputLength: Math.max(1, length) }),
+	BROTLI: (bytes, length) => brotliDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
+	ZSTD: (bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
+};
+
+/** Fields of page headers, and encodings whose values are runs, as parquet.thrift numbers them. */
+const Header = { unpacked: 2, packed: 3, dataV1: 5, dictionary: 7, dataV2: 8 } as const;
+const runEncodings: readonly (number | undefined)[] = [2, 3, 8];
+const RLE = 3;
+
+/** Largest repetition and definition levels of a column. */
+interface Levels {
+	readonly repetition: number;
+	readonly definition: number;
+}
+
+/** Throws a RangeError where a page of a column of a row group is damaged or unpacks to too much. */
+export function checkPages(file: InputFile, chunk: ColumnMetaData, schema: readonly SchemaElement[]): void {
+	const begin = Number(chunk.dictionary_page_offset || chunk.data_page_offset);
+	const end = begin + Number(chunk.total_compressed_size);
+	if (!(begin >= 0 && end >= begin && end <= file.size)) throw new RangeError("a column lies outside of the file");
+	const levels = levelsOf(schema, chunk.path_in_schema);
+	let unpacked = 0;
+	let values = 0;
+	for (let at = begin; at < end - 1; ) {
+		const header = pageHeader(file, at, end);
+		const { numbers, structs } = header;
+		const [length, size] = [numbers.get(Header.unpacked) ?? -1, numbers.get(Header.packed) ?? -1];
+		const [v1, v2] = [structs.get(Header.dataV1), structs.get(Header.dataV2)];
+		const page = v1 ?? v2 ?? structs.get(Header.dictionary);
+		const entries = page?.numbers.get(1) ?? 0;
+		const content = at + header.end;
+		if (!(size >= 0 && length >= 0 && entries >= 0 && content + size <= end)) throw new RangeError("a page is damaged");
+		unpacked += length;
+		values += entries;
+		// Runs of equal values take hardly any bytes.
+		if (unpacked > LARGEST_GROUP || values > Math.max(MOST_VALUES, 8 * unpacked)) {
+			throw new RangeError("its pages hold too much");
+		}
+		if (v1 !== undefined) checkV1(unpack(file.read(content, size), length, chunk), v1, levels, chunk);
+		else if (v2 !== undefined) checkV2(file.read(content, size), length, v2, levels, chunk);
+		at = content + size;
+	}
+}
+
+function checkV1(bytes: Uint8Array, { numbers }: ThriftStruct, levels: Levels, { type }: ColumnMetaData): void {
+	const view = viewOf(bytes);
+	const count = numbers.get(1) ?? 0;
+	let at = 0;
+	for (const most of [levels.repetition, levels.definition]) {
+		if (most === 0) continue;
+		checkRuns(view, at + 4, bitsOf(most), count);
+		at += 4 + view.getUint32(at, true);
+	}
+	checkValues(view, at, numbers.get(2), type === "BOOLEAN", count);
+}
+
+function checkV2(bytes: Uint8Array, length: number, page: ThriftStruct, levels: Levels, chunk: ColumnMetaData): void {
+	const { numbers } = page;
+	const [count, nulls] = [numbers.get(1) ?? 0, numbers.get(2) ?? 0];
+	const [definition, repetition] = [numbers.get(5) ?? 0, numbers.get(6) ?? 0];
+	const values = definition + repetition;
+	if (!(definition >= 0 && repetition >= 0 && values <= bytes.length && nulls >= 0 && nulls <= count)) {
+		throw new RangeError("a page is damaged");
+	}
+	const view = viewOf(bytes);
+	if (levels.repetition > 0) checkRuns(view, 0, bitsOf(levels.repetition), count);
+	if (levels.definition > 0) checkRuns(view, repetition, bitsOf(levels.definition), count);
+	const packed = bytes.subarray(values);
+	const plain = page.falses.has(7) ? packed : unpack(packed, length - values, chunk);
+	checkValues(viewOf(plain), 0, numbers.get(4), chunk.type === "BOOLEAN", count - nulls);
+}
+
+/** Values that are runs: of places in a dictionary, or of truth values. `most`: values of the page. */
+function checkValues(view: DataView, at: number, encoding: number | undefined, isBool: boolean, most: number): void {
+	if (!runEncodings.includes(encoding) || at >= view.byteLength) return;
+	if (isBool || encoding === RLE) checkRuns(view, at + 4, 1, most);
+	else if (view.getUint8(at) > 32) throw new RangeError("a page is damaged");
+	else if (view.getUint8(at) > 0) checkRuns(view, at + 1, view.getUint8(at), most);
+}
+
+/** Runs of `width` bits from byte `at` on, up to `count` values or the end of the page. */
+function checkRuns(view: DataView, at: number, width: number, count: number): void {
+	for (let seen = 0; seen < count && at < view.byteLength; ) {
+		let header = 0;
+		for (let shift = 0; ; shift += 7) {
+			const byte = view.getUint8(at++);
+			if (shift > 28) throw new RangeError("a run of a page is damaged");
+			header += (byte & 127) * 2 ** shift;
+			if (byte < 128) break;
+		}
+		const isPacked = header % 2 === 1;
+		const run = Math.floor(header / 2) * (isPacked ? 8 : 1);
+		// A packed run is filled up to whole bytes.
+		if (run > count - seen + (isPacked ? 7 : 0)) throw new RangeError("a run of a page has too many values");
+		seen += run;
+		at += isPacked ? Math.ceil((run * width) / 8) : Math.ceil(width / 8);
+	}
+}
+
+function unpack(bytes: Uint8Array, length: number, { codec }: ColumnMetaData): Uint8Array {
+	if (codec === "UNCOMPRESSED") return bytes;
+	const unpacking = Object.hasOwn(compressors, codec) ? compressors[codec] : undefined;
+	if (unpacking === undefined) throw new RangeError(`the codec ${codec} is not read`);
+	return unpacking(bytes, length);
+}
+
+function bitsOf(most: number): number {
+	return 32 - Math.clz32(most);
+}
+
+/** Levels of a column by its names from the root on. The schema is a tree in the order of its nodes. */
+function levelsOf(schema: readonly SchemaElement[], path: readonly string[]): Levels {
+	let [repetition, definition] = [0, 0];
+	let at = 0;
+	for (const name of path) {
+		const children = schema[at]?.num_children ?? 0;
+		let child = at + 1;
+		for (let i = 0; i < children && schema[child]?.name !== name; i++) child = behind(schema, child);
+		const kind = schema[child]?.repetition_type;
+		if (kind === "REPEATED") repetition++;
+		if (kind !== "REQUIRED") definition++;
+		at = child;
+	}
+	return { repetition, definition };
+}
+
+/** The node behind one and all below it. */
+function behind(schema: readonly SchemaElement[], node: number): number {
+	let next = node + 1;
+	for (let left = schema[node]?.num_children ?? 0; left > 0 && next < schema.length; left--) {
+		left += schema[next]?.num_children ?? 0;
+		next++;
+	}
+	return next;
+}
+
+/** The header of a page, which is short but for statistics. */
+function pageHeader(file: InputFile, at: number, end: number): ThriftStruct {
+	for (let length = 512; ; length *= 8) {
+		const bytes = file.read(at, Math.min(length, end - at));
+		try {
+			return walkStruct(viewOf(bytes), 0);
+		} catch (error) {
+			if (!(error instanceof RangeError) || bytes.length === end - at) throw error;
+		}
+	}
+}
+
+export function viewOf(bytes: Uint8Array): DataView {
+	return new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+}
