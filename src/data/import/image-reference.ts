@@ -26,7 +26,7 @@ export function imageReferences(value: unknown, folder: string): ImageReference[
 	if (typeof value === "object") {
 		const { bytes, path, url, src, data, base64: coded, image } = value as Record<string, unknown>;
 		const inner = [bytes, url, path, src, data, coded, image].find((one) => one !== null && one !== undefined);
-		if (inner !== undefined && !(inner instanceof Array)) return imageReferences(inner, folder);
+		if (inner !== undefined && !Array.isArray(inner)) return imageReferences(inner, folder);
 	}
 	throw new SkippedRow(`an image is given as ${brief(value)}, which is neither bytes nor a path nor a URL`);
 }

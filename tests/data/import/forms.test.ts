@@ -162,7 +162,7 @@ describe("conversations", async () => {
 	}
 
 	test("save_to_disk, with the parts that it has", async () => {
-		const { ["test-000000.tar/000000002.json"]: other, ...train } = await samples(join(golden, "talk"));
+		const { "test-000000.tar/000000002.json": other, ...train } = await samples(join(golden, "talk"));
 		expect(train).toEqual(expected);
 		expect(other).toBe(expected["train-000000.tar/000000001.json"]);
 	});

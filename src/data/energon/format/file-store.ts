@@ -26,7 +26,7 @@ const protocol = /^([a-z][a-z0-9+.-]*):\/\/(.*)$/is;
 export function parseAux(text: string, base: string, where: string): AuxReference {
 	const [, scheme, rest] = protocol.exec(text) ?? [];
 	if (scheme?.toLowerCase() === "filesystem") return { kind: "folder", path: resolvePath(base, rest!) };
-	if (scheme !== undefined && scheme.toLowerCase().includes("msc")) {
+	if (scheme?.toLowerCase().includes("msc")) {
 		throw new UserError(`${where} is ${text}: the multi-storage client is not built yet; filesystem:// and paths are.`);
 	}
 	return { kind: "dataset", path: resolvePath(base, text) };
