@@ -15,6 +15,8 @@ export interface Microbatch {
 	 * sequences. They sum to T too. All lanes have equally many of them, so that images can be dealt out.
 	 */
 	readonly samples?: readonly number[];
+	/** Tokens that only fill samples up to their length; absent: none. */
+	readonly padding?: number;
 }
 
 /** What a model with an encoder trains on at once. */

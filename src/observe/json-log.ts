@@ -72,6 +72,7 @@ export class JsonLog implements Observer {
 			skipped_samples: report.skippedSamples,
 			global_batch_size: report.globalBatchSize,
 			tokens: report.tokens,
+			...(report.padding === undefined ? {} : { padding: report.padding }),
 			learning_rate: report.learningRate,
 			...report.losses,
 			loss_scale: report.lossScale,

@@ -43,6 +43,8 @@ export class LogLine implements Observer {
 	#skipped = 0;
 	#nan = 0;
 	#seconds = 0;
+	/** Sum over the steps, and how many of them have it. */
+	#padding = { sum: 0, steps: 0 };
 	#first = true;
 
 	constructor(options: LogLineOptions) {
@@ -80,6 +82,9 @@ export class LogLine implements Observer {
 
 	#accumulate(report: StepReport): void {
 		this.#seconds += report.seconds;
+		if (report.padding !== undefined) {
+			this.#padding = { sum: this.#padding.sum + report.padding, steps: this.#padding.steps + 1 };
+		}
 		for (const { name, ranks, seconds, flops, idle } of report.modules ?? []) {
 			const sums = this.#modules.get(name) ?? { ranks, seconds: new Map(), flops: 0, idle: 0, steps: 0 };
 			this.#modules.set(name, sums);
@@ -105,6 +110,7 @@ export class LogLine implements Observer {
 		this.#skipped = 0;
 		this.#nan = 0;
 		this.#seconds = 0;
+		this.#padding = { sum: 0, steps: 0 };
 		this.#modules.clear();
 		for (const name of this.#sums.keys()) this.#sums.set(name, 0);
 	}
@@ -134,6 +140,8 @@ export class LogLine implements Observer {
 		if (report.paramsNorm !== null) fields.push(`params norm: ${fixed(report.paramsNorm, 3)}`);
 		fields.push(`number of skipped iterations: ${count(this.#skipped, 3)}`);
 		fields.push(`number of nan iterations: ${count(this.#nan, 3)}`);
+		const padding = this.#padding;
+		if (padding.steps > 0) fields.push(`padding: ${fixed((100 * padding.sum) / padding.steps, 2)} %`);
 		for (const [name, sums] of this.#modules) fields.push(...moduleFields(name, sums));
 		return fields.map((field) => ` ${field} |`).join("");
 	}

@@ -52,6 +52,8 @@ export interface StepReport {
 	readonly globalBatchSize: number;
 	/** Tokens the step trained on. */
 	readonly tokens: number;
+	/** Part of them that only fills sequences up to their length; absent where no sequence is filled up. */
+	readonly padding?: number;
 	/** Wall-clock time of the step, without saving and evaluation. */
 	readonly seconds: number;
 	/** Learning rate this step used. */

@@ -121,6 +121,7 @@ const counted = new Set([
 	"skipped_samples",
 	"global_batch_size",
 	"tokens",
+	"padding",
 	"learning_rate",
 	"loss_scale",
 	"skipped",

@@ -44,6 +44,7 @@ export class TensorBoard implements Observer {
 		if (report.paramsNorm !== null) twinned.push(["params-norm", report.paramsNorm]);
 		const alone: (readonly [string, number])[] = [];
 		if (report.skippedSamples > 0) alone.push(["skipped-train-samples", report.skippedSamples]);
+		if (report.padding !== undefined) alone.push(["padding", report.padding]);
 		if (timers && !first && report.iteration % logInterval === 0) {
 			alone.push(["iteration-time", report.seconds]);
 			if (flopsPerStep !== null) alone.push(["throughput", flopsPerStep / (report.seconds * 1e12 * worldSize)]);

@@ -10,6 +10,7 @@
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
  * resizing pictures, against Pillow where Python has it. energon: reading a data set, against megatron-energon likewise.
+ * packing: what of the sequences is padding, a table without times.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -24,6 +25,7 @@ import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
 import { benchOverhead } from "./overhead.ts";
 import { benchOverlap } from "./overlap.ts";
+import { packingTable } from "./packing.ts";
 import { benchPlan } from "./plan.ts";
 import { benchProducts } from "./products.ts";
 import { benchPyTorch, findPython } from "./pytorch.ts";
@@ -42,6 +44,7 @@ const suites = [
 	"saves",
 	"images",
 	"energon",
+	"packing",
 ] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" }, device: { type: "string", default: "cpu" } },
@@ -104,6 +107,7 @@ if (wanted("energon")) {
 	if (withEnergon === null) console.log("skip: energon (no Python with megatron-energon; MIMO_PYTHON names one)");
 	else take(benchEnergon(withEnergon));
 }
+if (wanted("packing")) console.log(packingTable());
 const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);
 if (below.length > 0) console.log(`\nBelow what is wanted:\n${tables(below)}`);
 console.log(`\n${rows.length} ratios, ${below.length} below what is wanted`);

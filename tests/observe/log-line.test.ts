@@ -46,6 +46,15 @@ test("optional fields have their places", () => {
 	);
 });
 
+test("padding is the mean of the line's steps, after Megatron's fields", () => {
+	const reports = [0.5, 0.01, 0.02].map((padding, i) => step({ iteration: i + 1, padding }));
+	const written = lines(reports, { logInterval: 3 });
+	expect(written.map((line) => /nan iterations: +0 \| padding: ([0-9.]+) % \|/.exec(line)?.[1])).toEqual([
+		"50.00",
+		"1.50",
+	]);
+});
+
 /** Regular expressions of the kind that Megatron's own tools read its logs with. */
 const megatron = {
 	iteration: /iteration\s+([0-9]+)\/\s*([0-9]+) \|/,

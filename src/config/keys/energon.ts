@@ -11,6 +11,12 @@ export const energonKeys = {
 		integer(1),
 		"Samples a worker looks at when it packs several into a sequence; unset: a sample is a sequence.",
 	),
+	"packing-method": defaulting(
+		choice(["carry-over", "greedy"]),
+		"carry-over",
+		"What becomes of a buffer: the fuller half of its packs, the other samples carried over to the next buffer; or all packs at once, as in Megatron's examples.",
+		{ megatron: "greedy" },
+	),
 	"max-samples-per-sequence": optional(
 		integer(1),
 		"Longest run of samples a worker reads in order before it may turn to another; unset: a shard's.",

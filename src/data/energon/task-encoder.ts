@@ -13,7 +13,7 @@ import type { Dataset } from "./wrappers/dataset.ts";
 import { type Group, GroupBatchDataset } from "./wrappers/group-batch.ts";
 import { EpochizeDataset, LimitDataset } from "./wrappers/limit.ts";
 import { MapDataset } from "./wrappers/map.ts";
-import { PackingDataset } from "./wrappers/packing.ts";
+import { type Division, type Groups, PackingDataset } from "./wrappers/packing.ts";
 import { RepeatDataset } from "./wrappers/repeat.ts";
 import { ShuffleBufferDataset } from "./wrappers/shuffle-buffer.ts";
 
@@ -31,7 +31,7 @@ export interface TaskEncoder {
 	readonly encodeSample?: Hook<Sample, Keyed>;
 	readonly preencodeSample?: Hook<Sample, Keyed>;
 	readonly postencodeSample?: FunctionHook<Keyed, Keyed>;
-	readonly selectSamplesToPack?: FunctionHook<readonly Keyed[], readonly (readonly Keyed[])[]>;
+	readonly selectSamplesToPack?: FunctionHook<readonly Keyed[], Groups<Keyed> | Division<Keyed>>;
 	readonly packSelectedSamples?: FunctionHook<readonly Keyed[], Keyed>;
 	readonly batchGroupCriterion?: FunctionHook<Keyed, Group>;
 	readonly batch: Hook<readonly Keyed[], Keyed>;

@@ -49,10 +49,12 @@ export interface BatchOptions {
 /** Packs one after the other, the samples of each one after the other. */
 export function buildBatch(packs: readonly Pack[], { padTo, padId }: BatchOptions): Omit<ImageTextBatch, "restoreKey"> {
 	const lengths: number[] = [];
+	let padding = 0;
 	const packLengths = packs.map(({ samples }) => {
 		const own = samples.map(({ ids }) => ids.length);
 		const tokens = own.reduce((sum, length) => sum + length, 0);
 		const missing = Math.max(0, (padTo ?? 0) - tokens);
+		padding += missing;
 		lengths.push(...own, ...(missing > 0 ? [missing] : []));
 		return tokens + missing;
 	});
@@ -75,7 +77,7 @@ export function buildBatch(packs: readonly Pack[], { padTo, padId }: BatchOption
 	return {
 		names: samples.map(sampleName),
 		imageCount: imagesPerSample.reduce((sum, count) => sum + count, 0),
-		text: { ids, labels, lossMask, lengths, samples: packLengths },
+		text: { ids, labels, lossMask, lengths, samples: packLengths, padding },
 		images: {
 			patches: joined(samples.flatMap((sample) => sample.patches)),
 			grids: samples.flatMap(({ grids }) => grids),

@@ -19,6 +19,7 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		acceptsImages: hasEncoder(c),
 		beginId: c.dataBeginId,
 		endId: c.dataEndId,
+		packing: c.packingMethod,
 		padId: c.dataPadId,
 		template: c.conversationTemplate,
 		lossRoles: c.lossRoles,

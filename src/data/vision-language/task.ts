@@ -20,7 +20,7 @@ import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { inspectImage } from "./encoded-image.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
 import { patchGrids } from "./image-plan.ts";
-import { greedyKnapsack } from "./packing.ts";
+import { choosePacks, type PackingMethod } from "./packing.ts";
 import { imagePatches } from "./pixels.ts";
 import { render, type TemplateName } from "./template.ts";
 
@@ -38,6 +38,7 @@ export interface VisionLanguageTask extends EncodingOptions {
 	readonly imageTags: readonly [before: string, after: string];
 	readonly prompts: Prompts;
 	readonly statistics: ChannelStatistics;
+	readonly packing: PackingMethod;
 	/** Fill every sample or pack up to the sequence length. */
 	readonly pad: boolean;
 	readonly padId: number;
@@ -62,6 +63,7 @@ export const visionLanguageDefaults = {
 	prompts: noPrompts,
 	beginId: null,
 	endId: null,
+	packing: "carry-over",
 	pad: true,
 	padId: 0,
 	keep: "both",
@@ -130,7 +132,7 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 		...encodingSteps(task, tokenizer, images),
 		postencodeSample: hook("decode the images", (sample) => decode(sample as EncodedSample)),
 		selectSamplesToPack: hook("choose samples to pack", (samples) =>
-			greedyKnapsack(samples as readonly EncodedSample[], lengthOf, sequenceLength),
+			choosePacks(samples as readonly EncodedSample[], lengthOf, sequenceLength, task.packing),
 		),
 		packSelectedSamples: hook("pack samples", (samples) => ({ restoreKey: [], samples }) as Keyed),
 		batch: hook("batch", batch),

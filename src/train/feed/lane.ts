@@ -43,6 +43,7 @@ interface Outline {
 	readonly tokens: number;
 	readonly lengths: readonly number[];
 	readonly samples?: readonly number[];
+	readonly padding?: number;
 	readonly values: number;
 	readonly grids: readonly PatchGrid[];
 	readonly imagesPerSample: readonly number[];
@@ -80,13 +81,14 @@ export function unpackMicrobatches(bytes: Uint8Array): ImageTextMicrobatch[] {
 		at += 4 * count;
 		return [buffer, at - 4 * count, count];
 	};
-	return outlines.map(({ tokens, values, lengths, samples, ...images }) => ({
+	return outlines.map(({ tokens, values, lengths, samples, padding, ...images }) => ({
 		text: {
 			ids: new Int32Array(...place(tokens)),
 			labels: new Int32Array(...place(tokens)),
 			lossMask: new Float32Array(...place(tokens)),
 			lengths,
 			...(samples && { samples }),
+			...(padding !== undefined && { padding }),
 		},
 		images: { patches: new Float32Array(...place(values)), ...images },
 	}));

@@ -27,7 +27,8 @@ export function settleOf(device: Device): () => void {
 }
 
 /** What the ranks have told the reporting one. */
-export interface Collected extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert"> {
+export interface Collected
+	extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert" | "padding"> {
 	/** Samples left out so far, over all lanes. */
 	readonly skipped: number;
 }
@@ -58,9 +59,13 @@ export class StepMetrics {
 	): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
+		// Of the ranks that share a lane's samples one speaks for all.
+		const counts = this.run.state.lossOwner?.counts ?? false;
+		const filled = counts ? microbatches.filter(({ text }) => text.padding !== undefined) : [];
 		const own = Int32Array.from([
-			// Ranks that share a lane's samples leave out the same ones.
-			this.run.state.lossOwner?.counts ? skipped : 0,
+			counts ? skipped : 0,
+			filled.reduce((sum, { text }) => sum + text.padding!, 0),
+			filled.reduce((sum, { text }) => sum + text.ids.length, 0),
 			...parts.map((part) => Math.round(seconds[part] * unit.second)),
 			Math.floor(megaFlops / half),
 			megaFlops % half,
@@ -74,8 +79,10 @@ export class StepMetrics {
 			return null;
 		}
 		const everyone = world.exchange(own).map(readRank);
+		const total = (what: "skipped" | "padding" | "filled") => everyone.reduce((sum, one) => sum + one[what], 0);
 		return {
-			skipped: everyone.reduce((sum, one) => sum + one.skipped, 0),
+			skipped: total("skipped"),
+			...(total("filled") > 0 && { padding: total("padding") / total("filled") }),
 			modules: this.#modules(everyone),
 			memory: everyone.map(({ memory }) => memory),
 			...this.#experts(result, tokensPerExpert),
@@ -125,12 +132,15 @@ function flopsPerToken(c: TrainingConfiguration, { config, stages }: HybridModel
 
 interface RankStep {
 	readonly skipped: number;
+	/** Tokens that fill sequences up, and all tokens of microbatches whose sequences are filled up. */
+	readonly padding: number;
+	readonly filled: number;
 	readonly seconds: StepSeconds;
 	readonly flops: number;
 	readonly memory: RankMemory;
 }
 
-function readRank([skipped, ...values]: Int32Array): RankStep {
+function readRank([skipped, padding, filled, ...values]: Int32Array): RankStep {
 	const seconds = Object.fromEntries(
 		parts.map((part, i) => [part, values[i]! / unit.second]),
 	) as unknown as StepSeconds;
@@ -138,6 +148,8 @@ function readRank([skipped, ...values]: Int32Array): RankStep {
 	const bytes = (kibibytes: number | undefined) => kibibytes! / unit.byte;
 	return {
 		skipped: skipped!,
+		padding: padding!,
+		filled: filled!,
 		seconds,
 		flops: (high! * half + low!) * unit.flops,
 		memory: { allocated: bytes(allocated), reserved: bytes(reserved), peak: bytes(peak) },

@@ -7,6 +7,7 @@ import { SkipSample } from "../../../src/data/energon/errors.ts";
 import { generatorHook, type HookContext, hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed, Sample } from "../../../src/data/energon/sample.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
+import type { Groups } from "../../../src/data/energon/wrappers/packing.ts";
 import { byteLength, collect, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
 
 const batchOf = collect("batch");
@@ -110,7 +111,9 @@ function lossy(plain: TaskEncoder, { selectSamplesToPack: select, ...rest }: Par
 		selectSamplesToPack: hook(
 			"select_samples_to_pack",
 			(items, context) =>
-				select!.run(items, context).map((group) => group.filter((item) => byteLength(elementOf(item)) % 4 !== 1)),
+				(select!.run(items, context) as Groups<Keyed>).map((group) =>
+					group.filter((item) => byteLength(elementOf(item)) % 4 !== 1),
+				),
 			{ stateless: false },
 		),
 		postencodeSample: hook("postencode_sample", (item: Keyed) => {

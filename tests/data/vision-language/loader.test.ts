@@ -1,5 +1,6 @@
 /** The whole way from shards to microbatches. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { defaultLoadOptions } from "../../../src/data/energon/dataset.ts";
 import {
 	defaultLoaderConfiguration,
 	type LoaderConfiguration,
@@ -61,13 +62,29 @@ test("a batch has as many image tokens as its images have rows, and is as long a
 	}
 });
 
-test("every tensor continues exactly from a state taken anywhere, packs and buffers half full", () => {
-	const whole = take(open(), 24).map(digest);
-	const loader = open();
-	for (let taken = 0; taken < 12; taken++) {
-		const state = encodeState(loader.save());
-		expect(take(open({}, state), 6).map(digest)).toEqual(whole.slice(taken, taken + 6));
-		take(loader, 1);
+for (const packing of ["carry-over", "greedy"] as const) {
+	test(`every tensor continues exactly from a state taken anywhere, packs and buffers half full: ${packing}`, () => {
+		const changed = { task: { ...smallTask, packing } };
+		const whole = take(open(changed), 24).map(digest);
+		const loader = open(changed);
+		for (let taken = 0; taken < 12; taken++) {
+			const state = encodeState(loader.save());
+			expect(take(open(changed, state), 6).map(digest)).toEqual(whole.slice(taken, taken + 6));
+			take(loader, 1);
+		}
+	});
+}
+
+test("a pass that ends packs every sample once, those carried over too", () => {
+	const once = { load: { ...defaultLoadOptions, training: false }, batchSize: 1, shuffleBufferSize: null };
+	for (const packing of ["carry-over", "greedy"] as const) {
+		const loader = open({ ...once, task: { ...smallTask, packing } });
+		const names: string[] = [];
+		for (let output = loader.next(); output !== null; output = loader.next()) {
+			names.push(...(output.item as ImageTextBatch).names);
+		}
+		expect(names.length).toBe(34);
+		expect(new Set(names).size).toBe(34);
 	}
 });
 

@@ -5,7 +5,6 @@ import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { buildBatch } from "../../../src/data/vision-language/batch.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
 import { encodePieces, ignored } from "../../../src/data/vision-language/encoding.ts";
-import { greedyKnapsack } from "../../../src/data/vision-language/packing.ts";
 import { render, type TemplateOptions } from "../../../src/data/vision-language/template.ts";
 
 const prompts = { caption: "", ocr: "Read it.", classification: "What is it?" };
@@ -193,18 +192,6 @@ describe("encoding", () => {
 });
 
 describe("packs and batches", () => {
-	test("the knapsack loses nothing that fits, exceeds nothing, and takes the longest that fits", () => {
-		expect(greedyKnapsack([5, 3, 8, 2, 9, 1], (n) => n, 10)).toEqual([
-			[9, 1],
-			[8, 2],
-			[5, 3],
-		]);
-		const lengths = Array.from({ length: 200 }, (_, i) => ((i * 7919) % 113) + 1);
-		const packs = greedyKnapsack(lengths, (n) => n, 100);
-		expect(Math.max(...packs.map((pack) => pack.reduce((a, b) => a + b)))).toBeLessThanOrEqual(100);
-		expect(packs.flat().sort((a, b) => a - b)).toEqual(lengths.filter((n) => n <= 100).sort((a, b) => a - b));
-	});
-
 	test("samples lie one after the other; padding is a sequence of its own, without images", () => {
 		const of = (key: string, ids: number[], images: number) => ({
 			restoreKey: [],

@@ -1,6 +1,7 @@
 /**
  * Packs several samples into one sequence (spec energon.md §5.2): a full buffer is divided into groups, and each group
- * becomes one output. Samples the division leaves out are lost.
+ * becomes one output. Samples that the division carries over are the first of the next buffer; those in neither list are
+ * lost.
  */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type FunctionHook, runHook } from "../hook.ts";
@@ -9,9 +10,19 @@ import { SampleBuffer } from "./buffer.ts";
 import { addKey, Dataset, type StateFields, type StateValue } from "./dataset.ts";
 import { restoring } from "./map.ts";
 
+export type Groups<Item> = readonly (readonly Item[])[];
+
+/** A buffer divided. */
+export interface Division<Item> {
+	/** Packs to make now. */
+	readonly groups: Groups<Item>;
+	/** What waits for the next buffer; Energon's own division has none. */
+	readonly carried: readonly Item[];
+}
+
 export interface PackingHooks<In extends Keyed, Encoded extends Keyed, Out extends Keyed> {
-	/** Divides a buffer into groups. */
-	readonly select: FunctionHook<readonly In[], readonly (readonly In[])[]>;
+	/** Divides a buffer, whose first samples are those carried over; a list of groups carries nothing over. */
+	readonly select: FunctionHook<readonly In[], Groups<In> | Division<In>>;
 	/** Encodes each member of a group before it is packed, or null. */
 	readonly encode: FunctionHook<In, Encoded> | null;
 	/** Makes the output of a group. One output only: a state in the middle of several could not be saved. */
@@ -82,9 +93,14 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 			yield* this.#nextPack();
 		}
 		this.#sourceEnded = true;
-		while (this.#lengths.length > 0) yield* this.#nextPack();
-		if (this.#reading.length > 0) this.#select();
-		while (this.#lengths.length > 0) yield* this.#nextPack();
+		for (;;) {
+			while (this.#lengths.length > 0) yield* this.#nextPack();
+			const { length } = this.#reading;
+			if (length === 0) break;
+			this.#select();
+			if (this.#reading.length === length)
+				throw new FatalSampleError(`${this.#hooks.select.name} carries everything over.`);
+		}
 		this.#sourceEnded = false;
 	}
 
@@ -100,13 +116,15 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 
 	#select(): void {
 		const samples = this.#reading.takeFirst(this.#reading.length);
-		let groups: readonly (readonly In[])[] = [];
+		let division: Groups<In> | Division<In> = [];
 		try {
-			groups = runHook(this.worker, this.#hooks.select, this.#selectCalls++, samples);
+			division = runHook(this.worker, this.#hooks.select, this.#selectCalls++, samples);
 			this.#selectErrors.succeeded();
 		} catch (error) {
 			this.#selectErrors.failed(error, samples);
 		}
+		const { groups, carried } = "groups" in division ? division : { groups: division, carried: [] };
+		for (const sample of carried) this.#reading.push(sample);
 		for (const group of groups) {
 			if (group.length === 0) continue;
 			for (const sample of group) this.#prepared.push(sample);
