@@ -83,6 +83,7 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
 	"eval-global-batch-size": (c) => c.globalBatchSize,
 	"eval-micro-batch-size": (c) => c.microBatchSize,
+	"conversation-template": (c) => (c.chatTemplate === null ? "plain" : "jinja"),
 	"dataset-provider": (c) => {
 		const { dataPath } = c;
 		if (dataPath === null) return "mock";

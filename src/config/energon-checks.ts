@@ -38,6 +38,23 @@ function imageRows(c: TrainingConfiguration): { readonly rows: number; readonly 
 	return { rows: rowsOf(c, patches), fixed: !c.useTiling };
 }
 
+/** Whether a text is a JSON object, or not given. */
+function isJsonObject(text: string | null): boolean {
+	if (text === null) return true;
+	try {
+		const value: unknown = JSON.parse(text);
+		return typeof value === "object" && value !== null && !Array.isArray(value);
+	} catch {
+		return false;
+	}
+}
+
+/** Whether a text is a day that there is. */
+function isDay(text: string): boolean {
+	const day = new Date(`${text}T00:00:00Z`);
+	return /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(day.getTime()) && day.toISOString().startsWith(text);
+}
+
 export const energonChecks: readonly Check[] = [
 	energon((c) => {
 		const several = sharesRanks(c) && c.encoderTp * c.encoderDp > 1;
@@ -78,6 +95,40 @@ export const energonChecks: readonly Check[] = [
 			!c.useTiling || c.imgH === c.imgW,
 			"img-w",
 			`allowed with use-tiling is img-h (${c.imgH}): tiles are square`,
+		),
+	),
+	energon((c) =>
+		unless(c.minNumTiles <= c.maxNumTiles, "min-num-tiles", `allowed is at most max-num-tiles (${c.maxNumTiles})`),
+	),
+	energon((c) =>
+		unless(
+			c.chatTemplate === null || c.conversationTemplate === "jinja",
+			"conversation-template",
+			"allowed with chat-template is jinja",
+		),
+	),
+	energon((c) =>
+		unless(
+			c.conversationTemplate !== "jinja" || c.chatTemplate !== null || c.tokenizer !== null,
+			"conversation-template",
+			"allowed without chat-template and tokenizer is plain, pretraining or chatml",
+		),
+	),
+	energon((c) =>
+		unless(
+			c.conversationTemplate !== "jinja" || c.lossRoles === null || c.lossRoles.join() === "assistant",
+			"loss-roles",
+			"allowed with conversation-template jinja is assistant",
+		),
+	),
+	energon((c) =>
+		unless(isJsonObject(c.chatTemplateKwargs), "chat-template-kwargs", 'allowed is a JSON object, such as {"a": 1}'),
+	),
+	energon((c) =>
+		unless(
+			c.chatTemplateDate === null || isDay(c.chatTemplateDate),
+			"chat-template-date",
+			"allowed is a day, such as 2026-01-31",
 		),
 	),
 	sideFits("img-h", (c) => c.imgH),

@@ -207,6 +207,14 @@ export function choice<const Names extends readonly string[]>(
 	return valueType("text", names.join("|"), allowed, v.picklist(names), notBuilt);
 }
 
+/** A number of each colour channel, within closed bounds. */
+export function perChannel(minimum: number, maximum: number): ValueType<readonly [number, number, number]> {
+	const { schema: one, ...item } = number(minimum, maximum);
+	const schema = v.tuple([one, one, one]) as unknown as v.GenericSchema<unknown, readonly [number, number, number]>;
+	const allowed = `three of: ${item.allowed}`;
+	return { kind: "list", numeric: true, placeholder: "NUMBER,NUMBER,NUMBER", allowed, schema, notBuilt: [] };
+}
+
 /** One or more values; a single value counts as a list of one. */
 export function list<Value>(item: ValueType<Value>): ValueType<readonly Value[]> {
 	const schema = v.pipe(v.array(item.schema), v.minLength(1)) as unknown as v.GenericSchema<unknown, readonly Value[]>;

@@ -10,6 +10,7 @@ import { openStorage } from "./energon/storage/open.ts";
 import { oneRank, sourceOptions } from "./routing/from-configuration.ts";
 import { checkTextFile } from "./text/token-source.ts";
 import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
+import { taskOf } from "./vision-language/from-configuration.ts";
 import { checkTrainable } from "./vision-language/trainable.ts";
 
 /** Opens what `c` names, reading little of it. Throws a UserError for the first thing that cannot be trained on. */
@@ -49,5 +50,5 @@ function checkTokenizer(c: TrainingConfiguration): void {
 export function checkDatasets(c: TrainingConfiguration, { evaluation = false } = {}): void {
 	const { configuration } = sourceOptions(c, oneRank, { evaluation });
 	const storage = openStorage(configuration.storage);
-	checkTrainable(loadDatasets(storage, configuration.path, null, configuration.load).datasets);
+	checkTrainable(loadDatasets(storage, configuration.path, null, configuration.load).datasets, taskOf(c));
 }

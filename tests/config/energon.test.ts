@@ -51,7 +51,10 @@ test("the task follows the keys", () => {
 	expect(taskOf(configurationOf(...tiles)).sizing).toEqual({
 		mode: "tiles",
 		tileSize: 32,
+		minTiles: 1,
 		maxTiles: 4,
+		areaWeighted: false,
 		thumbnail: false,
+		tags: false,
 	});
 });

@@ -1,5 +1,5 @@
 /** How Energon data sets are read and turned into sequences (energon.md, vision.md §5). */
-import { choice, defaulting, integer, list, off, optional, path, text } from "../field.ts";
+import { choice, defaulting, derived, integer, list, off, optional, path, perChannel, text } from "../field.ts";
 
 export const energonKeys = {
 	"data-split-part": defaulting(text, "train", "Part of the data set to train on."),
@@ -50,14 +50,29 @@ export const energonKeys = {
 		"Folder that copies of remote data lie below, in a folder of their own; unset: the user's cache folder.",
 	),
 	"data-cache-size": defaulting(integer(1), 16, "Gibibytes of remote data kept there."),
-	"conversation-template": defaulting(
-		choice(["plain", "pretraining", "chatml"]),
-		"plain",
-		"What is written around the turns: nothing, the speaker's name, or <|im_start|>role … <|im_end|>.",
+	"conversation-template": derived(
+		choice(["plain", "pretraining", "chatml", "jinja"]),
+		"jinja with chat-template, else plain",
+		"What is written around the turns: nothing, the speaker's name, <|im_start|>role … <|im_end|>, or what a Jinja chat template says.",
+	),
+	"chat-template": optional(
+		path,
+		"A Jinja chat template: its file, or a folder of Hugging Face with one; unset: with conversation-template jinja that of tokenizer's folder.",
+	),
+	"chat-template-kwargs": optional(text, "Further variables of the chat template, as a JSON object."),
+	"chat-template-date": optional(text, "Day that a chat template takes for today, as 2026-01-31; unset: it has none."),
+	"data-special-tokens": optional(
+		list(text),
+		"Special tokens that samples may write, such as <think>; in a sample's text all others are text.",
 	),
 	"loss-roles": optional(
 		list(choice(["system", "user", "assistant"])),
-		"Whose turns count in the loss; unset: everyone's, with chatml the assistant's.",
+		"Whose turns count in the loss; unset: everyone's, with chatml and jinja the assistant's.",
+	),
+	"data-too-long": defaulting(
+		choice(["truncate", "skip"]),
+		"truncate",
+		"What becomes of a sample longer than seq-length: its end is cut off, or it is left out and counted.",
 	),
 	"image-tag-type": defaulting(
 		choice(["none", "internvl", "nvlm"]),
@@ -81,7 +96,20 @@ export const energonKeys = {
 	),
 	"dynamic-resolution-max-patches": defaulting(integer(0), 0, "Most patches of an image; 0: what the sequence holds."),
 	"dynamic-resolution-min-side": defaulting(integer(0), 0, "Pixels the shorter side is enlarged to; 0: none."),
+	"image-mean": defaulting(
+		perChannel(0, 1),
+		[0.48145466, 0.4578275, 0.40821073],
+		"Mean of red, green and blue in images, from 0 to 1; the default is CLIP's, as of RADIO.",
+	),
+	"image-std": defaulting(
+		perChannel(0.001, 1),
+		[0.26862954, 0.26130258, 0.27577711],
+		"Standard deviation of red, green and blue in images; the default is CLIP's, as of RADIO.",
+	),
 	"use-tiling": off("Cut images into tiles of img-h × img-h."),
+	"min-num-tiles": defaulting(integer(1), 1, "Fewest tiles of an image."),
 	"max-num-tiles": defaulting(integer(1), 12, "Most tiles of an image.", { megatron: "1" }),
+	"use-area-weighted-aspect-ratio": off("Choose tiles by proportions and number of pixels, not by proportions alone."),
+	"use-tile-tags": off("Write <tile_1>, <tile_2>, … and <tile_global_thumbnail> before the tokens of the tiles."),
 	"use-thumbnail": off("The whole image as one more tile, where there are several."),
 } as const;

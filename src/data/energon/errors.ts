@@ -24,6 +24,11 @@ export class SampleError extends Error {
 	}
 }
 
+/** A sample that a setting leaves out, such as one that is too long: it is no damage. */
+export class ExpectedLoss extends SampleError {
+	override readonly name = "ExpectedLoss";
+}
+
 /** A part of a sample that its decoder refused. */
 export class DecodingError extends SampleError {
 	override readonly name = "DecodingError";

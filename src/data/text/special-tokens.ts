@@ -11,6 +11,7 @@ const MARK = "\u{10ffff}";
 const marks = /\u{10ffff}/gu;
 
 export interface SpecialTokens {
+	readonly texts: readonly string[];
 	/** The text with every special token in it marked. */
 	mark(text: string): string;
 	/** The text with none. */
@@ -45,6 +46,7 @@ export function markSpecialTokens(file: TokenizerFile): SpecialTokens {
 	const pattern = new RegExp(longestFirst.map((content) => RegExp.escape(content)).join("|"), "gu");
 	const plain = (text: string) => text.replace(marks, "\ufffd");
 	return {
+		texts: longestFirst,
 		plain,
 		mark: (text) => (longestFirst.length === 0 ? plain(text) : plain(text).replace(pattern, (token) => MARK + token)),
 		unmark: (text) => text.replace(marks, ""),

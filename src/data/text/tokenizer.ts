@@ -20,6 +20,10 @@ export interface Tokenizer {
 	/** Ids of the parts as one text. */
 	encodeParts(parts: readonly TextPart[]): Int32Array;
 	decode(ids: ArrayLike<number>): string;
+	/** Texts that are special tokens in markup. */
+	readonly specialTokens: readonly string[];
+	/** The text of a special or added token; null for every other id. */
+	addedText(id: number): string | null;
 	/** What text an id stands for; null for special and added tokens, and for ids that the tokenizer does not have. */
 	ordinaryText(id: number): string | null;
 }
@@ -32,6 +36,8 @@ export const byteTokenizer: Tokenizer = {
 	encode: (text) => Int32Array.from(text),
 	encodeParts: (parts) => Int32Array.from(utf8.encode(parts.map(({ text }) => text).join(""))),
 	decode: (ids) => new TextDecoder().decode(Uint8Array.from(Array.from(ids))),
+	specialTokens: [],
+	addedText: () => null,
 	ordinaryText: (id) => (id >= 0 && id < 256 ? String.fromCharCode(id) : null),
 };
 
@@ -44,6 +50,7 @@ export function tokenizerFile(path: string): string {
 export function openTokenizer(given: string): Tokenizer {
 	const path = tokenizerFile(given);
 	const file = readTokenizer(path);
+	const added = new Map((file.added_tokens ?? []).map(({ id, content }) => [id, content]));
 	const specials = markSpecialTokens(file);
 	let inner: HuggingFaceTokenizer;
 	try {
@@ -51,7 +58,6 @@ export function openTokenizer(given: string): Tokenizer {
 	} catch (error) {
 		throw new UserError(`${path} is no tokenizer that can be read: ${(error as Error).message}.`);
 	}
-	const added = new Set((file.added_tokens ?? []).map(({ id }) => id));
 	let vocabularySize = 0;
 	for (const id of inner.get_vocab().values()) vocabularySize = Math.max(vocabularySize, Number(id) + 1);
 	const asked = <Result>(ask: () => Result): Result => {
@@ -74,6 +80,8 @@ export function openTokenizer(given: string): Tokenizer {
 			return encode(marked.join("").toWellFormed());
 		},
 		decode: (ids) => specials.unmark(asked(() => inner.decode(Array.from(ids), { skip_special_tokens: false }))),
+		specialTokens: specials.texts,
+		addedText: (id) => added.get(id) ?? null,
 		ordinaryText: (id) => (added.has(id) ? null : (inner.id_to_token(id) ?? null)),
 	};
 }

@@ -1,5 +1,6 @@
 /** Encoded samples → packs → the microbatch of a step: text for the language model, patches for the encoder. */
 import type { PatchGrid } from "../../models/radio/config.ts";
+import type { ChannelStatistics } from "../../native/images.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { ImageSet } from "../images.ts";
 import type { Microbatch } from "../microbatch.ts";
@@ -8,8 +9,10 @@ import { type EncodedText, ignored } from "./encoding.ts";
 /** Where a sample is from. */
 type Origin = Pick<Sample, "restoreKey" | "key" | "sources">;
 
-/** A sample whose images wait as files. */
-export interface EncodedSample extends Origin, EncodedText {}
+/** A sample whose images wait as files, each with the statistics of its data set. */
+export interface EncodedSample extends Origin, Omit<EncodedText, "images"> {
+	readonly images: readonly (EncodedText["images"][number] & { readonly statistics: ChannelStatistics })[];
+}
 
 /** A sample whose images are patches. */
 export interface ReadySample extends Origin {

@@ -4,21 +4,28 @@ import type { Sample } from "../energon/sample.ts";
 import { crudeConversation } from "./crude-conversation.ts";
 import { type EncodedImage, isImage } from "./encoded-image.ts";
 
-export type Role = "system" | "user" | "assistant";
+/** Roles that templates of this program's own write; a Jinja template may know others, such as tool. */
+export const ownRoles = ["system", "user", "assistant"] as const;
+export type Role = (typeof ownRoles)[number];
 
 export type Fragment = string | { readonly image: number };
 
 export interface Turn {
-	/** Who speaks; null: text that nobody says, such as a document. */
-	readonly role: Role | null;
+	/** The speaker; null: text that nobody says, such as a document. */
+	readonly role: string | null;
 	/** Name of the speaker in the data. */
 	readonly sender: string;
-	readonly fragments: readonly Fragment[];
+	/** null: a turn without content, such as one that only calls tools. */
+	readonly fragments: readonly Fragment[] | null;
+	/** Its other fields in the data, for Jinja templates: tool_calls, name, reasoning_content. */
+	readonly fields?: Readonly<Record<string, unknown>>;
 }
 
 export interface Conversation {
 	readonly turns: readonly Turn[];
 	readonly images: readonly EncodedImage[];
+	/** Variables of a Jinja template that belong to the sample: its tools. */
+	readonly variables?: Readonly<Record<string, unknown>>;
 }
 
 /** What users are made to ask for where the data have no question. */

@@ -5,20 +5,19 @@
 import { SampleError } from "../energon/errors.ts";
 import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";
-import type { Conversation, Fragment, Prompts, Role, Turn } from "./conversation.ts";
+import type { Conversation, Fragment, Prompts, Turn } from "./conversation.ts";
 import { type EncodedImage, isImage } from "./encoded-image.ts";
 import { interleavedRecord } from "./interleaved-record.ts";
 import { imageNamesOf, imagesInTars, mediaOfCrude, NAMED_IMAGES, recordOf } from "./media.ts";
 
 const imageTag = "<image>";
 
-const roles: Readonly<Record<string, Role>> = {
-	system: "system",
-	user: "user",
+/** Names of speakers that stand for a role; any other name is the role itself. */
+const roles: Readonly<Record<string, string>> = {
 	human: "user",
-	assistant: "assistant",
 	gpt: "assistant",
 	model: "assistant",
+	observation: "tool",
 };
 
 export function crudeConversation(sample: Sample, prompts: Prompts): Conversation {
@@ -35,7 +34,7 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 			const turn = turnOf(entry);
 			return typeof turn === "string" ? refuse(turn) : turn;
 		});
-		return placed(turns, images, refuse);
+		return { ...placed(turns, images, refuse), ...toolsOf(record) };
 	}
 	const document = interleavedRecord(record);
 	if (typeof document === "string") return refuse(document);
@@ -85,15 +84,14 @@ function textOf(record: Record<string, unknown>, sample: Sample): string | null 
 /** A turn, or why an entry of a conversation is none. */
 function turnOf(entry: unknown): Turn | string {
 	if (typeof entry !== "object" || entry === null) return "its conversation has an entry that is no turn";
-	const { from, role, value, content } = entry as Record<string, unknown>;
+	const { from, role, value, content, ...fields } = entry as Record<string, unknown>;
 	const sender = from ?? role;
 	if (typeof sender !== "string") return "its conversation has a turn of no speaker";
-	const known = Object.hasOwn(roles, sender.toLowerCase()) ? roles[sender.toLowerCase()] : undefined;
-	if (known === undefined) {
-		return `its conversation has a turn of ${JSON.stringify(sender.slice(0, 40))}; speakers are ${Object.keys(roles).join(", ")}`;
-	}
-	const said = value ?? content;
-	if (typeof said === "string") return { role: known, sender, fragments: [said] };
+	const name = sender.toLowerCase();
+	const turn = { role: Object.hasOwn(roles, name) ? roles[name]! : name, sender, fields };
+	const said = value ?? content ?? null;
+	if (typeof said === "string") return { ...turn, fragments: [said] };
+	if (said === null && Array.isArray(fields.tool_calls)) return { ...turn, fragments: null };
 	if (!Array.isArray(said)) return "its conversation has a turn without text";
 	let text = "";
 	for (const part of said as (Record<string, unknown> | null)[]) {
@@ -104,7 +102,18 @@ function turnOf(entry: unknown): Turn | string {
 			return `its conversation has content of type ${type}; it is made of text and image`;
 		}
 	}
-	return { role: known, sender, fragments: [text] };
+	return { ...turn, fragments: [text] };
+}
+
+/** The tools that a record says the assistant has; some write them as JSON text. */
+function toolsOf({ tools }: Readonly<Record<string, unknown>>): Pick<Conversation, "variables"> {
+	if (typeof tools !== "string") return Array.isArray(tools) ? { variables: { tools } } : {};
+	try {
+		const parsed: unknown = JSON.parse(tools);
+		return Array.isArray(parsed) ? { variables: { tools: parsed } } : {};
+	} catch {
+		return {};
+	}
 }
 
 /** Images at the tags; images without a tag go before the first turn of the user. */
@@ -113,11 +122,12 @@ function placed(
 	images: readonly EncodedImage[],
 	refuse: (reason: string) => never,
 ): Conversation {
-	const tags = turns.reduce((sum, { fragments }) => sum + String(fragments[0]).split(imageTag).length - 1, 0);
+	const textOfTurn = ({ fragments }: Turn) => String(fragments?.[0] ?? "");
+	const tags = turns.reduce((sum, turn) => sum + textOfTurn(turn).split(imageTag).length - 1, 0);
 	if (tags > images.length) {
 		refuse(`it has ${tags} ${imageTag} tags and ${images.length} images; ${imagesInTars}`);
 	}
-	if (turns.some(({ role, fragments }) => role === "assistant" && String(fragments[0]).includes(imageTag))) {
+	if (turns.some((turn) => turn.role === "assistant" && textOfTurn(turn).includes(imageTag))) {
 		refuse(`an assistant's turn has an ${imageTag} tag`);
 	}
 	const missing = images.length - tags;
@@ -125,7 +135,8 @@ function placed(
 	if (missing > 0 && first < 0) refuse("it has images but no turn of a user to put them into");
 	let image = 0;
 	const withImages = turns.map((turn, index): Turn => {
-		const tagged = (index === first ? `${imageTag}\n`.repeat(missing) : "") + String(turn.fragments[0]);
+		if (turn.fragments === null) return turn;
+		const tagged = (index === first ? `${imageTag}\n`.repeat(missing) : "") + textOfTurn(turn);
 		const fragments = tagged
 			.split(imageTag)
 			.flatMap((text, i): Fragment[] => (i === 0 ? [text] : [{ image: image++ }, text]));

@@ -2,10 +2,18 @@
  * Pieces of text and images → token ids, labels and loss mask (spec vision 4.1, 4.5, 5.5). An image has one image token
  * for every row the encoder gives; a sequence that is too long is cut, never within an image.
  */
-import { SampleError } from "../energon/errors.ts";
-import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
+import { ExpectedLoss, SampleError } from "../energon/errors.ts";
+import { type CountedPart, encodeCounted } from "../text/counted.ts";
+import type { Tokenizer } from "../text/tokenizer.ts";
 import type { EncodedImage } from "./encoded-image.ts";
-import { type ImagePlan, type ImageSizing, planImages, planRows, type TowerGeometry } from "./image-plan.ts";
+import {
+	type ImagePlan,
+	type ImageSizing,
+	planImages,
+	rowsOfTiles,
+	type TowerGeometry,
+	tileTags,
+} from "./image-plan.ts";
 import type { Piece } from "./template.ts";
 
 export interface EncodingOptions {
@@ -17,6 +25,8 @@ export interface EncodingOptions {
 	readonly endId: number | null;
 	readonly sizing: ImageSizing;
 	readonly tower: TowerGeometry;
+	/** What becomes of a sample of more tokens: its end is cut off, or it is left out. */
+	readonly tooLong: "truncate" | "skip";
 }
 
 export interface EncodedText {
@@ -36,8 +46,15 @@ const spareTokens = 4;
 
 /** Ids that belong together: cut anywhere, or an image that stays whole. */
 type Run =
-	| { readonly ids: ArrayLike<number>; readonly loss: boolean }
+	| { readonly ids: Int32Array; readonly loss: Uint8Array }
 	| { readonly image: number; readonly before: Int32Array; readonly after: Int32Array; readonly loss: boolean };
+
+interface Tile {
+	readonly tag: Int32Array;
+	readonly rows: number;
+}
+
+const none = new Int32Array(0);
 
 /** Throws a SampleError when nothing of the sample can be learned. */
 export function encodePieces(
@@ -48,33 +65,51 @@ export function encodePieces(
 	options: EncodingOptions,
 ): EncodedText {
 	const { sequenceLength, imageTokenId, tower } = options;
-	const tokens = (parts: readonly TextPart[]): Int32Array => {
-		const ids = tokenizer.encodeParts(parts);
-		if (ids.includes(imageTokenId)) {
+	const tokens = (parts: readonly CountedPart[]) => {
+		const encoded = encodeCounted(tokenizer, parts);
+		if (encoded.ids.includes(imageTokenId)) {
 			throw new SampleError(`Sample ${key} has the image token ${imageTokenId} in its text.`, key);
 		}
-		return ids;
+		return encoded;
 	};
+	const tag = (text: string) => tokens([{ text, markup: true, loss: false }]).ids;
 	const runs = pieces.map((piece): Run => {
-		if ("parts" in piece) return { ids: tokens(piece.parts), loss: piece.loss };
-		const tag = (text: string) => tokens([{ text, markup: true }]);
+		if ("parts" in piece) return tokens(piece.parts);
 		return { ...piece, before: tag(piece.before), after: tag(piece.after) };
 	});
-	if (options.beginId !== null) runs.unshift({ ids: [options.beginId], loss: false });
-	if (options.endId !== null) runs.push({ ids: [options.endId], loss: runs.at(-1)?.loss ?? false });
+	const one = (id: number, loss: boolean): Run => ({ ids: Int32Array.of(id), loss: Uint8Array.of(loss ? 1 : 0) });
+	if (options.beginId !== null) runs.unshift(one(options.beginId, false));
+	if (options.endId !== null) runs.push(one(options.endId, lastCounts(runs.at(-1))));
 	const textTokens = runs.reduce((sum, run) => sum + ("ids" in run ? run.ids.length : tagTokens(run)), 0);
-	const plans = planImages(images, sequenceLength - textTokens - spareTokens, options.sizing, tower);
+	const tagged = options.sizing.mode === "tiles" && options.sizing.tags;
+	const longestTag = tagged ? tag("<tile_global_thumbnail>").length : 0;
+	const plans = planImages(images, sequenceLength - textTokens - spareTokens, options.sizing, tower, longestTag);
+	/** Of every tile of an image its tag and its rows. */
+	const tilesOf = plans.map((plan): readonly Tile[] => {
+		const tags = tagged ? tileTags(plan).map(tag) : [];
+		return rowsOfTiles(plan, tower).map((rows, i) => ({ tag: tags[i] ?? none, rows }));
+	});
+	const tokensOf = (image: number) => tilesOf[image]!.reduce((sum, tile) => sum + tile.tag.length + tile.rows, 0);
+	if (options.tooLong === "skip") {
+		const all = runs.reduce((sum, run) => sum + ("ids" in run ? 0 : tokensOf(run.image)), textTokens);
+		if (all > sequenceLength) {
+			throw new ExpectedLoss(`Sample ${key} has ${all} tokens, more than seq-length ${sequenceLength}.`, key);
+		}
+	}
 	const sequence = new Sequence(sequenceLength, imageTokenId);
 	const kept: number[] = [];
 	for (const run of runs) {
 		if ("ids" in run) {
 			if (!sequence.addText(run.ids, run.loss)) break;
 		} else {
-			const rows = planRows(plans[run.image]!, tower);
-			if (tagTokens(run) + rows > sequence.room) break;
-			sequence.addText(run.before, run.loss);
-			sequence.addImage(rows);
-			sequence.addText(run.after, run.loss);
+			if (tagTokens(run) + tokensOf(run.image) > sequence.room) break;
+			const add = (ids: Int32Array) => sequence.addText(ids, new Uint8Array(ids.length).fill(run.loss ? 1 : 0));
+			add(run.before);
+			for (const tile of tilesOf[run.image]!) {
+				add(tile.tag);
+				sequence.addImage(tile.rows);
+			}
+			add(run.after);
 			kept.push(run.image);
 		}
 	}
@@ -86,6 +121,12 @@ export function encodePieces(
 		);
 	}
 	return { ids, labels, images: kept.map((image) => ({ ...images[image]!, plan: plans[image]! })) };
+}
+
+/** Whether the last token of a run counts. */
+function lastCounts(run: Run | undefined): boolean {
+	if (run === undefined) return false;
+	return "ids" in run ? run.loss.at(-1) === 1 : run.loss;
 }
 
 function tagTokens({ before, after }: Extract<Run, { image: number }>): number {
@@ -110,10 +151,10 @@ class Sequence {
 	}
 
 	/** Adds what there is room for; false when that was not all. */
-	addText(ids: ArrayLike<number>, loss: boolean): boolean {
+	addText(ids: Int32Array, loss: Uint8Array): boolean {
 		const count = Math.min(ids.length, this.room);
-		for (let i = 0; i < count; i++) this.#ids[this.#length + i] = ids[i]!;
-		this.#loss.fill(loss ? 1 : 0, this.#length, this.#length + count);
+		this.#ids.set(ids.subarray(0, count), this.#length);
+		this.#loss.set(loss.subarray(0, count), this.#length);
 		this.#length += count;
 		return count === ids.length;
 	}

@@ -2,13 +2,12 @@
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
-import { clipStatistics } from "../../native/images.ts";
+import { readChatTemplate } from "../text/chat/template-file.ts";
+import { imageTags } from "./data-settings.ts";
 import type { ImageSizing } from "./image-plan.ts";
 import { type VisionLanguageTask, visionLanguageDefaults } from "./task.ts";
 
-/** What is written before and after an image (Megatron's --image-tag-type). */
-const imageTags = { none: ["", ""], internvl: ["<img>", "</img>"], nvlm: ["<Image>", "</Image>"] } as const;
-
+/** Reads the chat template; throws a UserError for one that cannot be read. */
 export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 	return {
 		...visionLanguageDefaults,
@@ -22,6 +21,14 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		packing: c.packingMethod,
 		padId: c.dataPadId,
 		template: c.conversationTemplate,
+		chat: {
+			template:
+				c.conversationTemplate === "jinja" ? readChatTemplate(c.chatTemplate ?? c.tokenizer!, c.tokenizer) : null,
+			variables: c.chatTemplateKwargs === null ? {} : JSON.parse(c.chatTemplateKwargs),
+			date: c.chatTemplateDate,
+			dataSpecialTokens: c.dataSpecialTokens ?? [],
+		},
+		tooLong: c.dataTooLong,
 		lossRoles: c.lossRoles,
 		imageTags: imageTags[c.imageTagType],
 		prompts: {
@@ -31,7 +38,7 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		},
 		sizing: sizingOf(c),
 		tower: encoderConfig(c).tower,
-		statistics: clipStatistics,
+		statistics: { mean: c.imageMean, deviation: c.imageStd },
 	};
 }
 
@@ -44,6 +51,16 @@ function sizingOf(c: TrainingConfiguration): ImageSizing {
 			minSide: c.dynamicResolutionMinSide,
 		};
 	}
-	if (c.useTiling) return { mode: "tiles", tileSize: c.imgH, maxTiles: c.maxNumTiles, thumbnail: c.useThumbnail };
+	if (c.useTiling) {
+		return {
+			mode: "tiles",
+			tileSize: c.imgH,
+			minTiles: c.minNumTiles,
+			maxTiles: c.maxNumTiles,
+			areaWeighted: c.useAreaWeightedAspectRatio,
+			thumbnail: c.useThumbnail,
+			tags: c.useTileTags,
+		};
+	}
 	return { mode: "fixed", width: c.imgW, height: c.imgH };
 }

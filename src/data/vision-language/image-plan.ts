@@ -3,7 +3,7 @@
 import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
 import type { ImageSize } from "../../native/images.ts";
 import { imageGrids } from "./dynamic-resolution.ts";
-import { tileGrids } from "./tiling.ts";
+import { type Tiling, tileGrids } from "./tiling.ts";
 
 /** What of the tower decides on patches and rows. */
 export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
@@ -15,7 +15,11 @@ export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dr
 export type ImageSizing =
 	| { readonly mode: "dynamic"; readonly minPatches: number; readonly maxPatches: number; readonly minSide: number }
 	| ({ readonly mode: "fixed" } & ImageSize)
-	| { readonly mode: "tiles"; readonly tileSize: number; readonly maxTiles: number; readonly thumbnail: boolean };
+	| ({
+			readonly mode: "tiles";
+			/** Write a tag before the rows of every tile. */
+			readonly tags: boolean;
+	  } & Tiling);
 
 export interface ImagePlan {
 	/** Size to resize to. */
@@ -29,12 +33,13 @@ export interface ImagePlan {
 
 const whole = (size: ImageSize): ImagePlan => ({ size, columns: 1, rows: 1, thumbnail: null });
 
-/** Plans of a sample's images; `rows`: image rows that fit beside the text. */
+/** Plans of a sample's images; `rows`: image rows that fit beside the text, of which a tile's tag takes `tagTokens`. */
 export function planImages(
 	sizes: readonly ImageSize[],
 	rows: number,
 	sizing: ImageSizing,
 	tower: TowerGeometry,
+	tagTokens = 0,
 ): ImagePlan[] {
 	const { patchSize, pixelShuffle } = tower;
 	switch (sizing.mode) {
@@ -47,7 +52,7 @@ export function planImages(
 		}
 		case "tiles": {
 			const tile = { width: sizing.tileSize, height: sizing.tileSize };
-			const tiles = Math.floor(rows / outputRows(tower, gridOf(tile, patchSize)));
+			const tiles = Math.floor(rows / (outputRows(tower, gridOf(tile, patchSize)) + tagTokens));
 			return tileGrids(sizes, tiles, sizing).map((grid) => ({
 				...grid,
 				size: { width: grid.columns * tile.width, height: grid.rows * tile.height },
@@ -68,7 +73,18 @@ export function patchGrids({ size, columns, rows, thumbnail }: ImagePlan, patchS
 	return thumbnail === null ? tiles : [...tiles, gridOf(thumbnail, patchSize)];
 }
 
-/** Image rows of a plan: tokens it takes in the sequence. */
+/** Image rows of every image the encoder sees. */
+export function rowsOfTiles(plan: ImagePlan, tower: TowerGeometry): number[] {
+	return patchGrids(plan, tower.patchSize).map((grid) => outputRows(tower, grid));
+}
+
+/** Image rows of a plan: tokens it takes in the sequence, without tags. */
 export function planRows(plan: ImagePlan, tower: TowerGeometry): number {
-	return patchGrids(plan, tower.patchSize).reduce((sum, grid) => sum + outputRows(tower, grid), 0);
+	return rowsOfTiles(plan, tower).reduce((sum, rows) => sum + rows, 0);
+}
+
+/** What is written before every tile of a plan, as NVLM does: its number, or that it is the whole image. */
+export function tileTags({ columns, rows, thumbnail }: ImagePlan): string[] {
+	const numbered = Array.from({ length: columns * rows }, (_, i) => `<tile_${i + 1}>`);
+	return thumbnail === null ? numbered : [...numbered, "<tile_global_thumbnail>"];
 }

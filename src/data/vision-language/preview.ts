@@ -31,7 +31,7 @@ export function previewSamples(
 ): EncodedSample[] {
 	const steps = encodingSteps(options.task, tokenizer, images);
 	const { mode, datasets } = loadDatasets(storage, options.path, steps.decode, options.load);
-	checkTrainable(datasets);
+	checkTrainable(datasets, options.task);
 	const worker = new Worker(
 		{
 			rank: 0,
@@ -69,16 +69,20 @@ export type Span =
 export function spansOf(
 	{ ids, labels, images }: EncodedSample,
 	tokenizer: Tokenizer,
-	task: { readonly imageTokenId: number; readonly tower: TowerGeometry },
+	task: Pick<VisionLanguageTask, "imageTokenId" | "tower">,
 ): Span[] {
 	const spans: Span[] = [];
 	const counts = (token: number) => token > 0 && labels[token - 1] !== ignored;
-	let image = 0;
+	// An image is one run of rows, or several with tags between its tiles.
+	const missing = images.map(({ plan }) => planRows(plan, task.tower));
 	for (let begin = 0; begin < ids.length; ) {
 		let end = begin + 1;
 		if (ids[begin] === task.imageTokenId) {
-			const rows = planRows(images[image]!.plan, task.tower);
-			spans.push({ image: image++, begin, rows });
+			while (end < ids.length && ids[end] === task.imageTokenId) end++;
+			const image = missing.findIndex((rows) => rows > 0);
+			const rows = Math.min(missing[image]!, end - begin);
+			missing[image]! -= rows;
+			spans.push({ image, begin, rows });
 			begin += rows;
 			continue;
 		}
@@ -91,15 +95,14 @@ export function spansOf(
 
 /** One line an image: its size, what it is resized to, where its rows go. */
 export function imageLines({ images }: EncodedSample, spans: readonly Span[], { patchSize }: TowerGeometry): string[] {
-	return spans.flatMap((span) => {
-		if (!("image" in span)) return [];
-		const { width, height, plan } = images[span.image]!;
+	return images.map(({ width, height, plan }, image) => {
+		const own = spans.filter((span) => "image" in span && span.image === image) as { begin: number; rows: number }[];
+		const rowsOfAll = own.reduce((sum, { rows }) => sum + rows, 0);
+		const last = own.at(-1)!;
 		const { size, columns, rows, thumbnail } = plan;
 		const tiles = columns * rows > 1 ? `, ${columns} x ${rows} tiles${thumbnail ? " and a thumbnail" : ""}` : "";
 		const patches = `${size.width / patchSize} x ${size.height / patchSize} patches`;
-		return [
-			`image ${span.image}: ${width} x ${height} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${span.rows} rows at tokens ${span.begin} to ${span.begin + span.rows - 1}`,
-		];
+		return `image ${image}: ${width} x ${height} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${rowsOfAll} rows at tokens ${own[0]!.begin} to ${last.begin + last.rows - 1}`;
 	});
 }
 

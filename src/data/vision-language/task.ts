@@ -7,6 +7,9 @@ import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
 import { type Share, shareOfImages, wholeShare } from "../routing/share.ts";
+import { Chat } from "../text/chat/chat.ts";
+import { strftime } from "../text/chat/strftime.ts";
+import type { ChatTemplateText } from "../text/chat/template-file.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import {
 	buildBatch,
@@ -17,12 +20,25 @@ import {
 	sampleName,
 } from "./batch.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
+import { taskOfDataset } from "./data-settings.ts";
 import { inspectImage } from "./encoded-image.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
 import { patchGrids } from "./image-plan.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
 import { imagePatches } from "./pixels.ts";
 import { render, type TemplateName } from "./template.ts";
+
+/** What a Jinja chat template needs. */
+export interface ChatSettings {
+	/** null: none is used. */
+	readonly template: ChatTemplateText | null;
+	/** Further variables. */
+	readonly variables: Readonly<Record<string, unknown>>;
+	/** What it takes for today; null: it has no date. */
+	readonly date: string | null;
+	/** Special tokens that samples may write. */
+	readonly dataSpecialTokens: readonly string[];
+}
 
 /** Plain values, so that they reach other threads. */
 export interface VisionLanguageTask extends EncodingOptions {
@@ -34,6 +50,7 @@ export interface VisionLanguageTask extends EncodingOptions {
 	/** False for a language model without an encoder: samples with images end the run. */
 	readonly acceptsImages: boolean;
 	readonly template: TemplateName;
+	readonly chat: ChatSettings;
 	readonly lossRoles: readonly Role[] | null;
 	readonly imageTags: readonly [before: string, after: string];
 	readonly prompts: Prompts;
@@ -58,6 +75,8 @@ export const visionLanguageDefaults = {
 	vocabularySize: null,
 	acceptsImages: true,
 	template: "plain",
+	chat: { template: null, variables: {}, date: null, dataSpecialTokens: [] },
+	tooLong: "truncate",
 	lossRoles: null,
 	imageTags: ["", ""],
 	prompts: noPrompts,
@@ -84,16 +103,47 @@ export function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (
 			`The tokenizer has ${tokenizer.vocabularySize} tokens, more than vocab-size ${vocabularySize}.`,
 		);
 	}
+	const encoders = new Map<string, ReturnType<typeof datasetEncoder>>();
+	return (sample) => {
+		const { subflavors, sources } = sample;
+		const settings = JSON.stringify(subflavors.mimo) ?? "";
+		let encode = encoders.get(settings);
+		if (encode === undefined) {
+			encode = datasetEncoder(taskOfDataset(task, subflavors, sources[0]?.datasetPath ?? "The data set"), tokenizer);
+			encoders.set(settings, encode);
+		}
+		return encode(sample);
+	};
+}
+
+/** The encoder of the samples of data sets that have this task. */
+function datasetEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => EncodedSample {
+	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
 	return (sample) => {
 		const conversation = conversationOf(sample, task.prompts);
 		if (!task.acceptsImages && conversation.images.length > 0) {
 			throw new FatalSampleError(`Sample ${sampleName(sample)} has images, but the model has no encoder.`);
 		}
-		const pieces = render(conversation, task);
-		const encoded = encodePieces(sample.key, pieces, conversation.images, tokenizer, task);
+		const pieces = render(sample.key, conversation, task, chat);
+		const { ids, labels, images } = encodePieces(sample.key, pieces, conversation.images, tokenizer, task);
 		const { restoreKey, key, sources } = sample;
-		return { restoreKey, key, sources, ...encoded };
+		const { statistics } = task;
+		return { restoreKey, key, sources, ids, labels, images: images.map((image) => ({ ...image, statistics })) };
 	};
+}
+
+/** The chat template of a task. A template that knows images writes the image token's own text, or <image>. */
+export function chatOf(
+	{ chat, imageTokenId }: Pick<VisionLanguageTask, "chat" | "imageTokenId">,
+	tokenizer: Tokenizer,
+): Chat {
+	const { template, variables, date, dataSpecialTokens } = chat;
+	return new Chat(template!, {
+		specialTokens: tokenizer.specialTokens,
+		dataSpecialTokens,
+		imageText: tokenizer.addedText(imageTokenId) ?? "<image>",
+		variables: { ...(date === null ? {} : { strftime_now: (format: string) => strftime(date, format) }), ...variables },
+	});
 }
 
 /** What of the task comes before packing: enough to look at samples. */
@@ -106,8 +156,8 @@ export function encodingSteps(task: VisionLanguageTask, tokenizer: Tokenizer, im
 }
 
 export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images): TaskEncoder {
-	const { tower, statistics, sequenceLength } = task;
-	const patchesOf = ({ file, plan }: EncodedSample["images"][number]): Float32Array[] => {
+	const { tower, sequenceLength } = task;
+	const patchesOf = ({ file, plan, statistics }: EncodedSample["images"][number]): Float32Array[] => {
 		if (task.keep !== "text") return imagePatches(images, file, plan, tower.patchSize, statistics);
 		// Only whether it can be decoded matters.
 		images.decode(file);

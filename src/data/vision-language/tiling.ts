@@ -1,13 +1,16 @@
 /**
- * Fixed tiles (spec vision 5.3): an image is resized to a grid of square tiles whose proportions are closest to its own,
- * and cut; a small version of the whole may follow.
+ * Fixed tiles (spec vision 5.3), as InternVL and NVLM have them: an image is resized to a grid of square tiles whose
+ * proportions are closest to its own, and cut; a small version of the whole may follow.
  */
 import type { ImageSize } from "../../native/images.ts";
 
 export interface Tiling {
 	/** Side of a tile in pixels. */
 	readonly tileSize: number;
+	readonly minTiles: number;
 	readonly maxTiles: number;
+	/** Prefer grids of the image's own number of pixels, where proportions are nearly as close. */
+	readonly areaWeighted: boolean;
 	/** Append the whole image as one tile when there are several. */
 	readonly thumbnail: boolean;
 }
@@ -17,20 +20,43 @@ export interface TileGrid {
 	readonly rows: number;
 }
 
-/** Grids of at most `maxTiles` tiles, fewest tiles first. */
-function candidates(maxTiles: number): TileGrid[] {
+/** Grids of `minTiles` to `maxTiles` tiles, fewest tiles first. */
+function candidates(minTiles: number, maxTiles: number): TileGrid[] {
 	const grids: TileGrid[] = [];
 	for (let columns = 1; columns <= maxTiles; columns++) {
-		for (let rows = 1; columns * rows <= maxTiles; rows++) grids.push({ columns, rows });
+		for (let rows = 1; columns * rows <= maxTiles; rows++) {
+			if (columns * rows >= minTiles) grids.push({ columns, rows });
+		}
 	}
 	return grids.sort((a, b) => a.columns * a.rows - b.columns * b.rows);
 }
 
-/** Grid of the closest proportions; of two equally close the larger, where the image has the pixels for it. */
-export function tileGrid({ width, height }: ImageSize, { tileSize, maxTiles }: Tiling): TileGrid {
-	let best: TileGrid = { columns: 1, rows: 1 };
+/** Grid of an image: of the closest proportions, or of proportions and pixels. */
+export function tileGrid(size: ImageSize, options: Tiling): TileGrid {
+	const { minTiles, maxTiles } = options;
+	const grids = candidates(Math.min(minTiles, maxTiles), maxTiles);
+	return options.areaWeighted ? ofProportionsAndArea(grids, size, options) : ofProportions(grids, size, options);
+}
+
+/** The grid that keeps most of the image: up to 0.6 of its pixels, times how close the proportions are. */
+function ofProportionsAndArea(
+	grids: readonly TileGrid[],
+	{ width, height }: ImageSize,
+	{ tileSize }: Tiling,
+): TileGrid {
+	const worth = ({ columns, rows }: TileGrid) => {
+		const relative = columns / rows / (width / height);
+		const area = (columns * rows * tileSize * tileSize) / (width * height);
+		return Math.min(area, 0.6) * Math.min(relative, 1 / relative);
+	};
+	return grids.reduce((best, grid) => (worth(grid) > worth(best) ? grid : best));
+}
+
+/** Of two equally close grids the larger, where the image has the pixels for it. */
+function ofProportions(grids: readonly TileGrid[], { width, height }: ImageSize, { tileSize }: Tiling): TileGrid {
+	let best = grids[0]!;
 	let bestDistance = Number.POSITIVE_INFINITY;
-	for (const grid of candidates(maxTiles)) {
+	for (const grid of grids) {
 		const { columns, rows } = grid;
 		const distance = Math.abs(width / height - columns / rows);
 		const enoughPixels = width * height > 0.5 * tileSize * tileSize * columns * rows;

@@ -1,14 +1,20 @@
 /** What data sets must not ask for, because nothing would be done about it. */
 import { UserError } from "../../native/errors.ts";
 import type { LoadedDataset } from "../energon/task-encoder.ts";
+import { taskOfDataset } from "./data-settings.ts";
 import { mediaOfRecord } from "./media.ts";
+import type { VisionLanguageTask } from "./task.ts";
 
 /** Records of a JSONL file that are looked at when it is opened. */
 const LOOKED_AT = 100;
 
-/** Throws a UserError for JSONL records that name images which no auxiliary data have, video or audio. */
-export function checkTrainable(datasets: readonly LoadedDataset[]): void {
-	for (const { path, aux, records } of datasets) {
+/**
+ * Throws a UserError for JSONL records that name images which no auxiliary data have, video or audio, and for settings of a
+ * data set that cannot be.
+ */
+export function checkTrainable(datasets: readonly LoadedDataset[], task: VisionLanguageTask): void {
+	for (const { path, aux, records, subflavors } of datasets) {
+		taskOfDataset(task, subflavors, path);
 		if (records === null) continue;
 		const count = Math.min(LOOKED_AT, records.length);
 		for (let i = 0; i < count; i++) {

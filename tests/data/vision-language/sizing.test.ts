@@ -60,7 +60,7 @@ describe("dynamic resolution (golden G11)", () => {
 });
 
 describe("tiles (golden G12)", () => {
-	const tiling = { tileSize: 512, maxTiles: 12, thumbnail: true };
+	const tiling = { tileSize: 512, minTiles: 1, maxTiles: 12, areaWeighted: false, thumbnail: true };
 	for (const [width, height, wanted, tokens] of [
 		[512, 512, "1x1", 256],
 		[1024, 1024, "2x2", 1280],
@@ -77,4 +77,14 @@ describe("tiles (golden G12)", () => {
 			expect(tileCount(found, tiling) * 256).toBe(tokens);
 		});
 	}
+
+	test("by proportions and area a large image has more tiles, and no image fewer than the least", () => {
+		const shown = ({ columns, rows }: { columns: number; rows: number }) => `${columns}x${rows}`;
+		const size = { width: 3000, height: 2000 };
+		expect(shown(tileGrid(size, { ...tiling, areaWeighted: true }))).toBe("4x3");
+		const small = { width: 100, height: 100 };
+		expect(shown(tileGrid(small, tiling))).toBe("1x1");
+		expect(shown(tileGrid(small, { ...tiling, minTiles: 4 }))).toBe("2x2");
+		expect(shown(tileGrid(small, { ...tiling, minTiles: 4, maxTiles: 2 }))).toBe("1x2");
+	});
 });

@@ -17,11 +17,11 @@ function sample(type: string, fields: Record<string, unknown>): Sample {
 
 /** The text as it would be tokenised: images as [n], what counts in the loss in capitals' place marked by ·. */
 function shown(of: Sample, options: Partial<TemplateOptions> = {}): string {
-	return render(conversationOf(of, prompts), { ...plain, ...options })
+	return render("s", conversationOf(of, prompts), { ...plain, ...options })
 		.map((piece) => {
 			if (!("parts" in piece)) return `[${piece.image}]`;
 			const text = piece.parts.map((part) => part.text).join("");
-			return piece.loss ? `·${text}·` : text;
+			return piece.parts[0]!.loss ? `·${text}·` : text;
 		})
 		.join("");
 }
@@ -88,7 +88,16 @@ describe("conversations", () => {
 			crude({ conversations: [{ from: "gpt", value: "<image>" }] }, { "a.jpg": image(1) }),
 			"assistant's turn",
 		],
-		["an unknown speaker", crude({ conversations: [{ from: "narrator", value: "x" }] }), 'a turn of "narrator"'],
+		[
+			"an unknown speaker",
+			crude({ conversations: [{ from: "narrator", value: "x" }] }),
+			'a turn of "narrator"; speakers of plain are system, user, assistant; a chat template (--chat-template) may know more',
+		],
+		[
+			"a call of a tool",
+			crude({ messages: [{ role: "assistant", content: null, tool_calls: [{}] }] }),
+			"a turn that calls tools, which plain cannot write",
+		],
 		["no text", crude({ id: 3 }), "neither a conversation nor text"],
 		["a question without answers", sample("VQASample", { image: image(1), context: "?", answers: [] }), "no answers"],
 		[
@@ -104,7 +113,7 @@ describe("conversations", () => {
 			crude({ caption: "x", image: "v.jpg" }),
 			"but it has no image part; images are read from",
 		],
-		["a tool's turn", crude({ messages: [{ role: "tool", content: "x" }] }), 'a turn of "tool"; speakers are'],
+		["a tool's turn", crude({ messages: [{ role: "tool", content: "x" }] }), 'a turn of "tool"; speakers of plain are'],
 		[
 			"content of another type",
 			crude({ messages: [{ role: "user", content: [{ type: "image_url", image_url: "x" }] }] }, { "a.jpg": image(1) }),
@@ -112,7 +121,7 @@ describe("conversations", () => {
 		],
 		["a video", sample("VidQASample", { video: 1, context: "?" }), "no text"],
 	] as const) {
-		test(`${what} is refused`, () => expect(() => conversationOf(of, prompts)).toThrow(reason));
+		test(`${what} is refused`, () => expect(() => shown(of)).toThrow(reason));
 	}
 });
 
@@ -122,7 +131,7 @@ const tower = { patchSize: 16, pixelShuffle: true, dropClassTokens: true, classT
 function encode(of: Sample, changed: Partial<Parameters<typeof encodePieces>[4]> & { tags?: [string, string] } = {}) {
 	const { tags = ["", ""], ...options } = changed;
 	const { images, ...rest } = conversationOf(of, prompts);
-	const pieces = render({ images, ...rest }, { template: "chatml", lossRoles: null, imageTags: tags });
+	const pieces = render("s", { images, ...rest }, { template: "chatml", lossRoles: null, imageTags: tags });
 	return encodePieces("s", pieces, images, byteTokenizer, {
 		sequenceLength: 200,
 		imageTokenId,
@@ -130,6 +139,7 @@ function encode(of: Sample, changed: Partial<Parameters<typeof encodePieces>[4]>
 		endId: null,
 		sizing: { mode: "fixed", width: 64, height: 32 },
 		tower,
+		tooLong: "truncate",
 		...options,
 	});
 }
@@ -183,6 +193,27 @@ describe("encoding", () => {
 
 	test("a sample that teaches nothing within the limit is refused", () => {
 		expect(() => encode(two(), { sequenceLength: 20 })).toThrow("no token within 20 that counts");
+	});
+
+	test("a sample that is too long is cut, or left out with its length", () => {
+		const whole = encode(two()).ids.length;
+		expect(encode(two(), { sequenceLength: whole, tooLong: "skip" }).ids.length).toBe(whole);
+		expect(encode(two(), { sequenceLength: whole - 1 }).ids.length).toBe(whole - 1);
+		expect(() => encode(two(), { sequenceLength: whole - 1, tooLong: "skip" })).toThrow(
+			`Sample s has ${whole} tokens, more than seq-length ${whole - 1}`,
+		);
+	});
+
+	test("tiles have their tags before their rows, and are fewer where the tags leave no room", () => {
+		const sizing = {
+			...({ mode: "tiles", tileSize: 32, minTiles: 1, maxTiles: 4, areaWeighted: false } as const),
+			...{ thumbnail: true, tags: true },
+		};
+		const of = sample("InterleavedSample", { sequence: ["ab", { ...image(64), width: 128 }, "cd"] });
+		const shownIds = (ids: Int32Array) =>
+			[...ids].map((id) => (id === imageTokenId ? "#" : String.fromCharCode(id))).join("");
+		expect(shownIds(encode(of, { sizing }).ids)).toBe("ab<tile_1>#<tile_2>#<tile_global_thumbnail>#cd");
+		expect(shownIds(encode(of, { sizing, sequenceLength: 40 }).ids)).toBe("ab<tile_1>#cd");
 	});
 
 	test("the image token in the text is refused", () => {

@@ -63,7 +63,7 @@ export class Pipelines {
 		this.#configuration = configuration;
 		this.#task = buildTask(configuration.task, images);
 		const { mode, datasets } = loadDatasets(storage, configuration.path, this.#task.decode, configuration.load);
-		if (configuration.task.kind === "vision-language") checkTrainable(datasets);
+		if (configuration.task.kind === "vision-language") checkTrainable(datasets, configuration.task);
 		this.#mode = mode;
 		this.#datasets = datasets;
 	}

@@ -8,6 +8,8 @@ export interface SkippedSample {
 	readonly worker: number;
 	/** What failed, in one sentence. */
 	readonly reason: string;
+	/** A setting leaves such samples out: they do not count as damage. */
+	readonly expected: boolean;
 	/** Shard and key of every sample that was lost; empty when the failing step was given none. */
 	readonly samples: readonly { readonly dataset: string; readonly shard: string; readonly key: string }[];
 }

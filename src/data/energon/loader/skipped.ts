@@ -2,9 +2,14 @@
 import { appendFileSync, mkdirSync } from "node:fs";
 import { dirname } from "node:path";
 import { UserError } from "../../../native/errors.ts";
-import type { ErrorHandler } from "../errors.ts";
+import { type ErrorHandler, ExpectedLoss, raiseError } from "../errors.ts";
 import type { RawRecord, Sample } from "../sample.ts";
 import type { SkippedSample } from "./messages.ts";
+
+/** A handler that ends the run at the first damaged sample. */
+export function raising(report: ErrorHandler): ErrorHandler {
+	return (error, ...rest) => (error instanceof ExpectedLoss ? report : raiseError)(error, ...rest);
+}
 
 /** A handler that reports and goes on. */
 export function reporting(
@@ -17,7 +22,8 @@ export function reporting(
 			shard: shardName,
 			key: keysOf(sample)[i] ?? keysOf(sample)[0] ?? "",
 		}));
-		report({ ...where, reason: error.message, samples: named.length > 0 ? named : rawSamples(sample) });
+		const expected = error instanceof ExpectedLoss;
+		report({ ...where, reason: error.message, expected, samples: named.length > 0 ? named : rawSamples(sample) });
 	};
 }
 
@@ -37,11 +43,12 @@ function rawSamples(sample: unknown): SkippedSample["samples"] {
 /** Writes every skipped sample as a line of JSON, and ends the run beyond a budget. */
 export class SkipLog {
 	#count = 0;
+	#damaged = 0;
 
 	constructor(
 		/** File to append to, or null. */
 		private readonly path: string | null,
-		/** Most samples a run may skip on this rank. */
+		/** Most damaged samples a run may skip on this rank. */
 		private readonly budget: number,
 	) {
 		if (path !== null) mkdirSync(dirname(path), { recursive: true });
@@ -52,12 +59,14 @@ export class SkipLog {
 	}
 
 	add(skipped: SkippedSample): void {
-		this.#count += Math.max(1, skipped.samples.length);
+		const samples = Math.max(1, skipped.samples.length);
+		this.#count += samples;
+		if (!skipped.expected) this.#damaged += samples;
 		if (this.path !== null) appendFileSync(this.path, `${JSON.stringify(skipped)}\n`);
-		if (this.#count > this.budget) {
+		if (this.#damaged > this.budget) {
 			const where = this.path === null ? "" : ` ${this.path} lists them.`;
 			throw new UserError(
-				`${this.#count} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last: ${skipped.reason}${where}`,
+				`${this.#damaged} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last: ${skipped.reason}${where}`,
 			);
 		}
 	}

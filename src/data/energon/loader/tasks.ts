@@ -31,11 +31,13 @@ export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder 
 	};
 }
 
-/** What of a task decides on the stream: the tokenizer's content, not where it lies; not which half is handed on. */
+/** What of a task decides on the stream: the content of tokenizer and chat template, not where they lie; not which half is handed on. */
 export function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;
-	const { tokenizer, keep: _, share: __, ...rest } = task;
-	if (tokenizer === null) return rest;
+	const { tokenizer, chat, keep: _, share: __, ...rest } = task;
+	const { text, specialTokens } = chat.template ?? {};
+	const named = { ...rest, chat: { ...chat, template: { text, specialTokens } } };
+	if (tokenizer === null) return named;
 	const content = new CryptoHasher("sha256").update(readFileSync(tokenizerFile(tokenizer))).digest("hex");
-	return { ...rest, tokenizer: content };
+	return { ...named, tokenizer: content };
 }

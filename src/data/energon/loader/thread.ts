@@ -2,12 +2,12 @@
 import { UserError } from "../../../native/errors.ts";
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
-import { raiseError, SampleError } from "../errors.ts";
+import { SampleError } from "../errors.ts";
 import { openStorage } from "../storage/open.ts";
 import { Pipelines } from "./configuration.ts";
 import { EventStream } from "./events.ts";
 import type { FromThread, ToThread } from "./messages.ts";
-import { reporting } from "./skipped.ts";
+import { raising, reporting } from "./skipped.ts";
 import { checkSettings, decodePosition, encodePosition } from "./state.ts";
 import { byteLength, detach, transferable } from "./transfer.ts";
 
@@ -28,7 +28,7 @@ async function open(message: Extract<ToThread, { type: "open" }>): Promise<void>
 	let length = 0;
 	for (const { number, rank, id, position, skip } of workers) {
 		const report = reporting({ rank, worker: id }, (skipped) => send({ type: "skipped", skipped }));
-		const stream = pipelines.stream(rank, id, onFailure === "skip" ? report : raiseError);
+		const stream = pipelines.stream(rank, id, onFailure === "skip" ? report : raising(report));
 		length = stream.dataset.lengthOfRank();
 		streams.set(number, new EventStream(stream, position === null ? null : decodePosition(position), skip));
 	}

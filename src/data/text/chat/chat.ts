@@ -1,0 +1,190 @@
+/**
+ * Conversations through a chat template: the text it makes of them, where the images are in it, and what of it an
+ * assistant says. What counts is found in the text itself, so that a template may strip, move and add what it likes.
+ */
+import type { CountedPart } from "../counted.ts";
+import { assistantSpans, type Span, type Write } from "./assistant-spans.ts";
+import { JinjaTemplate, TemplateError } from "./jinja.ts";
+import { DataMarks, marks } from "./marks.ts";
+import type { ChatTemplateText } from "./template-file.ts";
+
+export interface ChatTurn {
+	readonly role: string;
+	/** Text and images by their numbers; null: the turn has no content, such as one that only calls tools. */
+	readonly content: readonly (string | { readonly image: number })[] | null;
+	/** Its other fields, as they are in the data: tool_calls, name, reasoning_content. */
+	readonly fields: Readonly<Record<string, unknown>>;
+}
+
+/** Text between images, and images by their numbers. */
+export type ChatPiece = { readonly parts: readonly CountedPart[] } | { readonly image: number };
+
+/** Why a conversation cannot be written. */
+export class ChatError extends Error {}
+
+export interface ChatOptions {
+	/** Special tokens of the tokenizer; in the data they are text. */
+	readonly specialTokens: readonly string[];
+	/** Special tokens that the data may write. */
+	readonly dataSpecialTokens: readonly string[];
+	/** What a template that knows images writes for one. */
+	readonly imageText: string;
+	/** Further variables of the template. */
+	readonly variables: Readonly<Record<string, unknown>>;
+}
+
+type Message = Readonly<Record<string, unknown>>;
+
+export class Chat {
+	readonly #template: JinjaTemplate;
+	readonly #variables: Readonly<Record<string, unknown>>;
+	readonly #ends: readonly string[];
+	readonly #data: DataMarks;
+	readonly #imageText: string;
+	/** Takes content as a list of parts and writes something for an image; must have it so. */
+	readonly #typed: { readonly images: boolean; readonly always: boolean };
+
+	/** Throws a UserError for a template that cannot be read. */
+	constructor({ file, text, specialTokens }: ChatTemplateText, options: ChatOptions) {
+		this.#template = new JinjaTemplate(text, file);
+		this.#variables = { ...specialTokens, ...options.variables };
+		this.#ends = [...new Set([...options.specialTokens, ...Object.values(specialTokens)])].filter((end) => end !== "");
+		this.#imageText = options.imageText;
+		const written = new Set(options.dataSpecialTokens);
+		this.#data = new DataMarks([...options.specialTokens, options.imageText].filter((token) => !written.has(token)));
+		this.#typed = this.#probe();
+	}
+
+	/**
+	 * The turns as pieces. `record`: variables of this conversation alone, such as tools. Throws a ChatError that names
+	 * the turn for one that the template cannot write.
+	 */
+	render(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>> = {}): ChatPiece[] {
+		const messages = turns.map((turn) => this.#message(turn));
+		const own = { ...this.#variables, ...(this.#data.value(record) as Record<string, unknown>) };
+		const write: Write = (some, prompt) =>
+			this.#template.render({ ...own, ...prompt, messages: some, add_generation_prompt: prompt !== undefined });
+		let text: string;
+		try {
+			text = write(messages);
+		} catch (error) {
+			if (error instanceof TemplateError) throw this.#refused(error, messages, write);
+			throw error;
+		}
+		const spans = this.#template.hasGeneration ? null : assistantSpans(messages, text, write, this.#ends);
+		if (spans !== null && "lost" in spans) {
+			throw new ChatError(
+				`the text of its turn ${spans.lost + 1} cannot be found in what ${this.#template.file} writes`,
+			);
+		}
+		return this.#pieces(text, spans, turns);
+	}
+
+	/** A turn as templates take it. */
+	#message({ role, content, fields }: ChatTurn): Message {
+		const rest = this.#data.value(fields) as Message;
+		if (content === null) return { ...rest, role, content: null };
+		const hasImages = content.some((part) => typeof part !== "string");
+		if (!(this.#typed.always || (hasImages && this.#typed.images))) {
+			const text = content.map((part) => (typeof part === "string" ? this.#data.text(part) : marks.image)).join("");
+			return { ...rest, role, content: text };
+		}
+		const parts = content.map((part) =>
+			typeof part === "string" ? { type: "text", text: this.#data.text(part) } : { type: "image" },
+		);
+		return { ...rest, role, content: parts };
+	}
+
+	/** What the template does with a text, with a list of parts, and with an image among them. */
+	#probe(): { images: boolean; always: boolean } {
+		const needle = "mimo-needle";
+		const text = { type: "text", text: needle };
+		const written = (content: unknown): string | null => {
+			try {
+				const messages = [{ role: "user", content }];
+				return this.#template.render({ ...this.#variables, messages, add_generation_prompt: false });
+			} catch {
+				return null;
+			}
+		};
+		const plain = written(needle);
+		const typed = written([text]);
+		const takesParts = (typed?.includes(needle) ?? false) && !/["']type["']/.test(typed!);
+		const withImage = takesParts ? written([{ type: "image" }, text]) : null;
+		return {
+			images: (withImage?.includes(needle) ?? false) && withImage !== typed,
+			always: takesParts && !(plain?.includes(needle) ?? false),
+		};
+	}
+
+	/** The error of a conversation, with the first turn that the template does not take. */
+	#refused(error: TemplateError, messages: readonly Message[], write: (some: readonly Message[]) => string): ChatError {
+		const { file } = this.#template;
+		const where = error.line === null ? file : `${file}, line ${error.line},`;
+		const turn = messages.findIndex((_, i) => {
+			try {
+				write(messages.slice(0, i + 1));
+				return false;
+			} catch (other) {
+				return (other as Error).message === error.message;
+			}
+		});
+		const which = turn < 0 ? "it" : `its turn ${turn + 1} (${String(messages[turn]!.role).slice(0, 40)})`;
+		const date = error.message.includes("not a function") && /strftime_now/.test(this.#template.text);
+		const hint = date ? "; a template that asks for the date needs --chat-template-date" : "";
+		return error.refusal
+			? new ChatError(`${where} refuses ${which}: ${JSON.stringify(error.message)}`)
+			: new ChatError(`${where} fails at ${which}: ${error.message.replace(/\.$/, "")}${hint}`);
+	}
+
+	/** Rendered text as pieces. `spans`: what counts; null: between the template's own marks. */
+	#pieces(text: string, spans: readonly Span[] | null, turns: readonly ChatTurn[]): ChatPiece[] {
+		const images = turns.flatMap(({ content }) =>
+			(content ?? []).flatMap((part) => (typeof part === "string" ? [] : [part.image])),
+		);
+		const pieces: ChatPiece[] = [];
+		let parts: CountedPart[] = [];
+		const end = () => {
+			if (parts.length > 0) pieces.push({ parts });
+			parts = [];
+		};
+		let [found, generating] = [0, false];
+		const image = RegExp.escape(this.#imageText);
+		const special = new RegExp(
+			`(\\ufdd0[^\\ufdd0-\\ufdd6]*\\ufdd1)|([\\ufdd0\\ufdd1])|([\\ufdd3\\ufdd4])|(\\ufdd2|${image})`,
+			"g",
+		);
+		let at = 0;
+		for (const match of text.matchAll(special)) {
+			add(at, match.index, true);
+			at = match.index + match[0].length;
+			if (match[1] !== undefined) add(match.index + 1, at - 1, false);
+			else if (match[3] !== undefined) generating = match[3] === marks.lossBegin;
+			else if (match[4] !== undefined) {
+				end();
+				const number = images[found++];
+				if (number !== undefined) pieces.push({ image: number });
+			}
+		}
+		add(at, text.length, true);
+		end();
+		if (found !== images.length) {
+			throw new ChatError(
+				`${this.#template.file} writes ${found} image placeholders (${this.#imageText}) for its ${images.length} images`,
+			);
+		}
+		return pieces;
+
+		/** Adds characters [from, to), cut where spans begin and end. */
+		function add(from: number, to: number, markup: boolean): void {
+			const borders = (spans ?? []).flatMap(({ begin, end: last }) => [begin, last]);
+			const cuts = [from, ...borders.filter((border) => border > from && border < to), to];
+			for (let i = 0; i + 1 < cuts.length; i++) {
+				const [first, last] = [cuts[i]!, cuts[i + 1]!];
+				if (first === last) continue;
+				const loss = spans === null ? generating : spans.some((span) => span.begin <= first && last <= span.end);
+				parts.push({ text: text.slice(first, last), markup, loss });
+			}
+		}
+	}
+}

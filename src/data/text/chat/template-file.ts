@@ -1,0 +1,117 @@
+/** The chat template of a tokenizer folder of Hugging Face, or of a file. */
+import { existsSync, readFileSync, statSync } from "node:fs";
+import { dirname, join } from "node:path";
+import * as v from "valibot";
+import { UserError } from "../../../native/errors.ts";
+import { JinjaTemplate } from "./jinja.ts";
+
+/** Plain values, so that they reach other threads. */
+export interface ChatTemplateText {
+	/** For messages. */
+	readonly file: string;
+	readonly text: string;
+	/** bos_token, eos_token and the like of tokenizer_config.json: templates write them. */
+	readonly specialTokens: Readonly<Record<string, string>>;
+}
+
+const token = v.union([
+	v.string(),
+	v.pipe(
+		v.looseObject({ content: v.string() }),
+		v.transform(({ content }) => content),
+	),
+]);
+const configuration = v.looseObject({
+	chat_template: v.nullish(v.union([v.string(), v.array(v.looseObject({ name: v.string(), template: v.string() }))])),
+	...Object.fromEntries(
+		["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"].map((name) => [
+			name,
+			v.nullish(token),
+		]),
+	),
+});
+type Configuration = v.InferOutput<typeof configuration>;
+
+/** Files of a folder that may hold its template, the first that is there counts. */
+const templateFiles = ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"] as const;
+
+/**
+ * The template at `path`: a file of Jinja text, a JSON file with a field chat_template, or a folder with either. Its special
+ * tokens are those of tokenizer_config.json beside it, else beside `tokenizer`. Throws a UserError where there is none.
+ */
+export function readChatTemplate(path: string, tokenizer: string | null): ChatTemplateText {
+	const folder = path.endsWith("tokenizer.json") ? dirname(path) : path;
+	const file = isFolder(folder) ? templateIn(folder) : path;
+	const text = file.endsWith(".json") ? templateOf(file) : readText(file);
+	if (text === null) throw noTemplate(path);
+	// What is wrong with it is said here, before anything is read with it.
+	new JinjaTemplate(text, file);
+	const beside = [dirname(file), tokenizer === null ? null : isFolder(tokenizer) ? tokenizer : dirname(tokenizer)];
+	const configured = beside
+		.filter((place) => place !== null)
+		.map((place) => join(place, "tokenizer_config.json"))
+		.find((place) => existsSync(place));
+	return { file, text, specialTokens: configured === undefined ? {} : specialTokensOf(readConfiguration(configured)) };
+}
+
+function isFolder(path: string): boolean {
+	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
+}
+
+function templateIn(folder: string): string {
+	const found = templateFiles.map((name) => join(folder, name)).filter((file) => existsSync(file));
+	const file = found.find((candidate) => !candidate.endsWith(".json") || templateOf(candidate) !== null);
+	if (file === undefined) throw noTemplate(folder);
+	return file;
+}
+
+function noTemplate(path: string): UserError {
+	return new UserError(
+		`${path} has no chat template: --chat-template takes a file of Jinja text, or a folder with chat_template.jinja or with a chat_template in tokenizer_config.json.`,
+	);
+}
+
+/** The template of a JSON file; of several named ones that named default. */
+function templateOf(file: string): string | null {
+	const { chat_template: template } = readConfiguration(file);
+	if (typeof template === "string") return template;
+	if (!Array.isArray(template)) return null;
+	const named = template.find(({ name }) => name === "default");
+	if (named !== undefined) return named.template;
+	const names = template.map(({ name }) => name).join(", ");
+	throw new UserError(`${file} has chat templates of the names ${names}, and none is the default: give one as a file.`);
+}
+
+function specialTokensOf(config: Configuration): Record<string, string> {
+	return Object.fromEntries(
+		Object.entries(config).filter(
+			(entry): entry is [string, string] => entry[0].endsWith("_token") && typeof entry[1] === "string",
+		),
+	);
+}
+
+function readConfiguration(file: string): Configuration {
+	let json: unknown;
+	try {
+		json = JSON.parse(readText(file));
+	} catch (error) {
+		if (error instanceof UserError) throw error;
+		throw new UserError(`${file} is not JSON: ${(error as Error).message}.`);
+	}
+	const { output, issues } = v.safeParse(configuration, json, { abortEarly: true });
+	if (issues === undefined) return output;
+	throw new UserError(
+		`${file} is no tokenizer_config.json: ${v.getDotPath(issues[0]) ?? "all of it"} is not as it should be.`,
+	);
+}
+
+function readText(file: string): string {
+	try {
+		return readFileSync(file, "utf8");
+	} catch (error) {
+		const { code, message } = error as NodeJS.ErrnoException;
+		throw new UserError(
+			`The chat template ${file} cannot be read: ${code === "ENOENT" ? "it does not exist" : message}.`,
+		);
+	}
+}
