@@ -70,6 +70,6 @@ class TokenPlaces {
 	}
 
 	#characters(tokens: number): number {
-		return this.tokenizer.decode(this.ids.subarray(0, tokens)).length;
+		return tokens === 0 ? 0 : this.tokenizer.decode(this.ids.subarray(0, tokens)).length;
 	}
 }

@@ -1,0 +1,236 @@
+/** Chat templates beyond what transformers has answers for: errors, images, odd templates, special tokens in data. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { join } from "node:path";
+import { Chat, type ChatPiece, type ChatTurn } from "../../../src/data/text/chat/chat.ts";
+import { JinjaTemplate, TemplateError } from "../../../src/data/text/chat/jinja.ts";
+import { strftime } from "../../../src/data/text/chat/strftime.ts";
+import { readChatTemplate } from "../../../src/data/text/chat/template-file.ts";
+import { encodeCounted } from "../../../src/data/text/counted.ts";
+import { openTokenizer } from "../../../src/data/text/tokenizer.ts";
+import { Scratch } from "../fixtures.ts";
+
+const scratch = new Scratch();
+afterAll(() => scratch[Symbol.dispose]());
+const folder = join(import.meta.dir, "../../golden/chat");
+
+const say = (role: string, ...content: (string | { image: number })[]): ChatTurn => ({ role, content, fields: {} });
+
+function chat(text: string, changed: Partial<ConstructorParameters<typeof Chat>[1]> = {}): Chat {
+	return new Chat(
+		{ file: "t.jinja", text, specialTokens: { eos_token: "</s>" } },
+		{ specialTokens: ["</s>", "<end>"], dataSpecialTokens: [], imageText: "<image>", variables: {}, ...changed },
+	);
+}
+
+/** Pieces as text: images as [n], what counts between ·, the data's own special tokens between ~. */
+function shown(pieces: readonly ChatPiece[]): string {
+	return pieces
+		.map((piece) => {
+			if (!("parts" in piece)) return `[${piece.image}]`;
+			const text = piece.parts.map((part) => {
+				const own = part.markup ? part.text : `~${part.text}~`;
+				return part.loss ? `·${own}·` : own;
+			});
+			return text.join("").replaceAll("··", "");
+		})
+		.join("");
+}
+
+const lines =
+	"{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+
+describe("what counts", () => {
+	test("is all that follows the generation prompt, to the token that ends the turn and not its line", () => {
+		const turns = [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")];
+		expect(shown(chat(lines).render(turns))).toBe("user: a</s>\nassistant: ·b</s>·\nuser: c</s>\nassistant: ·d</s>·\n");
+	});
+
+	test("is the same where the assistant begins, and where the template adds text to what it says", () => {
+		const begins = [say("assistant", "hi"), say("user", "a")];
+		expect(shown(chat(lines).render(begins))).toBe("assistant: ·hi</s>·\nuser: a</s>\n");
+		const adds = lines.replace("{{ m.content }}", "{{ '<p>' + m.content | trim + '</p>' }}");
+		expect(shown(chat(adds).render([say("user", " a "), say("assistant", " b ")]))).toBe(
+			"user: <p>a</p></s>\nassistant: ·<p>b</p></s>·\n",
+		);
+	});
+
+	test("is found by its content where a conversation's beginning is written otherwise", () => {
+		const counts = `{{ messages | length }} turns\n${lines.replace("{{ m.content }}", "{{ m.content | trim }}")}`;
+		const turns = [say("user", "b"), say("assistant", " b b\n"), say("user", "b"), say("assistant", "b")];
+		expect(shown(chat(counts).render(turns))).toBe(
+			"4 turns\nuser: b</s>\nassistant: ·b b</s>·\nuser: b</s>\nassistant: ·b</s>·\n",
+		);
+	});
+
+	test("is refused by the turn's number where it cannot be found", () => {
+		const twice = `{{ messages | length }}${lines.replace("{{ m.content }}", "{{ m.content | upper | length }}")}`;
+		expect(() => chat(twice).render([say("user", "a"), say("assistant", "b")])).toThrow(
+			"the text of its turn 2 cannot be found in what t.jinja writes",
+		);
+	});
+
+	test("is what generation blocks hold, wherever the template puts them", () => {
+		const tagged =
+			"{% for m in messages %}\n{%- if m.role == 'assistant' -%}\n A {% generation -%} {{ m.content }}</s>\n{%- endgeneration %}\n{% else %}\nU {{ m.content }}{% endif %}{% endfor %}";
+		expect(shown(chat(tagged).render([say("user", "a"), say("assistant", "b")]))).toBe("U aA ·b</s>·");
+	});
+});
+
+describe("tokens over the border of what counts", () => {
+	test("count, those before and after it as they do", () => {
+		const tokenizer = openTokenizer(join(folder, "tokenizer"));
+		const text = "The rainbow has colours, and the river too; it rains.";
+		const whole = [...tokenizer.encode(new TextEncoder().encode(text))];
+		const places = whole.map((_, i) => (i === 0 ? 0 : tokenizer.decode(whole.slice(0, i)).length));
+		for (let begin = 1; begin < text.length - 1; begin++) {
+			for (const end of [begin + 1, text.length - 1]) {
+				const parts = [text.slice(0, begin), text.slice(begin, end), text.slice(end)].map((part, i) => ({
+					...{ text: part, markup: true, loss: i === 1 },
+				}));
+				const { ids, loss } = encodeCounted(tokenizer, parts);
+				expect([...ids]).toEqual(whole);
+				const wanted = places.map((from, i) => (from < end && (places[i + 1] ?? text.length) > begin ? 1 : 0));
+				expect([...loss]).toEqual(wanted);
+			}
+		}
+	});
+});
+
+describe("special tokens in what a sample says", () => {
+	test("are text, also where a template looks for them, and over the border of two texts", () => {
+		const splits = lines.replace("{{ m.content }}", "{{ m.content.split('<end>')[-1] }}");
+		expect(shown(chat(splits).render([say("user", "x<end>a</s>b"), say("assistant", "y")]))).toBe(
+			"user: a~</s>~b</s>\nassistant: ·y</s>·\n",
+		);
+		const joins = "{% for m in messages %}{{ m.content }}{% endfor %}";
+		const pieces = chat(joins).render([say("user", "a</"), say("user", "s>b")]);
+		expect(pieces.flatMap((piece) => ("parts" in piece ? piece.parts.map(({ text }) => text) : []))).toEqual([
+			"a</",
+			"s>b",
+		]);
+	});
+
+	test("are special where that is allowed by name", () => {
+		const allowed = chat(lines, { dataSpecialTokens: ["<end>"] });
+		expect(shown(allowed.render([say("user", "a<end>b</s>"), say("assistant", "c")]))).toContain("a<end>b~</s>~</s>");
+	});
+});
+
+describe("images", () => {
+	const parts =
+		"{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}</s>{% endfor %}";
+	const turns = [
+		say("system", { image: 0 }),
+		say("user", "a<image>", { image: 1 }, { image: 2 }, "b"),
+		say("assistant", "c"),
+	];
+
+	test("are where a template of text leaves them, and where one that knows images writes them", () => {
+		expect(shown(chat(lines).render(turns))).toBe("system: [0]</s>\nuser: a~<image>~[1][2]b</s>\nassistant: ·c</s>·\n");
+		expect(shown(chat(parts).render(turns))).toBe("system: [0]</s>user: a~<image>~[1][2]b</s>·assistant: c</s>·");
+	});
+
+	test("a template that always wants parts gets them", () => {
+		const always =
+			"{% for m in messages %}{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endfor %}";
+		expect(shown(chat(always).render([say("user", "a", { image: 0 }, "b")]))).toBe("a[0]b");
+		expect(shown(chat(always).render([say("user", "ab")]))).toBe("ab");
+	});
+
+	test("are counted against what the template writes", () => {
+		const first = parts.replace("<image>{%", "{{ '<image>' if loop.first }}{%");
+		expect(() => chat(first).render(turns)).toThrow("t.jinja writes 1 image placeholders (<image>) for its 3 images");
+	});
+});
+
+describe("errors", () => {
+	const strict = `{% for m in messages %}
+{% if m.role not in ['user', 'assistant'] %}
+{{ raise_exception('No ' + m.role) }}
+{% endif %}
+{{ m.content }}
+{% endfor %}`;
+
+	test("a refusal names file, line, turn and role", () => {
+		expect(() => chat(strict).render([say("user", "a"), say("tool", "b")])).toThrow(
+			't.jinja, line 3, refuses its turn 2 (tool): "No tool"',
+		);
+	});
+
+	test("a failure of the template itself too", () => {
+		const broken = `${strict}\n{{ messages[1].content | nothing }}`;
+		expect(() => chat(broken).render([say("user", "a"), say("assistant", "b")])).toThrow(
+			"t.jinja, line 7, fails at its turn 2 (assistant): Unknown StringValue filter: nothing",
+		);
+	});
+
+	for (const [what, text, message] of [
+		["an unknown block", "a\n{% foo %}\n", "t.jinja, line 2 cannot be read: Unknown statement type: foo."],
+		["a block without end", "a\n\n{% if x %}\nb", "t.jinja, line 3 cannot be read: it ends within a block."],
+		[
+			"a character that is none of Jinja's",
+			"a\n{{ b }}\n{{\n$ }}",
+			"t.jinja, line 4 cannot be read: Unexpected character: $.",
+		],
+		["a mark of our own", "a\ufdd0", "t.jinja has noncharacters of Unicode"],
+	] as const) {
+		test(`${what} is refused by its line`, () => expect(() => new JinjaTemplate(text, "t.jinja")).toThrow(message));
+	}
+
+	test("a template that asks for the date needs one", () => {
+		const dated = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}";
+		expect(() => chat(dated).render([say("user", "a")])).toThrow("needs --chat-template-date");
+		const today = { strftime_now: (format: string) => strftime("2026-01-05", format) };
+		expect(shown(chat(dated, { variables: today }).render([say("user", "a")]))).toBe("05 Jan 2026a");
+		expect(strftime("2024-02-29", "%A %-d %B %y %H:%M %%")).toBe("Thursday %-d February 24 00:00 %");
+	});
+
+	test("the error has the line of the statement", () => {
+		const found = (() => {
+			try {
+				new JinjaTemplate("a\n{% for x in range(3) %}\n\n{{ x + none }}\n{% endfor %}", "t").render({});
+				return null;
+			} catch (error) {
+				return error as TemplateError;
+			}
+		})();
+		expect(found).toBeInstanceOf(TemplateError);
+		expect([found!.line, found!.refusal]).toEqual([4, false]);
+	});
+});
+
+describe("the template of a path", () => {
+	const config = (value: object) => JSON.stringify({ bos_token: "<s>", eos_token: { content: "</s>" }, ...value });
+
+	test("is the folder's own file, else that of its configuration, with the tokens of the tokenizer", () => {
+		const path = scratch.file("a/tokenizer_config.json", config({ chat_template: "T" }));
+		const specialTokens = { bos_token: "<s>", eos_token: "</s>" };
+		const own = join(path, "..");
+		expect(readChatTemplate(own, null)).toEqual({ file: path, text: "T", specialTokens });
+		const file = scratch.file("a/chat_template.jinja", "J");
+		expect(readChatTemplate(own, null)).toEqual({ file, text: "J", specialTokens });
+		expect(readChatTemplate(join(own, "tokenizer.json"), null).text).toBe("J");
+		const alone = scratch.file("alone.jinja", "A");
+		expect(readChatTemplate(alone, own)).toEqual({ file: alone, text: "A", specialTokens });
+		const named = [
+			{ name: "tool_use", template: "U" },
+			{ name: "default", template: "D" },
+		];
+		expect(readChatTemplate(scratch.file("b/x.json", config({ chat_template: named })), null).text).toBe("D");
+	});
+
+	for (const [what, path, message] of [
+		["of nothing", () => join(scratch.path, "none.jinja"), "none.jinja cannot be read: it does not exist"],
+		["of a folder without one", () => scratch.path, "has no chat template: --chat-template takes a file of Jinja text"],
+		[
+			"of a folder that names several",
+			() => scratch.file("c/c.json", config({ chat_template: [{ name: "rag", template: "x" }] })),
+			"has chat templates of the names rag, and none is the default",
+		],
+		["of text that is no JSON", () => scratch.file("d.json", "{"), "d.json is not JSON"],
+		["of other JSON", () => scratch.file("e.json", '{"chat_template": 3}'), "chat_template is not as it should be"],
+		["of a broken template", () => scratch.file("f.jinja", "\n{% x %}"), "f.jinja, line 2 cannot be read"],
+	] as const) {
+		test(`${what} is refused`, () => expect(() => readChatTemplate(path(), null)).toThrow(message));
+	}
+});
