@@ -75,6 +75,7 @@ export function sourceOptions(
 		lanes,
 		routing: c.dataRouting,
 		loader,
+		...(wantsImages ? { damage: { file: skippedFile(c), tell: tellSkipped } } : {}),
 		state,
 		configuration: {
 			...defaultLoaderConfiguration,

@@ -6,11 +6,17 @@
 import { UserError } from "../../native/errors.ts";
 import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
 import { resize } from "../energon/loader/elastic.ts";
-import { DataLoader, type LoaderOptions } from "../energon/loader/loader.ts";
+import { DataLoader, defaultLoaderOptions, type LoaderOptions } from "../energon/loader/loader.ts";
+import type { SkippedSample } from "../energon/loader/messages.ts";
+import { SkipLog } from "../energon/loader/skipped.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
 import { joinImages, placeImages } from "../images.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
-import { compareReports, encodeReports, Trail } from "./trail.ts";
+import { type Damage, exchangeDamage } from "./damage.ts";
+import { compareReports, encodeReports, mostDamaged, nothingRead, Trail } from "./trail.ts";
+
+/** Gives every rank's integers, as many of each; all ranks call it together. */
+type Exchange = (values: Int32Array) => Int32Array[];
 
 /** lane: a loader for each lane. routed: one loader whose workers make the outputs of all of them. */
 export type Routing = "lane" | "routed";
@@ -22,6 +28,8 @@ export interface SourceOptions {
 	readonly lanes: readonly number[];
 	readonly routing: Routing;
 	readonly loader: Partial<LoaderOptions>;
+	/** Where samples with damaged images are listed, on ranks that decode them. */
+	readonly damage?: { readonly file: string | null; readonly tell: (skipped: SkippedSample, count: number) => void };
 	/** Of all lanes of the saved run; null = from the beginning. */
 	readonly state: SourceState | null;
 }
@@ -45,8 +53,10 @@ interface Feed {
 	readonly loader: DataLoader;
 	readonly place: number;
 	readonly trail: Trail;
-	/** Images since the last comparison. */
+	/** Images and microbatches since the last comparison, and what of those is damaged. */
 	images: number;
+	microbatches: number;
+	damaged: Damage[];
 }
 
 const [format, version] = ["mimo data source", 1] as const;
@@ -57,10 +67,15 @@ export class EnergonSource implements AsyncDisposable {
 		private readonly feeds: readonly Feed[],
 		/** Lanes of the run. */
 		readonly laneCount: number,
+		private readonly onDamage: (batch: ImageTextBatch, lane: number) => void,
 	) {}
 
+	/** Samples of this rank's lanes left out because of their images, wherever they were decoded. */
+	#leftOut = 0;
+
 	/** Opens the data set. Throws a UserError for anything wrong with it or with the state. */
-	static async open({ configuration, lanes, routing, loader, state }: SourceOptions): Promise<EnergonSource> {
+	static async open(options: SourceOptions): Promise<EnergonSource> {
+		const { configuration, lanes, routing, loader, state } = options;
 		const { worldSize, numWorkers } = configuration;
 		const saved = state && statesOf(state, worldSize, numWorkers);
 		const groups = routing === "routed" ? [lanes] : lanes.map((lane) => [lane]);
@@ -69,8 +84,8 @@ export class EnergonSource implements AsyncDisposable {
 		try {
 			for (const ranks of groups) {
 				const states = saved && { states: ranks.map((rank) => saved.loaders[rank]!) };
-				const options = { ...loader, ...(memoryBytes ? { memoryBytes } : {}), ranks, ...states };
-				loaders.push(await DataLoader.open({ ...configuration, rank: ranks[0]! }, options));
+				const own = { ...loader, ...(memoryBytes ? { memoryBytes } : {}), ranks, ...states };
+				loaders.push(await DataLoader.open({ ...configuration, rank: ranks[0]! }, own));
 			}
 		} catch (error) {
 			for (const opened of loaders) await opened[Symbol.asyncDispose]();
@@ -79,10 +94,10 @@ export class EnergonSource implements AsyncDisposable {
 		const feeds = groups.flatMap((ranks, group) =>
 			ranks.map((lane, place): Feed => {
 				const trail = new Trail(saved?.trails[lane]);
-				return { lane, loader: loaders[group]!, place, trail, images: 0 };
+				return { lane, loader: loaders[group]!, place, trail, images: 0, microbatches: 0, damaged: [] };
 			}),
 		);
-		return new EnergonSource(loaders, feeds, worldSize);
+		return new EnergonSource(loaders, feeds, worldSize, damageOf(options));
 	}
 
 	/**
@@ -95,6 +110,10 @@ export class EnergonSource implements AsyncDisposable {
 			const batch = await take(feed);
 			feed.trail.add(batch.names);
 			feed.images += batch.imageCount;
+			this.onDamage(batch, feed.lane);
+			const { lane, microbatches: microbatch } = feed;
+			feed.damaged.push(...batch.damaged.map(({ sample }) => ({ lane, microbatch, sample })));
+			feed.microbatches++;
 			batches.push({ ...batch, images: placeImages(batch.images, firstNumber(feed.lane)) });
 		}
 		const [first] = batches as [ImageTextBatch];
@@ -109,12 +128,22 @@ export class EnergonSource implements AsyncDisposable {
 
 	/**
 	 * Compares what all ranks have read: every rank calls it after the microbatches of a step, `exchange` gives everyone's
-	 * integers. Returns the images of every lane since the last call; throws a UserError when lanes have drifted apart.
+	 * integers. Returns the images of every lane since the last call, and the samples of any lane whose images are damaged;
+	 * throws a UserError when lanes have drifted apart.
 	 */
-	compare(exchange: (values: Int32Array) => Int32Array[], iteration: number): number[] {
-		const images = compareReports(exchange(encodeReports(this.feeds, this.laneCount)), iteration);
-		for (const feed of this.feeds) feed.images = 0;
-		return images;
+	compare(exchange: Exchange, iteration: number): { readonly images: number[]; readonly damaged: readonly Damage[] } {
+		const reports = exchange(encodeReports(this.feeds, this.laneCount));
+		const images = compareReports(reports, iteration);
+		const own = this.feeds.flatMap((feed) => feed.damaged);
+		const damaged = exchangeDamage(own, mostDamaged(reports), exchange);
+		this.#leftOut += damaged.filter(({ lane }) => this.feeds.some((feed) => feed.lane === lane)).length;
+		for (const feed of this.feeds) [feed.images, feed.microbatches, feed.damaged] = [0, 0, []];
+		return { images, damaged };
+	}
+
+	/** The part in compare of a rank that reads nothing. */
+	static compareNothing(exchange: Exchange, laneCount: number): void {
+		exchangeDamage([], mostDamaged(exchange(nothingRead(laneCount))), exchange);
 	}
 
 	/** Where this rank's lanes are, after the last microbatch of next(). */
@@ -130,7 +159,7 @@ export class EnergonSource implements AsyncDisposable {
 
 	/** Samples skipped on this rank. */
 	get skipped(): number {
-		return this.loaders.reduce((sum, loader) => sum + loader.skipped, 0);
+		return this.loaders.reduce((sum, loader) => sum + loader.skipped, this.#leftOut);
 	}
 
 	/** Bytes of batches that this rank has received from its data threads. */
@@ -141,6 +170,20 @@ export class EnergonSource implements AsyncDisposable {
 	async [Symbol.asyncDispose](): Promise<void> {
 		for (const loader of this.loaders) await loader[Symbol.asyncDispose]();
 	}
+}
+
+/** Lists the damaged samples of a batch, or ends the run with the first. */
+function damageOf({ loader, damage }: SourceOptions): (batch: ImageTextBatch, lane: number) => void {
+	const { onFailure = defaultLoaderOptions.onFailure, skipBudget = defaultLoaderOptions.skipBudget } = loader;
+	const log = new SkipLog(damage?.file ?? null, skipBudget);
+	return ({ damaged }, rank) => {
+		for (const { reason, sources } of damaged) {
+			if (onFailure === "raise") throw new UserError(reason);
+			const skipped = { rank, worker: null, reason, expected: false, samples: sources };
+			log.add(skipped);
+			damage?.tell(skipped, log.count);
+		}
+	};
 }
 
 /** A lane's next output; at the end of a pass that of the next one. */

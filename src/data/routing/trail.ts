@@ -33,10 +33,12 @@ export interface LaneReport {
 	readonly trail: Trail;
 	/** Images of the lane's microbatches of this step. */
 	readonly images: number;
+	/** Samples of theirs that this rank could not decode. */
+	readonly damaged: readonly unknown[];
 }
 
-/** Integers of a lane in a report: whether it is read, the hash's halves, images. */
-const width = 4;
+/** Integers of a lane in a report: whether it is read, the hash's halves, images; and what is the rank's own, damaged samples. */
+const [width, shared] = [5, 4];
 
 /** The report of a rank that reads no lane. */
 export function nothingRead(lanes: number): Int32Array {
@@ -46,7 +48,9 @@ export function nothingRead(lanes: number): Int32Array {
 /** A rank's reports as integers of one length on all ranks. */
 export function encodeReports(reports: readonly LaneReport[], lanes: number): Int32Array {
 	const values = nothingRead(lanes);
-	for (const { lane, trail, images } of reports) values.set([1, ...trail.words, images], lane * width);
+	for (const { lane, trail, images, damaged } of reports) {
+		values.set([1, ...trail.words, images, damaged.length], lane * width);
+	}
 	return values;
 }
 
@@ -57,7 +61,7 @@ export function encodeReports(reports: readonly LaneReport[], lanes: number): In
 export function compareReports(ranks: readonly Int32Array[], iteration: number): number[] {
 	const lanes = ranks[0]!.length / width;
 	return Array.from({ length: lanes }, (_, lane) => {
-		const of = (rank: number) => ranks[rank]!.subarray(lane * width, (lane + 1) * width);
+		const of = (rank: number) => ranks[rank]!.subarray(lane * width, lane * width + shared);
 		const readers = [...ranks.keys()].filter((rank) => of(rank)[0] === 1);
 		const [first] = readers;
 		if (first === undefined) return 0;
@@ -69,4 +73,11 @@ export function compareReports(ranks: readonly Int32Array[], iteration: number):
 		}
 		return of(first)[3]!;
 	});
+}
+
+/** The most damaged samples that a rank reports. */
+export function mostDamaged(ranks: readonly Int32Array[]): number {
+	const ofRank = (values: Int32Array) =>
+		values.reduce((sum, value, i) => (i % width === shared ? sum + value : sum), 0);
+	return Math.max(...ranks.map(ofRank));
 }

@@ -1,9 +1,9 @@
 /** Encoded samples → packs → the microbatch of a step: text for the language model, patches for the encoder. */
-import type { PatchGrid } from "../../models/radio/config.ts";
 import type { ChannelStatistics } from "../../native/images.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { ImageSet } from "../images.ts";
 import type { Microbatch } from "../microbatch.ts";
+import type { DamagedSample } from "./batch-images.ts";
 import { type EncodedText, ignored } from "./encoding.ts";
 
 /** Where a sample is from. */
@@ -14,29 +14,27 @@ export interface EncodedSample extends Origin, Omit<EncodedText, "images"> {
 	readonly images: readonly (EncodedText["images"][number] & { readonly statistics: ChannelStatistics })[];
 }
 
-/** A sample whose images are patches. */
-export interface ReadySample extends Origin {
-	readonly ids: Int32Array;
-	readonly labels: Int32Array;
-	/** Of every image (tile) the encoder sees. */
-	readonly patches: readonly Float32Array[];
-	readonly grids: readonly PatchGrid[];
-}
-
 /** Samples that share a sequence. */
 export interface Pack extends Keyed {
-	readonly samples: readonly ReadySample[];
+	readonly samples: readonly EncodedSample[];
 }
 
 export interface ImageTextBatch extends Keyed {
 	/** Names of its samples, in order. */
 	readonly names: readonly string[];
+	/** Their tokens [begin, end). */
+	readonly spans: readonly (readonly [begin: number, end: number])[];
 	/** Its `samples` are the packs. */
 	readonly text: Microbatch;
 	readonly images: ImageSet;
 	/** Images of all its samples, whether they are handed on or not. */
 	readonly imageCount: number;
+	/** Those of its samples whose images this rank could not decode. */
+	readonly damaged: readonly DamagedSample[];
 }
+
+/** What of a batch follows from its samples alone. */
+export type TextOfBatch = Pick<ImageTextBatch, "names" | "spans" | "text">;
 
 /** A sample's name in messages, previews and the running hash: data set, shard, key. */
 export function sampleName({ key, sources }: Pick<Sample, "key" | "sources">): string {
@@ -50,7 +48,7 @@ export interface BatchOptions {
 }
 
 /** Packs one after the other, the samples of each one after the other. */
-export function buildBatch(packs: readonly Pack[], { padTo, padId }: BatchOptions): Omit<ImageTextBatch, "restoreKey"> {
+export function buildBatch(packs: readonly Pack[], { padTo, padId }: BatchOptions): TextOfBatch {
 	const lengths: number[] = [];
 	let padding = 0;
 	const packLengths = packs.map(({ samples }) => {
@@ -64,28 +62,23 @@ export function buildBatch(packs: readonly Pack[], { padTo, padId }: BatchOption
 	const total = packLengths.reduce((sum, length) => sum + length, 0);
 	const ids = new Int32Array(total).fill(padId);
 	const labels = new Int32Array(total).fill(ignored);
+	const spans: [number, number][] = [];
 	let begin = 0;
 	for (const [index, { samples }] of packs.entries()) {
 		let at = begin;
 		for (const sample of samples) {
 			ids.set(sample.ids, at);
 			labels.set(sample.labels, at);
+			spans.push([at, at + sample.ids.length]);
 			at += sample.ids.length;
 		}
 		begin += packLengths[index]!;
 	}
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
-	const samples = packs.flatMap((pack) => pack.samples);
-	const imagesPerSample = packs.map((pack) => pack.samples.reduce((sum, { grids }) => sum + grids.length, 0));
 	return {
-		names: samples.map(sampleName),
-		imageCount: imagesPerSample.reduce((sum, count) => sum + count, 0),
+		names: packs.flatMap((pack) => pack.samples.map(sampleName)),
+		spans,
 		text: { ids, labels, lossMask, lengths, samples: packLengths, padding },
-		images: {
-			patches: joined(samples.flatMap((sample) => sample.patches)),
-			grids: samples.flatMap(({ grids }) => grids),
-			imagesPerSample,
-		},
 	};
 }
 

@@ -8,7 +8,7 @@ export interface CaptionPrompts {
 	readonly truths: readonly (readonly number[])[];
 }
 
-/** Cuts the sequences of a microbatch, a sample each, before the first run of tokens that count. */
+/** Cuts the sequences of a microbatch, a sample each, before the first run of tokens that count; a damaged one has none. */
 export function captionPrompts({ ids, labels, lengths }: Microbatch, endId: number): CaptionPrompts {
 	const prompts: Int32Array[] = [];
 	const truths: number[][] = [];
@@ -17,6 +17,12 @@ export function captionPrompts({ ids, labels, lengths }: Microbatch, endId: numb
 		const own = labels.subarray(begin, begin + length);
 		const first = own.findIndex((label) => label !== ignored);
 		const end = own.findIndex((label, i) => i >= first && (label === ignored || label === endId));
+		if (first === -1) {
+			prompts.push(ids.subarray(begin, begin + length));
+			truths.push([]);
+			begin += length;
+			continue;
+		}
 		prompts.push(ids.subarray(begin, begin + first + 1));
 		truths.push([...own.subarray(first, end === -1 ? length : end)]);
 		begin += length;

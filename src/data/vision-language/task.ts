@@ -1,29 +1,22 @@
 /** The task of training a vision-language model: samples → conversations → tokens and patches → packs → microbatches. */
-import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ChannelStatistics, Images } from "../../native/images.ts";
-import { FatalSampleError, SampleError } from "../energon/errors.ts";
+import { FatalSampleError } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
-import { type Share, shareOfImages, wholeShare } from "../routing/share.ts";
+import type { Microbatch } from "../microbatch.ts";
+import { type Share, wholeShare } from "../routing/share.ts";
 import { Chat } from "../text/chat/chat.ts";
 import { strftime } from "../text/chat/strftime.ts";
 import type { ChatTemplateText } from "../text/chat/template-file.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
-import {
-	buildBatch,
-	type EncodedSample,
-	type ImageTextBatch,
-	type Pack,
-	type ReadySample,
-	sampleName,
-} from "./batch.ts";
+import { buildBatch, type EncodedSample, type ImageTextBatch, type Pack, sampleName } from "./batch.ts";
+import { type Decode, decodeImages, placesOfImages } from "./batch-images.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { taskOfDataset } from "./data-settings.ts";
 import { inspectImage } from "./encoded-image.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
-import { patchGrids } from "./image-plan.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
 import { imagePatches } from "./pixels.ts";
 import { render, type TemplateName } from "./template.ts";
@@ -59,10 +52,9 @@ export interface VisionLanguageTask extends EncodingOptions {
 	/** Fill every sample or pack up to the sequence length. */
 	readonly pad: boolean;
 	readonly padId: number;
-	/** What is handed on: encoder ranks need no text, language ranks no pixels. Pixels are decoded all the same, so that
-	 * both leave out the same damaged samples. */
+	/** What is handed on: encoder ranks need no text, language ranks no pixels, and decode none. */
 	readonly keep: "both" | "text" | "images";
-	/** Part of every batch's images that is handed on: encoder ranks may share a lane. */
+	/** Part of every batch's images that is decoded and handed on: encoder ranks may share a lane. */
 	readonly share: Share;
 }
 
@@ -157,30 +149,20 @@ export function encodingSteps(task: VisionLanguageTask, tokenizer: Tokenizer, im
 
 export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images): TaskEncoder {
 	const { tower, sequenceLength } = task;
-	const patchesOf = ({ file, plan, statistics }: EncodedSample["images"][number]): Float32Array[] => {
-		if (task.keep !== "text") return imagePatches(images, file, plan, tower.patchSize, statistics);
-		// Only whether it can be decoded matters.
-		images.decode(file);
-		return [];
-	};
-	const decode = ({ images: files, ...sample }: EncodedSample): ReadySample => {
-		const grids = files.flatMap(({ plan }) => patchGrids(plan, tower.patchSize));
-		try {
-			return { ...sample, patches: files.flatMap(patchesOf), grids };
-		} catch (error) {
-			if (!(error instanceof UserError)) throw error;
-			throw new SampleError(`Sample ${sampleName(sample)}: ${error.message}.`, sample.key, null, { cause: error });
-		}
-	};
 	const lengthOf = ({ ids }: EncodedSample) => ids.length;
 	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
+	const decode: Decode = ({ file, plan, statistics }) => imagePatches(images, file, plan, tower.patchSize, statistics);
 	const batch = (elements: readonly Keyed[]): ImageTextBatch => {
 		const packs = elements.map((element) => ("samples" in element ? element : { samples: [element] }) as Pack);
-		return { restoreKey: [], ...keeping(task, buildBatch(packs, padding)) };
+		const { text, ...samples } = buildBatch(packs, padding);
+		const places = placesOfImages(packs, tower.patchSize);
+		const read = { restoreKey: [], ...samples, imageCount: places.grids.length };
+		if (task.keep === "text") return { ...read, text, images: places, damaged: [] };
+		const decoded = decodeImages(packs, task.share, tower.patchSize, decode);
+		return { ...read, text: task.keep === "both" ? text : { ...text, ...nothing() }, ...decoded };
 	};
 	return {
 		...encodingSteps(task, tokenizer, images),
-		postencodeSample: hook("decode the images", (sample) => decode(sample as EncodedSample)),
 		selectSamplesToPack: hook("choose samples to pack", (samples) =>
 			choosePacks(samples as readonly EncodedSample[], lengthOf, sequenceLength, task.packing),
 		),
@@ -189,14 +171,7 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 	};
 }
 
-/** Drops what the receiver has no use for. */
-function keeping<Batch extends Omit<ImageTextBatch, "restoreKey">>(
-	{ keep, share, tower }: VisionLanguageTask,
-	batch: Batch,
-): Batch {
-	if (keep === "text") return { ...batch, images: { ...batch.images, patches: new Float32Array(0) } };
-	const images = shareOfImages(batch.images, share, patchWidth(tower));
-	if (keep === "both") return { ...batch, images };
-	const none = new Int32Array(0);
-	return { ...batch, images, text: { ...batch.text, ids: none, labels: none, lossMask: new Float32Array(0) } };
+/** The text of a receiver that has no use for it; arrays of its own, since they move to other threads. */
+function nothing(): Pick<Microbatch, "ids" | "labels" | "lossMask"> {
+	return { ids: new Int32Array(0), labels: new Int32Array(0), lossMask: new Float32Array(0) };
 }

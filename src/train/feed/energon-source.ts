@@ -2,10 +2,11 @@
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { leaveOut } from "../../data/routing/damage.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
-import { nothingRead } from "../../data/routing/trail.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
+import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
 import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";
 import type { BatchSource, CaptionSource, DataPlace, EvaluationSource, RunData } from "./batch-source.ts";
 import type { DataOptions } from "./sources.ts";
@@ -91,14 +92,20 @@ async function take(
 	{ world, lane }: DataOptions,
 	{ perLane, size, iteration }: Amount,
 ): Promise<readonly ImageTextMicrobatch[]> {
-	const { share, laneCount } = place;
-	const read: ImageTextMicrobatch[] = [];
+	const { share, laneCount, textLane } = place;
+	const read: ImageTextBatch[] = [];
 	for (let done = 0; source !== null && done < perLane; done += size) {
 		const within = done + (share.index * size) / share.count;
 		read.push(await source.next((number) => number * perLane + within));
 	}
-	const microbatches = lane.share(source && read);
-	if (source === null) world.exchange(nothingRead(laneCount));
-	else source.compare((values) => world.exchange(values), iteration);
-	return microbatches;
+	const exchange = (values: Int32Array) => world.exchange(values);
+	if (source === null) {
+		EnergonSource.compareNothing(exchange, laneCount);
+	} else {
+		for (const { lane: number, microbatch, sample } of source.compare(exchange, iteration).damaged) {
+			const own = number === textLane ? read[microbatch] : undefined;
+			if (own !== undefined) leaveOut(own.text, own.spans[sample]!);
+		}
+	}
+	return lane.share(source && read);
 }

@@ -2,8 +2,9 @@
 import { expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
 import { joinImages } from "../../../src/data/images.ts";
+import { exchangeDamage, leaveOut } from "../../../src/data/routing/damage.ts";
 import { shareOfImages } from "../../../src/data/routing/share.ts";
-import { compareReports, encodeReports, Trail } from "../../../src/data/routing/trail.ts";
+import { compareReports, encodeReports, mostDamaged, Trail } from "../../../src/data/routing/trail.ts";
 
 /** Samples of 1 × n grids (0 = no image), patches of two values that count up from `first`. */
 function set(first: number, columns: readonly (readonly number[])[]): ImageSet {
@@ -37,12 +38,13 @@ test("ranks that read a lane must have read the same samples", () => {
 	const [a, b] = [trail("x", "y"), trail("z")];
 	const encoder = encodeReports(
 		[
-			{ lane: 0, trail: a, images: 3 },
-			{ lane: 1, trail: b, images: 1 },
+			{ lane: 0, trail: a, images: 3, damaged: ["x"] },
+			{ lane: 1, trail: b, images: 1, damaged: [] },
 		],
 		2,
 	);
-	const language = (lane: number, of: Trail, images: number) => encodeReports([{ lane, trail: of, images }], 2);
+	const language = (lane: number, of: Trail, images: number) =>
+		encodeReports([{ lane, trail: of, images, damaged: [] }], 2);
 	expect(compareReports([encoder, language(0, a, 3), language(1, b, 1)], 4)).toEqual([3, 1]);
 	expect(() => compareReports([encoder, language(0, a, 3), language(1, trail("w"), 1)], 4)).toThrow(
 		"Step 4: ranks 0 and 2 have read different samples of data lane 1",
@@ -53,4 +55,36 @@ test("ranks that read a lane must have read the same samples", () => {
 	const resumed = new Trail(trail("x").hash);
 	resumed.add(["y"]);
 	expect(resumed.hash).toBe(a.hash);
+});
+
+test("all ranks hear of a damaged sample that one of them finds, each sample once", () => {
+	const found = [
+		[{ lane: 0, microbatch: 2, sample: 5 }],
+		[],
+		[
+			{ lane: 0, microbatch: 2, sample: 5 },
+			{ lane: 1, microbatch: 0, sample: 0 },
+		],
+	];
+	const one = new Trail();
+	const reports = found.map((damaged) => encodeReports([{ lane: 0, trail: one, images: 1, damaged }], 2));
+	expect(mostDamaged(reports)).toBe(2);
+	const said: Int32Array[] = [];
+	for (const own of found) exchangeDamage(own, 2, (values) => said.slice(0, said.push(values)));
+	expect(new Set(said.map(({ length }) => length)).size).toBe(1);
+	const heard = exchangeDamage([], 2, () => said);
+	expect(heard).toEqual(found[2]!);
+	expect(
+		exchangeDamage([], 0, () => {
+			throw new Error("nothing is exchanged");
+		}),
+	).toEqual([]);
+});
+
+test("the tokens of a sample that is left out count nowhere", () => {
+	const labels = Int32Array.of(1, 2, 3, 4);
+	const text = { ids: labels.slice(), labels, lossMask: new Float32Array(4).fill(1), lengths: [1, 2, 1] };
+	leaveOut(text, [1, 3]);
+	expect([...text.labels]).toEqual([1, -100, -100, 4]);
+	expect([...text.lossMask]).toEqual([1, 0, 0, 1]);
 });

@@ -11,6 +11,7 @@ import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
 import { taskOfDataset } from "../../../src/data/vision-language/data-settings.ts";
+import type { VisionLanguageTask } from "../../../src/data/vision-language/task.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { captions, Scratch } from "../fixtures.ts";
@@ -21,9 +22,10 @@ afterAll(() => scratch[Symbol.dispose]());
 let images: Images;
 let blend: string;
 const tiles = {
-	...{ mode: "tiles", tileSize: 32, minTiles: 1, maxTiles: 4, areaWeighted: false, thumbnail: false, tags: false },
-} as const;
-const task = {
+	...({ mode: "tiles", tileSize: 32, minTiles: 1, maxTiles: 4 } as const),
+	...{ areaWeighted: false, thumbnail: false, tags: false },
+};
+const task: VisionLanguageTask = {
 	...smallTask,
 	endId: null,
 	sizing: tiles,

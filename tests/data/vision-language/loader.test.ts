@@ -1,5 +1,7 @@
 /** The whole way from shards to microbatches. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { defaultLoadOptions } from "../../../src/data/energon/dataset.ts";
 import {
 	defaultLoaderConfiguration,
@@ -98,4 +100,64 @@ test("threads deliver the same batches, and tokens alone or pixels alone are tho
 	expect(text.every((batch) => batch.images.patches.length === 0)).toBe(true);
 	expect(pixels.map((batch) => [...batch.images.patches])).toEqual(both.map((batch) => [...batch.images.patches]));
 	expect(pixels.every((batch) => batch.text.ids.length === 0)).toBe(true);
+});
+
+/** Counts files that are decoded. */
+class CountingImages extends Images {
+	decoded = 0;
+
+	override decode(...args: Parameters<Images["decode"]>) {
+		this.decoded++;
+		return super.decode(...args);
+	}
+
+	override decodeResized(...args: Parameters<Images["decodeResized"]>) {
+		this.decoded++;
+		return super.decodeResized(...args);
+	}
+}
+
+test("a rank decodes the images it needs and no other: none for text, its own share of a lane that it shares", async () => {
+	const read = async (changed: Partial<typeof smallTask>) => {
+		const counting = new CountingImages(await openLibrary("cpu"));
+		const task = { ...smallTask, ...changed };
+		const loader = new LocalLoader({ ...configuration, task }, new LocalStorage(), counting, {});
+		const batches = take(loader, 10);
+		return { decoded: counting.decoded, batches };
+	};
+	const both = await read({});
+	const all = both.batches.reduce((sum, { imageCount }) => sum + imageCount, 0);
+	expect(all).toBeGreaterThan(40);
+	expect(both.decoded).toBe(all);
+	expect((await read({ keep: "text" })).decoded).toBe(0);
+	expect((await read({ keep: "images" })).decoded).toBe(all);
+	const halves = [0, 1].map((index) => read({ keep: "images", share: { index, count: 2 } }));
+	const [first, second] = (await Promise.all(halves)) as [typeof both, typeof both];
+	for (const half of [first, second]) {
+		expect(half.decoded).toBe(half.batches.reduce((sum, { images: own }) => sum + own.grids.length, 0));
+	}
+	expect(first.decoded + second.decoded).toBe(all);
+});
+
+test("a damaged image leaves everything where it was, on every rank: only its pixels are black, and it is named", () => {
+	const folder = captions(scratch, "broken", [9, 8]);
+	const whole = { ...configuration, path: folder, packingBufferSize: null, shuffleBufferSize: null };
+	const before = take(open(whole), 12);
+	const shard = join(folder, "broken-000.tar");
+	const bytes = readFileSync(shard);
+	bytes.fill(0xee, bytes.indexOf("IDAT") + 4, bytes.indexOf("IDAT") + 20);
+	writeFileSync(shard, bytes);
+	for (const keep of ["both", "text", "images"] as const) {
+		const after = take(open({ ...whole, task: { ...smallTask, keep } }), 12);
+		expect(after.map(({ names }) => names)).toEqual(before.map(({ names }) => names));
+		if (keep !== "images")
+			expect(after.map(({ text }) => [...text.ids])).toEqual(before.map(({ text }) => [...text.ids]));
+		const damaged = after.flatMap((batch) => batch.damaged.map((one) => ({ ...one, name: batch.names[one.sample] })));
+		expect(damaged.length > 0).toBe(keep !== "text");
+		for (const { name, reason, sources } of damaged) {
+			expect(name).toEndWith("broken-000.tar/broken000000");
+			expect(reason).toContain("broken000000: the image is damaged");
+			expect(sources).toEqual([{ dataset: folder, shard: "broken-000.tar", key: "broken000000" }]);
+		}
+	}
 });

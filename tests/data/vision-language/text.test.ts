@@ -223,30 +223,34 @@ describe("encoding", () => {
 });
 
 describe("packs and batches", () => {
-	test("samples lie one after the other; padding is a sequence of its own, without images", () => {
-		const of = (key: string, ids: number[], images: number) => ({
+	test("samples lie one after the other; padding is a sequence of its own", () => {
+		const of = (key: string, ids: number[]) => ({
 			restoreKey: [],
 			key,
 			sources: [],
 			ids: Int32Array.from(ids),
 			labels: Int32Array.from(ids, (id) => id + 1),
-			patches: new Array<Float32Array>(images).fill(Float32Array.of(ids[0]!, 0)),
-			grids: new Array(images).fill({ rows: 1, columns: 2 }),
+			images: [],
 		});
 		const packs = [
-			{ restoreKey: [], samples: [of("a", [1, 2], 1), of("b", [3], 0)] },
-			{ restoreKey: [], samples: [of("c", [4, 5, 6, 7, 8], 2)] },
-			{ restoreKey: [], samples: [of("d", [9], 0)] },
+			{ restoreKey: [], samples: [of("a", [1, 2]), of("b", [3])] },
+			{ restoreKey: [], samples: [of("c", [4, 5, 6, 7, 8])] },
+			{ restoreKey: [], samples: [of("d", [9])] },
 		];
-		const { text, images, names } = buildBatch(packs, { padTo: 5, padId: 0 });
+		const { text, spans, names } = buildBatch(packs, { padTo: 5, padId: 0 });
 		expect(names).toEqual(["a", "b", "c", "d"]);
 		expect([...text.ids]).toEqual([1, 2, 3, 0, 0, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0]);
 		expect([...text.labels]).toEqual([2, 3, 4, -100, -100, 5, 6, 7, 8, 9, 10, -100, -100, -100, -100]);
 		expect([...text.lossMask]).toEqual([1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]);
 		expect(text.lengths).toEqual([2, 1, 2, 5, 1, 4]);
 		expect(text.samples).toEqual([5, 5, 5]);
-		expect(images.imagesPerSample).toEqual([1, 2, 0]);
-		expect([...images.patches]).toEqual([1, 0, 4, 0, 4, 0]);
+		expect(spans.map(([begin, end]) => [...text.ids.subarray(begin, end)])).toEqual([
+			[1, 2],
+			[3],
+			[4, 5, 6, 7, 8],
+			[9],
+		]);
+		expect(text.padding).toBe(6);
 		expect(buildBatch(packs, { padTo: null, padId: 0 }).text.lengths).toEqual([2, 1, 5, 1]);
 	});
 });

@@ -5,7 +5,8 @@ import type { LoaderConfiguration } from "./configuration.ts";
 /** A sample that was left out, as it is reported. */
 export interface SkippedSample {
 	readonly rank: number;
-	readonly worker: number;
+	/** null: of all workers of the rank. */
+	readonly worker: number | null;
 	/** What failed, in one sentence. */
 	readonly reason: string;
 	/** A setting leaves such samples out: they do not count as damage. */
