@@ -99,6 +99,13 @@ test("a damaged sample is left out, said and listed", () => {
 	const events = readFileSync(join(scratch.path, "damaged.jsonl"), "utf8").match(/\{"event":"data".*\}/g);
 	// The set is small and read again and again, ahead of the steps.
 	expect(events?.[0]).toMatch(/"sentence":"\d+ samples? could not be read and (was|were) left out, \d+ so far\."/);
+	// Encoder ranks alone decode, two of them the images of one lane: language ranks hear of the damage.
+	const trails = [
+		["--num-workers", "4"],
+		["--encoder-dp", "4", "--llm-dp", "2"],
+	].map((grids, i) => losses(`damaged${i}`, "--data-path", "damaged", ...grids));
+	expect(trails[0]).toHaveLength(2);
+	for (const [step, loss] of trails[1]!.entries()) expect(Math.abs(loss / trails[0]![step]! - 1)).toBeLessThan(2e-6);
 	const strict = mimo(["train", ...common, "--data-path", "damaged", "--data-on-error", "raise"], scratch.path);
 	expect([strict.exitCode, strict.stderr.includes("damaged000000")]).toEqual([1, true]);
 });
