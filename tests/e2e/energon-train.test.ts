@@ -101,7 +101,7 @@ test("a damaged sample is left out, said and listed", () => {
 	expect(events?.[0]).toMatch(/"sentence":"\d+ samples? could not be read and (was|were) left out, \d+ so far\."/);
 	// Encoder ranks alone decode, two of them the images of one lane: language ranks hear of the damage.
 	const trails = [
-		["--num-workers", "4"],
+		["--llm-offset", "0", "--num-workers", "4"],
 		["--encoder-dp", "4", "--llm-dp", "2"],
 	].map((grids, i) => losses(`damaged${i}`, "--data-path", "damaged", ...grids));
 	expect(trails[0]).toHaveLength(2);
