@@ -69,6 +69,11 @@ describe("what counts", () => {
 		);
 	});
 
+	test("is the same in a template whose lines end as on Windows", () => {
+		const turns = [say("user", "a"), say("assistant", "b\r\n")];
+		expect(shown(chat(lines.replaceAll("\n", "\r\n")).render(turns))).toBe(shown(chat(lines).render(turns)));
+	});
+
 	test("is what generation blocks hold, wherever the template puts them", () => {
 		const tagged =
 			"{% for m in messages %}\n{%- if m.role == 'assistant' -%}\n A {% generation -%} {{ m.content }}</s>\n{%- endgeneration %}\n{% else %}\nU {{ m.content }}{% endif %}{% endfor %}";

@@ -45,15 +45,18 @@ const globals: Readonly<Record<string, unknown>> = {
 };
 
 export class JinjaTemplate {
+	/** Its lines end as Jinja's do. */
+	readonly text: string;
 	readonly #program: Program;
 	/** Whether `{% generation %}` blocks say what an assistant writes. */
 	readonly hasGeneration: boolean;
 
 	/** `file`: for messages. Throws a UserError that names file and line for a text that is no template. */
 	constructor(
-		readonly text: string,
+		text: string,
 		readonly file: string,
 	) {
+		this.text = text.replace(/\r\n?/g, "\n");
 		checkNoMarks(text, file);
 		this.hasGeneration = generationBlock.test(text);
 		this.#program = this.#parse(this.#tokens());
