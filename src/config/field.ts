@@ -212,7 +212,7 @@ export function perChannel(minimum: number, maximum: number): ValueType<readonly
 	const { schema: one, ...item } = number(minimum, maximum);
 	const schema = v.tuple([one, one, one]) as unknown as v.GenericSchema<unknown, readonly [number, number, number]>;
 	const allowed = `three of: ${item.allowed}`;
-	return { kind: "list", numeric: true, placeholder: "NUMBER,NUMBER,NUMBER", allowed, schema, notBuilt: [] };
+	return { kind: "list", numeric: true, placeholder: "NUMBER NUMBER NUMBER", allowed, schema, notBuilt: [] };
 }
 
 /** One or more values; a single value counts as a list of one. */

@@ -178,7 +178,7 @@ async function agree({ state: { world } }: Run, interrupts: ExitSignals): Promis
 
 function skippedText(all: number, before: number): string {
 	const count = all - before;
-	return `${count} sample${count === 1 ? "" : "s"} could not be read and ${count === 1 ? "was" : "were"} left out, ${all} so far.`;
+	return `${count} sample${count === 1 ? " was" : "s were"} left out, ${all} so far.`;
 }
 
 /** Index of this lane's first token among those of a step's global batch; dropout follows it. */

@@ -55,7 +55,12 @@ const train = [
 ];
 
 test("a sample is shown as the template writes it, images in their turns, the assistant's words marked", () => {
-	const flags = ["--data-path", "talk", "--chat-template", template, "--samples", "1"];
+	// As docs/conversations.md has it: the tokenizer's folder has the template.
+	for (const name of ["tokenizer.json", "tokenizer_config.json"]) {
+		scratch.file(`model/${name}`, readFileSync(join(golden, "tokenizer", name)));
+	}
+	scratch.file("model/chat_template.jinja", readFileSync(template));
+	const flags = ["--data-path", "talk", "--tokenizer", "model", "--conversation-template", "jinja", "--samples", "1"];
 	const { exitCode, stdout, stderr } = mimo(["data", "preview", ...common, ...flags], scratch.path);
 	expect([exitCode, stderr]).toEqual([0, ""]);
 	const rows = (image: number) => `<|vision_start|><image ${image}: \\d+ rows><|vision_end|>`;
