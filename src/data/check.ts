@@ -37,6 +37,12 @@ function checkTokenizer(c: TrainingConfiguration): void {
 			`The tokenizer ${c.tokenizer} has ${tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
 		);
 	}
+	const unknown = (c.dataSpecialTokens ?? []).find((token) => !tokenizer.specialTokens.includes(token));
+	if (unknown !== undefined) {
+		throw new UserError(
+			`--data-special-tokens: ${JSON.stringify(unknown)} is no special token of ${c.tokenizer ?? "bytes"}.`,
+		);
+	}
 	if (!hasEncoder(c)) return;
 	const text = tokenizer.ordinaryText(c.imageTokenId);
 	if (text !== null) {

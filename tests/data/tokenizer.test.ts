@@ -109,6 +109,13 @@ describe("special tokens", () => {
 	});
 });
 
+test("a sample may write the special tokens that are allowed by name", () => {
+	const turns = [{ role: "user", sender: "user", fragments: ["a<unk>b<|im_end|>"] }];
+	const options = { template: "plain", lossRoles: null, imageTags: ["", ""], dataSpecialTokens: ["<unk>"] } as const;
+	const [piece] = render("s", { turns, images: [] }, options) as { parts: TextPart[] }[];
+	expect([...tokenizer.encodeParts(piece!.parts)]).toEqual([97, 130, ...codes("b<|im_end|>")]);
+});
+
 test("which ids are ordinary text", () => {
 	expect([97, 129, 131, 5000, -1].map((id) => tokenizer.ordinaryText(id))).toEqual(["a", null, null, null, null]);
 	expect([97, 256].map((id) => byteTokenizer.ordinaryText(id))).toEqual(["a", null]);

@@ -29,8 +29,6 @@ export interface ChatSettings {
 	readonly variables: Readonly<Record<string, unknown>>;
 	/** What it takes for today; null: it has no date. */
 	readonly date: string | null;
-	/** Special tokens that samples may write. */
-	readonly dataSpecialTokens: readonly string[];
 }
 
 /** Plain values, so that they reach other threads. */
@@ -44,6 +42,8 @@ export interface VisionLanguageTask extends EncodingOptions {
 	readonly acceptsImages: boolean;
 	readonly template: TemplateName;
 	readonly chat: ChatSettings;
+	/** Special tokens that samples may write. */
+	readonly dataSpecialTokens: readonly string[];
 	readonly lossRoles: readonly Role[] | null;
 	readonly imageTags: readonly [before: string, after: string];
 	readonly prompts: Prompts;
@@ -67,7 +67,8 @@ export const visionLanguageDefaults = {
 	vocabularySize: null,
 	acceptsImages: true,
 	template: "plain",
-	chat: { template: null, variables: {}, date: null, dataSpecialTokens: [] },
+	chat: { template: null, variables: {}, date: null },
+	dataSpecialTokens: [],
 	tooLong: "truncate",
 	lossRoles: null,
 	imageTags: ["", ""],
@@ -126,10 +127,10 @@ function datasetEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample
 
 /** The chat template of a task. A template that knows images writes the image token's own text, or <image>. */
 export function chatOf(
-	{ chat, imageTokenId }: Pick<VisionLanguageTask, "chat" | "imageTokenId">,
+	{ chat, imageTokenId, dataSpecialTokens }: Pick<VisionLanguageTask, "chat" | "imageTokenId" | "dataSpecialTokens">,
 	tokenizer: Tokenizer,
 ): Chat {
-	const { template, variables, date, dataSpecialTokens } = chat;
+	const { template, variables, date } = chat;
 	return new Chat(template!, {
 		specialTokens: tokenizer.specialTokens,
 		dataSpecialTokens,

@@ -24,6 +24,8 @@ export interface TemplateOptions {
 	readonly lossRoles: readonly Role[] | null;
 	/** Written before and after every image. */
 	readonly imageTags: readonly [before: string, after: string];
+	/** Special tokens that samples may write; absent: none. */
+	readonly dataSpecialTokens?: readonly string[];
 }
 
 /**
@@ -96,9 +98,17 @@ function renderOwn(key: string, turns: readonly Turn[], options: TemplateOptions
 	return pieces;
 
 	function addFragment(fragment: Fragment, counts: boolean): void {
-		if (typeof fragment === "string") add(fragment, false, counts);
-		else pieces.push({ ...fragment, before: imageTags[0], after: imageTags[1], loss: counts });
+		if (typeof fragment === "string") {
+			const written = options.dataSpecialTokens ?? [];
+			for (const text of splitAt(fragment, written)) add(text, written.includes(text), counts);
+		} else pieces.push({ ...fragment, before: imageTags[0], after: imageTags[1], loss: counts });
 	}
+}
+
+/** A text cut before and after every one of the tokens. */
+function splitAt(text: string, tokens: readonly string[]): string[] {
+	if (tokens.length === 0) return [text];
+	return text.split(new RegExp(`(${tokens.map((token) => RegExp.escape(token)).join("|")})`));
 }
 
 function checkTurn(key: string, { role, sender, fragments }: Turn, template: TemplateName): void {

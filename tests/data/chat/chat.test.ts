@@ -115,6 +115,14 @@ describe("special tokens in what a sample says", () => {
 		]);
 	});
 
+	test("are text in names of a record too", () => {
+		const names = "{% for m in messages %}{% for k, v in m.calls | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}";
+		const calls = { "a</s>": "b", c: ["<end>"] };
+		expect(shown(chat(names).render([{ role: "user", content: null, fields: { calls } }]))).toBe(
+			'a~</s>~=b;c=["~<end>~"];',
+		);
+	});
+
 	test("are special where that is allowed by name", () => {
 		const allowed = chat(lines, { dataSpecialTokens: ["<end>"] });
 		expect(shown(allowed.render([say("user", "a<end>b</s>"), say("assistant", "c")]))).toContain("a<end>b~</s>~</s>");

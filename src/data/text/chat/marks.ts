@@ -46,8 +46,7 @@ export class DataMarks {
 	/** A text with its special tokens marked, and broken where it ends in the beginning of one. */
 	text(data: string): string {
 		const plain = data.replace(anyMark, "\ufffd");
-		if (this.#pattern === null) return plain;
-		const marked = plain.replace(this.#pattern, (token) => `${marks.dataBegin}${token}${marks.dataEnd}`);
+		const marked = this.#marked(plain);
 		for (let length = Math.min(this.#longest, plain.length); length > 0; length--) {
 			if (this.#beginnings.has(plain.slice(-length))) return `${marked}${marks.dataBegin}`;
 		}
@@ -61,8 +60,13 @@ export class DataMarks {
 		if (Array.isArray(data)) return data.map((item) => this.value(item));
 		if (typeof data !== "object" || data === null) return data;
 		return Object.fromEntries(
-			Object.entries(data).map(([key, value]) => [key.replace(anyMark, "\ufffd"), this.value(value)]),
+			Object.entries(data).map(([key, value]) => [this.#marked(key.replace(anyMark, "\ufffd")), this.value(value)]),
 		);
+	}
+
+	#marked(plain: string): string {
+		if (this.#pattern === null) return plain;
+		return plain.replace(this.#pattern, (token) => `${marks.dataBegin}${token}${marks.dataEnd}`);
 	}
 }
 
