@@ -112,8 +112,8 @@ describe("special tokens", () => {
 test("a sample may write the special tokens that are allowed by name", () => {
 	const turns = [{ role: "user", sender: "user", fragments: ["a<unk>b<|im_end|>"] }];
 	const options = { template: "plain", lossRoles: null, imageTags: ["", ""], dataSpecialTokens: ["<unk>"] } as const;
-	const [piece] = render("s", { turns, images: [] }, options) as { parts: TextPart[] }[];
-	expect([...tokenizer.encodeParts(piece!.parts)]).toEqual([97, 130, ...codes("b<|im_end|>")]);
+	const parts = render("s", { turns, images: [] }, options).flatMap((piece) => ("parts" in piece ? piece.parts : []));
+	expect([...tokenizer.encodeParts(parts)]).toEqual([97, 130, ...codes("b<|im_end|>")]);
 });
 
 test("which ids are ordinary text", () => {
