@@ -61,6 +61,5 @@ async function fitCheck(path: string, flags: readonly string[]): Promise<(sample
 	const { cutOff } = await import("../../data/vision-language/fit.ts");
 	const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
-	const task = taskOf(c);
-	return (sample) => cutOff(sample, task, tokenizer);
+	return cutOff(taskOf(c), tokenizer);
 }

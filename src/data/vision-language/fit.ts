@@ -1,19 +1,45 @@
 /** Whether a sample keeps all its images and text within the sequence length. */
 import type { Sample } from "../energon/sample.ts";
+import type { Chat } from "../text/chat/chat.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import { conversationOf } from "./conversation.ts";
+import { taskOfDataset } from "./data-settings.ts";
 import { encodePieces } from "./encoding.ts";
-import type { VisionLanguageTask } from "./task.ts";
+import { chatOf, type VisionLanguageTask } from "./task.ts";
 import { render } from "./template.ts";
 
 /** Tokens up to which the whole length of a sample is counted. */
 const COUNTED = 2 ** 20;
 
-/** What of a sample is cut off, as a sentence's end; null where all fits. Throws a SampleError as training does. */
-export function cutOff(sample: Sample, task: VisionLanguageTask, tokenizer: Tokenizer): string | null {
+/** Says what of a sample is cut off, as a sentence's end; null where all fits. Throws a SampleError as training does. */
+export function cutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
+	const encoders = new Map<string, ReturnType<typeof datasetCutOff>>();
+	return (sample) => {
+		const settings = JSON.stringify(sample.subflavors.mimo) ?? "";
+		let own = encoders.get(settings);
+		if (own === undefined) {
+			const dataset = sample.sources[0]?.datasetPath ?? "The data set";
+			own = datasetCutOff({ ...taskOfDataset(task, sample.subflavors, dataset), tooLong: "truncate" }, tokenizer);
+			encoders.set(settings, own);
+		}
+		return own(sample);
+	};
+}
+
+function datasetCutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
+	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
+	return (sample) => cutOffSample(sample, task, tokenizer, chat);
+}
+
+function cutOffSample(
+	sample: Sample,
+	task: VisionLanguageTask,
+	tokenizer: Tokenizer,
+	chat: Chat | null,
+): string | null {
 	const { sequenceLength, imageTokenId } = task;
 	const conversation = conversationOf(sample, task.prompts);
-	const pieces = render(conversation, task);
+	const pieces = render(sample.key, conversation, task, chat);
 	const encode = (length: number) =>
 		encodePieces(sample.key, pieces, conversation.images, tokenizer, { ...task, sequenceLength: length });
 	const kept = encode(sequenceLength);

@@ -114,7 +114,7 @@ describe("auxiliary data", () => {
 			]);
 			expect(problems(path)).toEqual(expect.arrayContaining(failures));
 			expect(problems(path)).toHaveLength(2);
-			checkTrainable(loadDatasets(storage, path, null, defaultLoadOptions).datasets);
+			checkTrainable(loadDatasets(storage, path, null, defaultLoadOptions).datasets, smallTask);
 		});
 	}
 
@@ -253,7 +253,7 @@ test("lint says what training stumbles on, and with a configuration what is cut 
 	];
 	expect(problems(folder)).toEqual(common);
 	const task = { ...smallTask, sequenceLength: 16, sizing: { mode: "fixed", width: 96, height: 96 } } as const;
-	expect(problems(folder, (sample) => cutOff(sample, task, byteTokenizer))).toEqual([
+	expect(problems(folder, cutOff(task, byteTokenizer))).toEqual([
 		...common,
 		"Sample e: it has 303 tokens of text and 0 of images, and is cut at 16 (--seq-length).",
 		"Sample f: 1 of its 2 images do not fit into 16 tokens (--seq-length).",
