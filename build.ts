@@ -6,12 +6,14 @@
  *   release   dist/release/mimo with both inside: the CPU library by zig, for glibc 2.28 or later, the CUDA library for
  *             sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
+ *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     only fetches what release needs to be built
  *
  * What is unchanged is not built again. Missing Debian packages are installed when this runs as root, else named.
  */
 import { existsSync, mkdirSync, readFileSync, realpathSync, renameSync, symlinkSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
+import { tables } from "./cuda/include/tables.ts";
 import { workerModules } from "./src/native/worker.ts";
 
 /** The oldest glibc of a release: that of RHEL 8. tests/build/release.test.ts holds it to it. */
@@ -59,6 +61,7 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 		const library = await buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
 		install(library, join(root, "build/lib-sanitize/libmimo_cpu.so"));
 	},
+	tables: async () => writeTables(),
 	tools: async () => {
 		zigTools();
 		cudaTools("");
@@ -236,12 +239,18 @@ function fetchWheels(requirements: readonly string[]): string {
 
 const compiling = new Set<Bun.Subprocess>();
 
+/** Writes the files that follow from the headers of the ABI. */
+function writeTables(): void {
+	for (const [path, text] of tables()) install(Buffer.from(text), join(root, path));
+}
+
 /** Configures and builds a library in build/FOLDER; returns its path. */
 async function buildLibrary(
 	folder: string,
 	options: Readonly<Record<string, string>>,
 	kind: "cpu" | "cuda" = "cpu",
 ): Promise<string> {
+	writeTables();
 	const tree = join("build", folder);
 	const flags = Object.entries(options).map(([name, value]) => `-D${name}=${value}`);
 	const configured = join(root, tree, "configured.txt");

@@ -30,6 +30,8 @@
  *  - Gradients named d..._accumulate and all `float* d<weight>` are added to what is there (fp32 main gradients), unless
  *    the operation has a field that says otherwise.
  *  - Step-wide scalars (learning rate, clip factor, 1/tokens, found-inf) are read from device memory.
+ *  - This header is the one definition of the ABI: src/native/abi.ts and common/operations.def are written from it
+ *    (tables.ts, "bun build.ts tables"). It therefore keeps to plain C: every enum value is written out, every argument named.
  *  - No floating-point atomics: results do not depend on scheduling (but see mimo_device_set_deterministic).
  *
  * Letters in shapes: T tokens, H heads, P head dimension, G groups, N state dimension, E experts, K top-k, S sequences.
@@ -43,7 +45,14 @@
 extern "C" {
 #endif
 
+/* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
 #define MIMO_ABI_VERSION 6
+/* Texts of fixed length, each with its zero. */
+#define MIMO_RUN_PATH_BYTES 64
+#define MIMO_HOST_BYTES 64
+#define MIMO_MODULE_BYTES 32
+#define MIMO_COORDINATES_BYTES 64
+#define MIMO_SENTENCE_BYTES 512
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -147,8 +156,8 @@ typedef struct mimo_memory_statistics {
   int64_t reserved_bytes;              /* taken from the system, live or cached */
   int64_t live_blocks;
   int64_t system_allocations;          /* calls to the system allocator so far */
-  int64_t live_bytes_by_tag[7];
-  int64_t peak_bytes_by_tag[7];
+  int64_t live_bytes_by_tag[MIMO_TAG_COUNT];
+  int64_t peak_bytes_by_tag[MIMO_TAG_COUNT];
 } mimo_memory_statistics;
 
 /* Stream-ordered: the block may be used by work queued on `stream` from now on. 64-byte aligned at least; zero bytes
@@ -198,10 +207,10 @@ enum mimo_call_state { MIMO_CALL_STATE_STARTED = 0, MIMO_CALL_STATE_FINISHED = 1
 
 /* What is known of a rank. Strings are zero terminated; times are nanoseconds of the host's monotonic clock. */
 typedef struct mimo_rank_state {
-  char host[64];
-  char module[32];      /* such as "language" */
-  char coordinates[64]; /* such as "tp 0 dp 1" */
-  char error[512];      /* the sentence it failed with, or "" */
+  char host[MIMO_HOST_BYTES];
+  char module[MIMO_MODULE_BYTES];           /* such as "language" */
+  char coordinates[MIMO_COORDINATES_BYTES]; /* such as "tp 0 dp 1" */
+  char error[MIMO_SENTENCE_BYTES];          /* the sentence it failed with, or "" */
   int64_t phase;        /* MIMO_RANK_PHASE_* */
   int64_t pid;
   int64_t heartbeat;     /* beats so far */
@@ -226,7 +235,7 @@ typedef struct mimo_call_record {
   int64_t missing[16];   /* the first of them: global ranks */
 } mimo_call_record;
 
-/* Makes the shared memory of a run. `path` (at least 64 bytes) receives where the other processes of this host open it
+/* Makes the shared memory of a run. `path` [MIMO_RUN_PATH_BYTES] receives where the other processes of this host open it
  * while this one lives. `timeout_ms`: a living rank without progress for longer has failed. `supervised` 1: a launcher, which
  * is this process, calls mimo_run_watch, and the ranks watch each other only when it has not for 5 s; 0: they always do. */
 MIMO_API int32_t mimo_run_create(int32_t ranks, int32_t supervised, int64_t timeout_ms, char* path, mimo_run** run);
@@ -248,7 +257,7 @@ MIMO_API int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence
 /* The launcher tells which process will be `rank`, so that mimo_run_watch can see it stop before it joins. */
 MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
 /* Looks at every rank, but from a rank's own process, whose heart does; to be called a few times a second. A rank that died, stopped or makes no progress fails the run.
- * `failed`: 1 when the run has failed; its rank is then in `rank` and its sentence in `reason` (at least 512 bytes). */
+ * `failed`: 1 when the run has failed; its rank is then in `rank` and its sentence in `reason` [MIMO_SENTENCE_BYTES]. */
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
 /* 1 for a single caller, which prints the diagnosis. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);

@@ -1,10 +1,15 @@
 /**
- * The mirror of cuda/include (mimo.h, mimo_backend.h, mimo_digest.h, mimo_hosts.h): every enumeration, struct and function, in C names.
- * tests/native/abi.test.ts compares it with the headers, field by field and argument by argument. Wrappers live in device.ts.
+ * Generated from the headers of cuda/include by cuda/include/tables.ts ("bun build.ts tables"); do not edit. Every constant,
+ * enumeration, struct and function of the ABI in C names; the headers say what they mean. Wrappers live in device.ts.
  */
+import type { Fields, ScalarType } from "./structs.ts";
 
-/** Raised with every change of the header's meaning; a library that reports another version is refused. */
 export const ABI_VERSION = 6;
+export const RUN_PATH_BYTES = 64;
+export const HOST_BYTES = 64;
+export const MODULE_BYTES = 32;
+export const COORDINATES_BYTES = 64;
+export const SENTENCE_BYTES = 512;
 
 export const Status = {
 	ok: 0,
@@ -16,6 +21,7 @@ export const Status = {
 	peer: 6,
 	data: 7,
 } as const;
+export type StatusName = keyof typeof Status;
 export const Dtype = { f32: 0, bf16: 1, i32: 2, u8: 3, f64: 4 } as const;
 export type DtypeName = keyof typeof Dtype;
 export const MemoryTag = {
@@ -28,15 +34,8 @@ export const MemoryTag = {
 	communication: 6,
 } as const;
 export type MemoryTagName = keyof typeof MemoryTag;
-export const Activation = { squaredRelu: 0, swiglu: 1, quickGeglu: 2, geluTanh: 3, geluErf: 4 } as const;
-export type ActivationName = keyof typeof Activation;
-export const AttentionMask = { full: 0, causal: 1 } as const;
-export type AttentionMaskName = keyof typeof AttentionMask;
-export const ScoreFunction = { sigmoid: 0, softmax: 1 } as const;
-export type ScoreFunctionName = keyof typeof ScoreFunction;
-export const Distribution = { uniform: 0, normal: 1 } as const;
-
 export const RankPhase = { absent: 0, running: 1, finished: 2, failed: 3 } as const;
+export type RankPhaseName = keyof typeof RankPhase;
 export const Collective = {
 	allReduce: 0,
 	reduceScatter: 1,
@@ -48,16 +47,21 @@ export const Collective = {
 	barrier: 7,
 	exchange: 8,
 } as const;
+export type CollectiveName = keyof typeof Collective;
 export const CallState = { started: 0, finished: 1, failed: 2 } as const;
+export type CallStateName = keyof typeof CallState;
 export const Reduction = { sum: 0, max: 1 } as const;
 export type ReductionName = keyof typeof Reduction;
+export const Activation = { squaredRelu: 0, swiglu: 1, quickGeglu: 2, geluTanh: 3, geluErf: 4 } as const;
+export type ActivationName = keyof typeof Activation;
+export const AttentionMask = { full: 0, causal: 1 } as const;
+export type AttentionMaskName = keyof typeof AttentionMask;
+export const ScoreFunction = { sigmoid: 0, softmax: 1 } as const;
+export type ScoreFunctionName = keyof typeof ScoreFunction;
+export const Distribution = { uniform: 0, normal: 1 } as const;
+export type DistributionName = keyof typeof Distribution;
 export const Backend = { nccl: 0, shm: 1 } as const;
 export type BackendName = keyof typeof Backend;
-
-/** C type of a struct field. "ptr" is any pointer; ["char", n] an array inside the struct. */
-export type ScalarType = "ptr" | "i64" | "i32" | "f32" | "f64";
-export type FieldType = ScalarType | readonly ["char" | "i64", number];
-export type Fields = Readonly<Record<string, FieldType>>;
 
 /** Structs the library fills in. */
 export const structs = {
@@ -705,11 +709,6 @@ export const functions = {
 	mimo_run_rank_state: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_calls: { args: ["ptr", "i32", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_end_with_parent: { args: ["i32", "i32"], returns: "i32" },
-	mimo_run_set_backend: { args: ["ptr", "ptr", "i32"], returns: "i32" },
-	mimo_run_place: { args: ["ptr", "ptr", "i32"], returns: "i32" },
-	mimo_run_listen: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
-	mimo_run_settle: { args: ["ptr"], returns: "i32" },
-	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_group_create: { args: ["ptr", "ptr", "ptr", "i32", "ptr"], returns: "i32" },
 	mimo_group_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_group_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },
@@ -723,13 +722,18 @@ export const functions = {
 	mimo_group_barrier: { args: ["ptr"], returns: "i32" },
 	mimo_group_exchange: { args: ["ptr", "ptr", "ptr", "i64"], returns: "i32" },
 	mimo_image_inspect: { args: ["ptr", "i64", "ptr"], returns: "i32" },
+	mimo_image_decode: { args: ["ptr", "i64", "i32", "ptr", "i64"], returns: "i32" },
+	mimo_image_decode_resized: { args: ["ptr", "i64", "ptr", "i32", "ptr", "i64"], returns: "i32" },
+	mimo_image_resize: { args: ["ptr", "i32", "i32", "i32", "ptr", "i32", "i32"], returns: "i32" },
+	mimo_image_normalize: { args: ["ptr", "i32", "i32", "i32", "ptr", "ptr"], returns: "i32" },
+	mimo_run_set_backend: { args: ["ptr", "ptr", "i32"], returns: "i32" },
 	mimo_digests_open: { args: ["i32", "i64", "i32", "ptr"], returns: "i32" },
 	mimo_digests_range: { args: ["ptr", "i64"], returns: "i32" },
 	mimo_digests_written: { args: ["ptr", "i64"], returns: "i32" },
 	mimo_digests_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },
 	mimo_digests_close: { args: ["ptr"], returns: "i32" },
-	mimo_image_decode: { args: ["ptr", "i64", "i32", "ptr", "i64"], returns: "i32" },
-	mimo_image_decode_resized: { args: ["ptr", "i64", "ptr", "i32", "ptr", "i64"], returns: "i32" },
-	mimo_image_resize: { args: ["ptr", "i32", "i32", "i32", "ptr", "i32", "i32"], returns: "i32" },
-	mimo_image_normalize: { args: ["ptr", "i32", "i32", "i32", "ptr", "ptr"], returns: "i32" },
+	mimo_run_place: { args: ["ptr", "ptr", "i32"], returns: "i32" },
+	mimo_run_listen: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
+	mimo_run_settle: { args: ["ptr"], returns: "i32" },
 } as const;

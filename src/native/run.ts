@@ -2,15 +2,23 @@
  * What the ranks of one host share (mimo.h, "runs"): who lives, what each waits for, and why the run has failed. Where a run
  * has several hosts, each has its own, and one process of each passes on between them (mimo_hosts.h).
  */
-import { Backend, type BackendName, CallState, Collective, RankPhase, structs } from "./abi.ts";
+import {
+	Backend,
+	type BackendName,
+	CallState,
+	type CallStateName,
+	Collective,
+	type CollectiveName,
+	RankPhase,
+	type RankPhaseName,
+	RUN_PATH_BYTES,
+	SENTENCE_BYTES,
+	structs,
+} from "./abi.ts";
 import { check, type Device } from "./device.ts";
 import { exitCodes } from "./exit-codes.ts";
 import type { Library } from "./library.ts";
 import { layoutOf, readStruct } from "./structs.ts";
-
-export type RankPhaseName = keyof typeof RankPhase;
-export type CollectiveName = keyof typeof Collective;
-export type CallStateName = keyof typeof CallState;
 
 /** What is known of a rank. */
 export interface RankState {
@@ -55,10 +63,8 @@ export interface RunFailure {
 
 const stateLayout = layoutOf(structs.rank_state);
 const recordLayout = layoutOf(structs.call_record);
-const pathBytes = 64;
-const reasonBytes = 512;
-/** Of a line, at most: names, a sentence of 512 bytes, a call and who was absent. */
-const diagnosisBytes = 2048;
+/** Of a line of a diagnosis, at most: names, a sentence, a call and the absent ranks. */
+const diagnosisBytes = 4 * SENTENCE_BYTES;
 
 function zeroTerminated(text: string): Buffer {
 	return Buffer.from(`${text.replaceAll("\0", "")}\0`);
@@ -93,7 +99,7 @@ export class Run implements Disposable {
 		library: Library,
 		options: { readonly ranks: number; readonly supervised: boolean; readonly timeoutMinutes: number },
 	): Run {
-		const path = new Uint8Array(pathBytes);
+		const path = new Uint8Array(RUN_PATH_BYTES);
 		const out = new BigUint64Array(1);
 		const timeout = Math.ceil(options.timeoutMinutes * 60_000);
 		check(library, "mimo_run_create", options.ranks, options.supervised ? 1 : 0, timeout, path, out);
@@ -191,7 +197,7 @@ export class Run implements Disposable {
 	watch(): RunFailure | null {
 		const failed = new Int32Array(1);
 		const rank = new Int32Array(1);
-		const reason = new Uint8Array(reasonBytes);
+		const reason = new Uint8Array(SENTENCE_BYTES);
 		this.#call("mimo_run_watch", failed, rank, reason);
 		if (failed[0] === 0) return null;
 		return { rank: rank[0]! < 0 ? null : rank[0]!, reason: readString(reason) };

@@ -1,5 +1,9 @@
 /** Packs and unpacks C structs by the field lists of abi.ts, with C's alignment rules (x86-64, little endian). */
-import type { Fields, FieldType } from "./abi.ts";
+
+/** C type of a struct field. "ptr" is any pointer; ["char", n] an array inside the struct. */
+export type ScalarType = "ptr" | "i64" | "i32" | "f32" | "f64";
+export type FieldType = ScalarType | readonly ["char" | "i64", number];
+export type Fields = Readonly<Record<string, FieldType>>;
 
 interface Field {
 	readonly name: string;
@@ -43,7 +47,7 @@ export function writeInt64(view: DataView, offset: number, value: number | bigin
 /** Reads a struct the library filled in: numbers, strings (char arrays) and arrays of numbers. */
 export function readStruct(bytes: Uint8Array, layout: Layout): Record<string, number | string | number[]> {
 	const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-	const scalar = (type: "ptr" | "i64" | "i32" | "f32" | "f64", offset: number): number => {
+	const scalar = (type: ScalarType, offset: number): number => {
 		switch (type) {
 			case "i32":
 				return view.getInt32(offset, true);

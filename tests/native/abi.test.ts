@@ -1,32 +1,19 @@
-/** src/native/abi.ts is mimo.h: name by name, argument by argument, byte by byte, and the library exports just that. */
+/**
+ * src/native/abi.ts and operations.def are what the headers give, a C++ compiler agrees with them byte by byte, and the library
+ * exports just that.
+ */
 import { describe, expect, test } from "bun:test";
 import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
+import { headerFolder, headerNames, headerText, readHeader } from "../../cuda/include/header.ts";
+import { tables } from "../../cuda/include/tables.ts";
 import * as abi from "../../src/native/abi.ts";
 import { openLibrary } from "../../src/native/library.ts";
-import { layoutOf } from "../../src/native/structs.ts";
+import { type Fields, type FieldType, layoutOf } from "../../src/native/structs.ts";
 import { buildTree } from "../sanitizer.ts";
-import { abiType, headerFolder, headerNames, headerText, readHeader } from "./header.ts";
 
 const root = join(import.meta.dir, "../..");
 const header = readHeader();
-
-function camelCase(name: string): string {
-	return name.toLowerCase().replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
-}
-
-/** MIMO_ERROR_OUT_OF_MEMORY → outOfMemory: what follows the words all members share, and "error". */
-function memberNames(members: Readonly<Record<string, number>>): Record<string, number> {
-	const words = Object.keys(members).map((name) => name.split("_"));
-	let shared = 0;
-	while (words.every((w) => w[shared] === words[0]![shared] && shared < w.length - 1)) shared++;
-	return Object.fromEntries(
-		Object.values(members).map((value, i) => {
-			const own = words[i]!.slice(shared);
-			return [camelCase((own[0] === "ERROR" ? own.slice(1) : own).join("_")), value];
-		}),
-	);
-}
 
 /** Runs a program and returns what it printed. */
 function output(command: string[], input = ""): string {
@@ -35,70 +22,59 @@ function output(command: string[], input = ""): string {
 	return result.stdout.toString();
 }
 
-describe("mimo.h", () => {
-	test("has the version abi.ts asks for", () => {
-		expect(header.version).toBe(abi.ABI_VERSION);
+/** Compiles a text against the headers; throws with the compiler's words. */
+function compileWithHeaders(program: string, language: "c" | "c++" = "c++"): void {
+	const includes = headerNames.map((name) => `#include "${name}"\n`).join("");
+	const standard = language === "c" ? "-std=c99" : "-std=c++20";
+	const flags = [standard, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", `-I${headerFolder}`, "-x", language, "-"];
+	output(["c++", ...flags], `${includes}${program}`);
+}
+
+describe("the tables that are written from the headers", () => {
+	test("are those in the tree", () => {
+		for (const [path, text] of tables(header)) {
+			expect(readFileSync(join(root, path), "utf8")).toBe(text);
+		}
 	});
 
-	test("was read whole", () => {
+	test("change with a field, a value, an argument and an operation", () => {
 		const text = headerText();
-		expect(Object.keys(header.functions).length).toBe(text.match(/^MIMO_API /gm)!.length);
-		expect(Object.keys(header.structs).length).toBe(text.match(/^typedef struct \w+ \{/gm)!.length);
-		expect(Object.keys(header.enums).length).toBe(text.match(/^enum /gm)!.length);
-	});
-
-	for (const [name, members] of Object.entries(header.enums)) {
-		test(`enum mimo_${name}`, () => {
-			const { count, ...named } = memberNames(members);
-			const exported = new Map<string, unknown>(Object.entries(abi));
-			expect(exported.get(camelCase(`_${name}`))).toEqual(named);
-			if (count !== undefined) expect(count).toBe(Object.keys(named).length);
-		});
-	}
-
-	test("every operation takes a stream and its arguments", () => {
-		for (const name of Object.keys(abi.operations)) {
-			expect([name, header.functions[`mimo_${name}`]]).toEqual([
-				name,
-				{ args: ["mimo_stream*", `const mimo_${name}_args*`], returns: "int32_t" },
-			]);
-		}
-	});
-
-	test("every other function has the arguments of abi.ts", () => {
-		const isOperation = (name: string) => header.functions[name]!.args[1] === `const ${name}_args*`;
-		const others = Object.entries(header.functions).filter(([name]) => !isOperation(name));
-		const spelled = others.map(([name, { args, returns }]) => [
-			name,
-			{ args: args.map(abiType), returns: returns === "const char*" ? "cstring" : abiType(returns) },
-		]);
-		expect(Object.fromEntries(spelled)).toEqual(abi.functions as unknown as Record<string, object>);
-		expect(
-			Object.keys(abi.operations)
-				.map((name) => `mimo_${name}`)
-				.toSorted(),
-		).toEqual(Object.keys(header.functions).filter(isOperation).toSorted());
-	});
-
-	test("every struct has the fields of abi.ts, in order", () => {
-		const expected = {
-			...Object.fromEntries(Object.entries(abi.structs).map(([name, fields]) => [`mimo_${name}`, fields])),
-			...Object.fromEntries(Object.entries(abi.operations).map(([name, fields]) => [`mimo_${name}_args`, fields])),
+		const change = (from: string, to: string) => {
+			expect(text).toContain(from);
+			return tables(readHeader(text.replaceAll(from, to))).map(([, written]) => written);
 		};
-		expect(Object.keys(header.structs).toSorted()).toEqual(Object.keys(expected).toSorted());
-		for (const [name, fields] of Object.entries(expected)) {
-			expect([name, header.structs[name]]).toEqual([name, Object.entries(fields)]);
-		}
+		const [abiText, operationText] = tables(header).map(([, written]) => written);
+		expect(change("  int64_t rows;", "  int32_t rows;")[0]).not.toBe(abiText);
+		expect(change("MIMO_ERROR_DATA = 7", "MIMO_ERROR_DATA = 8")[0]).not.toBe(abiText);
+		expect(
+			change("int32_t mimo_memory_trim(mimo_device* device)", "int32_t mimo_memory_trim(int64_t device)")[0],
+		).not.toBe(abiText);
+		const renamed = change("mimo_scale", "mimo_rescale");
+		expect(renamed[1]).not.toBe(operationText);
+		expect(renamed[1]).toContain("MIMO_OPERATION(rescale)");
 	});
 
-	test("the libraries' list of operations names each once", () => {
-		const list = readFileSync(join(root, "cuda/common/operations.def"), "utf8");
-		const names = [...list.matchAll(/^MIMO_OPERATION\((\w+)\)$/gm)].map((match) => match[1]!);
-		expect(names.toSorted()).toEqual(Object.keys(abi.operations).toSorted());
+	test("everything the headers declare is in them", () => {
+		const text = headerText();
+		const { structs, functions, operations, enums } = header;
+		expect(Object.keys({ ...functions, ...operations }).length).toBe(text.match(/^MIMO_API /gm)!.length);
+		expect(Object.keys({ ...structs, ...operations }).length).toBe(text.match(/^typedef struct \w+ \{/gm)!.length);
+		expect(Object.keys(enums).length).toBe(text.match(/^enum /gm)!.length);
 	});
 
-	test("a C++ compiler places every field where structs.ts does", () => {
-		const layouts: Record<string, abi.Fields> = {
+	test("are refused from a declaration that C allows and the tables cannot say", () => {
+		const added = (line: string) => () => readHeader(`${headerText()}\n${line}\n`);
+		expect(added("typedef struct mimo_a { uint16_t x; } mimo_a;")).toThrow('"uint16_t x" has a type without');
+		expect(added("typedef struct mimo_a { int64_t x, y; } mimo_a;")).toThrow("is not read as a declaration");
+		expect(added("typedef struct mimo_a_args { int64_t x; } mimo_a_args;")).toThrow("belongs to no operation");
+		expect(added("enum mimo_a { MIMO_A_X };")).toThrow('enum mimo_a: "MIMO_A_X" has no written value');
+		expect(added("MIMO_API int32_t mimo_a(int64_t);")).toThrow("is not read as a declaration");
+	});
+});
+
+describe("a C++ compiler agrees with abi.ts on", () => {
+	test("the place of every field", () => {
+		const layouts: Record<string, Fields> = {
 			...abi.structs,
 			...Object.fromEntries(Object.entries(abi.operations).map(([name, fields]) => [`${name}_args`, fields])),
 		};
@@ -112,16 +88,72 @@ describe("mimo.h", () => {
 				),
 			];
 		});
-		const program = `#include <cstddef>\n#include "mimo.h"\n${assertions.join("\n")}\n`;
-		output(["c++", "-std=c++20", "-fsyntax-only", `-I${headerFolder}`, "-x", "c++", "-"], program);
+		compileWithHeaders(`#include <cstddef>\n${assertions.join("\n")}\n`);
 	});
 
-	test("is C as well", () => {
-		const flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"];
-		output(
-			["c++", "-x", "c", ...flags, `-I${headerFolder}`, "-"],
-			headerNames.map((name) => `#include "${name}"\n`).join(""),
+	test("every type and value", () => {
+		const types: Record<string, string> = { i64: "int64_t", i32: "int32_t", f32: "float", f64: "double" };
+		const is = (actual: string, type: FieldType | "cstring"): string =>
+			type === "ptr"
+				? `std::is_pointer_v<${actual}>`
+				: type === "cstring"
+					? `std::is_same_v<${actual}, const char*>`
+					: typeof type === "string"
+						? `std::is_same_v<${actual}, ${types[type]}>`
+						: `std::is_same_v<${actual}, ${type[0] === "char" ? "char" : "int64_t"}[${type[1]}]>`;
+		const fields = Object.entries({
+			...abi.structs,
+			...Object.fromEntries(Object.entries(abi.operations).map(([name, own]) => [`${name}_args`, own])),
+		}).flatMap(([name, own]) =>
+			Object.entries(own as Fields).map(
+				([field, type]) => `static_assert(${is(`decltype(mimo_${name}::${field})`, type)}, "mimo_${name}.${field}");`,
+			),
 		);
+		const signatures = Object.entries(abi.functions).flatMap(([name, { args, returns }]) => [
+			`static_assert(std::tuple_size_v<Call<decltype(${name})>::Args> == ${args.length}, "${name}");`,
+			`static_assert(${is(`Call<decltype(${name})>::Returns`, returns)}, "${name}");`,
+			...args.map(
+				(type, i) =>
+					`static_assert(${is(`std::tuple_element_t<${i}, Call<decltype(${name})>::Args>`, type)}, "${name} ${i}");`,
+			),
+		]);
+		const operations = Object.keys(abi.operations).map(
+			(name) =>
+				`static_assert(std::is_same_v<decltype(mimo_${name}), int32_t(mimo_stream*, const mimo_${name}_args*)>);`,
+		);
+		const constants = Object.entries(header.constants).map(([name, value]) => {
+			expect(new Map<string, unknown>(Object.entries(abi)).get(name)).toBe(value);
+			return `static_assert(MIMO_${name} == ${value});`;
+		});
+		const values = Object.values(header.enums).flatMap((members) =>
+			Object.entries(members).map(([name, value]) => `static_assert(${name} == ${value});`),
+		);
+		compileWithHeaders(`#include <cstdint>
+#include <tuple>
+#include <type_traits>
+template <class F> struct Call;
+template <class R, class... A> struct Call<R(A...)> { using Returns = R; using Args = std::tuple<A...>; };
+${[...fields, ...signatures, ...operations, ...constants, ...values].join("\n")}
+`);
+	});
+
+	test("members of enumerations by the names they have here", () => {
+		expect(abi.Status).toEqual({
+			ok: 0,
+			argument: header.enums.status!.MIMO_ERROR_ARGUMENT!,
+			outOfMemory: header.enums.status!.MIMO_ERROR_OUT_OF_MEMORY!,
+			unsupported: header.enums.status!.MIMO_ERROR_UNSUPPORTED!,
+			device: header.enums.status!.MIMO_ERROR_DEVICE!,
+			internal: header.enums.status!.MIMO_ERROR_INTERNAL!,
+			peer: header.enums.status!.MIMO_ERROR_PEER!,
+			data: header.enums.status!.MIMO_ERROR_DATA!,
+		} as unknown as typeof abi.Status);
+		expect(Object.keys(abi.MemoryTag).length).toBe(header.enums.memory_tag!.MIMO_TAG_COUNT!);
+		expect(abi.AttentionMask.causal).toBe(header.enums.attention_mask!.MIMO_ATTENTION_CAUSAL as 1);
+	});
+
+	test("the headers' being C as well", () => {
+		compileWithHeaders("", "c");
 	});
 });
 

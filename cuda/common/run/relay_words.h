@@ -26,18 +26,18 @@ struct Beat {
 };
 struct Name {
   int32_t rank, pid;
-  char host[64], module[32], coordinates[64];
+  char host[MIMO_HOST_BYTES], module[MIMO_MODULE_BYTES], coordinates[MIMO_COORDINATES_BYTES];
 };
 struct Failure {
   int32_t rank;
-  char reason[512];
+  char reason[MIMO_SENTENCE_BYTES];
 };
 /// What is told of the calls of a rank: the latest of each group, and those that are not done.
 constexpr int32_t told_calls = 24;
 struct Whereabouts {
   int32_t rank, phase, count;
   int64_t step, calls, waiting_call;
-  char error[512];
+  char error[MIMO_SENTENCE_BYTES];
   mimo_call_record records[told_calls];
 };
 

@@ -56,10 +56,10 @@ struct RankRegion {
   std::atomic<int64_t> waiting_call;
   int32_t host_index;  // on which of the run's hosts the rank is
   char gpu[20];        // the GPU's place on the bus, once the rank communicates through it
-  char host[64];
-  char module[32];
-  char coordinates[64];
-  char error[512];
+  char host[MIMO_HOST_BYTES];
+  char module[MIMO_MODULE_BYTES];
+  char coordinates[MIMO_COORDINATES_BYTES];
+  char error[MIMO_SENTENCE_BYTES];
   mimo_call_record flight[flight_records];  // call c is in flight[c % flight_records]
 };
 
@@ -72,7 +72,7 @@ struct Recording {
   int64_t written;  // CLOCK_REALTIME, nanoseconds
   int32_t failed;
   int32_t failed_rank;
-  char reason[512];
+  char reason[MIMO_SENTENCE_BYTES];
   RankRegion region;
   RankRegion blamed;  // of the failed rank, which may have ended before it recorded its last calls
 };
@@ -123,7 +123,7 @@ struct RunHeader {
   std::atomic<int64_t> failed_time;
   int32_t failed_rank;
   int32_t failed_by;                   // the rank that said so; -1: none of them
-  char reason[512];
+  char reason[MIMO_SENTENCE_BYTES];
   int32_t hosts;
   int32_t own_host;
   std::atomic<int32_t> mirrored;     // since the failure: what the other hosts' ranks had begun is here

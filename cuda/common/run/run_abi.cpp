@@ -17,7 +17,7 @@ extern "C" {
 int32_t mimo_run_create(int32_t ranks, int32_t supervised, int64_t timeout_ms, char* path, mimo_run** run) {
   return guard([&] {
     auto made = std::make_unique<mimo_run>(ranks, supervised != 0, timeout_ms);
-    mimo::copy_string(path, 64, made->run.path().c_str());
+    mimo::copy_string(path, MIMO_RUN_PATH_BYTES, made->run.path().c_str());
     *run = made.release();
   });
 }
@@ -78,7 +78,7 @@ int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reas
     *failed = run->run.failed() ? 1 : 0;
     if (*failed == 0) return;
     *rank = run->run.header().failed_rank;
-    mimo::copy_string(reason, 512, run->run.header().reason);
+    mimo::copy_string(reason, MIMO_SENTENCE_BYTES, run->run.header().reason);
   });
 }
 
