@@ -580,7 +580,7 @@ typedef struct mimo_causal_conv1d_backward_args {
 } mimo_causal_conv1d_backward_args;
 MIMO_API int32_t mimo_causal_conv1d_backward(mimo_stream* stream, const mimo_causal_conv1d_backward_args* args);
 
-/* Mamba-2 state space scan with its gate (spec language-model 2.2, 2.3). Per head j of group j / (H/G):
+/* Mamba-2 state space scan with its gate (docs/spec/language-model.md §2.2, §2.3). Per head j of group j / (H/G):
  *   Δ = max(softplus(dt + dt_bias), dt_minimum),  a = -exp(A_log) Δ,  h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
  *   o = y silu(z). The state starts at zero in every sequence. */
 typedef struct mimo_ssd_forward_args {
@@ -745,10 +745,10 @@ MIMO_API int32_t mimo_rope_forward(mimo_stream* stream, const mimo_rope_forward_
 
 enum mimo_score_function { MIMO_SCORE_SIGMOID = 0, MIMO_SCORE_SOFTMAX = 1 };
 
-/* Scores, top-k selection and routing weights (spec language-model 4.2), and the statistics of the balancing loss
- * (4.4: from unbiased normalised scores, counted per sequence). Ties go to the lower expert index.
- * softmax: after top-k over the selected logits, or before it when pre_softmax = 1. Padding tokens are routed like any
- * other, but stay out of every count and sum. The three sequence_ arrays are given together or not at all. */
+/* Scores, top-k selection and routing weights (docs/spec/language-model.md §4.2), and the statistics of the balancing
+ * loss (§4.4: from unbiased normalised scores, counted per sequence). Ties go to the lower expert index. softmax: after
+ * top-k over the selected logits, or before it when pre_softmax = 1. Padding tokens are routed like any other, but stay
+ * out of every count and sum. The three sequence_ arrays are given together or not at all. */
 typedef struct mimo_router_forward_args {
   const float* logits;         /* [T, E] */
   const float* expert_bias;    /* [E], or null; sigmoid only */

@@ -1,6 +1,7 @@
 /**
  * Dense tensors stored as boxes (chunks): coverage checks, and reads of any range of the whole tensor's bytes. Both
- * torch_dist and the native format store tensors so; chunks may be uneven and in any order (checkpoint.md §1.2, §1.9).
+ * torch_dist and the native format store tensors so; chunks may be uneven and in any order
+ * (docs/spec/checkpoint.md §1.2, §1.9).
  */
 
 /** A box of a tensor: where it begins and how far it reaches on every axis. */

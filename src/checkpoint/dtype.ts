@@ -27,7 +27,7 @@ interface DtypeDescription {
 	readonly array: ArrayConstructor;
 }
 
-/** Source: checkpoint.md §1.5. */
+/** Source: docs/spec/checkpoint.md §1.5. */
 export const dtypes = {
 	F64: { bits: 64, torch: "float64", storage: "DoubleStorage", array: Float64Array },
 	F32: { bits: 32, torch: "float32", storage: "FloatStorage", array: Float32Array },

@@ -1,6 +1,6 @@
 /**
  * Files that are read by position and files that are either whole or not there: temporary name, fsync, rename, fsync of
- * the folder (checkpoint.md §7). Every failure is one sentence that names the file.
+ * the folder (docs/spec/checkpoint.md §7). Every failure is one sentence that names the file.
  */
 import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname } from "node:path";

@@ -1,4 +1,4 @@
-/** Values of one floating-point dtype as another, rounded to nearest, ties to even (checkpoint.md §6 rule 4). */
+/** Values of one floating-point dtype as another, rounded to nearest, ties to even (docs/spec/checkpoint.md §6.4). */
 import { type DtypeTag, dtypes, viewAs } from "./dtype.ts";
 import { bytesOfType, type TensorStore, type TensorType, typeOf } from "./store.ts";
 

@@ -1,4 +1,4 @@
-/** Folders that are either whole or not there: built beside their name, then renamed (checkpoint.md §7). */
+/** Folders that are either whole or not there: built beside their name, then renamed (docs/spec/checkpoint.md §7). */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync } from "node:fs";
 import { basename, dirname, resolve } from "node:path";
 import { UserError } from "../native/errors.ts";

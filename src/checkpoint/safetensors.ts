@@ -1,7 +1,7 @@
 /**
  * Safetensors files: a strict reader that fetches one tensor at a time (files of any length, memory of the one tensor)
- * and a streaming, atomic writer. Format: checkpoint.md §8.1; u64 header length n, n bytes of JSON, dense little-endian
- * data. Errors are UserErrors that name the file and the tensor.
+ * and a streaming, atomic writer. Format: docs/spec/checkpoint.md §8.1; u64 header length n, n bytes of JSON, dense
+ * little-endian data. Errors are UserErrors that name the file and the tensor.
  */
 
 import { UserError } from "../native/errors.ts";

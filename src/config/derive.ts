@@ -10,7 +10,7 @@ const hasLayer = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPatt
 
 /**
  * Parts into which Megatron would cut a weight beyond tensor parallelism (gtp). Here they are extra data parallelism
- * (runtime.md §1.5): the same lanes, the same samples in each.
+ * (docs/spec/runtime.md §1.5): the same lanes, the same samples in each.
  */
 export function weightShards(c: TrainingConfiguration): { readonly dense: number; readonly expert: number } {
 	return {
@@ -19,12 +19,12 @@ export function weightShards(c: TrainingConfiguration): { readonly dense: number
 	};
 }
 
-/** Data lanes: microbatches of different data that the language model takes at once (runtime.md §0). */
+/** Data lanes: microbatches of different data that the language model takes at once (docs/spec/runtime.md §0). */
 export function dataLanes(c: TrainingConfiguration): number {
 	return (c.llmDp * c.tensorParallelNumWeightShards) / c.llmTp;
 }
 
-/** Samples of an encoder lane's microbatch when a language lane's has `perLane` (runtime.md §1.3). */
+/** Samples of an encoder lane's microbatch when a language lane's has `perLane` (docs/spec/runtime.md §1.3). */
 export function encoderMicroBatchSize(c: TrainingConfiguration, perLane = c.microBatchSize): number {
 	return (perLane * dataLanes(c)) / c.encoderDp;
 }

@@ -1,4 +1,7 @@
-/** What a layout of ranks must satisfy (runtime.md §1.3): spans, sizes that divide, batches that spread over lanes. */
+/**
+ * What a layout of ranks must satisfy (docs/spec/runtime.md §1.3): spans, sizes that divide, batches that spread over
+ * lanes.
+ */
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "./derive.ts";
 import { pipelineObjection } from "./pipeline.ts";

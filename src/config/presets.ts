@@ -1,6 +1,6 @@
 /**
- * Known models (language-model.md §9.1) and their recipes as far as they were published. Layout is never part of a
- * preset: one process is the default.
+ * Known models (docs/spec/language-model.md §9.1) and their recipes as far as they were published. Layout is never part
+ * of a preset: one process is the default.
  */
 
 import { type PresetName, presetNames } from "./preset-names.ts";

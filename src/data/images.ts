@@ -1,4 +1,4 @@
-/** Images as an encoder reads them: patches, image after image (spec vision 2.1). */
+/** Images as an encoder reads them: patches, image after image (docs/spec/vision.md §2.1). */
 import type { PatchGrid } from "../models/radio/config.ts";
 
 export interface ImageSet {

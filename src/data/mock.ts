@@ -1,6 +1,6 @@
 /**
- * Megatron's mock data (spec runtime 8): samples of image tokens followed by random text, images of zeros. Sample i of a
- * data set is drawn from MT19937 seeded by the data set's seed plus i.
+ * Megatron's mock data (docs/spec/runtime.md §8): samples of image tokens followed by random text, images of zeros.
+ * Sample i of a data set is drawn from MT19937 seeded by the data set's seed plus i.
  */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
@@ -139,7 +139,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 	};
 }
 
-/** The one image of a mock sample, and how many image tokens it makes (spec runtime 8). */
+/** The one image of a mock sample, and how many image tokens it makes (docs/spec/runtime.md §8). */
 export function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid; readonly tokens: number } {
 	if (!hasEncoder(c)) return { grid: { rows: 0, columns: 0 }, tokens: 0 };
 	if (!c.disableVisionClassToken) throw new UserError("Mock data needs --disable-vision-class-token.");

@@ -1,7 +1,7 @@
 /** What a model says about each of its parameters before any memory exists. */
 import type { Shard } from "../parallel/shard.ts";
 
-/** How initial values are drawn (spec language-model 6.1). */
+/** How initial values are drawn (docs/spec/language-model.md §6.1). */
 export type Initialisation =
 	| { readonly kind: "normal"; readonly standardDeviation: number }
 	| { readonly kind: "uniform"; readonly low: number; readonly high: number }
@@ -28,7 +28,7 @@ export interface ParameterSpec {
 	readonly alwaysF32?: boolean;
 }
 
-/** Megatron's rule: vectors and biases do not decay (spec language-model 7.2). */
+/** Megatron's rule: vectors and biases do not decay (docs/spec/language-model.md §7.2). */
 export function decays(spec: ParameterSpec): boolean {
 	return spec.shape.length > 1 && !spec.name.endsWith(".bias");
 }

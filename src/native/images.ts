@@ -39,7 +39,7 @@ export interface ChannelStatistics {
 	readonly deviation: readonly [number, number, number];
 }
 
-/** The statistics RADIO and CLIP were trained with (vision.md §5.4). */
+/** The statistics RADIO and CLIP were trained with (docs/spec/vision.md §5.4). */
 export const clipStatistics: ChannelStatistics = {
 	mean: [0.48145466, 0.4578275, 0.40821073],
 	deviation: [0.26862954, 0.26130258, 0.27577711],
@@ -98,7 +98,10 @@ export class Images {
 		return this.#normalize(image, 0, statistics);
 	}
 
-	/** RGB pixels as normalised patch vectors [patches, 3 · patch²], channel first, row-major patches (vision.md §2.1). */
+	/**
+	 * RGB pixels as normalised patch vectors [patches, 3 · patch²], channel first, row-major patches
+	 * (docs/spec/vision.md §2.1).
+	 */
 	patches(image: Image, patch: number, statistics: ChannelStatistics): Float32Array {
 		return this.#normalize(image, patch, statistics);
 	}

@@ -1,7 +1,7 @@
 /**
- * Megatron's training line, its accumulators and its evaluation block (runtime.md §6.2, §12.1). Losses and time are
- * means since the last line, also since the one after a process's first step, which Megatron's line counts twice. The
- * JSON log has every step on its own. After Megatron's fields come those of each module.
+ * Megatron's training line, its accumulators and its evaluation block (docs/spec/runtime.md §6.2, §12.1). Losses and
+ * time are means since the last line, also since the one after a process's first step, which Megatron's line counts
+ * twice. The JSON log has every step on its own. After Megatron's fields come those of each module.
  */
 import { fixed, pythonFloat, scientific } from "./printf.ts";
 import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";

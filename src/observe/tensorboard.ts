@@ -1,6 +1,7 @@
 /**
- * TensorBoard events with Megatron's scalar names (runtime.md §6.3): each has a twin "NAME vs samples" whose x is the
- * number of consumed samples. What Megatron lacks (modules, memory by rank) has names of its own without twins.
+ * TensorBoard events with Megatron's scalar names (docs/spec/runtime.md §6.3): each has a twin "NAME vs samples" whose
+ * x is the number of consumed samples. What Megatron lacks (modules, memory by rank) has names of its own without
+ * twins.
  */
 import { EventFile, type Histogram } from "./event-file.ts";
 import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";

@@ -1,6 +1,6 @@
 /**
- * Megatron's timers (runtime.md §12.3): names, levels, what a rank measures, and how all ranks are shown. A timer above
- * the level that is asked for costs nothing.
+ * Megatron's timers (docs/spec/runtime.md §12.3): names, levels, what a rank measures, and how all ranks are shown. A
+ * timer above the level that is asked for costs nothing.
  */
 import { fixed } from "./printf.ts";
 import type { TimersReport } from "./report.ts";

@@ -1,4 +1,7 @@
-/** AdamW over a model's flat parameter buffers (spec runtime 4.3), with fp32 master weights where values are bf16. */
+/**
+ * AdamW over a model's flat parameter buffers (docs/spec/runtime.md §4.3), with fp32 master weights where values are
+ * bf16.
+ */
 import type { DataParallel } from "../parallel/data-parallel.ts";
 import type { ParameterBuffer } from "../parallel/parameter-set.ts";
 import { copyInto, Tensor } from "../tensor/tensor.ts";
@@ -12,7 +15,10 @@ export interface AdamWOptions {
 	readonly weightDecayMultiplier?: (name: string) => number;
 }
 
-/** Megatron's rule (spec language-model 7.2): what decays does so at the scheduled rate, vectors and biases not at all. */
+/**
+ * Megatron's rule (docs/spec/language-model.md §7.2): what decays does so at the scheduled rate, vectors and biases not
+ * at all.
+ */
 export function decayMultiplier(decays: boolean): number {
 	return decays ? 1 : 0;
 }

@@ -1,6 +1,7 @@
 /**
- * Global gradient norm and the clip factor that follows from it (spec runtime 4.4), all on the device. The norm spans
- * every module and rank: each adds the squares of the elements it owns and counts, one sum over the world makes them one.
+ * Global gradient norm and the clip factor that follows from it (docs/spec/runtime.md §4.4), all on the device. The
+ * norm spans every module and rank: each adds the squares of the elements it owns and counts, one sum over the world
+ * makes them one.
  */
 import type { DataParallel } from "../parallel/data-parallel.ts";
 import type { Group } from "../parallel/group.ts";

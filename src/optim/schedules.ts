@@ -1,6 +1,6 @@
 /**
- * Learning rate and weight decay by consumed samples (runtime.md §5). The counter starts at 0 and grows by the global
- * batch size with every step that updated the weights; step k + 1 uses the value after k such steps.
+ * Learning rate and weight decay by consumed samples (docs/spec/runtime.md §5). The counter starts at 0 and grows by
+ * the global batch size with every step that updated the weights; step k + 1 uses the value after k such steps.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
 

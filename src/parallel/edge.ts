@@ -1,7 +1,7 @@
 /**
- * One rank's end of an edge: rows go forward over it, their gradients come back (spec runtime 2). Image rows are
- * sample-major and say how many each sample has; hidden states have as many rows as both sides know. A lane that serves
- * several others deals out whole samples, and one that is served by several puts their rows one after the other.
+ * One rank's end of an edge: rows go forward over it, their gradients come back (docs/spec/runtime.md §2). Image rows
+ * are sample-major and say how many each sample has; hidden states have as many rows as both sides know. A lane that
+ * serves several others deals out whole samples, and one that is served by several puts their rows one after the other.
  */
 import type { Device } from "../native/device.ts";
 import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";

@@ -1,7 +1,8 @@
 /**
- * Token exchange between ranks that hold different experts (spec language-model 4.5). The dispatch group is expt_tp × ep,
- * expt_tp fastest: expert e lives on the `expertTensor` members of expert-parallel rank e / (E / EP), each with a part of
- * its channels. A token copy goes to all of them, and their partial outputs are summed on the way back.
+ * Token exchange between ranks that hold different experts (docs/spec/language-model.md §4.5). The dispatch group is
+ * expt_tp × ep, expt_tp fastest: expert e lives on the `expertTensor` members of expert-parallel rank e / (E / EP),
+ * each with a part of its channels. A token copy goes to all of them, and their partial outputs are summed on the way
+ * back.
  */
 import type { Device } from "../native/device.ts";
 import type { ExpertOrder } from "../tensor/ops/permute.ts";

@@ -1,6 +1,6 @@
 /**
- * A module's rank grid (spec runtime 1.1): two factorisations of the same span of global ranks. The first dimension
- * varies fastest.
+ * A module's rank grid (docs/spec/runtime.md §1.1): two factorisations of the same span of global ranks. The first
+ * dimension varies fastest.
  *   dense view:  rank = offset + tp + TP·(cp + CP·(dp + DP·pp))
  *   expert view: rank = offset + expt_tp + ETP·(ep + EP·(expt_dp + EDP·pp))
  * Weight shards (gtp in Megatron) run as extra data parallelism: the same lanes, counted in dp.
@@ -108,7 +108,7 @@ export class Grid {
 	}
 }
 
-/** The groups that the ranks of a module make (spec runtime 1.2). */
+/** The groups that the ranks of a module make (docs/spec/runtime.md §1.2). */
 export const groupKinds = {
 	tp: ["dense", ["tp"]],
 	dp: ["dense", ["dp"]],

@@ -1,4 +1,4 @@
-/** The communication groups of one module as one of its ranks sees them (spec runtime 1.2). */
+/** The communication groups of one module as one of its ranks sees them (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
 import type { ExpertParallel } from "./expert-parallel.ts";
 import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";

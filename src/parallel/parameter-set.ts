@@ -127,7 +127,7 @@ function slice(flat: Tensor, entry: BufferEntry): Tensor {
 	return window.view(entry.shape);
 }
 
-/** Elements at which a bucket closes (spec runtime 3.6). */
+/** Elements at which a bucket closes (docs/spec/runtime.md §3.6). */
 function elementsOfBucket(requests: readonly ParameterRequest[], buckets: BucketSize | undefined): number {
 	if (buckets === undefined) return Number.POSITIVE_INFINITY;
 	if ("elements" in buckets) return buckets.elements;

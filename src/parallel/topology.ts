@@ -1,6 +1,7 @@
 /**
  * The whole layout of a run: modules, each on a grid of ranks of its own, and the edges over which rows go from one to
- * another (spec runtime 1.3, 2.1, 2.2). Modules lie one after the other (disjoint), or on the same ranks (colocated).
+ * another (docs/spec/runtime.md §1.3, §2.1, §2.2). Modules lie one after the other (disjoint), or on the same ranks
+ * (colocated).
  */
 
 import { dataLanes, hasEncoder, sharesRanks } from "../config/derive.ts";
@@ -118,7 +119,7 @@ export function layOut(encoder: SideLayout | null, language: SideLayout, colocat
 
 /**
  * The layout that a configuration, checked as all are, asks for. Weight shards count as data parallelism: lane d·G + g
- * of Megatron is data-parallel rank d·G + g here (spec runtime 1.5).
+ * of Megatron is data-parallel rank d·G + g here (docs/spec/runtime.md §1.5).
  */
 export function topologyOf(c: TrainingConfiguration): Topology {
 	const encoder = hasEncoder(c)

@@ -65,7 +65,7 @@ export function goldenEncoderConfig(
 	dtype: Precision,
 ): EncoderConfig {
 	const std = l.init_method_std;
-	// Upstream copies the language model's initialisation, its depth included (spec vision 1.2).
+	// Upstream copies the language model's initialisation, its depth included (docs/spec/vision.md §1.2).
 	const outward = std / Math.sqrt(l.pattern.length);
 	return {
 		tower: {

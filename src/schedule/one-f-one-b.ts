@@ -1,6 +1,6 @@
 /**
- * 1F1B (runtime.md §3.2): stage p of P begins with P − p − 1 forward passes, then goes one forward, one backward, and ends
- * with the backward passes that are left. A stage has at most P − p microbatches under way.
+ * 1F1B (docs/spec/runtime.md §3.2): stage p of P begins with P − p − 1 forward passes, then goes one forward, one
+ * backward, and ends with the backward passes that are left. A stage has at most P − p microbatches under way.
  */
 import { languageChunk, type PassAction } from "./actions.ts";
 

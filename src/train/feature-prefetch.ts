@@ -1,7 +1,7 @@
 /**
- * Features of a frozen tower made ahead of time (spec runtime 9): where an encoder rank would wait for gradients, it runs
- * the tower on microbatches that are still to come, of this step and of the next. The projector, which trains, stays in
- * its place in the schedule. Values are the same bit for bit: a frozen tower does not change.
+ * Features of a frozen tower made ahead of time (docs/spec/runtime.md §9): where an encoder rank would wait for
+ * gradients, it runs the tower on microbatches that are still to come, of this step and of the next. The projector,
+ * which trains, stays in its place in the schedule. Values are the same bit for bit: a frozen tower does not change.
  */
 import type { ImageSet } from "../data/images.ts";
 import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";

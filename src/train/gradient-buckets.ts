@@ -1,4 +1,4 @@
-/** What the configuration says about reducing gradients while backward runs (spec runtime 3.6). */
+/** What the configuration says about reducing gradients while backward runs (docs/spec/runtime.md §3.6). */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";
 

@@ -1,6 +1,7 @@
 /**
- * What becomes of the encoder's gradient when some of its ranks saw no image in a step (spec runtime 3.7). exact: nothing,
- * the gradient stays that of the token mean. corrected: it is multiplied by ranks / participants, as upstream offers.
+ * What becomes of the encoder's gradient when some of its ranks saw no image in a step (docs/spec/runtime.md §3.7).
+ * exact: nothing, the gradient stays that of the token mean. corrected: it is multiplied by ranks / participants, as
+ * upstream offers.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { gradientSquares, scaleGradients } from "../optim/gradient-norm.ts";

@@ -29,7 +29,9 @@ test("dropout differs from Megatron's default and says so", () => {
 	}
 });
 
-/** Flags of the runtime's table (runtime.md §11) and of the language model (language-model.md §11). */
+/**
+ * Flags of the runtime's table (docs/spec/runtime.md §11) and of the language model (docs/spec/language-model.md §11).
+ */
 const megatronFlags = `--model-provider --encoder-tp --encoder-dp --llm-offset --llm-tp --llm-cp --llm-pp --llm-dp --llm-ep
 --llm-expt-tp --tensor-parallel-num-weight-shards --expert-tensor-parallel-num-weight-shards --llm-only
 --encoder-ddp-overlap --dataset-provider --image-token-id --image-seq-length --mock-dataset-size --class-token-len

@@ -22,7 +22,7 @@ function entries(path: string): number[] {
 	return Array.from({ length: index.length }, (_, i) => index.at(i));
 }
 
-test("member names (energon.md §1.2)", () => {
+test("member names (docs/spec/energon.md §1.2)", () => {
 	const cases: [string, [string, string] | null][] = [
 		["a.b/c.jpg", ["a.b/c", "jpg"]],
 		["000.img1.jpg", ["000", "img1.jpg"]],
@@ -103,7 +103,7 @@ describe("tar", () => {
 });
 
 describe("prepare", () => {
-	test("index, sqlite and split of the specification's example (§9.6)", () => {
+	test("index, sqlite and split of the example of docs/spec/energon.md §9.6", () => {
 		using folder = new Scratch();
 		const members = [
 			["__meta__/info.txt", 10],
@@ -140,7 +140,7 @@ describe("prepare", () => {
 		expect(() => reader.read(3)).toThrow("no sample 3");
 	});
 
-	test("shards are divided by ratio, shuffled as Python shuffles (§1.8)", () => {
+	test("shards are divided by ratio, shuffled as Python shuffles (docs/spec/energon.md §1.8)", () => {
 		using folder = new Scratch();
 		for (let i = 0; i < 10; i++) folder.file(`s/${i}.tar`, tar([[`k${i}.txt`, "x"]]));
 		const path = join(folder.path, "s");

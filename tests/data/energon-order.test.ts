@@ -15,7 +15,7 @@ import { RepeatDataset } from "../../src/data/energon/wrappers/repeat.ts";
 import { SampleLoaderDataset } from "../../src/data/energon/wrappers/sample-loader.ts";
 import { ShuffleBufferDataset } from "../../src/data/energon/wrappers/shuffle-buffer.ts";
 
-/** The worked examples of the specification, energon.md §9. */
+/** The worked examples of docs/spec/energon.md §9. */
 const tenShards = [100, 37, 250, 61, 128, 90, 5, 300, 77, 155];
 
 function worker(rank: number, worldSize: number, numWorkers: number, id: number, seedOffset = 0): Worker {
@@ -65,7 +65,7 @@ function first(count: number, dataset: { iterate(): Generator<RawRecord, void, v
 
 const numbers = (text: string) => text.split(" ").map(Number);
 
-describe("seeds and draws (§9.1)", () => {
+describe("seeds and draws (docs/spec/energon.md §9.1)", () => {
 	for (const [offset, g, seed, draws] of [
 		[0, 0, 273211461, "1812855090 3096276510 3867689913 1620833732"],
 		[0, 7, 968744797, "2257470282 225694598 4279223854 2696029563"],
@@ -97,7 +97,7 @@ describe("seeds and draws (§9.1)", () => {
 	});
 });
 
-describe("sharding (§9.2, §9.3)", () => {
+describe("sharding (docs/spec/energon.md §9.2, §9.3)", () => {
 	test("interleaving of 12 workers", () => {
 		const indices = Array.from({ length: 12 }, (_, i) => i);
 		expect(interleaving(indices)).toEqual(numbers("0 6 3 9 1 7 4 10 2 8 5 11"));
@@ -134,7 +134,7 @@ describe("sharding (§9.2, §9.3)", () => {
 	});
 });
 
-describe("order (§9.4)", () => {
+describe("order (docs/spec/energon.md §9.4)", () => {
 	for (const [g, parallel, expected] of [
 		[0, 16, "137 138 50 0 100 1 51 2 3 52 53 4 101 102 5 54 55 56 57 58"],
 		[0, 2, "50 51 100 52 101 53 54 55 56 102 57 58 103 104 59 60 61 62 63 105"],
@@ -238,7 +238,7 @@ describe("order (§9.4)", () => {
 		expect(keysOf(pass)).toEqual(["1", "2", "3", "4", "5", "6"]);
 	});
 
-	test("weights accumulate in double and round to float32 (§9.5)", () => {
+	test("weights accumulate in double and round to float32 (docs/spec/energon.md §9.5)", () => {
 		const sums = cumulative(Float32Array.of(0.4, 0.4, 0.1, 0.1));
 		const bits = [...new Uint32Array(sums.buffer)].map((word) => word.toString(16));
 		expect(bits).toEqual(["3ecccccd", "3f4ccccd", "3f666667", "3f800000"]);

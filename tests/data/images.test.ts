@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { patchify } from "../../src/data/images.ts";
 
-test("patches row by row, values channel by channel (spec vision 7, G3)", () => {
+test("patches row by row, values channel by channel (docs/spec/vision.md §G3)", () => {
 	const pixels = Float32Array.from({ length: 3 * 4 * 6 }, (_, i) => {
 		const [channel, y, x] = [Math.floor(i / 24), Math.floor(i / 6) % 4, i % 6];
 		return 100 * channel + 10 * y + x;

@@ -42,7 +42,7 @@ function script(values: Readonly<Record<string, number>>): string[] {
 /** Upstream fixes the tower's sizes in its code, so its script has no flags to reduce them with. */
 const tower = "--vision-num-layers 2 --vision-hidden-size 64 --vision-num-attention-heads 4";
 
-/** Learning rates as upstream logs them: after the step, so that of the next (runtime.md §5). */
+/** Learning rates as upstream logs them: after the step, so that of the next (docs/spec/runtime.md §5). */
 const rates = ["1.951546E-04", "1.810927E-04", "1.591907E-04", "1.315927E-04", "1.010000E-04", "7.040732E-05"];
 
 /** What the format strings of Megatron's training_log() make; fields of our own may follow. */

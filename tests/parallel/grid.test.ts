@@ -1,4 +1,4 @@
-/** The worked examples of runtime.md §1.4, group by group. */
+/** The worked examples of docs/spec/runtime.md §1.4, group by group. */
 import { expect, test } from "bun:test";
 import { encoderMicroBatchSize } from "../../src/config/derive.ts";
 import { configurationOf } from "../../src/config/resolve.ts";

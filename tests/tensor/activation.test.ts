@@ -32,7 +32,7 @@ const plain: Partial<Record<ActivationName, (x: number) => number>> = {
 	geluErf: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
 };
 
-/** The formulas of spec moe-performance 1.2 in float64, a row of x at a time. */
+/** The formulas of docs/spec/moe-performance.md §1.2 in float64, a row of x at a time. */
 function reference(
 	kind: ActivationName,
 	x: ArrayLike<number>,

@@ -26,7 +26,7 @@ const bias = Float32Array.of(2, 0, 0.1, -2, 0);
 
 type Weights = Readonly<Record<"router" | "fc1" | "fc2", Parameter>>;
 
-/** One microbatch through the experts, in the segments of moe-performance 2.1. */
+/** One microbatch through the experts, in the segments of docs/spec/moe-performance.md §2.1. */
 function mixture(tape: Tape, x: Tensor, weights: Weights, balance: number): Tensor {
 	using sequences = Sequences.of(tape.device, [x.rows]);
 	using expertBias = Tensor.from(tape.device, bias);

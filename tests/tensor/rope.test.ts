@@ -22,7 +22,7 @@ type Case = Omit<RopeOptions, "sequences"> & { readonly lengths: readonly number
 const tokensOf = (c: Case) => c.lengths.reduce((a, b) => a + b, 0);
 const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
 
-/** The formula of the spec, in float64. */
+/** The formula of docs/spec/language-model.md §3, in float64. */
 function reference(x: Float64Array, c: Case): Float64Array {
 	const heads = c.queryHeads / c.keyHeads + 2;
 	const rotary = Math.floor(c.headDim * c.percent);

@@ -1,4 +1,4 @@
-/** The router of spec language-model 4.2 - 4.4 in float64 on plain arrays, a token at a time. */
+/** The router of docs/spec/language-model.md §4.2–§4.4 in float64 on plain arrays, a token at a time. */
 
 export interface ReferenceOptions {
 	readonly topk: number;

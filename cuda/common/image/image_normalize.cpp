@@ -1,5 +1,4 @@
-// Pixels as the encoder takes them: normalised, in planes or patch vectors. Source of the arithmetic: vision.md §5.4 (golden
-// value G14), §2.1.
+// Pixels as the encoder takes them: normalised, in planes or patch vectors (docs/spec/vision.md §2.1, §5.4, §G14).
 #include "status.h"
 
 namespace mimo {

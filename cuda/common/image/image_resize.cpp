@@ -1,6 +1,6 @@
 // Resizing as the Pillow library does it: bicubic with antialiasing, by integer taps on 8-bit pixels, by double-precision
-// ones on 16-bit greys. Source of the arithmetic: vision.md §5.4 (golden value G13); the order of the passes is that of
-// Pillow 13.
+// ones on 16-bit greys. Source of the arithmetic: docs/spec/vision.md §5.4 (golden value G13); the order of the passes
+// is that of Pillow 13.
 #include "image_resize.h"
 
 #include <algorithm>

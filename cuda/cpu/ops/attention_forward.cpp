@@ -1,5 +1,6 @@
-// Attention forward (spec language-model 3): o = softmax(scale q kᵀ) v within each sequence, in blocks of queries and
-// keys with a running maximum and sum (Dao et al., FlashAttention-2), so that no row of scores is ever whole.
+// Attention forward (docs/spec/language-model.md §3): o = softmax(scale q kᵀ) v within each sequence, in blocks of
+// queries and keys with a running maximum and sum (Dao et al., FlashAttention-2), so that no row of scores is ever
+// whole.
 #include "attention.h"
 
 namespace mimo::MIMO_ISA {

@@ -1,5 +1,6 @@
-// Depthwise causal convolution with SiLU (spec language-model 2.2 step 2; backward 2.4): a few multiply-adds an element,
-// so memory decides. Tasks are runs of tokens times blocks of channels; a block's taps stay in the nearest cache.
+// Depthwise causal convolution with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4): a few multiply-adds
+// an element, so memory decides. Tasks are runs of tokens times blocks of channels; a block's taps stay in the nearest
+// cache.
 #include "kernel.h"
 #include "prefetch.h"
 #include "sequences.h"

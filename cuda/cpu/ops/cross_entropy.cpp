@@ -1,5 +1,5 @@
-// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (spec language-model 5.2): statistics of a
-// shard, their combination into losses, and the gradient of the logits.
+// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (docs/spec/language-model.md §5.2):
+// statistics of a shard, their combination into losses, and the gradient of the logits.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {

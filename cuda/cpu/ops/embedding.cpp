@@ -1,4 +1,4 @@
-// Rows of a (vocabulary shard of a) table, and the sum of their gradients (spec language-model 5.1).
+// Rows of a (vocabulary shard of a) table, and the sum of their gradients (docs/spec/language-model.md §5.1).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {

@@ -1,4 +1,4 @@
-// Order of the routed token copies (spec language-model 4.5): a stable counting sort of the slots by expert.
+// Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {

@@ -1,4 +1,4 @@
-// RMSNorm and group RMSNorm (spec language-model 1.5, 2.2): y = h rsqrt(mean(h²) + ε) γ.
+// RMSNorm and group RMSNorm (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε) γ.
 #include "kernel.h"
 #include "prefetch.h"
 #include "streaming.h"

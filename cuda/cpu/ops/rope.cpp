@@ -1,5 +1,6 @@
-// Rotary position embedding (spec language-model 3; Su et al., RoFormer), half-split convention: the first rotary_dim
-// columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin] of the angle position * base^(-2i / rotary_dim).
+// Rotary position embedding (docs/spec/language-model.md §3; Su et al., RoFormer), half-split convention: the first
+// rotary_dim columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin] of the angle position * base^(-2i /
+// rotary_dim).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {

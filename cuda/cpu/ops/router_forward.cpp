@@ -1,5 +1,5 @@
-// Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
-// balancing loss (4.4).
+// Router: scores, deterministic top-k selection, routing weights (docs/spec/language-model.md §4.2), and the statistics
+// of the balancing loss (§4.4).
 #include "router.h"
 #include "router_arguments.h"
 
@@ -75,9 +75,10 @@ struct Scratch {
         chosen(reinterpret_cast<int32_t*>(best_logits + args.experts)) {}
 };
 
-/// Puts -infinity outside the group_topk groups of the highest score (spec 4.2 item 4). A group's score is the sum of its
-/// group_score_topk best values; with softmax before top-k, of their probabilities: single experts stand in the order of
-/// their logits, sums of them do not. All probabilities have the same divisor, which changes no order.
+/// Puts -infinity outside the group_topk groups of the highest score (docs/spec/language-model.md §4.2 item 4). A
+/// group's score is the sum of its group_score_topk best values; with softmax before top-k, of their probabilities:
+/// single experts stand in the order of their logits, sums of them do not. All probabilities have the same divisor,
+/// which changes no order.
 void limit_groups(const mimo_router_forward_args& args, const float* logits, const Scratch& scratch) {
   const int64_t groups = args.expert_groups, size = args.experts / groups;
   const bool probabilities = args.score_function == MIMO_SCORE_SOFTMAX && args.pre_softmax;

@@ -1,4 +1,5 @@
-// Sparse matrix times dense matrix: interpolation of position tables and moves of rows (spec vision 1.4, 2.3, 2.4).
+// Sparse matrix times dense matrix: interpolation of position tables and moves of rows (docs/spec/vision.md §1.4, §2.3,
+// §2.4).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {

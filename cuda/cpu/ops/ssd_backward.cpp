@@ -1,6 +1,6 @@
-// Backward of the state space scan (spec language-model 2.4). A task first walks its sequence forward to recompute the
-// state at the start of every chunk, then backward with the gradient of the state. Letters as in the specification:
-// w is the gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
+// Backward of the state space scan (docs/spec/language-model.md §2.4). A task first walks its sequence forward to
+// recompute the state at the start of every chunk, then backward with the gradient of the state. Letters as in the
+// specification: w is the gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
 #include <initializer_list>
 
 #include "ssd.h"

@@ -1,4 +1,4 @@
-// Forward of the state space scan, chunk by chunk (spec language-model 2.3). Per head and chunk two products:
+// Forward of the state space scan, chunk by chunk (docs/spec/language-model.md §2.3). Per head and chunk two products:
 //   Y = [exp(cs) C | (C Bᵀ) ∘ L ∘ Δ] [Hᵀ ; X]      what the state and the chunk itself give
 //   Hᵀ = exp(cs_Q) Hᵀ + Bᵀ (exp(cs_Q - cs) Δ X)    the state for the next chunk
 // Hᵀ and X lie one below the other in scratch, so that the first is one product over N + Q columns.

@@ -1,5 +1,6 @@
-// Activations of feed-forward layers and experts (spec language-model 4.1, moe-performance 1.2, 1.3), with the row
-// probability that weights an expert's activation before its second projection. y = p act(x), one rounding.
+// Activations of feed-forward layers and experts (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2,
+// §1.3), with the row probability that weights an expert's activation before its second projection. y = p act(x), one
+// rounding.
 #include "kernel.cuh"
 
 namespace mimo::cuda {

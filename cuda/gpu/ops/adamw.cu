@@ -1,4 +1,4 @@
-// AdamW with fp32 masters and moments, and the scalars it reads (spec runtime 4.3, 4.4).
+// AdamW with fp32 masters and moments, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
 #include "kernel.cuh"
 
 namespace mimo::cuda {

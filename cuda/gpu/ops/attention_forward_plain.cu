@@ -1,5 +1,5 @@
-// Attention forward (spec language-model 3): o = softmax(scale q kᵀ) v within each sequence, in blocks of queries and
-// keys with a running maximum and sum (Dao et al., FlashAttention-2).
+// Attention forward (docs/spec/language-model.md §3): o = softmax(scale q kᵀ) v within each sequence, in blocks of
+// queries and keys with a running maximum and sum (Dao et al., FlashAttention-2).
 #include "attention.cuh"
 #include "attention_plain.h"
 

@@ -1,5 +1,5 @@
-// Depthwise causal convolution with SiLU (spec language-model 2.2 step 2; backward 2.4). A thread owns a few channels and
-// walks a run of tokens with the window of taps in registers: every input is read once (and its halo).
+// Depthwise causal convolution with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4). A thread owns a few
+// channels and walks a run of tokens with the window of taps in registers: every input is read once (and its halo).
 #include "early.cuh"
 #include "mma.cuh"
 #include "packed.cuh"

@@ -1,5 +1,6 @@
-// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (spec language-model 5.2): statistics of a
-// shard, their combination into losses, and the gradient of the logits. A block owns a token; logits are read once.
+// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (docs/spec/language-model.md §5.2):
+// statistics of a shard, their combination into losses, and the gradient of the logits. A block owns a token; logits
+// are read once.
 #include "packed.cuh"
 
 namespace mimo::cuda {

@@ -1,4 +1,4 @@
-// Rows of a (vocabulary shard of a) table, and the sum of their gradients (spec language-model 5.1).
+// Rows of a (vocabulary shard of a) table, and the sum of their gradients (docs/spec/language-model.md §5.1).
 //
 // Backward adds the tokens of one id in token order, without atomics: tokens are sorted by id (stably); blocks own runs of
 // sorted tokens and add an id's gradients to the table where the whole of the id lies in their run; sums of ids that pass a

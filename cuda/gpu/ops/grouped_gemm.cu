@@ -1,5 +1,5 @@
-// Matrix products of experts (spec moe-performance 1.1, 1.3): each group of rows times its own matrix. This file chooses
-// a kernel and holds the one for any storage types, which computes in fp32 without tensor cores.
+// Matrix products of experts (docs/spec/moe-performance.md §1.1, §1.3): each group of rows times its own matrix. This
+// file chooses a kernel and holds the one for any storage types, which computes in fp32 without tensor cores.
 #include "grouped_gemm.h"
 
 #include "kernel.cuh"

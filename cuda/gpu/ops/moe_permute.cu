@@ -1,5 +1,5 @@
-// Token copies into expert order and their sum back into token order (spec language-model 4.5). Each is the other's
-// backward. A width of 0 moves the probabilities alone.
+// Token copies into expert order and their sum back into token order (docs/spec/language-model.md §4.5). Each is the
+// other's backward. A width of 0 moves the probabilities alone.
 #include "early.cuh"
 
 namespace mimo::cuda {

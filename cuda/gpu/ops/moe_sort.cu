@@ -1,5 +1,5 @@
-// Order of the routed token copies (spec language-model 4.5): a stable counting sort of the slots by expert, in runs of
-// slots. Counts stay on the device.
+// Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert,
+// in runs of slots. Counts stay on the device.
 //
 // What clusters do not take (moe_sort_cluster.cu) takes two kernels. One counts the runs' slots; while it runs, the blocks of
 // the second already put the slots of their run in order in shared memory, and then wait for the counts to learn where that

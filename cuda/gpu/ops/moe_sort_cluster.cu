@@ -1,5 +1,5 @@
-// Order of the routed token copies (spec language-model 4.5): a stable counting sort of the slots by expert, in one kernel.
-// Counts stay on the device.
+// Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert,
+// in one kernel. Counts stay on the device.
 //
 // The slots are cut into segments, a block of a cluster each, and segments into shares. Every cluster counts all slots, and
 // tells its blocks the counts of all segments through shared memory; a block then places one share of its segment. Counting

@@ -1,5 +1,5 @@
-// Gradient of the routing weights, the balancing loss and the z-loss with respect to the logits (spec language-model
-// 4.2, 4.4). Selection and counts are constants.
+// Gradient of the routing weights, the balancing loss and the z-loss with respect to the logits
+// (docs/spec/language-model.md §4.2, §4.4). Selection and counts are constants.
 #include "router.cuh"
 
 namespace mimo::cuda {

@@ -1,5 +1,5 @@
-// Router: scores, deterministic top-k selection, routing weights (spec language-model 4.2), and the statistics of the
-// balancing loss (4.4).
+// Router: scores, deterministic top-k selection, routing weights (docs/spec/language-model.md §4.2), and the statistics
+// of the balancing loss (§4.4).
 #include "early.cuh"
 #include "router_arguments.h"
 #include "router_keys.cuh"
@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t tokens_per_partial = 128;
 
-/// Leaves the candidates outside the group_topk groups of the highest score for last (spec 4.2 item 4). A group's score is
-/// the sum of its group_score_topk best values; with softmax before top-k, of their probabilities, whose common divisor
-/// changes no order. `shift`: the token's largest logit.
+/// Leaves the candidates outside the group_topk groups of the highest score for last (docs/spec/language-model.md §4.2
+/// item 4). A group's score is the sum of its group_score_topk best values; with softmax before top-k, of their
+/// probabilities, whose common divisor changes no order. `shift`: the token's largest logit.
 template <int Own>
 __device__ void limit_groups(const mimo_router_forward_args& args, double shift, Key64 (&key)[Own]) {
   const bool probabilities = args.score_function == MIMO_SCORE_SOFTMAX && args.pre_softmax != 0;

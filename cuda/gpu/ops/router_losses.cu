@@ -1,5 +1,5 @@
-// Balancing loss, z-loss and expert-bias update of the router (spec language-model 4.3, 4.4). All small: E numbers a
-// sequence.
+// Balancing loss, z-loss and expert-bias update of the router (docs/spec/language-model.md §4.3, §4.4). All small: E
+// numbers a sequence.
 #include "router.cuh"
 
 namespace mimo::cuda {

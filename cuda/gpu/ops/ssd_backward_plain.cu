@@ -1,6 +1,6 @@
-// Backward of the state space scan without tensor cores (spec language-model 2.4). A block owns a chunk of one group and
-// walks its heads, so that the gradients of b and c are summed in shared memory. Letters as in the specification: w is the
-// gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
+// Backward of the state space scan without tensor cores (docs/spec/language-model.md §2.4). A block owns a chunk of one
+// group and walks its heads, so that the gradients of b and c are summed in shared memory. Letters as in the
+// specification: w is the gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
 #include "ssd.h"
 #include "ssd_plain.cuh"
 

@@ -1,6 +1,7 @@
 /**
  * Conversion between checkpoint formats: open the source under canonical names, plan the target (names, shapes, every
- * tensor used exactly once), then stream the values. Memory holds pieces, not tensors (checkpoint.md §6.8, §8.4).
+ * tensor used exactly once), then stream the values. Memory holds pieces, not tensors (docs/spec/checkpoint.md §6.8,
+ * §8.4).
  */
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";

@@ -1,6 +1,6 @@
 /**
- * Other layouts of logical tensors (checkpoint.md §5): layers numbered by bracket group, experts of a layer in one
- * tensor, gated rows interleaved. A layout applies to a parameter and to its optimizer state alike.
+ * Other layouts of logical tensors (docs/spec/checkpoint.md §5): layers numbered by bracket group, experts of a layer
+ * in one tensor, gated rows interleaved. A layout applies to a parameter and to its optimizer state alike.
  */
 import { type HybridPattern, type LayerSymbol, PatternError, parsePattern } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../native/errors.ts";
@@ -211,7 +211,10 @@ function interleaved(store: TensorStore, { glu, gluTensorParallel }: StoredLayou
 	return builder;
 }
 
-/** §5.3: per rank blocks of gate and linear rows in turn; the whole holds the ranks' first halves, then the second. */
+/**
+ * docs/spec/checkpoint.md §5.3: per rank blocks of gate and linear rows in turn; the whole holds the ranks' first
+ * halves, then the second.
+ */
 function linkInterleaved(
 	builder: CorrespondenceBuilder,
 	name: string,

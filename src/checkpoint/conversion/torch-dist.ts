@@ -1,4 +1,4 @@
-/** Megatron torch_dist checkpoints as source and target of conversions (checkpoint.md §1–§3, §8.4). */
+/** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
 import { UserError } from "../../native/errors.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";

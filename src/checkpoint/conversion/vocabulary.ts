@@ -1,4 +1,4 @@
-/** Rows of embedding and output layer beside the vocabulary's (checkpoint.md §5.4). */
+/** Rows of embedding and output layer beside the vocabulary's (docs/spec/checkpoint.md §5.4). */
 import { UserError } from "../../native/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { MappedStore, type MappedTensor } from "../mapping.ts";

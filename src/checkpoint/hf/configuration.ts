@@ -1,6 +1,7 @@
 /**
  * config.json of Hugging Face's NemotronH ↔ the program's configuration keys (Megatron's flag names in camelCase).
- * Spec: language-model.md §10, checkpoint.md §4.1. What this program's model does not have is refused by name.
+ * docs/spec/language-model.md §10, docs/spec/checkpoint.md §4.1. What this program's model does not have is refused by
+ * name.
  */
 import { modelDifferences } from "../../config/same-model.ts";
 import { UserError } from "../../native/errors.ts";

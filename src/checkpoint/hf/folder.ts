@@ -1,6 +1,6 @@
 /**
- * A Hugging Face model folder: config.json, and model.safetensors or shards with an index (checkpoint.md §8.2). Read
- * tensor by tensor under its own names; written atomically.
+ * A Hugging Face model folder: config.json, and model.safetensors or shards with an index
+ * (docs/spec/checkpoint.md §8.2). Read tensor by tensor under its own names; written atomically.
  */
 import { existsSync, realpathSync, statSync } from "node:fs";
 import { basename, dirname, join, relative, resolve } from "node:path";

@@ -1,6 +1,6 @@
 /**
- * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (language-model.md §10,
- * checkpoint.md §4.1–4.2). A pure plan; nothing is read.
+ * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (docs/spec/language-model.md §10,
+ * docs/spec/checkpoint.md §4.1–§4.2). A pure plan; nothing is read.
  */
 import { UserError } from "../../native/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
@@ -149,7 +149,7 @@ function mamba(configuration: LanguageModelConfiguration, same: Same): void {
 	same("mixer.out_proj.weight", "mixer.out_proj.weight", [h, inner]);
 }
 
-/** Rows of linear_qkv: per group its query heads, then one key head, one value head (checkpoint.md §4.2). */
+/** Rows of linear_qkv: per group its query heads, then one key head, one value head (docs/spec/checkpoint.md §4.2). */
 function attention(
 	builder: CorrespondenceBuilder,
 	configuration: LanguageModelConfiguration,

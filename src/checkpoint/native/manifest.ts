@@ -1,6 +1,6 @@
 /**
- * index.json of a native checkpoint (checkpoint.md §8.3): what it holds, where every chunk lies, and the checksum of
- * each. It is the commit record: written last, so a folder without it is no checkpoint.
+ * index.json of a native checkpoint (docs/spec/checkpoint.md §8.3): what it holds, where every chunk lies, and the
+ * checksum of each. It is the commit record: written last, so a folder without it is no checkpoint.
  */
 import { UserError } from "../../native/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";

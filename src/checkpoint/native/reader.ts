@@ -1,6 +1,6 @@
 /**
- * Reads native checkpoints (checkpoint.md §7.6, §8.3). A torn one (index missing or wrong, a file missing or short) is
- * named when it is opened; no value is given out before the checksum of its chunk is compared.
+ * Reads native checkpoints (docs/spec/checkpoint.md §7.6, §8.3). A torn one (index missing or wrong, a file missing or
+ * short) is named when it is opened; no value is given out before the checksum of its chunk is compared.
  */
 import { existsSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";

@@ -1,4 +1,4 @@
-/** Which old checkpoints are deleted after a save (runtime.md §10). */
+/** Which old checkpoints are deleted after a save (docs/spec/runtime.md §10). */
 import { existsSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { indexName } from "./manifest.ts";

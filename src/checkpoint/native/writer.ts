@@ -1,7 +1,7 @@
 /**
- * Writes native checkpoints (checkpoint.md §7, §8.3). Rank 0 begins a save, every rank writes its chunks into the
- * temporary folder and reports what it wrote, rank 0 checks that the reports make whole tensors and publishes: the index
- * last, then the folder's name, then the `latest` pointer. Until then the previous checkpoint is untouched.
+ * Writes native checkpoints (docs/spec/checkpoint.md §7, §8.3). Rank 0 begins a save, every rank writes its chunks into
+ * the temporary folder and reports what it wrote, rank 0 checks that the reports make whole tensors and publishes: the
+ * index last, then the folder's name, then the `latest` pointer. Until then the previous checkpoint is untouched.
  */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";

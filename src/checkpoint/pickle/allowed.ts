@@ -1,7 +1,7 @@
 /**
- * The fixed lists of names a pickle may use (checkpoint.md §2): A for a .metadata index, B for tensors, C for other
- * state. Every name maps to a description made here; nothing of Python runs. An impossible argument throws a RangeError,
- * which the machine completes with the place.
+ * The fixed lists of names a pickle may use (docs/spec/checkpoint.md §2): A for a .metadata index, B for tensors, C for
+ * other state. Every name maps to a description made here; nothing of Python runs. An impossible argument throws a
+ * RangeError, which the machine completes with the place.
  */
 import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";
 import type { AllowedGlobal, AllowedGlobals } from "./machine.ts";

@@ -1,6 +1,6 @@
 /**
  * Writes torch.save archives as PyTorch itself does: stored records, data aligned to 64 bytes from the start of the
- * item, sizes and checksums after the data (checkpoint.md §1.4, §1.5). Values are streamed.
+ * item, sizes and checksums after the data (docs/spec/checkpoint.md §1.4, §1.5). Values are streamed.
  */
 import { crc32 } from "node:zlib";
 import { type DtypeTag, dtypes } from "../dtype.ts";

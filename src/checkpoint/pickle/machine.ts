@@ -1,7 +1,8 @@
 /**
- * A restricted pickle machine (checkpoint.md §1.3, §2). A pickle is a program; this interpreter runs the opcodes that
- * build plain data, and gives every class or function name to a fixed table. It calls nothing else, sets nothing on
- * JavaScript objects, and refuses any other opcode. Truncated or oversized input is an error without a partial result.
+ * A restricted pickle machine (docs/spec/checkpoint.md §1.3, §2). A pickle is a program; this interpreter runs the
+ * opcodes that build plain data, and gives every class or function name to a fixed table. It calls nothing else, sets
+ * nothing on JavaScript objects, and refuses any other opcode. Truncated or oversized input is an error without a
+ * partial result.
  */
 import { Cursor } from "./cursor.ts";
 import { Global, NumpyArray, NumpyDtype, PythonObject, Tuple } from "./values.ts";

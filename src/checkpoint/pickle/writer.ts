@@ -1,6 +1,6 @@
 /**
- * Writes pickles of protocol 2 without memo, which PyTorch's and Megatron's loaders accept (checkpoint.md §1.3): plain
- * data, torch dtypes and sizes, and instances of named classes.
+ * Writes pickles of protocol 2 without memo, which PyTorch's and Megatron's loaders accept
+ * (docs/spec/checkpoint.md §1.3): plain data, torch dtypes and sizes, and instances of named classes.
  */
 import { dtypes } from "../dtype.ts";
 import { Global, PythonObject, TorchDtype, Tuple } from "./values.ts";

@@ -1,7 +1,7 @@
 /**
  * The zip archives of torch.save: stored records only, standing alone or as one item inside a larger file. Everything is
  * checked before it is read: ranges inside the item, no overlap, no compression, names equal in both places
- * (checkpoint.md §1.4, §2).
+ * (docs/spec/checkpoint.md §1.4, §2).
  */
 import { crc32 } from "node:zlib";
 import { UserError } from "../../native/errors.ts";

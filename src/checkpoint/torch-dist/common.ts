@@ -1,6 +1,6 @@
 /**
- * Megatron's common state (checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups as plain
- * data, and back. Classes of Python are dropped on the way back: nothing unknown is ever written.
+ * Megatron's common state (docs/spec/checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups
+ * as plain data, and back. Classes of Python are dropped on the way back: nothing unknown is ever written.
  */
 import { UserError } from "../../native/errors.ts";
 import { dtypes, isDtypeTag } from "../dtype.ts";

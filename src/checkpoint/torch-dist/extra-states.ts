@@ -1,6 +1,7 @@
 /**
- * The `_extra_state` items that Megatron's Transformer Engine modules ask for when they load (checkpoint.md §1.6, §3.1).
- * Without FP8 they are empty, but a missing one is an error there, so every export writes them.
+ * The `_extra_state` items that Megatron's Transformer Engine modules ask for when they load
+ * (docs/spec/checkpoint.md §1.6, §3.1). Without FP8 they are empty, but a missing one is an error there, so every
+ * export writes them.
  */
 
 /** "empty": a list of an empty byte tensor; "none": a list of None. */

@@ -1,6 +1,7 @@
 /**
- * Optimizer tensors as Megatron 0.12 to 0.15 stored them (checkpoint.md §1.8): the leading axes count the cells of a
- * regular grid over the tensor, the last one runs over a cell's elements in order. Read as the tensors they are parts of.
+ * Optimizer tensors as Megatron 0.12 to 0.15 stored them (docs/spec/checkpoint.md §1.8): the leading axes count the
+ * cells of a regular grid over the tensor, the last one runs over a cell's elements in order. Read as the tensors they
+ * are parts of.
  */
 import { UserError } from "../../native/errors.ts";
 import { elementCount } from "../dtype.ts";

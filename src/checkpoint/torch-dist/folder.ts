@@ -1,6 +1,6 @@
 /**
- * A Megatron torch_dist checkpoint (PyTorch Distributed Checkpoint, checkpoint.md §1): its tensors under the keys on
- * disk, read by ranges, and its byte items. Only files that .metadata names count.
+ * A Megatron torch_dist checkpoint (PyTorch Distributed Checkpoint, docs/spec/checkpoint.md §1): its tensors under the
+ * keys on disk, read by ranges, and its byte items. Only files that .metadata names count.
  */
 import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";

@@ -1,6 +1,7 @@
 /**
- * Keys of torch_dist checkpoints ↔ logical names (checkpoint.md §3). On disk in_proj and conv1d are cut into parts,
- * experts and a vision tower's layers are stacked, and wrappers add `module.` segments; logical names have none of that.
+ * Keys of torch_dist checkpoints ↔ logical names (docs/spec/checkpoint.md §3). On disk in_proj and conv1d are cut into
+ * parts, experts and a vision tower's layers are stacked, and wrappers add `module.` segments; logical names have none
+ * of that.
  */
 import { UserError } from "../../native/errors.ts";
 import { elementCount } from "../dtype.ts";

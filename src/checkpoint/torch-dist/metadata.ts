@@ -1,6 +1,6 @@
 /**
- * The .metadata of a distributed checkpoint (checkpoint.md §1.2): which tensor chunks and byte items exist and where.
- * Storage is looked up by name and offsets, never by the index hint.
+ * The .metadata of a distributed checkpoint (docs/spec/checkpoint.md §1.2): which tensor chunks and byte items exist
+ * and where. Storage is looked up by name and offsets, never by the index hint.
  */
 import { UserError } from "../../native/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
@@ -28,7 +28,10 @@ export interface Catalog {
 	readonly tensors: ReadonlyMap<string, StoredTensor>;
 	/** Byte items by name ("key/shard_0_1"). */
 	readonly objects: ReadonlyMap<string, StoredItem>;
-	/** Whole shapes of tensors that are stored as flattened parts (§1.8); empty in current checkpoints. */
+	/**
+	 * Whole shapes of tensors that are stored as flattened parts (docs/spec/checkpoint.md §1.8); empty in current
+	 * checkpoints.
+	 */
 	readonly flattened: ReadonlyMap<string, readonly number[]>;
 }
 
@@ -61,7 +64,7 @@ export function parseMetadata(bytes: Uint8Array, path: string): Catalog {
 
 type Refuse = (sentence: string) => never;
 
-/** Megatron 0.12–0.15 cut optimizer tensors out of flattened parameters (§1.8). */
+/** Megatron 0.12–0.15 cut optimizer tensors out of flattened parameters (docs/spec/checkpoint.md §1.8). */
 function flattenedShapes(root: PythonObject, bad: Refuse): ReadonlyMap<string, readonly number[]> {
 	const data = root.attribute("mcore_data");
 	const shapes = new Map<string, readonly number[]>();

@@ -1,8 +1,8 @@
 /**
- * The flat buffers of Megatron's distributed optimizer (`dp_reshardable`, checkpoint.md §3.6) as optimizer state by
- * parameter. Nothing in the checkpoint says which parameter lies where: the layout follows from the order of registration
- * (reversed), starts rounded up to 64 elements, and the shards of tensor and expert parallelism. It is believed only if
- * every size fits and the buffers' own copy of the parameters equals the model's weights.
+ * The flat buffers of Megatron's distributed optimizer (`dp_reshardable`, docs/spec/checkpoint.md §3.6) as optimizer
+ * state by parameter. Nothing in the checkpoint says which parameter lies where: the layout follows from the order of
+ * registration (reversed), starts rounded up to 64 elements, and the shards of tensor and expert parallelism. It is
+ * believed only if every size fits and the buffers' own copy of the parameters equals the model's weights.
  */
 import { UserError } from "../../native/errors.ts";
 import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";

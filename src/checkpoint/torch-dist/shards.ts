@@ -1,7 +1,7 @@
 /**
- * Where a tensor-parallel rank's part of a parameter lies in the whole (checkpoint.md §3.1–3.3, language-model.md §8.1),
- * and the order in which Megatron registers parameters. Both are needed only to read the flat buffers of its
- * distributed optimizer.
+ * Where a tensor-parallel rank's part of a parameter lies in the whole (docs/spec/checkpoint.md §3.1–§3.3,
+ * docs/spec/language-model.md §8.1), and the order in which Megatron registers parameters. Both are needed only to read
+ * the flat buffers of its distributed optimizer.
  */
 import type { Runs } from "../mapping.ts";
 

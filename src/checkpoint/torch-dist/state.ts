@@ -1,4 +1,7 @@
-/** The common state and the optimizer groups of a torch_dist checkpoint as plain data (checkpoint.md §1.7, §3.6). */
+/**
+ * The common state and the optimizer groups of a torch_dist checkpoint as plain data (docs/spec/checkpoint.md §1.7,
+ * §3.6).
+ */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";

@@ -1,6 +1,6 @@
 /**
  * Writes a torch_dist checkpoint: .distcp files of torch.save archives, common.pt, .metadata, and metadata.json last,
- * which is what upstream tests (checkpoint.md §1, §7). Tensors are streamed.
+ * which is what upstream tests (docs/spec/checkpoint.md §1, §7). Tensors are streamed.
  */
 import { join } from "node:path";
 import type { Box } from "../chunks.ts";

@@ -1,6 +1,6 @@
 /**
- * The record of a training in Megatron's words (checkpoint.md §1.7, runtime.md §5) and ours. Megatron keeps the counters
- * of samples among its arguments, and the optimizer's steps in every group of parameters.
+ * The record of a training in Megatron's words (docs/spec/checkpoint.md §1.7, docs/spec/runtime.md §5) and ours.
+ * Megatron keeps the counters of samples among its arguments, and the optimizer's steps in every group of parameters.
  */
 import type { Json, Manifest } from "../native/manifest.ts";
 

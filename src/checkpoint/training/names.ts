@@ -1,4 +1,4 @@
-/** Names of optimizer tensors in a checkpoint (checkpoint.md §8.3). */
+/** Names of optimizer tensors in a checkpoint (docs/spec/checkpoint.md §8.3). */
 
 export const optimizerStates = ["param", "exp_avg", "exp_avg_sq"] as const;
 export type OptimizerStateName = (typeof optimizerStates)[number];
@@ -12,7 +12,7 @@ export function isOptimizerName(name: string): boolean {
 	return name.startsWith("optimizer.");
 }
 
-/** Their first dimension may be padded with rows that mean nothing (checkpoint.md §6.3). */
+/** Their first dimension may be padded with rows that mean nothing (docs/spec/checkpoint.md §6.3). */
 export function isVocabulary(name: string): boolean {
 	return /(^|\.)(embedding\.word_embeddings|output_layer)\.weight$/.test(name);
 }

@@ -1,6 +1,6 @@
 /**
  * Fills this rank's part of a training from a checkpoint, whatever layout wrote it. Weights alone, or with the optimizer's
- * state; fp32 masters always come from the most exact source there is (checkpoint.md §6.6).
+ * state; fp32 masters always come from the most exact source there is (docs/spec/checkpoint.md §6.6).
  */
 import { UserError } from "../../native/errors.ts";
 import { roundToBf16, type Tensor } from "../../tensor/tensor.ts";

@@ -1,4 +1,4 @@
-/** Saving and loading (runtime.md §10). */
+/** Saving and loading (docs/spec/runtime.md §10). */
 import { choice, defaulting, integer, off, optional, path } from "../field.ts";
 
 export const checkpointKeys = {

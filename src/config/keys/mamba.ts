@@ -1,4 +1,4 @@
-/** Mamba-2 layers (language-model.md §2). */
+/** Mamba-2 layers (docs/spec/language-model.md §2). */
 import { defaulting, derived, integer } from "../field.ts";
 
 export const mambaKeys = {

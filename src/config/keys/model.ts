@@ -1,4 +1,6 @@
-/** The language model: depth, width, attention, activation, initialisation (language-model.md §1, §3, §6, §9). */
+/**
+ * The language model: depth, width, attention, activation, initialisation (docs/spec/language-model.md §1, §3, §6, §9).
+ */
 import {
 	alwaysOn,
 	boolean,

@@ -1,4 +1,4 @@
-/** Mixture-of-experts layers (language-model.md §4). */
+/** Mixture-of-experts layers (docs/spec/language-model.md §4). */
 import { alwaysOn, choice, defaulting, derived, integer, list, number, off, positiveNumber } from "../field.ts";
 
 export const moeKeys = {

@@ -1,4 +1,4 @@
-/** AdamW, precision and clipping (runtime.md §4, language-model.md §7). */
+/** AdamW, precision and clipping (docs/spec/runtime.md §4, docs/spec/language-model.md §7). */
 import {
 	alwaysOn,
 	boolean,

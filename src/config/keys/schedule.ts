@@ -1,4 +1,4 @@
-/** Length of the training, batch sizes, schedules, evaluation, exits (runtime.md §5, §12). */
+/** Length of the training, batch sizes, schedules, evaluation, exits (docs/spec/runtime.md §5, §12). */
 import {
 	choice,
 	defaulting,

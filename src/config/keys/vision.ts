@@ -1,4 +1,4 @@
-/** Vision encoder, projector, freezing (runtime.md §8, §9, vision.md). */
+/** Vision encoder, projector, freezing (docs/spec/runtime.md §8, §9, docs/spec/vision.md). */
 import { boolean, choice, defaulting, derived, integer, off, optional } from "../field.ts";
 
 export const visionKeys = {

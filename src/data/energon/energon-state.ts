@@ -1,6 +1,6 @@
 /**
- * Loader states of the Python package: to and from this program's (spec energon.md §4.1). The values here are those of
- * its JSON dumps and unpickled files: records with `__type__`, bytes, lists, numbers.
+ * Loader states of the Python package: to and from this program's (docs/spec/energon.md §4.1). The values here are
+ * those of its JSON dumps and unpickled files: records with `__type__`, bytes, lists, numbers.
  */
 import { UserError } from "../../native/errors.ts";
 import type { NumpyState } from "./random/numpy-generator.ts";

@@ -1,7 +1,7 @@
 /**
- * What happens when a sample fails (spec energon.md §1.9). A function of the task encoder runs in an error context: a
- * skip drops the sample silently; a broken program ends the run; anything else goes to the handler, drops the sample
- * and counts; too many failures in a row end the run.
+ * What happens when a sample fails (docs/spec/energon.md §1.9). A function of the task encoder runs in an error
+ * context: a skip drops the sample silently; a broken program ends the run; anything else goes to the handler, drops
+ * the sample and counts; too many failures in a row end the run.
  */
 import { printable, UserError } from "../../native/errors.ts";
 import type { SourceInfo } from "./sample.ts";

@@ -1,5 +1,5 @@
 /**
- * Functions of a task encoder, with what Energon's decorators say about them (spec energon.md §5.1, §5.3).
+ * Functions of a task encoder, with what Energon's decorators say about them (docs/spec/energon.md §5.1, §5.3).
  */
 import type { SystemRandom, SystemRandomState } from "./random/system-random.ts";
 import type { Worker } from "./worker.ts";

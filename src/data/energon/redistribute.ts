@@ -1,4 +1,4 @@
-/** Another number of data ranks over the same logical workers (spec energon.md §4.3, §6). */
+/** Another number of data ranks over the same logical workers (docs/spec/energon.md §4.3, §6). */
 import { UserError } from "../../native/errors.ts";
 import type { RankState } from "./energon-state.ts";
 

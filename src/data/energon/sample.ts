@@ -1,6 +1,9 @@
 /** What flows through the loader. Names follow Energon's: `__key__` is key, `__restore_key__` is restoreKey, … */
 
-/** Finds a sample again: wrapper names and call numbers from outside in, the sample index last (spec energon.md §4.2). */
+/**
+ * Finds a sample again: wrapper names and call numbers from outside in, the sample index last
+ * (docs/spec/energon.md §4.2).
+ */
 export type RestoreKey = readonly (string | number | RestoreKey)[];
 
 /** Where a sample was read. */

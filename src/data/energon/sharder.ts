@@ -1,6 +1,6 @@
 /**
- * Which samples a worker owns, cut into slices (spec energon.md §3.1). Slices are offsets into the split part's sample
- * index space: slice i is [offsets[i], offsets[i + 1]); one offset alone means no samples.
+ * Which samples a worker owns, cut into slices (docs/spec/energon.md §3.1). Slices are offsets into the split part's
+ * sample index space: slice i is [offsets[i], offsets[i + 1]); one offset alone means no samples.
  */
 import { UserError } from "../../native/errors.ts";
 

@@ -1,6 +1,6 @@
 /**
- * What a task does with samples, and the pipeline that follows from it (spec energon.md §3.4, §5.1): cookers, encoding,
- * packing, grouping, batching. Steps that a task leaves out get no node.
+ * What a task does with samples, and the pipeline that follows from it (docs/spec/energon.md §3.4, §5.1): cookers,
+ * encoding, packing, grouping, batching. Steps that a task leaves out get no node.
  */
 import { UserError } from "../../native/errors.ts";
 import type { DecodeOptions } from "./format/decode.ts";

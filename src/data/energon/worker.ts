@@ -1,6 +1,7 @@
 /**
- * One logical worker: who it is, its seeds and generators, and the call numbers user code sees (spec energon.md §2.1,
- * §2.2). A rank has `numWorkers` of them, or one when that is 0. Every dataset node of a pipeline shares its worker.
+ * One logical worker: who it is, its seeds and generators, and the call numbers user code sees
+ * (docs/spec/energon.md §2.1, §2.2). A rank has `numWorkers` of them, or one when that is 0. Every dataset node of a
+ * pipeline shares its worker.
  */
 import type { ErrorHandler } from "./errors.ts";
 import type { HookContext } from "./hook.ts";

@@ -1,4 +1,4 @@
-/** What a rank of a training run reads (spec energon.md §7.1, runtime.md §8). */
+/** What a rank of a training run reads (docs/spec/energon.md §7.1, docs/spec/runtime.md §8). */
 import { join } from "node:path";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { warn } from "../../observe/messages.ts";

@@ -1,4 +1,4 @@
-/** The part of a lane's images that one of several encoder ranks takes (runtime.md §8). */
+/** The part of a lane's images that one of several encoder ranks takes (docs/spec/runtime.md §8). */
 import type { ImageSet } from "../images.ts";
 
 /** Which of the encoder ranks that share a lane this one is. */

@@ -1,7 +1,7 @@
 /**
- * Microbatches of a rank out of Energon data (spec energon.md §7). Every rank reads the lanes it needs, each lane as the
- * loader of that data rank: a language rank its own, an encoder rank those it serves, merged in lane order. What a rank
- * reads of a lane is the same by construction, because the order depends on the lane alone.
+ * Microbatches of a rank out of Energon data (docs/spec/energon.md §7). Every rank reads the lanes it needs, each lane
+ * as the loader of that data rank: a language rank its own, an encoder rank those it serves, merged in lane order. What
+ * a rank reads of a lane is the same by construction, because the order depends on the lane alone.
  */
 import { UserError } from "../../native/errors.ts";
 import type { LoaderConfiguration } from "../energon/loader/configuration.ts";

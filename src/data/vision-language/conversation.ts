@@ -1,4 +1,4 @@
-/** A sample as a conversation: turns of text with images at their places (spec vision 5.5). */
+/** A sample as a conversation: turns of text with images at their places (docs/spec/vision.md §5.5). */
 import { SampleError } from "../energon/errors.ts";
 import type { Sample } from "../energon/sample.ts";
 import { crudeConversation } from "./crude-conversation.ts";

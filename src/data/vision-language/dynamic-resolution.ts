@@ -1,6 +1,6 @@
 /**
- * How many patches an image gets (spec vision 5.1): its own size as far as the sample's budget allows, the proportions
- * kept up to whole patches, both sides even where output rows join 2 × 2 patches.
+ * How many patches an image gets (docs/spec/vision.md §5.1): its own size as far as the sample's budget allows, the
+ * proportions kept up to whole patches, both sides even where output rows join 2 × 2 patches.
  */
 
 import type { PatchGrid } from "../../models/radio/config.ts";

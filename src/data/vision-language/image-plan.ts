@@ -9,8 +9,8 @@ import { type Tiling, tileGrids } from "./tiling.ts";
 export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
 
 /**
- * dynamic: images keep their size within limits in patches (spec vision 5.1). fixed: one size for all. tiles: square
- * tiles of the image's proportions (5.3).
+ * dynamic: images keep their size within limits in patches (docs/spec/vision.md §5.1). fixed: one size for all. tiles:
+ * square tiles of the image's proportions (§5.3).
  */
 export type ImageSizing =
 	| { readonly mode: "dynamic"; readonly minPatches: number; readonly maxPatches: number; readonly minSide: number }

@@ -1,4 +1,6 @@
-/** An image file to the encoder's patches (spec vision 5.4): resized and made RGB, cut into tiles, normalised. */
+/**
+ * An image file to the encoder's patches (docs/spec/vision.md §5.4): resized and made RGB, cut into tiles, normalised.
+ */
 import type { ChannelStatistics, Image, ImageSize, Images } from "../../native/images.ts";
 import type { ImagePlan } from "./image-plan.ts";
 

@@ -1,6 +1,6 @@
 /**
- * One causal self-attention layer (spec language-model 3): x_TH → attention(rms(x_TH)), without the residual. Tensor
- * parallelism cuts key heads with their query heads.
+ * One causal self-attention layer (docs/spec/language-model.md §3): x_TH → attention(rms(x_TH)), without the residual.
+ * Tensor parallelism cuts key heads with their query heads.
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { attention } from "../../tensor/ops/attention.ts";

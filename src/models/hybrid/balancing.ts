@@ -1,4 +1,4 @@
-/** The router's balancing losses of one microbatch (spec language-model 4.4). */
+/** The router's balancing losses of one microbatch (docs/spec/language-model.md §4.4). */
 import type { Group } from "../../parallel/group.ts";
 import { balancingLoss, type RouterStatistics } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";

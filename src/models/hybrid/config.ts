@@ -1,4 +1,4 @@
-/** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (spec language-model 9). */
+/** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { ActivationName, ScoreFunctionName } from "../../native/abi.ts";
 
@@ -91,7 +91,7 @@ export function isGated(activation: ActivationName): boolean {
 	return activation === "swiglu" || activation === "quickGeglu";
 }
 
-/** d_inner = H P and the widths that follow from it (spec 2.1). */
+/** d_inner = H P and the widths that follow from it (docs/spec/language-model.md §2.1). */
 export function mambaSizes(mamba: HybridConfig["mamba"]) {
 	const inner = mamba.heads * mamba.headDim;
 	const groupState = mamba.groups * mamba.stateDim;

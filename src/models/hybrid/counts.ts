@@ -1,6 +1,6 @@
 /**
- * How many parameters a hybrid language model has and what a token costs (language-model.md §9.2, §9.3), exactly. No
- * buffer (expert bias) is counted.
+ * How many parameters a hybrid language model has and what a token costs (docs/spec/language-model.md §9.2, §9.3),
+ * exactly. No buffer (expert bias) is counted.
  */
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { countLayers, type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
@@ -91,8 +91,8 @@ export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
 }
 
 /**
- * Operations of one step as Megatron counts them (runtime.md §6.5), for its TFLOP/s figure only: it takes d_inner = 2h
- * whatever the Mamba heads are, and leaves the router out.
+ * Operations of one step as Megatron counts them (docs/spec/runtime.md §6.5), for its TFLOP/s figure only: it takes
+ * d_inner = 2h whatever the Mamba heads are, and leaves the router out.
  */
 export function megatronFlopsPerStep(c: TrainingConfiguration): number {
 	const layers = passedLayers(c);

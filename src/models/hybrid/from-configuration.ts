@@ -97,7 +97,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			stateDim: c.mambaStateDim,
 			convKernel: c.mambaConvKernelDim,
 			chunkSize: c.mambaChunkSize,
-			// Not configurable in Megatron (spec language-model 2.1).
+			// Not configurable in Megatron (docs/spec/language-model.md §2.1).
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},

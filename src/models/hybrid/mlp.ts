@@ -1,4 +1,7 @@
-/** Feed-forward pieces (spec language-model 4.1): the dense layer, and the two-projection block shared experts use. */
+/**
+ * Feed-forward pieces (docs/spec/language-model.md §4.1): the dense layer, and the two-projection block shared experts
+ * use.
+ */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import { linear } from "../../tensor/ops/linear.ts";

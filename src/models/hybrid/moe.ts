@@ -1,7 +1,7 @@
 /**
- * One mixture-of-experts layer (spec language-model 4): x_TH → routed experts + shared expert of rms(x_TH), without the
- * residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank routes its own
- * tokens; with expert parallelism their copies travel to where the experts are.
+ * One mixture-of-experts layer (docs/spec/language-model.md §4): x_TH → routed experts + shared expert of rms(x_TH),
+ * without the residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank
+ * routes its own tokens; with expert parallelism their copies travel to where the experts are.
  */
 import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";

@@ -80,7 +80,7 @@ function layerParameters(config: HybridConfig, symbol: LayerSymbol): ParameterSp
 	}
 }
 
-/** Projections back into the residual stream start smaller: σ0 / sqrt(layers) (spec 6.1). */
+/** Projections back into the residual stream start smaller: σ0 / sqrt(layers) (docs/spec/language-model.md §6.1). */
 function distributions(config: HybridConfig): { inward: Initialisation; outward: Initialisation } {
 	const std = config.initMethodStd;
 	return {

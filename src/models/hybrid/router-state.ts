@@ -5,7 +5,7 @@ import { updateExpertBias } from "../../tensor/ops/router.ts";
 import { axpby, Tensor } from "../../tensor/tensor.ts";
 import type { HybridConfig } from "./config.ts";
 
-/** Megatron's names of the logged losses (spec runtime 6.4). */
+/** Megatron's names of the logged losses (docs/spec/runtime.md §6.4). */
 const loggedNames = {
 	seq_aux_loss: "seq_load_balancing_loss",
 	aux_loss: "load_balancing_loss",
@@ -72,7 +72,7 @@ export class RouterState implements Disposable {
 
 	/**
 	 * End of a step: updates the expert bias from the tokens that all ranks of `group` (those that hold this router)
-	 * counted in it (spec 4.3).
+	 * counted in it (docs/spec/language-model.md §4.3).
 	 */
 	finishStep(group: Group): void {
 		group.allReduce(this.tokensPerExpert).wait();

@@ -1,4 +1,7 @@
-/** How the layers of the language model are cut into the runs that pipeline stages pass at once (spec language-model 1.3). */
+/**
+ * How the layers of the language model are cut into the runs that pipeline stages pass at once
+ * (docs/spec/language-model.md §1.3).
+ */
 
 /** Layers [begin, end), which may be none. */
 export interface Segment {

@@ -1,7 +1,7 @@
 /**
- * A run of layers of the hybrid Mamba-2 / attention / MLP / MoE language model (spec language-model 1-5): the whole of it,
- * or the part that a pipeline stage passes at once. Tokens of all sequences of a microbatch lie one after the other:
- * activations are x_TH. With tensor parallelism each rank holds an equal run of the tokens between layers.
+ * A run of layers of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §1–§5): the
+ * whole of it, or the part that a pipeline stage passes at once. Tokens of all sequences of a microbatch lie one after
+ * the other: activations are x_TH. With tensor parallelism each rank holds an equal run of the tokens between layers.
  */
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";

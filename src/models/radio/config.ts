@@ -1,7 +1,7 @@
-/** Shape and options of the RADIO vision transformer (spec vision 1, 2). */
+/** Shape and options of the RADIO vision transformer (docs/spec/vision.md §1, §2). */
 import { UserError } from "../../native/errors.ts";
 
-/** How the table of positions is fitted to an image's grid of patches (spec vision 1.4). */
+/** How the table of positions is fitted to an image's grid of patches (docs/spec/vision.md §1.4). */
 export interface PositionOptions {
 	/**
 	 * cpe: the whole table to the square of the longer side, its top left corner kept. direct: straight to the grid.
@@ -58,7 +58,7 @@ export function outputWidth({ hiddenSize, pixelShuffle }: RadioConfig): number {
 	return pixelShuffle ? 4 * hiddenSize : hiddenSize;
 }
 
-/** Rows the tower gives for an image (spec vision 2.4). */
+/** Rows the tower gives for an image (docs/spec/vision.md §2.4). */
 export function outputRows(
 	config: Pick<RadioConfig, "pixelShuffle" | "dropClassTokens" | "classTokens">,
 	grid: PatchGrid,

@@ -1,6 +1,6 @@
 /**
- * One pre-norm layer of the RADIO tower (spec vision 1.5). Every tensor-parallel rank holds all tokens between layers;
- * inside it has its own heads and its own part of the feed-forward width.
+ * One pre-norm layer of the RADIO tower (docs/spec/vision.md §1.5). Every tensor-parallel rank holds all tokens between
+ * layers; inside it has its own heads and its own part of the feed-forward width.
  */
 import type { Group } from "../../parallel/group.ts";
 import { columnParallelLinear, rowParallelLinear } from "../../parallel/tensor-parallel.ts";

@@ -1,6 +1,6 @@
 /**
- * The RADIO vision transformer (spec vision 1, 2): patches of images, image after image → rows of features. Its
- * parameters belong to the module it is part of.
+ * The RADIO vision transformer (docs/spec/vision.md §1, §2): patches of images, image after image → rows of features.
+ * Its parameters belong to the module it is part of.
  */
 import type { Group } from "../../parallel/group.ts";
 import { gatherColumns } from "../../parallel/tensor-parallel.ts";

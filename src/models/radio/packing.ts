@@ -1,6 +1,7 @@
 /**
- * How the images of a microbatch lie in one stream (spec vision 2): [class tokens, patches] image after image, attention
- * within each, and which rows of the last layer become output rows. Fixed resolution is the case of equal images.
+ * How the images of a microbatch lie in one stream (docs/spec/vision.md §2): [class tokens, patches] image after image,
+ * attention within each, and which rows of the last layer become output rows. Fixed resolution is the case of equal
+ * images.
  */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
@@ -91,7 +92,10 @@ function streamRows(classTokens: number, patches: readonly number[]): { patches:
 	return { patches: pickRows(patchOf, patch), classTokens: pickRows(classOf, classTokens) };
 }
 
-/** Rows of the stream in output order (spec vision 2.4): row-major over 2 × 2 blocks, within one TL, TR, BL, BR. */
+/**
+ * Rows of the stream in output order (docs/spec/vision.md §2.4): row-major over 2 × 2 blocks, within one TL, TR, BL,
+ * BR.
+ */
 function outputOrder({ classTokens, pixelShuffle }: RadioConfig, grids: readonly PatchGrid[]): number[] {
 	const order: number[] = [];
 	let start = 0;

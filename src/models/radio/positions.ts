@@ -1,7 +1,7 @@
 /**
  * Learned positions fitted to an image's grid of patches: bilinear, half-pixel centres, no antialiasing, coordinates in
- * fp32 (spec vision 1.4). A patch's position is a weighted sum of at most four rows of the table; both axes are
- * independent.
+ * fp32 (docs/spec/vision.md §1.4). A patch's position is a weighted sum of at most four rows of the table; both axes
+ * are independent.
  */
 import type { SparseRows } from "../../tensor/ops/spmm.ts";
 import type { PatchGrid, PositionOptions } from "./config.ts";
@@ -15,7 +15,7 @@ interface Taps {
 	readonly lambda: Float32Array;
 }
 
-/** A window of the table, in its own coordinates from 0 to 1: origin and size (spec vision 1.4, training). */
+/** A window of the table, in its own coordinates from 0 to 1: origin and size (docs/spec/vision.md §1.4). */
 export interface PositionCrop {
 	readonly x: number;
 	readonly y: number;

@@ -1,6 +1,6 @@
 /**
- * The window of the position table an image is trained on (spec vision 1.4): drawn from Philox 4x32-10 with the image's
- * number in the step's global batch as counter, so that no layout changes it.
+ * The window of the position table an image is trained on (docs/spec/vision.md §1.4): drawn from Philox 4x32-10 with
+ * the image's number in the step's global batch as counter, so that no layout changes it.
  */
 import { philoxKey } from "../initialise.ts";
 import type { PositionCrop } from "./positions.ts";

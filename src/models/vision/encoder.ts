@@ -114,7 +114,10 @@ export class EncoderModule implements Disposable {
 		return { rows, rowsPerImage };
 	}
 
-	/** Random windows of the position table while the tower trains; a frozen one is always evaluated (spec vision 1.8). */
+	/**
+	 * Random windows of the position table while the tower trains; a frozen one is always evaluated
+	 * (docs/spec/vision.md §1.8).
+	 */
 	#crops(tape: Tape, { cropKey, indices }: EncoderInput) {
 		const { mode, randomCrop } = this.config.tower.positions;
 		if (mode !== "cpe" || !randomCrop || !tape.training || this.options.frozenTower) return null;

@@ -1,4 +1,4 @@
-/** The encoder module that a training configuration stands for (spec vision 1.1, 1.2, 3). */
+/** The encoder module that a training configuration stands for (docs/spec/vision.md §1.1, §1.2, §3). */
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { outputWidth, type RadioConfig } from "../radio/config.ts";

@@ -1,6 +1,7 @@
 /**
- * Image rows in the language sequence (spec vision 4.1): a sequence holds one placeholder id for every image row; the
- * k-th placeholder of a microbatch takes the k-th row. Text embeds as usual, a placeholder's own embedding is zero.
+ * Image rows in the language sequence (docs/spec/vision.md §4.1): a sequence holds one placeholder id for every image
+ * row; the k-th placeholder of a microbatch takes the k-th row. Text embeds as usual, a placeholder's own embedding is
+ * zero.
  */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";

@@ -1,4 +1,6 @@
-/** From encoder features to the language model's width (spec vision 3): rows_R(in) → rows_RH, on every rank. */
+/**
+ * From encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on every rank.
+ */
 import type { Group } from "../../parallel/group.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import { columnParallelLinear, gatherColumns, rowParallelLinear } from "../../parallel/tensor-parallel.ts";

@@ -1,4 +1,7 @@
-/** Activations of feed-forward layers and experts (spec language-model 4.1, moe-performance 1.2, 1.3). */
+/**
+ * Activations of feed-forward layers and experts (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2,
+ * §1.3).
+ */
 import { Activation, type ActivationName } from "../../native/abi.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";

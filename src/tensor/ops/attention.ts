@@ -1,4 +1,4 @@
-/** Attention within each packed sequence, grouped queries, on a fused projection (spec language-model 3). */
+/** Attention within each packed sequence, grouped queries, on a fused projection (docs/spec/language-model.md §3). */
 import { AttentionMask, type AttentionMaskName } from "../../native/abi.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";

@@ -1,4 +1,4 @@
-/** Depthwise causal convolution with SiLU over packed sequences (spec language-model 2.2 step 2). */
+/** Depthwise causal convolution with SiLU over packed sequences (docs/spec/language-model.md §2.2 step 2). */
 import type { Parameter } from "../parameter.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";

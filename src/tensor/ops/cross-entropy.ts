@@ -1,6 +1,6 @@
 /**
- * Vocabulary cross-entropy (spec language-model 5.2): the loss of every token, in three steps so that the vocabulary may
- * be cut into shards: statistics of a shard, their combination, the gradient of a shard's logits.
+ * Vocabulary cross-entropy (docs/spec/language-model.md §5.2): the loss of every token, in three steps so that the
+ * vocabulary may be cut into shards: statistics of a shard, their combination, the gradient of a shard's logits.
  */
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";

@@ -1,4 +1,4 @@
-/** Rows of a table by token id (spec language-model 5.1). */
+/** Rows of a table by token id (docs/spec/language-model.md §5.1). */
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";

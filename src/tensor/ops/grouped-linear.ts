@@ -1,4 +1,6 @@
-/** Y = X W_gᵀ for the rows of every expert g (spec moe-performance 1.1, 1.3). Weights are [experts, out, in]. */
+/**
+ * Y = X W_gᵀ for the rows of every expert g (docs/spec/moe-performance.md §1.1, §1.3). Weights are [experts, out, in].
+ */
 import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";

@@ -1,4 +1,4 @@
-/** Token copies into expert order and back (spec language-model 4.5). A slot is token * K + choice. */
+/** Token copies into expert order and back (docs/spec/language-model.md §4.5). A slot is token * K + choice. */
 import type { Device } from "../../native/device.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";

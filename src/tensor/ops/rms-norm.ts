@@ -1,4 +1,7 @@
-/** RMSNorm, whole rows or groups of columns (spec language-model 1.5; Mamba-2's gated norm is the grouped form). */
+/**
+ * RMSNorm, whole rows or groups of columns (docs/spec/language-model.md §1.5; Mamba-2's gated norm is the grouped
+ * form).
+ */
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";

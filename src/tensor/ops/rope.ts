@@ -1,4 +1,4 @@
-/** Rotary position embedding of a fused projection's queries and keys (spec language-model 3). */
+/** Rotary position embedding of a fused projection's queries and keys (docs/spec/language-model.md §3). */
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";

@@ -1,7 +1,7 @@
 /**
- * The router (spec language-model 4.2 - 4.4): scores, deterministic top-k, routing weights, balancing losses, bias
- * update. Balancing takes two steps, so that ranks that share a sequence can sum its counts in between: route() leaves
- * statistics, balancingLoss() turns them into a loss and into the gradient that route()'s backward adds.
+ * The router (docs/spec/language-model.md §4.2–§4.4): scores, deterministic top-k, routing weights, balancing losses,
+ * bias update. Balancing takes two steps, so that ranks that share a sequence can sum its counts in between: route()
+ * leaves statistics, balancingLoss() turns them into a loss and into the gradient that route()'s backward adds.
  */
 import { ScoreFunction, type ScoreFunctionName } from "../../native/abi.ts";
 import type { Device } from "../../native/device.ts";
@@ -169,7 +169,8 @@ export interface BalancingLossOptions {
 	readonly coefficient: number;
 	/**
 	 * Weight of this loss in what is differentiated: loss scale / microbatches (and what data parallelism divides by) by
-	 * default, local tokens × ranks sharing the router × loss scale with a per-token loss (spec 4.4).
+	 * default, local tokens × ranks sharing the router × loss scale with a per-token loss
+	 * (docs/spec/language-model.md §4.4).
 	 */
 	readonly gradientScale: number;
 	/** Ranks over which a sequence is cut, when `tokens` of the statistics counts this rank's part only. */
@@ -199,7 +200,10 @@ export function balancingLoss(tape: Tape, statistics: RouterStatistics, options:
 	});
 }
 
-/** bias_E += rate * sign(mean(counts) - counts_E), then counts are zero: once after every optimizer step (spec 4.3). */
+/**
+ * bias_E += rate * sign(mean(counts) - counts_E), then counts are zero: once after every optimizer step
+ * (docs/spec/language-model.md §4.3).
+ */
 export function updateExpertBias(device: Device, bias: Tensor, counts: Tensor, rate: number): void {
 	device.run("router_bias_update", { bias, counts, experts: bias.elements, rate });
 }

@@ -1,6 +1,6 @@
 /**
- * Sparse matrix times dense rows: interpolated positions (spec vision 1.4), class tokens put in and taken out (2.3),
- * pixel shuffle (2.4) and image rows at their tokens (4.1) are all such products, and their gradients too.
+ * Sparse matrix times dense rows: interpolated positions (docs/spec/vision.md §1.4), class tokens put in and taken out
+ * (§2.3), pixel shuffle (§2.4) and image rows at their tokens (§4.1) are all such products, and their gradients too.
  */
 import type { Device } from "../../native/device.ts";
 import { Parameter } from "../parameter.ts";

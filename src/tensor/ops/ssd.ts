@@ -1,4 +1,4 @@
-/** Mamba-2's state space scan with its gate, over packed sequences (spec language-model 2.2 steps 3 to 6). */
+/** Mamba-2's state space scan with its gate, over packed sequences (docs/spec/language-model.md §2.2 steps 3 to 6). */
 import type { Parameter } from "../parameter.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";

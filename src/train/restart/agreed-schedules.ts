@@ -1,4 +1,6 @@
-/** Schedules of a resumed run: the checkpoint's and this run's are equal, or a flag chooses (runtime.md §5). */
+/**
+ * Schedules of a resumed run: the checkpoint's and this run's are equal, or a flag chooses (docs/spec/runtime.md §5).
+ */
 import type { TrainingRecord } from "../../checkpoint/training/record.ts";
 import type { Key, TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";

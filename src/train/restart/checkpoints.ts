@@ -1,4 +1,4 @@
-/** Checkpoints of a run: where it starts, when it saves, when it stops early (runtime.md §10, §12.2). */
+/** Checkpoints of a run: where it starts, when it saves, when it stops early (docs/spec/runtime.md §10, §12.2). */
 import type { Manifest } from "../../checkpoint/native/manifest.ts";
 import { commonOf, dataObject } from "../../checkpoint/training/record.ts";
 import { CheckpointSaver } from "../../checkpoint/training/saver.ts";

@@ -1,6 +1,6 @@
 /**
- * The optimizer's groups as Megatron describes them in a checkpoint (checkpoint.md §3.6): for each module its dense
- * parameters, with and without weight decay, then its experts'.
+ * The optimizer's groups as Megatron describes them in a checkpoint (docs/spec/checkpoint.md §3.6): for each module its
+ * dense parameters, with and without weight decay, then its experts'.
  */
 import type { Json } from "../../checkpoint/native/manifest.ts";
 import { hasEncoder } from "../../config/derive.ts";

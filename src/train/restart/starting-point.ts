@@ -1,4 +1,4 @@
-/** Where a run starts: a checkpoint's state on this rank, or nothing (runtime.md §10.3). */
+/** Where a run starts: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
 import type { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";

@@ -102,7 +102,9 @@ describe("gated rows", () => {
 	const name = (fc: string) => `language_model.decoder.layers.0.mlp.experts.linear_${fc}.weight0`;
 	const width = 3;
 
-	/** Spec §5.3 row by row: where row s of [gate; linear] stands when T ranks interleave blocks of b. */
+	/**
+	 * docs/spec/checkpoint.md §5.3 row by row: where row s of [gate; linear] stands when T ranks interleave blocks of b.
+	 */
 	function storedRow(s: number, F: number, b: number, T: number): number {
 		const [t, u] = [Math.floor(s / F), s % F];
 		const [local, rank] = [F / T, Math.floor(u / (F / T))];

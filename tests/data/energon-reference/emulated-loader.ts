@@ -1,7 +1,7 @@
 /**
  * The Python package's loader, output for output and state for state, quirks included: torch's data loader hands tasks
  * to worker processes in turn, each worker keeps checkpoints of its past, and a restored loader rotates its workers for
- * good (spec energon.md §2.3, §4.3). Workers are taken to be fast: a task is done when it is handed out.
+ * good (docs/spec/energon.md §2.3, §4.3). Workers are taken to be fast: a task is done when it is handed out.
  */
 import type { RankState, WorkerCheckpoint } from "../../../src/data/energon/energon-state.ts";
 import type { Keyed, RestoreKey } from "../../../src/data/energon/sample.ts";

@@ -1,4 +1,4 @@
-/** Boundaries, class tokens and pixel shuffle of packed images (spec vision 7, G4 and G5). */
+/** Boundaries, class tokens and pixel shuffle of packed images (docs/spec/vision.md §G4 and §G5). */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { checkRadioConfig, type RadioConfig } from "../../../src/models/radio/config.ts";
 import { PackedImages } from "../../../src/models/radio/packing.ts";

@@ -1,4 +1,4 @@
-/** Positions fitted to a grid: values computed with exact rational arithmetic (spec vision 7, G1 and G2). */
+/** Positions fitted to a grid: values computed with exact rational arithmetic (docs/spec/vision.md §G1 and §G2). */
 import { describe, expect, test } from "bun:test";
 import type { PatchGrid, PositionOptions } from "../../../src/models/radio/config.ts";
 import { type PositionCrop, positionRows } from "../../../src/models/radio/positions.ts";

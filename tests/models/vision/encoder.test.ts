@@ -1,4 +1,4 @@
-/** Tower and projector as one module (spec vision 7, G18). */
+/** Tower and projector as one module (docs/spec/vision.md §G18). */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { PatchGrid } from "../../../src/models/radio/config.ts";
 import { type EncoderConfig, EncoderModule } from "../../../src/models/vision/encoder.ts";

@@ -1,4 +1,4 @@
-/** Image rows at their tokens (spec vision 4.1, G7). */
+/** Image rows at their tokens (docs/spec/vision.md §4.1, §G7). */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../../../src/models/vision/merge.ts";
 import type { Device } from "../../../src/native/device.ts";

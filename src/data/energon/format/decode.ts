@@ -1,4 +1,4 @@
-/** Decodes the parts of a sample by their extension, as Energon's default decoder does (spec energon.md §1.6). */
+/** Decodes the parts of a sample by their extension, as Energon's default decoder does (docs/spec/energon.md §1.6). */
 import { gunzipSync } from "node:zlib";
 import { imageFormats, UnreadImageError } from "../../../native/images.ts";
 import { DecodingError, FatalSampleError } from "../errors.ts";

@@ -1,5 +1,5 @@
 /**
- * Join indexes: which sample of every joined dataset makes a row (spec energon.md §1.5). Built from the datasets'
+ * Join indexes: which sample of every joined dataset makes a row (docs/spec/energon.md §1.5). Built from the datasets'
  * `index.sqlite` by `mimo data prepare METADATASET`, read while training.
  */
 import { CryptoHasher } from "bun";

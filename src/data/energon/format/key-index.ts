@@ -1,4 +1,7 @@
-/** `index.sqlite`: where the sample of a key lies (spec energon.md §1.4). Joins read it; `mimo data lint` checks it. */
+/**
+ * `index.sqlite`: where the sample of a key lies (docs/spec/energon.md §1.4). Joins read it; `mimo data lint` checks
+ * it.
+ */
 import { Database } from "bun:sqlite";
 import { UserError } from "../../../native/errors.ts";
 

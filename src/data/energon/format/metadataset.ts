@@ -1,6 +1,6 @@
 /**
- * Metadatasets: YAML files that blend, join, cut and nest datasets (spec energon.md §1.7). Both versions are read into
- * one tree, which flatten.ts makes a list of.
+ * Metadatasets: YAML files that blend, join, cut and nest datasets (docs/spec/energon.md §1.7). Both versions are read
+ * into one tree, which flatten.ts makes a list of.
  */
 import { UserError } from "../../../native/errors.ts";
 import type { Subflavors } from "../sample.ts";

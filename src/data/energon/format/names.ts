@@ -1,4 +1,7 @@
-/** File names inside a dataset: how members are grouped into samples (spec energon.md §1.2), and where metadata lies. */
+/**
+ * File names inside a dataset: how members are grouped into samples (docs/spec/energon.md §1.2), and where metadata
+ * lies.
+ */
 
 export const META_FOLDER = ".nv-meta";
 export const INFO_JSON = ".info.json";

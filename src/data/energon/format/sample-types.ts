@@ -1,4 +1,4 @@
-/** Energon's sample types: which fields a typed sample has (spec energon.md §1.6). */
+/** Energon's sample types: which fields a typed sample has (docs/spec/energon.md §1.6). */
 
 export interface SampleType {
 	readonly name: string;

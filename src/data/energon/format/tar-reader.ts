@@ -1,4 +1,4 @@
-/** Reads single samples out of the shards of a split part by their index (spec energon.md §1.2). */
+/** Reads single samples out of the shards of a split part by their index (docs/spec/energon.md §1.2). */
 import { BrokenSampleError, DamagedIndexError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import type { RandomAccessFile, Storage } from "../storage/storage.ts";

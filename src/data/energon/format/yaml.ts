@@ -1,6 +1,6 @@
 /**
- * YAML as Energon reads it (spec energon.md §1.1): its own rules for plain scalars, no anchors, tags or dates. Maps keep
- * the order of the file.
+ * YAML as Energon reads it (docs/spec/energon.md §1.1): its own rules for plain scalars, no anchors, tags or dates.
+ * Maps keep the order of the file.
  */
 import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, parseDocument, Schema } from "yaml";
 import { UserError } from "../../../native/errors.ts";

@@ -1,4 +1,6 @@
-/** Samples that failed: reported, counted, written to a file; too many of them end the run (spec energon.md §1.9). */
+/**
+ * Samples that failed: reported, counted, written to a file; too many of them end the run (docs/spec/energon.md §1.9).
+ */
 import { appendFileSync, mkdirSync } from "node:fs";
 import { dirname } from "node:path";
 import { UserError } from "../../../native/errors.ts";

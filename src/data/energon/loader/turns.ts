@@ -1,6 +1,6 @@
 /**
  * Whose output is next: workers take turns in order of their numbers; one whose pass has ended sits out until all have
- * (spec energon.md §2.3).
+ * (docs/spec/energon.md §2.3).
  */
 export class Turns {
 	#next: number;

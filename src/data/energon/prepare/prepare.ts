@@ -1,6 +1,6 @@
 /**
- * Prepares a dataset so that Energon and this program can read it (spec energon.md §1.8): indexes beside every shard,
- * the `.nv-meta` folder, the split. Local folders and files only.
+ * Prepares a dataset so that Energon and this program can read it (docs/spec/energon.md §1.8): indexes beside every
+ * shard, the `.nv-meta` folder, the split. Local folders and files only.
  */
 import { randomUUID } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";

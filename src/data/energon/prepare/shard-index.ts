@@ -1,4 +1,4 @@
-/** Walks a shard once: where its samples and their parts lie (spec energon.md §1.3, §1.4). */
+/** Walks a shard once: where its samples and their parts lie (docs/spec/energon.md §1.3, §1.4). */
 import { splitMemberName } from "../format/names.ts";
 import { readMember, TarError, type TarMember } from "../format/tar.ts";
 import type { RandomAccessFile } from "../storage/storage.ts";

@@ -1,4 +1,4 @@
-/** The two seeds Energon derives by SHA-1 (spec energon.md §2.1, §5.3). */
+/** The two seeds Energon derives by SHA-1 (docs/spec/energon.md §2.1, §5.3). */
 import { CryptoHasher } from "bun";
 
 function sha1(text: string): DataView {

@@ -1,6 +1,6 @@
 /**
  * The three generators of a process that user code draws from: torch's, numpy's and Python's. Energon seeds them with
- * the worker's seed when a worker starts and saves them with its state (spec energon.md §5.3).
+ * the worker's seed when a worker starts and saves them with its state (docs/spec/energon.md §5.3).
  */
 import { NumpyGenerator, type NumpyState } from "./numpy-generator.ts";
 import { PythonRandom, type PythonState } from "./python-random.ts";

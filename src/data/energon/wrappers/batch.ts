@@ -1,4 +1,4 @@
-/** Batches of consecutive samples (spec energon.md §5.1). */
+/** Batches of consecutive samples (docs/spec/energon.md §5.1). */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type Hook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";

@@ -1,4 +1,4 @@
-/** Several datasets as one: drawn by weight, or one after the other (spec energon.md §3.4). */
+/** Several datasets as one: drawn by weight, or one after the other (docs/spec/energon.md §3.4). */
 import { FatalSampleError } from "../errors.ts";
 import { cumulative, type TorchGenerator } from "../random/torch-generator.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";

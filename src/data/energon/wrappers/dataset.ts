@@ -1,7 +1,7 @@
 /**
  * A node of the loading pipeline. A node is iterated by passes: `iterate()` starts one, and a pass that was left before
  * its end is resumed by the next. Its state, with those below, is a tree in Energon's class and field names, so that
- * states convert both ways (spec energon.md §4.1).
+ * states convert both ways (docs/spec/energon.md §4.1).
  */
 import { UserError } from "../../../native/errors.ts";
 import { TorchGenerator } from "../random/torch-generator.ts";

@@ -1,4 +1,4 @@
-/** Batches of samples with equal group keys, each group with its own size (spec energon.md §5.1). */
+/** Batches of samples with equal group keys, each group with its own size (docs/spec/energon.md §5.1). */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type FunctionHook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";

@@ -1,6 +1,6 @@
 /**
  * Passes of a given number of outputs, shared out over a rank's workers: virtual epochs over a stream that goes on, or
- * the first outputs of every pass (spec energon.md §3.4).
+ * the first outputs of every pass (docs/spec/energon.md §3.4).
  */
 import type { RestoreKey } from "../sample.ts";
 import type { WorkerConfig } from "../worker.ts";

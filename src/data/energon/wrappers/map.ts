@@ -1,4 +1,4 @@
-/** Applies a function to every sample: loading, cooking, encoding (spec energon.md §4.1, §5.1). */
+/** Applies a function to every sample: loading, cooking, encoding (docs/spec/energon.md §4.1, §5.1). */
 import { ErrorContext, FatalSampleError, SkipSample } from "../errors.ts";
 import { type Hook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";

@@ -1,4 +1,6 @@
-/** Iterates a dataset again and again, for ever or a number of times, perhaps fractional (spec energon.md §3.4). */
+/**
+ * Iterates a dataset again and again, for ever or a number of times, perhaps fractional (docs/spec/energon.md §3.4).
+ */
 import { FatalSampleError } from "../errors.ts";
 import type { RestoreKey } from "../sample.ts";
 import { Dataset, type StateFields, type StateValue } from "./dataset.ts";

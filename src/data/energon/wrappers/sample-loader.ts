@@ -1,6 +1,6 @@
 /**
- * Reads the samples of one dataset in training order (spec energon.md §3.3): slices are shuffled over epochs, several
- * are open at once, and each sample comes from one of them drawn by size. Leaf of the pipeline.
+ * Reads the samples of one dataset in training order (docs/spec/energon.md §3.3): slices are shuffled over epochs,
+ * several are open at once, and each sample comes from one of them drawn by size. Leaf of the pipeline.
  */
 import { BrokenSampleError, ErrorContext, FatalSampleError } from "../errors.ts";
 import { DEFAULT_TOLERANCE } from "../hook.ts";
@@ -95,7 +95,7 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 		while (sums[sums.length - 1]! > 0) {
 			const chosen = shuffleOverEpochs === null || weights.length === 1 ? 0 : this.#generator.choiceByCumulative(sums);
 			const slice = this.#open[chosen];
-			// A draw of exactly 0 takes an empty first entry (spec energon.md §3.2, edge); there is nothing to read then.
+			// A draw of exactly 0 takes an empty first entry (docs/spec/energon.md §3.2); there is nothing to read then.
 			if (slice == null) throw new FatalSampleError("The generator drew a shard iterator that has no slice.");
 			const index = slice.current;
 			const data = this.#read(index);

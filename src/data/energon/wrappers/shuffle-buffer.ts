@@ -1,4 +1,4 @@
-/** Holds `size` samples and hands out a random one of them (spec energon.md §3.4). */
+/** Holds `size` samples and hands out a random one of them (docs/spec/energon.md §3.4). */
 import type { TorchGenerator } from "../random/torch-generator.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
 import { SampleBuffer } from "./buffer.ts";
