@@ -52,7 +52,7 @@ export const acceleratorNames = Object.keys(accelerators);
 
 /**
  * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: what two H200s' collectives of 10 to 40 MB
- * made of a step's waits (docs/decisions/twenty-layers.md), a third of what the links state.
+ * made of a step's waits (docs/measurements/2026-11-22-h200-twenty-layers.md), a third of what the links state.
  */
 export const gpuLinks: Pick<Rates, "inside" | "between"> = {
 	inside: { bytes: 150e9, latency: 15e-6 },
