@@ -12,8 +12,19 @@ export interface Work {
 
 const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : 4);
 
-/** Elements read and written by row-wise operations: operands of rows × width. */
-const operands: Readonly<Partial<Record<OperationName, number>>> = {
+/** Operations whose work workOf() counts by a formula of their own. */
+type OwnFormula =
+	| "gemm"
+	| "grouped_gemm"
+	| "grouped_gemm_weight_gradient"
+	| "attention_forward"
+	| "attention_backward"
+	| "ssd_forward"
+	| "ssd_backward"
+	| "adamw";
+
+/** Elements read and written by all other operations: operands of rows × width. */
+const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	rms_norm_forward: 2,
 	rms_norm_backward: 3,
 	layer_norm_forward: 2,
@@ -41,6 +52,15 @@ const operands: Readonly<Partial<Record<OperationName, number>>> = {
 	find_nonfinite: 1,
 	router_forward: 4,
 	router_backward: 5,
+	router_balancing_loss: 1,
+	router_z_loss: 1,
+	router_bias_update: 1,
+	moe_sort: 1,
+	cross_entropy_loss: 1,
+	masked_sum: 1,
+	philox_fill: 1,
+	clip_factor: 1,
+	adam_advance: 1,
 };
 
 /** Rows × width, in elements. */
@@ -87,13 +107,13 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		case "causal_conv1d_forward":
 		case "causal_conv1d_backward": {
 			const flops = 2 * v.tokens! * v.channels! * v.width! * (name === "causal_conv1d_forward" ? 1 : 2);
-			return { flops, bytes: operands[name]! * v.tokens! * v.channels! * size(v.dtype) };
+			return { flops, bytes: operands[name] * v.tokens! * v.channels! * size(v.dtype) };
 		}
 		case "adamw":
 			return { flops: 0, bytes: v.elements! * (4 * 7 + (v.model === 0 ? 0 : 2)) };
 		default: {
 			const dtype = v.dtype ?? v.x_dtype;
-			return { flops: 0, bytes: (operands[name] ?? 1) * elementsOf(name, v) * size(dtype) };
+			return { flops: 0, bytes: operands[name] * elementsOf(name, v) * size(dtype) };
 		}
 	}
 }

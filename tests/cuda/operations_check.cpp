@@ -1,6 +1,6 @@
 // Every operation of mimo.h: the CPU library against the CUDA library, in fp32 and bf16.
 //
-//   g++ -std=c++20 -O1 tests/cuda/operations_check.cpp -o operations_check -ldl
+//   g++ -std=c++20 -O1 tests/cuda/*.cpp -o operations_check -ldl
 //   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat] [--graphs] [--part I/N]
 //
 // --large adds sizes of real models; --repeat runs every case twice on the CUDA library in deterministic mode and wants the same
@@ -18,7 +18,7 @@ using namespace check;
 
 namespace {
 
-/// fp32: the limits. bf16: half a unit in the last place of bf16 is 2^-9 of a value; its largest difference may be
+/// fp32: a few units in the last place. bf16: half a unit in the last place of bf16 is 2^-9 of a value; its largest difference may be
 /// that of a value that cancelled.
 Limits limits_of(int32_t precision) {
   return precision == MIMO_DTYPE_F32 ? Limits{2e-6, 5e-5} : Limits{1.0 / 256, 1.0 / 32};
