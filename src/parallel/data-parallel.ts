@@ -152,7 +152,10 @@ export class DataParallel {
 		return whole.columns(rank * elements, elements);
 	}
 
-	/** For who looks at them: every replica has all gradients, which with ZeRO-1 are final in its own slice only. */
+	/**
+	 * Gathers gradients for inspection: every replica then has all gradients, which with ZeRO-1 are otherwise final in
+	 * its own slice only.
+	 */
 	gatherGradients(): void {
 		if (!this.distributedOptimizer) return;
 		for (const buffer of this.parameters.buffers) {

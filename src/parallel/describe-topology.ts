@@ -1,4 +1,4 @@
-/** A layout as plain data: what `mimo train --print-topology --json` prints, and its table is made of. */
+/** A layout as plain data: `mimo train --print-topology --json` prints it, and the table is made from it. */
 import { type Coordinates, type Grid, groupsOf, kindsOf } from "./grid.ts";
 import type { Topology } from "./topology.ts";
 

@@ -1,7 +1,7 @@
 /**
  * An edge joins two sides that take microbatches in lanes: an encoder and a language model, or two stages of one model.
- * Ranks of a lane hold the same rows, or each a run of them; a rank gets from every lane of the other side that has rows
- * for it what the rank at its own place there holds, and what it holds itself it does not get from elsewhere.
+ * Ranks of a lane hold the same rows, or each a run of them. From every lane of the other side that has rows for it, a
+ * rank receives the rows of the rank at its own place in that lane; rows that it holds itself are not transferred.
  */
 
 /** Ranks of every lane of both sides, ascending in a lane. */
@@ -16,16 +16,16 @@ export interface Route {
 	readonly destination: number;
 }
 
-/** One transfer of a microbatch, as a rank at one of its ends sees it. */
+/** A transfer of a microbatch, from the view of the rank at one end. */
 export interface Link {
 	/** Rank at the other end; may be this rank itself. */
 	readonly peer: number;
-	/** Which of `parts` equal parts of this rank's samples it carries. */
+	/** Index of the carried part, of `parts` equal parts of this rank's samples. */
 	readonly part: number;
 	readonly parts: number;
 }
 
-/** What one rank sends and receives, one way, of every microbatch. */
+/** The transfers of one rank in one direction, for every microbatch. */
 export interface Links {
 	/** Equal parts go to different lanes; several ranks of a lane get the same part. */
 	readonly sends: readonly Link[];

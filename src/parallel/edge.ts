@@ -19,7 +19,7 @@ export interface EdgeOptions {
 	readonly layout: EdgeLayout;
 	/** This rank. */
 	readonly rank: number;
-	/** The ranks of both sides, one group a way; null: nothing leaves this rank. */
+	/** The ranks of both sides, one group for each direction; null: no row leaves this rank. */
 	readonly groups: { readonly forward: Group; readonly backward: Group } | null;
 	/** Width and type of rows. */
 	readonly width: number;
@@ -35,7 +35,7 @@ interface Message {
 	readonly pending: Pending;
 }
 
-/** What a rank hands to itself. */
+/** Rows that a rank hands to itself. */
 type Handed = { readonly rows: Tensor | null; readonly rowsPerSample: readonly number[] };
 
 /** Sums of consecutive runs of `per` numbers. */
@@ -100,7 +100,7 @@ class Line {
 		return { rows, perPart };
 	}
 
-	/** Waits for what was sent, but for the newest `underWay` microbatches, and lets go of it. */
+	/** Waits for sent messages, except those of the newest `underWay` microbatches, and releases them. */
 	settle(underWay = 0): void {
 		for (const { values, pending } of this.#sent.splice(0, Math.max(0, this.#sent.length - underWay)).flat()) {
 			pending.wait();
@@ -192,25 +192,25 @@ export class Edge implements Disposable {
 		return { rows: rows!, rowsPerSample: perPart.flat() };
 	}
 
-	/** Starts returning the gradient of the oldest rows received; takes it over. null: none came. */
+	/** Starts returning the gradient of the oldest received rows, which it takes over; null: the rows got no gradient. */
 	sendBackward(gradient: Tensor | null): void {
 		const counts = this.#received.shift()!;
 		using own = gradient;
 		this.#backward.send(own, counts, null);
 	}
 
-	/** Gradient of the oldest rows sent; null: none came. */
+	/** Gradient of the oldest rows sent; null: there is no gradient. */
 	receiveBackward(): Tensor | null {
 		return this.#backward.receive(this.#sent.shift()!, 0).rows;
 	}
 
-	/** After the last microbatch: nothing is on the way any more. */
+	/** Called after the last microbatch: returns when no message is on the way any more. */
 	settle(): void {
 		this.#forward.settle();
 		this.#backward.settle();
 	}
 
-	/** After an error: what was handed over inside this rank is released; what other ranks wait for is not waited for. */
+	/** Called after an error: releases rows handed over inside this rank, without waiting for other ranks. */
 	[Symbol.dispose](): void {
 		this.#forward.drop();
 		this.#backward.drop();

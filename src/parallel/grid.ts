@@ -29,7 +29,7 @@ export interface Coordinates {
 }
 
 export class Grid {
-	/** Expert data parallelism: what is left of the span. */
+	/** Expert data parallelism: the ranks of the span divided by all other sizes. */
 	readonly expertData: number;
 
 	/** Throws a RangeError unless every size is positive and both views cover the same ranks. */

@@ -1,7 +1,7 @@
 /**
  * A set of ranks that communicate. Members call the same operations in the same order; reductions add in rank order, so
- * results repeat bit for bit. Every operation is queued on the device's stream order: what a later operation reads is
- * complete.
+ * results repeat bit for bit. Every operation is queued in the order of the device's stream, so that later operations
+ * read complete results.
  */
 import type { Tensor } from "../tensor/tensor.ts";
 
@@ -48,13 +48,13 @@ export interface Group {
 	barrier(): void;
 	/** Every member's integers, by member; host values, waits. */
 	exchange(values: Int32Array): Int32Array[];
-	/** As exchange, for a member that needs no answer: it waits for nobody. */
+	/** Like exchange, for a member that needs no answer: it does not wait. */
 	tell(values: Int32Array): void;
 }
 
 const done: Pending = { wait() {} };
 
-/** The group of one rank: nothing has to move but what an operation copies. */
+/** The group of one rank: no data move, except where an operation's result is a copy. */
 export function groupOfOne(name: string, rank: number): Group {
 	const copy = (from: Tensor, to: Tensor): Pending => {
 		if (from.allocation !== to.allocation || from.byteOffset !== to.byteOffset) {

@@ -81,7 +81,7 @@ export function namedTopology(layout: Layout): NamedTopology {
 	return { name: layout.text, topology: topologyOfLayout(layout) };
 }
 
-/** What is wrong with a part of `whole`. */
+/** An error about a part of `whole`. */
 function refusal(whole: string, part: Part, message: string): UserError {
 	const piece = part.text === "" ? "" : `${part.text.trim()} `;
 	return new UserError(

@@ -1,4 +1,4 @@
-/** The groups inside one replica of a module: what its layers communicate over. */
+/** The groups inside one replica of a module, over which its layers communicate. */
 import type { ExpertParallel } from "./expert-parallel.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import type { ShardPlace } from "./shard.ts";
@@ -15,7 +15,7 @@ export function noModelParallel(module: string, rank: number): ModelParallel {
 	return { tp: groupOfOne(`${module}.tp`, rank), experts: null };
 }
 
-/** Which part of dense parameters, of an expert, and of the set of experts this rank holds. */
+/** This rank's part of dense parameters, of an expert, and of the set of experts. */
 export function placeOf({ tp, experts }: ModelParallel): {
 	readonly tensor: ShardPlace;
 	readonly expertTensor: ShardPlace;

@@ -43,7 +43,7 @@ export type BucketSize = { readonly elements: number } | { readonly count: numbe
 // Entries and slices start at multiples of this many elements: kernels may use whole cache lines.
 const alignment = 64;
 
-/** One flat buffer: values the model reads and their fp32 gradients (none when frozen). */
+/** One flat buffer: values that the model reads and their fp32 gradients (no gradients when frozen). */
 export class ParameterBuffer implements Disposable {
 	readonly entries: readonly BufferEntry[];
 	readonly elements: number;

@@ -1,6 +1,6 @@
 /** How a parameter is cut over the ranks of a tensor-parallel group, and which part a rank holds. */
 
-/** What a model says about cutting a parameter. */
+/** How a parameter is cut, as its model declares it. */
 export type Shard =
 	| { readonly kind: "replicated" }
 	/**

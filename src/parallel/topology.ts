@@ -50,7 +50,7 @@ export class Topology {
 		return this.modules.filter((grid) => grid.contains(rank));
 	}
 
-	/** Name of what a rank runs. */
+	/** Names of the modules that a rank runs. */
 	moduleOf(rank: number): string {
 		return this.modulesOf(rank)
 			.map(({ name }) => name)
@@ -64,7 +64,7 @@ export class Topology {
 		return grid;
 	}
 
-	/** What people call a rank: its modules and its place in the last of them, such as "tp 0 dp 1 ep 0". */
+	/** Names of a rank for messages: its modules and its coordinates in the last of them, such as "tp 0 dp 1 ep 0". */
 	describe(rank: number): { readonly module: string; readonly coordinates: string } {
 		const grid = this.gridOf(rank);
 		const at = grid.coordinates(rank);
@@ -111,7 +111,10 @@ export class Topology {
 	}
 }
 
-/** Builds the grids: side by side, encoder first, or from rank 0 both (`colocated`). `encoder` null: none. */
+/**
+ * Builds the grids: side by side, encoder first, or from rank 0 both (`colocated`). `encoder` null: the language model
+ * alone.
+ */
 export function layOut(encoder: SideLayout | null, language: SideLayout, colocated = false): Topology {
 	const encoderGrid = encoder && new Grid("radio_encoder", 0, encoder);
 	return new Topology(encoderGrid, new Grid("language", colocated ? 0 : (encoderGrid?.size ?? 0), language));

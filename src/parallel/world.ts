@@ -1,4 +1,4 @@
-/** All ranks of a run as one of them sees it: who it is, and the groups it belongs to. */
+/** All ranks of a run from the view of one of them: its number, and the groups it belongs to. */
 import type { BackendName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import type { Run } from "../native/run.ts";
@@ -65,12 +65,12 @@ export class World implements Disposable {
 		this.run?.progress(step);
 	}
 
-	/** This rank has done all its work: its end is no failure. */
+	/** Says that this rank has done all its work, so that its end does not count as a failure. */
 	leave(): void {
 		this.run?.leave();
 	}
 
-	/** Closes the groups; whoever made the run closes that. */
+	/** Closes the groups; the run itself is closed by its maker. */
 	[Symbol.dispose](): void {
 		for (const { group } of this.#groups.values()) group[Symbol.dispose]();
 		this.#groups.clear();

@@ -1,7 +1,7 @@
 /**
- * What one rank of a run holds, from what its modules are and where they live: its parts of them, their groups, the edges
- * between them, its passes and its optimizer. The language model alone, both modules in one process, on the same ranks or
- * on ranks of their own differ in the topology alone.
+ * Assembles one rank of a run from the run's modules and their layout: the rank's parts of the modules, their groups,
+ * the edges between them, the passes and the optimizer. The language model alone, both modules in one process, on the
+ * same ranks or on ranks of their own differ in the topology alone.
  */
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
@@ -30,7 +30,7 @@ import { lossNames } from "./prediction-loss.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
-/** What a run trains, and how. */
+/** The modules that a run trains, and the options of its training. */
 export interface RunSpecification {
 	/** null: the language model alone. */
 	readonly encoder: EncoderConfig | null;
@@ -274,7 +274,10 @@ async function makeEdges(
 	return edges;
 }
 
-/** A group a way: what goes forward and what comes back between two ranks do not wait for each other. */
+/**
+ * One group for each direction, so that a row on its way forward and a gradient on its way back do not wait for each
+ * other.
+ */
 async function waysOf(world: World, name: string, layout: EdgeLayout): Promise<EdgeOptions["groups"]> {
 	const ranks = ranksOf(layout);
 	if (ranks.length === 1) return null;

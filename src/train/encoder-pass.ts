@@ -9,7 +9,7 @@ import type { Parameter } from "../tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
-/** What a pass is told besides its images. */
+/** Arguments of a pass beside its images. */
 export interface EncoderPassOptions {
 	/** Key of this step's random crops. */
 	readonly cropKey: number;
@@ -18,7 +18,7 @@ export interface EncoderPassOptions {
 	/** Whether gradients will come. */
 	readonly training: boolean;
 	readonly observe?: RadioObserver | undefined;
-	/** What a frozen tower made of the images ahead of time; taken over. */
+	/** Features that a frozen tower made ahead of time; the pass takes them over. */
 	readonly features?: EncodedFeatures | null;
 	readonly onGradient?: (parameter: Parameter) => void;
 }

@@ -10,12 +10,12 @@ import { patchTensor } from "./encoder-pass.ts";
 export interface PrefetchOptions {
 	/** Microbatches whose features are kept ready at most. */
 	readonly depth: number;
-	/** Hears how long encoding took and what was ready; null: nobody. */
+	/** Called with lines that say how long encoding took and how much was ready; null: no lines. */
 	readonly debug: ((line: string) => void) | null;
 }
 
 export class FeaturePrefetch implements Disposable {
-	/** To come and not encoded yet, in order. */
+	/** Announced and not encoded yet, in order. */
 	readonly #coming: ImageSet[] = [];
 	readonly #ready = new Map<ImageSet, EncodedFeatures>();
 	#taken = 0;

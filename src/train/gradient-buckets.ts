@@ -1,4 +1,7 @@
-/** What the configuration says about reducing gradients while backward runs (docs/spec/runtime.md §3.6). */
+/**
+ * Sizes of gradient buckets, and whether they are reduced while backward runs, by the configuration
+ * (docs/spec/runtime.md §3.6).
+ */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";
 

@@ -17,11 +17,11 @@ import { tokenLoss } from "./language-loss.ts";
 import type { Losses } from "./losses.ts";
 import { predictAhead } from "./prediction-loss.ts";
 
-/** What a pass is told besides its microbatch. */
+/** Arguments of a pass beside its microbatch. */
 export interface LanguagePassOptions {
 	/** null: text alone. */
 	readonly imageTokenId: number | null;
-	/** What messages call the microbatch, such as "microbatch 3". */
+	/** Name of the microbatch in messages, such as "microbatch 3". */
 	readonly name: string;
 	/** Key of the step's dropout masks. */
 	readonly dropoutKey: number;
@@ -40,7 +40,7 @@ export interface LanguagePassOptions {
 export class LanguagePass implements Pass {
 	readonly #tape: Tape;
 	readonly #owned: Disposable[] = [];
-	/** Of what enters; null: none is wanted. */
+	/** Gradient of the rows that enter; null: none is wanted. */
 	#slot: GradientSlot | null = null;
 	#output: Rows | null = null;
 	/** Of every token, and what one token's counts: its gradient. None where the stage has no head. */
@@ -118,7 +118,7 @@ export class LanguagePass implements Pass {
 		return loss;
 	}
 
-	/** A leaf of this tape: what sent the rows goes on from its gradient. */
+	/** A leaf of this tape: the module that sent the rows continues the backward pass from its gradient. */
 	#leaf(rows: Tensor): Tensor {
 		const { training, wantsGradient } = this.options;
 		if (training && wantsGradient) {

@@ -1,6 +1,6 @@
 /**
- * What may look at a training between its steps, and end it: checkpoints, exits, tracing. Every rank has the same
- * listeners and calls them in the same order, so that they may communicate.
+ * Listeners are called between the steps of a training and may end it: checkpoints, exits, tracing. Every rank has the
+ * same listeners and calls them in the same order, so that they may communicate.
  */
 import type { StepResult } from "./step.ts";
 
@@ -10,7 +10,7 @@ export interface Progress {
 	readonly iteration: number;
 	/** Samples consumed, skipped updates included. */
 	readonly consumedSamples: number;
-	/** Samples of successful updates: what learning rate and weight decay follow. */
+	/** Samples of successful updates, which learning rate and weight decay follow. */
 	readonly scheduledSamples: number;
 	/** Samples consumed by evaluations. */
 	readonly consumedValidSamples: number;
@@ -29,18 +29,18 @@ export interface StepEvent {
 	readonly progress: Progress;
 	readonly result: StepResult;
 	readonly learningRate: number;
-	/** Of the next step. */
+	/** Learning rate of the next step. */
 	readonly nextLearningRate: number;
 	readonly weightDecay: number;
 	/** Wall clock of the step, its data included. */
 	readonly seconds: number;
-	/** Of that, waiting for data. */
+	/** The part of these seconds spent waiting for data. */
 	readonly dataSeconds: number;
 }
 
 /** A wish to end the training. All ranks must have the same at the same step. */
 export interface Stop {
-	/** 0 where the end is what was asked for. */
+	/** Exit code; 0 where the training ends as asked. */
 	readonly exitCode: number;
 	/** A sentence for the user. */
 	readonly reason: string;
@@ -52,8 +52,8 @@ export interface Listener {
 	/** `iteration`, from 1, is about to begin. */
 	beforeStep?(iteration: number): void | Promise<void>;
 	/**
-	 * Between a step's gradients and its update, where all ranks are together anyway: what they agree on here keeps nobody
-	 * waiting for a module whose update takes longer.
+	 * Called between a step's gradients and its update, where all ranks meet anyway: ranks that agree on something here
+	 * do not wait for a module whose update takes longer.
 	 */
 	beforeUpdate?(): void | Promise<void>;
 	/** After a step and its log line, before the evaluation it may be due for. */

@@ -29,7 +29,7 @@ export interface TrainingSummary {
 	readonly firstLoss: number;
 	readonly lastLoss: number;
 	readonly tokens: number;
-	/** Of the steps alone. */
+	/** Seconds of the steps alone. */
 	readonly seconds: number;
 	/** Held-out loss of a token at the end; null without validation data, and after a stop. */
 	readonly heldOutLoss: number | null;
@@ -37,7 +37,7 @@ export interface TrainingSummary {
 	readonly stop: Stop | null;
 }
 
-/** What a loop works with besides the configuration and this rank's modules. */
+/** Arguments of the loop beside the configuration and this rank's modules. */
 export interface LoopParts {
 	readonly world: World;
 	readonly data: RunData;

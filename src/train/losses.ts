@@ -6,7 +6,7 @@ import { Tensor } from "../tensor/tensor.ts";
 /** The loss that a training minimises, and whose tokens gradients are divided by. */
 export const languageModelLoss = "lm loss";
 
-/** Which ranks make up a module's losses. */
+/** The ranks that together compute a module's losses. */
 export interface LossOwner {
 	/** All ranks of the module. */
 	readonly group: Group;

@@ -1,7 +1,6 @@
 /**
- * What becomes of the encoder's gradient when some of its ranks saw no image in a step (docs/spec/runtime.md §3.7).
- * exact: nothing, the gradient stays that of the token mean. corrected: it is multiplied by ranks / participants, as
- * upstream offers.
+ * Policies for the encoder's gradient when some of its ranks saw no image in a step (docs/spec/runtime.md §3.7). exact:
+ * the gradient stays that of the token mean. corrected: it is multiplied by ranks / participants, as Megatron offers.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { gradientSquares, scaleGradients } from "../optim/gradient-norm.ts";
@@ -21,7 +20,7 @@ export interface Participation {
 	readonly votes: (microbatches: readonly ImageTextMicrobatch[]) => number;
 }
 
-/** What a step reports of it. */
+/** The participation of one step, as it is reported. */
 export interface ParticipationResult {
 	/** Data-parallel ranks of the encoder with an image in any microbatch of the step, and all of them. */
 	readonly participants: number;
@@ -31,7 +30,7 @@ export interface ParticipationResult {
 	readonly correctedNorm: number;
 }
 
-/** Of a step whose global norm is not known yet. */
+/** The participation of a step whose global norm is not known yet. */
 export interface Participated extends Pick<Participation, "policy" | "ranks"> {
 	readonly participants: number;
 	/** Σ g² of the encoder's exact gradient over all its ranks. */

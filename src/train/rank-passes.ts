@@ -20,7 +20,7 @@ import type { Losses } from "./losses.ts";
 /** Called with values as they arise and the microbatch, from 0, they belong to; the encoder's are "encoder.…". */
 export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
 
-/** What the passes of a step are told. */
+/** Arguments of a step's passes. */
 export interface StepPlace {
 	/** Key of the step's dropout masks and crops. */
 	readonly dropoutKey: number;
@@ -37,7 +37,7 @@ export interface StepPlace {
 	readonly action?: ((action: Action) => void) | undefined;
 }
 
-/** What a rank's passes need of it. */
+/** The parts of a rank that its passes need. */
 export interface PassParts {
 	readonly encoder: EncoderModule | null;
 	readonly language: HybridModel | null;
@@ -56,7 +56,7 @@ export interface PassParts {
 export class RankPasses {
 	constructor(readonly parts: PassParts) {}
 
-	/** What this rank does with so many microbatches, in order. */
+	/** This rank's actions for that many microbatches, in order. */
 	actions(microbatches: number, forwardOnly = false): Action[] {
 		const { shape, actor } = this.parts;
 		return actionsOf({ ...shape, microbatches, forwardOnly }, actor);
@@ -78,7 +78,10 @@ export class RankPasses {
 		this.#execute(microbatches, { dropoutKey: 0 }, losses, observe, false);
 	}
 
-	/** Continues prompts greedily: what follows each, sample after sample; nothing on ranks without the language model. */
+	/**
+	 * Continues prompts greedily; returns the continuation of each, sample after sample, and nothing on ranks without the
+	 * language model.
+	 */
 	decode(prompts: readonly ImageTextMicrobatch[], limits: Omit<DecodingLimits, "edges">): number[][] {
 		const { encoder, language, edges, imageTokenId } = this.parts;
 		const images = edges.get(0);

@@ -1,4 +1,4 @@
-/** What a training configuration stands for: the specification of its run. */
+/** The specification of the run that a training configuration describes. */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";

@@ -21,7 +21,7 @@ import { type Participation, type ParticipationResult, participate, withNorms } 
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
 
-/** What a step works on; on ranks without the language model `language` is null. */
+/** State that a step reads and changes; on ranks without the language model `language` is null. */
 export interface TrainingState {
 	/** Parameters of the modules on this rank, each among its replicas. */
 	readonly replicas: readonly DataParallel[];
@@ -30,17 +30,17 @@ export interface TrainingState {
 	/** Every rank of the run. */
 	readonly world: Group;
 	readonly passes: RankPasses;
-	/** Which ranks make up the loss; null on ranks whose modules have none, which learn of its tokens last. */
+	/** The ranks that compute the loss; null on ranks whose modules have no loss, which receive its token count last. */
 	readonly lossOwner: LossOwner | null;
 	/** Names of the losses, on every rank. */
 	readonly lossNames: readonly string[];
 	readonly optimizer: AdamW;
 	readonly scalars: StepScalars;
-	/** Global norm limit; 0: none. */
+	/** Global norm limit; 0: no limit. */
 	readonly clipGrad: number;
 	/** Keys of dropout masks are drawn from this and the iteration. */
 	readonly seed: number;
-	/** Which encoder ranks saw images, and what that changes; null without an encoder. */
+	/** The participation policy and the votes of encoder ranks; null without an encoder. */
 	readonly participation: Participation | null;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
@@ -75,7 +75,7 @@ export interface StepResult {
 	readonly parametersNorm: number | null;
 	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
 	readonly balancing: Readonly<Record<string, number>>;
-	/** The same of each layer; none on ranks without the language model. */
+	/** The same for each layer; empty on ranks without the language model. */
 	readonly balancingByLayer: LossesByLayer;
 	/** null without an encoder. */
 	readonly participation: ParticipationResult | null;
@@ -98,12 +98,13 @@ export function trainStep(state: TrainingState, input: StepInput, observer: Step
 	return update(state, input, takeGradients(state, input, observer), observer);
 }
 
-/** What a step knows before its update. */
+/** Results of a step before its update. */
 export type StepGradients = Omit<StepResult, "zeroGradients" | "parametersNorm">;
 
 /**
- * All of a step before its update: the optimizer's scalars say what to do with the gradients. Nothing that a rank does
- * from its return to the end of its next passes concerns another module: a long update holds up its own module alone.
+ * Everything in a step before its update; afterwards the optimizer's scalars hold the factors for the gradients.
+ * Nothing that a rank does from its return to the end of its next passes concerns another module: a long update holds
+ * up its own module alone.
  */
 export function takeGradients(state: TrainingState, input: StepInput, observer: StepObserver = {}): StepGradients {
 	const { replicas, world, scalars, lossOwner, participation } = state;

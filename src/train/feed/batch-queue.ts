@@ -6,8 +6,8 @@ export class BatchQueue {
 	#next: { readonly iteration: number; readonly microbatches: readonly ImageTextMicrobatch[] } | null = null;
 
 	/**
-	 * `ahead`: whether the next step's are read too. A source that keeps a state is never read ahead: what a checkpoint
-	 * holds of it must be where the training is.
+	 * `ahead`: whether the next step's batches are read too. A source that keeps a state is never read ahead: the state
+	 * in a checkpoint must be that of the saved step.
 	 */
 	constructor(
 		private readonly source: BatchSource,

@@ -4,7 +4,10 @@ import type { LanePlace } from "../../data/routing/from-configuration.ts";
 import { wholeShare } from "../../data/routing/share.ts";
 import type { Topology } from "../../parallel/topology.ts";
 
-/** What of the data a rank reads. A lane is one of the streams of microbatches that the language model takes at once. */
+/**
+ * The part of the data that a rank reads. A lane is one of the streams of microbatches that the language model takes at
+ * once.
+ */
 export type DataPlace = LanePlace;
 
 /** Training microbatches. */
@@ -14,7 +17,7 @@ export interface BatchSource {
 	 * Steps are asked for in order, the first may be any.
 	 */
 	step(iteration: number): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
-	/** What a later run needs to go on after the last step, as JSON; absent: the step's number says it all. */
+	/** State with which a later run goes on after the last step, as JSON; absent: the step's number is enough. */
 	save?(): Promise<unknown>;
 	/** Samples that this rank could not read and left out so far; absent: it leaves none out. */
 	skipped?(): number;
@@ -36,7 +39,7 @@ export interface CaptionSource {
 	prompts(): Promise<{
 		/** A sample each sequence, cut where its caption begins. */
 		readonly microbatches: readonly ImageTextMicrobatch[];
-		/** The true captions of the sequences; none on ranks that read no text. */
+		/** The true captions of the sequences; empty on ranks that read no text. */
 		readonly truths: readonly (readonly number[])[];
 	}>;
 	/** Token that ends a caption. */
@@ -48,7 +51,7 @@ export interface CaptionSource {
 
 export interface RunData {
 	readonly training: BatchSource;
-	/** null: nothing is held out. */
+	/** null: no data are held out. */
 	readonly validation: EvaluationSource | null;
 	/** Held-out bytes of a byte-level text, for their entropies; null otherwise. */
 	readonly heldOutBytes: Int32Array | null;
@@ -56,7 +59,7 @@ export interface RunData {
 	readonly captions?: CaptionSource | null;
 }
 
-/** What `rank` reads. */
+/** The part of the data that `rank` reads. */
 export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
 	const { encoder, language, routes } = topology;
 	const laneCount = language.lanes;

@@ -1,4 +1,7 @@
-/** Batches out of Energon data: every rank reads its lanes, and all compare each step what they have read. */
+/**
+ * Batches out of Energon data: every rank reads its lanes, and after each step all ranks compare the samples they have
+ * read.
+ */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
@@ -16,7 +19,7 @@ export async function energonSources(
 	place: DataPlace,
 	options: DataOptions,
 ): Promise<RunData> {
-	// An evaluation opens its data when it comes: what is wrong with them is said before the first step.
+	// An evaluation opens its data only when it runs, so its data are checked here, before the first step.
 	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
 	return {
 		training: await energonTraining(c, place, options),

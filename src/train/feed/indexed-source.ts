@@ -43,8 +43,8 @@ export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data
 }
 
 /**
- * Evaluations that all look at the same first samples of `samples`, dealt out to lanes in runs. Without an encoder the
- * last microbatches of a lane may be short, or empty; with one all are whole, and what is over is left out.
+ * Evaluations that all use the same first samples of `samples`, dealt out to lanes in runs. Without an encoder the last
+ * microbatches of a lane may be short or empty; with an encoder all are whole, and left-over samples are dropped.
  */
 export function indexedEvaluation(
 	c: TrainingConfiguration,

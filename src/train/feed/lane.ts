@@ -38,7 +38,7 @@ export function laneOf(group: Group, device: Device): Lane {
 	};
 }
 
-/** What of a microbatch is no large array. */
+/** The fields of a microbatch that are not large arrays. */
 interface Outline {
 	readonly tokens: number;
 	readonly lengths: readonly number[];

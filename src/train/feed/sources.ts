@@ -14,19 +14,19 @@ import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
 import type { Lane } from "./lane.ts";
 
-/** What a run's data need besides the configuration. */
+/** Arguments of a run's data beside the configuration. */
 export interface DataOptions {
 	/** Every rank of the run. */
 	readonly world: Group;
 	/** The ranks that take the same microbatches as this one. */
 	readonly lane: Lane;
-	/** What the ranks of a saved run kept of their data (BatchSource.save), by rank; null: this run begins. */
+	/** States of the data that the ranks of a saved run kept (BatchSource.save), by rank; null: this run begins anew. */
 	readonly states: readonly unknown[] | null;
 	/** Samples of the saved run's evaluations. */
 	readonly consumedValidSamples: number;
 }
 
-/** Opens what this rank reads. */
+/** Opens the data that this rank reads. */
 export async function openSources(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<RunData> {
 	switch (c.datasetProvider) {
 		case "energon":
@@ -99,7 +99,7 @@ function textSources(c: TrainingConfiguration): TokenSources {
 			: readTokens(c.validDataPath, tokenizer);
 	const heldOutName = c.validDataPath ?? `the part of ${c.dataPath} that split keeps back`;
 	const training = windowedSource(tokens.subarray(0, trainingEnd), c.seqLength, c.seed, c.dataPath!);
-	// A remainder too short for one sample is no validation set, unless evaluation was asked for.
+	// A remainder too short for one sample makes no validation set, but is an error where evaluation was asked for.
 	const wanted = heldOut.length > c.seqLength || c.evalIters > 0 || c.validDataPath !== null;
 	return {
 		training,

@@ -15,10 +15,10 @@ export interface CaptionReport {
 	readonly drawings: readonly (readonly string[])[];
 }
 
-/** Pictures shown with what was read. */
+/** Pictures shown beside the captions that the model gives. */
 const shown = 3;
 
-/** What a rank knows of the captions: language ranks texts, encoder ranks pictures. */
+/** A rank's part of the captions: texts on language ranks, pictures on encoder ranks. */
 interface Part {
 	readonly lane: number;
 	readonly captions: readonly string[];

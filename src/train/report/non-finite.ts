@@ -8,15 +8,16 @@ import { Tensor } from "../../tensor/tensor.ts";
 import { type EvaluationState, evaluate } from "../evaluate.ts";
 
 export interface InspectedState extends EvaluationState {
-	/** Of the modules on this rank. */
+	/** Parameters of the modules on this rank. */
 	readonly parameters: readonly ParameterSet[];
 	/** Layers of the language model on this rank. */
 	readonly pattern: readonly LayerSymbol[];
 }
 
 /**
- * Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's. Every
- * rank calls this together; where only others find something, it does not return: the run ends with what they say.
+ * Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's.
+ * Every rank calls this together. On a rank that finds nothing while another does, it does not return: the run ends
+ * with the other's sentence.
  */
 export function describeNonFinite(state: InspectedState, microbatches: readonly ImageTextMicrobatch[]): string {
 	const { world, parameters } = state;

@@ -21,7 +21,7 @@ const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "o
 const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
 const half = 2 ** 31;
 
-/** Returns when the device has done what it was given; the CPU library has when a call returns. */
+/** Returns when the device has done all queued work; the CPU library has done it when a call returns. */
 export function settleOf(device: Device): () => void {
 	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
 }
@@ -48,8 +48,9 @@ export class StepMetrics {
 	}
 
 	/**
-	 * After a step of `microbatches`, whose clock has been stopped: what its report has beyond the result, on the reporting
-	 * rank; null on the others. Every rank calls this. `skipped`: samples that this rank has left out so far.
+	 * Called after a step of `microbatches`, whose clock has been stopped. Returns the fields of its report beyond the
+	 * result on the reporting rank, null on the others. Every rank calls this. `skipped`: samples that this rank has left
+	 * out so far.
 	 */
 	collect(
 		microbatches: readonly ImageTextMicrobatch[],
@@ -156,7 +157,7 @@ function readRank([skipped, padding, filled, ...values]: Int32Array): RankStep {
 	};
 }
 
-/** Waiting for others is no work. */
+/** Time spent waiting for other ranks does not count as work. */
 const busyOf = (seconds: StepSeconds) =>
 	parts.reduce((sum, part) => sum + (part === "bridge" || part === "wait" ? 0 : seconds[part]), 0);
 

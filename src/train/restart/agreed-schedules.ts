@@ -30,7 +30,7 @@ export function agreedSchedules(
 	);
 }
 
-/** What of the schedules has an effect, as the flags that say it: in steps where the run counts steps. */
+/** The parts of the schedules that have an effect, named by their flags: in steps where the run counts steps. */
 function flagsOf({ learningRate, weightDecay }: Schedules, c: TrainingConfiguration): Map<Key, string | number> {
 	const inSteps = c.trainIters !== null;
 	const flags = new Map<Key, string | number>();

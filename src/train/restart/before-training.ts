@@ -1,6 +1,6 @@
 /**
- * What of a run's checkpoints and Hugging Face folders can be refused before anything else is done: they are opened and
- * compared with the configuration, no weights are read.
+ * Refuses a run's checkpoints and Hugging Face folders before anything else is done: they are opened and compared with
+ * the configuration, and no weights are read.
  */
 import { join } from "node:path";
 import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts";

@@ -17,10 +17,10 @@ import { type Provenance, provenanceOfFolders } from "./provenance.ts";
 import type { SaveClaim } from "./save-claim.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 
-/** Signals by their weight when ranks got different ones; none is null. */
+/** Signals by their weight, for ranks that received different ones; null: no signal. */
 const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
 
-/** What any rank has been asked for. */
+/** A request that any rank has received. */
 interface Wish {
 	readonly signal: NodeJS.Signals | null;
 	/** The time that the run may take is over. */
@@ -30,10 +30,10 @@ interface Wish {
 const nothingAsked: Wish = { signal: null, late: false };
 
 export interface CheckpointOptions {
-	/** Hear what the user should know, and what has gone wrong; called on every rank. */
+	/** Called on every rank with messages and with warnings for the user. */
 	readonly say: (sentence: string) => void;
 	readonly warn: (sentence: string) => void;
-	/** What this rank's data need to go on, as JSON; undefined: nothing but the step's number. */
+	/** State of this rank's data, as JSON; undefined: the step's number is enough to go on. */
 	readonly dataState: () => Promise<unknown>;
 	/** The run's claim to the folder of its checkpoints. */
 	readonly claim: SaveClaim;
@@ -49,7 +49,7 @@ export class Checkpoints implements Listener {
 	#latest: number | null = null;
 	/** Name of the run that began this training. */
 	#lineage: string;
-	/** Of the step under way. */
+	/** Requests received during the step under way. */
 	#asked = nothingAsked;
 
 	constructor(
@@ -154,7 +154,7 @@ export class Checkpoints implements Listener {
 		if (this.#saver.failed) throw new UserError(`The checkpoint of step ${progress.iteration} was not saved.`);
 	}
 
-	/** What any rank wants. */
+	/** The strongest request of all ranks. */
 	async #agree(): Promise<Wish> {
 		const limit = this.c.exitDurationInMins;
 		if (this.#signals === null && limit === null) return nothingAsked;
@@ -214,7 +214,7 @@ export class Checkpoints implements Listener {
 		});
 	}
 
-	/** JSON of the states of the data of all ranks, by rank; null where there is none. */
+	/** JSON of the data's states of all ranks, by rank; null for a rank without a state. */
 	async #dataStates(): Promise<string> {
 		const own = JSON.stringify((await this.options.dataState()) ?? null);
 		return `[${exchangeTexts(this.run.state.world, own).join(",")}]`;

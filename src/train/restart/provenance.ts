@@ -25,7 +25,7 @@ export function provenanceOfFolders(c: TrainingConfiguration): Provenance {
 	return { source: spellingObject(kept.spelling), objects: Object.fromEntries(objectsOf(kept)) };
 }
 
-/** Of a checkpoint that a run starts from. */
+/** Provenance in the checkpoint that a run starts from. */
 export function provenanceIn(checkpoint: NativeCheckpoint): Provenance {
 	const { source, objects } = checkpoint.manifest;
 	const kept = Object.entries(objects).filter(([name]) => isKeptObject(name));

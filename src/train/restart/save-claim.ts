@@ -21,8 +21,9 @@ export interface SaveClaim {
 const lookInterval = 500;
 
 /**
- * Waits until no other run writes into the folder; `say` hears for whose end. Throws a UserError on rank 0 when another run
- * stays, or when the folder holds checkpoints that are not this run's. Every rank calls this together.
+ * Waits until no other run writes into the folder; `say` is called with the name of the run that it waits for. Throws a
+ * UserError on rank 0 when another run stays, or when the folder holds checkpoints that are not this run's. Every rank
+ * calls this together.
  */
 export async function claimSaveFolder(
 	c: TrainingConfiguration,

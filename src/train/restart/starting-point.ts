@@ -1,4 +1,4 @@
-/** Where a run starts: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
+/** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
 import type { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";
@@ -29,13 +29,13 @@ export interface StartingPoint {
 	readonly lineage: string | null;
 }
 
-/** Who hear what the user should know, and what is not as it should be. */
+/** Functions that print messages and warnings for the user. */
 interface Hearers {
 	readonly say: (sentence: string) => void;
 	readonly warn: (sentence: string) => void;
 }
 
-/** What the configuration says to start from; null: nothing. */
+/** The checkpoint that the configuration says to start from; null: none. */
 export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => {}): Start | null {
 	if (c.load !== null && hasCheckpoint(c.load)) {
 		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
@@ -59,8 +59,8 @@ export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => 
 }
 
 /**
- * Restores this rank from what the configuration names; null where it names nothing. Every rank of `world` calls this
- * together, weights having their initial values.
+ * Restores this rank from the checkpoint that the configuration names; null where it names none. Every rank of `world`
+ * calls this together, weights having their initial values.
  */
 export function restoreTraining(
 	c: TrainingConfiguration,
