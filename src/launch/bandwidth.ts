@@ -1,6 +1,7 @@
 /**
- * How fast hosts send to each other over TCP. Every host takes in bytes of whoever proves to know the run's secret and says when
- * it has them; one that sends finds its rate in two trials, a small one and one of about a quarter of a second.
+ * Measures how fast hosts send to each other over TCP. Every host receives bytes from senders that prove to know the
+ * run's secret, and says when they have arrived; a sender finds its rate in two trials, a small one and one of about a
+ * quarter of a second.
  *
  *     to the sender    CHALLENGE
  *     of the sender    {"bytes": N, "proof": HMAC of challenge, number of the trial and N}, and N bytes
@@ -13,7 +14,7 @@ import { isOwnUser, loopback } from "./socket-owner.ts";
 /** Sent at once. */
 const block = Buffer.alloc(2 ** 18);
 const trial = { least: 2 ** 21, most: 2 ** 28, seconds: 0.25 };
-/** Milliseconds: until a host answers, until it has what it was sent, and until a sender begins. */
+/** Milliseconds until a host answers, until it has received all bytes, and until a sender begins. */
 const patience = { connect: 2000, sent: 20_000, header: 5000 };
 const longestHeader = 512;
 /** Connections at once; a host sends to one other at a time. */
@@ -92,7 +93,7 @@ function takeIn(socket: Socket, secret: string | null): void {
 	});
 }
 
-/** What a sender proves that it knows the secret by. */
+/** A sender's proof that it knows the secret. */
 function proofOf(secret: string | null, challenge: string, trial: number, bytes: number): string {
 	return createHmac("sha256", secret ?? "")
 		.update(`bandwidth\n${challenge}\n${trial}\n${bytes}`)
@@ -203,7 +204,7 @@ function send(socket: Socket, bytes: number, proof: string): Promise<number> {
 	});
 }
 
-/** Every pair of `count` once, in rounds in which nobody is in two pairs. */
+/** Every pair of `count` hosts once, in rounds in which no host is in two pairs. */
 export function pairsInRounds(count: number): (readonly [number, number])[][] {
 	const even = count + (count % 2);
 	return Array.from({ length: Math.max(0, even - 1) }, (_, round) =>

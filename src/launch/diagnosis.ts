@@ -1,10 +1,10 @@
-/** What is known of a run that has failed: as data, and where its ranks' recordings lie. The sentences are the library's. */
+/** A failed run as data, and the place of its ranks' recordings. The sentences are the library's. */
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
 import type { CallRecord, RankState, Run, RunFailure } from "../native/run.ts";
 
-/** What is known of every rank when the run has failed. */
+/** State of every rank when the run has failed. */
 export interface Snapshot {
 	readonly failure: RunFailure;
 	readonly ranks: readonly { readonly state: RankState; readonly calls: readonly CallRecord[] }[];

@@ -1,5 +1,5 @@
 /**
- * Ranks that tell rank 0 something and then do what it asks, before any run: no native library, no shared memory. Rank 0 also
+ * Ranks report to rank 0 and then do what it asks, before any run: no native library, no shared memory. Rank 0 also
  * compares the others' clocks with its own.
  */
 import { UserError } from "../native/errors.ts";
@@ -22,7 +22,7 @@ export interface Told<Report> {
 export interface Teller<Report> extends Told<Report> {
 	/** Where rank 0, and so others, can reach it. */
 	readonly addresses: readonly string[];
-	/** The rank's answer. Throws a UserError when there is none. */
+	/** The rank's answer. Throws a UserError when the rank does not answer. */
 	ask(question: unknown): Promise<unknown>;
 }
 
@@ -44,8 +44,8 @@ interface Hello<Report> {
 }
 
 /**
- * On rank 0 `hear` gets everyone, itself first, and its result is returned; on the others null, when rank 0 has done. Throws a
- * UserError about ranks that do not come.
+ * On rank 0 `hear` is called with all ranks, rank 0 first, and its result is returned; on the others null is returned
+ * when rank 0 has finished. Throws a UserError about ranks that do not come.
  */
 export async function gather<Report, Result>(
 	place: Place,
@@ -130,12 +130,12 @@ async function listenTo<Report>(connection: ProvenConnection, place: Place): Pro
 		if (answered === undefined) throw new UserError(`Rank ${rank} has gone.`);
 		return answered.answer;
 	};
-	// One on this host may have come by a way that no other has.
+	// A rank on this host may have come by an address that other hosts cannot reach.
 	const addresses = isLoopback(connection.from) ? [connection.from, ...ownAddresses(place)] : [connection.from];
 	return { rank, report, ...best, addresses, ask };
 }
 
-/** What rank 0 says: what time is it, a question, or that it has done. */
+/** A message of rank 0: it asks for the time, asks a question, or says that it has finished. */
 type Word = { readonly time?: true; readonly done?: true; readonly question?: unknown } | undefined;
 
 async function tell(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {

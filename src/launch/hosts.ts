@@ -12,7 +12,7 @@ export function hostsOf(identities: readonly Pick<Identity, "machine">[]): numbe
 }
 
 /**
- * What the processes that pass on between hosts prove to each other that they know; it is never sent. Without a secret it is as
+ * The key that relays of different hosts prove to each other to know; it is never sent. Without a secret it is as
  * secret as the nonce, which no other user sees: the ranks have met on the loopback interface.
  */
 function relayKey(secret: string | null, nonce: string): Uint8Array {
@@ -30,8 +30,8 @@ export interface RunOptions {
 }
 
 /**
- * Rank 0, when all have met at `host`: makes the run's shared memory here, has it made on every other machine, and tells all
- * ranks where. Throws UserErrors, which all ranks hear.
+ * Called by rank 0 when all ranks have met at `host`: makes the run's shared memory here, has it made on every other
+ * machine, and tells all ranks where it is. Throws UserErrors, which all ranks receive.
  */
 export async function makeRun(
 	host: RendezvousHost,

@@ -1,4 +1,4 @@
-/** What ranks tell each other when they meet, and why one may not take part. */
+/** A rank's description of itself when ranks meet, and reasons why a rank may not take part. */
 import * as v from "valibot";
 
 export const identitySchema = v.strictObject({

@@ -1,4 +1,7 @@
-/** How this process becomes a rank: it meets the others, checks that they fit, and opens what the ranks of the host share. */
+/**
+ * Makes this process a rank: it meets the others, checks that they fit, and opens the shared memory of the host's
+ * ranks.
+ */
 
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
@@ -11,7 +14,7 @@ import { meetingAddress } from "./meeting-address.ts";
 import type { Place } from "./place.ts";
 import { meet, RendezvousHost } from "./rendezvous.ts";
 
-/** What this process tells others of itself; `rank` null: the launcher. */
+/** This process's description of itself; `rank` null: the launcher. */
 export function identityOf(
 	rank: number | null,
 	worldSize: number,
@@ -30,7 +33,10 @@ export function identityOf(
 	};
 }
 
-/** Differs between hosts, and between starts of one. NCCL's own variable says what is a host where containers share one. */
+/**
+ * Differs between hosts, and between starts of one. Where containers share a host, NCCL's own variable says which of
+ * them count as one.
+ */
 function machineIdentifier(): string {
 	const given = process.env.NCCL_HOSTID;
 	if (given) return given;
@@ -42,8 +48,8 @@ function machineIdentifier(): string {
 }
 
 /**
- * Opens the run that `place` names, when all its ranks have met. Throws UserErrors: nobody answers, a rank is absent
- * after `timeoutMinutes`, differs in version or configuration, or the secret is wrong or absent.
+ * Opens the run that `place` names, when all its ranks have met. Throws UserErrors: the address does not answer, a rank
+ * is absent after `timeoutMinutes` or differs in version or configuration, or the secret is wrong or absent.
  */
 export async function findRun(
 	place: Place,

@@ -17,7 +17,7 @@ import { environmentOf } from "./place.ts";
 import { RendezvousHost } from "./rendezvous.ts";
 import { loopback } from "./socket-owner.ts";
 
-/** What diagnoses and output call a rank. */
+/** The name of a rank in diagnoses and output. */
 export interface RankDescription {
 	/** Such as "language". */
 	readonly module: string;
@@ -30,14 +30,14 @@ export interface LaunchOptions {
 	readonly command: readonly string[];
 	readonly ranks: number;
 	readonly library: Library;
-	/** What ranks are compared with: this process, which is none of them. */
+	/** Identity with which every rank's is compared: that of this process, the launcher. */
 	readonly identity: Identity;
 	readonly describe: (rank: number) => RankDescription;
 	/** The rank whose output is this process's own; that of the others is prefixed. */
 	readonly reporter: number;
 	/** A living rank without progress for longer has failed. */
 	readonly timeoutMinutes: number;
-	/** Folder for the ranks' recordings, or none. */
+	/** Folder for the ranks' recordings; null: nothing is recorded. */
 	readonly recordings?: string | null;
 	/** Receives lines about the run itself: its processes, the diagnosis. */
 	readonly say: (line: string, kind: "information" | "failure") => void;
@@ -69,7 +69,7 @@ class Job implements Disposable {
 	readonly #children: Child[] = [];
 	/** The signal that this process got last. */
 	#interrupted: NodeJS.Signals | null = null;
-	/** Nobody reads what the reporting rank prints. */
+	/** The output of the reporting rank has no reader any more. */
 	#unread = false;
 	/** Exit code of ranks that have finished. */
 	#finished = 0;
@@ -114,7 +114,7 @@ class Job implements Disposable {
 		return this.#conclude();
 	}
 
-	/** Whatever happened: no rank outlives the launcher. */
+	/** Ends all ranks: no rank outlives the launcher. */
 	[Symbol.dispose](): void {
 		for (const { process, exited } of this.#children) if (!exited) process.kill("SIGKILL");
 		this.#run[Symbol.dispose]();
@@ -189,7 +189,7 @@ class Job implements Disposable {
 		this.#failedAt ??= performance.now();
 		const since = performance.now() - this.#failedAt;
 		this.#children.forEach(({ process, exited }, rank) => {
-			// Who has not joined does not see that the run has failed.
+			// A rank that has not joined cannot see that the run has failed.
 			const deaf = this.#run.rankState(rank).host === "";
 			const patience = deaf ? 0 : failure.rank === rank ? grace.blamed : grace.others;
 			if (!exited && since >= patience) process.kill("SIGKILL");
@@ -230,7 +230,9 @@ class Job implements Disposable {
 		return this.#exitCode || exitCodes.failure;
 	}
 
-	/** Leaves what is known of every rank, where the ranks have begun to: those that were killed could not say why. */
+	/**
+	 * Records every rank where the ranks have begun to record: a rank that was killed could not write its own recording.
+	 */
 	#record(): void {
 		const { recordings, ranks } = this.options;
 		if (!recordings || !existsSync(recordings)) return;

@@ -2,7 +2,7 @@
 import { connect, createServer, type Server, type Socket } from "node:net";
 import { isOwnUser } from "./socket-owner.ts";
 
-/** Characters of a line: of a stranger, who has nothing to say but a proof, and of those who have given it. */
+/** Characters of a line: from a stranger, which may only send its proof, and from a side that has given its proof. */
 const longest = { stranger: 512, trusted: 1 << 20 };
 /** Lines that wait to be read; each side answers before it is asked again. */
 const mostWaiting = 16;
@@ -91,13 +91,13 @@ export class LineConnection implements Disposable {
 		if (!this.#closed) await new Promise<void>((resolve) => this.socket.once("close", () => resolve()));
 	}
 
-	/** What was sent still arrives; nothing more is read. */
+	/** Closes the connection: sent lines still arrive, and no more lines are read. */
 	[Symbol.dispose](): void {
 		if (this.#closed || this.#ending) return;
 		this.#ending = true;
 		this.socket.end();
 		this.socket.unref();
-		// One that does not close its side is left after a moment.
+		// If the other side does not close, the connection is dropped after a second.
 		setTimeout(() => this.socket.destroy(), 1000).unref();
 	}
 

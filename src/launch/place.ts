@@ -18,7 +18,7 @@ export interface Place {
 	/** Used where `address` is a name that does not resolve. */
 	readonly fallbackAddress?: string | null;
 	readonly port: number;
-	/** null: none; the ranks meet on the loopback interface of one host. */
+	/** null: no secret; the ranks meet on the loopback interface of one host. */
 	readonly secret: string | null;
 	/** Process of our launcher, which then is the one to meet; null: rank 0 is. */
 	readonly launcher: number | null;

@@ -31,12 +31,15 @@ type Side = "host" | "guest";
 /** Why a guest is not taken in, as the end of "Somebody from ADDRESS ...". */
 export type Refusal = "spoke no rendezvous" | "had another secret" | "belonged to another user";
 
-/** Why a host is no host of this run. `version`: its protocol; `gone`: it closed the connection; `silent`: it said nothing. */
+/**
+ * Why a host does not belong to this run. `version`: another protocol; `gone`: it closed the connection; `silent`: it
+ * sent nothing.
+ */
 export type Failure =
 	| { readonly kind: "stranger" | "gone" | "silent" | "secret" | "refused" | "owner" }
 	| { readonly kind: "version"; readonly version: number };
 
-/** What both sides of a connection derive from the secret. */
+/** Keys and proofs that both sides of a connection derive from the secret. */
 class Keys {
 	constructor(
 		private readonly secret: string | null,
@@ -106,7 +109,10 @@ export class ProvenConnection implements Disposable {
 		return new ProvenConnection(connection, keys, "host");
 	}
 
-	/** The guest's side: resolves when both have proved themselves, or with what is wrong with the host. */
+	/**
+	 * The guest's side: resolves with the connection when both have proved themselves, or with the reason why the host
+	 * was not accepted.
+	 */
 	static async introduce(connection: LineConnection, secret: string | null): Promise<ProvenConnection | Failure> {
 		const first = await connection.receive(answerTime);
 		if (first === undefined) return { kind: connection.closed ? "gone" : "silent" };
@@ -164,7 +170,7 @@ export class ProvenConnection implements Disposable {
 		return this.connection.ended();
 	}
 
-	/** What was sent still arrives. */
+	/** Closes the connection: sent messages still arrive. */
 	[Symbol.dispose](): void {
 		this.connection[Symbol.dispose]();
 	}

@@ -53,7 +53,7 @@ export class Reception implements Disposable {
 	async #meet(connection: LineConnection): Promise<void> {
 		if (this.#strangers.size >= placesForStrangers + this.options.expected) this.#dropOldest();
 		this.#strangers.add(connection);
-		// One that was turned away keeps its place until it has gone.
+		// A stranger that was turned away keeps its place until it has gone.
 		void connection.ended().then(() => this.#strangers.delete(connection));
 		const outcome = await ProvenConnection.welcome(connection, this.options.secret);
 		if (typeof outcome === "string") {

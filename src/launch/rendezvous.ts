@@ -1,8 +1,8 @@
 /**
- * How the ranks of a run find each other, over TCP, on connections whose sides have proved that they know the run's secret
- * (proven-connection.ts). A rank says what it is, and the host (our launcher, or rank 0) compares that with itself. When all
- * ranks are there the host tells them where the shared memory of the run is. On every other machine the first rank is asked to
- * make that first.
+ * Ranks of a run find each other over TCP, on connections whose sides have proved that they know the run's secret
+ * (proven-connection.ts). A rank describes itself, and the host (our launcher, or rank 0) compares the description with
+ * its own. When all ranks are there the host tells them where the shared memory of the run is. On every other machine
+ * the first rank is asked to make that first.
  *
  *     rank → host   IDENTITY
  *     host → rank   LEAD             to the first rank of another machine
@@ -22,7 +22,7 @@ import { Reception } from "./reception.ts";
 /** Milliseconds in which a machine has made its part of the run and met rank 0's. */
 const leadTime = 30_000;
 const retryInterval = 100;
-/** Attempts without an answer, each of `answerTime`: what listens there may wait for us to begin. */
+/** Attempts without an answer, each of `answerTime`: another program that listens there may wait for us to begin. */
 const silentAttempts = 3;
 
 const leadSchema = v.strictObject({
@@ -30,7 +30,7 @@ const leadSchema = v.strictObject({
 	hostOfRank: v.array(v.pipe(v.number(), v.integer(), v.minValue(0))),
 	/** The machine whose shared memory is wanted. */
 	host: v.pipe(v.number(), v.integer(), v.minValue(1)),
-	/** Where rank 0's process passes on between machines, and what the key to it is derived from. */
+	/** Port of rank 0's relay between machines, and the nonce from which its key is derived. */
 	port: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535)),
 	nonce: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
 });
@@ -40,7 +40,7 @@ const answerSchema = v.union([
 	v.strictObject({ refused: v.string() }),
 ]);
 type Answer = v.InferOutput<typeof answerSchema>;
-/** What the first rank of another machine is asked for. */
+/** The request to the first rank of another machine. */
 export type Lead = v.InferOutput<typeof leadSchema>;
 const ledSchema = v.union([v.strictObject({ run: v.string() }), v.strictObject({ failed: v.string() })]);
 type Led = v.InferOutput<typeof ledSchema>;
@@ -50,7 +50,7 @@ interface Member {
 	readonly connection: ProvenConnection;
 }
 
-/** There will be no run: the host's sentence, which all ranks hear. */
+/** The run is refused: the host's sentence, which all ranks receive. */
 export class RefusedError extends UserError {}
 
 export class RendezvousHost implements Disposable {
@@ -61,7 +61,7 @@ export class RendezvousHost implements Disposable {
 	#changed: (() => void) | null = null;
 	#reception: Reception | null = null;
 
-	/** `reference`: what ranks are compared with. */
+	/** `reference`: the identity with which every rank's is compared. */
 	private constructor(private readonly reference: Identity) {}
 
 	/** `secret` null: processes of this user on this host may join. Throws a UserError that names a port in use. */
@@ -122,7 +122,7 @@ export class RendezvousHost implements Disposable {
 		}
 	}
 
-	/** What those that have met here are, by rank; this process itself is none of them. */
+	/** Identities of the ranks that have met here, without this process. */
 	get members(): ReadonlyMap<number, Identity> {
 		return new Map([...this.#members].map(([rank, { identity }]) => [rank, identity]));
 	}
@@ -278,7 +278,7 @@ async function prove(place: Place, where: string, end: number): Promise<ProvenCo
 	}
 }
 
-/** What is wrong with what listens where the ranks should meet. */
+/** Describes the program that listens where the ranks should meet and is no host of this run. */
 function notOurs(where: string, failure: Failure): string {
 	switch (failure.kind) {
 		case "version":

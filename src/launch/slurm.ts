@@ -96,7 +96,7 @@ function integer(environment: Environment, names: readonly string[]): number {
 	return Number(text);
 }
 
-/** Puts this process's job back into the queue, as it may when its time is over. Returns what went wrong, or null. */
+/** Puts this process's job back into the queue, as is allowed when its time is over. Returns the error, or null. */
 export async function requeueJob(environment: Environment = process.env): Promise<string | null> {
 	const job = environment.SLURM_JOB_ID;
 	if (job === undefined) return null;

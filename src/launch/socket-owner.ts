@@ -1,4 +1,4 @@
-/** Which user has the other end of a connection of this host with itself: the kernel's tables of sockets say so. */
+/** Finds the user at the other end of a connection of this host with itself, in the kernel's tables of sockets. */
 import { readFileSync } from "node:fs";
 import { isIPv4, type Socket } from "node:net";
 
