@@ -102,9 +102,9 @@ export function trainStep(state: TrainingState, input: StepInput, observer: Step
 export type StepGradients = Omit<StepResult, "zeroGradients" | "parametersNorm">;
 
 /**
- * Everything in a step before its update; afterwards the optimizer's scalars hold the factors for the gradients.
- * Nothing that a rank does from its return to the end of its next passes concerns another module: a long update holds
- * up its own module alone.
+ * Everything in a step before its update; afterwards the optimizer's scalars hold the factors for the gradients. From
+ * here to the end of its next passes a rank does not wait for other modules: a long update holds up only its own
+ * module.
  */
 export function takeGradients(state: TrainingState, input: StepInput, observer: StepObserver = {}): StepGradients {
 	const { replicas, world, scalars, lossOwner, participation } = state;

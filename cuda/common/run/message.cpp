@@ -1,5 +1,5 @@
-// Send and receive: every ordered pair of members that talks has a channel of its own, two pieces deep, made by whoever
-// needs it first. Messages of a channel arrive in order, independent of the group's collectives.
+// Send and receive: every ordered pair of members that talks has a channel of its own, two pieces deep, made by the
+// member that needs it first. Messages of a channel arrive in order, independent of the group's collectives.
 #include <algorithm>
 
 #include "collective.h"

@@ -1,4 +1,4 @@
-// What the system says of a process.
+// Looks at a process in the system's tables.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -24,11 +24,13 @@ constexpr int look_milliseconds = 5;
 constexpr int64_t proof_limit = 5'000 * millisecond;
 constexpr int64_t most_strangers = 64;
 constexpr int accepted_at_once = 16;
-/// Hosts beat; one that does not for this long is gone, or its process is stopped. A rank's own heartbeat is missed before.
+/// Hosts beat. A host that has not for this long is gone, or its process is stopped; a rank's own heartbeat is missed
+/// sooner.
 constexpr int64_t silence_limit = 5500 * millisecond;
 /// A look counts at most this much silence: this process may have been stopped itself.
 constexpr int64_t longest_look = 1000 * millisecond;
-/// After a failure: for the other hosts' whereabouts, for ranks to note for whom they waited, and for all of it.
+/// Limits after a failure: to receive the whereabouts of the other hosts' ranks, for ranks to note which ranks they
+/// waited for, and for both together.
 constexpr int64_t gather_limit = 1200 * millisecond;
 constexpr int64_t note_time = 800 * millisecond;
 constexpr int64_t settle_limit = 2500 * millisecond;
@@ -115,12 +117,13 @@ void Relay::accept_hosts() {
     const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket >= 0 && greet(socket)) continue;
     if (socket < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) return;
-    // This process has no descriptors left, or no memory: what waits would wake it at once, for ever.
+    // This process has no descriptors or no memory left: waiting connections would wake it again and again.
     accept_at_ = now + 100 * millisecond;
   }
 }
 
-/// Holds a stranger. One too many takes the place of the oldest, which has had the most time to prove itself.
+/// Holds a stranger. Where there are too many, it takes the place of the oldest, which has had the most time to prove
+/// itself.
 bool Relay::greet(int socket) {
   auto link = std::make_unique<Link>(socket);
   Nonce nonce;
@@ -238,7 +241,7 @@ void Relay::take(Peer& peer, Word word) {
   }
 }
 
-/// Every host posts for itself; the centre passes on what the others post.
+/// Every host posts for itself; the centre passes on the postings of the others.
 void Relay::take_posting(const Peer& peer, const Posting& posting) {
   if (centre_ ? posting.host_index != peer.host_index : posting.host_index == run_.header().own_host) return;
   try {
@@ -248,7 +251,7 @@ void Relay::take_posting(const Peer& peer, const Posting& posting) {
   }
 }
 
-/// Who may tell of a rank: its own host's relay, and the centre, which passes on.
+/// Whether `peer` may speak for a rank: the relay of its own host may, and the centre, which passes messages on.
 bool Relay::may_tell_of(const Peer& peer, int32_t rank) const {
   if (rank < 0 || rank >= run_.ranks() || run_.is_local(rank)) return false;
   return peer.host_index == 0 || run_.region(rank).host_index == peer.host_index;
@@ -257,7 +260,7 @@ bool Relay::may_tell_of(const Peer& peer, int32_t rank) const {
 void Relay::take_whereabouts(Peer& peer, const Whereabouts& told) {
   mimo::take_whereabouts(run_, told);
   if (!centre_ || peer.told) return;
-  // The others want to know who had not begun.
+  // The other hosts need to know which ranks had not begun.
   for (Peer& other : peers_) {
     if (other.host_index >= 0 && other.host_index != peer.host_index) other.link->say(Word::region, told);
   }
@@ -285,7 +288,7 @@ void Relay::tell(Peer& peer, bool beat) {
   peer.bye = true;
 }
 
-/// Of the ranks that have joined since the last time.
+/// Sends the names of ranks that have joined since the last call.
 void Relay::tell_names(Peer& peer) {
   for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
     const RankRegion& of = run_.region(rank);

@@ -1,9 +1,10 @@
-// Keeps the shared files of a run's hosts alike. The host of rank 0 is the centre: every other host's relay is connected to
-// the centre's, which passes on what concerns all. Each is one thread of the host's first rank.
+// Keeps the shared files of a run's hosts alike. The host of rank 0 is the centre: every other host's relay is
+// connected to the centre's, which passes on messages that concern all. Each is one thread of the host's first rank.
 //
-// Told at once: postings, names, a failure. Told at every beat: that ranks live and get on; the centre hears of all ranks, the
-// others of those of the centre. When the run has failed each host tells where its ranks were, so that a rank that gives up a
-// collective knows who had not begun it, and a moment later what its ranks noted then, so that the diagnosis knows.
+// Postings, names and a failure are sent at once. At every beat a relay sends the state of its ranks: the centre
+// receives that of all ranks, the other hosts that of the centre's. When the run has failed each host sends where its
+// ranks were, so that a rank that gives up a collective knows which ranks had not begun it, and a moment later the
+// notes of its ranks about that, for the diagnosis.
 //
 // The centre listens until every host of the run has proved itself (relay_link.h), and no longer. Until then strangers may
 // connect: a bounded number of them is held, each for a bounded time and with room for a single short message.
@@ -45,9 +46,9 @@ class Relay {
     int64_t postings = 0;
     std::vector<bool> named;
     bool failure = false, gathered = false;
-    bool told = false;   // it has told where its ranks were
-    bool noted = false;  // ... and what they noted afterwards
-    bool bye = false;    // said by whichever side is not the centre
+    bool told = false;   // it has sent where its ranks were
+    bool noted = false;  // it has sent their notes after the failure
+    bool bye = false;    // sent by the side that is not the centre
     int64_t since = 0;   // when it came, monotonic nanoseconds
     int64_t silent = 0;  // nanoseconds
   };

@@ -25,7 +25,7 @@ static_assert(sizeof(Head) + longest_body(false) + hmac_tag_bytes <= trusted_roo
 /// The other side reads, if slowly, or is given up: all that can be said of 1024 ranks after a failure is 20 MB.
 constexpr size_t longest_unsent = size_t{64} << 20;
 
-/// What only a side that knows `key` can make for `purpose` on this connection; 32 bytes.
+/// A tag that only a side that knows `key` can make for `purpose` on this connection; 32 bytes.
 void derive(const uint8_t* key, const char* purpose, const Introduction& introduction, uint8_t* derived) {
   Hmac hmac(key);
   // With its zero: no purpose is the beginning of another.
@@ -128,7 +128,7 @@ void Link::send() {
     if (count > 0) {
       sent_ += static_cast<size_t>(count);
     } else if (errno != EINTR) {
-      // What the other side said before it went is still read.
+      // Messages that the other side sent before it went are still read.
       if (errno != EAGAIN) out_.clear(), sent_ = 0;
       break;
     }
@@ -142,7 +142,7 @@ void Link::send() {
 void Link::receive() {
   in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(taken_));
   taken_ = 0;
-  // A whole message fits, so what fills the room is taken before the next turn.
+  // A whole message fits, so a full buffer is emptied before the next turn.
   const size_t room = trusted_ ? trusted_room : stranger_room;
   if (closed_ || in_.size() >= room) return;
   const size_t held = in_.size();

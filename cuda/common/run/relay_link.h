@@ -14,7 +14,7 @@
 
 namespace mimo {
 
-/// What both sides of a connection sign.
+/// Data that both sides of a connection sign.
 struct Introduction {
   Nonce centre, other;
   int32_t host_index;
@@ -22,10 +22,10 @@ struct Introduction {
 
 enum class Side { centre, other };
 
-/// What `side` shows to prove that it knows `key` (32 bytes).
+/// The proof of `side` that it knows `key` (32 bytes).
 Proof prove(const uint8_t* key, Side side, const Introduction& introduction);
 
-/// A connected socket with what is still to be sent and what has come.
+/// A connected socket, with the bytes still to be sent and the bytes received.
 class Link {
  public:
   explicit Link(int socket);
@@ -46,7 +46,7 @@ class Link {
     append(word, &body, sizeof(Body));
   }
   void say(Word word) { append(word, nullptr, 0); }
-  /// Sends what can be without waiting.
+  /// Sends as many bytes as it can without waiting.
   void send();
   /// Receives without waiting, at most so much that other connections get their turn.
   void receive();

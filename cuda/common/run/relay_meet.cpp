@@ -37,7 +37,7 @@ Addresses numeric(const std::string& address, int32_t port) {
   throw Error(MIMO_ERROR_PEER, what + ": " + std::strerror(code) + ".");
 }
 
-/// One attempt to be taken in by the centre until `end`.
+/// Makes one attempt, until `end`, to be taken in by the centre.
 class Attempt {
  public:
   Attempt(const uint8_t* key, int32_t host_index, int64_t end) : key_(key), end_(end) {

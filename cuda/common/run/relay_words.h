@@ -1,4 +1,4 @@
-// What relays say to each other: every word once, with the struct that is its body.
+// The messages between relays: every word once, with the struct that is its body.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Failure {
   int32_t rank;
   char reason[MIMO_SENTENCE_BYTES];
 };
-/// What is told of the calls of a rank: the latest of each group, and those that are not done.
+/// Number of calls of a rank that are sent: the latest of each group, and those that are not done.
 constexpr int32_t told_calls = 24;
 struct Whereabouts {
   int32_t rank, phase, count;
@@ -67,7 +67,7 @@ constexpr size_t body_bytes = sizeof(Body);
 template <>
 inline constexpr size_t body_bytes<Nothing> = 0;
 
-/// What a word's message looks like.
+/// Name and size of a word's message.
 struct WordShape {
   const char* name;
   size_t bytes;

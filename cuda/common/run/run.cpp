@@ -40,7 +40,7 @@ int64_t control_bytes(int32_t ranks) {
 
 std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno) + "."; }
 
-/// A file without a name: nothing is left of it when its last user ends, however that happens.
+/// A file without a name: it disappears when its last user ends, however that happens.
 int open_unnamed() {
   int file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
@@ -93,7 +93,7 @@ void copy_string(char* to, size_t size, const char* from) {
 }
 
 void Doorbell::ring() {
-  // Orders what the caller published before the look at `sleepers`.
+  // Orders the caller's writes before the look at `sleepers`.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_relaxed) == 0) return;
   rings.fetch_add(1, std::memory_order_seq_cst);
@@ -177,7 +177,7 @@ Run::Run(const std::string& path) {
 }
 
 Run::~Run() {
-  // Other hosts hear of this one's end as long as it beats.
+  // Other hosts learn of this rank's end as long as the relay beats.
   relay_.reset();
   stop_ = true;
   if (heart_.joinable()) heart_.join();
@@ -223,7 +223,7 @@ void Run::require_alive() const {
 
 void Run::lock_areas() {
   while (header_->lock.exchange(1, std::memory_order_acquire) != 0) {
-    require_alive();  // whoever held it may have died
+    require_alive();  // its holder may have died
     usleep(50);
   }
 }

@@ -1,10 +1,11 @@
-// What the ranks of one host share: one unnamed file in /dev/shm, mapped by every rank and by the launcher. It holds a
-// header (has the run failed, why), a region for each rank (alive? where? its latest collective calls), a board on which
-// ranks post what others need to meet them, and, behind these, areas that groups allocate. Nobody has to clean up: the
-// file is gone with the last process that has it open.
+// The memory that the ranks of one host share: one unnamed file in /dev/shm, mapped by every rank and by the launcher.
+// It holds a header (has the run failed, why), a region for each rank (alive? where? its latest collective calls), a
+// board on which ranks post what others need to meet them, and, behind these, areas that groups allocate. No cleaning
+// up is needed: the file is gone with the last process that has it open.
 //
-// A run of several hosts has such a file on each of them, with regions for all ranks: those of other hosts are copies, which
-// the hosts' relays keep (relay.h). So whoever looks at a rank, at a failure or at the board looks into its own host's file.
+// A run of several hosts has such a file on each of them, with regions for all ranks: those of other hosts are copies,
+// which the hosts' relays keep (relay.h). A process that looks at a rank, at a failure or at the board therefore looks
+// into its own host's file.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,14 +29,14 @@ int64_t monotonic_nanoseconds();
 /// Copies as much of a string as `size` bytes with the zero hold.
 void copy_string(char* to, size_t size, const char* from);
 
-/// Wakes the threads of one rank that wait for others. Ringing costs a system call only when somebody sleeps.
+/// Wakes the threads of one rank that wait for others. Ringing costs a system call only when a thread sleeps.
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings;
   std::atomic<int32_t> sleepers;
 
   void ring();
-  /// Sleeps until `rings` differs from `seen`, at most `milliseconds`. The caller has raised `sleepers` before it read
-  /// `seen`, and looked once more for what it waits for after that: no ring is lost.
+  /// Sleeps until `rings` differs from `seen`, at most `milliseconds`. The caller raises `sleepers`, reads `seen`, and
+  /// checks its condition once more before this call, so that no ring is lost.
   void sleep(uint32_t seen, int64_t milliseconds);
 };
 
@@ -63,7 +64,7 @@ struct RankRegion {
   mimo_call_record flight[flight_records];  // call c is in flight[c % flight_records]
 };
 
-/// What a rank leaves on disk of itself.
+/// A rank's recording of itself on disk.
 struct Recording {
   char magic[8];
   int64_t layout;
@@ -92,7 +93,7 @@ struct AreaEntry {
 constexpr int64_t max_areas = 4096;
 constexpr int32_t max_ranks = 1024;
 
-/// What a rank posted for others to read: identifiers of NCCL's communicators.
+/// An entry that a rank posted for others to read: identifiers of NCCL's communicators.
 struct Posting {
   uint64_t key;
   int32_t host_index;  // where it was posted
@@ -115,19 +116,19 @@ struct RunHeader {
   int32_t supervised;
   int64_t timeout_ms;
   int64_t created;
-  int32_t recorded;                    // made of recordings: nothing is known of ranks that left none
+  int32_t recorded;                    // made of recordings: ranks without a recording are unknown
   std::atomic<int64_t> looks;          // of the launcher
   std::atomic<int32_t> claimed;        // the diagnosis has its printer, has been printed
-  std::atomic<int32_t> deciding;       // somebody has declared the failure; `failed` follows
+  std::atomic<int32_t> deciding;       // a rank is declaring the failure; `failed` follows
   std::atomic<int32_t> failed;         // rank and reason are valid
   std::atomic<int64_t> failed_time;
   int32_t failed_rank;
-  int32_t failed_by;                   // the rank that said so; -1: none of them
+  int32_t failed_by;                   // the rank that said so; -1: no rank
   char reason[MIMO_SENTENCE_BYTES];
   int32_t hosts;
   int32_t own_host;
-  std::atomic<int32_t> mirrored;     // since the failure: what the other hosts' ranks had begun is here
-  std::atomic<int32_t> settled;      // ... and what they noted afterwards, or it was given up
+  std::atomic<int32_t> mirrored;     // since the failure: the calls that the other hosts' ranks had begun are here
+  std::atomic<int32_t> settled;      // their notes after the failure are here, or were given up
   std::atomic<int32_t> centre_lost;  // the host of rank 0 is gone
   std::atomic<int32_t> lock;         // of the areas and the board
   int64_t file_bytes;
@@ -202,27 +203,27 @@ class Run {
   /// Whether a rank has begun a collective of this group with this sequence number or a later one: of tensors, or of host
   /// values, which are counted apart.
   bool has_begun(int32_t rank, const std::string& group, bool values, int64_t sequence) const;
-  /// One look at every rank. Fails the run when one is dead, stopped, silent or without progress. Of a run that a launcher
-  /// watches, ranks only do so when it does not look any more.
+  /// Looks at every rank once, and fails the run when a rank is dead, stopped, silent or without progress. In a run
+  /// that a launcher watches, ranks do so only when the launcher does not look any more.
   void watch();
   /// A launcher's look.
   void supervise();
 
   /// The heart writes a recording of this rank to `path` from now on.
   void record_to(const std::string& path);
-  /// Writes a recording of any rank to `path`, once: what the launcher knows when the run has failed.
+  /// Writes a recording of any rank to `path`, once: called by the launcher when the run has failed.
   void record_rank(int32_t rank, const std::string& path) const;
-  /// Takes over what a recording holds of a rank.
+  /// Copies a rank's recording into this run.
   void take(int32_t rank, const RankRegion& recorded);
 
   // Several hosts.
-  /// `host_of_rank` [ranks]. By whoever made the file, before others open it.
+  /// `host_of_rank` [ranks]. Called by the process that made the file, before others open it.
   void place(const int32_t* host_of_rank, int32_t own_host);
   bool spans_hosts() const { return header_->hosts > 1; }
   bool is_local(int32_t rank) const { return region(rank).host_index == header_->own_host; }
   /// This process passes on between its host and the others from now on.
   void relay_through(std::unique_ptr<Relay> relay);
-  /// After a failure: whether what the other hosts' ranks had begun is known here.
+  /// After a failure: whether the calls that the other hosts' ranks had begun are known here.
   bool mirrored() const { return !spans_hosts() || header_->mirrored != 0; }
   /// Waits for that, as long as the relays do.
   void await_mirrored() const;
@@ -231,7 +232,7 @@ class Run {
   /// Whether diagnoses are printed here: on the host of rank 0, or on the next one when that is gone.
   bool may_diagnose() const;
 
-  /// Shows `bytes` (at most 256) to all ranks under `key`, which nobody has used before.
+  /// Shows `bytes` (at most 256) to all ranks under `key`, which must not have been used before.
   void post(uint64_t key, const void* value, int64_t bytes);
   /// Waits for them. Throws when the run fails.
   void read_posted(uint64_t key, void* value, int64_t bytes) const;
@@ -243,11 +244,12 @@ class Run {
   /// This rank communicates through a GPU. Throws when another rank of this host does too.
   void claim_gpu(const char* gpu);
 
-  /// The area of `key`, made with `bytes` zeros by whoever asks first. `what` names it in the error of a full /dev/shm.
+  /// The area of `key`, made with `bytes` zeros by the first rank that asks. `what` names it in the error of a full
+  /// /dev/shm.
   Mapping area(uint64_t key, int64_t bytes, const std::string& what);
 
  private:
-  /// What watch() remembers of a rank between looks.
+  /// A rank's state that watch() remembers between looks.
   struct Watched {
     int64_t heartbeat = -1;
     int64_t silent = 0;  // nanoseconds

@@ -1,4 +1,4 @@
-// The flight recorder: what each rank's latest collectives were.
+// The flight recorder: the latest collectives of each rank.
 #include <algorithm>
 #include <cstring>
 

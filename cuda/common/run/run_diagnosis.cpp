@@ -1,5 +1,5 @@
-// Why a run has failed, for people: the rank to blame first, then where every other rank was, and who was absent there. In
-// C++, because a rank whose training thread computes ends with it too.
+// Says why a run has failed: first the rank to blame, then where every other rank was, and which ranks were absent
+// there. It is in C++, because a rank whose training thread computes prints it too.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@ std::vector<const mimo_call_record*> calls_of(const RankRegion& of) {
   const int64_t count = of.calls;
   for (int64_t call = count - 1; call >= std::max<int64_t>(0, count - flight_records); --call) {
     const mimo_call_record& record = of.flight[call % flight_records];
-    // Of a rank on another host not all are known.
+    // Not all calls of a rank on another host are known.
     if (record.group[0] != 0) calls.push_back(&record);
   }
   return calls;

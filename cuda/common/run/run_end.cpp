@@ -1,4 +1,4 @@
-// How a rank ends with a run that has failed: which process prints the diagnosis, and how a rank that hears nothing is ended.
+// Ends a rank of a run that has failed: decides which process prints the diagnosis, and ends ranks that do not notice.
 #include <poll.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t millisecond = 1'000'000;
 /// Until all ranks have noted where they waited.
 constexpr int64_t note_time = 400 * millisecond;
-/// Until the rank that prints has printed: what started the ranks may end all with the first.
+/// Waits until the diagnosis is printed: the program that started the ranks may end all of them with the first.
 constexpr int64_t print_time = 1200 * millisecond;
 /// For the terminal, or whatever reads standard error, to take the diagnosis.
 constexpr int32_t write_limit_ms = 1000;

@@ -1,4 +1,5 @@
-// What a run of several hosts adds to its shared file: who is where, the board, and the end that hosts agree on.
+// The parts of a run's shared file for several hosts: the host of each rank, the board, and the end that hosts agree
+// on.
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,7 +43,7 @@ void Run::await_mirrored() const {
 }
 
 void Run::settle() const {
-  // Who neither passes on nor prints has nothing to wait for; nor has anybody where the one who passes on has failed.
+  // A process waits only if it relays or prints, and not if the rank that relays here is the one that has failed.
   int32_t relaying = 0;
   while (!is_local(relaying)) ++relaying;
   if (relay_ == nullptr && (!may_diagnose() || header_->failed_rank == relaying)) return;

@@ -1,5 +1,5 @@
-// The flight recorder on disk: each rank's heart writes its region to a file at every beat, so that a diagnosis is possible
-// when nobody is left to print one.
+// The flight recorder on disk: each rank's heart writes its region to a file at every beat, so that a diagnosis is
+// possible when no process is left to print one.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -79,7 +79,7 @@ void Run::write_recording() const {
   if (pwrite(file, static_cast<const void*>(&about), sizeof(about), 0) < 0) return;
 }
 
-/// What is known of a rank now.
+/// Fills a recording of a rank with its present state.
 void Run::record_now(int32_t rank, Recording& about) const {
   std::memcpy(about.magic, magic, sizeof(magic));
   about.layout = layout;

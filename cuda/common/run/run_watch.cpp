@@ -1,4 +1,4 @@
-// Whether the ranks of a run live: each one's heartbeat, and the look at everybody.
+// Watches whether the ranks of a run live: the heartbeat of each, and the look at all ranks.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace {
 
 constexpr int64_t millisecond = 1'000'000;
 constexpr int64_t beat_interval = 200 * millisecond;
-/// Of another host, which judges its own ranks before this and tells (and is itself judged by its relay before this). Otherwise
-/// a host whose relay's process is stopped would blame those that it does not hear of any more.
+/// Silence allowed to a rank of another host, which judges its own ranks sooner and says so (and is itself judged by
+/// its relay sooner). With less, a host whose relay is stopped would blame the ranks whose beats it no longer receives.
 constexpr int64_t far_silence_limit = 6000 * millisecond;
-/// A look counts at most this much silence: when everything was stopped (a laptop's lid, Ctrl-Z), nobody is to blame.
+/// A look counts at most this much silence: when everything was stopped (a laptop's lid, Ctrl-Z), no rank is to blame.
 constexpr int64_t longest_look = 1000 * millisecond;
 /// How long the others of a failed run may take to notice by themselves.
 constexpr int64_t grace = 3200 * millisecond;
-/// Ranks that nobody starts here must have joined by then.
+/// Time in which ranks must join when no launcher starts them.
 constexpr int64_t join_limit = 60'000 * millisecond;
 
 void sleep_for(int64_t nanoseconds) { usleep(static_cast<useconds_t>(nanoseconds / 1000)); }
@@ -119,13 +119,13 @@ void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
   const ProcessLook look = local ? look_at_process(pid) : ProcessLook{'S'};
   const char state = look.state;
   if (state == 0 || state == 'Z') {
-    // A launcher hears of a death itself, with the signal.
+    // A launcher learns of a death by itself, with the signal.
     const bool heard = header_->supervised != 0 && rank_ < 0;
     if (!heard && of.phase != MIMO_RANK_PHASE_FINISHED) judge(rank, manner_of_death(look));
     return;
   }
   const bool beats = phase == MIMO_RANK_PHASE_RUNNING && heartbeat != seen.heartbeat;
-  // One that has not joined may still be starting: only being stopped counts.
+  // A rank that has not joined may still be starting: only being stopped counts against it.
   const bool starting = phase == MIMO_RANK_PHASE_ABSENT && state != 'T';
   seen.heartbeat = heartbeat;
   seen.silent = beats || starting ? 0 : seen.silent + elapsed;
@@ -133,7 +133,8 @@ void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
   judge(rank, state == 'T' ? "it was stopped (SIGSTOP or SIGTSTP) for 5 s" : "its heartbeat has been silent for 5 s");
 }
 
-/// Nobody gets on: whoever waits for others is innocent as long as somebody does not wait.
+/// Looks for a run without progress: a rank that waits for others is not to blame as long as another rank does not
+/// wait.
 void Run::watch_progress(int64_t now) {
   if (header_->own_host != 0) return;  // the host of rank 0 knows of all
   const int64_t limit = header_->timeout_ms * millisecond;

@@ -42,7 +42,7 @@ void take_beat(Run& run, const Beat& beat) {
   of.progress = beat.progress;
   of.progress_time = monotonic_nanoseconds() - beat.progress_age;
   of.step = beat.step;
-  // What came with its whereabouts belongs to the number of calls it had then.
+  // The records that came with its whereabouts belong to the number of calls it had then.
   if (!run.failed()) {
     of.calls = beat.calls;
     of.waiting_call = beat.waiting_call;

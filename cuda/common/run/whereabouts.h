@@ -1,4 +1,4 @@
-// What relays say of a rank, read from its region and written into the copy on another host.
+// The messages of relays about a rank, read from its region and written into the copy on another host.
 #pragma once
 #include "relay_link.h"
 #include "run.h"
