@@ -1,7 +1,7 @@
 /**
- * Chunks whose checksum is compared before any of their bytes is given out. A checksum is of the whole chunk, so the
- * first read of any part reads all of it. Up to KEPT bytes the chunk stays in memory, and what was checked is what is
- * given out; a larger one is read again right after, from the system's cache. Each chunk is checked once.
+ * Compares the checksum of a chunk before any of its bytes is given out. A checksum is of the whole chunk, so the first
+ * read of any part reads all of it. A chunk of up to KEPT bytes stays in memory, and the checked bytes are given out; a
+ * larger one is read again right after, from the system's cache. Each chunk is checked once.
  */
 
 /** Where a chunk's bytes come from. */
@@ -16,9 +16,9 @@ export interface ChunkSum {
 	finish(): void;
 }
 
-/** Of the chunk that stays in memory. */
+/** Bytes of the chunk that stays in memory. */
 const KEPT = 2 ** 26;
-/** What is read and hashed in turn stays in a core's cache. */
+/** Pieces of this size stay in a core's cache while they are read and hashed in turn. */
 const PIECE = 2 ** 18;
 
 export class CheckedChunks<Chunk extends object> {

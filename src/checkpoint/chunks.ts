@@ -11,8 +11,8 @@ export interface Box {
 }
 
 /**
- * Why the boxes are no partition of `shape`, or null if they are: every box inside, none overlapping, volumes adding up.
- * Complete the sentence "tensor w …".
+ * Why the boxes are not a partition of `shape`, or null if they are: every box inside, no two overlapping, volumes
+ * adding up. Complete the sentence "tensor w …".
  */
 export function partitionFault(shape: readonly number[], boxes: readonly Box[]): string | null {
 	const volume = (sizes: readonly number[]) => sizes.reduce((product, size) => product * size, 1);

@@ -63,8 +63,8 @@ export function isFloatDtype(dtype: DtypeTag): boolean {
 }
 
 /**
- * Bytes of a dense tensor, or null if that is no safe integer (or no whole number of bytes). Checked step by step, so
- * that no product can wrap or lose digits.
+ * Bytes of a dense tensor, or null if their number is not a safe integer (or not whole). Checked step by step, so that
+ * no product can wrap or lose digits.
  */
 export function tensorBytes(dtype: DtypeTag, shape: readonly number[]): number | null {
 	const elements = elementCount(shape);
@@ -73,7 +73,7 @@ export function tensorBytes(dtype: DtypeTag, shape: readonly number[]): number |
 	return Number.isSafeInteger(bits) && bits % 8 === 0 ? bits / 8 : null;
 }
 
-/** Number of elements of a shape, or null if that is no safe integer. A shape with a zero has none, whatever else. */
+/** Number of elements of a shape, or null if it is not a safe integer. A shape with a zero has no elements. */
 export function elementCount(shape: readonly number[]): number | null {
 	if (shape.includes(0)) return 0;
 	let elements = 1;

@@ -50,7 +50,7 @@ export interface ByteSource {
 	readInto(position: number, into: Uint8Array): void;
 }
 
-/** A regular file, read by position. Whoever opens it disposes it. */
+/** A regular file, read by position. The caller of open() disposes it. */
 export class InputFile implements ByteSource, Disposable {
 	#fd: number | null;
 
@@ -167,7 +167,7 @@ const LARGE = 2 ** 20;
 /** Bytes of a file after which they begin to be brought to the disk while more is written. */
 const WRITE_BACK = 2 ** 27;
 
-/** Whether what is written is on the disk when it is said to be written, or the system may bring it there later. */
+/** Whether bytes are on the disk when a write is reported done, or the system may bring them there later. */
 export interface Durability {
 	/** Default: true. */
 	readonly sync?: boolean | undefined;
@@ -201,7 +201,7 @@ export class OutputFile implements Disposable {
 		return this.#position;
 	}
 
-	/** For reading back what was written, until it is closed. */
+	/** A descriptor with which written bytes are read back, until the file is closed. */
 	get descriptor(): number {
 		if (this.#fd === null) throw new Error(`${this.path} is closed.`);
 		return this.#fd;
@@ -229,13 +229,13 @@ export class OutputFile implements Disposable {
 		}
 	}
 
-	/** fsync and close. A failure is final: nothing says what of the file reached the disk. */
+	/** fsync and close. A failure is final: it is unknown which part of the file reached the disk. */
 	close(): void {
 		if (this.#fd === null) return;
 		const fd = this.#fd;
 		this.#fd = null;
 		try {
-			// What another thread was told of a failure this one would not hear.
+			// A failure that another thread was told of, and this one would not learn about.
 			if (!this.#endWriteBack()) throw Object.assign(new Error("fsync failed"), { code: "EIO" });
 			if (this.#sync) fsyncSync(fd);
 		} catch (error) {

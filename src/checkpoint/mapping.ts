@@ -1,7 +1,7 @@
 /**
  * Tensors made of parts of other tensors: the plan of every conversion, and a store that reads through it. Renaming,
- * concatenating, cutting out experts, interleaving heads and padding rows are all lists of equal runs of elements, so one
- * correspondence serves both directions. Nothing here reads values before they are asked for.
+ * concatenating, cutting out experts, interleaving heads and padding rows are all lists of equal runs of elements, so
+ * one correspondence serves both directions. Values are read only when they are asked for.
  */
 import { UserError } from "../native/errors.ts";
 import { dtypes, elementCount } from "./dtype.ts";
@@ -150,7 +150,7 @@ export function compareTensors(
 /** Names of one kind that an error lists; it counts the rest. */
 const LONGEST_LIST = 50;
 
-/** Throws one error that lists what does not fit, by name. */
+/** Throws one error that lists the tensors that do not fit, by name. */
 export function requireMatch(path: string, { missing, unexpected, misshaped }: Mismatch): void {
 	const parts: string[] = [];
 	const list = (what: string, names: readonly string[]) => {
@@ -210,7 +210,7 @@ function commonDtype(source: Pick<TensorStore, "path" | "tensors">, name: string
 	return dtype;
 }
 
-/** Runs shorter than this are read together with what lies between them. */
+/** Runs shorter than this are read together with the bytes between them. */
 const SHORT_RUN = 2 ** 15;
 /** Memory of such a read. */
 const LARGEST_SPAN = 2 ** 23;

@@ -14,7 +14,7 @@ const LARGEST_HEADER = 100_000_000;
 /** Tensors of one file: with their dtype, shape and offsets four keys each. */
 const MOST_TENSORS = 2 ** 18;
 const headerLimits = { values: 2 ** 23, depth: 3 };
-/** More dimensions than any tensor library has: the header is not what it says it is. */
+/** More dimensions than any tensor library has: such a header is damaged. */
 const LARGEST_RANK = 32;
 
 export interface TensorInformation {
@@ -46,7 +46,7 @@ export class SafetensorsFile implements Disposable {
 		return this.#file.path;
 	}
 
-	/** What the file says about a tensor; an absent one is an error. */
+	/** Dtype and shape of a tensor; an absent tensor is an error. */
 	information(name: string): TensorInformation {
 		const information = this.tensors.get(name);
 		if (!information) throw new UserError(`${this.path} has no tensor ${name}.`);
@@ -239,7 +239,7 @@ export function writeSafetensors(
 	});
 }
 
-/** Hears what is written, in order. */
+/** Called with the written bytes, in order. */
 export interface SafetensorsObserver {
 	readonly header?: (bytes: Uint8Array) => void;
 	/** Before a tensor's first piece. */

@@ -1,4 +1,4 @@
-/** What a run finds out about the folders it will write to before its first step, not at its first save. */
+/** Tries the folders that a run will write to before its first step, not at its first save. */
 import { existsSync, mkdirSync, readdirSync, readlinkSync, rmSync, statfsSync, statSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { UserError } from "../native/errors.ts";
@@ -34,7 +34,7 @@ export function tryFolder(what: string, folder: string, target = folder): void {
 	}
 }
 
-/** The first part of a path that is no folder, with what it is; null: every part that exists is one. */
+/** The first part of a path that is not a folder, with its kind; null: every part that exists is a folder. */
 function obstacle(path: string): string | null {
 	const parts = resolve(path).split("/").slice(1);
 	for (let count = 1; count <= parts.length; count++) {

@@ -1,4 +1,4 @@
-/** What every checkpoint format offers once it is open: named dense tensors that are read by ranges of their bytes. */
+/** The interface of every open checkpoint format: named dense tensors that are read by ranges of their bytes. */
 import { UserError } from "../native/errors.ts";
 import { type DtypeTag, type TensorArray, tensorBytes, viewAs } from "./dtype.ts";
 
@@ -17,7 +17,7 @@ export interface TensorStore extends Disposable {
 	readInto(name: string, offset: number, into: Uint8Array): void;
 }
 
-/** What a store says about a tensor; an absent one is an error that names both. */
+/** Dtype and shape of a tensor in a store; an absent tensor is an error that names both. */
 export function typeOf(store: Pick<TensorStore, "path" | "tensors">, name: string): TensorType {
 	const type = store.tensors.get(name);
 	if (!type) throw new UserError(`${store.path} has no tensor ${name}.`);
@@ -39,7 +39,7 @@ export function readTensor(store: TensorStore, name: string): TensorArray {
 	return viewAs(type.dtype, bytes);
 }
 
-/** Of a piece of a tensor: what is read, hashed and written in turn stays in a core's cache. */
+/** Bytes of a piece of a tensor, which stays in a core's cache while it is read, hashed and written in turn. */
 const PIECE = 2 ** 18;
 
 /**

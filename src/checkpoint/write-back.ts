@@ -1,10 +1,10 @@
 /**
- * Brings what was written of a large file to the disk while the rest is written: one fsync after the other on a thread of
- * its own. The last fsync, of whoever writes, then has little to wait for.
+ * Brings the written part of a large file to the disk while the rest is written: one fsync after the other on a thread
+ * of its own. The writer's last fsync then has little to wait for.
  */
 import { openWorker } from "../native/worker.ts";
 
-/** What the thread is sent: its file, and a word that says what it shall do. */
+/** A message to the thread: its file, and a word in shared memory with its command. */
 export interface WriteBackJob {
 	readonly fd: number;
 	readonly state: SharedArrayBuffer;
@@ -12,7 +12,7 @@ export interface WriteBackJob {
 
 export const WriteBackState = { idle: 0, asked: 1, syncing: 2, failed: 3, over: 4 } as const;
 
-/** For both sides: waits while the word is `state`; returns what it is then. */
+/** For both sides: waits while the word is `state`; returns its next value. */
 export function waitWhile(word: Int32Array, state: number): number {
 	for (;;) {
 		const now = Atomics.load(word, 0);
@@ -38,7 +38,7 @@ export class WriteBack {
 
 	/** Waits for the fsync under way and ends the thread. Whether all have succeeded: a failure is reported only once. */
 	end(): boolean {
-		// What the thread has not begun is left to the caller.
+		// A command that the thread has not begun is left to the caller.
 		this.#change(WriteBackState.asked, WriteBackState.over);
 		const state = waitWhile(this.#word, WriteBackState.syncing);
 		this.#change(state, WriteBackState.over);

@@ -55,7 +55,7 @@ export interface PlannedConversion extends Disposable {
 	/** The target's tensors under its own names. */
 	readonly tensors: TensorStore;
 	readonly bytes: number;
-	/** Writes the target; `onBytes` hears of progress. Returns where it lies. */
+	/** Writes the target; `onBytes` is called with the progress. Returns the target's path. */
 	readonly run: (onBytes: (bytes: number) => void) => Promise<string>;
 }
 

@@ -1,4 +1,4 @@
-/** What a checkpoint of any format holds, under the names it stores. */
+/** Lists the content of a checkpoint of any format, under the names it stores. */
 import { basename } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { HuggingFaceFolder } from "../hf/folder.ts";
@@ -13,13 +13,13 @@ export interface InspectedTensor {
 	readonly dtype: string;
 	readonly shape: readonly number[];
 	readonly bytes: number;
-	/** Of the values; null when not asked for, or when they cannot be read. */
+	/** SHA-256 of the values; null when not asked for, or when they cannot be read. */
 	readonly sha256: string | null;
-	/** Why the values are not what was written; null: they are, or they were not read. */
+	/** Why the values differ from the written ones; null: they do not, or they were not read. */
 	readonly damage: string | null;
 }
 
-/** A byte item that is no tensor. */
+/** A byte item that is not a tensor. */
 export type InspectedObject = Pick<InspectedTensor, "name" | "bytes" | "sha256" | "damage">;
 
 export interface Inspection {
@@ -31,7 +31,7 @@ export interface Inspection {
 	readonly notices: readonly string[];
 }
 
-/** Lists a checkpoint; `checksums` reads every value and compares it with what the checkpoint says of it. */
+/** Lists a checkpoint; `checksums` reads every value and compares it with the checkpoint's checksum. */
 export function inspectCheckpoint(
 	path: string,
 	options: { readonly checksums: boolean; readonly allowFallback: boolean; readonly onBytes?: (bytes: number) => void },
@@ -106,7 +106,7 @@ function objectsOf(store: Stored, checksums: boolean): InspectedObject[] {
 	}));
 }
 
-/** What is damaged, in order. */
+/** Damaged tensors, in order. */
 export function damages({ tensors, objects }: Inspection): string[] {
 	return [...tensors, ...objects].flatMap(({ damage }) => (damage === null ? [] : [damage]));
 }

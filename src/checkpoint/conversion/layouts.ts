@@ -234,7 +234,7 @@ function linkInterleaved(
 	builder.addForeign(name, shape);
 	for (let rank = 0; rank < ranks; rank++) {
 		for (let row = 0; row < 2 * local; row += block) {
-			// Where the run stands in the rank's interleaved tensor, and what it holds.
+			// The run's place in the rank's interleaved tensor, and the rows it holds.
 			const part = (row / block) % 2;
 			const inside = Math.floor(row / (2 * block)) * block;
 			// The stored halves are cut in the middle of the rank's rows; a block may straddle the cut.

@@ -1,4 +1,4 @@
-/** What a conversion will do, tensor by tensor, and whether it did. */
+/** Lists the steps of a conversion, tensor by tensor, and their results. */
 import { UserError } from "../../native/errors.ts";
 import { bytesOfType, readPieces, type TensorStore, typeOf } from "../store.ts";
 

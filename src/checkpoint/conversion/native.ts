@@ -48,7 +48,7 @@ function isLanguageModel(model: object): model is LanguageModelConfiguration {
 
 export interface NativeTarget {
 	readonly tensors: TensorStore;
-	/** The library hashes what is written. */
+	/** Fills a new folder; `library` hashes the written bytes. */
 	readonly write: (
 		folder: string,
 		onBytes: (bytes: number) => void,

@@ -1,6 +1,6 @@
 /**
  * A checkpoint of any format behind one face: tensors under canonical logical names (Megatron's, experts one by one,
- * layers by physical index), and the rest of what it holds as plain data.
+ * layers by physical index), and everything else it holds as plain data.
  */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
@@ -23,7 +23,7 @@ export interface SourceCheckpoint extends Disposable {
 	readonly format: FormatName;
 	/** The folder that holds the tensors. */
 	readonly path: string;
-	/** What the user should know. */
+	/** Messages for the user. */
 	readonly notices: readonly string[];
 	/** Model tensors by name, optimizer's by `optimizer.state.<state>.<name>`. */
 	readonly weights: TensorStore;
@@ -40,7 +40,7 @@ export interface SourceCheckpoint extends Disposable {
 	readonly objects: ReadonlyMap<string, StoredObject>;
 }
 
-/** What decides how a source is read. */
+/** Options of reading a source. */
 export interface SourceOptions {
 	/** Read optimizer state too. */
 	readonly optimizer: boolean;
@@ -53,7 +53,7 @@ export interface SourceOptions {
 	readonly inert: readonly string[];
 }
 
-/** What a path looks like, or null. */
+/** The format that a path looks like, or null. */
 export function detectFormat(path: string): FormatName | null {
 	if (!existsSync(path) || !statSync(path).isDirectory()) return null;
 	const has = (name: string) => existsSync(join(path, name));

@@ -1,6 +1,6 @@
 /**
- * index.json of a native checkpoint (docs/spec/checkpoint.md §8.3): what it holds, where every chunk lies, and the
- * checksum of each. It is the commit record: written last, so a folder without it is no checkpoint.
+ * index.json of a native checkpoint (docs/spec/checkpoint.md §8.3): the tensors, the place of every chunk, and its
+ * checksum. It is the commit record: it is written last, so a folder without it is not a checkpoint.
  */
 import { UserError } from "../../native/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
@@ -12,7 +12,7 @@ export const formatVersion = 1;
 export const indexName = "index.json";
 export const latestName = "latest.json";
 
-/** Plain data: what JSON can say. */
+/** Plain data, as in JSON. */
 export type Json = null | boolean | number | string | readonly Json[] | { readonly [key: string]: Json };
 
 /** A box of a tensor: a tensor of its own in a safetensors file. */
@@ -30,7 +30,7 @@ export interface NativeTensor extends TensorType {
 
 export interface NativeFile {
 	readonly bytes: number;
-	/** Of the safetensors header, with its length in front: together with the chunks it covers the whole file. */
+	/** SHA-256 of the safetensors header with its length in front: together with the chunks it covers the whole file. */
 	readonly headerSha256: string;
 }
 
@@ -41,7 +41,7 @@ export interface NativeObject {
 	readonly encoding: "torch-save" | "json" | "raw";
 }
 
-/** How names and layouts of the tensors deviate from the canonical ones (none, unless a conversion was asked to). */
+/** How names and layouts of the tensors deviate from the canonical ones (only where a conversion was asked to). */
 export interface NativeLayout {
 	/** `logical`: the layers of a bracket group share an index. */
 	readonly layerNames: "physical" | "logical";
@@ -71,7 +71,7 @@ export interface Manifest {
 	/** The configuration of the run or model, keys in camelCase; empty if unknown. */
 	readonly model: { readonly [key: string]: Json };
 	readonly layout: NativeLayout;
-	/** What is needed to write the source's own spelling again. */
+	/** Settings with which the source's own spelling can be written again. */
 	readonly source: { readonly [key: string]: Json };
 	readonly files: { readonly [path: string]: NativeFile };
 	readonly tensors: { readonly [name: string]: NativeTensor };

@@ -1,4 +1,4 @@
-/** Which process of which host this is, so that another one can tell whether it still lives. */
+/** Identifies a process of a host, so that another process can tell whether it still lives. */
 import { readFileSync, readlinkSync } from "node:fs";
 import { hostname } from "node:os";
 import * as v from "valibot";
@@ -34,7 +34,7 @@ export function ownProcess(environment: Environment = process.env): ProcessIdent
 	};
 }
 
-/** What a sandbox may not show is "". */
+/** Returns "" for a file that a sandbox does not show. */
 function readable(read: () => string): string {
 	try {
 		return read();
@@ -56,7 +56,7 @@ export function lives(process: ProcessIdentity, here: ProcessIdentity): boolean 
 	return stat !== null && stat.started === process.started && stat.state !== "Z" && stat.state !== "X";
 }
 
-/** Of /proc/PID/stat; null: there is no such process. */
+/** State and start of a process from /proc/PID/stat; null: there is no such process. */
 function processStat(pid: number): { readonly state: string; readonly started: string } | null {
 	let text: string;
 	try {

@@ -35,7 +35,7 @@ export class NativeCheckpoint implements TensorStore {
 		/** The iteration's folder. */
 		readonly path: string,
 		readonly manifest: Manifest,
-		/** What the user should know, or null. */
+		/** A message for the user, or null. */
 		readonly notice: string | null,
 	) {
 		this.tensors = new Map(Object.entries(manifest.tensors));
@@ -135,8 +135,8 @@ export class NativeCheckpoint implements TensorStore {
 	}
 
 	/**
-	 * Compares checksums: of everything, or of one of `parts` equal shares so that ranks can split the work. Throws on the
-	 * first value that is not what was written, and names it.
+	 * Compares checksums of everything, or of one of `parts` equal shares so that ranks can split the work. Throws on the
+	 * first value that differs from the written one, and names it.
 	 */
 	verify(share: { readonly part: number; readonly parts: number } = { part: 0, parts: 1 }): void {
 		const chunks = [...this.tensors].flatMap(([name, { chunks }]) => chunks.map((chunk) => ({ name, chunk })));
@@ -210,7 +210,7 @@ export function latestIteration(root: string): number | null {
 	return existsSync(join(root, latestName)) ? readLatest(root).iteration : null;
 }
 
-/** What latest.json says. */
+/** Content of latest.json. */
 export interface Latest {
 	/** Name of the iteration's folder. */
 	readonly dir: string;

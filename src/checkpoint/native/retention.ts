@@ -1,4 +1,4 @@
-/** Which old checkpoints are deleted after a save (docs/spec/runtime.md §10). */
+/** Deletes old checkpoints after a save (docs/spec/runtime.md §10). */
 import { existsSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { indexName } from "./manifest.ts";
@@ -14,8 +14,8 @@ export interface Retention {
 }
 
 /**
- * Deletes what the policy does not keep, never the one that `latest` names. The index goes first, so that a checkpoint
- * half deleted is none. Returns the deleted folders' names.
+ * Deletes the checkpoints that the policy does not keep, never the one that `latest` names. The index is deleted first,
+ * so that a half-deleted checkpoint is not taken for a whole one. Returns the deleted folders' names.
  */
 export function applyRetention(root: string, { keep, retainInterval, own = null }: Retention): string[] {
 	if (!keep && !retainInterval) return [];

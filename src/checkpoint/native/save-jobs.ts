@@ -11,7 +11,7 @@ import type { PublishJob, SaveJob, WriteJob } from "./save-thread.ts";
 import { iterationName, NativeSave, type ShardReport, writeShard } from "./writer.ts";
 import { lockLost } from "./writer-lock.ts";
 
-/** The library hashes what is written. */
+/** Runs a job. `library` hashes the written bytes. */
 export function runSaveJob(job: SaveJob, library: Library): void {
 	if (job.kind === "write") write(job, library);
 	else publish(job);

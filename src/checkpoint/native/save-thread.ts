@@ -9,11 +9,11 @@ import type { Retention } from "./retention.ts";
 import type { CheckpointDescription } from "./writer.ts";
 import type { LockReference } from "./writer-lock.ts";
 
-/** A box of a tensor whose values stand in shared memory, which nobody changes until the job is done. */
+/** A box of a tensor whose values stand in shared memory, which stays unchanged until the job is done. */
 export interface SnapshotEntry extends Box {
 	readonly name: string;
 	readonly dtype: DtypeTag;
-	/** Of the whole tensor. */
+	/** Shape of the whole tensor. */
 	readonly shape: readonly number[];
 	readonly memory: SharedArrayBuffer;
 	/** Where in `memory` they begin. */
@@ -29,7 +29,7 @@ export interface WriteJob {
 	readonly fileBytes?: number;
 }
 
-/** Makes a checkpoint of what all ranks have written, and deletes what is not to be kept. */
+/** Makes a checkpoint of the files that all ranks have written, and deletes checkpoints that are not to be kept. */
 export interface PublishJob {
 	readonly kind: "publish";
 	readonly root: string;
@@ -44,7 +44,7 @@ export interface PublishJob {
 
 export type SaveJob = WriteJob | PublishJob;
 
-/** What the thread is sent. */
+/** A message to the thread. */
 export interface SaveMessage {
 	readonly job: SaveJob;
 	readonly status: SharedArrayBuffer;

@@ -44,7 +44,7 @@ export interface LockReference {
 	readonly run: string;
 }
 
-/** What the thread that raises the counter is sent. */
+/** A message to the thread that raises the counter. */
 export interface HeartMessage extends LockReference {
 	readonly beat: number;
 }
@@ -152,7 +152,7 @@ interface Sighting {
 	readonly beats: boolean;
 }
 
-/** The lock, or what this run waits for. */
+/** The lock, or a sentence that says what this run waits for. */
 export type Attempt =
 	| { readonly lock: WriterLock; readonly waiting?: undefined }
 	| { readonly lock?: undefined; readonly waiting: string };
@@ -196,7 +196,7 @@ export class WriterClaim {
 		return { lock: new WriterLock(root, generation, own, times) };
 	}
 
-	/** What to wait for because of a lock; null: its owner is dead. */
+	/** A sentence that says which owner of a lock to wait for; null: the owner is dead. */
 	#objection(generation: number): string | null {
 		const { root, own, times } = this;
 		const found = readLock(root, generation);

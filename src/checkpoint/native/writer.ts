@@ -1,7 +1,7 @@
 /**
  * Writes native checkpoints (docs/spec/checkpoint.md §7, §8.3). Rank 0 begins a save, every rank writes its chunks into
- * the temporary folder and reports what it wrote, rank 0 checks that the reports make whole tensors and publishes: the
- * index last, then the folder's name, then the `latest` pointer. Until then the previous checkpoint is untouched.
+ * the temporary folder and reports them, rank 0 checks that the reports make whole tensors and publishes: the index
+ * last, then the folder's name, then the `latest` pointer. Until then the previous checkpoint is untouched.
  */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";
@@ -37,12 +37,12 @@ export const objectsName = "objects.safetensors";
 export interface ShardEntry extends Box {
 	readonly name: string;
 	readonly dtype: DtypeTag;
-	/** Of the whole tensor. */
+	/** Shape of the whole tensor. */
 	readonly shape: readonly number[];
 	readonly data: () => ArrayBufferView | Iterable<ArrayBufferView>;
 }
 
-/** What a rank wrote: plain data, to be sent to rank 0. */
+/** A rank's report of its files and chunks: plain data, to be sent to rank 0. */
 export interface ShardReport {
 	readonly files: Readonly<Record<string, NativeFile>>;
 	readonly chunks: readonly {
@@ -53,7 +53,7 @@ export interface ShardReport {
 	}[];
 }
 
-/** What rank 0 knows. */
+/** The parts of a checkpoint that rank 0 alone provides. */
 export interface CheckpointDescription {
 	readonly iteration: number | null;
 	readonly generator: string;
@@ -68,7 +68,8 @@ export interface CheckpointDescription {
 
 /**
  * Writes a rank's boxes into data/ of the folder, in files of at most `fileBytes`; files are durable when it returns,
- * unless `sync` is false. `onBytes` hears of every piece. With a library large files are hashed on a thread of its own.
+ * unless `sync` is false. `onBytes` is called for every piece. With a library large files are hashed on a thread of its
+ * own.
  */
 export function writeShard(
 	folder: string,
@@ -248,7 +249,7 @@ export class NativeSave {
 	}
 
 	/**
-	 * Makes the checkpoint of what all ranks reported and lets `latest` point at it. An older checkpoint of the same
+	 * Makes a checkpoint from the reports of all ranks and lets `latest` point at it. An older checkpoint of the same
 	 * iteration is replaced. Returns its folder.
 	 */
 	publish(reports: readonly ShardReport[], description: Omit<CheckpointDescription, "iteration">): string {
@@ -271,7 +272,7 @@ export class NativeSave {
 		return target;
 	}
 
-	/** Removes what was written; the previous checkpoint stays. */
+	/** Removes the unfinished save; the previous checkpoint stays. */
 	abort(): void {
 		rmSync(this.folder, { recursive: true, force: true });
 	}
@@ -281,8 +282,8 @@ export class NativeSave {
 export const leftoverPattern = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/;
 
 /**
- * Of saves that were killed. A checkpoint that was being replaced gets its name back. The other ranks of a run whose rank 0
- * was killed may still be ending: what they write meanwhile goes at the next save.
+ * Removes folders of saves that were killed. A checkpoint that was being replaced gets its name back. The other ranks
+ * of a run whose rank 0 was killed may still be ending: files that they write meanwhile are removed at the next save.
  */
 function removeLeftovers(root: string): void {
 	const remove = (path: string) => {

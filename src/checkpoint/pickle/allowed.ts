@@ -1,6 +1,6 @@
 /**
  * The fixed lists of names a pickle may use (docs/spec/checkpoint.md §2): A for a .metadata index, B for tensors, C for
- * other state. Every name maps to a description made here; nothing of Python runs. An impossible argument throws a
+ * other state. Every name maps to a description made here; no Python code runs. An impossible argument throws a
  * RangeError, which the machine completes with the place.
  */
 import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";

@@ -55,7 +55,7 @@ export class TorchArchive {
 		if (isContiguous(shape, strides)) {
 			return viewAs(dtype, this.zip.file.read(position + offset * bytes, elements * bytes));
 		}
-		// An expanded dimension (stride 0) repeats elements: bound the result by what is stored.
+		// An expanded dimension (stride 0) repeats elements: bound the result by the stored size.
 		if (elements > 64 * storage.length + 1024) {
 			throw new UserError(`${this.zip.where}: a tensor of shape [${shape}] repeats few stored elements.`);
 		}

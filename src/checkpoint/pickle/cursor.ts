@@ -1,7 +1,7 @@
 /** The bytes of a pickle, read from front to back; every length is checked before anything is made of it. */
 import { UserError } from "../../native/errors.ts";
 
-/** Bytes of the longest integer; larger ones are no data of a checkpoint. */
+/** Bytes of the longest integer; checkpoints hold no larger ones. */
 const LONGEST_INTEGER = 1024;
 
 export class Cursor {

@@ -7,7 +7,7 @@
 import { Cursor } from "./cursor.ts";
 import { Global, NumpyArray, NumpyDtype, PythonObject, Tuple } from "./values.ts";
 
-/** What a global may do: be called (REDUCE), be instantiated (NEWOBJ), or stand as a value. */
+/** Uses of a global: to be called (REDUCE), to be instantiated (NEWOBJ), or to stand as a value. */
 export interface AllowedGlobal {
 	readonly value?: unknown;
 	readonly call?: (args: readonly unknown[]) => unknown;
@@ -46,7 +46,7 @@ const LARGEST_MEMO_GAP = 16;
 
 export interface UnpickleOptions {
 	readonly allowed: AllowedGlobals;
-	/** What a persistent id stands for; absent: there may be none. */
+	/** The object that a persistent id stands for; absent: persistent ids are refused. */
 	readonly persistent?: (id: unknown) => unknown;
 	readonly limits?: Partial<PickleLimits>;
 }
@@ -56,7 +56,7 @@ export function unpickle(bytes: Uint8Array, where: string, options: UnpickleOpti
 	return new Machine(bytes, where, options).run();
 }
 
-/** A global on the stack, with what it may do. */
+/** A global on the stack, with its allowed uses. */
 class Reference {
 	constructor(
 		readonly name: Global,
@@ -94,7 +94,7 @@ class Machine {
 				if (this.#stack.length > this.#limits.stack) this.#refuse("its stack grows without bound");
 			}
 		} catch (error) {
-			// What an allowed global's function says of its arguments has no place yet.
+			// An error of an allowed global's function about its arguments has no position yet.
 			if (error instanceof RangeError) this.#refuse(error.message);
 			throw error;
 		}

@@ -1,5 +1,5 @@
 /**
- * What a pickle becomes. None, bool, int, float and str are JavaScript's own (an int beyond 2^53 is a bigint), bytes a
+ * Values of a pickle. None, bool, int, float and str are JavaScript's own (an int beyond 2^53 is a bigint), bytes a
  * Uint8Array, list an Array, dict a Map, set a Set. The rest are the classes here: descriptions, never behaviour.
  */
 import type { DtypeTag } from "../dtype.ts";
@@ -22,7 +22,7 @@ export class Tuple {
 
 /** An instance of an allowed class that this program needs no behaviour of. */
 export class PythonObject {
-	/** What __setstate__ would get; undefined without BUILD. */
+	/** The argument of __setstate__; undefined without BUILD. */
 	state: unknown = undefined;
 	/** Entries of a dict subclass; null if none were set. */
 	entries: Map<unknown, unknown> | null = null;

@@ -18,7 +18,7 @@ export class Call {
 	) {}
 }
 
-/** Bytes that are pickle code already: what they push is the value. */
+/** Bytes that are pickle code already: the value is the object that they push. */
 export class RawPickle {
 	constructor(readonly bytes: Uint8Array) {}
 }

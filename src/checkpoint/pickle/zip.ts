@@ -19,7 +19,7 @@ const UNKNOWN = 0xffffffff;
 interface Entry {
 	readonly size: number;
 	readonly crc: number;
-	/** Of the local header, from the start of the item. */
+	/** Offset of the local header, from the start of the item. */
 	readonly header: number;
 	/** Where the next record or the directory begins. */
 	limit: number;
@@ -58,7 +58,7 @@ export class ZipArchive {
 		return this.#entries.has(name);
 	}
 
-	/** Where a record's bytes lie in the file, and their checksum (0: none stored). */
+	/** Place of a record's bytes in the file, and their checksum (0: no checksum is stored). */
 	locate(name: string): { readonly position: number; readonly size: number; readonly crc: number } {
 		const entry = this.#entries.get(name) ?? this.#refuse(`it has no record ${name}`);
 		const header = this.file.read(this.base + entry.header, HEADER_BYTES);

@@ -1,6 +1,6 @@
 /**
  * Megatron's common state (docs/spec/checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups
- * as plain data, and back. Classes of Python are dropped on the way back: nothing unknown is ever written.
+ * as plain data, and back. Classes of Python are dropped on the way back, so that unknown objects are never written.
  */
 import { UserError } from "../../native/errors.ts";
 import { dtypes, isDtypeTag } from "../dtype.ts";
@@ -61,7 +61,7 @@ export function jsonOf(value: unknown, where: string): Json {
 	return visit(value);
 }
 
-/** The Python value of plain data; what stood for a class becomes undefined and its key is left out. */
+/** The Python value of plain data; a description of a class becomes undefined and its key is left out. */
 export function pythonOf(value: Json): unknown {
 	if (typeof value === "string") {
 		const tag = Object.entries(dtypes).find(([, { torch }]) => value === `torch.${torch}`)?.[0];

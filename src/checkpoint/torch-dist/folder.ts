@@ -26,7 +26,7 @@ const LARGEST_METADATA = 2 ** 27;
 /** The tracker is a number or a word. */
 const LARGEST_TRACKER = 1024;
 
-/** Where a chunk's values lie, and their checksum (0: none that is of these values alone). */
+/** Place of a chunk's values, and their checksum (0: there is no checksum of these values alone). */
 interface Location {
 	readonly position: number;
 	readonly size: number;
@@ -42,7 +42,7 @@ export class TorchDistFolder implements TensorStore {
 		/** The iteration's folder. */
 		readonly path: string,
 		readonly catalog: Catalog,
-		/** What the user should know, or null. */
+		/** A message for the user, or null. */
 		readonly notice: string | null,
 	) {
 		this.#files = new FilePool((name) => InputFile.open(join(path, name), { followLinks: false }));
@@ -132,7 +132,7 @@ export class TorchDistFolder implements TensorStore {
 		);
 	}
 
-	/** Opens the chunk's archive and checks that it holds what the index says. */
+	/** Opens the chunk's archive and checks that its tensor is the one that the index describes. */
 	#locate(name: string, chunk: StoredChunk): Location {
 		const archive = this.#archive(chunk, name);
 		const where = archive.zip.where;

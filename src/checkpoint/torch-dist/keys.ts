@@ -78,7 +78,7 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 	return { correspondence: builder, style: { plain, wrappers }, buffers };
 }
 
-/** Takes the stacked axes of a tensor apart, then links what is left. */
+/** Takes the stacked axes of a tensor apart, then links the parts. */
 function unstack(
 	builder: CorrespondenceBuilder,
 	groups: Groups,

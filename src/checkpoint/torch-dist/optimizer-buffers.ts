@@ -30,7 +30,7 @@ interface FlatBuffer {
 	readonly chain: number | null;
 	readonly rank: number;
 	readonly group: number;
-	/** Of the parameters it updates. */
+	/** Dtype of the parameters that it updates. */
 	readonly dtype: DtypeTag;
 	readonly bucket: number;
 	readonly state: string;

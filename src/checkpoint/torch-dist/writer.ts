@@ -1,6 +1,6 @@
 /**
  * Writes a torch_dist checkpoint: .distcp files of torch.save archives, common.pt, .metadata, and metadata.json last,
- * which is what upstream tests (docs/spec/checkpoint.md §1, §7). Tensors are streamed.
+ * because Megatron recognises a checkpoint by it (docs/spec/checkpoint.md §1, §7). Tensors are streamed.
  */
 import { join } from "node:path";
 import type { Box } from "../chunks.ts";
@@ -34,7 +34,7 @@ interface Item {
 	readonly length: number;
 }
 
-/** Fills a new folder. `onBytes` hears of every piece of a tensor. */
+/** Fills a new folder. `onBytes` is called for every piece of a tensor. */
 export function writeTorchDistFiles(
 	folder: string,
 	content: TorchDistContent,

@@ -1,6 +1,6 @@
 /**
- * Which checkpoint a run starts from: the newest, or a named one, once every byte of it is known to be what was written.
- * The ranks share the work of checking and agree on the answer.
+ * Chooses the checkpoint that a run starts from: the newest, or a named one, after every byte of it was compared with
+ * its checksum. The ranks share the work of checking and agree on the answer.
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -27,7 +27,7 @@ export function hasCheckpoint(path: string): boolean {
 }
 
 /**
- * Opens the checkpoint on every rank of `world`, which call this together; `say` hears of an older one that is taken.
+ * Opens the checkpoint on every rank of `world`, which call this together; `say` is called when an older one is taken.
  * Throws the same UserError everywhere: damaged, with the name of the newest good one; or absent.
  */
 export function openChecked(choice: Choice, world: Group, say: (sentence: string) => void): NativeCheckpoint {
@@ -52,7 +52,10 @@ export function openChecked(choice: Choice, world: Group, say: (sentence: string
 	throw new UserError(`${damage}${alone}`);
 }
 
-/** What to try, best first. The first is opened as it was named: through `latest`, whose checksum it then must have. */
+/**
+ * Checkpoints to try, best first. The first is opened as it was named: through `latest`, whose checksum it then must
+ * have.
+ */
 function candidates({ path, iteration }: Choice): string[] {
 	if (iteration !== null) {
 		const folder = join(path, iterationName(iteration));

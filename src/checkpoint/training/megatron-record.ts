@@ -29,7 +29,7 @@ function translate(names: Readonly<Record<string, string>>, from: JsonObject): J
 	return Object.fromEntries(Object.entries(names).map(([ours, theirs]) => [ours, from[theirs] ?? null]));
 }
 
-/** What a checkpoint says of its model. Megatron's arguments may know the padded vocabulary alone. */
+/** A checkpoint's description of its model. Megatron's arguments may hold only the padded vocabulary. */
 export function describedModel({ model, common }: Pick<Manifest, "model" | "common">): JsonObject {
 	if (common.megatron === undefined) return model;
 	const args = objectOf(objectOf(common.megatron).args);
@@ -37,7 +37,9 @@ export function describedModel({ model, common }: Pick<Manifest, "model" | "comm
 	return typeof args.vocab_size === "number" ? model : rest;
 }
 
-/** What a converted checkpoint of Megatron's says of its training, in our fields; null: it was not converted. */
+/**
+ * The training's record in a converted checkpoint of Megatron, in this program's fields; null: it was not converted.
+ */
 export function fromMegatron(common: JsonObject): JsonObject | null {
 	if (common.training !== undefined || common.megatron === undefined) return null;
 	const megatron = objectOf(common.megatron);
@@ -70,7 +72,7 @@ export function fromMegatron(common: JsonObject): JsonObject | null {
 	};
 }
 
-/** opt_param_scheduler and the counters among the arguments that Megatron resumes with; {} where there is no record. */
+/** opt_param_scheduler and the counters among the arguments that Megatron resumes with; {} without a record. */
 export function toMegatron(common: JsonObject): { readonly state: JsonObject; readonly args: JsonObject } {
 	if (common.training === undefined) return { state: {}, args: {} };
 	const training = objectOf(common.training);

@@ -1,4 +1,4 @@
-/** Which checkpoints of a folder belong to a run that saves there: those that it goes on from. */
+/** Finds the checkpoints of a folder that belong to a run that saves there: those that it goes on from. */
 import { existsSync, realpathSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { UserError } from "../../native/errors.ts";
@@ -6,7 +6,7 @@ import { indexName } from "../native/manifest.ts";
 import { latestIteration, listIterations, NativeCheckpoint } from "../native/reader.ts";
 import { iterationName } from "../native/writer.ts";
 
-/** What a run starts from. */
+/** The checkpoint that a run starts from. */
 export interface Start {
 	/** Folder of checkpoints, or one checkpoint. */
 	readonly path: string;

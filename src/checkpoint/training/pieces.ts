@@ -1,7 +1,7 @@
 /**
- * What a stretch of a flat parameter buffer is of the logical tensors that lie in it: boxes, each one run of the buffer.
- * Saving and loading both walk these, so whatever cuts the buffers (tensor, expert or data parallelism, ZeRO slices)
- * only decides who holds which boxes of the same logical tensors.
+ * Describes a stretch of a flat parameter buffer as boxes of the logical tensors in it, each one run of the buffer.
+ * Saving and loading both walk these, so a cut of the buffers (tensor, expert or data parallelism, ZeRO slices) only
+ * decides which rank holds which boxes of the same logical tensors.
  */
 import type { ShardBlock } from "../../parallel/shard.ts";
 import type { Box } from "../chunks.ts";
@@ -9,7 +9,7 @@ import type { Box } from "../chunks.ts";
 /** A logical tensor's part on this rank. */
 export interface LocalPart {
 	readonly name: string;
-	/** Of the whole tensor. */
+	/** Shape of the whole tensor. */
 	readonly shape: readonly number[];
 	/** First element in the buffer; rows of `width` elements follow. */
 	readonly offset: number;

@@ -1,6 +1,6 @@
 /**
- * What a checkpoint of a training says besides tensors: how far it is, its schedules, its seed, its layout. JSON of the
- * manifest's `common`; the configuration is the manifest's `model`.
+ * A checkpoint's record of its training beside the tensors: steps, schedules, seed, layout. JSON of the manifest's
+ * `common`; the configuration is the manifest's `model`.
  */
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";

@@ -88,7 +88,7 @@ function restoreRange(
 	);
 }
 
-/** Elements [begin, end) of a flat buffer; what belongs to no tensor is zero. */
+/** Elements [begin, end) of a flat buffer; elements between tensors are zero. */
 function readParts(
 	parts: readonly LocalPart[],
 	begin: number,

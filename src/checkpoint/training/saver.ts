@@ -80,8 +80,8 @@ export class CheckpointSaver implements Disposable {
 	}
 
 	/**
-	 * Compares what a checkpoint needs with what is free in its folder, which exists. Too little ends the run with a sentence
-	 * of rank 0, or is only said where a save may fail. Every rank calls this together.
+	 * Compares the size of a checkpoint with the free space in its folder, which exists. Too little space ends the run
+	 * with a sentence of rank 0, or is a warning where a save may fail. Every rank calls this together.
 	 */
 	requireRoom(): void {
 		const { root, world, tensors, withOptimizer, goesOnAfterFailure, warn } = this.options;
@@ -138,7 +138,7 @@ export class CheckpointSaver implements Disposable {
 		}
 	}
 
-	/** Rank 0's answer to all: the folder to write to, or why there is none. */
+	/** Rank 0's answer to all ranks: the folder to write to, or the reason why there is none. */
 	#begin(iteration: number): string {
 		const { root, run, lock = null } = this.options;
 		try {
@@ -159,14 +159,14 @@ export class CheckpointSaver implements Disposable {
 		saving.progress = result.failure === null ? Progress.done : Progress.failed;
 	}
 
-	/** Everybody's progress, and what follows. */
+	/** Takes the progress of all ranks, and acts on it. */
 	#advance(saving: Saving): void {
 		const { world } = this.options;
 		const progress = world.exchange(Int32Array.of(saving.progress)).map(([value]) => value!);
 		if (progress.includes(Progress.working)) return;
 		if (progress.includes(Progress.failed)) {
 			const { lock = null } = this.options;
-			// Another run that has taken the folder over has removed what this one was writing.
+			// Another run that has taken over the folder has removed this run's unfinished save.
 			const lost = lock === null ? null : lockLost(lock.reference);
 			if (lost !== null) saving.failure = lost;
 			const failures = exchangeTexts(world, saving.failure ?? "");

@@ -1,4 +1,4 @@
-/** A copy of what this rank writes, in host memory that another thread reads while training changes the originals. */
+/** A copy of this rank's tensors, in host memory that another thread reads while training changes the originals. */
 import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { SnapshotEntry } from "../native/save-thread.ts";

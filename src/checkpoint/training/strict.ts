@@ -1,4 +1,7 @@
-/** Strict keys (docs/spec/checkpoint.md §6): what all ranks want together is exactly what a checkpoint holds. */
+/**
+ * Strict keys (docs/spec/checkpoint.md §6): the tensors that all ranks want together are exactly those of the
+ * checkpoint.
+ */
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
 import { compareTensors, requireMatch } from "../mapping.ts";

@@ -1,6 +1,6 @@
 /**
- * What one rank holds of a training's tensors: its parts of the parameters, laid out in flat buffers, the optimizer's
- * state beside them, and tensors outside of buffers (the routers' expert biases). Replicas of a part divide it into equal
+ * One rank's part of a training's tensors: its parts of the parameters, laid out in flat buffers, the optimizer's state
+ * beside them, and tensors outside of buffers (the routers' expert biases). Replicas of a part divide it into equal
  * slices, the ones that ZeRO-1 uses, and each writes its own: every byte is written once.
  */
 import type { LogicalTensor } from "../../models/module-parameters.ts";
@@ -11,7 +11,7 @@ import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
 import { optimizerName, optimizerStates } from "./names.ts";
 import type { LocalPart } from "./pieces.ts";
 
-/** A flat buffer of parameters and what lies in it. */
+/** A flat buffer of parameters and its content. */
 export interface StoredBuffer {
 	readonly buffer: ParameterBuffer;
 	/** null: frozen, or no optimizer was asked for. */
@@ -95,7 +95,10 @@ export class TrainingTensors implements Disposable {
 	}
 }
 
-/** This rank's slice among the replicas; nothing of what other ranks hold too, but on the one that counts. */
+/**
+ * This rank's slice among the replicas; empty for tensors that other ranks hold too, except on the rank that counts
+ * them.
+ */
 function writtenRange(replica: DataParallel, buffer: ParameterBuffer): { begin: number; end: number } {
 	const others = (buffer.kind.replicated && !replica.countsReplicated) || buffer.kind.copy === "uncounted";
 	if (others) return { begin: 0, end: 0 };
