@@ -1,7 +1,7 @@
 /**
- * What happens when a sample fails (docs/spec/energon.md §1.9). A function of the task encoder runs in an error
- * context: a skip drops the sample silently; a broken program ends the run; anything else goes to the handler, drops
- * the sample and counts; too many failures in a row end the run.
+ * Handles samples that fail (docs/spec/energon.md §1.9). A function of the task encoder runs in an error context: a
+ * skip drops the sample silently; a broken program ends the run; any other error goes to the handler, drops the sample
+ * and counts; too many failures in a row end the run.
  */
 import { printable, UserError } from "../../native/errors.ts";
 import type { SourceInfo } from "./sample.ts";
@@ -62,7 +62,7 @@ export class FatalSampleError extends UserError {
 	}
 }
 
-/** Receives every failure that is not fatal. `sample` is what the failing function was given. */
+/** Receives every failure that is not fatal. `sample` is the argument of the failing function. */
 export type ErrorHandler = (error: Error, sample: unknown, sources: readonly SourceInfo[]) => void;
 
 /** Ends the run at the first failure. */
@@ -91,7 +91,7 @@ export class ErrorContext {
 		this.#failures = 0;
 	}
 
-	/** Deals with what a step threw on `sample`; throws when the run must end. */
+	/** Handles an error that a step threw on `sample`; throws when the run must end. */
 	failed(error: unknown, sample: unknown): void {
 		if (error instanceof SkipSample) return;
 		if (isProgramError(error)) {

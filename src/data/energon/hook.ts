@@ -4,7 +4,7 @@
 import type { SystemRandom, SystemRandomState } from "./random/system-random.ts";
 import type { Worker } from "./worker.ts";
 
-/** What a function may ask while it runs. */
+/** Questions that a function may ask while it runs. */
 export interface HookContext {
 	/** Number of this call, unique over the rank's workers. */
 	readonly sampleIndex: number;

@@ -1,4 +1,7 @@
-/** What flows through the loader. Names follow Energon's: `__key__` is key, `__restore_key__` is restoreKey, … */
+/**
+ * Samples, as they pass through the loader. Names follow Energon's: `__key__` is key, `__restore_key__` is restoreKey,
+ * …
+ */
 
 /**
  * Finds a sample again: wrapper names and call numbers from outside in, the sample index last
@@ -25,7 +28,7 @@ export interface RawSample {
 	readonly parts: ReadonlyMap<string, Uint8Array>;
 }
 
-/** What the sample loader yields: one raw sample per joined dataset. */
+/** An output of the sample loader: one raw sample per joined dataset. */
 export interface RawRecord {
 	readonly restoreKey: RestoreKey;
 	readonly data: readonly (RawSample | null)[];
@@ -43,7 +46,7 @@ export interface Sample {
 	readonly fields: Readonly<Record<string, unknown>>;
 }
 
-/** What wrappers need of an element. */
+/** The fields of an element that wrappers need. */
 export interface Keyed {
 	restoreKey: RestoreKey;
 }

@@ -1,10 +1,10 @@
 /**
- * Which samples a worker owns, cut into slices (docs/spec/energon.md §3.1). Slices are offsets into the split part's
- * sample index space: slice i is [offsets[i], offsets[i + 1]); one offset alone means no samples.
+ * Finds the samples that a worker owns, cut into slices (docs/spec/energon.md §3.1). Slices are offsets into the split
+ * part's sample index space: slice i is [offsets[i], offsets[i + 1]); one offset alone means no samples.
  */
 import { UserError } from "../../native/errors.ts";
 
-/** Part of a dataset: absolute bounds first, then fractions of what they leave. */
+/** Part of a dataset: absolute bounds first, then fractions of the samples between them. */
 export interface Subset {
 	readonly absoluteRange: readonly [number, number | null] | null;
 	readonly range: readonly [number, number];

@@ -1,5 +1,5 @@
 /**
- * What a task does with samples, and the pipeline that follows from it (docs/spec/energon.md §3.4, §5.1): cookers,
+ * A task's functions on samples, and the pipeline that follows from them (docs/spec/energon.md §3.4, §5.1): cookers,
  * encoding, packing, grouping, batching. Steps that a task leaves out get no node.
  */
 import { UserError } from "../../native/errors.ts";
@@ -45,7 +45,7 @@ export type BlendMode = "none" | "weight" | "repetitions";
 export interface LoadedDataset {
 	/** Folder or file, for messages. */
 	readonly path: string;
-	/** Shards, exclusions and how they are cut: what the order of its samples depends on. */
+	/** Shards, exclusions and their cuts, on which the order of the samples depends. */
 	readonly identity: string;
 	/** Digest of what its files hold; read when it is asked for. */
 	contents(): string;
@@ -95,7 +95,7 @@ function load(dataset: LoadedDataset, rotation: number, task: TaskEncoder, worke
 	return dataset.crude ? new MapDataset(samples, cookerOf(dataset, task).cook) : samples;
 }
 
-/** First cooker whose subflavors the data set has; throws a UserError when there is none. */
+/** First cooker whose subflavors the data set has; throws a UserError when no cooker matches. */
 export function cookerOf(dataset: Pick<LoadedDataset, "subflavors">, task: TaskEncoder): Cooker {
 	if (task.cookers.length === 0) throw new UserError("The data set is crude, but the task has no cookers.");
 	const cooker = task.cookers.find(({ hasSubflavors }) =>

@@ -1,4 +1,4 @@
-/** Why a path is no data set that can be read, and what to do about it. */
+/** Says why a path is not a data set that can be read, and what to do about it. */
 import { readdirSync, type Stats, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../native/errors.ts";
@@ -8,7 +8,7 @@ import { isUrl } from "./storage/storage.ts";
 const readable = "mimo reads prepared folders of tar files, .jsonl files and metadatasets (docs/data.md)";
 const asText = "--dataset-provider text trains on its text alone";
 
-/** The refusal of a path that is no prepared data set. */
+/** The refusal of a path that is not a prepared data set. */
 export function unprepared(path: string): UserError {
 	return new UserError(`${reasonOf(path)}.`);
 }
@@ -46,7 +46,7 @@ function holdsTars(folder: string): boolean {
 	return false;
 }
 
-/** What a folder without tar files is, by what it holds. */
+/** The kind of a folder without tar files, by the files in it. */
 function folderKind(folder: string): string {
 	const names = readdirSync(folder);
 	const has = (...wanted: string[]) => wanted.some((name) => names.includes(name));

@@ -1,5 +1,5 @@
 /**
- * One logical worker: who it is, its seeds and generators, and the call numbers user code sees
+ * One logical worker: its number, its seeds and generators, and the call numbers that user code sees
  * (docs/spec/energon.md §2.1, §2.2). A rank has `numWorkers` of them, or one when that is 0. Every dataset node of a
  * pipeline shares its worker.
  */
@@ -23,9 +23,9 @@ export interface WorkerConfig {
 }
 
 /**
- * "exact": a restored loader continues as if it had never stopped. "energon": it repeats what the Python package does
- * where that is not so (restarts in the middle of a generator, rotated workers in later epochs, seeds remembered by the
- * first call of a process); the reference tests alone use it.
+ * "exact": a restored loader continues as if it had never stopped. "energon": it repeats the Python package where that
+ * deviates (restarts in the middle of a generator, rotated workers in later epochs, seeds remembered by the first call
+ * of a process); the reference tests alone use it.
  */
 export type Compatibility = "exact" | "energon";
 

@@ -1,4 +1,4 @@
-/** What a rank of a training run reads (docs/spec/energon.md §7.1, docs/spec/runtime.md §8). */
+/** The data that a rank of a training run reads (docs/spec/energon.md §7.1, docs/spec/runtime.md §8). */
 import { join } from "node:path";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { warn } from "../../observe/messages.ts";
@@ -11,11 +11,11 @@ import type { VisionLanguageTask } from "../vision-language/task.ts";
 import { type Share, wholeShare } from "./share.ts";
 import type { SourceOptions, SourceState } from "./source.ts";
 
-/** What of the data a rank reads. */
+/** The part of the data that a rank reads. */
 export interface LanePlace {
 	/** Lanes of the language model, ascending: those whose images it encodes, or its own where it encodes none. */
 	readonly lanes: readonly number[];
-	/** The lane whose text it takes; null: none. */
+	/** The lane whose text it takes; null: it takes no text. */
 	readonly textLane: number | null;
 	/** Lanes of the whole run. */
 	readonly laneCount: number;

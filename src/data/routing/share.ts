@@ -1,7 +1,7 @@
 /** The part of a lane's images that one of several encoder ranks takes (docs/spec/runtime.md §8). */
 import type { ImageSet } from "../images.ts";
 
-/** Which of the encoder ranks that share a lane this one is. */
+/** This rank's place among the encoder ranks that share a lane. */
 export interface Share {
 	readonly index: number;
 	readonly count: number;

@@ -1,7 +1,7 @@
 /**
  * Microbatches of a rank out of Energon data (docs/spec/energon.md §7). Every rank reads the lanes it needs, each lane
- * as the loader of that data rank: a language rank its own, an encoder rank those it serves, merged in lane order. What
- * a rank reads of a lane is the same by construction, because the order depends on the lane alone.
+ * as the loader of that data rank: a language rank its own, an encoder rank those it serves, merged in lane order. All
+ * ranks that read a lane read the same samples, because the order depends on the lane alone.
  */
 import { UserError } from "../../native/errors.ts";
 import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
@@ -22,7 +22,7 @@ type Exchange = (values: Int32Array) => Int32Array[];
 export type Routing = "lane" | "routed";
 
 export interface SourceOptions {
-	/** Of the whole data set; its rank is not used, its world size is the number of lanes. */
+	/** Configuration of the whole data set; its rank is not used, its world size is the number of lanes. */
 	readonly configuration: LoaderConfiguration;
 	/** Lanes this rank reads, ascending. */
 	readonly lanes: readonly number[];
@@ -195,7 +195,7 @@ async function take({ loader, place, lane }: Feed): Promise<ImageTextBatch> {
 	throw new UserError(`Data lane ${lane} has no samples: all were excluded or left out.`);
 }
 
-/** What the ranks of a run saved as one state: each lane once. null: no rank saved anything. */
+/** The states that the ranks of a run saved, as one state: each lane once. null: no rank saved a state. */
 export function mergeStates(states: readonly unknown[]): SourceState | null {
 	const lanes = new Map<number, LaneState>();
 	for (const state of states) {

@@ -27,7 +27,7 @@ export class Trail {
 	}
 }
 
-/** What a rank says of a lane in a step. */
+/** A rank's report of a lane in a step. */
 export interface LaneReport {
 	readonly lane: number;
 	readonly trail: Trail;

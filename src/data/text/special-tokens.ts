@@ -1,6 +1,6 @@
 /**
- * Special tokens apart from text that looks like them. In a tokenizer.json they are strings, so that whoever writes
- * "<|im_end|>" into a sample ends a turn. Here their strings begin with a mark that no text has: a tokenizer read from
+ * Special tokens apart from text that looks like them. In a tokenizer.json they are strings, so that "<|im_end|>" in
+ * the text of a sample would end a turn. Here their strings begin with a mark that no text has: a tokenizer read from
  * the marked file recognises them only where this program has written the mark.
  */
 
@@ -16,7 +16,7 @@ export interface SpecialTokens {
 	mark(text: string): string;
 	/** The text with none. */
 	plain(text: string): string;
-	/** What a tokenizer of the marked file has decoded, as it was. */
+	/** Removes the marks from text that a tokenizer of the marked file has decoded. */
 	unmark(text: string): string;
 }
 
@@ -29,7 +29,7 @@ export function markSpecialTokens(file: TokenizerFile): SpecialTokens {
 	if (Array.isArray(model.vocab)) {
 		for (const entry of model.vocab) if (contents.has(entry[0])) entry[0] = MARK + entry[0];
 	} else if (model.vocab) {
-		// What merges make of text is text, even where a special token is spelled the same.
+		// Tokens that merges make from text are text, even where a special token is spelled the same.
 		const merged = new Set(
 			(model.merges ?? []).map((pair) => (typeof pair === "string" ? pair.replace(" ", "") : pair.join(""))),
 		);

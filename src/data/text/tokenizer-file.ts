@@ -1,4 +1,4 @@
-/** What of a tokenizer.json is read here, checked: the library that reads the rest trusts it. */
+/** Reads and checks the parts of a tokenizer.json that this program uses, and that the tokenizer library trusts. */
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
 

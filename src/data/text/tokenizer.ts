@@ -13,7 +13,7 @@ export interface TextPart {
 }
 
 export interface Tokenizer {
-	/** One more than the largest id. */
+	/** The largest id plus one. */
 	readonly vocabularySize: number;
 	/** Ids of UTF-8 text in which special tokens are recognised. */
 	encode(text: Uint8Array): Int32Array;
@@ -46,7 +46,7 @@ export function tokenizerFile(path: string): string {
 	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ? join(path, "tokenizer.json") : path;
 }
 
-/** Reads a tokenizer.json, or that of a folder. Special tokens are not added to what is encoded. */
+/** Reads a tokenizer.json, or that of a folder. Special tokens are not added to encoded text. */
 export function openTokenizer(given: string): Tokenizer {
 	const path = tokenizerFile(given);
 	const file = readTokenizer(path);

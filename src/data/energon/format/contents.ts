@@ -1,4 +1,6 @@
-/** What a data set holds, told apart by a few cheap looks: a resumed run must read what the saved one read. */
+/**
+ * Identifies the content of a data set by a few cheap looks: a resumed run must read the data that the saved one read.
+ */
 import { CryptoHasher } from "bun";
 import type { Storage } from "../storage/storage.ts";
 import { jsonlIndexName, tarIndexName } from "./names.ts";
@@ -8,7 +10,7 @@ import type { Shard } from "./webdataset.ts";
 const SHARDS = 8;
 const INDEX_BYTES = 64 * 1024;
 
-/** Of a split part: sizes of some of its shards, and where their samples lie. */
+/** Hash of a split part: of the sizes of some of its shards, and of the places of their samples. */
 export function contentsOfShards(storage: Storage, shards: readonly Shard[]): string {
 	const hash = new CryptoHasher("sha256");
 	const count = Math.min(SHARDS, shards.length);
@@ -19,7 +21,7 @@ export function contentsOfShards(storage: Storage, shards: readonly Shard[]): st
 	return hash.digest("hex");
 }
 
-/** Of a JSONL file: its size, and where its records lie. */
+/** Hash of a JSONL file: of its size, and of the places of its records. */
 export function contentsOfJsonl(storage: Storage, path: string): string {
 	const hash = new CryptoHasher("sha256");
 	addFiles(hash, storage, path, jsonlIndexName(path));

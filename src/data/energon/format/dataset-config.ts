@@ -1,4 +1,4 @@
-/** `dataset.yaml`: what the samples of a WebDataset are (docs/spec/energon.md §1.6). */
+/** `dataset.yaml`, which describes the samples of a WebDataset (docs/spec/energon.md §1.6). */
 import { UserError } from "../../../native/errors.ts";
 import type { Subflavors } from "../sample.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";

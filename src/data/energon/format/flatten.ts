@@ -48,7 +48,7 @@ function mergeSubset(own: Subset | null, outer: Subset | null, where: string): S
 	};
 }
 
-/** What holds for everything below a place of the tree. */
+/** Settings that hold for everything below a place of the tree. */
 interface Inherited {
 	readonly splitPart: string;
 	readonly subflavors: Subflavors;

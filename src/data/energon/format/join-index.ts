@@ -32,7 +32,7 @@ export function joinedDatasets(storage: Storage, join: Join, splitPart: string):
 	}));
 }
 
-/** Where the index of a join lies: beside the metadataset, named by what it depends on. */
+/** Path of a join's index: beside the metadataset, named after everything it depends on. */
 export function joinIndexPath(storage: Storage, join: Join, datasets: readonly JoinedDataset[]): string {
 	const hash = new CryptoHasher("sha256");
 	for (const { path, part, nonMatch } of datasets) {

@@ -16,7 +16,7 @@ export interface KeyRow {
 
 type Columns = [shard: unknown, key: unknown, offset: unknown, size: unknown];
 
-/** Rows in the order of the shards and their samples. Throws a UserError when the file is no such index. */
+/** Rows in the order of the shards and their samples. Throws a UserError when the file is not such an index. */
 export function* keyRows(path: string): Generator<KeyRow, void, void> {
 	const damaged = (what: string) =>
 		new UserError(`${path} is no index by key: ${what}; \`mimo data prepare FOLDER --tar-index-only\` makes it anew.`);

@@ -11,7 +11,7 @@ import { type AuxReference, parseAux } from "./file-store.ts";
 import { datasetKind, readMap } from "./webdataset.ts";
 import { toPlain, YamlFields, type YamlValue } from "./yaml.ts";
 
-/** What is done with a sample that a joined dataset lacks. */
+/** Treatment of a sample that a joined dataset lacks. */
 export type NonMatch = "error" | "skip" | "none";
 
 interface Reference {

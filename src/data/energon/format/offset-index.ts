@@ -23,7 +23,7 @@ export class OffsetIndex {
 		return Math.floor(this.#file.size / 8);
 	}
 
-	/** Bytes after the last whole entry; nothing reads them. */
+	/** Bytes after the last whole entry, which are not read. */
 	get trailingBytes(): number {
 		return this.#file.size % 8;
 	}
@@ -32,7 +32,7 @@ export class OffsetIndex {
 		return this.#file.path;
 	}
 
-	/** Entry `i`; throws a DamagedIndexError when the index has none or it is no offset. */
+	/** Entry `i`; throws a DamagedIndexError when there is no such entry or its number cannot be an offset. */
 	at(i: number): number {
 		if (i < 0 || i >= this.length) {
 			throw new DamagedIndexError(`${this.#file.path} has ${this.length} entries; entry ${i} was asked for.`);

@@ -13,7 +13,7 @@ export const LARGEST_SAMPLE = 2 ** 30;
 /** The bound, for messages. */
 export const sampleLimit = `a sample has at most ${LARGEST_SAMPLE}`;
 
-/** Which parts of a sample are wanted, by extension. */
+/** The wanted parts of a sample, by extension. */
 export type PartFilter = (extension: string) => boolean;
 
 /** Keeps the last `size` opened things; closes the oldest. */

@@ -1,6 +1,6 @@
 /**
- * Reads tar archives (POSIX ustar, GNU and PAX long names and sizes) from bytes in memory. Nothing is copied: contents
- * are views. Damaged archives throw a TarError that says where.
+ * Reads tar archives (POSIX ustar, GNU and PAX long names and sizes) from bytes in memory. Contents are views, not
+ * copies. Damaged archives throw a TarError that says where.
  */
 
 export class TarError extends Error {

@@ -24,7 +24,7 @@ export interface SplitPart {
 
 export type DatasetKind = "webdataset" | "jsonl" | "metadataset" | "filesystem" | "invalid";
 
-/** What lies at a path (docs/spec/energon.md §1.1). */
+/** The kind of data set at a path (docs/spec/energon.md §1.1). */
 export function datasetKind(storage: Storage, path: string): DatasetKind {
 	if (path.endsWith(".jsonl") || path.endsWith(".yaml")) {
 		if (storage.isFile(path)) return path.endsWith(".jsonl") ? "jsonl" : "metadataset";

@@ -11,7 +11,7 @@ export type YamlMap = Map<string, YamlValue>;
 /** No types but strings: scalars are cast by Energon's rules. Made once, because that takes half as long as parsing. */
 const schema = new Schema({ schema: "failsafe" });
 
-/** Parses YAML; `name` is the file, for messages. Throws a UserError with the line of what is wrong. */
+/** Parses YAML; `name` is the file, for messages. Throws a UserError that names the line of a mistake. */
 export function parseYaml(text: string, name: string): YamlValue {
 	const lines = new LineCounter();
 	let document: ReturnType<typeof parseDocument>;
@@ -59,7 +59,7 @@ export function castScalar(text: string): null | boolean | number | string {
 	return isFloat ? Number(text) : text;
 }
 
-/** Reads the fields of a map and names what is wrong with them. */
+/** Reads the fields of a map, and names the fields that are wrong. */
 export class YamlFields {
 	readonly #used = new Set<string>();
 
@@ -122,7 +122,7 @@ export class YamlFields {
 		return value;
 	}
 
-	/** Refuses keys that nobody asked for. */
+	/** Refuses keys that were not asked for. */
 	end(): void {
 		for (const key of this.map.keys()) {
 			if (!this.#used.has(key)) throw new UserError(`${this.where} has an unknown key: ${key}.`);

@@ -1,4 +1,6 @@
-/** Everything that decides what a loader delivers: plain values, so that they reach other threads and states. */
+/**
+ * All settings that decide which samples a loader delivers: plain values, so that they reach other threads and states.
+ */
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../native/errors.ts";
 import type { Images } from "../../../native/images.ts";
@@ -51,7 +53,7 @@ export const defaultLoaderConfiguration: Omit<LoaderConfiguration, "path" | "tas
 	repeat: true,
 };
 
-/** What pipelines of one data set share. */
+/** Settings that pipelines of one data set share. */
 export class Pipelines {
 	readonly #configuration: LoaderConfiguration;
 	readonly #task: TaskEncoder;

@@ -50,7 +50,7 @@ export interface WorkerStart {
 	readonly skip: number;
 }
 
-/** What a loader continues from, and for whom it reads. */
+/** The state from which a loader continues, and the ranks for which it reads. */
 export interface LoaderStart {
 	/** Data ranks whose outputs it delivers, each in an order of its own; default: the configuration's one. */
 	readonly ranks?: readonly number[];
@@ -73,12 +73,12 @@ export class DataLoader implements AsyncDisposable {
 	#requests = 0;
 	#waitingBytes = 0;
 	#receivedBytes = 0;
-	/** Received since the engine was last asked to free what is no longer used. */
+	/** Bytes received since the engine was last asked to free unused memory. */
 	#uncollectedBytes = 0;
-	/** Bytes of the largest output so far: what an output that is asked for is taken to need. */
+	/** Bytes of the largest output so far, which every requested output is assumed to need. */
 	#largest = 0;
 	#failure: Error | null = null;
-	/** Calls whoever waits for news of a thread. */
+	/** Wakes the consumer that waits for a message of a thread. */
 	#wake: (() => void) | null = null;
 
 	private constructor(configuration: LoaderConfiguration, options: LoaderOptions, lanes: readonly Lane[]) {
@@ -233,14 +233,15 @@ export class DataLoader implements AsyncDisposable {
 	#ask(): void {
 		const { prefetch, memoryBytes } = this.#options;
 		let expected = this.#waitingBytes + this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
-		// One output each tells how large they are.
+		// The first output of each worker tells how large outputs are.
 		const depth = this.#largest === 0 ? 1 : prefetch;
 		const queues = this.#lanes.map((lane) => lane.following());
 		for (let ahead = 1; ahead <= depth; ahead++) {
 			for (let place = 0; place < queues[0]!.length; place++) {
 				for (const queue of queues) {
 					const worker = queue[place]!;
-					// What a consumer waits for is asked whatever the memory: without it nothing moves.
+					// An output that a consumer waits for is requested whatever the memory: otherwise the loader would stand
+					// still.
 					const urgent = place === 0 && worker.has === 0;
 					if (worker.has >= ahead || (!urgent && expected + this.#largest > memoryBytes)) continue;
 					worker.asked++;

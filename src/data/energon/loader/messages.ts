@@ -1,4 +1,4 @@
-/** What the loader and its threads say to each other. */
+/** Messages between the loader and its threads. */
 import type { StorageConfiguration } from "../storage/open.ts";
 import type { LoaderConfiguration } from "./configuration.ts";
 

@@ -115,7 +115,7 @@ export function encodeState(state: LoaderState): Uint8Array {
 	return Bun.zstdCompressSync(new TextEncoder().encode(JSON.stringify(json)));
 }
 
-/** Reads a state; throws a UserError when the bytes are none, or of a later version. */
+/** Reads a state; throws a UserError when the bytes are not a state, or one of a later version. */
 export function decodeState(bytes: Uint8Array): LoaderState {
 	let json: Record<string, unknown>;
 	try {

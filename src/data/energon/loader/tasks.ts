@@ -1,4 +1,4 @@
-/** Tasks by name: what threads need to build a task encoder. */
+/** Tasks by name, with which threads build a task encoder. */
 import { readFileSync } from "node:fs";
 import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
@@ -16,7 +16,7 @@ export interface PlainTask {
 
 export type TaskConfiguration = PlainTask | VisionLanguageTask;
 
-/** Crude samples stay what they are. */
+/** Leaves crude samples unchanged. */
 const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
 
 export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder {

@@ -19,8 +19,8 @@ interface Part {
 }
 
 /**
- * Copies arrays that are parts of larger buffers into one new buffer, so that the larger ones stay behind; returns it, or
- * null when there are none.
+ * Copies arrays that are parts of larger buffers into one new buffer, so that the larger ones stay behind; returns it,
+ * or null when there are no such arrays.
  */
 export function detach(value: unknown): ArrayBuffer | null {
 	const parts: Part[] = [];
@@ -49,7 +49,7 @@ function collect(value: unknown, parts: Part[]): void {
 	}
 }
 
-/** Bytes of all arrays and texts of an item, about what it takes in memory. */
+/** Bytes of all arrays and texts of an item: roughly its size in memory. */
 export function byteLength(item: unknown): number {
 	let bytes = 0;
 	visit(item, (array) => {

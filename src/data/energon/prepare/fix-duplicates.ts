@@ -1,6 +1,6 @@
 /**
  * Makes sample keys distinct: every file of a shard moves into a folder with the shard's name, in place, by rewriting
- * its header (docs/spec/energon.md §1.2). Nothing is written unless every header can take the longer name.
+ * its header (docs/spec/energon.md §1.2). The shards are changed only if every header can take the longer name.
  */
 import { closeSync, openSync, writeSync } from "node:fs";
 import { join } from "node:path";

@@ -49,7 +49,7 @@ export interface PrepareOptions {
 	readonly tarIndexOnly: boolean;
 	readonly forceOverwrite: boolean;
 	readonly fixDuplicates: boolean;
-	/** Prepare what comes before the cut of a tar that ends early, as Energon does; else it is refused. */
+	/** Prepare the samples before the cut of a tar that ends early, as Energon does; otherwise such a tar is refused. */
 	readonly keepCutOff: boolean;
 	/** Type for dataset.yaml ("CaptioningSample", "CrudeWebdataset"); null writes none. */
 	readonly sampleType: string | null;
@@ -75,7 +75,7 @@ export const defaultPrepareOptions: PrepareOptions = {
 	report: () => {},
 };
 
-/** What was prepared. */
+/** Result of a preparation. */
 export interface Prepared {
 	readonly kind: "webdataset" | "jsonl" | "metadataset";
 	readonly samples: number;

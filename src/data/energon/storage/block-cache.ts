@@ -10,9 +10,9 @@ import type { RemoteVersion } from "./remote-options.ts";
 
 /** Bytes of the signature behind a block. */
 export const SIGNATURE_BYTES = 32;
-/** Blocks written between two looks at what other processes wrote. */
+/** Blocks written between two looks at the blocks of other processes. */
 const LOOK = 64;
-/** Milliseconds after which an unfinished block is one that its process left behind. */
+/** Milliseconds after which an unfinished block counts as left behind by its process. */
 const ABANDONED = 600_000;
 
 const blockName = /^[0-9a-f]{40}-\d{1,16}$/;
@@ -28,7 +28,7 @@ export function blockPath({ path }: CacheFolder, { url, size, cacheName }: Remot
 export function readBlock(folder: CacheFolder, path: string, length: number): Uint8Array | null {
 	let bytes: Uint8Array | null = null;
 	try {
-		// What is too long is not read at all.
+		// A file of another length is not read.
 		if (statSync(path).size === length + SIGNATURE_BYTES) bytes = readFileSync(path);
 		const now = new Date();
 		utimesSync(path, now, now);
@@ -42,7 +42,7 @@ export function readBlock(folder: CacheFolder, path: string, length: number): Ui
 	return null;
 }
 
-/** Of the block's name too: no block passes for another. */
+/** Signs the block's name too, so that no block passes for another. */
 function sign({ key }: CacheFolder, path: string, content: Uint8Array): Buffer {
 	return createHmac("sha256", key)
 		.update(`${basename(path)}\0`)
@@ -74,7 +74,10 @@ export class BlockWriter {
 		if (this.#bytes > this.limit || this.#sinceLook >= LOOK) this.#shrink(path);
 	}
 
-	/** Counts what is there; removes the blocks unused for longest beyond the limit, but never the one just written. */
+	/**
+	 * Counts the blocks of the folder; beyond the limit it removes those unused for longest, but never the block just
+	 * written.
+	 */
 	#shrink(newest: string): void {
 		this.#sinceLook = 0;
 		const blocks: { readonly path: string; readonly size: number; readonly used: number }[] = [];

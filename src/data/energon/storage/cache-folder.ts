@@ -86,7 +86,7 @@ function readKey(path: string): Uint8Array | null {
 	}
 }
 
-/** Makes a key; of several processes that do so at once the first one's counts. */
+/** Makes a key; where several processes do so at once, the first key counts. */
 function makeKey(path: string): Uint8Array {
 	const unfinished = `${path}.${randomUUID()}`;
 	try {

@@ -1,5 +1,5 @@
 /**
- * What a data thread and its fetching thread say to each other. Reading is synchronous: the data thread waits on shared
+ * Messages between a data thread and its fetching thread. Reading is synchronous: the data thread waits on shared
  * memory for the answer.
  */
 import type { CacheFolder } from "./cache-folder.ts";
@@ -8,7 +8,7 @@ import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 export type FetchRequest =
 	| { readonly kind: "options"; readonly options: RemoteOptions; readonly folder: CacheFolder }
 	| { readonly kind: "stat"; readonly url: string; readonly answer: SharedArrayBuffer }
-	/** Put the block into the cache. `answer` null: nobody waits yet. */
+	/** Put the block into the cache. `answer` null: no thread waits for it yet. */
 	| {
 			readonly kind: "block";
 			readonly version: RemoteVersion;
@@ -27,7 +27,7 @@ export function newAnswer(): SharedArrayBuffer {
 	return new SharedArrayBuffer(BYTES);
 }
 
-/** Fills an answer and wakes whoever waits for it. */
+/** Fills an answer and wakes the thread that waits for it. */
 export function give(answer: SharedArrayBuffer, state: AnswerState, text: string, number = 0): void {
 	const bytes = new TextEncoder().encode(text).subarray(0, BYTES - TEXT);
 	new Uint8Array(answer).set(bytes, TEXT);

@@ -41,12 +41,12 @@ async function answer(request: FetchRequest): Promise<void> {
 			give(request.answer, Answer.done, etag ?? "", size);
 		} else {
 			const { version, block } = request;
-			// What is asked for ahead may be there already; what is waited for is not, or is damaged.
+			// A block requested ahead may be there already; one that a thread waits for is absent or damaged.
 			if (request.answer || !existsSync(blockPath(folder, version, block))) await bring(version, block);
 			if (request.answer) give(request.answer, Answer.done, "");
 		}
 	} catch (error) {
-		// A failure of what nobody waits for shows when it is asked for.
+		// The failure of a block that no thread waits for shows when it is requested again.
 		if (!request.answer) return;
 		const missing = error instanceof RemoteError && error.missing;
 		give(request.answer, missing ? Answer.missing : Answer.failed, (error as Error).message);

@@ -2,7 +2,7 @@
 import { S3Client } from "bun";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 
-/** A failure that another try will not mend; `missing`: there is no such file. */
+/** A failure that another attempt will not mend; `missing`: there is no such file. */
 export class RemoteError extends Error {
 	constructor(
 		sentence: string,

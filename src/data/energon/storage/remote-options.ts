@@ -15,7 +15,7 @@ export interface RemoteOptions {
 	readonly stallMilliseconds: number;
 }
 
-/** Identifies what a file was when it was opened. */
+/** Identifies the version of a file when it was opened. */
 export interface RemoteVersion {
 	readonly url: string;
 	readonly size: number;

@@ -15,7 +15,7 @@ const KEPT = 3;
 
 export class RemoteStorage implements Storage {
 	#fetching: { readonly thread: Worker; readonly folder: CacheFolder } | null = null;
-	/** What is known of URLs; null: no such file. */
+	/** Known versions of URLs; null: no such file. */
 	readonly #versions = new Map<string, RemoteVersion | null>();
 
 	constructor(private readonly options: RemoteOptions) {}
@@ -54,7 +54,7 @@ export class RemoteStorage implements Storage {
 		return version;
 	}
 
-	/** The thread that fetches, and where it puts what it has. */
+	/** The thread that fetches, and the folder it fills. */
 	#fetcher(): { readonly thread: Worker; readonly folder: CacheFolder } {
 		if (this.#fetching === null) {
 			const folder = openCacheFolder(this.options.cacheFolder);

@@ -1,5 +1,5 @@
 /**
- * Where datasets lie. Reading is synchronous and returns when the bytes are there; what is remote is fetched by another
+ * Storage of datasets. Reading is synchronous and returns when the bytes are there; remote files are fetched by another
  * thread meanwhile (remote.ts). Paths are file paths or URLs, always with forward slashes.
  */
 import { UserError } from "../../../native/errors.ts";

@@ -19,7 +19,7 @@ export interface BenchResult {
 	readonly samples: number;
 	/** After half as long without counting. */
 	readonly samplesPerSecond: number;
-	/** Samples a second of processor time of all threads: what one core gives. */
+	/** Samples a second of processor time of all threads, which is the rate of one core. */
 	readonly samplesPerCoreSecond: number;
 	readonly megabytesPerSecond: number;
 	/** Until the first sample was there, the opening of the data set included. */

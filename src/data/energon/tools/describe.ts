@@ -1,4 +1,4 @@
-/** What a data set is: kind, parts, shards, samples, types, and of a metadataset every data set below it. */
+/** Describes a data set: kind, parts, shards, samples, types, and for a metadataset every data set below it. */
 import { readDatasetConfig } from "../format/dataset-config.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
 import { joinedDatasets } from "../format/join-index.ts";

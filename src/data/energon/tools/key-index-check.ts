@@ -6,7 +6,7 @@ import type { IndexedSample } from "../prepare/shard-index.ts";
 export class KeyIndexCheck {
 	readonly #rows: Generator<KeyRow, void, void>;
 	#next: KeyRow | null = null;
-	/** A difference was reported: what follows it would differ too. */
+	/** A difference was reported: all rows behind it would differ too. */
 	#over = false;
 
 	constructor(

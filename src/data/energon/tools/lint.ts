@@ -27,7 +27,7 @@ import { KeyIndexCheck } from "./key-index-check.ts";
 export interface Problem {
 	/** Shard or file. */
 	readonly where: string;
-	/** Sample, if it is one's. */
+	/** Key of the sample, for a problem of a sample. */
 	readonly key: string | null;
 	readonly what: string;
 }
@@ -157,7 +157,7 @@ class Linter {
 		keys?.end(counts.size);
 	}
 
-	/** The tar as it is against its index and count. Returns its samples, or null where it cannot be walked. */
+	/** Compares a tar with its index and count. Returns its samples, or null where it cannot be walked. */
 	#structure({ name, path, count }: Shard): readonly IndexedSample[] | null {
 		try {
 			const file = this.storage.open(path);
@@ -180,7 +180,7 @@ class Linter {
 		}
 	}
 
-	/** The index of a tar against what it should be. */
+	/** Compares the index of a tar with the tar. */
 	#offsets(name: string, path: string, offsets: readonly number[]): void {
 		const index = OffsetIndex.open(this.storage, tarIndexName(path));
 		try {
@@ -197,7 +197,7 @@ class Linter {
 		}
 	}
 
-	/** The index by key of a local folder; null where there is none: only joins need it. */
+	/** The index by key of a local folder; null without one: only joins need it. */
 	#keyIndex(folder: string): KeyIndexCheck | null {
 		const path = resolvePath(folder, `${META_FOLDER}/${INDEX_SQLITE}`);
 		if (isUrl(folder) || !this.storage.isFile(path)) return null;

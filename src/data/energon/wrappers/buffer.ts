@@ -13,7 +13,7 @@ export class SampleBuffer<Item extends Keyed> {
 
 	constructor(private readonly source: Dataset<Item>) {}
 
-	/** Reads what a restored state names; to be called when iteration starts. */
+	/** Reads the samples that a restored state names; to be called when iteration starts. */
 	start(): void {
 		if (this.#unread === null) return;
 		const reason = this.#unread.length > 0 ? this.source.restorable() : null;

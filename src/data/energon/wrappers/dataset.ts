@@ -128,7 +128,7 @@ export abstract class Dataset<Item> {
 	}
 }
 
-/** Reads the fields of a node's state and names what is missing. */
+/** Reads the fields of a node's state, and names missing fields. */
 export class StateFields {
 	constructor(private readonly state: NodeState) {}
 

@@ -26,7 +26,7 @@ export class GroupBatchDataset<In extends Keyed, Out extends Keyed> extends Data
 	readonly #batchErrors: ErrorContext;
 	#groupCalls = 0;
 	#batchCalls = 0;
-	/** Only what is in the buckets is left of this pass. */
+	/** Only the samples in the buckets are left of this pass. */
 	#sourceEnded = false;
 	#buckets = new Map<string, Bucket<In>>();
 

@@ -25,7 +25,7 @@ export interface PackingHooks<In extends Keyed, Encoded extends Keyed, Out exten
 	readonly select: FunctionHook<readonly In[], Groups<In> | Division<In>>;
 	/** Encodes each member of a group before it is packed, or null. */
 	readonly encode: FunctionHook<In, Encoded> | null;
-	/** Makes the output of a group. One output only: a state in the middle of several could not be saved. */
+	/** Makes the single output of a group: a state in the middle of several outputs could not be saved. */
 	readonly pack: FunctionHook<readonly Encoded[], Out>;
 }
 
@@ -42,7 +42,7 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 	/** Samples of the groups that wait, group after group, and the groups' lengths. */
 	#prepared: SampleBuffer<In>;
 	#lengths: number[] = [];
-	/** Only what is in the buffers is left of this pass. */
+	/** Only the samples in the buffers are left of this pass. */
 	#sourceEnded = false;
 	#selectCalls = 0;
 	#encodeCalls = 0;

@@ -10,7 +10,7 @@ export class ShuffleBufferDataset<Item extends Keyed> extends Dataset<Item> {
 	readonly #size: number;
 	#generator: TorchGenerator;
 	#buffer: SampleBuffer<Item>;
-	/** Only what is in the buffer is left of this pass. */
+	/** Only the samples in the buffer are left of this pass. */
 	#sourceEnded = false;
 
 	constructor(source: Dataset<Item>, size: number) {
