@@ -1,4 +1,4 @@
-/** What the NVIDIA driver says of a host's GPUs, through its own tool. */
+/** Asks the NVIDIA driver about a host's GPUs, through its own tool. */
 import type { Finding } from "./machine.ts";
 
 const queries = [
@@ -29,7 +29,7 @@ export const nvidiaSmi: DriverTool = (args) => {
 	return success ? stdout.toString() : null;
 };
 
-/** One finding for the driver, one for all GPUs, one for each trouble. */
+/** Findings: one for the driver, one for all GPUs, one for each trouble. */
 export function inspectAccelerators(tool: DriverTool = nvidiaSmi): Finding[] {
 	const table = tool([`--query-gpu=${queries.join(",")}`, "--format=csv,noheader,nounits"]);
 	if (table === null) return [{ name: "GPUs", value: "none: the NVIDIA driver does not answer", state: "information" }];

@@ -1,4 +1,4 @@
-/** What the commands share: strict flags for commands that declare theirs, and how an error ends the program. */
+/** Shared by the commands: strict flags for commands that declare theirs, and how an error ends the program. */
 import { type ArgsDef, type CommandDef, renderUsage } from "citty";
 import { systemReason } from "../checkpoint/files.ts";
 import { nearestHint } from "../config/names.ts";
@@ -19,7 +19,7 @@ export function checkFlags(args: readonly string[], known: ArgsDef): void {
 	}
 }
 
-/** citty's usage text, without colours where the output is no terminal. */
+/** citty's usage text, without colours where the output is not a terminal. */
 // biome-ignore lint/suspicious/noExplicitAny: citty's own type of a command with any arguments.
 export async function usage(command: CommandDef<any>, parent?: CommandDef<any>): Promise<string> {
 	const text = await renderUsage(command, parent);
@@ -29,10 +29,13 @@ export async function usage(command: CommandDef<any>, parent?: CommandDef<any>):
 /** Statuses whose sentence tells the user what happened; any other is a bug of this program. */
 const explained: readonly number[] = [Status.unsupported, Status.device, Status.peer];
 
-/** Errors of the system that speak of what the machine or its administrator gives this process, wherever they come from. */
+/**
+ * Errors of the system about resources that the machine or its administrator gives this process, wherever they come
+ * from.
+ */
 const scarce: readonly string[] = ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENOMEM", "EAGAIN"];
 
-/** What to print on standard error, and the exit code. */
+/** Text to print on standard error, and the exit code. */
 export function describeError(error: unknown): { readonly sentence: string; readonly exitCode: number } {
 	if (error instanceof UserError) return { sentence: error.message, exitCode: error.exitCode };
 	if (error instanceof Error && error.name === "CLIError") {

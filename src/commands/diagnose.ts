@@ -23,7 +23,7 @@ export default defineCommand({
 	},
 });
 
-/** Throws a UserError that names a file that is no recording, or not of the run of the first. */
+/** Throws a UserError that names a file that is not a recording, or not of the first one's run. */
 function read(library: Library, paths: readonly string[]): Run {
 	try {
 		return Run.readRecordings(library, paths);
@@ -32,7 +32,10 @@ function read(library: Library, paths: readonly string[]): Run {
 	}
 }
 
-/** A rank that was killed while it wrote may have left a part: those, with what is wrong, and the whole recordings. */
+/**
+ * A rank that was killed while it wrote may have left a part. Returns the whole recordings, and the partial ones with
+ * their errors.
+ */
 function sortOut(library: Library, paths: readonly string[]): { whole: string[]; damaged: string[] } {
 	const whole: string[] = [];
 	const damaged: string[] = [];

@@ -1,6 +1,6 @@
 /**
- * `mimo doctor`: what this machine offers, one line each; exits 1 when training could not run on it. Under `srun` with one
- * task a node, rank 0 tells of all nodes: what differs, what is wrong where, whose clock is off, whose network is slow.
+ * `mimo doctor` lists what this machine offers, a line each, and exits with 1 when training could not run on it. Under
+ * `srun` with one task a node, rank 0 reports on all nodes: differences, faults, clocks that are off, slow networks.
  */
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
@@ -43,7 +43,7 @@ export default defineCommand({
 	},
 });
 
-/** On rank 0 what all nodes have found, and how fast they reach each other; on the others null. */
+/** On rank 0 the findings of all nodes and the speed of their links; null on the others. */
 async function inspectNodes(place: Place, findings: readonly Finding[]) {
 	using sink = await ByteSink.open(place.secret);
 	const own: NodeReport = { host: hostname(), findings, first: place.localRank === 0, port: sink.port };
@@ -87,7 +87,7 @@ export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
 			return finding ? [{ node, finding }] : [];
 		});
 		const alike = Map.groupBy(all, ({ finding }) => `${finding.state} ${comparable(finding)}`);
-		// What most nodes have is said once, without names.
+		// A finding that most nodes share is reported once, without names.
 		const [most, ...others] = [...alike.values()].sort((a, b) => b.length - a.length);
 		const everywhere = most!.length === nodes.length;
 		return [
@@ -121,7 +121,7 @@ export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
 	return [...compared, ...clocks];
 }
 
-/** What nodes are compared by: amounts that are in use at the moment are no difference. */
+/** The part of a finding by which nodes are compared: amounts in use at the moment make no difference. */
 function comparable({ name, value }: Finding): string {
 	return ["memory", "/dev/shm", "disk"].includes(name) ? value.replace(/^\S+ GiB (available|free)/, "") : value;
 }

@@ -7,7 +7,7 @@ import { median } from "../observe/median.ts";
 import type { Finding } from "./machine.ts";
 import type { NcclRate } from "./nccl-links.ts";
 
-/** What one task has found. */
+/** Findings of one task. */
 export interface NodeReport {
 	readonly host: string;
 	readonly findings: readonly Finding[];
@@ -22,14 +22,14 @@ export function nodeName({ rank, report }: Pick<Told<NodeReport>, "rank" | "repo
 	return `${report.host} (task ${rank})`;
 }
 
-/** Between two nodes: bytes a second the slower way, or why there is none. */
+/** A link between two nodes: bytes a second in the slower direction, or the reason why it could not be measured. */
 export interface Link {
 	readonly nodes: readonly [string, string];
 	readonly rate: number | null;
 	readonly failure: string | null;
 }
 
-/** A link of less than this share of what the nodes reach is named. */
+/** A link slower than this share of the nodes' usual rate is named. */
 const slow = 0.5;
 
 export async function measureLinks(nodes: readonly Teller<NodeReport>[]): Promise<Link[]> {
@@ -69,7 +69,7 @@ function gigabits(rate: number): string {
 	return `${((8 * rate) / 1e9).toPrecision(3)} Gbit/s`;
 }
 
-/** How links were measured: what findings about them are called, what they went over, and what to do about slow ones. */
+/** How links were measured: the name of findings about them, the network they used, and advice about slow ones. */
 export interface Way {
 	readonly name: string;
 	readonly over: string;
@@ -104,7 +104,10 @@ export function linksOf(names: readonly string[], rates: readonly NcclRate[]): L
 	return [...slower.values()];
 }
 
-/** What the links say: one line where all are well; the nodes and pairs that are slow, or do not reach each other. */
+/**
+ * Findings about links: one line where all are well; otherwise the nodes and pairs that are slow, or do not reach each
+ * other.
+ */
 export function compareLinks(links: readonly Link[], way: Way = overTcp): Finding[] {
 	const { name } = way;
 	const rates = links.flatMap(({ rate }) => (rate === null ? [] : [rate]));

@@ -1,4 +1,4 @@
-/** Looks at the machine: processor, memory, limits, native library, devices. Nothing is changed. */
+/** Looks at the machine without changing it: processor, memory, limits, native library, devices. */
 import { accessSync, constants, existsSync, readFileSync, statfsSync } from "node:fs";
 import { availableParallelism, freemem, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
@@ -12,11 +12,11 @@ import { inspectAccelerators } from "./accelerators.ts";
 
 export interface Finding {
 	readonly name: string;
-	/** What was found, for people. */
+	/** The finding, for people. */
 	readonly value: string;
 	/** "problem": training cannot run. */
 	readonly state: "good" | "information" | "warning" | "problem";
-	/** What it means or what to do. */
+	/** Its meaning, or advice. */
 	readonly advice?: string;
 	/** The numbers behind `value`. */
 	readonly details?: Readonly<Record<string, unknown>>;
@@ -89,7 +89,7 @@ function openFiles(): Finding {
 	return { name: "open files", value, state: "warning", advice: "raise it with ulimit -n 1024", details };
 }
 
-/** One native library: whether it loads, and what its devices are. */
+/** Looks at a native library: whether it loads, and its devices. */
 async function library(kind: DeviceKind): Promise<Finding[]> {
 	const name = `${kind} library`;
 	const override = process.env[`MIMO_${kind.toUpperCase()}_LIBRARY`];

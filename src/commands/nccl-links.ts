@@ -12,7 +12,7 @@ import { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Finding } from "./machine.ts";
 
-/** What rank 0 asks of a node: to take part as one of `nodes`. */
+/** A request of rank 0 to a node: to take part as one of `nodes`. */
 export interface NcclQuestion {
 	readonly nccl: { readonly node: number; readonly nodes: number };
 }

@@ -137,7 +137,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 		describe: (rank: number) => topology.describe(rank),
 		reporter: topology.worldSize - 1,
 		timeoutMinutes: 10,
-		// Nothing but the report where a program reads it.
+		// With --json the report alone is printed: a program reads it.
 		quiet: args.json ?? false,
 	};
 	await onEveryRank(options, async (world) => {

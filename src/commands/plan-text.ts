@@ -1,4 +1,4 @@
-/** What `mimo plan` prints. */
+/** The text that `mimo plan` prints. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { columns } from "../observe/columns.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";

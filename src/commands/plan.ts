@@ -1,4 +1,4 @@
-/** `mimo plan`: flags in, what a run needs and how long a step takes out. Nothing is trained. */
+/** `mimo plan`: from flags to a run's memory and the time of a step, without training. */
 import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { defineCommand } from "citty";

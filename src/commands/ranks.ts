@@ -33,13 +33,13 @@ export interface RankOptions {
 	readonly deterministic?: boolean;
 	/** Runs of operations that repeat are launched as CUDA graphs. */
 	readonly graphs?: boolean;
-	/** What must be the same on all ranks, as text. */
+	/** The settings that must be the same on all ranks, as text. */
 	readonly configuration: Readonly<Record<string, string>>;
 	readonly describe: (rank: number) => RankDescription;
 	/** The rank that writes to the terminal. */
 	readonly reporter: number;
 	readonly timeoutMinutes: number;
-	/** Folder for the ranks' recordings, or none. */
+	/** Folder for the ranks' recordings; null: nothing is recorded. */
 	readonly recordings?: string | null;
 	/** Do not print the processes of the ranks. */
 	readonly quiet?: boolean;
@@ -48,7 +48,7 @@ export interface RankOptions {
 /** Milliseconds, more than a launcher takes to end a rank. */
 const launcherPatience = 10_000;
 
-/** `--nproc`, which must be what the grids need; `given` undefined: what they need. */
+/** `--nproc`, which must be the number of ranks that the grids need; `given` undefined: that number. */
 export function rankCount(topology: Topology, given: string | undefined): number {
 	const { worldSize } = topology;
 	if (given === undefined || given === String(worldSize)) return worldSize;
@@ -60,7 +60,10 @@ export function rankCount(topology: Topology, given: string | undefined): number
 	throw new UserError(`--nproc ${given}: the configured grids need ${worldSize} ranks (${sizes}).`, exitCodes.usage);
 }
 
-/** Whether this process says what is said once a run: no rank of our launcher, and of other launchers' only rank 0. */
+/**
+ * Whether this process prints messages that appear once a run: the launcher does, not its ranks; under other launchers
+ * only rank 0.
+ */
 export function speaksForAll(): boolean {
 	const place = placeFromEnvironment();
 	return place === null || (place.launcher === null && place.rank === 0);
@@ -152,7 +155,7 @@ async function leaveToLauncher(place: Place, error: Error): Promise<never> {
 	throw error;
 }
 
-/** Leaves what this rank does last in a file of `folder`. */
+/** Records this rank's latest calls in a file of `folder`. */
 function record(run: Run, folder: string, rank: number): void {
 	try {
 		mkdirSync(folder, { recursive: true });
@@ -162,14 +165,14 @@ function record(run: Run, folder: string, rank: number): void {
 	run.record(join(folder, recordingName(rank)));
 }
 
-/** Tells the run why this rank ends; whoever has to prints the diagnosis. Returns the exit code. */
+/** Tells the run why this rank ends; the process that has to prints the diagnosis. Returns the exit code. */
 export async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
 	const { sentence, exitCode } = describeError(error);
 	const byAnother = error instanceof NativeError && error.status === Status.peer && run.watch() !== null;
 	if (!byAnother) run.fail(place.rank, sentence);
 	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
 	const code = byAnother ? exitCodes.endedByAnother : exitCode;
-	// What was printed before comes first.
+	// Earlier output comes first.
 	await Bun.sleep(0);
 	run.conclude(code);
 	return code;

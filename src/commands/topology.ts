@@ -1,4 +1,4 @@
-/** What `mimo train --print-topology` prints: grids, ranks, groups, lanes and routes of a configuration's layout. */
+/** The output of `mimo train --print-topology`: grids, ranks, groups, lanes and routes of a configuration's layout. */
 import { encoderMicroBatchSize } from "../config/derive.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";

@@ -1,4 +1,4 @@
-/** `mimo trace`: what can be done with traces. */
+/** `mimo trace`: commands for traces. */
 import { defineCommand } from "citty";
 
 export default defineCommand({

@@ -81,13 +81,16 @@ export default defineCommand({
 	},
 });
 
-/** What the run starts from, and folders that it will write at its end, or much later; a launcher tries for its ranks. */
+/**
+ * Checks the checkpoint that the run starts from, and the folders that it will write much later; a launcher does so for
+ * its ranks.
+ */
 async function tryStart(c: TrainingConfiguration): Promise<void> {
 	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const place = placeFromEnvironment();
 	if (place !== null && place.launcher !== null) return;
 	const { requireStart } = await import("../train/restart/before-training.ts");
-	// Ranks of another launcher have to meet first, to say together what is wrong.
+	// Ranks of another launcher have to meet first, so that all of them report an error together.
 	if (place === null) requireStart(c);
 	const { save, saveHf } = c;
 	const { tryFolder } = await import("../checkpoint/save-folder.ts");

@@ -41,7 +41,7 @@ ${flagHelp()}`;
 /** About a hundred roundings of single precision. */
 const defaultTolerance = 1e-5;
 
-/** Flags that are no configuration keys, and whether they take a value. */
+/** Flags that are not configuration keys, and whether they take a value. */
 const ownFlags = {
 	layouts: true,
 	tolerance: true,

@@ -4,11 +4,11 @@ import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
 import { programVersion } from "../native/program-version.ts";
 
-/** What the embedded libraries say they contain; one that does not load on this machine is named only. */
+/** Versions of the embedded libraries' parts; a library that does not load on this machine is only named. */
 async function libraries(): Promise<string[]> {
 	const described = Object.entries(embeddedLibraries).map(async ([kind, locate]) => {
 		if ((await locate()) === null) return [];
-		// What it opens is the machine's: `mimo doctor` tells.
+		// The libraries that it opens are the machine's: `mimo doctor` lists them.
 		if (kind === "cuda") return [kind];
 		try {
 			return [`${kind} (${(await openLibrary(kind as DeviceKind)).versions})`];

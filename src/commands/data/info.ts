@@ -1,4 +1,4 @@
-/** `mimo data info`: what a data set is. */
+/** `mimo data info` describes a data set. */
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
