@@ -1,6 +1,6 @@
 /**
- * What a check is: it looks at the configuration and returns the key to blame and why, or null; it is skipped when a key
- * it reads is missing or already refused.
+ * A check looks at the configuration and returns the key to blame and the reason, or null. It is skipped when a key it
+ * reads is missing or already refused.
  */
 import type { Key, TrainingConfiguration } from "./schema.ts";
 

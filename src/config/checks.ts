@@ -1,4 +1,4 @@
-/** What keys must satisfy together; the layout's part is in layout-checks.ts. */
+/** Conditions over several keys; those of the layout are in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes, hasEncoder, sharesRanks } from "./derive.ts";
 import { energonChecks } from "./energon-checks.ts";
@@ -211,7 +211,7 @@ const schedule: readonly Check[] = [
 		),
 ];
 
-/** What upstream asks of a run that encodes ahead of time. */
+/** Megatron's conditions for a run that encodes ahead of time. */
 const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
 	["an encoder on ranks of its own", (c) => hasEncoder(c) && !sharesRanks(c)],
 	["freeze-vit", (c) => c.freezeVit],

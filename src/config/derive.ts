@@ -88,7 +88,7 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 		const { dataPath } = c;
 		if (dataPath === null) return "mock";
 		if (dataPath.endsWith(".safetensors")) return "tokens";
-		// What is neither Energon data nor plain text is refused by name when it is opened as Energon data; and a model
+		// A file that is neither Energon data nor plain text is refused by name when it is opened as Energon data; a model
 		// with an encoder is trained on text alone only where that is asked for.
 		return isEnergonPath(dataPath) || fileKind(dataPath) !== null || hasEncoder(c) ? "energon" : "text";
 	},

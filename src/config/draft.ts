@@ -32,7 +32,7 @@ export class Draft {
 		this.#values.delete(propertyOf(key));
 	}
 
-	/** What `reader` makes of the values; undefined when one of those it reads is not there. */
+	/** The result of `reader` on the values; undefined when a value that it reads is missing. */
 	read<Result>(reader: (configuration: TrainingConfiguration) => Result): Result | undefined {
 		try {
 			return reader(this.#view);

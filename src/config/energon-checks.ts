@@ -1,4 +1,4 @@
-/** What the keys of Energon data must satisfy together. */
+/** Conditions over several keys of Energon data. */
 import { type Check, unless } from "./check.ts";
 import { hasEncoder, sharesRanks } from "./derive.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";

@@ -1,7 +1,7 @@
 /**
- * What a configuration key is: its type, whether it must be given, its default and one line of help. The groups of keys
- * in keys/ are tables of these; flags, YAML files, help, docs/configuration.md and the TrainingConfiguration type are
- * all made from them.
+ * A configuration key: its type, whether it must be given, its default and one line of help. The groups of keys in
+ * keys/ are tables of these; flags, YAML files, help, docs/configuration.md and the TrainingConfiguration type are all
+ * made from them.
  */
 import * as v from "valibot";
 
@@ -22,7 +22,7 @@ export interface ValueType<Value> {
 
 export type Presence = "default" | "optional" | "required" | "derived";
 
-/** What of a model a key describes: it matters only to models that have that part (same-model.ts). */
+/** The part of a model that a key describes: the key matters only to models that have that part (same-model.ts). */
 export type ModelPart =
 	| "language model"
 	| "attention"
@@ -52,11 +52,11 @@ export interface Extras {
 export interface Field<Value = unknown, P extends Presence = Presence> extends Extras {
 	readonly type: ValueType<Value>;
 	readonly presence: P;
-	/** The default; null where there is none. */
+	/** The default; null: there is no default. */
 	readonly default: Value | null;
-	/** What a derived default is made of. */
+	/** The keys from which a derived default is computed. */
 	readonly derivation: string | null;
-	/** Accepted because scripts pass it, but what it asks for cannot be switched off here. */
+	/** Accepted because scripts pass it; the behaviour it asks for cannot be switched off here. */
 	readonly alwaysOn: boolean;
 	readonly description: string;
 }

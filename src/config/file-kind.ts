@@ -1,4 +1,4 @@
-/** What a local file is, by its first bytes and its name: so that no format is taken for plain text. */
+/** The kind of a local file, by its first bytes and its name, so that no format is taken for plain text. */
 import { closeSync, constants, fstatSync, openSync, readSync } from "node:fs";
 
 export interface FileKind {

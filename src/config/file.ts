@@ -9,11 +9,11 @@ import type { Entry, Problem } from "./sources.ts";
 export interface ParsedFile {
 	readonly entries: readonly Entry[];
 	readonly problems: readonly Problem[];
-	/** False when the file could not be understood, so that what it lacks is unknown. */
+	/** False when the file could not be understood, so that its missing keys are unknown. */
 	readonly complete: boolean;
 }
 
-/** Reads a file. Nothing is thrown: an unreadable file and every mistake in it are in `problems`. */
+/** Reads a file. Throws no errors: an unreadable file and every mistake in it are in `problems`. */
 export function parseFile(file: string): ParsedFile {
 	let source: string;
 	try {

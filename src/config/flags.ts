@@ -18,7 +18,7 @@ export interface ParsedFlags {
 	readonly problems: readonly Problem[];
 }
 
-/** Reads `args`. Nothing is thrown: every mistake is in `problems`. */
+/** Reads `args`. Throws no errors: every mistake is in `problems`. */
 export function parseFlags(args: readonly string[], commandFlags: CommandFlags): ParsedFlags {
 	const entries: Entry[] = [];
 	const command: Record<string, string> = {};

@@ -1,5 +1,5 @@
 /**
- * What a layout of ranks must satisfy (docs/spec/runtime.md §1.3): spans, sizes that divide, batches that spread over
+ * Conditions for a layout of ranks (docs/spec/runtime.md §1.3): spans, sizes that divide, batches that spread over
  * lanes.
  */
 import { type Check, divides, unless } from "./check.ts";
@@ -7,7 +7,7 @@ import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards 
 import { pipelineObjection } from "./pipeline.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
-/** What a tensor-parallel size cuts, and how long that is; only what the configuration uses. */
+/** The dimensions that a tensor-parallel size cuts, with their lengths, and whether the configuration uses them. */
 type Cuts = (c: TrainingConfiguration) => readonly (readonly [name: string, length: number, used: boolean])[];
 
 /** `key` must divide every length; all that it does not divide are named. */
@@ -27,7 +27,7 @@ const nested = (a: number, b: number) => a % b === 0 || b % a === 0;
 /** "rank 4", "ranks 4-7". */
 const rankSpan = (begin: number, end: number) => (end - begin === 1 ? `rank ${begin}` : `ranks ${begin}-${end - 1}`);
 
-/** The encoder starts at rank 0, the language model right behind it: nothing shared, nothing left out. */
+/** The encoder starts at rank 0, the language model right behind it: no rank is shared or left out. */
 const spansMeet: Check = (c) => {
 	if (!hasEncoder(c)) {
 		return unless(

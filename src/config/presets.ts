@@ -8,7 +8,7 @@ import type { Key } from "./schema.ts";
 
 type Preset = Readonly<Partial<Record<Key, unknown>>>;
 
-/** What the 20L, 54L and Nano models share. */
+/** Values that the 20L, 54L and Nano models share. */
 const nemotron: Preset = {
 	"hidden-size": 2688,
 	"vocab-size": 131072,

@@ -29,7 +29,7 @@ export interface ResolvedConfiguration {
 	readonly configuration: TrainingConfiguration;
 	/** Where each value came from. */
 	readonly origins: Readonly<Record<Key, Origin>>;
-	/** What the user should know: flags that change nothing here, a pattern that overrules num-layers. */
+	/** Notes for the user: flags without effect here, a pattern that overrules num-layers. */
 	readonly notes: readonly string[];
 	/** Values of the command's own flags. */
 	readonly command: Readonly<Record<string, string>>;
@@ -183,7 +183,7 @@ function disallowed(key: Key, value: unknown): string {
 		: `${unbuilt} is not built yet; allowed is ${type.allowed}`;
 }
 
-/** A mistake in a value: where it was given, the value, what is allowed. */
+/** A mistake in a value: the place where it was given, the value, and the allowed ones. */
 function problem(key: Key, value: unknown, origin: Origin, message: string): Problem {
 	const sentence = `is ${JSON.stringify(value)}; ${message}`;
 	switch (origin.source) {

@@ -13,8 +13,8 @@ import { visionKeys } from "./keys/vision.ts";
 import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
 
 /**
- * Values by their names in a TrainingConfiguration: one of those, what a checkpoint keeps of the run that wrote it, or what
- * another format tells of the model.
+ * Values by their names in a TrainingConfiguration: a whole one, the one that a checkpoint keeps of its run, or the
+ * model's keys that another format tells.
  */
 export type ModelDescription = Readonly<Record<string, unknown>>;
 

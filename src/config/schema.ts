@@ -54,7 +54,7 @@ type Fields = typeof fields;
 /** A configuration key: a flag name without dashes in front. */
 export type Key = keyof Fields;
 
-/** Keys of a TrainingConfiguration, typed: what the whole program reads. */
+/** A typed configuration, as the whole program reads it. */
 export interface TrainingConfiguration extends Readonly<{ [K in Key as CamelCase<K>]: ValueOf<Fields[K]> }> {}
 
 /** Keys whose default derive.ts computes. */
@@ -72,7 +72,7 @@ export function propertyOf(key: Key): keyof TrainingConfiguration {
 	return camelCase(key) as keyof TrainingConfiguration;
 }
 
-/** Every key and its value as JSON: what ranks of a run compare. */
+/** Every key and its value as JSON, which the ranks of a run compare. */
 export function textOf(c: TrainingConfiguration): Record<string, string> {
 	return Object.fromEntries(keys.map((key) => [key, JSON.stringify(c[propertyOf(key)])]));
 }
@@ -89,7 +89,7 @@ export function keyOf(name: string): Key | undefined {
 /** Every accepted spelling, for suggestions. */
 export const spellings: readonly string[] = [...known.keys()];
 
-/** What files and flags together may say: every key absent or of its type. */
+/** Values of files and flags together: every key absent or of its type. */
 export const trainingSchema = v.strictObject(
 	Object.fromEntries(
 		keys.map((key) => {

@@ -1,4 +1,4 @@
-/** Where configuration values come from, and what is wrong with them. */
+/** Sources of configuration values, and mistakes in them. */
 import type { Key } from "./schema.ts";
 
 export type Origin =

@@ -1,6 +1,7 @@
 /**
- * What the configuration can say but this version cannot do yet. `--print-config` shows such a configuration; training
- * with it is refused, everything together. A feature that is built loses its line here.
+ * Features that the configuration can ask for but this version does not have yet. `--print-config` shows such a
+ * configuration; training with it is refused, with all of them named together. A feature that is built loses its line
+ * here.
  */
 import { UserError } from "../native/errors.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";

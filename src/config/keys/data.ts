@@ -1,4 +1,4 @@
-/** What is read (docs/spec/runtime.md §8). */
+/** Data that are read (docs/spec/runtime.md §8). */
 import { choice, defaulting, derived, integer, optional, path, text } from "../field.ts";
 
 export const dataKeys = {

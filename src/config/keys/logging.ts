@@ -1,4 +1,4 @@
-/** What is printed and written while training (docs/spec/runtime.md §6, §12.3). */
+/** Output while training, printed and written (docs/spec/runtime.md §6, §12.3). */
 import { choice, defaulting, integer, off, optional, path } from "../field.ts";
 
 export const loggingKeys = {

@@ -1,4 +1,4 @@
-/** Which ranks do what (docs/spec/runtime.md §1, §3.6). Every size is 1 unless given: one process is a layout too. */
+/** The layout of ranks (docs/spec/runtime.md §1, §3.6). Every size is 1 unless given: one process is a layout too. */
 import { choice, defaulting, derived, integer, off, optional } from "../field.ts";
 
 const size = integer(1);
