@@ -10,7 +10,7 @@ import { elementCount, type FloatDtype, type Tensor } from "../tensor/tensor.ts"
 import { initialise, philoxKey } from "./initialise.ts";
 import { decays, logicalNames, logicalShape, type ParameterSpec } from "./parameter-spec.ts";
 
-/** Which part of a module a rank holds. */
+/** The part of a module that a rank holds. */
 export interface ModulePlace {
 	/** Among the ranks that cut dense parameters. */
 	readonly tensor: ShardPlace;
@@ -29,7 +29,7 @@ export interface LogicalTensor {
 	readonly value: Tensor;
 	/** fp32, of the same shape; null when frozen or a buffer. */
 	readonly gradient: Tensor | null;
-	/** What of the unsharded tensor, seen as [shape[0], rest], the local one holds. */
+	/** The part of the unsharded tensor, seen as [shape[0], rest], that the local one holds. */
 	readonly blocks: readonly ShardBlock[];
 }
 
@@ -135,7 +135,7 @@ export class ModuleParameters implements Disposable {
 		return [spec.experts / size, ...this.#local(spec)];
 	}
 
-	/** Full names of what this rank holds of a spec, with the place in its stack. */
+	/** Full names of the tensors of a spec that this rank holds, with their places in its stack. */
 	#names(spec: ParameterSpec): { readonly name: string; readonly index: number }[] {
 		const names = logicalNames(spec);
 		if (spec.experts === undefined) return [{ name: names[0]!, index: 0 }];

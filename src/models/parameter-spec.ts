@@ -1,4 +1,4 @@
-/** What a model says about each of its parameters before any memory exists. */
+/** A model's description of its parameters before any memory exists. */
 import type { Shard } from "../parallel/shard.ts";
 
 /** How initial values are drawn (docs/spec/language-model.md §6.1). */

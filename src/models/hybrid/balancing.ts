@@ -5,7 +5,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { RouterState } from "./router-state.ts";
 
 /**
- * Adds every configured loss to what the routing differentiates. Weights are those of a per-token loss: the loss of a
+ * Adds the gradient of every configured loss to the routing's. Weights are those of a per-token loss: the loss of a
  * microbatch counts as often as it has `tokens`, and the step divides by its loss tokens. Ranks that share the
  * microbatch's tokens sum their counts; each forms the loss of its own scores, and those add up to the loss.
  */

@@ -1,4 +1,4 @@
-/** What every layer kind is given. */
+/** The context that every layer kind receives. */
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
@@ -9,8 +9,8 @@ export interface LayerContext {
 	readonly parallel: ModelParallel;
 	/** A parameter of this layer by the end of its name, such as "mixer.in_proj.weight". */
 	readonly weights: (name: string) => Parameter;
-	/** Of the whole microbatch. */
+	/** Sequences of the whole microbatch. */
 	readonly sequences: Sequences;
-	/** Of the tokens this rank holds between layers: the same sequences, cut. */
+	/** Sequences of the tokens that this rank holds between layers: the same ones, cut. */
 	readonly localSequences: Sequences;
 }

@@ -1,6 +1,6 @@
 /**
  * One Mamba-2 layer (docs/spec/language-model.md §2.2): x_TH → mixer(rms(x_TH)), without the residual. Tensor
- * parallelism cuts heads and groups, so nothing is exchanged between the two projections.
+ * parallelism cuts heads and groups, so no data are exchanged between the two projections.
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { causalConv1d } from "../../tensor/ops/causal-conv1d.ts";

@@ -90,7 +90,7 @@ export class HybridModel implements Disposable {
 		}
 	}
 
-	/** First row of this rank's part of the vocabulary, and how many of its rows are no padding. */
+	/** First row of this rank's part of the vocabulary, and the number of its rows without padding. */
 	get vocabularyShard(): { readonly start: number; readonly live: number } {
 		const { tp } = this.parallel;
 		const rows = this.config.paddedVocabularySize / tp.size;

@@ -1,4 +1,4 @@
-/** What a router keeps between microbatches and steps: expert bias, token counts, balancing losses. */
+/** A router's state between microbatches and steps: expert bias, token counts, balancing losses. */
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import { updateExpertBias } from "../../tensor/ops/router.ts";

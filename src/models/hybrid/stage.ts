@@ -43,7 +43,7 @@ export interface ForwardInput {
 	readonly addToEmbedding?: (embedded: Tensor) => Tensor;
 }
 
-/** What a stage has of its model. */
+/** The parts of the model that a stage has. */
 export interface StageParts {
 	readonly config: HybridConfig;
 	readonly parallel: ModelParallel;

@@ -1,6 +1,6 @@
 /**
- * What an image costs in the RADIO tower and the projector (docs/spec/vision.md §1.5, §3): forward pass, a multiply-add
- * counts 2.
+ * Operations of an image in the RADIO tower and the projector (docs/spec/vision.md §1.5, §3): forward pass, a
+ * multiply-add counts 2.
  */
 import type { ProjectorConfig } from "../vision/projector.ts";
 import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "./config.ts";

@@ -74,7 +74,7 @@ function checkGrid(config: RadioConfig, { rows, columns }: PatchGrid, image: num
 	}
 }
 
-/** Which patch, and which class token, every row of the stream is. */
+/** The patch or class token of every row of the stream. */
 function streamRows(classTokens: number, patches: readonly number[]): { patches: SparseRows; classTokens: SparseRows } {
 	const patchOf: number[] = [];
 	const classOf: number[] = [];

@@ -99,7 +99,7 @@ export class EncoderModule implements Disposable {
 		return this.project(tape, { features, rowsPerImage: packed.rowsPerImage }, observe);
 	}
 
-	/** What a frozen tower makes of at least one image, before the projector. */
+	/** A frozen tower's features of at least one image, before the projector. */
 	frozenFeatures(patches: Tensor, grids: readonly PatchGrid[]): EncodedFeatures {
 		if (!this.options.frozenTower) throw new Error("The tower trains: its features are of one step alone.");
 		using packed = new PackedImages(this.device, this.config.tower, grids, null);
