@@ -1,6 +1,6 @@
 /**
- * The one debugging ladder: MIMO_DEBUG=1 commands and what a start waits for, 2 steps, 3 operations, 4 calls of the native
- * library. Lines go to standard error, with the seconds since this process began.
+ * The one debugging ladder: MIMO_DEBUG=1 commands and the waits of a start, 2 steps, 3 operations, 4 calls of the
+ * native library. Lines go to standard error, with the seconds since this process began.
  */
 export type DebugLevel = 1 | 2 | 3 | 4;
 

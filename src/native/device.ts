@@ -46,13 +46,13 @@ interface Operation {
 	readonly view: DataView;
 }
 
-/** Looks at what a device does, while it is profiled. */
+/** Observes a device while it is profiled. */
 export interface DeviceTracer {
 	/** An operation will be queued next. */
 	beforeOperation(stream: Stream): void;
 	/** It has been queued (a CPU library has also done it). */
 	operation(name: OperationName, stream: Stream): void;
-	/** What comes belongs to this part of a model, such as "layer.3 backward". */
+	/** The next operations belong to this part of a model, such as "layer.3 backward". */
 	scope(name: string): void;
 	/** A collective or message of a group: started, and done when `wait` ran. */
 	collective(call: {
@@ -71,7 +71,7 @@ export class DeviceEvent implements Disposable {
 		private readonly handle: number,
 	) {}
 
-	/** The moment when what is queued on the stream so far is done. */
+	/** Records the moment when the work queued on the stream so far is done. */
 	record(stream: Stream): void {
 		check(this.library, "mimo_event_record", this.handle, stream.handle);
 	}
@@ -102,7 +102,7 @@ export class Device implements Disposable {
 	readonly #streams: Stream[] = [];
 	#closed = false;
 	readonly #inUse = inUseBuffer();
-	/** null: nobody looks. */
+	/** null: the device is not profiled. */
 	tracer: DeviceTracer | null = null;
 	/** Stream that operations use unless told otherwise. */
 	readonly stream: Stream;
@@ -263,7 +263,9 @@ export class Device implements Disposable {
 		this.#call("mimo_device_set_deterministic", this.handle, deterministic ? 1 : 0);
 	}
 
-	/** Whether runs of operations that repeat are launched as CUDA graphs; throws a UserError where there are none. */
+	/**
+	 * Whether runs of operations that repeat are launched as CUDA graphs; throws a UserError on a device without graphs.
+	 */
 	setGraphs(wanted: boolean): void {
 		if (wanted && this.library.kind === "cpu") {
 			throw new UserError("CUDA graphs need a GPU, and this run is on the CPU library.");
@@ -300,7 +302,7 @@ export class Device implements Disposable {
 	}
 }
 
-/** What `memoryInUse` is read into, and where its numbers lie. */
+/** A buffer for `memoryInUse`, and the places of its numbers. */
 function inUseBuffer() {
 	const { bytes: size, fields } = layoutOf(structs.memory_statistics);
 	const bytes = new Uint8Array(size);

@@ -17,10 +17,13 @@ export class UserError extends Error {
 /** Characters of the longest sentence; a hostile name may have millions. */
 const LONGEST_SENTENCE = 8192;
 
-/** Names come from files: what a terminal would take as a command is escaped, what is too long is cut in its middle. */
+/**
+ * Names come from files: characters that a terminal would take as a command are escaped, and long names are cut in the
+ * middle.
+ */
 export function printable(sentence: string): string {
 	const hexadecimal = (character: string) => `\\x${character.charCodeAt(0).toString(16).padStart(2, "0")}`;
-	// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is escaped
+	// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are escaped here
 	return cut(cut(sentence).replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, hexadecimal));
 }
 

@@ -11,7 +11,7 @@ export const exitCodes = {
 	failure: 1,
 	/** A command, flag or configuration that was not understood. */
 	usage: 2,
-	/** Of a rank: it ended because another one had failed (BSD's "service unavailable"). */
+	/** A rank ended because another one had failed (BSD's "service unavailable"). */
 	endedByAnother: 69,
 	/** A bug of this program. */
 	unexpected: 70,
@@ -23,7 +23,7 @@ export const exitCodes = {
 	unread: signalExit("SIGPIPE"),
 } as const;
 
-/** Of a process that a signal ended, as shells have it: this and the signal's number. */
+/** Exit code of a process that a signal ended, as shells have it: this number plus the signal's. */
 export function signalExit(signal: NodeJS.Signals): number {
 	return signalled + constants.signals[signal];
 }

@@ -68,7 +68,7 @@ export class NativeGroup implements Disposable {
 		check(this.device.library, "mimo_group_exchange", this.handle, values, all, values.byteLength);
 	}
 
-	/** Gives this member's values to those that exchange; waits for nobody. */
+	/** Gives this member's values to the members that exchange, without waiting. */
 	tell(values: Int32Array): void {
 		check(this.device.library, "mimo_group_exchange", this.handle, values, null, values.byteLength);
 	}

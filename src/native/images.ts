@@ -26,7 +26,7 @@ export interface ImageSize {
 	readonly height: number;
 }
 
-/** What the header of an image file says. */
+/** The content of an image file's header. */
 export interface ImageHeader extends ImageSize {
 	readonly format: ImageFormat;
 	/** As the file has them: 1 grey or palette, 2 grey and alpha, 3 RGB, 4 RGBA or CMYK. */

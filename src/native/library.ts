@@ -14,7 +14,7 @@ export interface Library {
 	readonly kind: DeviceKind;
 	/** File it was loaded from, or "embedded". */
 	readonly source: string;
-	/** Versions of what it contains; those of CUDA are opened for it. */
+	/** Versions of its parts; those of CUDA are opened to be asked. */
 	readonly versions: string;
 	readonly symbols: Readonly<Record<string, NativeFunction>>;
 }
@@ -42,7 +42,10 @@ function load(path: string, table: Record<string, FFIFunction>): Record<string, 
 /** Names, for threads and for processes that this one starts, the anonymous file that holds an unpacked library. */
 const unpackedVariable = { cpu: "MIMO_UNPACKED_CPU_LIBRARY", cuda: "MIMO_UNPACKED_CUDA_LIBRARY" } as const;
 
-/** Where a thread before this one, or the process that started this one, has unpacked the library; null: none has. */
+/**
+ * Path of the library as an earlier thread, or the process that started this one, has unpacked it; null: it is not
+ * unpacked yet.
+ */
 function unpackedBefore(kind: DeviceKind): string | null {
 	const path = process.env[unpackedVariable[kind]];
 	if (!path) return null;

@@ -40,8 +40,9 @@ export interface DeviceOptions {
 }
 
 /**
- * Which of the host's GPUs a rank takes. Under shm ranks go round; under nccl each has its own, unless it sees one GPU alone:
- * the native library then finds out whether that is another rank's too. Throws a UserError where GPUs are too few.
+ * Chooses the GPU of the host that a rank takes. Under shm ranks go round; under nccl each has its own, unless it sees
+ * one GPU alone: the native library then finds out whether that is another rank's too. Throws a UserError where GPUs
+ * are too few.
  */
 export function gpuOf(gpus: number, options: Pick<DeviceOptions, "localRank" | "localSize" | "backend">): number {
 	const { localRank = 0, localSize = 1, backend = "nccl" } = options;

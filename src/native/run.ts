@@ -1,6 +1,6 @@
 /**
- * What the ranks of one host share (mimo.h, "runs"): who lives, what each waits for, and why the run has failed. Where a run
- * has several hosts, each has its own, and one process of each passes on between them (mimo_hosts.h).
+ * The memory that the ranks of one host share (mimo.h, "runs"): which ranks live, what each waits for, and why the run
+ * has failed. In a run of several hosts each has its own, and one process of each passes messages on (mimo_hosts.h).
  */
 import {
 	Backend,
@@ -20,7 +20,7 @@ import { exitCodes } from "./exit-codes.ts";
 import type { Library } from "./library.ts";
 import { layoutOf, readStruct } from "./structs.ts";
 
-/** What is known of a rank. */
+/** State of a rank. */
 export interface RankState {
 	readonly phase: RankPhaseName;
 	readonly pid: number;
@@ -55,7 +55,7 @@ export interface CallRecord {
 	readonly missingCount: number;
 }
 
-/** Why a run has failed: the rank, or null where none is to blame, and the sentence. */
+/** Why a run has failed: the rank, or null where no rank is to blame, and the sentence. */
 export interface RunFailure {
 	readonly rank: number | null;
 	readonly reason: string;
@@ -63,7 +63,7 @@ export interface RunFailure {
 
 const stateLayout = layoutOf(structs.rank_state);
 const recordLayout = layoutOf(structs.call_record);
-/** Of a line of a diagnosis, at most: names, a sentence, a call and the absent ranks. */
+/** Bytes of a line of a diagnosis at most: names, a sentence, a call and the absent ranks. */
 const diagnosisBytes = 4 * SENTENCE_BYTES;
 
 function zeroTerminated(text: string): Buffer {
@@ -113,7 +113,10 @@ export class Run implements Disposable {
 		return new Run(library, Number(out[0]), path, ranks);
 	}
 
-	/** A run as its ranks' recordings left it; it has failed. Throws a NativeError that names a file that is none. */
+	/**
+	 * A run as its ranks' recordings left it; it has failed. Throws a NativeError that names a file that is not a
+	 * recording.
+	 */
 	static readRecordings(library: Library, paths: readonly string[]): Run {
 		const out = new BigUint64Array(1);
 		const ranks = new Int32Array(1);
@@ -122,7 +125,7 @@ export class Run implements Disposable {
 		return new Run(library, Number(out[0]), "", ranks[0]!);
 	}
 
-	/** This process's rank leaves what is known of it in a file from now on, until leave(). */
+	/** Keeps a recording of this process's rank in a file from now on, until leave(). */
 	record(path: string): void {
 		this.#call("mimo_run_record", zeroTerminated(path));
 	}
@@ -140,7 +143,9 @@ export class Run implements Disposable {
 		this.#call("mimo_run_set_backend", device.handle, Backend[backend]);
 	}
 
-	/** Which of the run's hosts each rank is on, by index, and which one this is; by who made the run, before others open it. */
+	/**
+	 * Sets the index of each rank's host, and that of this host. Called by the maker of the run, before others open it.
+	 */
 	place(hostOfRank: readonly number[], ownHost: number): void {
 		if (hostOfRank.length !== this.ranks) throw new RangeError(`${hostOfRank.length} hosts for ${this.ranks} ranks.`);
 		this.#call("mimo_run_place", Int32Array.from(hostOfRank), ownHost);
@@ -163,7 +168,7 @@ export class Run implements Disposable {
 		this.#call("mimo_run_settle");
 	}
 
-	/** What diagnoses call a rank. */
+	/** Sets a rank's names in diagnoses. */
 	describe(rank: number, module: string, coordinates: string): void {
 		this.#call("mimo_run_describe", rank, zeroTerminated(module), zeroTerminated(coordinates));
 	}
@@ -173,7 +178,7 @@ export class Run implements Disposable {
 		this.#call("mimo_run_progress", step);
 	}
 
-	/** Leaves what is known of any rank in a file, once: by a launcher, when the run has failed. */
+	/** Writes a recording of any rank to a file, once: called by a launcher when the run has failed. */
 	recordRank(rank: number, path: string): void {
 		this.#call("mimo_run_record_rank", rank, zeroTerminated(path));
 	}
@@ -183,7 +188,7 @@ export class Run implements Disposable {
 		this.#call("mimo_run_leave");
 	}
 
-	/** Ends the run for every rank; the first failure counts. `rank` null: none in particular. */
+	/** Ends the run for every rank; the first failure counts. `rank` null: no rank is to blame. */
 	fail(rank: number | null, sentence: string): void {
 		this.#call("mimo_run_fail", rank ?? -1, zeroTerminated(sentence));
 	}
@@ -271,7 +276,7 @@ export class Run implements Disposable {
 				missingCount,
 			};
 		});
-		// Of a rank on another host not all are known.
+		// Not all calls of a rank on another host are known.
 		return records.filter(({ group }) => group !== "");
 	}
 
