@@ -1,6 +1,6 @@
 /**
- * What a tracer notes while a step runs: numbers in flat memory, names as numbers. An event costs a tenth of a microsecond
- * and leaves nothing to the garbage collector; what it means is put together when the steps are over.
+ * A tracer's notes while a step runs: numbers in flat memory, names as numbers. An event costs a tenth of a microsecond
+ * and makes no work for the garbage collector; the trace is put together when the steps are over.
  */
 
 export interface LoggedEvent {
@@ -11,7 +11,7 @@ export interface LoggedEvent {
 	/** Milliseconds of performance.now(). */
 	readonly began: number;
 	readonly ended: number;
-	/** Of the row's own meaning. */
+	/** Numbers whose meaning depends on the row. */
 	readonly details: readonly [number, number, number];
 }
 

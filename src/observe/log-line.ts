@@ -147,7 +147,7 @@ export class LogLine implements Observer {
 	}
 }
 
-/** What Megatron's line lacks, after it: means of a module's ranks. */
+/** Fields behind those of Megatron's line: means of a module's ranks. */
 function moduleFields(name: string, { ranks, seconds, flops, idle, steps }: ModuleSums): string[] {
 	const parts = [...seconds]
 		.filter(([, sum]) => sum > 0)

@@ -1,7 +1,7 @@
 /**
  * Sentences for people, outside a run's log: coloured and marked on a terminal, the bare sentence everywhere else, so
- * that what a scheduler or a pipe collects stays plain. Notes go to standard output, warnings and errors to standard
- * error.
+ * that output collected by a scheduler or a pipe stays plain. Notes go to standard output, warnings and errors to
+ * standard error.
  */
 import { type ConsolaInstance, type ConsolaReporter, createConsola } from "consola";
 
@@ -28,7 +28,7 @@ export function note(sentence: string): void {
 	output.info(sentence);
 }
 
-/** Something that may not be what was meant. */
+/** Prints a warning about a setting that may not be meant. */
 export function warn(sentence: string): void {
 	errors.warn(sentence);
 }

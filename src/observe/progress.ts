@@ -1,6 +1,6 @@
 /**
- * A progress line below everything else on a terminal. Where the output is no terminal there is no progress line and
- * lines are written as they are.
+ * A progress line below everything else on a terminal. Where the output is not a terminal there is no progress line and
+ * other lines are written unchanged.
  */
 import type { EvaluationReport, Observer, StepReport } from "./report.ts";
 

@@ -1,4 +1,4 @@
-/** What the training loop tells its observers after every step, and the one interface they implement. */
+/** The report of the training loop to its observers after every step, and the interface that they implement. */
 
 /** Where a step's time went. Parts add up to the step. */
 export interface StepSeconds {
@@ -28,7 +28,7 @@ export interface ModuleReport {
 	readonly flops: number;
 	/** Share of the step in which its ranks wait for the other module or each other's end. */
 	readonly idle: number;
-	/** Of the slowest rank: who it is, and its seconds outside of waiting. */
+	/** The slowest rank, and its seconds outside of waiting. */
 	readonly slowest: { readonly rank: number; readonly busy: number };
 }
 
@@ -58,7 +58,7 @@ export interface StepReport {
 	readonly seconds: number;
 	/** Learning rate this step used. */
 	readonly learningRate: number;
-	/** Learning rate the next step will use: what Megatron prints. */
+	/** Learning rate of the next step, which Megatron prints. */
 	readonly nextLearningRate: number;
 	/** Means of the step by Megatron's name, "lm loss" first. */
 	readonly losses: Readonly<Record<string, number>>;
@@ -134,7 +134,7 @@ export interface Observer {
 	close(): void;
 }
 
-/** One observer that passes everything on, in order. */
+/** An observer that passes everything on to others, in order. */
 export function together(observers: readonly Observer[]): Observer {
 	return {
 		step: (report) => {

@@ -52,7 +52,7 @@ export interface Streak {
 export interface RunLog {
 	readonly file: string;
 	readonly bytes: number;
-	/** Of the latest start of the run; null in logs without one. */
+	/** Event of the latest start of the run; null in logs without such an event. */
 	readonly start: Readonly<Record<string, unknown>> | null;
 	readonly steps: number;
 	readonly lastStep: number;
@@ -114,7 +114,7 @@ type Entry = Readonly<Record<string, unknown>>;
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
 const textOf = (value: unknown): string | null => (typeof value === "string" ? value : null);
 
-/** Fields of a step that are no losses. */
+/** Fields of a step that are not losses. */
 const counted = new Set([
 	"iteration",
 	"consumed_samples",

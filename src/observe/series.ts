@@ -18,7 +18,7 @@ export class Series {
 	/** Steps of a bin. */
 	#width = 1;
 
-	/** Adds a value; steps ascend. What is not finite is no value. */
+	/** Adds a value; steps ascend. Values that are not finite are left out. */
 	add(step: number, value: number): void {
 		if (!Number.isFinite(value)) return;
 		const bin = this.#bins.at(-1);

@@ -11,7 +11,9 @@ export class StepClock {
 	#since = 0;
 	#watcher: ((part: StepPart, began: number) => void) | null = null;
 
-	/** `settle`: returns when the device has done what it was given, so that its time counts where it was asked for. */
+	/**
+	 * `settle`: returns when the device has done all queued work, so that its time counts for the part that queued it.
+	 */
 	constructor(
 		private readonly settle: () => void,
 		private readonly now: () => number = () => performance.now(),
@@ -36,7 +38,7 @@ export class StepClock {
 		return previous;
 	}
 
-	/** Calls `watcher` with every part that ends and when it began; null: nobody. */
+	/** Calls `watcher` with every part that ends and its begin; null: no watcher. */
 	watch(watcher: ((part: StepPart, began: number) => void) | null): void {
 		this.#watcher = watcher;
 	}

@@ -1,7 +1,7 @@
 /**
  * TensorBoard events with Megatron's scalar names (docs/spec/runtime.md §6.3): each has a twin "NAME vs samples" whose
- * x is the number of consumed samples. What Megatron lacks (modules, memory by rank) has names of its own without
- * twins.
+ * x is the number of consumed samples. Scalars that Megatron lacks (modules, memory by rank) have names of their own
+ * without twins.
  */
 import { EventFile, type Histogram } from "./event-file.ts";
 import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";
@@ -21,7 +21,7 @@ export interface TensorBoardOptions {
 export class TensorBoard implements Observer {
 	readonly #options: TensorBoardOptions;
 	readonly #events: EventFile;
-	/** Of the process: its iteration time is not written, as it holds the start. */
+	/** The first step of the process: its iteration time is not written, because it includes the start. */
 	#first = true;
 
 	constructor(options: TensorBoardOptions) {

@@ -27,7 +27,7 @@ export type TimerName = keyof typeof levels;
 
 export const timerNames = Object.keys(levels) as TimerName[];
 
-/** What the parts of a step are told. */
+/** The timers as the parts of a step use them. */
 export interface StepTimers {
 	start(name: TimerName): void;
 	stop(name: TimerName): void;
@@ -46,7 +46,7 @@ export class Timers implements StepTimers {
 	readonly #began = new Map<TimerName, number>();
 	readonly #seconds = new Map<TimerName, number>();
 
-	/** `settle`: returns when the device has done what it was given. */
+	/** `settle`: returns when the device has done all queued work. */
 	constructor(
 		private readonly level: number,
 		private readonly settle: () => void,

@@ -16,7 +16,7 @@ export interface ModuleSummary {
 	/** "language" or "radio_encoder". */
 	readonly name: string;
 	readonly ranks: number;
-	/** Of the steps' parts, means of the ranks. */
+	/** Times of the steps' parts, means of the ranks. */
 	readonly parts: readonly Total[];
 	/** Longest first, means of the ranks. */
 	readonly operations: readonly Total[];

@@ -1,6 +1,7 @@
 /**
- * What one rank did in some steps, for Chrome's and Perfetto's trace viewers: parts of the step, operations by layer,
- * collectives with group and sequence number, device memory. Each rank writes its own part of the file; one merges them.
+ * A trace of one rank over some steps, for Chrome's and Perfetto's trace viewers: parts of the step, operations by
+ * layer, collectives with group and sequence number, device memory. Each rank writes its own part; one rank merges
+ * them.
  */
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import type { Device, DeviceEvent, DeviceTracer, Stream } from "../native/device.ts";
@@ -23,7 +24,7 @@ export interface TraceEvent {
 
 /** On a GPU `operations` is when it worked, `queueing` when the host told it. */
 const rows = { step: 0, operations: 1, collectives: 2, queueing: 3 } as const;
-/** No row of its own: what the allocator holds. */
+/** Device memory, which has no row of its own. */
 const memoryRow = -1;
 const rowNames = ["step", "operations", "collectives", "queueing"];
 
@@ -39,7 +40,7 @@ export class Tracer implements DeviceTracer {
 	readonly #log = new EventLog();
 	#scope: number;
 	#step = 0;
-	/** Of the operation that is being queued: milliseconds of performance.now(). */
+	/** Begin of the operation that is being queued, in milliseconds of performance.now(). */
 	#began = 0;
 	/** null: the library works while it is called, so the host's clock is enough. */
 	readonly #gpu: { readonly start: DeviceEvent; readonly startedAt: number; pending: Pending[] } | null;
@@ -48,7 +49,7 @@ export class Tracer implements DeviceTracer {
 	constructor(
 		private readonly device: Device,
 		private readonly rank: number,
-		/** What the viewer calls the rank, such as "rank 2: language, tp 0 dp 0". */
+		/** Name of the rank in the viewer, such as "rank 2: language, tp 0 dp 0". */
 		private readonly title: string,
 		/** Microseconds to add to this host's clock for that of rank 0. */
 		private readonly offset: number,

@@ -42,7 +42,7 @@ function meanOf(series: Series): number {
 	return bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
 }
 
-/** Mean of the last bins: what the run does now. */
+/** Mean of the last bins: the run's present state. */
 function recentOf(series: Series | undefined): number {
 	const bins = series?.bins.slice(-8) ?? [];
 	return bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
