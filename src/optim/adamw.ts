@@ -16,8 +16,8 @@ export interface AdamWOptions {
 }
 
 /**
- * Megatron's rule (docs/spec/language-model.md §7.2): what decays does so at the scheduled rate, vectors and biases not
- * at all.
+ * Megatron's rule (docs/spec/language-model.md §7.2): matrices decay at the scheduled rate, vectors and biases not at
+ * all.
  */
 export function decayMultiplier(decays: boolean): number {
 	return decays ? 1 : 0;
@@ -44,7 +44,7 @@ export class AdamW implements Disposable {
 	readonly shards: readonly OptimizerShard[];
 	readonly #runs: ReadonlyMap<OptimizerShard, readonly Run[]>;
 
-	/** Updates what this rank owns of its modules' parameters. */
+	/** Updates the part of its modules' parameters that this rank owns. */
 	constructor(
 		replicas: readonly DataParallel[],
 		readonly scalars: StepScalars,
@@ -66,7 +66,7 @@ export class AdamW implements Disposable {
 		}
 	}
 
-	/** One update from the gradients, scaled by the clip factor; nothing when found-inf is set. */
+	/** Makes one update from the gradients, scaled by the clip factor; none when found-inf is set. */
 	step(): void {
 		const { scalars, options } = this;
 		const { device } = scalars;

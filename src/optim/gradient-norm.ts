@@ -9,7 +9,7 @@ import type { ParameterBuffer } from "../parallel/parameter-set.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { StepScalars } from "./step-scalars.ts";
 
-/** gradient *= scalars.gradientScale (1 / loss tokens) for what this rank owns. */
+/** gradient *= scalars.gradientScale (1 / loss tokens) for the elements that this rank owns. */
 export function scaleGradients(replicas: readonly DataParallel[], scalars: StepScalars): void {
 	forOwned(replicas, (gradient) => {
 		scalars.device.run("scale", { x: gradient, factor: scalars.get("gradientScale"), elements: gradient.elements });
@@ -50,7 +50,7 @@ export function sumSquares(replicas: readonly DataParallel[], { device, sumOfSqu
 	});
 }
 
-/** Visits what this rank owns of every trainable buffer. */
+/** Visits the part of every trainable buffer that this rank owns. */
 function forOwned(replicas: readonly DataParallel[], visit: (gradient: Tensor, counted: boolean) => void): void {
 	for (const replica of replicas) {
 		for (const buffer of replica.parameters.buffers) {
