@@ -73,7 +73,7 @@ function fail(sentence: string, exitCode = 1): never {
 	process.exit(exitCode);
 }
 
-/** Runs a command and returns its output; on failure prints what it said and ends the build. */
+/** Runs a command and returns its output; on failure prints the output and ends the build. */
 function run(command: readonly string[], what: string, env: Record<string, string> = {}): string {
 	const result = Bun.spawnSync([...command], {
 		cwd: root,
@@ -150,7 +150,7 @@ function imageOptions(): Record<string, string> {
 	};
 }
 
-/** CMake's options for a build with what the machine has. */
+/** CMake's options for a build with the machine's own tools. */
 function nativeTools(): Record<string, string> {
 	need({
 		cmake: () => Bun.which("cmake") !== null,
@@ -174,7 +174,7 @@ function zigTools(): Record<string, string> {
 		compiler,
 		0o755,
 	);
-	// What zig compiles while it links is its own C++ library: for size that takes a sixth less processor time.
+	// While it links, zig compiles its own C++ library: optimised for size, that takes a sixth less processor time.
 	const links = { CMAKE_SHARED_LINKER_FLAGS: "-Os" };
 	// zig looks at none of the machine's headers; those of its own C library must still come first.
 	const headers = { MIMO_IMAGE_INCLUDE: "/usr/include;/usr/include/x86_64-linux-gnu" };
@@ -320,7 +320,7 @@ async function compile(executable: string, folder: string, kinds: readonly strin
 		minify: { syntax: true, whitespace: true, identifiers: false },
 		bytecode: true,
 		define,
-		// The sources name the libraries of the default build; one that is not wanted is nothing.
+		// The sources name the libraries of the default build; the import of a library that is not wanted gives null.
 		plugins: [
 			{
 				name: "native libraries",

@@ -48,7 +48,7 @@ async function run(args: readonly string[]): Promise<void> {
 	await runNamed((await commands[name]![1]()).default, rest, `mimo ${name}`);
 }
 
-/** Runs a command, or the one below it that the arguments name; `path` is what was typed so far. */
+/** Runs a command, or the one below it that the arguments name; `path` is the command as typed so far. */
 async function runNamed(command: CommandModule["default"], args: readonly string[], path: string): Promise<void> {
 	const [name, ...rest] = args;
 	const below = command.subCommands as Readonly<Record<string, () => Promise<CommandModule["default"]>>> | undefined;
