@@ -1,6 +1,6 @@
-// What every CPU kernel file includes. The files in ops/ are compiled twice, for AVX2 and for AVX-512, into the
-// namespace MIMO_ISA; everything here that is not a plain type lives in it too, so that the linker never gives one
-// processor the other's code. Kernels vectorise through `#pragma omp simd` (no OpenMP run time).
+// Included by every CPU kernel file. The files in ops/ are compiled twice, for AVX2 and for AVX-512, into the namespace
+// MIMO_ISA; everything here that is not a plain type lives in it too, so that the linker never gives one processor the
+// other's code. Kernels vectorise through `#pragma omp simd` (no OpenMP run time).
 #pragma once
 #include <cmath>
 #include <cstdint>

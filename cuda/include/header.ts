@@ -10,7 +10,7 @@ import type { FieldType } from "../../src/native/structs.ts";
 export const headerFolder = import.meta.dir;
 export const headerNames = ["mimo.h", "mimo_backend.h", "mimo_digest.h", "mimo_hosts.h"];
 
-/** What a function returns: a number, or a zero-terminated string. */
+/** Type of a function's result: a number, or a zero-terminated string. */
 export type ReturnType = FieldType | "cstring";
 
 export interface Signature {
@@ -23,7 +23,7 @@ export interface Header {
 	readonly constants: Readonly<Record<string, number>>;
 	/** Members of every enum by their C names; the enum without its prefix "mimo_". */
 	readonly enums: Readonly<Record<string, Readonly<Record<string, number>>>>;
-	/** Fields of every struct that is no operation's, without its prefix "mimo_". */
+	/** Fields of every struct that does not belong to an operation, by name without "mimo_". */
 	readonly structs: Readonly<Record<string, Readonly<Record<string, FieldType>>>>;
 	/** Fields of mimo_NAME_args by NAME: operations are the functions that take a stream and such a struct. */
 	readonly operations: Readonly<Record<string, Readonly<Record<string, FieldType>>>>;
@@ -68,7 +68,7 @@ function readEnum(name: string, body: string): Record<string, number> {
 	return Object.fromEntries(members);
 }
 
-/** Reads the ABI from headers' text. Throws an Error that quotes what it cannot read. */
+/** Reads the ABI from headers' text. Throws an Error that quotes the declaration it cannot read. */
 export function readHeader(commented = headerText()): Header {
 	const text = commented.replace(/\/\*[\s\S]*?\*\//g, " ");
 	const defines = [...text.matchAll(/^#define\s+MIMO_(\w+)\s+(\d+)\s*$/gm)];

@@ -75,7 +75,7 @@ enum mimo_status {
 
 enum mimo_dtype { MIMO_DTYPE_F32 = 0, MIMO_DTYPE_BF16 = 1, MIMO_DTYPE_I32 = 2, MIMO_DTYPE_U8 = 3, MIMO_DTYPE_F64 = 4 };
 
-/* What a block of memory is for; statistics are kept by tag. */
+/* Purpose of a block of memory; statistics are kept by tag. */
 enum mimo_memory_tag {
   MIMO_TAG_PARAMETER = 0,
   MIMO_TAG_GRADIENT = 1,
@@ -180,8 +180,8 @@ MIMO_API int32_t mimo_memory_set_zero(mimo_stream* stream, void* destination, in
 
 /* ---- runs: what the ranks of one host share ------------------------------------------------------------------ */
 
-/* One unnamed file in /dev/shm holds everything: who the ranks are, whether they live, what each waits for, and the
- * memory of groups. It is gone with the last process that has it open, however that ends. */
+/* One unnamed file in /dev/shm holds everything: the ranks' names, whether they live, which call each waits for, and
+ * the memory of groups. It disappears with the last process that has it open, however that ends. */
 typedef struct mimo_run mimo_run;
 
 enum mimo_rank_phase {
@@ -205,7 +205,7 @@ enum mimo_collective {
 
 enum mimo_call_state { MIMO_CALL_STATE_STARTED = 0, MIMO_CALL_STATE_FINISHED = 1, MIMO_CALL_STATE_FAILED = 2 };
 
-/* What is known of a rank. Strings are zero terminated; times are nanoseconds of the host's monotonic clock. */
+/* State of a rank. Strings are zero terminated; times are nanoseconds of the host's monotonic clock. */
 typedef struct mimo_rank_state {
   char host[MIMO_HOST_BYTES];
   char module[MIMO_MODULE_BYTES];           /* such as "language" */
@@ -245,14 +245,14 @@ MIMO_API int32_t mimo_run_close(mimo_run* run);
  * the run has failed and this process does not end by itself within 3 s, its heart concludes (mimo_run_conclude) and ends it
  * with `exit_code`. */
 MIMO_API int32_t mimo_run_join(mimo_run* run, int32_t rank, int32_t exit_code);
-/* What diagnoses call a rank. */
+/* Sets a rank's names in diagnoses. */
 MIMO_API int32_t mimo_run_describe(mimo_run* run, int32_t rank, const char* module, const char* coordinates);
 /* A step is done. */
 MIMO_API int32_t mimo_run_progress(mimo_run* run, int64_t step);
 /* This rank has done all its work. */
 MIMO_API int32_t mimo_run_leave(mimo_run* run);
 /* Ends the run: every wait of every rank returns MIMO_ERROR_PEER. The first failure counts, later ones are only kept as
- * their rank's own error. `rank` -1: none in particular. */
+ * their rank's own error. `rank` -1: no rank is to blame. */
 MIMO_API int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence);
 /* The launcher tells which process will be `rank`, so that mimo_run_watch can see it stop before it joins. */
 MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
@@ -269,13 +269,14 @@ MIMO_API int32_t mimo_run_print_to(mimo_run* run, int32_t file);
  * error (or where mimo_run_print_to says) by this process where neither a living launcher nor another rank does, or after some seconds. A rank of this host that
  * is to blame and does not live on is killed then. */
 MIMO_API int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code);
-/* From now on the heart of this process's rank writes what it knows of itself and of a failure to `path`, at every beat:
- * what is left when every process of the run is killed. mimo_run_leave removes the file. */
+/* From now on the heart of this process's rank writes the rank's state and a failure to `path`, at every beat: a
+ * recording that is left when every process of the run is killed. mimo_run_leave removes the file. */
 MIMO_API int32_t mimo_run_record(mimo_run* run, const char* path);
-/* Writes such a file of any rank, once: of what the launcher knows when the run has failed. */
+/* Writes such a file of any rank, once: called by the launcher when the run has failed. */
 MIMO_API int32_t mimo_run_record_rank(mimo_run* run, int32_t rank, const char* path);
-/* A run made from `count` such files, whose paths lie one after the other, each with its zero: it can be asked for states
- * and calls (`ranks`: how many there were), and has failed with what the ranks recorded, or with the rank that fell silent first. */
+/* A run made from `count` such files, whose paths lie one after the other, each with its zero: it can be asked for
+ * states and calls (`ranks`: how many there were), and has failed with the recorded failure, or with the rank that fell
+ * silent first. */
 MIMO_API int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run);
 MIMO_API int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state);
 /* The latest calls of a rank, newest first, at most `capacity` of those still recorded. */
@@ -375,7 +376,7 @@ typedef struct mimo_grouped_gemm_args {
 } mimo_grouped_gemm_args;
 MIMO_API int32_t mimo_grouped_gemm(mimo_stream* stream, const mimo_grouped_gemm_args* args);
 
-/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, for every group. Nothing reads a dw that is written. */
+/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, for every group. A dw that is written is not read. */
 typedef struct mimo_grouped_gemm_weight_gradient_args {
   const void* dy; /* [rows, n] */
   const void* x;  /* [rows, k] */
@@ -767,8 +768,8 @@ typedef struct mimo_router_forward_args {
   int64_t topk;
   int64_t expert_groups; /* 1 = no group limit */
   int64_t group_topk;
-  /* A group's score is the sum of this many best of what is selected by: biased sigmoid scores, probabilities with
-   * pre_softmax = 1, logits with softmax after top-k. topk / group_topk in Megatron, 2 in HF. */
+  /* A group's score is the sum of this many best values of those that decide the choice: biased sigmoid scores,
+   * probabilities with pre_softmax = 1, logits with softmax after top-k. topk / group_topk in Megatron, 2 in HF. */
   int64_t group_score_topk;
   float scaling_factor;
   int32_t score_function;
@@ -1092,7 +1093,7 @@ typedef struct mimo_clip_factor_args {
 } mimo_clip_factor_args;
 MIMO_API int32_t mimo_clip_factor(mimo_stream* stream, const mimo_clip_factor_args* args);
 
-/* step[0] += 1, bias_correction1/2 = 1 - beta^step in fp64; nothing when found_inf is not 0. */
+/* step[0] += 1, bias_correction1/2 = 1 - beta^step in fp64; unchanged when found_inf is not 0. */
 typedef struct mimo_adam_advance_args {
   int32_t* step;
   float* bias_correction1;
@@ -1103,9 +1104,9 @@ typedef struct mimo_adam_advance_args {
 } mimo_adam_advance_args;
 MIMO_API int32_t mimo_adam_advance(mimo_stream* stream, const mimo_adam_advance_args* args);
 
-/* AdamW over a flat buffer: g = gradient * clip_factor; m, v moments; u = (m/c1) / (sqrt(v/c2) + epsilon)
- * + weight_decay * weight_decay_multiplier * p; p -= learning_rate * learning_rate_multiplier * u. Nothing is changed
- * when found_inf is not 0. */
+/* AdamW over a flat buffer: g = gradient * clip_factor; m, v moments; u = (m/c1) / (sqrt(v/c2) + epsilon) +
+ * weight_decay * weight_decay_multiplier * p; p -= learning_rate * learning_rate_multiplier * u. No value changes when
+ * found_inf is not 0. */
 typedef struct mimo_adamw_args {
   float* master;         /* fp32 parameters */
   void* model;           /* parameters as the model reads them, in model_dtype; or null when master is the model's */
@@ -1134,8 +1135,9 @@ MIMO_API int32_t mimo_adamw(mimo_stream* stream, const mimo_adamw_args* args);
  * channels interleaved. Files are JPEG, PNG, WebP, GIF or BMP; damaged ones end with MIMO_ERROR_DATA, kinds that Pillow
  * reads besides with MIMO_ERROR_UNSUPPORTED. Memory is bounded by the size in the header. */
 
-/* Reads the header alone. host_header[0..3] = width, height, channels as the file has them (1 grey or palette, 2 grey and
- * alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP). Of an animation: the first picture. */
+/* Reads the header alone. host_header[0..3] = width, height, channels as the file has them (1 grey or palette, 2 grey
+ * and alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP). An animation gives its first
+ * picture. */
 MIMO_API int32_t mimo_image_inspect(const void* host_bytes, int64_t bytes, int32_t* host_header);
 /* Decodes a file to 1 (grey), 3 (RGB) or 4 (RGBA) channels, as Pillow's convert makes them; pixel_bytes = width * height *
  * channels. */

@@ -1,6 +1,6 @@
-/* Runs whose ranks are on several hosts. Each host has shared memory of its own; one process of each host passes on between
- * them, over TCP, which ranks live, why the run has failed, where its ranks were then, and what they post to meet in NCCL.
- * Tensors move through NCCL alone. */
+/* Runs whose ranks are on several hosts. Each host has shared memory of its own; one process of each host passes on
+ * between them, over TCP, which ranks live, why the run has failed, where its ranks were then, and the identifiers that
+ * they post to meet in NCCL. Tensors move through NCCL alone. */
 #ifndef MIMO_HOSTS_H
 #define MIMO_HOSTS_H
 

@@ -18,8 +18,8 @@ function pascalCase(name: string): string {
 }
 
 /**
- * Names of an enum's members: what follows the words that all share, without "ERROR" (MIMO_ERROR_OUT_OF_MEMORY: outOfMemory).
- * A member that counts the others (MIMO_TAG_COUNT) is left out.
+ * Names of an enum's members: the words behind those that all share, without "ERROR" (MIMO_ERROR_OUT_OF_MEMORY:
+ * outOfMemory). A member that counts the others (MIMO_TAG_COUNT) is left out.
  */
 function memberNames(members: Readonly<Record<string, number>>): Record<string, number> {
 	const words = Object.keys(members).map((name) => name.split("_"));

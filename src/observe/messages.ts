@@ -28,7 +28,7 @@ export function note(sentence: string): void {
 	output.info(sentence);
 }
 
-/** Prints a warning about a setting that may not be meant. */
+/** Prints a warning. */
 export function warn(sentence: string): void {
 	errors.warn(sentence);
 }

@@ -103,7 +103,7 @@ struct mimo_digests {
     }
   }
 
-  /// Takes ranges whose bytes have begun to come, and waits until a lane can go on; false when there is no more to do.
+  /// Takes ranges whose bytes have begun to arrive, and waits until a lane can go on; false when no work is left.
   bool prepare(Lanes& lanes) {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -129,7 +129,7 @@ struct mimo_digests {
     }
   }
 
-  /// More bytes of the range behind those that are no whole block; false if the file cannot be read.
+  /// Reads more bytes of the range behind those that do not fill a block; false if the file cannot be read.
   bool fill(mimo::Lane& lane) {
     const size_t kept = lane.end - lane.begin;
     std::memmove(lane.buffer.data(), lane.buffer.data() + lane.begin, kept);

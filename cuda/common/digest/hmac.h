@@ -16,7 +16,7 @@ class Hmac {
   /// `key`: 32 bytes.
   explicit Hmac(const uint8_t* key);
   void add(const void* part, size_t bytes);
-  /// Writes the 32 bytes of the tag; nothing may be added afterwards.
+  /// Writes the 32 bytes of the tag; no bytes may be added afterwards.
   void finish(uint8_t* tag);
 
  private:

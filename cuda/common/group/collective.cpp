@@ -1,4 +1,4 @@
-// What all collectives share, and those that only move bytes: all-gather, broadcast.
+// The common part of all collectives, and those that only move bytes: all-gather, broadcast.
 #include "collective.h"
 
 #include <algorithm>
@@ -88,13 +88,13 @@ class AllGather final : public Collective {
         x_(static_cast<const char*>(x)),
         y_(static_cast<char*>(y)) {
     if (y_ != nullptr || bytes == 0) return;
-    // Nobody waits for it: it may be written when the caller's memory is gone.
+    // No caller waits for this call: it may be written after the caller's memory is gone.
     given_.assign(x_, x_ + bytes);
     x_ = given_.data();
   }
 
  protected:
-  /// One that only gives reads nothing.
+  /// A member that only gives does not read.
   bool needs(const Group&, int32_t) const override { return y_ != nullptr || bytes() == 0; }
   void write(Group& group, int64_t r, char* slot) override {
     if (r == 0 && bytes() > 0 && y_ != nullptr && y_ + group.rank() * bytes() != x_) {

@@ -19,12 +19,12 @@ class Collective : public Call {
  protected:
   /// This member's part of round `r`, counted from 0.
   virtual void write(Group& group, int64_t r, char* slot) = 0;
-  /// What it takes from the others'; `at(member)` is a member's slot.
+  /// Reads its part from the others' slots; `at(member)` is a member's slot.
   virtual void read(Group& group, int64_t r, uint64_t round) = 0;
   /// Whether it reads this member's slot.
   virtual bool needs(const Group&, int32_t /*member*/) const { return true; }
   void add_rounds(int64_t count) { rounds_ += count; }
-  /// Where its tensors lie. What write() and read() copy may be done later: settle() follows them.
+  /// The memory of its tensors. Copies of write() and read() may be done later: settle() follows them.
   TensorMemory& memory() const { return memory_; }
 
  private:
@@ -52,7 +52,7 @@ std::unique_ptr<Call> make_all_to_all(const Group& group, const void* x, void* y
 
 /// Returns when all members have called it.
 void barrier(Group& group);
-/// y [size, bytes] = every member's x, both of the host. With y null it only gives x and waits for nobody.
+/// y [size, bytes] = every member's x, both of the host. With y null it only gives x, and does not wait.
 void exchange(Group& group, const void* x, void* y, int64_t bytes);
 
 std::unique_ptr<Call> make_send(Group& group, const void* x, int64_t bytes, int32_t to);

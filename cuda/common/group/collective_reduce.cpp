@@ -76,7 +76,7 @@ class SmallAllReduce final : public Reducing {
 
 constexpr int64_t piece_bytes = 8 << 10;
 
-/// Results that nobody reads soon go past the caches, which the slots then keep to themselves.
+/// Results that are not read soon are written past the caches, which then hold the slots alone.
 constexpr int64_t streamed_bytes = 4 << 20;
 
 void copy_past_caches(char* to, const char* from, int64_t bytes) {

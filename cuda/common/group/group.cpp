@@ -59,7 +59,7 @@ Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks, Tens
   }
   // A slot fits the nearest cache that two processes share, and all slots of a usual layout the 64 MB of a container.
   slot_bytes_ = std::max<int64_t>(64 << 10, (512 << 10) / size() / 64 * 64);
-  // Spinning pays only where whoever is waited for has a core of its own.
+  // Spinning pays only where the other member has a core of its own.
   spin_nanoseconds_ = run.ranks() <= usable_cores() ? 50'000 : 2'000;
   key_ = group_key(name_, ranks_);
   const int64_t slot = static_cast<int64_t>(sizeof(SlotHeader)) + slot_bytes_;
@@ -77,8 +77,8 @@ Group::~Group() {
   if (thread_.joinable()) thread_.join();
 }
 
-/// Of a rank that has done all its work, what it gave stays until it is written: a reader that is two rounds behind has no
-/// room for it yet. A rank that ends before, or whose run fails, delivers nothing more.
+/// Writes the values that a rank has given before it ends: a reader that is two rounds behind has no room for them yet.
+/// A rank that ends before its work is done, or whose run fails, delivers no more values.
 void Group::deliver() {
   if (run_.region(run_.rank()).phase.load() != MIMO_RANK_PHASE_FINISHED) return;
   waiting_.fetch_add(1);
@@ -171,7 +171,7 @@ void Group::wait(int64_t ticket) {
   if (lane.finished < sequence) std::rethrow_exception(failure_);
 }
 
-/// One round of every call that is first in its lane. Returns whether anything moved.
+/// Advances every call that is first in its lane by one round. Returns whether any did.
 bool Group::advance() {
   bool moved = false;
   for (Lane& lane : lanes_) {
@@ -214,7 +214,7 @@ bool Group::spin(Done&& done) {
     for (int i = 0; i < 64; ++i) {
       if (advance()) {
         if (done()) return true;
-        // Whoever is waited for is at work: the next round is near.
+        // The other members are at work: the next round is near.
         end = monotonic_nanoseconds() + spin_nanoseconds_;
       }
       __builtin_ia32_pause();

@@ -1,15 +1,16 @@
-// Groups of processes of one host: collectives through shared memory. The CPU library moves tensors so; the CUDA library its
-// barriers and host values, and where ranks share a GPU tensors too.
+// Groups of processes of one host: collectives through shared memory. The CPU library moves tensors this way; the CUDA
+// library moves barriers and host values, and tensors too where ranks share a GPU.
 //
 // A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds, of which all
 // members know the number. In round r a member
 //   1. waits until everybody has read what its slot r mod 2 held two rounds ago (`read` >= r - 2),
 //   2. writes its part into that slot and publishes `written` = r,
 //   3. waits until those it needs have written round r, reads their slots and publishes `read` = r.
-// Who waits does so on the doorbell of its own place in the group; whoever publishes rings the others'.
+// A member waits on the doorbell of its own place in the group; a member that publishes rings the others' doorbells.
 //
-// A started call goes on by itself: a call of one round leaves its part in the slot at once and needs nobody until it is
-// waited for; for longer ones the group has a thread, unless the caller is waiting already and does the work itself.
+// A started call goes on by itself: a call of one round leaves its part in the slot at once and needs no thread until
+// it is waited for; longer calls are advanced by a thread of the group, unless the caller waits already and does the
+// work itself.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -44,7 +45,7 @@ struct Place {
   std::atomic<uint64_t> read;
 };
 
-/// Says what a slot holds, so that members which disagree find out.
+/// Describes the content of a slot, so that disagreement between members is found.
 struct alignas(64) SlotHeader {
   int64_t sequence;
   int64_t bytes;
@@ -107,7 +108,7 @@ class Group {
 
   /// Queues a call; returns its ticket. `lane`: see Call.
   int64_t start(int32_t lane, std::unique_ptr<Call> call);
-  /// Returns when the call is done, working on it meanwhile. Throws what it failed with.
+  /// Returns when the call is done, working on it meanwhile. Throws the call's error.
   void wait(int64_t ticket);
 
   static constexpr int32_t collectives = 0;

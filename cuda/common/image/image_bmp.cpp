@@ -110,7 +110,7 @@ class BmpFile final : public ImageFile {
     return header_.mode == PixelMode::grey ? 8 : bits_;
   }
 
-  /// Returns where what follows the masks begins.
+  /// Returns the position behind the masks.
   size_t read_masks(size_t header_bytes, size_t behind_header) {
     const bool inside = header_bytes >= 52;
     const size_t at = inside ? file_header_bytes + 40 : behind_header;

@@ -1,4 +1,4 @@
-// Which kind of image file bytes are, and how large one may be.
+// Recognises the kind of an image file, and limits its size.
 #include "image_file.h"
 
 #include <string_view>

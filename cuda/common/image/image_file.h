@@ -1,4 +1,4 @@
-// Image files by kind: what a header says, and the pixels as the Pillow library holds them.
+// Image files by kind: their headers, and their pixels as the Pillow library holds them.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -80,7 +80,7 @@ std::unique_ptr<ImageFile> open_bmp(Bytes bytes);
 [[noreturn]] inline void refuse_image(const std::string& why) { throw Error(MIMO_ERROR_DATA, "the image " + why); }
 [[noreturn]] inline void refuse_damaged(const std::string& why) { refuse_image("is damaged (" + why + ")"); }
 [[noreturn]] inline void refuse_cut_off() { refuse_image("ends too early"); }
-/// Of a kind of file that is read in general, but not with this property.
+/// Refuses a file of a kind that is read in general, but not with this property.
 [[noreturn]] inline void refuse_unread(const std::string& kind) {
   throw Error(MIMO_ERROR_UNSUPPORTED, "the image is " + kind);
 }

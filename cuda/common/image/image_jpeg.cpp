@@ -62,7 +62,7 @@ void reset_errors(j_common_ptr image) {
 
 void ignore_source(j_decompress_ptr) {}
 
-/// There is no more: whatever needs it returns that it waits.
+/// There is no more input: functions that need it return that they wait.
 boolean no_more_input(j_decompress_ptr) { return FALSE; }
 
 void skip_input(j_decompress_ptr image, long count) {
@@ -174,7 +174,7 @@ class JpegFile final : public ImageFile {
   }
 
   Failure last_failure() {
-    // Running out of input is no error of libjpeg's.
+    // Running out of input is not an error to libjpeg.
     if (!errors_.raised) return {true, false, ""};
     char reason[JMSG_LENGTH_MAX];
     format_message(reinterpret_cast<j_common_ptr>(&image_), reason);

@@ -1,6 +1,6 @@
-// PNG files: chunks, filters and passes as the format defines them, inflated by libdeflate, which takes half of zlib's time
-// and never gives more than the header says. What decides on no pixel (texts, colour profiles) is never inflated. Debian's
-// static libpng cannot be part of a shared library: its code is not position independent.
+// PNG files: chunks, filters and passes as the format defines them, inflated by libdeflate, which takes half of zlib's
+// time and never gives more than the header says. Chunks that do not affect pixels (texts, colour profiles) are never
+// inflated. Debian's static libpng cannot be part of a shared library: its code is not position independent.
 #include <libdeflate.h>
 
 #include <algorithm>

@@ -162,8 +162,8 @@ struct WordPasses {
   }
 };
 
-/// Along rows and columns. The rounding between the passes shows, so that their order is Pillow's: columns first when the
-/// height shrinks by more than twice what the width does.
+/// Along rows and columns. The rounding between the passes shows, so that their order is Pillow's: columns first when
+/// the height shrinks by more than twice as much as the width.
 template <class Passes>
 void resize(const Passes& passes, const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
   const int shrinks_by = from.height - to.height;

@@ -1,6 +1,6 @@
-// Caching allocator behind mimo_memory_*: blocks are rounded to size classes, kept when freed, and counted by tag.
-// One stream orders every use of a block (a block freed on a stream is reused by that stream), so no host
-// synchronisation is needed; where the memory comes from is the derived class's business.
+// Caching allocator behind mimo_memory_*: blocks are rounded to size classes, kept when freed, and counted by tag. One
+// stream orders every use of a block (a block freed on a stream is reused by that stream), so no host synchronisation
+// is needed; the derived class provides the memory.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -53,7 +53,7 @@ class MemoryPool {
  private:
   struct Block {
     int64_t bytes;      // of the block
-    int64_t requested;  // what the caller asked for: what statistics count
+    int64_t requested;  // the requested size, which statistics count
     int32_t tag;
   };
   static int64_t block_bytes(int64_t requested);
@@ -61,8 +61,8 @@ class MemoryPool {
 
   mutable std::mutex mutex_;
   std::unordered_map<void*, Block> live_;
-  // Per stream: free blocks by size and address, with the frees() before theirs. The lowest is taken: what is free decides
-  // which block comes, not the order in which it became free, so that equal steps get equal addresses.
+  // Per stream: free blocks by size and address, with the frees() before theirs. The lowest free block is taken, in
+  // whatever order blocks became free, so that equal steps get equal addresses.
   std::map<const void*, std::map<int64_t, std::map<void*, int64_t>>> cache_;
   std::vector<Holder*> holders_;
   int64_t frees_ = 0;

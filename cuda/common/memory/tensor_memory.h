@@ -17,7 +17,8 @@ class TensorMemory {
   virtual void settle() = 0;
   /// These bytes, at most a slot's, in host memory: the tensor itself, or a copy that lasts until the next call.
   virtual const char* hold(const char* tensor, int64_t bytes) = 0;
-  /// Where to write, in host memory, what store() then brings into the tensor: the tensor itself, or what hold() returned.
+  /// Host memory whose content store() then brings into the tensor: the tensor itself, or the memory that hold()
+  /// returned.
   virtual char* room(char* tensor) = 0;
 };
 

@@ -10,7 +10,7 @@ struct Factors {
   float clip, beta1, beta2, c1, c2, epsilon, decay, rate;
 };
 
-/// What `model` is written as when there is none: nothing.
+/// Stands for an absent `model`, which is not written.
 struct NoModel {};
 
 template <class M>

@@ -1,5 +1,5 @@
-// What attention forward and backward share: how packed sequences are cut into blocks, packed fp32 copies of a head,
-// the base-2 exponential of the softmax, and the dropout mask.
+// Shared by attention forward and backward: how packed sequences are cut into blocks, packed fp32 copies of a head, the
+// base-2 exponential of the softmax, and the dropout mask.
 #pragma once
 #include "gemm.h"
 #include "kernel.h"
@@ -42,7 +42,7 @@ static inline void cut_blocks(const int32_t* cu_seqlens, int64_t sequences, int6
   }
 }
 
-/// Refuses what no caller should send; works for the arguments of both directions.
+/// Refuses wrong arguments, those of both directions.
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
@@ -72,7 +72,7 @@ void scatter(const float* from, int64_t rows, int64_t width, float factor, T* to
   }
 }
 
-/// 2^x to about 1 ulp for x <= 127. Below -100 it stays at 2^-100: nothing beside a row's largest term of 1, and its
+/// 2^x to about 1 ulp for x <= 127. Below -100 it stays at 2^-100: negligible beside a row's largest term of 1, and its
 /// products stay clear of denormal numbers. NaN stays NaN.
 static inline float exp2_fast(float x) {
   const float clamped = x < -100.0f ? -100.0f : x;

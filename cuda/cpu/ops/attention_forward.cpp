@@ -27,8 +27,8 @@ void pack_keys(const mimo_attention_forward_args& args, const SequenceBlock& blo
   gather(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.v + at);
 }
 
-/// Scores of `live` keys become unnormalised probabilities; the other `keys - live` are masked. Rescales what the
-/// row has gathered when its maximum grows.
+/// Scores of `live` keys become unnormalised probabilities; the other `keys - live` are masked. Rescales the row's sums
+/// when its maximum grows.
 void softmax_row(float* scores, int64_t live, int64_t keys, RunningRow& row, float* o, int64_t head_dim) {
   float maximum = row.maximum;
 #pragma omp simd reduction(max : maximum)

@@ -122,7 +122,7 @@ struct BackwardBlock {
       gradient_before_silu(token, first, token < end);
       if (token - halo >= begin) input_gradient(token - halo, last);
     }
-    // What has no `width` tokens after it in its sequence.
+    // Tokens with fewer than `width` tokens after them in their sequence.
     for (int64_t token = stop - halo < begin ? begin : stop - halo; token < end; ++token) input_gradient(token, last);
   }
 };

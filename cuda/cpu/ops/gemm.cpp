@@ -133,7 +133,7 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
 
   ThreadPool& threads = stream.device->threads;
   const int64_t blocks = block_count(args);
-  // OpenBLAS refuses a leading dimension below the width even where there is one row.
+  // OpenBLAS refuses a leading dimension below the width even for a single row.
   const auto leading = [](const Matrices& x) { return x.stride < x.width ? x.width : x.stride; };
   parallel_for(threads, args.batch * blocks, [&](int64_t i) {
     const int64_t index = i / blocks;

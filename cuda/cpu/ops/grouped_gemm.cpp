@@ -42,7 +42,7 @@ void claim_tasks(mimo_stream& stream, int64_t tasks, int64_t scratch_floats, Tas
   });
 }
 
-/// Which group a task belongs to: the last one whose first task is at or before it.
+/// The group of a task: the last group whose first task is at or before it.
 int64_t group_of(const int64_t* first_task, int64_t groups, int64_t task) {
   int64_t low = 0, high = groups - 1;
   while (low < high) {

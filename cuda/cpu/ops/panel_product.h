@@ -90,8 +90,8 @@ void multiply_tile(const float* a, int64_t a_stride, const float* panel, int64_t
   }
 }
 
-/// multiply_tile over all rows: tiles of M rows, then of half as many for what is left. `share(tile)` says what each
-/// tile prefetches.
+/// multiply_tile over all rows: tiles of M rows, then of half as many for the rest. `share(tile)` says what each tile
+/// prefetches.
 template <int64_t M, class Share>
 void multiply_rows(const float* a, int64_t a_stride, const float* panel, int64_t depth, float* c, int64_t c_stride,
                    bool first, int64_t rows, int64_t tile, Share&& share) {

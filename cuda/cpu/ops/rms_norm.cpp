@@ -6,7 +6,7 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// A group of columns of a row: what is normalised together. Groups are counted row by row.
+/// A group of columns of a row, normalised together. Groups are counted row by row.
 struct Place {
   int64_t row, column;
 };
@@ -47,7 +47,8 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
     const float squares = sum_over(size, [h](int64_t i) { return load(h[i]) * load(h[i]); });
     args.rstd[index] = 1.0f / std::sqrt(squares / static_cast<float>(size) + args.epsilon);
   }
-  // Results are made from what is near: the next groups come from memory meanwhile. Past the last one nothing is read.
+  // Results are computed from data in the cache while the next groups come from memory. No data past the last group are
+  // read.
   const Place next = place_of(end, groups, size);
   prefetch(static_cast<const T*>(args.x) + next.row * args.x_stride + next.column, (end - begin) * size);
   for (int64_t index = begin; index < end; ++index) {

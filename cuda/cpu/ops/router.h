@@ -1,4 +1,4 @@
-// What the router's kernels share: softmax pieces over one token's experts.
+// Shared by the router's kernels: parts of a softmax over one token's experts.
 #pragma once
 #include "kernel.h"
 

@@ -127,7 +127,7 @@ void weights_of_token(const mimo_router_forward_args& args, const float* logits,
   for (int64_t k = 0; k < topk; ++k) weights[k] *= scale;
 }
 
-/// What the statistics need of every token.
+/// Values of every token that the statistics need.
 struct TokenStatistics {
   uint8_t* selected;     // [T, E] membership of the unbiased, ungrouped top-k; 0 for padding
   float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding

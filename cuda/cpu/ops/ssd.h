@@ -1,5 +1,5 @@
-// What forward and backward of the state space scan share (docs/spec/language-model.md §2.3, §2.4): how the work is
-// cut, tiles in scratch memory, decays.
+// Shared by forward and backward of the state space scan (docs/spec/language-model.md §2.3, §2.4): the cut of the work,
+// tiles in scratch memory, decays.
 //
 // A task is one sequence and a block of heads of one group. It walks the sequence in chunks, anchored at the sequence's
 // first token, with the heads' states in scratch; the matrices of a chunk (Q x Q, Q x N, Q x P) are small enough for the

@@ -201,8 +201,8 @@ struct Backward {
     }
   }
 
-  /// c_dot = c_i · C_i, dC += c_i; moves the gradient of the state to the start of the chunk. Returns
-  /// exp(cs_Q) ⟨dS, H⟩: what every decay of the chunk gets.
+  /// c_dot = c_i · C_i, dC += c_i; moves the gradient of the state to the start of the chunk. Returns exp(cs_Q) ⟨dS,
+  /// H⟩, which is added to the gradient of every decay of the chunk.
   float state_gradient(int64_t index, int64_t chunk, int64_t count, bool has_next) const {
     float *dstate = tiles.dstate + index * p() * n(), *before = state(chunk, index);
     const float total = tiles.decays.total;
@@ -248,7 +248,7 @@ struct Backward {
     }
   }
 
-  /// Adds what passes through states to da, then dΔ and the step's gradients.
+  /// Adds the gradients that pass through states to da, then computes dΔ and the step's gradients.
   void step_gradient(int64_t head, int64_t begin, int64_t count, bool has_state, bool has_next, float carried) const {
     if (has_state) {
       float later = carried;

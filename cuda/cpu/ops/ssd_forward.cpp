@@ -1,5 +1,5 @@
 // Forward of the state space scan, chunk by chunk (docs/spec/language-model.md §2.3). Per head and chunk two products:
-//   Y = [exp(cs) C | (C Bᵀ) ∘ L ∘ Δ] [Hᵀ ; X]      what the state and the chunk itself give
+//   Y = [exp(cs) C | (C Bᵀ) ∘ L ∘ Δ] [Hᵀ ; X]      from the state and from the chunk itself
 //   Hᵀ = exp(cs_Q) Hᵀ + Bᵀ (exp(cs_Q - cs) Δ X)    the state for the next chunk
 // Hᵀ and X lie one below the other in scratch, so that the first is one product over N + Q columns.
 #include "ssd.h"

@@ -7,7 +7,7 @@
 
 namespace mimo::MIMO_ISA {
 
-/// Whether a result of this size is written past the caches: about what a processor's last cache holds.
+/// Whether a result of this size is written past the caches: from about the size of a processor's last cache on.
 static inline bool is_streamed(int64_t elements, int64_t element_bytes) {
   return elements * element_bytes >= int64_t{32} << 20;
 }
@@ -43,7 +43,7 @@ static inline void write_row(bool streamed, T* row, int64_t width, Write&& write
   }
 }
 
-/// Orders what was written past the caches before what comes.
+/// Orders writes past the caches before later ones.
 static inline void finish_streaming(bool streamed) {
   if (streamed) _mm_sfence();
 }
