@@ -1,4 +1,4 @@
-// What the attention kernels without tensor cores share: how the work is cut, tiles of a head in shared memory, the
+// Shared by the attention kernels without tensor cores: the cut of the work, tiles of a head in shared memory, the
 // dropout mask.
 //
 // 256 threads, 16 x 16: thread (row, column) has rows row * n + i and columns column + 16 j of a tile; 16 neighbouring
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_weighted(const float* weights, const float* 
   }
 }
 
-/// What multiplies the probability of one query, head and key: 0 or 1 / (1 - dropout).
+/// Factor of the probability of a query, head and key: 0 or 1 / (1 - dropout).
 template <class Args>
 __device__ __forceinline__ float dropout_factor(const Args& args, int64_t token, int64_t head, int64_t key) {
   if (args.dropout <= 0) return 1.0f;
@@ -90,7 +90,7 @@ __device__ __forceinline__ float dropout_factor(const Args& args, int64_t token,
   return philox_uniform(word) >= args.dropout ? 1.0f / (1.0f - args.dropout) : 0.0f;
 }
 
-/// Refuses what no caller should send.
+/// Refuses wrong arguments.
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");

@@ -44,7 +44,7 @@ class Communicator {
  public:
   /// Returns when all `size` members have called it. `channels` 0: NCCL's own choice.
   Communicator(const Run& run, const ncclUniqueId& id, int32_t size, int32_t rank, int32_t channels);
-  /// Gives up what is unfinished.
+  /// Gives up a communicator that is not ready yet.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -52,8 +52,8 @@ class Communicator {
   cudaStream_t stream() const { return stream_; }
   /// Queues what `body` asks of NCCL; several calls in it are one group.
   void queue(const char* what, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& body);
-  /// Nothing can be queued afterwards. What is queued ends, wherever it waits, when abort_communicator() is called with what is
-  /// returned; null: there is nothing to end.
+  /// No calls can be queued afterwards. Queued calls end, wherever they wait, when abort_communicator() is called with
+  /// the returned value; null: there is no call to end.
   ncclComm_t give_up();
   /// The end in two steps, because members may come to it in different orders: every communicator is told to finish before
   /// one is waited for. Members that do not come within some seconds are not waited for.
@@ -61,7 +61,7 @@ class Communicator {
   void finish();
 
  private:
-  /// Returns when NCCL is no longer busy with the last call; throws what it failed with, or when the run has failed.
+  /// Returns when NCCL is no longer busy with the last call; throws its error, or when the run has failed.
   void settle(ncclResult_t result, const char* what);
   const Run& run_;
   ncclComm_t handle_ = nullptr;

@@ -15,8 +15,9 @@
 namespace mimo::cuda {
 namespace {
 
-constexpr size_t most_workspace = 32 << 20;  // what NVIDIA recommends for Hopper
-/// What NCCL's kernels take of a Hopper GPU: a channel each. A product that counts on all of them needs another round.
+constexpr size_t most_workspace = 32 << 20;  // the size that NVIDIA recommends for Hopper
+/// Multiprocessors of a Hopper GPU that NCCL's kernels take, one for each channel. A product that counts on all
+/// multiprocessors needs another round.
 constexpr int32_t collective_multiprocessors = 24;
 
 #define MIMO_CUBLASLT(name) decltype(&::name) name = reinterpret_cast<decltype(&::name)>(vendor_symbol(library, #name))
@@ -93,7 +94,7 @@ struct CublasLt::State {
   cublasLtMatrixLayout_t layout(int32_t dtype, int64_t rows, int64_t columns, int64_t stride, int64_t batch,
                                 int64_t batch_stride) const {
     cublasLtMatrixLayout_t made = nullptr;
-    // Column major: what lies contiguous comes first.
+    // Column major: the contiguous dimension comes first.
     lt.check(lt.cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(columns),
                                            static_cast<uint64_t>(rows), stride < columns ? columns : stride),
              "describing a matrix");

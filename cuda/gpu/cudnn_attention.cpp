@@ -1,9 +1,9 @@
 // cuDNN's attention graphs, built once a shape and kept.
 //
-// Query heads of several groups do not lie at one distance from each other (a fused projection has keys and values between
-// them). One sequence of such heads is given to cuDNN as a batch of groups; otherwise the queries are copied side by
-// side. Sequences of different lengths go in as they are packed, with their lengths and offsets on the device; their
-// number and the longest are rounded up, so that few graphs are built.
+// Query heads of several groups do not lie at one distance from each other (a fused projection has keys and values
+// between them). A single sequence of such heads is given to cuDNN as a batch of groups; otherwise the queries are
+// copied side by side. Sequences of different lengths go in as they are packed, with their lengths and offsets on the
+// device; their number and the longest are rounded up, so that few graphs are built.
 #include "cudnn_attention.h"
 
 #include <cudnn_frontend.h>

@@ -185,8 +185,9 @@ void clear(mimo_stream& stream, const void* arguments) {
   check(cudaMemsetAsync(span.destination, 0, static_cast<size_t>(span.bytes), stream.handle()), "clearing memory");
 }
 
-/// The first call of the driver. It reads this when it starts: streams beyond so many share queues (8 unless it is set), where
-/// one whose kernel waits for another rank holds up those behind it. What the user has set stays.
+/// The first call of the driver. It reads this variable when it starts: streams beyond that number share queues (8
+/// unless it is set), and a stream whose kernel waits for another rank then holds up the streams behind it. The user's
+/// own setting stays.
 cudaError_t count_devices(int* count) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   return cudaGetDeviceCount(count);

@@ -1,5 +1,5 @@
-// The CUDA library's device: streams of the driver, a caching memory pool over cudaMalloc, and what operations need of
-// the chip. Handles of vendor libraries hang on the device too and are made at their first use.
+// The CUDA library's device: streams of the driver, a caching memory pool over cudaMalloc, and properties of the chip
+// that operations need. Handles of vendor libraries hang on the device too and are made at their first use.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -34,9 +34,9 @@ struct mimo_device {
   int32_t index;
   int32_t multiprocessors = 0;
   int32_t compute_major = 0, compute_minor = 0;
-  int64_t shared_bytes_per_block = 0;  // what a kernel may ask for
+  int64_t shared_bytes_per_block = 0;  // the most that a kernel may ask for
   bool deterministic = false;
-  /// The run has failed and its collectives were ended where they were: what they left in memory means nothing.
+  /// The run has failed and its collectives were ended midway: the memory they left behind is meaningless.
   bool communication_ended = false;  // read and written with __atomic_*
   /// Its own, as those below: plain pointers because kernel files include this, dozens of times, and parse no <memory>.
   mimo::MemoryPool* memory = nullptr;
@@ -51,7 +51,7 @@ struct mimo_stream {
   ~mimo_stream();
   mimo_stream(const mimo_stream&) = delete;
   mimo_stream& operator=(const mimo_stream&) = delete;
-  /// The driver's stream, for queueing work: what was held back for a graph comes before it.
+  /// The driver's stream, for queueing work: operations held back for a graph are queued first.
   cudaStream_t handle() {
     if (queue_ != nullptr) flush();
     return handle_;
@@ -59,10 +59,10 @@ struct mimo_stream {
   /// Queues an operation, or holds it back for a graph. `function` may depend on its arguments and device memory alone.
   void run(void (*function)(mimo_stream&, const void*), const void* arguments, int64_t bytes);
   void flush();
-  /// Whether equal runs of operations are launched as CUDA graphs from now on; what was recorded is dropped.
+  /// Whether equal runs of operations are launched as CUDA graphs from now on; earlier recordings are dropped.
   void set_graphs(bool wanted);
   mimo_graph_statistics graph_statistics() const;
-  /// Which of the pool's caches an operation's temporary memory comes from.
+  /// The cache of the pool that an operation's temporary memory comes from.
   const void* workspace_key() const;
 
   mimo_device* device;

@@ -22,13 +22,13 @@ constexpr int32_t value_channels = 1;
 /// A call that takes longer counts as waiting for others.
 constexpr int64_t patience = 1'000'000'000;
 
-/// NCCL reads these when it starts; what the user has set stays.
+/// NCCL reads these variables when it starts; the user's own settings stay.
 void set_up_nccl(bool deterministic) {
   // Members connect when they make a communicator, not inside its first call: ranks may start calls of several groups in
   // different orders.
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   if (!deterministic) return;
-  // One order of additions, whatever it would choose for a size.
+  // Fixes the order of additions, which NCCL otherwise chooses by size.
   setenv("NCCL_ALGO", "Ring", 0);
   setenv("NCCL_PROTO", "Simple", 0);
 }
@@ -108,8 +108,8 @@ DeviceGroup::~DeviceGroup() {
       std::lock_guard<std::mutex> lock(mutex_);
       note_missing();
     }
-    // This rank ends early. Its communicators end with the process, and what their kernels use: closing them would wait for
-    // their members.
+    // This rank ends early. Its communicators end with the process, as does the memory of their kernels: closing them
+    // would wait for their members.
     for (auto& [number, line] : lines_) line.communicator.release();
     for (auto& one : staging_) one.release();
     return;
@@ -328,7 +328,7 @@ void DeviceGroup::forget_finished(Line& line) {
   }
 }
 
-/// Who had not begun what this rank has under way.
+/// The members that had not begun the calls which this rank has under way.
 void DeviceGroup::note_missing() {
   if (std::exchange(noted_, true)) return;
   for (auto& [number, line] : lines_) {
@@ -351,7 +351,7 @@ std::pair<int64_t, int64_t> DeviceGroup::look(std::vector<ncclComm_t>& ended) {
   if (!lock.owns_lock() || device_ < 0) return {-1, 0};
   cudaSetDevice(device_);
   if (run_.failed()) {
-    // Who is missing on other hosts is known a moment later.
+    // The missing ranks of other hosts are known a moment later.
     if (run_.mirrored()) note_missing();
     __atomic_store_n(&run_.device->communication_ended, true, __ATOMIC_RELEASE);
     for (auto& [number, line] : lines_) {

@@ -33,7 +33,7 @@ class DeviceGroup {
   int32_t rank() const { return rank_; }
 
   void barrier();
-  /// y [size, bytes] = every member's x, both of the host. With y null it only gives x and waits for nobody.
+  /// y [size, bytes] = every member's x, both of the host. With y null it only gives x, and does not wait.
   void exchange(const void* x, void* y, int64_t bytes);
 
   using Body = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;

@@ -29,7 +29,7 @@ void launch_early(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid,
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "launching a kernel");
 }
 
-/// In a kernel that was launched early: waits until the kernels before it have ended and what they wrote can be read.
+/// In a kernel that was launched early: waits until the kernels before it have ended and their results can be read.
 __device__ __forceinline__ void previous_is_done() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

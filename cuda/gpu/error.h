@@ -6,7 +6,7 @@
 
 namespace mimo::cuda {
 
-/// Throws for a failed CUDA call; `what` names what was being done.
+/// Throws for a failed CUDA call; `what` names the call.
 void check(cudaError_t result, const char* what);
 
 }  // namespace mimo::cuda

@@ -18,7 +18,7 @@ void* GraphRecorder::record(void (*run)(void* queue), void* queue) {
   whole = cudaStreamEndCapture(stream_, &graph) == cudaSuccess && whole;
   if (whole && cudaGraphInstantiate(&made, graph, 0) != cudaSuccess) made = nullptr;
   if (graph != nullptr) cudaGraphDestroy(graph);
-  cudaGetLastError();  // what failed here has no other consequence
+  cudaGetLastError();  // a failure here has no other consequence
   return made;
 }
 

@@ -6,7 +6,7 @@
 
 namespace mimo::cuda {
 
-/// Records what is queued on one stream. Recordings are cudaGraphExec_t.
+/// Records the work queued on one stream. Recordings are cudaGraphExec_t.
 class GraphRecorder final : public OperationRecorder {
  public:
   explicit GraphRecorder(cudaStream_t stream) : stream_(stream) {}

@@ -1,7 +1,7 @@
-// What every CUDA kernel file includes: storage types, 16-byte accesses, sums over threads, launches.
+// Included by every CUDA kernel file: storage types, 16-byte accesses, sums over threads, launches.
 //
 // Sums are cut by sizes alone and added in a fixed order: no floating-point atomics, so results do not depend on
-// scheduling. A "pack" is what a thread moves at once: `Width` consecutive elements, 16 bytes of them where alignment
+// scheduling. A "pack" is moved by a thread at once: `Width` consecutive elements, 16 bytes of them where alignment
 // allows (vector_width), else one.
 #pragma once
 #include <cuda_bf16.h>
@@ -208,7 +208,7 @@ __device__ __forceinline__ Piece piece_at(const int32_t* cu_seqlens, int64_t seq
 
 // ---- launches --------------------------------------------------------------------------------------------------
 
-/// Queues a kernel. A launch without blocks is none. Dynamic shared memory beyond 48 KiB is asked for.
+/// Queues a kernel. A launch without blocks is left out. Requests dynamic shared memory beyond 48 KiB.
 template <class... Parameters, class... Arguments>
 void launch(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
             Arguments... arguments) {

@@ -1,4 +1,4 @@
-// What both ways of sorting slots by expert share (moe_sort.cu, moe_sort_cluster.cu).
+// Shared by both ways of sorting slots by expert (moe_sort.cu, moe_sort_cluster.cu).
 #pragma once
 #include "early.cuh"
 
@@ -6,7 +6,7 @@ namespace mimo::cuda {
 
 constexpr int sort_threads = 512, sort_warps = sort_threads / 32;
 
-/// The slot's expert; -1: none, or no slot below `end`.
+/// The slot's expert; -1: the slot has no expert, or does not lie below `end`.
 __device__ __forceinline__ int expert_of(const mimo_moe_sort_args& args, int64_t slot, int64_t end) {
   if (slot >= end) return -1;
   const int expert = args.expert_index[slot];

@@ -95,7 +95,7 @@ void with_team(int64_t row_packs, Body&& body) {
   body(Team<block_packs, 0>{});
 }
 
-/// Teams of a block, forward and backward: what ran fastest on an H200.
+/// Teams of a block, forward and backward: the numbers that ran fastest on an H200.
 template <class Team>
 constexpr int forward_teams = Team::is_block ? 1 : Team::packs <= 2 ? 4 : 2;
 template <class Team>
@@ -113,7 +113,7 @@ dim3 team_block(int64_t row_packs, int64_t teams) {
   return dim3(static_cast<unsigned>(round_up(ceil_div(row_packs, Team::packs), 32)), 1);
 }
 
-/// Keeps the compiler from unpacking before a loop what would take twice the registers unpacked.
+/// Keeps the compiler from unpacking values before a loop, where they would take twice the registers.
 template <class Packed, int Count>
 __device__ __forceinline__ void stay_packed(Packed (&value)[Count]) {
 #pragma unroll
@@ -135,8 +135,8 @@ __device__ __forceinline__ Packed<T, Width> read_if(bool live, const T* from) {
 
 constexpr int copied_tensors = 3;  // x, dy, dresidual
 
-/// A thread's packs of the coming rows of its team: those whose copies to shared memory are under way, and the row in use.
-/// Each thread reads what it copied itself, so that no barrier is needed.
+/// A thread's packs of the coming rows of its team: those whose copies to shared memory are under way, and the row in
+/// use. Each thread reads only its own copies, so that no barrier is needed.
 template <class Team, class T, int Width>
 struct RowsAhead {
   using Owner = Team;
@@ -202,7 +202,7 @@ template <class Team, int Width, int Count>
 __device__ __forceinline__ void write_partials(const float (&own)[Count][Team::packs][Width], int64_t columns, float* shared,
                                                float* const (&partial)[Count]) {
   const int count = static_cast<int>(columns), teams = static_cast<int>(blockDim.y);
-  if (teams > 1) __syncthreads();  // what the memory held before has been read
+  if (teams > 1) __syncthreads();  // the earlier content of the memory has been read
   Team::for_packs([&](int p) {
     const int column = Team::pack(p) * Width;
     if (column >= count) return;

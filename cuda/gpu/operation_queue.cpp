@@ -5,9 +5,9 @@ namespace {
 
 /// A longer run saves little more, and the device might wait for its first operation.
 constexpr size_t most_operations = 64;
-/// One alone is queued as fast as a recording of it.
+/// A single operation is queued as fast as a recording of it.
 constexpr size_t fewest_operations = 2;
-/// What is remembered of runs, where they never repeat: 20 times those of a step of the largest models.
+/// Number of runs that are remembered although they never repeat: 20 times those of a step of the largest models.
 constexpr size_t most_known_bytes = size_t{64} << 20;
 
 }  // namespace
@@ -51,7 +51,8 @@ void OperationQueue::hand_over() {
     const auto [found, first_time] = known_.try_emplace(content_);
     Known& known = found->second;
     if (first_time) {
-      // What repeats will come once more. It is not recorded before it ran: libraries prepare themselves at a first call.
+      // A run that repeats will come once more. It is not recorded before it has run: libraries prepare themselves at a
+      // first call.
       known_bytes_ += content_.size();
     } else {
       if (known.recording == nullptr && !known.unfit) {
@@ -95,7 +96,7 @@ void OperationQueue::forget() {
 }
 
 int64_t OperationQueue::before_trim() {
-  // Nothing can be given back now; the recording fails for want of memory, and its operations run as they are.
+  // No memory can be given back now; the recording fails for want of memory, and its operations run one by one.
   if (recording_) return 0;
   // Recordings use memory that is cached for them.
   if (handing_over_) {

@@ -17,14 +17,14 @@ namespace mimo {
 class OperationRecorder {
  public:
   virtual ~OperationRecorder() = default;
-  /// Calls `run(queue)` once, and keeps what it would queue instead of queueing it. Null when that cannot be kept.
+  /// Calls `run(queue)` once, and records the work instead of queueing it. Null when it cannot be recorded.
   virtual void* record(void (*run)(void* queue), void* queue) = 0;
   virtual void launch(void* recording) = 0;
-  /// What was launched may be under way.
+  /// Launched work may be under way.
   virtual void drop(void* recording) = 0;
 };
 
-/// One stream's. For the thread that queues work on it.
+/// The queue of one stream, for the thread that queues work on it.
 class OperationQueue final : public MemoryPool::Holder {
  public:
   using Function = void (*)(mimo_stream&, const void* arguments);
@@ -34,15 +34,16 @@ class OperationQueue final : public MemoryPool::Holder {
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
-  /// An operation: a function of its arguments, device memory and nothing else. `bytes` of arguments are copied; padding
-  /// among them must not vary. May throw what an earlier operation throws.
+  /// Adds an operation: a function of its arguments and of device memory alone. `bytes` of arguments are copied;
+  /// padding among them must not vary. May throw the error of an earlier operation.
   void add(Function function, const void* arguments, int64_t bytes);
-  /// Everything added is queued when it returns. Throws what an operation throws; those behind it are lost.
+  /// Queues all added operations. Throws an operation's error; the operations behind it are lost.
   void flush();
-  /// Which of the pool's caches operations take temporary memory from. Not the stream's: there lie blocks that were freed
-  /// since an operation was added and that it still reads; and recordings use theirs again and again.
+  /// The cache of the pool that operations take temporary memory from. It is not the stream's: that one holds blocks
+  /// that were freed since an operation was added and that the operation still reads, and recordings use their blocks
+  /// again and again.
   const void* workspace_key() const { return this; }
-  /// Drops what was recorded.
+  /// Drops all recordings.
   void forget();
   mimo_graph_statistics statistics() const { return statistics_; }
 
@@ -70,7 +71,7 @@ class OperationQueue final : public MemoryPool::Holder {
   std::unordered_map<std::string, Known> known_;
   size_t known_bytes_ = 0;
   bool handing_over_ = false, recording_ = false, forget_after_ = false;
-  /// Blocks freed from this count on may be used by what is pending.
+  /// Blocks freed from this count on may be used by pending operations.
   int64_t held_since_ = std::numeric_limits<int64_t>::max();
   mimo_graph_statistics statistics_{};
 };

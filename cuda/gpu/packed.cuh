@@ -1,4 +1,4 @@
-// Elements as stored, in words that copies need not take apart: for what is asked for early and used later.
+// Elements as stored, in words that copies need not take apart: for values that are requested early and used later.
 #pragma once
 #include "kernel.cuh"
 

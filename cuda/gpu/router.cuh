@@ -1,4 +1,4 @@
-// What the router's kernels share: a warp owns a token, its lanes share out the experts.
+// Shared by the router's kernels: a warp owns a token, its lanes share out the experts.
 #pragma once
 #include "kernel.cuh"
 
@@ -6,7 +6,7 @@ namespace mimo::cuda {
 
 constexpr int router_warps = 8;
 
-/// What the statistics need of every token.
+/// Values of every token that the statistics need.
 struct TokenStatistics {
   uint8_t* selected;     // [T, E] membership of the unbiased, ungrouped top-k; 0 for padding
   float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding

@@ -4,8 +4,9 @@
 
 namespace mimo::cuda {
 
-// Keys order the candidates of a selection: larger values first, -0 with 0; NaN and -infinity last. 0 is no candidate. What
-// has a bias or groups is compared in fp64, as in the CPU library: two scores around 0.5 are often closer than fp32 can tell.
+// Keys order the candidates of a selection: larger values first, -0 with 0; NaN and -infinity last. 0 stands for no
+// candidate. Scores with a bias or groups are compared in fp64, as in the CPU library: two scores around 0.5 are often
+// closer than fp32 can tell.
 using Key32 = uint32_t;
 using Key64 = unsigned long long;
 constexpr int last_key = 1;

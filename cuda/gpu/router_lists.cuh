@@ -4,7 +4,7 @@
 
 namespace mimo::cuda {
 
-// What is not a number spreads through these to all that it is compared with, and so to every result of a selection.
+// NaN spreads through these to every value it is compared with, and so to every result of a selection.
 __device__ __forceinline__ float larger_of(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));

@@ -1,5 +1,6 @@
-// The CPU library's collectives on tensors of GPUs: what a rank gives is copied into its slots of the host's shared memory,
-// what it takes out of the others' to its GPU. Sums are made by the processor, in the order of the members.
+// The CPU library's collectives on tensors of GPUs: a rank copies the values it gives into its slots of the host's
+// shared memory, and copies values out of the others' slots to its GPU. Sums are made by the processor, in the order of
+// the members.
 //
 // Starting a call waits for what the stream holds, and waiting for one waits for its copies: the host is never ahead. That
 // is slow, and asks nothing of the GPUs, which ranks may share. Pinned is a slot's size for each group, 256 KiB at most.
@@ -65,7 +66,7 @@ class ShmTransport final : public Transport {
  public:
   ShmTransport(Run& run, const std::string& name, std::vector<int32_t> ranks)
       : group_(run, name, std::move(ranks), memory_) {
-    // What the additions are compiled for.
+    // Instructions that the additions are compiled for.
     if (!processor_has_avx2()) {
       throw Error(MIMO_ERROR_UNSUPPORTED,
                   "The shm backend adds on the processor, and " + processor_name() + " has no AVX2, FMA and BMI2.");

@@ -1,8 +1,8 @@
 // Hopper's own instructions (sm_90a): barriers in shared memory that count bytes, the tensor copy engine, and products of
 // whole warpgroups with both operands in shared memory.
 //
-// Tiles are what the copy engine writes with 128-byte swizzle: rows of 64 bf16, the 16-byte chunk c of row r at chunk
-// c ^ (r mod 8), every tile at a multiple of 1024 bytes.
+// Tiles lie as the copy engine writes them with 128-byte swizzle: rows of 64 bf16, the 16-byte chunk c of row r at
+// chunk c ^ (r mod 8), every tile at a multiple of 1024 bytes.
 #pragma once
 #include <cuda.h>
 
@@ -14,7 +14,7 @@
 #elif defined(__CUDA_ARCH__)
 #pragma nv_diag_suppress 177  // kernels are empty in code for other GPUs, and what they would call is not
 #endif
-/// A kernel of pairs of blocks; what comes before sm_90 does not know them.
+/// A kernel of pairs of blocks, which GPUs before sm_90 do not have.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MIMO_BLOCK_PAIRS __cluster_dims__(2, 1, 1)
 #else
@@ -87,9 +87,10 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int 
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// Shows what this thread has stored in shared memory to the copy engine.
+/// Makes this thread's stores to shared memory visible to the copy engine.
 __device__ __forceinline__ void publish_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/// Adds a box of fp32 in shared memory to the tensor, in memory: each sum rounded to nearest, what lies outside left out.
+/// Adds a box of fp32 in shared memory to the tensor, in memory: each sum rounded to nearest, elements outside the
+/// tensor left out.
 __device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
@@ -97,7 +98,8 @@ __device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Writes a box of fp32 in shared memory to the tensor. The L2 cache gives its lines up first: what is read again stays.
+/// Writes a box of fp32 in shared memory to the tensor. The L2 cache gives its lines up first, so that operands that
+/// are read again stay.
 __device__ __forceinline__ void write_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
   uint64_t evict_first;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
@@ -112,8 +114,8 @@ __device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.
 
 // ---- pairs of blocks -------------------------------------------------------------------------------------------
 
-/// Arrives at the barrier at the same place of a block of the pair. Without a release of its own: that would wait for all
-/// that the thread has stored, at every step, and what is passed on here is only that a stage has been read.
+/// Arrives at the barrier at the same place of a block of the pair. Without a release of its own: that would wait for
+/// all stores of the thread, at every step, and only the fact that a stage has been read is passed on here.
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -150,7 +152,7 @@ __device__ __forceinline__ uint64_t operand(const void* tile, bool k_rows, uint3
   const uint64_t next_tile = uint64_t(k_rows ? tile_bytes >> 4 : 1) << 16;
   return swizzle_128 | eight_rows | next_tile | ((shared_address(tile) & 0x3FFFF) >> 4);
 }
-/// What to add to a description for k = 16 step.
+/// Added to a description for k = 16 step.
 template <bool k_rows>
 constexpr uint64_t operand_step = (k_rows ? 16 * tile_row_bytes : 16 * 2) >> 4;
 

@@ -1,4 +1,4 @@
-// What the attention kernels of Hopper share: heads of 80 as tiles, and the products of a warpgroup with them.
+// Shared by the attention kernels of Hopper: heads of 80 as tiles, and the products of a warpgroup with them.
 //
 // A row of a head is 80 bf16. Products take it as it is (five steps of 16 along k, or 80 columns), with no padding in the
 // arithmetic. In shared memory it is padded: 64 columns in one tile of 128-byte rows, 16 in a second one whose other columns

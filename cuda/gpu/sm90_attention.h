@@ -6,12 +6,12 @@ namespace mimo::cuda {
 
 namespace sm90 {
 
-/// What the copy engine can read.
+/// Whether the copy engine can read a tensor.
 inline bool in_pieces_of_16(const void* pointer, int64_t stride) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
 }
 
-/// What both directions need of a call.
+/// Values of a call that both directions need.
 template <class Args>
 bool attention_fits(const mimo_stream& stream, const Args& args) {
 #ifdef MIMO_HAS_SM90A

@@ -34,7 +34,7 @@ constexpr int most_groups = 2048;
 
 using Sums = float[2][96];  // of rows 0 .. 63 and 64 .. 127
 
-/// One result: rows 128 `row` .. and columns 192 `column` .. of a group's.
+/// A result: rows 128 `row` .. and columns 192 `column` .. of a group's product.
 struct Tile {
   int group, row, column;
 };

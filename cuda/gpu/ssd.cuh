@@ -1,6 +1,6 @@
-// What the kernels of the state space scan share (docs/spec/language-model.md §2.3, §2.4). Sequences are cut into
-// chunks anchored at their first tokens ("pieces" of kernel.cuh); chunks run side by side, and a pass over the chunks
-// of a sequence carries the states from each to the next.
+// Shared by the kernels of the state space scan (docs/spec/language-model.md §2.3, §2.4). Sequences are cut into chunks
+// anchored at their first tokens ("pieces" of kernel.cuh); chunks run side by side, and a pass over the chunks of a
+// sequence carries the states from each to the next.
 //
 // Letters as in the specification: Q tokens of a chunk, cs the inclusive cumulative sum of a = A Δ inside a chunk, H_c the
 // state before chunk c, S_c what the chunk adds to it, dS_c the gradient of the state after it.
@@ -28,7 +28,7 @@ void ssd_pass(mimo_stream& stream, bool reverse, const float* from, void* to, in
               const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, int64_t heads, int64_t elements,
               int64_t chunk);
 
-/// Of one chunk and head: what it adds to the gradients of D, A_log and dt_bias.
+/// Parts of a chunk and head of the gradients of D, A_log and dt_bias.
 struct SsdHeadSums {
   float d, a_log, dt_bias;
 };

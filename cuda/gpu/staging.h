@@ -12,8 +12,8 @@ namespace mimo::cuda {
 class Staging {
  public:
   ~Staging();
-  /// Returns when `source` may change: what still has to be copied of it lies here. Waits for the stream's earlier work only
-  /// where more than most_pieces are on their way.
+  /// Returns when `source` may change: bytes that still have to be copied lie here. Waits for the stream's earlier work
+  /// only where more than most_pieces are on their way.
   void to_device(cudaStream_t stream, void* destination, const void* source, int64_t bytes);
   /// Returns when the copy is complete.
   void to_host(cudaStream_t stream, void* destination, const void* source, int64_t bytes);

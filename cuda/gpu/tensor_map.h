@@ -14,8 +14,8 @@ CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t 
 /// The same of fp32 matrices and boxes of 32 columns; `width` a multiple of 4.
 CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
 
-/// Groups of rows of one matrix. A box that starts at row r of the group of rows first .. last - 1 is at
-/// (column, ragged_end - (last - first) + r, last, ragged_end), and what follows the group's last row reads as zeros.
+/// Groups of rows of one matrix. A box that starts at row r of the group of rows first .. last - 1 is at (column,
+/// ragged_end - (last - first) + r, last, ragged_end), and rows behind the group's last one read as zeros.
 CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows);
 constexpr int ragged_end = 1 << 30;
 

@@ -22,7 +22,7 @@ class ValueStaging {
   ValueStaging(const ValueStaging&) = delete;
   ValueStaging& operator=(const ValueStaging&) = delete;
 
-  /// On the current device. What it held is lost.
+  /// Memory on the current device. Its earlier content is lost.
   void reserve(int64_t bytes) {
     if (bytes <= bytes_) return;
     release();
@@ -34,7 +34,7 @@ class ValueStaging {
   char* host() const { return host_; }
   char* device() const { return device_; }
 
-  /// What the stream holds is the last to use it.
+  /// The work queued on the stream is the last to use it.
   void used_by(cudaStream_t stream) { check(cudaEventRecord(used_, stream), "recording an event"); }
   bool idle() const { return cudaEventQuery(used_) == cudaSuccess; }
 
@@ -51,7 +51,7 @@ class ValueStaging {
   cudaEvent_t used_ = nullptr;
 };
 
-/// One that nothing under way uses; made where there is none.
+/// A buffer that no call under way uses; a new one where all are in use.
 inline ValueStaging& idle_staging(std::vector<std::unique_ptr<ValueStaging>>& all) {
   for (const auto& one : all) {
     if (one->idle()) return *one;

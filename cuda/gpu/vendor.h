@@ -1,4 +1,4 @@
-// cuBLASLt, cuDNN and NCCL are no part of the library: they are found and opened when first needed.
+// cuBLASLt, cuDNN and NCCL are not part of the library: they are found and opened when first needed.
 #pragma once
 #include <string>
 

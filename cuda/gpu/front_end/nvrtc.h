@@ -1,5 +1,5 @@
-/* What cuDNN's front end needs of NVRTC's header to compile: it names NVRTC in engines of its own that it offers besides
- * cuDNN's and that mimo never asks for. vendor_functions.cpp answers every call with an error. */
+/* The part of NVRTC's header that cuDNN's front end needs to compile: it names NVRTC in engines of its own that it
+ * offers besides cuDNN's and that mimo never asks for. vendor_functions.cpp answers every call with an error. */
 #pragma once
 #include <stddef.h>
 

@@ -70,7 +70,7 @@ __device__ __forceinline__ void start(const T* x, int64_t stride, int64_t token,
   }
 }
 
-/// Reads tokens token .. token + Batch - 1 of x as far as `end`; the caller must not use what is beyond.
+/// Reads tokens token .. token + Batch - 1 of x as far as `end`; the caller must not use values beyond it.
 template <int Batch, class T, int Width>
 __device__ __forceinline__ void read_batch(const T* x, int64_t stride, int token, int end,
                                            Packed<T, Width> (&to)[Batch]) {
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
 }
 
 /// Tokens of x and dy for a thread's channels, batch after batch. Where a thread's channels of a token are a piece that
-/// can be copied in the background, several batches are on their way through shared memory; every thread reads what it
-/// copied itself, so that no barrier is needed.
+/// can be copied in the background, several batches are on their way through shared memory; every thread reads only its
+/// own copies, so that no barrier is needed.
 template <class T, int Width>
 class TokensAhead {
  public:
@@ -164,7 +164,7 @@ class TokensAhead {
       for (int number = 0; number < ring - 1; ++number) start(number);
     }
   }
-  /// Batch `number`, to be asked for in order. What is not readable is left as it is.
+  /// Batch `number`, to be asked for in order. Tokens that cannot be read leave their values unchanged.
   __device__ __forceinline__ void get(int number, Batch& x, Batch& dy) {
     if constexpr (copied) {
       copy_wait<ring - 2>();

@@ -111,7 +111,7 @@ __global__ void loss_kernel(mimo_cross_entropy_loss_args args) {
   });
 }
 
-/// dlogits may be logits: a thread writes only what it has read, and the label's column belongs to one thread.
+/// dlogits may be logits: a thread writes only elements it has read, and the label's column belongs to one thread.
 template <class T, int Width>
 __global__ void backward_kernel(mimo_cross_entropy_backward_args args, bool round) {
   const int64_t token = blockIdx.x;

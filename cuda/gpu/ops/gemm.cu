@@ -1,5 +1,6 @@
-// Dense matrix products (cuBLASLt) and what it does not cover: operands of different storage types are widened to fp32
-// first, a bf16 result of fp32 operands is rounded in a pass of its own, as is a bias of another type than the result.
+// Dense matrix products (cuBLASLt) and the cases that it does not cover: operands of different storage types are
+// widened to fp32 first, a bf16 result of fp32 operands is rounded in a pass of its own, as is a bias of another type
+// than the result.
 #include "cublaslt.h"
 #include "kernel.cuh"
 #include "operations.h"
@@ -23,7 +24,7 @@ __global__ void finish_kernel(const P* product, int64_t product_stride, int64_t 
   });
 }
 
-/// Adds what the product left out. `product` is fp32 or null, or lies in c (in_place).
+/// Adds the parts that the product left out. `product` is fp32 or null, or lies in c (in_place).
 void finish(mimo_stream& stream, const mimo_gemm_args& args, const float* product, bool in_place, float beta) {
   with_dtype(args.c_dtype, [&](auto* tc) {
     with_dtype(args.b_dtype, [&](auto* tb) {

@@ -19,8 +19,8 @@ __global__ void invert_kernel(mimo_moe_permute_args args, int32_t* row_of_slot) 
 constexpr int permute_threads = 256, permute_lanes = 128;
 constexpr int packs_at_once = 3;  // of a thread
 
-/// Token by token: each is read once and written to all its rows. Row by row, a token would be read topk times, and what
-/// lies between is more than the cache holds.
+/// Token by token: each is read once and written to all its rows. Row by row, a token would be read topk times, with
+/// more data in between than the cache holds.
 template <class T, int Width>
 __global__ void __launch_bounds__(permute_threads)
     permute_kernel(mimo_moe_permute_args args, const int32_t* row_of_slot, int64_t packs) {
@@ -93,7 +93,7 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   const int64_t bytes = args.width > 0 ? slots * static_cast<int64_t>(sizeof(int32_t)) : 0;
   Workspace workspace(&stream, bytes);
   int32_t* const row_of_slot = args.width > 0 ? workspace.as<int32_t>() : nullptr;
-  // -1: a slot without a row. With as many rows as slots there is none.
+  // -1: a slot without a row. With as many rows as slots there are no such slots.
   if (bytes > 0 && args.row_count != nullptr) {
     check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle()), "clearing rows");
   }

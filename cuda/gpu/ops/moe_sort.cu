@@ -1,9 +1,9 @@
 // Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert,
 // in runs of slots. Counts stay on the device.
 //
-// What clusters do not take (moe_sort_cluster.cu) takes two kernels. One counts the runs' slots; while it runs, the blocks of
-// the second already put the slots of their run in order in shared memory, and then wait for the counts to learn where that
-// order's pieces go.
+// Sizes that clusters do not take (moe_sort_cluster.cu) are sorted by two kernels. One counts the runs' slots; while it
+// runs, the blocks of the second already put the slots of their run in order in shared memory, and then wait for the
+// counts to learn where that order's pieces go.
 #include "moe_sort.cuh"
 
 namespace mimo::cuda {
@@ -31,8 +31,9 @@ __global__ void __launch_bounds__(threads)
   for (int e = threadIdx.x; e < stride; e += threads) of_run[e] = shared_counts[e];
 }
 
-/// Places the run's slots: rows of lower experts, plus the same expert's slots of earlier runs, of earlier passes and warps and
-/// of lower lanes. Every block adds up the counts of all runs for itself: they are few, and nobody need be waited for.
+/// Places the run's slots: rows of lower experts, plus the same expert's slots of earlier runs, of earlier passes and
+/// warps and of lower lanes. Every block adds up the counts of all runs for itself: they are few, and no block has to
+/// wait.
 __global__ void __launch_bounds__(threads)
     place_kernel(mimo_moe_sort_args args, const int32_t* count, int stride, int runs, int passes) {
   extern __shared__ int32_t shared[];
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(threads)
   for (int pass = 0; pass < passes; ++pass) {
     const int64_t begin = (static_cast<int64_t>(blockIdx.x) * passes + pass) * threads, slot = begin + thread;
     for (int i = thread; i < warps * experts; i += threads) rows[i] = 0;
-    // Before the counts are there: what wrote the experts has ended, or the kernel that counts them would not have begun.
+    // Read before the counts are there: the kernel that wrote the experts has ended, since otherwise the one that
+    // counts them would not have begun.
     const int expert = expert_of(args, slot, args.tokens * args.topk);
     __syncthreads();
     if (expert >= 0) atomicOr(rows + warp * experts + expert, 1 << lane);

@@ -17,7 +17,7 @@ struct Cut {
 };
 
 #if __CUDA_ARCH__ >= 900
-/// All threads of the cluster come here, and what they wrote before can be read after all_came().
+/// All threads of the cluster arrive here; their earlier writes can be read after all_came().
 __device__ __forceinline__ void come() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void all_came() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /// Writes to where `at` lies in another block's shared memory.
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
   }
   if (expert >= 0) atomicOr(rows + warp * experts + expert, 1 << lane);
   __syncthreads();
-  all_came();  // nobody writes to a block that has not started
+  all_came();  // no block writes to another that has not started
   for (int e = column; e < experts; e += columns) {
     const int32_t total = earlier[e] + later[e];
     for (int to = sharer; to < segments; to += sharers) write_to_block(totals + segment * experts + e, to, total);

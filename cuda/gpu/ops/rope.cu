@@ -18,7 +18,8 @@ __global__ void angles_kernel(mimo_rope_forward_args args, float2* angles) {
   });
 }
 
-/// A thread turns one pair of columns of one head, or copies two: `slots` per head are the pairs, then what is left.
+/// A thread turns one pair of columns of one head, or copies two: `slots` per head are the pairs, then the columns left
+/// over.
 template <class T>
 __global__ void rotate_kernel(mimo_rope_forward_args args, const float2* angles, int64_t slots) {
   const int64_t half = args.rotary_dim / 2, heads = args.groups * args.heads_per_group;

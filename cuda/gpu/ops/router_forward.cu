@@ -216,7 +216,7 @@ struct Partials {
   int32_t* tokens;
 };
 
-// The threads of both kernels: 32 experts beside each other, 32 shares of what is added up.
+// The threads of both kernels: 32 experts beside each other, 32 shares of the values to add.
 constexpr int shares = 32;
 
 /// Σ over the block's shares, in their order; every thread's column gets it.

@@ -1,6 +1,6 @@
-// Routes several tokens a warp. Most of a router's time goes into selection, comparisons that run at half rate: here a few
-// lanes own a token, each sorts its own experts in registers, and lists are merged across them, so that what is done once a
-// token is done for all of the warp's tokens at once.
+// Routes several tokens a warp. Most of a router's time goes into selection, comparisons that run at half rate: here a
+// few lanes own a token, each sorts its own experts in registers, and lists are merged across them, so that work done
+// once a token is done for all of the warp's tokens at once.
 #include "early.cuh"
 #include "router_keys.cuh"
 #include "router_lists.cuh"
@@ -89,14 +89,14 @@ struct Team {
     return value;
   }
 
-  /// The k best experts by `value`: logits, or scores with biases when there is `bias`. fp32 decides where no more than k
-  /// values come within its errors of the k-th; the other tokens, near ties and what is not a number, the warp decides
-  /// exactly, one after the other.
+  /// The k best experts by `value`: logits, or scores with biases when there is `bias`. fp32 decides where no more than
+  /// k values come within its errors of the k-th; the other tokens, with near ties or NaN, are decided exactly by the
+  /// whole warp, one after the other.
   template <int List>
   __device__ __forceinline__ Chosen<Words> choose(const float (&value)[own], const float* bias, int k) const {
     const float kth = kth_of_team<Lanes, List>(value, k);
     const float least = bias == nullptr ? kth : kth - fmaf(fabsf(kth), 2.5e-7f, 1e-6f);
-    uint32_t below = 0;  // bit j: value j is not chosen; of what is not a number, all are
+    uint32_t below = 0;  // bit j: value j is not chosen; with NaN all bits are set
 #pragma unroll
     for (int j = own - 1; j >= 0; --j) {
       below = __funnelshift_l(__float_as_uint(value[j] - least), below, 1);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
   let_next_start();
   const int64_t warp_token = (static_cast<int64_t>(blockIdx.x) * several_warps + warp_id()) * teams;
   if (warp_token >= args.tokens) return;
-  // Teams without a token of their own do the last one's work again, and write nothing.
+  // Teams without a token of their own repeat the last token's work, and do not write.
   const int64_t asked = warp_token + lane_id() / Lanes, token = smaller(asked, args.tokens - 1);
   const bool live = asked == token;
   const Team<Lanes, Words> team{lane_id() % Lanes, args.logits + token * experts};
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
   const int k = static_cast<int>(args.topk);
   float logit[own], score[own];
   team.read_row(team.logits, logit);
-  float bias[own];  // read before anything is written, so that nobody waits for it later
+  float bias[own];  // read before any write, so that no thread waits for it later
   if constexpr (biased) team.read_row(args.expert_bias, bias);
 
   float shift = 0, score_sum = 0, scale = 1;

@@ -11,8 +11,8 @@ constexpr int operand_bytes = tile * depth * 2, stage_bytes = 2 * operand_bytes;
 constexpr int half_tile_bytes = operand_bytes / 2;  // a k-rows operand is two tiles of 64 columns
 constexpr int warp_rows = 64, warp_columns = 32;
 
-/// One operand of a product: `count` rows or columns from `data` on, `stride` elements from one to the next (k-major), or
-/// from one step of k to the next (k-rows).
+/// An operand of a product: `count` rows or columns from `data` on, `stride` elements from one to the next (k-major),
+/// or from one step of k to the next (k-rows).
 struct Operand {
   const bf16* data;
   int64_t stride;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(threads) weight_gradient_kernel(mimo_grouped_g
   Sums sum = {};
   multiply<true, true>(left, right, count, shared_memory, sum);
   float* dw = args.dw + (group * args.n + first_row) * args.k + first_column;
-  // What is there comes in whole batches: one after the other, reads would wait for each other.
+  // Sums already in memory are read in whole batches: one by one, reads would wait for each other.
   constexpr int pairs = warp_columns / 8;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int own_row = warp / 4 * warp_rows + lane / 4, own_column = warp % 4 * warp_columns + lane % 4 * 2;

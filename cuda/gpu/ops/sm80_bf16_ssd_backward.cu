@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(ssd_block) backward_kernel(mimo_ssd_backward_a
       totals[0] += lower_bf16(h) * lower_bf16(s) + upper_bf16(h) * upper_bf16(s);
     }
     {
-      // Inside the chunk: dG, E, and what multiplies dy in w.
+      // Inside the chunk: dG, E, and the factor of dy in w.
       SsdSums<64> dm = {};
       add_product<64, 64, false, false>(dy, x, dm);
       float rows[2] = {0, 0}, columns[8] = {};

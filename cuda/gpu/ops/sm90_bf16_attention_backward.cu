@@ -60,7 +60,7 @@ struct Problem {
   int32_t query_tiles;      // piece_count
 };
 
-/// What a block works on.
+/// The part of the work that a block has.
 struct Work {
   int head, sequence_tile, first, last;  // sequence_tile: its number among the sequence's keys
   int key_count, query_tiles, tile;      // tile: first of the sequence's in the arrays above

@@ -62,7 +62,7 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(all_lanes, x, 2);
 }
 
-// Of a thread's values of [64, columns], value j belongs to the upper or the lower of its two rows.
+// Whether value j of a thread's values of [64, columns] belongs to the lower of its two rows.
 __device__ constexpr int row_of(int j) { return j / 2 % 2; }
 using Scores = float[key_rows / 2];
 
@@ -71,7 +71,7 @@ using Scores = float[key_rows / 2];
 struct Softmax {
   float scale;  // of scores, times log2 e
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  float factor[2];  // what sums so far have to be multiplied by
+  float factor[2];  // factor for the sums so far
   bool changes;     // whether one of the warp's factors is not 1
 
   __device__ __forceinline__ void weigh(const Scores& s, Scores& weight) {

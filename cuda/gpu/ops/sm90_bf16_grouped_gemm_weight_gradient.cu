@@ -9,7 +9,8 @@ namespace {
 
 using namespace sm90;
 
-/// What a warp adds at once: 32 columns of its 16 rows. What is there is brought into the L2 cache a few boxes before.
+/// Box that a warp adds at once: 32 columns of its 16 rows. The sums already in memory are brought into the L2 cache a
+/// few boxes before.
 constexpr int box_rows = 16, box_columns = 32, boxes_ahead = 4;
 constexpr int boxes_in_row = tile_columns / box_columns, boxes = 2 * boxes_in_row;
 
@@ -26,7 +27,7 @@ struct WeightGradient {
   __device__ __forceinline__ int units(int group) const {
     return accumulate && count(group) == 0 ? 0 : (n + tile_rows - 1) / tile_rows;
   }
-  /// Of a group without rows that is written, one: the copy engine reads zeros.
+  /// A group without rows that is written has one step, for which the copy engine reads zeros.
   __device__ __forceinline__ int steps(int group) const { return max(1, (count(group) + depth - 1) / depth); }
   __device__ __forceinline__ int rows(const Tile& tile) const { return min(tile_rows, n - tile.row * tile_rows); }
   __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,

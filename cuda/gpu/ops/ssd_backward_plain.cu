@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(ssd_threads) backward_kernel(mimo_ssd_backward
     __syncthreads();
     const float last = of.sum[count - 1];
 
-    // What passes through the state after the chunk.
+    // Gradients that pass through the state after the chunk.
     for_each_element(count, p, [&](int j, int k) {
       float through = 0;
       for (int m = 0; m < n; ++m) through += state.at(k, m) * b.at(j, m);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(ssd_threads) backward_kernel(mimo_ssd_backward
       for (int i = j; i < count; ++i) within += g.at(i, j) * expf(of.sum[i] - of.sum[j]) * dy.at(i, k);
       w.at(j, k) += within;
     });
-    // What passes through the state before the chunk.
+    // Gradients that pass through the state before the chunk.
     load_tile(states + state_at, n, p, n, state);
     __syncthreads();
     for_each_element(count, p, [&](int j, int k) {
