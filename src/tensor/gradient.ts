@@ -58,7 +58,7 @@ export class GradientSlot {
 
 	/**
 	 * Adds a gradient inside the operation that computes it: `compute` writes previous + its own into `target`, which is
-	 * `previous` itself when nobody else holds that. `previous` is null for the first gradient.
+	 * `previous` itself when it has no other owner. `previous` is null for the first gradient.
 	 */
 	fuse(compute: (previous: Tensor | null, target: Tensor) => void): void {
 		this.update((previous, target) => {
@@ -88,7 +88,7 @@ export class GradientSlot {
 		return gradient;
 	}
 
-	/** Drops what has gathered. */
+	/** Drops the gradient gathered so far. */
 	clear(): void {
 		this.take()?.[Symbol.dispose]();
 	}

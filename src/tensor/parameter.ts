@@ -1,6 +1,6 @@
 /**
- * A trainable tensor with its full name, or a frozen one. Its gradient can be zero without zeros in its memory: then the
- * first product of a step is written there, not added, and who looks at the gradient before that finds zeros.
+ * A trainable tensor with its full name, or a frozen one. Its gradient can be zero without zeros in its memory: then
+ * the first product of a step is written there, not added, and a reader of the gradient finds zeros before that.
  */
 import type { Tensor } from "./tensor.ts";
 
@@ -12,7 +12,7 @@ export class Parameter implements Disposable {
 	constructor(
 		/** Megatron's logical name, the one spelling everywhere: Philox key, checkpoints, errors. */
 		readonly name: string,
-		/** What forward reads. */
+		/** Values that the forward pass reads. */
 		readonly value: Tensor,
 		/** fp32 gradient; null: frozen. */
 		gradient: Tensor | null,
@@ -36,7 +36,7 @@ export class Parameter implements Disposable {
 
 	/**
 	 * Adds to the gradient by an operation that can also write: `product` writes all of `into`, or adds to it where it is
-	 * told to accumulate. Nothing where frozen.
+	 * told to accumulate. Does not call it for a frozen parameter.
 	 */
 	addToGradient(product: (into: Tensor, accumulate: boolean) => void): void {
 		if (this.#gradient === null) return;
@@ -44,12 +44,12 @@ export class Parameter implements Disposable {
 		this.#unwritten = false;
 	}
 
-	/** The gradient is zero from now on; its memory stays as it is until someone adds to it or settles it. */
+	/** The gradient is zero from now on; its memory stays as it is until a product is added or the zeros are written. */
 	forgetGradient(): void {
 		this.#unwritten = this.trainable;
 	}
 
-	/** Writes the zeros of a forgotten gradient to which nobody has added. */
+	/** Writes the zeros of a forgotten gradient to which no product was added. */
 	settleGradient(): void {
 		if (!this.#unwritten) return;
 		this.#gradient!.device.setZero(this.#gradient!, this.#gradient!.bytes);

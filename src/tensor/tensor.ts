@@ -1,6 +1,6 @@
 /**
- * A tensor: a place in device memory with a shape and a storage type. Whoever makes one owns it and disposes it
- * (`using`); share() adds an owner. Row major; a matrix may be a window into a wider one (`stride`).
+ * A tensor: a place in device memory with a shape and a storage type. Its maker owns it and disposes it (`using`);
+ * share() adds an owner. Row major; a matrix may be a window into a wider one (`stride`).
  */
 import { Dtype, type DtypeName, type MemoryTagName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";

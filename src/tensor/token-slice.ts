@@ -1,4 +1,4 @@
-/** Which tokens of a step's global batch some rows are. */
+/** The tokens of a step's global batch that some rows hold. */
 
 /** Tokens [first, first + count). */
 export interface TokenRange {

@@ -5,7 +5,7 @@
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";
 
-/** Which columns of the vocabulary a block of logits holds. */
+/** The columns of the vocabulary that a block of logits holds. */
 export interface VocabularyShard {
 	/** Vocabulary index of column 0. */
 	readonly start: number;
@@ -107,7 +107,7 @@ export function crossEntropyBackward(
 export interface CrossEntropyOptions {
 	/** The part of the vocabulary that the logits' columns are; columns behind its live ones are padding. Default: all. */
 	readonly shard?: VocabularyShard;
-	/** Makes the statistics of all shards, [shards, T], of this one's: where the vocabulary is cut over ranks. */
+	/** Gathers the statistics of all shards, [shards, T], from this shard's, where the vocabulary is cut over ranks. */
 	readonly gather?: (own: CrossEntropyStatistics) => CrossEntropyStatistics;
 	/** Weight of the squared log-sum-exp added to every token's loss. */
 	readonly zLoss?: number;

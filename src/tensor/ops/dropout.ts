@@ -7,14 +7,14 @@ export interface DropoutOptions {
 	/** Chance of an element to become zero, in [0, 1). */
 	readonly probability: number;
 	readonly seed: number | bigint;
-	/** Which tokens of the whole batch the rows are; default: its first ones. */
+	/** The tokens of the whole batch that the rows hold; default: the first ones. */
 	readonly rows?: TokenSlice;
 	/** Where these columns stand in rows of `fullWidth`. */
 	readonly firstColumn?: number;
 	readonly fullWidth?: number;
 }
 
-/** y = x * kept / (1 - probability). x_TW contiguous, f32 or bf16. Nothing is done, nor stored, at probability 0. */
+/** y = x * kept / (1 - probability). x_TW contiguous, f32 or bf16. At probability 0 x itself is returned. */
 export function dropout(tape: Tape, x: Tensor, options: DropoutOptions): Tensor {
 	if (!x.contiguous) throw new RangeError(`dropout takes a contiguous tensor, not rows ${x.stride} apart.`);
 	if (options.probability === 0) return x.share();

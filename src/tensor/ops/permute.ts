@@ -3,7 +3,7 @@ import type { Device } from "../../native/device.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
 
-/** Which row every routed token copy is: rows sorted by (expert, token). */
+/** The row of every routed token copy: rows are sorted by (expert, token). */
 export class ExpertOrder implements Disposable {
 	private constructor(
 		/** int32 [experts + 1]: first row of every expert; the last entry is the number of rows. */

@@ -33,7 +33,10 @@ export interface RouterOptions {
 	readonly zLoss?: { readonly sum: Tensor; readonly gradientScale: number } | null;
 }
 
-/** What balancing losses are made of, one row a sequence. Counts and tokens may be summed over ranks in place. */
+/**
+ * Statistics from which balancing losses are computed, one row a sequence. Counts and tokens may be summed over ranks
+ * in place.
+ */
 export class RouterStatistics implements Disposable {
 	constructor(
 		/** f32 [S, E]: tokens whose top-k, without bias and group limit, holds the expert. */
@@ -47,7 +50,7 @@ export class RouterStatistics implements Disposable {
 		readonly topk: number,
 	) {}
 
-	/** The same routing with the whole microbatch as one sequence: what aux_loss reads beside seq_aux_loss. */
+	/** The same routing with the whole microbatch as one sequence, which aux_loss reads beside seq_aux_loss. */
 	pooled(): RouterStatistics {
 		return new RouterStatistics(
 			sumOfRows(this.counts),
@@ -165,10 +168,10 @@ export function route(tape: Tape, logits: Tensor, options: RouterOptions): Routi
 }
 
 export interface BalancingLossOptions {
-	/** α: what a perfectly balanced router gives. */
+	/** α: the loss of a perfectly balanced router. */
 	readonly coefficient: number;
 	/**
-	 * Weight of this loss in what is differentiated: loss scale / microbatches (and what data parallelism divides by) by
+	 * Weight of this loss in the differentiated sum: loss scale / microbatches (and the divisor of data parallelism) by
 	 * default, local tokens × ranks sharing the router × loss scale with a per-token loss
 	 * (docs/spec/language-model.md §4.4).
 	 */
