@@ -10,7 +10,7 @@ export interface InterleavedShape {
 	readonly stages: number;
 	readonly virtualStages: number;
 	readonly microbatches: number;
-	/** G; what would be left over at the end and less than P joins the last group. */
+	/** G; microbatches left over at the end, if fewer than P, join the last group. */
 	readonly groupSize: number;
 }
 
