@@ -4,7 +4,7 @@
  */
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 
-/** What parameters and activations are stored and multiplied in; master weights and sums stay fp32. */
+/** Type in which parameters and activations are stored and multiplied; master weights and sums stay fp32. */
 export type Precision = "f32" | "bf16";
 
 const comparedSteps = 10;

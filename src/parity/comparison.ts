@@ -1,4 +1,4 @@
-/** What a parity check compares, one line each, and the verdict. */
+/** The comparisons of a parity check, a line each, and the verdict. */
 import { columns } from "../observe/columns.ts";
 
 export interface Check {

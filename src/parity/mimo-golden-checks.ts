@@ -13,7 +13,7 @@ const layerClasses = { M: "MambaLayer", "*": "TransformerLayer", E: "MoETransfor
 
 const indices = (count: number) => Array.from({ length: count }, (_, index) => index);
 
-/** Layers with a router, and what upstream calls it. */
+/** Layers with a router, and Megatron's name of it. */
 export function routersOf({
 	language_model: l,
 }: MimoGoldenConfig): { readonly layer: number; readonly name: string }[] {

@@ -155,7 +155,7 @@ const probe = v.object({
 	head: v.optional(v.array(v.number()), []),
 });
 
-/** How many tokens went to each expert: what of a router's map is kept. */
+/** Number of tokens sent to each expert, which is kept of a router's map. */
 const routerMap = v.object({ shape: v.array(v.number()), tokens_per_expert: v.array(v.number()) });
 
 const goldenSchema = v.object({

@@ -1,6 +1,6 @@
 /**
- * What a mimo-* folder recorded inside step 1, wherever its parts lie: activations and routing weights of every lane's
- * first microbatch, tokens per expert of every microbatch, the expert bias after the step.
+ * Compares values that a mimo-* folder recorded inside step 1, wherever their parts lie: activations and routing
+ * weights of every lane's first microbatch, tokens per expert of every microbatch, the expert bias after the step.
  */
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Device } from "../native/device.ts";
@@ -15,7 +15,7 @@ import { ProbeSums } from "./probe-sums.ts";
 import { reduceHost } from "./reduce-host.ts";
 import { encoderSamples, languageSamples, type Plan } from "./verify/plan.ts";
 
-/** What of a run is on this rank. */
+/** The parts of a run on this rank. */
 export interface RankView {
 	readonly plan: Plan;
 	/** Every rank of the run. */
@@ -78,7 +78,7 @@ export class MimoProbes {
 		else this.#addLanguage(name, value, microbatch);
 	};
 
-	/** After step 1's update: what the sums of all ranks say. */
+	/** Called after step 1's update: the verdict on the sums of all ranks. */
 	checks(): Check[] {
 		const { world, device } = this.rank;
 		for (const router of this.rank.language?.model.routers.values() ?? []) router.onRouting = null;

@@ -6,7 +6,10 @@
 import type { RouterState } from "../models/hybrid/router-state.ts";
 import { axpby, Tensor } from "../tensor/tensor.ts";
 
-/** Scores closer than this may be ordered either way: what fp32 noise in the logits (1e-5 after 30 steps) leaves open. */
+/**
+ * Scores closer than this may be ordered either way: fp32 noise in the logits (1e-5 after 30 steps) leaves their order
+ * open.
+ */
 const nearby = 4e-6;
 
 /** A token's last chosen expert and the best one left out. */
@@ -15,7 +18,7 @@ export interface NearTie {
 	/** From 0. */
 	readonly step: number;
 	readonly layer: number;
-	/** Which forward pass of the layer in this step, from 0. */
+	/** Number of the layer's forward pass in this step, from 0. */
 	readonly pass: number;
 	/** Among this rank's tokens of the pass. */
 	readonly token: number;
@@ -96,7 +99,7 @@ function raise(logits: Float32Array, { chosen, leftOut }: NearTie, key: (expert:
 	for (let by = 1e-8; key(leftOut, logits[leftOut]!) <= goal; by *= 1.5) logits[leftOut] = start + by;
 }
 
-/** One sentence for people. */
+/** A sentence for people. */
 export function describeTie({ rank, step, layer, pass, token, chosen, leftOut, gap }: NearTie): string {
 	return `step ${step + 1}, layer ${layer}, token ${token} of pass ${pass} on rank ${rank}: expert ${leftOut} rather than ${chosen}, whose scores differ by ${gap.toExponential(1)}`;
 }

@@ -1,4 +1,4 @@
-/** Probes of tensors whose elements lie on several ranks: what every rank adds up of its own part, and the verdict. */
+/** Probes of tensors whose elements lie on several ranks: the sums of every rank over its own part, and the verdict. */
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import type { Check } from "./comparison.ts";

@@ -1,4 +1,4 @@
-/** Whether a record of a reference has what the model has, no less and no more. */
+/** Checks that a record of a reference has exactly the entries of the model. */
 import { UserError } from "../native/errors.ts";
 
 /** Exactly these keys, or a UserError that names the first that is missing or unknown. */

@@ -18,10 +18,10 @@ export type Gather = (own: Float64Array) => Float64Array;
 export interface ComparedRun {
 	readonly folder: string;
 	readonly steps: number;
-	/** Of a bf16 run the losses are compared, and no near ties are looked for. */
+	/** In a bf16 run only losses are compared, without a search for near ties. */
 	readonly precision: Precision;
 	readonly state: Trained;
-	/** By layer; none on a rank of the encoder. */
+	/** Routers by layer; empty on a rank of the encoder. */
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** Trains step `step`, counted from 0, and compares it. */
 	step(step: number): Check[];
@@ -40,8 +40,8 @@ interface TrainedStep {
 }
 
 /**
- * Every rank of the world calls this together. What a search for near ties trains again is at most as many steps as the
- * whole run has, so a difference with another cause is told in twice the time of a run that agrees.
+ * Every rank of the world calls this together. A search for near ties trains at most as many steps again as the whole
+ * run has, so a difference with another cause is reported in twice the time of a run that agrees.
  */
 export function compareSteps(rank: number, gather: Gather, run: ComparedRun): ParityReport {
 	const swapped: NearTie[] = [];

@@ -1,4 +1,4 @@
-/** What a training is made of between two steps: weights, the optimizer's state, the routers' biases of this rank. */
+/** The state of a training between two steps: weights, the optimizer's state, the routers' biases of this rank. */
 import type { Tensor } from "../tensor/tensor.ts";
 import type { TrainingState } from "../train/step.ts";
 

@@ -1,7 +1,7 @@
 /**
- * Samples for `mimo verify --samples data`: the first global batch of the configured data, as one lane reads it. Shorter
- * ones are padded to seq-length, so that every layout can cut them: what follows counts in no loss and is seen by none
- * before it.
+ * Samples for `mimo verify --samples data`: the first global batch of the configured data, as one lane reads it.
+ * Shorter samples are padded to seq-length, so that every layout can cut them: the padding has no part in the loss, and
+ * earlier tokens do not see it.
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { placeImages } from "../../data/images.ts";
@@ -15,7 +15,7 @@ import type { Sample } from "./samples.ts";
 
 /** Every process of a comparison reads them anew and gets the same. Throws UserErrors about the data. */
 export async function readSamples(c: TrainingConfiguration): Promise<Sample[]> {
-	// One sample a microbatch; nothing is held out, and no file is written.
+	// One sample a microbatch; no data are held out, and no file is written.
 	const alone = { ...c, microBatchSize: 1, evalIters: 0, evalCaptions: 0, dataSkippedFile: null, save: null };
 	const { training } = await openSources(alone, oneRank, {
 		world: groupOfOne("verify.data", 0),

@@ -9,7 +9,7 @@ import type { Subject } from "./subject.ts";
 
 /**
  * Starts again from the initial weights and makes one update from gradients given by name (whole tensors, before
- * clipping). `clipFactor`: what every gradient is multiplied by.
+ * clipping). `clipFactor`: factor of every gradient.
  */
 export function updateAlone(
 	engine: Engine,

@@ -1,6 +1,7 @@
 /**
- * `mimo verify --policy`: what encoder-grad-participation corrected does to a step. Where only some encoder ranks saw
- * images it multiplies the encoder's gradient by ranks / participants, which exact leaves as that of the token mean.
+ * `mimo verify --policy`: the effect of encoder-grad-participation corrected on a step. Where only some encoder ranks
+ * saw images it multiplies the encoder's gradient by ranks / participants, which exact leaves as that of the token
+ * mean.
  */
 import { languageModelPrefix } from "../../models/hybrid/layer-places.ts";
 import { columns } from "../../observe/columns.ts";
@@ -24,7 +25,7 @@ export interface PolicyResult {
 	readonly participants: number;
 	readonly exact: Norms;
 	readonly corrected: Norms;
-	/** Of the angle between both gradients of all parameters. */
+	/** Cosine of the angle between both gradients of all parameters. */
 	readonly cosine: number;
 	/** Root mean square of the difference of the weights after the step over that of the step, encoder alone. */
 	readonly weights: number;

@@ -1,4 +1,4 @@
-/** Which experts every token was sent to: a flipped decision explains a difference that no tolerance should hide. */
+/** The experts that every token was sent to: a flipped decision explains a difference that no tolerance should hide. */
 import type { HybridModel } from "../../models/hybrid/model.ts";
 
 /** A token that other experts were chosen for than in the reference. */

@@ -24,7 +24,7 @@ const removeAtEnd = 'read -r _; exec rm -rf -- "$1"';
  */
 export class VerifyFolder implements Disposable {
 	readonly path: string;
-	/** Of a folder that was not given. */
+	/** Removes a folder that was not given. */
 	readonly #remover: Bun.Subprocess<"pipe", "ignore", "ignore"> | null = null;
 
 	constructor(given?: string) {
@@ -48,7 +48,7 @@ export class VerifyFolder implements Disposable {
 	}
 }
 
-/** What a layout's ranks leave behind. */
+/** Results that a layout's ranks leave behind. */
 function resultFile(folder: string, layout: string): string {
 	return join(folder, `${layout.replaceAll("+", "_")}.json`);
 }
@@ -61,7 +61,7 @@ export async function verifyOnRank(world: World, plan: Plan, subject: Subject, f
 	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));
 }
 
-/** The same for what the participation correction changes. */
+/** The same for the values that the participation correction changes. */
 export async function policyOnRank(world: World, plan: Plan, subject: Subject, folder: string): Promise<void> {
 	const result = await runPolicy(world, plan, subject);
 	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));
