@@ -1,12 +1,12 @@
 /**
- * Other ranks' work while one is timed: on a processor whose cores the ranks of a host share, caches and memory are shared
- * too, and a rank is slower among others than alone. All begin a step together and end it together, as the collectives of a
- * run hold them: whoever is done leaves its core to the others.
+ * Other ranks' work while one is timed: on a processor whose cores the ranks of a host share, caches and memory are
+ * shared too, and a rank is slower among others than alone. All begin a step together and end it together, as the
+ * collectives of a run hold them: a rank that is done leaves its core to the others.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { openWorker } from "../native/worker.ts";
 
-/** What a companion is sent. */
+/** A message to a companion. */
 export interface CompanionJob {
 	readonly configuration: TrainingConfiguration;
 	readonly rank: number;

@@ -3,9 +3,9 @@ import { UserError } from "../native/errors.ts";
 import { linesOf } from "../observe/lines.ts";
 
 /**
- * Rows of the busiest rank's experts over those of an even routing, in the step in which that was most: a mean over layers,
- * because what a rank holds is the sum of them. `expertsPerRank`: how the plan's layout deals them out, which may differ from
- * the run's.
+ * Rows of the busiest rank's experts over those of an even routing, in the step in which that was most: a mean over
+ * layers, because a rank holds all of them. `expertsPerRank`: how the plan's layout deals them out, which may differ
+ * from the run's.
  */
 export function measuredImbalance(log: string, expertsPerRank: number): number {
 	let most = 0;
@@ -17,7 +17,7 @@ export function measuredImbalance(log: string, expertsPerRank: number): number {
 	return most;
 }
 
-/** Tokens by layer and expert of a step's line; none where it is no such line. */
+/** Tokens by layer and expert of a step's line; empty for another line. */
 function loadsOf(line: string): number[][] {
 	try {
 		const { tokens_per_expert: tokens } = JSON.parse(line) as { tokens_per_expert?: Record<string, number[]> };

@@ -1,5 +1,5 @@
 /**
- * What an operation costs by its arguments: floating-point operations (a multiply-add counts 2) and bytes moved. Time
+ * Cost of an operation by its arguments: floating-point operations (a multiply-add counts 2) and bytes moved. Time
  * follows the first where it is a product, the second elsewhere.
  */
 import { Dtype, type OperationName } from "../native/abi.ts";
@@ -133,7 +133,7 @@ export function isProduct(name: OperationName): boolean {
 	return products.includes(name);
 }
 
-/** What an operation's time is proportional to: operations of a product, bytes of anything else; at least 1. */
+/** The amount that an operation's time is proportional to: operations for a product, bytes otherwise; at least 1. */
 export function amountOf(name: OperationName, { flops, bytes }: Work): number {
 	return Math.max(1, isProduct(name) ? flops : bytes);
 }
