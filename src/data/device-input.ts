@@ -29,7 +29,7 @@ export class DeviceInput implements Disposable {
 		this.localSequences = Sequences.of(device, localLengths(microbatch.lengths, tp));
 	}
 
-	/** What the model reads. `tokens`: the microbatch's among those of the step's global batch. */
+	/** The model's input. `tokens`: the microbatch's among those of the step's global batch. */
 	forward(dropoutKey: number, tokens: TokenSlice): ForwardInput {
 		const { ids, sequences, localSequences } = this;
 		return { ids, sequences, localSequences, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };

@@ -148,7 +148,7 @@ export function planShards(
 	}));
 }
 
-/** Fills a new folder: shards, config.json, then the index. `onBytes` hears of every piece written. */
+/** Fills a new folder: shards, config.json, then the index. `onBytes` is called for every written piece. */
 export function writeHuggingFaceFiles(
 	folder: string,
 	store: TensorStore,

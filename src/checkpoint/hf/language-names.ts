@@ -1,6 +1,6 @@
 /**
  * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (docs/spec/language-model.md §10,
- * docs/spec/checkpoint.md §4.1–§4.2). A pure plan; nothing is read.
+ * docs/spec/checkpoint.md §4.1–§4.2). A pure plan that reads no files.
  */
 import { UserError } from "../../native/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
@@ -36,8 +36,8 @@ export function detectSpelling(names: Iterable<string>): Spelling | null {
 }
 
 /**
- * Compares the layers and experts of a config.json with the tensors that are there, before names are made of them. What
- * passes has at most a few times as many names as tensors.
+ * Compares the layers and experts of a config.json with the tensors that are there, before names are made from them. A
+ * config.json that passes has at most a few times as many names as tensors.
  */
 export function requireCounts(
 	{ hybridLayerPattern: pattern, numExperts: experts }: LanguageModelConfiguration,

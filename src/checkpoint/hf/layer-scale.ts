@@ -36,7 +36,7 @@ function scaledTensors(store: TensorStore): ReadonlyMap<string, string> {
 	return scaleOf;
 }
 
-/** A store without layer scales: what they multiply comes multiplied. Owns the store it reads from. */
+/** A store without layer scales: the tensors that they multiply come multiplied. Owns the store it reads from. */
 export class LayerScaledStore implements TensorStore {
 	readonly tensors: ReadonlyMap<string, TensorType>;
 	/** Names of the scales. */

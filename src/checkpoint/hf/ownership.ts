@@ -1,6 +1,6 @@
 /**
- * Whose a written Hugging Face folder is: a file in it names the training, so that a run replaces what the same training wrote
- * before and nothing else.
+ * The owner of a written Hugging Face folder: a file in it names the training, so that a run replaces only folders that
+ * the same training wrote.
  */
 import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
@@ -13,7 +13,9 @@ export function ownershipText(lineage: string): string {
 	return `${JSON.stringify({ format: "mimo-weights", lineage })}\n`;
 }
 
-/** Whether a training may write a folder of this path: there is none, or nothing in it, or what it wrote itself. */
+/**
+ * Whether a training may write a folder of this path: it does not exist, is empty, or was written by the same training.
+ */
 export function mayWrite(path: string, lineage: string | null): boolean {
 	if (!existsSync(path)) return true;
 	if (!statSync(path).isDirectory()) return false;
