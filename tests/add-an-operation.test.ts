@@ -15,7 +15,7 @@ function filesOf(pattern: string): (readonly [path: string, text: string])[] {
 /** A call of an operation from TypeScript. */
 const call = (name: string) => new RegExp(`\\brun\\(\\s*"${name}"`);
 
-/** Where each operation stands: files, and what one of them holds for it. */
+/** Places of each operation: files, and the text that one of them holds for it. */
 const places: Readonly<Record<string, (name: string) => RegExp>> = {
 	"cuda/include/mimo.h": (name) => new RegExp(`const mimo_${name}_args\\* args\\);`),
 	"src/native/abi.ts": (name) => new RegExp(`^\\t${name}: \\{`, "m"),

@@ -13,7 +13,7 @@ export function generator(seed: number): Random {
 	};
 }
 
-/** One to four damages: bits, bytes, lengths, cuts, repeats. */
+/** Damages a text in one to four places: bits, bytes, lengths, cuts, repeats. */
 export function damage(original: Uint8Array, random: Random): Uint8Array {
 	let bytes = new Uint8Array(original);
 	for (let n = 1 + random(4); n > 0 && bytes.length > 0; n--) {

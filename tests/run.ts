@@ -57,7 +57,7 @@ async function runFile(file: string): Promise<Outcome> {
 		stdin: "ignore",
 		stdout: "pipe",
 		stderr: "pipe",
-		// A group of its own: what a test started ends with it.
+		// A process group of its own: processes that a test started end with it.
 		detached: true,
 	});
 	running.add(child.pid);
@@ -99,7 +99,7 @@ function endGroup(pid: number): void {
 	try {
 		process.kill(-pid, "SIGKILL");
 	} catch {
-		// Nothing of the group is left.
+		// No process of the group is left.
 	}
 }
 

@@ -22,7 +22,7 @@ export function sanitizerEnvironment(root: string): Record<string, string> {
 		ASAN_OPTIONS: "detect_leaks=0:handle_segv=0:abort_on_error=1:allocator_may_return_null=1",
 		UBSAN_OPTIONS: "print_stacktrace=1",
 		MIMO_CPU_LIBRARY: library,
-		// The other test runs take what the processor offers, which is mostly AVX-512.
+		// The other test runs take the processor's best instructions, mostly AVX-512.
 		MIMO_CPU_INSTRUCTIONS: "avx2",
 	};
 }

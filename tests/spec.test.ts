@@ -23,7 +23,7 @@ function joinLines(text: string): string {
 const section = String.raw`§G?\d+(?:\.\d+)*`;
 const list = new RegExp(String.raw`docs/spec/([\w-]+\.md)((?: ${section}(?:(?:, | and |–)${section})*)?)`, "g");
 
-/** What is wrong with the citations in a text; an empty list: nothing. */
+/** Faults of the citations in a text; empty: all are right. */
 export function citationFaults(text: string): string[] {
 	const joined = joinLines(text);
 	const faults: string[] = [];

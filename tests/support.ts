@@ -1,4 +1,4 @@
-/** What tests share: a device on the CPU library, seeded numbers, gradient checks. */
+/** Shared by tests: a device on the CPU library, seeded numbers, gradient checks. */
 import { type Device, Device as DeviceClass } from "../src/native/device.ts";
 import { type Library, openLibrary } from "../src/native/library.ts";
 import { GradientSlot } from "../src/tensor/gradient.ts";

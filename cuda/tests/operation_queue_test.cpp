@@ -1,4 +1,4 @@
-// Operations that are held back and handed over together: whatever is recorded, memory holds what it would without.
+// Operations that are held back and handed over together: with any recordings, memory holds the same as without.
 #include "operation_queue.h"
 
 #include <algorithm>
@@ -112,7 +112,7 @@ struct Machine {
   void add(const Step& step) { queue.add(queue_step, &step, sizeof(step)); }
 };
 
-/// The second of equal runs and all after it are launches; a run that differs in an argument or an address is none.
+/// The second of equal runs and all after it are launches; a run that differs in an argument or an address is not.
 void repeats() {
   Machine machine;
   int64_t memory[4] = {1, 0, 0, 0};
@@ -132,7 +132,7 @@ void repeats() {
   machine.queue.flush();
   CHECK(machine.queue.statistics().launches == 4);
   CHECK(memory[3] == memory[2]);
-  // One alone is not worth a recording.
+  // A single operation is not worth a recording.
   for (int round = 0; round < 3; ++round) {
     machine.add({memory, memory + 1, 1, 0});
     machine.queue.flush();
@@ -142,7 +142,7 @@ void repeats() {
   CHECK(machine.recorder.alive == 0);
 }
 
-/// Nothing waits for ever: a long run hands itself over.
+/// No operation waits for ever: a long run hands itself over.
 void long_runs() {
   Machine machine;
   int64_t x = 0;
@@ -185,7 +185,7 @@ void failures_pass() {
   CHECK(x == 11);
 }
 
-/// What is pending may use blocks that were freed meanwhile: they stay. Others go, and with them all recordings.
+/// Pending operations may use blocks that were freed meanwhile: these stay. Others go, and with them all recordings.
 void trims() {
   Machine machine;
   Pool& pool = machine.pool;
@@ -211,7 +211,7 @@ void trims() {
   CHECK(pool.given_back == 2);
 }
 
-/// What an operation reads may have been freed since it was added: its temporary memory is elsewhere.
+/// Blocks that an operation reads may have been freed since it was added: its temporary memory is elsewhere.
 void temporary_memory() {
   Machine machine;
   Pool& pool = machine.pool;

@@ -1,5 +1,5 @@
-// Messages between relays: what was altered, repeated, sent back, left out or is too long ends the connection, and strings
-// that come without an end get one.
+// Messages between relays: one that was altered, repeated, sent back, left out or is too long ends the connection, and
+// strings that come without an end get one.
 #include "relay_link.h"
 
 #include <sys/socket.h>
@@ -42,7 +42,7 @@ struct Connection {
     delete centre;
     delete other;
   }
-  /// What `link` says, taken off the wire.
+  /// Messages of `link`, taken off the wire.
   std::vector<uint8_t> said(Link& link) {
     const int far = &link == centre ? sockets[1] : sockets[0];
     link.send();

@@ -1,6 +1,6 @@
-// What strangers do at the port where hosts meet: a flood, connections that stay silent or dribble, wrong proofs. The run's
-// other host is taken in all the same, memory and descriptors stay bounded, and then the port is closed. A host that knows the
-// key and lies afterwards ends the run, with the reason.
+// Strangers at the port where hosts meet: a flood, connections that stay silent or dribble, wrong proofs. The run's
+// other host is taken in all the same, memory and descriptors stay bounded, and then the port is closed. A host that
+// knows the key and lies afterwards ends the run, with the reason.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -34,7 +34,7 @@ int connect_to(int32_t port) {
   return -1;
 }
 
-/// Whether the other side has ended the connection; what it says meanwhile is dropped.
+/// Whether the other side has ended the connection; its messages are dropped meanwhile.
 bool ended(int socket) {
   char part[4096];
   const ssize_t count = recv(socket, part, sizeof(part), MSG_DONTWAIT);
@@ -57,7 +57,7 @@ int descriptors() {
   return count;
 }
 
-/// The second host comes, and both hear each other.
+/// The second host comes, and both receive each other's messages.
 void the_run_begins(TwoHosts& hosts) {
   const int64_t began = mimo::monotonic_nanoseconds();
   hosts.connect_second();
@@ -90,7 +90,7 @@ void a_flood_fills_nothing() {
     const int64_t before = resident_bytes();
     usleep(700'000);
     CHECK(resident_bytes() - before < 8 << 20);
-    // The relay's thread still looks after its own run: what its ranks do is seen to go on.
+    // The relay's thread still looks after its own run: the progress of its ranks arrives.
     the_run_begins(hosts);
     over = true;
     for (std::thread& flooder : flooders) flooder.join();
@@ -151,7 +151,7 @@ void wrong_proofs_are_refused() {
       uint32_t head[2] = {static_cast<uint32_t>(Word::hello), sizeof(mimo::Hello)};
       mimo::Hello hello;
     } message;
-    // Of the right key, but for a nonce of another connection.
+    // A proof with the right key, but for a nonce of another connection.
     message.hello = {index, seen.other, mimo::prove(key, mimo::Side::other, seen)};
     CHECK(send(socket, &message, sizeof(message), MSG_NOSIGNAL) == sizeof(message));
     CHECK(within_seconds(2, [&] { return ended(socket); }));
@@ -189,7 +189,7 @@ void a_false_centre_is_refused() {
   close(listener);
 }
 
-/// A host that is let in and then says what it has not signed.
+/// A host that is let in and then sends a message without a valid tag.
 void a_lying_host_ends_the_run_with_the_reason() {
   TwoHosts hosts(false);
   mimo::Link link(connect_to(hosts.port));

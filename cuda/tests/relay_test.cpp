@@ -1,5 +1,5 @@
-// A run of two hosts, whose four ranks are objects of this process: what is posted arrives everywhere, a failure too, with
-// what the ranks had begun. relay_strangers_test.cpp has what strangers do.
+// A run of two hosts, whose four ranks are objects of this process: postings arrive everywhere, as does a failure, with
+// the calls that the ranks had begun. relay_strangers_test.cpp tests strangers.
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -23,7 +23,7 @@ void postings_arrive() {
     }
     CHECK(run->board().count == 4);
   }
-  // What others look at: names and progress.
+  // Parts of a rank that others look at: names and progress.
   hosts.of[3]->region(3).step = 17;
   CHECK(within_seconds(5, [&] { return hosts.of[1]->region(3).step == 17; }));
   CHECK(std::strcmp(hosts.of[1]->region(3).module, "language") == 0);
@@ -53,7 +53,7 @@ void failures_arrive() {
     CHECK(!run->has_begun(2, "world", false, 3));
     CHECK(!run->has_begun(3, "world", true, 1));
   }
-  // What a rank notes after the failure reaches the host of rank 0.
+  // A rank's notes after the failure reach the host of rank 0.
   hosts.of[3]->fail_call(2, {2});
   hosts.of[0]->settle();
   const mimo_call_record& noted = hosts.of[0]->region(3).flight[2];

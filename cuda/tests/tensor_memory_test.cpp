@@ -1,6 +1,6 @@
-// Collectives on tensors that the host cannot reach, as a GPU's are: every result is that of the same call on host memory.
-// The ranks are threads. Addresses of "far" memory fault when they are used; copies happen no sooner than settle(), and
-// what is held is overwritten by the next.
+// Collectives on tensors that the host cannot reach, as a GPU's are: every result is that of the same call on host
+// memory. The ranks are threads. Addresses of "far" memory fault when they are used; copies happen no sooner than
+// settle(), and held bytes are overwritten by the next ones.
 #include "tensor_memory.h"
 
 #include <cstring>
@@ -67,7 +67,7 @@ class Rank {
 
   void work() {
     const int32_t size = near_->size(), own = near_->rank(), next = (own + 1) % size, last = (own + size - 1) % size;
-    // One round, several, a last one that is not full.
+    // A single round, several, and a last one that is not full.
     for (const int64_t n : {0, 1, 1000, 8193, 250'001}) {
       for (const int32_t dtype : {MIMO_DTYPE_F32, MIMO_DTYPE_BF16}) {
         const int64_t bytes = n * (dtype == MIMO_DTYPE_F32 ? 4 : 2);

@@ -56,7 +56,7 @@ void exceptions(mimo::ThreadPool& pool) {
       message = error.what();
     }
     CHECK(message.rfind("index ", 0) == 0);
-    // On one thread the loop ends at once; otherwise the others finish what they took.
+    // On one thread the loop ends at once; otherwise the others finish the tasks they took.
     CHECK(visits.load() >= 1 && visits.load() <= 20);
     every_index_once(pool, 9);
   }

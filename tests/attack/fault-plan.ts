@@ -1,4 +1,7 @@
-/** Faults that a run may meet: which, when, to whom. Drawn from a seed; kinds take turns, so that a dozen holds them all. */
+/**
+ * Faults that a run may meet: their kind, time and victim. They are drawn from a seed; kinds take turns, so that a
+ * dozen holds them all.
+ */
 
 import { join } from "node:path";
 
@@ -119,7 +122,7 @@ export function drawFaults(count: number, seed: number, possible: (kind: FaultKi
 		const kind = possible(turn) ? turn : "rank";
 		const layout = one(layouts);
 		const any = one(signals);
-		// Nobody ends a launcher that is stopped, and who computes is known to be alive.
+		// No process ends a launcher that is stopped, and ranks that compute are known to be alive.
 		const deadly = any === "SIGSTOP" ? "SIGKILL" : any;
 		const signal = ["launcher", "launcher stopped", "computing"].includes(kind) ? deadly : any;
 		const unattended = kind === "alone" || kind === "launcher stopped";

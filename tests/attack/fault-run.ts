@@ -14,7 +14,7 @@ export interface Outcome {
 	readonly seconds: number;
 	/** The first line of the diagnosis. */
 	readonly said: string;
-	/** What should not be; none: all is well. */
+	/** Faults found in a run's end; empty: all is well. */
 	readonly problems: readonly string[];
 }
 
@@ -95,7 +95,7 @@ class Scene implements Disposable {
 		return left;
 	}
 
-	/** What is wrong with the checkpoint that a run would go on from. */
+	/** Faults of the checkpoint that a run would go on from. */
 	checkpointFault(): string[] {
 		if (!existsSync(this.path("ck/latest.json"))) return [];
 		try {
@@ -172,7 +172,10 @@ async function reach(scene: Scene, reporter: Launched, { moment, delay }: Fault)
 	}
 }
 
-/** What a diagnosis says of a rank that got a signal: where nobody waits for it the system may not tell how it ended. */
+/**
+ * A diagnosis's words about a rank that got a signal: where no process waits for the rank, the system may not tell how
+ * it ended.
+ */
 function cause(signal: FaultSignal, told: boolean): string {
 	if (signal === "SIGSTOP") return "it was stopped \\(SIGSTOP or SIGTSTP\\) for 5 s";
 	return told ? `it was killed by ${signal}` : `(it was killed by ${signal}|its process has ended)`;
@@ -182,11 +185,11 @@ interface End {
 	readonly seconds: number;
 	readonly exitCodes: readonly (number | null)[];
 	readonly stderr: string;
-	/** Nobody was left to be hit. */
+	/** No process was left to be hit. */
 	readonly missed?: boolean;
 }
 
-/** What is wrong with an end; `codes`: those expected, null: any. */
+/** Faults of an end; `codes`: the expected ones, null: any. */
 function judge(
 	scene: Scene,
 	end: End,
@@ -386,7 +389,7 @@ async function meet(scene: Scene, fault: Fault): Promise<{ readonly end: End; re
 	}
 }
 
-/** Lets a run meet the fault. One that was over before is met by it again, at an earlier moment. */
+/** Lets a run meet the fault. A run that was over before the fault meets it again, at an earlier moment. */
 export async function meetFault(fault: Fault): Promise<Outcome> {
 	using scene = new Scene();
 	const about = describeFault(fault);

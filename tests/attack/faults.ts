@@ -26,7 +26,7 @@ export async function meetFaults(
 	return outcomes;
 }
 
-/** Whether this machine can do a kind; says once what it cannot. */
+/** Whether this machine can cause a kind of fault; prints once which kinds it cannot. */
 export function possibleHere(): (kind: FaultKind) => boolean {
 	const mounts = canMount();
 	if (!mounts) console.log("skip: no file system can be mounted here: neither a full disk nor a small /dev/shm");

@@ -1,5 +1,5 @@
 /**
- * A stranger: attacks whatever a process listens at, on this host alone, until it is ended.
+ * A stranger: attacks the ports of a process, on this host alone, until it is ended.
  *
  *   bun stranger.ts KIND PID
  *
@@ -123,7 +123,7 @@ async function act(lane: number): Promise<void> {
 		const heard: Buffer[] = [];
 		socket.on("data", (bytes: Buffer) => heard.push(bytes));
 		await Promise.race([Bun.sleep(pause.knock), gone]);
-		// Every other time it says what the other side has said.
+		// Every other time it repeats the other side's words.
 		const lie = Math.random() < 0.2 ? Buffer.concat(heard) : lies[Math.floor(Math.random() * lies.length)]!();
 		sent += lie.length;
 		socket.write(lie);

@@ -1,4 +1,7 @@
-/** A run under attack for a few seconds gives what it gives undisturbed; how long steps take is looked at by hand. */
+/**
+ * A run under attack for a few seconds gives the results of an undisturbed one; the lateness of steps is measured by
+ * hand.
+ */
 import { expect, test } from "bun:test";
 import { join } from "node:path";
 

@@ -1,7 +1,8 @@
 /**
- * A run on two hosts, played by this one, while strangers attack whatever rank 0 listens at: before the ranks meet, between the
- * hosts' meeting and the first step, and in training. It must give what the same run gives undisturbed, which goes on beside it.
- * A step is due every second, and waits until the relays have told that every rank ended the one before.
+ * A run on two hosts, played by this one, while strangers attack the ports of rank 0: before the ranks meet, between
+ * the hosts' meeting and the first step, and in training. It must give the results of the same run undisturbed, which
+ * goes on beside it. A step is due every second, and waits until the relays have told that every rank ended the one
+ * before.
  *
  *   bun tests/attack/strangers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
  *
@@ -16,7 +17,10 @@ import { parseArgs } from "node:util";
 import { freePort } from "../launch/launched.ts";
 
 const kinds = ["flood", "half-open", "slow", "lying"];
-/** Milliseconds from a step to the next. What a step waits for is told within 400 ms: from rank to relay, and from relay to relay. */
+/**
+ * Milliseconds from a step to the next. News that a step waits for arrive within 400 ms: from rank to relay, and from
+ * relay to relay.
+ */
 const period = 1000;
 /** Steps in which processes still compile their code. */
 const startUp = 4;
@@ -44,13 +48,13 @@ const hold = Math.min(5000, seconds * 150);
 interface Outcome {
 	/** Milliseconds from the first step to the end of each, on rank 0. */
 	readonly times: readonly number[];
-	/** What every rank printed at its end. */
+	/** Output of every rank at its end. */
 	readonly results: readonly string[];
 	/** The most of rank 0: bytes that are resident, and descriptors. */
 	readonly resident: number;
 	readonly descriptors: number;
 	readonly errors: string;
-	/** What the strangers did. */
+	/** Counts of the strangers' attacks. */
 	readonly attack: string;
 }
 
@@ -75,7 +79,7 @@ async function play(kind: string | null): Promise<Outcome> {
 		});
 	const children = [start(0)];
 	const zero = children[0]!.pid;
-	// The lowest priority: the processors are the run's, what is attacked is its ports.
+	// The lowest priority: the attack is on the run's ports, not on its processors.
 	const stranger = kind
 		? Bun.spawn(["nice", "-n", "19", process.execPath, join(import.meta.dir, "stranger.ts"), kind, String(zero)], {
 				stdout: "pipe",

@@ -13,7 +13,7 @@ const group = await world.group(
 	Array.from({ length: world.size }, (_, rank) => rank),
 );
 
-/** Least seconds of `body`, all ranks beginning together: what disturbs a machine only adds. */
+/** Least seconds of `body`, all ranks beginning together: disturbances of a machine only add. */
 function time(repetitions: number, body: () => void): number {
 	const times: number[] = [];
 	for (let i = 0; i < repetitions; i++) {
@@ -31,7 +31,7 @@ for (const bytes of [1024, 65536, 1 << 20, 16 << 20]) {
 	using y = Tensor.zeros(device, [bytes / 4]);
 	const repetitions = bytes <= 65536 ? 400 : 40;
 	results[`all-reduce ${bytes}`] = time(repetitions, () => group.allReduce(x).wait());
-	// Every rank copies at the same time: what the machine's memory gives to each.
+	// Every rank copies at the same time: measures each one's share of the machine's memory bandwidth.
 	results[`memcpy ${bytes}`] = time(repetitions, () => device.copy(y, x, x.bytes));
 }
 if (world.rank === 0) console.log(JSON.stringify(results));

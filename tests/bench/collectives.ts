@@ -5,13 +5,13 @@ import { type Row, row } from "./measure.ts";
 
 const megabyte = 1 << 20;
 const sizes = [1024, 65536, megabyte, 16 * megabyte] as const;
-/** What 1 KB may take at most. */
+/** Most time that 1 KB may take. */
 const smallSeconds = 100e-6;
 const group = "collectives of 2 ranks, a thread each";
 
 const sizeName = (bytes: number) => (bytes >= megabyte ? `${bytes / megabyte} MB` : `${bytes / 1024} KB`);
 
-/** `python`: an interpreter with PyTorch; null: none. */
+/** `python`: an interpreter with PyTorch; null: no comparison. */
 export async function benchCollectives(python: string | null): Promise<Row[]> {
 	const outcomes = await runRanks("./collectives-rank.ts", 2);
 	const failed = outcomes.find(({ exitCode }) => exitCode !== 0);

@@ -92,8 +92,8 @@ interface Contender {
 }
 
 /**
- * The least of `rounds` times, of all commands in turns: what disturbs a machine only adds. Each makes its folder anew from
- * a source that has just been copied, so that the page cache holds it. Peak memory is the most.
+ * The least of `rounds` times, of all commands in turns: disturbances of a machine only add. Each makes its folder anew
+ * from a source that has just been copied, so that the page cache holds it. Peak memory is the most.
  */
 async function leastOf<Name extends string>(
 	contenders: Readonly<Record<Name, Contender>>,
@@ -104,7 +104,7 @@ async function leastOf<Name extends string>(
 	for (let round = 0; round < rounds; round++) {
 		for (const [name, { command, makes }] of Object.entries<Contender>(contenders) as [Name, Contender][]) {
 			rmSync(makes, { recursive: true, force: true });
-			// What earlier ones left to be written would hold this one up.
+			// Data that earlier commands left to be written would hold this one up.
 			Bun.spawnSync(["sync"]);
 			// A virtual machine's host may have taken free pages back, and to get them again takes seconds: every command finds
 			// pages that a copy has just given up.

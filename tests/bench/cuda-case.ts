@@ -1,4 +1,4 @@
-/** What the cases of cuda.ts share: what a case is, its tensors, the model's sizes. */
+/** Shared by the cases of cuda.ts: the type of a case, its tensors, the model's sizes. */
 import { Dtype } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";

@@ -8,11 +8,11 @@ import { type Row, row } from "./measure.ts";
 
 const turns = 3;
 const rounds = 5;
-/** What the encoders take, or nearly. */
+/** Sizes near those that encoders take. */
 const size = { width: 448, height: 448 };
 const script = join(import.meta.dir, "pillow_reference.py");
 
-/** Kinds, and what the ratios of decoding are meant to reach. */
+/** Kinds, and the ratios that decoding is meant to reach. */
 const kinds = [
 	["jpg", "JPEG", 1],
 	["png", "PNG", 1.2],

@@ -11,7 +11,7 @@ export interface Row {
 	readonly baselineMilliseconds: number;
 	/** Baseline's time over ours: above 1 we are faster. */
 	readonly ratio: number;
-	/** What the ratio is meant to reach; null where nothing was promised. */
+	/** The ratio that is meant to be reached; null without a goal. */
 	readonly target: number | null;
 }
 
@@ -45,8 +45,8 @@ async function callsPerSample(side: Timed): Promise<number> {
 }
 
 /**
- * Least seconds a call of each: what disturbs a machine only adds. Measured in turns, so that a slow minute meets both,
- * until both have settled.
+ * Least seconds a call of each: disturbances of a machine only add. Measured in turns, so that a slow minute meets
+ * both, until both have settled.
  */
 export async function compare(ours: Timed, baseline: Timed): Promise<readonly [number, number]> {
 	const sides = [];

@@ -1,4 +1,4 @@
-/** Debian's own shared OpenBLAS with its own threads: what our products are measured against. */
+/** Debian's own shared OpenBLAS with its own threads, against which our products are measured. */
 import { dlopen, FFIType } from "bun:ffi";
 import { existsSync } from "node:fs";
 import type { DeviceMemory } from "../../src/native/memory.ts";

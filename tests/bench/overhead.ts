@@ -1,8 +1,8 @@
 /**
- * What watching a run costs: the same training of two ranks without any record, with everything on (JSON log, TensorBoard,
- * flight recorder), and traced, in turns. Steps are timed from line to line, so that what is written between them counts.
- * Step by step the least time of all rounds counts: the work of a step is the same in each, and what disturbs a machine
- * only adds. A second run without any record says how far two equal ones are apart.
+ * The cost of watching a run: the same training of two ranks without any record, with everything on (JSON log,
+ * TensorBoard, flight recorder), and traced, in turns. Steps are timed from line to line, so that what is written
+ * between them counts. Step by step the least time of all rounds counts: the work of a step is the same in each, and
+ * what disturbs a machine only adds. A second run without any record says how far two equal ones are apart.
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";

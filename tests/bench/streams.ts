@@ -19,7 +19,7 @@ interface Case {
 /** Tensors of one shape, filled; the caller disposes the stack. */
 function tensors(device: Device, stack: DisposableStack, shape: readonly number[], count: number): Tensor[] {
 	const elements = shape.reduce((product, size) => product * size, 1);
-	// A short run of numbers repeated: what is in them does not matter, denormal numbers and NaN would.
+	// A short run of numbers repeated: their values do not matter, though denormal numbers and NaN would.
 	const values = new Float32Array(elements);
 	const some = randomValues(4099, 5);
 	for (let i = 0; i < elements; i++) values[i] = some[i % some.length]!;

@@ -1,4 +1,7 @@
-/** What ships (`npm run build:release`): runs on old systems, alone, and reads nothing it was not told to read. */
+/**
+ * The released executable (`npm run build:release`) runs on old systems, alone, and reads only files that it was told
+ * to read.
+ */
 import { describe, expect, test } from "bun:test";
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

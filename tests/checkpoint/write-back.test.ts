@@ -26,7 +26,7 @@ test("a large file has what was written to it", () => {
 });
 
 test("a failure of the other thread is this one's", async () => {
-	// What cannot be synced: fsync fails with EINVAL.
+	// A file that cannot be synced: fsync fails with EINVAL.
 	const fd = openSync("/dev/null", "w");
 	const writeBack = new WriteBack(fd);
 	writeBack.ask();

@@ -1,4 +1,4 @@
-/** What doctor makes of GPUs, and of several nodes. */
+/** doctor's findings about GPUs and about several nodes. */
 import { expect, test } from "bun:test";
 import { type DriverTool, inspectAccelerators } from "../../src/commands/accelerators.ts";
 import { compareNodes } from "../../src/commands/doctor.ts";

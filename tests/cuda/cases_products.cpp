@@ -72,7 +72,7 @@ void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, in
                      int64_t spare = 5) {
   const int64_t rows = offsets_of(counts).back() + spare, groups = static_cast<int64_t>(counts.size());
   mimo_grouped_gemm_weight_gradient_args args{};
-  // What follows the last group must not reach a sum.
+  // Values behind the last group must not reach a sum.
   const auto with_poison = [&](int64_t width) {
     std::vector<float> values = run.normal(rows * width);
     std::fill(values.end() - spare * width, values.end(), NAN);
@@ -80,7 +80,7 @@ void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, in
   };
   args.dy = with_poison(n);
   args.x = with_poison(k);
-  // Nor may what a written gradient replaces.
+  // Nor may values that a written gradient replaces.
   args.dw = accumulate ? run.floats(groups * n * k) : run.upload(std::vector<float>(static_cast<size_t>(groups * n * k), NAN));
   args.accumulate = accumulate;
   args.offsets = run.upload(offsets_of(counts));

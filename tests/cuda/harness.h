@@ -1,8 +1,8 @@
-// Runs the same operation on the CPU library and on the CUDA library and compares what comes out.
+// Runs the same operation on the CPU library and on the CUDA library and compares the outputs.
 //
-// A case is a function of a Run. It is called twice: with the CPU library in fp32 (the reference), then with the library
-// under test in the case's precision. Both get the same numbers: seeded, and rounded to bf16 beforehand where the precision
-// is bf16. Outputs are poisoned before the operation, so that what is not written shows.
+// A case is a function of a Run. It is called twice: with the CPU library in fp32 (the reference), then with the
+// library under test in the case's precision. Both get the same numbers: seeded, and rounded to bf16 beforehand where
+// the precision is bf16. Outputs are poisoned before the operation, so that elements that are not written show.
 #pragma once
 #include <dlfcn.h>
 
@@ -198,7 +198,7 @@ class Run {
   }
   void compare(const std::string& name, const void* address, int64_t count) { compare(name, address, count, dtype()); }
 
-  /// What the reference computed, as an input of both runs: fetched in the reference, remembered for the other.
+  /// A result of the reference, as an input of both runs: fetched in the reference, remembered for the other.
   void* shared(const std::string& name, const void* address, int64_t count, bool fp32 = false) {
     if (reference) {
       std::vector<float> values;

@@ -79,7 +79,7 @@ void run_in_graphs(const Case& one, int32_t precision, const Library& cuda, Outc
     return now;
   };
   {
-    // What the reference hands on comes from this library here.
+    // Results of the reference that are handed on come from this library here.
     Run reference(cuda, true, precision, seed, kept);
     one.body(reference);
   }
@@ -105,13 +105,13 @@ void run_in_graphs(const Case& one, int32_t precision, const Library& cuda, Outc
   MIMO_CHECK_CALL(cuda, mimo_stream_set_graphs, cuda.stream, 0);
 }
 
-/// What the processes share.
+/// Memory that the processes share.
 struct Progress {
   Outcome outcome;
   size_t next;  // case and precision that come next
 };
 
-/// Runs what is left in a process of its own. Returns whether it came to the end.
+/// Runs the remaining cases in a process of its own. Returns whether it came to the end.
 template <class Body>
 bool in_a_process(Body&& body) {
   std::fflush(stdout);

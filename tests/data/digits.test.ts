@@ -1,4 +1,4 @@
-/** Pictures of digit strings: what they show is what their captions say, and the written shards can be trained on. */
+/** Pictures of digit strings show the digits of their captions, and the written shards can be trained on. */
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { drawPicture, readDigits } from "../../examples/digits/pictures.ts";

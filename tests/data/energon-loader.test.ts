@@ -66,7 +66,7 @@ async function takeFrom(loader: DataLoader, count: number): Promise<string[]> {
 	return keys;
 }
 
-/** Message of what a promise is rejected with. */
+/** Message of a promise's rejection. */
 async function rejection(promise: Promise<unknown>): Promise<string> {
 	try {
 		await promise;

@@ -1,6 +1,6 @@
 /**
  * Random damage to images: no crash, no hang, only named errors. Small seeded counts here, 10⁶ cases under
- * MIMO_TEST_FULL; `npm run test:sanitize` runs the image decoders under ASan. What else a data set is read from is in
+ * MIMO_TEST_FULL; `npm run test:sanitize` runs the image decoders under ASan. The other files of a data set are in
  * tests/fuzz/parsers.
  */
 import { beforeAll, expect, test } from "bun:test";
@@ -18,7 +18,7 @@ beforeAll(async () => {
 	images = new Images(await openLibrary("cpu"));
 });
 
-/** Of this process: what others do on the machine must not look like a hang. */
+/** Processor time of this process: the machine's other work must not look like a hang. */
 function processorSeconds(): number {
 	const { user, system } = process.cpuUsage();
 	return (user + system) / 1e6;
@@ -52,7 +52,7 @@ test("JPEG and PNG files", () => {
 		const bytes = damage(files[random(files.length)]!, random);
 		return () => {
 			const { width, height } = images.inspect(bytes);
-			// A size that the damage made huge is refused or takes long to allocate, which is not what is looked for.
+			// A size that the damage made huge is refused or takes long to allocate, which does not matter here.
 			if (width * height > 1 << 22) throw new UserError("The image is too large for this test.");
 			return images.decode(bytes);
 		};

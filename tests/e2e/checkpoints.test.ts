@@ -52,7 +52,7 @@ function trainWell(layout: LayoutName, more: string): string {
 	return stdout;
 }
 
-/** What a log says of every step (and evaluation: -step), times aside; a later line of a step must say the same. */
+/** A log's lines of every step (and evaluation: -step), times aside; a later line of a step must say the same. */
 function steps(log: string): Map<number, string> {
 	const found = new Map<number, string>();
 	for (const line of readFileSync(at(log), "utf8").trim().split("\n")) {
@@ -81,7 +81,7 @@ function digests(root: string): Record<string, string> {
 	);
 }
 
-/** What `mimo verify` allows. */
+/** The tolerances of `mimo verify`. */
 const tolerance = 1e-5;
 
 /** Four steps without interruption on disjoint grids, with checkpoints of steps 2 and 4. */

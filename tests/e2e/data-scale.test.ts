@@ -1,4 +1,4 @@
-/** Large data sets: how soon the first sample is there, and what memory reading takes. */
+/** Large data sets: the time to the first sample, and the memory of reading. */
 import { afterAll, expect, test } from "bun:test";
 import { mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";

@@ -1,4 +1,4 @@
-/** dist/mimo as a user meets it: it reads nothing of the folder it starts in, and says what it is. */
+/** dist/mimo as a user meets it: it reads no files of the folder it starts in, and prints its version. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

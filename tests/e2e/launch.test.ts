@@ -140,7 +140,7 @@ describe("what a run leaves for mimo diagnose", () => {
 		const ended = await launched.end();
 		const { exitCode, stdout } = mimo(["diagnose", join(folder, "failed")]);
 		expect([exitCode, `mimo: ${stdout}`]).toEqual([0, ended.stderr]);
-		// One that was cut hides nothing of the others.
+		// A line that was cut hides no other lines.
 		const cut = join(folder, "failed", "rank-0.flight");
 		truncateSync(cut, 1000);
 		expect(mimo(["diagnose", join(folder, "failed")])).toEqual({

@@ -1,4 +1,4 @@
-/** What the system refuses to this process is one sentence that names the limit, and exit code 1. */
+/** A refusal of the system is one sentence that names the limit, and exit code 1. */
 import { afterAll, expect, test } from "bun:test";
 import { openSync } from "node:fs";
 import { executable } from "../commands/mimo.ts";

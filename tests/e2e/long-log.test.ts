@@ -10,7 +10,7 @@ const most = 300e6;
 
 test(`${lines} steps in a log`, () => {
 	using run = new SmallRun();
-	/** Runs the program; it ends well, within the memory. Returns what it says. */
+	/** Runs the program; it ends well, within the memory. Returns its output. */
 	const within = (...args: string[]): string => {
 		const child = Bun.spawnSync([executable, ...args], { cwd: run.folder, stdout: "pipe", stderr: "pipe" });
 		expect([child.exitCode, child.stderr.toString()]).toEqual([0, ""]);

@@ -1,6 +1,6 @@
 /**
- * Runs that meet a fault (tests/attack/fault-plan.ts): they end in time with the right cause named, and nothing of them is
- * left. The seed is fixed; how far a run is when it is hit is up to the machine.
+ * Runs that meet a fault (tests/attack/fault-plan.ts): they end in time with the right cause named, and leave no
+ * processes or memory behind. The seed is fixed; how far a run is when it is hit is up to the machine.
  */
 import { expect, test } from "bun:test";
 import { drawFaults } from "../attack/fault-plan.ts";

@@ -33,7 +33,7 @@ describe.skipIf(absent !== null)("a job", () => {
 	let slurm: LocalSlurm;
 	const folders: string[] = [];
 	beforeAll(async () => {
-		// What examples/vlm-tiny.yaml trains on.
+		// The data of examples/vlm-tiny.yaml.
 		expect(Bun.spawnSync(["bash", "examples/digits/prepare.sh"]).exitCode).toBe(0);
 		slurm = await LocalSlurm.start(30_000 + (process.pid % 8000) * 3);
 	}, 120_000);

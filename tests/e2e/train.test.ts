@@ -11,7 +11,7 @@ afterAll(() => run[Symbol.dispose]());
 const { folder } = run;
 const train = (...flags: string[]) => run.train(flags);
 
-/** Steps of a JSON log without what may differ between equal runs. */
+/** Steps of a JSON log without fields that may differ between equal runs. */
 function logged(name: string): Record<string, unknown>[] {
 	return loggedSteps(join(folder, name)).map(
 		({ time: _, elapsed_ms: __, tokens_per_second: ___, modules: ____, memory: _____, ...rest }) => rest,

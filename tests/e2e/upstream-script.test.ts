@@ -45,7 +45,7 @@ const tower = "--vision-num-layers 2 --vision-hidden-size 64 --vision-num-attent
 /** Learning rates as upstream logs them: after the step, so that of the next (docs/spec/runtime.md §5). */
 const rates = ["1.951546E-04", "1.810927E-04", "1.591907E-04", "1.315927E-04", "1.010000E-04", "7.040732E-05"];
 
-/** What the format strings of Megatron's training_log() make; fields of our own may follow. */
+/** Lines as the format strings of Megatron's training_log() make them; fields of our own may follow. */
 const line =
 	/^ \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\] iteration {1,8}(\d+)\/ {1,7}(\d+) \| consumed samples: {1,12}(\d+) \| elapsed time per iteration \(ms\): (\d+\.\d) \| learning rate: (\d\.\d{6}E[+-]\d\d) \| global batch size: {1,5}(\d+) \| lm loss: (\d\.\d{6}E[+-]\d\d) \| seq_load_balancing_loss: (\d\.\d{6}E[+-]\d\d) \| loss scale: (\d+\.\d) \| grad norm: (\d+\.\d{3}) \| number of skipped iterations: {1,3}(\d+) \| number of nan iterations: {1,3}(\d+) \|(?: .+\|)?$/;
 
@@ -71,7 +71,7 @@ test(
 		}
 		// ln 1024: nothing is known yet.
 		expect(Number(logged[0]![6])).toBeWithin(6.8, 7.1);
-		// What is always so, has no effect or runs otherwise is said once.
+		// Flags that are always on, have no effect or run otherwise are reported once.
 		for (const said of [
 			"Always so here: group-query-attention, disable-bias-linear, moe-grouped-gemm",
 			"overlap-param-gather (parameters are gathered right after the update",

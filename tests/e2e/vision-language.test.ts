@@ -160,7 +160,7 @@ describe("captions of held-out pictures", () => {
 	});
 });
 
-// MIMO_TEST_FULL=1: what npm start trains, to the end.
+// MIMO_TEST_FULL=1: the training of npm start, to the end.
 test.skipIf(process.env.MIMO_TEST_FULL !== "1")(
 	"examples/vlm-tiny.yaml reads nine of ten single held-out digits",
 	() => {

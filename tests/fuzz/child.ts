@@ -60,7 +60,7 @@ export function saveInput(folder: string, name: string, seed: number, index: num
 	return path;
 }
 
-/** Of the processor; others that share the machine do not count. */
+/** Processor time; other processes of the machine do not count. */
 function processorMilliseconds({ user, system }: NodeJS.CpuUsage): number {
 	return (user + system) / 1000;
 }
@@ -118,7 +118,7 @@ class Run {
 		return outcome;
 	}
 
-	/** Runs one input; `index` is null for one that is no mutation. */
+	/** Runs an input; `index` is null for one that is not a mutation. */
 	async one(bytes: Uint8Array, index: number | null): Promise<void> {
 		const outcome = await this.#measured(bytes);
 		if (outcome === "accepted" || outcome === "refused") {
@@ -132,7 +132,7 @@ class Run {
 
 	#fail(reason: string, index: number | null, bytes: Uint8Array): void {
 		this.page[progress.failed]!++;
-		// Where an error is thrown tells it from others, not what it repeats of the input.
+		// An error is told from others by the place where it is thrown, not by the input that it repeats.
 		const kind = /\n\s*at [^\n]*/.exec(reason)?.[0] ?? reason.replace(/[0-9]+/g, "0");
 		if (this.#saved.has(kind) || this.#saved.size >= mostSaved) return;
 		this.#saved.add(kind);

@@ -102,7 +102,7 @@ export async function fuzz(name: string, module: string, options: FuzzOptions): 
 	}
 }
 
-/** null: the process did what it was asked for; else how it died. */
+/** null: the process finished its work; otherwise the way it died. */
 async function runChild(
 	options: ChildOptions,
 	counts: Float64Array,
@@ -114,7 +114,7 @@ async function runChild(
 		stdin: "ignore",
 		stdout: "pipe",
 		stderr: "pipe",
-		// What a killed child leaves there goes with this folder.
+		// Files that a killed child leaves there are removed with this folder.
 		env: { ...process.env, TMPDIR: dirname(options.page) },
 	});
 	let reason: string | null = null;

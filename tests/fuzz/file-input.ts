@@ -8,7 +8,7 @@ export class FileInput implements Disposable {
 	readonly folder = mkdtempSync(join(tmpdir(), "fuzzed-"));
 	readonly path: string;
 
-	/** `suffix`: what readers look for at the end of the name. */
+	/** `suffix`: the end of the name that readers look for. */
 	constructor(suffix = "") {
 		this.path = join(this.folder, inputName + suffix);
 	}

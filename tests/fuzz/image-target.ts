@@ -1,4 +1,4 @@
-/** Image files of a kind as inputs: what Pillow's reference holds of it, small. */
+/** Image files of a kind as inputs: small ones from Pillow's reference. */
 import { join } from "node:path";
 import { UserError } from "../../src/native/errors.ts";
 import { type ImageFormat, Images } from "../../src/native/images.ts";
@@ -11,10 +11,10 @@ interface PillowFile {
 	readonly refused?: true;
 }
 
-/** A damaged size may be large and the file whole: decoding it takes what it takes. */
+/** A damaged size may be large and the file whole: its decoding has no limit of time. */
 const largestArea = 1 << 22;
 
-/** Checksums of a PNG's parts made right: what they guard is reached. */
+/** Corrects the checksums of a PNG's parts, so that the decoder behind them is reached. */
 function repairPng(bytes: Uint8Array): Uint8Array {
 	const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
 	for (let at = 8; at + 12 <= bytes.length; ) {

@@ -67,7 +67,7 @@ export class Mutator {
 		return list[random(list.length)]!;
 	}
 
-	/** Puts `bytes` in the place of [begin, end); what would grow too long is cut. */
+	/** Puts `bytes` in the place of [begin, end); a result that would be too long is cut. */
 	#replace(begin: number, end: number, bytes: Uint8Array): void {
 		const room = LARGEST - begin;
 		const part = bytes.length > room ? bytes.subarray(0, room) : bytes;

@@ -1,17 +1,20 @@
 /**
- * What a fuzzed parser offers. A file in tests/fuzz/parsers/ registers one: its name is the parser's, its default export
- * a FuzzParser.
+ * The interface of a fuzzed parser. A file in tests/fuzz/parsers/ registers one: its name is the parser's, its default
+ * export a FuzzParser.
  */
 import { UserError } from "../../src/native/errors.ts";
 
 export interface FuzzTarget extends Partial<Disposable> {
-	/** Valid inputs, small; each must be accepted as it is. Mutations begin with these. */
+	/** Small valid inputs; each must be accepted unchanged. Mutations begin with these. */
 	readonly seeds: readonly Uint8Array[];
 	/** Keys, magic numbers, opcodes that are inserted. */
 	readonly dictionary?: readonly (string | Uint8Array)[];
 	/** The seeds are JSON: values, members and keys are exchanged too. */
 	readonly json?: boolean;
-	/** Makes checksums and lengths fit a mutated input again, so that what lies behind them is reached; half of the cases. */
+	/**
+	 * Makes checksums and lengths fit a mutated input again, so that the parser behind them is reached; half of the
+	 * cases.
+	 */
 	readonly repair?: (bytes: Uint8Array) => Uint8Array;
 	/** Reads an input from front to back. Returns when it is accepted, throws when it is refused. */
 	readonly parse: (bytes: Uint8Array) => unknown;
@@ -24,7 +27,7 @@ export interface FuzzTarget extends Partial<Disposable> {
 }
 
 export interface FuzzParser {
-	/** What is read, in a few words. */
+	/** The kind of input, in a few words. */
 	readonly about: string;
 	readonly open: () => FuzzTarget | Promise<FuzzTarget>;
 }

@@ -1,5 +1,5 @@
 /**
- * A rank of a run of several hosts that does nothing but live: what hosts tell each other needs no GPU.
+ * A rank of a run of several hosts that only lives: messages between hosts need no GPU.
  *
  *   bun hosts-program.ts SCENARIO [RANK]
  *
@@ -15,7 +15,7 @@ import { testLibrary } from "../support.ts";
 const [scenario, rankText] = process.argv.slice(2);
 const place = placeFromEnvironment()!;
 const library = await testLibrary();
-// The CPU library refuses several hosts because its tensors cannot go there; here are none.
+// The CPU library refuses several hosts because its tensors cannot move between them; this program has no tensors.
 const identity = {
 	...identityOf(place.rank, place.worldSize, { library, version: "test", configuration: {} }),
 	library: "cuda",
@@ -25,7 +25,7 @@ using run = await findRun(place, identity, library, 1);
 run.describe(place.rank, "language", `dp ${place.rank}`);
 try {
 	run.join(place.rank);
-	// What others are called is known a moment after they have joined.
+	// The names of other ranks are known a moment after they have joined.
 	const everyone = Array.from({ length: place.worldSize }, (_, rank) => rank);
 	while (everyone.some((rank) => run.rankState(rank).host === "") && run.watch() === null) await Bun.sleep(5);
 	console.log(`rank ${place.rank} has joined`);

@@ -43,7 +43,7 @@ function endOfAll(ranks: readonly Launched[]): Promise<Ended[]> {
 	return Promise.all(ranks.map((rank) => rank.end()));
 }
 
-/** What all ranks printed as diagnosis. */
+/** The diagnosis that all ranks printed. */
 function diagnoses(ended: readonly Ended[]): string[] {
 	return ended.flatMap(({ stderr }) => stderr.match(/^mimo: .*$/gm) ?? []);
 }

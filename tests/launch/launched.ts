@@ -9,7 +9,7 @@ export interface Ended {
 	readonly signal: string | number | null;
 	readonly stdout: string;
 	readonly stderr: string;
-	/** From what the test did to the end. */
+	/** Seconds from the test's action to the end. */
 	readonly seconds: number;
 }
 
@@ -60,7 +60,7 @@ export class Launched {
 		return [...this.#stdout.matchAll(/^rank \d+: pid (\d+)/gm)].map(([, pid]) => Number(pid));
 	}
 
-	/** Resolves with the first match of `pattern` in what was printed. */
+	/** Resolves with the first match of `pattern` in the output. */
 	async said(pattern: RegExp): Promise<RegExpExecArray> {
 		const end = performance.now() + 30_000;
 		while (performance.now() < end) {
@@ -95,8 +95,8 @@ export function alive(pid: number): boolean {
 }
 
 /**
- * A port of this host that nobody uses at the moment. Drawn from below those that Linux gives to whoever asks for any: they
- * would be given to another test that asks before this one's ranks listen.
+ * A port of this host that is free at the moment. It is drawn from below those that Linux gives to processes that ask
+ * for any port: such a port could be given to another test before this one's ranks listen.
  */
 export async function freePort(): Promise<number> {
 	for (;;) {

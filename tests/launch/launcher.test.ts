@@ -10,7 +10,7 @@ function start(...args: Parameters<typeof Launched.start>): Launched {
 	return launched;
 }
 
-/** After every test: no rank lives, and nothing is left in /dev/shm. */
+/** After every test no rank lives, and /dev/shm is empty. */
 afterEach(async () => {
 	const pids = started.flatMap((launched) => launched.pids);
 	for (const { process } of started) process.kill("SIGKILL");
@@ -20,7 +20,7 @@ afterEach(async () => {
 	expect(readdirSync("/dev/shm").filter((name) => name.startsWith("mimo-run"))).toEqual([]);
 });
 
-/** What every failed run must look like. */
+/** Checks that every failed run must pass. */
 function expectDiagnosis(ended: Ended, first: RegExp, others: readonly RegExp[] = []): void {
 	const diagnosis = ended.stderr.slice(ended.stderr.indexOf("mimo: ")).trimEnd().split("\n");
 	expect(diagnosis[0]).toMatch(first);

@@ -20,7 +20,7 @@ const ranks = Number(ranksText);
 const steps = scenario === "asked" ? 100_000 : 4;
 const large = 4_000_000;
 
-/** Waits for what the test does to this process, without returning to the event loop, as training does. */
+/** Waits for the test's action on this process, without returning to the event loop, as training does. */
 function pause(world: World): void {
 	console.log(`paused in ${phase} (rank ${world.rank}, pid ${process.pid})`);
 	Bun.sleepSync(120_000);

@@ -1,4 +1,6 @@
-/** Who is let into a run, and what everybody else is told. Host and ranks talk over real sockets, in one process. */
+/**
+ * Ranks that are let into a run, and the refusals of all others. Host and ranks talk over real sockets, in one process.
+ */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
 import { hostsOf } from "../../src/launch/hosts.ts";
@@ -171,7 +173,8 @@ test("a wrong secret is refused and harms nobody", async () => {
 });
 
 test("a host that has not the secret learns nothing and is not believed", async () => {
-	// A host of another run accepts nobody it cannot verify; one that answers without proof is no host.
+	// A host of another run accepts no rank that it cannot verify; a program that answers without proof is not taken for
+	// a host.
 	const server = createServer((socket) => {
 		socket.write(`${JSON.stringify({ program: "mimo", protocol: 3, challenge: "0".repeat(64) })}\n`);
 		socket.once("data", () => {

@@ -43,7 +43,7 @@ test("a task's place", () => {
 	// Ranks of one step meet, those of others do not.
 	const other = placeFromSlurm({ ...step, SLURM_STEP_ID: "1" })!;
 	expect(other.port).not.toBe(place.port);
-	// The job's number is no secret.
+	// The job's number is not a secret.
 	expect([place.secret, other.secret]).toEqual([null, null]);
 	expect(placeFromSlurm({ ...step, MIMO_SECRET: "of the job" })!.secret).toBe("of the job");
 	expect(placeFromSlurm({ ...step, SLURM_STEP_NODELIST: "n3" })!.address).toBe("127.0.0.1");

@@ -1,4 +1,6 @@
-/** What strangers do where ranks meet, and what becomes of those who know the secret and lie. Over real sockets, in one process. */
+/**
+ * Strangers at the port where ranks meet, and ranks that know the secret and lie. Over real sockets, in one process.
+ */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer, type Server, type Socket } from "node:net";
 import type { Identity } from "../../src/launch/identity.ts";
@@ -175,7 +177,7 @@ test("a rank that is crowded out tries again, and is told so when its time is ov
 });
 
 describe("after the proof", () => {
-	/** Both ends of a connection, and what the guest puts on the wire. */
+	/** Both ends of a connection, and the guest's bytes on the wire. */
 	async function pair() {
 		const welcomed = Promise.withResolvers<ProvenConnection>();
 		const { port, server } = await listen(address, 0, (connection) => {

@@ -1,4 +1,4 @@
-/** Ranks that nobody of ours launched: they meet by torchrun's variables and watch each other. */
+/** Ranks without our launcher: they meet by torchrun's variables and watch each other. */
 import { afterEach, expect, test } from "bun:test";
 import { createServer, type Server } from "node:net";
 import { alive, type Ended, freePort, Launched } from "./launched.ts";
@@ -86,7 +86,7 @@ test("a stopped rank ends the others", async () => {
 	const ended = await ranks[1]!.end();
 	expect(ended.stderr).toMatch(/^mimo: rank 0 .* failed: it was stopped \(SIGSTOP or SIGTSTP\) for 5 s/);
 	expect(ended.seconds).toBeLessThan(10);
-	// Nobody else would end it.
+	// No other process would end it.
 	expect(await ranks[0]!.end()).toMatchObject({ exitCode: null, signal: "SIGKILL" });
 }, 30_000);
 

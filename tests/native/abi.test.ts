@@ -15,7 +15,7 @@ import { buildTree } from "../sanitizer.ts";
 const root = join(import.meta.dir, "../..");
 const header = readHeader();
 
-/** Runs a program and returns what it printed. */
+/** Runs a program and returns its output. */
 function output(command: string[], input = ""): string {
 	const result = Bun.spawnSync(command, { stdin: Buffer.from(input), stdout: "pipe", stderr: "pipe" });
 	if (!result.success) throw new Error(`${command.join(" ")} failed:\n${result.stderr}`);

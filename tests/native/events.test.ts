@@ -1,4 +1,4 @@
-/** Events of a stream: what lies between two of them has its time. */
+/** Events of a stream measure the time of the work between them. */
 import { expect, test } from "bun:test";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { testDevice } from "../support.ts";

@@ -32,7 +32,7 @@ function png(width: number, height: number, picture: Uint8Array, ...before: Uint
 const peak = () =>
 	Number(/VmHWM:\s+(\d+)/.exec(require("node:fs").readFileSync("/proc/self/status", "utf8"))![1]) / 1024;
 
-/** What an action throws, or null; its peak of memory in MiB beyond what there was; its processor seconds. */
+/** The error of an action, or null; its peak of memory in MiB above the earlier level; its processor seconds. */
 function cost(action: () => unknown): { thrown: string | null; megabytes: number; seconds: number } {
 	const before = peak();
 	const used = process.cpuUsage();

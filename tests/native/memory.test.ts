@@ -16,7 +16,7 @@ function release(...allocations: Allocation[]): void {
 	for (const allocation of allocations) allocation.release();
 }
 
-/** What a call threw. */
+/** The error that a call threw. */
 function errorOf(call: () => void): Error {
 	try {
 		call();

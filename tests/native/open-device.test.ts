@@ -1,4 +1,4 @@
-/** Which GPU a rank takes, and what is said where ranks outnumber GPUs: arithmetic, for which no GPU is needed. */
+/** The GPU that a rank takes, and the error where ranks outnumber GPUs: arithmetic, for which no GPU is needed. */
 import { expect, test } from "bun:test";
 import { UserError } from "../../src/native/errors.ts";
 import { gpuOf, requireGpus } from "../../src/native/open-device.ts";

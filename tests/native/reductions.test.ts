@@ -42,7 +42,7 @@ describe("column_sum", () => {
 	});
 });
 
-/** What an operation adds to a double that holds 1. */
+/** The number that an operation adds to a double that holds 1. */
 function added(run: (total: Tensor) => void): number {
 	using total = Tensor.from(device, Float64Array.of(1));
 	run(total);

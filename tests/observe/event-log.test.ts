@@ -1,4 +1,4 @@
-/** What a tracer notes comes back as it was, in order, over more than one piece of memory. */
+/** A tracer's notes come back unchanged, in order, over more than one piece of memory. */
 import { expect, test } from "bun:test";
 import { EventLog } from "../../src/observe/event-log.ts";
 

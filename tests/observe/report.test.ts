@@ -1,4 +1,4 @@
-/** The page of a run: what is in it, for logs that go on, are torn or long, and how it looks in a browser. */
+/** The page of a run: its content for logs that go on, are torn or long, and its look in a browser. */
 import { afterEach, expect, test } from "bun:test";
 import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -46,7 +46,7 @@ test("a spike, a stalled rank, a stop and a resume are on the page", () => {
 		expect(page).toContain(text);
 	}
 	expect(page).not.toContain("<checkpoints>");
-	// Nothing is fetched: no address, no script.
+	// The page fetches no address and no script.
 	expect(page).not.toMatch(/https?:|<script|<link|src=/);
 	expect(page.length).toBeLessThan(2e6);
 });

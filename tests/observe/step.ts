@@ -1,4 +1,4 @@
-/** A step report for tests: everything fixed but what is given. */
+/** A step report for tests: all fields are fixed except the given ones. */
 import type { StepReport } from "../../src/observe/report.ts";
 
 export function step(report: Partial<StepReport> & { readonly iteration: number }): StepReport {

@@ -41,7 +41,7 @@ const rich = {
 test("Megatron's names, their twins and what Megatron lacks, while the run goes on", () => {
 	const { folder, board } = open();
 	board.step(step({ iteration: 1, consumedSamples: 8, losses: { "lm loss": 5.5 }, seconds: 9 }));
-	// Before close: what is written can be read.
+	// Before close: written events can be read.
 	expect(readScalars(folder).get("lm loss")).toEqual(new Map([[1, 5.5]]));
 	board.step(
 		step({ iteration: 2, consumedSamples: 16, losses: { "lm loss": 4.5, z_loss: 0.5 }, seconds: 0.5, ...rich }),
@@ -116,7 +116,7 @@ scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in even
 histograms = {tag: [(e.step, e.histogram_value.num, list(e.histogram_value.bucket)) for e in events.Histograms(tag)] for tag in events.Tags()["histograms"]}
 print(json.dumps({"scalars": scalars, "histograms": histograms}))
 `;
-	// The writer is still open: what TensorBoard shows is the run as it goes.
+	// The writer is still open: TensorBoard shows the run as it goes.
 	const { stdout, stderr, success } = Bun.spawnSync([python, "-c", script, folder]);
 	expect(success ? "" : stderr.toString()).toBe("");
 	const { scalars, histograms } = JSON.parse(stdout.toString());

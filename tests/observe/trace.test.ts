@@ -1,4 +1,4 @@
-/** Traces: what a tracer writes, how ranks are merged and summed up, and what a real run's trace holds. */
+/** Traces: the output of a tracer, the merging and summing of ranks, and the content of a real run's trace. */
 import { afterAll, expect, test } from "bun:test";
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

@@ -1,4 +1,4 @@
-/** Which parameters of both modules decay, by name: in what AdamW does to weights whose gradient is zero. */
+/** The parameters of both modules that decay, by name: seen in AdamW's update of weights whose gradient is zero. */
 import { expect, test } from "bun:test";
 import { ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";

@@ -1,6 +1,6 @@
 /**
  * Rank program of collectives.test.ts: every collective of every kind of group against a serial reference. Every rank
- * knows what all others hold (it is seeded), so each checks its own results. Prints a hash of all of them.
+ * knows the values of all others (they are seeded), so each checks its own results. Prints a hash of all of them.
  */
 import type { Group, Pending } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";
@@ -22,7 +22,7 @@ function same(what: string, actual: ArrayLike<number>, expected: ArrayLike<numbe
 	}
 }
 
-/** What member `member` holds in test `seed`; wide enough in range that the order of additions shows. */
+/** Values of member `member` in test `seed`; wide enough in range that the order of additions shows. */
 function held(seed: number, member: number, count: number): Float32Array {
 	const values = randomValues(count, 1000 * seed + member);
 	return values.map((value, i) => value * 10 ** ((i + member) % 5));

@@ -1,4 +1,4 @@
-/** Collectives of the CPU library among real processes; collectives-rank.ts is what each of them runs. */
+/** Collectives of the CPU library among real processes; each of them runs collectives-rank.ts. */
 import { expect, test } from "bun:test";
 import { readdirSync } from "node:fs";
 import { runRanks } from "./ranks.ts";

@@ -1,4 +1,7 @@
-/** Which gradients are summed when: buckets, their order, what starts during backward and what waits for its end. */
+/**
+ * The times at which gradients are summed: buckets, their order, and which of them start during backward or wait for
+ * its end.
+ */
 import { afterAll, describe, expect, test } from "bun:test";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";

@@ -28,7 +28,7 @@ describe("tp2 equals one process", () => {
 			for (const [name, gradient] of expected) {
 				expect(relativeRms(actual.get(name)!, gradient), name).toBeLessThan(1e-5);
 			}
-			// Every rank completes the gradients of what it shares with the others.
+			// Every rank completes the gradients of parameters that it shares with the others.
 			for (const [name, { blocks }] of Object.entries(pair[1]!.blocks)) {
 				if (blocks[0]!.rows * blocks[0]!.columns !== expected.get(name)!.length) continue;
 				expect(relativeRms(pair[1]!.gradients[name]!, pair[0]!.gradients[name]!), name).toBeLessThan(1e-6);

@@ -1,6 +1,6 @@
 /**
- * Rank program of gradient-memory.test.ts: two steps of a vision-language model on a layout, once with NaN in all memory of
- * gradients before each, once as it is; prints how many parameters end up with other bits.
+ * Rank program of gradient-memory.test.ts: two steps of a vision-language model on a layout, once with NaN in all
+ * memory of gradients before each, once without; prints how many parameters end up with other bits.
  */
 
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
@@ -17,7 +17,7 @@ using world = World.join(device, place.run, place.rank, place.backend);
 const subject = smallSubject(JSON.parse(changes));
 const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });
 
-/** Weights after two steps, as bits, and what the steps returned. */
+/** Weights after two steps, as bits, and the results of the steps. */
 async function train(memory: "as it is" | "NaN"): Promise<{ weights: Uint32Array[]; results: unknown[] }> {
 	using engine = await openEngine(world, plan, subject, { distributedOptimizer: true });
 	engine.restart();

@@ -1,4 +1,4 @@
-/** Nobody reads the memory of a gradient before this step has written it: NaN there changes no bit of any rank. */
+/** The memory of a gradient is not read before this step has written it: NaN there changes no bit of any rank. */
 import { expect, test } from "bun:test";
 import { runRanks } from "./ranks.ts";
 

@@ -30,7 +30,7 @@ export async function runRanks(program: string, ranks: number, args: readonly st
 	return await Promise.all(
 		children.map(async (child, rank) => {
 			const ended = child.exited.then((code) => {
-				// One that fails must not leave the others waiting.
+				// A rank that fails must not leave the others waiting.
 				if (code !== 0) run.fail(rank, `it ended with ${child.signalCode ?? code}`);
 			});
 			const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text(), ended]);

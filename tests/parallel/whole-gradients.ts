@@ -1,4 +1,4 @@
-/** Puts whole gradients together from what every rank of a tensor-parallel group printed of its part. */
+/** Puts whole gradients together from the parts that every rank of a tensor-parallel group printed. */
 import type { ShardBlock } from "../../src/parallel/shard.ts";
 
 export interface PrintedGradients {

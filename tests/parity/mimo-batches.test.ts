@@ -66,7 +66,7 @@ test("other images than the configured ones are refused by place", () => {
 });
 
 test("participants are encoder ranks, not lanes", () => {
-	// Step 2: lanes 0 and 1 are text alone, so is one microbatch of lane 2. Step 3: nobody has an image.
+	// Step 2: lanes 0 and 1 are text alone, so is one microbatch of lane 2. Step 3: no lane has an image.
 	const all = Array.from({ length: lanes * perLane }, (_, i): [number, number, number] => [
 		3,
 		Math.floor(i / perLane),

@@ -1,4 +1,4 @@
-/** What of a mimo-* folder is altered or missing is noticed: before a step is trained, or as the value that is off. */
+/** Altered or missing parts of a mimo-* folder are noticed before a step is trained, or as the value that is off. */
 import { afterAll, describe, expect, test } from "bun:test";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

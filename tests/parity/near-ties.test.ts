@@ -108,7 +108,7 @@ function training(steps: number, off: (step: number, value: number) => boolean) 
 
 const third = "step 3, layer 7, token 1 of pass 0 on rank 0: expert 0 rather than 3, whose scores differ by 2.5e-7";
 
-/** What a reference leaves that took the near tie of step `at` the other way. */
+/** The record of a reference that took the near tie of step `at` the other way. */
 const otherwise = (at: number) => (step: number) => step + 1 + (step < at ? 0 : 1000 * (at + 1));
 
 test("a comparison takes a near tie as the reference did, and says so", () => {
@@ -125,7 +125,7 @@ test("a near tie whose difference shows later is found by going back", () => {
 	expect(failed).toEqual([]);
 	expect(report.ties).toEqual([third]);
 	const range = (first: number, last: number) => Array.from({ length: last - first + 1 }, (_, i) => first + i);
-	// Of what was before step 3 (from 0) only the beginning is kept.
+	// Of the snapshots before step 3 (from 0) only the first is kept.
 	const tries = [6, 5, 4, 3, 0].flatMap((first) => range(first, 6));
 	expect(trained).toEqual([...range(0, 6), ...tries, ...range(7, 17)]);
 });

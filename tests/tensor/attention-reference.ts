@@ -1,4 +1,4 @@
-/** Attention in float64 on plain arrays, written from the formula: what the kernels are compared with. */
+/** Attention in float64 on plain arrays, written from the formula, with which the kernels are compared. */
 
 export interface ReferenceAttention {
 	readonly queryHeads: number;

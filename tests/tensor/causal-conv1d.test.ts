@@ -129,7 +129,7 @@ describe("causalConv1d", () => {
 		const [wide, narrow] = [run(device, "f32"), run(device, "bf16")];
 		expect(relativeRms(narrow[0]!, wide[0]!)).toBeLessThan(2 ** -8);
 		expect(relativeRms(narrow[1]!, wide[1]!)).toBeLessThan(2 ** -8);
-		// Nothing is rounded on the way to the weight gradients.
+		// No value is rounded on the way to the weight gradients.
 		expect(narrow[2]).toEqual(wide[2]!);
 		expect(narrow[3]).toEqual(wide[3]!);
 	});

@@ -120,7 +120,7 @@ function run(on: Device, c: Case, { a, b, c: out, bias }: Operands): Float32Arra
 	return cTensor.toFloat32();
 }
 
-/** What the storage of c should hold, by float64 arithmetic. */
+/** The expected content of c's storage, by float64 arithmetic. */
 function expectedOf(c: Case, { a, b, c: out, bias }: Operands): Float64Array {
 	const { m, n, k, batch = 1, alpha = 1, beta = 0 } = c;
 	const [aStep, aRowStep] = c.transposeA ? [a.stride, 1] : [1, a.stride];

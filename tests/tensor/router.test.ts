@@ -317,7 +317,7 @@ test("updateExpertBias moves every bias by exactly ±rate or not at all, and cle
 	updateExpertBias(device, bias, counts, rate);
 	expect([...bias.toFloat32()]).toEqual([0.5 + rate, 0.5 - rate, 0.5, -rate, -2 + rate].map(Math.fround));
 	expect([...counts.toInt32()]).toEqual([0, 0, 0, 0, 0]);
-	// A mean that is no integer: 1000000000 + 1 over 3, exact beyond fp32.
+	// A mean that is not an integer: 1000000000 + 1 over 3, exact beyond fp32.
 	using fine = Tensor.zeros(device, [3]);
 	using large = Tensor.from(device, Int32Array.of(333333333, 333333334, 333333334));
 	updateExpertBias(device, fine, large, rate);

@@ -204,7 +204,7 @@ describe("ssdScan", () => {
 		const [wide, narrow] = [run(device, "f32", 32), run(device, "bf16", 32)];
 		expect(relativeRms(narrow[0]!, wide[0]!)).toBeLessThan(2 ** -8);
 		expect(relativeRms(narrow[1]!, wide[1]!)).toBeLessThan(2 ** -8);
-		// Nothing is rounded to bf16 on the way to the parameters' gradients.
+		// No value is rounded to bf16 on the way to the parameters' gradients.
 		for (const index of [2, 3, 4]) expect(relativeRms(narrow[index]!, wide[index]!)).toBeLessThan(1e-6);
 	});
 

@@ -1,5 +1,6 @@
 /**
- * Equal steps are the same operations on the same addresses, again and again: what CUDA graphs need (cuda/gpu/operation_queue.h).
+ * Equal steps are the same operations on the same addresses, again and again, which CUDA graphs need
+ * (cuda/gpu/operation_queue.h).
  */
 import { expect, test } from "bun:test";
 import { configurationOf } from "../../src/config/resolve.ts";

@@ -1,4 +1,4 @@
-/** What a conversion is asked for when nothing special is. */
+/** Default options of a conversion. */
 import type { ConversionOptions } from "../../../src/checkpoint/conversion/convert.ts";
 import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 

@@ -26,7 +26,7 @@ beforeEach(() => {
 const times = { beat: 50, silence: 400, farewell: 300, handover: 1500 };
 const locks = () => readdirSync(root).sort();
 
-/** Of a process on another host, which cannot be looked at. */
+/** Identity of a process on another host, which cannot be looked at. */
 function elsewhere(run: string, job: string | null = null): LockHolder {
 	const here = ownHolder(run);
 	return { ...here, process: { ...here.process, host: "far", boot: "another", pid: 7, job } };
@@ -37,7 +37,7 @@ const here = (run = newRunName(), job: string | null = null): LockHolder => {
 	return { ...own, process: { ...own.process, job } };
 };
 
-/** Attempts until there is a lock, or one is refused; what was waited for. */
+/** Attempts until there is a lock, or one is refused; returns the sentences about owners that it waited for. */
 async function claim(own: LockHolder): Promise<{ lock: WriterLock; waited: string[]; seconds: number }> {
 	const started = performance.now();
 	const claimed = new WriterClaim(root, own, times);

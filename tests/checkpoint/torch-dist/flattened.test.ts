@@ -3,7 +3,7 @@ import { readTensor } from "../../../src/checkpoint/store.ts";
 import { unflatten } from "../../../src/checkpoint/torch-dist/flattened.ts";
 import { memoryStore } from "../memory-store.ts";
 
-/** Cells of a grid over [X, Y, …], each flattened: what the old writer stored. */
+/** Cells of a grid over [X, Y, …], each flattened, as the old writer stored them. */
 function flatten(values: Float32Array, shape: readonly number[], grid: readonly number[]): Float32Array {
 	const cell = shape.map((size, axis) => size / grid[axis]!);
 	const count = (sizes: readonly number[]) => sizes.reduce((n, size) => n * size, 1);

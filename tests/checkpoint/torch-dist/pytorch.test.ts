@@ -1,4 +1,4 @@
-/** A checkpoint that PyTorch itself wrote, and Megatron-LM's keys: what every clone can hold torch_dist to. */
+/** A checkpoint that PyTorch itself wrote, with Megatron-LM's keys: a reference for torch_dist in every clone. */
 import { beforeAll, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

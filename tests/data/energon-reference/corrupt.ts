@@ -1,6 +1,6 @@
 /**
- * Checks `datasets/corrupt/behaviour.json`: which damaged data are refused, when, which samples are dropped, and what
- * still arrives. The wording of errors is this program's own.
+ * Checks `datasets/corrupt/behaviour.json`: which damaged data are refused, when, which samples are dropped, and which
+ * still arrive. The wording of errors is this program's own.
  */
 import { DecodingError, type ErrorHandler, raiseError } from "../../../src/data/energon/errors.ts";
 import type { Keyed, RestoreKey } from "../../../src/data/energon/sample.ts";
@@ -123,7 +123,7 @@ function checkLoad(setting: Setting, entry: LoadCase): string | null {
 	} catch {
 		outcome = { outcome: "exception", stage: "iterate" };
 	}
-	// What Energon refuses before its first output may be refused when the data set is opened.
+	// Data that Energon refuses before its first output may be refused when the data set is opened.
 	const refusedEarly = outcome.stage === "build" && entry.stage === "iterate" && entry.delivered.length === 0;
 	// Where Energon calls the handler while its workers run ahead is a matter of their speed: one process alone counts.
 	const counted = entry.handler_call_count !== undefined;

@@ -1,4 +1,4 @@
-/** What the task encoders of the reference data make of samples, and the pieces they are made of. */
+/** The task encoders of the reference data: their results, and the pieces these are made of. */
 
 import { type HookContext, hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed, RestoreKey, Sample, SourceInfo } from "../../../src/data/energon/sample.ts";
@@ -12,7 +12,7 @@ export interface Element extends Keyed {
 	readonly keys: readonly string[];
 	readonly sources: readonly SourceInfo[];
 	readonly texts: readonly string[];
-	/** What the encoder adds: name of the cooker, number of a copy, draws, lengths. */
+	/** Fields that the encoder adds: name of the cooker, number of a copy, draws, lengths. */
 	readonly extra: unknown;
 }
 

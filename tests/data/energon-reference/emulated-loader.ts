@@ -101,7 +101,7 @@ class EmulatedWorker {
 	}
 }
 
-/** What a task came to: an output, or what its worker failed with. */
+/** Result of a task: an output, or its worker's error. */
 type Result = { readonly item: Keyed; readonly index: number } | { readonly failure: unknown };
 
 export class EmulatedLoader {

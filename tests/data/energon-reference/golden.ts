@@ -60,7 +60,7 @@ export function readGolden<File>(folder: string, path: string): File {
 	}
 }
 
-/** JSON files of a folder, by name; none if the folder is absent. */
+/** JSON files of a folder, by name; empty if the folder is absent. */
 export function goldenFiles(folder: string, name: string): string[] {
 	const place = join(folder, name);
 	if (!existsSync(place)) return [];

@@ -1,4 +1,4 @@
-/** Replays `orders/`: what the loader of every rank delivers, in order. */
+/** Replays `orders/`: the outputs of every rank's loader, in order. */
 import { EmulatedLoader, type EmulatedOutput } from "./emulated-loader.ts";
 import { difference, type OrderFile, type Row, rowDifference, rowOf } from "./golden.ts";
 import type { Setting } from "./setup.ts";

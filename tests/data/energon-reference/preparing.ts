@@ -1,4 +1,4 @@
-/** Repeats the `energon prepare` commands of the reference data on copies and compares what they leave. */
+/** Repeats the `energon prepare` commands of the reference data on copies and compares the files they leave. */
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";

@@ -74,7 +74,7 @@ export function replayRedistribution(setting: Setting, file: RedistributionFile)
 	return null;
 }
 
-/** What happens when a state is restored into another loader without redistribution: [restore, first outputs]. */
+/** Result of restoring a state into another loader without redistribution: [restore, first outputs]. */
 function directRestore(
 	setting: Setting,
 	file: RedistributionFile,

@@ -1,4 +1,4 @@
-/** Replays `states/`: saved states, what follows after restoring them, and single outputs restored by key. */
+/** Replays `states/`: saved states, the outputs after restoring them, and single outputs restored by key. */
 
 import { existsSync } from "node:fs";
 import { join } from "node:path";

@@ -30,7 +30,7 @@ import { replayState } from "./states.ts";
 
 export interface Verdict {
 	readonly file: string;
-	/** The first difference; null if there is none. */
+	/** The first difference; null: all are equal. */
 	readonly difference: string | null;
 }
 
@@ -46,7 +46,7 @@ const randomChecks: Readonly<Record<string, Check>> = {
 	"slice_orders.json": (setting, file) => checkSliceOrders(setting, file),
 };
 
-/** Which replay a file of `states/` wants, by what it holds. */
+/** The replay that a file of `states/` wants, by its content. */
 function stateCheck(file: object): Check {
 	if ("redistributed" in file) return (setting, content: RedistributionFile) => replayRedistribution(setting, content);
 	if ("global_state" in file) return (setting, content: GlobalFile) => replayGlobal(setting, content);

@@ -47,7 +47,7 @@ const server = Bun.serve({ port: 0, hostname: "127.0.0.1", idleTimeout: 60, asyn
 	const answer = (body, changed = {}) => new Response(body, { status: 206, headers: { ...headers, ...changed } });
 	if (mode === "long" && isTar) return answer(Buffer.concat([bytes, Buffer.alloc(1 << 20)]));
 	if (mode === "endless" && isTar) {
-		// Ends after 256 MiB: a reader that takes all of it is seen by what the server has sent.
+		// Ends after 256 MiB: a reader that takes all of it shows in the amount that the server has sent.
 		let sent = 0;
 		const pull = (c) => {
 			if (sent >= 256 << 20) return c.close();
@@ -227,7 +227,7 @@ describe("the cache", () => {
 		const other = readFileSync(second);
 		writeFileSync(first, other);
 		expect(read().equals(whole)).toBe(true);
-		// What a planter knows is everything but the key.
+		// The planter knows everything but the key.
 		const content = Buffer.alloc(2048, "EVIL");
 		const forged = createHmac("sha256", Buffer.alloc(32))
 			.update(`${basename(first)}\0`)

@@ -19,7 +19,7 @@ export default {
 		seeds: [Buffer.from("0"), Buffer.from("00")],
 		milliseconds: 60,
 		bytes: 2 ** 24,
-		// What one flipped bit makes of the first byte of a seed.
+		// The first byte of a seed after a flip of one bit.
 		parse: ([first]) => {
 			switch (first) {
 				case 0x31:

@@ -44,7 +44,7 @@ export default {
 		],
 		parse: (bytes) => {
 			const given = new TextDecoder().decode(bytes).split("\n");
-			// A file of this machine is no input.
+			// A file of this machine must not become an input.
 			resolveConfiguration(given.filter((argument) => !argument.startsWith("--config")));
 		},
 		// A misspelt flag is compared with every other, 0.4 ms each, and a case may have two thousand of them.

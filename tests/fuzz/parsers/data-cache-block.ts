@@ -17,7 +17,7 @@ export default {
 			parse: (bytes) => {
 				const found = readBlock(cache, file.with(bytes), content.length);
 				if (found === null) {
-					// What is no block is gone, so that it is fetched again.
+					// A file that is not a block is removed, so that it is fetched again.
 					if (statSync(file.path, { throwIfNoEntry: false }) !== undefined) throw new Error("The damaged block stays.");
 					throw new Refused();
 				}

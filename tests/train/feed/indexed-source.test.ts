@@ -1,4 +1,4 @@
-/** Who reads what: every layout of lanes takes the same samples, encoder and language ranks in the same order. */
+/** Every layout of lanes takes the same samples, encoder and language ranks in the same order. */
 import { expect, test } from "bun:test";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { noImages } from "../../../src/data/images.ts";
@@ -88,7 +88,7 @@ test.each(layouts)("%p reads the samples of a step once, in lane order", async (
 		}
 		for (const microbatch of microbatches) {
 			for (const { n, place } of pictures(microbatch)) {
-				// A picture's place says its sample, whoever encodes it.
+				// A picture's place tells its sample, whichever rank encodes it.
 				expect(place).toBe((n - 32) * 4096);
 				seen.set(n, (seen.get(n) ?? 0) + 1);
 			}
