@@ -1,8 +1,9 @@
 // Shared by the attention kernels of Hopper: heads of 80 as tiles, and the products of a warpgroup with them.
 //
-// A row of a head is 80 bf16. Products take it as it is (five steps of 16 along k, or 80 columns), with no padding in the
-// arithmetic. In shared memory it is padded: 64 columns in one tile of 128-byte rows, 16 in a second one whose other columns
-// the copy engine fills with zeros and nobody reads, because the columns of one product must all lie in one kind of tile.
+// A row of a head is 80 bf16. Products take it as it is (five steps of 16 along k, or 80 columns), with no padding in
+// the arithmetic. In shared memory it is padded: 64 columns in one tile of 128-byte rows, 16 in a second one whose
+// other columns the copy engine fills with zeros and no product reads, because the columns of one product must all lie
+// in one kind of tile.
 #pragma once
 #include "sm90.cuh"
 

@@ -15,7 +15,7 @@ export interface ReceptionOptions {
 	/** How many processes of the run may come at once; strangers get a few more places. */
 	readonly expected: number;
 	readonly admit: (connection: ProvenConnection) => void;
-	/** Hears of a stranger that was turned away, in one sentence. */
+	/** Called with a sentence about a stranger that was turned away. */
 	readonly turnedAway?: (sentence: string) => void;
 }
 

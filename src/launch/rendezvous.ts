@@ -9,7 +9,7 @@
  *     rank → host   LED or FAILED    by that
  *     host → rank   WELCOME or REFUSAL
  *
- * Strangers are turned away and harm nobody; a rank of the run that does not fit ends it for all.
+ * Strangers are turned away and harm no rank; a rank of the run that does not fit ends it for all.
  */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";

@@ -8,10 +8,10 @@
 // their left, and leave dsᵀ in shared memory too. A third warpgroup multiplies that with the keys: dq of 64 queries, summed
 // over the block's keys. The fourth has a warp that fetches and warps that add dq to the sums of all blocks.
 //
-// Those sums are added in a fixed order, that of the keys: a block adds to a tile of queries after the block before it has.
-// Blocks take their numbers when they start, and a block waits for lower numbers alone: there is always one that waits for
-// nobody. Heads alternate from block to block, so that of the blocks that run at a time few belong to one head, which
-// start one after the other, two microseconds apart, and are in nobody's way from then on.
+// Those sums are added in a fixed order, that of the keys: a block adds to a tile of queries after the block before it
+// has. Blocks take their numbers when they start, and a block waits for lower numbers alone: there is always a block
+// that does not wait. Heads alternate from block to block, so that of the blocks that run at a time few belong to one
+// head; these start one after the other, two microseconds apart, and do not hold each other up from then on.
 #include "kernel.cuh"
 #include "sm90_attention.cuh"
 #include "sm90_attention.h"

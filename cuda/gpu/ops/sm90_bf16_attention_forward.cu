@@ -1,10 +1,10 @@
 // Attention forward on Hopper: heads of 80, full attention within each packed sequence, o = softmax(scale q kᵀ) v over tiles
 // of keys with a running maximum and sum (Dao et al., FlashAttention-2; Shah et al., FlashAttention-3).
 //
-// A block owns 192 queries of a head. Three warpgroups have 64 of them each and are in step with nobody, so that while one
-// takes exponentials the tensor cores work for the others; a warpgroup's own products with the values of a tile run under
-// the exponentials of the next. A fourth warpgroup fetches. Keys are walked from the last tile, the only one that can be
-// part of one, to the first.
+// A block owns 192 queries of a head. Three warpgroups have 64 of them each and are in step with no other, so that
+// while one takes exponentials the tensor cores work for the others; a warpgroup's own products with the values of a
+// tile run under the exponentials of the next. A fourth warpgroup fetches. Keys are walked from the last tile, the only
+// one that can be part of one, to the first.
 #include "kernel.cuh"
 #include "sm90_attention.cuh"
 #include "sm90_attention.h"

@@ -17,8 +17,9 @@ export interface Start {
 }
 
 /**
- * Names of the checkpoints in `save` that a run may replace and delete: the one that it starts from and, going on with the
- * training, the older ones and those that the same training has written after it. Throws a UserError that names the others, unless there are none.
+ * Names of the checkpoints in `save` that a run may replace and delete: the one that it starts from and, going on with
+ * the training, the older ones and those that the same training has written after it. Throws a UserError that names all
+ * others, if there are any.
  */
 export function requireOwnSteps(save: string, start: Start | null): string[] {
 	if (!existsSync(save)) return [];
