@@ -1,5 +1,5 @@
 /**
- * Layer patterns (language-model.md §1.1, §1.2, §1.4): one symbol a layer, `|` between pipeline segments, `[` and `]` around
+ * Layer patterns (docs/spec/language-model.md §1.1, §1.2, §1.4): one symbol a layer, `|` between pipeline segments, `[` and `]` around
  * layers that are one block, `/` before each multi-token prediction depth. What Megatron knows and this program does not build
  * yet is refused by name; every error gives the position in the string, counted from 1.
  */

@@ -1,4 +1,4 @@
-/** How a layer pattern is cut for a pipeline (language-model.md §1.2, §1.3, §1.4). */
+/** How a layer pattern is cut for a pipeline (docs/spec/language-model.md §1.2, §1.3, §1.4). */
 import { type Block, parsePattern } from "./hybrid-pattern.ts";
 
 const layersOf = (blocks: readonly Block[]) => blocks.reduce((sum, { length }) => sum + length, 0);

@@ -1,6 +1,6 @@
 /**
  * Combined 1F1B: a forward pass and the backward pass of another microbatch take turns, node by node, so that while rows of one
- * travel between the ranks that hold experts the other computes (moe-performance.md §2). Stages begin with one more forward
+ * travel between the ranks that hold experts the other computes (docs/spec/moe-performance.md §2). Stages begin with one more forward
  * pass than in 1F1B: then the two passes of a turn never wait for each other.
  *
  * The nodes of a pass: what enters the first block; of every block one, or three where it exchanges rows: all up to the start of

@@ -1,4 +1,4 @@
-/** Losses of multi-token prediction beside the language model's (language-model.md §5.4). */
+/** Losses of multi-token prediction beside the language model's (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";

@@ -1,5 +1,5 @@
 /**
- * NemotronH weights in a Hugging Face folder under Megatron's logical names (checkpoint.md §4, language-model.md §10). Strict:
+ * NemotronH weights in a Hugging Face folder under Megatron's logical names (docs/spec/checkpoint.md §4, docs/spec/language-model.md §10). Strict:
  * every missing, unexpected and mis-shaped tensor is named.
  */
 import { UserError } from "../../native/errors.ts";

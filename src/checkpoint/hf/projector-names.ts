@@ -1,4 +1,4 @@
-/** Names and shapes of the projector between tower and language model (vision.md §3, §1.9). A pure plan. */
+/** Names and shapes of the projector between tower and language model (docs/spec/vision.md §3, §1.9). A pure plan. */
 import type { CorrespondenceBuilder } from "../mapping.ts";
 
 export const projectorPrefix = "modality_submodules.radio_encoder.input_projections.0.encoder.";

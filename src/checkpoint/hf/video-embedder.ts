@@ -1,6 +1,6 @@
 /**
  * The embedder of videos that transformers' class has beside that of pictures. A model that was made without one gets it from
- * the picture's: tiled over the frames that are joined and divided by their number (vision.md §1.10), so that frames of one
+ * the picture's: tiled over the frames that are joined and divided by their number (docs/spec/vision.md §1.9), so that frames of one
  * picture look as the picture does.
  */
 import { dtypes } from "../dtype.ts";

@@ -1,4 +1,4 @@
-/** How Energon data sets are read and turned into sequences (energon.md, vision.md §5). */
+/** How Energon data sets are read and turned into sequences (energon.md, docs/spec/vision.md §5). */
 import { choice, defaulting, derived, integer, list, off, optional, path, perChannel, text } from "../field.ts";
 
 export const energonKeys = {

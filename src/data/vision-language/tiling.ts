@@ -1,5 +1,5 @@
 /**
- * Fixed tiles (spec vision 5.3), as InternVL and NVLM have them: an image is resized to a grid of square tiles whose
+ * Fixed tiles (docs/spec/vision.md §5.3), as InternVL and NVLM have them: an image is resized to a grid of square tiles whose
  * proportions are closest to its own, and cut; a small version of the whole may follow.
  */
 import type { ImageSize } from "../../native/images.ts";

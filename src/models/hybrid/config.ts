@@ -7,7 +7,7 @@ export interface BalancingLoss {
 	readonly coefficient: number;
 }
 
-/** Multi-token prediction (language-model.md §5.4). */
+/** Multi-token prediction (docs/spec/language-model.md §5.4). */
 export interface PredictionConfig {
 	/** Further tokens that are predicted. */
 	readonly depths: number;

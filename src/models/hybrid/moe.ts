@@ -63,7 +63,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
-		// The step divides by its loss tokens, so a microbatch's mean over tokens counts as a sum (spec 4.4).
+		// The step divides by its loss tokens, so a microbatch's mean over tokens counts as a sum (docs/spec/language-model.md §4.4).
 		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient / router.options.passes } : null,
 	});
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);

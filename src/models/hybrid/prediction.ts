@@ -1,5 +1,5 @@
 /**
- * Multi-token prediction (language-model.md §5.4): depth k predicts each token's (k + 1)-th next from the hidden state of the
+ * Multi-token prediction (docs/spec/language-model.md §5.4): depth k predicts each token's (k + 1)-th next from the hidden state of the
  * depth before, c = [rms(embedding of the k-th next token) ; rms(hidden)], through eh_proj and layers of its own.
  */
 import {

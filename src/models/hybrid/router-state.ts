@@ -47,7 +47,7 @@ export class RouterState implements Disposable {
 		readonly options: {
 			/** Ranks over which a microbatch's tokens are cut. */
 			readonly tokenShards: number;
-			/** How often a microbatch passes this router; each pass's losses weigh as much less (spec language-model 4.4). */
+			/** How often a microbatch passes this router; each pass's losses weigh as much less (docs/spec/language-model.md §4.4). */
 			readonly passes: number;
 		},
 	) {

@@ -1,4 +1,4 @@
-/** One layer of the hybrid language model with its residual (spec language-model 1.5). */
+/** One layer of the hybrid language model with its residual (docs/spec/language-model.md §1.5). */
 import { add } from "../../tensor/ops/add.ts";
 import { dropout } from "../../tensor/ops/dropout.ts";
 import type { Tape } from "../../tensor/tape.ts";

@@ -31,7 +31,7 @@ export interface RadioConfig {
 	readonly positions: PositionOptions;
 	/** Of the MLP: Megatron's GELU by tanh, or transformers' exact one. */
 	readonly activation: "geluTanh" | "geluErf";
-	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (spec vision 1.6). */
+	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (docs/spec/vision.md §1.6). */
 	readonly finalLayerNorm: boolean;
 	readonly dropClassTokens: boolean;
 	/** Join 2 × 2 patches into one output row, four times as wide. */

@@ -49,7 +49,7 @@ function stored(builder: CorrespondenceBuilder): TensorStore {
 	);
 }
 
-/** Row r of linear_qkv, by head: query, key, value (vision.md §1.3). */
+/** Row r of linear_qkv, by head: query, key, value (docs/spec/vision.md §1.3). */
 function expectInterleaved(fused: Float32Array, parts: readonly Float32Array[], columns: number): void {
 	for (let head = 0; head < heads; head++) {
 		parts.forEach((part, t) => {

@@ -1,5 +1,5 @@
 /**
- * `field_map` entries such as `txt,json[caption]`: where a field of a typed sample comes from (spec energon.md §1.6). A part
+ * `field_map` entries such as `txt,json[caption]`: where a field of a typed sample comes from (docs/spec/energon.md §1.6). A part
  * with `*`, such as `img*.jpg`, stands for all parts that match, which Energon does not have.
  */
 import { FieldAccessError } from "../errors.ts";

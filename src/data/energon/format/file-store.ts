@@ -1,4 +1,4 @@
-/** Auxiliary data (spec energon.md §1.7): files by name, in a folder or among the parts of a prepared data set. */
+/** Auxiliary data (docs/spec/energon.md §1.7): files by name, in a folder or among the parts of a prepared data set. */
 import { Database } from "bun:sqlite";
 import { readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../native/errors.ts";

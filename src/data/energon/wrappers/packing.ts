@@ -1,5 +1,5 @@
 /**
- * Packs several samples into one sequence (spec energon.md §5.2): a full buffer is divided into groups, and each group
+ * Packs several samples into one sequence (docs/spec/energon.md §5.2): a full buffer is divided into groups, and each group
  * becomes one output. Samples that the division carries over are the first of the next buffer; those in neither list are
  * lost.
  */
