@@ -45,14 +45,7 @@
 extern "C" {
 #endif
 
-/* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 6
-/* Texts of fixed length, each with its zero. */
-#define MIMO_RUN_PATH_BYTES 64
-#define MIMO_HOST_BYTES 64
-#define MIMO_MODULE_BYTES 32
-#define MIMO_COORDINATES_BYTES 64
-#define MIMO_SENTENCE_BYTES 512
+#define MIMO_ABI_VERSION 7
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -581,7 +574,26 @@ typedef struct mimo_causal_conv1d_backward_args {
 } mimo_causal_conv1d_backward_args;
 MIMO_API int32_t mimo_causal_conv1d_backward(mimo_stream* stream, const mimo_causal_conv1d_backward_args* args);
 
-/* Mamba-2 state space scan with its gate (docs/spec/language-model.md §2.2, §2.3). Per head j of group j / (H/G):
+/* The same convolution one token further, for S sequences: `state` holds the last width - 1 inputs of many sequences, oldest
+ * first, those of sequence s at slots[s]; they move on by one. No two slots are equal. */
+typedef struct mimo_causal_conv1d_step_args {
+  const void* x;        /* [S, channels] */
+  const void* weight;   /* [channels, width] */
+  const void* bias;     /* [channels] */
+  void* state;          /* [.., width - 1, channels], of x's dtype */
+  const int32_t* slots; /* [S] */
+  void* y;              /* [S, channels] */
+  int64_t sequences;
+  int64_t channels;
+  int64_t width;
+  int64_t x_stride;
+  int64_t y_stride;
+  int32_t dtype;
+  int32_t weight_dtype;
+} mimo_causal_conv1d_step_args;
+MIMO_API int32_t mimo_causal_conv1d_step(mimo_stream* stream, const mimo_causal_conv1d_step_args* args);
+
+/* Mamba-2 state space scan with its gate (spec language-model 2.2, 2.3). Per head j of group j / (H/G):
  *   Δ = max(softplus(dt + dt_bias), dt_minimum),  a = -exp(A_log) Δ,  h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
  *   o = y silu(z). The state starts at zero in every sequence. */
 typedef struct mimo_ssd_forward_args {
@@ -595,6 +607,7 @@ typedef struct mimo_ssd_forward_args {
   const float* d;       /* [H] */
   void* o;              /* [T, H P] contiguous, gated output */
   void* y;              /* [T, H P] contiguous, output before the gate, kept for backward; or null */
+  float* final_state;   /* [S, H, P, N] the state after the last token of every sequence; or null */
   const int32_t* cu_seqlens;
   int64_t sequences;
   int64_t tokens;
@@ -648,6 +661,33 @@ typedef struct mimo_ssd_backward_args {
   int32_t dtype;
 } mimo_ssd_backward_args;
 MIMO_API int32_t mimo_ssd_backward(mimo_stream* stream, const mimo_ssd_backward_args* args);
+
+/* The same scan one token further, for S sequences: `state` holds the states of many, as ssd_forward leaves them, that of
+ * sequence s at slots[s]; it moves on by one token. No two slots are equal. */
+typedef struct mimo_ssd_step_args {
+  const void* x;        /* [S, H P] */
+  const void* b;        /* [S, G N] */
+  const void* c;        /* [S, G N] */
+  const void* z;        /* [S, H P] */
+  const void* dt;       /* [S, H] before bias and softplus */
+  const float* dt_bias; /* [H] */
+  const float* a_log;   /* [H] */
+  const float* d;       /* [H] */
+  float* state;         /* [.., H, P, N] */
+  const int32_t* slots; /* [S] */
+  void* o;              /* [S, H P] contiguous, gated output */
+  int64_t sequences;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t groups;
+  int64_t state_dim;
+  int64_t xbc_stride; /* row stride of x, b and c */
+  int64_t z_stride;
+  int64_t dt_stride;
+  float dt_minimum;
+  int32_t dtype;
+} mimo_ssd_step_args;
+MIMO_API int32_t mimo_ssd_step(mimo_stream* stream, const mimo_ssd_step_args* args);
 
 /* ---- operations: attention ---------------------------------------------------------------------------------- */
 
@@ -718,14 +758,40 @@ typedef struct mimo_attention_backward_args {
 } mimo_attention_backward_args;
 MIMO_API int32_t mimo_attention_backward(mimo_stream* stream, const mimo_attention_backward_args* args);
 
+/* Causal attention of one more token of S sequences. q, k and v lie as in attention_forward, a token a sequence. `keys` and
+ * `values` hold the tokens of many sequences, a run of rows each: those of sequence s from first_rows[s] on, lengths[s] of
+ * them so far. Its new key and value become the next row; its query sees them and all before. */
+typedef struct mimo_attention_step_args {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* keys;                /* [key_heads, rows, head_dim] */
+  void* values;              /* [key_heads, rows, head_dim] */
+  const int32_t* first_rows; /* [S] */
+  const int32_t* lengths;    /* [S] */
+  void* o;                   /* [S, query_heads * head_dim] contiguous */
+  int64_t sequences;
+  int64_t rows;
+  int64_t max_length; /* no length is greater */
+  int64_t query_heads;
+  int64_t key_heads;
+  int64_t head_dim;
+  int64_t token_stride;
+  int64_t group_stride;
+  float softmax_scale;
+  int32_t dtype;
+} mimo_attention_step_args;
+MIMO_API int32_t mimo_attention_step(mimo_stream* stream, const mimo_attention_step_args* args);
+
 /* Rotary position embedding: the first rotary_dim columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin],
  * halves of rotary_dim / 2 columns, angle_i = angle_scale * position * base^(-2i / rotary_dim). Positions restart with
- * every sequence. A token is `groups` groups of heads_per_group heads, of which the first rotated_per_group turn; the
+ * every sequence, from 0 or where first_positions says. A token is `groups` groups of heads_per_group heads, of which the first rotated_per_group turn; the
  * others (values) and columns past rotary_dim are copied. angle_scale -1 turns back: the gradient. y may be x. */
 typedef struct mimo_rope_forward_args {
   const void* x;
   void* y;
   const int32_t* cu_seqlens;
+  const int32_t* first_positions; /* [sequences] position of a sequence's first token here; or null = 0 */
   int64_t sequences;
   int64_t tokens;
   int64_t max_seqlen;

@@ -4,12 +4,8 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 6;
-export const RUN_PATH_BYTES = 64;
-export const HOST_BYTES = 64;
-export const MODULE_BYTES = 32;
-export const COORDINATES_BYTES = 64;
-export const SENTENCE_BYTES = 512;
+/** Raised with every change of the header's meaning; a library that reports another version is refused. */
+export const ABI_VERSION = 7;
 
 export const Status = {
 	ok: 0,
@@ -299,6 +295,21 @@ export const operations = {
 		dtype: "i32",
 		weight_dtype: "i32",
 	},
+	causal_conv1d_step: {
+		x: "ptr",
+		weight: "ptr",
+		bias: "ptr",
+		state: "ptr",
+		slots: "ptr",
+		y: "ptr",
+		sequences: "i64",
+		channels: "i64",
+		width: "i64",
+		x_stride: "i64",
+		y_stride: "i64",
+		dtype: "i32",
+		weight_dtype: "i32",
+	},
 	ssd_forward: {
 		x: "ptr",
 		b: "ptr",
@@ -310,6 +321,7 @@ export const operations = {
 		d: "ptr",
 		o: "ptr",
 		y: "ptr",
+		final_state: "ptr",
 		cu_seqlens: "ptr",
 		sequences: "i64",
 		tokens: "i64",
@@ -357,6 +369,29 @@ export const operations = {
 		dxbc_stride: "i64",
 		dz_stride: "i64",
 		ddt_stride: "i64",
+		dt_minimum: "f32",
+		dtype: "i32",
+	},
+	ssd_step: {
+		x: "ptr",
+		b: "ptr",
+		c: "ptr",
+		z: "ptr",
+		dt: "ptr",
+		dt_bias: "ptr",
+		a_log: "ptr",
+		d: "ptr",
+		state: "ptr",
+		slots: "ptr",
+		o: "ptr",
+		sequences: "i64",
+		heads: "i64",
+		head_dim: "i64",
+		groups: "i64",
+		state_dim: "i64",
+		xbc_stride: "i64",
+		z_stride: "i64",
+		dt_stride: "i64",
 		dt_minimum: "f32",
 		dtype: "i32",
 	},
@@ -414,10 +449,31 @@ export const operations = {
 		mask: "i32",
 		dtype: "i32",
 	},
+	attention_step: {
+		q: "ptr",
+		k: "ptr",
+		v: "ptr",
+		keys: "ptr",
+		values: "ptr",
+		first_rows: "ptr",
+		lengths: "ptr",
+		o: "ptr",
+		sequences: "i64",
+		rows: "i64",
+		max_length: "i64",
+		query_heads: "i64",
+		key_heads: "i64",
+		head_dim: "i64",
+		token_stride: "i64",
+		group_stride: "i64",
+		softmax_scale: "f32",
+		dtype: "i32",
+	},
 	rope_forward: {
 		x: "ptr",
 		y: "ptr",
 		cu_seqlens: "ptr",
+		first_positions: "ptr",
 		sequences: "i64",
 		tokens: "i64",
 		max_seqlen: "i64",

@@ -16,8 +16,7 @@ import { StepScalars } from "../optim/step-scalars.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { Edge, type EdgeOptions } from "../parallel/edge.ts";
 import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
-import type { Grid } from "../parallel/grid.ts";
-import type { Group } from "../parallel/group.ts";
+import { type Group, groupOfOne } from "../parallel/group.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";
 import type { Topology } from "../parallel/topology.ts";
@@ -315,6 +314,12 @@ function countsTensor(
 	const copies = held.replica.groups.copies;
 	if (tensor.name === wordEmbedding && copies !== null && copies.rank !== 0) return false;
 	return firstCopyCounts({ ...replicas, tensor: model.tp })(tensor);
+}
+
+/** The ranks that decode with this one. */
+export function decodingRanks({ state, rank }: Run): { readonly group: Group; readonly stages: Group } {
+	const alone = groupOfOne("no language model", rank);
+	return { group: state.language?.routers ?? alone, stages: state.language?.stages ?? alone };
 }
 
 /** Whether this rank prints and logs: the last one, as in Megatron. */

@@ -1,6 +1,6 @@
 /** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
-import { type DecodingLimits, decodeGreedily, splitIds } from "../decode/greedy.ts";
+import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
@@ -79,25 +79,27 @@ export class RankPasses {
 	}
 
 	/**
-	 * Continues prompts greedily; returns the continuation of each, sample after sample, and nothing on ranks without the
-	 * language model.
+	 * Continues the prompts of a microbatch, a sequence a sample: image rows come over the edge once, then the language ranks
+	 * decode. null on ranks without the language model. `numbers`: of the sequences in their run, which random numbers follow.
 	 */
-	decode(prompts: readonly ImageTextMicrobatch[], limits: Omit<DecodingLimits, "edges">): number[][] {
+	decode(
+		prompts: ImageTextMicrobatch,
+		options: DecodingOptions,
+		ranks: Omit<DecodingRanks, "edges">,
+		numbers?: readonly number[],
+	): Decoded | null {
 		const { encoder, language, edges, imageTokenId } = this.parts;
 		const images = edges.get(0);
-		const found = prompts.flatMap((prompt) => {
-			if (encoder) {
-				using encoded = new EncoderPass(encoder, prompt.images, { cropKey: 0, firstImage: 0, training: false });
-				images!.sendForward(encoded.output, false);
-			}
-			const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
-			using rows = enters ? images.receiveForward(sampleLengths(prompt.text).length, false).rows : null;
-			if (language === null) return [];
-			const text = { ids: splitIds(prompt.text), rows, imageTokenId: imageTokenId ?? -1 };
-			return decodeGreedily(language, text, { ...limits, edges });
-		});
+		if (encoder) {
+			using encoded = new EncoderPass(encoder, prompts.images, { cropKey: 0, firstImage: 0, training: false });
+			images!.sendForward(encoded.output, false);
+		}
+		const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
+		using rows = enters ? images.receiveForward(sampleLengths(prompts.text).length, false).rows : null;
 		images?.settle();
-		return found;
+		if (language === null) return null;
+		const text = { ids: splitIds(prompts.text), rows, imageTokenId: imageTokenId ?? -1, ...(numbers && { numbers }) };
+		return decode(language, text, options, { ...ranks, edges });
 	}
 
 	#execute(

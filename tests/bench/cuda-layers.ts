@@ -355,7 +355,7 @@ export function mambaCases(x: Tensors): Case[] {
 			shape,
 			work: 2 * tokens * (channels + 3 * inner),
 			unit: "TB/s",
-			run: () => device.run("ssd_forward", { ...scan, o }),
+			run: () => device.run("ssd_forward", { ...scan, o, final_state: null }),
 		},
 		{
 			operation: "SSD scan backward",

@@ -4,6 +4,7 @@
 
 #include <climits>
 
+#include "few_rows.h"
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -87,6 +88,29 @@ void finish_row(const float* product, const W* bias, float beta, int64_t n, T* c
   }
 }
 
+/// A product of few rows: a [m, k], b [n, k] as it is stored, in runs of its rows.
+template <class B>
+void multiply_as_stored(mimo_stream& stream, const mimo_gemm_args& args, const float* a, int64_t a_stride) {
+  const bool in_place = args.c_dtype == MIMO_DTYPE_F32 && args.bias == nullptr && args.beta == 0 && args.alpha == 1;
+  Workspace aside(&stream, in_place ? 0 : args.m * args.n * static_cast<int64_t>(sizeof(float)));
+  float* const sums = in_place ? static_cast<float*>(args.c) : aside.as<float>();
+  const int64_t stride = in_place ? args.c_stride : args.n, grain = few_rows_grain(args.k, sizeof(B));
+  parallel_range(stream.device->threads, args.n, grain, [&](int64_t begin, int64_t end) {
+    multiply_few_rows(a, a_stride, args.m, static_cast<const B*>(args.b) + begin * args.b_stride, args.b_stride,
+                      end - begin, args.k, sums + begin, stride);
+    if (in_place) return;
+    with_dtype(args.c_dtype, [&](auto* t) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      const B* bias = args.bias == nullptr ? nullptr : static_cast<const B*>(args.bias) + begin;
+      for (int64_t r = 0; r < args.m; ++r) {
+        float* const row = sums + r * stride + begin;
+        for (int64_t i = 0; i < end - begin; ++i) row[i] *= args.alpha;
+        finish_row(row, bias, args.beta, end - begin, static_cast<T*>(args.c) + r * args.c_stride + begin);
+      }
+    });
+  });
+}
+
 void require_matrices(const Matrices& x) {
   MIMO_REQUIRE(x.rows <= INT_MAX && x.width <= INT_MAX && x.stride <= INT_MAX, "gemm");
   MIMO_REQUIRE(x.rows <= 1 || x.stride >= x.width, "gemm");
@@ -122,9 +146,15 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
   MIMO_REQUIRE(args.batch == 1 || args.c_batch_stride != 0, "gemm");
 
   Workspace a_copy(&stream, copy_bytes(a, args.batch, args.a_dtype));
+  const float* const a_f32 = widen(stream, args.a, args.a_dtype, args.batch, a_copy.as<float>(), a);
+  if (args.m <= few_rows && args.batch == 1 && args.transpose_a == 0 && args.transpose_b != 0 && args.k > 0) {
+    with_dtype(args.b_dtype, [&](auto* w) {
+      multiply_as_stored<std::remove_pointer_t<decltype(w)>>(stream, args, a_f32, a.stride);
+    });
+    return;
+  }
   Workspace b_copy(&stream, copy_bytes(b, args.batch, args.b_dtype));
   Workspace c_copy(&stream, copy_bytes(c, args.batch, args.c_dtype));
-  const float* const a_f32 = widen(stream, args.a, args.a_dtype, args.batch, a_copy.as<float>(), a);
   const float* const b_f32 = widen(stream, args.b, args.b_dtype, args.batch, b_copy.as<float>(), b);
   float* const c_f32 = c_is_f32 ? static_cast<float*>(args.c) : c_copy.as<float>();
   const int64_t c_stride = c_is_f32 ? args.c_stride : args.n;

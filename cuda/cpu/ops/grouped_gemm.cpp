@@ -1,8 +1,8 @@
-// Matrix products of experts (docs/spec/moe-performance.md §1.1, §1.3): each group of rows times its own matrix. A task
-// is a block of one expert's result; the threads claim tasks one after the other, so that experts of different loads
-// balance. Blocks depend on the sizes alone and none is summed over threads.
+// Matrix products of experts (spec moe-performance 1.1, 1.3): each group of rows times its own matrix. A task is a block
+// of one expert's result; the threads claim tasks one after the other, so that experts of different loads balance.
+// Blocks depend on the sizes alone and none is summed over threads.
+#include "few_rows.h"
 #include "gemm.h"
-#include "panel_product.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -73,6 +73,15 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
                     args.transpose_b ? args.k : args.n, args.transpose_b != 0};
   C* c = static_cast<C*>(args.c) + block.row * args.n + block.column;
   float* aside = scratch + panel_depth * panel_width;
+  if (b.transposed && block.rows <= few_rows) {
+    multiply_few_rows(a + block.row * args.k, args.k, block.rows, b.at(0, block.column), b.stride, block.columns, args.k,
+                      aside, columns_per_block);
+    for (int64_t r = 0; r < block.rows; ++r) {
+#pragma omp simd
+      for (int64_t i = 0; i < block.columns; ++i) store(&c[r * args.n + i], aside[r * columns_per_block + i]);
+    }
+    return;
+  }
   const auto in_place = [&](int64_t j) { return std::is_same_v<C, float> && j + panel_width <= block.columns; };
   multiply_panels(a + block.row * args.k, args.k, block.rows, b, args.k, block.column, block.columns, scratch,
                   [&](int64_t j) -> PanelSums {

@@ -9,23 +9,24 @@ namespace {
 /// Positions whose angles are computed directly, one run in this many; the others by the addition theorem.
 constexpr int64_t angle_run = 64;
 
-/// Cosines and sines in fp32, [positions, half] each, computed in fp64: an fp32 angle has few digits left at
+/// Cosines and sines in fp32, [rows, half] each, computed in fp64: an fp32 angle has few digits left at
 /// far positions.
 struct Angles {
   float* cosine;
   float* sine;
 };
 
-void fill_angles(const mimo_rope_forward_args& args, int64_t begin, int64_t end, const Angles& angles) {
+/// Rows [begin, end) of the table, of the positions from `first` on.
+void fill_angles(const mimo_rope_forward_args& args, int64_t begin, int64_t end, int64_t first, const Angles& angles) {
   const int64_t half = args.rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(args.rotary_dim);
     const double step = args.angle_scale * std::pow(static_cast<double>(args.base), exponent);
     const double step_cosine = std::cos(step), step_sine = std::sin(step);
-    double cosine = std::cos(step * static_cast<double>(begin)), sine = std::sin(step * static_cast<double>(begin));
-    for (int64_t position = begin; position < end; ++position) {
-      angles.cosine[position * half + i] = static_cast<float>(cosine);
-      angles.sine[position * half + i] = static_cast<float>(sine);
+    double cosine = std::cos(step * static_cast<double>(first)), sine = std::sin(step * static_cast<double>(first));
+    for (int64_t row = begin; row < end; ++row) {
+      angles.cosine[row * half + i] = static_cast<float>(cosine);
+      angles.sine[row * half + i] = static_cast<float>(sine);
       const double next = cosine * step_cosine - sine * step_sine;
       sine = sine * step_cosine + cosine * step_sine;
       cosine = next;
@@ -59,24 +60,29 @@ void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
   MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
   MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
   MIMO_REQUIRE(args.cu_seqlens[0] == 0 && args.cu_seqlens[args.sequences] == args.tokens, "rope_forward");
-  const int64_t half = args.rotary_dim / 2, elements = args.max_seqlen * half;
+  // A row a position; where sequences begin at positions of their own, a row a token.
+  const bool by_token = args.first_positions != nullptr;
+  const int64_t half = args.rotary_dim / 2, elements = (by_token ? args.tokens : args.max_seqlen) * half;
   Workspace table(&stream, 2 * elements * static_cast<int64_t>(sizeof(float)));
   const Angles angles{table.as<float>(), table.as<float>() + elements};
-  Workspace positions(&stream, args.tokens * static_cast<int64_t>(sizeof(int32_t)));
-  int32_t* const position = positions.as<int32_t>();
+  Workspace table_rows(&stream, args.tokens * static_cast<int64_t>(sizeof(int32_t)));
+  int32_t* const row = table_rows.as<int32_t>();
   for (int64_t s = 0; s < args.sequences; ++s) {
     const int32_t begin = args.cu_seqlens[s], end = args.cu_seqlens[s + 1];
     MIMO_REQUIRE(begin <= end && end - begin <= args.max_seqlen, "rope_forward");
-    for (int32_t token = begin; token < end; ++token) position[token] = token - begin;
+    for (int32_t token = begin; token < end; ++token) row[token] = by_token ? token : token - begin;
+    if (by_token) fill_angles(args, begin, end, args.first_positions[s], angles);
   }
   ThreadPool& threads = stream.device->threads;
-  parallel_range(threads, args.max_seqlen, angle_run,
-                 [&](int64_t begin, int64_t end) { fill_angles(args, begin, end, angles); });
+  if (!by_token) {
+    parallel_range(threads, args.max_seqlen, angle_run,
+                   [&](int64_t begin, int64_t end) { fill_angles(args, begin, end, begin, angles); });
+  }
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     parallel_range(threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
-        rotate_token<T>(args, token, angles.cosine + position[token] * half, angles.sine + position[token] * half);
+        rotate_token<T>(args, token, angles.cosine + row[token] * half, angles.sine + row[token] * half);
       }
     });
   });

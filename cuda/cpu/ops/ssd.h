@@ -37,6 +37,7 @@ struct SsdPlan {
 };
 
 struct SsdTask {
+  int64_t sequence;
   int64_t first, last;  // tokens
   int64_t group;
   int64_t head, heads;
@@ -74,7 +75,8 @@ static inline SsdTask ssd_task(const Args& args, const SsdPlan& plan, int64_t in
   const int64_t block = index % plan.blocks_per_group;
   const int64_t begin = plan.heads_per_group * block / plan.blocks_per_group;
   const int64_t end = plan.heads_per_group * (block + 1) / plan.blocks_per_group;
-  return SsdTask{args.cu_seqlens[sequence],
+  return SsdTask{sequence,
+                 args.cu_seqlens[sequence],
                  args.cu_seqlens[sequence + 1],
                  group,
                  group * plan.heads_per_group + begin,

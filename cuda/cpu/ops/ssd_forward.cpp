@@ -66,7 +66,7 @@ struct Forward {
 
   void head_chunk(int64_t index, int64_t begin, int64_t count) const {
     const int64_t head = task.head + index, left_stride = n() + plan.row_width;
-    const bool has_state = begin > task.first, has_next = begin + count < task.last;
+    const bool has_state = begin > task.first, has_next = begin + count < task.last || args.final_state != nullptr;
     SsdDecays& decays = tiles.decays;
     decays.compute(static_cast<const T*>(args.dt) + begin * args.dt_stride + head, args.dt_stride, count,
                    args.dt_bias[head], args.dt_minimum, -std::exp(args.a_log[head]));
@@ -134,6 +134,16 @@ struct Forward {
       load_x(begin, count);
       for (int64_t index = 0; index < task.heads; ++index) head_chunk(index, begin, count);
       gate(begin, count);
+    }
+    if (args.final_state != nullptr) keep_states();
+  }
+
+  /// The states after the last token, [P, N] of each head; zeros after none.
+  void keep_states() const {
+    for (int64_t index = 0; index < task.heads; ++index) {
+      float* to = args.final_state + (task.sequence * args.heads + task.head + index) * p() * n();
+      if (task.first < task.last) transpose(state(index), p(), n(), p(), to);
+      else std::memset(to, 0, static_cast<size_t>(p() * n()) * sizeof(float));
     }
   }
 };

@@ -3,10 +3,8 @@
  * Tensor parallelism cuts key heads with their query heads.
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { attention } from "../../tensor/ops/attention.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
-import { rope } from "../../tensor/ops/rope.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
@@ -19,7 +17,7 @@ export function attentionLayer(
 	x: Tensor,
 	dropout: { readonly seed: bigint; readonly tokens: TokenSlice },
 ): Tensor {
-	const { config, weights, sequences } = context;
+	const { config, weights, sequences, mixing } = context;
 	const { attention: shape } = config;
 	const { tp } = context.parallel;
 	using u = rmsNorm(tape, x, weights("self_attention.linear_qkv.layer_norm_weight"), config.normEpsilon);
@@ -27,8 +25,8 @@ export function attentionLayer(
 	using projected = linear(tape, everyToken, weights("self_attention.linear_qkv.weight"));
 	const queryHeads = shape.heads / tp.size;
 	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
-	using qkv = shape.rope ? rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
-	using attended = attention(tape, qkv, {
+	using qkv = shape.rope ? mixing.rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
+	using attended = mixing.attention(tape, qkv, {
 		...heads,
 		sequences,
 		mask: "causal",

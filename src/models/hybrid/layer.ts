@@ -3,6 +3,7 @@ import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
 import type { HybridConfig } from "./config.ts";
+import type { Mixing } from "./mixing.ts";
 
 export interface LayerContext {
 	readonly config: HybridConfig;
@@ -13,4 +14,6 @@ export interface LayerContext {
 	readonly sequences: Sequences;
 	/** Sequences of the tokens that this rank holds between layers: the same ones, cut. */
 	readonly localSequences: Sequences;
+	/** What looks along the sequences. */
+	readonly mixing: Mixing;
 }

@@ -3,18 +3,16 @@
  * parallelism cuts heads and groups, so no data are exchanged between the two projections.
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { causalConv1d } from "../../tensor/ops/causal-conv1d.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { splitColumns } from "../../tensor/ops/split-columns.ts";
-import { ssdScan } from "../../tensor/ops/ssd.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { mambaSizes } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 
 export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor {
-	const { config, weights, sequences } = context;
+	const { config, weights, sequences, mixing } = context;
 	const { tp } = context.parallel;
 	const mamba = { ...config.mamba, heads: config.mamba.heads / tp.size, groups: config.mamba.groups / tp.size };
 	const { inner, convolution } = mambaSizes(mamba);
@@ -25,14 +23,14 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor
 	using gate = z!;
 	using beforeConvolution = xBC!;
 	using step = dt!;
-	using convolved = causalConv1d(
+	using convolved = mixing.convolution(
 		tape,
 		beforeConvolution,
 		weights("mixer.conv1d_weight"),
 		weights("mixer.conv1d_bias"),
 		sequences,
 	);
-	using scanned = ssdScan(tape, {
+	using scanned = mixing.scan(tape, {
 		xBC: convolved,
 		z: gate,
 		dt: step,

@@ -8,6 +8,7 @@ import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-par
 import { embedding } from "../../tensor/ops/embedding.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import { type SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import { recompute } from "../../tensor/recompute.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
@@ -15,8 +16,12 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
-import { languageModelPrefix, mainLayer } from "./layer-places.ts";
-import { exhaust, type Nodes } from "./nodes.ts";
+import type { LayerContext } from "./layer.ts";
+import { mambaLayer } from "./mamba.ts";
+import { type Mixing, wholeSequences } from "./mixing.ts";
+import { mlpLayer } from "./mlp.ts";
+import { moeLayer } from "./moe.ts";
+import { languageModelPrefix, layerPrefix } from "./names.ts";
 import type { RouterState } from "./router-state.ts";
 import { hiddenDropout, runLayer } from "./run-layer.ts";
 import { blocksOf, type Segment } from "./segments.ts";
@@ -41,6 +46,10 @@ export interface ForwardInput {
 	readonly localTokens: TokenSlice;
 	/** Adds to the embedding of this rank's tokens, [T / tp, H]: image rows in their places. */
 	readonly addToEmbedding?: (embedded: Tensor) => Tensor;
+	/** What looks along the sequences in a layer; default: over whole sequences, nothing is kept. */
+	readonly mixing?: (layer: number) => Mixing;
+	/** Picks the tokens whose logits are wanted; default: all. */
+	readonly wanted?: SparseMatrix;
 }
 
 /** The parts of the model that a stage has. */
@@ -62,7 +71,7 @@ export class HybridStage {
 
 	/**
 	 * From the ids, or from the stage before's hidden states_(T/tp)H: hidden states_(T/tp)H for the next stage, or with a head
-	 * logits_T(V/tp): all tokens, this rank's part of the vocabulary.
+	 * logits_T(V/tp): all tokens, or the wanted ones, this rank's part of the vocabulary.
 	 */
 	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
 		const hidden = exhaust(this.hidden(tape, input, entered, observe));
@@ -91,7 +100,8 @@ export class HybridStage {
 	logits(tape: Tape, normed: Tensor, observe: Observer = () => {}): Tensor {
 		using everyToken = gatherSequence(tape, normed, this.parts.parallel.tp);
 		const output = this.parts.config.tieWordEmbeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
-		const logits = linear(tape, everyToken, this.#parameter(output), null, { weightGradientLate: false });
+		using wanted = input.wanted ? spmm(tape, input.wanted, everyToken) : everyToken.share();
+		const logits = linear(tape, wanted, this.#parameter(output));
 		observe("logits", logits);
 		return logits;
 	}
@@ -156,5 +166,43 @@ export class HybridStage {
 			x = exhaust(runLayer(tape, this.parts, mainLayer(this.parts.config, index), previous, input));
 		}
 		return x;
+	}
+
+	/** One layer with its residual. */
+	#layer(tape: Tape, index: number, x: Tensor, input: ForwardInput): Tensor {
+		const context: LayerContext = {
+			config: this.parts.config,
+			parallel: this.parts.parallel,
+			weights: (name) => this.parts.parameter(layerPrefix(index) + name),
+			sequences: input.sequences,
+			localSequences: input.localSequences,
+			mixing: input.mixing?.(index) ?? wholeSequences,
+		};
+		using branch = this.#branch(tape, index, context, x, input);
+		using dropped = this.#dropout(tape, branch, input, `layer.${index}`);
+		return add(tape, x, dropped);
+	}
+
+	#branch(tape: Tape, index: number, context: LayerContext, x: Tensor, input: ForwardInput): Tensor {
+		switch (this.parts.config.pattern[index]!) {
+			case "M":
+				return mambaLayer(tape, context, x);
+			case "*":
+				return attentionLayer(tape, context, x, {
+					seed: philoxKey(input.dropoutKey, `layer.${index}.attention_dropout`),
+					tokens: input.tokens,
+				});
+			case "-":
+				return mlpLayer(tape, context, x);
+			case "E":
+				return moeLayer(tape, context, this.parts.routers.get(index)!, x);
+		}
+	}
+
+	#dropout(tape: Tape, x: Tensor, input: ForwardInput, place: string): Tensor {
+		const probability = tape.training ? this.parts.config.hiddenDropout : 0;
+		if (probability === 0) return x.share();
+		const seed = philoxKey(input.dropoutKey, `${place}.hidden_dropout`);
+		return dropout(tape, x, { probability, seed, rows: input.localTokens });
 	}
 }

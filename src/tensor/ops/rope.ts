@@ -10,6 +10,8 @@ export interface RopeOptions extends AttentionHeads {
 	readonly base: number;
 	/** Part of a head that turns, its first columns, in (0, 1] (--rotary-percent). */
 	readonly percent: number;
+	/** Position of every sequence's first token here, i32 [sequences]; default 0. Without gradient. */
+	readonly firstPositions?: Tensor;
 }
 
 /**
@@ -30,6 +32,7 @@ export function rope(tape: Tape, qkv: Tensor, options: RopeOptions): Tensor {
 			x,
 			y: to,
 			cu_seqlens: cuSeqlens,
+			first_positions: options.firstPositions ?? null,
 			sequences: sequences.count,
 			tokens: sequences.tokens,
 			max_seqlen: sequences.maxSeqlen,

@@ -26,6 +26,8 @@ export interface SsdInputs {
 	readonly chunkSize: number;
 	/** Δ is at least this; default 0, no limit (Hugging Face's plain PyTorch path: time_step_min). */
 	readonly dtMinimum?: number;
+	/** Takes the state after the last token of every sequence, [sequences, H, P, N] f32, where that is wanted. */
+	readonly finalState?: Tensor;
 }
 
 /**
@@ -71,7 +73,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 		using x = first;
 		using b = second;
 		using c = third;
-		device.run("ssd_forward", { ...shared, x, b, c, o });
+		device.run("ssd_forward", { ...shared, x, b, c, o, final_state: inputs.finalState ?? null });
 	}
 	tape.record({
 		name: "ssd",
@@ -120,7 +122,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 }
 
 function check(inputs: SsdInputs): void {
-	const { xBC, z, dt, sequences, heads, headDim, groups, stateDim, chunkSize } = inputs;
+	const { xBC, z, dt, sequences, heads, headDim, groups, stateDim, chunkSize, finalState } = inputs;
 	if (groups < 1 || heads % groups !== 0) throw new RangeError(`${heads} heads do not fall into ${groups} groups.`);
 	if (chunkSize < 1) throw new RangeError(`A scan in chunks of ${chunkSize} tokens is none.`);
 	const widths = { xBC: heads * headDim + 2 * groups * stateDim, z: heads * headDim, dt: heads };
@@ -131,6 +133,9 @@ function check(inputs: SsdInputs): void {
 				`The scan takes ${name} as ${xBC.dtype} [${sequences.tokens}, ${width}], not ${tensor.dtype} [${tensor.shape}].`,
 			);
 		}
+	}
+	if (finalState && finalState.elements !== sequences.count * heads * headDim * stateDim) {
+		throw new RangeError(`[${finalState.shape}] does not hold the states of ${sequences.count} sequences.`);
 	}
 	for (const { name, value } of [inputs.dtBias, inputs.aLog, inputs.d]) {
 		if (value.elements !== heads || value.dtype !== "f32") {

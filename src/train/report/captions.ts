@@ -1,9 +1,9 @@
 /** Captions of held-out pictures, decoded over all grids and compared with the true ones. */
 import type { ImageSet } from "../../data/images.ts";
+import { greedy } from "../../decode/choice.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
-import { groupOfOne } from "../../parallel/group.ts";
-import type { Run } from "../assemble.ts";
+import { decodingRanks, type Run } from "../assemble.ts";
 import { type CaptionSource, dataPlaceOf } from "../feed/batch-source.ts";
 
 export interface CaptionReport {
@@ -32,13 +32,10 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 	const { microbatches, truths } = await source.prompts();
 	const longest = Math.max(0, ...truths.map(({ length }) => length));
 	const most = 1 + Math.max(...state.world.exchange(Int32Array.of(longest)).map(([length]) => length!));
-	const alone = groupOfOne("no language model", rank);
-	const decoded = state.passes.decode(microbatches, {
-		endId: source.endId,
-		most,
-		group: state.language?.routers ?? alone,
-		stages: state.language?.stages ?? alone,
-	});
+	const options = { endIds: [source.endId], most, sampling: greedy };
+	const decoded = microbatches.flatMap(
+		(prompts) => state.passes.decode(prompts, options, decodingRanks(run))?.ids ?? [],
+	);
 	const { lanes, share } = dataPlaceOf(topology, rank);
 	// Tensor-parallel ranks, and stages, have read the same.
 	const speaks = run.groups.language?.lane.rank === 0;

@@ -1,0 +1,179 @@
+/**
+ * What decoding keeps of the tokens that sequences have so far: keys and values of the attention layers, the last inputs of the
+ * convolutions and the states of the Mamba-2 layers (spec language-model 2.2, 3). A forward pass over whole prompts fills it;
+ * a step reads it and adds a token to some of the sequences.
+ */
+import { type Mixing, wholeSequences } from "../models/hybrid/mixing.ts";
+import type { Device } from "../native/device.ts";
+import { type AttentionOptions, attention } from "../tensor/ops/attention.ts";
+import { attentionStep, type CachePlaces, type KeyValueCache } from "../tensor/ops/attention-step.ts";
+import { causalConv1d } from "../tensor/ops/causal-conv1d.ts";
+import { causalConv1dStep } from "../tensor/ops/causal-conv1d-step.ts";
+import { rope } from "../tensor/ops/rope.ts";
+import { pickRows, SparseMatrix } from "../tensor/ops/spmm.ts";
+import { ssdScan } from "../tensor/ops/ssd.ts";
+import { ssdStep } from "../tensor/ops/ssd-step.ts";
+import { Tensor } from "../tensor/tensor.ts";
+
+/** Which sequences a step adds a token to, and where theirs are. */
+export interface StepPlaces extends CachePlaces {
+	/** Number of every sequence in the cache, i32 [S]. */
+	readonly slots: Tensor;
+}
+
+export class DecodingCache implements Disposable {
+	/** Row of every sequence's first key, and the rows of all. */
+	readonly firstRows: readonly number[];
+	readonly #rows: number;
+	/** Keys and values by layer. */
+	readonly #attention = new Map<number, KeyValueCache>();
+	/** [sequences · (width − 1), C] by layer. */
+	readonly #windows = new Map<number, Tensor>();
+	/** [sequences · H · P, N] by layer. */
+	readonly #states = new Map<number, Tensor>();
+
+	/** `capacities`: most tokens of every sequence whose keys are kept. */
+	constructor(
+		readonly device: Device,
+		capacities: readonly number[],
+	) {
+		let rows = 0;
+		this.firstRows = capacities.map((capacity) => {
+			rows += capacity;
+			return rows - capacity;
+		});
+		this.#rows = rows;
+	}
+
+	/** A forward pass over whole prompts of `lengths` tokens, one for every sequence of the cache, that fills it. */
+	fill(lengths: readonly number[]): Filling {
+		return new Filling(this.device, this, lengths, this.#rows);
+	}
+
+	/** The operations of `layer` over the next token of some sequences. */
+	step(layer: number, places: StepPlaces): Mixing {
+		return {
+			rope: (tape, qkv, options) => rope(tape, qkv, { ...options, firstPositions: places.lengths }),
+			attention: (_, qkv, { queryHeads, keyHeads, headDim, softmaxScale }: AttentionOptions) =>
+				attentionStep(qkv, this.#attention.get(layer)!, places, {
+					queryHeads,
+					keyHeads,
+					headDim,
+					softmaxScale: softmaxScale ?? 1 / Math.sqrt(headDim),
+				}),
+			convolution: (_, x, weight, bias) => causalConv1dStep(x, weight, bias, this.#windows.get(layer)!, places.slots),
+			scan: (_, inputs) => ssdStep(inputs, this.#states.get(layer)!, places.slots),
+		};
+	}
+
+	/** Takes over what a filled layer has left. */
+	keepAttention(layer: number, kept: KeyValueCache): void {
+		this.#attention.set(layer, kept);
+	}
+	keepWindow(layer: number, window: Tensor): void {
+		this.#windows.set(layer, window);
+	}
+	keepState(layer: number, state: Tensor): void {
+		this.#states.set(layer, state);
+	}
+
+	[Symbol.dispose](): void {
+		for (const { keys, values } of this.#attention.values())
+			for (const owned of [keys, values]) owned[Symbol.dispose]();
+		for (const owned of [...this.#windows.values(), ...this.#states.values()]) owned[Symbol.dispose]();
+	}
+}
+
+/** The pass over the prompts. Disposing it leaves the cache as it is. */
+class Filling implements Disposable {
+	/** Token of every row of keys, and of windows by their width. */
+	#rowsOfKeys: SparseMatrix | null = null;
+	readonly #windowRows = new Map<number, SparseMatrix>();
+	readonly #tokens: number;
+
+	constructor(
+		private readonly device: Device,
+		private readonly cache: DecodingCache,
+		private readonly lengths: readonly number[],
+		private readonly rows: number,
+	) {
+		this.#tokens = lengths.reduce((sum, length) => sum + length, 0);
+	}
+
+	/** The operations of `layer` over the prompts. */
+	of(layer: number): Mixing {
+		return {
+			...wholeSequences,
+			attention: (tape, qkv, options) => {
+				this.#keepKeys(layer, qkv, options);
+				return attention(tape, qkv, options);
+			},
+			convolution: (tape, x, weight, bias, sequences) => {
+				this.#keepWindow(layer, x, weight.value.width);
+				return causalConv1d(tape, x, weight, bias, sequences);
+			},
+			scan: (tape, inputs) => {
+				const { heads, headDim, stateDim, sequences } = inputs;
+				const finalState = Tensor.empty(this.device, [sequences.count * heads * headDim, stateDim]);
+				this.cache.keepState(layer, finalState);
+				return ssdScan(tape, { ...inputs, finalState });
+			},
+		};
+	}
+
+	#keepKeys(layer: number, qkv: Tensor, { queryHeads, keyHeads, headDim }: AttentionOptions): void {
+		const { rows } = this;
+		const make = () => Tensor.empty(this.device, [keyHeads * rows, headDim], qkv.dtype);
+		const kept = { keys: make(), values: make(), rows };
+		this.cache.keepAttention(layer, kept);
+		this.#rowsOfKeys ??= this.#picked(
+			rows,
+			this.lengths.map((length, s) => ({ row: this.cache.firstRows[s]!, first: 0, count: length })),
+		);
+		const queriesPerKey = queryHeads / keyHeads;
+		for (let head = 0; head < keyHeads; head++) {
+			const key = (head * (queriesPerKey + 2) + queriesPerKey) * headDim;
+			for (const [from, to] of [
+				[key, kept.keys],
+				[key + headDim, kept.values],
+			] as const) {
+				using source = qkv.columns(from, headDim);
+				using target = to.rowsFrom(head * rows, rows);
+				this.#rowsOfKeys.multiply(source, target, false);
+			}
+		}
+	}
+
+	#keepWindow(layer: number, x: Tensor, width: number): void {
+		const window = Tensor.empty(this.device, [this.lengths.length * (width - 1), x.width], x.dtype);
+		this.cache.keepWindow(layer, window);
+		let matrix = this.#windowRows.get(width);
+		if (!matrix) {
+			matrix = this.#picked(
+				window.rows,
+				this.lengths.map((length, s) => {
+					const count = Math.min(length, width - 1);
+					return { row: (s + 1) * (width - 1) - count, first: length - count, count };
+				}),
+			);
+			this.#windowRows.set(width, matrix);
+		}
+		matrix.multiply(x, window, false);
+	}
+
+	/** The matrix that puts `count` tokens of every prompt, from its `first`, at `row`; zeros elsewhere. */
+	#picked(rows: number, runs: readonly { readonly row: number; readonly first: number; readonly count: number }[]) {
+		const picked = new Int32Array(rows).fill(-1);
+		let begin = 0;
+		for (const [s, { row, first, count }] of runs.entries()) {
+			for (let i = 0; i < count; i++) picked[row + i] = begin + first + i;
+			begin += this.lengths[s]!;
+		}
+		return new SparseMatrix(this.device, pickRows(picked, this.#tokens));
+	}
+
+	[Symbol.dispose](): void {
+		this.#rowsOfKeys?.[Symbol.dispose]();
+		for (const matrix of this.#windowRows.values()) matrix[Symbol.dispose]();
+	}
+}

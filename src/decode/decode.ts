@@ -1,0 +1,221 @@
+/**
+ * Continuing prompts: one forward pass over all of them, which fills the cache, then a token of every unfinished sequence a
+ * step. The ranks of the language model do it together, whatever their layout.
+ */
+import { DeviceInput } from "../data/device-input.ts";
+import type { Microbatch } from "../data/microbatch.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import type { ForwardInput } from "../models/hybrid/stage.ts";
+import { placeImageRows, placement } from "../models/vision/merge.ts";
+import type { Edge } from "../parallel/edge.ts";
+import type { Group } from "../parallel/group.ts";
+import { gatherColumns } from "../parallel/tensor-parallel.ts";
+import { pickRows, SparseMatrix } from "../tensor/ops/spmm.ts";
+import { Tape } from "../tensor/tape.ts";
+import type { Tensor } from "../tensor/tensor.ts";
+import { TokenSlice } from "../tensor/token-slice.ts";
+import { DecodingCache } from "./cache.ts";
+import { choose, type SamplingOptions, uniformsOf } from "./choice.ts";
+import { StepInput } from "./step-input.ts";
+
+export interface Prompts {
+	/** Token ids of every sequence; an image token stands for each of its image rows. */
+	readonly ids: readonly (readonly number[])[];
+	/** [R, H]: rows of all image tokens, in order, on every tensor-parallel rank; null: text alone. */
+	readonly rows: Tensor | null;
+	readonly imageTokenId: number;
+	/** Number of every sequence in its run, which random numbers follow; default: its place here. */
+	readonly numbers?: readonly number[];
+}
+
+export interface DecodingOptions {
+	/** A sequence ends with one of these tokens, which is not part of what is returned. */
+	readonly endIds: readonly number[];
+	/** Tokens a sequence may get, at least one. */
+	readonly most: number;
+	readonly sampling: SamplingOptions;
+	/** Called with every token that is returned, as it arises, and the place of its sequence. */
+	readonly onToken?: (sequence: number, id: number) => void;
+}
+
+/** The ranks that decode together. */
+export interface DecodingRanks {
+	/** Language ranks that must pass through the model equally often: those that share its experts. */
+	readonly group: Group;
+	/** The pipeline's stages, one rank each, and the edges between their chunks. */
+	readonly stages: Group;
+	readonly edges: ReadonlyMap<number, Edge>;
+}
+
+/** How long a rank's passes took, and over how many tokens of its lane. */
+export interface DecodingTimes {
+	readonly prefill: { readonly tokens: number; readonly seconds: number };
+	readonly decode: { readonly tokens: number; readonly seconds: number };
+}
+
+export interface Decoded {
+	/** What follows each prompt. */
+	readonly ids: readonly (readonly number[])[];
+	readonly times: DecodingTimes;
+}
+
+/** The ids of every sequence of a microbatch. */
+export function splitIds({ ids, lengths }: Pick<Microbatch, "ids" | "lengths">): number[][] {
+	let begin = 0;
+	return lengths.map((length) => {
+		begin += length;
+		return [...ids.subarray(begin - length, begin)];
+	});
+}
+
+/** Continues prompts of at least one token each. Every rank of the groups, in every stage, calls this together. */
+export function decode(model: HybridModel, prompts: Prompts, options: DecodingOptions, ranks: DecodingRanks): Decoded {
+	const { endIds, most, sampling } = options;
+	const { device, parallel } = model;
+	const numbers = prompts.numbers ?? prompts.ids.map((_, index) => index);
+	const uniforms =
+		sampling.temperature === 0 ? null : numbers.map((number) => uniformsOf(device, sampling.seed, number, most));
+	const lengths = withSpares(
+		prompts.ids.map(({ length }) => length),
+		parallel.tp.size,
+	);
+	using cache = new DecodingCache(
+		device,
+		lengths.map((length, index) => (index < prompts.ids.length ? length + most : Math.max(1, length))),
+	);
+	const continued: number[][] = prompts.ids.map(() => []);
+	let active = prompts.ids.map((_, index) => index);
+	/** Adds the tokens that follow, and says which sequences go on. */
+	const take = (sequences: readonly number[], logits: Logits | null): number[] => {
+		const own = Int32Array.from(sequences, (sequence, row) => {
+			if (logits === null) return 0;
+			const uniform = uniforms === null ? 0 : uniforms[sequence]![continued[sequence]!.length]!;
+			return choose(logits.row(row), sampling, uniform);
+		});
+		// The last stage has the head.
+		const chosen = ranks.stages.exchange(own).at(-1)!;
+		return sequences.filter((sequence, row) => {
+			const id = chosen[row]!;
+			if (endIds.includes(id)) return false;
+			continued[sequence]!.push(id);
+			options.onToken?.(sequence, id);
+			return continued[sequence]!.length < most;
+		});
+	};
+	const began = performance.now();
+	active = take(active, fill(model, prompts, lengths, cache, ranks));
+	const filled = performance.now();
+	let steps = 0;
+	using step = new StepInput(model, cache, prompts.ids.length);
+	// A rank that is done passes through the model with the others all the same.
+	while (ranks.group.exchange(Int32Array.of(active.length)).some(([count]) => count! > 0)) {
+		steps += active.length;
+		const input = step.of(
+			active.map((sequence) => ({
+				sequence,
+				id: continued[sequence]!.at(-1)!,
+				length: prompts.ids[sequence]!.length + continued[sequence]!.length - 1,
+			})),
+		);
+		const logits = passThrough(model, input.forward, input.rows, active.length, ranks);
+		active = take(active, logits);
+	}
+	const tokens = prompts.ids.reduce((sum, { length }) => sum + length, 0);
+	return {
+		ids: continued,
+		times: {
+			prefill: { tokens, seconds: (filled - began) / 1000 },
+			decode: { tokens: steps, seconds: (performance.now() - filled) / 1000 },
+		},
+	};
+}
+
+/**
+ * Lengths of the prompts and of spare sequences, as many as tensor-parallel ranks. The first one is padding where those need
+ * equal runs of the prompts' tokens; the others are empty. Steps are filled up with them.
+ */
+function withSpares(lengths: readonly number[], ranks: number): number[] {
+	const tokens = lengths.reduce((sum, length) => sum + length, 0);
+	const padding = tokens === 0 ? ranks : (ranks - (tokens % ranks)) % ranks;
+	return [...lengths, padding, ...new Array<number>(ranks - 1).fill(0)];
+}
+
+/** Logits on the host, a row a sequence. */
+interface Logits {
+	row(index: number): Float32Array;
+}
+
+/** The pass over the prompts. */
+function fill(
+	model: HybridModel,
+	{ ids: sequences, rows, imageTokenId }: Prompts,
+	lengths: readonly number[],
+	cache: DecodingCache,
+	ranks: DecodingRanks,
+): Logits | null {
+	const { device, parallel } = model;
+	const { tp } = parallel;
+	const tokens = lengths.reduce((sum, length) => sum + length, 0);
+	const ids = new Int32Array(tokens);
+	const rowOfToken = new Int32Array(tokens).fill(-1);
+	const last: number[] = [];
+	let [at, row] = [0, 0];
+	for (const own of sequences) {
+		for (const id of own) {
+			const isImage = id === imageTokenId && rows !== null;
+			// No vocabulary has it: it embeds as zeros.
+			ids[at] = isImage ? -1 : id;
+			if (isImage) rowOfToken[at] = row++;
+			at++;
+		}
+		last.push(at - 1);
+	}
+	const tape = new Tape(device, { recording: false });
+	using input = new DeviceInput(
+		device,
+		{ ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths },
+		tp,
+	);
+	using places = rows && placement(device, { ids, rowOfToken, placesPerSample: [rows.rows] }, tp);
+	using wanted = new SparseMatrix(device, pickRows(last.length > 0 ? last : [0], tokens));
+	using filling = cache.fill(lengths);
+	const forward: ForwardInput = {
+		...input.forward(0, TokenSlice.of(0, tokens)),
+		...(rows && {
+			addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows, places!, tp),
+		}),
+		mixing: (layer) => filling.of(layer),
+		wanted,
+	};
+	return passThrough(model, forward, tokens, sequences.length, ranks);
+}
+
+/** All stages, from the ids to the logits of the first `wanted` rows; null on a stage without a head. */
+function passThrough(
+	model: HybridModel,
+	forward: ForwardInput,
+	tokens: number,
+	wanted: number,
+	{ stages, edges }: DecodingRanks,
+): Logits | null {
+	const { device, parallel, config } = model;
+	const tape = new Tape(device, { recording: false });
+	let logits: Logits | null = null;
+	for (const [virtual, stage] of model.stages.entries()) {
+		const chunk = virtual * stages.size + stages.rank;
+		const entered = chunk === 0 ? null : edges.get(chunk)!.receiveForward(tokens / parallel.tp.size, false);
+		using hidden = entered?.rows ?? null;
+		using result = stage.forward(tape, forward, hidden);
+		if (!stage.segment.hasHead) {
+			edges.get(chunk + 1)!.sendForward({ rows: result, rowsPerSample: [] }, false);
+			continue;
+		}
+		using whole = gatherColumns(tape, result, parallel.tp);
+		using first = whole.rowsFrom(0, wanted);
+		const values = wanted === 0 ? new Float32Array(0) : first.toFloat32();
+		const { width } = whole;
+		logits = { row: (index) => values.subarray(index * width, index * width + config.vocabularySize) };
+	}
+	for (const [chunk, edge] of edges) if (chunk > 0) edge.settle();
+	return logits;
+}

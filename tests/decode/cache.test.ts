@@ -1,0 +1,133 @@
+/** A step with a cache gives the logits that a pass over the whole sequence gives, for every kind of layer. */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { configurationOf } from "../../src/config/resolve.ts";
+import type { Key } from "../../src/config/schema.ts";
+import { DeviceInput } from "../../src/data/device-input.ts";
+import { DecodingCache } from "../../src/decode/cache.ts";
+import { StepInput } from "../../src/decode/step-input.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import type { ForwardInput } from "../../src/models/hybrid/stage.ts";
+import type { Device } from "../../src/native/device.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { smallModel } from "../models/small.ts";
+import { relativeRms, testDevice } from "../support.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+const vocabulary = 61;
+
+/** Sequences whose prompts are shorter than the convolution, as long as a chunk of the scan, and longer. */
+const prompts = [1, 2, 3, 16, 21] as const;
+const steps = 7;
+const sequences = prompts.map((prompt, s) =>
+	Array.from({ length: prompt + steps }, (_, t) => (11 * s + 7 * t + ((t * t) % 5)) % vocabulary),
+);
+
+function modelOf(changes: Partial<Record<Key, unknown>>): HybridModel {
+	const c = configurationOf({ ...smallModel, "init-method-std": 0.3, ...changes });
+	const model = new HybridModel(device, hybridConfig(c), { frozen: true });
+	model.initialise(3);
+	return model;
+}
+
+/** Logits of all tokens, a row of the whole vocabulary each. */
+function logitsOf(model: HybridModel, forward: ForwardInput): (row: number) => Float32Array {
+	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	const values = logits.toFloat32();
+	const { width } = logits;
+	return (row) => values.subarray(row * width, row * width + vocabulary);
+}
+
+function inputOf(model: HybridModel, texts: readonly (readonly number[])[]): DeviceInput {
+	const ids = Int32Array.from(texts.flat());
+	const tokens = ids.length;
+	const lengths = texts.map(({ length }) => length);
+	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths };
+	return new DeviceInput(device, text, model.parallel.tp);
+}
+
+/** Logits that follow every prompt and every token after it, from passes over whole sequences. */
+function wholePasses(model: HybridModel): Float32Array[][] {
+	return sequences.map((ids, s) => {
+		using input = inputOf(model, [ids]);
+		const row = logitsOf(model, input.forward(0, TokenSlice.of(0, ids.length)));
+		return Array.from({ length: steps + 1 }, (_, step) => row(prompts[s]! - 1 + step).slice());
+	});
+}
+
+/** The same with a cache; a sequence leaves the batch after `until(s)` steps. */
+function cachedSteps(model: HybridModel, until: (sequence: number) => number = () => steps): Float32Array[][] {
+	using cache = new DecodingCache(device, [...sequences.map(({ length }) => length), 1]);
+	const starts = sequences.map((ids, s) => ids.slice(0, prompts[s]!));
+	const found: Float32Array[][] = sequences.map(() => []);
+	{
+		using input = inputOf(model, [...starts, []]);
+		const tokens = input.ids.elements;
+		using filling = cache.fill(input.sequences.lengths);
+		const row = logitsOf(model, {
+			...input.forward(0, TokenSlice.of(0, tokens)),
+			mixing: (layer) => filling.of(layer),
+		});
+		let end = 0;
+		for (const [s, ids] of starts.entries()) {
+			end += ids.length;
+			found[s]!.push(row(end - 1).slice());
+		}
+	}
+	using step = new StepInput(model, cache, sequences.length);
+	for (let taken = 0; taken < steps; taken++) {
+		const active = sequences.flatMap((ids, s) => {
+			const length = prompts[s]! + taken;
+			return taken < until(s) ? [{ sequence: s, id: ids[length]!, length }] : [];
+		});
+		const row = logitsOf(model, step.of(active).forward);
+		for (const [index, { sequence }] of active.entries()) found[sequence]!.push(row(index).slice());
+	}
+	return found;
+}
+
+function worst(actual: readonly Float32Array[][], expected: readonly Float32Array[][]): number {
+	return Math.max(...actual.flatMap((rows, s) => rows.map((row, step) => relativeRms(row, expected[s]![step]!))));
+}
+
+const kinds: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
+	"Mamba-2": { "hybrid-layer-pattern": "MM" },
+	"Mamba-2 of two groups": { "hybrid-layer-pattern": "MM", "mamba-num-groups": 2 },
+	attention: { "hybrid-layer-pattern": "**" },
+	"attention with rotary positions": { "hybrid-layer-pattern": "**", "position-embedding-type": "rope" },
+	MLP: { "hybrid-layer-pattern": "M-*-" },
+	"mixture of experts": { "hybrid-layer-pattern": "ME*E" },
+	"every kind": {},
+};
+
+for (const [kind, changes] of Object.entries(kinds)) {
+	test(`${kind}: fp32 to 1e-5, bf16 to its rounding`, () => {
+		using single = modelOf(changes);
+		expect(worst(cachedSteps(single), wholePasses(single))).toBeLessThan(1e-5);
+		using half = modelOf({ ...changes, bf16: true });
+		// The orders of the sums differ, so that single values round the other way, by 2⁻⁸ of them.
+		expect(worst(cachedSteps(half), wholePasses(half))).toBeLessThan(0.01);
+	});
+}
+
+test("sequences leave the batch and the others go on as before", () => {
+	using model = modelOf({});
+	const whole = wholePasses(model);
+	const until = (s: number) => [1, 7, 0, 4, 7][s]!;
+	const found = cachedSteps(model, until);
+	expect(found.map(({ length }) => length)).toEqual(prompts.map((_, s) => until(s) + 1));
+	expect(worst(found, whole)).toBeLessThan(1e-5);
+});
+
+test("nothing is left in device memory", () => {
+	using model = modelOf({});
+	const before = device.memoryStatistics().liveBytes;
+	cachedSteps(model);
+	expect(device.memoryStatistics().liveBytes).toBe(before);
+});
