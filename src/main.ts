@@ -11,6 +11,11 @@ interface CommandModule {
 
 const commands: Readonly<Record<string, readonly [description: string, load: () => Promise<CommandModule>]>> = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
+	generate: ["Continue prompts with a trained model.", () => import("./commands/generate.ts")],
+	evaluate: [
+		"Losses of data sets, and answers to questions, of a trained model.",
+		() => import("./commands/evaluate.ts"),
+	],
 	plan: ["What a run would need: memory, operations, traffic, time.", () => import("./commands/plan.ts")],
 	report: ["Draw a run's log as one HTML page.", () => import("./commands/report.ts")],
 	trace: ["Sum up traces of training steps.", () => import("./commands/trace.ts")],

@@ -10,6 +10,7 @@ const root = join(import.meta.dir, "..");
 const level: Readonly<Record<string, number>> = {
 	"main.ts": 9,
 	commands: 8,
+	inference: 7,
 	plan: 7,
 	parity: 7,
 	train: 6,

@@ -1,7 +1,6 @@
 /**
- * Preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together. Folders of
- * weights that they name say what model it is: keys that are not given come from there, and others must not contradict
- * them.
+ * Checkpoint < preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together, before
+ * anything that the configuration names is opened.
  */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
@@ -37,19 +36,22 @@ export interface ResolvedConfiguration {
 
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
- * value). `trains`: whether the command needs to know how long; `folders` reads what folders of weights say of the model.
- * Throws one UserError with every mistake.
+ * value). `trains`: whether the command needs to know how long. `beneath`: from what is given, entries that everything
+ * given wins over, such as what a checkpoint says of its model. Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
-	{ trains = true, folders = () => [] }: { readonly trains?: boolean; readonly folders?: FolderReader } = {},
+	options: { readonly trains?: boolean; readonly beneath?: (given: readonly Entry[]) => readonly Entry[] } = {},
 ): ResolvedConfiguration {
+	const { trains = true, beneath } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
-	return { ...resolveEntries(given, problems, file?.complete ?? true, trains, folders), command: flags.command };
+	// Mistakes in what is given come before those of what it names.
+	const base = beneath && problems.length === 0 ? beneath(given) : [];
+	return { ...resolveEntries(given, problems, file?.complete ?? true, trains, base), command: flags.command };
 }
 
 /** A configuration made by the program from keys and values, checked like any other. */
@@ -68,7 +70,7 @@ function resolveEntries(
 	problems: Problem[],
 	complete: boolean,
 	trains: boolean,
-	folders: FolderReader,
+	base: readonly Entry[] = [],
 ): Omit<ResolvedConfiguration, "command"> {
 	const origins = {} as Record<Key, Origin>;
 	const raw: Partial<Record<Key, unknown>> = {};
@@ -76,6 +78,7 @@ function resolveEntries(
 		raw[key] = value;
 		origins[key] = origin;
 	};
+	for (const { key, value, origin } of base) apply(key, value, origin);
 	const preset = given.findLast(({ key }) => key === "preset")?.value;
 	if (isPresetName(preset)) {
 		for (const [key, value] of Object.entries(presets[preset])) {

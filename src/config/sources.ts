@@ -4,6 +4,7 @@ import type { Key } from "./schema.ts";
 export type Origin =
 	| { readonly source: "default" }
 	| { readonly source: "derived"; readonly from: string }
+	| { readonly source: "checkpoint"; readonly path: string }
 	| { readonly source: "preset"; readonly name: string }
 	| { readonly source: "file"; readonly file: string; readonly line: number }
 	| { readonly source: "flag"; readonly name: string }
@@ -44,6 +45,8 @@ export function describeOrigin(origin: Origin): string {
 			return "default";
 		case "derived":
 			return `derived: ${origin.from}`;
+		case "checkpoint":
+			return `checkpoint ${origin.path}`;
 		case "preset":
 			return `preset ${origin.name}`;
 		case "file":

@@ -24,7 +24,10 @@ export interface Prompts {
 	/** [R, H]: rows of all image tokens, in order, on every tensor-parallel rank; null: text alone. */
 	readonly rows: Tensor | null;
 	readonly imageTokenId: number;
-	/** Number of every sequence in its run, which random numbers follow; default: its place here. */
+	/**
+	 * Number of every sequence in its run, which random numbers follow; default: its place here. Sequences past them fill up
+	 * what lanes must have equally many of, and get no tokens.
+	 */
 	readonly numbers?: readonly number[];
 }
 
@@ -84,7 +87,7 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 		lengths.map((length, index) => (index < prompts.ids.length ? length + most : Math.max(1, length))),
 	);
 	const continued: number[][] = prompts.ids.map(() => []);
-	let active = prompts.ids.map((_, index) => index);
+	let active = numbers.map((_, index) => index);
 	/** Adds the tokens that follow, and says which sequences go on. */
 	const take = (sequences: readonly number[], logits: Logits | null): number[] => {
 		const own = Int32Array.from(sequences, (sequence, row) => {
@@ -120,7 +123,7 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 		const logits = passThrough(model, input.forward, input.rows, active.length, ranks);
 		active = take(active, logits);
 	}
-	const tokens = prompts.ids.reduce((sum, { length }) => sum + length, 0);
+	const tokens = prompts.ids.slice(0, numbers.length).reduce((sum, { length }) => sum + length, 0);
 	return {
 		ids: continued,
 		times: {

@@ -80,7 +80,8 @@ export class RankPasses {
 
 	/**
 	 * Continues the prompts of a microbatch, a sequence a sample: image rows come over the edge once, then the language ranks
-	 * decode. null on ranks without the language model. `numbers`: of the sequences in their run, which random numbers follow.
+	 * decode. null on ranks without the language model. `numbers`: of the sequences in their run, which random numbers follow;
+	 * sequences past them only fill the microbatch up.
 	 */
 	decode(
 		prompts: ImageTextMicrobatch,

@@ -6,14 +6,20 @@
 namespace mimo::cuda {
 namespace {
 
-/// angles[position][i] = (cos, sin), computed in fp64: an fp32 angle has few digits left at far positions.
-__global__ void angles_kernel(mimo_rope_forward_args args, float2* angles) {
+/// angles[row][i] = (cos, sin), computed in fp64: an fp32 angle has few digits left at far positions. A row a position; where
+/// sequences begin at positions of their own, a row a token.
+__global__ void angles_kernel(mimo_rope_forward_args args, int64_t rows, float2* angles) {
   const int64_t half = args.rotary_dim / 2;
-  for_each_pack(1, args.max_seqlen * half, [&](int64_t, int64_t index) {
+  for_each_pack(1, rows * half, [&](int64_t, int64_t index) {
+    int64_t position = index / half;
+    if (args.first_positions != nullptr) {
+      const int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, position);
+      position += args.first_positions[sequence] - args.cu_seqlens[sequence];
+    }
     const double exponent = -2.0 * static_cast<double>(index % half) / static_cast<double>(args.rotary_dim);
     const double step = static_cast<double>(args.angle_scale) * pow(static_cast<double>(args.base), exponent);
     double sine, cosine;
-    sincos(step * static_cast<double>(index / half), &sine, &cosine);
+    sincos(step * static_cast<double>(position), &sine, &cosine);
     angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
   });
 }
@@ -38,7 +44,8 @@ __global__ void rotate_kernel(mimo_rope_forward_args args, const float2* angles,
       store(y + half + slot, x2);
       return;
     }
-    const int64_t first = args.cu_seqlens[sequence_of(args.cu_seqlens, args.sequences, token)];
+    const bool by_token = args.first_positions != nullptr;
+    const int64_t first = by_token ? 0 : args.cu_seqlens[sequence_of(args.cu_seqlens, args.sequences, token)];
     const float2 angle = angles[(token - first) * half + slot];
     store(y + slot, x1 * angle.x - x2 * angle.y);
     store(y + half + slot, x2 * angle.x + x1 * angle.y);
@@ -50,13 +57,14 @@ __global__ void rotate_kernel(mimo_rope_forward_args args, const float2* angles,
 void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
   MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
   MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
-  const int64_t half = args.rotary_dim / 2, angles = args.max_seqlen * half;
+  const int64_t half = args.rotary_dim / 2;
+  const int64_t rows = args.first_positions == nullptr ? args.max_seqlen : args.tokens, angles = rows * half;
   const int64_t slots = half + args.head_dim - args.rotary_dim, per_token = args.groups * args.heads_per_group * slots;
   if (args.tokens == 0 || per_token == 0) return;
   Workspace table(&stream, angles * static_cast<int64_t>(sizeof(float2)));
   if (angles > 0) {
     const auto [grid, block] = cover(1, angles);
-    launch(stream, angles_kernel, grid, block, 0, args, table.as<float2>());
+    launch(stream, angles_kernel, grid, block, 0, args, rows, table.as<float2>());
   }
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

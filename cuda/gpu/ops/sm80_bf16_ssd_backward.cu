@@ -265,7 +265,7 @@ void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& a
   const auto make_states = [&](const bf16* a, int64_t a_stride, const void* b, bool of_end, bf16* to) {
     sm80_bf16_ssd_chunk_states(stream, a, a_stride, static_cast<const bf16*>(b), args.xbc_stride, decays, of_end,
                                args.cu_seqlens, args.sequences, args.tokens, args.heads, args.groups, n, added);
-    ssd_pass(stream, !of_end, added, to, MIMO_DTYPE_BF16, sum, args.cu_seqlens, args.sequences, args.tokens, args.heads,
+    ssd_pass(stream, !of_end, added, to, MIMO_DTYPE_BF16, nullptr, sum, args.cu_seqlens, args.sequences, args.tokens, args.heads,
              elements, ssd_chunk);
   };
   make_states(static_cast<const bf16*>(args.x), args.xbc_stride, args.b, true, states);

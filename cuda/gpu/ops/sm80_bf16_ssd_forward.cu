@@ -147,7 +147,7 @@ void sm80_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& arg
   sm80_bf16_ssd_chunk_states(stream, static_cast<const bf16*>(args.x), args.xbc_stride,
                              static_cast<const bf16*>(args.b), args.xbc_stride, decays, true, args.cu_seqlens,
                              args.sequences, args.tokens, args.heads, args.groups, n, added_space.as<float>());
-  ssd_pass(stream, false, added_space.as<float>(), state_space.as<void>(), MIMO_DTYPE_BF16, sum, args.cu_seqlens,
+  ssd_pass(stream, false, added_space.as<float>(), state_space.as<void>(), MIMO_DTYPE_BF16, args.final_state, sum, args.cu_seqlens,
            args.sequences, args.tokens, args.heads, elements, ssd_chunk);
   with_state(n, [&](auto size) {
     launch(stream, output_kernel<size>, grid_of(pieces, args.groups), dim3(ssd_block),

@@ -44,7 +44,7 @@ __global__ void decays_kernel(const T* dt, int64_t dt_stride, const float* dt_bi
 
 /// A thread owns `Width` elements of a head's state in one sequence.
 template <class To, bool reverse, int Width>
-__global__ void pass_kernel(const float* from, To* to, const float* sum, const int32_t* cu_seqlens, int64_t tokens,
+__global__ void pass_kernel(const float* from, To* to, float* last_state, const float* sum, const int32_t* cu_seqlens, int64_t tokens,
                             int64_t heads, int64_t elements, int64_t chunk) {
   constexpr int at_once = 4;  // loads in flight
   const int64_t element = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * Width;
@@ -72,6 +72,7 @@ __global__ void pass_kernel(const float* from, To* to, const float* sum, const i
       for (int e = 0; e < Width; ++e) running[e] = decay[i] * running[e] + value[i][e];
     }
   }
+  if (last_state != nullptr) write(last_state + (sequence * heads + head) * elements + element, running);
 }
 
 __global__ void add_head_sums_kernel(const SsdHeadSums* sums, const int32_t* cu_seqlens, int64_t sequences,
@@ -118,14 +119,15 @@ void ssd_decays(mimo_stream& stream, const void* dt, int64_t dt_stride, const fl
   });
 }
 
-void ssd_pass(mimo_stream& stream, bool reverse, const float* from, void* to, int32_t to_dtype, const float* sum,
-              const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, int64_t heads, int64_t elements,
-              int64_t chunk) {
+void ssd_pass(mimo_stream& stream, bool reverse, const float* from, void* to, int32_t to_dtype, float* last_state,
+              const float* sum, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, int64_t heads,
+              int64_t elements, int64_t chunk) {
   with_dtype(to_dtype, [&](auto* t) {
     using To = std::remove_pointer_t<decltype(t)>;
     with_width<4>(elements % 4 == 0, [&](auto w) {
       launch(stream, reverse ? pass_kernel<To, true, w> : pass_kernel<To, false, w>,
-             grid_of(ceil_div(elements, w * 128), heads, sequences), dim3(128), 0, from, static_cast<To*>(to), sum,
+             grid_of(ceil_div(elements, w * 128), heads, sequences), dim3(128), 0, from, static_cast<To*>(to),
+             last_state, sum,
              cu_seqlens, tokens, heads, elements, chunk);
     });
   });

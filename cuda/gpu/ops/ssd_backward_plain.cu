@@ -201,7 +201,7 @@ void ssd_backward_plain(mimo_stream& stream, const mimo_ssd_backward_args& args)
   const auto make_states = [&](const void* a, int64_t a_stride, int32_t a_dtype, const void* b, bool of_end, float* to) {
     ssd_chunk_states_plain(stream, a, a_stride, a_dtype, b, args.xbc_stride, args.dtype, decays, of_end,
                            args.cu_seqlens, args.sequences, args.tokens, args.heads, p, args.groups, n, chunk, to);
-    ssd_pass(stream, !of_end, to, to, MIMO_DTYPE_F32, sum, args.cu_seqlens, args.sequences, args.tokens, args.heads,
+    ssd_pass(stream, !of_end, to, to, MIMO_DTYPE_F32, nullptr, sum, args.cu_seqlens, args.sequences, args.tokens, args.heads,
              p * n, chunk);
   };
   make_states(args.x, args.xbc_stride, args.dtype, args.b, true, states);

@@ -110,7 +110,7 @@ void ssd_forward_plain(mimo_stream& stream, const mimo_ssd_forward_args& args) {
              args.sequences, args.tokens, args.heads, chunk, args.dtype, step, sum);
   ssd_chunk_states_plain(stream, args.x, args.xbc_stride, args.dtype, args.b, args.xbc_stride, args.dtype, decays, true,
                          args.cu_seqlens, args.sequences, args.tokens, args.heads, p, args.groups, n, chunk, states);
-  ssd_pass(stream, false, states, states, MIMO_DTYPE_F32, sum, args.cu_seqlens, args.sequences, args.tokens, args.heads,
+  ssd_pass(stream, false, states, states, MIMO_DTYPE_F32, args.final_state, sum, args.cu_seqlens, args.sequences, args.tokens, args.heads,
            p * n, chunk);
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

@@ -42,7 +42,7 @@ async function energonTraining(c: TrainingConfiguration, place: DataPlace, optio
 }
 
 /** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
-function energonEvaluation(c: TrainingConfiguration, place: DataPlace, options: DataOptions): EvaluationSource {
+export function energonEvaluation(c: TrainingConfiguration, place: DataPlace, options: DataOptions): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
 			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;

@@ -1,0 +1,142 @@
+// Attention of one more token of every sequence against the keys and values of those before (spec language-model 3). A block
+// owns a run of keys of one sequence and key head, for all query heads that share it: every key and value is read once. The
+// runs' parts are joined by a second kernel (Dao et al., Flash-Decoding), so that a few long sequences occupy a GPU.
+#include "kernel.cuh"
+
+namespace mimo::cuda {
+namespace {
+
+constexpr int threads = 128, keys_per_run = 128;  // a thread a key
+constexpr int queries_at_once = 8;                // sums in registers
+
+struct Parts {
+  float2* scales;  // [S, query_heads, runs]: maximum, base 2, and Σ 2^(s - maximum)
+  float* sums;     // [S, query_heads, runs, head_dim]: Σ 2^(s - maximum) v
+  int64_t runs;
+};
+
+template <class T, int Width>
+__global__ void __launch_bounds__(threads) runs_kernel(mimo_attention_step_args args, Parts parts) {
+  extern __shared__ float shared[];
+  const int64_t run = blockIdx.x, group = blockIdx.y, sequence = blockIdx.z, d = args.head_dim;
+  const int64_t length = args.lengths[sequence] + 1, first = run * keys_per_run;
+  if (first >= length) return;
+  const int queries = static_cast<int>(args.query_heads / args.key_heads);
+  const int count = static_cast<int>(smaller(keys_per_run, length - first));
+  float* const q = shared;               // [queries, d]
+  float* const scores = q + queries * d;  // [queries, keys_per_run]
+  const int64_t row = group * args.rows + args.first_rows[sequence];
+  T* const keys = static_cast<T*>(args.keys) + row * d;
+  T* const values = static_cast<T*>(args.values) + row * d;
+  const int64_t token = sequence * args.token_stride + group * args.group_stride;
+  if (first + count == length) {
+    for (int64_t i = threadIdx.x; i < d; i += threads) {
+      keys[(length - 1) * d + i] = static_cast<const T*>(args.k)[token + i];
+      values[(length - 1) * d + i] = static_cast<const T*>(args.v)[token + i];
+    }
+  }
+  for (int64_t i = threadIdx.x; i < queries * d; i += threads) {
+    q[i] = load(static_cast<const T*>(args.q) + token + i) * args.softmax_scale * log2_e;
+  }
+  __syncthreads();
+
+  const int own = threadIdx.x;
+  for (int base = 0; base < queries; base += queries_at_once) {
+    float sum[queries_at_once] = {};
+    if (own < count) {
+      const T* const key = keys + (first + own) * d;
+      for (int64_t i = 0; i < d; i += Width) {
+        float value[Width];
+        read(key + i, value);
+#pragma unroll
+        for (int r = 0; r < queries_at_once; ++r) {
+          if (base + r >= queries) break;
+#pragma unroll
+          for (int w = 0; w < Width; ++w) sum[r] += value[w] * q[(base + r) * d + i + w];
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < queries_at_once; ++r) {
+      if (base + r < queries) scores[(base + r) * keys_per_run + own] = own < count ? sum[r] : -INFINITY;
+    }
+  }
+  __syncthreads();
+
+  const int64_t at = (sequence * args.query_heads + group * queries) * parts.runs + run;
+  const int lane = threadIdx.x % 32;
+  for (int r = threadIdx.x / 32; r < queries; r += threads / 32) {
+    float* const mine = scores + r * keys_per_run;
+    float maximum = -INFINITY, sum = 0;
+    for (int j = lane; j < count; j += 32) maximum = fmaxf(maximum, mine[j]);
+    maximum = warp_max(maximum);
+    for (int j = lane; j < count; j += 32) {
+      const float p = exp2f(mine[j] - maximum);
+      mine[j] = p;
+      sum += p;
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) parts.scales[at + r * parts.runs] = make_float2(maximum, sum);
+  }
+  __syncthreads();
+
+  for (int64_t column = threadIdx.x; column < d; column += threads) {
+    for (int base = 0; base < queries; base += queries_at_once) {
+      float sum[queries_at_once] = {};
+      for (int j = 0; j < count; ++j) {
+        const float value = load(values + (first + j) * d + column);
+#pragma unroll
+        for (int r = 0; r < queries_at_once; ++r) {
+          if (base + r < queries) sum[r] += scores[(base + r) * keys_per_run + j] * value;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < queries_at_once; ++r) {
+        if (base + r < queries) parts.sums[(at + (base + r) * parts.runs) * d + column] = sum[r];
+      }
+    }
+  }
+}
+
+/// Joins the runs of a query head.
+template <class T>
+__global__ void __launch_bounds__(threads) join_kernel(mimo_attention_step_args args, Parts parts) {
+  const int64_t head = blockIdx.x, sequence = blockIdx.y, d = args.head_dim;
+  const int64_t runs = ceil_div(args.lengths[sequence] + 1, keys_per_run);
+  const int64_t at = (sequence * args.query_heads + head) * parts.runs;
+  float maximum = -INFINITY, sum = 0;
+  for (int64_t run = 0; run < runs; ++run) maximum = fmaxf(maximum, parts.scales[at + run].x);
+  for (int64_t run = 0; run < runs; ++run) {
+    const float2 scale = parts.scales[at + run];
+    sum += exp2f(scale.x - maximum) * scale.y;
+  }
+  for (int64_t column = threadIdx.x; column < d; column += threads) {
+    float total = 0;
+    for (int64_t run = 0; run < runs; ++run) {
+      total += exp2f(parts.scales[at + run].x - maximum) * parts.sums[(at + run) * d + column];
+    }
+    store(static_cast<T*>(args.o) + (sequence * args.query_heads + head) * d + column, total / sum);
+  }
+}
+
+}  // namespace
+
+void attention_step(mimo_stream& stream, const mimo_attention_step_args& args) {
+  MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention_step");
+  MIMO_REQUIRE(args.head_dim > 0 && args.sequences >= 0 && args.max_length >= 0, "attention_step");
+  const int64_t d = args.head_dim, queries = args.query_heads / args.key_heads;
+  const int64_t runs = ceil_div(args.max_length + 1, keys_per_run), heads = args.sequences * args.query_heads;
+  Workspace scales(&stream, heads * runs * static_cast<int64_t>(sizeof(float2)));
+  Workspace sums(&stream, heads * runs * d * static_cast<int64_t>(sizeof(float)));
+  const Parts parts{scales.as<float2>(), sums.as<float>(), runs};
+  with_dtype(args.dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    with_width<vector_width<T>>(packs_fit<T>(args.keys, d, d, vector_width<T>), [&](auto width) {
+      launch(stream, runs_kernel<T, width>, grid_of(runs, args.key_heads, args.sequences), dim3(threads),
+             4 * queries * (d + keys_per_run), args, parts);
+    });
+    launch(stream, join_kernel<T>, grid_of(args.query_heads, args.sequences), dim3(threads), 0, args, parts);
+  });
+}
+
+}  // namespace mimo::cuda

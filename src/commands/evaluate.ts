@@ -1,0 +1,65 @@
+/** `mimo evaluate`: how good a trained model is. */
+import { defineCommand } from "citty";
+import { flagHelp } from "../config/help.ts";
+import { resolveConfiguration } from "../config/resolve.ts";
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
+import { numberFlag, rankOptions, takeRepeated } from "./own-flags.ts";
+
+const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
+
+The mean token loss of a trained model on data sets, and how many questions it answers rightly. The model comes from where
+\`mimo generate\` takes it.
+
+  --data PATH          Text, .safetensors with tokens, or Energon data, whose part valid-data-split-part is read; of a
+                       metadataset every entry by itself. May be given several times.
+  --samples N          Samples of a data set at most. Default 1000.
+  --questions FILE     JSONL: prompt or messages, image or images, and answer (or answers): what the model writes, greedily, has
+                       to be one of them but for space around it (exact match). With choices, answer is the text, the number
+                       from 0 or the letter of one: the model takes the choice with the lowest mean token loss after the
+                       prompt (multiple choice). May be given several times.
+  --chat               A question's prompt is what a user says: write the chat template around it.
+  --batch-size N       Sequences that a data lane takes together. Default 8.
+  --json               Print everything as JSON, answers included.
+  --nproc N            Ranks on this host; without it, as many as the configured grids need.
+
+${flagHelp()}`;
+
+const ownFlags = { samples: true, chat: false, "batch-size": true, json: false, nproc: true };
+
+export default defineCommand({
+	meta: { name: "evaluate", description: "Losses of data sets, and answers to questions, of a trained model." },
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
+		const data = takeRepeated(rawArgs, "data");
+		const questions = takeRepeated(data.rest, "questions");
+		const resolved = resolveConfiguration(questions.rest, ownFlags, { trains: false, beneath: checkpointEntries });
+		const { configuration: c, command: flags } = resolved;
+		if (data.values.length + questions.values.length === 0) {
+			throw new UserError("mimo evaluate needs --data PATH or --questions FILE.jsonl.", exitCodes.usage);
+		}
+		const whole = (value: number) => Number.isSafeInteger(value) && value >= 1;
+		const job = {
+			data: data.values,
+			questions: questions.values,
+			samples: numberFlag(flags, "samples", 1000, "a whole number from 1", whole),
+			batchSize: numberFlag(flags, "batch-size", 8, "a whole number from 1", whole),
+			chat: "chat" in flags,
+			json: "json" in flags,
+		};
+		const { checkEvaluation, runEvaluate } = await import("../inference/run-evaluate.ts");
+		const { onEveryRank, startsTheRun } = await import("./ranks.ts");
+		const { topologyOf } = await import("../parallel/topology.ts");
+		const topology = topologyOf(c);
+		if (startsTheRun()) {
+			const { openLibraryOf } = await import("../native/open-device.ts");
+			checkEvaluation(c, job, await openLibraryOf(c.device));
+		}
+		const reporter = topology.language.lane(0, 0)[0]!;
+		await onEveryRank(rankOptions(resolved, topology, reporter), (world) => runEvaluate(c, job, world));
+	},
+});

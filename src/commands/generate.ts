@@ -1,0 +1,111 @@
+/** `mimo generate`: what a trained model says. */
+import { defineCommand } from "citty";
+import { flagHelp } from "../config/help.ts";
+import { resolveConfiguration } from "../config/resolve.ts";
+import type { GenerateJob } from "../inference/run-generate.ts";
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
+import { numberFlag, rankOptions, takeRepeated } from "./own-flags.ts";
+
+const help = `mimo generate --load FOLDER | --load-hf FOLDER [--prompt TEXT | --chat | --input FILE.jsonl] [FLAGS]
+
+Continues prompts with a trained model: a checkpoint of \`mimo train\` (--load), or a Hugging Face folder (--load-hf). What
+the model is, its tokenizer and its chat template come from there; flags win over them. A single answer is written as it
+arises. How many tokens a second were read (prefill) and written (decode) goes to standard error.
+
+  --prompt TEXT        Text to go on with; with --chat, what a user says.
+  --chat               Write the chat template around the prompt. Without --prompt: a conversation, a line of standard
+                       input a turn (one process).
+  --system TEXT        What the conversation begins with.
+  --image FILE         An image of the prompt, at its <image> tags or before it; may be given several times.
+  --input FILE.jsonl   A record a line: prompt, or messages ([{role, content}]), and image or images (files).
+  --output FILE.jsonl  Where answers go, a line each, in the order of the records; a new file. Default: standard output.
+  --max-new-tokens N   Tokens of an answer at most. Default 256, or as many as the model has positions for.
+  --temperature T      Divides the logits; 0 (default): always the likeliest token.
+  --top-k K            Draw from the K likeliest tokens.
+  --top-p P            Draw from the likeliest tokens that together have the probability P.
+  --batch-size N       Records that a data lane answers together. Default 8.
+  --nproc N            Ranks on this host; without it, as many as the configured grids need.
+
+What is drawn depends on --seed, the record's number and the token's, not on batch or layout. Answers end at the
+tokenizer's end token (data-end-id, <|im_end|> of chatml, or eos_token_id of the folder).
+
+${flagHelp()}`;
+
+const ownFlags = {
+	prompt: true,
+	chat: false,
+	system: true,
+	input: true,
+	output: true,
+	"max-new-tokens": true,
+	temperature: true,
+	"top-k": true,
+	"top-p": true,
+	"batch-size": true,
+	nproc: true,
+};
+
+type Flags = Readonly<Record<string, string>>;
+
+export default defineCommand({
+	meta: { name: "generate", description: "Continue prompts with a trained model." },
+	run: async ({ rawArgs }) => {
+		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
+			console.log(help);
+			return;
+		}
+		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
+		const { values: images, rest } = takeRepeated(rawArgs, "image");
+		const resolved = resolveConfiguration(rest, ownFlags, { trains: false, beneath: checkpointEntries });
+		const { configuration: c, command: flags } = resolved;
+		const { checkJob, runGenerate } = await import("../inference/run-generate.ts");
+		const { onEveryRank, startsTheRun } = await import("./ranks.ts");
+		const { topologyOf } = await import("../parallel/topology.ts");
+		const topology = topologyOf(c);
+		const job = jobOf(flags, images);
+		if (topology.worldSize > 1 && job.kind === "conversation") {
+			throw new UserError("--chat without --prompt is a conversation with one process.", exitCodes.usage);
+		}
+		if (startsTheRun()) {
+			const { openLibraryOf } = await import("../native/open-device.ts");
+			checkJob(c, job, await openLibraryOf(c.device));
+		}
+		const reporter = topology.language.lane(0, 0)[0]!;
+		await onEveryRank(rankOptions(resolved, topology, reporter), (world) => runGenerate(c, job, world));
+	},
+});
+
+/** What is to be done, from the command's own flags. */
+function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
+	const whole = (value: number) => Number.isSafeInteger(value) && value >= 1;
+	const temperature = numberFlag(flags, "temperature", 0, "a number from 0", (value) => value >= 0);
+	const topK = numberFlag(flags, "top-k", null, "a whole number from 1", whole);
+	const topP = numberFlag(flags, "top-p", 1, "a number above 0, at most 1", (value) => value > 0 && value <= 1);
+	if (temperature === 0 && (flags["top-k"] !== undefined || flags["top-p"] !== undefined)) {
+		throw new UserError("--top-k and --top-p need --temperature: without it nothing is drawn.", exitCodes.usage);
+	}
+	const options = {
+		maxNewTokens: numberFlag(flags, "max-new-tokens", null, "a whole number from 1", whole),
+		sampling: { temperature, topK, topP },
+		batchSize: numberFlag(flags, "batch-size", 8, "a whole number from 1", whole),
+	};
+	const chat = "chat" in flags;
+	const { prompt, input, output = null, system = null } = flags;
+	if (system !== null && !chat && input === undefined) {
+		throw new UserError("--system is for conversations: it needs --chat or --input.", exitCodes.usage);
+	}
+	if (input !== undefined) {
+		if (prompt !== undefined || images.length > 0) {
+			throw new UserError(
+				"--input brings its own prompts and images: allowed is no --prompt and no --image.",
+				exitCodes.usage,
+			);
+		}
+		return { kind: "records", input, output, chat, system, options };
+	}
+	if (output !== null) throw new UserError("--output is for the answers to --input.", exitCodes.usage);
+	if (prompt !== undefined) return { kind: "prompt", prompt, images, chat, system, options };
+	if (chat) return { kind: "conversation", images, system, options };
+	throw new UserError("mimo generate needs --prompt TEXT, --chat or --input FILE.jsonl.", exitCodes.usage);
+}

@@ -1,0 +1,63 @@
+/** A command's own flags beside the configuration's: repeated ones, numbers, and the run's ranks. */
+import type { ResolvedConfiguration } from "../config/resolve.ts";
+import { textOf } from "../config/schema.ts";
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
+import type { Topology } from "../parallel/topology.ts";
+import { type RankOptions, rankCount } from "./ranks.ts";
+
+/** Every value of `--name VALUE` or `--name=VALUE`, and the other arguments. */
+export function takeRepeated(
+	args: readonly string[],
+	name: string,
+): { readonly values: readonly string[]; readonly rest: readonly string[] } {
+	const values: string[] = [];
+	const rest: string[] = [];
+	for (let at = 0; at < args.length; at++) {
+		const argument = args[at]!;
+		if (argument.startsWith(`--${name}=`)) values.push(argument.slice(name.length + 3));
+		else if (argument === `--${name}`) {
+			const value = args[++at];
+			if (value === undefined) throw new UserError(`--${name}: a value has to follow.`, exitCodes.usage);
+			values.push(value);
+		} else rest.push(argument);
+	}
+	return { values, rest };
+}
+
+/** A number among a command's flags; `missing` where it is not given. Throws a UserError unless `allows` it. */
+export function numberFlag<Missing>(
+	flags: Readonly<Record<string, string>>,
+	name: string,
+	missing: Missing,
+	allowed: string,
+	allows: (value: number) => boolean,
+): number | Missing {
+	const text = flags[name];
+	if (text === undefined) return missing;
+	const value = /^\d+(\.\d+)?([eE][+-]?\d+)?$|^\.\d+$/.test(text) ? Number(text) : Number.NaN;
+	if (!allows(value)) throw new UserError(`--${name} ${text}: allowed is ${allowed}.`, exitCodes.usage);
+	return value;
+}
+
+/** How the ranks of a configuration's run start; `reporter`: the one that writes to the terminal. */
+export function rankOptions(
+	{ configuration, command }: Pick<ResolvedConfiguration, "configuration" | "command">,
+	topology: Topology,
+	reporter: number,
+): RankOptions {
+	return {
+		ranks: rankCount(topology, command.nproc),
+		device: configuration.device,
+		backend: configuration.distributedBackend,
+		threads: configuration.threads,
+		deterministic: configuration.deterministicMode,
+		graphs: configuration.cudaGraphImpl === "local",
+		configuration: textOf(configuration),
+		describe: (rank) => topology.describe(rank),
+		reporter,
+		timeoutMinutes: configuration.distributedTimeoutMinutes,
+		recordings: configuration.flightRecorderDir,
+		quiet: true,
+	};
+}

@@ -1,0 +1,97 @@
+/**
+ * What a model is to go on with: a conversation up to where the assistant speaks, or a text, as token ids and images. The
+ * pieces of a conversation come from the template that training renders; only promptPieces knows how.
+ */
+import { UserError } from "../../native/errors.ts";
+import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
+import type { Conversation, Fragment } from "./conversation.ts";
+import type { EncodedImage } from "./encoded-image.ts";
+import type { EncodedText, EncodingOptions } from "./encoding.ts";
+import { planImages, planRows } from "./image-plan.ts";
+import { type Piece, render, type TemplateOptions } from "./template.ts";
+
+/** Stands for the answer while a template is rendered: a code point that is assigned to no character. */
+const answer = "\u{10fffe}";
+
+/** The pieces of a conversation, up to where the assistant's answer begins. */
+export function promptPieces(conversation: Conversation, options: TemplateOptions): Piece[] {
+	const turns = [...conversation.turns, { role: "assistant", sender: "assistant", fragments: [answer] } as const];
+	const pieces: Piece[] = [];
+	for (const piece of render({ ...conversation, turns }, options)) {
+		if (!("parts" in piece)) {
+			pieces.push(piece);
+			continue;
+		}
+		const at = piece.parts.findIndex(({ text }) => text.includes(answer));
+		if (at < 0) {
+			pieces.push(piece);
+			continue;
+		}
+		const { text, markup } = piece.parts[at]!;
+		const last = { text: text.slice(0, text.indexOf(answer)), markup };
+		const parts = [...piece.parts.slice(0, at), last].filter((part) => part.text !== "");
+		if (parts.length > 0) pieces.push({ ...piece, parts });
+		return pieces;
+	}
+	throw new UserError("The chat template leaves out what the assistant says: it cannot ask for an answer.");
+}
+
+/** The pieces of a text with images in it, which nobody says. */
+export function textPieces(fragments: readonly Fragment[], imageTags: TemplateOptions["imageTags"]): Piece[] {
+	return fragments.map((fragment) =>
+		typeof fragment === "string"
+			? { parts: [{ text: fragment, markup: true }], loss: false }
+			: { ...fragment, before: imageTags[0], after: imageTags[1], loss: false },
+	);
+}
+
+/** Text with images at its `<image>` tags; images without a tag come first, a line each. */
+export function withImages(text: string, images: number): Fragment[] | string {
+	const tag = "<image>";
+	const tags = text.split(tag).length - 1;
+	if (tags > images) return `it has ${tags} ${tag} tags and ${images} images`;
+	let image = 0;
+	return (`${tag}\n`.repeat(images - tags) + text)
+		.split(tag)
+		.flatMap((part, index): Fragment[] => (index === 0 ? [part] : [{ image: image++ }, part]))
+		.filter((fragment) => fragment !== "");
+}
+
+export interface EncodedPrompt {
+	readonly ids: Int32Array;
+	readonly images: EncodedText["images"];
+}
+
+/** Ids and images of a prompt's pieces; `name`: what messages call it. Throws a UserError for text with the image token. */
+export function encodePrompt(
+	name: string,
+	pieces: readonly Piece[],
+	images: readonly EncodedImage[],
+	tokenizer: Tokenizer,
+	options: Pick<EncodingOptions, "sequenceLength" | "imageTokenId" | "beginId" | "sizing" | "tower">,
+): EncodedPrompt {
+	const { imageTokenId, tower } = options;
+	const tokens = (parts: readonly TextPart[]): number[] => {
+		const ids = tokenizer.encodeParts(parts);
+		if (images.length > 0 && ids.includes(imageTokenId)) {
+			throw new UserError(`${name} has the image token ${imageTokenId} in its text.`);
+		}
+		return [...ids];
+	};
+	const tag = (text: string) => (text === "" ? [] : tokens([{ text, markup: true }]));
+	/** Text before an image, or at the end, with the tags around. */
+	const runs = pieces.map((piece) =>
+		"parts" in piece
+			? { before: tokens(piece.parts), image: null, after: [] }
+			: { before: tag(piece.before), image: piece.image, after: tag(piece.after) },
+	);
+	const text = runs.reduce((sum, { before, after }) => sum + before.length + after.length, 0);
+	// As training sizes images: some tokens stay free.
+	const plans = planImages(images, options.sequenceLength - text - 4, options.sizing, tower);
+	const ids = runs.flatMap(({ before, image, after }) => {
+		const rows = image === null ? 0 : planRows(plans[image]!, tower);
+		return [...before, ...new Array<number>(rows).fill(imageTokenId), ...after];
+	});
+	const all = options.beginId === null ? ids : [options.beginId, ...ids];
+	return { ids: Int32Array.from(all), images: images.map((image, index) => ({ ...image, plan: plans[index]! })) };
+}

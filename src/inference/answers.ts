@@ -1,0 +1,140 @@
+/** A model's answers to questions: what it writes, or the choice that it finds likeliest. */
+import { ignored } from "../data/vision-language/encoding.ts";
+import { greedy } from "../decode/choice.ts";
+import { Images } from "../native/images.ts";
+import { exchangeTexts } from "../parallel/exchange-texts.ts";
+import type { World } from "../parallel/world.ts";
+import type { Run } from "../train/assemble.ts";
+import { evaluate } from "../train/evaluate.ts";
+import { dataPlaceOf } from "../train/feed/batch-source.ts";
+import { deal, type LabelledPrompt, sequencesPerLane } from "./deal.ts";
+import { generate } from "./generate.ts";
+import { isRight, type Question } from "./questions.ts";
+import type { ReadRequest, RequestReader } from "./reader.ts";
+
+export interface Answered {
+	readonly kind: Question["kind"];
+	/** What the model wrote, or the choice it took. */
+	readonly text: string;
+	readonly right: boolean;
+	/** Mean token loss of every choice. */
+	readonly losses?: readonly number[];
+}
+
+/** Answers in the order of the questions. Every rank of the world calls this together. */
+export function answer(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	questions: readonly Question[],
+	batchSize: number,
+): Answered[] {
+	const read = questions.map(({ request }) => reader.read(request));
+	const answers: Answered[] = [];
+	const exact = questions.flatMap((question, index) => (question.kind === "exact" ? [index] : []));
+	if (exact.length > 0) {
+		const texts = write(run, world, reader, questions, exact, read, batchSize);
+		for (const [at, index] of exact.entries()) {
+			const { answers: allowed } = questions[index] as Question & { kind: "exact" };
+			answers[index] = { kind: "exact", text: texts[at]!, right: isRight(texts[at]!, allowed) };
+		}
+	}
+	const sequences = questions.flatMap((question, index) =>
+		question.kind === "exact"
+			? []
+			: question.choices.map((choice) => ({ index, prompt: withChoice(reader, read[index]!, choice) })),
+	);
+	const losses = lossesOf(
+		run,
+		world,
+		reader,
+		sequences.map(({ prompt }) => prompt),
+		batchSize,
+	);
+	for (const [index, question] of questions.entries()) {
+		if (question.kind === "exact") continue;
+		const own = losses.filter((_, at) => sequences[at]!.index === index);
+		const taken = own.indexOf(Math.min(...own));
+		answers[index] = { kind: "choice", text: question.choices[taken]!, right: taken === question.right, losses: own };
+	}
+	return answers;
+}
+
+/** What follows the questions at `exact`, as many tokens as the longest of their answers and an end. */
+function write(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	questions: readonly Question[],
+	exact: readonly number[],
+	read: readonly ReadRequest[],
+	batchSize: number,
+): string[] {
+	const lengths = exact.flatMap((index) =>
+		(questions[index] as Question & { kind: "exact" }).answers.map(
+			(text) => reader.tokenizer.encodeParts([{ text, markup: false }]).length,
+		),
+	);
+	const texts: string[] = [];
+	generate(
+		run,
+		world,
+		reader,
+		exact.map((index) => read[index]!),
+		{ maxNewTokens: 1 + Math.max(...lengths), sampling: greedy, batchSize },
+		(answers) => texts.push(...answers.map(({ ids }) => reader.decode(ids))),
+	);
+	return texts;
+}
+
+/** A prompt with a choice after it, whose tokens count. */
+function withChoice(reader: RequestReader, prompt: ReadRequest, choice: string): LabelledPrompt {
+	const tokens = reader.tokenizer.encodeParts([{ text: choice, markup: false }]);
+	reader.requirePositions(prompt, tokens.length);
+	const ids = Int32Array.from([...prompt.ids, ...tokens]);
+	const labels = new Int32Array(ids.length).fill(ignored);
+	labels.set(tokens, prompt.ids.length - 1);
+	return { ids, labels, images: prompt.images };
+}
+
+/** Mean loss of the tokens that count of every sequence. */
+function lossesOf(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	prompts: readonly LabelledPrompt[],
+	batchSize: number,
+): number[] {
+	const { topology, rank, state } = run;
+	const images = new Images(world.device.library);
+	const place = dataPlaceOf(topology, rank);
+	const perLane = sequencesPerLane(topology, prompts.length, batchSize);
+	const perRound = perLane * topology.language.lanes;
+	const found: number[] = [];
+	for (let first = 0; first < prompts.length; first += perRound) {
+		const round = prompts.slice(first, first + perRound);
+		const parts = run.language?.parallel.tp.size ?? 1;
+		const { microbatch, places } = deal(round, perLane, place, reader.task, images, parts);
+		const { labels, lengths } = microbatch.text;
+		const own: { readonly place: number; readonly loss: number }[] = [];
+		evaluate(state, [microbatch], (name, value) => {
+			if (name !== "per_token_loss" || state.lossOwner?.counts !== true) return;
+			const losses = value.toFloat32();
+			let begin = 0;
+			for (const [index, at] of places.entries()) {
+				const end = begin + lengths[index]!;
+				let [sum, count] = [0, 0];
+				for (let token = begin; token < end; token++) {
+					if (labels[token] === ignored) continue;
+					sum += losses[token]!;
+					count++;
+				}
+				own.push({ place: at, loss: sum / Math.max(1, count) });
+				begin = end;
+			}
+		});
+		const everyone = exchangeTexts(state.world, JSON.stringify(own)).flatMap((text) => JSON.parse(text) as typeof own);
+		found.push(...everyone.sort((a, b) => a.place - b.place).map(({ loss }) => loss));
+	}
+	return found;
+}

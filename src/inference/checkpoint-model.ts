@@ -1,0 +1,148 @@
+/**
+ * The model that a checkpoint holds, for commands that do not train it: what its index or config.json says of it stands
+ * beneath the configuration that is given.
+ */
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { detectFormat } from "../checkpoint/conversion/source.ts";
+import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
+import { loadModel } from "../checkpoint/model-store.ts";
+import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
+import { iterationName } from "../checkpoint/native/writer.ts";
+import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
+import { describedModel } from "../checkpoint/training/megatron-record.ts";
+import { restoreTensors } from "../checkpoint/training/restore.ts";
+import { requireTensors } from "../checkpoint/training/strict.ts";
+import { TrainingTensors } from "../checkpoint/training/tensors.ts";
+import { withoutCuts } from "../config/hybrid-pattern.ts";
+import { requireSameModel } from "../config/same-model.ts";
+import { type Key, propertyOf, subjects, type TrainingConfiguration } from "../config/schema.ts";
+import type { Entry } from "../config/sources.ts";
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
+import { topologyOf } from "../parallel/topology.ts";
+import type { World } from "../parallel/world.ts";
+import { assemble, type Run } from "../train/assemble.ts";
+import { specificationOf } from "../train/specification.ts";
+
+/** Keys of a training that say what its model is and how text and images become its input. */
+const describing = [
+	...["Language model", "Mamba-2 layers", "Mixture of experts", "Vision", "Energon data"].flatMap((subject) =>
+		Object.keys(subjects[subject as keyof typeof subjects]),
+	),
+	"bf16",
+	"tokenizer",
+] as readonly Key[];
+
+/** Keys that every configuration has to have and only a training reads. */
+const untrained: Partial<Record<Key, unknown>> = { lr: 0, "micro-batch-size": 1 };
+
+/** The last value given for a key of text. */
+function textOf(given: readonly Entry[], key: Key): string | null {
+	const value = given.findLast((entry) => entry.key === key)?.value;
+	return typeof value === "string" ? value : null;
+}
+
+/** What the checkpoint that `given` names says of its model: entries beneath all others. */
+export function checkpointEntries(given: readonly Entry[]): Entry[] {
+	const load = textOf(given, "load");
+	const loadHf = textOf(given, "load-hf");
+	if (load === null && loadHf === null) {
+		throw new UserError(
+			"The weights have to be named: --load with a checkpoint of `mimo train`, or --load-hf with a Hugging Face folder.",
+			exitCodes.usage,
+		);
+	}
+	if (load !== null && loadHf !== null) {
+		throw new UserError("--load and --load-hf both name weights; allowed is one of them.", exitCodes.usage);
+	}
+	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
+	const path = (load ?? loadHf)!;
+	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
+	const values = { ...untrained, ...model };
+	return Object.entries(values).map(([key, value]) => ({
+		key: key as Key,
+		value,
+		origin: { source: "checkpoint", path },
+	}));
+}
+
+function requireNative(path: string): void {
+	if (hasCheckpoint(path)) return;
+	const format = detectFormat(path);
+	const hint =
+		format === "hf"
+			? "a Hugging Face folder; --load-hf takes those"
+			: format === null
+				? "no checkpoint"
+				: `a ${format} checkpoint; \`mimo convert-ckpt --to native ${path} TARGET\` makes one that can be loaded`;
+	throw new UserError(`${path} (load) is ${hint}.`);
+}
+
+function nativeValues(path: string, step: number | null): Partial<Record<Key, unknown>> {
+	requireNative(path);
+	using checkpoint = NativeCheckpoint.openExactly(step === null ? path : join(path, iterationName(step)));
+	const model = describedModel(checkpoint.manifest);
+	const values: Partial<Record<Key, unknown>> = {};
+	for (const key of describing) {
+		const value = model[propertyOf(key)];
+		if (value !== undefined && value !== null) values[key] = value;
+	}
+	// Where a pipeline cut the layers of the training is no matter here.
+	const pattern = values["hybrid-layer-pattern"];
+	if (typeof pattern === "string") values["hybrid-layer-pattern"] = withoutCuts(pattern);
+	return values;
+}
+
+function folderValues(path: string): Partial<Record<Key, unknown>> {
+	using source = openHuggingFaceModel(path);
+	const described: Readonly<Record<string, unknown>> = { ...source.configuration };
+	const values: Partial<Record<Key, unknown>> = {};
+	for (const key of describing) {
+		const value = described[propertyOf(key)];
+		if (value !== undefined) values[key] = value;
+	}
+	const { dtype } = source.weights.tensors.values().next().value!;
+	return {
+		...values,
+		"seq-length": source.configuration.maxPositionEmbeddings,
+		bf16: dtype === "BF16",
+		...(existsSync(join(path, "tokenizer.json")) && { tokenizer: path }),
+	};
+}
+
+/** Weights that nothing trains: no gradients, no optimizer. Every rank of the world calls this together. */
+export async function openModel(c: TrainingConfiguration, world: World, say: (sentence: string) => void): Promise<Run> {
+	const run = await assemble(
+		{
+			...specificationOf(c, world.rank),
+			frozen: { tower: true, projector: true, language: true },
+			distributedOptimizer: false,
+			buckets: () => null,
+			prefetch: null,
+		},
+		topologyOf(c),
+		world,
+	);
+	if (c.load !== null) restore(c, c.load, run, say);
+	else if (run.language !== null) {
+		using source = openHuggingFaceModel(c.loadHf!);
+		requireSameModel(c.loadHf!, { ...source.configuration }, { ...c });
+		loadModel(run.language, source.weights, run.topology.language.size > 1);
+	}
+	return run;
+}
+
+function restore(c: TrainingConfiguration, path: string, run: Run, say: (sentence: string) => void): void {
+	const { state } = run;
+	using checkpoint = openChecked({ path, iteration: c.ckptStep, allowFallback: c.allowFallback }, state.world, say);
+	requireSameModel(checkpoint.path, describedModel(checkpoint.manifest), { ...c });
+	using tensors = new TrainingTensors({
+		replicas: state.replicas,
+		logicalTensors: () => run.logicalTensors(),
+		optimizer: null,
+		writesLoose: false,
+	});
+	requireTensors(tensors, checkpoint, false, state.world);
+	restoreTensors(tensors, checkpoint, false);
+}

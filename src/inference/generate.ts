@@ -1,0 +1,117 @@
+/** `mimo generate` on one rank: requests in rounds over the lanes, what follows each to the rank that reports. */
+import type { SamplingOptions } from "../decode/choice.ts";
+import type { DecodingTimes } from "../decode/decode.ts";
+import { Images } from "../native/images.ts";
+import { exchangeTexts } from "../parallel/exchange-texts.ts";
+import type { World } from "../parallel/world.ts";
+import { decodingRanks, type Run } from "../train/assemble.ts";
+import { dataPlaceOf } from "../train/feed/batch-source.ts";
+import { deal, sequencesPerLane } from "./deal.ts";
+import type { ReadRequest, RequestReader } from "./reader.ts";
+
+export interface GenerateOptions {
+	/** Tokens of an answer at most; null: 256, or as many as the model has positions for. */
+	readonly maxNewTokens: number | null;
+	readonly sampling: SamplingOptions;
+	/** Sequences of a lane that are decoded together. */
+	readonly batchSize: number;
+}
+
+export interface Answer {
+	readonly ids: readonly number[];
+	/** Whether an end token ended it; otherwise it has as many tokens as it may. */
+	readonly ended: boolean;
+}
+
+/** Sums over rounds and lanes of tokens, and over rounds of the slowest lane's seconds. */
+export type Pace = DecodingTimes;
+
+const noPace: Pace = { prefill: { tokens: 0, seconds: 0 }, decode: { tokens: 0, seconds: 0 } };
+
+/** What a lane says of a round. */
+interface Part {
+	readonly answers: readonly { readonly place: number; readonly ids: readonly number[] }[];
+	readonly times: Pace;
+}
+
+/** Tokens that every answer may have. Throws a UserError for a prompt that leaves no room for them. */
+export function roomForAnswers(
+	reader: RequestReader,
+	prompts: readonly ReadRequest[],
+	{ maxNewTokens }: Pick<GenerateOptions, "maxNewTokens">,
+): number {
+	for (const prompt of prompts) reader.requirePositions(prompt, maxNewTokens ?? 1);
+	const longest = Math.max(...prompts.map(({ ids }) => ids.length));
+	return maxNewTokens ?? Math.min(256, reader.c.maxPositionEmbeddings - longest);
+}
+
+/** The rank that has the answers of the first lane first: it reports. */
+export function reportingRank({ topology }: Pick<Run, "topology">): number {
+	return topology.language.lane(0, 0)[0]!;
+}
+
+/**
+ * Answers requests in their order; `onRound` gets every round's. `onToken`: tokens of the first request as they arise, on the
+ * rank that reports. Every rank of the world calls this together, and all get how fast it was.
+ */
+export function generate(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	prompts: readonly ReadRequest[],
+	options: GenerateOptions,
+	onRound: (answers: readonly Answer[]) => void,
+	onToken: (id: number) => void = () => {},
+): Pace {
+	const { topology, rank, state } = run;
+	const images = new Images(world.device.library);
+	const place = dataPlaceOf(topology, rank);
+	const most = roomForAnswers(reader, prompts, options);
+	const perLane = sequencesPerLane(topology, prompts.length, options.batchSize);
+	const perRound = perLane * topology.language.lanes;
+	const reports = rank === reportingRank(run);
+	let pace = noPace;
+	for (let first = 0; first < prompts.length; first += perRound) {
+		const round = prompts.slice(first, first + perRound);
+		const { microbatch, places } = deal(round, perLane, place, reader.task, images);
+		const decoded = state.passes.decode(
+			microbatch,
+			{
+				endIds: reader.endIds,
+				most,
+				sampling: options.sampling,
+				onToken: (sequence, id) => {
+					if (reports && first === 0 && sequence === 0) onToken(id);
+				},
+			},
+			decodingRanks(run),
+			places.map((at) => first + at),
+		);
+		// Tensor-parallel ranks, and stages, have decoded the same.
+		const speaks = decoded !== null && run.groups.language!.lane.rank === 0;
+		const part: Part = {
+			answers: speaks ? places.map((at, index) => ({ place: at, ids: decoded.ids[index]! })) : [],
+			times: speaks ? decoded.times : noPace,
+		};
+		const parts = exchangeTexts(state.world, JSON.stringify(part)).map((text) => JSON.parse(text) as Part);
+		const answers = parts.flatMap((one) => one.answers).sort((a, b) => a.place - b.place);
+		onRound(answers.map(({ ids }) => ({ ids, ended: ids.length < most })));
+		pace = together(pace, parts);
+	}
+	return pace;
+}
+
+function together(before: Pace, parts: readonly Part[]): Pace {
+	const sum = (phase: keyof Pace) => ({
+		tokens: before[phase].tokens + parts.reduce((tokens, { times }) => tokens + times[phase].tokens, 0),
+		seconds: before[phase].seconds + Math.max(...parts.map(({ times }) => times[phase].seconds)),
+	});
+	return { prefill: sum("prefill"), decode: sum("decode") };
+}
+
+/** "prefill 12 tokens in 0.010 s (1200 tokens/s), decode 63 tokens in 0.52 s (121 tokens/s)". */
+export function describePace({ prefill, decode }: Pace): string {
+	const phase = (name: string, { tokens, seconds }: Pace["prefill"]) =>
+		`${name} ${tokens} tokens in ${seconds.toFixed(3)} s (${Math.round(tokens / Math.max(seconds, 1e-9))} tokens/s)`;
+	return `${phase("prefill", prefill)}, ${phase("decode", decode)}`;
+}

@@ -1,0 +1,120 @@
+/** The loss of a model on data sets: text files, rows of tokens, Energon data, and every entry of a metadataset by itself. */
+import { derivations } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import { openStorage } from "../data/energon/storage/open.ts";
+import { describeDataset } from "../data/energon/tools/describe.ts";
+import { sampleLengths } from "../data/microbatch.ts";
+import { UserError } from "../native/errors.ts";
+import type { World } from "../parallel/world.ts";
+import type { Run } from "../train/assemble.ts";
+import { evaluate } from "../train/evaluate.ts";
+import { dataPlaceOf, type EvaluationSource } from "../train/feed/batch-source.ts";
+import { energonEvaluation } from "../train/feed/energon-source.ts";
+import { laneOf } from "../train/feed/lane.ts";
+import { openSources } from "../train/feed/sources.ts";
+
+export interface DatasetLoss {
+	readonly dataset: string;
+	/** Part of an Energon data set; null: all of a file. */
+	readonly part: string | null;
+	/** Samples that were looked at: sequences of a text. */
+	readonly samples: number;
+	/** Tokens that count, and the mean of their losses. */
+	readonly tokens: number;
+	readonly loss: number;
+}
+
+/** A data set by itself. */
+export interface Entry {
+	readonly path: string;
+	/** null: not Energon data. */
+	readonly part: string | null;
+	/** Samples of Energon data; null: those of the file. */
+	readonly samples: number | null;
+}
+
+/**
+ * The data sets behind paths. A metadataset's entries come one by one, but all together where one of them is a join or a
+ * subset, which no path names. Throws a UserError for what cannot be read.
+ */
+export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): Entry[] {
+	return paths.flatMap((path): Entry[] => {
+		if (derivations["dataset-provider"]({ ...c, dataPath: path }) !== "energon") {
+			return [{ path, part: null, samples: null }];
+		}
+		const storage = openStorage({ cacheFolder: c.dataCacheFolder, cacheBytes: c.dataCacheSize * 2 ** 30 });
+		const { kind, samples, parts, leaves } = describeDataset(storage, path);
+		const wanted = c.validDataSplitPart;
+		if (kind === "jsonl") return [{ path, part: wanted, samples }];
+		const known = kind === "metadataset" ? leaves.map(({ part }) => part) : parts.map(({ part }) => part);
+		if (!known.includes(wanted)) {
+			throw new UserError(
+				`${path} has no part ${wanted}: --valid-data-split-part takes one of ${[...new Set(known)].join(", ")}.`,
+			);
+		}
+		if (kind === "webdataset") {
+			const found = parts.find(({ part }) => part === wanted)!;
+			return [{ path, part: wanted, samples: found.samples - found.excluded }];
+		}
+		const own = leaves.filter(({ part }) => part === wanted);
+		const whole = own.some((leaf) => leaf.used !== leaf.samples || leaf.path.startsWith("join in "));
+		if (whole) return [{ path, part: wanted, samples: own.reduce((sum, { used }) => sum + used, 0) }];
+		const named = new Map(own.map((leaf) => [`${leaf.path}\n${leaf.splitPart}`, leaf]));
+		return [...named.values()].map((leaf) => ({ path: leaf.path, part: leaf.splitPart, samples: leaf.used }));
+	});
+}
+
+/** Losses of the first `most` samples of every entry. Every rank of the world calls this together. */
+export async function lossesOf(
+	c: TrainingConfiguration,
+	run: Run,
+	world: World,
+	entries: readonly Entry[],
+	most: number,
+): Promise<DatasetLoss[]> {
+	const place = dataPlaceOf(run.topology, run.rank);
+	const { laneCount } = place;
+	const options = {
+		world: run.state.world,
+		lane: laneOf((run.groups.language ?? run.groups.encoder)!.lane, world.device),
+		states: null,
+		consumedValidSamples: 0,
+	};
+	const found: DatasetLoss[] = [];
+	for (const { path, part, samples } of entries) {
+		const own = { ...c, dataPath: path, validDataPath: path };
+		let rounds: number;
+		let source: EvaluationSource;
+		if (part === null) {
+			const size = c.evalMicroBatchSize * laneCount;
+			rounds = Math.max(1, Math.floor(most / size));
+			const provider = derivations["dataset-provider"](own) as TrainingConfiguration["datasetProvider"];
+			source = (await openSources({ ...own, datasetProvider: provider, evalGlobalBatchSize: size }, place, options))
+				.validation!;
+		} else {
+			// A sample of every lane a round, so that few are left over.
+			rounds = Math.floor(Math.min(most, samples!) / laneCount);
+			if (rounds === 0) throw new UserError(`${path} has ${samples} samples, fewer than the ${laneCount} data lanes.`);
+			source = energonEvaluation(
+				{
+					...own,
+					datasetProvider: "energon",
+					validDataSplitPart: part,
+					packingBufferSize: null,
+					evalMicroBatchSize: place.share.count,
+					evalGlobalBatchSize: laneCount * place.share.count,
+				},
+				place,
+				options,
+			);
+			rounds = Math.max(1, Math.floor(rounds / place.share.count));
+		}
+		const microbatches = await source.microbatches(rounds);
+		const { loss, tokens } = evaluate(run.state, microbatches);
+		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
+		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
+		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);
+		found.push({ dataset: path, part, samples: everyone, tokens, loss });
+	}
+	return found;
+}

@@ -1,0 +1,53 @@
+/**
+ * Questions with known answers, a record a line of JSONL: `prompt` or `messages`, with images as for requests, and `answer` (a
+ * text, or several as `answers`), or `choices` of which `answer` is one: its text, its number from 0, or its letter.
+ */
+import { UserError } from "../native/errors.ts";
+import { type Request, readJsonl, requestOf } from "./requests.ts";
+
+export type Question = { readonly request: Request } & (
+	| { readonly kind: "exact"; readonly answers: readonly string[] }
+	| { readonly kind: "choice"; readonly choices: readonly string[]; readonly right: number }
+);
+
+/** Throws a UserError that names the line that is no question. */
+export function readQuestions(path: string, chat: boolean): Question[] {
+	return readJsonl(path).map((line) => {
+		const request = requestOf(line, path, chat);
+		const { answer, answers, choices } = line.record;
+		if (choices === undefined) {
+			const allowed = [answers ?? answer ?? []].flat().map(String);
+			if (allowed.length === 0) throw new UserError(`${line.name} has no answer.`);
+			return { request, kind: "exact", answers: allowed };
+		}
+		if (!Array.isArray(choices) || choices.length < 2) {
+			throw new UserError(`${line.name}: choices are a list of at least two texts.`);
+		}
+		const texts = choices.map(String);
+		const right = rightOne(texts, answer);
+		if (right === null) {
+			throw new UserError(
+				`${line.name}: answer is ${JSON.stringify(answer)}; it is the text, the number from 0 or the letter of one of ${choices.length} choices.`,
+			);
+		}
+		return { request, kind: "choice", choices: texts, right };
+	});
+}
+
+function rightOne(choices: readonly string[], answer: unknown): number | null {
+	const byText = choices.indexOf(String(answer));
+	const place =
+		typeof answer === "number"
+			? answer
+			: byText >= 0
+				? byText
+				: /^[A-Z]$/.test(String(answer))
+					? String(answer).charCodeAt(0) - 65
+					: -1;
+	return Number.isInteger(place) && place >= 0 && place < choices.length ? place : null;
+}
+
+/** Whether an answer is one of those allowed, but for space around it. */
+export function isRight(text: string, answers: readonly string[]): boolean {
+	return answers.some((answer) => answer.trim() === text.trim());
+}

@@ -1,0 +1,84 @@
+/** Requests as the model reads them: token ids and images, through the tokenizer and the chat template of a configuration. */
+import { hasEncoder } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
+import { taskOf } from "../data/vision-language/from-configuration.ts";
+import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
+import type { VisionLanguageTask } from "../data/vision-language/task.ts";
+import { UserError } from "../native/errors.ts";
+import type { Images } from "../native/images.ts";
+import { endIdsOfFolder } from "./end-ids.ts";
+import { conversationOf, fragmentsOf, openImages, type Request } from "./requests.ts";
+
+export interface ReadRequest extends EncodedPrompt {
+	readonly request: Request;
+}
+
+export class RequestReader {
+	readonly tokenizer: Tokenizer;
+	readonly task: VisionLanguageTask;
+	/** Tokens that end an answer. */
+	readonly endIds: readonly number[];
+
+	/** Throws a UserError where there is no tokenizer, or one that the model is too small for. */
+	constructor(
+		readonly c: TrainingConfiguration,
+		private readonly images: Images,
+	) {
+		if (c.tokenizer === null && c.loadHf !== null) {
+			throw new UserError(`${c.loadHf} (load-hf) has no tokenizer.json: --tokenizer names the model's.`);
+		}
+		this.tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+		if (this.tokenizer.vocabularySize > c.vocabSize) {
+			throw new UserError(
+				`The tokenizer ${c.tokenizer ?? "of bytes"} has ${this.tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
+			);
+		}
+		this.task = taskOf(c);
+		this.endIds = this.#endIds();
+	}
+
+	/** `system`: what a conversation begins with, or null. Throws a UserError for what the model cannot read. */
+	read(request: Request, system: string | null = null): ReadRequest {
+		const { c, task } = this;
+		if (request.images.length > 0 && !hasEncoder(c)) {
+			throw new UserError(
+				`${request.name} has the image ${request.images[0]}, but the model reads text alone: it has no vision encoder.`,
+			);
+		}
+		const files = openImages(request, this.images);
+		const pieces =
+			request.kind === "conversation"
+				? promptPieces(conversationOf(request, files, system), task)
+				: textPieces(fragmentsOf(request), task.imageTags);
+		const prompt = encodePrompt(request.name, pieces, files, this.tokenizer, task);
+		if (prompt.ids.length === 0) throw new UserError(`${request.name} has no tokens: there is nothing to go on with.`);
+		return { request, ...prompt };
+	}
+
+	/** Throws a UserError unless `more` tokens after the prompt have positions in the model. */
+	requirePositions({ request, ids }: ReadRequest, more: number): void {
+		const most = this.c.maxPositionEmbeddings;
+		if (ids.length + more <= most) return;
+		const what = more === 1 ? "" : `; with ${more} more`;
+		throw new UserError(
+			`${request.name} has ${ids.length} tokens${what} that is more than the ${most} positions of the model (--max-position-embeddings).`,
+		);
+	}
+
+	/** What ids stand for; those that the tokenizer does not have are left out. */
+	decode(ids: readonly number[]): string {
+		return this.tokenizer.decode(ids.filter((id) => id < this.tokenizer.vocabularySize));
+	}
+
+	#endIds(): number[] {
+		const { c, tokenizer } = this;
+		const ids = new Set<number>(c.loadHf === null ? [] : endIdsOfFolder(c.loadHf));
+		if (c.dataEndId !== null) ids.add(c.dataEndId);
+		if (c.conversationTemplate === "chatml") {
+			const turnEnd = tokenizer.encodeParts([{ text: "<|im_end|>", markup: true }]);
+			if (turnEnd.length === 1) ids.add(turnEnd[0]!);
+		}
+		return [...ids];
+	}
+}

@@ -1,0 +1,119 @@
+/**
+ * What people ask of a model: a prompt of the command line, or the records of a JSONL file, each a `prompt` (text) or
+ * `messages` ([{role, content}]; `conversations` too), with `image` or `images` (files) at the `<image>` tags of the text.
+ */
+import { readFileSync } from "node:fs";
+import { dirname, resolve } from "node:path";
+import { systemReason } from "../checkpoint/files.ts";
+import { SampleError } from "../data/energon/errors.ts";
+import type { Conversation } from "../data/vision-language/conversation.ts";
+import { crudeConversation } from "../data/vision-language/crude-conversation.ts";
+import { type EncodedImage, inspectImage } from "../data/vision-language/encoded-image.ts";
+import { imagesInTars } from "../data/vision-language/media.ts";
+import { withImages } from "../data/vision-language/prompt.ts";
+import { UserError } from "../native/errors.ts";
+import type { Images } from "../native/images.ts";
+
+export interface Request {
+	/** What messages call it: "the prompt", "questions.jsonl, line 7". */
+	readonly name: string;
+	/** The record it came in; empty for the command line's. */
+	readonly record: Readonly<Record<string, unknown>>;
+	/** Text that goes on as it is, or turns that the chat template is written around. */
+	readonly kind: "text" | "conversation";
+	readonly text: string;
+	/** Image files, in order. */
+	readonly images: readonly string[];
+}
+
+/** The records of a JSONL file, with their lines. Throws a UserError for a line that is no JSON object. */
+export function readJsonl(path: string): { readonly name: string; readonly record: Record<string, unknown> }[] {
+	const records = readText(path)
+		.split("\n")
+		.flatMap((line, index) => {
+			if (line.trim() === "") return [];
+			const name = `${path}, line ${index + 1}`;
+			let record: unknown;
+			try {
+				record = JSON.parse(line);
+			} catch (error) {
+				throw new UserError(`${name} is not JSON: ${(error as Error).message}.`);
+			}
+			if (typeof record !== "object" || record === null || Array.isArray(record)) {
+				throw new UserError(`${name} is no JSON object.`);
+			}
+			return [{ name, record: record as Record<string, unknown> }];
+		});
+	if (records.length === 0) throw new UserError(`${path} has no records.`);
+	return records;
+}
+
+/** The request of a record; `chat`: its `prompt` is what a user says. */
+export function requestOf(
+	{ name, record }: { readonly name: string; readonly record: Record<string, unknown> },
+	path: string,
+	chat: boolean,
+): Request {
+	const named = [record.images ?? record.image ?? []].flat();
+	if (named.some((image) => typeof image !== "string")) {
+		throw new UserError(`${name}: images are a list of file names.`);
+	}
+	const images = (named as string[]).map((image) => resolve(dirname(path), image));
+	if (Array.isArray(record.messages ?? record.conversations)) {
+		return { name, record, kind: "conversation", text: "", images };
+	}
+	const text = record.prompt ?? record.question ?? record.text;
+	if (typeof text !== "string") throw new UserError(`${name} has neither a prompt nor messages.`);
+	return { name, record, kind: chat ? "conversation" : "text", text, images };
+}
+
+/** Bytes of its images, with their sizes. Throws a UserError that names the file that cannot be read. */
+export function openImages({ name, images }: Request, library: Images): EncodedImage[] {
+	return images.map((path) => {
+		let file: Uint8Array;
+		try {
+			file = readFileSync(path);
+		} catch (error) {
+			throw new UserError(`The image ${path} of ${name} cannot be read: ${systemReason(error)}.`);
+		}
+		try {
+			return inspectImage(library, file);
+		} catch (error) {
+			if (error instanceof UserError) throw new UserError(`The image ${path} of ${name}: ${error.message}`);
+			throw error;
+		}
+	});
+}
+
+/** The turns of a request; `system`: said before them, or null. */
+export function conversationOf(request: Request, images: readonly EncodedImage[], system: string | null): Conversation {
+	const { record, name, text } = request;
+	const asked = record.messages ?? record.conversations;
+	const own = Array.isArray(asked) ? asked : [{ role: "user", content: text }];
+	const messages = system === null ? own : [{ role: "system", content: system }, ...own];
+	const fields: Record<string, unknown> = { json: { messages } };
+	for (const [index, image] of images.entries()) fields[`${index}.png`] = image;
+	const sample = { key: name, restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields };
+	try {
+		return crudeConversation(sample, { caption: "", ocr: "", classification: "" });
+	} catch (error) {
+		if (!(error instanceof SampleError)) throw error;
+		const sentence = error.message.replace(`Sample ${name} cannot be trained on: `, `${name}: `);
+		throw new UserError(sentence.replace(imagesInTars, "`images` lists their files"));
+	}
+}
+
+/** The text of a request that is no conversation, with its images in place. */
+export function fragmentsOf({ name, text, images }: Request) {
+	const fragments = withImages(text, images.length);
+	if (typeof fragments === "string") throw new UserError(`${name}: ${fragments}.`);
+	return fragments;
+}
+
+function readText(path: string): string {
+	try {
+		return readFileSync(path, "utf8");
+	} catch (error) {
+		throw new UserError(`${path} cannot be read: ${systemReason(error)}.`);
+	}
+}

@@ -1,0 +1,203 @@
+/** What `mimo generate` does on a rank: opens the model, answers, writes. */
+import { appendFileSync, existsSync, writeFileSync, writeSync } from "node:fs";
+import { fileError } from "../checkpoint/files.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { SamplingOptions } from "../decode/choice.ts";
+import { UserError } from "../native/errors.ts";
+import { Images } from "../native/images.ts";
+import type { Library } from "../native/library.ts";
+import { warn } from "../observe/messages.ts";
+import type { World } from "../parallel/world.ts";
+import type { Run } from "../train/assemble.ts";
+import { openModel } from "./checkpoint-model.ts";
+import { describePace, type GenerateOptions, generate, type Pace, reportingRank, roomForAnswers } from "./generate.ts";
+import { RequestReader } from "./reader.ts";
+import { type Request, readJsonl, requestOf } from "./requests.ts";
+import { TextStream } from "./text-stream.ts";
+
+interface Options extends Omit<GenerateOptions, "sampling"> {
+	readonly sampling: Omit<SamplingOptions, "seed">;
+}
+
+/** One prompt, the records of a file, or a conversation over standard input. */
+export type GenerateJob =
+	| {
+			readonly kind: "prompt";
+			readonly prompt: string;
+			readonly images: readonly string[];
+			readonly chat: boolean;
+			readonly system: string | null;
+			readonly options: Options;
+	  }
+	| {
+			readonly kind: "records";
+			readonly input: string;
+			readonly output: string | null;
+			readonly chat: boolean;
+			readonly system: string | null;
+			readonly options: Options;
+	  }
+	| {
+			readonly kind: "conversation";
+			readonly images: readonly string[];
+			readonly system: string | null;
+			readonly options: Options;
+	  };
+
+/** The requests of a job; a conversation's are not known yet. */
+function requestsOf(job: GenerateJob): Request[] {
+	switch (job.kind) {
+		case "prompt":
+			return [
+				{
+					name: "The prompt",
+					record: {},
+					kind: job.chat ? "conversation" : "text",
+					text: job.prompt,
+					images: job.images,
+				},
+			];
+		case "records":
+			return readJsonl(job.input).map((line) => requestOf(line, job.input, job.chat));
+		case "conversation":
+			return [];
+	}
+}
+
+/** Throws a UserError for what can be known to be wrong before any rank starts. */
+export function checkJob(c: TrainingConfiguration, job: GenerateJob, library: Library): void {
+	if (job.kind === "records" && job.output !== null && existsSync(job.output)) {
+		throw new UserError(`--output ${job.output} exists already: name a new file.`);
+	}
+	const reader = new RequestReader(c, new Images(library));
+	const prompts = requestsOf(job).map((request) => reader.read(request, job.system));
+	if (prompts.length > 0) roomForAnswers(reader, prompts, job.options);
+}
+
+/** Every rank of the world calls this together. */
+export async function runGenerate(c: TrainingConfiguration, job: GenerateJob, world: World): Promise<void> {
+	using run = await openModel(c, world, warn);
+	const reader = new RequestReader(c, new Images(world.device.library));
+	const options = { ...job.options, sampling: { ...job.options.sampling, seed: c.seed } };
+	const reports = run.rank === reportingRank(run);
+	let pace: Pace;
+	switch (job.kind) {
+		case "prompt":
+			pace = answerPrompt(run, world, reader, requestsOf(job)[0]!, job.system, options);
+			break;
+		case "records":
+			pace = answerRecords(run, world, reader, job, options);
+			break;
+		case "conversation":
+			await converse(run, world, reader, job, options);
+			return;
+	}
+	if (reports) process.stderr.write(`${describePace(pace)}\n`);
+}
+
+/** The answer to standard output, as it arises. */
+function answerPrompt(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	request: Request,
+	system: string | null,
+	options: GenerateOptions,
+	onAnswer: (text: string) => void = () => {},
+): Pace {
+	const prompts = [reader.read(request, system)];
+	const reports = run.rank === reportingRank(run);
+	const stream = new TextStream((ids) => reader.decode(ids), writeOut);
+	const pace = generate(
+		run,
+		world,
+		reader,
+		prompts,
+		options,
+		([answer]) => onAnswer(reader.decode(answer!.ids)),
+		(id) => stream.add(id),
+	);
+	if (reports) {
+		stream.end();
+		writeOut("\n");
+	}
+	return pace;
+}
+
+/** At once: standard output of the event loop would wait until all is generated. */
+function writeOut(text: string): void {
+	const bytes = Buffer.from(text);
+	for (let written = 0; written < bytes.length; ) {
+		try {
+			written += writeSync(1, bytes, written);
+		} catch (error) {
+			if ((error as NodeJS.ErrnoException).code !== "EAGAIN") throw fileError("write", "standard output", error);
+			Bun.sleepSync(1);
+		}
+	}
+}
+
+/** A line of JSON for every record. */
+function answerRecords(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	job: GenerateJob & { readonly kind: "records" },
+	options: GenerateOptions,
+): Pace {
+	const { output } = job;
+	const requests = requestsOf(job);
+	const prompts = requests.map((request) => reader.read(request, job.system));
+	const reports = run.rank === reportingRank(run);
+	if (reports && output !== null) {
+		try {
+			writeFileSync(output, "", { flag: "wx" });
+		} catch (error) {
+			throw fileError("write", output, error);
+		}
+	}
+	let next = 0;
+	return generate(run, world, reader, prompts, options, (answers) => {
+		const lines = answers.map(({ ids, ended }) => {
+			const { record } = requests[next++]!;
+			const line = {
+				...("id" in record && { id: record.id }),
+				text: reader.decode(ids),
+				tokens: ids.length,
+				end: ended ? "end token" : "length",
+			};
+			return `${JSON.stringify(line)}\n`;
+		});
+		if (!reports) return;
+		if (output === null) writeOut(lines.join(""));
+		else appendFileSync(output, lines.join(""));
+	});
+}
+
+/** A turn of the user a line of standard input, until it ends. */
+async function converse(
+	run: Run,
+	world: World,
+	reader: RequestReader,
+	job: GenerateJob & { readonly kind: "conversation" },
+	options: GenerateOptions,
+): Promise<void> {
+	const messages: { role: string; content: string }[] = [];
+	const terminal = process.stdin.isTTY;
+	if (terminal) process.stdout.write("> ");
+	for await (const line of console) {
+		messages.push({ role: "user", content: line });
+		const request: Request = {
+			name: "The conversation",
+			record: { messages },
+			kind: "conversation",
+			text: "",
+			images: job.images,
+		};
+		const pace = answerPrompt(run, world, reader, request, job.system, options, (text) =>
+			messages.push({ role: "assistant", content: text }),
+		);
+		process.stderr.write(`${describePace(pace)}\n`);
+		if (terminal) process.stdout.write("> ");
+	}
+}
