@@ -34,8 +34,11 @@ const describing = [
 	"tokenizer",
 ] as readonly Key[];
 
-/** Keys that every configuration has to have and only a training reads. */
-const untrained: Partial<Record<Key, unknown>> = { lr: 0, "micro-batch-size": 1 };
+/** Keys that every configuration has to have and only a training reads; ranks that share a lane each need a sample. */
+function untrained(given: readonly Entry[]): Partial<Record<Key, unknown>> {
+	const sharing = given.findLast(({ key }) => key === "encoder-dp")?.value;
+	return { lr: 0, "micro-batch-size": sharing ?? 1 };
+}
 
 /** The last value given for a key of text. */
 function textOf(given: readonly Entry[], key: Key): string | null {
@@ -59,7 +62,9 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
 	const path = (load ?? loadHf)!;
 	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
-	const values = { ...untrained, ...model };
+	// Without a word about ranks, one process holds the encoder too.
+	const layout = given.some(({ key }) => key in subjects.Layout) ? {} : { "llm-offset": 0 };
+	const values: Partial<Record<Key, unknown>> = { ...untrained(given), ...layout, ...model };
 	return Object.entries(values).map(([key, value]) => ({
 		key: key as Key,
 		value,

@@ -60,15 +60,18 @@ export class RequestReader {
 	requirePositions({ request, ids }: ReadRequest, more: number): void {
 		const most = this.c.maxPositionEmbeddings;
 		if (ids.length + more <= most) return;
-		const what = more === 1 ? "" : `; with ${more} more`;
+		const limit = `the ${most} positions of the model (--max-position-embeddings)`;
 		throw new UserError(
-			`${request.name} has ${ids.length} tokens${what} that is more than the ${most} positions of the model (--max-position-embeddings).`,
+			ids.length >= most
+				? `${request.name} has ${ids.length} tokens, which leaves no room for an answer among ${limit}.`
+				: `${request.name} has ${ids.length} tokens and is to get ${more} more: together more than ${limit}.`,
 		);
 	}
 
 	/** What ids stand for; those that the tokenizer does not have are left out. */
 	decode(ids: readonly number[]): string {
-		return this.tokenizer.decode(ids.filter((id) => id < this.tokenizer.vocabularySize));
+		const known = ids.filter((id) => id < this.tokenizer.vocabularySize);
+		return known.length === 0 ? "" : this.tokenizer.decode(known);
 	}
 
 	#endIds(): number[] {

@@ -186,6 +186,7 @@ async function converse(
 	const terminal = process.stdin.isTTY;
 	if (terminal) process.stdout.write("> ");
 	for await (const line of console) {
+		if (line.trim() === "") continue;
 		messages.push({ role: "user", content: line });
 		const request: Request = {
 			name: "The conversation",

@@ -1,0 +1,216 @@
+/** `mimo generate` as a user runs it: the same answers on every layout, from checkpoints and Hugging Face folders. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { executable, mimo } from "../commands/mimo.ts";
+import { png, Scratch } from "../data/fixtures.ts";
+
+const folder = new Scratch();
+afterAll(() => folder[Symbol.dispose]());
+
+const text =
+	"--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --train-iters 12 --init-method-std 0.1 --dataset-provider text --data-path text.txt --save text --save-interval 12 --save-hf hf --device cpu";
+const pictures =
+	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 1 --init-method-std 0.1 --img-h 32 --img-w 32 --llm-offset 0 --conversation-template chatml --image-tag-type internvl --save pictures --save-interval 1 --device cpu";
+
+const run = (command: string, ...more: string[]) => mimo([...command.split(" "), ...more], folder.path);
+
+beforeAll(() => {
+	folder.file("text.txt", "the quick brown fox jumps over the lazy dog and runs away. ".repeat(80));
+	for (const [i, name] of ["a.png", "b.png", "c.png"].entries()) folder.file(name, png(20 + 9 * i, 30 - 4 * i, i));
+	for (const flags of [text, pictures]) {
+		const { exitCode, stderr } = run(`train ${flags}`);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+	}
+}, 60_000);
+
+/** Standard output of a generation that went well. */
+function said(command: string, ...more: string[]): string {
+	const { exitCode, stdout, stderr } = run(`generate ${command}`, ...more);
+	expect(stderr).toMatch(
+		/^prefill \d+ tokens in [\d.]+ s \(\d+ tokens\/s\), decode \d+ tokens in [\d.]+ s \(\d+ tokens\/s\)\n$/,
+	);
+	expect(exitCode).toBe(0);
+	return stdout;
+}
+
+describe("a text", () => {
+	const prompt = ["--prompt", "the quick ", "--max-new-tokens", "12"];
+
+	test("goes on the same on every layout, greedily and drawn", () => {
+		const greedy = said("--load text", ...prompt);
+		expect(greedy.length).toBeGreaterThan(4);
+		const drawn = said("--load text --temperature 1.5 --top-p 0.95 --seed 5", ...prompt);
+		expect(drawn).not.toBe(greedy);
+		expect(said("--load text --temperature 1.5 --top-p 0.95 --seed 6", ...prompt)).not.toBe(drawn);
+		for (const layout of ["--llm-tp 2 --llm-ep 2", "--llm-pp 2", "--llm-dp 2 --llm-ep 2"]) {
+			expect(said(`--load text ${layout}`, ...prompt)).toBe(greedy);
+			expect(said(`--load text --temperature 1.5 --top-p 0.95 --seed 5 ${layout}`, ...prompt)).toBe(drawn);
+		}
+	}, 60_000);
+
+	test("a Hugging Face folder goes on as the checkpoint of the same weights", () => {
+		folder.file("bytes.json", JSON.stringify(byteLevel()));
+		const own = said("--load-hf hf --tokenizer bytes.json", ...prompt);
+		expect(own).toBe(said("--load text", ...prompt));
+	}, 30_000);
+});
+
+/** A tokenizer.json whose ids are bytes. */
+function byteLevel() {
+	// As GPT-2 writes bytes: those that are no visible character from U+0100 on.
+	const visible = (byte: number) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte !== 173);
+	let next = 256;
+	const vocab = Object.fromEntries(
+		Array.from({ length: 256 }, (_, byte) => [String.fromCodePoint(visible(byte) ? byte : next++), byte]),
+	);
+	const level = { type: "ByteLevel", add_prefix_space: false, trim_offsets: true, use_regex: false };
+	return {
+		version: "1.0",
+		added_tokens: [],
+		normalizer: null,
+		pre_tokenizer: level,
+		post_processor: null,
+		decoder: level,
+		model: { type: "BPE", vocab, merges: [], unk_token: null },
+	};
+}
+
+describe("records with and without images", () => {
+	const records = [
+		{ id: "x", messages: [{ role: "user", content: "<image> what is it?" }], images: ["a.png"] },
+		{ prompt: "no picture" },
+		{ messages: [{ role: "user", content: [{ type: "image" }, { type: "text", text: "?" }] }], images: ["b.png"] },
+		{ prompt: "two <image> and <image>", images: ["c.png", "a.png"] },
+		{ prompt: "c" },
+	];
+	const input = () => folder.file("in.jsonl", `${records.map((record) => JSON.stringify(record)).join("\n")}\n`);
+
+	test("are answered the same on every layout and in batches of any size", () => {
+		input();
+		const flags = "--load pictures --input in.jsonl --max-new-tokens 5 --seed 3 --temperature 2";
+		const one = said(flags);
+		const lines = one
+			.trim()
+			.split("\n")
+			.map((line) => JSON.parse(line));
+		expect(lines.map(({ tokens }) => tokens)).toEqual([5, 5, 5, 5, 5]);
+		expect(lines.map(({ id }) => id)).toEqual(["x", undefined, undefined, undefined, undefined]);
+		expect(new Set(lines.map(({ text: own }) => own)).size).toBeGreaterThan(2);
+		for (const layout of [
+			"--batch-size 2",
+			"--llm-offset 1",
+			"--encoder-tp 2 --llm-tp 2 --llm-ep 2 --llm-offset 2",
+			"--encoder-dp 2 --llm-offset 2 --batch-size 3",
+			"--llm-dp 2 --llm-ep 2 --llm-offset 1 --batch-size 2",
+			"--llm-offset 0 --encoder-dp 2 --llm-pp 2",
+		]) {
+			expect([layout, said(`${flags} ${layout}`)]).toEqual([layout, one]);
+		}
+	}, 90_000);
+
+	test("go to a new file", () => {
+		input();
+		expect(said("--load pictures --input in.jsonl --output out.jsonl --max-new-tokens 2")).toBe("");
+		expect(readFileSync(join(folder.path, "out.jsonl"), "utf8").trim().split("\n")).toHaveLength(5);
+		const again = run("generate --load pictures --input in.jsonl --output out.jsonl");
+		expect([again.exitCode, again.stderr]).toEqual([1, "mimo: --output out.jsonl exists already: name a new file.\n"]);
+	}, 30_000);
+});
+
+test("a conversation: every line of standard input is answered", () => {
+	const { stdout, exitCode, stderr } = Bun.spawnSync(
+		[executable, ..."generate --load pictures --chat --max-new-tokens 3".split(" ")],
+		{ cwd: folder.path, stdin: Buffer.from("hi\nwhy\n"), stdout: "pipe", stderr: "pipe" },
+	);
+	expect([exitCode, stdout.toString().split("\n").length]).toEqual([0, 3]);
+	// Each pass reads all that was said: the second one more than twice as much.
+	const read = [...stderr.toString().matchAll(/prefill (\d+) tokens/g)].map(([, count]) => Number(count));
+	expect(read).toHaveLength(2);
+	expect(read[1]!).toBeGreaterThan(read[0]!);
+}, 30_000);
+
+describe("is refused in a sentence", () => {
+	test.each([
+		["no weights", "", /^mimo: The weights have to be named: --load with .*--load-hf with a Hugging Face folder\.\n$/],
+		["nothing to do", "--load text", /^mimo: mimo generate needs --prompt TEXT, --chat or --input FILE\.jsonl\.\n$/],
+		["no checkpoint", "--load nothing --prompt a", /^mimo: nothing \(load\) is no checkpoint\.\n$/],
+		[
+			"a folder of another kind",
+			"--load hf --prompt a",
+			/^mimo: hf \(load\) is a Hugging Face folder; --load-hf takes those\.\n$/,
+		],
+		[
+			"no tokenizer",
+			"--load-hf hf --prompt a",
+			/^mimo: hf \(load-hf\) has no tokenizer\.json: --tokenizer names the model's\.\n$/,
+		],
+		[
+			"a prompt that is too long",
+			`--load text --prompt ${"a".repeat(70)}`,
+			/^mimo: The prompt has 70 tokens, which leaves no room for an answer among the 64 positions of the model \(--max-position-embeddings\)\.\n$/,
+		],
+		[
+			"an answer that is too long",
+			"--load text --prompt abc --max-new-tokens 62",
+			/^mimo: The prompt has 3 tokens and is to get 62 more: together more than the 64 positions of the model/,
+		],
+		[
+			"an image for a model of text",
+			"--load text --prompt a --image a.png",
+			/^mimo: The prompt has the image a\.png, but the model reads text alone: it has no vision encoder\.\n$/,
+		],
+		[
+			"an image that is not there",
+			"--load pictures --prompt a --image z.png",
+			/^mimo: The image z\.png of The prompt cannot be read: .*\.\n$/,
+		],
+		[
+			"an image that is none",
+			"--load pictures --prompt a --image text.txt",
+			/^mimo: The image text\.txt of The prompt: .*\n$/,
+		],
+		[
+			"top-p without temperature",
+			"--load text --prompt a --top-p 0.5",
+			/^mimo: --top-k and --top-p need --temperature: /,
+		],
+		[
+			"a temperature below 0",
+			"--load text --prompt a --temperature=-1",
+			/^mimo: --temperature -1: allowed is a number from 0\.\n$/,
+		],
+		[
+			"another model",
+			"--load text --prompt a --hidden-size 32",
+			/holds another model: --hidden-size is 64 there and 32 here/,
+		],
+	] as const)("%s", (_, flags, sentence) => {
+		const { exitCode, stdout, stderr } = run("generate", ...flags.split(" ").filter(Boolean));
+		expect(stderr).toMatch(sentence);
+		expect([exitCode > 0, stdout]).toEqual([true, ""]);
+	});
+
+	test.each([
+		["a line that is not JSON", '{"prompt": "a"}\n{"prompt": \n', /^mimo: bad\.jsonl, line 2 is not JSON: .*\n$/],
+		["a line that is no object", "[1]\n", /^mimo: bad\.jsonl, line 1 is no JSON object\.\n$/],
+		["a record without a prompt", '{"a": 1}\n', /^mimo: bad\.jsonl, line 1 has neither a prompt nor messages\.\n$/],
+		["no records", "\n\n", /^mimo: bad\.jsonl has no records\.\n$/],
+		[
+			"more tags than images",
+			'{"messages": [{"role": "user", "content": "<image>"}]}\n',
+			/^mimo: bad\.jsonl, line 1: it has 1 <image> tags and 0 images; `images` lists their files\.\n$/,
+		],
+	] as const)("%s, on any layout", (_, content, sentence) => {
+		folder.file("bad.jsonl", content);
+		for (const layout of [[], ["--llm-tp", "2", "--llm-ep", "2"]]) {
+			const { exitCode, stdout, stderr } = run("generate --load text --input bad.jsonl", ...layout);
+			expect(stderr).toMatch(sentence);
+			expect([exitCode, stdout]).toEqual([1, ""]);
+		}
+	});
+});
+
+test("the Hugging Face folder of the tests has no tokenizer", () => {
+	expect(existsSync(join(folder.path, "hf/tokenizer.json"))).toBe(false);
+});
