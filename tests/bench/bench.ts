@@ -9,8 +9,7 @@
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
- * resizing pictures, against Pillow where Python has it. energon: reading a data set, against megatron-energon likewise.
- * packing: what of the sequences is padding, a table without times.
+ * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data set, against megatron-energon likewise.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -20,6 +19,7 @@ import { benchCollectives } from "./collectives.ts";
 import { benchConversions } from "./conversions.ts";
 import { benchCuda, cudaTable } from "./cuda.ts";
 import { benchEnergon, findEnergon } from "./energon.ts";
+import { benchGenerate } from "./generate.ts";
 import { benchImages, findPillow } from "./images.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
@@ -44,7 +44,7 @@ const suites = [
 	"saves",
 	"images",
 	"energon",
-	"packing",
+	"generate",
 ] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" }, device: { type: "string", default: "cpu" } },
@@ -69,9 +69,10 @@ const wanted = (suite: (typeof suites)[number]) => positionals.length === 0 || p
 const threadCounts = (flags.threads ?? (availableParallelism() > 1 ? "1,2" : "1")).split(",").map(Number);
 
 const library = await openLibrary("cpu");
-const python = wanted("pytorch") || wanted("collectives") ? findPython() : null;
+const asksPython = wanted("pytorch") || wanted("collectives") || wanted("generate");
+const python = asksPython ? findPython() : null;
 const blas = wanted("products") ? openOpenblas() : null;
-if (python === null && (wanted("pytorch") || wanted("collectives"))) {
+if (python === null && asksPython) {
 	console.log("skip: pytorch (no Python with torch; MIMO_PYTHON names one)");
 }
 if (wanted("products") && blas === null) {
@@ -90,6 +91,11 @@ for (const threads of threadCounts) {
 	if (blas !== null) take(await benchProducts(device, blas));
 	if (wanted("streams")) take(await benchStreams(device));
 	if (python !== null && wanted("pytorch")) take(await benchPyTorch(device, python));
+	if (python !== null && wanted("generate")) {
+		const { rows: found, notes } = await benchGenerate(device, python);
+		take(found);
+		console.log(notes.map((note) => `  ${note}`).join("\n"));
+	}
 }
 if (wanted("conversions")) take(await benchConversions());
 if (wanted("collectives")) take(await benchCollectives(python));

@@ -1,0 +1,186 @@
+/**
+ * Decoding against Hugging Face transformers: a NemotronH of some 90 M parameters that transformers makes and saves, read from its
+ * folder, greedily, the same prompts on as many threads, in turns.
+ */
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
+import { loadModel } from "../../src/checkpoint/model-store.ts";
+import { greedy } from "../../src/decode/choice.ts";
+import { decode } from "../../src/decode/decode.ts";
+import { HybridModel } from "../../src/models/hybrid/model.ts";
+import type { Device } from "../../src/native/device.ts";
+import { groupOfOne } from "../../src/parallel/group.ts";
+import { huggingFaceConfig } from "../../src/parity/language-model.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import { type Row, row } from "./measure.ts";
+
+const dtypes = ["f32", "bf16"] as const;
+const batches = [1, 8] as const;
+const [promptTokens, newTokens, rounds] = [64, 32, 5];
+
+interface Answer {
+	/** Seconds. */
+	readonly prefill: number;
+	/** Seconds of a step. */
+	readonly decode: number;
+	/** Seconds of processor time of a step, of all threads: what other work of the machine hardly changes. */
+	readonly processor: number;
+	readonly ids: readonly (readonly number[])[];
+}
+
+/** transformers in a process of its own. */
+class Transformers implements Disposable {
+	private constructor(
+		private readonly child: Bun.Subprocess<"pipe", "pipe", "inherit">,
+		private readonly lines: AsyncIterator<string>,
+		readonly version: string,
+		readonly parameters: number,
+	) {}
+
+	static async start(python: string, threads: number, folder: string): Promise<Transformers> {
+		const child = Bun.spawn([python, join(import.meta.dir, "pytorch_generate.py")], {
+			stdin: "pipe",
+			stdout: "pipe",
+			stderr: "inherit",
+			env: { ...process.env, TRANSFORMERS_VERBOSITY: "error", HF_HUB_DISABLE_PROGRESS_BARS: "1" },
+		});
+		const lines = linesOf(child.stdout);
+		child.stdin.write(`${JSON.stringify({ threads, folder })}\n`);
+		const { version, parameters } = JSON.parse(await nextLine(lines));
+		return new Transformers(child, lines, version, parameters);
+	}
+
+	async ask(dtype: string, prompt: readonly (readonly number[])[]): Promise<Answer> {
+		this.child.stdin.write(`${JSON.stringify({ dtype, prompt, tokens: newTokens })}\n`);
+		return JSON.parse(await nextLine(this.lines)) as Answer;
+	}
+
+	[Symbol.dispose](): void {
+		this.child.kill();
+	}
+}
+
+async function* linesOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+	const decoder = new TextDecoder();
+	let rest = "";
+	for await (const chunk of stream) {
+		const parts = (rest + decoder.decode(chunk, { stream: true })).split("\n");
+		rest = parts.pop()!;
+		yield* parts;
+	}
+}
+
+async function nextLine(lines: AsyncIterator<string>): Promise<string> {
+	const { value, done } = await lines.next();
+	if (done) throw new Error("pytorch_generate.py ended early; what it said is above.");
+	return value;
+}
+
+function answerOf(model: HybridModel, prompt: readonly (readonly number[])[]): Answer {
+	const alone = groupOfOne("language", 0);
+	const used = () => {
+		const { user, system } = process.cpuUsage();
+		return (user + system) / 1e6;
+	};
+	const seen: number[] = [];
+	const onToken = (sequence: number) => {
+		if (sequence === 0) seen.push(used());
+	};
+	const options = { endIds: [], most: newTokens, sampling: greedy, onToken };
+	const prompts = { ids: prompt, rows: null, imageTokenId: -1 };
+	const { ids, times } = decode(model, prompts, options, { group: alone, stages: alone, edges: new Map() });
+	return {
+		prefill: times.prefill.seconds,
+		decode: times.decode.seconds / (newTokens - 1),
+		processor: (seen.at(-1)! - seen[0]!) / (newTokens - 1),
+		ids,
+	};
+}
+
+/** Bytes a second that the threads of the device read, of a tensor that no cache holds; the most of several tries. */
+function readBandwidth(device: Device): number {
+	using large = Tensor.zeros(device, [2 ** 27]);
+	using sum = Tensor.zeros(device, [1], "f64");
+	let best = 0;
+	for (let round = 0; round < 8; round++) {
+		const began = performance.now();
+		device.run("sum_of_squares", { x: large, sum, elements: large.elements, dtype: large.dtypeCode });
+		device.synchronize();
+		best = Math.max(best, large.bytes / ((performance.now() - began) / 1000));
+	}
+	return best;
+}
+
+/** Tokens that are the same until the first other one, of all. */
+function agreement(ours: Answer, theirs: Answer): number {
+	const same = ours.ids.map((own, s) => {
+		const first = own.findIndex((id, i) => id !== theirs.ids[s]![i]);
+		return first < 0 ? own.length : first;
+	});
+	return same.reduce((sum, count) => sum + count, 0) / ours.ids.flat().length;
+}
+
+/** Rows of prefill and decode, and lines about what bounds them. */
+export async function benchGenerate(device: Device, python: string): Promise<{ rows: Row[]; notes: string[] }> {
+	const { threads } = device.describe();
+	const folder = mkdtempSync(join(tmpdir(), "mimo-bench-generate-"));
+	try {
+		using reference = await Transformers.start(python, threads, folder);
+		const group = `Decoding of ${(reference.parameters / 1e6).toFixed(0)} M parameters against ${reference.version}`;
+		const bandwidth = readBandwidth(device);
+		const rows: Row[] = [];
+		const notes = [`Memory is read at ${(bandwidth / 1e9).toFixed(1)} GB/s by ${threads} threads.`];
+		for (const dtype of dtypes) {
+			const path = join(folder, dtype);
+			using source = openHuggingFaceModel(path);
+			const config = huggingFaceConfig(source, join(path, "config.json"), dtype);
+			using model = new HybridModel(device, config, { frozen: true });
+			loadModel(model, source.weights);
+			// A step reads every weight but those of the embedding, of which it reads a row a sequence.
+			const table = config.paddedVocabularySize * config.hiddenSize;
+			const bytes = (reference.parameters - table) * (dtype === "bf16" ? 2 : 4);
+			for (const batch of batches) {
+				const prompt = Array.from({ length: batch }, (_, s) =>
+					Array.from({ length: promptTokens }, (_, t) => (7919 * s + 104729 * t + 13 * t * t + 5) % 16384),
+				);
+				const endless = Number.POSITIVE_INFINITY;
+				const least = [0, 1].map(() => ({ prefill: endless, decode: endless, processor: endless }));
+				let shared = 0;
+				for (let round = 0; round < rounds; round++) {
+					const answers = [answerOf(model, prompt), await reference.ask(dtype, prompt)] as const;
+					for (const [side, { prefill, decode: step, processor }] of answers.entries()) {
+						const so = least[side]!;
+						least[side] = {
+							prefill: Math.min(so.prefill, prefill),
+							decode: Math.min(so.decode, step),
+							processor: Math.min(so.processor, processor),
+						};
+					}
+					shared = agreement(...answers);
+				}
+				const [ours, theirs] = least as [(typeof least)[0], (typeof least)[0]];
+				const shape = `${dtype}, batch ${batch}`;
+				const what = { group, threads, baseline: "transformers", shape };
+				rows.push(
+					row({ ...what, operation: `prefill of ${promptTokens} tokens`, target: null }, [
+						ours.prefill,
+						theirs.prefill,
+					]),
+					row({ ...what, operation: "decode, a step", target: 2 }, [ours.decode, theirs.decode]),
+				);
+				const limit = bandwidth / bytes;
+				notes.push(
+					`${shape}: ${(batch / ours.decode).toFixed(1)} tokens/s, transformers ${(batch / theirs.decode).toFixed(1)}; ` +
+						`${(bytes / 1e6).toFixed(0)} MB of weights a step allow ${(batch * limit).toFixed(1)} (${((100 * (1 / ours.decode)) / limit).toFixed(0)} % reached); ` +
+						`processor time of a step ${(1e3 * ours.processor).toFixed(1)} ms, transformers ${(1e3 * theirs.processor).toFixed(1)} (${(theirs.processor / ours.processor).toFixed(2)} times); ` +
+						`${(100 * shared).toFixed(0)} % of the tokens before the first other one.`,
+				);
+			}
+		}
+		return { rows, notes };
+	} finally {
+		rmSync(folder, { recursive: true });
+	}
+}
