@@ -53,13 +53,45 @@ void attention(Run& run, const Attention& a) {
   run.compare("dq, dk, dv", dqkv, tokens * token_stride);
 }
 
-void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale) {
+/// One more token of sequences that have so many, in rows with gaps.
+void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query_heads, int64_t key_heads, int64_t d) {
+  const int64_t sequences = static_cast<int64_t>(lengths.size()), per_group = query_heads / key_heads;
+  const int64_t group_stride = (per_group + 2) * d, token_stride = key_heads * group_stride + 8;
+  const int64_t element = bytes_of(run.dtype()), width = query_heads * d;
+  std::vector<int32_t> first_rows;
+  int32_t rows = 0;
+  for (const int32_t length : lengths) {
+    first_rows.push_back(rows);
+    rows += length + 3;
+  }
+  void* qkv = run.tensor(sequences * token_stride);
+  const auto part = [&](int64_t column) { return static_cast<char*>(qkv) + column * element; };
+  mimo_attention_step_args f{};
+  f.q = qkv, f.k = part(per_group * d), f.v = part((per_group + 1) * d);
+  f.keys = run.tensor(key_heads * rows * d);
+  f.values = run.tensor(key_heads * rows * d);
+  f.first_rows = run.upload(first_rows);
+  f.lengths = run.upload(lengths);
+  f.o = run.output(sequences * width);
+  f.sequences = sequences, f.rows = rows, f.query_heads = query_heads, f.key_heads = key_heads, f.head_dim = d;
+  f.max_length = *std::max_element(lengths.begin(), lengths.end()) + 100;
+  f.token_stride = token_stride, f.group_stride = group_stride;
+  f.softmax_scale = 1 / std::sqrt(static_cast<float>(d));
+  f.dtype = run.dtype();
+  run.call("mimo_attention_step", f);
+  run.compare("o", f.o, sequences * width);
+  run.compare("keys", f.keys, key_heads * rows * d);
+  run.compare("values", f.values, key_heads * rows * d);
+}
+
+void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false) {
   const std::vector<int32_t> cu_seqlens = cumulative({30, 0, 41});
   const int64_t tokens = 71, groups = 2, heads = 4, width = groups * heads * head_dim;
   mimo_rope_forward_args args{};
   args.x = run.tensor(tokens * (width + 3));
   args.y = run.output(tokens * width);
   args.cu_seqlens = run.upload(cu_seqlens);
+  if (later) args.first_positions = run.upload(std::vector<int32_t>{7, 3, 100});
   args.sequences = 3, args.tokens = tokens, args.max_seqlen = 41;
   args.groups = groups, args.heads_per_group = heads, args.rotated_per_group = 3;
   args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + 3, args.y_stride = width;
@@ -97,6 +129,16 @@ void add_attention(Cases& cases, bool large) {
     add("large 72", {{512}, 4, 4, 72, false, 0});
   }
   cases.push_back({"rope", [](Run& run) { rope(run, 32, 32, 1); }});
+  const auto step = [&](const char* name, std::vector<int32_t> lengths, int64_t queries, int64_t keys, int64_t d) {
+    cases.push_back({std::string("attention step ") + name,
+                     [=](Run& run) { attention_step(run, lengths, queries, keys, d); }});
+  };
+  step("small", {0, 1, 70}, 4, 2, 32);
+  step("runs of keys", {126, 127, 128, 129, 700}, 6, 2, 64);
+  step("many queries a key", {300, 5}, 32, 2, 128);
+  step("odd heads", {255, 256, 257}, 3, 1, 13);
+  if (large) step("large", {9000, 3000, 1, 600}, 32, 2, 128);
+  cases.push_back({"rope from later positions", [](Run& run) { rope(run, 32, 32, 1, true); }});
   cases.push_back({"rope part, back", [](Run& run) { rope(run, 24, 16, -1); }});
 }
 

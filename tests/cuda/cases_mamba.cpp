@@ -34,6 +34,24 @@ void conv1d(Run& run, const std::vector<int32_t>& lengths, int64_t channels, int
   run.compare("dbias", b.dbias, channels, MIMO_DTYPE_F32);
 }
 
+void conv1d_step(Run& run, int64_t sequences, int64_t channels, int64_t width) {
+  const int64_t stride = channels + 8, slots = sequences + 2, kept = slots * (width - 1) * channels;
+  mimo_causal_conv1d_step_args f{};
+  f.x = run.tensor(sequences * stride);
+  f.weight = run.tensor(channels * width, 0.5);
+  f.bias = run.tensor(channels);
+  f.state = run.tensor(kept);
+  std::vector<int32_t> order;
+  for (int64_t s = 0; s < sequences; ++s) order.push_back(static_cast<int32_t>(slots - 1 - s));
+  f.slots = run.upload(order);
+  f.y = run.output(sequences * channels);
+  f.sequences = sequences, f.channels = channels, f.width = width, f.x_stride = stride, f.y_stride = channels;
+  f.dtype = f.weight_dtype = run.dtype();
+  run.call("mimo_causal_conv1d_step", f);
+  run.compare("y", f.y, sequences * channels);
+  run.compare("window", f.state, kept);
+}
+
 struct Ssd {
   std::vector<int32_t> lengths;
   int64_t heads, head_dim, groups, state_dim, chunk;
@@ -59,6 +77,8 @@ void ssd(Run& run, const Ssd& s) {
   f.d = run.floats(s.heads);
   f.o = run.output(tokens * inner);
   f.y = run.output(tokens * inner);
+  const int64_t final_floats = static_cast<int64_t>(s.lengths.size()) * inner * s.state_dim;
+  f.final_state = static_cast<float*>(run.output(final_floats, MIMO_DTYPE_F32));
   f.cu_seqlens = run.upload(cu_seqlens);
   f.sequences = static_cast<int64_t>(s.lengths.size()), f.tokens = tokens, f.heads = s.heads, f.head_dim = s.head_dim;
   f.groups = s.groups, f.state_dim = s.state_dim, f.chunk_size = s.chunk;
@@ -67,6 +87,7 @@ void ssd(Run& run, const Ssd& s) {
   run.call("mimo_ssd_forward", f);
   run.compare("o", f.o, tokens * inner);
   run.compare("y", f.y, tokens * inner);
+  run.compare("final states", f.final_state, final_floats, MIMO_DTYPE_F32);
 
   mimo_ssd_backward_args b{};
   b.d_o = run.tensor(tokens * inner);
@@ -101,14 +122,42 @@ void ssd(Run& run, const Ssd& s) {
   run.compare("dd", b.dd, s.heads, MIMO_DTYPE_F32);
 }
 
+/// One more token of as many sequences as there are lengths.
+void ssd_step(Run& run, const Ssd& s) {
+  const int64_t sequences = static_cast<int64_t>(s.lengths.size()), inner = s.heads * s.head_dim;
+  const int64_t states = s.groups * s.state_dim, width = 2 * inner + 2 * states + s.heads, slots = sequences + 1;
+  const int64_t element = bytes_of(run.dtype()), floats = slots * inner * s.state_dim;
+  void* all = run.tensor(sequences * width);
+  const auto part = [&](int64_t column) { return static_cast<char*>(all) + column * element; };
+  mimo_ssd_step_args f{};
+  f.z = all, f.x = part(inner), f.b = part(2 * inner), f.c = part(2 * inner + states), f.dt = part(2 * inner + 2 * states);
+  f.dt_bias = run.upload(run.uniform(s.heads, -4, -1));
+  f.a_log = run.upload(run.uniform(s.heads, 0, 2));
+  f.d = run.floats(s.heads);
+  f.state = run.floats(floats);
+  std::vector<int32_t> order;
+  for (int64_t i = 0; i < sequences; ++i) order.push_back(static_cast<int32_t>(slots - 1 - i));
+  f.slots = run.upload(order);
+  f.o = run.output(sequences * inner);
+  f.sequences = sequences, f.heads = s.heads, f.head_dim = s.head_dim, f.groups = s.groups, f.state_dim = s.state_dim;
+  f.xbc_stride = f.z_stride = f.dt_stride = width;
+  f.dt_minimum = s.dt_minimum, f.dtype = run.dtype();
+  run.call("mimo_ssd_step", f);
+  run.compare("o", f.o, sequences * inner);
+  run.compare("states", f.state, floats, MIMO_DTYPE_F32);
+}
+
 }  // namespace
 
 void add_mamba(Cases& cases, bool large) {
   cases.push_back({"conv1d", [](Run& run) { conv1d(run, {70, 2, 0, 130}, 24, 4, 8); }});
   cases.push_back({"conv1d odd", [](Run& run) { conv1d(run, {5, 67}, 13, 3, 0); }});
   cases.push_back({"conv1d wide", [](Run& run) { conv1d(run, {140}, 8, 6, 0); }});
+  cases.push_back({"conv1d step", [](Run& run) { conv1d_step(run, 3, 600, 4); }});
+  cases.push_back({"conv1d step odd", [](Run& run) { conv1d_step(run, 2, 13, 2); }});
   const auto add = [&](const char* name, Ssd s) {
     cases.push_back({std::string("ssd ") + name, [s](Run& run) { ssd(run, s); }});
+    cases.push_back({std::string("ssd step ") + name, [s](Run& run) { ssd_step(run, s); }});
   };
   add("small", {{70, 9}, 4, 16, 2, 16, 32, 0});
   add("odd", {{37, 0, 1, 50}, 3, 5, 1, 7, 16, 0});
