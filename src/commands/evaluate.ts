@@ -20,12 +20,13 @@ The mean token loss of a trained model on data sets, and how many questions it a
                        prompt (multiple choice). May be given several times.
   --chat               A question's prompt is what a user says: write the chat template around it.
   --batch-size N       Sequences that a data lane takes together. Default 8.
+  --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --json               Print everything as JSON, answers included.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.
 
 ${flagHelp()}`;
 
-const ownFlags = { samples: true, chat: false, "batch-size": true, json: false, nproc: true };
+const ownFlags = { samples: true, chat: false, "batch-size": true, bytes: false, json: false, nproc: true };
 
 export default defineCommand({
 	meta: { name: "evaluate", description: "Losses of data sets, and answers to questions, of a trained model." },
@@ -49,6 +50,7 @@ export default defineCommand({
 			samples: numberFlag(flags, "samples", 1000, "a whole number from 1", whole),
 			batchSize: numberFlag(flags, "batch-size", 8, "a whole number from 1", whole),
 			chat: "chat" in flags,
+			bytes: "bytes" in flags,
 			json: "json" in flags,
 		};
 		const { checkEvaluation, runEvaluate } = await import("../inference/run-evaluate.ts");

@@ -25,6 +25,7 @@ arises. How many tokens a second were read (prefill) and written (decode) goes t
   --top-k K            Draw from the K likeliest tokens.
   --top-p P            Draw from the likeliest tokens that together have the probability P.
   --batch-size N       Records that a data lane answers together. Default 8.
+  --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.
 
 What is drawn depends on --seed, the record's number and the token's, not on batch or layout. Answers end at the
@@ -43,6 +44,7 @@ const ownFlags = {
 	"top-k": true,
 	"top-p": true,
 	"batch-size": true,
+	bytes: false,
 	nproc: true,
 };
 
@@ -89,6 +91,7 @@ function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 		maxNewTokens: numberFlag(flags, "max-new-tokens", null, "a whole number from 1", whole),
 		sampling: { temperature, topK, topP },
 		batchSize: numberFlag(flags, "batch-size", 8, "a whole number from 1", whole),
+		bytes: "bytes" in flags,
 	};
 	const chat = "chat" in flags;
 	const { prompt, input, output = null, system = null } = flags;

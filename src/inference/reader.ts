@@ -20,13 +20,19 @@ export class RequestReader {
 	/** Tokens that end an answer. */
 	readonly endIds: readonly number[];
 
-	/** Throws a UserError where there is no tokenizer, or one that the model is too small for. */
+	/**
+	 * `bytes`: a model without a tokenizer reads bytes; a checkpoint of ours says so by having none, a Hugging Face folder does
+	 * not. Throws a UserError where there is no tokenizer, or one that the model is too small for.
+	 */
 	constructor(
 		readonly c: TrainingConfiguration,
 		private readonly images: Images,
+		bytes: boolean,
 	) {
-		if (c.tokenizer === null && c.loadHf !== null) {
-			throw new UserError(`${c.loadHf} (load-hf) has no tokenizer.json: --tokenizer names the model's.`);
+		if (c.tokenizer === null && c.loadHf !== null && !bytes) {
+			throw new UserError(
+				`${c.loadHf} (load-hf) has no tokenizer.json: --tokenizer names the model's, and --bytes is for a model that reads bytes.`,
+			);
 		}
 		this.tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 		if (this.tokenizer.vocabularySize > c.vocabSize) {

@@ -20,6 +20,8 @@ export interface EvaluationJob {
 	readonly samples: number;
 	readonly batchSize: number;
 	readonly chat: boolean;
+	/** Whether a Hugging Face folder without a tokenizer holds a model of bytes. */
+	readonly bytes: boolean;
 	readonly json: boolean;
 }
 
@@ -35,7 +37,7 @@ interface QuestionReport {
 export function checkEvaluation(c: TrainingConfiguration, job: EvaluationJob, library: Library): void {
 	entriesOf(c, job.data);
 	if (job.questions.length === 0) return;
-	const reader = new RequestReader(c, new Images(library));
+	const reader = new RequestReader(c, new Images(library), job.bytes);
 	for (const file of job.questions) {
 		for (const { request } of readQuestions(file, job.chat)) reader.requirePositions(reader.read(request), 1);
 	}
@@ -47,7 +49,7 @@ export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, 
 	const datasets = await lossesOf(c, run, world, entriesOf(c, job.data), job.samples);
 	const questions: QuestionReport[] = [];
 	if (job.questions.length > 0) {
-		const reader = new RequestReader(c, new Images(world.device.library));
+		const reader = new RequestReader(c, new Images(world.device.library), job.bytes);
 		for (const file of job.questions) {
 			const answers = answer(run, world, reader, readQuestions(file, job.chat), job.batchSize);
 			for (const kind of ["exact", "choice"] as const) {

@@ -16,6 +16,8 @@ import { type Request, readJsonl, requestOf } from "./requests.ts";
 import { TextStream } from "./text-stream.ts";
 
 interface Options extends Omit<GenerateOptions, "sampling"> {
+	/** Whether a Hugging Face folder without a tokenizer holds a model of bytes. */
+	readonly bytes: boolean;
 	readonly sampling: Omit<SamplingOptions, "seed">;
 }
 
@@ -69,7 +71,7 @@ export function checkJob(c: TrainingConfiguration, job: GenerateJob, library: Li
 	if (job.kind === "records" && job.output !== null && existsSync(job.output)) {
 		throw new UserError(`--output ${job.output} exists already: name a new file.`);
 	}
-	const reader = new RequestReader(c, new Images(library));
+	const reader = new RequestReader(c, new Images(library), job.options.bytes);
 	const prompts = requestsOf(job).map((request) => reader.read(request, job.system));
 	if (prompts.length > 0) roomForAnswers(reader, prompts, job.options);
 }
@@ -77,7 +79,7 @@ export function checkJob(c: TrainingConfiguration, job: GenerateJob, library: Li
 /** Every rank of the world calls this together. */
 export async function runGenerate(c: TrainingConfiguration, job: GenerateJob, world: World): Promise<void> {
 	using run = await openModel(c, world, warn);
-	const reader = new RequestReader(c, new Images(world.device.library));
+	const reader = new RequestReader(c, new Images(world.device.library), job.options.bytes);
 	const options = { ...job.options, sampling: { ...job.options.sampling, seed: c.seed } };
 	const reports = run.rank === reportingRank(run);
 	let pace: Pace;

@@ -110,7 +110,7 @@ describe("questions", () => {
 			["fox", false],
 			["dog", true],
 		]);
-		for (const layout of ["--llm-tp 2 --llm-ep 2 --batch-size 3", "--llm-pp 2", "--llm-dp 2 --llm-ep 2"]) {
+		for (const layout of ["--llm-tp 2 --llm-ep 2 --batch-size 3", "--llm-dp 2 --llm-ep 2"]) {
 			const other = evaluated(`--load text --questions q.jsonl ${layout}`).questions;
 			for (const [kind, { answers, ...rest }] of other.entries()) {
 				expect(rest).toEqual({ ...one[kind]!, answers: undefined } as never);

@@ -208,6 +208,46 @@ describe("gemm", () => {
 		}
 	});
 
+	test("few rows with a matrix as it is stored: every storage type and option", () => {
+		for (const m of [1, 2, 3, 4, 7, 16, 17]) {
+			for (const [n, k] of [
+				[1, 5],
+				[19, 33],
+				[130, 64],
+			] as const) {
+				for (const bType of types) {
+					const dtypes = [m % 2 === 0 ? "f32" : "bf16", bType, n % 2 === 0 ? "bf16" : "f32"] as const;
+					check({ m, n, k, transposeB: true, gap: m % 3, dtypes });
+					check({ m, n, k, transposeB: true, gap: 1, dtypes, alpha: -1.25, beta: 0.75, bias: true });
+				}
+			}
+		}
+	});
+
+	test("a row has the same bits whatever rows are beside it", () => {
+		if (device.library.kind !== "cpu") return;
+		const [rows, n, k] = [16, 77, 203];
+		for (const dtype of types) {
+			using a = Tensor.from(device, randomValues(rows * k, 1), [rows, k], { dtype });
+			using b = Tensor.from(device, randomValues(n * k, 2), [n, k], { dtype });
+			const product = (first: number, count: number) => {
+				using own = a.rowsFrom(first, count);
+				using c = Tensor.empty(device, [count, n]);
+				gemm(device, { tensor: own, transposed: false }, { tensor: b, transposed: true }, c);
+				return c.toFloat32();
+			};
+			const all = product(0, rows);
+			for (const [first, count] of [
+				[0, 1],
+				[3, 2],
+				[5, 7],
+				[15, 1],
+			] as const) {
+				expect(product(first, count)).toEqual(all.slice(first * n, (first + count) * n));
+			}
+		}
+	});
+
 	test("empty sides: no rows, no columns, nothing to sum, no products", () => {
 		for (const dtype of types) {
 			const dtypes = [dtype, dtype, dtype] as const;
