@@ -28,7 +28,7 @@ arises. How many tokens a second were read (prefill) and written (decode) goes t
   --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.
 
-What is drawn depends on --seed, the record's number and the token's, not on batch or layout. Answers end at the
+Random numbers follow --seed, the record's number and the token's, not batch or layout. Answers end at the
 tokenizer's end token (data-end-id, <|im_end|> of chatml, or eos_token_id of the folder).
 
 ${flagHelp()}`;

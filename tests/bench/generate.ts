@@ -130,7 +130,8 @@ export async function benchGenerate(device: Device, python: string): Promise<{ r
 		const group = `Decoding of ${(reference.parameters / 1e6).toFixed(0)} M parameters against ${reference.version}`;
 		let bandwidth = readBandwidth(device);
 		const rows: Row[] = [];
-		const notes: string[] = [];
+		/** Lines of notes, once the highest bandwidth is known. */
+		const notes: ((bandwidth: number) => string)[] = [];
 		for (const dtype of dtypes) {
 			const path = join(folder, dtype);
 			using source = openHuggingFaceModel(path);
@@ -171,16 +172,16 @@ export async function benchGenerate(device: Device, python: string): Promise<{ r
 				);
 				// What disturbs a machine only takes away.
 				bandwidth = Math.max(bandwidth, readBandwidth(device));
-				const limit = bandwidth / bytes;
 				notes.push(
-					`${shape}: ${(batch / ours.decode).toFixed(1)} tokens/s, transformers ${(batch / theirs.decode).toFixed(1)}; ` +
-						`${(bytes / 1e6).toFixed(0)} MB of weights a step, read at ${(bandwidth / 1e9).toFixed(1)} GB/s, allow ${(batch * limit).toFixed(1)} (${((100 * (1 / ours.decode)) / limit).toFixed(0)} % reached); ` +
+					(highest) =>
+						`${shape}: ${(batch / ours.decode).toFixed(1)} tokens/s, transformers ${(batch / theirs.decode).toFixed(1)}; ` +
+						`${(bytes / 1e6).toFixed(0)} MB of weights a step, read at ${(highest / 1e9).toFixed(1)} GB/s, allow ${((batch * highest) / bytes).toFixed(1)} (${((100 * bytes) / ours.decode / highest).toFixed(0)} % reached); ` +
 						`processor time of a step ${(1e3 * ours.processor).toFixed(1)} ms, transformers ${(1e3 * theirs.processor).toFixed(1)} (${(theirs.processor / ours.processor).toFixed(2)} times); ` +
 						`${(100 * shared).toFixed(0)} % of the tokens before the first other one.`,
 				);
 			}
 		}
-		return { rows, notes };
+		return { rows, notes: notes.map((note) => note(bandwidth)) };
 	} finally {
 		rmSync(folder, { recursive: true });
 	}
