@@ -45,7 +45,14 @@
 extern "C" {
 #endif
 
+/* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
 #define MIMO_ABI_VERSION 7
+/* Texts of fixed length, each with its zero. */
+#define MIMO_RUN_PATH_BYTES 64
+#define MIMO_HOST_BYTES 64
+#define MIMO_MODULE_BYTES 32
+#define MIMO_COORDINATES_BYTES 64
+#define MIMO_SENTENCE_BYTES 512
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -593,7 +600,7 @@ typedef struct mimo_causal_conv1d_step_args {
 } mimo_causal_conv1d_step_args;
 MIMO_API int32_t mimo_causal_conv1d_step(mimo_stream* stream, const mimo_causal_conv1d_step_args* args);
 
-/* Mamba-2 state space scan with its gate (spec language-model 2.2, 2.3). Per head j of group j / (H/G):
+/* Mamba-2 state space scan with its gate (docs/spec/language-model.md §2.2, §2.3). Per head j of group j / (H/G):
  *   Δ = max(softplus(dt + dt_bias), dt_minimum),  a = -exp(A_log) Δ,  h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
  *   o = y silu(z). The state starts at zero in every sequence. */
 typedef struct mimo_ssd_forward_args {

@@ -1,6 +1,7 @@
 /**
- * Checkpoint < preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together, before
- * anything that the configuration names is opened.
+ * Checkpoint < preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together. Folders of
+ * weights that they name say what model it is: keys that are not given come from there, and others must not contradict
+ * them.
  */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
@@ -36,22 +37,28 @@ export interface ResolvedConfiguration {
 
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
- * value). `trains`: whether the command needs to know how long. `beneath`: from what is given, entries that everything
- * given wins over, such as what a checkpoint says of its model. Throws one UserError with every mistake.
+ * value). `trains`: whether the command needs to know how long; `folders` reads what folders of weights say of the model.
+ * `beneath`: from what is given, entries that everything given wins over, such as what a checkpoint says of its model.
+ * Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
-	options: { readonly trains?: boolean; readonly beneath?: (given: readonly Entry[]) => readonly Entry[] } = {},
+	options: {
+		readonly trains?: boolean;
+		readonly folders?: FolderReader;
+		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
+	} = {},
 ): ResolvedConfiguration {
-	const { trains = true, beneath } = options;
+	const { trains = true, folders = () => [], beneath } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
 	// Mistakes in what is given come before those of what it names.
 	const base = beneath && problems.length === 0 ? beneath(given) : [];
-	return { ...resolveEntries(given, problems, file?.complete ?? true, trains, base), command: flags.command };
+	const resolved = resolveEntries(given, problems, file?.complete ?? true, trains, folders, base);
+	return { ...resolved, command: flags.command };
 }
 
 /** A configuration made by the program from keys and values, checked like any other. */
@@ -70,6 +77,7 @@ function resolveEntries(
 	problems: Problem[],
 	complete: boolean,
 	trains: boolean,
+	folders: FolderReader,
 	base: readonly Entry[] = [],
 ): Omit<ResolvedConfiguration, "command"> {
 	const origins = {} as Record<Key, Origin>;

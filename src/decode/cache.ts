@@ -1,6 +1,6 @@
 /**
  * What decoding keeps of the tokens that sequences have so far: keys and values of the attention layers, the last inputs of the
- * convolutions and the states of the Mamba-2 layers (spec language-model 2.2, 3). A forward pass over whole prompts fills it;
+ * convolutions and the states of the Mamba-2 layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts fills it;
  * a step reads it and adds a token to some of the sequences.
  */
 import { type Mixing, wholeSequences } from "../models/hybrid/mixing.ts";

@@ -12,6 +12,7 @@ import { dataPlaceOf, type EvaluationSource } from "../train/feed/batch-source.t
 import { energonEvaluation } from "../train/feed/energon-source.ts";
 import { laneOf } from "../train/feed/lane.ts";
 import { openSources } from "../train/feed/sources.ts";
+import { languageModelLoss } from "../train/losses.ts";
 
 export interface DatasetLoss {
 	readonly dataset: string;
@@ -110,11 +111,11 @@ export async function lossesOf(
 			rounds = Math.max(1, Math.floor(rounds / place.share.count));
 		}
 		const microbatches = await source.microbatches(rounds);
-		const { loss, tokens } = evaluate(run.state, microbatches);
+		const { losses, tokens } = evaluate(run.state, microbatches);
 		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
 		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
 		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);
-		found.push({ dataset: path, part, samples: everyone, tokens, loss });
+		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]! });
 	}
 	return found;
 }

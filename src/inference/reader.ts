@@ -1,10 +1,11 @@
 /** Requests as the model reads them: token ids and images, through the tokenizer and the chat template of a configuration. */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { Chat } from "../data/text/chat/chat.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
-import type { VisionLanguageTask } from "../data/vision-language/task.ts";
+import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
 import { UserError } from "../native/errors.ts";
 import type { Images } from "../native/images.ts";
 import { endIdsOfFolder } from "./end-ids.ts";
@@ -17,6 +18,7 @@ export interface ReadRequest extends EncodedPrompt {
 export class RequestReader {
 	readonly tokenizer: Tokenizer;
 	readonly task: VisionLanguageTask;
+	readonly #chat: Chat | null;
 	/** Tokens that end an answer. */
 	readonly endIds: readonly number[];
 
@@ -41,6 +43,7 @@ export class RequestReader {
 			);
 		}
 		this.task = taskOf(c);
+		this.#chat = this.task.template === "jinja" ? chatOf(this.task, this.tokenizer) : null;
 		this.endIds = this.#endIds();
 	}
 
@@ -55,7 +58,7 @@ export class RequestReader {
 		const files = openImages(request, this.images);
 		const pieces =
 			request.kind === "conversation"
-				? promptPieces(conversationOf(request, files, system), task)
+				? promptPieces(request.name, conversationOf(request, files, system), task, this.#chat)
 				: textPieces(fragmentsOf(request), task.imageTags);
 		const prompt = encodePrompt(request.name, pieces, files, this.tokenizer, task);
 		if (prompt.ids.length === 0) throw new UserError(`${request.name} has no tokens: there is nothing to go on with.`);
@@ -84,8 +87,15 @@ export class RequestReader {
 		const { c, tokenizer } = this;
 		const ids = new Set<number>(c.loadHf === null ? [] : endIdsOfFolder(c.loadHf));
 		if (c.dataEndId !== null) ids.add(c.dataEndId);
-		if (c.conversationTemplate === "chatml") {
-			const turnEnd = tokenizer.encodeParts([{ text: "<|im_end|>", markup: true }]);
+		const { template } = this.task.chat;
+		const ends = {
+			chatml: "<|im_end|>",
+			jinja: template?.specialTokens.eos_token,
+			plain: undefined,
+			pretraining: undefined,
+		}[c.conversationTemplate];
+		if (ends !== undefined) {
+			const turnEnd = tokenizer.encodeParts([{ text: ends, markup: true }]);
 			if (turnEnd.length === 1) ids.add(turnEnd[0]!);
 		}
 		return [...ids];

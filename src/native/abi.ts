@@ -4,8 +4,12 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-/** Raised with every change of the header's meaning; a library that reports another version is refused. */
 export const ABI_VERSION = 7;
+export const RUN_PATH_BYTES = 64;
+export const HOST_BYTES = 64;
+export const MODULE_BYTES = 32;
+export const COORDINATES_BYTES = 64;
+export const SENTENCE_BYTES = 512;
 
 export const Status = {
 	ok: 0,

@@ -16,6 +16,7 @@ import { StepScalars } from "../optim/step-scalars.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { Edge, type EdgeOptions } from "../parallel/edge.ts";
 import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
+import type { Grid } from "../parallel/grid.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";

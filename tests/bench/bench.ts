@@ -9,7 +9,8 @@
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
- * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data set, against megatron-energon likewise.
+ * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data
+ * set, against megatron-energon likewise. packing: what of the sequences is padding, a table without times.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -45,6 +46,7 @@ const suites = [
 	"images",
 	"energon",
 	"generate",
+	"packing",
 ] as const;
 const { values: flags, positionals } = parseArgs({
 	options: { json: { type: "string" }, threads: { type: "string" }, device: { type: "string", default: "cpu" } },

@@ -30,7 +30,7 @@ test("wrong types, bounds, names, duplicates and a bad pattern, all at once", ()
 	expect(lines[0]).toBe("mimo: 7 mistakes in the configuration:");
 	expect(lines.slice(1).sort()).toEqual([
 		'  --bf16: the value is "maybe"; allowed is true or false.',
-		'  --hybrid-layer-pattern: the value is "ME*[E"; position 4: layer groups ([ and ]) are not built yet; allowed are M, *, - and E.',
+		'  --hybrid-layer-pattern: the value is "ME*[E"; position 4: the group is not closed.',
 		"  --trian-iters: there is no such flag; the nearest is --train-iters.",
 		'  run.yaml:2: hidden-size is "wide"; allowed is an integer of at least 1.',
 		"  run.yaml:3: clip-grad is -1; allowed is a number of at least 0.",

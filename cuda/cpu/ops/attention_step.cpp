@@ -1,4 +1,4 @@
-// Attention of one more token of every sequence against the keys and values of those before (spec language-model 3). A task is
+// Attention of one more token of every sequence against the keys and values of those before (docs/spec/language-model.md §3). A task is
 // a run of keys of one sequence and key head, for all query heads that share it; the runs' parts are joined at the end
 // (Dao et al., Flash-Decoding), so that a few long sequences occupy all threads.
 #include "attention.h"

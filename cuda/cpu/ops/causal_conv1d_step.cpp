@@ -1,4 +1,4 @@
-// The depthwise causal convolution one token further (spec language-model 2.2 step 2): the window of a sequence's last inputs
+// The depthwise causal convolution one token further (docs/spec/language-model.md §2.2 step 2): the window of a sequence's last inputs
 // lies in memory and moves on.
 #include "kernel.h"
 

@@ -1,8 +1,9 @@
-// Matrix products of experts (spec moe-performance 1.1, 1.3): each group of rows times its own matrix. A task is a block
-// of one expert's result; the threads claim tasks one after the other, so that experts of different loads balance.
-// Blocks depend on the sizes alone and none is summed over threads.
+// Matrix products of experts (docs/spec/moe-performance.md §1.1, §1.3): each group of rows times its own matrix. A task
+// is a block of one expert's result; the threads claim tasks one after the other, so that experts of different loads
+// balance. Blocks depend on the sizes alone and none is summed over threads.
 #include "few_rows.h"
 #include "gemm.h"
+#include "panel_product.h"
 
 namespace mimo::MIMO_ISA {
 namespace {

@@ -1,4 +1,4 @@
-// The state space scan one token further (spec language-model 2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y = h C + D x,
+// The state space scan one token further (docs/spec/language-model.md §2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y = h C + D x,
 // o = y silu(z). Every state is read and written once, and that is what it costs.
 #include "ssd.h"
 

@@ -1,4 +1,4 @@
-// Attention of one more token of every sequence against the keys and values of those before (spec language-model 3). A block
+// Attention of one more token of every sequence against the keys and values of those before (docs/spec/language-model.md §3). A block
 // owns a run of keys of one sequence and key head, for all query heads that share it: every key and value is read once. The
 // runs' parts are joined by a second kernel (Dao et al., Flash-Decoding), so that a few long sequences occupy a GPU.
 #include "kernel.cuh"

@@ -1,4 +1,4 @@
-// The depthwise causal convolution one token further (spec language-model 2.2 step 2): a thread a channel of a sequence, whose
+// The depthwise causal convolution one token further (docs/spec/language-model.md §2.2 step 2): a thread a channel of a sequence, whose
 // window of last inputs moves on.
 #include "kernel.cuh"
 

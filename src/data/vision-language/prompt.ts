@@ -3,21 +3,28 @@
  * pieces of a conversation come from the template that training renders; only promptPieces knows how.
  */
 import { UserError } from "../../native/errors.ts";
+import type { Chat } from "../text/chat/chat.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
 import type { Conversation, Fragment } from "./conversation.ts";
 import type { EncodedImage } from "./encoded-image.ts";
 import type { EncodedText, EncodingOptions } from "./encoding.ts";
 import { planImages, planRows } from "./image-plan.ts";
-import { type Piece, render, type TemplateOptions } from "./template.ts";
+import { type Piece, render, renderPrompt, type TemplateOptions } from "./template.ts";
 
 /** Stands for the answer while a template is rendered: a code point that is assigned to no character. */
 const answer = "\u{10fffe}";
 
 /** The pieces of a conversation, up to where the assistant's answer begins. */
-export function promptPieces(conversation: Conversation, options: TemplateOptions): Piece[] {
+export function promptPieces(
+	name: string,
+	conversation: Conversation,
+	options: TemplateOptions,
+	chat: Chat | null,
+): Piece[] {
+	if (options.template === "jinja") return renderPrompt(name, conversation, options, chat!);
 	const turns = [...conversation.turns, { role: "assistant", sender: "assistant", fragments: [answer] } as const];
 	const pieces: Piece[] = [];
-	for (const piece of render({ ...conversation, turns }, options)) {
+	for (const piece of render(name, { ...conversation, turns }, options)) {
 		if (!("parts" in piece)) {
 			pieces.push(piece);
 			continue;
@@ -27,8 +34,8 @@ export function promptPieces(conversation: Conversation, options: TemplateOption
 			pieces.push(piece);
 			continue;
 		}
-		const { text, markup } = piece.parts[at]!;
-		const last = { text: text.slice(0, text.indexOf(answer)), markup };
+		const cut = piece.parts[at]!;
+		const last = { ...cut, text: cut.text.slice(0, cut.text.indexOf(answer)) };
 		const parts = [...piece.parts.slice(0, at), last].filter((part) => part.text !== "");
 		if (parts.length > 0) pieces.push({ ...piece, parts });
 		return pieces;
@@ -40,7 +47,7 @@ export function promptPieces(conversation: Conversation, options: TemplateOption
 export function textPieces(fragments: readonly Fragment[], imageTags: TemplateOptions["imageTags"]): Piece[] {
 	return fragments.map((fragment) =>
 		typeof fragment === "string"
-			? { parts: [{ text: fragment, markup: true }], loss: false }
+			? { parts: [{ text: fragment, markup: true, loss: false }] }
 			: { ...fragment, before: imageTags[0], after: imageTags[1], loss: false },
 	);
 }

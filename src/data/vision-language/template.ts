@@ -52,6 +52,22 @@ export function render(
 	}
 }
 
+/** A conversation up to where the assistant's answer begins, through a chat template. Throws a SampleError as render does. */
+export function renderPrompt(
+	key: string,
+	{ turns, variables }: Conversation,
+	{ imageTags: [before, after] }: Pick<TemplateOptions, "imageTags">,
+	chat: Chat,
+): Piece[] {
+	try {
+		const pieces = chat.prompt(turns.map(chatTurn), variables);
+		return pieces.map((piece) => ("parts" in piece ? piece : { ...piece, before, after, loss: false }));
+	} catch (error) {
+		if (!(error instanceof ChatError)) throw error;
+		throw new SampleError(`${key} cannot be continued: ${error.message}.`, key);
+	}
+}
+
 function chatTurn({ role, fragments, fields }: Turn): ChatTurn {
 	return { role: role ?? "user", content: fragments, fields: fields ?? {} };
 }

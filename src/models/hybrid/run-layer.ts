@@ -8,6 +8,7 @@ import { attentionLayer } from "./attention.ts";
 import type { LayerContext } from "./layer.ts";
 import type { LayerPlace } from "./layer-places.ts";
 import { mambaLayer } from "./mamba.ts";
+import { wholeSequences } from "./mixing.ts";
 import { mlpLayer } from "./mlp.ts";
 import { moeLayer } from "./moe.ts";
 import type { Nodes } from "./nodes.ts";
@@ -26,6 +27,7 @@ export function* runLayer(
 		config: parts.config,
 		parallel: parts.parallel,
 		weights: (end) => parts.parameter(place.prefix + end),
+		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
 	};

@@ -16,12 +16,9 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
-import type { LayerContext } from "./layer.ts";
-import { mambaLayer } from "./mamba.ts";
-import { type Mixing, wholeSequences } from "./mixing.ts";
-import { mlpLayer } from "./mlp.ts";
-import { moeLayer } from "./moe.ts";
-import { languageModelPrefix, layerPrefix } from "./names.ts";
+import { languageModelPrefix, mainLayer } from "./layer-places.ts";
+import type { Mixing } from "./mixing.ts";
+import { exhaust, type Nodes } from "./nodes.ts";
 import type { RouterState } from "./router-state.ts";
 import { hiddenDropout, runLayer } from "./run-layer.ts";
 import { blocksOf, type Segment } from "./segments.ts";
@@ -71,13 +68,13 @@ export class HybridStage {
 
 	/**
 	 * From the ids, or from the stage before's hidden states_(T/tp)H: hidden states_(T/tp)H for the next stage, or with a head
-	 * logits_T(V/tp): all tokens, or the wanted ones, this rank's part of the vocabulary.
+	 * logits_T(V/tp): all tokens, this rank's part of the vocabulary.
 	 */
 	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
 		const hidden = exhaust(this.hidden(tape, input, entered, observe));
 		if (!this.segment.hasHead) return hidden;
 		using normed = hidden;
-		return this.logits(tape, normed, observe);
+		return this.logits(tape, normed, observe, input.wanted);
 	}
 
 	/**
@@ -97,11 +94,11 @@ export class HybridStage {
 	}
 
 	/** The output layer on normed hidden states_(T/tp)H: logits_T(V/tp), all tokens, this rank's part of the vocabulary. */
-	logits(tape: Tape, normed: Tensor, observe: Observer = () => {}): Tensor {
-		using everyToken = gatherSequence(tape, normed, this.parts.parallel.tp);
+	logits(tape: Tape, normed: Tensor, observe: Observer = () => {}, wanted?: SparseMatrix): Tensor {
+		using gathered = gatherSequence(tape, normed, this.parts.parallel.tp);
+		using everyToken = wanted ? spmm(tape, wanted, gathered) : gathered.share();
 		const output = this.parts.config.tieWordEmbeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
-		using wanted = input.wanted ? spmm(tape, input.wanted, everyToken) : everyToken.share();
-		const logits = linear(tape, wanted, this.#parameter(output));
+		const logits = linear(tape, everyToken, this.#parameter(output), null, { weightGradientLate: false });
 		observe("logits", logits);
 		return logits;
 	}
@@ -166,43 +163,5 @@ export class HybridStage {
 			x = exhaust(runLayer(tape, this.parts, mainLayer(this.parts.config, index), previous, input));
 		}
 		return x;
-	}
-
-	/** One layer with its residual. */
-	#layer(tape: Tape, index: number, x: Tensor, input: ForwardInput): Tensor {
-		const context: LayerContext = {
-			config: this.parts.config,
-			parallel: this.parts.parallel,
-			weights: (name) => this.parts.parameter(layerPrefix(index) + name),
-			sequences: input.sequences,
-			localSequences: input.localSequences,
-			mixing: input.mixing?.(index) ?? wholeSequences,
-		};
-		using branch = this.#branch(tape, index, context, x, input);
-		using dropped = this.#dropout(tape, branch, input, `layer.${index}`);
-		return add(tape, x, dropped);
-	}
-
-	#branch(tape: Tape, index: number, context: LayerContext, x: Tensor, input: ForwardInput): Tensor {
-		switch (this.parts.config.pattern[index]!) {
-			case "M":
-				return mambaLayer(tape, context, x);
-			case "*":
-				return attentionLayer(tape, context, x, {
-					seed: philoxKey(input.dropoutKey, `layer.${index}.attention_dropout`),
-					tokens: input.tokens,
-				});
-			case "-":
-				return mlpLayer(tape, context, x);
-			case "E":
-				return moeLayer(tape, context, this.parts.routers.get(index)!, x);
-		}
-	}
-
-	#dropout(tape: Tape, x: Tensor, input: ForwardInput, place: string): Tensor {
-		const probability = tape.training ? this.parts.config.hiddenDropout : 0;
-		if (probability === 0) return x.share();
-		const seed = philoxKey(input.dropoutKey, `${place}.hidden_dropout`);
-		return dropout(tape, x, { probability, seed, rows: input.localTokens });
 	}
 }

@@ -1,4 +1,4 @@
-/** Attention of one more token of every sequence against cached keys and values (spec language-model 3). */
+/** Attention of one more token of every sequence against cached keys and values (docs/spec/language-model.md §3). */
 import { Tensor } from "../tensor.ts";
 import type { AttentionHeads } from "./attention.ts";
 import { fusedWidth } from "./attention.ts";

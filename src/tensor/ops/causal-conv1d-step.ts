@@ -1,4 +1,4 @@
-/** The depthwise causal convolution with SiLU one token further (spec language-model 2.2 step 2). */
+/** The depthwise causal convolution with SiLU one token further (docs/spec/language-model.md §2.2 step 2). */
 import type { Parameter } from "../parameter.ts";
 import { Tensor } from "../tensor.ts";
 

@@ -1,4 +1,4 @@
-/** Mamba-2's state space scan with its gate, one token further (spec language-model 2.2 steps 3 to 6). */
+/** Mamba-2's state space scan with its gate, one token further (docs/spec/language-model.md §2.2 steps 3 to 6). */
 import { Tensor } from "../tensor.ts";
 import type { SsdInputs } from "./ssd.ts";
 

@@ -67,7 +67,7 @@ describe("rows that are skipped, with the reason", () => {
 		[{ conversations: [turn("human", "?"), turn("gpt", " ")] }, "its answer is empty"],
 		[{ conversations: [{ value: "?" }, turn("gpt", "!")] }, "turn 1 has no role"],
 		[{ conversations: [turn("human", 5), turn("gpt", "!")] }, "turn 1 has no text"],
-		[{ messages: [{ role: "narrator", content: "?" }] }, /^its conversation has a turn of "narrator"/],
+		[{ messages: [{ role: "narrator", content: "?" }] }, "it has no turn of an assistant"],
 		[{ messages: [{ role: "user", content: [{ type: "input_audio" }] }] }, /^turn 1 has content of type "input_audio"/],
 		[{ texts: ["a"], images: [null, "a.png"] }, /^it has 1 texts and 2 images/],
 		[

@@ -48,7 +48,7 @@ export default {
 			const fields = { json, "a.png": image };
 			const sample = { key: inputName, restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields };
 			const conversation = conversationOf(sample, prompts);
-			const pieces = render("s", conversation, { template: "chatml", lossRoles: null, imageTags: ["", ""] });
+			const pieces = render(inputName, conversation, { template: "chatml", lossRoles: null, imageTags: ["", ""] });
 			encodePieces(inputName, pieces, conversation.images, byteTokenizer, smallTask);
 		},
 		refuses: (error) =>

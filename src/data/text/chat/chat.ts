@@ -60,17 +60,7 @@ export class Chat {
 	 * the turn for one that the template cannot write.
 	 */
 	render(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>> = {}): ChatPiece[] {
-		const messages = turns.map((turn) => this.#message(turn));
-		const own = { ...this.#variables, ...(this.#data.value(record) as Record<string, unknown>) };
-		const write: Write = (some, prompt) =>
-			this.#template.render({ ...own, ...prompt, messages: some, add_generation_prompt: prompt !== undefined });
-		let text: string;
-		try {
-			text = write(messages);
-		} catch (error) {
-			if (error instanceof TemplateError) throw this.#refused(error, messages, write);
-			throw error;
-		}
+		const { messages, write, text } = this.#written(turns, record);
 		const spans = this.#template.hasGeneration ? null : assistantSpans(messages, text, write, this.#ends);
 		if (spans !== null && "lost" in spans) {
 			throw new ChatError(
@@ -78,6 +68,25 @@ export class Chat {
 			);
 		}
 		return this.#pieces(text, spans, turns);
+	}
+
+	/** The turns up to where the assistant's answer begins; nothing counts. Throws as render does. */
+	prompt(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>> = {}): ChatPiece[] {
+		return this.#pieces(this.#written(turns, record, {}).text, [], turns);
+	}
+
+	/** The template's text. `prompt`: variables with which it asks for an answer; absent: it does not. */
+	#written(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>>, prompt?: Record<string, unknown>) {
+		const messages = turns.map((turn) => this.#message(turn));
+		const own = { ...this.#variables, ...(this.#data.value(record) as Record<string, unknown>) };
+		const write: Write = (some, asked) =>
+			this.#template.render({ ...own, ...asked, messages: some, add_generation_prompt: asked !== undefined });
+		try {
+			return { messages, write, text: write(messages, prompt) };
+		} catch (error) {
+			if (error instanceof TemplateError) throw this.#refused(error, messages, write);
+			throw error;
+		}
 	}
 
 	/** A turn as templates take it. */
