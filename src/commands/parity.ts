@@ -117,8 +117,7 @@ async function chooseLayout({ golden, layout, weights }: LayoutArguments): Promi
 	const { checkParticipation, planOfGolden } = await import("../parity/mimo-layout-check.ts");
 	const { config } = readMimoGolden(golden);
 	const named = namedTopology(layoutFor(parseLayout(layout ?? goldenLayout(config)), true));
-	planOfGolden(named, config);
-	checkParticipation(golden, config, named.topology.encoder!.lanes);
+	checkParticipation(golden, config, planOfGolden(named, config));
 	return named;
 }
 

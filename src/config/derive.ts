@@ -24,9 +24,18 @@ export function dataLanes(c: TrainingConfiguration): number {
 	return (c.llmDp * c.tensorParallelNumWeightShards) / c.llmTp;
 }
 
-/** Samples of an encoder lane's microbatch when a language lane's has `perLane` (docs/spec/runtime.md §1.3). */
-export function encoderMicroBatchSize(c: TrainingConfiguration, perLane = c.microBatchSize): number {
-	return (perLane * dataLanes(c)) / c.encoderDp;
+/**
+ * Number of encoder lanes that take whole microbatches of one language lane in turn, where several encoder lanes cannot
+ * share a microbatch's samples equally. 1: each has a part of every microbatch.
+ */
+export function encoderTurns(c: TrainingConfiguration): number {
+	const lanes = dataLanes(c);
+	return (c.microBatchSize * lanes) % c.encoderDp === 0 ? 1 : c.encoderDp / lanes;
+}
+
+/** Samples of an encoder lane's microbatch (docs/spec/runtime.md §1.3), in the microbatches that are its turn. */
+export function encoderMicroBatchSize(c: TrainingConfiguration): number {
+	return (encoderTurns(c) * c.microBatchSize * dataLanes(c)) / c.encoderDp;
 }
 
 /** Whether encoder and language model live on the same ranks: both start at rank 0 and have equally many. */

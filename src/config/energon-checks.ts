@@ -1,6 +1,6 @@
 /** Conditions over several keys of Energon data. */
 import { type Check, unless } from "./check.ts";
-import { hasEncoder, sharesRanks } from "./derive.ts";
+import { hasEncoder } from "./derive.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
 /** Asked only of a configuration that trains on Energon data. */
@@ -56,11 +56,6 @@ function isDay(text: string): boolean {
 }
 
 export const energonChecks: readonly Check[] = [
-	energon((c) => {
-		const several = sharesRanks(c) && c.encoderTp * c.encoderDp > 1;
-		const end = c.encoderTp * c.encoderDp;
-		return unless(!several, "llm-offset", `allowed with Energon data is encoder-tp × encoder-dp (${end})`);
-	}),
 	energon((c) => {
 		if (!hasEncoder(c)) return null;
 		const { rows } = imageRows(c);

@@ -78,20 +78,6 @@ const lanesNest: Check = (c) =>
 		`allowed is a divisor or a multiple of the language model's data lanes (${dataLanes(c)})`,
 	);
 
-/** With fewer language lanes than encoder lanes, a microbatch is dealt out to several encoder lanes. */
-function batchReachesEncoder(key: Key, perLane: (c: TrainingConfiguration) => number): Check {
-	return (c) => {
-		const lanes = dataLanes(c);
-		return unless(
-			!hasEncoder(c) || !nested(c.encoderDp, lanes) || (perLane(c) * lanes) % c.encoderDp === 0,
-			key,
-			`allowed is a multiple of ${c.encoderDp / lanes}: encoder-dp (${c.encoderDp}) over data lanes (${lanes})`,
-		);
-	};
-}
-
-const evaluationReachesEncoder = batchReachesEncoder("eval-micro-batch-size", (c) => c.evalMicroBatchSize);
-
 /** Come before all that reads the number of data lanes, which they make a whole number. */
 export const weightShardChecks: readonly Check[] = [
 	divides(
@@ -126,8 +112,6 @@ export const layoutChecks: readonly Check[] = [
 	expertShardsDivideStage,
 	spansMeet,
 	lanesNest,
-	batchReachesEncoder("micro-batch-size", (c) => c.microBatchSize),
-	(c) => (c.evalMicroBatchSize === c.microBatchSize ? null : evaluationReachesEncoder(c)),
 	(c) =>
 		unless(
 			!c.overlapMoeExpertParallelComm || (c.llmEp * c.llmExptTp > 1 && has(c, "E")),

@@ -72,20 +72,23 @@ class Line {
 				this.#handed.push({ rows: rows?.rowsFrom(begin, count) ?? null, rowsPerSample });
 				continue;
 			}
-			if (headers !== null) this.#start(Tensor.from(this.device, Int32Array.from(rowsPerSample)), peer);
+			if (rowsPerSample.length > 0) this.#start(Tensor.from(this.device, Int32Array.from(rowsPerSample)), peer);
 			if (count > 0) this.#start((rows ?? zeros)!.rowsFrom(begin, count), peer);
 		}
 	}
 
-	/** The parts of one microbatch, put together; null where this rank has handed itself nothing. */
-	receive(counts: readonly number[] | null, samples: number): { rows: Tensor | null; perPart: number[][] } {
+	/**
+	 * The parts of one microbatch, put together; null where this rank has handed itself nothing. `samples`: of every part,
+	 * whose rows are counted where `counts` is null.
+	 */
+	receive(counts: readonly number[] | null, samples: readonly number[]): { rows: Tensor | null; perPart: number[][] } {
 		const { receives } = this.links;
 		const { rank } = this.options;
 		const handed = receives.some(({ peer }) => peer === rank) ? this.#handed.shift()! : null;
 		if (handed && receives.length === 1) return { rows: handed.rows, perPart: [[...handed.rowsPerSample]] };
-		const perPart = receives.map(({ peer, parts }) => {
+		const perPart = receives.map(({ peer }, index) => {
 			if (counts !== null) return [];
-			return peer === rank ? [...handed!.rowsPerSample] : this.#receiveCounts(samples / parts, peer);
+			return peer === rank ? [...handed!.rowsPerSample] : this.#receiveCounts(samples[index]!, peer);
 		});
 		const sizes = counts ?? perPart.map(sum);
 		const rows = this.empty(sum(sizes));
@@ -133,6 +136,7 @@ class Line {
 	}
 
 	#receiveCounts(length: number, from: number): number[] {
+		if (length === 0) return [];
 		using tensor = Tensor.empty(this.device, [length], "i32", "communication");
 		this.#group.receive(tensor, this.#place(from)).wait();
 		return [...tensor.toInt32()];
@@ -184,11 +188,16 @@ export class Edge implements Disposable {
 		this.#forward.send(rows, counts, headers);
 	}
 
-	/** Rows of the next microbatch, of so many samples, or where rows are not counted of so many rows. */
-	receiveForward(expected: number, returns: boolean): Rows {
+	/** Ranks that rows come from, this one among them where it hands them to itself. */
+	get sources(): number {
+		return this.#forward.links.receives.length;
+	}
+
+	/** Rows of the next microbatch: of so many samples of every source or, where rows are not counted, so many rows. */
+	receiveForward(expected: readonly number[], returns: boolean): Rows {
 		const { counted } = this.options;
-		const { rows, perPart } = this.#forward.receive(counted ? null : [expected], expected);
-		if (returns) this.#received.push(counted ? perPart.map(sum) : [expected]);
+		const { rows, perPart } = this.#forward.receive(counted ? null : expected, expected);
+		if (returns) this.#received.push(counted ? perPart.map(sum) : [...expected]);
 		return { rows: rows!, rowsPerSample: perPart.flat() };
 	}
 
@@ -201,7 +210,7 @@ export class Edge implements Disposable {
 
 	/** Gradient of the oldest rows sent; null: there is no gradient. */
 	receiveBackward(): Tensor | null {
-		return this.#backward.receive(this.#sent.shift()!, 0).rows;
+		return this.#backward.receive(this.#sent.shift()!, []).rows;
 	}
 
 	/** Called after the last microbatch: returns when no message is on the way any more. */

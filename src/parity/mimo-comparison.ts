@@ -14,7 +14,7 @@ import type { Precision } from "./bf16.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import type { MimoBatches } from "./mimo-batches.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./mimo-golden.ts";
-import { hasImage } from "./mimo-golden-checks.ts";
+import { samplesWithImages } from "./mimo-layout-check.ts";
 import { MimoProbes, type RankView } from "./mimo-probes.ts";
 import { reduceHost } from "./reduce-host.ts";
 import { requireKeys } from "./required-keys.ts";
@@ -185,9 +185,5 @@ function stepChecks(step: number, result: StepResult, run: ComparedRank, { confi
 
 /** Encoder ranks of this layout whose samples have images; on the reference's own layout that is its number. */
 function participantsHere(step: number, { plan }: ComparedRank, config: MimoGoldenConfig): number {
-	const { lanes, microbatches_per_lane: perLane } = config.data;
-	const withImages = Array.from({ length: lanes * perLane }, (_, sample) =>
-		hasImage(config, step, Math.floor(sample / perLane), sample % perLane),
-	);
-	return participants(plan, withImages);
+	return participants(plan, samplesWithImages(config, step));
 }

@@ -3,13 +3,13 @@ import { UserError } from "../native/errors.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import { requireCuts } from "./layout-cuts.ts";
 import type { MimoGoldenConfig } from "./mimo-golden.ts";
+import { hasImage, participantsOf } from "./mimo-golden-checks.ts";
 import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
-import { type Plan, planOf } from "./verify/plan.ts";
+import { type Plan, participants, planOf } from "./verify/plan.ts";
 
 /**
- * How the reference's samples are dealt out on a layout. Its microbatches hold one sample; where several encoder lanes
- * serve a language lane, as many are put together, which changes neither the loss nor a balancing loss of single
- * sequences. Throws a UserError that names what the layout cannot cut.
+ * How the reference's samples are dealt out on a layout. Its microbatches hold one sample, or as many as tensor-parallel
+ * ranks can cut, which changes neither the loss nor a balancing loss of single sequences. Throws a UserError that names what the layout cannot cut.
  */
 export function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): Plan {
 	requireCuts(layout, goldenLanguageConfig(config, "f32"), goldenEncoderConfig(config, "f32"));
@@ -24,11 +24,27 @@ export function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): P
 	return plan;
 }
 
-/** The factor of a "corrected" folder counts encoder ranks, so another number of them has another trail. */
-export function checkParticipation(path: string, config: MimoGoldenConfig, encoderRanks: number): void {
-	const wanted = config.layout.encoder.data_parallel;
-	if (config.encoder_grad_participation !== "corrected" || encoderRanks === wanted) return;
-	throw new UserError(
-		`${path} scales the encoder's gradient by ${wanted} data-parallel encoder ranks over those that saw images, and this layout has ${encoderRanks}: its losses would differ.`,
+/** The factor of a "corrected" folder counts encoder ranks, so with other numbers of them it has another trail. */
+export function checkParticipation(path: string, config: MimoGoldenConfig, plan: Plan): void {
+	if (config.encoder_grad_participation !== "corrected") return;
+	const scales = `${path} scales the encoder's gradient by ${config.layout.encoder.data_parallel} data-parallel encoder ranks over those that saw images`;
+	const ranks = plan.topology.encoder!.lanes;
+	if (ranks !== config.layout.encoder.data_parallel) {
+		throw new UserError(`${scales}, and this layout has ${ranks}: its losses would differ.`);
+	}
+	for (let step = 0; step < config.data.steps; step++) {
+		const [wanted, found] = [participantsOf(config, step), participants(plan, samplesWithImages(config, step))];
+		if (found === wanted) continue;
+		throw new UserError(
+			`${scales}; in step ${step + 1} layout ${plan.name} has images on ${found} of them instead of ${wanted}: its losses would differ.`,
+		);
+	}
+}
+
+/** Which samples of a step have an image, lane after lane. */
+export function samplesWithImages(config: MimoGoldenConfig, step: number): boolean[] {
+	const { lanes, microbatches_per_lane: perLane } = config.data;
+	return Array.from({ length: lanes * perLane }, (_, sample) =>
+		hasImage(config, step, Math.floor(sample / perLane), sample % perLane),
 	);
 }

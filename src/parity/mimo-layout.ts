@@ -36,8 +36,8 @@ export async function mimoLayoutParity(
 	const { config, golden } = readMimoGolden(path);
 	const { topology } = layout;
 	const { precision = "f32", distributedOptimizer = false } = options;
-	checkParticipation(path, config, topology.encoder!.lanes);
 	const plan = planOfGolden(layout, config);
+	checkParticipation(path, config, plan);
 	const batches = new MimoBatches(path, config);
 	const described = goldenSpecification(config, precision);
 	const specification = {

@@ -2,7 +2,7 @@
  * One rank of a run with all others imagined: its part of the model, its optimizer, and the microbatches of mock data that
  * it would train on. The code that trains builds and runs it, so that what is counted is what a run does.
  */
-import { dataLanes, encoderMicroBatchSize } from "../config/derive.ts";
+import { dataLanes, encoderMicroBatchSize, encoderTurns } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type ImageSet, noImages } from "../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
@@ -66,7 +66,9 @@ export async function openRank(
 	const batches = (count: number) => {
 		for (let index = made.length; index < count; index++) {
 			const text = run.language ? textMicrobatch(c, tokens, index) : noText;
-			const images = run.encoder ? imageSet(c, grid) : noImages(c.microBatchSize);
+			// The rank's first microbatch is its turn.
+			const own = run.encoder !== null && index % encoderTurns(c) === 0;
+			const images = own ? imageSet(c, grid) : noImages(run.encoder && encoderTurns(c) > 1 ? 0 : c.microBatchSize);
 			made.push({ text, images });
 		}
 		return made.slice(0, count);

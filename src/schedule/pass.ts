@@ -23,8 +23,8 @@ export interface Pass extends Disposable {
 export interface ModulePasses {
 	/** A pass that has not gone forward yet. Takes over `input`: what the chunk before has sent; null for the first one. */
 	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
-	/** What a chunk's edge is to receive of a microbatch: samples whose rows are counted, or rows. */
-	expected(chunk: number, microbatch: number): number;
+	/** What a chunk's edge is to receive of a microbatch: samples of every source, whose rows are counted, or rows. */
+	expected(chunk: number, microbatch: number): readonly number[];
 	/** Called where this rank is about to wait for a gradient. */
 	beforeWait?(): void;
 }

@@ -183,8 +183,8 @@ function skippedText(all: number, before: number): string {
 
 /** Index of this lane's first token among those of a step's global batch; dropout follows it. */
 function firstTokenOf(c: TrainingConfiguration, { topology, rank }: Run): number {
-	const { lanes, laneCount } = dataPlaceOf(topology, rank);
-	return ((lanes[0]! * c.globalBatchSize) / laneCount) * c.seqLength;
+	const { textLane, laneCount } = dataPlaceOf(topology, rank);
+	return (((textLane ?? 0) * c.globalBatchSize) / laneCount) * c.seqLength;
 }
 
 function tokensIn(microbatches: readonly ImageTextMicrobatch[]): number {

@@ -1,5 +1,6 @@
 /** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import { samplesOfShares } from "../data/routing/share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
@@ -81,13 +82,14 @@ export class RankPasses {
 	/**
 	 * Continues the prompts of a microbatch, a sequence a sample: image rows come over the edge once, then the language ranks
 	 * decode. null on ranks without the language model. `numbers`: of the sequences in their run, which random numbers follow;
-	 * sequences past them only fill the microbatch up.
+	 * sequences past them only fill the microbatch up. `turn`: the microbatch's number, where encoder ranks take turns.
 	 */
 	decode(
 		prompts: ImageTextMicrobatch,
 		options: DecodingOptions,
 		ranks: Omit<DecodingRanks, "edges">,
 		numbers?: readonly number[],
+		turn = 0,
 	): Decoded | null {
 		const { encoder, language, edges, imageTokenId } = this.parts;
 		const images = edges.get(0);
@@ -96,7 +98,7 @@ export class RankPasses {
 			images!.sendForward(encoded.output, false);
 		}
 		const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
-		using rows = enters ? images.receiveForward(sampleLengths(prompts.text).length, false).rows : null;
+		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), false).rows : null;
 		images?.settle();
 		if (language === null) return null;
 		const text = { ids: splitIds(prompts.text), rows, imageTokenId: imageTokenId ?? -1, ...(numbers && { numbers }) };
@@ -145,7 +147,7 @@ export class RankPasses {
 					...listen(index),
 				});
 			},
-			expected: () => 0,
+			expected: () => [],
 			// The gradient is on its way: time for images to come.
 			beforeWait: () => prefetch?.fill(),
 		};
@@ -177,7 +179,9 @@ export class RankPasses {
 					},
 				),
 			expected: (chunk, index) =>
-				chunk === 0 ? sampleLengths(microbatches[index]!.text).length : lengths[index]! / model.parallel.tp.size,
+				chunk === 0
+					? samplesFrom(this.parts.edges.get(0)!, microbatches[index]!, index)
+					: [lengths[index]! / model.parallel.tp.size],
 		};
 	}
 }
@@ -188,6 +192,11 @@ interface Common {
 	readonly observe: MicrobatchObserver | undefined;
 	readonly training: boolean;
 	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };
+}
+
+/** Samples of a microbatch whose rows come from each of an edge's sources. */
+function samplesFrom(edge: Edge, { text }: ImageTextMicrobatch, index: number): number[] {
+	return samplesOfShares(sampleLengths(text).length, edge.sources, index);
 }
 
 /** Where each of several runs begins when they lie one after the other. */

@@ -15,7 +15,7 @@ import { describeTopology } from "../parallel/describe-topology.ts";
 import type { World } from "../parallel/world.ts";
 import { elementCount } from "../tensor/tensor.ts";
 import { type Run, reports } from "./assemble.ts";
-import { dataPlaceOf, type RunData } from "./feed/batch-source.ts";
+import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
 import { laneOf } from "./feed/lane.ts";
 import { openSources } from "./feed/sources.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
@@ -57,9 +57,10 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		for (const sentence of origins) observer.note(sentence);
 		const start = checkpoints.restore();
 		const first = start?.progress ?? atTheStart;
+		const readers = await world.group("readers", readersWith(run.topology, world.rank));
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
 			world: run.state.world,
-			lane: laneOf((run.groups.language ?? run.groups.encoder)!.lane, world.device),
+			lane: laneOf(readers, world.device),
 			states: start?.data ?? null,
 			consumedValidSamples: first.consumedValidSamples,
 		});

@@ -141,16 +141,6 @@ test.each([
 		"--encoder-dp: the value is 3; allowed is a divisor or a multiple of the language model's data lanes (2).",
 	],
 	[
-		"--encoder-dp 4 --llm-dp 2 --micro-batch-size 3",
-		vision,
-		"--micro-batch-size: the value is 3; allowed is a multiple of 2: encoder-dp (4) over data lanes (2).",
-	],
-	[
-		"--encoder-dp 4 --llm-dp 2 --eval-micro-batch-size 1",
-		vision,
-		"--eval-micro-batch-size: the value is 1; allowed is a multiple of 2: encoder-dp (4) over data lanes (2).",
-	],
-	[
 		"--llm-dp 2 --global-batch-size 12",
 		tiny,
 		"--global-batch-size: the value is 12; allowed is a multiple of micro-batch-size × data lanes (8).",

@@ -4,6 +4,19 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { deflateSync } from "node:zlib";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
+import { joinImages } from "../../src/data/images.ts";
+import type { ImageTextBatch } from "../../src/data/vision-language/batch.ts";
+
+/** What is read of several lanes: images of one after the other, text of the first. */
+export function joinLanes(lanes: ReadonlyMap<number, ImageTextBatch>): ImageTextBatch {
+	const batches = [...lanes.values()];
+	return {
+		...batches[0]!,
+		names: batches.flatMap(({ names }) => names),
+		imageCount: batches.reduce((sum, { imageCount }) => sum + imageCount, 0),
+		images: joinImages(batches.map(({ images }) => images)),
+	};
+}
 
 /** A folder that is gone with the test. */
 export class Scratch implements Disposable {

@@ -5,6 +5,7 @@
 import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { EnergonSource, type SourceOptions, type SourceState } from "../../src/data/routing/source.ts";
+import { joinLanes } from "./fixtures.ts";
 import { batchDigest } from "./killed-digest.ts";
 
 interface Saved {
@@ -19,7 +20,7 @@ const saved = existsSync(stateFile) ? (JSON.parse(readFileSync(stateFile, "utf8"
 await using source = await EnergonSource.open({ ...options, state: saved?.state ?? null });
 for (let taken = saved?.taken ?? 0; taken < count; taken++) {
 	// A digest written twice must be the same: the parent compares all that were ever written.
-	const digest = batchDigest(await source.next());
+	const digest = batchDigest(joinLanes(await source.next()));
 	writeFileSync(join(folder, `digest-${taken}-${process.pid}`), digest);
 	const next: Saved = { taken: taken + 1, state: await source.save() };
 	writeFileSync(`${stateFile}.part`, JSON.stringify(next));

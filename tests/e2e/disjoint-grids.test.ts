@@ -55,11 +55,6 @@ describe("a layout that cannot be", () => {
 			"--llm-dp 3",
 			"--global-batch-size: the value is 8; allowed is a multiple of micro-batch-size × data lanes (6).",
 		],
-		[
-			"a microbatch that encoder lanes cannot share",
-			"--encoder-dp 4",
-			"--micro-batch-size: the value is 2; allowed is a multiple of 4: encoder-dp (4) over data lanes (1).",
-		],
 	];
 	for (const [name, flags, message] of cases) {
 		test(name, () => {

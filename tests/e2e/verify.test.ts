@@ -28,7 +28,7 @@ test("prints a line for every layout and ends with 0", () => {
 }, 60_000);
 
 test("pipelines and shared ranks give what one process gives", () => {
-	const layouts = "1+pp2,1+pp4,tp2+pp2,dp2+pp2dp2ep2,dp2|pp2,dp4|tp2dp2ep2,tp2|dp2ep2";
+	const layouts = "1+pp2,1+pp4,tp2+pp2,dp2+pp2dp2ep2,dp2|pp2,dp4|tp2dp2ep2,tp2|dp2ep2,dp4|tp2pp2";
 	const { exitCode, stdout } = verify("--layouts", layouts, "--hybrid-layer-pattern", "ME|*-||E");
 	expect(stdout).toContain("1+pp4");
 	expect(exitCode).toBe(0);
@@ -68,12 +68,12 @@ test("--samples data compares the first batch of the configured data, packs of s
 		fieldMap: '{"image": "png", "caption": "txt"}',
 	});
 	const data = ["--data-path", path, "--packing-buffer-size", "8", "--data-end-id", "10", "--num-workers", "1"];
-	const { exitCode, stdout, stderr } = verify(...data, "--samples", "data", "--layouts", "1+tp2,4+2");
+	const { exitCode, stdout, stderr } = verify(...data, "--samples", "data", "--layouts", "1+tp2,4+2,dp4|tp2pp2");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	expect(stdout).toMatch(
 		/ 8 samples of 64 tokens of the energon data \(\/.*\/set\), 0 of them text alone, the others /,
 	);
-	expect(stdout).toEndWith("All 2 layouts give what one process gives.\n");
+	expect(stdout).toEndWith("All 3 layouts give what one process gives.\n");
 }, 60_000);
 
 for (const signal of ["SIGINT", "SIGKILL"] as const) {

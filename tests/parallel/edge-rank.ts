@@ -2,6 +2,7 @@
  * Rank program of edge.test.ts: rows of given counts travel to the language lanes and their doubles come back, the encoder
  * two microbatches ahead. Where both sides share ranks, each microbatch goes there and back. Prints what did not arrive.
  */
+import { samplesOfShares, shareOf } from "../../src/data/routing/share.ts";
 import { Edge } from "../../src/parallel/edge.ts";
 import { ranksOf } from "../../src/parallel/edge-layout.ts";
 import type { Grid } from "../../src/parallel/grid.ts";
@@ -30,9 +31,13 @@ const wrong: string[] = [];
 
 /** Samples of this rank's lane of a module in a microbatch. */
 function own(grid: Grid, microbatch: number): { readonly samples: number[]; readonly rowsPerSample: number[] } {
-	const perLane = counts[microbatch]!.length / grid.lanes;
 	const { dp: lane } = grid.coordinates(world.rank);
-	const samples = Array.from({ length: perLane }, (_, index) => lane * perLane + index);
+	// Several encoder lanes share a language lane's samples, or take its microbatches in turn.
+	const count = Math.max(1, grid.lanes / topology.language.lanes);
+	const perLane = (count * counts[microbatch]!.length) / grid.lanes;
+	const first = Math.floor(lane / count) * perLane;
+	const all = Array.from({ length: perLane }, (_, index) => first + index);
+	const samples = shareOf(all, { index: lane % count, count }, microbatch);
 	return { samples, rowsPerSample: samples.map((sample) => counts[microbatch]![sample]!) };
 }
 
@@ -69,7 +74,7 @@ function back(grid: Grid, microbatch: number): void {
 
 function there(grid: Grid, microbatch: number): void {
 	const { samples, rowsPerSample } = own(grid, microbatch);
-	const received = edge.receiveForward(samples.length, true);
+	const received = edge.receiveForward(samplesOfShares(samples.length, edge.sources, microbatch), true);
 	using rows = received.rows;
 	check(`counts ${microbatch}`, received.rowsPerSample, rowsPerSample);
 	check(`rows ${microbatch}`, [...rows.toFloat32()], [...valuesOf(grid, microbatch, 1)]);

@@ -1,4 +1,4 @@
-/** Rows between lanes of both modules: fan-in, fan-out, on ranks of their own and on shared ones, uneven counts, samples and microbatches without rows. */
+/** Rows between lanes of both modules: fan-in, fan-out, on ranks of their own and on shared ones, uneven counts, samples and microbatches without rows, microbatches in turn. */
 import { expect, test } from "bun:test";
 import { runRanks } from "./ranks.ts";
 
@@ -24,11 +24,13 @@ for (const layout of [
 	"dp4|tp2dp2",
 	"tp2dp2|dp4",
 	"tp4|dp4",
+	"3+1",
+	"dp3|tp3",
 ]) {
 	test(layout, async () => {
 		const ranks =
-			{ "1+1": 2, "1+4": 5, "2+4": 6, "tp2dp2+tp2dp2": 8, "4+2": 6, "4+1": 5, "tp2dp4+tp2": 10 }[layout] ??
-			(/4/.test(layout) || /tp2dp2/.test(layout) ? 4 : 2);
+			{ "1+1": 2, "1+4": 5, "2+4": 6, "tp2dp2+tp2dp2": 8, "4+2": 6, "4+1": 5, "tp2dp4+tp2": 10, "3+1": 4 }[layout] ??
+			(/4|tp2dp2/.test(layout) ? 4 : /3/.test(layout) ? 3 : 2);
 		const outcomes = await runRanks("edge-rank.ts", ranks, [layout, JSON.stringify(counts)]);
 		for (const { exitCode, stdout, stderr } of outcomes) {
 			expect({ exitCode, stdout, stderr }).toEqual({ exitCode: 0, stdout: "", stderr: "" });

@@ -8,7 +8,7 @@ import type { LoaderOptions } from "../energon/loader/loader.ts";
 import type { SkippedSample } from "../energon/loader/messages.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
-import { type Share, wholeShare } from "./share.ts";
+import { partOfEvery, type Share, turnOf, wholeShare } from "./share.ts";
 import type { SourceOptions, SourceState } from "./source.ts";
 
 /** The part of the data that a rank reads. */
@@ -19,8 +19,12 @@ export interface LanePlace {
 	readonly textLane: number | null;
 	/** Lanes of the whole run. */
 	readonly laneCount: number;
-	/** Part of a lane's samples whose images this rank encodes, where encoder ranks share a lane. */
+	/** Part of a lane's samples whose images this rank encodes, where encoder lanes share a lane. */
 	readonly share: Share;
+	/** Whether it counts and lists the samples left out of its text lane: of all readers of a lane's text one does. */
+	readonly tells: boolean;
+	/** Whether it lists the damaged images of its share: of all ranks that decode the same images one does. */
+	readonly tellsDamage: boolean;
 	readonly wantsText: boolean;
 	readonly wantsImages: boolean;
 }
@@ -31,6 +35,8 @@ export const oneRank: LanePlace = {
 	textLane: 0,
 	laneCount: 1,
 	share: wholeShare,
+	tells: true,
+	tellsDamage: true,
 	wantsText: true,
 	wantsImages: true,
 };
@@ -55,33 +61,37 @@ function tellSkipped({ reason, samples }: SkippedSample, count: number): void {
  */
 export function sourceOptions(
 	c: TrainingConfiguration,
-	{ lanes, laneCount, share, wantsText, wantsImages }: LanePlace,
+	place: LanePlace,
 	options: { readonly evaluation?: boolean; readonly unpacked?: boolean; readonly state?: SourceState | null } = {},
 ): SourceOptions {
+	const { lanes, textLane, laneCount, tells, wantsText, wantsImages } = place;
 	const { evaluation = false, unpacked = false, state = null } = options;
 	const keep: VisionLanguageTask["keep"] = wantsText && wantsImages ? "both" : wantsText ? "text" : "images";
+	const batchSize = evaluation ? c.evalMicroBatchSize : c.microBatchSize;
 	const loader: Partial<LoaderOptions> = {
 		threads: c.dataThreads,
 		memoryBytes: c.dataMemory * mebibyte,
 		prefetch: c.dataPrefetch,
 		onFailure: c.dataOnError,
 		skipBudget: c.dataSkipBudget,
-		// Encoder ranks leave out the same samples.
-		skippedFile: wantsText ? skippedFile(c) : null,
-		...(wantsText ? { onSkipped: tellSkipped } : {}),
+		skippedFile: tells ? skippedFile(c) : null,
+		tells: (lane) => tells && lane === textLane,
+		onSkipped: tellSkipped,
 		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
 	};
 	return {
 		lanes,
+		textLanes: textLane === null || lanes.includes(textLane) ? [] : [textLane],
+		turn: turnOf(place.share, batchSize),
 		routing: c.dataRouting,
 		loader,
-		...(wantsImages ? { damage: { file: skippedFile(c), tell: tellSkipped } } : {}),
+		...(place.tellsDamage ? { damage: { file: skippedFile(c), tell: tellSkipped } } : {}),
 		state,
 		configuration: {
 			...defaultLoaderConfiguration,
 			path: evaluation ? (c.validDataPath ?? c.dataPath!) : c.dataPath!,
 			storage: { cacheFolder: c.dataCacheFolder, cacheBytes: c.dataCacheSize * 2 ** 30 },
-			task: { ...taskOf(c), keep, share, pad: !unpacked },
+			task: { ...taskOf(c), keep, share: partOfEvery(place.share, batchSize), pad: !unpacked },
 			load: {
 				...defaultLoadOptions,
 				training: !evaluation,
@@ -92,7 +102,7 @@ export function sourceOptions(
 			worldSize: laneCount,
 			numWorkers: c.numWorkers,
 			seedOffset: c.dataSeedOffset,
-			batchSize: evaluation ? c.evalMicroBatchSize : c.microBatchSize,
+			batchSize,
 			batchDropLast: true,
 			packingBufferSize: unpacked ? null : c.packingBufferSize,
 			shuffleBufferSize: evaluation ? null : c.shuffleBufferSize,

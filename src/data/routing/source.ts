@@ -1,7 +1,8 @@
 /**
+/**
  * Microbatches of a rank out of Energon data (docs/spec/energon.md §7). Every rank reads the lanes it needs, each lane
- * as the loader of that data rank: a language rank its own, an encoder rank those it serves, merged in lane order. All
- * ranks that read a lane read the same samples, because the order depends on the lane alone.
+ * as the loader of that data rank: a language rank its own, an encoder rank those it serves. All ranks that read a lane
+ * read the same samples, because the order depends on the lane alone.
  */
 import { UserError } from "../../native/errors.ts";
 import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
@@ -10,9 +11,10 @@ import { DataLoader, defaultLoaderOptions, type LoaderOptions } from "../energon
 import type { SkippedSample } from "../energon/loader/messages.ts";
 import { SkipLog } from "../energon/loader/skipped.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
-import { joinImages, placeImages } from "../images.ts";
+import type { TaskConfiguration } from "../energon/loader/tasks.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
 import { type Damage, exchangeDamage } from "./damage.ts";
+import { isTurn, type Share, wholeShare } from "./share.ts";
 import { compareReports, encodeReports, mostDamaged, nothingRead, Trail } from "./trail.ts";
 
 /** Gives every rank's integers, as many of each; all ranks call it together. */
@@ -24,11 +26,15 @@ export type Routing = "lane" | "routed";
 export interface SourceOptions {
 	/** Configuration of the whole data set; its rank is not used, its world size is the number of lanes. */
 	readonly configuration: LoaderConfiguration;
-	/** Lanes this rank reads, ascending. */
+	/** Lanes that this rank reads as the configuration's task says, ascending. */
 	readonly lanes: readonly number[];
+	/** Further lanes, of which this rank reads only the text. */
+	readonly textLanes?: readonly number[];
+	/** This rank's turns where encoder lanes take whole microbatches; absent: every microbatch is its turn. */
+	readonly turn?: Share;
 	readonly routing: Routing;
 	readonly loader: Partial<LoaderOptions>;
-	/** Where samples with damaged images are listed, on ranks that decode them. */
+	/** Where samples with damaged images are listed: on one of the ranks that decode them. */
 	readonly damage?: { readonly file: string | null; readonly tell: (skipped: SkippedSample, count: number) => void };
 	/** Of all lanes of the saved run; null = from the beginning. */
 	readonly state: SourceState | null;
@@ -67,22 +73,33 @@ export class EnergonSource implements AsyncDisposable {
 		private readonly feeds: readonly Feed[],
 		/** Lanes of the run. */
 		readonly laneCount: number,
-		private readonly onDamage: (batch: ImageTextBatch, lane: number) => void,
-	) {}
+		options: SourceOptions,
+	) {
+		this.#turn = options.turn ?? wholeShare;
+		this.#tells = options.loader.tells ?? defaultLoaderOptions.tells;
+		this.#onDamage = damageOf(options);
+	}
 
-	/** Samples of this rank's lanes left out because of their images, wherever they were decoded. */
+	readonly #turn: Share;
+	readonly #tells: (lane: number) => boolean;
+	readonly #onDamage: (batch: ImageTextBatch, lane: number) => void;
+	/** Samples of the lanes that this rank tells of, left out because of their images, wherever they were decoded. */
 	#leftOut = 0;
 
 	/** Opens the data set. Throws a UserError for anything wrong with it or with the state. */
 	static async open(options: SourceOptions): Promise<EnergonSource> {
-		const { configuration, lanes, routing, loader, state } = options;
+		const { configuration, lanes, textLanes = [], routing, loader, state } = options;
 		const { worldSize, numWorkers } = configuration;
 		const saved = state && statesOf(state, worldSize, numWorkers);
-		const groups = routing === "routed" ? [lanes] : lanes.map((lane) => [lane]);
+		const textAlone = { ...configuration, task: { ...configuration.task, keep: "text" } as TaskConfiguration };
+		const groups = [
+			...groupsOf(lanes, routing).map((ranks) => ({ ranks, configuration })),
+			...groupsOf(textLanes, routing).map((ranks) => ({ ranks, configuration: textAlone })),
+		];
 		const memoryBytes = loader.memoryBytes && Math.ceil(loader.memoryBytes / groups.length);
 		const loaders: DataLoader[] = [];
 		try {
-			for (const ranks of groups) {
+			for (const { ranks, configuration } of groups) {
 				const states = saved && { states: ranks.map((rank) => saved.loaders[rank]!) };
 				const own = { ...loader, ...(memoryBytes ? { memoryBytes } : {}), ranks, ...states };
 				loaders.push(await DataLoader.open({ ...configuration, rank: ranks[0]! }, own));
@@ -91,39 +108,32 @@ export class EnergonSource implements AsyncDisposable {
 			for (const opened of loaders) await opened[Symbol.asyncDispose]();
 			throw error;
 		}
-		const feeds = groups.flatMap((ranks, group) =>
+		const feeds = groups.flatMap(({ ranks }, group) =>
 			ranks.map((lane, place): Feed => {
 				const trail = new Trail(saved?.trails[lane]);
 				return { lane, loader: loaders[group]!, place, trail, images: 0, microbatches: 0, damaged: [] };
 			}),
 		);
-		return new EnergonSource(loaders, feeds, worldSize, damageOf(options));
+		return new EnergonSource(loaders, feeds, worldSize, options);
 	}
 
-	/**
-	 * The next microbatch: that of the lane, or the images of all lanes this rank reads. `firstNumber`: number in the step's
-	 * global batch of the first sample that a lane's microbatch has images of.
-	 */
-	async next(firstNumber: (lane: number) => number = () => 0): Promise<ImageTextBatch> {
-		const batches: ImageTextBatch[] = [];
+	/** The next microbatch of every lane this rank reads, by lane. */
+	async next(): Promise<Map<number, ImageTextBatch>> {
+		const batches = new Map<number, ImageTextBatch>();
 		for (const feed of this.feeds) {
 			const batch = await take(feed);
 			feed.trail.add(batch.names);
 			feed.images += batch.imageCount;
-			this.onDamage(batch, feed.lane);
 			const { lane, microbatches: microbatch } = feed;
-			feed.damaged.push(...batch.damaged.map(({ sample }) => ({ lane, microbatch, sample })));
+			// Where encoder lanes take turns, all of them decode the microbatch; the lane whose turn it is reports damage.
+			if (isTurn(this.#turn, microbatch)) {
+				this.#onDamage(batch, lane);
+				feed.damaged.push(...batch.damaged.map(({ sample }) => ({ lane, microbatch, sample })));
+			}
 			feed.microbatches++;
-			batches.push({ ...batch, images: placeImages(batch.images, firstNumber(feed.lane)) });
+			batches.set(lane, batch);
 		}
-		const [first] = batches as [ImageTextBatch];
-		if (batches.length === 1) return first;
-		return {
-			...first,
-			names: batches.flatMap(({ names }) => names),
-			imageCount: batches.reduce((sum, { imageCount }) => sum + imageCount, 0),
-			images: joinImages(batches.map(({ images }) => images)),
-		};
+		return batches;
 	}
 
 	/**
@@ -136,7 +146,8 @@ export class EnergonSource implements AsyncDisposable {
 		const images = compareReports(reports, iteration);
 		const own = this.feeds.flatMap((feed) => feed.damaged);
 		const damaged = exchangeDamage(own, mostDamaged(reports), exchange);
-		this.#leftOut += damaged.filter(({ lane }) => this.feeds.some((feed) => feed.lane === lane)).length;
+		const told = this.feeds.filter(({ lane }) => this.#tells(lane)).map(({ lane }) => lane);
+		this.#leftOut += damaged.filter(({ lane }) => told.includes(lane)).length;
 		for (const feed of this.feeds) [feed.images, feed.microbatches, feed.damaged] = [0, 0, []];
 		return { images, damaged };
 	}
@@ -157,7 +168,7 @@ export class EnergonSource implements AsyncDisposable {
 		return { format, version, lanes };
 	}
 
-	/** Samples skipped on this rank. */
+	/** Samples left out of the lanes that this rank tells of. */
 	get skipped(): number {
 		return this.loaders.reduce((sum, loader) => sum + loader.skipped, this.#leftOut);
 	}
@@ -172,10 +183,16 @@ export class EnergonSource implements AsyncDisposable {
 	}
 }
 
+/** The lanes that each loader reads. */
+function groupsOf(lanes: readonly number[], routing: Routing): (readonly number[])[] {
+	if (lanes.length === 0) return [];
+	return routing === "routed" ? [lanes] : lanes.map((lane) => [lane]);
+}
+
 /** Lists the damaged samples of a batch, or ends the run with the first. */
 function damageOf({ loader, damage }: SourceOptions): (batch: ImageTextBatch, lane: number) => void {
 	const { onFailure = defaultLoaderOptions.onFailure, skipBudget = defaultLoaderOptions.skipBudget } = loader;
-	const log = new SkipLog(damage?.file ?? null, skipBudget);
+	const log = new SkipLog(damage?.file ?? null, skipBudget, () => damage !== undefined);
 	return ({ damaged }, rank) => {
 		for (const { reason, sources } of damaged) {
 			if (onFailure === "raise") throw new UserError(reason);

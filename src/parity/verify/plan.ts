@@ -1,9 +1,10 @@
 /**
  * What every rank of a layout trains on, when all layouts get the same samples: lane l of L takes the l-th run of them,
- * in microbatches of a size that the layout can deal out to its lanes of both sides.
+ * in microbatches of a size that the layout can cut.
  */
 import { type ImageSet, noImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
+import { shareOf } from "../../data/routing/share.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
@@ -37,15 +38,13 @@ export function planOf(
 	if (samples % lanes !== 0) {
 		refuse(`global-batch-size ${samples} cannot be dealt out to ${lanes} data lanes of the language model.`);
 	}
-	const encoderLanes = topology.encoder?.lanes ?? 1;
-	const fits = (size: number) =>
-		(size * lanes) % encoderLanes === 0 && (size * sequenceLength) % topology.language.shape.tensor === 0;
+	const fits = (size: number) => (size * sequenceLength) % topology.language.shape.tensor === 0;
 	const sizes = divisors(samples / lanes).filter(fits);
 	const best = sizes.find((size) => size >= microBatchSize) ?? sizes.at(-1);
 	if (best === undefined) {
 		const perLane = samples / lanes;
 		return refuse(
-			`no micro-batch size divides a lane's ${perLane} samples (global-batch-size ${samples}) and can be dealt out to ${encoderLanes} encoder lanes and cut over ${topology.language.shape.tensor} tensor-parallel ranks.`,
+			`no micro-batch size divides a lane's ${perLane} samples (global-batch-size ${samples}) and can be cut over ${topology.language.shape.tensor} tensor-parallel ranks.`,
 		);
 	}
 	return { name, topology, microBatchSize: best, microbatches: samples / lanes / best };
@@ -76,7 +75,7 @@ export function languageMicrobatches(plan: Plan, samples: readonly Sample[], lan
 
 /**
  * Microbatch m of an encoder lane: the images of microbatch m of every language lane it serves; where several encoder
- * lanes serve one language lane, its run of the samples.
+ * lanes serve one language lane, its share of the samples.
  */
 export function encoderMicrobatches(plan: Plan, samples: readonly Sample[], lane: number): ImageSet[] {
 	return range(plan.microbatches).map((m) => joinSampleImages(encoderSamples(plan, samples, lane, m)));
@@ -89,9 +88,8 @@ export function encoderSamples<S>(plan: Plan, samples: readonly S[], lane: numbe
 	const [sources, destinations] = [topology.encoder.lanes, topology.language.lanes];
 	const served = topology.routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
 	const all = served.flatMap((destination) => languageSamples(plan, samples, destination, m));
-	if (sources <= destinations) return all;
-	const [part, parts] = [lane % (sources / destinations), sources / destinations];
-	return all.slice((part * all.length) / parts, ((part + 1) * all.length) / parts);
+	const count = Math.max(1, sources / destinations);
+	return shareOf(all, { index: lane % count, count }, m);
 }
 
 /** The microbatches of a rank: of each module that it runs its part. */

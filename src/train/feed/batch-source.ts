@@ -1,7 +1,8 @@
 /** Where a rank's microbatches come from. */
-import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { joinImages, placeImages } from "../../data/images.ts";
+import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
-import { wholeShare } from "../../data/routing/share.ts";
+import { shareOfImages, wholeShare } from "../../data/routing/share.ts";
 import type { Topology } from "../../parallel/topology.ts";
 
 /**
@@ -19,7 +20,7 @@ export interface BatchSource {
 	step(iteration: number): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
 	/** State with which a later run goes on after the last step, as JSON; absent: the step's number is enough. */
 	save?(): Promise<unknown>;
-	/** Samples that this rank could not read and left out so far; absent: it leaves none out. */
+	/** Samples that could not be read and were left out so far, of the lane this rank tells of; absent: none are. */
 	skipped?(): number;
 	close?(): Promise<void>;
 }
@@ -64,12 +65,39 @@ export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
 	const { encoder, language, routes } = topology;
 	const laneCount = language.lanes;
 	const textLane = language.contains(rank) ? language.coordinates(rank).dp : null;
+	const tells = textLane !== null && rank === language.lane(textLane, 0)[0];
+	const common = { textLane, laneCount, tells, wantsText: textLane !== null };
 	if (!encoder?.contains(rank)) {
-		return { lanes: [textLane!], textLane, laneCount, share: wholeShare, wantsText: true, wantsImages: false };
+		return { ...common, lanes: [textLane!], share: wholeShare, tellsDamage: false, wantsImages: false };
 	}
 	const { dp } = encoder.coordinates(rank);
 	const lanes = routes.filter(({ source }) => source === dp).map(({ destination }) => destination);
 	const sources = routes.filter(({ destination }) => destination === lanes[0]).map(({ source }) => source);
 	const share = { index: sources.indexOf(dp), count: sources.length };
-	return { lanes, textLane, laneCount, share, wantsText: textLane !== null, wantsImages: true };
+	return { ...common, lanes, share, tellsDamage: rank === encoder.lane(dp, 0)[0], wantsImages: true };
+}
+
+/** Ranks that take the same microbatches as `rank`, ascending: one of them may read for all. */
+export function readersWith(topology: Topology, rank: number): number[] {
+	const keyOf = (one: number) => JSON.stringify({ ...dataPlaceOf(topology, one), tells: null, tellsDamage: null });
+	const wanted = keyOf(rank);
+	return Array.from({ length: topology.worldSize }, (_, one) => one).filter((one) => keyOf(one) === wanted);
+}
+
+/**
+ * A rank's microbatch `index` of a step out of those of the lanes it reads: text of its own lane, its share of the images
+ * of the lanes it encodes, in lane order. `firstOf`: number of a lane's first sample in the global batch. `width`: values
+ * of a patch.
+ */
+export function ownMicrobatch(
+	{ lanes, textLane, share }: DataPlace,
+	read: ReadonlyMap<number, ImageTextMicrobatch>,
+	index: number,
+	{ firstOf, width }: { readonly firstOf: (lane: number) => number; readonly width: number },
+): ImageTextMicrobatch {
+	const images = joinImages(lanes.map((lane) => placeImages(read.get(lane)!.images, firstOf(lane))));
+	return {
+		text: textLane === null ? noText : read.get(textLane)!.text,
+		images: shareOfImages(images, share, index, width),
+	};
 }

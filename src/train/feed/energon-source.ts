@@ -7,11 +7,20 @@ import { checkDatasets } from "../../data/check.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { leaveOut } from "../../data/routing/damage.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
+import { partOfEvery, turnOf } from "../../data/routing/share.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
 import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";
-import type { BatchSource, CaptionSource, DataPlace, EvaluationSource, RunData } from "./batch-source.ts";
+import { patchWidth } from "../../models/radio/config.ts";
+import {
+	type BatchSource,
+	type CaptionSource,
+	type DataPlace,
+	type EvaluationSource,
+	ownMicrobatch,
+	type RunData,
+} from "./batch-source.ts";
 import type { DataOptions } from "./sources.ts";
 
 export async function energonSources(
@@ -32,7 +41,8 @@ export async function energonSources(
 async function energonTraining(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<BatchSource> {
 	const state = options.states && mergeStates(options.states);
 	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state })) : null;
-	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize };
+	const width = patchWidth({ patchSize: c.patchDim });
+	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize, width };
 	return {
 		step: (iteration) => take(source, place, options, { ...batch, iteration }),
 		save: async () => (await source?.save()) ?? null,
@@ -49,7 +59,8 @@ export function energonEvaluation(c: TrainingConfiguration, place: DataPlace, op
 			await using source = options.lane.reads
 				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true }))
 				: null;
-			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0 });
+			const width = patchWidth({ patchSize: c.patchDim });
+			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width });
 		},
 	};
 }
@@ -68,7 +79,8 @@ function energonCaptions(c: TrainingConfiguration, place: DataPlace, options: Da
 			await using source = options.lane.reads
 				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true }))
 				: null;
-			const microbatches = await take(source, place, options, { perLane, size, iteration: 0 });
+			const width = patchWidth({ patchSize: c.patchDim });
+			const microbatches = await take(source, place, options, { perLane, size, iteration: 0, width });
 			if (!place.wantsText) return { microbatches, truths: [] };
 			const cut = microbatches.map(({ text }) => captionPrompts(text, endId));
 			return {
@@ -86,6 +98,8 @@ interface Amount {
 	readonly size: number;
 	/** Step they are for, in messages. */
 	readonly iteration: number;
+	/** Values of a patch. */
+	readonly width: number;
 }
 
 /** This rank's next microbatches; all ranks of the run call this together. `source`: null where another rank reads. */
@@ -93,22 +107,26 @@ async function take(
 	source: EnergonSource | null,
 	place: DataPlace,
 	{ world, lane }: DataOptions,
-	{ perLane, size, iteration }: Amount,
+	{ perLane, size, iteration, width }: Amount,
 ): Promise<readonly ImageTextMicrobatch[]> {
-	const { share, laneCount, textLane } = place;
-	const read: ImageTextBatch[] = [];
-	for (let done = 0; source !== null && done < perLane; done += size) {
-		const within = done + (share.index * size) / share.count;
-		read.push(await source.next((number) => number * perLane + within));
-	}
+	const { laneCount, textLane } = place;
+	const read: ReadonlyMap<number, ImageTextBatch>[] = [];
+	while (source !== null && read.length < perLane / size) read.push(await source.next());
 	const exchange = (values: Int32Array) => world.exchange(values);
 	if (source === null) {
 		EnergonSource.compareNothing(exchange, laneCount);
 	} else {
 		for (const { lane: number, microbatch, sample } of source.compare(exchange, iteration).damaged) {
-			const own = number === textLane ? read[microbatch] : undefined;
+			const own = number === textLane ? read[microbatch]?.get(number) : undefined;
 			if (own !== undefined) leaveOut(own.text, own.spans[sample]!);
 		}
 	}
-	return lane.share(source && read);
+	// The data threads have cut out a part that is the same of every microbatch.
+	const decoded = partOfEvery(place.share, size);
+	const rest = { ...place, share: turnOf(place.share, size) };
+	const microbatches = read.map((lanes, index) => {
+		const within = index * size + (decoded.index * size) / decoded.count;
+		return ownMicrobatch(rest, lanes, index, { firstOf: (number) => number * perLane + within, width });
+	});
+	return lane.share(source && microbatches);
 }

@@ -1,10 +1,9 @@
 /** Batches out of data sets whose samples have numbers: which ones a lane takes follows from the step alone. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { joinImages, placeImages } from "../../data/images.ts";
-import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
-import { shareOfImages } from "../../data/routing/share.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
-import type { BatchSource, DataPlace, EvaluationSource } from "./batch-source.ts";
+import { type BatchSource, type DataPlace, type EvaluationSource, ownMicrobatch } from "./batch-source.ts";
 
 /** Consecutive samples of a lane. */
 export interface SampleRange {
@@ -28,7 +27,7 @@ export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data
 	return {
 		step: (iteration) =>
 			Array.from({ length: perLane / microBatchSize }, (_, index) =>
-				ownPart(c, place, data, (lane) => {
+				ownPart(c, place, data, index, (lane) => {
 					const number = lane * perLane + index * microBatchSize;
 					const range = {
 						lane,
@@ -65,7 +64,7 @@ export function indexedEvaluation(
 			}
 			const perLane = Math.ceil(samples / round);
 			return Array.from({ length: perLane }, (_, index) =>
-				ownPart(c, place, data, (lane) => {
+				ownPart(c, place, data, index, (lane) => {
 					const first = (lane * perLane + index) * size;
 					const count = Math.max(0, Math.min(size, samples - first));
 					return { range: { lane, first, firstOfLane: index * size, count }, number: first };
@@ -93,7 +92,7 @@ export function endlessEvaluation(
 			const begin = taken;
 			taken += perLane;
 			return Array.from({ length: perLane / size }, (_, index) =>
-				ownPart(c, place, data, (lane) => {
+				ownPart(c, place, data, index, (lane) => {
 					const number = lane * perLane + index * size;
 					const range = {
 						lane,
@@ -108,33 +107,19 @@ export function endlessEvaluation(
 	};
 }
 
-/** A microbatch of all lanes of a rank as its schedule takes it. `number`: of the first sample in the global batch. */
+/** Microbatch `index` of a rank. `number`: of the first sample in the global batch. */
 function ownPart(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	data: IndexedData,
+	index: number,
 	rangeOf: (lane: number) => { readonly range: SampleRange; readonly number: number },
 ): ImageTextMicrobatch {
-	const parts = new Map(
-		place.lanes.map((lane) => {
-			const { range, number } = rangeOf(lane);
-			const { text, images } = data.microbatch(range, place);
-			return [lane, { text, images: placeImages(images, number) }] as const;
-		}),
-	);
-	const images = joinImages([...parts.values()].map((part) => part.images));
-	return {
-		text: textOf(place, parts, (lane) => data.microbatch(rangeOf(lane).range, { ...place, wantsImages: false })),
-		images: shareOfImages(images, place.share, 3 * c.patchDim ** 2),
-	};
-}
-
-/** The text of this rank's lane, which may be another than those whose images it encodes. */
-function textOf(
-	{ textLane }: DataPlace,
-	parts: ReadonlyMap<number, ImageTextMicrobatch>,
-	read: (lane: number) => ImageTextMicrobatch,
-): ImageTextMicrobatch["text"] {
-	if (textLane === null) return noText;
-	return (parts.get(textLane) ?? read(textLane)).text;
+	const { lanes, textLane } = place;
+	const read = new Map(lanes.map((lane) => [lane, data.microbatch(rangeOf(lane).range, place)]));
+	if (textLane !== null && !read.has(textLane)) {
+		read.set(textLane, data.microbatch(rangeOf(textLane).range, { ...place, wantsImages: false }));
+	}
+	const firstOf = (lane: number) => rangeOf(lane).number;
+	return ownMicrobatch(place, read, index, { firstOf, width: patchWidth({ patchSize: c.patchDim }) });
 }

@@ -34,14 +34,14 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 	const most = 1 + Math.max(...state.world.exchange(Int32Array.of(longest)).map(([length]) => length!));
 	const options = { endIds: [source.endId], most, sampling: greedy };
 	const decoded = microbatches.flatMap(
-		(prompts) => state.passes.decode(prompts, options, decodingRanks(run))?.ids ?? [],
+		(prompts, turn) => state.passes.decode(prompts, options, decodingRanks(run), undefined, turn)?.ids ?? [],
 	);
-	const { lanes, share } = dataPlaceOf(topology, rank);
+	const { lanes, textLane, share } = dataPlaceOf(topology, rank);
 	// Tensor-parallel ranks, and stages, have read the same.
 	const speaks = run.groups.language?.lane.rank === 0;
 	const draws = run.encoder !== null && lanes[0] === 0 && share.index === 0;
 	const part: Part = {
-		lane: lanes[0]!,
+		lane: textLane ?? lanes[0]!,
 		captions: speaks ? decoded.map((ids) => source.decode(ids)) : [],
 		truths: speaks ? truths.map((ids) => source.decode(ids)) : [],
 		drawings: draws ? drawImages(microbatches[0]!.images, source.patchSize) : [],

@@ -49,8 +49,8 @@ export class StepMetrics {
 
 	/**
 	 * Called after a step of `microbatches`, whose clock has been stopped. Returns the fields of its report beyond the
-	 * result on the reporting rank, null on the others. Every rank calls this. `skipped`: samples that this rank has left
-	 * out so far.
+	 * result on the reporting rank, null on the others. Every rank calls this. `skipped`: samples left out so far that
+	 * this rank counts.
 	 */
 	collect(
 		microbatches: readonly ImageTextMicrobatch[],
@@ -64,7 +64,7 @@ export class StepMetrics {
 		const counts = this.run.state.lossOwner?.counts ?? false;
 		const filled = counts ? microbatches.filter(({ text }) => text.padding !== undefined) : [];
 		const own = Int32Array.from([
-			counts ? skipped : 0,
+			skipped,
 			filled.reduce((sum, { text }) => sum + text.padding!, 0),
 			filled.reduce((sum, { text }) => sum + text.ids.length, 0),
 			...parts.map((part) => Math.round(seconds[part] * unit.second)),

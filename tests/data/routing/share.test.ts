@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
 import { joinImages } from "../../../src/data/images.ts";
 import { exchangeDamage, leaveOut } from "../../../src/data/routing/damage.ts";
-import { shareOfImages } from "../../../src/data/routing/share.ts";
+import { partOfEvery, samplesOfShares, shareOfImages, turnOf } from "../../../src/data/routing/share.ts";
 import { compareReports, encodeReports, mostDamaged, Trail } from "../../../src/data/routing/trail.ts";
 
 /** Samples of 1 × n grids (0 = no image), patches of two values that count up from `first`. */
@@ -23,10 +23,24 @@ test("lanes one after the other, and dealt out again to as many encoder ranks", 
 	expect(merged.imagesPerSample).toEqual([1, 0, 0, 2]);
 	expect(merged.grids.map(({ columns }) => columns)).toEqual([2, 1, 3]);
 	expect([...merged.patches]).toEqual([0, 1, 2, 3, 100, 101, 102, 103, 104, 105, 106, 107]);
-	for (const index of [0, 1]) expect(shareOfImages(merged, { index, count: 2 }, 2)).toEqual(lanes[index]!);
-	expect(shareOfImages(merged, { index: 3, count: 4 }, 2)).toEqual(set(100, [[1, 3]]));
-	expect(shareOfImages(merged, { index: 1, count: 4 }, 2)).toEqual(set(0, [[]]));
-	expect(() => shareOfImages(merged, { index: 0, count: 3 }, 2)).toThrow("4 samples cannot be dealt out to 3");
+	for (const index of [0, 1]) expect(shareOfImages(merged, { index, count: 2 }, 0, 2)).toEqual(lanes[index]!);
+	expect(shareOfImages(merged, { index: 3, count: 4 }, 0, 2)).toEqual(set(100, [[1, 3]]));
+	expect(shareOfImages(merged, { index: 1, count: 4 }, 0, 2)).toEqual(set(0, [[]]));
+	// Samples that do not divide: whole microbatches in turn.
+	for (const [microbatch, turn] of [0, 1, 2, 0, 1].entries()) {
+		for (const index of [0, 1, 2]) {
+			const own = shareOfImages(merged, { index, count: 3 }, microbatch, 2);
+			expect(own).toEqual(index === turn ? merged : set(0, []));
+		}
+		expect(samplesOfShares(4, 3, microbatch)[turn]).toBe(4);
+	}
+	// The data threads cut out a part that is the same of every microbatch, not turns.
+	const [half, third] = [
+		{ index: 1, count: 2 },
+		{ index: 1, count: 3 },
+	];
+	expect([partOfEvery(half, 4), turnOf(half, 4)]).toEqual([half, { index: 0, count: 1 }]);
+	expect([partOfEvery(third, 4), turnOf(third, 4)]).toEqual([{ index: 0, count: 1 }, third]);
 });
 
 test("ranks that read a lane must have read the same samples", () => {

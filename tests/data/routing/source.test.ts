@@ -1,12 +1,15 @@
 /** Ranks of disjoint grids read the same lanes: lane by lane or from one pool, dealt out and merged, stopped and resumed. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import {
 	defaultLoaderConfiguration,
 	type LoaderConfiguration,
 } from "../../../src/data/energon/loader/configuration.ts";
+import type { Share } from "../../../src/data/routing/share.ts";
 import { EnergonSource, mergeStates, type Routing, type SourceState } from "../../../src/data/routing/source.ts";
 import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
-import { captions, Scratch } from "../fixtures.ts";
+import { captions, joinLanes, Scratch } from "../fixtures.ts";
 import { smallTask } from "../vision-language/task.ts";
 
 const scratch = new Scratch();
@@ -27,27 +30,29 @@ beforeAll(() => {
 interface Reader {
 	readonly lanes: readonly number[];
 	readonly keep?: "both" | "text" | "images";
-	readonly share?: { readonly index: number; readonly count: number };
+	readonly path?: string;
+	readonly textLanes?: readonly number[];
+	readonly share?: Share;
+	readonly turn?: Share;
 	readonly routing?: Routing;
 	readonly ranks?: number;
 	readonly workers?: number;
 	readonly state?: SourceState;
 }
 
-function open({ lanes, keep = "both", share, routing = "lane", ranks = 4, workers = 2, state }: Reader) {
+function open({ path, keep = "both", share, routing = "lane", ranks = 4, workers = 2, state, ...rest }: Reader) {
 	const task = { ...smallTask, keep, ...(share ? { share } : {}) };
-	return EnergonSource.open({
-		configuration: { ...configuration, task, worldSize: ranks, numWorkers: workers },
-		lanes,
-		routing,
-		loader: { threads: 1 },
-		state: state ?? null,
-	});
+	const own = { ...configuration, ...(path ? { path } : {}), task, worldSize: ranks, numWorkers: workers };
+	return EnergonSource.open({ configuration: own, routing, loader: { threads: 1 }, state: state ?? null, ...rest });
+}
+
+async function one(source: EnergonSource): Promise<ImageTextBatch> {
+	return joinLanes(await source.next());
 }
 
 async function take(source: EnergonSource, count: number): Promise<ImageTextBatch[]> {
 	const batches: ImageTextBatch[] = [];
-	while (batches.length < count) batches.push(await source.next());
+	while (batches.length < count) batches.push(await one(source));
 	return batches;
 }
 
@@ -84,10 +89,41 @@ test("encoder ranks that share a lane encode its packs in equal runs", async () 
 	await using first = await open({ lanes: [1], keep: "images", share: { index: 0, count: 2 } });
 	await using second = await open({ lanes: [1], keep: "images", share: { index: 1, count: 2 } });
 	for (let i = 0; i < 4; i++) {
-		const [all, a, b] = [await whole.next(), await first.next(), await second.next()];
+		const [all, a, b] = [await one(whole), await one(first), await one(second)];
 		expect([...patches(a), ...patches(b)]).toEqual(patches(all));
 		expect([a.images.imagesPerSample.length, b.images.imagesPerSample.length]).toEqual([1, 1]);
 		expect(a.imageCount).toBe(all.imageCount);
+	}
+});
+
+test("where encoder lanes take turns, each tells of damage in its own microbatches alone", async () => {
+	const path = captions(scratch, "turns", [6]);
+	const shard = join(path, "turns-000.tar");
+	const bytes = readFileSync(shard);
+	bytes.fill(0xee, bytes.indexOf("IDAT") + 4, bytes.indexOf("IDAT") + 20);
+	writeFileSync(shard, bytes);
+	const damaged = async (turn?: Share) => {
+		await using source = await open({ path, lanes: [0], ranks: 1, workers: 1, keep: "images", ...(turn && { turn }) });
+		await take(source, 12);
+		return source.compare((values) => [values], 1).damaged;
+	};
+	const all = await damaged();
+	expect(all.length).toBeGreaterThan(4);
+	for (const index of [0, 1, 2]) {
+		expect(await damaged({ index, count: 3 })).toEqual(all.filter(({ microbatch }) => microbatch % 3 === index));
+	}
+});
+
+test("of a lane that a rank only trains the language model on, no image is decoded", async () => {
+	await using source = await open({ lanes: [1], textLanes: [3] });
+	await using whole = await open({ lanes: [3] });
+	for (let i = 0; i < 4; i++) {
+		const read = await source.next();
+		const all = await one(whole);
+		const text = read.get(3)!;
+		expect([text.names, [...text.text.ids], text.imageCount]).toEqual([all.names, [...all.text.ids], all.imageCount]);
+		expect(text.images.patches.length).toBe(0);
+		expect(read.get(1)!.images.patches.length).toBeGreaterThan(0);
 	}
 });
 

@@ -4,7 +4,7 @@ import { defaultLoaderConfiguration } from "../../../src/data/energon/loader/con
 import type { ImageTextMicrobatch } from "../../../src/data/microbatch.ts";
 import { EnergonSource } from "../../../src/data/routing/source.ts";
 import { packMicrobatches, unpackMicrobatches } from "../../../src/train/feed/lane.ts";
-import { captions, Scratch } from "../../data/fixtures.ts";
+import { captions, joinLanes, Scratch } from "../../data/fixtures.ts";
 import { smallTask } from "../../data/vision-language/task.ts";
 
 const scratch = new Scratch();
@@ -27,7 +27,7 @@ async function read(keep: "text" | "images" | "both"): Promise<ImageTextMicrobat
 	});
 	const batches: ImageTextMicrobatch[] = [];
 	while (batches.length < 5) {
-		const { text, images } = await source.next();
+		const { text, images } = joinLanes(await source.next());
 		batches.push({ text, images });
 	}
 	return batches;

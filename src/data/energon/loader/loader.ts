@@ -25,6 +25,8 @@ export interface LoaderOptions {
 	readonly skipBudget: number;
 	/** File that lists skipped samples, or null. */
 	readonly skippedFile: string | null;
+	/** Whether this process writes, counts and hears of the samples that a data rank skips; of its readers one does. */
+	readonly tells: (rank: number) => boolean;
 	/** Hears of every skipped sample, and how many there were with it. */
 	readonly onSkipped: (skipped: SkippedSample, count: number) => void;
 	/** Hears when the consumer has waited `stallSeconds` for a worker of a data rank. */
@@ -39,6 +41,7 @@ export const defaultLoaderOptions: LoaderOptions = {
 	onFailure: "skip",
 	skipBudget: 1000,
 	skippedFile: null,
+	tells: () => true,
 	onSkipped: () => {},
 	onStall: () => {},
 	stallSeconds: 60,
@@ -85,7 +88,7 @@ export class DataLoader implements AsyncDisposable {
 		this.#configuration = configuration;
 		this.#options = options;
 		this.#lanes = lanes;
-		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget);
+		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.tells);
 	}
 
 	/** Opens the data set in all threads. Throws a UserError for anything wrong with it or with the state. */
@@ -270,8 +273,7 @@ export class DataLoader implements AsyncDisposable {
 				break;
 			case "skipped":
 				try {
-					this.#skipLog.add(message.skipped);
-					this.#options.onSkipped(message.skipped, this.#skipLog.count);
+					if (this.#skipLog.add(message.skipped)) this.#options.onSkipped(message.skipped, this.#skipLog.count);
 				} catch (error) {
 					this.#fail(error as Error);
 				}

@@ -44,7 +44,9 @@ function rawSamples(sample: unknown): SkippedSample["samples"] {
 
 /** Writes every skipped sample as a line of JSON, and ends the run beyond a budget. */
 export class SkipLog {
-	#count = 0;
+	/** Samples left out of the data ranks for which `tells` is true. */
+	#told = 0;
+	/** Damaged samples of all data ranks that this process reads. */
 	#damaged = 0;
 
 	constructor(
@@ -52,24 +54,29 @@ export class SkipLog {
 		private readonly path: string | null,
 		/** Most damaged samples a run may skip on this rank. */
 		private readonly budget: number,
+		/** Whether this process writes and counts the samples that a data rank skips. */
+		private readonly tells: (rank: number) => boolean,
 	) {
 		if (path !== null) mkdirSync(dirname(path), { recursive: true });
 	}
 
 	get count(): number {
-		return this.#count;
+		return this.#told;
 	}
 
-	add(skipped: SkippedSample): void {
+	/** Returns whether `tells` is true for the sample's data rank. */
+	add(skipped: SkippedSample): boolean {
 		const samples = Math.max(1, skipped.samples.length);
-		this.#count += samples;
+		const told = this.tells(skipped.rank);
+		if (told) this.#told += samples;
 		if (!skipped.expected) this.#damaged += samples;
-		if (this.path !== null) appendFileSync(this.path, `${JSON.stringify(skipped)}\n`);
+		if (told && this.path !== null) appendFileSync(this.path, `${JSON.stringify(skipped)}\n`);
 		if (this.#damaged > this.budget) {
 			const where = this.path === null ? "" : ` ${this.path} lists them.`;
 			throw new UserError(
 				`${this.#damaged} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last: ${skipped.reason}${where}`,
 			);
 		}
+		return told;
 	}
 }
