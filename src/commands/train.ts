@@ -5,6 +5,8 @@ import { flagHelp } from "../config/help.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { note } from "../observe/messages.ts";
+import type { World } from "../parallel/world.ts";
+import type { SharedDevice } from "../plan/require-memory.ts";
 import { configurationOfArguments } from "./configuration.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -73,13 +75,27 @@ export default defineCommand({
 			recordings: configuration.flightRecorderDir,
 		};
 		const { placeFromEnvironment } = await import("../launch/place.ts");
+		const { requireMemory } = await import("../plan/require-memory.ts");
 		const { requireStart } = await import("../train/restart/before-training.ts");
 		await onEveryRank(options, async (world) => {
+			await requireMemory(configuration, world.rank, sharedDevice(configuration, world));
 			if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
 			return await runTraining(configuration, world);
 		});
 	},
 });
+
+/**
+ * The device of a rank and the ranks that share it: all ranks of the host share its processor; under shm several ranks may
+ * share a GPU.
+ */
+function sharedDevice(c: TrainingConfiguration, { rank, size, device }: World): SharedDevice {
+	const { name, memoryBytes, deviceCount } = device.describe();
+	const { kind } = device.library;
+	const devices = kind === "cpu" ? 1 : c.distributedBackend === "shm" ? deviceCount : size;
+	const ranks = Array.from({ length: size }, (_, one) => one).filter((one) => one % devices === rank % devices);
+	return { name, memoryBytes, kind, ranks };
+}
 
 /**
  * Checks the checkpoint that the run starts from, and the folders that it will write much later; a launcher does so for

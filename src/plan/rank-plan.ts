@@ -1,4 +1,5 @@
 /** What one rank needs and does: memory, operations and transfers, found by running it on a library that only counts. */
+import { encoderTurns } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { MemoryTagName, OperationName } from "../native/abi.ts";
 import { countingLibrary, type OperationValues } from "../native/counting-library.ts";
@@ -69,6 +70,12 @@ export class Tally implements PhaseTally {
 		else this.#operations.set(key, { name, amount, calls: 1 });
 	}
 
+	/** Divides the sums: operations keep their amounts and have fewer calls. */
+	divide(by: number): void {
+		this.flops /= by;
+		for (const tally of this.#operations.values()) tally.calls /= by;
+	}
+
 	get operations(): OperationTally[] {
 		return [...this.#operations.values()];
 	}
@@ -116,6 +123,8 @@ export async function planRank(
 	counting = true;
 	run.step(1);
 	tallies = [];
+	// Of lanes that encode in turn, each encodes one of `encoderTurns` microbatches.
+	for (const tally of Object.values(work.encoder)) tally.divide(encoderTurns(c));
 	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
 		(tag) => liveBytesByTag[tag],
 	) as [number, number, number];

@@ -1,0 +1,51 @@
+/** Refuses a run that `mimo plan` counts too large for its devices before the first step, in which a rank would fail. */
+import { sharesRanks } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { DeviceInfo } from "../native/device.ts";
+import { UserError } from "../native/errors.ts";
+import type { DeviceKind } from "../native/library.ts";
+import { topologyOf } from "../parallel/topology.ts";
+import { planRank } from "./rank-plan.ts";
+import { actorRanks } from "./run-plan.ts";
+
+/** A rank's device and the ranks that share it, ascending. */
+export interface SharedDevice extends Pick<DeviceInfo, "name" | "memoryBytes"> {
+	readonly kind: DeviceKind;
+	readonly ranks: readonly number[];
+}
+
+/**
+ * Throws a UserError where ranks that hold both modules need more memory than their device has. Of equal ranks on devices
+ * of their own only the first counts; a device that does not tell its memory (0) refuses no run.
+ */
+export async function requireMemory(c: TrainingConfiguration, rank: number, device: SharedDevice): Promise<void> {
+	const { memoryBytes, name, ranks, kind } = device;
+	if (!sharesRanks(c) || topologyOf(c).worldSize === 1 || memoryBytes <= 0 || rank !== ranks[0]) return;
+	const actors = actorRanks(c);
+	if (ranks.length === 1 && !actors.some((actor) => actor.ranks[0] === rank)) return;
+	let needed = 0;
+	for (const actor of actors) {
+		const here = actor.ranks.filter((one) => ranks.includes(one));
+		if (here.length === 0) continue;
+		const peak = await peakOf(c, here[0]!, kind);
+		if (peak === null) return;
+		needed += here.length * peak;
+	}
+	if (needed <= memoryBytes) return;
+	const gibibytes = (bytes: number) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+	const subject = ranks.length === 1 ? `Rank ${rank} holds` : `${ranks.length} ranks share ${name}, hold`;
+	const needs = ranks.length === 1 ? "needs" : "need";
+	throw new UserError(
+		`${subject} both modules and ${needs} ${gibibytes(needed)} at the peak, as mimo plan counts; ${name} has ${gibibytes(memoryBytes)}. Recomputed layers, more tensor-parallel or expert-parallel ranks, more pipeline stages, or ranks of its own for the encoder (llm-offset) need less.`,
+	);
+}
+
+/** Bytes of a rank at its peak; null: a plan cannot imitate its data. */
+async function peakOf(c: TrainingConfiguration, rank: number, kind: DeviceKind): Promise<number | null> {
+	try {
+		return (await planRank(c, rank, { kind, imbalance: 1 })).memory.peak;
+	} catch (error) {
+		if (error instanceof UserError) return null;
+		throw error;
+	}
+}

@@ -1,0 +1,40 @@
+/** Modules that share ranks are refused where plan's number is larger than the device. */
+import { expect, test } from "bun:test";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { planRank } from "../../src/plan/rank-plan.ts";
+import { requireMemory } from "../../src/plan/require-memory.ts";
+
+const shared = { preset: "nemotron-vlm-tiny", "encoder-dp": 2, "llm-offset": 0, "llm-pp": 2 };
+const c = configurationOf(shared);
+const peakOf = async (rank: number) => (await planRank(c, rank, { kind: "cpu", imbalance: 1 })).memory.peak;
+const peaks = [await peakOf(0), await peakOf(1)];
+
+test("a rank on a device of its own asks for itself", async () => {
+	for (const rank of [0, 1]) {
+		const device = { name: "small", kind: "cpu", ranks: [rank] } as const;
+		await requireMemory(c, rank, { ...device, memoryBytes: peaks[rank]! });
+		expect(requireMemory(c, rank, { ...device, memoryBytes: peaks[rank]! - 1 })).rejects.toThrow(
+			new RegExp(
+				`^Rank ${rank} holds both modules and needs 0\\.0 GiB at the peak, as mimo plan counts; small has 0\\.0 GiB\\.`,
+			),
+		);
+	}
+});
+
+test("ranks that share a device need it together", async () => {
+	const device = { name: "host", kind: "cpu", ranks: [0, 1] } as const;
+	const needed = peaks[0]! + peaks[1]!;
+	await requireMemory(c, 0, { ...device, memoryBytes: needed });
+	expect(requireMemory(c, 0, { ...device, memoryBytes: needed - 1 })).rejects.toThrow(/^2 ranks share host, hold both/);
+	await requireMemory(c, 1, { ...device, memoryBytes: 1 });
+});
+
+test("ranks of their own, and devices that do not tell, are not asked", async () => {
+	const device = { name: "none", kind: "cpu", ranks: [0] } as const;
+	await requireMemory(c, 0, { ...device, memoryBytes: 0 });
+	const apart = configurationOf({ ...shared, "llm-offset": 2 });
+	await requireMemory(apart, 0, { ...device, memoryBytes: 1 });
+	// Data that mock data cannot imitate are not planned.
+	const classes = configurationOf({ ...shared, "disable-vision-class-token": false, "data-path": "x.yaml" });
+	await requireMemory(classes, 0, { ...device, memoryBytes: 1 });
+});
