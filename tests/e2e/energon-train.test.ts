@@ -101,8 +101,8 @@ test("a damaged sample is left out, said and listed", () => {
 	bytes.fill(0xee, bytes.indexOf("IDAT") + 4, bytes.indexOf("IDAT") + 20);
 	writeFileSync(shard, bytes);
 	const flags = ["--data-path", "damaged", "--data-skipped-file", "skipped.jsonl", "--log-json", "damaged.jsonl"];
-	// Both ranks read the lane, one tells; the loss is on the other.
-	const shared = ["--encoder-dp", "2", "--llm-offset", "0", "--llm-pp", "2"];
+	// Both ranks decode the images of both lanes, one tells of them.
+	const shared = ["--encoder-tp", "2", "--llm-offset", "0", "--llm-dp", "2", "--llm-ep", "2"];
 	const { exitCode, stderr } = mimo(["train", ...common, ...flags, ...shared], scratch.path);
 	expect(exitCode).toBe(0);
 	expect(stderr.match(/1 sample was left out, the last because: .*damaged000000: the image is damaged/g)).toHaveLength(
@@ -113,16 +113,26 @@ test("a damaged sample is left out, said and listed", () => {
 	const events = readFileSync(join(scratch.path, "damaged.jsonl"), "utf8").match(/\{"event":"data".*\}/g);
 	// The set is small and read again and again, ahead of the steps.
 	expect(events?.[0]).toMatch(/"sentence":"\d+ samples? (was|were) left out, \d+ so far\."/);
-	// Encoder ranks alone decode, two of them the images of one lane: language ranks hear of the damage.
+	// Encoder ranks alone decode, two of them the images of one lane, or four its microbatches in turn: language ranks hear
+	// of the damage, and it counts once.
 	const trails = [
 		["--llm-offset", "0", "--num-workers", "4"],
 		["--encoder-dp", "4", "--llm-dp", "2"],
+		["--encoder-dp", "4", "--llm-offset", "0", "--llm-tp", "2", "--llm-pp", "2", "--num-workers", "4"],
 	].map((grids, i) => losses(`damaged${i}`, "--data-path", "damaged", ...grids));
 	expect(trails[0]).toHaveLength(2);
-	for (const [step, loss] of trails[1]!.entries()) expect(Math.abs(loss / trails[0]![step]! - 1)).toBeLessThan(2e-6);
+	for (const trail of trails.slice(1)) {
+		for (const [step, loss] of trail.entries()) expect(Math.abs(loss / trails[0]![step]! - 1)).toBeLessThan(2e-6);
+	}
+	const counts = trails.map((_, i) => {
+		const log = readFileSync(join(scratch.path, `damaged${i}.jsonl`), "utf8");
+		return [...log.matchAll(/"sentence":"(\d+ samples? (?:was|were) left out, \d+ so far)/g)].map((match) => match[1]);
+	});
+	expect(counts[0]!.length).toBeGreaterThan(0);
+	expect(counts.slice(1)).toEqual([counts[0]!, counts[0]!]);
 	const strict = mimo(["train", ...common, "--data-path", "damaged", "--data-on-error", "raise"], scratch.path);
 	expect([strict.exitCode, strict.stderr.includes("damaged000000")]).toEqual([1, true]);
-});
+}, 60_000);
 
 test("a language model alone refuses images, a set that is not prepared is refused", () => {
 	const run = (...flags: string[]) => mimo(["train", ...common, ...flags], scratch.path);
