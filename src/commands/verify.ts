@@ -22,7 +22,7 @@ the tolerance.
                        ranks, LANGUAGE alone where there is no encoder. A side is any of tpN dpN ppN epN etpN written
                        together, or a number, which means dp; ranks of a side = tp × dp × pp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
-                       square). Ten times the noise of this machine is allowed too, up to 1e-3. Default 1e-5.
+                       square). Three times the noise of this machine is allowed too, up to 1e-3. Default 1e-5.
   --samples KIND       random (default): random text and images, uneven ones and text alone among them, so that every
                        path is taken whatever the data hold. data: the first batch of the configured data.
   --text-only N        Random samples at the end of the batch that have no image. Default: a quarter of them, with

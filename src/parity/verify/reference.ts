@@ -1,6 +1,6 @@
 /**
  * The run that every layout is compared with: one process that holds all modules. Kept in a folder, where the ranks of
- * the layouts read it, together with the noise of this machine: the same run with its sums in another order.
+ * the layouts read it, together with the noise of this machine: an equally right run, rounded otherwise.
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -13,12 +13,13 @@ import {
 } from "../../checkpoint/safetensors.ts";
 import { layoutFor, namedTopology, parseLayout } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
-import { elementCount } from "../../tensor/tensor.ts";
+import { copyInto, elementCount, Tensor } from "../../tensor/tensor.ts";
 import type { StepResult } from "../../train/step.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
 import { type Flip, RoutingTable } from "./routing.ts";
+import { numbersFrom } from "./samples.ts";
 import { microBatchSizes, plainOrder, type Subject } from "./subject.ts";
 
 /** What is compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
@@ -41,7 +42,7 @@ export interface ReferenceTensor {
 	readonly elements: number;
 	/** Root mean square of each kind; of a tensor without gradient that is 0. */
 	readonly rms: Readonly<Record<Kind, number>>;
-	/** Root mean square of the gradient's difference when sums are reordered. */
+	/** Root mean square of the gradient's difference in the run that is rounded otherwise. */
 	readonly noise: number;
 }
 
@@ -49,9 +50,9 @@ export interface Reference {
 	readonly microBatchSize: number;
 	readonly microbatches: number;
 	readonly scalars: Scalars;
-	/** Of the same run with its sums reordered. */
+	/** Of the run that is rounded otherwise. */
 	readonly noise: Scalars;
-	/** Routing decisions that reordering flips: then its differences are no measure of noise, and none is granted. */
+	/** Routing decisions that it flips: then its differences are no measure of noise, and none is granted. */
 	readonly noiseFlips: number;
 	readonly clipFactor: number;
 	readonly tensors: readonly ReferenceTensor[];
@@ -165,16 +166,32 @@ async function trainReference(world: World, plan: Plan, subject: Subject) {
 	return { result, routing, clipFactor, values: { gradient, updated, stepped } };
 }
 
-/** Step 1 once more with its sums in another order: the same microbatches, from the last to the first. */
+/**
+ * Step 1 once more, rounded otherwise: the same microbatches, from the last to the first, and every weight moved by at most
+ * a rounding. Sums in another order alone would show nothing of what tensor-parallel ranks round otherwise within a layer.
+ */
 async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
 	using engine = await openEngine(world, plan, subject, { order: plainOrder, reversed: true });
 	engine.restart();
+	moveByRounding(engine, subject.seed);
 	let gradients = new Map<string, Float32Array>();
 	const result = engine.step(() => {
 		gradients = wholeTensors(engine, "gradient");
 	});
 	const flips: Flip[] = routing.flips(engine.routing, 0);
 	return { result, gradients, flips };
+}
+
+/** Multiplies every weight by 1 − 2^-23, 1 or 1 + 2^-23, drawn from `seed`: a weight moves to a neighbour in fp32 or stays. */
+function moveByRounding(engine: Engine, seed: number): void {
+	const next = numbersFrom(seed);
+	for (const { value, gradient } of engine.tensors()) {
+		const moved = value.toFloat32().map((weight) => weight * (1 + (Math.floor(3 * next()) - 1) * 2 ** -23));
+		using tensor = Tensor.from(value.device, moved, value.shape);
+		copyInto(tensor, value);
+		value[Symbol.dispose]();
+		gradient?.[Symbol.dispose]();
+	}
 }
 
 function routingOf(engine: Engine, subject: Subject): RoutingTable {

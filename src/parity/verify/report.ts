@@ -32,17 +32,13 @@ export function renderReference(subject: Subject, reference: Reference): string 
 	];
 	if (reference.noiseFlips > 0) {
 		lines.push(
-			`  no measure of this machine's noise: reordering its sums flips ${reference.noiseFlips} routing decisions (near ties); the tolerance alone counts`,
+			`  no measure of this machine's noise: rounding otherwise flips ${reference.noiseFlips} routing decisions (near ties); the tolerance alone counts`,
 		);
-		return lines.join("\n");
-	}
-	if (reference.microbatches === 1) {
-		lines.push("  no measure of this machine's noise: a step has one microbatch; the tolerance alone counts");
 		return lines.join("\n");
 	}
 	const loudest = reference.tensors.reduce((a, b) => (noiseOf(b) > noiseOf(a) ? b : a));
 	lines.push(
-		`  noise of this machine (the last microbatch first): loss ${short(Math.abs(noise.loss / scalars.loss - 1))}, gradient norm ${short(Math.abs(noise.gradientNorm / scalars.gradientNorm - 1))}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
+		`  noise of this machine (every weight moved by a rounding, the last microbatch first): loss ${short(Math.abs(noise.loss / scalars.loss - 1))}, gradient norm ${short(Math.abs(noise.gradientNorm / scalars.gradientNorm - 1))}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
 	);
 	return lines.join("\n");
 }

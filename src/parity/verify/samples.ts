@@ -37,7 +37,7 @@ export interface ImageOptions {
 const ignored = -100;
 
 /** mulberry32: numbers in [0, 1) that repeat. */
-function numbersFrom(seed: number): () => number {
+export function numbersFrom(seed: number): () => number {
 	let state = seed >>> 0;
 	return () => {
 		state = (state + 0x6d2b79f5) >>> 0;

@@ -29,8 +29,8 @@ export interface Verdict {
 	readonly failures: readonly string[];
 }
 
-/** Of rounding, ten times what this machine shows by itself. */
-const noiseFactor = 10;
+/** Of rounding, three times what this machine shows by itself, as of references (bands.ts). */
+const noiseFactor = 3;
 /** No noise allows more: sums of fp32 that scatter wider than this are no measure of rounding. */
 const widestLimit = 1e-3;
 
