@@ -11,14 +11,29 @@ import { golden, largeGolden } from "../golden.ts";
 
 const full = process.env.MIMO_TEST_FULL === "1";
 
+/** Pipelines behind the encoder, and modules that share two and four ranks. */
+const staged = ["1+pp2", "tp2+pp2", "dp2|pp2", "dp4|tp2dp2ep2"];
 /** Layouts of every reference and its small relative. null: the folder's own, which no flag names. */
 const layouts: Readonly<Record<string, readonly (string | null)[]>> = {
-	"mimo-1x1-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1"],
-	"mimo-1x1-fixed": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1"],
-	"mimo-tp2-tp2ep2-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp4+tp2ep2", "1+tp2dp2ep2etp2"],
-	"mimo-dp2-dp2ep2-fixed": [null, "1", "1+1", "dp2+dp2ep2", "tp2dp2+tp2dp2ep2", "1+dp2ep2", "4+4", "tp4+tp2"],
-	"mimo-participation-exact": [null, "1", "1+1", "dp2+dp2ep2", "1+dp2ep2", "4+dp2ep2", "tp2dp2+tp2dp2ep4"],
-	"mimo-participation-corrected": [null, "dp2+dp2ep2", "tp2dp2+dp2ep2", "dp2+tp2dp2ep2"],
+	"mimo-1x1-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1", ...staged],
+	"mimo-1x1-fixed": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1", ...staged],
+	"mimo-tp2-tp2ep2-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp4+tp2ep2", "1+tp2dp2ep2etp2", ...staged],
+	"mimo-dp2-dp2ep2-fixed": [
+		null,
+		"1",
+		"1+1",
+		"dp2+dp2ep2",
+		"tp2dp2+tp2dp2ep2",
+		"1+dp2ep2",
+		"4+4",
+		"tp4+tp2",
+		...staged,
+	],
+	"mimo-participation-exact": [null, "1", "1+1", "dp2+dp2ep2", "1+dp2ep2", "4+dp2ep2", "tp2dp2+tp2dp2ep4", ...staged],
+	"mimo-participation-corrected": [
+		...[null, "dp2+dp2ep2", "tp2dp2+dp2ep2", "dp2+tp2dp2ep2"],
+		...["dp2+pp2dp2ep2", "dp2tp2|pp2dp2ep2"],
+	],
 };
 
 describe.skipIf(!full)("agrees on processes", () => {
@@ -37,6 +52,18 @@ describe.skipIf(!full)("agrees on processes", () => {
 			expect([exitCode, stderr]).toEqual([0, ""]);
 			expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
 		}, 300_000);
+	}
+});
+
+describe("a language model alone agrees on processes", () => {
+	for (const layout of full ? ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"] : ["tp2pp2"]) {
+		for (const name of full ? ["hybrid-tiny", "hybrid-text"] : ["hybrid-tiny"]) {
+			test(`${name} on ${layout}`, () => {
+				const { exitCode, stdout, stderr } = mimo(["parity", "--golden", golden(name), "--layout", layout]);
+				expect([exitCode, stderr]).toEqual([0, ""]);
+				expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
+			}, 120_000);
+		}
 	}
 });
 
@@ -65,6 +92,24 @@ describe("refuses before a rank starts", () => {
 			"mimo-participation-corrected-small",
 			["--layout", "1+dp2ep2"],
 			/^mimo: .*mimo-participation-corrected-small scales the encoder's gradient by 2 .* this layout has 1: .*\.\n$/,
+		],
+		[
+			"other encoder ranks with images than the correction counts",
+			"mimo-participation-corrected-small",
+			["--layout", "dp2|pp2"],
+			/; in step 2 layout dp2\|pp2 has images on 2 of them instead of 1: its losses would differ\.\n$/,
+		],
+		[
+			"an encoder that the reference does not have",
+			"hybrid-tiny",
+			["--layout", "1+pp2"],
+			/^mimo: Layout 1\+pp2: the model has no encoder; a layout is one side, such as tp2pp2\.\n$/,
+		],
+		[
+			"heads that cannot be cut",
+			"hybrid-tiny",
+			["--layout", "tp4"],
+			/^mimo: Layout tp4: .* is a divisor of query groups \(2\) and of Mamba groups \(2\)\.\n$/,
 		],
 		[
 			"context parallelism",
