@@ -52,9 +52,8 @@ export function optimizerBuffers(stored: TensorStore, keys: readonly string[], m
 	const buffers = keys.map((key) => parseKey(stored, key));
 	for (const { key, length } of buffers) builder.addForeign(key, [length]);
 	for (const family of Map.groupBy(buffers, familyOf).values()) {
-		const ranks = 1 + family.reduce((last, { rank }) => Math.max(last, rank), 0);
-		for (const ofRank of Map.groupBy(family, (buffer) => buffer.rank).values()) {
-			placeRank(builder, stored, model, ofRank, ranks);
+		for (const { states, pieces } of placeFamily(stored, model, family)) {
+			for (const buffer of states) linkBucket(builder, model, buffer, pieces);
 		}
 	}
 	return builder;
@@ -99,62 +98,158 @@ function parametersOf(model: TensorStore, { module, chain, dtype }: FlatBuffer):
 		.map(([name]) => name);
 }
 
-function placeRank(
-	builder: CorrespondenceBuilder,
+/** Where the parts of parameters lie in one bucket of a buffer. */
+interface Placement {
+	readonly states: readonly FlatBuffer[];
+	readonly pieces: readonly Piece[];
+}
+
+/** The layers that a pipeline stage holds in one buffer: [begin, end), with what stands before and behind all layers. */
+interface StageLayers {
+	readonly begin: number;
+	readonly end: number;
+	readonly first: boolean;
+	readonly last: boolean;
+}
+
+/**
+ * Buffers of one optimizer, whose ranks are tensor-parallel (of experts: expert-parallel) ones of every pipeline stage,
+ * stage after stage. Nothing says how many stages there are: the fewest that fit are believed.
+ */
+function placeFamily(stored: TensorStore, model: TensorStore, family: readonly FlatBuffer[]): Placement[] {
+	const ranks = 1 + family.reduce((last, { rank }) => Math.max(last, rank), 0);
+	const most = family[0]!.module === "language" ? ranks : 1;
+	let refusal: unknown = null;
+	for (let stages = 1; stages <= most; stages++) {
+		if (ranks % stages !== 0) continue;
+		try {
+			return [...Map.groupBy(family, ({ dtype }) => dtype).values()].flatMap((ofType) =>
+				placeStages(stored, model, ofType, stages, ranks / stages),
+			);
+		} catch (error) {
+			if (!(error instanceof UserError)) throw error;
+			refusal ??= error;
+		}
+	}
+	throw refusal;
+}
+
+/** Virtual stages have a buffer each, in order; a segment of layers is as long as fits its buffer. */
+function placeStages(
 	stored: TensorStore,
 	model: TensorStore,
 	buffers: readonly FlatBuffer[],
-	ranks: number,
-): void {
-	for (const family of Map.groupBy(buffers, ({ group, dtype }) => `${group} ${dtype}`).values()) {
-		const first = family[0]!;
-		const names = parametersOf(model, first);
-		const order = registrationOrder(names)?.reverse();
-		if (!order) throw unclear(stored.path, first.key, "a parameter of the model has no known place");
-		const buckets = [...Map.groupBy(family, ({ bucket }) => bucket)].sort(([a], [b]) => a - b);
+	stages: number,
+	ranksOfStage: number,
+): Placement[] {
+	const first = buffers[0]!;
+	const order = registrationOrder(parametersOf(model, first))?.reverse();
+	if (!order) throw unclear(stored.path, first.key, "a parameter of the model has no known place");
+	const layers = 1 + order.reduce((last, name) => Math.max(last, layerOf(name) ?? -1), -1);
+	const groups = [...new Set(buffers.map(({ group }) => group))].sort((x, y) => x - y);
+	const placements: Placement[] = [];
+	let begin = 0;
+	for (let segment = 0; segment < stages * groups.length; segment++) {
+		const group = groups[Math.floor(segment / stages)]!;
+		const last = segment === stages * groups.length - 1;
+		const place = (end: number): Placement[] | string => {
+			const held = { begin, end, first: segment === 0, last };
+			return placeSegment(model, buffers, order, held, { group, stage: segment % stages, ranksOfStage, stages });
+		};
+		let end = last ? layers : begin;
+		let found = place(end);
+		for (; !last && end < layers; end++) {
+			const longer = place(end + 1);
+			if (typeof longer === "string") break;
+			found = longer;
+		}
+		if (typeof found === "string") throw unclear(stored.path, first.key, found);
+		placements.push(...found);
+		begin = end;
+	}
+	for (const { states, pieces } of placements) requireEqualWeights(stored, model, states, pieces);
+	return placements;
+}
+
+/** The parts of a segment on all ranks of its stage; a string says why they do not fit. */
+function placeSegment(
+	model: TensorStore,
+	buffers: readonly FlatBuffer[],
+	order: readonly string[],
+	held: StageLayers,
+	at: { readonly group: number; readonly stage: number; readonly ranksOfStage: number; readonly stages: number },
+): Placement[] | string {
+	const { group, stage, ranksOfStage, stages } = at;
+	const names = order.filter((name) => holds(held, name));
+	// A tied output layer is a copy of the embedding; reversed, the output layer comes first.
+	const untied = !order.includes(embedding) || order.includes("language_model.output_layer.weight");
+	const copied = !untied && held.last && stages > 1 ? [embedding] : [];
+	const placements: Placement[] = [];
+	for (let rank = 0; rank < ranksOfStage; rank++) {
+		const own = buffers.filter((one) => one.group === group && one.rank === stage * ranksOfStage + rank);
+		const experts = own[0]?.chain === 1 || (own.length === 0 && buffers[0]!.chain === 1);
+		const mine = experts ? localExperts(names, order, model, rank, ranksOfStage) : [...copied, ...names];
+		const [part, parts] = experts ? [0, 1] : [rank, ranksOfStage];
+		const buckets = [...Map.groupBy(own, ({ bucket }) => bucket)].sort(([x], [y]) => x - y);
 		let next = 0;
-		const mine = first.chain === 1 ? localExperts(order, model, first.rank, ranks) : order;
 		for (const [, states] of buckets) {
-			const length = states[0]!.length;
-			if (states.some((state) => state.length !== length)) {
-				throw unclear(stored.path, first.key, "its states differ in length");
-			}
+			const { length } = states[0]!;
+			if (states.some((state) => state.length !== length)) return "its states differ in length";
 			const pieces: Piece[] = [];
 			let end = 0;
 			for (; next < mine.length; next++) {
 				const name = mine[next]!;
-				const part = shardOf(name, model.tensors, first.chain === 1 ? 0 : first.rank, first.chain === 1 ? 1 : ranks);
-				if (!part) throw unclear(stored.path, first.key, `${name} cannot be cut into ${ranks} parts`);
+				const shard = shardOf(name, model.tensors, part, parts);
+				if (!shard) return `${name} cannot be cut into ${parts} parts`;
 				const offset = Math.ceil(end / ALIGNMENT) * ALIGNMENT;
-				const size = part.parts.reduce((sum, { count, length: run }) => sum + count * run, 0);
+				const size = shard.parts.reduce((sum, { count, length: run }) => sum + count * run, 0);
 				if (offset + size > length) break;
-				const repeated = part.replicated && first.chain !== 1 && first.rank > 0;
-				pieces.push({ name, offset, parts: part.parts, repeated });
+				const repeated = (shard.replicated && !experts && rank > 0) || next < copied.length;
+				pieces.push({ name, offset, parts: shard.parts, repeated });
 				end = offset + size;
 			}
-			for (const buffer of states) linkBucket(builder, stored, model, buffer, pieces);
+			placements.push({ states, pieces });
 		}
-		if (next < mine.length) throw unclear(stored.path, first.key, `there is no room for ${mine[next]}`);
+		if (next < mine.length) return `there is no room for ${mine[next]}`;
 	}
+	return placements;
 }
 
-/** Experts of one expert-parallel rank: consecutive ones of every layer. */
-function localExperts(order: readonly string[], model: TensorStore, rank: number, ranks: number): string[] {
+const embedding = "language_model.embedding.word_embeddings.weight";
+
+/** Layer of the language model that a parameter belongs to, or null. */
+function layerOf(name: string): number | null {
+	const found = /^language_model\.decoder\.layers\.(\d+)\./.exec(name)?.[1];
+	return found === undefined ? null : Number(found);
+}
+
+function holds({ begin, end, first, last }: StageLayers, name: string): boolean {
+	const layer = layerOf(name);
+	if (layer !== null) return layer >= begin && layer < end;
+	return name.includes("embedding.") ? first : last || !name.startsWith("language_model.");
+}
+
+/** Experts of one expert-parallel rank among `names`: consecutive ones of every layer. `all`: of all layers. */
+function localExperts(
+	names: readonly string[],
+	all: readonly string[],
+	model: TensorStore,
+	rank: number,
+	ranks: number,
+): string[] {
 	const number = (name: string) => Number(/(\d+)$/.exec(name)![1]);
-	const experts = 1 + order.reduce((last, name) => Math.max(last, number(name)), 0);
+	const experts = 1 + all.reduce((last, name) => Math.max(last, number(name)), 0);
 	const local = experts / ranks;
-	return order.filter((name) => Math.floor(number(name) / local) === rank && model.tensors.has(name));
+	return names.filter((name) => Math.floor(number(name) / local) === rank && model.tensors.has(name));
 }
 
 function linkBucket(
 	builder: CorrespondenceBuilder,
-	stored: TensorStore,
 	model: TensorStore,
 	buffer: FlatBuffer,
 	pieces: readonly Piece[],
 ): void {
 	for (const { name, offset, parts, repeated } of pieces) {
-		if (buffer.state === "param") requireEqualWeights(stored, model, buffer, name, offset, parts[0]!);
 		if (repeated) continue;
 		const logical = `optimizer.state.${buffer.state}.${name}`;
 		builder.addLogical(logical, model.tensors.get(name)!.shape);
@@ -173,8 +268,19 @@ function linkBucket(
 	}
 }
 
-/** The master copy, rounded to the weights' dtype, must be the weights. */
+/** The master copies in a bucket, rounded to the weights' dtype, must be the weights. */
 function requireEqualWeights(
+	stored: TensorStore,
+	model: TensorStore,
+	states: readonly FlatBuffer[],
+	pieces: readonly Piece[],
+): void {
+	for (const buffer of states.filter(({ state }) => state === "param")) {
+		for (const { name, offset, parts } of pieces) requireEqualWeight(stored, model, buffer, name, offset, parts[0]!);
+	}
+}
+
+function requireEqualWeight(
 	stored: TensorStore,
 	model: TensorStore,
 	buffer: FlatBuffer,
