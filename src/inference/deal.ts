@@ -34,7 +34,7 @@ export interface LabelledPrompt extends EncodedPrompt {
 }
 
 /**
- * This rank's part of a round of prompts: lane after lane, `perLane` each, the last ones filled up. `unit`: the tokens of a
+ * This rank's part of a round of prompts, which is one microbatch: lane after lane, `perLane` each, the last ones filled up. `unit`: the tokens of a
  * microbatch are a multiple of it.
  */
 export function deal(
@@ -57,6 +57,7 @@ export function deal(
 		? shareOfImages(
 				joinImages(place.lanes.map((lane) => imagesOf(laneOf(lane), task, images))),
 				place.share,
+				0,
 				3 * task.tower.patchSize ** 2,
 			)
 		: noImages(perLane);
