@@ -66,6 +66,17 @@ int32_t mimo_group_all_to_all(mimo_group* group, mimo_stream*, const void* x, vo
   });
 }
 
+int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream*, const mimo_row_exchange* rows, int64_t* ticket) {
+  return guard([&] {
+    *ticket = group->group.start(mimo::Group::collectives, mimo::make_exchange_rows(group->group, *rows));
+  });
+}
+
+int32_t mimo_group_row_transport(mimo_group*, mimo_stream*, int32_t* transport) {
+  *transport = MIMO_ROW_TRANSPORT_HOST;
+  return MIMO_OK;
+}
+
 int32_t mimo_group_send(mimo_group* group, mimo_stream*, const void* x, int64_t bytes, int32_t to, int64_t* ticket) {
   return guard([&] {
     *ticket = group->group.start(group->group.lane_to(to), mimo::make_send(group->group, x, bytes, to));

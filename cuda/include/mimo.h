@@ -200,7 +200,8 @@ enum mimo_collective {
   MIMO_COLLECTIVE_SEND = 5,
   MIMO_COLLECTIVE_RECEIVE = 6,
   MIMO_COLLECTIVE_BARRIER = 7,
-  MIMO_COLLECTIVE_EXCHANGE = 8
+  MIMO_COLLECTIVE_EXCHANGE = 8,
+  MIMO_COLLECTIVE_EXCHANGE_ROWS = 9
 };
 
 enum mimo_call_state { MIMO_CALL_STATE_STARTED = 0, MIMO_CALL_STATE_FINISHED = 1, MIMO_CALL_STATE_FAILED = 2 };
@@ -318,6 +319,39 @@ MIMO_API int32_t mimo_group_broadcast(mimo_group* group, mimo_stream* stream, vo
  * counts, receive offsets, receive counts, in rows. */
 MIMO_API int32_t mimo_group_all_to_all(mimo_group* group, mimo_stream* stream, const void* x, void* y,
                                        const int32_t* host_rows, int64_t row_bytes, int64_t* ticket);
+/* Rows whose places the device knows: those that mimo_expert_exchange_plan finds. Ranges [size, ranges, 3] say for each member, of
+ * every run of rows, its first row here, its first row at the member, and how many rows; what one member's send_ranges say of
+ * another, the other's receive_ranges say of it. Ranges of y do not overlap. */
+typedef struct mimo_row_exchange {
+  const void* x; /* rows of row_bytes */
+  void* y;
+  const void* beside_x; /* rows of beside_row_bytes that go the same way in the same message, or null */
+  void* beside_y;
+  const int32_t* send_ranges;
+  const int32_t* receive_ranges;
+  int64_t ranges;
+  int64_t row_bytes;
+  int64_t beside_row_bytes;
+  int64_t x_rows; /* upper bounds of the rows of x and y */
+  int64_t y_rows;
+  int64_t stage_rows; /* upper bound of the rows of that side, the same at all members */
+  int32_t stage;      /* MIMO_ROW_STAGE_* */
+} mimo_row_exchange;
+
+/* Where rows lie when other members reach for them: at their sender, or at their receiver. */
+enum mimo_row_stage { MIMO_ROW_STAGE_SENDER = 0, MIMO_ROW_STAGE_RECEIVER = 1 };
+
+/* How mimo_group_exchange_rows moves rows. */
+enum mimo_row_transport {
+  MIMO_ROW_TRANSPORT_HOST = 0,  /* through the host's shared memory */
+  MIMO_ROW_TRANSPORT_PEERS = 1, /* GPUs of a host read and write each other's memory */
+  MIMO_ROW_TRANSPORT_COUNTS = 2 /* NCCL's messages: the host waits for the ranges in every call */
+};
+
+MIMO_API int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream* stream, const mimo_row_exchange* rows,
+                                          int64_t* ticket);
+/* Prepares mimo_group_exchange_rows: every member calls it. `transport`: MIMO_ROW_TRANSPORT_*, the same at all. */
+MIMO_API int32_t mimo_group_row_transport(mimo_group* group, mimo_stream* stream, int32_t* transport);
 MIMO_API int32_t mimo_group_send(mimo_group* group, mimo_stream* stream, const void* x, int64_t bytes, int32_t to,
                                  int64_t* ticket);
 MIMO_API int32_t mimo_group_receive(mimo_group* group, mimo_stream* stream, void* x, int64_t bytes, int32_t from,
@@ -911,6 +945,29 @@ typedef struct mimo_moe_sort_args {
   int64_t experts;
 } mimo_moe_sort_args;
 MIMO_API int32_t mimo_moe_sort(mimo_stream* stream, const mimo_moe_sort_args* args);
+
+/* Where the rows of an exchange between the ranks that hold experts come from and go to. Members are in expert-parallel order, the
+ * `expert_tensor` members of an expert side by side; expert e is local expert e mod local_experts of the members of
+ * e / local_experts. Rows lie in expert order where their tokens are; where their expert is, by (local expert, member, row).
+ * Ranges are what mimo_group_exchange_rows reads: first row here, first row at the member, rows; one for each local expert of the
+ * receiver of the way out. On the way back rows of the p-th member of an expert come to rows p * region_rows and on.
+ * A member has room for `capacity` rows: of what does not fit the last rows stay away, in both directions. */
+typedef struct mimo_expert_exchange_plan_args {
+  const int32_t* offsets;    /* [members, experts + 1]: every member's first rows of all experts */
+  int32_t* out_send;         /* [members, local_experts, 3] */
+  int32_t* out_receive;      /* [members, local_experts, 3] */
+  int32_t* back_send;        /* [members, local_experts, 3] */
+  int32_t* back_receive;     /* [members, local_experts, 3] */
+  int32_t* local_offsets;    /* [local_experts + 1]: first row of each expert of this member */
+  int32_t* overflow;         /* [2], or null: the most rows that this member was sent and had no room for, and its room then */
+  int64_t members;
+  int64_t member; /* this one */
+  int64_t expert_tensor;
+  int64_t local_experts;
+  int64_t capacity;
+  int64_t region_rows;
+} mimo_expert_exchange_plan_args;
+MIMO_API int32_t mimo_expert_exchange_plan(mimo_stream* stream, const mimo_expert_exchange_plan_args* args);
 
 /* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]. Backward of moe_unpermute. */
 typedef struct mimo_moe_permute_args {

@@ -46,12 +46,17 @@ export const Collective = {
 	receive: 6,
 	barrier: 7,
 	exchange: 8,
+	exchangeRows: 9,
 } as const;
 export type CollectiveName = keyof typeof Collective;
 export const CallState = { started: 0, finished: 1, failed: 2 } as const;
 export type CallStateName = keyof typeof CallState;
 export const Reduction = { sum: 0, max: 1 } as const;
 export type ReductionName = keyof typeof Reduction;
+export const RowStage = { sender: 0, receiver: 1 } as const;
+export type RowStageName = keyof typeof RowStage;
+export const RowTransport = { host: 0, peers: 1, counts: 2 } as const;
+export type RowTransportName = keyof typeof RowTransport;
 export const Activation = { squaredRelu: 0, swiglu: 1, quickGeglu: 2, geluTanh: 3, geluErf: 4 } as const;
 export type ActivationName = keyof typeof Activation;
 export const AttentionMask = { full: 0, causal: 1 } as const;
@@ -107,6 +112,21 @@ export const structs = {
 		finished: "i64",
 		missing_count: "i64",
 		missing: ["i64", 16],
+	},
+	row_exchange: {
+		x: "ptr",
+		y: "ptr",
+		beside_x: "ptr",
+		beside_y: "ptr",
+		send_ranges: "ptr",
+		receive_ranges: "ptr",
+		ranges: "i64",
+		row_bytes: "i64",
+		beside_row_bytes: "i64",
+		x_rows: "i64",
+		y_rows: "i64",
+		stage_rows: "i64",
+		stage: "i32",
 	},
 } as const satisfies Record<string, Fields>;
 
@@ -558,6 +578,21 @@ export const operations = {
 		topk: "i64",
 		experts: "i64",
 	},
+	expert_exchange_plan: {
+		offsets: "ptr",
+		out_send: "ptr",
+		out_receive: "ptr",
+		back_send: "ptr",
+		back_receive: "ptr",
+		local_offsets: "ptr",
+		overflow: "ptr",
+		members: "i64",
+		member: "i64",
+		expert_tensor: "i64",
+		local_experts: "i64",
+		capacity: "i64",
+		region_rows: "i64",
+	},
 	moe_permute: {
 		x: "ptr",
 		probabilities: "ptr",
@@ -777,6 +812,8 @@ export const functions = {
 	mimo_group_all_gather: { args: ["ptr", "ptr", "ptr", "ptr", "i64", "ptr"], returns: "i32" },
 	mimo_group_broadcast: { args: ["ptr", "ptr", "ptr", "i64", "i32", "ptr"], returns: "i32" },
 	mimo_group_all_to_all: { args: ["ptr", "ptr", "ptr", "ptr", "ptr", "i64", "ptr"], returns: "i32" },
+	mimo_group_exchange_rows: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_group_row_transport: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_group_send: { args: ["ptr", "ptr", "ptr", "i64", "i32", "ptr"], returns: "i32" },
 	mimo_group_receive: { args: ["ptr", "ptr", "ptr", "i64", "i32", "ptr"], returns: "i32" },
 	mimo_group_barrier: { args: ["ptr"], returns: "i32" },

@@ -1,10 +1,12 @@
 /**
  * A native library that computes nothing: it speaks the ABI, keeps the books of the memory pool and reports every
  * operation. A program that runs on it takes the memory and asks for the operations that it would on a real device,
- * whatever the model's size, but for the workspace a real library takes inside an operation. Integers written by the host, and the row offsets of a sort, can be read back, because the
- * program's own course depends on them; every other value is zero.
+ * whatever the model's size, but for the workspace a real library takes inside an operation. Integers written by the host, the row offsets of a sort and the plan of an
+ * exchange of rows can be read back, because the program's own course, or what it is said to move, depends on them; every other value
+ * is zero.
  */
 import { Dtype, MemoryTag, type OperationName, operations, Status, structs } from "./abi.ts";
+import { expectedExchange } from "./expected-exchange.ts";
 import type { DeviceKind, Library, NativeFunction } from "./library.ts";
 import { type Layout, layoutOf, writeInt64 } from "./structs.ts";
 
@@ -22,6 +24,32 @@ export interface CountingOptions {
 const remembered = 2 ** 20;
 const tagCount = Object.keys(MemoryTag).length;
 
+/** How many rows the experts here were sent: there is memory for more than operations work on. */
+class LiveRows {
+	readonly #rows = new Map<number, number>();
+	/** Where their number lies, the last of the offsets, by where the offsets begin. */
+	readonly #counts = new Map<number, number>();
+
+	set({ local_offsets: offsets, local_experts: experts }: OperationValues, rows: number): void {
+		const count = offsets! + 4 * experts!;
+		this.#counts.set(offsets!, count);
+		for (const address of [offsets!, count]) this.#rows.set(address, rows);
+	}
+
+	/** Memory is freed. */
+	forget(address: number): void {
+		this.#rows.delete(address);
+		this.#rows.delete(this.#counts.get(address) ?? 0);
+		this.#counts.delete(address);
+	}
+
+	/** An operation's values with the rows that it works on. */
+	in(values: OperationValues): OperationValues {
+		const rows = this.#rows.get(values.row_count ?? values.offsets ?? 0);
+		return rows === undefined || values.rows === undefined ? values : { ...values, rows };
+	}
+}
+
 class Books {
 	#next = 4096;
 	readonly #live = new Map<number, { readonly bytes: number; readonly tag: number }>();
@@ -31,6 +59,7 @@ class Books {
 	peak = 0;
 	/** Integers in device memory by address. */
 	readonly integers = new Map<number, Int32Array>();
+	readonly liveRows = new LiveRows();
 
 	allocate(bytes: number, tag: number): number {
 		const address = this.#next;
@@ -44,6 +73,7 @@ class Books {
 		const { bytes, tag } = this.#live.get(address)!;
 		this.#live.delete(address);
 		this.integers.delete(address);
+		this.liveRows.forget(address);
 		this.#change(-bytes, tag);
 	}
 
@@ -72,7 +102,8 @@ export function countingLibrary(options: CountingOptions): Library {
 		table[`mimo_${name}`] = (_stream, bytes) => {
 			const values = readScalars(bytes as Uint8Array, layout);
 			if (name === "moe_sort") books.integers.set(values.offsets!, evenOffsets(values));
-			options.observe(name as OperationName, values);
+			if (name === "expert_exchange_plan") planExchange(books, values);
+			options.observe(name as OperationName, books.liveRows.in(values));
 			return Status.ok;
 		};
 	}
@@ -151,11 +182,27 @@ export function timingLibrary(
 			return status;
 		};
 	const table: Record<string, NativeFunction> = {};
+	const liveRows = new LiveRows();
+	const valuesOf = (name: string, stream: unknown, values: OperationValues): OperationValues => {
+		if (name !== "expert_exchange_plan") return liveRows.in(values);
+		const count = new Int32Array(1);
+		const address = values.local_offsets! + 4 * values.local_experts!;
+		library.symbols.mimo_memory_copy_to_host!(stream as number, count, address, count.byteLength);
+		liveRows.set(values, count[0]!);
+		return values;
+	};
 	for (const [name, fields] of Object.entries(operations)) {
 		const layout = layoutOf(fields);
 		const call = library.symbols[`mimo_${name}`]!;
-		table[`mimo_${name}`] = timed(call, name as OperationName, (args) => readScalars(args[1] as Uint8Array, layout));
+		table[`mimo_${name}`] = timed(call, name as OperationName, (args) =>
+			valuesOf(name, args[0], readScalars(args[1] as Uint8Array, layout)),
+		);
 	}
+	const { mimo_memory_free: free } = library.symbols;
+	table.mimo_memory_free = (...args) => {
+		liveRows.forget(Number(args[1]));
+		return free!(...args);
+	};
 	const { mimo_memory_set_zero: clear, mimo_memory_copy: copy } = library.symbols;
 	table.mimo_memory_set_zero = timed(clear!, "fill", (args) => fillOf(Number(args[2])));
 	table.mimo_memory_copy = timed(copy!, "axpby", (args) => copyOf(Number(args[3])));
@@ -184,6 +231,24 @@ function readScalars(bytes: Uint8Array, layout: Layout): Record<string, number> 
 		else values[name] = Number(view.getBigInt64(offset, true));
 	}
 	return values;
+}
+
+/** The ranges of an exchange of rows, and how many rows of the experts here are live. */
+function planExchange(books: Books, values: OperationValues): void {
+	const found = expectedExchange(books.integers.get(values.offsets!)!, {
+		members: values.members!,
+		member: values.member!,
+		expertTensor: values.expert_tensor!,
+		localExperts: values.local_experts!,
+		capacity: values.capacity!,
+		regionRows: values.region_rows!,
+	});
+	books.integers.set(values.out_send!, found.outSend);
+	books.integers.set(values.out_receive!, found.outReceive);
+	books.integers.set(values.back_send!, found.backSend);
+	books.integers.set(values.back_receive!, found.backReceive);
+	books.integers.set(values.local_offsets!, found.localOffsets);
+	books.liveRows.set(values, found.localOffsets.at(-1)!);
 }
 
 /** Offsets of a sort whose experts get equally many rows, the first ones one more where that does not divide. */

@@ -1,14 +1,33 @@
 /** A group of ranks at the C ABI (mimo.h, "groups and collectives"): typed calls on device memory. */
-import { Dtype, type DtypeName, Reduction, type ReductionName } from "./abi.ts";
+import {
+	Dtype,
+	type DtypeName,
+	Reduction,
+	type ReductionName,
+	RowTransport,
+	type RowTransportName,
+	structs,
+} from "./abi.ts";
 import { check, type Device } from "./device.ts";
 import { addressOf, type DeviceMemory } from "./memory.ts";
 import type { Run } from "./run.ts";
+import { layoutOf, writeStruct } from "./structs.ts";
 
 /** Names a started call of a group. */
 export type Ticket = number;
 
+const rowExchange = layoutOf(structs.row_exchange);
+
+/** mimo_row_exchange: device memory of its pointers, null where the header says so. */
+export type RowExchangeArgs = {
+	readonly [Field in keyof typeof structs.row_exchange]: (typeof structs.row_exchange)[Field] extends "ptr"
+		? DeviceMemory | null
+		: number;
+};
+
 export class NativeGroup implements Disposable {
 	readonly #ticket = new BigInt64Array(1);
+	readonly #rows = new Uint8Array(rowExchange.bytes);
 	#closed = false;
 
 	private constructor(
@@ -45,6 +64,22 @@ export class NativeGroup implements Disposable {
 	/** `rows` [4, size]: send offsets, send counts, receive offsets, receive counts. */
 	allToAll(x: DeviceMemory, y: DeviceMemory, rows: Int32Array, rowBytes: number): Ticket {
 		return this.#start("all_to_all", addressOf(x), addressOf(y), rows, rowBytes);
+	}
+
+	exchangeRows(rows: RowExchangeArgs): Ticket {
+		writeStruct(this.#rows, rowExchange, (field) => {
+			const value = rows[field as keyof RowExchangeArgs];
+			return typeof value === "number" ? value : addressOf(value);
+		});
+		return this.#start("exchange_rows", this.#rows);
+	}
+
+	/** Waits for the other members. */
+	rowTransport(): RowTransportName {
+		const out = new Int32Array(1);
+		check(this.device.library, "mimo_group_row_transport", this.handle, this.device.stream.handle, out);
+		const names = Object.keys(RowTransport) as RowTransportName[];
+		return names.find((name) => RowTransport[name] === out[0])!;
 	}
 
 	send(x: DeviceMemory, bytes: number, to: number): Ticket {

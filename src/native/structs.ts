@@ -44,6 +44,15 @@ export function writeInt64(view: DataView, offset: number, value: number | bigin
 	view.setInt32(offset + 4, Math.floor(value / 4294967296), true);
 }
 
+/** Fills a struct of pointers and integers with what `value` gives for each field. */
+export function writeStruct(bytes: Uint8Array, layout: Layout, value: (field: string) => number): void {
+	const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+	for (const { name, type, offset } of layout.fields) {
+		if (type === "i32") view.setInt32(offset, value(name), true);
+		else writeInt64(view, offset, value(name));
+	}
+}
+
 /** Reads a struct the library filled in: numbers, strings (char arrays) and arrays of numbers. */
 export function readStruct(bytes: Uint8Array, layout: Layout): Record<string, number | string | number[]> {
 	const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);

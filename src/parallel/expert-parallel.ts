@@ -1,14 +1,14 @@
 /**
- * Token exchange between ranks that hold different experts (docs/spec/language-model.md §4.5). The dispatch group is
- * expt_tp × ep, expt_tp fastest: expert e lives on the `expertTensor` members of expert-parallel rank e / (E / EP),
- * each with a part of its channels. A token copy goes to all of them, and their partial outputs are summed on the way
- * back.
+ * Token exchange between ranks that hold different experts (spec language-model 4.5). The dispatch group is expt_tp × ep,
+ * expt_tp fastest: expert e lives on the `expertTensor` members of expert-parallel rank e / (E / EP), each with a part of
+ * its channels. A token copy goes to all of them, and their partial outputs are summed on the way back. Which rows go where
+ * is found on the device, from every member's counts: the host never waits for them.
  */
-import type { Device } from "../native/device.ts";
 import type { ExpertOrder } from "../tensor/ops/permute.ts";
 import type { Tape } from "../tensor/tape.ts";
-import { axpby, Tensor } from "../tensor/tensor.ts";
-import type { Group, Pending, RowRanges } from "./group.ts";
+import { Tensor } from "../tensor/tensor.ts";
+import { type ExpertCapacity, rowCapacity } from "./expert-capacity.ts";
+import type { DeviceRanges, Group, Pending, RowsOfMember } from "./group.ts";
 
 export interface ExpertParallel {
 	/** The dispatch group (tp_ep). */
@@ -17,87 +17,91 @@ export interface ExpertParallel {
 	readonly expertTensor: number;
 	/** Experts of this rank. */
 	readonly localExperts: number;
+	readonly capacity: ExpertCapacity;
 }
 
 /** Where every row of one dispatch goes and comes from; made once, used by rows and probabilities, both ways. */
 export class Exchange implements Disposable {
+	/** The last of `offsets`: how many rows this rank's experts have. */
+	readonly rowCount: Tensor;
+	/** Of this rank's tokens: how many rows are sent. */
+	readonly sentCount: Tensor;
+
 	private constructor(
 		readonly parallel: ExpertParallel,
-		/** Rows this rank sends to each member, in expert order. */
-		readonly sent: RowRanges,
-		/** Rows this rank receives from each member: source-major. */
-		readonly received: RowRanges,
-		/** i32 [rows]: received row that stands at each row of (local expert, source) order. */
-		readonly sourceOfRow: Tensor,
-		/** i32 [rows]: the inverse. */
-		readonly rowOfSource: Tensor,
+		/** Rows of this rank's tokens, live ones first: an upper bound. */
+		readonly slots: number,
+		/** The same at all members, as many as any of them has. */
+		readonly regionRows: number,
+		/** Rows that this rank's experts have room for. */
+		readonly capacity: number,
+		/** To the experts, and back from them. */
+		readonly out: DeviceRanges,
+		readonly back: DeviceRanges,
 		/** i32 [localExperts + 1]: first row of every local expert. */
 		readonly offsets: Tensor,
-		readonly sentRows: number,
-		readonly receivedRows: number,
-	) {}
+		order: ExpertOrder,
+	) {
+		this.rowCount = offsets.columns(parallel.localExperts, 1);
+		this.sentCount = order.rowCount.share();
+	}
 
-	/** Reads the expert counts back (one copy), tells every member, and plans the exchange. */
-	static plan(device: Device, order: ExpertOrder, parallel: ExpertParallel): Exchange {
+	/**
+	 * Tells every member this rank's counts and plans the exchange. `overflow`, i32 [2]: filled in when more rows are sent to
+	 * this rank than it has room for, the last of which stay away.
+	 */
+	static plan(tape: Tape, order: ExpertOrder, parallel: ExpertParallel, overflow: Tensor | null): Exchange {
 		const { group, expertTensor, localExperts } = parallel;
-		const offsets = order.offsets.toInt32();
-		const experts = offsets.length - 1;
-		const counts = Int32Array.from({ length: experts }, (_, e) => offsets[e + 1]! - offsets[e]!);
-		const everyCount = group.exchange(counts);
-		const firstExpert = Math.floor(group.rank / expertTensor) * localExperts;
-		const members = Array.from({ length: group.size }, (_, member) => member);
-		const sent = {
-			offsets: members.map((member) => offsets[Math.floor(member / expertTensor) * localExperts]!),
-			counts: members.map((member) => {
-				const first = Math.floor(member / expertTensor) * localExperts;
-				return offsets[first + localExperts]! - offsets[first]!;
-			}),
-		};
-		const countOf = (member: number, local: number) => everyCount[member]![firstExpert + local]!;
-		const received = { offsets: [] as number[], counts: [] as number[] };
-		let receivedRows = 0;
-		for (const member of members) {
-			received.offsets.push(receivedRows);
-			let rows = 0;
-			for (let local = 0; local < localExperts; local++) rows += countOf(member, local);
-			received.counts.push(rows);
-			receivedRows += rows;
-		}
-		// Received rows are source-major, then by expert; experts want theirs side by side, sources in order.
-		const cursor = [...received.offsets];
-		const sourceOfRow = new Int32Array(receivedRows);
-		const localOffsets = new Int32Array(localExperts + 1);
-		let row = 0;
-		for (let local = 0; local < localExperts; local++) {
-			for (const member of members) {
-				for (let i = 0; i < countOf(member, local); i++) sourceOfRow[row++] = cursor[member]!++;
-			}
-			localOffsets[local + 1] = row;
-		}
-		const rowOfSource = new Int32Array(receivedRows);
-		sourceOfRow.forEach((source, at) => {
-			rowOfSource[source] = at;
+		const { device } = tape;
+		const tokens = tokensOfAnyMember(tape, order, parallel);
+		const places = { members: group.size, expertTensor, localExperts };
+		const capacity = rowCapacity(tokens, order.topk, places, parallel.capacity.bound);
+		const regionRows = tokens * order.topk;
+		using everyOffsets = Tensor.empty(device, [group.size, order.offsets.elements], "i32");
+		group.allGather(order.offsets, everyOffsets).wait();
+		const table = () => Tensor.empty(device, [group.size, localExperts, 3], "i32");
+		const [out, back] = [
+			{ out: table(), in: table() },
+			{ out: table(), in: table() },
+		];
+		const offsets = Tensor.empty(device, [localExperts + 1], "i32");
+		device.run("expert_exchange_plan", {
+			offsets: everyOffsets,
+			out_send: out.out,
+			out_receive: out.in,
+			back_send: back.out,
+			back_receive: back.in,
+			local_offsets: offsets,
+			overflow,
+			members: group.size,
+			member: group.rank,
+			expert_tensor: expertTensor,
+			local_experts: localExperts,
+			capacity,
+			region_rows: regionRows,
 		});
-		return new Exchange(
-			parallel,
-			sent,
-			received,
-			Tensor.from(device, sourceOfRow),
-			Tensor.from(device, rowOfSource),
-			Tensor.from(device, localOffsets),
-			offsets[experts]!,
-			receivedRows,
-		);
+		return new Exchange(parallel, order.slots, regionRows, capacity, out, back, offsets, order);
 	}
 
 	/** Shares of everything a backward closure reads. */
 	get tensors(): readonly Tensor[] {
-		return [this.sourceOfRow, this.rowOfSource, this.offsets];
+		const { out, back, offsets, rowCount, sentCount } = this;
+		return [out.out, out.in, back.out, back.in, offsets, rowCount, sentCount];
 	}
 
 	[Symbol.dispose](): void {
 		for (const tensor of this.tensors) tensor[Symbol.dispose]();
 	}
+}
+
+/** As many tokens as any member may have in this layer, on which all agree. */
+function tokensOfAnyMember(tape: Tape, { tokens }: ExpertOrder, { group, capacity }: ExpertParallel): number {
+	const { mostTokens } = capacity;
+	if (mostTokens === null || !tape.training) {
+		return Math.max(...group.exchange(Int32Array.of(tokens)).map(([one]) => one!));
+	}
+	if (tokens > mostTokens) throw new RangeError(`${group.name}: ${tokens} tokens, where ${mostTokens} are the most.`);
+	return mostTokens;
 }
 
 /**
@@ -106,131 +110,173 @@ export class Exchange implements Disposable {
  */
 export interface Travelling extends Disposable {
 	/** The rows that have come. Called once. */
-	finish(): Tensor;
+	finish(): RowsOfMember;
 }
 
 /** One way, started: `end` waits and gives what has come. Both ends stay allocated until then. */
 interface Journey extends Disposable {
-	end(): Tensor;
-}
-
-/** Starts rows_RW in global expert order on their way to their experts; they come by (local expert, source, row). */
-export function startDispatch(tape: Tape, rows: Tensor, exchange: Exchange): Travelling {
-	return travel(tape, "dispatch", exchange.tensors, rows, {
-		out: (sent) => toExperts(sent, exchange),
-		back: (gradient) => fromExperts(gradient, rows.gradient!.contiguousTarget(), exchange),
-	});
+	end(): RowsOfMember;
 }
 
 /**
- * Starts the outputs of this rank's experts on their way back; they come in global expert order of this rank's tokens
- * (`slots` rows at most, of which `rowCount` are live).
+ * Starts rows_RW in global expert order, and what goes beside them, on their way to their experts; they come by (local expert,
+ * source, row).
  */
-export function startCombine(
-	tape: Tape,
-	outputs: Tensor,
-	exchange: Exchange,
-	slots: number,
-	rowCount: Tensor,
-): Travelling {
-	return travel(tape, "combine", [...exchange.tensors, rowCount], outputs, {
-		out: (sent) => {
-			using all = Tensor.empty(tape.device, [slots, outputs.width], outputs.dtype);
-			return fromExperts(sent, all.withRowCount(rowCount), exchange);
+export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange): Travelling {
+	return travel(tape, "dispatch", exchange, sent, {
+		out: () => toExperts(sent, exchange),
+		back: (gradients) => {
+			const [rows, beside] = parts(sent).map(({ gradient }) => gradient!.contiguousTarget());
+			return fromExperts(gradients, { rows: rows!, beside: beside ?? null }, exchange);
 		},
-		back: (gradient) => toExperts(gradient, exchange),
 	});
+}
+
+/** Starts the outputs of this rank's experts on their way back; they come in global expert order of this rank's tokens. */
+export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): Travelling {
+	const sent = { rows: outputs, beside: null };
+	return travel(tape, "combine", exchange, sent, {
+		out: () => {
+			using all = Tensor.empty(tape.device, [exchange.slots, outputs.width], outputs.dtype);
+			return fromExperts(sent, { rows: all.withRowCount(exchange.sentCount), beside: null }, exchange);
+		},
+		back: (gradients) => toExperts(gradients, exchange),
+	});
+}
+
+function parts({ rows, beside }: RowsOfMember): Tensor[] {
+	return beside ? [rows, beside] : [rows];
 }
 
 /** An exchange as two records of the tape; the second is made by finish. */
 function travel(
 	tape: Tape,
 	name: string,
-	keep: readonly Tensor[],
-	rows: Tensor,
-	ways: { readonly out: (sent: Tensor) => Journey; readonly back: (gradient: Tensor) => Journey },
+	exchange: Exchange,
+	sent: RowsOfMember,
+	ways: { readonly out: () => Journey; readonly back: (gradients: RowsOfMember) => Journey },
 ): Travelling {
-	const journey = ways.out(rows);
+	const journey = ways.out();
 	let wayBack: Journey | null = null;
+	const leaving = parts(sent);
 	// Nothing reads it: its gradient tells the first record that the way back has been started.
-	using ticket = tape.output(Tensor.empty(tape.device, [1]), rows.gradient !== null);
+	using ticket = tape.output(Tensor.empty(tape.device, [1]), sent.rows.gradient !== null);
 	const started = ticket.gradient;
 	tape.record({
 		name: `start ${name}`,
 		outputs: [ticket],
 		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
 		backward: () => {
-			rows.gradient!.accumulate(wayBack!.end());
+			for (const [index, gradient] of parts(wayBack!.end()).entries()) leaving[index]!.gradient!.accumulate(gradient);
 			wayBack = null;
 		},
 	});
 	return {
 		finish: () => {
-			const y = tape.output(journey.end(), rows.gradient !== null);
+			const come = parts(journey.end()).map((one, index) => tape.output(one, leaving[index]!.gradient !== null));
+			const shapes = come.map(({ shape, dtype }) => ({ shape, dtype }));
 			tape.record({
 				name,
-				outputs: [y],
-				keep,
-				backward: ([gradient]) => {
-					wayBack = ways.back(gradient!);
+				outputs: come,
+				keep: exchange.tensors,
+				backward: (gradients) => {
+					const [rows, beside] = gradients.map(
+						(gradient, index) => gradient?.share() ?? zeros(tape, shapes[index]!),
+					);
+					const returning = { rows: rows!, beside: beside ?? null };
+					wayBack = ways.back(returning);
+					for (const one of parts(returning)) one[Symbol.dispose]();
 					started!.accumulate(Tensor.empty(tape.device, [1]));
 				},
 			});
-			return y;
+			return { rows: come[0]!, beside: come[1] ?? null };
 		},
 		[Symbol.dispose]: () => journey[Symbol.dispose](),
 	};
 }
 
+function zeros(tape: Tape, { shape, dtype }: Pick<Tensor, "shape" | "dtype">): Tensor {
+	return Tensor.zeros(tape.device, shape, dtype);
+}
+
 /** Sends rows in expert order to where their experts are; what arrives is sorted by local expert. */
-function toExperts(rows: Tensor, exchange: Exchange): Journey {
-	const { device } = rows;
-	const width = rows.shape.length > 1 ? rows.width : 1;
-	const matrix = rows.view([rows.elements / width, width]);
-	const arrived = Tensor.empty(device, [exchange.receivedRows, width], rows.dtype);
-	const pending = exchange.parallel.group.allToAll(matrix, exchange.sent, arrived, exchange.received);
-	const shape = rows.shape.length > 1 ? [exchange.receivedRows, width] : [exchange.receivedRows];
-	return journeyOf(pending, [matrix, arrived], () => {
-		const sorted = Tensor.empty(device, shape, rows.dtype);
-		gatherRows(arrived, exchange.sourceOfRow, sorted, exchange.receivedRows, width);
-		return sorted;
-	});
+function toExperts(sent: RowsOfMember, exchange: Exchange): Journey {
+	const { capacity, regionRows, rowCount, out } = exchange;
+	const room = (like: Tensor) => Tensor.empty(like.device, [capacity, widthOf(like)], like.dtype);
+	const come = { rows: room(sent.rows), beside: sent.beside && room(sent.beside) };
+	const leaving = matrices(sent);
+	const stage = { at: "sender", rows: regionRows } as const;
+	const pending = exchange.parallel.group.exchangeRows(leaving, come, out, stage);
+	return journeyOf(pending, [...parts(leaving), ...parts(come)], () => ({
+		rows: live(come.rows, sent.rows, rowCount),
+		beside: come.beside && live(come.beside, sent.beside!, rowCount),
+	}));
+}
+
+/** The rows that have come, under as many dimensions as `like` has. */
+function live(matrix: Tensor, like: Tensor, rowCount: Tensor): Tensor {
+	using shaped = matrix.view(like.shape.length > 1 ? matrix.shape : [matrix.rows]);
+	return shaped.withRowCount(rowCount);
 }
 
 /**
  * The way back: rows by local expert return to their tokens' ranks, into `target` (taken over); parts from several members of
  * an expert add up.
  */
-function fromExperts(sorted: Tensor, target: Tensor, exchange: Exchange): Journey {
-	const { device } = sorted;
+function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Exchange): Journey {
+	const { back, regionRows } = exchange;
 	const { group, expertTensor } = exchange.parallel;
-	const width = sorted.shape.length > 1 ? sorted.width : 1;
-	const bySource = Tensor.empty(device, [exchange.receivedRows, width], sorted.dtype);
-	gatherRows(sorted, exchange.rowOfSource, bySource, exchange.receivedRows, width);
+	const leaving = matrices(sorted);
+	const whole = matrices(target);
 	// One region for each member of an expert's tensor-parallel group; with one, that region is the result itself.
-	using regions =
-		expertTensor === 1 ? target.share() : Tensor.empty(device, [expertTensor * exchange.sentRows, width], sorted.dtype);
-	const matrix = regions.view([regions.elements / width, width]);
-	const back = {
-		offsets: exchange.sent.offsets.map((offset, member) => (member % expertTensor) * exchange.sentRows + offset),
-		counts: exchange.sent.counts,
-	};
-	const pending = group.allToAll(bySource, exchange.received, matrix, back);
-	return journeyOf(pending, [bySource, matrix, target], () => {
+	const regions = (like: Tensor) =>
+		expertTensor === 1
+			? like.share()
+			: Tensor.empty(like.device, [expertTensor * regionRows, like.width], like.dtype);
+	const come = { rows: regions(whole.rows), beside: whole.beside && regions(whole.beside) };
+	const stage = { at: "receiver", rows: expertTensor * regionRows } as const;
+	const pending = group.exchangeRows(leaving, come, back, stage);
+	const ends = [leaving, come, whole, target].flatMap(parts);
+	return journeyOf(pending, ends, () => {
 		if (expertTensor > 1) {
-			using whole = target.view([target.elements / width, width]);
-			using live = whole.rowsFrom(0, exchange.sentRows);
-			for (let part = 0; part < expertTensor; part++) {
-				using region = matrix.rowsFrom(part * exchange.sentRows, exchange.sentRows);
-				axpby(region, live, 1, part === 0 ? 0 : 1);
-			}
+			for (const [index, sum] of parts(whole).entries()) addRegions(parts(come)[index]!, sum, exchange);
 		}
-		return target.share();
+		return { rows: target.rows.share(), beside: target.beside?.share() ?? null };
 	});
 }
 
+/** sum = Σ of the regions, in the order of the members, in the storage type. */
+function addRegions(regions: Tensor, sum: Tensor, { parallel, regionRows, sentCount }: Exchange): void {
+	for (let part = 0; part < parallel.expertTensor; part++) {
+		using region = regions.rowsFrom(part * regionRows, sum.rows);
+		sum.device.run("axpby", {
+			x: region,
+			y: sum,
+			row_count: sentCount,
+			rows: sum.rows,
+			width: sum.width,
+			x_stride: region.stride,
+			y_stride: sum.stride,
+			alpha: 1,
+			beta: part === 0 ? 0 : 1,
+			x_dtype: region.dtypeCode,
+			y_dtype: sum.dtypeCode,
+		});
+	}
+}
+
+/** A vector is a matrix of one column. */
+function matrices({ rows, beside }: RowsOfMember): RowsOfMember {
+	const matrix = (x: Tensor) => x.view([x.elements / widthOf(x), widthOf(x)]);
+	return { rows: matrix(rows), beside: beside && matrix(beside) };
+}
+
+function widthOf(x: Tensor): number {
+	return x.shape.length > 1 ? x.width : 1;
+}
+
 /** A journey that holds `ends` until it has ended, or is given up. */
-function journeyOf(pending: Pending, ends: readonly Tensor[], arrive: () => Tensor): Journey {
+function journeyOf(pending: Pending, ends: readonly Tensor[], arrive: () => RowsOfMember): Journey {
 	let under = true;
 	const release = () => {
 		if (under) for (const end of ends) end[Symbol.dispose]();
@@ -245,20 +291,4 @@ function journeyOf(pending: Pending, ends: readonly Tensor[], arrive: () => Tens
 		},
 		[Symbol.dispose]: release,
 	};
-}
-
-/** to[r] = from[index[r]]. */
-function gatherRows(from: Tensor, index: Tensor, to: Tensor, rows: number, width: number): void {
-	from.device.run("moe_permute", {
-		x: from,
-		probabilities: null,
-		slot_of_row: index,
-		row_count: null,
-		rows: to,
-		row_probability: null,
-		tokens: rows,
-		topk: 1,
-		width,
-		dtype: from.dtypeCode,
-	});
 }

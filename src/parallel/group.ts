@@ -3,6 +3,7 @@
  * results repeat bit for bit. Every operation is queued in the order of the device's stream, so that later operations
  * read complete results.
  */
+import type { RowStageName, RowTransportName } from "../native/abi.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
 export type Reduction = "sum" | "max";
@@ -11,6 +12,28 @@ export type Reduction = "sum" | "max";
 export interface RowRanges {
 	readonly offsets: readonly number[];
 	readonly counts: readonly number[];
+}
+
+/**
+ * Runs of rows that the device knows, i32 [size, runs, 3]: for each member, of every run its first row here, its first row at
+ * the member, and how many rows. `out` go to the members, `in` come from them; what one member's `out` says of another, the
+ * other's `in` says of it.
+ */
+export interface DeviceRanges {
+	readonly out: Tensor;
+	readonly in: Tensor;
+}
+
+/** Rows [R, W] of one member, and what goes beside them in the same message: as many rows of another width and type. */
+export interface RowsOfMember {
+	readonly rows: Tensor;
+	readonly beside: Tensor | null;
+}
+
+/** Where rows lie when other members reach for them, and the most rows of that side: the same at all members. */
+export interface RowStage {
+	readonly at: RowStageName;
+	readonly rows: number;
 }
 
 /** A collective that has been started. */
@@ -41,6 +64,12 @@ export interface Group {
 	broadcast(x: Tensor, root: number): Pending;
 	/** Rows of `send` to every member, into rows of `receive`. Ranges of `send` may overlap. */
 	allToAll(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): Pending;
+	/**
+	 * Rows of `send` to every member, into rows of `receive`, in ranges that no host has to know. 
+	 */
+	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending;
+	/** How exchangeRows moves rows, the same at all members; each calls this before the first exchange, and waits for the others. */
+	rowTransport(): RowTransportName;
 	/** Sends x to a member, which receives a tensor of as many bytes. */
 	send(x: Tensor, to: number): Pending;
 	receive(x: Tensor, from: number): Pending;
@@ -79,6 +108,9 @@ export function groupOfOne(name: string, rank: number): Group {
 			using to = receive.rowsFrom(receiveRows.offsets[0]!, receiveRows.counts[0]!);
 			return copy(from, to);
 		},
+		// Experts of one rank exchange nothing.
+		exchangeRows: alone,
+		rowTransport: () => "host",
 		send: alone,
 		receive: alone,
 		barrier: () => {},

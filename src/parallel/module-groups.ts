@@ -1,5 +1,6 @@
 /** The communication groups of one module as one of its ranks sees them (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
+import type { ExpertCapacity } from "./expert-capacity.ts";
 import type { ExpertParallel } from "./expert-parallel.ts";
 import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
@@ -27,12 +28,17 @@ export interface ModuleGroups {
 /**
  * Makes this rank's groups of its module. `experts`: routed experts of the language model, 0 for the encoder.
  * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers. `copies`: the first and the last stage
- * hold copies of one parameter.
+ * hold copies of one parameter. `expertCapacity`: default as many rows as can come.
  */
 export async function moduleGroups(
 	factory: GroupFactory,
 	grid: Grid,
-	options: { readonly experts: number; readonly sequenceParallel: boolean; readonly copies?: boolean },
+	options: {
+		readonly experts: number;
+		readonly sequenceParallel: boolean;
+		readonly copies?: boolean;
+		readonly expertCapacity?: ExpertCapacity;
+	},
 ): Promise<ModuleGroups> {
 	const made: Partial<Record<GroupKind, Group>> = {};
 	for (const kind of kindsOf(grid)) {
@@ -46,6 +52,7 @@ export async function moduleGroups(
 					group: dispatch,
 					expertTensor: grid.shape.expertTensor,
 					localExperts: options.experts / grid.shape.expert,
+					capacity: options.expertCapacity ?? { bound: null, mostTokens: null },
 				}
 			: null;
 	const ends = [stages.ranks[0]!, stages.ranks.at(-1)!];

@@ -1,9 +1,10 @@
 /** A group of ranks of a run: its collectives, through shared memory, or between GPUs as the run's backend says. */
+import { RowStage as RowStageCode, type RowTransportName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import { NativeGroup, type Ticket } from "../native/group.ts";
 import type { Run } from "../native/run.ts";
 import { dtypeBytes, type Tensor } from "../tensor/tensor.ts";
-import type { Group, Pending, Reduction, RowRanges } from "./group.ts";
+import type { DeviceRanges, Group, Pending, Reduction, RowRanges, RowStage, RowsOfMember } from "./group.ts";
 
 export class RunGroup implements Group, Disposable {
 	readonly rank: number;
@@ -46,13 +47,9 @@ export class RunGroup implements Group, Disposable {
 	}
 
 	allToAll(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): Pending {
-		this.#requireContiguous(send);
-		this.#requireContiguous(receive);
+		this.#requireAlike(send, receive);
 		this.#requireRows(send, sendRows);
 		this.#requireRows(receive, receiveRows);
-		if (send.dtype !== receive.dtype || send.width !== receive.width) {
-			throw new RangeError(`${this.name}: all-to-all from rows of ${send.width} to rows of ${receive.width} elements.`);
-		}
 		const rows = Int32Array.from([
 			...sendRows.offsets,
 			...sendRows.counts,
@@ -61,6 +58,43 @@ export class RunGroup implements Group, Disposable {
 		]);
 		const rowBytes = send.width * dtypeBytes[send.dtype];
 		return this.#pending(this.#native.allToAll(send, receive, rows, rowBytes), [send, receive]);
+	}
+
+	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending {
+		const beside = send.beside && receive.beside ? { x: send.beside, y: receive.beside } : null;
+		this.#requireAlike(send.rows, receive.rows);
+		if (beside) this.#requireAlike(beside.x, beside.y);
+		for (const table of [ranges.out, ranges.in]) {
+			this.#requireContiguous(table);
+			if (table.dtype !== "i32" || table.elements !== ranges.in.elements || table.elements % (3 * this.size) !== 0) {
+				throw new RangeError(`${this.name}: [${table.shape}] ${table.dtype} are no ranges of ${this.size} members.`);
+			}
+		}
+		const rowBytes = (x: Tensor) => x.width * dtypeBytes[x.dtype];
+		const ticket = this.#native.exchangeRows({
+			x: send.rows,
+			y: receive.rows,
+			beside_x: beside?.x ?? null,
+			beside_y: beside?.y ?? null,
+			send_ranges: ranges.out,
+			receive_ranges: ranges.in,
+			ranges: ranges.in.elements / (3 * this.size),
+			row_bytes: rowBytes(send.rows),
+			beside_row_bytes: beside ? rowBytes(beside.x) : 0,
+			x_rows: send.rows.rows,
+			y_rows: receive.rows.rows,
+			stage_rows: stage.rows,
+			stage: RowStageCode[stage.at],
+		});
+		const tensors = [send.rows, send.beside, receive.rows, receive.beside, ranges.out, ranges.in];
+		return this.#pending(
+			ticket,
+			tensors.filter((tensor) => tensor !== null),
+		);
+	}
+
+	rowTransport(): RowTransportName {
+		return this.#native.rowTransport();
 	}
 
 	send(x: Tensor, to: number): Pending {
@@ -110,6 +144,17 @@ export class RunGroup implements Group, Disposable {
 
 	#requireContiguous(x: Tensor): void {
 		if (!x.contiguous) throw new RangeError(`${this.name}: a collective takes contiguous tensors.`);
+	}
+
+	/** Rows of the one can go into rows of the other. */
+	#requireAlike(send: Tensor, receive: Tensor): void {
+		this.#requireContiguous(send);
+		this.#requireContiguous(receive);
+		if (send.dtype !== receive.dtype || send.width !== receive.width) {
+			throw new RangeError(
+				`${this.name}: rows of ${send.width} ${send.dtype} cannot become rows of ${receive.width} ${receive.dtype}.`,
+			);
+		}
 	}
 
 	/** `whole` holds a part like `part` for each member. */

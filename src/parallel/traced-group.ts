@@ -38,6 +38,11 @@ export function tracedGroup(group: Group, device: Device): Group {
 		broadcast: (x, root) => seen("broadcast", x.bytes, () => group.broadcast(x, root)),
 		allToAll: (send, sendRows, receive, receiveRows) =>
 			seen("all_to_all", send.bytes, () => group.allToAll(send, sendRows, receive, receiveRows)),
+		exchangeRows: (send, receive, ranges, stage) =>
+			seen("exchange_rows", send.rows.bytes + (send.beside?.bytes ?? 0), () =>
+				group.exchangeRows(send, receive, ranges, stage),
+			),
+		rowTransport: () => group.rowTransport(),
 		send: (x: Tensor, to) => seen("send", x.bytes, () => group.send(x, to)),
 		receive: (x: Tensor, from) => seen("receive", x.bytes, () => group.receive(x, from)),
 		barrier: () => whole("barrier", 0, () => group.barrier()),

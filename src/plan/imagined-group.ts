@@ -5,7 +5,7 @@
 import type { Group, Pending, RowRanges } from "../parallel/group.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
-export type TransferKind = "allReduce" | "reduceScatter" | "allGather" | "broadcast" | "allToAll" | "send" | "receive";
+export type TransferKind = "allReduce" | "reduceScatter" | "allGather" | "broadcast" | "allToAll" | "exchangeRows" | "send" | "receive";
 
 /** One collective of this rank. */
 export interface Transfer {
@@ -55,9 +55,12 @@ export function imaginedGroup(
 			return count("reduceScatter", others * x.bytes);
 		},
 		allGather: (x, y) => {
-			for (let member = 0; member < size; member++) {
-				using part = flat(y).rowsFrom(member, 1, x.elements);
-				copy(x, part.tensor);
+			if (x.dtype === "i32") y.device.copyToDevice(y, everyOffsets(x.toInt32(), size, rank, fromOthers));
+			else {
+				for (let member = 0; member < size; member++) {
+					using part = flat(y).rowsFrom(member, 1, x.elements);
+					copy(x, part.tensor);
+				}
 			}
 			return count("allGather", (size - 1) * x.bytes);
 		},
@@ -70,6 +73,20 @@ export function imaginedGroup(
 			const sent = sendRows.counts.reduce((sum, rows, member) => sum + (member === rank ? 0 : rows), 0);
 			return count("allToAll", send.rows === 0 ? 0 : (sent * send.bytes) / send.rows);
 		},
+		exchangeRows: (send, receive, ranges) => {
+			const sent = rowsForOthers(ranges.out.toInt32(), size, rank);
+			let bytes = 0;
+			for (const [from, to] of [
+				[send.rows, receive.rows],
+				[send.beside, receive.beside],
+			] as const) {
+				if (!from || !to || from.rows === 0) continue;
+				to.device.copy(to, from, Math.min(from.bytes, to.bytes));
+				bytes += (sent * from.bytes) / from.rows;
+			}
+			return count("exchangeRows", bytes);
+		},
+		rowTransport: () => "host",
 		send: (x, to) => count("send", x.bytes, [globalRank, ranks[to]!]),
 		receive: (x, from) => {
 			invent(x, integers);
@@ -85,6 +102,23 @@ export function imaginedGroup(
 function even(values: Int32Array, factor: number): Int32Array {
 	const total = factor * values.reduce((sum, value) => sum + value, 0);
 	return values.map((_, i) => Math.ceil((total * (i + 1)) / values.length) - Math.ceil((total * i) / values.length));
+}
+
+/** Every member's first rows of all experts: others' routings are even, of `factor` times as many rows. */
+function everyOffsets(own: Int32Array, size: number, rank: number, factor: number): Int32Array {
+	const all = new Int32Array(size * own.length);
+	for (let member = 0; member < size; member++) {
+		all.set(member === rank ? own : own.map((value) => Math.ceil(factor * value)), member * own.length);
+	}
+	return all;
+}
+
+/** Rows of the ranges of all members but this one. */
+function rowsForOthers(ranges: Int32Array, size: number, rank: number): number {
+	const length = ranges.length / size;
+	let rows = 0;
+	for (let at = 2; at < ranges.length; at += 3) if (Math.floor(at / length) !== rank) rows += ranges[at]!;
+	return rows;
 }
 
 /** A contiguous tensor as parts of equally many elements. */

@@ -16,6 +16,7 @@ import { StepScalars } from "../optim/step-scalars.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { Edge, type EdgeOptions } from "../parallel/edge.ts";
 import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
+import type { ExpertCapacity } from "../parallel/expert-capacity.ts";
 import type { Grid } from "../parallel/grid.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
@@ -57,6 +58,8 @@ export interface RunSpecification {
 	readonly participation?: Pick<Participation, "policy">;
 	/** A frozen tower runs ahead; absent or null: it does not. */
 	readonly prefetch?: PrefetchOptions | null;
+	/** How many rows the experts of a rank have room for; default: as many as can come. */
+	readonly expertCapacity?: ExpertCapacity;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }
@@ -189,6 +192,7 @@ async function holdLanguage(
 		experts: config.moe.experts,
 		sequenceParallel: true,
 		copies: config.tieWordEmbeddings || config.prediction !== null,
+		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
 	});
 	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
 	const module = new HybridModel(world.device, config, {

@@ -77,6 +77,7 @@ export class RankPasses {
 	/** Microbatches forward only: no dropout, routers do not count. */
 	evaluate(microbatches: readonly ImageTextMicrobatch[], losses: Losses, observe?: MicrobatchObserver): void {
 		this.#execute(microbatches, { dropoutKey: 0 }, losses, observe, false);
+		this.parts.language?.requireRoomForRows();
 	}
 
 	/**
@@ -102,7 +103,9 @@ export class RankPasses {
 		images?.settle();
 		if (language === null) return null;
 		const text = { ids: splitIds(prompts.text), rows, imageTokenId: imageTokenId ?? -1, ...(numbers && { numbers }) };
-		return decode(language, text, options, { ...ranks, edges });
+		const decoded = decode(language, text, options, { ...ranks, edges });
+		language.requireRoomForRows();
+		return decoded;
 	}
 
 	#execute(

@@ -27,6 +27,10 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
 		participation: { policy: c.encoderGradParticipation },
 		prefetch: c.mimoEncoderPrefetch ? { depth: c.mimoEncoderPrefetchDepth, debug: debugOf(c, rank) } : null,
+		expertCapacity: {
+			bound: c.moeExpertCapacityBound,
+			mostTokens: Math.ceil((c.microBatchSize * c.seqLength) / c.llmTp),
+		},
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,
 	};

@@ -50,6 +50,9 @@ std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes,
 std::unique_ptr<Call> make_all_to_all(const Group& group, const void* x, void* y, const int32_t* rows,
                                       int64_t row_bytes);
 
+/// mimo_group_exchange_rows. The ranges are read when the call begins to move.
+std::unique_ptr<Call> make_exchange_rows(const Group& group, const mimo_row_exchange& rows);
+
 /// Returns when all members have called it.
 void barrier(Group& group);
 /// y [size, bytes] = every member's x, both of the host. With y null it only gives x, and does not wait.

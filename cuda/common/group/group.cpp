@@ -42,7 +42,7 @@ int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank) {
 
 const char* collective_name(int32_t kind) {
   static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
-                                      "send",       "receive",        "barrier",    "exchange"};
+                                      "send",       "receive",        "barrier",    "exchange",  "exchange_rows"};
   return names[kind];
 }
 

@@ -1,5 +1,5 @@
 /** Mixture-of-experts layers (docs/spec/language-model.md §4). */
-import { alwaysOn, choice, defaulting, derived, integer, list, number, off, positiveNumber } from "../field.ts";
+import { alwaysOn, choice, defaulting, derived, integer, list, number, off, optional, positiveNumber } from "../field.ts";
 
 export const moeKeys = {
 	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer."),
@@ -53,5 +53,10 @@ export const moeKeys = {
 		"alltoall",
 		"How tokens reach experts of other ranks.",
 		{ model: false, megatron: "allgather" },
+	),
+	"moe-expert-capacity-bound": optional(
+		number(1),
+		"Rows that the experts of a rank have room for, over those of an even routing; more end the run. Unset: all that can come.",
+		{ model: false },
 	),
 } as const;

@@ -62,8 +62,7 @@ export class LocalRows implements RowJourney {
 /** Over the ranks of an expert-parallel group. */
 export class RowExchange implements RowJourney {
 	readonly #exchange: Exchange;
-	readonly #rows: Travelling;
-	readonly #probability: Travelling;
+	readonly #dispatch: Travelling;
 	#combine: Travelling | null = null;
 
 	constructor(
@@ -72,31 +71,31 @@ export class RowExchange implements RowJourney {
 		{ probabilities }: Routing,
 		private readonly order: ExpertOrder,
 		parallel: ExpertParallel,
+		overflow: Tensor | null,
 	) {
 		const { rows, rowProbability } = permute(tape, u, probabilities, order);
 		using sentRows = rows;
 		using sentProbability = rowProbability;
-		this.#exchange = Exchange.plan(tape.device, order, parallel);
-		this.#rows = startDispatch(tape, sentRows, this.#exchange);
-		this.#probability = startDispatch(tape, sentProbability, this.#exchange);
+		this.#exchange = Exchange.plan(tape, order, parallel, overflow);
+		this.#dispatch = startDispatch(tape, { rows: sentRows, beside: sentProbability }, this.#exchange);
 	}
 
 	finishDispatch(): ExpertRows {
-		return expertRows(this.#rows.finish(), this.#probability.finish(), this.#exchange.offsets);
+		const { rows, beside } = this.#dispatch.finish();
+		return expertRows(rows, beside!, this.#exchange.offsets);
 	}
 
 	startCombine(outputs: Tensor): void {
-		const { slots, rowCount } = this.order;
-		this.#combine = startCombine(this.tape, outputs, this.#exchange, slots, rowCount);
+		this.#combine = startCombine(this.tape, outputs, this.#exchange);
 	}
 
 	finishCombine(): Tensor {
-		using rows = this.#combine!.finish();
+		using rows = this.#combine!.finish().rows;
 		return unpermute(this.tape, rows, this.order);
 	}
 
 	[Symbol.dispose](): void {
-		for (const owned of [this.#exchange, this.#rows, this.#probability, this.#combine]) owned?.[Symbol.dispose]();
+		for (const owned of [this.#exchange, this.#dispatch, this.#combine]) owned?.[Symbol.dispose]();
 	}
 }
 

@@ -4,6 +4,7 @@ import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/mod
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import type { HybridConfig } from "./config.ts";
+import { ExpertOverflow } from "./expert-overflow.ts";
 import { layersOfSegment } from "./layer-places.ts";
 import { hybridParameters } from "./names.ts";
 import { RouterState } from "./router-state.ts";
@@ -18,6 +19,8 @@ export class HybridModel implements Disposable {
 	readonly #routerPrefixes: ReadonlyMap<number, string>;
 	/** State of the router of every MoE layer that is here, by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
+	/** null: every expert is here. */
+	readonly #overflow: ExpertOverflow | null;
 	/** In the order of the layers. */
 	readonly stages: readonly HybridStage[];
 
@@ -53,6 +56,8 @@ export class HybridModel implements Disposable {
 				return [index, new RouterState(device, config.moe, { tokenShards: this.parallel.tp.size, passes })];
 			}),
 		);
+		const { experts } = this.parallel;
+		this.#overflow = experts && new ExpertOverflow(device, experts, this.routers);
 		const parts = {
 			config,
 			parallel: this.parallel,
@@ -90,6 +95,11 @@ export class HybridModel implements Disposable {
 		}
 	}
 
+	/** A UserError when experts of this rank were sent more rows than they have room for since the last call; waits for the device. */
+	requireRoomForRows(): void {
+		this.#overflow?.check();
+	}
+
 	/** First row of this rank's part of the vocabulary, and the number of its rows without padding. */
 	get vocabularyShard(): { readonly start: number; readonly live: number } {
 		const { tp } = this.parallel;
@@ -101,5 +111,6 @@ export class HybridModel implements Disposable {
 	[Symbol.dispose](): void {
 		this.#parameters[Symbol.dispose]();
 		for (const router of this.routers.values()) router[Symbol.dispose]();
+		this.#overflow?.[Symbol.dispose]();
 	}
 }

@@ -27,7 +27,7 @@ export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState
 	using routing = routeTokens(tape, context, router, u);
 	using order = ExpertOrder.of(tape.device, routing.expertIndex, config.moe.experts);
 	using travelling = experts
-		? new RowExchange(tape, u, routing, order, experts)
+		? new RowExchange(tape, u, routing, order, experts, router.overflow)
 		: new LocalRows(tape, u, routing, order);
 	// While the rows are on their way.
 	using shared = config.moe.sharedExpertSize > 0 ? feedForward(tape, context, u, "mlp.shared_experts.") : null;

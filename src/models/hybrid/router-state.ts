@@ -36,6 +36,8 @@ export class RouterState implements Disposable {
 	/** global_aux_loss: counts summed over the step's microbatches so far, f32 [1, E]. */
 	readonly #stepCounts: Tensor;
 	#stepMicrobatches = 0;
+	/** i32 [2], not owned: rows that this rank's experts had no room for (Exchange.plan). */
+	overflow: Tensor | null = null;
 	/** Sees, and may change, a microbatch's logits [T, E] of this rank's tokens before experts are chosen. */
 	onLogits: ((logits: Tensor) => void) | null = null;
 	/** Sees every microbatch's choice: experts [T, K], logits [T, E] and routing weights [T, K] of this rank's tokens. */
