@@ -180,9 +180,7 @@ function travel(
 				outputs: come,
 				keep: exchange.tensors,
 				backward: (gradients) => {
-					const [rows, beside] = gradients.map(
-						(gradient, index) => gradient?.share() ?? zeros(tape, shapes[index]!),
-					);
+					const [rows, beside] = gradients.map((gradient, index) => gradient?.share() ?? zeros(tape, shapes[index]!));
 					const returning = { rows: rows!, beside: beside ?? null };
 					wayBack = ways.back(returning);
 					for (const one of parts(returning)) one[Symbol.dispose]();
@@ -230,9 +228,7 @@ function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Excha
 	const whole = matrices(target);
 	// One region for each member of an expert's tensor-parallel group; with one, that region is the result itself.
 	const regions = (like: Tensor) =>
-		expertTensor === 1
-			? like.share()
-			: Tensor.empty(like.device, [expertTensor * regionRows, like.width], like.dtype);
+		expertTensor === 1 ? like.share() : Tensor.empty(like.device, [expertTensor * regionRows, like.width], like.dtype);
 	const come = { rows: regions(whole.rows), beside: whole.beside && regions(whole.beside) };
 	const stage = { at: "receiver", rows: expertTensor * regionRows } as const;
 	const pending = group.exchangeRows(leaving, come, back, stage);

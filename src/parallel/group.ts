@@ -65,7 +65,7 @@ export interface Group {
 	/** Rows of `send` to every member, into rows of `receive`. Ranges of `send` may overlap. */
 	allToAll(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): Pending;
 	/**
-	 * Rows of `send` to every member, into rows of `receive`, in ranges that no host has to know. 
+	 * Rows of `send` to every member, into rows of `receive`, in ranges that no host has to know.
 	 */
 	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending;
 	/** How exchangeRows moves rows, the same at all members; each calls this before the first exchange, and waits for the others. */

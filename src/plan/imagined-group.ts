@@ -5,7 +5,15 @@
 import type { Group, Pending, RowRanges } from "../parallel/group.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
-export type TransferKind = "allReduce" | "reduceScatter" | "allGather" | "broadcast" | "allToAll" | "exchangeRows" | "send" | "receive";
+export type TransferKind =
+	| "allReduce"
+	| "reduceScatter"
+	| "allGather"
+	| "broadcast"
+	| "allToAll"
+	| "exchangeRows"
+	| "send"
+	| "receive";
 
 /** One collective of this rank. */
 export interface Transfer {

@@ -6,7 +6,8 @@
  *
  * products: against OpenBLAS's sgemm. streams: against memcpy. pytorch: against PyTorch, when MIMO_PYTHON, or python3 on
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
- * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. overlap: a step of encoder and language model
+ * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. expert-exchange: rows to experts of four ranks and
+ * back, against the host's plan of them. overlap: a step of encoder and language model
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
  * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data
@@ -20,6 +21,7 @@ import { benchCollectives } from "./collectives.ts";
 import { benchConversions } from "./conversions.ts";
 import { benchCuda, cudaTable } from "./cuda.ts";
 import { benchEnergon, findEnergon } from "./energon.ts";
+import { benchExpertExchange } from "./expert-exchange.ts";
 import { benchGenerate } from "./generate.ts";
 import { benchImages, findPillow } from "./images.ts";
 import { type Row, tables } from "./measure.ts";
@@ -39,6 +41,7 @@ const suites = [
 	"pytorch",
 	"conversions",
 	"collectives",
+	"expert-exchange",
 	"overlap",
 	"plan",
 	"overhead",
@@ -101,6 +104,7 @@ for (const threads of threadCounts) {
 }
 if (wanted("conversions")) take(await benchConversions());
 if (wanted("collectives")) take(await benchCollectives(python));
+if (wanted("expert-exchange")) take(await benchExpertExchange());
 if (wanted("overlap")) take(await benchOverlap());
 if (wanted("plan")) take(benchPlan());
 if (wanted("overhead")) take(await benchOverhead());

@@ -1,0 +1,23 @@
+/** Exchanges of experts' rows among four processes equal those that the host plans; expert-exchange-rank.ts is each of them. */
+import { expect, test } from "bun:test";
+import { balancedRows, rowCapacity } from "../../src/parallel/expert-capacity.ts";
+import { runRanks } from "./ranks.ts";
+
+test("rows, weights and their gradients are those of the host's exchange, bit for bit", async () => {
+	const outcomes = await runRanks("expert-exchange-rank.ts", 4);
+	for (const { stderr, exitCode } of outcomes) expect({ stderr, exitCode }).toEqual({ stderr: "", exitCode: 0 });
+	const found = outcomes.map(({ stdout }) => JSON.parse(stdout) as { cases: number; overflow: string });
+	for (const { cases } of found) expect(cases).toBe(120);
+	// 8 tokens of four ranks, 2 rows each, and room for 1.5 times 16.
+	expect(found.map(({ overflow }) => overflow)).toEqual(["24 0,0", "24 64,24", "24 0,0", "24 0,0"]);
+}, 60_000);
+
+test("the room for rows is the bound's, and at most what can come", () => {
+	const places = { members: 8, expertTensor: 2, localExperts: 4 };
+	expect(balancedRows(100, 6, places)).toBe(1200);
+	expect(rowCapacity(100, 6, places, null)).toBe(3200);
+	expect(rowCapacity(100, 6, places, 1)).toBe(1200);
+	expect(rowCapacity(100, 6, places, 1.001)).toBe(1202);
+	expect(rowCapacity(100, 6, places, 5)).toBe(3200);
+	expect(rowCapacity(100, 6, { ...places, localExperts: 8 }, null)).toBe(4800);
+});
