@@ -66,7 +66,8 @@ int32_t mimo_group_all_to_all(mimo_group* group, mimo_stream*, const void* x, vo
   });
 }
 
-int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream*, const mimo_row_exchange* rows, int64_t* ticket) {
+int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream*, const mimo_row_exchange* rows,
+                                 const int32_t*, int64_t* ticket) {
   return guard([&] {
     *ticket = group->group.start(mimo::Group::collectives, mimo::make_exchange_rows(group->group, *rows));
   });

@@ -108,12 +108,14 @@ DeviceGroup::~DeviceGroup() {
       std::lock_guard<std::mutex> lock(mutex_);
       note_missing();
     }
-    // This rank ends early. Its communicators end with the process, as does the memory of their kernels: closing them
-    // would wait for their members.
+    // This rank ends early. Its communicators end with the process, and what their kernels use: closing them would wait for
+    // their members.
+    static_cast<void>(peer_rows_.release());
     for (auto& [number, line] : lines_) line.communicator.release();
     for (auto& one : staging_) one.release();
     return;
   }
+  if (peer_rows_) peer_rows_->finish();
   for (auto& [number, line] : lines_) line.communicator->begin_finish();
   for (auto& [number, line] : lines_) line.communicator->finish();
   for (auto& [number, line] : lines_) {
@@ -244,6 +246,19 @@ void DeviceGroup::exchange_between_hosts(int32_t kind, const void* x, void* y, i
   if (bytes > 0) std::memcpy(y, staging.host() + part, whole);
 }
 
+PeerRows* DeviceGroup::peer_rows() {
+  if (met_peers_) return peer_rows_.get();
+  if (host_) {
+    const Line& line = line_of_members(all, 0);
+    const auto tell = [this](const void* x, void* y, int64_t bytes) { exchange(x, y, bytes); };
+    auto made = PeerRows::meet(*run_.device, size(), rank(), line.communicator->stream(), tell);
+    std::lock_guard<std::mutex> lock(mutex_);
+    peer_rows_ = std::move(made);
+  }
+  met_peers_ = true;
+  return peer_rows_.get();
+}
+
 cudaEvent_t DeviceGroup::event() {
   if (events_.empty()) {
     cudaEvent_t made = nullptr;
@@ -354,6 +369,7 @@ std::pair<int64_t, int64_t> DeviceGroup::look(std::vector<ncclComm_t>& ended) {
     // The missing ranks of other hosts are known a moment later.
     if (run_.mirrored()) note_missing();
     __atomic_store_n(&run_.device->communication_ended, true, __ATOMIC_RELEASE);
+    if (peer_rows_) peer_rows_->give_up();
     for (auto& [number, line] : lines_) {
       const ncclComm_t handle = line.communicator ? line.communicator->give_up() : nullptr;
       if (handle != nullptr) ended.push_back(handle);

@@ -20,6 +20,7 @@
 #include "communicator.h"
 #include "device.h"
 #include "group.h"
+#include "peer_rows.h"
 #include "value_staging.h"
 
 namespace mimo::cuda {
@@ -43,6 +44,10 @@ class DeviceGroup {
   int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from);
   /// Later work of the stream starts when the call is done.
   void wait(mimo_stream& stream, int64_t ticket);
+
+  /// How members reach each other's memory; null where they do not. The first call waits for all members, at which it finds the
+  /// same.
+  PeerRows* peer_rows();
 
   /// One look at the calls under way. Returns the number and start of the oldest, or -1. When the run has failed, `ended`
   /// receives the communicators that are to be aborted.
@@ -89,6 +94,8 @@ class DeviceGroup {
   std::vector<cudaEvent_t> events_;
   int32_t device_ = -1;
   bool noted_ = false;
+  std::unique_ptr<PeerRows> peer_rows_;
+  bool met_peers_ = false;
 };
 
 }  // namespace mimo::cuda

@@ -80,6 +80,25 @@ int32_t mimo_group_all_to_all(mimo_group* group, mimo_stream* stream, const void
   });
 }
 
+int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream* stream, const mimo_row_exchange* rows,
+                                 const int32_t* host_ranges, int64_t* ticket) {
+  return guard([&] {
+    MIMO_REQUIRE(rows->ranges > 0 && rows->row_bytes > 0 && rows->beside_row_bytes >= 0, "mimo_group_exchange_rows");
+    MIMO_REQUIRE((rows->beside_x == nullptr) == (rows->beside_y == nullptr), "mimo_group_exchange_rows");
+    const int64_t staged = rows->stage == MIMO_ROW_STAGE_SENDER ? rows->x_rows : rows->y_rows;
+    MIMO_REQUIRE(staged <= rows->stage_rows, "mimo_group_exchange_rows");
+    stream->device->use();
+    *ticket = group->transport->exchange_rows(*stream, *rows, host_ranges);
+  });
+}
+
+int32_t mimo_group_row_transport(mimo_group* group, mimo_stream* stream, int32_t* transport) {
+  return guard([&] {
+    stream->device->use();
+    *transport = group->transport->row_transport();
+  });
+}
+
 int32_t mimo_group_send(mimo_group* group, mimo_stream* stream, const void* x, int64_t bytes, int32_t to,
                         int64_t* ticket) {
   return guard([&] {

@@ -28,8 +28,8 @@ Storage storage_of(int32_t dtype) {
 }
 
 /// Rows to and from every member; its own are copied.
-ncclResult_t exchange_rows(const DeviceGroup& group, const char* x, char* y, const int32_t* rows, int64_t row_bytes,
-                           ncclComm_t comm, cudaStream_t queue) {
+ncclResult_t exchange_counted(const DeviceGroup& group, const char* x, char* y, const int32_t* rows, int64_t row_bytes,
+                              ncclComm_t comm, cudaStream_t queue) {
   const int32_t size = group.size();
   const auto bytes = [&](int32_t table, int32_t member) { return rows[table * size + member] * row_bytes; };
   for (int32_t member = 0; member < size; ++member) {
@@ -50,6 +50,45 @@ ncclResult_t exchange_rows(const DeviceGroup& group, const char* x, char* y, con
     check(cudaMemcpyAsync(y + bytes(2, own), x + bytes(0, own), static_cast<size_t>(bytes(3, own)),
                           cudaMemcpyDeviceToDevice, queue),
           "a copy on the device");
+  }
+  return ncclSuccess;
+}
+
+struct Range {
+  int32_t here, there, rows;
+};
+
+/// Ranges to and from every member, of the one tensor and of the one beside it; its own are copied. A pair's messages meet in the
+/// order of its ranges.
+ncclResult_t exchange_ranges(const DeviceGroup& group, const mimo_row_exchange& rows, const Range* ranges, ncclComm_t comm,
+                             cudaStream_t queue) {
+  const struct {
+    const char* x;
+    char* y;
+    int64_t row_bytes;
+  } parts[] = {{static_cast<const char*>(rows.x), static_cast<char*>(rows.y), rows.row_bytes},
+               {static_cast<const char*>(rows.beside_x), static_cast<char*>(rows.beside_y), rows.beside_row_bytes}};
+  const Range* const sent = ranges;
+  const Range* const received = ranges + group.size() * rows.ranges;
+  for (const auto& part : parts) {
+    if (part.x == nullptr) continue;
+    const auto bytes = [&](int64_t count) { return static_cast<size_t>(count * part.row_bytes); };
+    for (int64_t i = 0; i < group.size() * rows.ranges; ++i) {
+      const auto member = static_cast<int32_t>(i / rows.ranges);
+      const char* from = part.x + sent[i].here * part.row_bytes;
+      char* to = part.y + received[i].here * part.row_bytes;
+      if (member == group.rank()) {
+        if (sent[i].rows > 0) {
+          check(cudaMemcpyAsync(to, from, bytes(sent[i].rows), cudaMemcpyDeviceToDevice, queue), "a copy on the device");
+        }
+        continue;
+      }
+      ncclResult_t result = ncclSuccess;
+      if (sent[i].rows > 0) result = nccl().Send(from, bytes(sent[i].rows), ncclUint8, member, comm, queue);
+      if (result != ncclSuccess && result != ncclInProgress) return result;
+      if (received[i].rows > 0) result = nccl().Recv(to, bytes(received[i].rows), ncclUint8, member, comm, queue);
+      if (result != ncclSuccess && result != ncclInProgress) return result;
+    }
   }
   return ncclSuccess;
 }
@@ -95,10 +134,27 @@ class NcclTransport final : public Transport {
 
   int64_t all_to_all(mimo_stream& stream, const void* x, void* y, const int32_t* rows, int64_t row_bytes) override {
     return group_.collective(stream, MIMO_COLLECTIVE_ALL_TO_ALL, row_bytes, [&](ncclComm_t comm, cudaStream_t queue) {
-      return exchange_rows(group_, static_cast<const char*>(x), static_cast<char*>(y), rows, row_bytes, comm, queue);
+      return exchange_counted(group_, static_cast<const char*>(x), static_cast<char*>(y), rows, row_bytes, comm, queue);
     });
   }
 
+  int64_t exchange_rows(mimo_stream& stream, const mimo_row_exchange& rows, const int32_t* host_ranges) override {
+    const int64_t bytes = rows.row_bytes + rows.beside_row_bytes;
+    if (PeerRows* const peers = group_.peer_rows()) {
+      peers->reserve(rows);
+      return group_.collective(stream, MIMO_COLLECTIVE_EXCHANGE_ROWS, bytes, [&](ncclComm_t, cudaStream_t queue) {
+        peers->exchange(rows, queue);
+        return ncclSuccess;
+      });
+    }
+    MIMO_REQUIRE(host_ranges != nullptr, "mimo_group_exchange_rows");
+    return group_.collective(stream, MIMO_COLLECTIVE_EXCHANGE_ROWS, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
+      return exchange_ranges(group_, rows, reinterpret_cast<const Range*>(host_ranges), comm, queue);
+    });
+  }
+  int32_t row_transport() override {
+    return group_.peer_rows() ? MIMO_ROW_TRANSPORT_PEERS : MIMO_ROW_TRANSPORT_COUNTS;
+  }
   int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to) override {
     return group_.send(stream, x, bytes, to);
   }

@@ -92,6 +92,10 @@ class ShmTransport final : public Transport {
   int64_t all_to_all(mimo_stream& stream, const void* x, void* y, const int32_t* rows, int64_t row_bytes) override {
     return start(stream, Group::collectives, make_all_to_all(group_, x, y, rows, row_bytes));
   }
+  int64_t exchange_rows(mimo_stream& stream, const mimo_row_exchange& rows, const int32_t*) override {
+    return start(stream, Group::collectives, make_exchange_rows(group_, rows));
+  }
+  int32_t row_transport() override { return MIMO_ROW_TRANSPORT_HOST; }
   int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to) override {
     return start(stream, group_.lane_to(to), make_send(group_, x, bytes, to));
   }

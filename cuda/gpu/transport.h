@@ -23,6 +23,9 @@ class Transport {
   virtual int64_t all_gather(mimo_stream& stream, const void* x, void* y, int64_t bytes) = 0;
   virtual int64_t broadcast(mimo_stream& stream, void* x, int64_t bytes, int32_t root) = 0;
   virtual int64_t all_to_all(mimo_stream& stream, const void* x, void* y, const int32_t* rows, int64_t row_bytes) = 0;
+  virtual int64_t exchange_rows(mimo_stream& stream, const mimo_row_exchange& rows, const int32_t* host_ranges) = 0;
+  /// MIMO_ROW_TRANSPORT_*; finds out at the first call, which waits for all members.
+  virtual int32_t row_transport() = 0;
   virtual int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to) = 0;
   virtual int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from) = 0;
   /// Later work of the stream sees the call's result.

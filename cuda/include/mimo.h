@@ -345,11 +345,13 @@ enum mimo_row_stage { MIMO_ROW_STAGE_SENDER = 0, MIMO_ROW_STAGE_RECEIVER = 1 };
 enum mimo_row_transport {
   MIMO_ROW_TRANSPORT_HOST = 0,  /* through the host's shared memory */
   MIMO_ROW_TRANSPORT_PEERS = 1, /* GPUs of a host read and write each other's memory */
-  MIMO_ROW_TRANSPORT_COUNTS = 2 /* NCCL's messages: the host waits for the ranges in every call */
+  MIMO_ROW_TRANSPORT_COUNTS = 2 /* NCCL's messages, for which the host has to know the ranges */
 };
 
+/* host_ranges [2, size, ranges, 3]: what send_ranges and receive_ranges hold; only MIMO_ROW_TRANSPORT_COUNTS reads it, elsewhere
+ * it may be null. */
 MIMO_API int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream* stream, const mimo_row_exchange* rows,
-                                          int64_t* ticket);
+                                          const int32_t* host_ranges, int64_t* ticket);
 /* Prepares mimo_group_exchange_rows: every member calls it. `transport`: MIMO_ROW_TRANSPORT_*, the same at all. */
 MIMO_API int32_t mimo_group_row_transport(mimo_group* group, mimo_stream* stream, int32_t* transport);
 MIMO_API int32_t mimo_group_send(mimo_group* group, mimo_stream* stream, const void* x, int64_t bytes, int32_t to,

@@ -812,7 +812,7 @@ export const functions = {
 	mimo_group_all_gather: { args: ["ptr", "ptr", "ptr", "ptr", "i64", "ptr"], returns: "i32" },
 	mimo_group_broadcast: { args: ["ptr", "ptr", "ptr", "i64", "i32", "ptr"], returns: "i32" },
 	mimo_group_all_to_all: { args: ["ptr", "ptr", "ptr", "ptr", "ptr", "i64", "ptr"], returns: "i32" },
-	mimo_group_exchange_rows: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_group_exchange_rows: { args: ["ptr", "ptr", "ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_group_row_transport: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_group_send: { args: ["ptr", "ptr", "ptr", "i64", "i32", "ptr"], returns: "i32" },
 	mimo_group_receive: { args: ["ptr", "ptr", "ptr", "i64", "i32", "ptr"], returns: "i32" },

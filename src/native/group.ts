@@ -66,12 +66,13 @@ export class NativeGroup implements Disposable {
 		return this.#start("all_to_all", addressOf(x), addressOf(y), rows, rowBytes);
 	}
 
-	exchangeRows(rows: RowExchangeArgs): Ticket {
+	/** `ranges` [2, size, ranges, 3]: those of the device, for the row transport that reads counts. */
+	exchangeRows(rows: RowExchangeArgs, ranges: Int32Array | null): Ticket {
 		writeStruct(this.#rows, rowExchange, (field) => {
 			const value = rows[field as keyof RowExchangeArgs];
 			return typeof value === "number" ? value : addressOf(value);
 		});
-		return this.#start("exchange_rows", this.#rows);
+		return this.#start("exchange_rows", this.#rows, ranges);
 	}
 
 	/** Waits for the other members. */
@@ -114,7 +115,7 @@ export class NativeGroup implements Disposable {
 		check(this.device.library, "mimo_group_destroy", this.handle);
 	}
 
-	#start(name: string, ...args: (number | NodeJS.TypedArray)[]): Ticket {
+	#start(name: string, ...args: (number | NodeJS.TypedArray | null)[]): Ticket {
 		const { library, stream } = this.device;
 		check(library, `mimo_group_${name}`, this.handle, stream.handle, ...args, this.#ticket);
 		return Number(this.#ticket[0]);

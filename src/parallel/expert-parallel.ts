@@ -1,8 +1,8 @@
 /**
- * Token exchange between ranks that hold different experts (spec language-model 4.5). The dispatch group is expt_tp × ep,
+ * Token exchange between ranks that hold different experts (docs/spec/language-model.md §4.5). The dispatch group is expt_tp × ep,
  * expt_tp fastest: expert e lives on the `expertTensor` members of expert-parallel rank e / (E / EP), each with a part of
  * its channels. A token copy goes to all of them, and their partial outputs are summed on the way back. Which rows go where
- * is found on the device, from every member's counts: the host never waits for them.
+ * is found on the device, from every member's counts: the host does not wait for them, but where the row transport needs them.
  */
 import type { ExpertOrder } from "../tensor/ops/permute.ts";
 import type { Tape } from "../tensor/tape.ts";
@@ -59,11 +59,11 @@ export class Exchange implements Disposable {
 		const regionRows = tokens * order.topk;
 		using everyOffsets = Tensor.empty(device, [group.size, order.offsets.elements], "i32");
 		group.allGather(order.offsets, everyOffsets).wait();
-		const table = () => Tensor.empty(device, [group.size, localExperts, 3], "i32");
-		const [out, back] = [
-			{ out: table(), in: table() },
-			{ out: table(), in: table() },
-		];
+		const ranges = () => {
+			const table = () => Tensor.empty(device, [group.size, localExperts, 3], "i32");
+			return { out: table(), in: table() };
+		};
+		const [out, back] = [ranges(), ranges()];
 		const offsets = Tensor.empty(device, [localExperts + 1], "i32");
 		device.run("expert_exchange_plan", {
 			offsets: everyOffsets,
@@ -80,7 +80,8 @@ export class Exchange implements Disposable {
 			capacity,
 			region_rows: regionRows,
 		});
-		return new Exchange(parallel, order.slots, regionRows, capacity, out, back, offsets, order);
+		const known = (way: ReturnType<typeof ranges>) => ({ ...way, onHost: onHost(way, group) });
+		return new Exchange(parallel, order.slots, regionRows, capacity, known(out), known(back), offsets, order);
 	}
 
 	/** Shares of everything a backward closure reads. */
@@ -92,6 +93,11 @@ export class Exchange implements Disposable {
 	[Symbol.dispose](): void {
 		for (const tensor of this.tensors) tensor[Symbol.dispose]();
 	}
+}
+
+/** What the device has found, where messages cannot do without: the host waits for it. */
+function onHost({ out, in: coming }: Pick<DeviceRanges, "out" | "in">, group: Group): Int32Array | null {
+	return group.rowTransport() === "counts" ? Int32Array.from([...out.toInt32(), ...coming.toInt32()]) : null;
 }
 
 /** As many tokens as any member may have in this layer, on which all agree. */

@@ -22,6 +22,8 @@ export interface RowRanges {
 export interface DeviceRanges {
 	readonly out: Tensor;
 	readonly in: Tensor;
+	/** Both, one after the other, where the row transport is "counts"; else null. */
+	readonly onHost: Int32Array | null;
 }
 
 /** Rows [R, W] of one member, and what goes beside them in the same message: as many rows of another width and type. */
@@ -68,7 +70,7 @@ export interface Group {
 	 * Rows of `send` to every member, into rows of `receive`, in ranges that no host has to know.
 	 */
 	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending;
-	/** How exchangeRows moves rows, the same at all members; each calls this before the first exchange, and waits for the others. */
+	/** How exchangeRows moves rows, the same at all members. Each calls this before the first exchange; then it waits for the others. */
 	rowTransport(): RowTransportName;
 	/** Sends x to a member, which receives a tensor of as many bytes. */
 	send(x: Tensor, to: number): Pending;

@@ -55,6 +55,8 @@ export async function moduleGroups(
 					capacity: options.expertCapacity ?? { bound: null, mostTokens: null },
 				}
 			: null;
+	// Members meet here, not inside a layer.
+	experts?.group.rowTransport();
 	const ends = [stages.ranks[0]!, stages.ranks.at(-1)!];
 	const copied = options.copies === true && stages.size > 1 && ends.includes(factory.rank);
 	return {

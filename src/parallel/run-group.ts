@@ -9,6 +9,7 @@ import type { DeviceRanges, Group, Pending, Reduction, RowRanges, RowStage, Rows
 export class RunGroup implements Group, Disposable {
 	readonly rank: number;
 	readonly #native: NativeGroup;
+	#rowTransport: RowTransportName | null = null;
 
 	/** `ranks`: global ranks of the members, at least two; this process is `globalRank`. */
 	constructor(
@@ -71,21 +72,24 @@ export class RunGroup implements Group, Disposable {
 			}
 		}
 		const rowBytes = (x: Tensor) => x.width * dtypeBytes[x.dtype];
-		const ticket = this.#native.exchangeRows({
-			x: send.rows,
-			y: receive.rows,
-			beside_x: beside?.x ?? null,
-			beside_y: beside?.y ?? null,
-			send_ranges: ranges.out,
-			receive_ranges: ranges.in,
-			ranges: ranges.in.elements / (3 * this.size),
-			row_bytes: rowBytes(send.rows),
-			beside_row_bytes: beside ? rowBytes(beside.x) : 0,
-			x_rows: send.rows.rows,
-			y_rows: receive.rows.rows,
-			stage_rows: stage.rows,
-			stage: RowStageCode[stage.at],
-		});
+		const ticket = this.#native.exchangeRows(
+			{
+				x: send.rows,
+				y: receive.rows,
+				beside_x: beside?.x ?? null,
+				beside_y: beside?.y ?? null,
+				send_ranges: ranges.out,
+				receive_ranges: ranges.in,
+				ranges: ranges.in.elements / (3 * this.size),
+				row_bytes: rowBytes(send.rows),
+				beside_row_bytes: beside ? rowBytes(beside.x) : 0,
+				x_rows: send.rows.rows,
+				y_rows: receive.rows.rows,
+				stage_rows: stage.rows,
+				stage: RowStageCode[stage.at],
+			},
+			ranges.onHost,
+		);
 		const tensors = [send.rows, send.beside, receive.rows, receive.beside, ranges.out, ranges.in];
 		return this.#pending(
 			ticket,
@@ -94,7 +98,8 @@ export class RunGroup implements Group, Disposable {
 	}
 
 	rowTransport(): RowTransportName {
-		return this.#native.rowTransport();
+		this.#rowTransport ??= this.#native.rowTransport();
+		return this.#rowTransport;
 	}
 
 	send(x: Tensor, to: number): Pending {

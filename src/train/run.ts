@@ -7,6 +7,7 @@ import { countParameters, megatronFlopsPerStep } from "../models/hybrid/counts.t
 import { radioParameters } from "../models/radio/names.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { projectorParameters } from "../models/vision/projector.ts";
+import type { RowTransportName } from "../native/abi.ts";
 import { debug } from "../native/debug.ts";
 import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
@@ -55,6 +56,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		checkpoints.requireRoom();
 		observer.note(introduction(c, run, world));
 		for (const sentence of origins) observer.note(sentence);
+		const experts = run.groups.language?.model.experts;
+		if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
 		const start = checkpoints.restore();
 		const first = start?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));
@@ -138,6 +141,15 @@ function introduction(c: TrainingConfiguration, { topology }: Run, world: World)
 	const ranks = world.size === 1 ? "" : `${world.size} ranks${sizes}, `;
 	return `Training ${what} on ${name}, ${ranks}${threads} threads${world.size === 1 ? "" : " each"}.`;
 }
+
+/** How tokens come to experts of other ranks. */
+const rowTransports = {
+	host: "Rows for experts of other ranks go through the host's shared memory.",
+	peers: "Rows for experts of other ranks go from GPU to GPU, which open each other's memory: the host waits for none.",
+	counts:
+		"Rows for experts of other ranks go as messages of NCCL, because these GPUs do not open each other's memory: the host " +
+		"waits for the rows' counts in every layer of experts.",
+} as const satisfies Record<RowTransportName, string>;
 
 function countEncoder(c: TrainingConfiguration): number {
 	const { tower, projector } = encoderConfig(c);

@@ -159,6 +159,35 @@ void moves(Run& run, int64_t tokens, int64_t topk, int64_t experts, int64_t widt
   run.compare("probabilities", u.probabilities, tokens * topk, MIMO_DTYPE_F32, true);
 }
 
+/// The plan of an exchange among `members`, as each of them has it. `capacity` may be too small for some.
+void exchange(Run& run, int64_t members, int64_t expert_tensor, int64_t local_experts, int64_t most_rows, int64_t capacity) {
+  const int64_t experts = members / expert_tensor * local_experts;
+  std::vector<int32_t> offsets;
+  for (int64_t member = 0; member < members; ++member) {
+    const std::vector<int32_t> rows = run.integers(experts, 0, most_rows);
+    offsets.push_back(0);
+    // Every third member has no tokens, and every fifth expert of the others no rows.
+    for (int64_t e = 0; e < experts; ++e) {
+      offsets.push_back(offsets.back() + (member % 3 == 2 || e % 5 == 4 ? 0 : rows[static_cast<size_t>(e)]));
+    }
+  }
+  const int64_t ranges = members * local_experts * 3;
+  for (int64_t member = 0; member < members; ++member) {
+    mimo_expert_exchange_plan_args p{};
+    p.offsets = run.upload(offsets);
+    int32_t** const tables[] = {&p.out_send, &p.out_receive, &p.back_send, &p.back_receive};
+    for (int32_t** table : tables) *table = static_cast<int32_t*>(run.output(ranges, MIMO_DTYPE_I32));
+    p.local_offsets = static_cast<int32_t*>(run.output(local_experts + 1, MIMO_DTYPE_I32));
+    p.overflow = run.upload(std::vector<int32_t>{3, 2});
+    p.members = members, p.member = member, p.expert_tensor = expert_tensor, p.local_experts = local_experts;
+    p.capacity = capacity, p.region_rows = experts * most_rows;
+    run.call("mimo_expert_exchange_plan", p);
+    for (int32_t** table : tables) run.compare("ranges", *table, ranges, MIMO_DTYPE_I32, true);
+    run.compare("local_offsets", p.local_offsets, local_experts + 1, MIMO_DTYPE_I32, true);
+    run.compare("overflow", p.overflow, 2, MIMO_DTYPE_I32, true);
+  }
+}
+
 }  // namespace
 
 void add_experts(Cases& cases, bool large) {
@@ -193,6 +222,11 @@ void add_experts(Cases& cases, bool large) {
   cases.push_back({"moe moves, dropped, odd", [](Run& run) { moves(run, 501, 6, 33, 13, 100); }});
   cases.push_back({"moe moves, many experts", [](Run& run) { moves(run, 900, 3, 1100, 8, 5); }});
   cases.push_back({"moe moves, no rows", [](Run& run) { moves(run, 30, 2, 9, 0, 10); }});
+  cases.push_back({"expert exchange", [](Run& run) { exchange(run, 4, 1, 8, 50, 1 << 20); }});
+  cases.push_back({"expert exchange, tensor parallel", [](Run& run) { exchange(run, 6, 2, 5, 9, 1 << 20); }});
+  cases.push_back({"expert exchange, one expert each", [](Run& run) { exchange(run, 5, 1, 1, 7, 1 << 20); }});
+  cases.push_back({"expert exchange without room", [](Run& run) { exchange(run, 4, 2, 16, 30, 300); }});
+  cases.push_back({"expert exchange of many", [](Run& run) { exchange(run, 16, 1, 70, 400, 40000); }});
   if (large) cases.push_back({"moe moves large", [](Run& run) { moves(run, 8192, 6, 128, 672, 1000); }});
   if (large) cases.push_back({"moe moves, many slots", [](Run& run) { moves(run, 24000, 6, 130, 8, 1000); }});
 }

@@ -1,4 +1,4 @@
-// Where the rows of an exchange between ranks that hold experts come from and go to (spec language-model 4.5): from every
+// Where the rows of an exchange between ranks that hold experts come from and go to (docs/spec/language-model.md §4.5): from every
 // member's expert offsets alone, so all members find the same.
 #include "kernel.h"
 

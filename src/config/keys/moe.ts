@@ -1,5 +1,16 @@
 /** Mixture-of-experts layers (docs/spec/language-model.md §4). */
-import { alwaysOn, choice, defaulting, derived, integer, list, number, off, optional, positiveNumber } from "../field.ts";
+import {
+	alwaysOn,
+	choice,
+	defaulting,
+	derived,
+	integer,
+	list,
+	number,
+	off,
+	optional,
+	positiveNumber,
+} from "../field.ts";
 
 export const moeKeys = {
 	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer."),
