@@ -39,6 +39,7 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	rope_forward: 2,
 	moe_permute: 2,
 	moe_unpermute: 2,
+	expert_exchange_plan: 1,
 	embedding_forward: 2,
 	embedding_backward: 3,
 	cross_entropy_statistics: 1,
