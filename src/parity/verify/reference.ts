@@ -167,8 +167,9 @@ async function trainReference(world: World, plan: Plan, subject: Subject) {
 }
 
 /**
- * Step 1 once more, rounded otherwise: the same microbatches, from the last to the first, and every weight moved by at most
- * a rounding. Sums in another order alone would show nothing of what tensor-parallel ranks round otherwise within a layer.
+ * Step 1 once more, rounded otherwise: the same microbatches, from the last to the first, and every weight moved to a
+ * neighbour in fp32 or left. The order of microbatches alone shows only the roundings of sums over microbatches, while
+ * tensor-parallel ranks round otherwise within a layer. A product with a moved weight changes by as much as by rounding.
  */
 async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
 	using engine = await openEngine(world, plan, subject, { order: plainOrder, reversed: true });
@@ -182,11 +183,14 @@ async function trainNoise(world: World, plan: Plan, subject: Subject, routing: R
 	return { result, gradients, flips };
 }
 
-/** Multiplies every weight by 1 − 2^-23, 1 or 1 + 2^-23, drawn from `seed`: a weight moves to a neighbour in fp32 or stays. */
+/**
+ * Multiplies every weight by 1 − 2^-24, 1 or 1 + 2^-24, drawn from `seed`. A float32 weight w is between 2^23 and 2^24 units
+ * in its last place, so it moves to a neighbour or stays; a factor of 2^-23 would move weights by two units.
+ */
 function moveByRounding(engine: Engine, seed: number): void {
 	const next = numbersFrom(seed);
 	for (const { value, gradient } of engine.tensors()) {
-		const moved = value.toFloat32().map((weight) => weight * (1 + (Math.floor(3 * next()) - 1) * 2 ** -23));
+		const moved = value.toFloat32().map((weight) => weight * (1 + (Math.floor(3 * next()) - 1) * 2 ** -24));
 		using tensor = Tensor.from(value.device, moved, value.shape);
 		copyInto(tensor, value);
 		value[Symbol.dispose]();
