@@ -88,6 +88,12 @@ export function withoutCuts(pattern: string): string {
 	return pattern.replaceAll(/[|[\]]/g, "").replace(/\/+$/, "");
 }
 
+/** The pattern of the layers that have weights: of repeated prediction depths the first alone. */
+export function storedPattern(pattern: string, repeated: boolean): string {
+	const layers = withoutCuts(pattern);
+	return repeated ? layers.split("/").slice(0, 2).join("/") : layers;
+}
+
 function refuse(pattern: string, index: number, reason: string): never {
 	throw new PatternError(pattern, index + 1, `position ${index + 1}: ${reason}`);
 }

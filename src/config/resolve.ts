@@ -12,7 +12,7 @@ import { type Derivation, dataLanes, derivations, weightShards } from "./derive.
 import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";
 import { type CommandFlags, parseFlags } from "./flags.ts";
-import { parsePattern, withoutCuts } from "./hybrid-pattern.ts";
+import { parsePattern, storedPattern } from "./hybrid-pattern.ts";
 import { isPresetName, presets } from "./presets.ts";
 import {
 	type DerivedKey,
@@ -99,7 +99,7 @@ function resolveEntries(
 	const named = folderKeys.some((key) => key in raw);
 	for (const { key, value, from, fixed } of understood ? folders((name) => raw[name]) : []) {
 		const origin: Origin = { source: "folder", file: from };
-		if (key in raw && fixed && !sameValue(key, raw[key], value)) {
+		if (key in raw && fixed && !sameValue(key, raw, value)) {
 			problems.push(problem(key, raw[key], origins[key], `${from} says ${JSON.stringify(value)}`));
 			// What else is checked is checked of the model that is there.
 			delete raw[key];
@@ -179,10 +179,15 @@ function missing(key: Key): Problem {
 /** Keys that name folders of weights. */
 const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
 
-/** Whether a given value is the one that a folder says; where a pipeline cuts the layers makes no other model. */
-function sameValue(key: Key, given: unknown, said: unknown): boolean {
-	const own = key === "hybrid-layer-pattern" && typeof given === "string" ? withoutCuts(given) : given;
-	return Bun.deepEquals(own, said);
+/**
+ * Whether a given value is the one that a folder says. Where a pipeline cuts the layers makes no other model, nor how often a
+ * prediction depth is repeated.
+ */
+function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, said: unknown): boolean {
+	const given = raw[key];
+	if (key !== "hybrid-layer-pattern" || typeof given !== "string") return Bun.deepEquals(given, said);
+	const stored = (pattern: string) => storedPattern(pattern, raw["mtp-use-repeated-layer"] === true);
+	return stored(given) === stored(String(said));
 }
 
 /** The end of a sentence about a value of the wrong type or outside its bounds. */

@@ -5,7 +5,7 @@
  */
 import { UserError } from "../native/errors.ts";
 import type { ModelPart } from "./field.ts";
-import { withoutCuts } from "./hybrid-pattern.ts";
+import { storedPattern } from "./hybrid-pattern.ts";
 import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
@@ -58,8 +58,10 @@ export const modelMakingKeys: readonly Key[] = keys.filter((key) => modelPartOf(
 /** The value of a key; undefined: the description does not tell. */
 function valueIn(description: ModelDescription, key: Key): unknown {
 	const property = propertyOf(key);
-	// Where a pipeline cuts the layers makes no other model.
-	if (property === "hybridLayerPattern" && property in description) return withoutCuts(String(description[property]));
+	// Where a pipeline cuts the layers makes no other model, nor how often a prediction depth is repeated.
+	if (property === "hybridLayerPattern" && property in description) {
+		return storedPattern(String(description[property]), description.mtpUseRepeatedLayer === true);
+	}
 	if (property in description) return description[property];
 	// A run's whole configuration lacks only keys that came after it was written, which then had their default.
 	const whole = "modelProvider" in description;

@@ -4,6 +4,7 @@ import {
 	PatternError,
 	parseHybridPattern,
 	parsePattern,
+	storedPattern,
 	withoutCuts,
 } from "../../src/config/hybrid-pattern.ts";
 import { pipelineObjection, segmentLengths } from "../../src/config/pipeline.ts";
@@ -81,6 +82,9 @@ test("/ begins a prediction depth; empty depths alone are none", () => {
 	for (const pattern of ["M*", "M*/", "M*//"]) expect(prediction(pattern)).toBeNull();
 	expect(parseHybridPattern("M*/*E").join("")).toBe("M*");
 	expect(withoutCuts("M*//")).toBe("M*");
+	expect(storedPattern("M[*-]/*E/*E", false)).toBe("M*-/*E/*E");
+	expect(storedPattern("M|*-/*E/*E", true)).toBe("M*-/*E");
+	expect(storedPattern("M*", true)).toBe("M*");
 });
 
 test("every mistake of groups and prediction depths is refused at its position", () => {

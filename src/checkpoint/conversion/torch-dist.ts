@@ -219,6 +219,17 @@ function commonFor(
 	return common;
 }
 
+/** Of multi-token prediction; the pattern has the layers. */
+function predictionArguments(configuration: LanguageModelConfiguration): JsonObject {
+	const depths = configuration.hybridLayerPattern.split("/").length - 1;
+	if (depths === 0) return {};
+	return {
+		mtp_num_layers: depths,
+		mtp_loss_scaling_factor: configuration.mtpLossScalingFactor ?? 0.1,
+		mtp_use_repeated_layer: configuration.mtpUseRepeatedLayer ?? false,
+	};
+}
+
 /** The arguments that Megatron's loader compares, for a model that was never run by it. */
 function argumentsOf(configuration: LanguageModelConfiguration | null, weights: TensorStore): JsonObject | null {
 	if (!configuration) return null;
@@ -227,6 +238,7 @@ function argumentsOf(configuration: LanguageModelConfiguration | null, weights: 
 		tensor_model_parallel_size: 1,
 		pipeline_model_parallel_size: 1,
 		num_layers: configuration.numLayers,
+		...predictionArguments(configuration),
 		hidden_size: configuration.hiddenSize,
 		ffn_hidden_size: configuration.ffnHiddenSize,
 		num_attention_heads: configuration.numAttentionHeads,

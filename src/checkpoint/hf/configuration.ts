@@ -3,13 +3,19 @@
  * docs/spec/language-model.md §10, docs/spec/checkpoint.md §4.1. What this program's model does not have is refused by
  * name.
  */
+import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { modelDifferences } from "../../config/same-model.ts";
 import { UserError } from "../../native/errors.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
 
 /** The part of the configuration that decides the language model's function. */
 export interface LanguageModelConfiguration {
+	/** Main part and prediction depths. */
 	readonly hybridLayerPattern: string;
+	/** Absent: the format does not tell. */
+	readonly mtpUseRepeatedLayer?: boolean;
+	readonly mtpLossScalingFactor?: number;
+	/** Of the main part. */
 	readonly numLayers: number;
 	readonly hiddenSize: number;
 	readonly ffnHiddenSize: number;
@@ -106,7 +112,6 @@ const fixed: Readonly<Record<string, unknown>> = {
 	residual_in_fp32: false,
 	sliding_window: null,
 	moe_latent_size: null,
-	num_nextn_predict_layers: 0,
 };
 
 /** What every NemotronH model of Hugging Face's is, without a field that says so. */
@@ -165,8 +170,9 @@ export function configurationFromHuggingFace(
 		}
 		return value;
 	};
-	const pattern = patternOf(values, bad);
-	const configuration: Record<string, unknown> = { hybridLayerPattern: pattern, numLayers: pattern.length };
+	const main = mainPattern(values, bad);
+	const pattern = main + predictionPattern(values, read("num_nextn_predict_layers", 0, true), bad);
+	const configuration: Record<string, unknown> = { hybridLayerPattern: pattern, numLayers: main.length };
 	for (const [key, [name, missing]] of Object.entries(sizes)) configuration[key] = read(name, missing, true);
 	for (const [key, [name, missing]] of Object.entries(numbers)) configuration[key] = read(name, missing, false);
 	if (Number(configuration.numAttentionHeads) % Number(configuration.numQueryGroups) !== 0) {
@@ -196,26 +202,46 @@ export function missingKeys(json: Readonly<Record<string, unknown>>): ReadonlySe
 	);
 }
 
-function patternOf(values: Record<string, unknown>, bad: (sentence: string) => never): string {
-	const { layers_block_type: types, hybrid_override_pattern: written, num_hidden_layers: layers } = values;
+type Refuse = (sentence: string) => never;
+
+/** The layers as a list of types, as a pattern, or as both; null: as neither. */
+function layersIn(values: Record<string, unknown>, list: string, text: string, bad: Refuse): string | null {
+	const { [list]: types, [text]: written } = values;
 	let pattern: string | null = null;
 	if (Array.isArray(types)) {
 		pattern = types
 			.map((type, index) =>
 				typeof type === "string" && Object.hasOwn(layerTypes, type)
 					? layerTypes[type]
-					: bad(`layers_block_type[${index}] is ${JSON.stringify(type)}, no known layer type`),
+					: bad(`${list}[${index}] is ${JSON.stringify(type)}, no known layer type`),
 			)
 			.join("");
 	}
 	if (typeof written === "string") {
 		const position = [...written].findIndex((symbol) => !Object.hasOwn(typeOfSymbol, symbol));
-		if (position >= 0) {
-			bad(`hybrid_override_pattern has ${JSON.stringify(written[position])} at position ${position + 1}`);
-		}
-		if (pattern !== null && pattern !== written) bad("layers_block_type and hybrid_override_pattern disagree");
+		if (position >= 0) bad(`${text} has ${JSON.stringify(written[position])} at position ${position + 1}`);
+		if (pattern !== null && pattern !== written) bad(`${list} and ${text} disagree`);
 		pattern = written;
 	}
+	return pattern;
+}
+
+/** More depths than any model has. */
+const mostDepths = 64;
+
+/** The prediction depths of a pattern, each after a `/`. */
+function predictionPattern(values: Record<string, unknown>, depths: number, bad: Refuse): string {
+	if (depths === 0) return "";
+	if (depths > mostDepths) bad(`num_nextn_predict_layers is ${depths}, at most ${mostDepths} are read`);
+	// transformers' default.
+	const layers = layersIn(values, "mtp_layers_block_type", "mtp_hybrid_override_pattern", bad) ?? "*E";
+	if (layers === "") bad(`num_nextn_predict_layers is ${depths}, and mtp_hybrid_override_pattern names no layers`);
+	return `/${layers}`.repeat(depths);
+}
+
+function mainPattern(values: Record<string, unknown>, bad: Refuse): string {
+	const { hybrid_override_pattern: written, num_hidden_layers: layers } = values;
+	const pattern = layersIn(values, "layers_block_type", "hybrid_override_pattern", bad);
 	if (!pattern) return bad("neither layers_block_type nor hybrid_override_pattern names the layers");
 	if (typeof layers === "number" && layers !== pattern.length) {
 		const list = typeof written === "string" ? "hybrid_override_pattern" : "layers_block_type";
@@ -234,6 +260,9 @@ export function configurationToHuggingFace(
 	path: string,
 ): Record<string, unknown> {
 	const json: Record<string, unknown> = { architectures: ["NemotronHForCausalLM"], model_type: "nemotron_h" };
+	const stored = storedPattern(configuration.hybridLayerPattern, configuration.mtpUseRepeatedLayer === true);
+	const [main = "", ...depths] = stored.split("/");
+	const typesOf = (layers: string) => [...layers].map((symbol) => typeOfSymbol[symbol]);
 	for (const [key, [name]] of Object.entries(sizes)) json[name] = configuration[key as keyof typeof sizes];
 	for (const [key, [name]] of Object.entries(numbers)) {
 		json[name] = pythonFloat(configuration[key as keyof typeof numbers]);
@@ -242,9 +271,13 @@ export function configurationToHuggingFace(
 		...json,
 		...fixed,
 		norm_topk_prob: configuration.moeRouterTopk > 1,
-		layers_block_type: [...configuration.hybridLayerPattern].map((symbol) => typeOfSymbol[symbol]),
-		hybrid_override_pattern: configuration.hybridLayerPattern,
-		num_hidden_layers: configuration.hybridLayerPattern.length,
+		num_nextn_predict_layers: depths.length,
+		layers_block_type: typesOf(main),
+		hybrid_override_pattern: main,
+		...(depths[0] === undefined
+			? {}
+			: { mtp_layers_block_type: typesOf(depths[0]), mtp_hybrid_override_pattern: depths[0] }),
+		num_hidden_layers: main.length,
 		n_shared_experts: configuration.moeSharedExpertIntermediateSize > 0 ? 1 : 0,
 		time_step_limit: [pythonFloat(0), Number.POSITIVE_INFINITY],
 		tie_word_embeddings: !configuration.untieEmbeddingsAndOutputWeights,

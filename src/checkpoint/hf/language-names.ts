@@ -2,6 +2,7 @@
  * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (docs/spec/language-model.md §10,
  * docs/spec/checkpoint.md §4.1–§4.2). A pure plan that reads no files.
  */
+import { parsePattern } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../native/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
@@ -14,6 +15,8 @@ export interface Spelling {
 	readonly head: string;
 	/** One tensor an expert (published checkpoints) or all experts of a layer stacked (transformers). */
 	readonly experts: "separate" | "packed";
+	/** In front of `mtp.layers.`; absent: nothing, also in vision-language models. */
+	readonly prediction?: string;
 }
 
 export const spellings = {
@@ -27,12 +30,15 @@ export type SpellingName = keyof typeof spellings;
 export function detectSpelling(names: Iterable<string>): Spelling | null {
 	let base: string | null = null;
 	let experts: Spelling["experts"] = "separate";
+	let prediction = "";
 	for (const name of names) {
+		prediction = /^(.+\.)mtp\.layers\.\d+\./.exec(name)?.[1] ?? prediction;
 		const embedding = /^(.*)embeddings\.weight$/.exec(name);
 		if (embedding && /^((.*\.)?(backbone|model)\.)$/.test(embedding[1]!)) base = embedding[1]!;
 		if (name.endsWith(".mixer.experts.up_proj") || name.endsWith(".mixer.experts.down_proj")) experts = "packed";
 	}
-	return base === null ? null : { base, head: base.replace(/(backbone|model)\.$/, ""), experts };
+	if (base === null) return null;
+	return { base, head: base.replace(/(backbone|model)\.$/, ""), experts, ...(prediction === "" ? {} : { prediction }) };
 }
 
 /**
@@ -51,8 +57,13 @@ export function requireCounts(
 	if (pattern.length > stored.size) tooMany("hybrid_override_pattern (layers_block_type)", pattern.length);
 	const first = pattern.indexOf("E");
 	if (first < 0) return;
+	const [main = "", depth = ""] = pattern.split("/");
+	const place =
+		first < main.length
+			? `${spelling.base}layers.${first}.`
+			: `${spelling.prediction ?? ""}mtp.layers.${depth.indexOf("E")}.`;
 	if (spelling.experts === "packed") {
-		const packed = `${spelling.base}layers.${first}.mixer.experts.up_proj`;
+		const packed = `${place}mixer.experts.up_proj`;
 		const found = stored.get(packed)?.shape[0];
 		if (found !== undefined && found !== experts) {
 			throw new UserError(`${path}: n_routed_experts is ${experts}, tensor ${packed} holds ${found}.`);
@@ -90,7 +101,8 @@ export function addLanguage(
 		if (paddedRows > v) builder.padded.add(logical);
 	};
 	vocabulary(`${prefix}embedding.word_embeddings.weight`, `${spelling.base}embeddings.weight`);
-	[...configuration.hybridLayerPattern].forEach((symbol, index) => {
+	const { segments, prediction } = parsePattern(configuration.hybridLayerPattern);
+	segments.flat(2).forEach((symbol, index) => {
 		const logical = `${prefix}decoder.layers.${index}.`;
 		const foreign = `${spelling.base}layers.${index}.`;
 		layer(builder, configuration, spelling, symbol, logical, foreign);
@@ -99,6 +111,32 @@ export function addLanguage(
 	if (configuration.untieEmbeddingsAndOutputWeights) {
 		vocabulary(`${prefix}output_layer.weight`, `${spelling.head}lm_head.weight`);
 	}
+	const depths = configuration.mtpUseRepeatedLayer ? Math.min(1, prediction?.depths ?? 0) : (prediction?.depths ?? 0);
+	for (let depth = 0; depth < depths; depth++) {
+		addDepth(builder, configuration, spelling, depth, prediction!.layers);
+	}
+}
+
+/** A prediction depth: its layers are numbered through all depths, and its own tensors stand with its first and last layer. */
+function addDepth(
+	builder: CorrespondenceBuilder,
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	depth: number,
+	layers: readonly string[],
+): void {
+	const { hiddenSize: h } = configuration;
+	const logical = `language_model.mtp.layers.${depth}.`;
+	const foreign = (at: number) => `${spelling.prediction ?? ""}mtp.layers.${depth * layers.length + at}.`;
+	const same = (name: string, at: number, shape: readonly number[]) =>
+		builder.same(logical + name, foreign(at) + name, shape);
+	same("enorm.weight", 0, [h]);
+	same("hnorm.weight", 0, [h]);
+	same("eh_proj.weight", 0, [h, 2 * h]);
+	layers.forEach((symbol, at) => {
+		layer(builder, configuration, spelling, symbol, `${logical}mtp_model_layer.layers.${at}.`, foreign(at));
+	});
+	same("final_layernorm.weight", layers.length - 1, [h]);
 }
 
 function layer(

@@ -127,7 +127,7 @@ function spellingFor(
 	const inner = base.base.slice(base.head.length);
 	const style = kept?.spelling.projector ?? null;
 	return {
-		language: { base: outer + inner, head: outer, experts: base.experts },
+		language: { ...base, base: outer + inner, head: outer },
 		tower: (fits ? kept?.spelling.tower : null) ?? publishedTower,
 		projector: style === null || style === "logical" ? "published" : style,
 	};

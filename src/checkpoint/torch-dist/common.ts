@@ -12,6 +12,8 @@ import { PythonFloat } from "../pickle/writer.ts";
 /** More nodes or levels than any real state has: shared references could make a small pickle huge. */
 const LARGEST_STATE = 2_000_000;
 const DEEPEST_STATE = 64;
+/** More prediction depths than any model has. */
+const MOST_DEPTHS = 64;
 
 export type JsonObject = { readonly [key: string]: Json };
 
@@ -105,13 +107,20 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		const value = args[name];
 		return typeof value === "number" ? value : missing;
 	};
-	const main = pattern.split("/")[0]!.replaceAll("|", "");
+	const [main = "", ...depths] = pattern.replaceAll("|", "").replace(/\/+$/, "").split("/");
+	// Megatron-Bridge keeps the layers of a depth and the number of depths apart.
+	if (depths.length === 0 && typeof args.mtp_hybrid_override_pattern === "string") {
+		const count = number("mtp_num_layers", 0);
+		for (let depth = 0; depth < Math.min(count, MOST_DEPTHS); depth++) depths.push(args.mtp_hybrid_override_pattern);
+	}
 	const hidden = number("hidden_size", 0);
 	const heads = number("num_attention_heads", 1);
 	const mambaHeadDim = number("mamba_head_dim", 64);
 	const ffn = number("ffn_hidden_size", 4 * hidden);
 	return {
-		hybridLayerPattern: main,
+		hybridLayerPattern: [main, ...depths].join("/"),
+		mtpUseRepeatedLayer: args.mtp_use_repeated_layer === true,
+		mtpLossScalingFactor: number("mtp_loss_scaling_factor", 0.1),
 		numLayers: main.replace(/[[\]]/g, "").length,
 		hiddenSize: hidden,
 		ffnHiddenSize: ffn,

@@ -18,7 +18,7 @@ import { planFolder } from "../../checkpoint/hf/written-folder.ts";
 import { loadModel, type NamedTensors, ValueStore } from "../../checkpoint/model-store.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
 import { hasEncoder, projectorInput } from "../../config/derive.ts";
-import { withoutCuts } from "../../config/hybrid-pattern.ts";
+import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { Group } from "../../parallel/group.ts";
@@ -173,7 +173,7 @@ function dtypesOf(pretrained: Pretrained | null, kept: KeptFolder | null) {
 export function languageKeys(c: TrainingConfiguration): LanguageModelConfiguration {
 	return {
 		...c,
-		hybridLayerPattern: withoutCuts(c.hybridLayerPattern),
+		hybridLayerPattern: storedPattern(c.hybridLayerPattern, c.mtpUseRepeatedLayer),
 		moeRouterScoreFunction: c.moeRouterScoreFunction as "sigmoid" | "softmax",
 	};
 }

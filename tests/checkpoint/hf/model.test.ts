@@ -246,10 +246,30 @@ describe("config.json", () => {
 		expect(() => read({ model_type: "llama" })).toThrow('model_type is "llama"');
 	});
 
+	test("multi-token prediction: depths of one pattern, in both spellings", () => {
+		const patternOf = (json: Record<string, unknown>) => read({ ...base, ...json }).hybridLayerPattern;
+		expect(patternOf({ num_nextn_predict_layers: 2, mtp_hybrid_override_pattern: "*-" })).toBe("ME*-/*-/*-");
+		expect(patternOf({ num_nextn_predict_layers: 1, mtp_layers_block_type: ["attention", "moe"] })).toBe("ME*-/*E");
+		// transformers' default.
+		expect(patternOf({ num_nextn_predict_layers: 1 })).toBe("ME*-/*E");
+		expect(patternOf({ num_nextn_predict_layers: 0, mtp_hybrid_override_pattern: "*E" })).toBe("ME*-");
+		expect(read({ ...base, num_nextn_predict_layers: 2 }).numLayers).toBe(4);
+		const refuse = (json: Record<string, unknown>, sentence: string) =>
+			expect(() => read({ ...base, num_nextn_predict_layers: 1, ...json })).toThrow(sentence);
+		refuse({ num_nextn_predict_layers: 65 }, "num_nextn_predict_layers is 65, at most 64 are read");
+		refuse({ num_nextn_predict_layers: -1 }, "num_nextn_predict_layers is -1, expected a whole number");
+		refuse({ mtp_hybrid_override_pattern: "*G" }, 'mtp_hybrid_override_pattern has "G" at position 2');
+		refuse({ mtp_hybrid_override_pattern: "" }, "mtp_hybrid_override_pattern names no layers");
+		refuse({ mtp_layers_block_type: ["gru"] }, 'mtp_layers_block_type[0] is "gru", no known layer type');
+		refuse(
+			{ mtp_layers_block_type: ["moe"], mtp_hybrid_override_pattern: "*E" },
+			"mtp_layers_block_type and mtp_hybrid_override_pattern disagree",
+		);
+	});
+
 	test("what the model lacks is named", () => {
 		expect(() => read({ ...base, mlp_hidden_act: "silu" })).toThrow('mlp_hidden_act is "silu"');
 		expect(() => read({ ...base, use_bias: true })).toThrow("use_bias is true");
-		expect(() => read({ ...base, num_nextn_predict_layers: 1 })).toThrow("num_nextn_predict_layers is 1");
 		expect(() => read({ ...base, time_step_limit: [0, 1] })).toThrow("time_step_limit");
 		expect(() => read({ ...base, hidden_size: "wide" })).toThrow('hidden_size is "wide", expected a whole number');
 		expect(() => read({ ...base, num_attention_heads: 3, num_key_value_heads: 2 })).toThrow("num_attention_heads");
