@@ -5,8 +5,15 @@
 import { defineCommand } from "citty";
 import { type ConversionOptions, openSource, planConversion } from "../checkpoint/conversion/convert.ts";
 import { damages, formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
+import { layerNameKinds } from "../checkpoint/conversion/layer-names.ts";
 import { formatPlanLine, planLines, requireEqual } from "../checkpoint/conversion/listing.ts";
-import { formats, requireFormat, type SourceOptions } from "../checkpoint/conversion/source.ts";
+import {
+	type FormatName,
+	formats,
+	type NewLayerOptions,
+	requireFormat,
+	type SourceOptions,
+} from "../checkpoint/conversion/source.ts";
 import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
 import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
@@ -15,6 +22,9 @@ import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";
 import { warn } from "../observe/messages.ts";
 import { duration, Terminal } from "../observe/progress.ts";
+
+const newLayer = (what: string) =>
+	({ type: "string", description: `${what} of the Mamba-2 layers that a GPT model gets.` }) as const;
 
 const args = {
 	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: what it looks like.` },
@@ -41,8 +51,8 @@ const args = {
 	},
 	"layer-names": {
 		type: "string",
-		default: "physical",
-		description: "Native target: layers counted physical, or logical (a bracket group is one).",
+		description:
+			"Layers counted physical, logical (a bracket group is one), or, in a torch_dist target, as those of a gpt model; unset: as they were.",
 	},
 	"hybrid-layer-pattern": {
 		type: "string",
@@ -55,6 +65,9 @@ const args = {
 	"padded-vocab-size": { type: "string", description: "Rows of embedding and output layer; unset: as stored." },
 	"max-shard-size": { type: "string", default: "5GB", description: "Largest file of the target, such as 500MB." },
 	"megatron-wrappers": { type: "string", description: "torch_dist target: how many module. segments keys have." },
+	...{ "mamba-num-heads": newLayer("Heads"), "mamba-head-dim": newLayer("Width of a head") },
+	...{ "mamba-num-groups": newLayer("Groups"), "mamba-state-dim": newLayer("Size of the state") },
+	seed: { type: "string", default: "1234", description: "Seed of the values of new Mamba-2 layers." },
 	"vision-num-attention-heads": {
 		type: "string",
 		description: "Heads of the vision tower, where its width does not tell.",
@@ -128,7 +141,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		dtype: dtypeOf(given),
 		names: choice(given, "hf-names", Object.keys(spellings) as SpellingName[]),
 		reference: text(given, "hf-reference"),
-		layout: layoutOf(given),
+		...namesOf(given, to),
 		wrapper: wrapperOf(given),
 		paddedVocabularySize: whole(given, "padded-vocab-size"),
 		shardBytes: bytesOf(text(given, "max-shard-size") ?? "5GB"),
@@ -136,7 +149,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		generator: `mimo ${programVersion()}`,
 	};
 	using planned = planConversion(options);
-	for (const notice of planned.source.notices) warn(notice);
+	for (const notice of planned.notices) warn(notice);
 	if (given["dry-run"]) {
 		const lines = planLines(planned.tensors);
 		if (given.json) console.log(JSON.stringify(lines, null, 2));
@@ -157,8 +170,12 @@ async function convert(source: string, target: string, given: Arguments): Promis
 
 function verify(planned: ReturnType<typeof planConversion>, written: string, options: ConversionOptions): void {
 	const progress = new ByteProgress("comparing", planned.bytes);
-	using again = openSource(written, options.to, { ...options, allowFallback: false });
-	const count = requireEqual(planned.weights, again.weights, (bytes) => progress.add(bytes));
+	const pattern = planned.otherNames ? null : options.pattern;
+	using again = openSource(written, options.to, { ...options, pattern, allowFallback: false });
+	const onBytes = (bytes: number) => progress.add(bytes);
+	const count = planned.otherNames
+		? requireEqual(planned.tensors, again.stored, onBytes)
+		: requireEqual(planned.weights, again.weights, onBytes);
 	progress.done();
 	console.log(`Verified: ${count} tensors are equal on both sides.`);
 }
@@ -168,24 +185,39 @@ function sourceOptions(given: Arguments): SourceOptions {
 		optimizer: given.optimizer !== false,
 		allowFallback: given["allow-fallback"] === true,
 		visionHeads: whole(given, "vision-num-attention-heads"),
+		newLayers: newLayersOf(given),
 		pattern: text(given, "hybrid-layer-pattern"),
 		inert: list(given, "allow-pickle-class").map((name) => name.replace(/\.([^.]+)$/, " $1")),
 	};
 }
 
-function layoutOf(given: Arguments): NativeLayout {
-	const layerNames = choice(given, "layer-names", ["physical", "logical"] as const) ?? "physical";
+function newLayersOf(given: Arguments): NewLayerOptions {
+	const sizes = ["mamba-num-heads", "mamba-head-dim", "mamba-num-groups", "mamba-state-dim"].flatMap((name) => {
+		const size = whole(given, name);
+		return size === null ? [] : [[name.replaceAll("-", "_"), size] as const];
+	});
+	return { seed: whole(given, "seed") ?? 1234, sizes: Object.fromEntries(sizes) };
+}
+
+/** How the target names layers and lays out tensors; torch_dist knows its layers itself, a native one has to be told. */
+function namesOf(given: Arguments, to: FormatName): Pick<ConversionOptions, "layout" | "layerNames"> {
+	const layerNames = choice(given, "layer-names", layerNameKinds);
 	const block = whole(given, "glu-interleave-size") ?? 0;
 	const pattern = text(given, "hybrid-layer-pattern");
-	if (layerNames === "logical" && pattern === null) {
+	if (layerNames === "gpt" && to !== "torch_dist") {
+		throw new UserError("--layer-names gpt needs --to torch_dist.", exitCodes.usage);
+	}
+	const logical = layerNames === "logical" && to !== "torch_dist";
+	if (logical && pattern === null) {
 		throw new UserError("--layer-names logical needs the groups: --hybrid-layer-pattern.", exitCodes.usage);
 	}
-	return {
-		layerNames,
-		pattern: layerNames === "logical" ? pattern : null,
+	const layout: NativeLayout = {
+		layerNames: logical ? "logical" : "physical",
+		pattern: logical ? pattern : null,
 		experts: choice(given, "experts", ["indexed", "grouped"] as const) ?? "indexed",
 		glu: { experts: block, sharedExperts: block },
 	};
+	return { layerNames, layout };
 }
 
 function wrapperOf(given: Arguments): string | null {

@@ -17,6 +17,7 @@ import { iterationName } from "../native/writer.ts";
 import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
 import { tracker } from "../torch-dist/folder.ts";
 import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
+import type { LayerNames } from "./layer-names.ts";
 import { nativeTarget, openNativeSource } from "./native.ts";
 import type { FormatName, JsonObject, SourceCheckpoint, SourceOptions } from "./source.ts";
 import { openTorchDistSource, torchDistTarget } from "./torch-dist.ts";
@@ -39,6 +40,8 @@ export interface ConversionOptions extends SourceOptions, Durability {
 	readonly names: SpellingName | null;
 	readonly reference: string | null;
 	readonly layout: NativeLayout;
+	/** How a torch_dist target numbers layers; null: as the source did, physically otherwise. */
+	readonly layerNames: LayerNames | null;
 	readonly wrapper: string | null;
 	/** Rows of embedding and output layer; null: as stored. */
 	readonly paddedVocabularySize: number | null;
@@ -55,6 +58,10 @@ export interface PlannedConversion extends Disposable {
 	/** The target's tensors under its own names. */
 	readonly tensors: TensorStore;
 	readonly bytes: number;
+	/** Whether the target, read again, has its tensors under other canonical names, as a GPT model has. */
+	readonly otherNames: boolean;
+	/** What the user should know. */
+	readonly notices: readonly string[];
 	/** Writes the target; `onBytes` is called with the progress. Returns the target's path. */
 	readonly run: (onBytes: (bytes: number) => void) => Promise<string>;
 }
@@ -65,9 +72,16 @@ export function planConversion(options: ConversionOptions): PlannedConversion {
 	const source = openSource(options.source, options.from, options);
 	try {
 		const weights = selectWeights(source, options);
-		const { tensors, run } = planTarget(source, weights, options);
+		const { tensors, run, notices = [], otherNames = false } = planTarget(source, weights, options);
 		const bytes = [...tensors.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0);
-		return { source, weights, tensors, bytes, run, [Symbol.dispose]: () => source[Symbol.dispose]() };
+		return {
+			...{ source, weights, tensors, bytes, otherNames, notices: [...source.notices, ...notices] },
+			run: async (onBytes) => {
+				await source.prepare?.();
+				return await run(onBytes);
+			},
+			[Symbol.dispose]: () => source[Symbol.dispose](),
+		};
 	} catch (error) {
 		source[Symbol.dispose]();
 		throw error;
@@ -102,7 +116,10 @@ function planTarget(
 	source: SourceCheckpoint,
 	weights: TensorStore,
 	options: ConversionOptions,
-): Pick<PlannedConversion, "tensors" | "run"> {
+): Pick<PlannedConversion, "tensors" | "run"> & {
+	readonly notices?: readonly string[];
+	readonly otherNames?: boolean;
+} {
 	const { target, force: replace, sync } = options;
 	if (options.to === "hf") {
 		const planned = huggingFaceTarget(source, weights, target, options);
@@ -134,7 +151,7 @@ function planTarget(
 	}
 	const planned = torchDistTarget(source, weights, target, options);
 	return {
-		tensors: planned.tensors,
+		...{ tensors: planned.tensors, notices: planned.notices, otherNames: planned.otherNames },
 		run: async (onBytes) => {
 			await writeFolderAtomically(target, { replace, sync }, (root) => {
 				const folder = join(root, planned.folder);

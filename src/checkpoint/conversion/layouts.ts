@@ -2,22 +2,21 @@
  * Other layouts of logical tensors (docs/spec/checkpoint.md §5): layers numbered by bracket group, experts of a layer
  * in one tensor, gated rows interleaved. A layout applies to a parameter and to its optimizer state alike.
  */
-import { type HybridPattern, type LayerSymbol, PatternError, parsePattern } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../native/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { canonicalLayout, type NativeLayout } from "../native/manifest.ts";
 import type { TensorStore } from "../store.ts";
 import type { JsonObject } from "../torch-dist/common.ts";
+import { layersByBlock, renamedLayers } from "./layer-names.ts";
 
 /** A layout, and over how many expert-parallel tensor ranks gated rows were interleaved. */
 export interface StoredLayout extends NativeLayout {
 	readonly gluTensorParallel: number;
 }
 
-/** The layout that Megatron's arguments tell of; `path` is for errors. */
-export function layoutOfArguments(args: JsonObject, pattern: string | null, path: string): StoredLayout {
-	const layers = pattern ?? args.hybrid_layer_pattern ?? null;
+/** How gated rows are interleaved, as Megatron's arguments tell it; `path` is for errors. */
+export function layoutOfArguments(args: JsonObject, path: string): StoredLayout {
 	const size = (name: string) => {
 		const value = args[name] ?? 0;
 		if (!Number.isSafeInteger(value) || (value as number) < 0) {
@@ -25,11 +24,8 @@ export function layoutOfArguments(args: JsonObject, pattern: string | null, path
 		}
 		return value as number;
 	};
-	const grouped = typeof layers === "string" && layers.includes("[");
 	return {
 		...canonicalLayout,
-		layerNames: grouped ? "logical" : "physical",
-		pattern: grouped ? layers : null,
 		glu: {
 			experts: size("moe_mlp_glu_interleave_size"),
 			sharedExperts: size("moe_shared_expert_glu_interleave_size"),
@@ -46,7 +42,7 @@ export function fromLayout(store: TensorStore, layout: StoredLayout, path: strin
 	};
 	if (layout.experts === "grouped") step(splitExperts(result));
 	step(interleaved(result, layout));
-	if (layout.layerNames === "logical") step(renameLayers(result, layout.pattern, "physical", path));
+	if (layout.layerNames === "logical") step(renamedBlocks(result, layout.pattern, "physical", path));
 	return result;
 }
 
@@ -56,91 +52,23 @@ export function toLayout(store: TensorStore, layout: StoredLayout, path: string)
 	const step = (correspondence: Correspondence | null) => {
 		if (correspondence) result = new MappedStore(result, planTensors(result, correspondence, "foreign"));
 	};
-	if (layout.layerNames === "logical") step(renameLayers(result, layout.pattern, "logical", path));
+	if (layout.layerNames === "logical") step(renamedBlocks(result, layout.pattern, "other", path));
 	step(interleaved(result, layout));
 	if (layout.experts === "grouped") step(groupExperts(result, path));
 	return result;
 }
 
-/** A layer of a pattern: its symbol and the number of its block. */
-interface PatternLayer {
-	readonly symbol: LayerSymbol;
-	readonly block: number;
-}
-
-/** Layers of a pattern's main part, with their blocks. Names of a block's layers differ by family, so each has one alone. */
-export function layersByBlock(pattern: string, path: string): PatternLayer[] {
-	const blocks = parseAt(pattern, path).segments.flat();
-	for (const block of blocks) {
-		if (new Set(block.map((symbol) => familyOf[symbol])).size < block.length) {
-			throw new UserError(`${path}: group [${block.join("")}] of pattern "${pattern}" has two layers of a kind.`);
-		}
-	}
-	return blocks.flatMap((block, index) => block.map((symbol) => ({ symbol, block: index })));
-}
-
-/** The pattern that `path` tells of. */
-function parseAt(pattern: string, path: string): HybridPattern {
-	try {
-		return parsePattern(pattern);
-	} catch (error) {
-		throw error instanceof PatternError ? new UserError(`${path}: ${error.message}`) : error;
-	}
-}
-
-/** Sub-modules by which a layer of a group is told from the others. */
-const families = {
-	attention: /^(self_attention|input_layernorm)\./,
-	mlp: /^(mlp|pre_mlp_layernorm)\./,
-	mamba: /^(mixer|norm)\./,
-};
-
-const familyOf: Readonly<Record<LayerSymbol, keyof typeof families>> = {
-	"*": "attention",
-	"-": "mlp",
-	E: "mlp",
-	M: "mamba",
-};
-
-const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;
-const finalNorm = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)final_(norm|layernorm)\./;
-
-/** `to` is how the names shall be; the store has the other kind. */
-function renameLayers(
+function renamedBlocks(
 	store: TensorStore,
 	pattern: string | null,
-	to: "physical" | "logical",
+	to: "physical" | "other",
 	path: string,
 ): Correspondence {
-	if (pattern === null)
+	if (pattern === null) {
 		throw new UserError(`${path}: the layers' groups are unknown; name them with --hybrid-layer-pattern.`);
-	const layers = layersByBlock(pattern, path);
-	const bracketed = pattern.includes("[");
-	const rename = (name: string): string => {
-		const layer = layerName.exec(name);
-		if (layer) {
-			const index = Number(layer[2]);
-			const rest = layer[3]!;
-			const physical =
-				to === "logical"
-					? index
-					: layers.findIndex(({ symbol, block }) => block === index && families[familyOf[symbol]].test(rest));
-			const known = layers[physical];
-			if (!known) throw new UserError(`${path}: ${name} belongs to no layer of pattern "${pattern}".`);
-			return `${layer[1]}layers.${to === "logical" ? known.block : physical}.${rest}`;
-		}
-		return bracketed ? name.replace(finalNorm, `$1final_${to === "logical" ? "layernorm" : "norm"}.`) : name;
-	};
-	const builder = new CorrespondenceBuilder(path);
-	for (const [name, { shape }] of store.tensors) {
-		const other = rename(name);
-		const [logical, foreign] = to === "logical" ? [name, other] : [other, name];
-		if (builder.logical.has(logical) || builder.foreign.has(foreign)) {
-			throw new UserError(`${path}: two tensors would be named ${other}.`);
-		}
-		builder.same(logical, foreign, shape);
 	}
-	return builder;
+	const layernorm = pattern.includes("[");
+	return renamedLayers(store, layersByBlock(pattern, path), to, { layernorm, pattern, path });
 }
 
 const indexed = /^(.*\bmlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)$/;

@@ -30,7 +30,12 @@ function originsOf(store: TensorStore, name: string): Set<string> {
 
 /** One line of the plan as text; many sources are abbreviated. */
 export function formatPlanLine({ from, to, dtype, shape }: PlanLine): string {
-	const sources = from.length <= 3 ? from.join(" + ") : `${from.length} tensors: ${from[0]} … ${from.at(-1)}`;
+	const sources =
+		from.length === 0
+			? "new values"
+			: from.length <= 3
+				? from.join(" + ")
+				: `${from.length} tensors: ${from[0]} … ${from.at(-1)}`;
 	return `${to}  [${shape.join(", ")}] ${dtype}  ← ${sources}`;
 }
 

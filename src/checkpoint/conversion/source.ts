@@ -38,6 +38,15 @@ export interface SourceCheckpoint extends Disposable {
 	/** Spellings of the formats it came through, for writing them again. */
 	readonly spelling: JsonObject;
 	readonly objects: ReadonlyMap<string, StoredObject>;
+	/** Makes the values that the source does not hold; to be awaited before values are read. */
+	readonly prepare?: () => Promise<void>;
+}
+
+export interface NewLayerOptions {
+	/** Of their initial values. */
+	readonly seed: number;
+	/** Megatron's arguments of their sizes, mamba_num_heads and so on. */
+	readonly sizes: JsonObject;
 }
 
 /** Options of reading a source. */
@@ -47,6 +56,8 @@ export interface SourceOptions {
 	readonly allowFallback: boolean;
 	/** Heads of the vision tower, where its width does not tell. */
 	readonly visionHeads: number | null;
+	/** Of Mamba-2 layers that a GPT model becomes a hybrid one with. */
+	readonly newLayers: NewLayerOptions;
 	/** Layer pattern, where the checkpoint does not say it (or says it without its groups). */
 	readonly pattern: string | null;
 	/** Classes that a pickle may name beside the fixed list. */

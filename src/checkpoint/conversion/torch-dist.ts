@@ -21,8 +21,21 @@ import { optimizerBuffers } from "../torch-dist/optimizer-buffers.ts";
 import { readCommon, readParameterGroups } from "../torch-dist/state.ts";
 import { writeTorchDistFiles } from "../torch-dist/writer.ts";
 import { toMegatron } from "../training/megatron-record.ts";
+import { isOptimizerName } from "../training/names.ts";
+import type { LayerNames } from "./layer-names.ts";
 import { fromLayout, layoutOfArguments } from "./layouts.ts";
-import type { SourceCheckpoint, SourceOptions, StoredObject } from "./source.ts";
+import {
+	layerArguments,
+	layersInCheckpoint,
+	layersToWrite,
+	type MegatronLayers,
+	namesToWrite,
+	patternOfArguments,
+	physicalNames,
+	requireSameLayers,
+} from "./megatron-layers.ts";
+import { NewLayers } from "./new-layers.ts";
+import type { NewLayerOptions, SourceCheckpoint, SourceOptions, StoredObject } from "./source.ts";
 
 /** Objects of a native checkpoint that were byte items here. */
 const itemPrefix = "torch_dist/";
@@ -39,15 +52,14 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		const flat = new Set(buffers);
 		const stored = selectTensors(whole, (key) => !flat.has(key));
 		const all = new MappedStore(stored, planTensors(stored, correspondence, "logical"));
-		const layout = layoutOfArguments(args, options.pattern, path);
-		const model = fromLayout(
-			selectTensors(all, (name) => !isState(name)),
-			layout,
-			path,
-		);
+		const layout = layoutOfArguments(args, path);
+		const named = selectTensors(all, (name) => !isState(name));
+		const layers = layersInCheckpoint(named, args, options.pattern, path);
+		const canonical = (store: TensorStore) => physicalNames(fromLayout(store, layout, path), layers, path);
+		const model = canonical(named);
 		let weights: TensorStore = model;
 		if (options.optimizer) {
-			const states = [fromLayout(selectTensors(all, isState), layout, path)];
+			const states = [canonical(selectTensors(all, isState))];
 			if (buffers.length > 0) {
 				const source = selectTensors(whole, (key) => flat.has(key));
 				const found = optimizerBuffers(source, buffers, model);
@@ -58,22 +70,29 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		const groups = options.optimizer ? readParameterGroups(folder, common, options.inert) : {};
 		const configuration = configurationFromArguments({
 			...args,
-			...(options.pattern === null ? {} : { hybrid_layer_pattern: options.pattern }),
+			...(layers.names === "gpt" ? options.newLayers.sizes : {}),
+			...(layers.pattern === null ? {} : { hybrid_layer_pattern: layers.pattern }),
 			// Model providers may untie the output layer whatever the argument says; its weights tell.
 			untie_embeddings_and_output_weights: model.tensors.has("language_model.output_layer.weight"),
 		});
 		const iteration = typeof common.iteration === "number" ? common.iteration : null;
+		const added = newLayers(folder.path, layers, configuration, weights, options.newLayers);
+		if (added !== null) {
+			weights = joinStores(path, [weights, added.store]);
+			notices.push(added.notice);
+		}
 		return {
 			format: "torch_dist",
 			path: folder.path,
 			notices,
 			weights,
+			...(added && { prepare: () => added.store.draw() }),
 			stored: folder,
 			configuration,
 			model: { ...(configuration as unknown as JsonObject | null) },
 			iteration,
 			common: { megatron: common, optimizer: { paramGroups: groups } },
-			spelling: { torchDist: style as unknown as Json },
+			spelling: { torchDist: { ...style, layerNames: layers.names } as unknown as Json },
 			objects: keptItems(folder),
 			[Symbol.dispose]: () => folder[Symbol.dispose](),
 		};
@@ -81,6 +100,26 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		folder[Symbol.dispose]();
 		throw error;
 	}
+}
+
+/** The layers of a hybrid model that a GPT checkpoint has no counterpart for; null: there are none. */
+function newLayers(
+	path: string,
+	{ names, layers }: MegatronLayers,
+	configuration: LanguageModelConfiguration | null,
+	{ tensors }: TensorStore,
+	{ seed }: NewLayerOptions,
+): { readonly store: NewLayers; readonly notice: string } | null {
+	const numbers = layers.flatMap(({ number }, index) => (number === null ? [index] : []));
+	if (names !== "gpt" || numbers.length === 0) return null;
+	if (configuration === null) throw new RangeError("A GPT checkpoint with a pattern has a configuration.");
+	const store = NewLayers.of(path, numbers, configuration, {
+		dtype: tensors.get("language_model.embedding.word_embeddings.weight")?.dtype ?? "F32",
+		optimizer: [...tensors.keys()].some(isOptimizerName),
+		seed,
+	});
+	const notice = `${path} is of a GPT model, without the Mamba-2 layers ${numbers.join(", ")}: they get initial values (seed ${seed}).`;
+	return { store, notice };
 }
 
 /** An extra state of more bytes than this is not the empty one. */
@@ -99,35 +138,60 @@ function keptItems(folder: TorchDistFolder): ReadonlyMap<string, StoredObject> {
 
 export interface TorchDistTarget {
 	readonly tensors: TensorStore;
+	/** Whether it is of a GPT model, whose tensors have other names when they are read again. */
+	readonly otherNames: boolean;
+	/** What the user should know. */
+	readonly notices: readonly string[];
 	/** Name of the iteration's folder, and the tracker's text. */
 	readonly folder: string;
 	readonly tracker: string;
 	readonly write: (folder: string, onBytes: (bytes: number) => void) => void;
 }
 
+export interface TorchDistTargetOptions extends Durability {
+	readonly shardBytes: number;
+	readonly wrapper: string | null;
+	/** null: as the source's were, physical otherwise. */
+	readonly layerNames: LayerNames | null;
+	/** The model's, with its groups; null: as the source says it. */
+	readonly pattern: string | null;
+}
+
 /** Plans a checkpoint for a source's tensors; optimizer state is written `fully_reshardable`. */
 export function torchDistTarget(
 	source: SourceCheckpoint,
-	weights: TensorStore,
+	canonical: TensorStore,
 	path: string,
-	options: { readonly shardBytes: number; readonly wrapper: string | null } & Durability,
+	options: TorchDistTargetOptions,
 ): TorchDistTarget {
+	const layers = layersFor(source, options);
+	const { tensors: weights, leftOut } = namesToWrite(canonical, layers, source.path);
 	const style = styleFor(source, weights, options.wrapper);
-	const tensors = new MappedStore(weights, planTensors(weights, writeKeys(weights.tensors, style, path), "foreign"));
+	const keys = writeKeys(weights.tensors, style, path, layers.names === "gpt");
+	const tensors = new MappedStore(weights, planTensors(weights, keys, "foreign"));
 	const optimizer = [...weights.tensors.keys()].some((name) => name.startsWith("optimizer.state."));
 	const groups = optimizer ? parameterGroups(source) : {};
 	const objects = style.plain ? new Map<string, unknown>() : groupObjects(groups);
+	const notices: string[] = [];
+	if (leftOut.length > 0) {
+		notices.push(
+			`A GPT model has no place for the Mamba-2 layers ${leftOut.join(", ")} of ${source.path}: they are left out.`,
+		);
+	}
+	// States of modules go by the layers' numbers of the checkpoint that they came from.
+	const renamed = layers.names !== (source.spelling.torchDist as KeptStyle | undefined)?.layerNames;
 	const items = new Map(
 		[...source.objects]
-			.filter(([name]) => name.startsWith(itemPrefix))
+			.filter(([name]) => name.startsWith(itemPrefix) && !(renamed && /\._extra_state\//.test(name)))
 			.map(([name, { bytes }]) => [name.slice(itemPrefix.length), bytes]),
 	);
 	const random = [...items.keys()].some((name) => name.includes("rng_state/"));
-	const common = commonFor(source, weights, optimizer, style.plain ? groups : null, random);
+	const common = commonFor(source, weights, layers, optimizer, style.plain ? groups : null, random);
 	const release = source.iteration === null;
-	const states = new Map([...extraStates(tensors.tensors)].filter(([name]) => !items.has(name)));
+	const wanted = extraStates(tensors.tensors, { outputLayer: layers.names === "physical" });
+	const states = new Map([...wanted].filter(([name]) => !items.has(name)));
 	return {
-		tensors,
+		...{ tensors, notices, otherNames: layers.names === "gpt" },
 		folder: release ? "release" : `iter_${String(source.iteration).padStart(7, "0")}`,
 		tracker: release ? "release" : String(source.iteration),
 		write: (folder, onBytes) =>
@@ -137,6 +201,23 @@ export function torchDistTarget(
 				{ fileBytes: options.shardBytes, onBytes, sync: options.sync },
 			),
 	};
+}
+
+/** What a native checkpoint keeps of the one it came from; older ones do not say how layers were numbered. */
+type KeptStyle = KeyStyle & { readonly layerNames?: LayerNames };
+
+function layersFor(source: SourceCheckpoint, { layerNames, pattern: given }: TorchDistTargetOptions): MegatronLayers {
+	const { configuration, path } = source;
+	const own = configuration?.hybridLayerPattern ?? null;
+	if (own !== null && given !== null) {
+		requireSameLayers(own, given, configuration!.mtpUseRepeatedLayer === true, path);
+	}
+	const pattern = [given, own].find((some) => some?.includes("[")) ?? own ?? given;
+	const kept = (source.spelling.torchDist as KeptStyle | undefined)?.layerNames ?? "physical";
+	// A model that has come to lack groups, or to have Mamba-2 layers, does not go back under such names by itself.
+	const fits =
+		kept === "logical" ? pattern?.includes("[") : kept === "gpt" && pattern !== null && !pattern.includes("M");
+	return layersToWrite(layerNames ?? (fits ? kept : "physical"), pattern, path);
 }
 
 /** As the source was spelled; otherwise as a run with these dtypes would spell it. */
@@ -182,6 +263,7 @@ function groupObjects(groups: ParameterGroups): Map<string, unknown> {
 function commonFor(
 	source: SourceCheckpoint,
 	weights: TensorStore,
+	layers: MegatronLayers,
 	optimizer: boolean,
 	groups: ParameterGroups | null,
 	random: boolean,
@@ -204,7 +286,8 @@ function commonFor(
 	const trained = toMegatron(source.common);
 	for (const [key, value] of pythonMap(trained.state)) if (optimizer) common.set(key, value);
 	const known = isJsonObject(args) ? args : argumentsOf(source.configuration, weights);
-	if (known) common.set("args", namespace({ ...known, ...trained.args, ...flags }));
+	const numbered = known === null ? {} : numberingArguments(known, layers);
+	if (known) common.set("args", namespace({ ...known, ...numbered, ...trained.args, ...flags }));
 	if (groups) {
 		const chains = Object.values(groups)[0] ?? [];
 		const states = chains.map(
@@ -217,6 +300,12 @@ function commonFor(
 		common.set("optimizer", states.length === 1 ? states[0] : new Map(states.map((state, i) => [i, state])));
 	}
 	return common;
+}
+
+/** How the layers are numbered; where pipeline stages begin stays as it was. */
+function numberingArguments(known: JsonObject, layers: MegatronLayers): JsonObject {
+	const same = layers.names !== "gpt" && patternOfArguments(known)?.replaceAll("|", "") === layers.pattern;
+	return same ? {} : layerArguments(layers);
 }
 
 /** Of multi-token prediction; the pattern has the layers. */

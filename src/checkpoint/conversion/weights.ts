@@ -13,6 +13,7 @@ export function openWeights(path: string, expected: ModelDescription = {}): Tens
 		optimizer: false,
 		allowFallback: false,
 		visionHeads: null,
+		newLayers: { seed: 0, sizes: {} },
 		pattern: null,
 		inert: [],
 	});

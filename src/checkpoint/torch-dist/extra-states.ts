@@ -25,18 +25,24 @@ const none: readonly RegExp[] = [
 	/^(.*\binput_projections\.\d+\.encoder(?:\.linear_fc[12])?)\.weight$/,
 ];
 
-/** Names of the items for a model's tensors on disk. Stacked layers and experts have one an index. */
+/**
+ * Names of the items for a model's tensors on disk. Stacked layers and experts have one an index. `outputLayer`: the output layer
+ * has one, as in a hybrid model whose layers go by their own numbers.
+ */
 export function extraStates(
 	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
+	{ outputLayer = true }: { readonly outputLayer?: boolean } = {},
 ): ReadonlyMap<string, ExtraState> {
 	const found = new Map<string, ExtraState>();
 	for (const [key, { shape }] of stored) {
 		if (/(^|\.)optimizer\./.test(key)) continue;
 		const experts = /^(.*\bmlp\.experts\.experts\.linear_fc[12])\.weight$/.exec(key);
+		const stacked = /\bdecoder\.layers\.(?!\d)/.test(key);
 		if (experts) {
-			shards(found, `${experts[1]}._extra_state`, shape[0]!);
+			shards(found, `${experts[1]}._extra_state`, shape.slice(0, stacked ? 2 : 1));
 			continue;
 		}
+		if (!outputLayer && key.endsWith("output_layer.weight")) continue;
 		const plain = none.map((pattern) => pattern.exec(key)?.[1]).find((module) => module !== undefined);
 		if (plain !== undefined) {
 			found.set(`${plain}._extra_state/shard_0_1`, "none");
@@ -45,12 +51,16 @@ export function extraStates(
 		const match = modules.find(([pattern]) => pattern.test(key));
 		if (!match) continue;
 		const module = key.replace(...(match as [RegExp, string]));
-		const stacked = /\bdecoder\.layers\.(?!\d)/.test(key);
-		shards(found, `${module}._extra_state`, stacked ? shape[0]! : 1);
+		shards(found, `${module}._extra_state`, [stacked ? shape[0]! : 1]);
 	}
 	return found;
 }
 
-function shards(found: Map<string, ExtraState>, name: string, count: number): void {
-	for (let i = 0; i < count; i++) found.set(`${name}/shard_${i}_${count}`, "empty");
+/** One for each place on the axes: `shard_<places, dotted>_<axes, dotted>`. */
+function shards(found: Map<string, ExtraState>, name: string, axes: readonly number[]): void {
+	let places: string[] = [""];
+	for (const count of axes) {
+		places = places.flatMap((place) => Array.from({ length: count }, (_, i) => `${place}${place && "."}${i}`));
+	}
+	for (const place of places) found.set(`${name}/shard_${place}_${axes.join(".")}`, "empty");
 }

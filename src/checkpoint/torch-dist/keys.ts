@@ -183,10 +183,13 @@ function optimizerModule(root: string): string {
 	return root === "language_model." ? "language" : root.split(".")[1]!;
 }
 
-/** Keys for logical tensors, as current Megatron writes them (optimizer: `fully_reshardable`). */
-export function writeKeys(logical: Shapes, style: KeyStyle, path: string): Correspondence {
+/**
+ * Keys for logical tensors, as current Megatron writes them (optimizer: `fully_reshardable`). `stacksLayers`: the language model's
+ * layers have an axis, as a GPT model's, and no number.
+ */
+export function writeKeys(logical: Shapes, style: KeyStyle, path: string, stacksLayers = false): Correspondence {
 	const builder = new CorrespondenceBuilder(path);
-	const stacks = new Map<string, { name: string; index: number }[]>();
+	const stacks = new Map<string, StackMember[]>();
 	for (const [name, { shape }] of logical) {
 		const optimizer = /^optimizer\.state\.(param|exp_avg|exp_avg_sq)\.(.+)$/.exec(name);
 		const parameter = optimizer ? optimizer[2]! : name;
@@ -197,16 +200,24 @@ export function writeKeys(logical: Shapes, style: KeyStyle, path: string): Corre
 			? `${style.plain ? "" : `mimo.${optimizerModule(root)}.`}optimizer.state.${optimizer[1]}.`
 			: "";
 		const key = prefix + (style.plain ? inner : root + (style.wrappers[root] ?? "module.") + inner);
-		const layer = root === "language_model." ? null : /^(.*\bdecoder\.layers\.)(\d+)\.(.*)$/.exec(key);
-		const expert = /^(.*\bmlp\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)$/.exec(key);
+		const stacked = root !== "language_model." || stacksLayers;
+		const layer = stacked ? /^(.*\bdecoder\.layers\.)(\d+)\.(.*)$/.exec(key) : null;
+		const inLayer = layer ? layer[1]! + layer[3]! : key;
+		const expert = /^(.*\bmlp\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)$/.exec(inLayer);
 		builder.addLogical(name, shape);
-		if (layer) pushTo(stacks, layer[1]! + layer[3]!, { name, index: Number(layer[2]) });
-		else if (expert) {
-			pushTo(stacks, `${expert[1]}experts.${expert[2]}.${expert[3]}`, { name, index: Number(expert[4]) });
+		if (layer || expert) {
+			const indices = [layer?.[2], expert?.[4]].filter((index) => index !== undefined).map(Number);
+			pushTo(stacks, expert ? `${expert[1]}experts.${expert[2]}.${expert[3]}` : inLayer, { name, indices });
 		} else if (!cut(builder, logical, name, parameter, key, shape)) builder.same(name, key, shape);
 	}
 	for (const [key, members] of stacks) stack(builder, logical, key, members, path);
 	return builder;
+}
+
+/** A tensor of a stack, and its place on each of the stack's axes. */
+interface StackMember {
+	readonly name: string;
+	readonly indices: readonly number[];
 }
 
 function pushTo<T>(map: Map<string, T[]>, key: string, value: T): void {
@@ -262,23 +273,31 @@ function stack(
 	builder: CorrespondenceBuilder,
 	logical: Shapes,
 	key: string,
-	members: readonly { name: string; index: number }[],
+	members: readonly StackMember[],
 	path: string,
 ): void {
-	const sorted = [...members].sort((a, b) => a.index - b.index);
-	const shape = logical.get(sorted[0]!.name)!.shape;
-	sorted.forEach(({ name, index }, i) => {
-		if (index !== i) throw new UserError(`${path}: number ${i} of the tensors in ${key} is missing.`);
+	const shape = logical.get(members[0]!.name)!.shape;
+	const axes = members[0]!.indices.map(
+		(_, axis) => 1 + members.reduce((last, m) => Math.max(last, m.indices[axis]!), 0),
+	);
+	const place = ({ indices }: StackMember) => indices.reduce((at, index, axis) => at * axes[axis]! + index, 0);
+	const there = new Set(members.map(place));
+	for (let i = 0; i < there.size; i++) {
+		if (!there.has(i)) throw new UserError(`${path}: number ${i} of the tensors in ${key} is missing.`);
+	}
+	if (there.size < elementCount(axes)!) {
+		throw new UserError(`${path}: number ${there.size} of the tensors in ${key} is missing.`);
+	}
+	const length = elementCount(shape)!;
+	builder.addForeign(key, [...axes, ...shape]);
+	for (const member of members) {
+		const { name } = member;
 		const other = logical.get(name)!.shape;
 		if (other.join() !== shape.join()) throw new UserError(`${path}: ${name} has [${other}], the others [${shape}].`);
-	});
-	const length = elementCount(shape)!;
-	builder.addForeign(key, [sorted.length, ...shape]);
-	for (const { name, index } of sorted) {
 		builder.link({
 			logical: name,
 			foreign: key,
-			foreignRuns: { offset: index * length, stride: length },
+			foreignRuns: { offset: place(member) * length, stride: length },
 			count: 1,
 			length,
 		});

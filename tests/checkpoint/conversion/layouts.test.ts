@@ -1,5 +1,6 @@
 import { describe, expect, test } from "bun:test";
-import { fromLayout, layersByBlock, layoutOfArguments, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
+import { layersByBlock, layersOfGpt } from "../../../src/checkpoint/conversion/layer-names.ts";
+import { fromLayout, layoutOfArguments, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
 import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { memoryStore } from "../memory-store.ts";
@@ -26,7 +27,7 @@ const allOf = (store: TensorStore) =>
 
 describe("patterns with groups", () => {
 	test("physical layers and the blocks they are in", () => {
-		const indices = (pattern: string) => layersByBlock(pattern, "here").map(({ symbol, block }) => symbol + block);
+		const indices = (pattern: string) => layersByBlock(pattern, "here").map(({ symbol, number }) => symbol + number);
 		expect(indices("M[*-]E")).toEqual(["M0", "*1", "-1", "E2"]);
 		expect(indices("ME|*-/*E")).toEqual(["M0", "E1", "*2", "-3"]);
 	});
@@ -139,11 +140,27 @@ describe("gated rows", () => {
 	});
 });
 
-test("what Megatron's arguments say of the layout", () => {
-	const layout = layoutOfArguments({ hybrid_layer_pattern: "M[*-]E", moe_mlp_glu_interleave_size: 32 }, null, "here");
-	expect(layout).toMatchObject({ layerNames: "logical", pattern: "M[*-]E", glu: { experts: 32, sharedExperts: 0 } });
-	expect(layoutOfArguments({ hybrid_layer_pattern: "M*" }, null, "here")).toMatchObject({
+test("layers of a GPT model: by order among those of a kind", () => {
+	const numbers = (pattern: string) => layersOfGpt(pattern, "here").map(({ symbol, number }) => symbol + number);
+	expect(numbers("[*-][*-]")).toEqual(["*0", "-0", "*1", "-1"]);
+	expect(numbers("M*M|[*E]EM")).toEqual(["Mnull", "*0", "Mnull", "*1", "E0", "E1", "Mnull"]);
+	const refuse = (pattern: string, sentence: string) =>
+		expect(() => layersOfGpt(pattern, "here")).toThrow(`here: ${sentence}`);
+	refuse("*-*E", 'pattern "*-*E" is of no GPT model: it has both - and E');
+	refuse("**-", 'pattern "**-" is of no GPT model: it has 2 * and 1 -, and a layer of a GPT model has both');
+	refuse("MM", 'pattern "MM" is of no GPT model: it has 0 * and 0 -');
+	refuse("*-/*-", 'pattern "*-/*-" is of no GPT model: multi-token prediction has no place in one');
+	refuse("G-", 'Layer pattern "G-": position 1: Gated DeltaNet layers (G) are not built yet');
+	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D)');
+	refuse("+-", 'Layer pattern "+-": position 1: multi-latent attention layers (+)');
+});
+
+test("what Megatron's arguments say of interleaved rows", () => {
+	expect(layoutOfArguments({ moe_mlp_glu_interleave_size: 32 }, "here")).toMatchObject({
 		layerNames: "physical",
-		pattern: null,
+		glu: { experts: 32, sharedExperts: 0 },
 	});
+	expect(() => layoutOfArguments({ moe_mlp_glu_interleave_size: "a" }, "here")).toThrow(
+		'here: the argument moe_mlp_glu_interleave_size is "a"',
+	);
 });

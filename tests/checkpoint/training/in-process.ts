@@ -1,5 +1,5 @@
 /** Whole trainings of this process: what `mimo train` does between its configuration and its end. */
-import { readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
@@ -14,6 +14,7 @@ export const tinyFlags =
 
 /** Trains on a text beside the log and returns the log's losses and gradient norms by step. */
 export async function trained(device: Device, flags: string, log: string): Promise<Record<number, object>> {
+	rmSync(log, { force: true });
 	const text = join(dirname(log), "text.txt");
 	writeFileSync(text, "in the beginning was the word ".repeat(50));
 	const interval = flags.includes("--save ") ? "--save-interval 100 " : "";

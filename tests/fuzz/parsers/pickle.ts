@@ -78,7 +78,7 @@ export default {
 				const state = jsonOf(unpickle(bytes, inputName, { allowed, persistent: storageOf }), inputName);
 				if (!isJsonObject(state) || !isJsonObject(state.args)) return;
 				configurationFromArguments(state.args);
-				layoutOfArguments(state.args, null, inputName);
+				layoutOfArguments(state.args, inputName);
 			},
 		};
 	},

@@ -1,0 +1,166 @@
+/** How the layers of a torch_dist checkpoint are numbered in its keys, found out when it is read and chosen when it is written. */
+import { storedPattern } from "../../config/hybrid-pattern.ts";
+import { UserError } from "../../native/errors.ts";
+import { MappedStore, planTensors } from "../mapping.ts";
+import { selectTensors, type TensorStore } from "../store.ts";
+import type { JsonObject } from "../torch-dist/common.ts";
+import {
+	type LayerNames,
+	layerOf,
+	layersByBlock,
+	layersOfGpt,
+	type NumberedLayer,
+	renamedLayers,
+} from "./layer-names.ts";
+
+export interface MegatronLayers {
+	readonly names: LayerNames;
+	/** With the groups that the names count; null: unknown. */
+	readonly pattern: string | null;
+	/** Of the main part; empty where names are physical. */
+	readonly layers: readonly NumberedLayer[];
+}
+
+const lastNorm = "language_model.decoder.final_layernorm.weight";
+
+/** The pattern among Megatron's arguments; null: those of a GPT model, or none. */
+export function patternOfArguments(args: JsonObject): string | null {
+	const pattern = args.hybrid_layer_pattern ?? args.hybrid_override_pattern;
+	return typeof pattern === "string" ? pattern : null;
+}
+
+/**
+ * `weights`: model tensors, names as readKeys gives them. `given`: the pattern that the user names; it must have the layers of the
+ * checkpoint's own. Throws a UserError that names `path`.
+ */
+export function layersInCheckpoint(
+	weights: Pick<TensorStore, "tensors">,
+	args: JsonObject,
+	given: string | null,
+	path: string,
+): MegatronLayers {
+	const own = patternOfArguments(args);
+	if (own !== null && given !== null) requireSameLayers(own, given, args.mtp_use_repeated_layer === true, path);
+	const pattern = [own, given].find((some) => some?.includes("[")) ?? own ?? given;
+	if (!weights.tensors.has(lastNorm)) return { names: "physical", pattern, layers: [] };
+	const hasMamba = [...weights.tensors.keys()].some((name) => layerOf(name) !== null && /\.mixer\./.test(name));
+	const groups = pattern?.includes("[") && (hasMamba || !pattern.includes("M"));
+	if (own === null && !hasMamba && !groups) {
+		requireGptTensors(weights, path);
+		const target = given ?? gptPattern(weights, path);
+		const layers = layersOfGpt(target, path);
+		requireCount(weights, layers, target, path);
+		return { names: "gpt", pattern: target, layers };
+	}
+	if (pattern === null || !groups) {
+		const what = pattern === null ? "it has no pattern" : `its pattern "${pattern}" has no groups`;
+		throw new UserError(
+			`${path} counts layers by their groups (its last norm is decoder.final_layernorm), but ${what}; name them with --hybrid-layer-pattern.`,
+		);
+	}
+	return { names: "logical", pattern, layers: layersByBlock(pattern, path) };
+}
+
+/** Throws a UserError unless two patterns have the same layers, however they are cut and grouped. */
+export function requireSameLayers(own: string, given: string, repeated: boolean, path: string): void {
+	const [there, here] = [own, given].map((pattern) => storedPattern(pattern, repeated));
+	if (there !== here) throw new UserError(`${path} has the layers "${there}", and the pattern given has "${here}".`);
+}
+
+/** Model tensors of a GPT model that have a place in this program's. */
+const gptTensors =
+	/^language_model\.(embedding\.word_embeddings\.weight|output_layer\.weight|decoder\.final_layernorm\.weight|decoder\.layers\.\d+\.(self_attention\.(linear_qkv\.(layer_norm_)?weight|linear_proj\.weight)|pre_mlp_layernorm\.weight|mlp\.(linear_fc1\.layer_norm_weight|linear_fc[12]\.weight|router\.(weight|expert_bias)|experts\.linear_fc[12]\.weight\d+|shared_experts\.linear_fc[12]\.weight)))$/;
+
+function requireGptTensors({ tensors }: Pick<TensorStore, "tensors">, path: string): void {
+	const others = [...tensors.keys()].filter((name) => name.startsWith("language_model.") && !gptTensors.test(name));
+	if (others.length === 0) return;
+	const more = others.length > 5 ? ` and ${others.length - 5} more` : "";
+	throw new UserError(
+		`${path} is of a GPT model with tensors that this program's has no place for: ${others.slice(0, 5).join(", ")}${more}.`,
+	);
+}
+
+/** `[*-]` or `[*E]` for every layer that has attention. */
+function gptPattern({ tensors }: Pick<TensorStore, "tensors">, path: string): string {
+	const layers = new Set<number>();
+	const experts = new Set<number>();
+	for (const name of tensors.keys()) {
+		const layer = layerOf(name);
+		if (layer === null) continue;
+		layers.add(layer);
+		if (/\.mlp\.router\./.test(name)) experts.add(layer);
+	}
+	if (layers.size === 0) throw new UserError(`${path} has no layers.`);
+	return Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? "[*E]" : "[*-]")).join("");
+}
+
+/** Every layer of the checkpoint has a place in the pattern; a tensor that the pattern wants and lacks is an error later. */
+function requireCount(
+	{ tensors }: Pick<TensorStore, "tensors">,
+	layers: readonly NumberedLayer[],
+	pattern: string,
+	path: string,
+): void {
+	const there = new Set([...tensors.keys()].map(layerOf).filter((layer) => layer !== null)).size;
+	const wanted = layers.filter(({ symbol }) => symbol === "*").length;
+	if (there === wanted) return;
+	throw new UserError(`${path} is a GPT model of ${there} layers, and pattern "${pattern}" has ${wanted} * of them.`);
+}
+
+/** The checkpoint's tensors under physical names. */
+export function physicalNames(
+	store: TensorStore,
+	{ names, layers, pattern }: MegatronLayers,
+	path: string,
+): TensorStore {
+	if (names === "physical") return store;
+	const renamed = renamedLayers(store, layers, "physical", { layernorm: true, pattern: pattern!, path });
+	return new MappedStore(store, planTensors(store, renamed, "logical"));
+}
+
+/** The layers of a checkpoint to write; `pattern`: the model's, with its groups; null: unknown. */
+export function layersToWrite(names: LayerNames, pattern: string | null, path: string): MegatronLayers {
+	if (names === "physical") return { names, pattern: pattern?.replaceAll(/[[\]]/g, "") ?? null, layers: [] };
+	if (pattern === null) {
+		throw new UserError(`${path}: the model's layers are unknown; name them with --hybrid-layer-pattern.`);
+	}
+	if (names === "gpt") return { names, pattern, layers: layersOfGpt(pattern, path) };
+	if (!pattern.includes("[")) {
+		throw new UserError(
+			`${path}: pattern "${pattern}" has no groups to count layers by; name them with --hybrid-layer-pattern.`,
+		);
+	}
+	return { names, pattern, layers: layersByBlock(pattern, path) };
+}
+
+/** Physical tensors under a checkpoint's names, and the numbers of the layers that have no place there and are left out. */
+export function namesToWrite(
+	store: TensorStore,
+	{ names, layers, pattern }: MegatronLayers,
+	path: string,
+): { readonly tensors: TensorStore; readonly leftOut: readonly number[] } {
+	if (names === "physical") return { tensors: store, leftOut: [] };
+	const leftOut = layers.flatMap(({ number }, index) => (number === null ? [index] : []));
+	const kept = selectTensors(store, (name) => !leftOut.includes(layerOf(name) ?? -1));
+	const renamed = renamedLayers(kept, layers, "other", { layernorm: true, pattern: pattern!, path });
+	return { tensors: new MappedStore(kept, planTensors(kept, renamed, "foreign")), leftOut };
+}
+
+/** Megatron's arguments that say how the layers are numbered. */
+export function layerArguments({ names, pattern, layers }: MegatronLayers): JsonObject {
+	if (names === "gpt") {
+		const { length } = layers.filter(({ symbol }) => symbol === "*");
+		const experts = layers.some(({ symbol }) => symbol === "E");
+		return {
+			hybrid_layer_pattern: null,
+			hybrid_override_pattern: null,
+			num_layers: length,
+			...(experts ? { moe_layer_freq: 1 } : {}),
+		};
+	}
+	if (pattern === null) return {};
+	return {
+		hybrid_layer_pattern: pattern,
+		num_layers: pattern.split("/")[0]!.replaceAll(/[|[\]]/g, "").length,
+	};
+}
