@@ -58,7 +58,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		for (const sentence of origins) observer.note(sentence);
 		const experts = run.groups.language?.model.experts;
 		if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
-		const start = checkpoints.restore();
+		const start = await checkpoints.restore();
 		const first = start?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {

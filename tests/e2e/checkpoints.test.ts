@@ -196,7 +196,7 @@ describe("what the checkpoint must agree with", () => {
 		const absent = train("colocated", "--train-iters 1 --pretrained-checkpoint nowhere");
 		expect([absent.exitCode, absent.stderr]).toEqual([
 			1,
-			expect.stringContaining("nowhere (pretrained-checkpoint) holds no native checkpoint"),
+			expect.stringContaining("nowhere (pretrained-checkpoint) holds no native or torch_dist checkpoint"),
 		]);
 	}, 60_000);
 });

@@ -3,7 +3,7 @@ import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../native/errors.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
-import type { JsonObject } from "../torch-dist/common.ts";
+import { type JsonObject, patternOfArguments } from "../torch-dist/common.ts";
 import {
 	type LayerNames,
 	layerOf,
@@ -22,12 +22,6 @@ export interface MegatronLayers {
 }
 
 const lastNorm = "language_model.decoder.final_layernorm.weight";
-
-/** The pattern among Megatron's arguments; null: those of a GPT model, or none. */
-export function patternOfArguments(args: JsonObject): string | null {
-	const pattern = args.hybrid_layer_pattern ?? args.hybrid_override_pattern;
-	return typeof pattern === "string" ? pattern : null;
-}
 
 /**
  * `weights`: model tensors, names as readKeys gives them. `given`: the pattern that the user names; it must have the layers of the

@@ -10,6 +10,7 @@ import {
 	isJsonObject,
 	type JsonObject,
 	namespace,
+	patternOfArguments,
 	pythonMap,
 	pythonOf,
 } from "../torch-dist/common.ts";
@@ -30,7 +31,6 @@ import {
 	layersToWrite,
 	type MegatronLayers,
 	namesToWrite,
-	patternOfArguments,
 	physicalNames,
 	requireSameLayers,
 } from "./megatron-layers.ts";
@@ -304,7 +304,8 @@ function commonFor(
 
 /** How the layers are numbered; where pipeline stages begin stays as it was. */
 function numberingArguments(known: JsonObject, layers: MegatronLayers): JsonObject {
-	const same = layers.names !== "gpt" && patternOfArguments(known)?.replaceAll("|", "") === layers.pattern;
+	const uncut = (pattern: string | null) => pattern?.replaceAll("|", "");
+	const same = layers.names !== "gpt" && uncut(patternOfArguments(known)) === uncut(layers.pattern);
 	return same ? {} : layerArguments(layers);
 }
 

@@ -99,29 +99,37 @@ export function isJsonObject(value: Json | undefined): value is JsonObject {
 	return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** The language model's configuration from Megatron's arguments; null if they name no hybrid model. */
-export function configurationFromArguments(args: JsonObject): LanguageModelConfiguration | null {
+/**
+ * The layer pattern among Megatron's arguments, with its cuts, groups and prediction depths; null: they are of a GPT model, or of
+ * none.
+ */
+export function patternOfArguments(args: JsonObject): string | null {
 	const pattern = args.hybrid_layer_pattern ?? args.hybrid_override_pattern;
 	if (typeof pattern !== "string") return null;
+	const main = pattern.replace(/\/+$/, "");
+	// Megatron-Bridge keeps the layers of a depth and the number of depths apart.
+	const { mtp_num_layers: depths, mtp_hybrid_override_pattern: depth } = args;
+	if (main.includes("/") || typeof depth !== "string" || typeof depths !== "number") return main;
+	return main + `/${depth}`.repeat(Math.max(0, Math.min(depths, MOST_DEPTHS)));
+}
+
+/** The language model's configuration from Megatron's arguments; null if they name no hybrid model. */
+export function configurationFromArguments(args: JsonObject): LanguageModelConfiguration | null {
+	const pattern = patternOfArguments(args)?.replaceAll("|", "");
+	if (pattern === undefined) return null;
 	const number = (name: string, missing: number): number => {
 		const value = args[name];
 		return typeof value === "number" ? value : missing;
 	};
-	const [main = "", ...depths] = pattern.replaceAll("|", "").replace(/\/+$/, "").split("/");
-	// Megatron-Bridge keeps the layers of a depth and the number of depths apart.
-	if (depths.length === 0 && typeof args.mtp_hybrid_override_pattern === "string") {
-		const count = number("mtp_num_layers", 0);
-		for (let depth = 0; depth < Math.min(count, MOST_DEPTHS); depth++) depths.push(args.mtp_hybrid_override_pattern);
-	}
 	const hidden = number("hidden_size", 0);
 	const heads = number("num_attention_heads", 1);
 	const mambaHeadDim = number("mamba_head_dim", 64);
 	const ffn = number("ffn_hidden_size", 4 * hidden);
 	return {
-		hybridLayerPattern: [main, ...depths].join("/"),
+		hybridLayerPattern: pattern,
 		mtpUseRepeatedLayer: args.mtp_use_repeated_layer === true,
 		mtpLossScalingFactor: number("mtp_loss_scaling_factor", 0.1),
-		numLayers: main.replace(/[[\]]/g, "").length,
+		numLayers: pattern.split("/")[0]!.replace(/[[\]]/g, "").length,
 		hiddenSize: hidden,
 		ffnHiddenSize: ffn,
 		numAttentionHeads: heads,

@@ -11,12 +11,14 @@ import { requireOwnSteps, type Start } from "../../checkpoint/training/own-steps
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 import { languageKeys, openFolders } from "./hugging-face.ts";
+import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
 import { requireAgreement, startOf } from "./starting-point.ts";
 
 /** Throws a UserError for the first thing that the run could not start from, or would have to write over at its end. */
 export function requireStart(c: TrainingConfiguration): void {
 	const start = startOf(c);
 	const lineage = start === null ? null : lineageOf(c, start);
+	requireOtherFolder(c.save);
 	if (c.save !== null && !c.saveOver) requireOwnSteps(c.save, start);
 	using _pretrained = openFolders(c);
 	if (c.saveHf === null) return;
@@ -27,6 +29,10 @@ export function requireStart(c: TrainingConfiguration): void {
 
 /** Name of the training that a checkpoint is of, once it is known to be of this run's; null: a new one, or unknown. */
 function lineageOf(c: TrainingConfiguration, start: Start): string | null {
+	if (isMegatron(start.path)) {
+		using checkpoint = openMegatron(c, start, false);
+		return requireAgreement(c, start, checkpoint)?.lineage ?? null;
+	}
 	const path = start.iteration === null ? start.path : join(start.path, iterationName(start.iteration));
 	let checkpoint: NativeCheckpoint;
 	try {

@@ -106,9 +106,9 @@ export class Checkpoints implements Listener {
 	}
 
 	/** Restores what the configuration names; null: it names nothing. Every rank calls this together. */
-	restore(): StartingPoint | null {
+	async restore(): Promise<StartingPoint | null> {
 		const { state } = this.run;
-		const start = restoreTraining(this.c, this.#tensors, this.#schedules, state.world, this.options);
+		const start = await restoreTraining(this.c, this.#tensors, this.#schedules, state.world, this.options);
 		if (start === null) return null;
 		this.#schedules = start.schedules;
 		this.#provenance = start.provenance;

@@ -5,10 +5,10 @@
 import { spellingObject } from "../../checkpoint/conversion/hugging-face.ts";
 import { isKeptObject, objectsOf } from "../../checkpoint/hf/kept.ts";
 import type { Manifest } from "../../checkpoint/native/manifest.ts";
-import type { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import type { CheckpointDescription } from "../../checkpoint/native/writer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { keptOfFolders, openFolders } from "./hugging-face.ts";
+import type { StoredTraining } from "./megatron-checkpoint.ts";
 
 export interface Provenance {
 	readonly source: Manifest["source"];
@@ -26,7 +26,7 @@ export function provenanceOfFolders(c: TrainingConfiguration): Provenance {
 }
 
 /** Provenance in the checkpoint that a run starts from. */
-export function provenanceIn(checkpoint: NativeCheckpoint): Provenance {
+export function provenanceIn(checkpoint: StoredTraining): Provenance {
 	const { source, objects } = checkpoint.manifest;
 	const kept = Object.entries(objects).filter(([name]) => isKeptObject(name));
 	return {

@@ -6,6 +6,7 @@ import { requireOwnSteps } from "../../checkpoint/training/own-steps.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
+import { requireOtherFolder } from "./megatron-checkpoint.ts";
 import { startOf } from "./starting-point.ts";
 
 export interface SaveClaim {
@@ -48,6 +49,7 @@ export async function claimSaveFolder(
 function claimed(c: TrainingConfiguration, save: string, run: string, lock: WriterLock | null): SaveClaim {
 	if (lock === null) return { run, lock, own: null };
 	try {
+		requireOtherFolder(save);
 		return { run, lock, own: c.saveOver ? null : requireOwnSteps(save, startOf(c)) };
 	} catch (error) {
 		lock[Symbol.dispose]();

@@ -1,6 +1,5 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
-import type { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";
 import { describedModel } from "../../checkpoint/training/megatron-record.ts";
 import type { Start } from "../../checkpoint/training/own-steps.ts";
@@ -15,6 +14,7 @@ import { type Schedules, schedulesOf } from "../../optim/schedules.ts";
 import type { Group } from "../../parallel/group.ts";
 import { atTheStart, type Progress } from "../listeners.ts";
 import { agreedSchedules } from "./agreed-schedules.ts";
+import { isMegatron, openMegatron, type StoredTraining } from "./megatron-checkpoint.ts";
 import { type Provenance, provenanceIn } from "./provenance.ts";
 
 export interface StartingPoint {
@@ -37,12 +37,14 @@ interface Hearers {
 
 /** The checkpoint that the configuration says to start from; null: none. */
 export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => {}): Start | null {
-	if (c.load !== null && hasCheckpoint(c.load)) {
+	if (c.load !== null && holdsCheckpoint(c.load)) {
 		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
 	}
 	if (c.pretrainedCheckpoint !== null) {
-		if (!hasCheckpoint(c.pretrainedCheckpoint)) {
-			throw new UserError(`${c.pretrainedCheckpoint} (pretrained-checkpoint) holds no native checkpoint.`);
+		if (!holdsCheckpoint(c.pretrainedCheckpoint)) {
+			throw new UserError(
+				`${c.pretrainedCheckpoint} (pretrained-checkpoint) holds no native or torch_dist checkpoint.`,
+			);
 		}
 		return { path: c.pretrainedCheckpoint, iteration: null, finetune: true };
 	}
@@ -53,27 +55,31 @@ export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => 
 			`${c.load} (load) is a ${format} checkpoint; \`mimo convert-ckpt --to native ${c.load} TARGET\` makes one to resume from.`,
 		);
 	}
-	if (c.exitOnMissingCheckpoint) throw new UserError(`${c.load} (load) holds no native checkpoint.`);
+	if (c.exitOnMissingCheckpoint) throw new UserError(`${c.load} (load) holds no native or torch_dist checkpoint.`);
 	warn(`${c.load} (load) holds no checkpoint yet: starting from the beginning.`);
 	return null;
+}
+
+function holdsCheckpoint(path: string): boolean {
+	return hasCheckpoint(path) || isMegatron(path);
 }
 
 /**
  * Restores this rank from the checkpoint that the configuration names; null where it names none. Every rank of `world`
  * calls this together, weights having their initial values.
  */
-export function restoreTraining(
+export async function restoreTraining(
 	c: TrainingConfiguration,
 	tensors: TrainingTensors,
 	schedules: Schedules,
 	world: Group,
 	{ say, warn }: Hearers,
-): StartingPoint | null {
+): Promise<StartingPoint | null> {
 	const source = startOf(c, warn);
 	if (source === null) return null;
-	using checkpoint = openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
-	const record = requireAgreement(c, source, checkpoint);
 	const optimizer = restoresOptimizer(c, source);
+	using checkpoint = await openStart(c, source, optimizer, world, warn);
+	const record = requireAgreement(c, source, checkpoint);
 	requireTensors(tensors, checkpoint, optimizer, world);
 	const { differing } = restoreTensors(tensors, checkpoint, optimizer);
 	if (record !== null && record.participation !== c.encoderGradParticipation) {
@@ -104,7 +110,21 @@ export function restoreTraining(
 	};
 }
 
-function dataStates(checkpoint: NativeCheckpoint): readonly unknown[] | null {
+async function openStart(
+	c: TrainingConfiguration,
+	source: Start,
+	optimizer: boolean,
+	world: Group,
+	warn: Hearers["warn"],
+): Promise<StoredTraining> {
+	if (!isMegatron(source.path)) return openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
+	const checkpoint = openMegatron(c, source, optimizer);
+	for (const notice of checkpoint.notices) warn(notice);
+	await checkpoint.prepare();
+	return checkpoint;
+}
+
+function dataStates(checkpoint: StoredTraining): readonly unknown[] | null {
 	if (!(dataObject in checkpoint.manifest.objects)) return null;
 	return JSON.parse(new TextDecoder().decode(checkpoint.readObject(dataObject)));
 }
@@ -120,7 +140,7 @@ function restoresOptimizer(c: TrainingConfiguration, { finetune }: Start): boole
 export function requireAgreement(
 	c: TrainingConfiguration,
 	source: Start,
-	{ manifest, path }: Pick<NativeCheckpoint, "manifest" | "path">,
+	{ manifest, path }: Pick<StoredTraining, "manifest" | "path">,
 ): TrainingRecord | null {
 	requireSameModel(path, describedModel(manifest), { ...c });
 	if (source.finetune) return null;

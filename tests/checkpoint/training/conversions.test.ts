@@ -74,6 +74,7 @@ test("multi-token prediction through torch_dist", async () => {
 	expect(Object.keys(direct)).toEqual(["3", "4"]);
 	expect(direct[3]).toMatchObject({ "mtp_2 loss": expect.any(Number) });
 	expect(await resumed(predicting, "mtp-back")).toEqual(direct);
+	expect(await resumed(predicting, "mtp-megatron")).toEqual(direct);
 	expect(digests("mtp-back")).toEqual(digests("mtp"));
 	expect(argumentsIn("mtp-megatron")).toMatchObject({
 		hybrid_layer_pattern: "ME*-/*E/*E",
@@ -157,9 +158,11 @@ describe("layers by bracket group", () => {
 		expect(folder.objects.has("output_layer._extra_state/shard_0_1")).toBe(false);
 		await convert("grouped", "ungrouped", toNative);
 		expect(digests("ungrouped")).toEqual(digests("flat"));
-		expect(await resumed(flat, "ungrouped")).toEqual(await resumed(flat, "flat"));
-		// Groups make no other model, and come back without being named.
-		expect(await resumed(`--hybrid-layer-pattern ${pattern}`, "ungrouped")).toEqual(await resumed(flat, "flat"));
+		const direct = await resumed(flat, "flat");
+		expect(await resumed(flat, "ungrouped")).toEqual(direct);
+		expect(await resumed(flat, "grouped")).toEqual(direct);
+		// Groups make no other model.
+		expect(await resumed(`--hybrid-layer-pattern ${pattern}`, "grouped")).toEqual(direct);
 		await convert("ungrouped", "grouped-again", toMegatron);
 		expect(digests("grouped-again")).toEqual(digests("grouped"));
 		await convert("ungrouped", "flat-megatron", { ...toMegatron, layerNames: "physical" });
@@ -204,7 +207,9 @@ describe("GPT models", () => {
 		expect(states.filter((name) => name.startsWith("output_layer"))).toEqual([]);
 		await convert("gpt", "blocks-back", toNative);
 		expect(digests("blocks-back")).toEqual(digests("blocks"));
-		expect(await resumed(blocks, "blocks-back")).toEqual(await resumed(blocks, "blocks"));
+		const direct = await resumed(blocks, "blocks");
+		expect(await resumed(blocks, "blocks-back")).toEqual(direct);
+		expect(await resumed(blocks, "gpt")).toEqual(direct);
 		await convert("blocks-back", "gpt-again", toMegatron);
 		expect(digests("gpt-again")).toEqual(stored);
 	}, 30_000);
@@ -236,7 +241,8 @@ describe("GPT models", () => {
 			expect(hybrid[`optimizer.state.param.${layer(4, name)}`]).toBe(drawn[layer(4, name)]!);
 		}
 		expect(Object.keys(hybrid).sort()).toEqual(Object.keys(drawn).sort());
-		await trained(device, `${flags} --no-load-rng --train-iters 3 --load ${at("hybrid")}`, at("hybrid.jsonl"));
+		const goesOn = `${flags} --no-load-rng`;
+		expect(await resumed(goesOn, "gpt")).toEqual(await resumed(goesOn, "hybrid"));
 		using plan = planned("hybrid", "gpt-returned", { ...toMegatron, layerNames: "gpt" });
 		expect(plan.notices).toEqual([expect.stringContaining("no place for the Mamba-2 layers 0, 4 of")]);
 		await plan.run(() => {});
@@ -258,4 +264,21 @@ describe("GPT models", () => {
 		const newLayers = { seed: 1, sizes };
 		refuse("gpt", { ...toNative, pattern: "M*E*E", newLayers }, "no Mamba-2 layer has mamba-num-heads 3");
 	});
+});
+
+test("a folder of torch_dist checkpoints is read and not written into", async () => {
+	const flags = `${predicting} --train-iters 4 --load ${at("mtp-megatron")}`;
+	const refuse = async (more: string, sentence: string) =>
+		await expect(trained(device, `${flags} ${more}`, at("refused.jsonl"))).rejects.toThrow(sentence);
+	await refuse(`--save ${at("mtp-megatron")} --save-over`, "holds a torch_dist checkpoint, and this run's are native");
+	await refuse("--ckpt-step 7", "mtp-megatron has no checkpoint of step 7.");
+	await refuse("--hybrid-layer-pattern ME*-/*E", 'has the layers "ME*-/*E/*E", and the pattern given has "ME*-/*E"');
+	await refuse("--num-experts 8", "holds another model: --num-experts is 4 there and 8 here");
+	await refuse("--seed 5", "was trained with seed 1234, this run has 5");
+	const weights = `--finetune --save ${at("from-megatron")}`;
+	const steps = await trained(device, `${flags} ${weights} --ckpt-step 2`, at("weights-alone.jsonl"));
+	expect(Object.keys(steps)).toEqual(["1", "2", "3", "4"]);
+	// Its own checkpoints go back under the names that it came with.
+	await convert("from-megatron", "from-megatron-again", toMegatron);
+	expect(Object.keys(digests("from-megatron-again")).sort()).toEqual(Object.keys(digests("mtp-megatron")).sort());
 });
