@@ -1,15 +1,11 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
-import { type CommandDef, defineCommand, runCommand } from "citty";
+import { defineCommand, runCommand } from "citty";
+import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
 import { exitCodes } from "./native/exit-codes.ts";
 
 const description = "Trains multimodal mixture-of-experts models.";
 
-interface CommandModule {
-	// biome-ignore lint/suspicious/noExplicitAny: citty's own type of a command with any arguments.
-	readonly default: CommandDef<any>;
-}
-
-const commands: Readonly<Record<string, readonly [description: string, load: () => Promise<CommandModule>]>> = {
+const commands: CommandTable = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
 	generate: ["Continue prompts with a trained model.", () => import("./commands/generate.ts")],
 	evaluate: [
@@ -25,6 +21,10 @@ const commands: Readonly<Record<string, readonly [description: string, load: () 
 	data: ["Prepare, inspect and check Energon data sets.", () => import("./commands/data.ts")],
 	diagnose: ["Why a run ended, from what its ranks have left.", () => import("./commands/diagnose.ts")],
 	doctor: ["What this machine offers, and whether training can run.", () => import("./commands/doctor.ts")],
+	completion: [
+		"Print a script that completes commands and flags in a shell.",
+		async () => ({ default: (await import("./commands/completion.ts")).completionCommand(commands) }),
+	],
 };
 
 const help = `mimo: ${description}
@@ -54,9 +54,9 @@ async function run(args: readonly string[]): Promise<void> {
 }
 
 /** Runs a command, or the one below it that the arguments name; `path` is the command as typed so far. */
-async function runNamed(command: CommandModule["default"], args: readonly string[], path: string): Promise<void> {
+async function runNamed(command: AnyCommand, args: readonly string[], path: string): Promise<void> {
 	const [name, ...rest] = args;
-	const below = command.subCommands as Readonly<Record<string, () => Promise<CommandModule["default"]>>> | undefined;
+	const below = command.subCommands as Readonly<Record<string, () => Promise<AnyCommand>>> | undefined;
 	if (below !== undefined && name !== undefined && !["--help", "-h"].includes(name)) {
 		if (!Object.hasOwn(below, name)) await refuse(name, Object.keys(below), path);
 		await runNamed(await below[name]!(), rest, `${path} ${name}`);

@@ -35,7 +35,8 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
 
 ${flagHelp()}`;
 
-const commandFlags = {
+/** Flags that are no configuration keys, and whether they take a value. */
+export const ownFlags = {
 	gpu: true,
 	"gpus-per-host": true,
 	"memory-gib": true,
@@ -46,14 +47,14 @@ const commandFlags = {
 	json: false,
 } as const;
 
-export default defineCommand({
+const command = defineCommand({
 	meta: { name: "plan", description: "What a run would need: memory, operations, traffic, time." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
 			console.log(help);
 			return;
 		}
-		const resolved = configurationOfArguments(rawArgs, commandFlags, { trains: false });
+		const resolved = configurationOfArguments(rawArgs, ownFlags, { trains: false });
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {
@@ -70,8 +71,10 @@ export default defineCommand({
 		console.log("json" in command ? planJson(plan, machine) : planText(plan, machine));
 	},
 });
+export default { ...command, ownFlags };
 
-async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {
+/** The machine that the flags describe, measured where they say so. */
+export async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {
 	const stated = command.gpu === undefined ? null : acceleratorRates(command.gpu);
 	const { worldSize } = topologyOf(c);
 	const ranksPerHost = stated ? number(command, "gpus-per-host", 1, 8) : worldSize;

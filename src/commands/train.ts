@@ -20,20 +20,23 @@ const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
 
 ${flagHelp()}`;
 
-export default defineCommand({
+/** Flags that are no configuration keys, and whether they take a value. */
+const ownFlags = {
+	"print-config": false,
+	"print-topology": false,
+	"print-schedule": false,
+	json: false,
+	nproc: true,
+} as const;
+
+const command = defineCommand({
 	meta: { name: "train", description: "Train a model." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
 			console.log(help);
 			return;
 		}
-		const resolved = configurationOfArguments(rawArgs, {
-			"print-config": false,
-			"print-topology": false,
-			"print-schedule": false,
-			json: false,
-			nproc: true,
-		});
+		const resolved = configurationOfArguments(rawArgs, ownFlags);
 		if ("print-config" in resolved.command) {
 			console.log("json" in resolved.command ? configurationJson(resolved) : configurationTable(resolved));
 			return;
@@ -84,6 +87,7 @@ export default defineCommand({
 		});
 	},
 });
+export default { ...command, ownFlags };
 
 /**
  * The device of a rank and the ranks that share it: all ranks of the host share its processor; under shm several ranks may

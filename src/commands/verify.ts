@@ -52,7 +52,7 @@ const ownFlags = {
 	json: false,
 };
 
-export default defineCommand({
+const command = defineCommand({
 	meta: { name: "verify", description: "Show that layouts of ranks give what one process gives." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
@@ -63,6 +63,7 @@ export default defineCommand({
 		await verifyLayouts(rawArgs, resolved.configuration, resolved.command);
 	},
 });
+export default { ...command, ownFlags };
 
 type Flags = Readonly<Record<string, string>>;
 

@@ -12,14 +12,17 @@ const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --d
   --samples N   How many; default 4.
   --html FILE   Write a page with the images instead.`;
 
-export default defineCommand({
+/** Flags that are no configuration keys, and whether they take a value. */
+const ownFlags = { samples: true, html: true } as const;
+
+const command = defineCommand({
 	meta: { name: "preview", description: "Show samples as they will be trained on." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
 			console.log(help);
 			return;
 		}
-		const { configuration: c, command } = configurationOfArguments(rawArgs, { samples: true, html: true });
+		const { configuration: c, command } = configurationOfArguments(rawArgs, ownFlags);
 		const count = command.samples ?? "4";
 		if (!/^[1-9]\d{0,5}$/.test(count)) {
 			throw new UserError(`--samples is ${JSON.stringify(count)}; allowed is a whole number from 1.`, exitCodes.usage);
@@ -77,3 +80,4 @@ export default defineCommand({
 		}
 	},
 });
+export default { ...command, ownFlags };

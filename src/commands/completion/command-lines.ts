@@ -1,0 +1,104 @@
+/** What can be typed after `mimo`, from the command table, the commands' own flags and the configuration's keys. */
+import type { ArgsDef, CommandDef } from "citty";
+import type { Field } from "../../config/field.ts";
+import type { CommandFlags } from "../../config/flags.ts";
+import { fieldOf, keyOf, keys } from "../../config/schema.ts";
+
+/** What follows a flag: nothing, a path, one of these words, or text that only the user knows. */
+export type Values = "none" | "path" | "text" | readonly string[];
+
+export interface Flag {
+	/** Without dashes. */
+	readonly name: string;
+	readonly description: string;
+	readonly values: Values;
+}
+
+export interface CommandLine {
+	/** "mimo", "mimo data", "mimo data prepare". */
+	readonly path: string;
+	readonly summary: string;
+	/** Commands below it, by the word that names them. */
+	readonly below: readonly string[];
+	/** Its own flags. */
+	readonly flags: readonly Flag[];
+	/** Whether it takes a configuration's keys as flags too. */
+	readonly configured: boolean;
+}
+
+// biome-ignore lint/suspicious/noExplicitAny: citty's own type of a command with any arguments.
+export type AnyCommand = CommandDef<any> & { readonly ownFlags?: CommandFlags };
+export type CommandTable = Readonly<
+	Record<string, readonly [summary: string, load: () => Promise<{ readonly default: AnyCommand }>]>
+>;
+
+const help: Flag = { name: "help", description: "Say what there is.", values: "none" };
+
+/** Every command of the table and below it, `mimo` itself first. */
+export async function commandLines(table: CommandTable): Promise<CommandLine[]> {
+	const version: Flag = {
+		name: "version",
+		description: "Version, commit, ABI version, native libraries.",
+		values: "none",
+	};
+	const top = { path: "mimo", summary: "", below: Object.keys(table), flags: [help, version], configured: false };
+	const commands = await Promise.all(
+		Object.entries(table).map(async ([name, [summary, load]]) =>
+			linesOf(`mimo ${name}`, summary, (await load()).default),
+		),
+	);
+	return [top, ...commands.flat()];
+}
+
+async function linesOf(path: string, summary: string, command: AnyCommand): Promise<CommandLine[]> {
+	const below = (command.subCommands ?? {}) as Readonly<Record<string, () => Promise<AnyCommand>>>;
+	const lines = await Promise.all(
+		Object.entries(below).map(async ([name, load]) => {
+			const one = await load();
+			const { description = "" } = one.meta as { readonly description?: string };
+			return await linesOf(`${path} ${name}`, description, one);
+		}),
+	);
+	const declared = Object.entries((command.args ?? {}) as ArgsDef).flatMap(([name, arg]): Flag[] => {
+		if (arg.type === "positional") return [];
+		const values = arg.type === "boolean" ? "none" : arg.type === "enum" ? (arg.options ?? "text") : "path";
+		return [{ name, description: arg.description ?? "", values }];
+	});
+	// A key that the command itself takes for something else, as plan does split, is there already.
+	const own = Object.entries(command.ownFlags ?? {})
+		.filter(([name]) => keyOf(name) === undefined)
+		.map(([name, value]): Flag => ({ name, description: "", values: value ? "path" : "none" }));
+	const configured = command.ownFlags !== undefined;
+	const config: Flag[] = configured
+		? [{ name: "config", description: "Keys and values, one a line.", values: "path" }]
+		: [];
+	const flags = [help, ...declared, ...config, ...own];
+	return [{ path, summary, below: Object.keys(below), flags, configured }, ...lines.flat()];
+}
+
+/** The configuration's keys as flags. */
+export const configurationFlags: readonly Flag[] = keys.map((name) => {
+	const { type, description } = fieldOf(name);
+	return { name, description, values: valuesOf(type) };
+});
+
+function valuesOf(type: Field["type"]): Values {
+	if (type.kind === "boolean") return "none";
+	if (type.kind === "path") return "path";
+	const { options } = type.schema as { readonly options?: readonly string[] };
+	return options ?? "text";
+}
+
+/** Flags by what follows them, for scripts that ask of a flag: those of one kind of values together. */
+export function byValues(flags: readonly Flag[]): { readonly flags: readonly string[]; readonly values: Values }[] {
+	const groups = Map.groupBy(flags, ({ values }) => (typeof values === "string" ? values : values.join(" ")));
+	return [...groups.values()].map((group) => ({
+		flags: group.map(({ name }) => `--${name}`),
+		values: group[0]!.values,
+	}));
+}
+
+/** Text between single quotes of bash and zsh. */
+export function quoted(text: string): string {
+	return `'${text.replaceAll("'", "'\\''")}'`;
+}
