@@ -3,8 +3,8 @@
  *
  *   cpu       the CPU library by the machine's own C++ compiler, and dist/mimo with it inside (default)
  *   cuda      the CUDA library for sm_90a (MIMO_CUDA_ARCH names others), and dist/mimo with both inside
- *   release   dist/release/mimo with both inside: the CPU library by zig, for glibc 2.28 or later, the CUDA library for
- *             sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
+ *   release   dist/release/mimo with both inside, for glibc 2.28 or later: the CPU library by zig, the CUDA library, which
+ *             zig links, for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
  *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     only fetches what release needs to be built
@@ -47,7 +47,8 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 		await compile("dist/mimo", "build/lib", ["cpu", "cuda"]);
 	},
 	release: async () => {
-		const [zig, cuda] = [zigTools(), cudaTools("80;90a;100")];
+		const zig = zigTools();
+		const cuda = { ...cudaTools("80;90a;100"), MIMO_LINKER: zigCompiler("cc") };
 		// At once: zig makes its own C++ library while it links, on one core.
 		const [cpuLibrary, cudaLibrary] = await Promise.all([
 			buildLibrary("release", zig),
@@ -161,19 +162,25 @@ function nativeTools(): Record<string, string> {
 	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()!, ...imageOptions() };
 }
 
-/** CMake's options for a build by zig, whose C library stubs stop at the wanted glibc. */
-function zigTools(): Record<string, string> {
-	const options = nativeTools();
+/** zig's C or C++ compiler, whose C library stubs stop at the wanted glibc, as an executable. */
+function zigCompiler(language: "cc" | "c++"): string {
 	const zig = join(fetchWheels([zigWheel]), "ziglang/zig");
-	const compiler = join(root, "build/tools/zig-c++");
+	const compiler = join(root, `build/tools/zig-${language}`);
 	const cache = join(root, "build/tools/zig-cache");
 	install(
 		Buffer.from(
-			`#!/bin/sh\nZIG_GLOBAL_CACHE_DIR='${cache}' exec '${zig}' c++ -target x86_64-linux-gnu.${glibcFloor} "$@"\n`,
+			`#!/bin/sh\nZIG_GLOBAL_CACHE_DIR='${cache}' exec '${zig}' ${language} -target x86_64-linux-gnu.${glibcFloor} "$@"\n`,
 		),
 		compiler,
 		0o755,
 	);
+	return compiler;
+}
+
+/** CMake's options for a build by zig. */
+function zigTools(): Record<string, string> {
+	const options = nativeTools();
+	const compiler = zigCompiler("c++");
 	// While it links, zig compiles its own C++ library: optimised for size, that takes a sixth less processor time.
 	const links = { CMAKE_SHARED_LINKER_FLAGS: "-Os" };
 	// zig looks at none of the machine's headers; those of its own C library must still come first.
