@@ -38,7 +38,12 @@ interface Outcome {
 }
 
 /** Files that mostly wait, for silent ranks to be noticed or for Slurm: three times as long as they compute. */
-const waiting = ["tests/e2e/slurm.test.ts", "tests/launch/launcher.test.ts", "tests/launch/torchrun.test.ts"];
+const waiting = [
+	"tests/e2e/slurm.test.ts",
+	"tests/e2e/slurm-recipes.test.ts",
+	"tests/launch/launcher.test.ts",
+	"tests/launch/torchrun.test.ts",
+];
 /** Files that compare times or rates with each other or with a second. */
 const measuring = ["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`);
 

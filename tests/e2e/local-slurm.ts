@@ -33,9 +33,14 @@ export class LocalSlurm implements AsyncDisposable {
 		return slurm;
 	}
 
-	/** Submits a script; returns the job's number. */
-	submit(script: string, output: string, environment: Record<string, string>): string {
-		const job = this.run(["sbatch", "--parsable", "-o", output, script], environment);
+	/** Submits a script and its arguments, with sbatch's own `options` in front; returns the job's number. */
+	submit(
+		script: readonly string[],
+		output: string,
+		environment: Record<string, string>,
+		options: readonly string[] = [],
+	): string {
+		const job = this.run(["sbatch", "--parsable", "-o", output, ...options, ...script], environment);
 		if (!/^\d+$/.test(job)) throw new Error(`sbatch said: ${job}`);
 		return job;
 	}
@@ -84,7 +89,7 @@ export class LocalSlurm implements AsyncDisposable {
 		chmodSync(this.folder, 0o755);
 		mkdirSync(this.#path("state"));
 		const node = (name: string, at: number) =>
-			`NodeName=${name} NodeHostname=${hostname()} NodeAddr=127.0.0.1 Port=${at} CPUs=4 RealMemory=1000`;
+			`NodeName=${name} NodeHostname=${hostname()} NodeAddr=127.0.0.1 Port=${at} CPUs=128 Gres=gpu:8 RealMemory=1000`;
 		const lines = [
 			"ClusterName=mimo",
 			`SlurmctldHost=${hostname()}(127.0.0.1)`,
@@ -105,6 +110,8 @@ export class LocalSlurm implements AsyncDisposable {
 			"SelectType=select/cons_tres",
 			"SelectTypeParameters=CR_Core",
 			"SwitchType=switch/none",
+			// Counted, not there: scripts for nodes of eight GPUs are taken as they are.
+			"GresTypes=gpu",
 			"MpiDefault=none",
 			"ReturnToService=2",
 			"SlurmdParameters=config_overrides",
@@ -115,6 +122,8 @@ export class LocalSlurm implements AsyncDisposable {
 			"PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP",
 		];
 		writeFileSync(this.#path("slurm.conf"), `${lines.join("\n")}\n`);
+		writeFileSync(this.#path("gres.conf"), `AutoDetect=off\nName=gpu File=${this.#path("gpu[0-7]")}\n`);
+		for (let gpu = 0; gpu < 8; gpu++) writeFileSync(this.#path(`gpu${gpu}`), "");
 	}
 
 	#path(name: string): string {

@@ -46,7 +46,7 @@ describe.skipIf(absent !== null)("a job", () => {
 		const folder = mkdtempSync(join(tmpdir(), "mimo-job-"));
 		folders.push(folder);
 		const output = join(folder, "out.txt");
-		const job = slurm.submit(script, output, { MIMO: executable, RUN: folder, STEPS: String(count) });
+		const job = slurm.submit([script], output, { MIMO: executable, RUN: folder, STEPS: String(count) });
 		const said = () => (existsSync(output) ? readFileSync(output, "utf8") : "");
 		const reached = (step: number) => slurm.until(() => new RegExp(` iteration +${step}/`).test(said()));
 		return { folder, job, said, reached, log: join(folder, "log.jsonl") };
@@ -128,20 +128,3 @@ describe.skipIf(absent !== null)("a job", () => {
 });
 
 if (absent !== null) console.error(`skip: ${absent}`);
-
-test("every example asks for as many tasks as its grids have ranks", () => {
-	for (const [file, ranks] of [
-		["nodes-9.sbatch", 72],
-		["nodes-33.sbatch", 264],
-		["nodes-68.sbatch", 544],
-		["nodes-100.sbatch", 800],
-	] as const) {
-		const text = readFileSync(join(import.meta.dir, "../../examples/slurm", file), "utf8");
-		const number = (pattern: RegExp) => Number(pattern.exec(text)![1]);
-		expect(number(/--nodes=(\d+)/) * number(/--ntasks-per-node=(\d+)/)).toBe(ranks);
-		const command = text.slice(text.indexOf("mimo train") + "mimo train".length).replaceAll("\\\n", " ");
-		const { exitCode, stdout, stderr } = mimo(["train", ...command.trim().split(/\s+/), "--print-topology"]);
-		expect([exitCode, stderr]).toEqual([0, ""]);
-		expect(stdout).toStartWith(`${ranks} ranks: radio_encoder 0-`);
-	}
-}, 60_000);
