@@ -1,6 +1,6 @@
 /** Conditions over several keys; those of the layout are in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
-import { dataLanes, hasEncoder, sharesRanks } from "./derive.ts";
+import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
@@ -241,6 +241,15 @@ const publishedNeeds: readonly (readonly [what: string, holds: (c: TrainingConfi
 	],
 ];
 
+/** The runs' records that only make sense with another key. */
+const trackers: readonly Check[] = [
+	(c) => unless(c.mlflowRunName === null || c.mlflowDir !== null, "mlflow-run-name", "it needs mlflow-dir"),
+	(c) => unless(c.mlflowExperiment === "Default" || c.mlflowDir !== null, "mlflow-experiment", "it needs mlflow-dir"),
+	(c) => unless(c.wandbProject === null || wandbFolder(c) !== null, "wandb-project", "it needs wandb-save-dir or save"),
+	(c) => unless(c.wandbExpName === null || wandbFolder(c) !== null, "wandb-exp-name", "it needs wandb-project"),
+	(c) => unless(c.wandbEntity === null || wandbFolder(c) !== null, "wandb-entity", "it needs wandb-project"),
+];
+
 const other: readonly Check[] = [
 	(c) => unless(c.cudaGraphImpl === "none" || c.device !== "cpu", "cuda-graph-impl", "allowed on the CPU is none"),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
@@ -289,5 +298,6 @@ export const checks: readonly Check[] = [
 	...layoutChecks,
 	...energonChecks,
 	...prefetch,
+	...trackers,
 	...other,
 ];

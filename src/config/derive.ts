@@ -1,5 +1,6 @@
 /** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
 import { statSync } from "node:fs";
+import { join } from "node:path";
 import { fileKind } from "./file-kind.ts";
 import { parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
@@ -63,6 +64,11 @@ export function paddedVocabularySize({
 	makeVocabSizeDivisibleBy: unit,
 }: Pick<TrainingConfiguration, "vocabSize" | "makeVocabSizeDivisibleBy">): number {
 	return Math.ceil(vocabSize / unit) * unit;
+}
+
+/** Where the run's folder for Weights & Biases goes, as Megatron chooses it; null: none is written. */
+export function wandbFolder({ wandbSaveDir, wandbProject, save }: TrainingConfiguration): string | null {
+	return wandbSaveDir ?? (wandbProject === null || save === null ? null : join(save, "wandb"));
 }
 
 /** Paths that only Energon data have: URLs, folders, JSONL and metadatasets. */

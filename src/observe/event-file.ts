@@ -6,6 +6,7 @@ import { closeSync, mkdirSync, openSync, writeSync } from "node:fs";
 import { hostname } from "node:os";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { Message } from "./protobuf.ts";
 import { maskedCrc } from "./tensorboard-reader.ts";
 
 /** Counts of neighbouring buckets; bucket i ends at limits[i]. */
@@ -14,95 +15,15 @@ export interface Histogram {
 	readonly counts: readonly number[];
 }
 
-const encoder = new TextEncoder();
-
-/** Bytes of a protocol buffer message, field by field. */
-class Message {
-	#bytes = new Uint8Array(64);
-	#view = new DataView(this.#bytes.buffer);
-	#length = 0;
-
-	varint(field: number, value: number): this {
-		this.#key(field, 0);
-		this.#varint(value);
-		return this;
-	}
-
-	double(field: number, value: number): this {
-		this.#key(field, 1);
-		const at = this.#take(8);
-		this.#view.setFloat64(at, value, true);
-		return this;
-	}
-
-	float(field: number, value: number): this {
-		this.#key(field, 5);
-		const at = this.#take(4);
-		this.#view.setFloat32(at, value, true);
-		return this;
-	}
-
-	doubles(field: number, values: readonly number[]): this {
-		return this.bytes(field, new Uint8Array(Float64Array.from(values).buffer));
-	}
-
-	text(field: number, value: string): this {
-		return this.bytes(field, encoder.encode(value));
-	}
-
-	message(field: number, value: Message): this {
-		return this.bytes(field, value.#bytes.subarray(0, value.#length));
-	}
-
-	bytes(field: number, value: Uint8Array): this {
-		this.#key(field, 2);
-		this.#varint(value.length);
-		const at = this.#take(value.length);
-		this.#bytes.set(value, at);
-		return this;
-	}
-
-	/** As one TFRecord. */
-	record(): Uint8Array {
-		const length = this.#length;
-		const record = Buffer.alloc(length + 16);
-		record.writeBigUInt64LE(BigInt(length), 0);
-		record.writeUInt32LE(maskedCrc(record.subarray(0, 8)), 8);
-		record.set(this.#bytes.subarray(0, length), 12);
-		record.writeUInt32LE(maskedCrc(record.subarray(12, 12 + length)), 12 + length);
-		return record;
-	}
-
-	#key(field: number, type: number): void {
-		this.#varint(field * 8 + type);
-	}
-
-	#varint(value: number): void {
-		let rest = value;
-		while (rest >= 128) {
-			this.#byte((rest % 128) + 128);
-			rest = Math.floor(rest / 128);
-		}
-		this.#byte(rest);
-	}
-
-	#byte(value: number): void {
-		const at = this.#take(1);
-		this.#bytes[at] = value;
-	}
-
-	/** Where the next `count` bytes go; the memory may be another one then. */
-	#take(count: number): number {
-		const at = this.#length;
-		this.#length += count;
-		if (this.#length > this.#bytes.length) {
-			const larger = new Uint8Array(2 * this.#length);
-			larger.set(this.#bytes.subarray(0, at));
-			this.#bytes = larger;
-			this.#view = new DataView(larger.buffer);
-		}
-		return at;
-	}
+/** As one TFRecord. */
+function recordOf(message: Message): Uint8Array {
+	const bytes = message.encoded();
+	const record = Buffer.alloc(bytes.length + 16);
+	record.writeBigUInt64LE(BigInt(bytes.length), 0);
+	record.writeUInt32LE(maskedCrc(record.subarray(0, 8)), 8);
+	record.set(bytes, 12);
+	record.writeUInt32LE(maskedCrc(record.subarray(12, 12 + bytes.length)), 12 + bytes.length);
+	return record;
 }
 
 /** HistogramProto: min = 1, max = 2, num = 3, sum = 4, sum_squares = 5, bucket_limit = 6, bucket = 7. */
@@ -158,7 +79,7 @@ export class EventFile {
 	}
 
 	#write(message: Message): void {
-		const record = message.record();
+		const record = recordOf(message);
 		try {
 			if (writeSync(this.#descriptor, record) === record.length) return;
 		} catch (error) {

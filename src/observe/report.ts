@@ -111,6 +111,16 @@ export interface TimersReport {
 	readonly seconds: ReadonlyMap<string, readonly number[]>;
 }
 
+/** How this process begins a training, or goes on with it. */
+export interface TrainingStart {
+	/** Steps done by then. */
+	readonly step: number;
+	/** 64 hexadecimal digits, the same in every process of one training: whoever goes on from its checkpoints finds its records. */
+	readonly training: string;
+	/** Every key with a value. */
+	readonly configuration: Readonly<Record<string, unknown>>;
+}
+
 /** Something that happens between steps, for the log that a report is made from. */
 export interface RunEvent {
 	readonly kind: "start" | "save" | "stop" | "data" | "failure" | "end";
@@ -123,6 +133,8 @@ export interface RunEvent {
 
 /** Something that shows or stores a training. Calls come in the order things happen. */
 export interface Observer {
+	/** Before the first step. */
+	begin?(start: TrainingStart): void;
 	step(report: StepReport): void;
 	evaluation(report: EvaluationReport): void;
 	/** A sentence for the user. */
@@ -137,6 +149,9 @@ export interface Observer {
 /** An observer that passes everything on to others, in order. */
 export function together(observers: readonly Observer[]): Observer {
 	return {
+		begin: (start) => {
+			for (const observer of observers) observer.begin?.(start);
+		},
 		step: (report) => {
 			for (const observer of observers) observer.step(report);
 		},

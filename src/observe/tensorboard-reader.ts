@@ -5,6 +5,7 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { fields } from "./protobuf.ts";
 
 /** Values by tag and step of all event files of a folder, later files winning. */
 export function readScalars(folder: string): Map<string, Map<number, number>> {
@@ -35,55 +36,6 @@ function* records(bytes: Buffer, path: string): Generator<Uint8Array> {
 		}
 		yield record;
 		at = end + 4;
-	}
-}
-
-interface Field {
-	readonly number: number;
-	readonly value: number;
-	readonly bytes: Uint8Array;
-}
-
-/** Fields of a protocol buffer message: varints and floats as `value`, length-delimited ones as `bytes`. Throws where one is cut. */
-function* fields(message: Uint8Array, path: string): Generator<Field> {
-	const view = new DataView(message.buffer, message.byteOffset, message.byteLength);
-	const none = new Uint8Array(0);
-	let at = 0;
-	const take = (length: number): number => {
-		if (length > message.length - at) throw new UserError(`${path} is damaged: a field is longer than its message.`);
-		at += length;
-		return at - length;
-	};
-	const varint = () => {
-		let value = 0;
-		for (let scale = 1; ; scale *= 128) {
-			const byte = message[take(1)]!;
-			value += (byte & 127) * scale;
-			if (byte < 128) return value;
-		}
-	};
-	while (at < message.length) {
-		const key = varint();
-		const number = Math.floor(key / 8);
-		switch (key % 8) {
-			case 0:
-				yield { number, value: varint(), bytes: none };
-				break;
-			case 1:
-				yield { number, value: view.getFloat64(take(8), true), bytes: none };
-				break;
-			case 2: {
-				const length = varint();
-				const begin = take(length);
-				yield { number, value: Number.NaN, bytes: message.subarray(begin, at) };
-				break;
-			}
-			case 5:
-				yield { number, value: view.getFloat32(take(4), true), bytes: none };
-				break;
-			default:
-				return;
-		}
 	}
 }
 

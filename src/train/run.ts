@@ -1,5 +1,7 @@
 /** Everything between a resolved configuration and a finished training. */
-import { hasEncoder } from "../config/derive.ts";
+import { createHash } from "node:crypto";
+import { resolve } from "node:path";
+import { hasEncoder, wandbFolder } from "../config/derive.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../data/text/entropy.ts";
 import { requeueJob } from "../launch/slurm.ts";
@@ -68,6 +70,11 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			consumedValidSamples: first.consumedValidSamples,
 		});
 		debug(1, "the weights stand, the data are open");
+		observer.begin?.({
+			step: first.iteration,
+			training: trainingName(checkpoints.lineage, c.save),
+			configuration: configurationDetails(c),
+		});
 		observer.event?.({
 			kind: "start",
 			step: first.iteration,
@@ -116,6 +123,15 @@ async function requeue(): Promise<void> {
 	if (problem !== null) warn(`The job is not put back into the queue: ${problem}.`);
 }
 
+/**
+ * The same for all runs that go on with a training in its folder of checkpoints; a run that takes a checkpoint elsewhere, or
+ * keeps none, has records of its own.
+ */
+function trainingName(lineage: string, save: string | null): string {
+	const folder = save === null ? crypto.randomUUID() : resolve(save);
+	return createHash("sha256").update(`${lineage}\n${folder}`).digest("hex");
+}
+
 /** Modules and lanes, for a drawing. */
 function topologyDetails({ topology }: Run) {
 	const { worldSize, modules } = describeTopology(topology);
@@ -160,13 +176,17 @@ function countEncoder(c: TrainingConfiguration): number {
 }
 
 function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
+	const wandb = wandbFolder(c);
 	return openObserver({
 		logInterval: c.logInterval,
 		logJson: c.logJson,
-		tensorBoard:
-			c.tensorboardDir === null
-				? null
-				: { folder: c.tensorboardDir, interval: c.tensorboardLogInterval, timers: c.logTimersToTensorboard },
+		tensorBoard: c.tensorboardDir,
+		mlflow:
+			c.mlflowDir === null ? null : { folder: c.mlflowDir, experiment: c.mlflowExperiment, runName: c.mlflowRunName },
+		wandb:
+			wandb === null ? null : { folder: wandb, entity: c.wandbEntity, project: c.wandbProject, name: c.wandbExpName },
+		interval: c.tensorboardLogInterval,
+		timers: c.logTimersToTensorboard,
 		trainIterations: plannedIterations(c),
 		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
 		worldSize,
@@ -202,6 +222,8 @@ function summarise(
 	const files = [
 		["log", c.logJson],
 		["TensorBoard", c.tensorboardDir],
+		["MLflow", c.mlflowDir],
+		["Weights & Biases", wandbFolder(c)],
 		["weights", c.saveHf],
 	].filter(([, path]) => path);
 	if (c.save === null && c.saveHf === null) {

@@ -19,6 +19,10 @@ test("where there is no terminal, lines are plain and there is no progress line"
 		worldSize: 1,
 		logJson: null,
 		tensorBoard: null,
+		mlflow: null,
+		wandb: null,
+		interval: 1,
+		timers: false,
 		output,
 	});
 	observer.note("Hello.");

@@ -1,5 +1,5 @@
 /** Output while training, printed and written (docs/spec/runtime.md §6, §12.3). */
-import { choice, defaulting, integer, off, optional, path } from "../field.ts";
+import { choice, defaulting, integer, off, optional, path, text } from "../field.ts";
 
 export const loggingKeys = {
 	"log-interval": defaulting(integer(1), 100, "Steps between log lines."),
@@ -11,8 +11,23 @@ export const loggingKeys = {
 	"log-num-zeros-in-grad": off("Add the number of zero gradients to the log line."),
 	"log-params-norm": off("Add the norm of all parameters to the log line."),
 	"tensorboard-dir": optional(path, "Folder of TensorBoard events."),
-	"tensorboard-log-interval": defaulting(integer(1), 1, "Steps between TensorBoard points."),
-	"log-timers-to-tensorboard": off("Iteration time and timers to TensorBoard."),
+	"tensorboard-log-interval": defaulting(
+		integer(1),
+		1,
+		"Steps between points of TensorBoard, MLflow and Weights & Biases.",
+	),
+	"log-timers-to-tensorboard": off("Iteration time and timers to TensorBoard, MLflow and Weights & Biases."),
+	"mlflow-dir": optional(path, "Root of an MLflow file store (mlruns) that the run is written into."),
+	"mlflow-experiment": defaulting(text, "Default", "MLflow experiment of the run."),
+	"mlflow-run-name": optional(text, "Name of the run in MLflow; unset: the name of the folder of save."),
+	"wandb-save-dir": optional(
+		path,
+		"Folder of offline runs of Weights & Biases, for `wandb sync`; unset: wandb in the folder of save.",
+		{ aliases: ["wandb-dir"] },
+	),
+	"wandb-project": optional(text, "Project of the run in Weights & Biases; it alone switches the offline run on."),
+	"wandb-exp-name": optional(text, "Name of the run in Weights & Biases."),
+	"wandb-entity": optional(text, "User or team of the run in Weights & Biases."),
 	"flight-recorder-dir": optional(
 		path,
 		"Folder in which every rank keeps what it last did; `mimo diagnose` reads it when nobody is left to say why a run ended.",

@@ -1,0 +1,140 @@
+/** Records of a W&B run, field numbers as in wandb/proto/wandb_internal.proto. Times are milliseconds since 1970. */
+import { fields, Message } from "../protobuf.ts";
+
+/** Fields of Record that say its kind. */
+const kinds = {
+	history: 2,
+	summary: 3,
+	config: 5,
+	files: 6,
+	outputRaw: 13,
+	run: 17,
+	exit: 18,
+	header: 21,
+	preempting: 23,
+	environment: 26,
+} as const;
+
+export type RecordKind = keyof typeof kinds;
+/** A record but for its number. */
+export type NumberedRecord = (number: number) => Uint8Array;
+
+const recordOf =
+	(kind: RecordKind, content: Message): NumberedRecord =>
+	(number) =>
+		new Message().varint(1, number).message(kinds[kind], content).encoded();
+
+/** JSON as W&B reads it: Python's, with NaN and Infinity. */
+const jsonOf = (value: unknown): string =>
+	typeof value === "number" && !Number.isFinite(value) ? String(value) : JSON.stringify(value);
+
+const timestamp = (milliseconds: number): Message =>
+	new Message().varint(1, Math.floor(milliseconds / 1000)).varint(2, Math.round((milliseconds % 1000) * 1e6));
+
+/** A HistoryItem, SummaryItem or ConfigItem: nested_key = 2, value_json = 16. */
+const item = (name: string, value: unknown): Message => new Message().text(2, name).text(16, jsonOf(value));
+
+function itemsOf(values: Iterable<readonly [string, unknown]>, field = 1): Message {
+	const message = new Message();
+	for (const [name, value] of values) message.message(field, item(name, value));
+	return message;
+}
+
+/** Whoever wrote the file, and the oldest server that reads it. */
+export const header = (producer: string): NumberedRecord =>
+	recordOf("header", new Message().message(1, new Message().text(1, producer).text(2, "0.70.0")));
+
+export interface RunFields {
+	readonly id: string;
+	readonly entity: string | null;
+	readonly project: string | null;
+	readonly name: string | null;
+	readonly host: string;
+	readonly began: number;
+	readonly configuration: Readonly<Record<string, unknown>>;
+}
+
+/** RunRecord: run_id = 1, entity = 2, project = 3, config = 4, display_name = 8, host = 13, start_time = 17. */
+export function run({ id, entity, project, name, host, began, configuration }: RunFields): NumberedRecord {
+	const message = new Message().text(1, id);
+	if (entity !== null) message.text(2, entity);
+	if (project !== null) message.text(3, project);
+	message.message(4, itemsOf(Object.entries(configuration)));
+	if (name !== null) message.text(8, name);
+	return recordOf("run", message.text(13, host).message(17, timestamp(began)));
+}
+
+/** ConfigRecord: update = 1. */
+export const config = (configuration: Readonly<Record<string, unknown>>): NumberedRecord =>
+	recordOf("config", itemsOf(Object.entries(configuration)));
+
+export interface EnvironmentFields {
+	readonly system: string;
+	readonly began: number;
+	readonly arguments: readonly string[];
+	readonly host: string;
+	readonly user: string;
+	readonly executable: string;
+	readonly cores: number;
+	/** Of this process. */
+	readonly writer: string;
+}
+
+/** EnvironmentRecord: what W&B's overview shows of the machine. */
+export function environment(about: EnvironmentFields): NumberedRecord {
+	const message = new Message().text(1, about.system).message(3, timestamp(about.began));
+	for (const argument of about.arguments) message.text(5, argument);
+	message.text(6, "mimo").text(12, about.host).text(13, about.user).text(14, about.executable);
+	return recordOf("environment", message.varint(17, about.cores).text(199, about.writer));
+}
+
+/** FilesRecord: a file below files/ that is uploaded at the end (policy END = 1, type WANDB = 1). */
+export const file = (path: string): NumberedRecord =>
+	recordOf("files", new Message().message(1, new Message().text(1, path).varint(2, 1).varint(3, 1)));
+
+/** HistoryRecord: item = 1, step = 2. */
+export function history(step: number, values: Iterable<readonly [string, unknown]>): NumberedRecord {
+	return recordOf("history", itemsOf(values).message(2, new Message().varint(1, step)));
+}
+
+/** SummaryRecord: update = 1. */
+export const summary = (values: Iterable<readonly [string, unknown]>): NumberedRecord =>
+	recordOf("summary", itemsOf(values));
+
+/** OutputRawRecord: a line of the Logs tab (STDOUT = 1). */
+export const output = (line: string, at: number): NumberedRecord =>
+	recordOf("outputRaw", new Message().varint(1, 1).message(2, timestamp(at)).text(3, `${line}\n`));
+
+/** The run stops and is to go on later. */
+export const preempting = (): NumberedRecord => recordOf("preempting", new Message());
+
+/** RunExitRecord: exit_code = 1, runtime = 2 in seconds. */
+export const exit = (code: number, runtime: number): NumberedRecord =>
+	recordOf("exit", new Message().varint(1, code).varint(2, Math.max(0, Math.round(runtime))));
+
+export interface ReadRecord {
+	readonly number: number;
+	/** null: of another kind. */
+	readonly kind: RecordKind | null;
+	/** Of a history record. */
+	readonly step: number | null;
+	/** Of a run record. */
+	readonly began: number | null;
+}
+
+/** As much of a record as it takes to go on with its file. Throws a UserError that names `path` where it is no record. */
+export function readRecord(record: Uint8Array, path: string): ReadRecord {
+	const inside = (message: Uint8Array, field: number) =>
+		[...fields(message, path)].find(({ number }) => number === field);
+	let [number, step, began]: [number, number | null, number | null] = [0, null, null];
+	let kind: RecordKind | null = null;
+	for (const field of fields(record, path)) {
+		if (field.number === 1) number = field.value;
+		const named = Object.entries(kinds).find(([, value]) => value === field.number);
+		if (named === undefined) continue;
+		kind = named[0] as RecordKind;
+		if (kind === "history") step = inside(inside(field.bytes, 2)?.bytes ?? field.bytes, 1)?.value ?? null;
+		if (kind === "run") began = 1000 * (inside(inside(field.bytes, 17)?.bytes ?? new Uint8Array(0), 1)?.value ?? 0);
+	}
+	return { number, kind, step, began };
+}
