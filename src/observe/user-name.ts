@@ -1,10 +1,4 @@
-import { userInfo } from "node:os";
-
 /** Whoever runs this; a container may run as a number without a name. */
 export function userName(): string {
-	try {
-		return userInfo().username;
-	} catch {
-		return String(process.getuid?.() ?? "unknown");
-	}
+	return process.env.USER ?? process.env.LOGNAME ?? `uid ${process.getuid?.()}`;
 }

@@ -1,0 +1,134 @@
+/** Runs in MLflow's file store: its folders and files, line by line. */
+import { afterEach, expect, test } from "bun:test";
+import { appendFileSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parse } from "yaml";
+import { MlflowRun } from "../../src/observe/mlflow.ts";
+import { step } from "./step.ts";
+
+const folders: string[] = [];
+afterEach(() => {
+	for (const folder of folders.splice(0)) rmSync(folder, { recursive: true });
+});
+
+function folderOf(): string {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-mlflow-"));
+	folders.push(folder);
+	return join(folder, "mlruns");
+}
+
+const scalars = { interval: 1, timers: true, logInterval: 2, flopsPerStep: null, worldSize: 1 };
+const training = "c0ffee".padEnd(64, "7");
+const began = 1_800_000_000_000;
+
+function open(folder: string, at: number, experiment = "digits", save: string | null = "runs/digits") {
+	let now = began;
+	const run = new MlflowRun({ ...scalars, folder, experiment, runName: null }, () => now++);
+	run.begin({
+		step: at,
+		training,
+		configuration: { lr: 3e-4, split: [969, 30, 1], ...(save === null ? {} : { save }) },
+	});
+	return run;
+}
+
+const train = (run: MlflowRun, first: number, last: number, loss = (at: number) => 10 - at) => {
+	for (let at = first; at <= last; at++) run.step(step({ iteration: at, losses: { "lm loss": loss(at) } }));
+};
+const event = (kind: "stop" | "end" | "failure") => ({ kind, step: null, sentence: "" });
+const yamlOf = (file: string) => parse(readFileSync(file, "utf8"));
+
+/** The one run of the experiment of that name. */
+function read(folder: string, experiment = "digits") {
+	const id = readdirSync(folder).find((one) => yamlOf(join(folder, one, "meta.yaml")).name === experiment)!;
+	const runs = readdirSync(join(folder, id)).filter((one) => one !== "meta.yaml");
+	expect(runs).toHaveLength(1);
+	const home = join(folder, id, runs[0]!);
+	const metric = (name: string) => {
+		const lines = readFileSync(join(home, "metrics", name), "utf8").split("\n");
+		expect(lines.pop()).toBe("");
+		return lines.map((line) => line.split(" ").map(Number));
+	};
+	return { id, home, meta: yamlOf(join(home, "meta.yaml")), metric };
+}
+
+test("experiment, run, parameters, tags and metrics, while the run goes on and at its end", () => {
+	const folder = folderOf();
+	const run = open(folder, 0);
+	train(run, 1, 2);
+	const { id, home, meta, metric } = read(folder);
+	expect(yamlOf(join(folder, "0", "meta.yaml"))).toMatchObject({ experiment_id: "0", name: "Default" });
+	expect(yamlOf(join(folder, id, "meta.yaml"))).toMatchObject({
+		experiment_id: id,
+		name: "digits",
+		lifecycle_stage: "active",
+		artifact_location: `file://${folder}/${id}`,
+	});
+	expect(id).toMatch(/^\d{18}$/);
+	expect(meta).toMatchObject({
+		experiment_id: id,
+		run_id: training.slice(0, 32),
+		run_name: "digits",
+		status: 1,
+		end_time: null,
+		lifecycle_stage: "active",
+		source_type: 4,
+		artifact_uri: `file://${home}/artifacts`,
+	});
+	expect(metric("lm loss").map(([time, ...rest]) => [time! >= began, ...rest])).toEqual([
+		[true, 9, 1],
+		[true, 8, 2],
+	]);
+	expect(metric("iteration-time").map(([, ...rest]) => rest)).toEqual([[0.5, 2]]);
+	const texts = ["params/lr", "params/split", "tags/mlflow.runName", "tags/mlflow.source.type"];
+	expect(texts.map((file) => readFileSync(join(home, file), "utf8"))).toEqual([
+		"0.0003",
+		"969,30,1",
+		"digits",
+		"LOCAL",
+	]);
+	run.evaluation({ iteration: 2, split: "validation", label: "", losses: { "lm loss": 2, "odd%name": 1 } });
+	expect(metric("lm loss validation").map(([, ...rest]) => rest)).toEqual([[2, 2]]);
+	// A character that the store refuses.
+	expect(metric("odd_name validation")).toHaveLength(1);
+	run.event(event("end"));
+	expect(read(folder).meta).toMatchObject({ status: 3, end_time: expect.any(Number) });
+});
+
+test("a training that goes on appends: steps that are done again are there once, a torn line is gone", () => {
+	const folder = folderOf();
+	const first = open(folder, 0);
+	train(first, 1, 5);
+	first.evaluation({ iteration: 5, split: "validation", label: "", losses: { "lm loss": 2 } });
+	first.event(event("stop"));
+	const before = read(folder);
+	expect(before.meta.status).toBe(5);
+	appendFileSync(join(before.home, "metrics/lm loss"), "18000000");
+	const second = open(folder, 3);
+	expect(existsSync(join(before.home, "metrics/lm loss validation"))).toBe(false);
+	train(second, 4, 6, (at) => 100 + at);
+	second.event(event("failure"));
+	const { meta, metric } = read(folder);
+	expect(meta).toMatchObject({ run_id: before.meta.run_id, start_time: before.meta.start_time, status: 4 });
+	expect(metric("lm loss").map(([, value, at]) => [at, value])).toEqual([
+		[1, 9],
+		[2, 8],
+		[3, 7],
+		[4, 104],
+		[5, 105],
+		[6, 106],
+	]);
+});
+
+test("experiments: the one of that name is used, Default is number 0, a folder that cannot be made is named", () => {
+	const folder = folderOf();
+	open(folder, 0, "Default", null);
+	expect(read(folder, "Default")).toMatchObject({ id: "0", meta: { run_name: training.slice(0, 8) } });
+	expect(readdirSync(folder)).toEqual(["0"]);
+	open(folder, 0, "other");
+	open(folder, 0, "other");
+	expect(readdirSync(folder)).toHaveLength(2);
+	writeFileSync(`${folder}-file`, "");
+	expect(() => open(`${folder}-file`, 0)).toThrow(`mlflow-dir ${folder}-file cannot be written: EEXIST`);
+});
