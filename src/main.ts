@@ -35,15 +35,12 @@ ${Object.entries(commands)
 	.map(([name, [summary]]) => `  ${name.padEnd(14)}${summary}`)
 	.join("\n")}
 
-  --help      This text; after a command, its own.
+  --help      This text; after a command, its own; before a word, the flags about it.
   --version   Version, commit, ABI version, native libraries.`;
 
 async function run(args: readonly string[]): Promise<void> {
 	const [name, ...rest] = args;
-	if (name === undefined || name === "--help" || name === "-h") {
-		console.log(help);
-		return;
-	}
+	if (name === undefined || name === "--help" || name === "-h") return showHelp(rest);
 	if (name === "--version" || name === "-v") {
 		const { versionLine } = await import("./commands/version.ts");
 		console.log(await versionLine());
@@ -51,6 +48,17 @@ async function run(args: readonly string[]): Promise<void> {
 	}
 	if (!Object.hasOwn(commands, name)) await refuse(name, Object.keys(commands), "mimo");
 	await runNamed((await commands[name]![1]()).default, rest, `mimo ${name}`);
+}
+
+/** All commands; the help of the one that `about` names, or the flags about its words. */
+async function showHelp(about: readonly string[]): Promise<void> {
+	const [name, ...below] = about;
+	if (name === undefined) console.log(help);
+	else if (Object.hasOwn(commands, name)) await run([name, ...below, "--help"]);
+	else {
+		const { flagsAbout } = await import("./config/help.ts");
+		console.log(flagsAbout(about));
+	}
 }
 
 /** Runs a command, or the one below it that the arguments name; `path` is the command as typed so far. */

@@ -1,6 +1,6 @@
 /** `mimo evaluate`: how good a trained model is. */
 import { defineCommand } from "citty";
-import { flagHelp } from "../config/help.ts";
+import { askedHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -22,17 +22,16 @@ The mean token loss of a trained model on data sets, and how many questions it a
   --batch-size N       Sequences that a data lane takes together. Default 8.
   --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --json               Print everything as JSON, answers included.
-  --nproc N            Ranks on this host; without it, as many as the configured grids need.
-
-${flagHelp()}`;
+  --nproc N            Ranks on this host; without it, as many as the configured grids need.`;
 
 const ownFlags = { samples: true, chat: false, "batch-size": true, bytes: false, json: false, nproc: true };
 
 export default defineCommand({
 	meta: { name: "evaluate", description: "Losses of data sets, and answers to questions, of a trained model." },
 	run: async ({ rawArgs }) => {
-		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+		const asked = askedHelp(rawArgs, help);
+		if (asked !== null) {
+			console.log(asked);
 			return;
 		}
 		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");

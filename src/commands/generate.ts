@@ -1,6 +1,6 @@
 /** `mimo generate`: what a trained model says. */
 import { defineCommand } from "citty";
-import { flagHelp } from "../config/help.ts";
+import { askedHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
 import type { GenerateJob } from "../inference/run-generate.ts";
 import { UserError } from "../native/errors.ts";
@@ -29,9 +29,7 @@ arises. How many tokens a second were read (prefill) and written (decode) goes t
   --nproc N            Ranks on this host; without it, as many as the configured grids need.
 
 Random numbers follow --seed, the record's number and the token's, not batch or layout. Answers end at the
-tokenizer's end token (data-end-id, <|im_end|> of chatml, or eos_token_id of the folder).
-
-${flagHelp()}`;
+tokenizer's end token (data-end-id, <|im_end|> of chatml, or eos_token_id of the folder).`;
 
 const ownFlags = {
 	prompt: true,
@@ -53,8 +51,9 @@ type Flags = Readonly<Record<string, string>>;
 export default defineCommand({
 	meta: { name: "generate", description: "Continue prompts with a trained model." },
 	run: async ({ rawArgs }) => {
-		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+		const asked = askedHelp(rawArgs, help);
+		if (asked !== null) {
+			console.log(asked);
 			return;
 		}
 		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");

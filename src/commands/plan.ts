@@ -3,7 +3,7 @@ import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { defineCommand } from "citty";
 import * as v from "valibot";
-import { flagHelp } from "../config/help.ts";
+import { askedHelp } from "../config/help.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
@@ -31,9 +31,7 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
   --split N               Rank the ways to divide N devices between encoder and language model.
   --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1); a run's JSON log: as
                           they were there at most.
-  --json                  One JSON object.
-
-${flagHelp()}`;
+  --json                  One JSON object.`;
 
 /** Flags that are no configuration keys, and whether they take a value. */
 export const ownFlags = {
@@ -50,8 +48,9 @@ export const ownFlags = {
 const command = defineCommand({
 	meta: { name: "plan", description: "What a run would need: memory, operations, traffic, time." },
 	run: async ({ rawArgs }) => {
-		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+		const asked = askedHelp(rawArgs, help);
+		if (asked !== null) {
+			console.log(asked);
 			return;
 		}
 		const resolved = configurationOfArguments(rawArgs, ownFlags, { trains: false });

@@ -1,7 +1,7 @@
 /** `mimo train`: flags in, one training, exit code out. */
 import { dirname, resolve } from "node:path";
 import { defineCommand } from "citty";
-import { flagHelp } from "../config/help.ts";
+import { askedHelp } from "../config/help.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { note } from "../observe/messages.ts";
@@ -17,8 +17,7 @@ const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
   --print-config       Show every value and where it came from, and stop. With --json as JSON.
   --print-topology     Show ranks, grids, groups, lanes and routes, and stop. With --json as JSON.
   --print-schedule     Show what every rank does when in a step, and stop. With --json as JSON.
-
-${flagHelp()}`;
+  --help WORD          Show the flags alone whose name or description has the word.`;
 
 /** Flags that are no configuration keys, and whether they take a value. */
 const ownFlags = {
@@ -32,8 +31,9 @@ const ownFlags = {
 const command = defineCommand({
 	meta: { name: "train", description: "Train a model." },
 	run: async ({ rawArgs }) => {
-		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+		const asked = askedHelp(rawArgs, help);
+		if (asked !== null) {
+			console.log(asked);
 			return;
 		}
 		const resolved = configurationOfArguments(rawArgs, ownFlags);

@@ -1,7 +1,7 @@
 /** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
 import { defineCommand } from "citty";
 import { hasEncoder } from "../config/derive.ts";
-import { flagHelp } from "../config/help.ts";
+import { askedHelp } from "../config/help.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes, signalled } from "../native/exit-codes.ts";
@@ -34,9 +34,7 @@ the tolerance.
 
 The batch is global-batch-size samples of seq-length tokens. The reference takes them one at a time, the layouts
 micro-batch-size of them together and at least two, or as many as a layout needs; all take micro-batch-size where a
-balancing loss depends on it. Grids in the configuration do not count.
-
-${flagHelp()}`;
+balancing loss depends on it. Grids in the configuration do not count.`;
 
 /** About a hundred roundings of single precision. */
 const defaultTolerance = 1e-5;
@@ -55,8 +53,9 @@ const ownFlags = {
 const command = defineCommand({
 	meta: { name: "verify", description: "Show that layouts of ranks give what one process gives." },
 	run: async ({ rawArgs }) => {
-		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+		const asked = askedHelp(rawArgs, help);
+		if (asked !== null) {
+			console.log(asked);
 			return;
 		}
 		const resolved = configurationOfArguments(rawArgs, ownFlags);

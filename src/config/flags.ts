@@ -83,7 +83,7 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 }
 
 function isFlag(argument: string, commandFlags: CommandFlags): boolean {
-	return /^--[a-z]/.test(argument) || Object.hasOwn(commandFlags, argument.slice(2));
+	return /^--[a-z]/.test(argument) || (argument.startsWith("--") && Object.hasOwn(commandFlags, argument.slice(2)));
 }
 
 function nearestFlag(name: string, commandFlags: CommandFlags): string {

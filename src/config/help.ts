@@ -1,6 +1,9 @@
 /** Help and documentation of the configuration, made from the schema. */
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import type { Field } from "./field.ts";
-import { fieldOf, type Key, subjects } from "./schema.ts";
+import { nearestHint } from "./names.ts";
+import { fieldOf, type Key, spellings, subjects } from "./schema.ts";
 
 /** How the default is spoken of. */
 function defaultOf(field: Field): string {
@@ -24,9 +27,11 @@ const groups = Object.entries(subjects).map(([subject, group]) => ({
 	keys: Object.keys(group) as Key[],
 }));
 
-/** Every flag with its description and default. */
-export function flagHelp(): string {
+/** Flags with their descriptions and defaults, by subject. */
+function flagHelp(wanted: (key: Key) => boolean): string {
 	return groups
+		.map(({ subject, keys }) => ({ subject, keys: keys.filter(wanted) }))
+		.filter(({ keys }) => keys.length > 0)
 		.map(({ subject, keys }) => {
 			const lines = keys.map((key) => {
 				const field = fieldOf(key);
@@ -36,6 +41,30 @@ export function flagHelp(): string {
 			return `${subject}\n${lines.join("\n")}`;
 		})
 		.join("\n\n");
+}
+
+/** Flags whose name, other spelling or description has every one of the words. Throws a UserError where there is none. */
+export function flagsAbout(words: readonly string[]): string {
+	const plain = (text: string) => text.toLowerCase().replaceAll("_", "-").replace(/^--/, "");
+	const text = flagHelp((key) => {
+		const field = fieldOf(key);
+		const about = [key, ...(field.aliases ?? []), sentences(field)].map(plain).join("\n");
+		return words.every((word) => about.includes(plain(word)));
+	});
+	if (text !== "") return text;
+	const hint = nearestHint(plain(words.join("-")), spellings, "--");
+	throw new UserError(`--help ${words.join(" ")}: no flag's name or description has that${hint}.`, exitCodes.usage);
+}
+
+/**
+ * The help that a command's arguments ask for: `usage` and every flag, or the flags about the words behind --help; null
+ * where none is asked for.
+ */
+export function askedHelp(args: readonly string[], usage: string): string | null {
+	const at = args.findIndex((argument) => argument === "--help" || argument === "-h");
+	if (at < 0) return null;
+	const words = args.slice(at + 1).filter((word) => !word.startsWith("-"));
+	return words.length > 0 ? flagsAbout(words) : `${usage}\n\n${flagHelp(() => true)}`;
 }
 
 /** The generated part of docs/configuration.md: differences from Megatron, then a table a subject. */

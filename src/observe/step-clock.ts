@@ -9,7 +9,7 @@ export class StepClock {
 	#seconds: Record<StepPart, number> = { ...nothing };
 	#part: StepPart = "other";
 	#since = 0;
-	#watcher: ((part: StepPart, began: number) => void) | null = null;
+	#watcher: ((part: StepPart, began: number, ended: number) => void) | null = null;
 
 	/**
 	 * `settle`: returns when the device has done all queued work, so that its time counts for the part that queued it.
@@ -32,14 +32,14 @@ export class StepClock {
 		const now = this.now();
 		const previous = this.#part;
 		this.#seconds[previous] += (now - this.#since) / 1000;
-		this.#watcher?.(previous, this.#since);
+		this.#watcher?.(previous, this.#since, now);
 		this.#part = part;
 		this.#since = now;
 		return previous;
 	}
 
-	/** Calls `watcher` with every part that ends and its begin; null: no watcher. */
-	watch(watcher: ((part: StepPart, began: number) => void) | null): void {
+	/** Calls `watcher` with every part that ends, when it began and when it ended; null: no watcher. */
+	watch(watcher: ((part: StepPart, began: number, ended: number) => void) | null): void {
 		this.#watcher = watcher;
 	}
 

@@ -71,6 +71,19 @@ class Totals {
 	}
 }
 
+/** What spans cover together: several sends may be under way at once. They come in the order of their begins. */
+class Cover {
+	readonly #reached = new Map<string, number>();
+
+	/** As much of a span as none before it of that key covers. */
+	add(key: string, begin: number, duration: number): number {
+		const reached = this.#reached.get(key) ?? Number.NEGATIVE_INFINITY;
+		const end = begin + duration;
+		this.#reached.set(key, Math.max(reached, end));
+		return Math.max(0, end - Math.max(begin, reached));
+	}
+}
+
 /** A span has a time and a duration in microseconds; a name's or a counter's arguments are text or numbers. */
 const argument = v.union([v.string(), v.number(), v.boolean(), v.null()]);
 const eventShape = {
@@ -144,7 +157,9 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 	const passes = events.filter(({ cat, name: part }) => cat === "step" && part === "compute");
 	const inPasses = (at: number, rank: number) =>
 		passes.some(({ pid, ts, dur }) => pid === rank && ts! <= at && at < ts! + dur!);
-	for (const { ph, cat, name: what, dur, ts, pid, args } of events) {
+	const [ofCollective, ofRank] = [new Cover(), new Cover()];
+	const inOrder = events.toSorted((a, b) => (a.ts ?? 0) - (b.ts ?? 0));
+	for (const { ph, cat, name: what, dur, ts, pid, args } of inOrder) {
 		if (ph === "C") peakBytes = Math.max(peakBytes, Number(args?.allocated ?? 0));
 		if (ph !== "X") continue;
 		const milliseconds = dur! / 1000;
@@ -153,8 +168,14 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 			operations.add(what, milliseconds);
 			scopes.add(String(args?.scope ?? ""), milliseconds);
 		}
-		if (cat === "collectives") collectives.add(`${args?.group} ${what}`, milliseconds, Number(args?.bytes ?? 0));
-		if ((cat === "operations" || cat === "collectives") && inPasses(ts!, pid)) busy += milliseconds;
+		if (cat === "collectives") {
+			const name = `${args?.group} ${what}`;
+			const alone = ofCollective.add(`${pid} ${name}`, ts!, dur!) / 1000;
+			collectives.add(name, alone, Number(args?.bytes ?? 0));
+		}
+		if ((cat === "operations" || cat === "collectives") && inPasses(ts!, pid)) {
+			busy += ofRank.add(String(pid), ts!, dur!) / 1000;
+		}
 	}
 	const whole = passes.reduce((sum, { dur }) => sum + dur! / 1000, 0);
 	return {

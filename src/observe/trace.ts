@@ -7,6 +7,7 @@ import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import type { Device, DeviceEvent, DeviceTracer, Stream } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import { EventLog, type LoggedEvent } from "./event-log.ts";
+import { exactTime, lanesOf, type Span } from "./trace-lanes.ts";
 
 /** A complete event ("X"), counter ("C") or name ("M") of the trace format; times in microseconds. */
 export interface TraceEvent {
@@ -14,7 +15,7 @@ export interface TraceEvent {
 	readonly ph: "X" | "C" | "M";
 	/** Rank. */
 	readonly pid: number;
-	/** Row of the rank: see `rows`. */
+	/** Row of the rank, see `rows`, and lane of the row. */
 	readonly tid: number;
 	readonly ts?: number;
 	readonly dur?: number;
@@ -22,11 +23,20 @@ export interface TraceEvent {
 	readonly args?: Readonly<Record<string, string | number>>;
 }
 
-/** On a GPU `operations` is when it worked, `queueing` when the host told it. */
-const rows = { step: 0, operations: 1, collectives: 2, queueing: 3 } as const;
+/** On a GPU `operations` is when it worked, `queueing` when the host queued it. No thread has the number 0. */
+const rows = { step: 1, operations: 2, collectives: 3, queueing: 4 } as const;
 /** Device memory, which has no row of its own. */
 const memoryRow = -1;
-const rowNames = ["step", "operations", "collectives", "queueing"];
+const rowNames = ["", "step", "operations", "collectives", "queueing"];
+/** Microseconds by which an operation of a GPU may seem to begin before the one before it has ended. */
+const gpuSlack = 2;
+
+/** What happened on a row. */
+interface RowSpan extends Span {
+	readonly name: string;
+	readonly row: number;
+	readonly args: NonNullable<TraceEvent["args"]>;
+}
 
 /** An operation of a GPU, whose times are known once it has worked. */
 interface Pending {
@@ -51,8 +61,8 @@ export class Tracer implements DeviceTracer {
 		private readonly rank: number,
 		/** Name of the rank in the viewer, such as "rank 2: language, tp 0 dp 0". */
 		private readonly title: string,
-		/** Microseconds to add to this host's clock for that of rank 0. */
-		private readonly offset: number,
+		/** Microseconds of the trace's clock, the same for all ranks, when this process's performance.now() was 0. */
+		private readonly origin: number,
 	) {
 		this.#scope = this.#log.number("");
 		this.#gpu = device.library.kind === "cpu" ? null : this.#startGpuClock();
@@ -101,9 +111,9 @@ export class Tracer implements DeviceTracer {
 		this.#log.add(rows.collectives, name, began, performance.now(), this.#scope, members, sequence, bytes);
 	}
 
-	/** A part of the step, such as "bridge", that began at `began` and is over. */
-	part(name: string, began: number): void {
-		this.#log.add(rows.step, this.#log.number(name), began, performance.now(), this.#scope, this.#step);
+	/** A part of the step, such as "bridge", between two moments of performance.now(). */
+	part(name: string, began: number, ended: number): void {
+		this.#log.add(rows.step, this.#log.number(name), began, ended, this.#scope, this.#step);
 		this.memory();
 	}
 
@@ -113,56 +123,74 @@ export class Tracer implements DeviceTracer {
 		this.#log.add(memoryRow, 0, now, now, 0, liveBytes, reservedBytes);
 	}
 
-	/** Writes this rank's events, one a line. */
+	/** Writes this rank's events, one a line. What happens at the same time on a row gets lanes of its own. */
 	write(file: string): void {
+		const logged = this.#log.events();
+		const spans = [...logged.flatMap((event) => this.#describe(event)), ...this.#gpuSpans()];
+		const byRow = Map.groupBy(spans, ({ row }) => row);
 		const events = [
-			...this.#names(),
-			...this.#log.events().map((event) => this.#describe(event)),
-			...this.#gpuEvents(),
+			this.#name("process_name", 0, { name: this.title }),
+			this.#name("process_sort_index", 0, { sort_index: this.rank }),
+			...logged.flatMap((event) => this.#memoryEvent(event)),
+			...[...byRow].flatMap(([row, own]) => this.#row(row, own)),
 		];
 		writeFileSync(file, events.map((event) => `${JSON.stringify(event)}\n`).join(""));
 	}
 
-	#names(): TraceEvent[] {
-		const name = (what: string, tid: number, text: string): TraceEvent => ({
-			name: what,
-			ph: "M",
-			pid: this.rank,
-			tid,
-			args: { name: text },
-		});
-		return [name("process_name", 0, this.title), ...rowNames.map((text, tid) => name("thread_name", tid, text))];
+	#name(name: string, tid: number, args: NonNullable<TraceEvent["args"]>): TraceEvent {
+		return { name, ph: "M", pid: this.rank, tid, args };
 	}
 
-	#describe({ row, name, began, ended, scope, details: [a, b, c] }: LoggedEvent): TraceEvent {
-		const [pid, ts] = [this.rank, this.#time(began)];
-		if (row === memoryRow) return { name: "memory", ph: "C", pid, tid: 0, ts, args: { allocated: a, reserved: b } };
+	#row(row: number, spans: readonly RowSpan[]): TraceEvent[] {
+		const slack = row === rows.operations && this.#gpu !== null ? gpuSlack : 0;
+		const placed = lanesOf(spans, slack);
+		const lanes = placed.reduce((most, { lane }) => Math.max(most, lane + 1), 0);
+		const thread = (lane: number) => row + lane * rowNames.length;
+		const names = Array.from({ length: lanes }, (_, lane) => [
+			this.#name("thread_name", thread(lane), { name: `${rowNames[row]}${lane === 0 ? "" : ` ${lane + 1}`}` }),
+			this.#name("thread_sort_index", thread(lane), { sort_index: row * 1000 + lane }),
+		]);
+		const events = placed.map(
+			({ span: { name, begin, args }, lane, end }): TraceEvent => ({
+				...{ name, ph: "X", pid: this.rank, tid: thread(lane), ts: begin, dur: end - begin },
+				...{ cat: rowNames[row]!, args },
+			}),
+		);
+		return [...names.flat(), ...events];
+	}
+
+	#memoryEvent({ row, began, details: [allocated, reserved] }: LoggedEvent): TraceEvent[] {
+		const event = { name: "memory", ph: "C", pid: this.rank, tid: rows.step, ts: this.#time(began) } as const;
+		return row === memoryRow ? [{ ...event, args: { allocated, reserved } }] : [];
+	}
+
+	#describe({ row, name, began, ended, scope, details: [a, b, c] }: LoggedEvent): RowSpan[] {
+		if (row === memoryRow) return [];
 		const text = (number: number) => this.#log.text(number);
-		let args: TraceEvent["args"] = { scope: text(scope) };
+		let args: RowSpan["args"] = { scope: text(scope) };
 		if (row === rows.step) args = { step: a };
 		if (row === rows.collectives) args = { group: text(a), sequence: b, bytes: c, scope: text(scope) };
-		return { name: text(name), ph: "X", pid, tid: row, ts, dur: (ended - began) * 1000, cat: rowNames[row]!, args };
+		return [{ name: text(name), row, begin: this.#time(began), end: this.#time(ended), args }];
 	}
 
-	#gpuEvents(): TraceEvent[] {
+	#gpuSpans(): RowSpan[] {
 		if (this.#gpu === null) return [];
 		this.device.synchronize();
 		const { start, startedAt, pending } = this.#gpu;
-		const events = pending.map(({ name, scope, began, ended }): TraceEvent => {
-			const ts = this.#time(startedAt + began.millisecondsSince(start));
-			const dur = ended.millisecondsSince(began) * 1000;
-			const tid = rows.operations;
+		const spans = pending.map(({ name, scope, began, ended }): RowSpan => {
+			const at = startedAt + began.millisecondsSince(start);
+			const [begin, end] = [this.#time(at), this.#time(at + ended.millisecondsSince(began))];
 			began[Symbol.dispose]();
 			ended[Symbol.dispose]();
-			return { name, ph: "X", pid: this.rank, tid, ts, dur, cat: rowNames[tid]!, args: { scope } };
+			return { name, row: rows.operations, begin, end, args: { scope } };
 		});
 		start[Symbol.dispose]();
-		return events;
+		return spans;
 	}
 
-	/** Microseconds since 1970 of a moment of performance.now(). */
+	/** Microseconds of the trace's clock at a moment of performance.now(). */
 	#time(at: number): number {
-		return (performance.timeOrigin + at) * 1000 + this.offset;
+		return exactTime(at * 1000 + this.origin);
 	}
 }
 

@@ -106,3 +106,19 @@ test("--help has every flag", () => {
 	expect(exitCode).toBe(0);
 	for (const key of keys) expect(stdout).toMatch(new RegExp(`^  --${key}( |$)`, "m"));
 });
+
+test("--help WORD has the flags about it alone", () => {
+	const flagsIn = (text: string) => [...text.matchAll(/^ {2}--([\w-]+)/gm)].map(([, name]) => name!);
+	const { exitCode, stdout } = mimo(["train", "--help", "wandb"]);
+	expect(exitCode).toBe(0);
+	expect(flagsIn(stdout)).toEqual(["wandb-save-dir", "wandb-project", "wandb-exp-name", "wandb-entity"]);
+	const { stdout: router } = mimo(["plan", "--help", "MOE", "router_topk"]);
+	expect(flagsIn(router)).toContain("moe-router-topk");
+	expect(flagsIn(router)).not.toContain("moe-ffn-hidden-size");
+	// Megatron's other spelling of llm-tp.
+	expect(flagsIn(mimo(["--help", "tensor-model-parallel-size"]).stdout)).toEqual(["llm-tp"]);
+	const none = mimo(["verify", "--help", "learning-rtae"]);
+	expect([none.exitCode, none.stdout]).toEqual([2, ""]);
+	expect(none.stderr).toStartWith("mimo: --help learning-rtae: no flag's name or description has that");
+	expect(mimo(["--help", "train"]).stdout).toBe(mimo(["train", "--help"]).stdout);
+});

@@ -31,6 +31,11 @@ function mistakes(...args: string[]): string[] {
 
 const tiny = ["--preset", "nemotron-tiny"];
 
+test("a value that ends like one of a command's own flags is a value", () => {
+	const { configuration } = resolveConfiguration([...tiny, "--log-json", "t.json"], { json: false });
+	expect(configuration.logJson).toBe("t.json");
+});
+
 test("a preset is overruled by the file, the file by flags, wherever the preset is named", () => {
 	const name = file("lr: 0.5\nhidden_size: 64\npreset: nemotron-tiny\n");
 	const { configuration, origins } = resolveConfiguration(["--lr", "1", "--config", name]);

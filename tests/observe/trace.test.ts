@@ -4,8 +4,10 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { mergeTrace, partName, type TraceEvent } from "../../src/observe/trace.ts";
+import { exactTime, lanesOf } from "../../src/observe/trace-lanes.ts";
 import { readTrace, summariseTrace } from "../../src/observe/trace-summary.ts";
 import { mimo } from "../commands/mimo.ts";
+import { complaintsOf } from "./trace-processor.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-trace-"));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -64,6 +66,49 @@ test("a GPU's time is what it worked, gaps between launches and waits, streams s
 	expect(language!.operations).toMatchObject([{ name: "gemm", calls: 4 }]);
 });
 
+test("collectives under way at once are counted once in the sums", () => {
+	const send = (ts: number, dur: number) => span(0, "collectives", "send", ts, dur, { group: "bridge", bytes: 8 });
+	const events = [title(0, "rank 0: language, tp 0"), span(0, "step", "compute", 0, 1000, { step: 1 })];
+	const [language] = summariseTrace([...events, send(100, 400), send(0, 200), send(300, 100)]).modules;
+	expect(language!.collectives).toEqual([{ name: "bridge send", calls: 3, milliseconds: 0.5, bytes: 24 }]);
+	expect(language!.host).toBe(0.5);
+});
+
+test("the rules of Perfetto's trace processor: what overlaps, what nests, which thread", () => {
+	const at = (ts: number, dur: number, tid = 1, pid = 0) => ({ name: `${ts}+${dur}`, ph: "X", pid, tid, ts, dur });
+	expect(complaintsOf([at(0, 10), at(2, 3), at(5, 5), at(10, 1), at(10, 9, 2)])).toEqual([]);
+	expect(complaintsOf([at(0, 10), at(2, 3)], { flat: true })).toHaveLength(1);
+	expect(complaintsOf([at(0, 10), at(5, 6)])[0]).toContain("overlaps 0+10");
+	// 1.001 × 1000 is a little less than 1001 as a double.
+	expect(complaintsOf([at(0.001, 1), at(1.001, 1)])).toEqual([
+		"1.001+1 (0.1, 1.001): overlaps 0.001+1 where a reader cuts off",
+	]);
+	expect(complaintsOf([at(0, 1, 0, 2), at(-1, 2)])).toEqual([
+		"-1+2 (0.1, -1): begins before 0",
+		"0+1 (2.0, 0): counts as of thread 2",
+	]);
+});
+
+test("what happens at the same time gets lanes, a clock's jitter none", () => {
+	const spans = [0, 3, 5, 5, 11, 4].map((begin, i) => ({ begin, end: begin + [4, 8, 1, 0, 2, 3][i]! }));
+	const lanes = lanesOf(spans);
+	expect(lanes.map(({ lane }) => lane)).toEqual([0, 1, 2, 3, 0, 0]);
+	const events = lanes.map(({ span: { begin }, lane, end }) => ({
+		...{ name: "x", ph: "X", pid: 0, tid: 1 + lane, ts: exactTime(begin + 0.3) },
+		dur: exactTime(end + 0.3) - exactTime(begin + 0.3),
+	}));
+	expect(complaintsOf(events, { flat: true })).toEqual([]);
+	const jitter = lanesOf(
+		[0, 9, 20].map((begin) => ({ begin, end: begin + 10 })),
+		2,
+	);
+	expect(jitter.map(({ lane, end }) => [lane, end])).toEqual([
+		[0, 9],
+		[0, 19],
+		[0, 30],
+	]);
+});
+
 test("what is no trace is named", () => {
 	const file = join(folder, "none.json");
 	writeFileSync(file, '{"traceEvents":[]}');
@@ -81,6 +126,11 @@ test("a run's trace: all ranks on one clock, layers, collectives in one order", 
 	expect([exitCode, stderr]).toEqual([0, ""]);
 	expect(stdout).toContain(`Traced steps 2 to 3: ${file}.`);
 	const events = readTrace(file);
+	expect(complaintsOf(events, { flat: true })).toEqual([]);
+	const threads = events.flatMap(({ name, pid, args }) =>
+		name === "thread_name" && pid === 3 ? [String(args!.name)] : [],
+	);
+	expect(threads).toEqual(expect.arrayContaining(["step", "operations", "collectives"]));
 	const summary = summariseTrace(events);
 	expect([summary.steps, summary.ranks, summary.modules.map(({ name }) => name)]).toEqual([
 		2,

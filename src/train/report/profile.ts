@@ -8,6 +8,7 @@ import type { Listener } from "../listeners.ts";
 
 /** Rounds in which hosts compare their clocks; the one in which ranks were closest together counts. */
 const rounds = 8;
+const second = 1e6;
 
 /** null: no step is profiled. */
 export function openProfile(
@@ -27,9 +28,9 @@ export function openProfile(
 			if (iteration === first) {
 				const { module, coordinates } = run.topology.describe(world.rank);
 				const title = `rank ${world.rank}: ${module}, ${coordinates}`;
-				tracer = new Tracer(device, world.rank, title, device.library.kind === "cpu" ? 0 : clockOffset());
+				tracer = new Tracer(device, world.rank, title, clockOrigin());
 				device.tracer = tracer;
-				clock.watch((part, began) => tracer?.part(part, began));
+				clock.watch((part, began, ended) => tracer?.part(part, began, ended));
 			}
 			tracer?.step(iteration);
 		},
@@ -46,18 +47,22 @@ export function openProfile(
 		},
 	};
 
-	/** Microseconds from this host's clock to rank 0's: the CPU library's ranks share one. */
-	function clockOffset(): number {
-		let best = { spread: Number.POSITIVE_INFINITY, offset: 0 };
-		for (let round = 0; round < rounds; round++) {
+	/** Microseconds of the trace's clock at performance.now() = 0. It is rank 0's, and a second when the ranks compare theirs. */
+	function clockOrigin(): number {
+		const own = performance.timeOrigin * 1000;
+		// The CPU library's ranks share a clock.
+		const shared = device.library.kind === "cpu";
+		let best = { spread: Number.POSITIVE_INFINITY, origin: 0 };
+		for (let round = 0; round < (shared ? 1 : rounds); round++) {
 			everyone.barrier();
-			const now = Math.round((performance.timeOrigin + performance.now()) * 1000);
+			const now = Math.round(own + performance.now() * 1000);
 			const split = 2 ** 30;
-			const own = Int32Array.of(Math.floor(now / split / split), Math.floor(now / split) % split, now % split);
-			const times = everyone.exchange(own).map(([high, middle, low]) => (high! * split + middle!) * split + low!);
+			const digits = Int32Array.of(Math.floor(now / split / split), Math.floor(now / split) % split, now % split);
+			const times = everyone.exchange(digits).map(([high, middle, low]) => (high! * split + middle!) * split + low!);
 			const spread = Math.max(...times) - Math.min(...times);
-			if (spread < best.spread) best = { spread, offset: times[0]! - now };
+			const zero = (shared ? times[0]! : now) - second;
+			if (spread < best.spread) best = { spread, origin: own - zero };
 		}
-		return best.offset;
+		return best.origin;
 	}
 }
