@@ -1,5 +1,5 @@
 /**
- * A run's curves by Megatron's names (runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases alike. What Megatron
+ * A run's curves by Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases alike. What Megatron
  * lacks (modules, balancing losses by layer) has names of its own.
  */
 import type { EvaluationReport, StepReport, TimersReport } from "./report.ts";
