@@ -2,8 +2,8 @@
  * A group whose other members are imagined: this rank goes on as if they had taken part, and every transfer is counted.
  * On a real device what they would have sent is this rank's own data again.
  */
-import type { Group, Pending, RowRanges } from "../parallel/group.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import type { Group, Pending, RowRanges, RowsOfMember } from "../parallel/group.ts";
+import { Tensor } from "../tensor/tensor.ts";
 
 export type TransferKind =
 	| "allReduce"
@@ -48,6 +48,15 @@ export function imaginedGroup(
 		if (size > 1) observe({ group: name, kind, ranks: among, bytes });
 		return done;
 	};
+	/** What GPUs open for each other's rows. */
+	let window: Tensor | null = null;
+	const openWindow = ({ rows, beside }: RowsOfMember, stageRows: number) => {
+		const rowBytes = (x: Tensor | null) => (x === null || x.rows === 0 ? 0 : x.bytes / x.rows);
+		const bytes = Math.ceil(stageRows * (rowBytes(rows) + rowBytes(beside)));
+		if (rows.device.library.kind === "cpu" || bytes <= (window?.bytes ?? 0)) return;
+		window?.[Symbol.dispose]();
+		window = Tensor.empty(rows.device, [bytes], "u8", "communication");
+	};
 	const others = (size - 1) / size;
 	// This rank's own routing is even: what is more comes from the others.
 	const fromOthers = (imbalance * size - 1) / (size - 1);
@@ -81,7 +90,8 @@ export function imaginedGroup(
 			const sent = sendRows.counts.reduce((sum, rows, member) => sum + (member === rank ? 0 : rows), 0);
 			return count("allToAll", send.rows === 0 ? 0 : (sent * send.bytes) / send.rows);
 		},
-		exchangeRows: (send, receive, ranges) => {
+		exchangeRows: (send, receive, ranges, stage) => {
+			openWindow(send, stage.rows);
 			const sent = rowsForOthers(ranges.out.toInt32(), size, rank);
 			let bytes = 0;
 			for (const [from, to] of [

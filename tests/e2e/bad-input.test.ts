@@ -33,6 +33,17 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 ];
 for (const [name, flags, message] of cases) test(name, () => expect(refusal(flags)).toMatch(message));
 
+test("a bound that leaves experts without room", () => {
+	const layout = ["--llm-dp", "2", "--llm-ep", "2", "--moe-expert-capacity-bound", "1"];
+	const { exitCode, stderr } = run.train(["--train-iters", "4", ...layout, "--save-hf", "never"]);
+	expect(exitCode).toBeGreaterThan(0);
+	expect(stderr).toMatch(
+		/Layer \d: the experts of rank ([01]) were sent \d+ rows in one microbatch, and moe-expert-capacity-bound 1 gives room for 512; 1\.\d+ would have been enough \(in its first step/,
+	);
+	expect(stderr).not.toMatch(/^\s+at /m);
+	expect(existsSync(run.path("never"))).toBeFalse();
+});
+
 test("an absent library", () => {
 	expect(refusal([], { MIMO_CPU_LIBRARY: "/nowhere.so" })).toBe(
 		"mimo: MIMO_CPU_LIBRARY names /nowhere.so, which does not exist.",
