@@ -2,21 +2,19 @@
  * Rank program of expert-exchange.ts: experts' rows to the ranks that hold them and back, planned by the device and by the
  * host, in turns; rank 0 prints the least seconds of each as JSON.
  */
-import { Device } from "../../src/native/device.ts";
-import { openLibrary } from "../../src/native/library.ts";
 import { Exchange, startCombine, startDispatch } from "../../src/parallel/expert-parallel.ts";
 import { World } from "../../src/parallel/world.ts";
 import { ExpertOrder } from "../../src/tensor/ops/permute.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { HostExchange } from "../parallel/host-exchange.ts";
-import { placeOfRank } from "../parallel/ranks.ts";
+import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
 import { randomValues } from "../support.ts";
 
 const [tokens, topk, experts, width] = process.argv.slice(2).map(Number) as [number, number, number, number];
 const rounds = 12;
 const place = await placeOfRank();
-using device = Device.open(await openLibrary("cpu"), { threads: 1 });
+using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const everyone = Array.from({ length: world.size }, (_, rank) => rank);
 const group = await world.group("world", everyone);
@@ -60,9 +58,11 @@ const sides = { planned, byHost, copies };
 const least: Record<string, number> = {};
 for (let round = 0; round < rounds; round++) {
 	for (const [name, side] of Object.entries(sides)) {
+		device.synchronize();
 		group.barrier();
 		const started = performance.now();
 		side();
+		device.synchronize();
 		group.barrier();
 		const seconds = (performance.now() - started) / 1000;
 		if (round > 0) least[name] = Math.min(least[name] ?? Number.POSITIVE_INFINITY, seconds);

@@ -1,12 +1,15 @@
-/** Experts' rows of 8192 tokens over four ranks, there and back: planned by the device against planned by the host. */
+/**
+ * Experts' rows of 8192 tokens over four ranks, there and back: planned by the device against planned by the host.
+ *
+ *   bun tests/bench/expert-exchange.ts [RANKS [TOKENS OF A RANK]]     by itself; on GPUs as tests run there
+ */
 import { runRanks } from "../parallel/ranks.ts";
-import { type Row, row } from "./measure.ts";
+import { type Row, row, tables } from "./measure.ts";
 
-const ranks = 4;
-const sizes = { tokens: 8192 / ranks, topk: 6, experts: 128, width: 2688 };
+const sizes = { topk: 6, experts: 128, width: 2688 };
 
-export async function benchExpertExchange(): Promise<Row[]> {
-	const { tokens, topk, experts, width } = sizes;
+export async function benchExpertExchange(ranks = 4, tokens = 8192 / ranks): Promise<Row[]> {
+	const { topk, experts, width } = sizes;
 	const outcomes = await runRanks(
 		"../bench/expert-exchange-rank.ts",
 		ranks,
@@ -37,4 +40,9 @@ export async function benchExpertExchange(): Promise<Row[]> {
 			seconds.copies,
 		]),
 	];
+}
+
+if (import.meta.main) {
+	const [ranks, tokens] = process.argv.slice(2).map(Number);
+	console.log(tables(await benchExpertExchange(ranks, tokens)));
 }

@@ -131,16 +131,17 @@ __global__ void __launch_bounds__(copy_threads)
     copy(Word{}, place, smaller(piece_bytes, range.rows * rows.row_bytes - begin), static_cast<int>(threadIdx.x), copy_threads);
   }
   if (rows.beside_x == nullptr) return;
-  // A range to a warp: they are short.
+  // Many ranges are short, and a warp has each; few are long, and a block has each.
   char* const beside =
       pull ? static_cast<char*>(rows.beside_y) : const_cast<char*>(static_cast<const char*>(rows.beside_x));
-  const int warps = static_cast<int>(gridDim.x) * copy_threads / 32;
-  for (int i = static_cast<int>(blockIdx.x * copy_threads + threadIdx.x) / 32; i < entries; i += warps) {
+  const int team = entries < 4 * static_cast<int>(gridDim.x) ? copy_threads : 32;
+  const int teams = static_cast<int>(gridDim.x) * copy_threads / team;
+  for (int i = static_cast<int>(blockIdx.x * copy_threads + threadIdx.x) / team; i < entries; i += teams) {
     const int entry = (i + turn) % entries;
     const Range range = ranges[entry];
     const Place place{peers.windows[entry / rows.ranges] + beside_begin + range.there * rows.beside_row_bytes,
                       beside + range.here * rows.beside_row_bytes};
-    copy(BesideWord{}, place, range.rows * rows.beside_row_bytes, static_cast<int>(threadIdx.x) % 32, 32);
+    copy(BesideWord{}, place, range.rows * rows.beside_row_bytes, static_cast<int>(threadIdx.x) % team, team);
   }
 }
 
