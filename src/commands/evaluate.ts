@@ -26,7 +26,7 @@ The mean token loss of a trained model on data sets, and how many questions it a
 
 const ownFlags = { samples: true, chat: false, "batch-size": true, bytes: false, json: false, nproc: true };
 
-export default defineCommand({
+const command = defineCommand({
 	meta: { name: "evaluate", description: "Losses of data sets, and answers to questions, of a trained model." },
 	run: async ({ rawArgs }) => {
 		const asked = askedHelp(rawArgs, help);
@@ -64,3 +64,4 @@ export default defineCommand({
 		await onEveryRank(rankOptions(resolved, topology, reporter), (world) => runEvaluate(c, job, world));
 	},
 });
+export default { ...command, ownFlags: { ...ownFlags, data: true, questions: true } };

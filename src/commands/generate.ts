@@ -48,7 +48,7 @@ const ownFlags = {
 
 type Flags = Readonly<Record<string, string>>;
 
-export default defineCommand({
+const command = defineCommand({
 	meta: { name: "generate", description: "Continue prompts with a trained model." },
 	run: async ({ rawArgs }) => {
 		const asked = askedHelp(rawArgs, help);
@@ -76,6 +76,7 @@ export default defineCommand({
 		await onEveryRank(rankOptions(resolved, topology, reporter), (world) => runGenerate(c, job, world));
 	},
 });
+export default { ...command, ownFlags: { ...ownFlags, image: true } };
 
 /** What is to be done, from the command's own flags. */
 function jobOf(flags: Flags, images: readonly string[]): GenerateJob {

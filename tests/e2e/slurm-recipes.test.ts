@@ -13,7 +13,7 @@ const steps = 4;
 /** Flags that make a recipe's model small; its grids stay of the same kind, on two nodes of two tasks. */
 const tiny = ["--device", "cpu", "--threads", "1", "--global-batch-size", "8", "--log-interval", "1"];
 const picture = [
-	...["--preset", "nemotron-vlm-tiny", "--image-token-id", "511", "--vision-position-mode", "window"],
+	...["--preset", "nemotron-vlm-tiny", "--vision-position-mode", "window"],
 	...["--loss-roles", "assistant", "--data-end-id", "10", "--packing-buffer-size", "16", "--num-workers", "1"],
 ];
 const forms = {

@@ -56,9 +56,8 @@ describe("train.sbatch", () => {
 		const [first, second] = [read(`${calls}.0`), read(`${calls}.1`)];
 		return { exitCode, stderr: stderr.toString(), first, second, scontrol: read(`${calls}-scontrol`) };
 	}
-	const given = { DATA: join(folder, "data"), RUN: join(folder, "run"), WEIGHTS: join(folder, "nano") };
-	mkdirSync(given.WEIGHTS);
-	writeFileSync(join(given.WEIGHTS, "tokenizer.json"), "{}");
+	const given = { DATA: join(folder, "data"), RUN: join(folder, "run") };
+	const parts = { WEIGHTS: "/weights/nano", TOWER: "/weights/radio", TOKENIZER: "/weights/tokenizer.json" };
 
 	test.each(recipes.map((recipe) => [recipe.file, recipe] as const))("starts %s on its nodes", (_, recipe) => {
 		expect(recipe.sbatch.slice(-2)).toEqual(["examples/slurm/train.sbatch", recipe.file]);
@@ -67,7 +66,7 @@ describe("train.sbatch", () => {
 		const train = second.slice(second.indexOf("train") + 1, -1);
 		const { configuration: c } = resolveConfiguration(train);
 		expect(topologyOf(c).worldSize).toBe(tasks(recipe));
-		expect([c.dataPath, c.loadHf, c.tokenizer]).toEqual([given.DATA, given.WEIGHTS, given.WEIGHTS]);
+		expect(c.dataPath).toBe(given.DATA);
 		expect([c.save, c.load, c.keep, c.exitSignalHandler]).toEqual([
 			join(given.RUN, "checkpoints"),
 			join(given.RUN, "checkpoints"),
@@ -90,15 +89,23 @@ describe("train.sbatch", () => {
 		expect([...first, ...second].filter((word) => word.includes(secret))).toHaveLength(2);
 	});
 
+	test("starts from the weights and the tokenizer that are named", () => {
+		const { second } = run([recipe], { ...given, ...parts });
+		expect(second.join(" ")).toContain(
+			`--load-hf ${parts.WEIGHTS} --load-vision ${parts.TOWER} --tokenizer ${parts.TOKENIZER} --save`,
+		);
+		expect(run([recipe], given).second.join(" ")).toContain(`--data-path ${given.DATA} --save`);
+	});
+
 	test("does not train where doctor finds a node that cannot", () => {
 		const { exitCode, second } = run([recipe], { ...given, DOCTOR: "1" });
 		expect([exitCode, second]).toEqual([1, []]);
 	});
 
 	test("runs the tasks in an image that sees data, weights and run, and puts the job back itself", () => {
-		const image = { ...given, IMAGE: "/images/mimo.sqsh", MOUNTS: "/scratch:/scratch" };
+		const image = { ...given, ...parts, IMAGE: "/images/mimo.sqsh", MOUNTS: "/scratch:/scratch" };
 		const { first, second, scontrol, exitCode } = run([recipe], { ...image, STATUS: "75" });
-		const mounts = ["/scratch", process.cwd(), given.RUN, given.DATA, given.WEIGHTS, given.WEIGHTS];
+		const mounts = ["/scratch", process.cwd(), given.RUN, given.DATA, ...Object.values(parts)];
 		for (const call of [first, second]) {
 			expect(call).toContain("--container-image=/images/mimo.sqsh");
 			expect(call).toContain(`--container-mounts=${mounts.map((path) => `${path}:${path}`).join(",")}`);

@@ -13,7 +13,7 @@ const help = `mimo data lint PATH [--json] [--preset NAME] [--config FILE.yaml] 
 
   --json   A line of JSON for every problem.`;
 
-export default defineCommand({
+const command = defineCommand({
 	meta: { name: "lint", description: "Check indexes and decode every sample; exit 1 when anything is damaged." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
@@ -52,6 +52,7 @@ export default defineCommand({
 		if (problems > 0) process.exitCode = exitCodes.failure;
 	},
 });
+export default { ...command, ownFlags: { json: false } };
 
 /** What a training configuration would cut off of a sample. */
 async function fitCheck(path: string, flags: readonly string[]): Promise<(sample: Sample) => string | null> {
