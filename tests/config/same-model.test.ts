@@ -55,3 +55,19 @@ test("a run's key that came later had its default; a description by another form
 	const { modelProvider: __, ...described } = older;
 	expect(modelDifferences(described, here)).toEqual([]);
 });
+
+test("how often a prediction depth is repeated makes no other model; depths of their own do", () => {
+	const pattern = (hybridLayerPattern: string, mtpUseRepeatedLayer?: boolean) => ({
+		hybridLayerPattern,
+		...(mtpUseRepeatedLayer === undefined ? {} : { mtpUseRepeatedLayer }),
+	});
+	const twice = pattern("M*/*/*", true);
+	expect(modelDifferences(pattern("M*/*/*/*", true), twice)).toEqual([]);
+	// A Hugging Face folder does not tell whether its depth is repeated.
+	expect(modelDifferences(pattern("M*/*"), twice)).toEqual([]);
+	expect(modelDifferences(pattern("M*/*/*", false), twice)).toEqual([
+		"--hybrid-layer-pattern is M*/*/* there and M*/* here",
+		"--mtp-use-repeated-layer is false there and true here",
+	]);
+	expect(modelDifferences(pattern("M*/*"), pattern("M*/*/*"))).toHaveLength(1);
+});

@@ -10,7 +10,12 @@ import {
 } from "../../../src/checkpoint/hf/configuration.ts";
 import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
-import { detectSpelling, languageCorrespondence, spellings } from "../../../src/checkpoint/hf/language-names.ts";
+import {
+	detectSpelling,
+	languageCorrespondence,
+	requireCounts,
+	spellings,
+} from "../../../src/checkpoint/hf/language-names.ts";
 import { type HuggingFaceModel, openHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
 import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
@@ -334,4 +339,45 @@ test("every name and shape of a model is used once", () => {
 		experts: "separate",
 	});
 	expect(detectSpelling(["x_backbone.embeddings.weight"])).toBeNull();
+});
+
+test("names of prediction depths: numbered through all of them, at the top level whatever the rest begins with", () => {
+	const json = { model_type: "nemotron_h", hybrid_override_pattern: "M", n_routed_experts: 2 };
+	const depths = { num_nextn_predict_layers: 2, mtp_hybrid_override_pattern: "*E" };
+	const configuration = configurationFromHuggingFace({ ...json, ...depths }, "config.json");
+	const inside = { base: "language_model.backbone.", head: "language_model.", experts: "separate" } as const;
+	const { links } = languageCorrespondence(configuration, inside, "here");
+	const nameOf = (logical: string) =>
+		links.find((link) => link.logical === `language_model.mtp.layers.1.${logical}`)!.foreign;
+	expect(nameOf("eh_proj.weight")).toBe("mtp.layers.2.eh_proj.weight");
+	expect(nameOf("final_layernorm.weight")).toBe("mtp.layers.3.final_layernorm.weight");
+	expect(nameOf("mtp_model_layer.layers.0.self_attention.linear_proj.weight")).toBe("mtp.layers.2.mixer.o_proj.weight");
+	expect(nameOf("mtp_model_layer.layers.1.mlp.experts.linear_fc1.weight1")).toBe(
+		"mtp.layers.3.mixer.experts.1.up_proj.weight",
+	);
+	// Other prefixes are read, and written again.
+	const prefixed = { ...inside, prediction: "language_model." };
+	const { foreign } = languageCorrespondence(configuration, prefixed, "here");
+	expect(foreign.has("language_model.mtp.layers.2.eh_proj.weight")).toBe(true);
+	expect(detectSpelling(foreign.keys())).toEqual(prefixed);
+	// A repeated depth is stored once.
+	const repeated = languageCorrespondence({ ...configuration, mtpUseRepeatedLayer: true }, inside, "here");
+	expect([...repeated.foreign.keys()].filter((name) => /^mtp\.layers\.[23]\./.test(name))).toEqual([]);
+	expect(repeated.foreign.has("mtp.layers.1.final_layernorm.weight")).toBe(true);
+});
+
+test("experts of a config.json are compared with those of the prediction depths where the main part has none", () => {
+	const packed = { ...spellings.transformers };
+	const json = {
+		model_type: "nemotron_h",
+		hybrid_override_pattern: "M",
+		n_routed_experts: 9,
+		num_nextn_predict_layers: 1,
+	};
+	const configuration = configurationFromHuggingFace(json, "config.json");
+	const names = ["a", "b", "c", "mtp.layers.1.mixer.experts.up_proj"];
+	const stored = new Map(names.map((name) => [name, { shape: [4, 2, 2] }]));
+	expect(() => requireCounts(configuration, packed, stored, "config.json")).toThrow(
+		"n_routed_experts is 9, tensor mtp.layers.1.mixer.experts.up_proj holds 4",
+	);
 });
