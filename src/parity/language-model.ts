@@ -2,7 +2,7 @@
 import { parsePythonJson } from "../checkpoint/hf/json.ts";
 import type { HuggingFaceModel } from "../checkpoint/hf/model.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+import { describedConfig } from "../models/hybrid/from-configuration.ts";
 import type { Precision } from "./bf16.ts";
 
 /**
@@ -16,23 +16,7 @@ export function huggingFaceConfig(
 ): HybridConfig {
 	const json = parsePythonJson(configText, path);
 	const timeStepMinimum = Number(json.time_step_min ?? 0.001);
-	const config = hybridConfig({
-		...configuration,
-		makeVocabSizeDivisibleBy: 1,
-		embeddingInitMethodStd: configuration.initMethodStd,
-		bf16: precision === "bf16",
-		crossEntropyLossFusion: false,
-		zLossCoeff: 0,
-		mtpLossScalingFactor: 0,
-		mtpUseRepeatedLayer: false,
-		moeRouterLoadBalancingType: ["none"],
-		moeAuxLossCoeff: [0],
-		moeZLossCoeff: 0,
-		moeRouterBiasUpdateRate: 0,
-		recomputeGranularity: null,
-		recomputeMethod: "uniform",
-		recomputeNumLayers: 1,
-	});
+	const config = describedConfig(configuration, { bf16: precision === "bf16" });
 	return {
 		...config,
 		mamba: { ...config.mamba, gatedNormEpsilon: config.normEpsilon, timeStepMinimum },

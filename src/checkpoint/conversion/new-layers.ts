@@ -2,7 +2,7 @@
  * Layers that a source has no counterpart for, Mamba-2 layers of a hybrid model that was a GPT model: initial values as a training
  * from the start draws them (docs/spec/language-model.md §6), zero moments.
  */
-import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
+import { describedConfig } from "../../models/hybrid/from-configuration.ts";
 import { layerPrefix } from "../../models/hybrid/layer-places.ts";
 import { hybridParameters } from "../../models/hybrid/names.ts";
 import { initialise, philoxKey } from "../../models/initialise.ts";
@@ -43,7 +43,7 @@ export class NewLayers implements TensorStore {
 	): NewLayers {
 		requireSizes(configuration, path);
 		const prefixes = layers.map(layerPrefix);
-		const specs = hybridParameters(modelOf(configuration)).filter(({ name }) =>
+		const specs = hybridParameters(describedConfig(configuration, { bf16: false })).filter(({ name }) =>
 			prefixes.some((prefix) => name.startsWith(prefix)),
 		);
 		const types = new Map<string, TensorType>();
@@ -92,25 +92,4 @@ function requireSizes(c: LanguageModelConfiguration, path: string): void {
 	throw new UserError(
 		`${path}: no Mamba-2 layer has mamba-num-heads ${c.mambaNumHeads}, mamba-head-dim ${c.mambaHeadDim}, mamba-num-groups ${c.mambaNumGroups} and mamba-state-dim ${c.mambaStateDim}.`,
 	);
-}
-
-/** What the format does not tell changes no initial value of these layers. */
-function modelOf(configuration: LanguageModelConfiguration) {
-	return hybridConfig({
-		...configuration,
-		makeVocabSizeDivisibleBy: 1,
-		embeddingInitMethodStd: configuration.initMethodStd,
-		bf16: false,
-		crossEntropyLossFusion: false,
-		zLossCoeff: 0,
-		mtpLossScalingFactor: 0,
-		mtpUseRepeatedLayer: false,
-		moeRouterLoadBalancingType: ["none"],
-		moeAuxLossCoeff: [0],
-		moeZLossCoeff: 0,
-		moeRouterBiasUpdateRate: 0,
-		recomputeGranularity: null,
-		recomputeMethod: "uniform",
-		recomputeNumLayers: 1,
-	});
 }

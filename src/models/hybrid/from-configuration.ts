@@ -125,6 +125,34 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 	};
 }
 
+/** Keys of a training that no description of a model in another format has. */
+const untold = {
+	makeVocabSizeDivisibleBy: 1,
+	crossEntropyLossFusion: false,
+	zLossCoeff: 0,
+	mtpLossScalingFactor: 0,
+	mtpUseRepeatedLayer: false,
+	moeRouterLoadBalancingType: ["none"],
+	moeAuxLossCoeff: [0],
+	moeZLossCoeff: 0,
+	moeRouterBiasUpdateRate: 0,
+	recomputeGranularity: null,
+	recomputeMethod: "uniform",
+	recomputeNumLayers: 1,
+} satisfies Partial<LanguageModelKeys>;
+
+/** The model alone, without losses beside the language model's: of a description that has no keys of a training. */
+export function describedConfig(
+	description: Omit<LanguageModelKeys, keyof typeof untold | "bf16" | "embeddingInitMethodStd">,
+	{ bf16 }: Pick<LanguageModelKeys, "bf16">,
+): HybridConfig {
+	return hybridConfig({
+		...description,
+		...untold,
+		...{ bf16, embeddingInitMethodStd: description.initMethodStd },
+	});
+}
+
 /** The runs of layers that the configuration's pipeline stages pass at once. */
 export function segmentsOfConfiguration(c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">): Segment[] {
 	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
