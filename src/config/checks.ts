@@ -4,6 +4,7 @@ import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
+import { loraChecks } from "./lora-checks.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
 /** Comes first: derived defaults read the pattern. */
@@ -297,6 +298,7 @@ export const checks: readonly Check[] = [
 	...schedule,
 	...layoutChecks,
 	...energonChecks,
+	...loraChecks,
 	...prefetch,
 	...trackers,
 	...other,

@@ -32,6 +32,7 @@ export type ModelPart =
 	| "Mamba"
 	| "experts"
 	| "softmax router"
+	| "adapters"
 	| "encoder"
 	| "MLP projector";
 

@@ -22,6 +22,8 @@ const hasLayer = (c: ModelDescription, ...symbols: string[]) =>
 	symbols.some((symbol) => String(c.hybridLayerPattern).includes(symbol));
 const hasEncoder = (c: ModelDescription) => c.modelProvider === "nemotron-moe-vlm" && c.llmOnly !== true;
 
+export const hasAdapters = (c: ModelDescription) => (c.loraRank ?? null) !== null;
+
 /** Whether a model has a part. */
 const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = {
 	"language model": () => true,
@@ -32,6 +34,7 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 	Mamba: (c) => hasLayer(c, "M"),
 	experts: (c) => hasLayer(c, "E"),
 	"softmax router": (c) => hasLayer(c, "E") && c.moeRouterScoreFunction === "softmax",
+	adapters: hasAdapters,
 	encoder: hasEncoder,
 	"MLP projector": (c) => hasEncoder(c) && c.visionProjectionType === "mlp",
 };
@@ -79,7 +82,9 @@ export function describedKeys(description: ModelDescription): { readonly key: Ke
 /** "--hidden-size is 128 there and 256 here", for every key that makes the model and differs. */
 export function modelDifferences(there: ModelDescription, here: ModelDescription): string[] {
 	return modelMakingKeys.flatMap((key) => {
-		if (!presence[modelPartOf(key)!](here)) return [];
+		const part = modelPartOf(key)!;
+		// Weights without adapters are a base for any.
+		if (!presence[part](part === "adapters" ? there : here)) return [];
 		const [other, own] = [valueIn(there, key), valueIn(here, key)];
 		const same = other === undefined || own === undefined || Bun.deepEquals(other, own);
 		return same ? [] : [`--${key} is ${String(other)} there and ${String(own)} here`];

@@ -8,6 +8,7 @@ import { checkpointKeys } from "./keys/checkpoint.ts";
 import { dataKeys } from "./keys/data.ts";
 import { energonKeys } from "./keys/energon.ts";
 import { loggingKeys } from "./keys/logging.ts";
+import { loraKeys } from "./keys/lora.ts";
 import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
@@ -24,6 +25,7 @@ export const subjects = {
 	"Language model": modelKeys,
 	"Mamba-2 layers": mambaKeys,
 	"Mixture of experts": moeKeys,
+	"Low-rank adapters": loraKeys,
 	Optimizer: optimizerKeys,
 	"Length and schedules": scheduleKeys,
 	Data: dataKeys,
@@ -39,6 +41,7 @@ export const fields = {
 	...modelKeys,
 	...mambaKeys,
 	...moeKeys,
+	...loraKeys,
 	...optimizerKeys,
 	...scheduleKeys,
 	...dataKeys,

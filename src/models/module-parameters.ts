@@ -58,7 +58,8 @@ export class ModuleParameters implements Disposable {
 					dtype: spec.alwaysF32 ? "f32" : options.dtype,
 					decays: decays(spec),
 					expert: spec.experts !== undefined,
-					replicated: spec.shard.kind === "replicated",
+					// Ranks of one expert that cut its channels have no adapters of it.
+					replicated: spec.shard.kind === "replicated" && spec.experts === undefined,
 					copy: spec.copy === undefined ? "none" : spec.copy.counted ? "counted" : "uncounted",
 					frozen: options.frozen(spec),
 				}),

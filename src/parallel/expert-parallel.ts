@@ -171,6 +171,8 @@ function travel(
 	tape.record({
 		name: `start ${name}`,
 		outputs: [ticket],
+		// The way back ends here, and nothing else may be left that holds where its rows go.
+		keep: exchange.tensors,
 		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
 		backward: () => {
 			for (const [index, gradient] of parts(wayBack!.end()).entries()) leaving[index]!.gradient!.accumulate(gradient);

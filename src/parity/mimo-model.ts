@@ -56,6 +56,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			balancing: [{ type: moe.load_balancing_type, coefficient: moe.aux_loss_coefficient }],
 			zLossCoefficient: moe.z_loss_coefficient ?? 0,
 		},
+		lora: null,
 		recompute: null,
 	};
 }

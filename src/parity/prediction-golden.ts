@@ -190,6 +190,7 @@ export function predictionModel(
 					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
 			zLossCoefficient: 0,
 		},
+		lora: null,
 		recompute: null,
 	};
 }

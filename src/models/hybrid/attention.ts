@@ -3,12 +3,12 @@
  * Tensor parallelism cuts key heads with their query heads.
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { LayerContext } from "./layer.ts";
+import { project } from "./projection.ts";
 
 /** `dropout`: key of this layer's mask and the microbatch's tokens among those of the step. */
 export function attentionLayer(
@@ -22,7 +22,7 @@ export function attentionLayer(
 	const { tp } = context.parallel;
 	using u = rmsNorm(tape, x, weights("self_attention.linear_qkv.layer_norm_weight"), config.normEpsilon);
 	using everyToken = gatherSequence(tape, u, tp);
-	using projected = linear(tape, everyToken, weights("self_attention.linear_qkv.weight"));
+	using projected = project(tape, context, everyToken, "self_attention.linear_qkv.weight");
 	const queryHeads = shape.heads / tp.size;
 	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
 	using qkv = shape.rope ? mixing.rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
@@ -37,6 +37,6 @@ export function attentionLayer(
 		firstHead: tp.rank * queryHeads,
 		fullHeads: shape.heads,
 	});
-	using partial = linear(tape, attended, weights("self_attention.linear_proj.weight"));
+	using partial = project(tape, context, attended, "self_attention.linear_proj.weight");
 	return reduceScatterSequence(tape, partial, tp);
 }

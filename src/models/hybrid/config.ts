@@ -1,6 +1,7 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { ActivationName, ScoreFunctionName } from "../../native/abi.ts";
+import type { LoraConfig } from "./adapters.ts";
 
 export interface BalancingLoss {
 	readonly type: "seq_aux_loss" | "aux_loss" | "global_aux_loss";
@@ -79,6 +80,8 @@ export interface HybridConfig {
 		readonly balancing: readonly BalancingLoss[];
 		readonly zLossCoefficient: number;
 	};
+	/** Low-rank adapters, which train in the place of all weights; null: none. */
+	readonly lora: LoraConfig | null;
 	/**
 	 * What backward computes again of every stage; null: nothing. uniform: all of its blocks, in runs of so many of which only
 	 * the input is kept. block: its first so many blocks, one by one.

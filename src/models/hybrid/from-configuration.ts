@@ -4,6 +4,7 @@ import { parsePattern } from "../../config/hybrid-pattern.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName } from "../../native/abi.ts";
+import type { LoraConfig } from "./adapters.ts";
 import type { BalancingLoss, HybridConfig } from "./config.ts";
 import { type Segment, segmentsOf } from "./segments.ts";
 
@@ -20,6 +21,10 @@ export type LanguageModelKeys = Pick<
 	| "hybridLayerPattern"
 	| "initMethodStd"
 	| "kvChannels"
+	| "loraAlpha"
+	| "loraDropout"
+	| "loraRank"
+	| "loraTargetModules"
 	| "makeVocabSizeDivisibleBy"
 	| "mambaChunkSize"
 	| "mambaConvKernelDim"
@@ -114,10 +119,12 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			groupTopk: c.moeRouterGroupTopk,
 			groupScoreTopk: Math.max(1, Math.floor(c.moeRouterTopk / c.moeRouterGroupTopk)),
 			expertBias: c.moeRouterEnableExpertBias,
-			biasUpdateRate: c.moeRouterEnableExpertBias ? c.moeRouterBiasUpdateRate : 0,
+			// With adapters the base stays as it is.
+			biasUpdateRate: c.moeRouterEnableExpertBias && c.loraRank === null ? c.moeRouterBiasUpdateRate : 0,
 			balancing: balancingLosses(c),
 			zLossCoefficient: c.moeZLossCoeff,
 		},
+		lora: loraConfig(c),
 		recompute:
 			c.recomputeGranularity === "full"
 				? { method: c.recomputeMethod === "uniform" ? "uniform" : "block", layers: c.recomputeNumLayers }
@@ -139,6 +146,10 @@ const untold = {
 	recomputeGranularity: null,
 	recomputeMethod: "uniform",
 	recomputeNumLayers: 1,
+	loraRank: null,
+	loraAlpha: 1,
+	loraDropout: 0,
+	loraTargetModules: [],
 } satisfies Partial<LanguageModelKeys>;
 
 /** The model alone, without losses beside the language model's: of a description that has no keys of a training. */
@@ -156,6 +167,15 @@ export function describedConfig(
 /** The runs of layers that the configuration's pipeline stages pass at once. */
 export function segmentsOfConfiguration(c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">): Segment[] {
 	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
+}
+
+/** null: no adapters. */
+export function loraConfig(
+	c: Pick<LanguageModelKeys, "loraAlpha" | "loraDropout" | "loraRank" | "loraTargetModules">,
+): LoraConfig | null {
+	if (c.loraRank === null) return null;
+	const { loraRank: rank, loraAlpha: alpha, loraDropout: dropout, loraTargetModules: targets } = c;
+	return { rank, alpha, dropout, targets, start: "zero" };
 }
 
 function activationOf(c: LanguageModelKeys): ActivationName {

@@ -2,6 +2,7 @@
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
+import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
 import type { Mixing } from "./mixing.ts";
 
@@ -16,4 +17,6 @@ export interface LayerContext {
 	readonly localSequences: Sequences;
 	/** What looks along the sequences. */
 	readonly mixing: Mixing;
+	/** Where masks of dropout come from: the step's key, the layer's name, and which of the step's tokens a microbatch has. */
+	readonly dropout: { readonly key: number; readonly place: string; readonly tokens: TokenSlice };
 }

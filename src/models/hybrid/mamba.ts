@@ -3,13 +3,13 @@
  * parallelism cuts heads and groups, so no data are exchanged between the two projections.
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { splitColumns } from "../../tensor/ops/split-columns.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { mambaSizes } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
+import { project } from "./projection.ts";
 
 export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor {
 	const { config, weights, sequences, mixing } = context;
@@ -18,7 +18,7 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor
 	const { inner, convolution } = mambaSizes(mamba);
 	using u = rmsNorm(tape, x, weights("mixer.in_proj.layer_norm_weight"), config.normEpsilon);
 	using everyToken = gatherSequence(tape, u, tp);
-	using zxBCdt = linear(tape, everyToken, weights("mixer.in_proj.weight"));
+	using zxBCdt = project(tape, context, everyToken, "mixer.in_proj.weight");
 	const [z, xBC, dt] = splitColumns(tape, zxBCdt, [inner, convolution, mamba.heads]);
 	using gate = z!;
 	using beforeConvolution = xBC!;
@@ -47,6 +47,6 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor
 	});
 	const groupSize = inner / mamba.groups;
 	using normed = rmsNorm(tape, scanned, weights("mixer.norm.weight"), mamba.gatedNormEpsilon, groupSize);
-	using partial = linear(tape, normed, weights("mixer.out_proj.weight"));
+	using partial = project(tape, context, normed, "mixer.out_proj.weight");
 	return reduceScatterSequence(tape, partial, tp);
 }

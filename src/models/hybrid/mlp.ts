@@ -4,20 +4,19 @@
  */
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
-import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { LayerContext } from "./layer.ts";
+import { project } from "./projection.ts";
 
 /** fc2(act(fc1(u))) of the two projections named `prefix`…; u_TH and the result are this rank's tokens. */
 export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
-	const { config, weights } = context;
 	const { tp } = context.parallel;
 	using everyToken = gatherSequence(tape, u, tp);
-	using hidden = linear(tape, everyToken, weights(`${prefix}linear_fc1.weight`));
-	using activated = activation(tape, hidden, config.mlp.activation);
-	using partial = linear(tape, activated, weights(`${prefix}linear_fc2.weight`));
+	using hidden = project(tape, context, everyToken, `${prefix}linear_fc1.weight`);
+	using activated = activation(tape, hidden, context.config.mlp.activation);
+	using partial = project(tape, context, activated, `${prefix}linear_fc2.weight`);
 	return reduceScatterSequence(tape, partial, tp);
 }
 

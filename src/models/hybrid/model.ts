@@ -3,6 +3,7 @@ import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
+import { isAdapterName } from "./adapters.ts";
 import type { HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
 import { layersOfSegment } from "./layer-places.ts";
@@ -42,7 +43,7 @@ export class HybridModel implements Disposable {
 		const segments = options.segments ?? [wholeModel(config.pattern.length)];
 		this.#parameters = new ModuleParameters(device, hybridParameters(config, segments), placeOf(this.parallel), {
 			dtype: config.dtype,
-			frozen: () => options.frozen,
+			frozen: ({ name }) => options.frozen || (config.lora !== null && !isAdapterName(name)),
 			...(options.replicas ? { replicas: options.replicas } : {}),
 			...(options.buckets ? { buckets: options.buckets } : {}),
 		});

@@ -5,7 +5,6 @@
  */
 import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";
-import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
@@ -17,6 +16,7 @@ import { type ExpertRows, LocalRows, RowExchange } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { feedForward } from "./mlp.ts";
 import type { Nodes } from "./nodes.ts";
+import { projectByExpert } from "./projection.ts";
 import type { RouterState } from "./router-state.ts";
 
 /** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
@@ -75,8 +75,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 
 /** Rows sorted by local expert through fc1, the weighted activation and fc2. */
 function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability, offsets }: ExpertRows): Tensor {
-	const { config, weights } = context;
-	using hidden = groupedLinear(tape, rows, weights("mlp.experts.linear_fc1.weight"), offsets);
-	using weighted = activation(tape, hidden, config.mlp.activation, { rowProbability });
-	return groupedLinear(tape, weighted, weights("mlp.experts.linear_fc2.weight"), offsets);
+	using hidden = projectByExpert(tape, context, rows, "mlp.experts.linear_fc1.weight", offsets);
+	using weighted = activation(tape, hidden, context.config.mlp.activation, { rowProbability });
+	return projectByExpert(tape, context, weighted, "mlp.experts.linear_fc2.weight", offsets);
 }

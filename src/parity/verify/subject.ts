@@ -72,7 +72,7 @@ export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose =
 function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
 	return {
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
-		language: hybridConfig(c),
+		language: withDrawnAdapters(hybridConfig(c)),
 		pattern: c.hybridLayerPattern,
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
@@ -87,6 +87,11 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		samples,
 		origin,
 	};
+}
+
+/** Adapters that begin at zero would leave most of their gradients at zero. */
+function withDrawnAdapters(language: HybridConfig): HybridConfig {
+	return language.lora === null ? language : { ...language, lora: { ...language.lora, start: "drawn" } };
 }
 
 function imageOptions(c: TrainingConfiguration, textOnly: number): ImageOptions {

@@ -6,7 +6,15 @@ import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
 
-function groupedGemm(device: Device, a: Tensor, weight: Tensor, transposed: boolean, offsets: Tensor, c: Tensor): void {
+/** c_R = a_R · weight_gᵀ where `transposed`, else a_R · weight_g, of the rows of every expert g. */
+export function groupedGemm(
+	device: Device,
+	a: Tensor,
+	weight: Tensor,
+	transposed: boolean,
+	offsets: Tensor,
+	c: Tensor,
+): void {
 	device.run("grouped_gemm", {
 		a,
 		b: weight,
@@ -42,7 +50,7 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 	tape.record({
 		name: "grouped_linear",
 		outputs: [y],
-		keep: [x, offsets, x.rowCount],
+		keep: [weight.trainable ? x : null, offsets, x.rowCount],
 		parameters: [weight],
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
@@ -52,24 +60,33 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 				x.gradient.accumulate(dx);
 			}
 			if (!weight.trainable) return;
-			tape.weightGradient([x, dy, offsets], () =>
-				weight.addToGradient((into, accumulate) =>
-					device.run("grouped_gemm_weight_gradient", {
-						dy,
-						x,
-						dw: into,
-						offsets,
-						rows: x.rows,
-						groups: experts,
-						n: outputs,
-						k: inputs,
-						accumulate: Number(accumulate),
-						dy_dtype: dy.dtypeCode,
-						x_dtype: x.dtypeCode,
-					}),
-				),
-			);
+			tape.weightGradient([x, dy, offsets], () => addGroupedWeightGradient(device, dy, x, weight, offsets));
 		},
 	});
 	return y;
+}
+
+/** dweight_gOI += dy_ROᵀ · x_RI of the rows of every expert g. */
+export function addGroupedWeightGradient(
+	device: Device,
+	dy: Tensor,
+	x: Tensor,
+	weight: Parameter,
+	offsets: Tensor,
+): void {
+	weight.addToGradient((into, accumulate) =>
+		device.run("grouped_gemm_weight_gradient", {
+			dy,
+			x,
+			dw: into,
+			offsets,
+			rows: x.rows,
+			groups: weight.shape[0]!,
+			n: dy.width,
+			k: x.width,
+			accumulate: Number(accumulate),
+			dy_dtype: dy.dtypeCode,
+			x_dtype: x.dtypeCode,
+		}),
+	);
 }

@@ -74,7 +74,8 @@ export function linear(
 	tape.record({
 		name: "linear",
 		outputs: [y],
-		keep: [x],
+		// A frozen weight's gradient reads nothing.
+		keep: [weight.trainable ? x : null],
 		parameters: [weight, bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
@@ -84,23 +85,34 @@ export function linear(
 			if (sum) tape.drainBesideSum();
 			const besideCollective = weightGradientHides || Boolean(sum);
 			const weightGradient = () => {
-				weight.addToGradient((into, accumulate) => {
-					const beta = Number(accumulate);
-					gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, into, {
-						beta,
-						besideCollective,
-					});
-				});
+				addWeightGradient(device, dy, x, weight, besideCollective);
 				if (bias?.mainGradient) columnSum(device, dy, bias.mainGradient);
 			};
 			const trains = weight.trainable || (bias?.trainable ?? false);
 			if (trains && !weightGradientLate) weightGradient();
-			else if (trains) tape.weightGradient([x, dy], weightGradient, { hides: weightGradientHides });
+			else if (trains) {
+				const reads = weight.trainable ? [x, dy] : [dy];
+				tape.weightGradient(reads, weightGradient, { hides: weightGradientHides });
+			}
 			sum?.wait();
 			if (dx) x.gradient!.accumulate(dx);
 		},
 	});
 	return y;
+}
+
+/** dweight_OI += dy_TOᵀ · x_TI. */
+export function addWeightGradient(
+	device: Device,
+	dy: Tensor,
+	x: Tensor,
+	weight: Parameter,
+	besideCollective = false,
+): void {
+	weight.addToGradient((into, accumulate) => {
+		const beta = Number(accumulate);
+		gemm(device, { tensor: dy, transposed: true }, { tensor: x, transposed: false }, into, { beta, besideCollective });
+	});
 }
 
 /** dbias_W += Σ_rows dy_RW. */

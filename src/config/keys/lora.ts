@@ -1,0 +1,38 @@
+/** Low-rank adapters of the language model (Hu et al., LoRA); modules have the names of Megatron-Bridge. */
+import { choice, defaulting, fraction, integer, list, optional, path, positiveNumber } from "../field.ts";
+
+/** Projections that may have an adapter; linear_fc1 and linear_fc2 are those of dense layers and of shared experts. */
+export const loraModules = [
+	"linear_qkv",
+	"linear_proj",
+	"linear_fc1",
+	"linear_fc2",
+	"in_proj",
+	"out_proj",
+	"experts.linear_fc1",
+	"experts.linear_fc2",
+] as const;
+export type LoraModule = (typeof loraModules)[number];
+
+export const loraKeys = {
+	"lora-rank": optional(
+		integer(1),
+		"Rank r of low-rank adapters: the language model's weights are frozen, and an adapter of each target trains; unset: no adapters.",
+		{ model: "adapters" },
+	),
+	"lora-alpha": defaulting(positiveNumber, 32, "α: an adapter adds (α / r) B A to the weight of its projection.", {
+		model: "adapters",
+	}),
+	"lora-dropout": defaulting(fraction, 0, "Dropout of what enters an adapter."),
+	"lora-target-modules": defaulting(
+		list<LoraModule>(choice(loraModules)),
+		["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj"],
+		"Projections that get an adapter, in every layer; experts.linear_fc1 and experts.linear_fc2 are those of routed experts.",
+		{ model: "adapters", megatron: "linear_qkv,linear_proj,linear_fc1,linear_fc2, those of routed experts too" },
+	),
+	"load-peft": optional(path, "Start from the adapters of a PEFT folder; the base is that of load-hf."),
+	"save-peft": optional(
+		path,
+		"Write the trained adapters as a PEFT folder, a new or empty one or that of the same training.",
+	),
+} as const;

@@ -1,0 +1,84 @@
+/**
+ * Low-rank adapters (Hu et al., LoRA): beside a frozen projection W_OI train a_RI and b_OR, and W + (α / r) b a takes W's
+ * place. Both are cut as W is, so that an adapter exchanges nothing that its projection does not: of rows cut over
+ * tensor-parallel ranks b has the same rows and every rank a whole a; of columns cut a has the same columns and every rank
+ * a whole b, whose products with the parts of a x add up where the projection's do.
+ */
+import type { LoraModule } from "../../config/keys/lora.ts";
+import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
+
+export interface LoraConfig {
+	readonly rank: number;
+	readonly alpha: number;
+	/** Of what enters a. */
+	readonly dropout: number;
+	readonly targets: readonly LoraModule[];
+	/** How b begins: at zero, so that an adapter adds nothing yet, or drawn as a is, so that all gradients differ from 0. */
+	readonly start: "zero" | "drawn";
+}
+
+/** Megatron-Bridge's names of the two matrices, in the place of ".weight". */
+const matrices = { a: ".adapter.linear_in.weight", b: ".adapter.linear_out.weight" } as const;
+export type AdapterMatrix = keyof typeof matrices;
+
+/** Whether a tensor, by its full name, is one of an adapter. */
+export function isAdapterName(name: string): boolean {
+	return /\.adapter\.linear_(in|out)\.weight\d*$/.test(name);
+}
+
+/** Name of a matrix of the adapter of a weight; an expert's number stays behind it. */
+export function adapterName(weight: string, matrix: AdapterMatrix): string {
+	return weight.replace(/\.weight(\d*)$/, `${matrices[matrix]}$1`);
+}
+
+/** Name of the weight that an adapter's tensor belongs to. */
+export function adaptedWeight(name: string): string {
+	return name.replace(/\.adapter\.linear_(?:in|out)\.weight(\d*)$/, ".weight$1");
+}
+
+/** What an adapter's product is multiplied by. */
+export function adapterScale({ rank, alpha }: Pick<LoraConfig, "rank" | "alpha">): number {
+	return alpha / rank;
+}
+
+const target = /\.((?:experts\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|in_proj|out_proj))\.weight\d*$/;
+
+/** Whether a weight, by its name, gets an adapter. */
+export function isTarget({ targets }: LoraConfig, weight: string): boolean {
+	const [, module] = target.exec(weight) ?? [];
+	return targets.some((wanted) => wanted === module);
+}
+
+/** Each of the model's parameters, those of its adapter behind it. */
+export function withAdapters(specs: readonly ParameterSpec[], lora: LoraConfig | null): ParameterSpec[] {
+	if (lora === null) return [...specs];
+	return specs.flatMap((spec) => (isTarget(lora, spec.name) ? [spec, ...adapterOf(spec, lora)] : [spec]));
+}
+
+/** PEFT's initial values: a Kaiming-uniform with slope √5, which is U(−1/√I, 1/√I), and b zero. */
+function adapterOf(spec: ParameterSpec, { rank, start }: LoraConfig): ParameterSpec[] {
+	const [outputs, inputs] = spec.shape as readonly [number, number];
+	const uniform = (width: number): Initialisation => {
+		const bound = 1 / Math.sqrt(width);
+		return { kind: "uniform", low: -bound, high: bound };
+	};
+	const rowsCut = spec.shard.kind === "split" && spec.shard.dimension === 0;
+	const columnsCut = spec.shard.kind === "split" && spec.shard.dimension === 1;
+	const experts = spec.experts === undefined ? {} : { experts: spec.experts };
+	return [
+		{
+			name: adapterName(spec.name, "a"),
+			shape: [rank, inputs],
+			...experts,
+			initialisation: uniform(inputs),
+			shard: columnsCut ? spec.shard : { kind: "replicated" },
+		},
+		{
+			name: adapterName(spec.name, "b"),
+			shape: [outputs, rank],
+			...experts,
+			initialisation: start === "drawn" ? uniform(rank) : { kind: "constant", value: 0 },
+			shard: rowsCut ? spec.shard : { kind: "replicated" },
+		},
+	];
+}

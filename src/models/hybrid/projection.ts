@@ -1,0 +1,57 @@
+/** The projections of a layer, with their adapters where the model has any (adapters.ts). */
+import { dropout } from "../../tensor/ops/dropout.ts";
+import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import { addGroupedLowRank, addLowRank, type LowRank } from "../../tensor/ops/low-rank.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { philoxKey } from "../initialise.ts";
+import { adapterName, adapterScale, isTarget } from "./adapters.ts";
+import type { LayerContext } from "./layer.ts";
+
+/**
+ * x_TI of all tokens · weightᵀ of the layer's projection `name`. Where tensor-parallel ranks cut the weight's columns, x has
+ * this rank's and the result is its part of the sum over ranks.
+ */
+export function project(tape: Tape, context: LayerContext, x: Tensor, name: string): Tensor {
+	const base = linear(tape, x, context.weights(name));
+	const adapter = adapterOf(context, name);
+	if (adapter === null) return base;
+	using entering = adapterDropout(tape, context, x, name, adapter);
+	return addLowRank(tape, base, entering, adapter);
+}
+
+/** The same of routed experts: x_RI sorted by expert. */
+export function projectByExpert(tape: Tape, context: LayerContext, x: Tensor, name: string, offsets: Tensor): Tensor {
+	const base = groupedLinear(tape, x, context.weights(name), offsets);
+	const adapter = adapterOf(context, name);
+	return adapter === null ? base : addGroupedLowRank(tape, base, x, adapter, offsets);
+}
+
+function adapterOf({ config, weights }: LayerContext, name: string): LowRank | null {
+	const { lora } = config;
+	if (lora === null || !isTarget(lora, name)) return null;
+	return { a: weights(adapterName(name, "a")), b: weights(adapterName(name, "b")), scale: adapterScale(lora) };
+}
+
+/** Columns that a rank has of what enters are those of its part of a. */
+function adapterDropout(tape: Tape, context: LayerContext, x: Tensor, name: string, { a }: LowRank): Tensor {
+	const { lora } = context.config;
+	const probability = tape.training ? lora!.dropout : 0;
+	if (probability === 0) return x.share();
+	const { key, tokens, place } = context.dropout;
+	const { rank, size } = context.parallel.tp;
+	const cut = columnsAreCut(name);
+	return dropout(tape, x, {
+		probability,
+		seed: philoxKey(key, `${place}.${name}.lora_dropout`),
+		rows: tokens,
+		firstColumn: cut ? rank * a.value.width : 0,
+		fullWidth: cut ? size * a.value.width : a.value.width,
+	});
+}
+
+/** Projections back into the residual stream. */
+function columnsAreCut(name: string): boolean {
+	return /\.(linear_proj|linear_fc2|out_proj)\.weight$/.test(name);
+}
