@@ -87,7 +87,7 @@ export function modelDifferences(there: ModelDescription, here: ModelDescription
 		if (!presence[part](part === "adapters" ? there : here)) return [];
 		const [other, own] = [valueIn(there, key), valueIn(here, key)];
 		const same = other === undefined || own === undefined || Bun.deepEquals(other, own);
-		return same ? [] : [`--${key} is ${String(other)} there and ${String(own)} here`];
+		return same ? [] : [`--${key} is ${other ?? "unset"} there and ${own ?? "unset"} here`];
 	});
 }
 

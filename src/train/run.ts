@@ -26,6 +26,7 @@ import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts
 import { describeCaptions, readCaptions } from "./report/captions.ts";
 import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
+import { PeftWeights } from "./restart/peft.ts";
 import { claimSaveFolder } from "./restart/save-claim.ts";
 import { openRun } from "./specification.ts";
 
@@ -41,6 +42,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	debug(1, "modules, their weights and groups are made");
 	using weights = await HuggingFaceWeights.open(c, run, world);
 	const origins = weights.load();
+	const adapters = await PeftWeights.open(c, run, world);
+	adapters.load();
 	run.state.optimizer.refreshMasters();
 	const observer = reports(run) ? openReporter(c, world.size) : silent;
 	let data: RunData | null = null;
@@ -96,7 +99,9 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			schedules: checkpoints.schedules,
 		});
 		if (summary.stop === null) {
-			await weights.save(checkpoints.provenance, checkpoints.lineage, reports(run) ? warn : () => {});
+			const hear = reports(run) ? warn : () => {};
+			await weights.save(checkpoints.provenance, checkpoints.lineage, hear);
+			await adapters.save(checkpoints.lineage, hear);
 		}
 		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
 		const read = captions ? describeCaptions(captions) : [];
@@ -148,7 +153,7 @@ function configurationDetails(c: TrainingConfiguration): Record<string, unknown>
 function introduction(c: TrainingConfiguration, { topology }: Run, world: World): string {
 	const { name, threads } = world.device.describe();
 	const millions = (count: number) => `${(count / 1e6).toFixed(2)} M parameters`;
-	const language = `${millions(countParameters(c).total)} (${c.hybridLayerPattern})`;
+	const language = languageText(c, millions);
 	const encoder = hasEncoder(c) ? countEncoder(c) : null;
 	const what = encoder === null ? language : `${millions(encoder)} of a vision encoder and ${language}`;
 	const sizes = topology.encoder
@@ -156,6 +161,12 @@ function introduction(c: TrainingConfiguration, { topology }: Run, world: World)
 		: "";
 	const ranks = world.size === 1 ? "" : `${world.size} ranks${sizes}, `;
 	return `Training ${what} on ${name}, ${ranks}${threads} threads${world.size === 1 ? "" : " each"}.`;
+}
+
+function languageText(c: TrainingConfiguration, millions: (count: number) => string): string {
+	const { total, adapters } = countParameters(c);
+	const model = `${millions(total)} (${c.hybridLayerPattern})`;
+	return adapters === 0 ? model : `adapters of ${millions(adapters)} for ${model}`;
 }
 
 /** How tokens come to experts of other ranks. */
@@ -225,9 +236,11 @@ function summarise(
 		["MLflow", c.mlflowDir],
 		["Weights & Biases", wandbFolder(c)],
 		["weights", c.saveHf],
+		["adapters", c.savePeft],
 	].filter(([, path]) => path);
-	if (c.save === null && c.saveHf === null) {
-		observer.note("The weights are not kept: neither --save nor --save-hf is given.");
+	if (c.save === null && c.saveHf === null && c.savePeft === null) {
+		const adapters = c.loraRank === null ? "neither --save nor --save-hf" : "none of --save, --save-hf and --save-peft";
+		observer.note(`The weights are not kept: ${adapters} is given.`);
 	}
 	if (files.length > 0) observer.note(`Files: ${files.map(([what, path]) => `${what} ${path}`).join(", ")}.`);
 }

@@ -29,9 +29,9 @@ export function mayWrite(path: string, lineage: string | null): boolean {
 }
 
 /** Throws a UserError unless `mayWrite`. */
-export function requireWritable(path: string, lineage: string | null): void {
+export function requireWritable(path: string, lineage: string | null, flag = "save-hf"): void {
 	if (mayWrite(path, lineage)) return;
 	throw new UserError(
-		`--save-hf ${path} exists, and this training has not written it: name another folder, or remove this one.`,
+		`--${flag} ${path} exists, and this training has not written it: name another folder, or remove this one.`,
 	);
 }

@@ -8,7 +8,7 @@ import { readRegion } from "../region.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { optimizerName } from "./names.ts";
 import { type LocalPart, type Piece, piecesOf } from "./pieces.ts";
-import type { StoredBuffer, TrainingTensors } from "./tensors.ts";
+import type { StoredBuffer, StoredTensors } from "./tensors.ts";
 
 export interface Restored {
 	/** Weights that are not their fp32 masters rounded to bf16: they were changed apart. */
@@ -23,7 +23,7 @@ const largestRead = 2 ** 26;
  * most that are in host memory at once.
  */
 export function restoreTensors(
-	tensors: TrainingTensors,
+	tensors: StoredTensors,
 	store: TensorStore,
 	optimizer: boolean,
 	elements = largestRead,

@@ -7,14 +7,14 @@ import type { Group } from "../../parallel/group.ts";
 import { compareTensors, requireMatch } from "../mapping.ts";
 import type { TensorStore, TensorType } from "../store.ts";
 import { isOptimizerName, isVocabulary } from "./names.ts";
-import type { TrainingTensors } from "./tensors.ts";
+import { type StoredTensors, shapesOf } from "./tensors.ts";
 
 /**
  * Throws the same UserError on every rank of `world` unless the checkpoint holds exactly the tensors of all ranks;
  * without `optimizer` its optimizer state is not looked at. Every rank calls this together.
  */
-export function requireTensors(tensors: TrainingTensors, store: TensorStore, optimizer: boolean, world: Group): void {
-	const own = JSON.stringify([...tensors.shapes(optimizer)]);
+export function requireTensors(tensors: StoredTensors, store: TensorStore, optimizer: boolean, world: Group): void {
+	const own = JSON.stringify([...shapesOf(tensors, optimizer)]);
 	const wanted = new Map<string, readonly number[]>(
 		exchangeTexts(world, own).flatMap((text) => JSON.parse(text) as [string, number[]][]),
 	);

@@ -3,6 +3,7 @@
  * beside them, and tensors outside of buffers (the routers' expert biases). Replicas of a part divide it into equal
  * slices, the ones that ZeRO-1 uses, and each writes its own: every byte is written once.
  */
+import { isAdapterName } from "../../models/hybrid/adapters.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
 import type { DataParallel } from "../../parallel/data-parallel.ts";
@@ -27,6 +28,25 @@ export interface LooseTensor {
 	readonly name: string;
 	readonly shape: readonly number[];
 	readonly value: Tensor;
+}
+
+/** Tensors that are loaded together. */
+export interface StoredTensors {
+	readonly buffers: readonly StoredBuffer[];
+	readonly loose: readonly LooseTensor[];
+}
+
+/** Every tensor that this rank holds a part of, with its whole shape; without the optimizer's unless `optimizer`. */
+export function shapesOf({ buffers, loose }: StoredTensors, optimizer: boolean): Map<string, readonly number[]> {
+	const shapes = new Map<string, readonly number[]>(loose.map(({ name, shape }) => [name, shape]));
+	for (const { parts, shard } of buffers) {
+		for (const { name, shape } of parts) {
+			shapes.set(name, shape);
+			if (!optimizer || shard === null) continue;
+			for (const state of optimizerStates) shapes.set(optimizerName(state, name), shape);
+		}
+	}
+	return shapes;
 }
 
 export interface TrainedModules {
@@ -67,17 +87,10 @@ export class TrainingTensors implements Disposable {
 		}));
 	}
 
-	/** Every tensor that this rank holds a part of, with its whole shape; without the optimizer's unless `optimizer`. */
-	shapes(optimizer: boolean): Map<string, readonly number[]> {
-		const shapes = new Map<string, readonly number[]>(this.loose.map(({ name, shape }) => [name, shape]));
-		for (const { parts, shard } of this.buffers) {
-			for (const { name, shape } of parts) {
-				shapes.set(name, shape);
-				if (!optimizer || shard === null) continue;
-				for (const state of optimizerStates) shapes.set(optimizerName(state, name), shape);
-			}
-		}
-		return shapes;
+	/** Those of the base, without low-rank adapters, which train in buffers of their own. */
+	get base(): StoredTensors {
+		const buffers = this.buffers.filter(({ parts }) => !parts.some(({ name }) => isAdapterName(name)));
+		return { buffers, loose: this.loose };
 	}
 
 	/** Bytes that this rank writes of them. */

@@ -7,6 +7,7 @@ import { countLayers, type LayerSymbol, parsePattern } from "../../config/hybrid
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
+import { isAdapterName } from "./adapters.ts";
 import { hybridConfig } from "./from-configuration.ts";
 import { languageModelPrefix } from "./layer-places.ts";
 import { hybridParameters } from "./names.ts";
@@ -19,18 +20,22 @@ export interface ParameterCounts {
 	/** Word embedding; the output layer has as many when it is not tied. */
 	readonly embedding: number;
 	readonly output: number;
+	/** Of low-rank adapters, which count in none of the others. */
+	readonly adapters: number;
 }
 
 /** Sums over the shapes that the model is made of. */
 export function countParameters(c: TrainingConfiguration): ParameterCounts {
-	const specs = hybridParameters(hybridConfig(c));
+	const both = hybridParameters(hybridConfig(c));
+	const specs = both.filter(({ name }) => !isAdapterName(name));
 	const sum = (some: readonly ParameterSpec[], experts: (of: number) => number) =>
 		some.reduce((total, spec) => total + elementCount(spec.shape) * experts(spec.experts ?? 1), 0);
 	const vocabulary = (part: string) => specs.filter(({ name }) => name.startsWith(`${languageModelPrefix}${part}.`));
 	const all = (some: readonly ParameterSpec[]) => sum(some, (experts) => experts);
 	const [embedding, output] = [all(vocabulary("embedding")), all(vocabulary("output_layer"))];
 	const met = sum(specs, (experts) => (experts === 1 ? 1 : Math.min(experts, c.moeRouterTopk)));
-	return { total: all(specs), active: met - embedding - output, embedding, output };
+	const adapters = all(both) - all(specs);
+	return { total: all(specs), active: met - embedding - output, embedding, output, adapters };
 }
 
 type PerLayer = Readonly<Record<LayerSymbol, number>>;

@@ -16,6 +16,8 @@ import { projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
 import { towerPrefix } from "../../checkpoint/hf/tower-names.ts";
 import { planFolder } from "../../checkpoint/hf/written-folder.ts";
 import { loadModel, type NamedTensors, ValueStore } from "../../checkpoint/model-store.ts";
+import { mergeAdapters } from "../../checkpoint/lora/merged-store.ts";
+import { scaleOf, withoutAdapters } from "../../checkpoint/lora/tensors.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
 import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
@@ -79,7 +81,7 @@ export class HuggingFaceWeights implements Disposable {
 		const load = (module: NamedTensors | null, prefix: string) => {
 			if (module !== null) loadModel(partOf(module, prefix), weights, true);
 		};
-		if (language) load(run.language, "language_model.");
+		if (language) load(run.language && withoutAdapters(run.language), "language_model.");
 		if (tower) load(run.encoder, towerPrefix);
 		if (projector) load(run.encoder, projectorPrefix);
 		const from = (what: string, parts: { readonly path: string } | null) =>
@@ -99,7 +101,7 @@ export class HuggingFaceWeights implements Disposable {
 		if (run.topology.encoder === null && run.language === null) return;
 		const path = mayWrite(c.saveHf, lineage) ? c.saveHf : `${c.saveHf}-${lineage}`;
 		if (path !== c.saveHf) warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
-		using weights = this.#wholeWeights(path);
+		using weights = this.#mergedWeights(path);
 		if (weights !== null) await this.#write(path, weights, provenance, lineage);
 		// Every rank stays until the files are there.
 		this.holders?.barrier();
@@ -124,6 +126,12 @@ export class HuggingFaceWeights implements Disposable {
 			const text = new TextEncoder().encode(ownershipText(lineage));
 			writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
 		});
+	}
+
+	/** With the adapters merged; null on ranks that do not write. */
+	#mergedWeights(path: string): TensorStore | null {
+		const weights = this.#wholeWeights(path);
+		return weights && mergeAdapters(weights, scaleOf(this.c));
 	}
 
 	/** null on ranks that do not write. */

@@ -28,9 +28,12 @@ export function parameterGroups(
 	});
 	const dense = [group(false, true), group(false, false)];
 	const encoder = hasEncoder(c) && !(c.freezeVit && c.freezeProjection);
-	const experts = c.numExperts > 0 ? [[group(true, true)]] : [];
+	const trainsExperts = c.loraRank === null || c.loraTargetModules.some((module) => module.startsWith("experts."));
+	const experts = c.numExperts > 0 && trainsExperts ? [[group(true, true)]] : [];
+	// Adapters are matrices.
+	const language = c.loraRank === null ? dense : dense.slice(0, 1);
 	return {
 		...(encoder ? { radio_encoder: [c.freezeVit ? dense.slice(0, 1) : dense] } : {}),
-		...(c.freezeLm ? {} : { language: [dense, ...experts] }),
+		...(c.freezeLm ? {} : { language: [language, ...experts] }),
 	};
 }

@@ -7,7 +7,7 @@ import { dataObject, readRecord, type TrainingRecord } from "../../checkpoint/tr
 import { restoreTensors } from "../../checkpoint/training/restore.ts";
 import { requireTensors } from "../../checkpoint/training/strict.ts";
 import type { TrainingTensors } from "../../checkpoint/training/tensors.ts";
-import { requireSameModel } from "../../config/same-model.ts";
+import { hasAdapters, requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 import { type Schedules, schedulesOf } from "../../optim/schedules.ts";
@@ -80,8 +80,10 @@ export async function restoreTraining(
 	const optimizer = restoresOptimizer(c, source);
 	using checkpoint = await openStart(c, source, optimizer, world, warn);
 	const record = requireAgreement(c, source, checkpoint);
-	requireTensors(tensors, checkpoint, optimizer, world);
-	const { differing } = restoreTensors(tensors, checkpoint, optimizer);
+	// A base without adapters leaves theirs at their initial values.
+	const wanted = hasAdapters(describedModel(checkpoint.manifest)) ? tensors : tensors.base;
+	requireTensors(wanted, checkpoint, optimizer, world);
+	const { differing } = restoreTensors(wanted, checkpoint, optimizer);
 	if (record !== null && record.participation !== c.encoderGradParticipation) {
 		warn(
 			`${checkpoint.path} was trained with encoder-grad-participation ${record.participation}, this run has ${c.encoderGradParticipation}.`,
@@ -144,6 +146,11 @@ export function requireAgreement(
 ): TrainingRecord | null {
 	requireSameModel(path, describedModel(manifest), { ...c });
 	if (source.finetune) return null;
+	if (hasAdapters({ ...c }) && !hasAdapters(describedModel(manifest))) {
+		throw new UserError(
+			`${path} has no adapters to go on with; --finetune (or --pretrained-checkpoint) takes its weights as the base of new ones.`,
+		);
+	}
 	const record = readRecord(manifest, path);
 	const optimizer = restoresOptimizer(c, source);
 	if (optimizer) requireOptimizer(record, path);

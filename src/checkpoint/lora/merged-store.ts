@@ -1,0 +1,113 @@
+/**
+ * Weights with their low-rank adapters merged: W + (α / r) B A in the place of W, added up in float64 and rounded once to
+ * the type in which W is stored.
+ */
+import { adapterName, isAdapterName } from "../../models/hybrid/adapters.ts";
+import { UserError } from "../../native/errors.ts";
+import { dtypes, elementCount } from "../dtype.ts";
+import { decodeFloats, encodeFloats } from "../floats.ts";
+import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";
+
+type Values = ArrayLike<number>;
+
+export class MergedStore implements TensorStore {
+	readonly tensors: ReadonlyMap<string, TensorType>;
+	/** A of the weight that was read last: pieces of one weight are read in turn. */
+	#latest: { readonly name: string; readonly a: Values } | null = null;
+
+	/** Owns `source`. `scale`: α / r. Throws a UserError for an adapter whose weight is not there or does not fit. */
+	constructor(
+		readonly source: TensorStore,
+		private readonly scale: number,
+	) {
+		this.tensors = new Map([...source.tensors].filter(([name]) => !isAdapterName(name)));
+		const used = [...this.tensors].flatMap(([name, { shape }]) => {
+			const [a, b] = [adapterName(name, "a"), adapterName(name, "b")];
+			if (a === name || !source.tensors.has(a)) return [];
+			const rank = typeOf(source, a).shape[0]!;
+			const fits = [a, b].map((matrix) => typeOf(source, matrix).shape.join()).join(" by ");
+			if (fits !== `${rank},${shape[1]} by ${shape[0]},${rank}`) {
+				throw new UserError(`${source.path}: the adapter of ${name}, [${fits}], does not fit its shape [${shape}].`);
+			}
+			return [a, b];
+		});
+		const left = new Set([...source.tensors.keys()].filter(isAdapterName)).difference(new Set(used));
+		for (const name of left) throw new UserError(`${source.path} has ${name}, but not the weight that it adapts.`);
+	}
+
+	get path(): string {
+		return this.source.path;
+	}
+
+	originsOf(name: string): { store: TensorStore; name: string }[] {
+		const names = this.#isAdapted(name) ? [name, adapterName(name, "a"), adapterName(name, "b")] : [name];
+		return names.map((origin) => ({ store: this.source, name: origin }));
+	}
+
+	readInto(name: string, offset: number, into: Uint8Array): void {
+		if (!this.#isAdapted(name)) {
+			this.source.readInto(name, offset, into);
+			return;
+		}
+		const type = typeOf(this.source, name);
+		const bytes = dtypes[type.dtype].bits / 8;
+		const first = Math.floor(offset / bytes);
+		const last = Math.min(Math.ceil((offset + into.byteLength) / bytes), elementCount(type.shape)!);
+		const values = Float64Array.from(this.#read(name, first, last));
+		this.#addProduct(name, type.shape[1]!, first, values);
+		const skip = offset - first * bytes;
+		into.set(encodeFloats(type.dtype, values).subarray(skip, skip + into.byteLength));
+	}
+
+	/** values_i += scale (B A)_i of the elements from `first` on of a weight with rows of `width`. */
+	#addProduct(name: string, width: number, first: number, values: Float64Array): void {
+		const a = this.#a(name);
+		const rank = a.length / width;
+		const firstRow = Math.floor(first / width);
+		const rows = Math.ceil((first + values.length) / width) - firstRow;
+		const b = this.#read(adapterName(name, "b"), firstRow * rank, (firstRow + rows) * rank);
+		const sums = new Float64Array(width);
+		for (let row = 0; row < rows; row++) {
+			sums.fill(0);
+			for (let k = 0; k < rank; k++) {
+				const factor = b[row * rank + k]!;
+				for (let column = 0; column < width; column++) sums[column]! += factor * a[k * width + column]!;
+			}
+			const start = (firstRow + row) * width - first;
+			for (let column = Math.max(0, -start); column < width && start + column < values.length; column++) {
+				values[start + column]! += this.scale * sums[column]!;
+			}
+		}
+	}
+
+	#a(name: string): Values {
+		if (this.#latest?.name !== name) {
+			const a = adapterName(name, "a");
+			this.#latest = { name, a: this.#read(a, 0, elementCount(typeOf(this.source, a).shape)!) };
+		}
+		return this.#latest.a;
+	}
+
+	/** Elements [begin, end) of a stored tensor. */
+	#read(name: string, begin: number, end: number): Values {
+		const { dtype, shape } = typeOf(this.source, name);
+		const bytes = bytesOfType({ dtype, shape }) / elementCount(shape)!;
+		const stored = new Uint8Array((end - begin) * bytes);
+		this.source.readInto(name, begin * bytes, stored);
+		return decodeFloats(dtype, stored);
+	}
+
+	#isAdapted(name: string): boolean {
+		const a = adapterName(name, "a");
+		return a !== name && this.source.tensors.has(a);
+	}
+
+	[Symbol.dispose](): void {
+		this.source[Symbol.dispose]();
+	}
+}
+
+/** A store whose adapters are merged, where it has any. `scale`: of their products; null: no adapters are expected. */
+export function mergeAdapters(store: TensorStore, scale: number | null): TensorStore {
+	return scale === null ? store : new MergedStore(store, scale);
+}

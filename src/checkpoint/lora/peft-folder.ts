@@ -1,0 +1,181 @@
+/** Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. */
+import { join } from "node:path";
+import * as v from "valibot";
+import { adaptedWeight } from "../../models/hybrid/adapters.ts";
+import { UserError } from "../../native/errors.ts";
+import { type Durability, OutputFile } from "../files.ts";
+import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import { formatPythonJson, parsePythonJson, pythonFloat } from "../hf/json.ts";
+import type { Spelling } from "../hf/language-names.ts";
+import { configLimits, readJsonText } from "../json.ts";
+import { compareTensors, MappedStore, planTensors, requireMatch } from "../mapping.ts";
+import { openSafetensors, streamSafetensors } from "../safetensors.ts";
+import { joinStores, readPieces, readTensor, selectTensors, type TensorStore } from "../store.ts";
+import {
+	type CopiedMatrix,
+	matrixName,
+	moduleOf,
+	peftCorrespondence,
+	peftSpelling,
+	targetExpression,
+	weightsOf,
+} from "./peft-names.ts";
+
+const files = { config: "adapter_config.json", values: "adapter_model.safetensors" } as const;
+
+/** What decides an adapter's function. */
+export interface AdapterSettings {
+	readonly rank: number;
+	readonly alpha: number;
+	readonly dropout: number;
+}
+
+export interface PlannedAdapters {
+	/** Under PEFT's names. */
+	readonly tensors: TensorStore;
+	/** What the user should know. */
+	readonly notices: readonly string[];
+	readonly write: (folder: string, onBytes?: (bytes: number) => void) => void;
+}
+
+/**
+ * Plans a folder for the adapters of a model. `base`: the Hugging Face model that they are for, as adapter_config.json shall
+ * name it; null: unknown.
+ */
+export function planPeftFolder(
+	adapters: TensorStore,
+	settings: AdapterSettings,
+	configuration: LanguageModelConfiguration,
+	options: { readonly spelling: Spelling; readonly base: string | null; readonly path: string } & Durability,
+): PlannedAdapters {
+	const { path, spelling } = options;
+	const weights = new Set([...adapters.tensors.keys()].map(adaptedWeight));
+	const { builder, copies, modules } = peftCorrespondence(weights, settings.rank, configuration, spelling, path);
+	const mapped = new MappedStore(adapters, planTensors(adapters, builder, "foreign"));
+	const logicalOf = new Map(copies.map(({ foreign, logical }) => [foreign, logical]));
+	const copied: TensorStore = {
+		path: adapters.path,
+		tensors: new Map(copies.map(({ foreign, logical }) => [foreign, adapters.tensors.get(logical)!])),
+		originsOf: (name) => [{ store: adapters, name: logicalOf.get(name)! }],
+		readInto: (name, offset, into) => adapters.readInto(logicalOf.get(name)!, offset, into),
+		[Symbol.dispose]: () => {},
+	};
+	const tensors = joinStores(adapters.path, [mapped, copied]);
+	const inScan = modules.some((module) => module.endsWith(".out_proj"));
+	return {
+		tensors,
+		notices: inScan
+			? [
+					`${path} has adapters on out_proj, which the peft package refuses for models with Mamba layers: their fused kernels read that weight alone. Merged weights (\`mimo convert-ckpt --to hf\`) have no such limit.`,
+				]
+			: [],
+		write: (folder, onBytes) => {
+			using output = new OutputFile(join(folder, files.values), options);
+			const entries = [...tensors.tensors].map(([name, type]) => ({
+				name,
+				...type,
+				data: () => readPieces(tensors, name),
+			}));
+			streamSafetensors(output, entries, { format: "pt" }, { piece: (_, bytes) => onBytes?.(bytes.byteLength) });
+			output.close();
+			using config = new OutputFile(join(folder, files.config), options);
+			config.write(new TextEncoder().encode(formatPythonJson(peftConfig(settings, modules, options.base))));
+			config.close();
+		},
+	};
+}
+
+/** peft's own defaults for what is not said. */
+function peftConfig({ rank, alpha, dropout }: AdapterSettings, modules: readonly string[], base: string | null) {
+	return {
+		base_model_name_or_path: base,
+		bias: "none",
+		fan_in_fan_out: false,
+		inference_mode: true,
+		init_lora_weights: true,
+		lora_alpha: alpha,
+		lora_dropout: pythonFloat(dropout),
+		modules_to_save: null,
+		peft_type: "LORA",
+		r: rank,
+		target_modules: targetExpression(modules),
+		task_type: "CAUSAL_LM",
+		use_dora: false,
+		use_rslora: false,
+	};
+}
+
+/** false, null, 0, an empty list or object. */
+function isAbsent(value: unknown): boolean {
+	return !value || value === "none" || (typeof value === "object" && Object.keys(value).length === 0);
+}
+
+/** What makes another function than W + (α / r) B A is refused by name. */
+const configSchema = v.looseObject({
+	peft_type: v.literal("LORA"),
+	r: v.pipe(v.number(), v.integer(), v.minValue(1)),
+	lora_alpha: v.number(),
+	lora_dropout: v.optional(v.number(), 0),
+	...Object.fromEntries(
+		[
+			...["bias", "fan_in_fan_out", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"],
+			...["layer_replication", "lora_bias", "target_parameters", "trainable_token_indices", "alora_invocation_tokens"],
+			...["use_qalora", "use_bdlora", "arrow_config", "monteclora_config"],
+		].map((key) => [key, v.optional(v.custom(isAbsent))]),
+	),
+});
+
+export interface PeftAdapters extends Disposable {
+	readonly settings: AdapterSettings;
+	/** Under logical names. */
+	readonly weights: TensorStore;
+	/** Weights whose modules have an A each, so that their adapters are higher than the rank. */
+	readonly stacked: readonly string[];
+}
+
+/** Opens a folder; every tensor of it belongs to an adapter of the model. Most values are read when they are asked for. */
+export function openPeftFolder(path: string, configuration: LanguageModelConfiguration): PeftAdapters {
+	const settings = readSettings(join(path, files.config));
+	const file = openSafetensors(join(path, files.values));
+	try {
+		const spelling = peftSpelling(file.tensors.keys());
+		if (spelling === null) {
+			throw new UserError(
+				`${file.path} holds no adapters of NemotronH (base_model.model.….layers.N.mixer.….lora_A.weight).`,
+			);
+		}
+		const modules = new Set([...file.tensors.keys()].map(moduleOf));
+		const weights = weightsOf(modules, configuration, spelling, file.path);
+		const stacked: string[] = [];
+		const share = (own: readonly string[]) => {
+			const equal = own.every((module) => sameMatrix(file, matrixName(own[0]!, "A"), matrixName(module, "A")));
+			if (!equal) stacked.push(own.join(", "));
+			return equal;
+		};
+		const found = peftCorrespondence(weights, settings.rank, configuration, spelling, file.path, share);
+		const { builder, copies } = found;
+		const copyShape = ({ foreign, logical }: CopiedMatrix) => [foreign, builder.logical.get(logical)!] as const;
+		requireMatch(file.path, compareTensors(file.tensors, new Map([...builder.foreign, ...copies.map(copyShape)])));
+		const further = new Set(copies.map(({ foreign }) => foreign));
+		const single = selectTensors(file, (name) => !further.has(name));
+		const mapped = new MappedStore(single, planTensors(single, builder, "logical"));
+		return { settings, weights: mapped, stacked, [Symbol.dispose]: () => file[Symbol.dispose]() };
+	} catch (error) {
+		file[Symbol.dispose]();
+		throw error;
+	}
+}
+
+/** Whether two tensors of a file are equal; one that is not there is for later to complain about. */
+function sameMatrix(file: TensorStore, one: string, other: string): boolean {
+	if (one === other || !file.tensors.has(one) || !file.tensors.has(other)) return true;
+	return Bun.deepEquals(readTensor(file, one), readTensor(file, other));
+}
+
+function readSettings(path: string): AdapterSettings {
+	const json = parsePythonJson(readJsonText(path, configLimits), path);
+	const { success, output, issues } = v.safeParse(configSchema, json);
+	if (success) return { rank: output.r, alpha: output.lora_alpha, dropout: output.lora_dropout };
+	const key = v.getDotPath(issues[0]) ?? "its content";
+	throw new UserError(`${path}: ${key} is ${JSON.stringify(json[key])}, which no adapter of this program has.`);
+}

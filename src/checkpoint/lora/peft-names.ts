@@ -1,0 +1,171 @@
+/**
+ * Names of adapters in PEFT's files: `base_model.model.`, the module's name in the Hugging Face model, `.lora_A.weight` or
+ * `.lora_B.weight`. They follow from where the weights' values lie in a Hugging Face folder: rows of a weight that go to
+ * several modules, as those of linear_qkv, take their rows of B with them, and each of the modules has a whole A. PEFT trains
+ * an A of each module; what it has trained is read as an adapter in which they stand one above the other.
+ */
+import { adapterName } from "../../models/hybrid/adapters.ts";
+import { UserError } from "../../native/errors.ts";
+import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import { languageCorrespondence, type Spelling, spellings } from "../hf/language-names.ts";
+import { CorrespondenceBuilder, type Link } from "../mapping.ts";
+
+const peftPrefix = "base_model.model.";
+
+/** An A in PEFT's files, and the logical one that it is a copy of. */
+export interface CopiedMatrix {
+	readonly logical: string;
+	readonly foreign: string;
+}
+
+export interface PeftCorrespondence {
+	/** Of all adapters; of those whose modules share an A, with one of its copies. */
+	readonly builder: CorrespondenceBuilder;
+	/** The further copies of A. */
+	readonly copies: readonly CopiedMatrix[];
+	/** Names of the modules, without PEFT's prefix, in order. */
+	readonly modules: readonly string[];
+}
+
+/** Where an adapter's weight lies in a Hugging Face folder. */
+interface AdaptedModule {
+	readonly name: string;
+	readonly rows: number;
+	/** Its rows among the weight's. */
+	readonly links: readonly Link[];
+}
+
+export const matrixName = (module: string, matrix: "A" | "B") => `${peftPrefix}${module}.lora_${matrix}.weight`;
+
+/** The module of a tensor of a PEFT file. */
+export const moduleOf = (name: string) => name.slice(peftPrefix.length).replace(/\.lora_[AB]\.weight$/, "");
+
+/**
+ * `weights`: logical names of the weights that have adapters. `path` is for errors. `share`: whether modules that are rows
+ * of one weight have one A; where they do not, the weight's adapter is as many times as high as it has modules.
+ */
+export function peftCorrespondence(
+	weights: Iterable<string>,
+	rank: number,
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	path: string,
+	share: (modules: readonly string[]) => boolean = () => true,
+): PeftCorrespondence {
+	const builder = new CorrespondenceBuilder(path);
+	const copies: CopiedMatrix[] = [];
+	const names: string[] = [];
+	const modulesOf = adaptedModules(configuration, spelling, path);
+	for (const weight of weights) {
+		const { modules, inputs, outputs } = modulesOf(weight);
+		const own = modules.map(({ name }) => name);
+		names.push(...own);
+		const [a, b] = [adapterName(weight, "a"), adapterName(weight, "b")];
+		const heights = share(own) ? 1 : modules.length;
+		builder.addLogical(a, [heights * rank, inputs]);
+		builder.addLogical(b, [outputs, heights * rank]);
+		if (heights > 1) builder.padded.add(b);
+		for (const [index, { name, rows, links }] of modules.entries()) {
+			const [foreignA, foreignB] = [matrixName(name, "A"), matrixName(name, "B")];
+			if (heights === 1 && index > 0) copies.push({ logical: a, foreign: foreignA });
+			else {
+				builder.addForeign(foreignA, [rank, inputs]);
+				builder.rows({ logical: a, foreign: foreignA, width: inputs, rows: rank, logicalRow: index * rank });
+			}
+			builder.addForeign(foreignB, [rows, rank]);
+			const height = heights === 1 ? 0 : index;
+			const place = { logical: b, foreign: foreignB, rank, heights, height };
+			for (const link of links) linkRows(builder, link, inputs, place);
+		}
+	}
+	return { builder, copies, modules: names };
+}
+
+/** The modules of a weight by its logical name. */
+function adaptedModules(configuration: LanguageModelConfiguration, spelling: Spelling, path: string) {
+	const base = languageCorrespondence(configuration, spelling, path);
+	const links = Map.groupBy(base.links, ({ logical }) => logical);
+	return (weight: string) => {
+		const shape = base.logical.get(weight);
+		if (shape === undefined) throw new UserError(`Hugging Face's format has no place for an adapter of ${weight}.`);
+		const byModule = Map.groupBy(links.get(weight)!, ({ foreign }) => foreign);
+		const modules = [...byModule].map(([foreign, parts]): AdaptedModule => {
+			const name = /^(.*)\.weight$/.exec(foreign)?.[1];
+			if (name !== undefined) return { name, rows: base.foreign.get(foreign)![0]!, links: parts };
+			throw new UserError(
+				`PEFT has no place for the adapter of ${weight}: ${foreign} holds all experts of a layer; --hf-names published spells them one by one.`,
+			);
+		});
+		return { modules, outputs: shape[0]!, inputs: shape[1]! };
+	};
+}
+
+/** Logical names of the weights whose modules are among those of a PEFT file. */
+export function weightsOf(
+	modules: ReadonlySet<string>,
+	configuration: LanguageModelConfiguration,
+	spelling: Spelling,
+	path: string,
+): string[] {
+	const { links } = languageCorrespondence(configuration, spelling, path);
+	const found = links.filter(({ foreign }) => modules.has(foreign.replace(/\.weight$/, "")));
+	return [...new Set(found.map(({ logical }) => logical))];
+}
+
+/** The rows of B that go where a link's rows of the weight, of `inputs` elements, go; into the columns of its height. */
+function linkRows(
+	builder: CorrespondenceBuilder,
+	{ logicalRuns, foreignRuns, count, length }: Link,
+	inputs: number,
+	place: {
+		readonly logical: string;
+		readonly foreign: string;
+		readonly rank: number;
+		readonly heights: number;
+		readonly height: number;
+	},
+): void {
+	const { logical, foreign, rank, heights, height } = place;
+	const width = heights * rank;
+	for (let run = 0; run < count; run++) {
+		const [row, foreignRow] = [logicalRuns, foreignRuns].map(({ offset, stride }) => (offset + run * stride) / inputs);
+		builder.link({
+			logical,
+			logicalRuns: { offset: row! * width + height * rank, stride: width },
+			foreign,
+			foreignRuns: { offset: foreignRow! * rank, stride: rank },
+			count: length / inputs,
+			length: rank,
+		});
+	}
+}
+
+/**
+ * How the modules of a PEFT file are spelled, from its tensors' names; null: they are of no NemotronH. Prediction depths
+ * (`mtp.layers.N`) stand beside the layers, under a prefix of their own.
+ */
+export function peftSpelling(names: Iterable<string>): Spelling | null {
+	let base: string | null = null;
+	let prediction: string | null = null;
+	for (const name of names) {
+		const [, place] = /^base_model\.model\.(.*?)layers\.\d+\.mixer\./.exec(name) ?? [];
+		if (place === undefined) continue;
+		if (/(^|\.)mtp\.$/.test(place)) prediction = place.replace(/mtp\.$/, "");
+		else base = place;
+	}
+	if (base === null && prediction === null) return null;
+	const own = base ?? spellings.published.base;
+	const ahead = prediction ? { prediction } : {};
+	return { base: own, head: own.replace(/(backbone|model)\.$/, ""), experts: "separate", ...ahead };
+}
+
+/** A regular expression of Python's that matches the modules' whole names and no others of the model. */
+export function targetExpression(modules: readonly string[]): string {
+	const kinds = modules.map((module) =>
+		module
+			.replace(/^.*?layers\.\d+\./, "")
+			.replaceAll(".", "\\.")
+			.replace(/\\\.\d+\\\./, "\\.\\d+\\."),
+	);
+	return `.*\\.layers\\.\\d+\\.(${[...new Set(kinds)].sort().join("|")})`;
+}
