@@ -3,19 +3,15 @@
  * Formats: hf (a Hugging Face folder), native, torch_dist (Megatron).
  */
 import { defineCommand } from "citty";
+import type { TargetName } from "../checkpoint/conversion/adapters.ts";
 import { type ConversionOptions, openSource, planConversion } from "../checkpoint/conversion/convert.ts";
 import { damages, formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
 import { layerNameKinds } from "../checkpoint/conversion/layer-names.ts";
 import { formatPlanLine, planLines, requireEqual } from "../checkpoint/conversion/listing.ts";
-import {
-	type FormatName,
-	formats,
-	type NewLayerOptions,
-	requireFormat,
-	type SourceOptions,
-} from "../checkpoint/conversion/source.ts";
+import { formats, type NewLayerOptions, requireFormat, type SourceOptions } from "../checkpoint/conversion/source.ts";
 import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
 import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
+import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -26,9 +22,16 @@ import { duration, Terminal } from "../observe/progress.ts";
 const newLayer = (what: string) =>
 	({ type: "string", description: `${what} of the Mamba-2 layers that a GPT model gets.` }) as const;
 
+/** peft holds a part of a model: nothing but adapters. */
+const targets = [...formats, "peft"] as const;
+
 const args = {
 	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: what it looks like.` },
-	to: { type: "string", description: `Format of TARGET: ${formats.join(", ")}.` },
+	to: { type: "string", description: `Format of TARGET: ${targets.join(", ")} (low-rank adapters alone).` },
+	adapters: {
+		type: "string",
+		description: "PEFT folder whose low-rank adapters are merged into the weights of SOURCE.",
+	},
 	"dry-run": { type: "boolean", description: "Print the plan, every tensor's source, shape and dtype; write nothing." },
 	verify: { type: "boolean", description: "Read both sides again and compare every value." },
 	sync: {
@@ -128,14 +131,15 @@ function inspect(path: string, given: Arguments): void {
 }
 
 async function convert(source: string, target: string, given: Arguments): Promise<void> {
-	const to = choice(given, "to", formats);
-	if (to === null) throw new UserError(`--to is missing; it is one of ${formats.join(", ")}.`, exitCodes.usage);
+	const to = choice(given, "to", targets);
+	if (to === null) throw new UserError(`--to is missing; it is one of ${targets.join(", ")}.`, exitCodes.usage);
 	const options: ConversionOptions = {
 		...sourceOptions(given),
 		from: requireFormat(source, choice(given, "from", formats)),
 		to,
 		source,
 		target,
+		adapters: text(given, "adapters"),
 		force: given.force === true,
 		sync: given.sync === true,
 		dtype: dtypeOf(given),
@@ -170,12 +174,15 @@ async function convert(source: string, target: string, given: Arguments): Promis
 
 function verify(planned: ReturnType<typeof planConversion>, written: string, options: ConversionOptions): void {
 	const progress = new ByteProgress("comparing", planned.bytes);
+	const { to } = options;
 	const pattern = planned.otherNames ? null : options.pattern;
-	using again = openSource(written, options.to, { ...options, pattern, allowFallback: false });
-	const onBytes = (bytes: number) => progress.add(bytes);
-	const count = planned.otherNames
-		? requireEqual(planned.tensors, again.stored, onBytes)
-		: requireEqual(planned.weights, again.weights, onBytes);
+	using again =
+		to === "peft"
+			? openPeftFolder(written, planned.source.configuration!)
+			: openSource(written, to, { ...options, pattern, allowFallback: false });
+	const [own, other] =
+		planned.otherNames && "stored" in again ? [planned.tensors, again.stored] : [planned.weights, again.weights];
+	const count = requireEqual(own, other, (bytes) => progress.add(bytes));
 	progress.done();
 	console.log(`Verified: ${count} tensors are equal on both sides.`);
 }
@@ -200,7 +207,7 @@ function newLayersOf(given: Arguments): NewLayerOptions {
 }
 
 /** How the target names layers and lays out tensors; torch_dist knows its layers itself, a native one has to be told. */
-function namesOf(given: Arguments, to: FormatName): Pick<ConversionOptions, "layout" | "layerNames"> {
+function namesOf(given: Arguments, to: TargetName): Pick<ConversionOptions, "layout" | "layerNames"> {
 	const layerNames = choice(given, "layer-names", layerNameKinds);
 	const block = whole(given, "glu-interleave-size") ?? 0;
 	const pattern = text(given, "hybrid-layer-pattern");

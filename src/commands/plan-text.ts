@@ -57,9 +57,10 @@ function memoryTable(modules: readonly ModulePlan[], { memoryBytes }: Machine): 
 	const share = memoryBytes === null ? [] : [`of ${bytesText(memoryBytes)}`];
 	return columns([
 		["module", "ranks", "parameters", "gradients", "optimizer", "activations", "peak", ...share],
-		...modules.flatMap(({ plan, firstRank, ranks, memory, recomputed }) => [
+		...modules.flatMap(({ plan, firstRank, ranks, memory, recomputed, withoutAdapters }) => [
 			row(plan.module, ranks === 1 ? `${firstRank}` : `${firstRank}-${firstRank + ranks - 1}`, memory),
 			...(recomputed && recomputed !== memory ? [row("  layers recomputed", "", recomputed)] : []),
+			...(withoutAdapters ? [row("  without adapters", "", withoutAdapters)] : []),
 		]),
 	]);
 }

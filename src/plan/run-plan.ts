@@ -43,6 +43,8 @@ export interface ModulePlan {
 	readonly memory: RankMemoryPlan;
 	/** The same with every layer recomputed, or null where nothing can be. */
 	readonly recomputed: RankMemoryPlan | null;
+	/** The same without low-rank adapters, every weight training, or null where there are none. */
+	readonly withoutAdapters: RankMemoryPlan | null;
 	/** Floating-point operations of all ranks in a step. */
 	readonly flops: { readonly forward: number; readonly backward: number };
 	readonly traffic: readonly GroupTraffic[];
@@ -81,6 +83,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 			ranks: ranks.length,
 			memory: plan.memory,
 			recomputed: await recomputedMemory(c, rank, plan, machine),
+			withoutAdapters: await fullyTrainedMemory(c, rank, plan, machine),
 			flops: {
 				forward: plan.phases.forward.flops * microbatches * ranks.length,
 				backward: (plan.phases.backward.flops + plan.phases["weight gradient"].flops) * microbatches * ranks.length,
@@ -113,6 +116,17 @@ async function recomputedMemory(
 		recomputeNumLayers: 1,
 	};
 	return (await planRank(recomputing, rank, machine)).memory;
+}
+
+/** What a rank of the language model would need if its weights trained instead of adapters. */
+async function fullyTrainedMemory(
+	c: TrainingConfiguration,
+	rank: number,
+	{ module }: RankPlan,
+	machine: Machine,
+): Promise<RankMemoryPlan | null> {
+	if (c.loraRank === null || module === "radio_encoder") return null;
+	return (await planRank({ ...c, loraRank: null }, rank, machine)).memory;
 }
 
 function trafficOf({ phases }: RankPlan, microbatches: number, { rates, ranksPerHost }: Machine): GroupTraffic[] {

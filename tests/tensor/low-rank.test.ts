@@ -85,7 +85,11 @@ describe("low rank", () => {
 		const { dtype = "f32" } = options;
 		const made = (name: keyof typeof values, trains: boolean) => {
 			const { values: own, shape } = values[name];
-			return new Parameter(name, Tensor.from(device, own, shape, { dtype }), trains ? Tensor.zeros(device, shape) : null);
+			return new Parameter(
+				name,
+				Tensor.from(device, own, shape, { dtype }),
+				trains ? Tensor.zeros(device, shape) : null,
+			);
 		};
 		using weight = made("weight", false);
 		using a = made("a", true);

@@ -16,6 +16,7 @@ import { formatName, latestName, type NativeLayout, sortedJson } from "../native
 import { iterationName } from "../native/writer.ts";
 import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
 import { tracker } from "../torch-dist/folder.ts";
+import { adaptedWeights, peftTarget, type TargetName } from "./adapters.ts";
 import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
 import type { LayerNames } from "./layer-names.ts";
 import { nativeTarget, openNativeSource } from "./native.ts";
@@ -30,9 +31,11 @@ export function openSource(path: string, format: FormatName, options: SourceOpti
 
 export interface ConversionOptions extends SourceOptions, Durability {
 	readonly from: FormatName;
-	readonly to: FormatName;
+	readonly to: TargetName;
 	readonly source: string;
 	readonly target: string;
+	/** PEFT folder whose adapters are merged into the source's weights; null: none. */
+	readonly adapters: string | null;
 	/** Replace a target that is not empty. */
 	readonly force: boolean;
 	/** Float type of weights; null: as stored. Vectors that want float32 and optimizer state stay as they are. */
@@ -95,7 +98,7 @@ function selectWeights(source: SourceCheckpoint, options: ConversionOptions): Te
 	const unused = new Set(options.drop);
 	const globs = options.drop.map((pattern) => ({ pattern, glob: new Bun.Glob(pattern) }));
 	const hf = options.to === "hf";
-	let weights = selectTensors(source.weights, (name) => {
+	let weights = selectTensors(adaptedWeights(source, options.to, options.adapters), (name) => {
 		const dropped = globs.find(({ glob }) => glob.match(name));
 		if (dropped) unused.delete(dropped.pattern);
 		return !dropped && !(hf && name.startsWith("optimizer."));
@@ -121,6 +124,16 @@ function planTarget(
 	readonly otherNames?: boolean;
 } {
 	const { target, force: replace, sync } = options;
+	if (options.to === "peft") {
+		const planned = peftTarget(source, weights, target, options);
+		return {
+			...planned,
+			run: async (onBytes) => {
+				await writeFolderAtomically(target, { replace, sync }, (folder) => planned.write(folder, onBytes));
+				return target;
+			},
+		};
+	}
 	if (options.to === "hf") {
 		const planned = huggingFaceTarget(source, weights, target, options);
 		return {

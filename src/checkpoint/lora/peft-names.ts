@@ -87,13 +87,14 @@ function adaptedModules(configuration: LanguageModelConfiguration, spelling: Spe
 	const links = Map.groupBy(base.links, ({ logical }) => logical);
 	return (weight: string) => {
 		const shape = base.logical.get(weight);
-		if (shape === undefined) throw new UserError(`Hugging Face's format has no place for an adapter of ${weight}.`);
+		if (shape === undefined)
+			throw new UserError(`${path}: Hugging Face's format has no place for an adapter of ${weight}.`);
 		const byModule = Map.groupBy(links.get(weight)!, ({ foreign }) => foreign);
 		const modules = [...byModule].map(([foreign, parts]): AdaptedModule => {
 			const name = /^(.*)\.weight$/.exec(foreign)?.[1];
 			if (name !== undefined) return { name, rows: base.foreign.get(foreign)![0]!, links: parts };
 			throw new UserError(
-				`PEFT has no place for the adapter of ${weight}: ${foreign} holds all experts of a layer; --hf-names published spells them one by one.`,
+				`${path}: PEFT has no place for the adapter of ${weight}, because ${foreign} of its base holds all experts of a layer.`,
 			);
 		});
 		return { modules, outputs: shape[0]!, inputs: shape[1]! };

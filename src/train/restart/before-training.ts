@@ -12,7 +12,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 import { languageKeys, openFolders } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
-import { openAdapters } from "./peft.ts";
+import { openAdapters, requirePeftNames } from "./peft.ts";
 import { requireAgreement, startOf } from "./starting-point.ts";
 
 /** Throws a UserError for the first thing that the run could not start from, or would have to write over at its end. */
@@ -23,6 +23,7 @@ export function requireStart(c: TrainingConfiguration): void {
 	if (c.save !== null && !c.saveOver) requireOwnSteps(c.save, start);
 	using _pretrained = openFolders(c);
 	using _adapters = openAdapters(c);
+	requirePeftNames(c);
 	if (c.savePeft !== null) requireWritable(c.savePeft, lineage, "save-peft");
 	if (c.saveHf === null) return;
 	requireWritable(c.saveHf, lineage);

@@ -15,9 +15,9 @@ import { keptOf, openPretrained, type Pretrained } from "../../checkpoint/hf/pre
 import { projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
 import { towerPrefix } from "../../checkpoint/hf/tower-names.ts";
 import { planFolder } from "../../checkpoint/hf/written-folder.ts";
-import { loadModel, type NamedTensors, ValueStore } from "../../checkpoint/model-store.ts";
 import { mergeAdapters } from "../../checkpoint/lora/merged-store.ts";
 import { scaleOf, withoutAdapters } from "../../checkpoint/lora/tensors.ts";
+import { loadModel, type NamedTensors, ValueStore } from "../../checkpoint/model-store.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
 import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";

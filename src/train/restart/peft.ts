@@ -7,9 +7,14 @@ import { HuggingFaceFolder } from "../../checkpoint/hf/folder.ts";
 import { detectSpelling, spellings } from "../../checkpoint/hf/language-names.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
 import { openPeftFolder, type PeftAdapters, planPeftFolder } from "../../checkpoint/lora/peft-folder.ts";
+import { peftCorrespondence } from "../../checkpoint/lora/peft-names.ts";
 import { adaptersOf } from "../../checkpoint/lora/tensors.ts";
 import { loadModel, ValueStore } from "../../checkpoint/model-store.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { isTarget } from "../../models/hybrid/adapters.ts";
+import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
+import { hybridParameters } from "../../models/hybrid/names.ts";
+import { logicalNames } from "../../models/parameter-spec.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
@@ -35,6 +40,16 @@ export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
 		);
 	}
 	return adapters;
+}
+
+/** Throws a UserError where an adapter of the run has no place in the folder of --save-peft. */
+export function requirePeftNames(c: TrainingConfiguration): void {
+	if (c.savePeft === null) return;
+	const config = hybridConfig(c);
+	const weights = hybridParameters(config)
+		.flatMap(logicalNames)
+		.filter((name) => isTarget(config.lora!, name));
+	peftCorrespondence(weights, c.loraRank!, languageKeys(c), spellingOf(c.loadHf), `--save-peft ${c.savePeft}`);
 }
 
 export class PeftWeights {
@@ -78,6 +93,7 @@ export class PeftWeights {
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
 			const options = { spelling: spellingOf(c.loadHf), base: c.loadHf, path };
 			const planned = planPeftFolder(weights, settings, languageKeys(c), options);
+			for (const notice of planned.notices) warn(notice);
 			await writeFolderAtomically(path, { replace: true }, (folder) => {
 				planned.write(folder);
 				const text = new TextEncoder().encode(ownershipText(lineage));

@@ -20,6 +20,7 @@ export function conversionOptions(change: Change): ConversionOptions {
 		layerNames: null,
 		wrapper: null,
 		paddedVocabularySize: null,
+		adapters: null,
 		shardBytes: 5e9,
 		drop: [],
 		generator: "test",
