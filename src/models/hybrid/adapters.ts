@@ -13,7 +13,7 @@ export interface LoraConfig {
 	/** Of what enters a. */
 	readonly dropout: number;
 	readonly targets: readonly LoraModule[];
-	/** How b begins: at zero, so that an adapter adds nothing yet, or drawn as a is, so that all gradients differ from 0. */
+	/** How b begins: at zero, so that an adapter adds nothing yet, or drawn, so that no gradient is 0 by definition. */
 	readonly start: "zero" | "drawn";
 }
 
@@ -56,12 +56,10 @@ export function withAdapters(specs: readonly ParameterSpec[], lora: LoraConfig |
 }
 
 /** PEFT's initial values: a Kaiming-uniform with slope √5, which is U(−1/√I, 1/√I), and b zero. */
-function adapterOf(spec: ParameterSpec, { rank, start }: LoraConfig): ParameterSpec[] {
+function adapterOf(spec: ParameterSpec, lora: LoraConfig): ParameterSpec[] {
+	const { rank, start } = lora;
 	const [outputs, inputs] = spec.shape as readonly [number, number];
-	const uniform = (width: number): Initialisation => {
-		const bound = 1 / Math.sqrt(width);
-		return { kind: "uniform", low: -bound, high: bound };
-	};
+	const bound = 1 / Math.sqrt(inputs);
 	const rowsCut = spec.shard.kind === "split" && spec.shard.dimension === 0;
 	const columnsCut = spec.shard.kind === "split" && spec.shard.dimension === 1;
 	const experts = spec.experts === undefined ? {} : { experts: spec.experts };
@@ -70,15 +68,23 @@ function adapterOf(spec: ParameterSpec, { rank, start }: LoraConfig): ParameterS
 			name: adapterName(spec.name, "a"),
 			shape: [rank, inputs],
 			...experts,
-			initialisation: uniform(inputs),
+			initialisation: { kind: "uniform", low: -bound, high: bound },
 			shard: columnsCut ? spec.shard : { kind: "replicated" },
 		},
 		{
 			name: adapterName(spec.name, "b"),
 			shape: [outputs, rank],
 			...experts,
-			initialisation: start === "drawn" ? uniform(rank) : { kind: "constant", value: 0 },
+			initialisation: start === "zero" ? { kind: "constant", value: 0 } : drawn(spec, lora, bound),
 			shard: rowsCut ? spec.shard : { kind: "replicated" },
 		},
 	];
+}
+
+/** What makes (α / r) b a about as large as the weight, where a is uniform in ±bound. */
+function drawn({ name, initialisation }: ParameterSpec, lora: LoraConfig, bound: number): Initialisation {
+	if (initialisation.kind !== "normal") throw new RangeError(`${name} is no projection.`);
+	const deviationOfSum = Math.sqrt(lora.rank) * (bound / Math.sqrt(3));
+	const standardDeviation = initialisation.standardDeviation / (adapterScale(lora) * deviationOfSum);
+	return { kind: "normal", standardDeviation };
 }

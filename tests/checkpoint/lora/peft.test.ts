@@ -1,0 +1,213 @@
+/** Adapters of the peft package: read, merged, trained as it trains them, written again. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { openHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
+import { MergedStore } from "../../../src/checkpoint/lora/merged-store.ts";
+import { openPeftFolder, planPeftFolder } from "../../../src/checkpoint/lora/peft-folder.ts";
+import { adaptersOf, withoutAdapters } from "../../../src/checkpoint/lora/tensors.ts";
+import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
+import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
+import { joinStores, readTensor } from "../../../src/checkpoint/store.ts";
+import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch.ts";
+import type { HybridConfig } from "../../../src/models/hybrid/config.ts";
+import type { Device } from "../../../src/native/device.ts";
+import { languageAlone, topologyOfLayout } from "../../../src/parallel/layout.ts";
+import { World } from "../../../src/parallel/world.ts";
+import { huggingFaceConfig } from "../../../src/parity/language-model.ts";
+import { assemble, type Run } from "../../../src/train/assemble.ts";
+import { Losses } from "../../../src/train/losses.ts";
+import { trainStep } from "../../../src/train/step.ts";
+import { golden } from "../../golden.ts";
+import { relativeRms, testDevice } from "../../support.ts";
+
+const base = golden("hybrid-tiny");
+const reference = golden("lora-peft");
+const expected = JSON.parse(readFileSync(join(reference, "expected.json"), "utf8"));
+const folder = mkdtempSync(join(tmpdir(), "mimo-peft-"));
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => {
+	device[Symbol.dispose]();
+	rmSync(folder, { recursive: true });
+});
+
+const lora: NonNullable<HybridConfig["lora"]> = {
+	...{ rank: 2, alpha: 6, dropout: 0, start: "zero" },
+	targets: ["linear_proj", "in_proj", "linear_fc1", "linear_fc2"],
+};
+
+/** The base, and `adapters` where the configuration has any. */
+async function open(adapters: string | null): Promise<Run> {
+	using source = openHuggingFaceModel(base);
+	const { lr: _, weight_decay: __, betas, eps } = expected.optimizer;
+	const language = huggingFaceConfig(source, join(base, "config.json"), "f32");
+	const run = await assemble(
+		{
+			...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1 },
+			language: { ...language, lora: adapters === null ? null : lora },
+			frozen: { tower: true, projector: true, language: false },
+			adam: { beta1: betas[0], beta2: betas[1], epsilon: eps },
+		},
+		topologyOfLayout(languageAlone),
+		World.alone(device),
+	);
+	run.initialise(1);
+	loadModel(withoutAdapters(run.language!), source.weights);
+	if (adapters !== null) {
+		using stored = openPeftFolder(join(reference, adapters), source.configuration);
+		expect(stored).toMatchObject({ settings: { rank: 2, alpha: 6 }, stacked: [] });
+		loadModel(adaptersOf(run.language!), stored.weights);
+	}
+	run.state.optimizer.refreshMasters();
+	return run;
+}
+
+test("three steps are those of peft and torch", async () => {
+	using file = openSafetensors(join(reference, "expected.safetensors"));
+	const { shape } = file.information("batches");
+	const ids = file.read("batches") as Int32Array;
+	const [steps, sequences, length] = shape as [number, number, number];
+	using run = await open("first");
+	const losses = Array.from({ length: steps }, (_, step) => {
+		const rows = Array.from({ length: sequences }, (_, row) => {
+			const first = (step * sequences + row) * length;
+			return ids.slice(first, first + length);
+		});
+		const about = { learningRate: expected.optimizer.lr, weightDecay: expected.optimizer.weight_decay };
+		const microbatches = [withoutImages(nextTokenMicrobatch(rows))];
+		return trainStep(run.state, { microbatches, iteration: step, ...about }).loss;
+	});
+	expect(relativeRms(losses, expected.losses)).toBeLessThan(1e-6);
+	using source = openHuggingFaceModel(base);
+	using last = openPeftFolder(join(reference, "last"), source.configuration);
+	using first = openPeftFolder(join(reference, "first"), source.configuration);
+	using trained = new ValueStore("trained", adaptersOf(run.language!));
+	expect([...trained.tensors.keys()].sort()).toEqual([...last.weights.tensors.keys()].sort());
+	for (const name of trained.tensors.keys()) {
+		const [own, theirs, before] = [trained, last.weights, first.weights].map(
+			(store) => readTensor(store, name) as Float32Array,
+		) as [Float32Array, Float32Array, Float32Array];
+		// Of what the steps changed.
+		expect([name, relativeRms(own, theirs) / relativeRms(theirs, before) < 2e-4]).toEqual([name, true]);
+	}
+	// The base is as it was.
+	using values = new ValueStore("base", withoutAdapters(run.language!));
+	for (const name of values.tensors.keys()) {
+		expect(readTensor(values, name)).toEqual(readTensor(source.weights, name));
+	}
+});
+
+describe("an A for each of q, k and v", () => {
+	test("is merged: logits of the merged model are those of peft", async () => {
+		using source = openHuggingFaceModel(base);
+		using stored = openPeftFolder(join(reference, "own"), source.configuration);
+		expect(stored.stacked).toEqual([
+			["q_proj", "k_proj", "v_proj"].map((name) => `model.layers.2.mixer.${name}`).join(", "),
+		]);
+		using merged = new MergedStore(joinStores("merged", [source.weights, stored.weights]), 6 / 2);
+		using run = await open(null);
+		loadModel(run.language!, merged);
+		using file = openSafetensors(join(reference, "expected.safetensors"));
+		const ids = file.read("ids") as Int32Array;
+		let logits: Float32Array = new Float32Array(0);
+		const { scalars, lossOwner, lossNames } = run.state;
+		using losses = new Losses(scalars.device, lossOwner, lossNames);
+		run.state.passes.evaluate(
+			[withoutImages(nextTokenMicrobatch([Int32Array.of(...ids, 0)]))],
+			losses,
+			(name, value) => {
+				if (name === "logits") logits = value.toFloat32();
+			},
+		);
+		expect(relativeRms(logits, file.read("logits") as Float32Array)).toBeLessThan(2e-6);
+	});
+});
+
+test("what is written is what was read", async () => {
+	using source = openHuggingFaceModel(base);
+	using stored = openPeftFolder(join(reference, "last"), source.configuration);
+	const options = { spelling: source.spelling, base: "hybrid-tiny", path: folder };
+	const planned = planPeftFolder(stored.weights, stored.settings, source.configuration, options);
+	expect(planned.notices).toEqual([]);
+	planned.write(folder);
+	using theirs = openSafetensors(join(reference, "last/adapter_model.safetensors"));
+	using own = openSafetensors(join(folder, "adapter_model.safetensors"));
+	expect([...own.tensors.keys()].sort()).toEqual([...theirs.tensors.keys()].sort());
+	for (const name of own.tensors.keys()) expect(own.read(name)).toEqual(theirs.read(name));
+	const config = (path: string) => JSON.parse(readFileSync(join(path, "adapter_config.json"), "utf8"));
+	const { target_modules: targets, ...rest } = config(folder);
+	// Python's re.fullmatch.
+	const matches = (module: string) => new RegExp(`^(?:${targets})$`).test(module);
+	for (const name of own.tensors.keys()) {
+		expect(matches(name.replace("base_model.model.", "").replace(/\.lora_[AB]\.weight$/, ""))).toBeTrue();
+	}
+	expect(["model.layers.1.mixer.experts", "model.layers.1.mixer.gate", "lm_head"].map(matches)).toEqual([
+		...[false, false, false],
+	]);
+	expect(config(join(reference, "last"))).toMatchObject(rest);
+});
+
+describe("refuses by name", () => {
+	/** Why a changed copy of last/ is refused. */
+	function refusal(change: { config?: Record<string, unknown>; rename?: (name: string) => string | null }): string {
+		const path = mkdtempSync(join(folder, "changed-"));
+		cpSync(join(reference, "last"), path, { recursive: true });
+		const file = join(path, "adapter_config.json");
+		const config = JSON.parse(readFileSync(file, "utf8"));
+		writeFileSync(file, JSON.stringify({ ...config, ...change.config }));
+		if (change.rename) {
+			using values = openSafetensors(join(reference, "last/adapter_model.safetensors"));
+			const entries = [...values.tensors].flatMap(([name, { dtype, shape }]) => {
+				const other = change.rename!(name);
+				return other === null ? [] : [{ name: other, dtype, shape, data: () => values.read(name) }];
+			});
+			writeSafetensors(join(path, "adapter_model.safetensors"), entries);
+		}
+		using source = openHuggingFaceModel(base);
+		try {
+			openPeftFolder(path, source.configuration)[Symbol.dispose]();
+		} catch (error) {
+			return (error as Error).message.replaceAll(path, "PATH");
+		}
+		return "nothing";
+	}
+
+	for (const [config, sentence] of [
+		[{ peft_type: "LOHA" }, 'peft_type is "LOHA"'],
+		[{ use_rslora: true }, "use_rslora is true"],
+		[{ use_dora: true }, "use_dora is true"],
+		[{ bias: "all" }, 'bias is "all"'],
+		[{ modules_to_save: ["lm_head"] }, 'modules_to_save is ["lm_head"]'],
+		[{ rank_pattern: { in_proj: 4 } }, 'rank_pattern is {"in_proj":4}'],
+		[{ r: 0 }, "r is 0"],
+	] as const) {
+		test(JSON.stringify(config), () => {
+			expect(refusal({ config })).toBe(`PATH/adapter_config.json: ${sentence}, which no adapter of this program has.`);
+		});
+	}
+
+	test("another rank than the tensors have", () => {
+		expect(refusal({ config: { r: 3 } })).toMatch(
+			/^The tensors of PATH\/adapter_model\.safetensors do not match the model; 18 of another shape: .* has \[2, 64\], expected \[3, 64\]/,
+		);
+	});
+
+	test("a matrix that is missing, and one of no module", () => {
+		expect(refusal({ rename: (name) => (name.includes("layers.2.mixer.o_proj.lora_B") ? null : name) })).toMatch(
+			/1 missing: base_model\.model\.model\.layers\.2\.mixer\.o_proj\.lora_B\.weight\.$/,
+		);
+		expect(refusal({ rename: (name) => name.replace("o_proj.lora_B", "gate.lora_B") })).toMatch(
+			/1 unexpected: base_model\.model\.model\.layers\.2\.mixer\.gate\.lora_B\.weight\.$/,
+		);
+	});
+
+	test("adapters of another model", () => {
+		expect(refusal({ rename: (name) => name.replace(".mixer.", ".self_attn.") })).toMatch(
+			/holds no adapters of NemotronH/,
+		);
+	});
+});
