@@ -10,6 +10,7 @@ function modelWith(part: ModelPart): Record<string, unknown> {
 	const further: Partial<Record<ModelPart, Record<string, unknown>>> = {
 		"rotary embedding": { "position-embedding-type": "rope" },
 		"softmax router": { "moe-router-score-function": "softmax", "moe-router-enable-expert-bias": false },
+		adapters: { "lora-rank": 4 },
 		"MLP projector": { "vision-projection-type": "mlp" },
 	};
 	return { ...configurationOf({ ...base, ...further[part] }) };
@@ -35,7 +36,7 @@ test("every key of the model's groups is compared unless it says that it makes n
 	const silent = groups.filter((key) => fieldOf(key).model === undefined && modelPartOf(key) === null);
 	expect(silent.every((key) => fieldOf(key).alwaysOn || fieldOf(key).noEffect !== undefined)).toBe(true);
 	const elsewhere = keys.filter((key) => !groups.includes(key) && modelPartOf(key) !== null);
-	expect(elsewhere).toEqual(["llm-only"]);
+	expect(elsewhere).toEqual(["lora-rank", "lora-alpha", "lora-target-modules", "llm-only"]);
 });
 
 test("all differences are named in one sentence; those of parts that the model lacks are none", () => {
@@ -46,6 +47,13 @@ test("all differences are named in one sentence; those of parts that the model l
 		"ck holds another model: --swiglu is true there and false here; --quick-geglu is false there and true here; " +
 			"--position-embedding-type is none there and rope here.",
 	);
+});
+
+test("weights without adapters are a base for any, those with adapters are for no model without", () => {
+	const base = { ...configurationOf({ preset: "nemotron-tiny" }) };
+	const adapted = { ...configurationOf({ preset: "nemotron-tiny", "lora-rank": 4 }) };
+	expect(modelDifferences(base, adapted)).toEqual([]);
+	expect(modelDifferences(adapted, base)).toEqual(["--lora-rank is 4 there and unset here"]);
 });
 
 test("a run's key that came later had its default; a description by another format does not tell", () => {

@@ -2,7 +2,7 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
 import type { Key } from "../../src/config/schema.ts";
-import { countFlopsPerToken } from "../../src/models/hybrid/counts.ts";
+import { countFlopsPerToken, countParameters } from "../../src/models/hybrid/counts.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { estimateStep, rankSeconds } from "../../src/plan/estimate.ts";
@@ -27,6 +27,11 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number])[] = 
 	["layers recomputed", { ...text, "recompute-granularity": "full" }, 0],
 	["tensor parallel", { ...text, "llm-tp": 2 }, 1],
 	["ZeRO-1 over two lanes", { ...text, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true }, 3],
+	[
+		"low-rank adapters, tensor parallel, ZeRO-1",
+		{ ...text, "lora-rank": 4, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true },
+		3,
+	],
 	["encoder rank of disjoint grids", { ...images, "encoder-tp": 2, "llm-dp": 2 }, 1],
 	["language rank of disjoint grids", { ...images, "encoder-dp": 2, "llm-tp": 2 }, 2],
 	[
@@ -158,6 +163,21 @@ test("late weight gradients: the same work in less time, on no stage more memory
 	expect(late.step.seconds).toBeLessThan(0.97 * immediate.step.seconds);
 	const first = immediate.modules[0]!.memory.activations;
 	for (const { memory } of late.modules) expect(memory.activations).toBeLessThan(1.15 * first);
+});
+
+test("low-rank adapters: beside their memory that of training every weight", async () => {
+	const plan = (keys: Keys) => planRun(configurationOf({ ...text, ...keys }), machine);
+	const [full, adapted] = [await plan({}), await plan({ "lora-rank": 4 })];
+	const [{ memory, withoutAdapters, plan: rank }] = adapted.modules as [(typeof adapted.modules)[number]];
+	expect(full.modules[0]!.withoutAdapters).toBeNull();
+	expect(withoutAdapters).toEqual(full.modules[0]!.memory);
+	const { adapters } = countParameters(configurationOf({ ...text, "lora-rank": 4 }));
+	expect(memory.gradients).toBeGreaterThanOrEqual(4 * adapters);
+	expect(memory.gradients).toBeLessThan(1.05 * 4 * adapters);
+	expect(memory.optimizer).toBeLessThan(1.05 * 8 * adapters);
+	expect(memory.activations).toBeLessThan(withoutAdapters!.activations);
+	// No gradients of weights, but for those of the adapters.
+	expect(rank.phases.backward.flops).toBeLessThan(0.75 * full.modules[0]!.plan.phases.backward.flops);
 });
 
 test("an operation's time lies between the timed ones", () => {
