@@ -20,8 +20,8 @@ const theirs: Tensors = Object.fromEntries(
 	),
 );
 
-function tensorsOf(name: string): Tensors {
-	using file = openSafetensors(join(folder, name, "model.safetensors"));
+function tensorsOf(name: string, path = "model.safetensors"): Tensors {
+	using file = openSafetensors(join(folder, name, path));
 	return Object.fromEntries(
 		[...file.tensors].map(([tensor, { shape }]) => [
 			tensor,
@@ -104,6 +104,35 @@ describe("three stages", () => {
 		);
 		expect(tensorsOf("stage1")).toEqual(before);
 	});
+});
+
+describe("adapters of the language model", () => {
+	const adapted = "--lora-rank 2 --freeze-vit --freeze-projection --lr 1e-2 --no-vision-position-crop".split(" ");
+
+	test("are merged into the folder that the model came from, and written under its names for PEFT", () => {
+		const saved = ["--save", "adapted", "--save-interval", "1", "--save-hf", "merged", "--save-peft", "peft"];
+		train("--load-hf", "whole", ...adapted, "--encoder-tp", "2", "--llm-tp", "2", "--llm-ep", "2", ...saved);
+		expect(changed(theirs, tensorsOf("merged"))).toEqual(["language_model"]);
+		expect(Object.keys(tensorsOf("merged"))).toEqual(Object.keys(tensorsOf("whole")));
+		const names = Object.keys(tensorsOf("peft", "adapter_model.safetensors"));
+		for (const name of names) {
+			const module = name.replace("base_model.model.", "").replace(/lora_[AB]\.weight$/, "weight");
+			expect([module, module in theirs]).toEqual([module, true]);
+		}
+	}, 30_000);
+
+	test("conversions of the run's checkpoint write the same", () => {
+		for (const [flags, written, file] of [
+			["--to hf adapted", "merged", "model.safetensors"],
+			["--to peft adapted", "peft", "adapter_model.safetensors"],
+			["--to hf --adapters peft whole", "merged", "model.safetensors"],
+		] as const) {
+			const target = `again-${flags.replaceAll(/\W+/g, "")}`;
+			const { exitCode, stdout } = mimo(["convert-ckpt", ...flags.split(" "), target, "--verify"], folder);
+			expect([exitCode, stdout]).toEqual([0, expect.stringContaining("Verified: ")]);
+			expect(tensorsOf(target, file)).toEqual(tensorsOf(written, file));
+		}
+	}, 30_000);
 });
 
 test("a language model that came from no folder takes the tokenizer it was trained with", () => {

@@ -3,9 +3,11 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { openHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
 import { MergedStore } from "../../../src/checkpoint/lora/merged-store.ts";
 import { openPeftFolder, planPeftFolder } from "../../../src/checkpoint/lora/peft-folder.ts";
+import { peftCorrespondence, peftSpelling, weightsOf } from "../../../src/checkpoint/lora/peft-names.ts";
 import { adaptersOf, withoutAdapters } from "../../../src/checkpoint/lora/tensors.ts";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
 import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
@@ -149,6 +151,27 @@ test("what is written is what was read", async () => {
 		...[false, false, false],
 	]);
 	expect(config(join(reference, "last"))).toMatchObject(rest);
+});
+
+describe("adapters of prediction depths stand under mtp.layers", () => {
+	const wrapped = { base: "language_model.backbone.", head: "language_model.", experts: "separate" } as const;
+	for (const spelling of [spellings.published, wrapped, { ...wrapped, prediction: "language_model." }]) {
+		test(JSON.stringify(spelling), () => {
+			using source = openHuggingFaceModel(base);
+			const configuration = { ...source.configuration, hybridLayerPattern: "ME*M-E/*-/*-" };
+			const projection = "self_attention.linear_qkv.weight";
+			const [main, ahead] = [
+				`language_model.decoder.layers.2.${projection}`,
+				`language_model.mtp.layers.1.mtp_model_layer.layers.0.${projection}`,
+			];
+			const { builder, modules } = peftCorrespondence([ahead, main], 2, configuration, spelling, "p");
+			const prediction = "prediction" in spelling ? spelling.prediction : "";
+			expect(modules).toContain(`${prediction}mtp.layers.2.mixer.q_proj`);
+			const found = peftSpelling(builder.foreign.keys());
+			expect(found).toEqual(spelling);
+			expect(weightsOf(new Set(modules), configuration, found!, "p")).toEqual([main, ahead]);
+		});
+	}
 });
 
 describe("refuses by name", () => {
