@@ -1,4 +1,4 @@
-/** Y = base + s (X Aᵀ) Bᵀ: what a low-rank adapter adds to its frozen projection (Hu et al., LoRA §4.1). */
+/** Y = base + s (X Aᵀ) Bᵀ: what a low-rank adapter adds to its frozen projection (Hu et al., LoRA, equation 3). */
 import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
