@@ -4,23 +4,18 @@
  */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import { columns } from "../observe/columns.ts";
-import { topologyOf } from "../parallel/topology.ts";
-import { microbatchesOf } from "../plan/rank-run.ts";
-import { actorRanks } from "../plan/run-plan.ts";
+import { actorRanks, stepShape } from "../plan/run-plan.ts";
 import { type Action, actorsOf, isWork, type ScheduleShape } from "../schedule/actions.ts";
 import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { actorName, type Simulation, simulate } from "../schedule/simulate.ts";
-import { shapeOf } from "../train/assemble.ts";
-import { specificationOf } from "../train/specification.ts";
 
 /** Time slots of a forward pass through a segment, of a whole backward pass, and of one without weight gradients. */
 const slots = { forward: 1, backward: 2, "weight gradient": 1 } as const;
 const slotsWithoutWeights = 1;
 
 function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: ScheduleShape; simulation: Simulation } {
-	const microbatches = microbatchesOf(c);
-	const shape = { ...shapeOf(specificationOf(c), topologyOf(c)), microbatches, forwardOnly: false };
+	const shape = stepShape(c);
 	const lists = actorsOf(shape).map((actor) => ({ actor, actions: actionsOf(shape, actor) }));
 	// The encoder is drawn as long as a whole stage.
 	const of = (action: Action) => {

@@ -1,20 +1,13 @@
 /**
  * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then all ranks side by side,
- * each with the list of actions that it would execute; sums over the world hold them together.
+ * each with the list of actions that it would execute; once a step all wait for each other.
  */
-import {
-	type Action,
-	type Actor,
-	type Chunk,
-	isWork,
-	type ScheduleShape,
-	type Way,
-	type Work,
-} from "../schedule/actions.ts";
+import { type Actor, chunkName, isWork, type ScheduleShape, type Way, type Work } from "../schedule/actions.ts";
+import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
-import { simulate } from "../schedule/simulate.ts";
+import { type Durations, simulate } from "../schedule/simulate.ts";
 import type { Transfer } from "./imagined-group.ts";
-import type { PhaseTally, RankPlan } from "./rank-plan.ts";
+import { type PhaseTally, type RankPlan, sumsReplicas } from "./rank-plan.ts";
 import { type Rates, secondsOf, transferSeconds } from "./rates.ts";
 
 /** Of one rank, in seconds. */
@@ -24,10 +17,14 @@ export interface RankSeconds {
 	readonly backward: number;
 	/** One microbatch over edges, there and back. */
 	readonly bridge: number;
-	/** Sums over replicas and the gathering of parameters. */
+	/** Sums over replicas that no backward pass hides, and the gathering of parameters. */
 	readonly gradients: number;
 	/** Zeroing gradients, norm, clipping, update. */
 	readonly optimizer: number;
+	/** Of both: what comes before all ranks agree on the gradient's norm. */
+	readonly reduce: number;
+	/** And what comes after it, up to the next step's first pass. */
+	readonly update: number;
 }
 
 export interface ModuleEstimate extends RankSeconds {
@@ -53,8 +50,17 @@ export interface PlannedActor {
 	readonly ranks: number;
 }
 
+/** What a step's time depends on besides its ranks' work. */
+export interface StepConditions {
+	readonly rates: Rates;
+	/** Hosts hold so many consecutive ranks. */
+	readonly ranksPerHost: number;
+	readonly shape: ScheduleShape;
+	/** Whether ranks of several stages cut the encoder between them, and so pass it at once. */
+	readonly encoderTogether: boolean;
+}
+
 const isBridge = ({ group }: Transfer) => group.startsWith("edge.");
-const sumsReplicas = ({ group }: Transfer) => /\.(dp|expt_dp)$/.test(group);
 
 function sum(values: Iterable<number>): number {
 	let total = 0;
@@ -68,60 +74,79 @@ function tallySeconds({ operations, transfers }: PhaseTally, rates: Rates, ranks
 }
 
 /** `ranksPerHost`: hosts hold consecutive ranks. */
-export function rankSeconds({ phases, work }: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
-	const operations = (phase: keyof typeof phases) => sum(phases[phase].operations.map((one) => secondsOf(one, rates)));
-	const transfers = (phase: keyof typeof phases, wanted: (one: Transfer) => boolean) =>
-		sum(phases[phase].transfers.filter(wanted).map((one) => transferSeconds(one, rates, ranksPerHost)));
-	const working = (kind: Work["kind"]) =>
-		sum(Object.values(work).map((own) => tallySeconds(own[kind], rates, ranksPerHost)));
+export function rankSeconds(plan: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
+	const { phases, work, overlapped } = plan;
+	const transfers = (some: readonly Transfer[]) => sum(some.map((one) => transferSeconds(one, rates, ranksPerHost)));
+	const whole = (tally: PhaseTally) => tallySeconds(tally, rates, ranksPerHost);
+	const working = (kind: Work["kind"]) => sum(work.values().map((own) => whole(own[kind])));
+	const bridge = (way: Way) => transfers(phases[way].transfers.filter(isBridge));
+	const [forward, backward] = [working("forward"), working("backward") + working("weight gradient")];
+	// A processor's cores have no time beside the passes for them.
+	const hidden = rates.cores === null ? backward : 0;
+	const exposed = Math.max(0, transfers(overlapped) - hidden);
+	const ends = [phases.reduce, phases.update].flatMap((tally) => tally.transfers);
+	const reduce = whole(phases.reduce) + exposed;
+	const update = whole(phases.prepare) + whole(phases.update);
+	const gradients = transfers(ends.filter(sumsReplicas)) + exposed;
 	return {
-		forward: working("forward"),
-		backward: working("backward") + working("weight gradient"),
-		bridge: transfers("forward", isBridge) + transfers("backward", isBridge),
-		gradients: transfers("update", sumsReplicas),
-		optimizer: operations("prepare") + operations("update") + transfers("update", (one) => !sumsReplicas(one)),
+		forward,
+		backward,
+		bridge: bridge("forward") + bridge("backward"),
+		gradients,
+		optimizer: reduce + update - gradients,
+		reduce,
+		update,
 	};
 }
 
-export function estimateStep(
-	planned: readonly PlannedActor[],
-	options: { readonly rates: Rates; readonly ranksPerHost: number; readonly shape: ScheduleShape },
-): StepEstimate {
-	const { rates, ranksPerHost, shape } = options;
-	const { microbatches } = shape;
+/**
+ * From one agreement on the gradient's norm to the next: every rank's update, its passes as soon as what they need has
+ * come, and what is left before the next agreement. So a module that updates longer begins its next passes later than
+ * another, and neither waits for the other's update.
+ */
+export function estimateStep(planned: readonly PlannedActor[], conditions: StepConditions): StepEstimate {
+	const { rates, ranksPerHost, shape } = conditions;
 	const all = planned.map((one) => ({ ...one, seconds: rankSeconds(one.plan, rates, ranksPerHost) }));
-	const passes = passSeconds(planned, options);
-	const scheduled = passes + Math.max(...all.map(({ seconds }) => seconds.gradients + seconds.optimizer));
 	const busyOf = ({ forward, backward, gradients, optimizer }: RankSeconds) =>
-		microbatches * (forward + backward) + gradients + optimizer;
+		shape.microbatches * (forward + backward) + gradients + optimizer;
+	const durations = durationsOf(all, conditions);
+	const ends = (cores: Durations["cores"] | null) => {
+		const { timelines } = simulate(
+			all.map(({ actor }) => ({ actor, actions: actionsOf(shape, actor) })),
+			cores ? { ...durations, cores } : durations,
+		);
+		return Math.max(...timelines.map(({ actions }, index) => actions.at(-1)!.end + all[index]!.seconds.reduce));
+	};
+	const scheduled = ends(null);
 	// Ranks on one processor cannot do more work at once than it has cores.
-	const work = sum(all.map(({ seconds, ranks }) => ranks * busyOf(seconds))) * rates.threads;
-	const atLeast = rates.cores === null ? 0 : work / rates.cores;
-	const seconds = Math.max(scheduled, atLeast);
+	const users = new Map(all.map(({ actor, ranks }) => [actor, ranks * rates.threads]));
+	const work = sum(all.map(({ actor, seconds }) => users.get(actor)! * busyOf(seconds)));
+	const shared = rates.cores;
+	const seconds =
+		shared === null ? scheduled : Math.max(ends({ shared, of: (actor) => users.get(actor)! }), work / shared);
 	return {
 		seconds,
-		limitedByCores: atLeast > scheduled,
+		limitedByCores: seconds > scheduled,
 		modules: all.map(({ plan, ranks, seconds: own }) => ({
 			...own,
 			module: plan.module,
 			ranks,
-			wait: Math.max(0, passes - microbatches * (own.forward + own.backward)),
-			idle: 1 - busyOf(own) / seconds,
+			wait: Math.max(0, seconds - busyOf(own)),
+			idle: Math.max(0, 1 - busyOf(own) / seconds),
 		})),
 	};
 }
 
-/** Until all ranks have passed all microbatches. */
-function passSeconds(
-	planned: readonly PlannedActor[],
-	{ rates, ranksPerHost, shape }: Parameters<typeof estimateStep>[1],
-): number {
-	const chunksOf = (module: Chunk["module"]) => (module === "encoder" ? 1 : shape.virtualStages);
-	const plans = new Map(planned.map(({ actor, plan }) => [actor, plan]));
-	const seconds = memoized(
-		(actor: Actor, module: Chunk["module"], kind: Work["kind"]) =>
-			tallySeconds(plans.get(actor)!.work[module][kind], rates, ranksPerHost) / chunksOf(module),
+/** A node of a pass counts as an equal share of it: tallies are of whole passes. */
+function durationsOf(
+	planned: readonly (PlannedActor & { readonly seconds: RankSeconds })[],
+	{ rates, ranksPerHost, shape, encoderTogether }: StepConditions,
+): Durations {
+	const byActor = new Map(planned.map((one) => [one.actor, one]));
+	const seconds = memoized((actor: Actor, chunk: string, kind: Work["kind"]) =>
+		tallySeconds(byActor.get(actor)!.plan.work.get(chunk)![kind], rates, ranksPerHost),
 	);
+	const shareOf = ({ node, chunk }: Work) => (node === undefined ? 1 : 1 / (lastNode(shape.overlap!, chunk.index) + 1));
 	/** One message over an edge takes as long as at its slowest end. */
 	const transfer = memoized((edge: string, way: Way) => {
 		const group = `edge.${edge}.${way}`;
@@ -134,13 +159,14 @@ function passSeconds(
 		const messages = edge === "image_rows" ? 1 : shape.virtualStages;
 		return Math.max(...planned.flatMap(({ plan }) => [ofRank(plan, "send"), ofRank(plan, "receive")])) / messages;
 	});
-	const lists = planned.map(({ actor }) => ({ actor, actions: actionsOf(shape, actor) }));
-	const durations = {
-		of: (action: Action, actor: Actor) => (isWork(action) ? seconds(actor, action.chunk.module, action.kind) : 0),
-		transfer: (action: Action) =>
+	return {
+		of: (action, actor) =>
+			isWork(action) ? shareOf(action) * seconds(actor, chunkName(action.chunk), action.kind) : 0,
+		transfer: (action) =>
 			"way" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.way) : 0,
+		together: (action) => encoderTogether && isWork(action) && action.chunk.module === "encoder",
+		begin: (actor) => byActor.get(actor)!.seconds.update,
 	};
-	return simulate(lists, durations).end;
 }
 
 /** The same function, which computes the result of equal arguments once. */

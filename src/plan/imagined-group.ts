@@ -5,15 +5,21 @@
 import type { Group, Pending, RowRanges, RowsOfMember } from "../parallel/group.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
+/**
+ * "exchange": host values; a GPU stands still until its host has them. "planRows": how many experts' rows go where, which
+ * the host waits for only where GPUs do not open each other's memory. "exchangeRows": the rows.
+ */
 export type TransferKind =
 	| "allReduce"
 	| "reduceScatter"
 	| "allGather"
 	| "broadcast"
 	| "allToAll"
+	| "planRows"
 	| "exchangeRows"
 	| "send"
-	| "receive";
+	| "receive"
+	| "exchange";
 
 /** One collective of this rank. */
 export interface Transfer {
@@ -72,12 +78,13 @@ export function imaginedGroup(
 			return count("reduceScatter", others * x.bytes);
 		},
 		allGather: (x, y) => {
-			if (x.dtype === "i32") y.device.copyToDevice(y, everyOffsets(x.toInt32(), size, rank, fromOthers));
-			else {
-				for (let member = 0; member < size; member++) {
-					using part = flat(y).rowsFrom(member, 1, x.elements);
-					copy(x, part.tensor);
-				}
+			if (x.dtype === "i32") {
+				y.device.copyToDevice(y, everyOffsets(x.toInt32(), size, rank, fromOthers));
+				return count("planRows", (size - 1) * x.bytes);
+			}
+			for (let member = 0; member < size; member++) {
+				using part = flat(y).rowsFrom(member, 1, x.elements);
+				copy(x, part.tensor);
 			}
 			return count("allGather", (size - 1) * x.bytes);
 		},
@@ -111,7 +118,10 @@ export function imaginedGroup(
 			return count("receive", x.bytes, [globalRank, ranks[from]!]);
 		},
 		barrier: () => {},
-		exchange: (values) => ranks.map((_, member) => (member === rank ? values : even(values, fromOthers))),
+		exchange: (values) => {
+			count("exchange", values.byteLength);
+			return ranks.map((_, member) => (member === rank ? values : even(values, fromOthers)));
+		},
 		tell: () => {},
 	};
 }

@@ -7,11 +7,12 @@ import type { Library } from "../native/library.ts";
 import { median } from "../observe/median.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import { gpuLinks } from "./accelerators.ts";
 import { Company } from "./company.ts";
 import { amountOf, isProduct, workOf } from "./operation-work.ts";
 import { enoughMicrobatches } from "./rank-plan.ts";
 import { openRank } from "./rank-run.ts";
-import { gpuLinks, type Rates } from "./rates.ts";
+import type { Rates } from "./rates.ts";
 
 /** Seconds in which the least time of a step must not have fallen any more, and seconds after which it counts anyway. */
 const settling = { steps: 2.5, operations: 1, most: 20 };
@@ -185,7 +186,7 @@ function overall(samples: Iterable<Sample>): Pick<Rates, "product" | "bytes"> {
 }
 
 /** Ranks of one host copy through memory; other hosts are not here to be timed. */
-function transferRates(device: Device): Pick<Rates, "inside" | "between"> {
+function transferRates(device: Device): Pick<Rates, "inside" | "between" | "exchange" | "peers"> {
 	const bytes = 2 ** 24;
 	using from = Tensor.zeros(device, [bytes / 4]);
 	using to = Tensor.zeros(device, [bytes / 4]);
@@ -197,5 +198,10 @@ function transferRates(device: Device): Pick<Rates, "inside" | "between"> {
 	});
 	// In and out of the shared memory.
 	const speed = bytes / median(seconds) / 2;
-	return { inside: { bytes: speed, latency: 10e-6 }, between: { bytes: speed, latency: 100e-6 } };
+	return {
+		inside: { bytes: speed, latency: 10e-6 },
+		between: { bytes: speed, latency: 100e-6 },
+		exchange: 10e-6,
+		peers: false,
+	};
 }

@@ -6,7 +6,7 @@ import { countingLibrary, type OperationValues } from "../native/counting-librar
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import type { Chunk, Work } from "../schedule/actions.ts";
+import { type Chunk, chunkName, encoderChunk, type Work } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
@@ -45,8 +45,10 @@ export interface RankPlan {
 	readonly module: string;
 	readonly memory: RankMemoryPlan;
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
-	/** The work of each module by itself, without what moves over edges. */
-	readonly work: Readonly<Record<Chunk["module"], Readonly<Record<Work["kind"], PhaseTally>>>>;
+	/** The work of each chunk by its name, without what moves over edges and sums over replicas. */
+	readonly work: ReadonlyMap<string, Readonly<Record<Work["kind"], PhaseTally>>>;
+	/** Sums over replicas that begin during the last microbatch's backward passes. */
+	readonly overlapped: readonly Transfer[];
 }
 
 /** Microbatches of a step that stands for any: with more of them no more memory is touched. */
@@ -85,8 +87,13 @@ function emptyWork(): Record<Work["kind"], Tally> {
 	return { forward: new Tally(), backward: new Tally(), "weight gradient": new Tally() };
 }
 
-export function emptyPhases(): Record<Phase, Tally> {
-	return { prepare: new Tally(), ...emptyWork(), update: new Tally() };
+function emptyPhases(): Record<Phase, Tally> {
+	return { prepare: new Tally(), ...emptyWork(), reduce: new Tally(), update: new Tally() };
+}
+
+/** Whether a transfer adds up gradients, or gathers parameters, of ranks that hold the same. */
+export function sumsReplicas({ group }: Transfer): boolean {
+	return /\.(dp|expt_dp)$/.test(group);
 }
 
 /** `imbalance`: rows that experts of this rank get, over those of an even routing. */
@@ -96,7 +103,14 @@ export async function planRank(
 	options: { readonly kind: DeviceKind; readonly imbalance: number },
 ): Promise<RankPlan> {
 	const phases = emptyPhases();
-	const work = { encoder: emptyWork(), language: emptyWork() };
+	const work = new Map<string, Record<Work["kind"], Tally>>();
+	const overlapped: Transfer[] = [];
+	const tallyOf = (chunk: Chunk, kind: Work["kind"]) => {
+		const name = chunkName(chunk);
+		if (!work.has(name)) work.set(name, emptyWork());
+		return work.get(name)![kind];
+	};
+	let working = false;
 	let tallies: readonly Tally[] = [];
 	using device = Device.open(
 		countingLibrary({
@@ -108,12 +122,14 @@ export async function planRank(
 	);
 	let counting = false;
 	using run = await openRank(c, device, rank, {
-		phase: (phase, module) => {
-			const own = module === null ? [] : [work[module][phase as Work["kind"]]];
-			tallies = counting ? [phases[phase], ...own] : [];
+		phase: (phase, chunk) => {
+			if (!counting) return;
+			tallies = [phases[phase], ...(chunk === null ? [] : [tallyOf(chunk, phase as Work["kind"])])];
+			working = chunk !== null;
 		},
 		transfer: (transfer) => {
-			for (const tally of tallies) tally.transfers.push(transfer);
+			if (working && sumsReplicas(transfer)) overlapped.push(transfer);
+			else for (const tally of tallies) tally.transfers.push(transfer);
 		},
 		imbalance: options.imbalance,
 	});
@@ -124,7 +140,7 @@ export async function planRank(
 	run.step(1);
 	tallies = [];
 	// Of lanes that encode in turn, each encodes one of `encoderTurns` microbatches.
-	for (const tally of Object.values(work.encoder)) tally.divide(encoderTurns(c));
+	for (const tally of Object.values(work.get(chunkName(encoderChunk)) ?? {})) tally.divide(encoderTurns(c));
 	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
 		(tag) => liveBytesByTag[tag],
 	) as [number, number, number];
@@ -135,5 +151,6 @@ export async function planRank(
 		memory: { parameters, gradients, optimizer, activations, peak: peakBytes },
 		phases,
 		work,
+		overlapped,
 	};
 }

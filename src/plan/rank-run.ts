@@ -17,8 +17,11 @@ import { openRun } from "../train/specification.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
 import { imaginedGroup, type Transfer } from "./imagined-group.ts";
 
-/** Parts of a step in order. */
-export type Phase = "prepare" | Work["kind"] | "update";
+/**
+ * Parts of a step in order. Reduce: sums over replicas, scaling, the norm's squares: what a rank does before all ranks
+ * agree on the norm. Update: what it does after that.
+ */
+export type Phase = "prepare" | Work["kind"] | "reduce" | "update";
 
 export interface RankRun extends Disposable {
 	/** Names of the rank's modules, such as "language", and of its pipeline stage where there are several. */
@@ -31,8 +34,8 @@ export interface RankRun extends Disposable {
 }
 
 export interface RankObserver {
-	/** `module`: whose work a phase between the first and the last is. */
-	readonly phase: (phase: Phase, module: Chunk["module"] | null) => void;
+	/** `chunk`: the one whose work a forward, backward or weight gradient phase is. */
+	readonly phase: (phase: Phase, chunk: Chunk | null) => void;
 	readonly transfer: (transfer: Transfer) => void;
 	/** Rows that other ranks' routers send to this one's experts, over those of an even routing. */
 	readonly imbalance: number;
@@ -112,20 +115,22 @@ function step(
 ): void {
 	const scheduled = { learningRate: c.lr, weightDecay: c.weightDecay };
 	observer.phase("prepare", null);
+	let waits = 0;
 	trainStep(
 		state,
 		{ microbatches, iteration: 0, ...scheduled },
 		{
 			action: (action) => observer.phase(...phaseOf(action)),
+			// All ranks wait for each other twice: for the loss tokens, and for the gradient's norm.
 			part: (part) => {
-				if (part === "wait") observer.phase("update", null);
+				if (part === "wait") observer.phase(waits++ === 0 ? "reduce" : "update", null);
 			},
 		},
 	);
 }
 
 /** What moves over an edge belongs to the pass that it comes from or goes to. */
-function phaseOf(action: Action): [Phase, Chunk["module"] | null] {
-	if (action.kind === "reduce") return ["update", null];
-	return isWork(action) ? [action.kind, action.chunk.module] : [action.way, null];
+function phaseOf(action: Action): [Phase, Chunk | null] {
+	if (action.kind === "reduce") return ["reduce", null];
+	return isWork(action) ? [action.kind, action.chunk] : [action.way, null];
 }

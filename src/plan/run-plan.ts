@@ -2,10 +2,10 @@
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import type { Actor } from "../schedule/actions.ts";
+import type { Actor, ScheduleShape } from "../schedule/actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
-import { estimateStep, type StepEstimate } from "./estimate.ts";
+import { estimateStep, type StepConditions, type StepEstimate } from "./estimate.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { planRank, type RankMemoryPlan, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
@@ -68,10 +68,25 @@ export function actorRanks(c: TrainingConfiguration): { readonly actor: Actor; r
 	return encoder && !colocated ? [{ actor: "encoder", ranks: encoder.ranks }, ...stages] : stages;
 }
 
+/** The order of a configuration's step. */
+export function stepShape(c: TrainingConfiguration): ScheduleShape {
+	return { ...shapeOf(specificationOf(c), topologyOf(c)), microbatches: microbatchesOf(c), forwardOnly: false };
+}
+
+export function conditionsOf(c: TrainingConfiguration, { rates, ranksPerHost }: Machine): StepConditions {
+	const { encoder, language, colocated } = topologyOf(c);
+	const stageOf = (rank: number) => language.coordinates(rank).pp;
+	const cut = colocated ? Array.from({ length: encoder!.lanes }, (_, lane) => encoder!.lane(lane, 0)) : [];
+	return {
+		rates,
+		ranksPerHost,
+		shape: stepShape(c),
+		encoderTogether: cut.some((ranks) => new Set(ranks.map(stageOf)).size > 1),
+	};
+}
+
 export async function planRun(c: TrainingConfiguration, machine: Machine): Promise<RunPlan> {
-	const topology = topologyOf(c);
 	const microbatches = microbatchesOf(c);
-	const shape = { ...shapeOf(specificationOf(c), topology), microbatches, forwardOnly: false };
 	const modules: ModulePlan[] = [];
 	for (const { actor, ranks } of actorRanks(c)) {
 		const rank = ranks[0]!;
@@ -92,11 +107,11 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 		});
 	}
 	return {
-		worldSize: topology.worldSize,
+		worldSize: topologyOf(c).worldSize,
 		microbatches,
 		tokens: c.globalBatchSize * c.seqLength,
 		modules,
-		step: estimateStep(modules, { ...machine, shape }),
+		step: estimateStep(modules, conditionsOf(c, machine)),
 	};
 }
 
@@ -129,12 +144,19 @@ async function fullyTrainedMemory(
 	return (await planRank({ ...c, loraRank: null }, rank, machine)).memory;
 }
 
-function trafficOf({ phases }: RankPlan, microbatches: number, { rates, ranksPerHost }: Machine): GroupTraffic[] {
+function trafficOf(
+	{ phases, overlapped }: RankPlan,
+	microbatches: number,
+	{ rates, ranksPerHost }: Machine,
+): GroupTraffic[] {
 	const all = [phases.forward, phases.backward, phases["weight gradient"]].flatMap(({ transfers }) => transfers);
 	const passes = all.filter(({ kind }) => kind !== "receive");
 	const repeated = [
 		...passes.map((transfer) => ({ transfer, times: microbatches })),
-		...phases.update.transfers.map((transfer) => ({ transfer, times: 1 })),
+		...[...overlapped, ...phases.reduce.transfers, ...phases.update.transfers].map((transfer) => ({
+			transfer,
+			times: 1,
+		})),
 	];
 	return [...Map.groupBy(repeated, ({ transfer }) => transfer.group)].map(([group, all]) => {
 		const { ranks } = all[0]!.transfer;

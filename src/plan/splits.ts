@@ -4,12 +4,9 @@ import { configurationOf, type ResolvedConfiguration } from "../config/resolve.t
 import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import { shapeOf } from "../train/assemble.ts";
-import { specificationOf } from "../train/specification.ts";
 import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.ts";
 import { planRank, type RankPlan } from "./rank-plan.ts";
-import { microbatchesOf } from "./rank-run.ts";
-import { actorRanks, type Machine } from "./run-plan.ts";
+import { actorRanks, conditionsOf, type Machine } from "./run-plan.ts";
 
 export interface Split {
 	/** Layout as `mimo train` takes it. */
@@ -52,10 +49,8 @@ export async function rankSplits(resolved: ResolvedConfiguration, devices: numbe
 			if (!plans.has(key)) plans.set(key, planRank(c, ranks[0]!, machine));
 			planned.push({ actor, plan: await plans.get(key)!, ranks: ranks.length });
 		}
-		const microbatches = microbatchesOf(c);
 		const topology = topologyOf(c);
-		const shape = { ...shapeOf(specificationOf(c), topology), microbatches, forwardOnly: false };
-		const step = estimateStep(planned, { ...machine, shape });
+		const step = estimateStep(planned, conditionsOf(c, machine));
 		const peak = Math.max(...planned.map(({ plan }) => plan.memory.peak));
 		const fits = machine.memoryBytes === null || peak <= machine.memoryBytes;
 		const reason = reasonOf(step, peak, machine.memoryBytes);

@@ -1,5 +1,5 @@
 /** When every action of every rank begins and ends, if passes take as long as they are said to. */
-import { type Action, type Actor, describeAction } from "./actions.ts";
+import { type Action, type Actor, describeAction, type TransferAction } from "./actions.ts";
 
 export interface ActorActions {
 	readonly actor: Actor;
@@ -14,6 +14,10 @@ export interface Durations {
 	readonly transfer?: (action: Action) => number;
 	/** Actions that all actors that have them do together, waiting for each other: the encoder's, cut over their ranks. */
 	readonly together?: (action: Action) => boolean;
+	/** When an actor is free for its first action: 0 unless said. */
+	readonly begin?: (actor: Actor) => number;
+	/** Cores that all share, and how many an actor's ranks use while they work: with fewer, all work at the same lower speed. */
+	readonly cores?: { readonly shared: number; readonly of: (actor: Actor) => number };
 }
 
 export interface Timed {
@@ -31,63 +35,144 @@ export interface Simulation {
 
 /** Throws an Error that names the actions that wait for each other when the lists do not come to their end. */
 export function simulate(lists: readonly ActorActions[], durations: Durations): Simulation {
-	const timelines = lists.map(({ actor }) => ({ actor, actions: [] as Timed[] }));
-	const clock = lists.map(() => 0);
-	/** When a message is sent by all that send it, by its text. */
-	const senders = new Map<string, number>();
-	const sent = new Map<string, number[]>();
-	const members = new Map<string, number[]>();
-	for (const [index, { actions }] of lists.entries()) {
-		for (const action of actions) {
-			if (action.kind === "send") senders.set(messageOf(action), (senders.get(messageOf(action)) ?? 0) + 1);
-			if (!durations.together?.(action)) continue;
-			const key = describeAction(action);
-			members.set(key, [...(members.get(key) ?? []), index]);
-		}
-	}
-	const at = lists.map(() => 0);
-	const current = (index: number): Action | undefined => lists[index]!.actions[at[index]!];
-	const finish = (index: number, action: Action, begin: number): void => {
-		const end = begin + durations.of(action, lists[index]!.actor);
-		timelines[index]!.actions.push({ action, begin, end });
-		clock[index] = end;
-		at[index]!++;
-		if (action.kind !== "send") return;
-		const key = messageOf(action);
-		sent.set(key, [...(sent.get(key) ?? []), end + (durations.transfer?.(action) ?? 0)]);
-	};
-	const advance = (index: number): boolean => {
-		const action = current(index);
-		if (action === undefined) return false;
-		if (action.kind === "receive") {
-			const key = messageOf(action);
-			const arrivals = sent.get(key) ?? [];
-			if (arrivals.length === 0 || arrivals.length < senders.get(key)!) return false;
-			finish(index, action, Math.max(clock[index]!, ...arrivals));
-			return true;
-		}
-		const key = describeAction(action);
-		const others = members.get(key) ?? [index];
-		const ready = others.every((other) => {
-			const theirs = current(other);
-			return theirs !== undefined && describeAction(theirs) === key;
+	const messages = new Messages(lists, durations);
+	const workers = lists.map((list) => new Worker(list, durations.begin?.(list.actor) ?? 0));
+	const companions = companionsOf(workers, durations.together ?? (() => false));
+	let now = 0;
+	/** Begins what can begin now; whether anything did. */
+	const begin = (worker: Worker): boolean => {
+		const action = worker.waiting(now);
+		if (action === null) return false;
+		if (action.kind === "receive" && !(messages.arrival(action) <= now)) return false;
+		const together = companions.get(describeAction(action)) ?? [worker];
+		const ready = together.every((one) => {
+			const theirs = one.waiting(now);
+			return theirs !== null && describeAction(theirs) === describeAction(action);
 		});
 		if (!ready) return false;
-		const begin = Math.max(...others.map((other) => clock[other]!));
-		for (const other of others) finish(other, current(other)!, begin);
+		for (const one of together) one.begin(now, durations.of(one.waiting(now)!, one.actor));
 		return true;
 	};
-	let moved = true;
-	while (moved) {
-		moved = false;
-		for (const index of lists.keys()) while (advance(index)) moved = true;
+	for (;;) {
+		for (let moved = true; moved; ) {
+			moved = false;
+			for (const worker of workers) moved = begin(worker) || moved;
+			for (const worker of workers) moved = worker.finish(now, messages) || moved;
+		}
+		const busy = workers.filter(({ left }) => left !== null);
+		const speed = speedOf(busy, durations);
+		const next = Math.min(
+			...busy.map(({ left }) => now + left! / speed),
+			...workers.map(({ free }) => (free > now ? free : Number.POSITIVE_INFINITY)),
+			messages.next(now),
+		);
+		if (next === Number.POSITIVE_INFINITY) break;
+		for (const worker of busy) worker.work(now + worker.left! / speed <= next ? worker.left! : (next - now) * speed);
+		now = next;
 	}
-	const waiting = lists.flatMap(({ actor }, index) => {
-		const action = current(index);
-		return action === undefined ? [] : [`${actorName(actor)} at "${describeAction(action)}"`];
+	const stuck = workers.flatMap((worker) => {
+		const action = worker.waiting(now);
+		return action === null ? [] : [`${actorName(worker.actor)} at "${describeAction(action)}"`];
 	});
-	if (waiting.length > 0) throw new Error(`Ranks wait for each other: ${waiting.join(", ")}.`);
-	return { timelines, end: Math.max(0, ...clock) };
+	if (stuck.length > 0) throw new Error(`Ranks wait for each other: ${stuck.join(", ")}.`);
+	return { timelines: workers.map(({ actor, done }) => ({ actor, actions: done })), end: now };
+}
+
+/** One actor on its way through its list. */
+class Worker {
+	readonly actor: Actor;
+	readonly done: Timed[] = [];
+	/** Of the action that it has begun; null: of none. */
+	left: number | null = null;
+	#began = 0;
+
+	constructor(
+		readonly list: ActorActions,
+		/** When it begins. */
+		readonly free: number,
+	) {
+		this.actor = list.actor;
+	}
+
+	/** The action that comes next; null while one is under way, before it is free, and at the end. */
+	waiting(now: number): Action | null {
+		return this.left === null && now >= this.free ? (this.list.actions[this.done.length] ?? null) : null;
+	}
+
+	begin(now: number, duration: number): void {
+		[this.#began, this.left] = [now, duration];
+	}
+
+	work(amount: number): void {
+		this.left! -= amount;
+	}
+
+	/** Whether the action under way was at its end. */
+	finish(now: number, messages: Messages): boolean {
+		if (this.left === null || this.left > 0) return false;
+		const action = this.list.actions[this.done.length]!;
+		this.done.push({ action, begin: this.#began, end: now });
+		this.left = null;
+		if (action.kind === "send") messages.send(action, now);
+		return true;
+	}
+}
+
+/** What is on its way: a message has arrived when all that send it have sent their part. */
+class Messages {
+	/** Parts still to be sent, and when the last of the others arrives, by the message's text. */
+	readonly #parts = new Map<string, { missing: number; arrival: number }>();
+	/** When those arrive that are on their way. */
+	#arrivals: number[] = [];
+
+	constructor(
+		lists: readonly ActorActions[],
+		private readonly durations: Durations,
+	) {
+		for (const action of lists.flatMap(({ actions }) => actions)) {
+			if (action.kind !== "send") continue;
+			const key = messageOf(action);
+			const parts = this.#parts.get(key);
+			if (parts) parts.missing++;
+			else this.#parts.set(key, { missing: 1, arrival: 0 });
+		}
+	}
+
+	send(action: TransferAction, now: number): void {
+		const parts = this.#parts.get(messageOf(action))!;
+		parts.missing--;
+		parts.arrival = Math.max(parts.arrival, now + (this.durations.transfer?.(action) ?? 0));
+		if (parts.missing === 0) this.#arrivals.push(parts.arrival);
+	}
+
+	/** Infinity: nobody has sent it yet. */
+	arrival(action: TransferAction): number {
+		const parts = this.#parts.get(messageOf(action));
+		return parts === undefined || parts.missing > 0 ? Number.POSITIVE_INFINITY : parts.arrival;
+	}
+
+	/** When the next message arrives after `now`. */
+	next(now: number): number {
+		this.#arrivals = this.#arrivals.filter((arrival) => arrival > now);
+		return Math.min(...this.#arrivals);
+	}
+}
+
+/** Workers that do an action together, by its text. */
+function companionsOf(
+	workers: readonly Worker[],
+	together: (action: Action) => boolean,
+): ReadonlyMap<string, readonly Worker[]> {
+	const found = workers.flatMap((worker) =>
+		worker.list.actions.filter(together).map((action) => ({ key: describeAction(action), worker })),
+	);
+	return new Map([...Map.groupBy(found, ({ key }) => key)].map(([key, all]) => [key, all.map(({ worker }) => worker)]));
+}
+
+/** Of all that work at once. */
+function speedOf(busy: readonly Worker[], { cores }: Durations): number {
+	const wanted = cores ? busy.reduce((sum, { actor }) => sum + cores.of(actor), 0) : 0;
+	return cores && wanted > cores.shared ? cores.shared / wanted : 1;
 }
 
 /** Such as "encoder" or "stage 2". */
@@ -95,6 +180,6 @@ export function actorName(actor: Actor): string {
 	return actor === "encoder" ? actor : `stage ${actor}`;
 }
 
-function messageOf(action: Action & { readonly kind: "send" | "receive" }): string {
+function messageOf(action: TransferAction): string {
 	return describeAction({ ...action, kind: "send" });
 }

@@ -1,0 +1,133 @@
+/**
+ * Rates of GPUs that are not here: calls timed on an H200, at the sizes of a 20-layer Nemotron model, and for other GPUs
+ * the same shares of their vendors' peaks. `mimo plan --measure` replaces them with the machine's own.
+ */
+import { Dtype, type OperationName } from "../native/abi.ts";
+import type { OperationValues } from "../native/counting-library.ts";
+import { UserError } from "../native/errors.ts";
+import { exitCodes } from "../native/exit-codes.ts";
+import { amountOf, isProduct, workOf } from "./operation-work.ts";
+import type { Rates } from "./rates.ts";
+
+interface Accelerator {
+	/** Dense bf16 operations a second. */
+	readonly flops: number;
+	/** Of memory, a second. */
+	readonly bytes: number;
+	readonly memory: number;
+}
+
+const h200: Accelerator = { flops: 989e12, bytes: 4.8e12, memory: 141e9 };
+const accelerators: Readonly<Record<string, Accelerator>> = {
+	a100: { flops: 312e12, bytes: 2.0e12, memory: 80e9 },
+	h100: { flops: 989e12, bytes: 3.35e12, memory: 80e9 },
+	h200,
+};
+
+export const acceleratorNames = Object.keys(accelerators);
+
+/** What an H200 does of operations that were not timed: products, and bytes of everything else. */
+const untimed = { product: 640e12, bytes: 3.7e12 };
+/** Seconds between two kernels, and of one with hardly anything to do. */
+const [launchGap, leastKernel] = [2.5e-6, 4e-6];
+
+/**
+ * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: what collectives of 10 to 40 MB reach
+ * (docs/measurements/2026-11-22-h200-twenty-layers.md). An exchange: what the language model's step on two GPUs takes beyond its operations
+ * and bytes, a layer of experts: the queue runs empty, and experts chosen unevenly keep one rank waiting for the other.
+ */
+export const gpuLinks: Pick<Rates, "inside" | "between" | "exchange" | "peers"> = {
+	inside: { bytes: 240e9, latency: 15e-6 },
+	between: { bytes: 40e9, latency: 30e-6 },
+	exchange: 2e-3,
+	peers: true,
+};
+
+const dtype = Dtype.bf16;
+const gemm = (m: number, n: number, k: number) => ({ m, n, k, batch: 1, beta: 0 });
+const experts = { rows: 49152, n: 1856, k: 2688, groups: 64 };
+const packed = (sequences: number, heads: number) => ({
+	...{ tokens: 16384, sequences, mask: 0, query_heads: heads, key_heads: heads, head_dim: 80, dtype },
+});
+const causal = { tokens: 8192, sequences: 1, mask: 1, query_heads: 32, key_heads: 8, head_dim: 128, dtype };
+const scan = { tokens: 8192, heads: 64, head_dim: 64, groups: 8, state_dim: 128, chunk_size: 128, dtype };
+const hidden = { rows: 8192, width: 2688, dtype };
+const patches = { rows: 16384, width: 1280, dtype };
+const chosen = { tokens: 8192, topk: 6, width: 2688, dtype };
+const convolution = { tokens: 8192, channels: 6144, width: 4, dtype };
+const logits = { tokens: 8192, vocabulary_rows: 131072, dtype };
+const gated = { rows: 49152, width: 1856, dtype };
+const routed = { tokens: 8192, experts: 128 };
+
+/** Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md; docs/decisions/planning.md). */
+const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
+	["gemm", gemm(16384, 1280, 640), 0.0486],
+	["gemm", gemm(8192, 3712, 2688), 0.256],
+	["gemm", gemm(8192, 2688, 4096), 0.279],
+	["gemm", gemm(8192, 8192, 8192), 1.618],
+	["grouped_gemm", experts, 0.794],
+	["grouped_gemm_weight_gradient", experts, 0.976],
+	["attention_forward", packed(64, 8), 0.0795],
+	["attention_forward", packed(16, 8), 0.116],
+	["attention_forward", packed(4, 8), 0.346],
+	["attention_forward", causal, 1.0],
+	["attention_forward", packed(1, 8), 1.27],
+	["attention_forward", packed(1, 16), 2.561],
+	["attention_backward", packed(64, 8), 0.215],
+	["attention_backward", packed(16, 8), 0.366],
+	["attention_backward", packed(4, 8), 1.04],
+	["attention_backward", causal, 2.849],
+	["attention_backward", packed(1, 8), 3.72],
+	["attention_backward", packed(1, 16), 7.486],
+	["ssd_forward", scan, 0.603],
+	["ssd_backward", scan, 1.339],
+	["rms_norm_forward", hidden, 0.024],
+	["rms_norm_backward", hidden, 0.05],
+	["layer_norm_forward", patches, 0.022],
+	["layer_norm_backward", patches, 0.049],
+	["activation_forward", gated, 0.093],
+	["activation_backward", gated, 0.128],
+	["router_forward", routed, 0.005],
+	["moe_permute", chosen, 0.085],
+	["moe_unpermute", chosen, 0.082],
+	["causal_conv1d_forward", convolution, 0.055],
+	["causal_conv1d_backward", convolution, 0.088],
+	["cross_entropy_statistics", logits, 0.478],
+	["cross_entropy_backward", logits, 1.132],
+	["adamw", { elements: 2 ** 28, model: 1 }, 1.91],
+	["sum_of_squares", { elements: 2 ** 28 }, 0.249],
+];
+
+/** Rates of a GPU by its short name. */
+export function acceleratorRates(name: string): { readonly rates: Rates; readonly memoryBytes: number } {
+	const known = accelerators[name];
+	if (!known)
+		throw new UserError(`There are no rates of a ${name}; known are ${acceleratorNames.join(", ")}.`, exitCodes.usage);
+	const slower = { product: h200.flops / known.flops, bytes: h200.bytes / known.bytes };
+	const operations: Rates["operations"] = {};
+	for (const [operation, values, milliseconds] of timedCalls) {
+		const amount = amountOf(operation, workOf(operation, values));
+		const seconds = (milliseconds / 1000) * slower[isProduct(operation) ? "product" : "bytes"];
+		operations[operation] ??= [];
+		operations[operation].push({ amount, seconds });
+	}
+	for (const points of Object.values(operations)) {
+		points.sort((a, b) => a.amount - b.amount);
+		// As fast as the smallest that was timed, down to what any kernel takes.
+		const { amount, seconds } = points[0]!;
+		points.unshift({ amount: (amount * leastKernel) / seconds, seconds: leastKernel });
+	}
+	return {
+		memoryBytes: known.memory,
+		rates: {
+			device: name.toUpperCase(),
+			cores: null,
+			threads: 1,
+			operations,
+			product: untimed.product / slower.product,
+			bytes: untimed.bytes / slower.bytes,
+			call: launchGap,
+			...gpuLinks,
+		},
+	};
+}

@@ -1,0 +1,91 @@
+/** Plans with the built-in rates of an H200 against steps that H200s took (docs/measurements, in which hosts waited for the counts of experts' rows). */
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { resolveConfiguration } from "../../src/config/resolve.ts";
+import { acceleratorNames, acceleratorRates } from "../../src/plan/accelerators.ts";
+import { secondsOf } from "../../src/plan/rates.ts";
+import { planRun } from "../../src/plan/run-plan.ts";
+
+setDefaultTimeout(60_000);
+
+type Flags = Readonly<Record<string, string | null>>;
+
+/** Flags and their values ("": none) of tests/cuda/twenty_layers.sh but for the layout. */
+function twentyLayers(): Record<string, string> {
+	const text = readFileSync(join(import.meta.dir, "../e2e/upstream-20l.txt"), "utf8").replaceAll(/^#.*$/gm, "");
+	const flags = Object.fromEntries(
+		[...text.matchAll(/--(\S+)((?: (?!--)\S+)*)/g)].map(([, name, value]) => [name!, value!.trim()]),
+	);
+	const changed = { "attention-backend": "fused", "global-batch-size": "4", "encoder-dp": "1", "train-iters": "12" };
+	const { "tensor-parallel-num-weight-shards": _, "expert-tensor-parallel-num-weight-shards": __, ...rest } = flags;
+	return { ...rest, ...changed };
+}
+
+async function planned(layout: Flags): Promise<number> {
+	const flags = Object.entries({ ...twentyLayers(), ...layout }).filter(([, value]) => value !== null);
+	const args = flags.flatMap(([name, value]) => (value === "" ? [`--${name}`] : [`--${name}`, value!]));
+	const { configuration } = resolveConfiguration(args, {}, { trains: false });
+	const { rates: opening, memoryBytes } = acceleratorRates("h200");
+	const rates = { ...opening, peers: false };
+	const { step } = await planRun(configuration, { rates, memoryBytes, kind: "cuda", ranksPerHost: 8, imbalance: 1 });
+	return step.seconds;
+}
+
+const alone: Flags = Object.fromEntries([
+	...["image-token-id", "dynamic-resolution", "pixel-shuffle", "disable-vision-class-token"].map((key) => [key, null]),
+	...["encoder-ddp-overlap", "encoder-tp", "encoder-dp", "llm-offset"].map((key) => [key, null]),
+	["llm-only", ""],
+]);
+const grids = (keys: readonly string[], size: string) => Object.fromEntries(keys.map((key) => [key, size]));
+
+/** Layout and seconds of its step. */
+const measured: readonly (readonly [string, Flags, number])[] = [
+	[
+		"both modules on one GPU, 32 experts",
+		{ ...grids(["encoder-tp", "llm-tp", "llm-ep"], "1"), "llm-offset": "0", "num-experts": "32" },
+		2.404,
+	],
+	["1+1, 64 experts", { ...grids(["encoder-tp", "llm-tp", "llm-ep", "llm-offset"], "1"), "num-experts": "64" }, 1.78],
+	[
+		"dp2|dp2ep2, 64 experts",
+		{
+			...grids(["encoder-tp", "llm-tp"], "1"),
+			...grids(["encoder-dp", "llm-dp", "llm-ep"], "2"),
+			"llm-offset": "0",
+			"num-experts": "64",
+		},
+		1.325,
+	],
+	["tp2+tp2ep2", { "llm-offset": "2" }, 0.993],
+	["tp2dp2+tp2dp2ep2", { ...grids(["encoder-dp", "llm-dp"], "2"), "global-batch-size": "8" }, 1.002],
+	["the language model alone, tp2 ep2", alone, 0.548],
+	[
+		"the language model alone on one GPU, 32 experts",
+		{ ...alone, ...grids(["llm-tp", "llm-ep"], "1"), "num-experts": "32" },
+		0.646,
+	],
+];
+
+for (const [name, layout, seconds] of measured) {
+	test(`a step on H200s is planned within 5 %: ${name}`, async () => {
+		expect(Math.abs((await planned(layout)) / seconds - 1)).toBeLessThan(0.05);
+	});
+}
+
+test("other GPUs take longer by their vendors' peaks; points ascend", () => {
+	const [h100, h200] = ["h100", "h200"].map((name) => acceleratorRates(name).rates);
+	const seconds = (rates: typeof h100, name: "gemm" | "adamw") => secondsOf({ name, amount: 1e11, calls: 1 }, rates!);
+	expect(seconds(h100, "gemm")).toBe(seconds(h200, "gemm"));
+	const ratio = (seconds(h100, "adamw") - h100!.call) / (seconds(h200, "adamw") - h200!.call);
+	expect(ratio).toBeCloseTo(4.8 / 3.35, 9);
+	for (const name of acceleratorNames) {
+		for (const points of Object.values(acceleratorRates(name).rates.operations)) {
+			const amounts = points.map(({ amount }) => amount);
+			expect(amounts).toEqual([...new Set(amounts)].toSorted((a, b) => a - b));
+			expect(points.map((point) => point.seconds)).toEqual(
+				points.map((point) => point.seconds).toSorted((a, b) => a - b),
+			);
+		}
+	}
+});
