@@ -1,12 +1,13 @@
 /** The text that `mimo plan` prints. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { columns } from "../observe/columns.ts";
+import type { LayoutFlags, LayoutKind } from "../plan/candidates.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
 import type { RankMemoryPlan } from "../plan/rank-plan.ts";
 import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
 import type { Split } from "../plan/splits.ts";
 
-/** Splits that the table shows. */
+/** Splits that the table shows besides the best of each kind. */
 const shown = 12;
 
 /** "20.3 GiB", "512 KiB". */
@@ -124,28 +125,59 @@ export function planJson(plan: RunPlan, machine: Machine): string {
 }
 
 export function splitsText(splits: readonly Split[], machine: Machine, c: TrainingConfiguration): string {
-	const layout = (split: Split) =>
-		Object.entries(split.layout)
-			.map(([key, value]) => `--${key} ${value}`)
-			.join(" ");
-	const rows = splits
-		.slice(0, shown)
-		.map((split, index) => [
-			`${index + 1}`,
-			`${split.encoderRanks}:${split.languageRanks}`,
-			secondsText(split.step.seconds),
-			...split.step.modules.map(({ idle }) => percent(idle)),
-			bytesText(split.peak),
-			layout(split),
-			split.reason,
-		]);
-	const names = splits[0]!.step.modules.map(({ module }) => (module === "language" ? "LM idle" : "encoder idle"));
-	const more = splits.length > shown ? [`${splits.length - shown} more layouts are slower or do not fit.`] : [];
+	const rows = shownSplits(splits).map((split) => [
+		`${splits.indexOf(split) + 1}`,
+		kindText(split.kind),
+		split.kind.modules === "disjoint" ? `${split.encoderRanks}:${split.languageRanks}` : `${split.languageRanks}`,
+		`${Math.round(split.tokensPerSecond)}`,
+		secondsText(split.step.seconds),
+		idleText(split.step.modules),
+		bytesText(split.peak),
+		`${bytesText(split.communication.bytes)}, ${secondsText(split.communication.seconds)}`,
+		layoutText(split.layout),
+		split.reason,
+	]);
+	const header = ["", "kind", "ranks", "tokens/s", "step", "idle", "peak", "sent", "layout", "why"];
+	const patterns = new Map(
+		shownSplits(splits)
+			.filter(({ kind }) => kind.stages > 1)
+			.map(({ kind, layout }) => [kind.stages * kind.virtualStages, layout["hybrid-layer-pattern"]]),
+	);
 	return [
-		`Encoder : language model on ${machine.rates.device}, global batch ${c.globalBatchSize}, ${splits.length} layouts, best first:`,
-		...columns([["", "ranks", "step", ...names, "peak", "layout", "why"], ...rows]),
-		...more,
+		`Layouts on ${machine.rates.device}, global batch ${c.globalBatchSize}, ${splits.length} of them, most tokens a second first:`,
+		...columns([header, ...rows]),
+		...[...patterns].map(([segments, pattern]) => `${segments} segments: --hybrid-layer-pattern '${pattern}'`),
+		"Ranks: the encoder's and the language model's, or those that both share. Idle: of each module, or of every stage.",
+		"Peak: of the rank that needs most. Sent: by the rank that sends most, in a step, and the time of its transfers.",
 	].join("\n");
+}
+
+/** The best ones, and the best of each kind. */
+function shownSplits(splits: readonly Split[]): readonly Split[] {
+	const kind = ({ kind: { modules, stages, virtualStages } }: Split) => `${modules} ${stages > 1} ${virtualStages > 1}`;
+	const best = Map.groupBy(splits, kind)
+		.values()
+		.map((all) => all[0]!);
+	const wanted = new Set([...splits.slice(0, shown), ...best]);
+	return splits.filter((split) => wanted.has(split));
+}
+
+/** Such as "colocated, 2 stages of 4 segments". */
+function kindText({ modules, stages, virtualStages }: LayoutKind): string {
+	if (stages === 1) return modules;
+	return `${modules}, ${stages} stages${virtualStages === 1 ? "" : ` of ${virtualStages} segments`}`;
+}
+
+function idleText(modules: readonly ModuleEstimate[]): string {
+	return `${modules.map(({ idle }) => (100 * idle).toFixed(0)).join(", ")} %`;
+}
+
+/** Without the pattern, which is long. */
+function layoutText(layout: LayoutFlags): string {
+	return Object.entries(layout)
+		.filter(([key, value]) => key !== "hybrid-layer-pattern" && !(key === "llm-pp" && value === 1))
+		.map(([key, value]) => `--${key} ${value}`)
+		.join(" ");
 }
 
 export function splitsJson(splits: readonly Split[]): string {

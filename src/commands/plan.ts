@@ -29,7 +29,8 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
   --memory-gib N          Memory of a device; layouts that need more are marked.
   --measure               Time every operation of the configuration on this machine first.
   --rates FILE            Read rates from this file; with --measure, write them there.
-  --split N               Rank the ways to divide N devices between encoder and language model.
+  --split N               Rank the layouts of N devices by tokens a second: both modules on the same ranks or on ranks of their
+                          own, the language model in one piece or in a pipeline, with virtual stages too.
   --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1); a run's JSON log: as
                           they were there at most.
   --json                  One JSON object.`;

@@ -144,7 +144,7 @@ async function fullyTrainedMemory(
 	return (await planRank({ ...c, loraRank: null }, rank, machine)).memory;
 }
 
-function trafficOf(
+export function trafficOf(
 	{ phases, overlapped }: RankPlan,
 	microbatches: number,
 	{ rates, ranksPerHost }: Machine,

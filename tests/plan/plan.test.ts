@@ -1,6 +1,6 @@
 /** The plan against what runs: memory of the CPU library's allocator, operations of the published models. */
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
 import type { Key } from "../../src/config/schema.ts";
 import { countFlopsPerToken, countParameters } from "../../src/models/hybrid/counts.ts";
 import { Device } from "../../src/native/device.ts";
@@ -11,7 +11,6 @@ import { planRank } from "../../src/plan/rank-plan.ts";
 import { microbatchesOf, openRank } from "../../src/plan/rank-run.ts";
 import { processorRates, type Rates, secondsOf } from "../../src/plan/rates.ts";
 import { type Machine, planRun } from "../../src/plan/run-plan.ts";
-import { rankSplits } from "../../src/plan/splits.ts";
 
 // Hundreds of thousands of operations are counted one by one, on a machine that others use too.
 setDefaultTimeout(60_000);
@@ -202,18 +201,4 @@ test("an operation's time lies between the timed ones", () => {
 	expect(seconds(20000)).toBe(100);
 	expect(seconds(80)).toBeLessThan(2);
 	expect(secondsOf({ name: "add", amount: 5e9, calls: 1 }, rates)).toBeCloseTo(1, 9);
-});
-
-test("splits of four devices: the best first, those that do not fit last", async () => {
-	const resolved = resolveConfiguration(["--preset", "nemotron-vlm-tiny", "--train-iters", "200"]);
-	const roomy = await rankSplits(resolved, 4, { ...machine, memoryBytes: null });
-	expect(roomy.length).toBeGreaterThan(3);
-	const seconds = roomy.map(({ step }) => step.seconds);
-	expect(seconds).toEqual(seconds.toSorted((a, b) => a - b));
-	for (const { encoderRanks, languageRanks } of roomy) expect(encoderRanks + languageRanks).toBeLessThanOrEqual(4);
-	const memoryBytes = roomy[0]!.peak - 1;
-	const tight = await rankSplits(resolved, 4, { ...machine, memoryBytes });
-	const fitting = tight.filter(({ peak }) => peak <= memoryBytes).length;
-	expect(tight.map(({ fits }) => fits)).toEqual(tight.map((_, index) => index < fitting));
-	expect(tight[fitting]!.reason).toStartWith("needs ");
 });

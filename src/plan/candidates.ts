@@ -1,0 +1,161 @@
+/**
+ * Every layout of N devices that the configuration's own checks allow: the encoder on the language model's ranks or on ranks
+ * of its own, the language model in one piece or in a pipeline of one or several segments a stage.
+ */
+import { hasEncoder, sharesRanks } from "../config/derive.ts";
+import { type Block, parsePattern } from "../config/hybrid-pattern.ts";
+import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
+import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
+import { countFlopsPerToken } from "../models/hybrid/counts.ts";
+import { UserError } from "../native/errors.ts";
+
+/** Keys of a layout, as `mimo train` takes them. */
+export type LayoutFlags = Readonly<Partial<Record<Key, number | string>>>;
+
+export interface Candidate {
+	readonly layout: LayoutFlags;
+	readonly configuration: TrainingConfiguration;
+}
+
+/** The layout is the search's own. */
+const layoutKeys: readonly Key[] = [
+	"encoder-tp",
+	"encoder-dp",
+	"llm-offset",
+	"llm-tp",
+	"llm-dp",
+	"llm-pp",
+	"llm-ep",
+	"llm-expt-tp",
+	"tensor-parallel-num-weight-shards",
+	"expert-tensor-parallel-num-weight-shards",
+];
+const tensorSizes = { language: [1, 2, 4, 8], colocatedEncoder: [1, 2, 4], disjointEncoder: [1, 2] };
+const expertSizes = [1, 2, 4, 8, 16, 32];
+const pipelines = [1, 2, 4, 8].flatMap((stages) =>
+	(stages === 1 ? [1] : [1, 2]).map((virtualStages) => ({ stages, virtualStages })),
+);
+/** Devices that may be left idle: so many, or this share of them. */
+const idle = { devices: 3, share: 0.05 };
+
+export function* candidates(resolved: ResolvedConfiguration, devices: number): Generator<Candidate> {
+	const { configuration: c } = resolved;
+	const given = givenKeys(resolved);
+	const lanes = c.globalBatchSize / c.microBatchSize;
+	for (const pipeline of pipelines) {
+		const pattern = cutPattern(c, pipeline.stages, pipeline.virtualStages);
+		if (pattern === null) continue;
+		for (const tp of tensorSizes.language) {
+			for (let dp = 1; dp <= lanes && tp * dp * pipeline.stages <= devices; dp++) {
+				if (lanes % dp !== 0) continue;
+				for (const ep of expertSizes.filter((size) => (tp * dp) % size === 0)) {
+					for (const encoder of encoders(c, tp * dp * pipeline.stages, dp, devices)) {
+						const language = { "llm-tp": tp, "llm-dp": dp, "llm-pp": pipeline.stages, "llm-ep": ep };
+						const layout = { ...encoder, ...language, "hybrid-layer-pattern": pattern };
+						const configuration = allowed({ ...given, ...layout });
+						if (configuration !== null) yield { layout, configuration };
+					}
+				}
+			}
+		}
+	}
+}
+
+/** What the user has set, but for the layout. */
+function givenKeys({ configuration, origins }: ResolvedConfiguration): Readonly<Partial<Record<Key, unknown>>> {
+	const set = keys.filter((key) => !layoutKeys.includes(key) && !["default", "derived"].includes(origins[key].source));
+	return {
+		...Object.fromEntries(set.map((key) => [key, configuration[propertyOf(key)]])),
+		"global-batch-size": configuration.globalBatchSize,
+	};
+}
+
+/** null: the configuration's checks refuse it. */
+function allowed(values: Readonly<Partial<Record<Key, unknown>>>): TrainingConfiguration | null {
+	try {
+		return configurationOf(values);
+	} catch (error) {
+		if (error instanceof UserError) return null;
+		throw error;
+	}
+}
+
+/** Encoder grids that leave few devices idle: on the language model's own ranks, and on others. */
+function encoders(c: TrainingConfiguration, languageRanks: number, lanes: number, devices: number): LayoutFlags[] {
+	const mayIdle = Math.max(idle.devices, Math.floor(idle.share * devices));
+	const room = devices - languageRanks;
+	if (!hasEncoder(c)) return room <= mayIdle ? [{}] : [];
+	const nests = (dp: number) => dp % lanes === 0 || lanes % dp === 0;
+	const colocated = tensorSizes.colocatedEncoder
+		.filter((tp) => room <= mayIdle && languageRanks % tp === 0 && nests(languageRanks / tp))
+		.map((tp) => ({ "encoder-tp": tp, "encoder-dp": languageRanks / tp, "llm-offset": 0 }));
+	const disjoint = tensorSizes.disjointEncoder.flatMap((tp) =>
+		Array.from({ length: Math.floor(room / tp) }, (_, index) => index + 1)
+			.filter((dp) => room - tp * dp <= mayIdle && nests(dp))
+			.map((dp) => ({ "encoder-tp": tp, "encoder-dp": dp })),
+	);
+	return [...colocated, ...disjoint];
+}
+
+/** The layers' pattern for a pipeline: as the user has cut it where that fits, or in pieces of about equally many operations. */
+function cutPattern(c: TrainingConfiguration, stages: number, virtualStages: number): string | null {
+	const { hybridLayerPattern: pattern } = c;
+	const pieces = stages * virtualStages;
+	const { segments } = parsePattern(pattern);
+	if (stages === 1 || segments.length === pieces) return pattern;
+	const blocks = segments.flat();
+	if (pieces > blocks.length) return null;
+	const { layer, forward } = countFlopsPerToken(c);
+	const work = blocks.map((block) => block.reduce((sum, symbol) => sum + layer[symbol], 0));
+	// The last piece has what follows the layers too: logits and multi-token prediction.
+	work[work.length - 1]! += forward - work.reduce((sum, one) => sum + one, 0);
+	const ends = balancedCuts(work, pieces);
+	const cut = ends.map((end, index) =>
+		blocks
+			.slice(ends[index - 1] ?? 0, end)
+			.map(blockText)
+			.join(""),
+	);
+	const prediction = pattern.indexOf("/");
+	return cut.join("|") + (prediction < 0 ? "" : pattern.slice(prediction));
+}
+
+/** As a pattern writes it: several layers in brackets. */
+function blockText(block: Block): string {
+	return block.length === 1 ? block[0]! : `[${block.join("")}]`;
+}
+
+/** Where each of `pieces` runs ends, none empty, so that the largest sum is least. */
+export function balancedCuts(work: readonly number[], pieces: number): number[] {
+	const sums = [0];
+	for (const one of work) sums.push(sums.at(-1)! + one);
+	/** The least of the largest sums with so many pieces up to an end, and where the last of them begins. */
+	let best = sums.map((largest) => ({ largest, begins: [] as number[] }));
+	for (let piece = 1; piece < pieces; piece++) {
+		best = sums.map((sum, end) => {
+			let least = { largest: Number.POSITIVE_INFINITY, begins: [] as number[] };
+			for (let begin = piece; begin < end; begin++) {
+				const largest = Math.max(best[begin]!.largest, sum - sums[begin]!);
+				if (largest < least.largest) least = { largest, begins: [...best[begin]!.begins, begin] };
+			}
+			return least;
+		});
+	}
+	return [...best.at(-1)!.begins, work.length];
+}
+
+/** What tells apart ways to lay out a run. */
+export interface LayoutKind {
+	readonly modules: "colocated" | "disjoint" | "language alone";
+	readonly stages: number;
+	readonly virtualStages: number;
+}
+
+export function kindOf(c: TrainingConfiguration): LayoutKind {
+	const segments = parsePattern(c.hybridLayerPattern).segments.length;
+	return {
+		modules: sharesRanks(c) ? "colocated" : hasEncoder(c) ? "disjoint" : "language alone",
+		stages: c.llmPp,
+		virtualStages: c.llmPp === 1 ? 1 : Math.max(1, segments / c.llmPp),
+	};
+}
