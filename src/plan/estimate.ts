@@ -56,8 +56,8 @@ export interface StepConditions {
 	/** Hosts hold so many consecutive ranks. */
 	readonly ranksPerHost: number;
 	readonly shape: ScheduleShape;
-	/** Whether ranks of several stages cut the encoder between them, and so pass it at once. */
-	readonly encoderTogether: boolean;
+	/** Stages whose ranks cut the encoder between them, and so pass it at once, have one name; null: each by itself. */
+	readonly encoderGroup: (actor: Actor) => string | null;
 }
 
 const isBridge = ({ group }: Transfer) => group.startsWith("edge.");
@@ -140,7 +140,7 @@ export function estimateStep(planned: readonly PlannedActor[], conditions: StepC
 /** A node of a pass counts as an equal share of it: tallies are of whole passes. */
 function durationsOf(
 	planned: readonly (PlannedActor & { readonly seconds: RankSeconds })[],
-	{ rates, ranksPerHost, shape, encoderTogether }: StepConditions,
+	{ rates, ranksPerHost, shape, encoderGroup }: StepConditions,
 ): Durations {
 	const byActor = new Map(planned.map((one) => [one.actor, one]));
 	const seconds = memoized((actor: Actor, chunk: string, kind: Work["kind"]) =>
@@ -164,7 +164,7 @@ function durationsOf(
 			isWork(action) ? shareOf(action) * seconds(actor, chunkName(action.chunk), action.kind) : 0,
 		transfer: (action) =>
 			"way" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.way) : 0,
-		together: (action) => encoderTogether && isWork(action) && action.chunk.module === "encoder",
+		together: (action, actor) => (isWork(action) && action.chunk.module === "encoder" ? encoderGroup(actor) : null),
 		begin: (actor) => byActor.get(actor)!.seconds.update,
 	};
 }

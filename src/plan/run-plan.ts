@@ -75,13 +75,19 @@ export function stepShape(c: TrainingConfiguration): ScheduleShape {
 
 export function conditionsOf(c: TrainingConfiguration, { rates, ranksPerHost }: Machine): StepConditions {
 	const { encoder, language, colocated } = topologyOf(c);
-	const stageOf = (rank: number) => language.coordinates(rank).pp;
-	const cut = colocated ? Array.from({ length: encoder!.lanes }, (_, lane) => encoder!.lane(lane, 0)) : [];
+	/** The first stage that shares an encoder lane with another. */
+	const first = new Map<number, number>();
+	const lanes = colocated ? Array.from({ length: encoder!.lanes }, (_, lane) => encoder!.lane(lane, 0)) : [];
+	for (const ranks of lanes) {
+		const stages = ranks.map((rank) => language.coordinates(rank).pp);
+		const least = Math.min(...stages.map((stage) => first.get(stage) ?? stage));
+		for (const stage of stages) if (new Set(stages).size > 1) first.set(stage, least);
+	}
 	return {
 		rates,
 		ranksPerHost,
 		shape: stepShape(c),
-		encoderTogether: cut.some((ranks) => new Set(ranks.map(stageOf)).size > 1),
+		encoderGroup: (actor) => (actor === "encoder" || !first.has(actor) ? null : `stage ${first.get(actor)}`),
 	};
 }
 

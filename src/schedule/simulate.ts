@@ -12,8 +12,11 @@ export interface Durations {
 	readonly of: (action: Action, actor: Actor) => number;
 	/** From the end of a send until its receiver has it. */
 	readonly transfer?: (action: Action) => number;
-	/** Actions that all actors that have them do together, waiting for each other: the encoder's, cut over their ranks. */
-	readonly together?: (action: Action) => boolean;
+	/**
+	 * Actors of one name do the action together, waiting for each other: the encoder's passes, cut over ranks of several
+	 * stages. null: an actor does it by itself.
+	 */
+	readonly together?: (action: Action, actor: Actor) => string | null;
 	/** When an actor is free for its first action: 0 unless said. */
 	readonly begin?: (actor: Actor) => number;
 	/** Cores that all share, and how many an actor's ranks use while they work: with fewer, all work at the same lower speed. */
@@ -37,14 +40,14 @@ export interface Simulation {
 export function simulate(lists: readonly ActorActions[], durations: Durations): Simulation {
 	const messages = new Messages(lists, durations);
 	const workers = lists.map((list) => new Worker(list, durations.begin?.(list.actor) ?? 0));
-	const companions = companionsOf(workers, durations.together ?? (() => false));
+	const companions = companionsOf(workers, durations.together ?? (() => null));
 	let now = 0;
 	/** Begins what can begin now; whether anything did. */
 	const begin = (worker: Worker): boolean => {
 		const action = worker.waiting(now);
 		if (action === null) return false;
 		if (action.kind === "receive" && !(messages.arrival(action) <= now)) return false;
-		const together = companions.get(describeAction(action)) ?? [worker];
+		const together = companions.of(action, worker);
 		const ready = together.every((one) => {
 			const theirs = one.waiting(now);
 			return theirs !== null && describeAction(theirs) === describeAction(action);
@@ -158,15 +161,22 @@ class Messages {
 	}
 }
 
-/** Workers that do an action together, by its text. */
-function companionsOf(
-	workers: readonly Worker[],
-	together: (action: Action) => boolean,
-): ReadonlyMap<string, readonly Worker[]> {
-	const found = workers.flatMap((worker) =>
-		worker.list.actions.filter(together).map((action) => ({ key: describeAction(action), worker })),
-	);
-	return new Map([...Map.groupBy(found, ({ key }) => key)].map(([key, all]) => [key, all.map(({ worker }) => worker)]));
+/** Which workers do an action together. */
+function companionsOf(workers: readonly Worker[], together: NonNullable<Durations["together"]>) {
+	const keyOf = (action: Action, { actor }: Worker) => {
+		const name = together(action, actor);
+		return name === null ? null : `${name} ${describeAction(action)}`;
+	};
+	const members = new Map<string, Worker[]>();
+	for (const worker of workers) {
+		for (const action of worker.list.actions) {
+			const key = keyOf(action, worker);
+			if (key !== null) members.set(key, [...(members.get(key) ?? []), worker]);
+		}
+	}
+	return {
+		of: (action: Action, worker: Worker): readonly Worker[] => members.get(keyOf(action, worker) ?? "") ?? [worker],
+	};
 }
 
 /** Of all that work at once. */

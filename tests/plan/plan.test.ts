@@ -149,7 +149,7 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 		encoder: { colocated: false, trains: true },
 	};
 	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };
-	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape, encoderTogether: false });
+	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape, encoderGroup: () => null });
 	expect(crowded.limitedByCores).toBe(true);
 	expect(crowded.seconds).toBeGreaterThan(1.5 * plan.step.seconds);
 });

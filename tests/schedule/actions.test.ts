@@ -207,7 +207,7 @@ describe("over 2,000 random shapes", () => {
 				const whole = action.chunk.module === "encoder" || !shape.lateWeightGradients;
 				return action.kind === "backward" && whole ? 2 : 1;
 			};
-			const together = (action: Action) => isWork(action) && action.chunk.module === "encoder";
+			const together = (action: Action) => (isWork(action) && action.chunk.module === "encoder" ? "all" : null);
 			const immediate = { ...shape, lateWeightGradients: false };
 			const twice = ({ kind }: Action) => ({ forward: 1, backward: 2 })[kind as "forward" | "backward"] ?? 0;
 			const { end } = simulate(listsOf(shape), { of, together });
@@ -218,7 +218,7 @@ describe("over 2,000 random shapes", () => {
 	test("no ranks wait for each other, even where the encoder's ranks go together", () => {
 		for (const shape of shapes) {
 			const together = (action: Action) =>
-				(action.kind === "forward" || action.kind === "backward") && action.chunk.module === "encoder";
+				(action.kind === "forward" || action.kind === "backward") && action.chunk.module === "encoder" ? "all" : null;
 			for (const durations of [{ of: () => 1 }, { of: () => 1, together }]) {
 				expect(() => simulate(listsOf(shape), durations)).not.toThrow();
 			}
