@@ -61,14 +61,17 @@ export function resolveConfiguration(
 	return { ...resolved, command: flags.command };
 }
 
-/** A configuration made by the program from keys and values, checked like any other. */
-export function configurationOf(values: Readonly<Partial<Record<Key, unknown>>>): TrainingConfiguration {
+/** A configuration made by the program from keys and values, checked like any other. `trains`: as above. */
+export function configurationOf(
+	values: Readonly<Partial<Record<Key, unknown>>>,
+	{ trains = true }: { readonly trains?: boolean } = {},
+): TrainingConfiguration {
 	const entries = Object.entries(values).map(([name, value]) => {
 		const key = keyOf(name);
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	return resolveEntries(entries, [], true, true, () => []).configuration;
+	return resolveEntries(entries, [], true, trains, () => []).configuration;
 }
 
 /** `complete`: every source was understood, so that a key that is in none of them is missing. */

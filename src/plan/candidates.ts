@@ -73,7 +73,7 @@ function givenKeys({ configuration, origins }: ResolvedConfiguration): Readonly<
 /** null: the configuration's checks refuse it. */
 function allowed(values: Readonly<Partial<Record<Key, unknown>>>): TrainingConfiguration | null {
 	try {
-		return configurationOf(values);
+		return configurationOf(values, { trains: false });
 	} catch (error) {
 		if (error instanceof UserError) return null;
 		throw error;

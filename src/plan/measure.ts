@@ -1,4 +1,4 @@
-/** Times every operation of a configuration on this machine: one rank of each module runs with all others imagined. */
+/** Times every operation of a configuration on this machine: one rank of each module or stage runs, all others imagined. */
 import { availableParallelism } from "node:os";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { timingLibrary } from "../native/counting-library.ts";
@@ -13,6 +13,7 @@ import { amountOf, isProduct, workOf } from "./operation-work.ts";
 import { enoughMicrobatches } from "./rank-plan.ts";
 import { openRank } from "./rank-run.ts";
 import type { Rates } from "./rates.ts";
+import { actorRanks } from "./run-plan.ts";
 
 /** Seconds in which the least time of a step must not have fallen any more, and seconds after which it counts anyway. */
 const settling = { steps: 2.5, operations: 1, most: 20 };
@@ -33,7 +34,7 @@ export interface MeasuringOptions {
 }
 
 /**
- * Seconds of every operation and of a call, from one rank of each module. On a processor others work beside it, as many as
+ * Seconds of every operation and of a call, from one rank of each module and stage. On a processor others work beside it, as many as
  * the run would have on the remaining cores. Least times: what disturbs a machine only adds.
  */
 export async function measureRates(
@@ -43,18 +44,18 @@ export async function measureRates(
 ): Promise<Rates> {
 	const samples = new Map<string, Sample>();
 	const topology = topologyOf(c);
-	const leaders = [...(topology.encoder ? [topology.encoder.offset] : []), topology.language.offset];
+	const actors = actorRanks(c);
 	const cores = availableParallelism();
 	const companions = library.kind === "cpu" ? Math.min(Math.floor(cores / threads), ranks) - 1 : 0;
 	let [hostSeconds, calls] = [0, 0];
-	for (const rank of leaders) {
+	for (const { ranks: members } of actors) {
+		const rank = members[0]!;
 		const others = Array.from({ length: companions }, (_, i) => (rank + i + 1) % topology.worldSize);
 		await using company = await Company.open(c, others, threads);
-		const grid = topology.gridOf(rank);
 		const together: Together = (work) => {
 			const { own, companions } = company.step(work);
-			// Ranks of one grid wait for each other, layer by layer.
-			const peers = companions.entries().filter(([other]) => topology.gridOf(other) === grid);
+			// Ranks of one grid wait for each other, layer by layer, those of other stages only for rows.
+			const peers = companions.entries().filter(([other]) => members.includes(other));
 			return Math.max(own, ...peers.map(([, seconds]) => seconds));
 		};
 		const whole = await timeSteps(c, library, rank, threads, together);

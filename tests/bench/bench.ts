@@ -8,7 +8,8 @@
  * the PATH, has it; the training step against Hugging Face's own NemotronH when transformers is there too. conversions:
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. expert-exchange: rows to experts of four ranks and
  * back, against the host's plan of them. overlap: a step of encoder and language model
- * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. overhead: a step with all
+ * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. schedules: how long a
+ * pipeline's stages wait for each other, against the formulas. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
  * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data
  * set, against megatron-energon likewise. packing: what of the sequences is padding, a table without times.
@@ -33,6 +34,7 @@ import { benchPlan } from "./plan.ts";
 import { benchProducts } from "./products.ts";
 import { benchPyTorch, findPython } from "./pytorch.ts";
 import { benchSaves } from "./saves.ts";
+import { benchSchedules } from "./schedules.ts";
 import { benchStreams } from "./streams.ts";
 
 const suites = [
@@ -44,6 +46,7 @@ const suites = [
 	"expert-exchange",
 	"overlap",
 	"plan",
+	"schedules",
 	"overhead",
 	"saves",
 	"images",
@@ -107,6 +110,7 @@ if (wanted("collectives")) take(await benchCollectives(python));
 if (wanted("expert-exchange")) take(await benchExpertExchange());
 if (wanted("overlap")) take(await benchOverlap());
 if (wanted("plan")) take(benchPlan());
+if (wanted("schedules")) take(benchSchedules());
 if (wanted("overhead")) take(await benchOverhead());
 if (wanted("saves")) take(benchSaves());
 if (wanted("images")) {

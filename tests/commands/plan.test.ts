@@ -75,6 +75,12 @@ test("a plan needs no number of steps", () => {
 	const { exitCode, stderr, stdout } = mimo(preset);
 	expect([exitCode, stderr]).toEqual([0, ""]);
 	expect(JSON.parse(stdout)).toBeObject();
+	// Nor do the layouts of a text model without one.
+	const split = mimo(["plan", "--preset", "nemotron-20l", "--gpu", "h200", "--split", "2", "--memory-gib", "1000"]);
+	expect([split.exitCode, split.stderr]).toEqual([0, ""]);
+	expect(split.stdout).toMatch(/^1 +language alone +2 +\d+ .*--llm-tp/m);
+	expect(split.stdout).toContain("language alone, 2 stages of 2 segments");
+	expect(split.stdout).toMatch(/^4 segments: --hybrid-layer-pattern '[ME*|]+'$/m);
 });
 
 test("what cannot be planned is a sentence", () => {
