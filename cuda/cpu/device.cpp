@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "image_versions.h"
 #include "memory_pool.h"
 #include "openblas.h"
 #include "processor.h"
@@ -68,7 +69,8 @@ extern "C" {
 const char* mimo_library_kind(void) { return "cpu"; }
 
 const char* mimo_library_versions(void) {
-  return mimo::openblas_version();
+  static const std::string line = mimo::openblas_version() + (", " + mimo::image_versions());
+  return line.c_str();
 }
 
 int32_t mimo_device_count(int32_t* count) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The data that `npm start` trains on: pictures of handwritten digits as a prepared Energon data set in runs/digits. The build ends with it.
-# Does nothing when it is there.
+# Does nothing when it is there. MIMO names another executable than dist/mimo.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=runs/digits
 if [ -e "$folder/.nv-meta/split.yaml" ]; then exit 0; fi
 rm -rf "$folder"
 node_modules/.bin/bun examples/digits/write-shards.ts "$folder"
-dist/mimo data prepare "$folder" --split-parts 'train:train-.*' --split-parts 'val:heldout-.*' \
+"${MIMO:-dist/mimo}" data prepare "$folder" --split-parts 'train:train-.*' --split-parts 'val:heldout-.*' \
   --sample-type CaptioningSample --field-map '{"image": "png", "caption": "txt"}'

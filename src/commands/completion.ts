@@ -6,6 +6,7 @@ import { fishScript } from "./completion/fish.ts";
 import { zshScript } from "./completion/zsh.ts";
 
 const scripts = { bash: bashScript, zsh: zshScript, fish: fishScript } as const;
+export const completionShells = Object.keys(scripts);
 
 /** The command for a table of commands, of which it is one itself. */
 export function completionCommand(table: CommandTable) {

@@ -1,4 +1,4 @@
-/** `mimo --version`: version, commit, ABI version and the native libraries inside the executable, one line. */
+/** `mimo --version`: version, commit, ABI version, the native libraries inside the executable and Bun, one line. */
 import { ABI_VERSION } from "../native/abi.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
@@ -22,5 +22,5 @@ async function libraries(): Promise<string[]> {
 export async function versionLine(): Promise<string> {
 	const embedded = await libraries();
 	const contents = embedded.length === 0 ? "none" : embedded.join(", ");
-	return `mimo ${programVersion()}, ABI ${ABI_VERSION}, libraries: ${contents}`;
+	return `mimo ${programVersion()}, ABI ${ABI_VERSION}, libraries: ${contents}, Bun ${Bun.version}`;
 }

@@ -10,11 +10,12 @@ import { absentBuild } from "../golden.ts";
 
 const root = join(import.meta.dir, "../..");
 const library = join(root, "build/lib-release/libmimo_cpu.so");
+const cudaLibrary = join(root, "build/lib-release/libmimo_cuda.so");
 const program = join(root, "dist/release/mimo");
 /** RHEL 8's. */
 const glibcFloor = [2, 28] as const;
 
-const missing = [library, program].filter((path) => !existsSync(path));
+const missing = [library, cudaLibrary, program].filter((path) => !existsSync(path));
 const built = missing.length === 0 || absentBuild("the release", "npm run build:release") !== null;
 
 function readelf(flags: readonly string[], path: string): string {
@@ -30,7 +31,7 @@ function glibcVersions(path: string): [number, number][] {
 }
 
 describe.skipIf(!built)("the release", () => {
-	for (const path of [library, program]) {
+	for (const path of [library, cudaLibrary, program]) {
 		test(`${path.slice(root.length + 1)} wants no glibc above ${glibcFloor.join(".")}`, () => {
 			const versions = glibcVersions(path);
 			expect(versions.length).toBeGreaterThan(0);
@@ -41,10 +42,12 @@ describe.skipIf(!built)("the release", () => {
 		});
 	}
 
-	test("the CPU library needs nothing but the C library", () => {
-		const needed = [...readelf(["--dynamic"], library).matchAll(/\(NEEDED\).*\[(.+)\]/g)].map(([, name]) => name!);
+	test("the CPU library needs nothing but the C library, the CUDA library what unwinds exceptions besides", () => {
+		const needed = (path: string) =>
+			[...readelf(["--dynamic"], path).matchAll(/\(NEEDED\).*\[(.+)\]/g)].map(([, name]) => name!);
 		const ofTheSystem = /^(libc|libm|libdl|libpthread|librt|ld-linux-x86-64)\.so\.\d+$/;
-		expect(needed.filter((name) => !ofTheSystem.test(name))).toEqual([]);
+		expect(needed(library).filter((name) => !ofTheSystem.test(name))).toEqual([]);
+		expect(needed(cudaLibrary).filter((name) => !ofTheSystem.test(name))).toEqual(["libgcc_s.so.1"]);
 	});
 
 	test("it runs where there is nothing else, and reads no .env and no bunfig.toml", () => {

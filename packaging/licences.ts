@@ -1,0 +1,42 @@
+/** Licences of what the executable contains beside this program's own code. */
+import { copyFileSync, existsSync, mkdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+
+/** Debian's packages of the static libraries inside (build.ts). */
+const debian = [
+	"libopenblas-dev",
+	"libjpeg62-turbo-dev",
+	"libwebp-dev",
+	"libgif-dev",
+	"libdeflate-dev",
+	"libstdc++-12-dev",
+];
+
+/** Copies every licence into a folder, named after its part; packaging/third-party.md names the parts. */
+export function collectLicences(root: string, folder: string): void {
+	mkdirSync(folder, { recursive: true });
+	copyFileSync(join(root, "packaging/third-party.md"), join(folder, "README.md"));
+	const { dependencies } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as {
+		readonly dependencies: Readonly<Record<string, string>>;
+	};
+	for (const name of Object.keys(dependencies)) {
+		const [found] = new Bun.Glob("{LICENSE,LICENCE,license}*").scanSync(join(root, "node_modules", name));
+		if (found === undefined) throw new Error(`The npm package ${name} has no licence.`);
+		copyFileSync(
+			join(root, "node_modules", name, found),
+			join(folder, `${name.replace(/^@/, "").replace("/", "-")}.txt`),
+		);
+	}
+	for (const name of debian) {
+		const file = `/usr/share/doc/${name}/copyright`;
+		// Another distribution keeps them elsewhere; the parts are named all the same.
+		if (existsSync(file)) copyFileSync(file, join(folder, `${name}.txt`));
+	}
+	const wheels = new Bun.Glob(
+		"build/tools/*/nvidia_{cuda_runtime,cuda_cccl,cudnn_frontend}-*.dist-info/{,licenses/}{License,LICENSE}*",
+	);
+	for (const file of wheels.scanSync({ cwd: root })) {
+		const name = /nvidia_([a-z_\d]+)-/.exec(file)![1]!;
+		copyFileSync(join(root, file), join(folder, `nvidia-${name}.txt`));
+	}
+}

@@ -1,0 +1,99 @@
+/**
+ * Packs what ships, after `bun build.ts release`:
+ *
+ *   dist/release/mimo-VERSION-linux-x64.tar.zst   the executable, documentation, examples, the digits that they train on
+ *   dist/release/mimo-train-VERSION.tgz           an npm package with the command mimo, as `npm pack` makes it
+ *
+ * Nothing is fetched, and equal contents give equal archives.
+ */
+import { copyFileSync, existsSync, linkSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { completionShells } from "../src/commands/completion.ts";
+import { collectLicences } from "./licences.ts";
+
+const root = join(import.meta.dir, "..");
+const executable = join(root, "dist/release/mimo");
+const { version, description, license } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as Record<
+	string,
+	string
+>;
+/** "mimo" on npm is another program. */
+export const packageName = "mimo-train";
+export const releaseName = `mimo-${version}-linux-x64`;
+
+/** Text, examples and tables that a user of the executable reads or runs. */
+const documents = ["README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "examples/**/*.{yaml,sbatch,txt,md}"];
+/** Where completion scripts of a shell are looked for by that name. */
+const completionFiles: Readonly<Record<string, string>> = { bash: "mimo.bash", zsh: "_mimo", fish: "mimo.fish" };
+/** Of 19: the next ones take twice the time for a hundredth less. */
+const zstdLevel = 9;
+
+function run(command: readonly string[], folder = root, environment: Record<string, string> = {}): Buffer {
+	const { success, stdout, stderr } = Bun.spawnSync([...command], {
+		cwd: folder,
+		env: { ...process.env, ...environment },
+		stdout: "pipe",
+		stderr: "pipe",
+	});
+	if (success) return Buffer.from(stdout);
+	process.stderr.write(`${stdout.byteLength < 1e5 ? stdout : ""}${stderr}\npackaging: ${command.join(" ")} failed.\n`);
+	process.exit(1);
+}
+
+/** A second name where the disk allows it, else a copy. */
+function place(from: string, to: string): void {
+	mkdirSync(dirname(to), { recursive: true });
+	try {
+		linkSync(from, to);
+	} catch {
+		copyFileSync(from, to);
+	}
+}
+
+/** Lays the release out in a folder. */
+function layOut(folder: string): void {
+	rmSync(folder, { recursive: true, force: true });
+	place(executable, join(folder, "mimo"));
+	run(["bash", "examples/digits/prepare.sh"], root, { MIMO: executable });
+	for (const pattern of [...documents, "runs/digits/**/*"]) {
+		for (const file of new Bun.Glob(pattern).scanSync({ cwd: root, dot: true }))
+			place(join(root, file), join(folder, file));
+	}
+	mkdirSync(join(folder, "completions"));
+	for (const shell of completionShells) {
+		writeFileSync(join(folder, "completions", completionFiles[shell]!), run([executable, "completion", shell]));
+	}
+	collectLicences(root, join(folder, "licences"));
+}
+
+async function packArchive(): Promise<void> {
+	const staging = join(root, "build/packaging");
+	layOut(join(staging, releaseName));
+	const alike = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--mode=u=rwX,go=rX"];
+	const tar = run(["tar", "-C", staging, "--hard-dereference", ...alike, "-cf", "-", releaseName]);
+	await Bun.write(join(root, `dist/release/${releaseName}.tar.zst`), await Bun.zstdCompress(tar, { level: zstdLevel }));
+}
+
+/** The package has no dependencies and runs nothing when it is installed: the command is the executable itself. */
+function packNpm(): void {
+	const folder = join(root, "build/packaging/npm");
+	rmSync(folder, { recursive: true, force: true });
+	for (const file of ["README.md", "CHANGELOG.md", "LICENSE"]) place(join(root, file), join(folder, file));
+	place(executable, join(folder, "mimo"));
+	const about = { name: packageName, version, description, license };
+	const machine = { os: ["linux"], cpu: ["x64"], libc: ["glibc"] };
+	writeFileSync(
+		join(folder, "package.json"),
+		`${JSON.stringify({ ...about, ...machine, bin: { mimo: "mimo" }, files: ["mimo", "CHANGELOG.md"] }, null, "\t")}\n`,
+	);
+	run(["npm", "pack", "--silent", "--pack-destination", join(root, "dist/release")], folder);
+}
+
+if (import.meta.main) {
+	if (!existsSync(executable)) {
+		process.stderr.write("packaging: there is no dist/release/mimo; `npm run build:release` makes it.\n");
+		process.exit(1);
+	}
+	await packArchive();
+	packNpm();
+}

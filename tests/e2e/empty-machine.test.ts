@@ -1,0 +1,64 @@
+/**
+ * The release on machines that have nothing else: an empty Debian, without compiler and Node.js, that debootstrap makes.
+ * MIMO_TEST_FULL=1 asks for it; it needs root, debootstrap, the network and `npm run build:release`. MIMO_DEBIAN names the
+ * suites, bookworm (glibc 2.36) and bullseye (2.31) unless told otherwise, and MIMO_DEBIAN_MIRROR where they come from.
+ */
+import { afterAll, describe, expect, test } from "bun:test";
+import { copyFileSync, mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { basename, join } from "node:path";
+
+const [archive] = [...new Bun.Glob("dist/release/mimo-*-linux-x64.tar.zst").scanSync(".")];
+const mirror = process.env.MIMO_DEBIAN_MIRROR ?? "http://deb.debian.org/debian";
+const suites = (process.env.MIMO_DEBIAN ?? "bookworm bullseye").split(" ");
+
+function whyNot(): string | null {
+	if (!process.env.MIMO_TEST_FULL) return "an empty Debian is among the long counts (MIMO_TEST_FULL=1)";
+	if (process.getuid?.() !== 0 || Bun.which("debootstrap") === null)
+		return "an empty Debian needs root and debootstrap";
+	return archive === undefined ? "there is no release: npm run build:release" : null;
+}
+
+const reason = whyNot();
+if (reason !== null) console.error(`skip: ${reason}`);
+
+describe.skipIf(reason !== null)("in an empty Debian", () => {
+	const folder = mkdtempSync(join(tmpdir(), "mimo-debian-"));
+	afterAll(() => rmSync(folder, { recursive: true, force: true }), 60_000);
+
+	for (const suite of suites) {
+		test(`${suite}: unpacked, the release looks at the machine and trains on the digits`, () => {
+			const root = join(folder, suite);
+			const made = Bun.spawnSync(["debootstrap", "--variant=minbase", "--include=zstd", suite, root, mirror]);
+			expect([made.exitCode, made.exitCode === 0 ? "" : made.stdout.toString().slice(-500)]).toEqual([0, ""]);
+			copyFileSync(archive!, join(root, basename(archive!)));
+			const inside = (script: string) => {
+				// What a container gives: /proc and shared memory. They go with the process.
+				const mounts = `mount -t proc proc ${root}/proc && mount -t tmpfs shm ${root}/dev/shm`;
+				const enter = `${mounts} && exec chroot ${root} /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root sh -ec "$1"`;
+				const { exitCode, stdout, stderr } = Bun.spawnSync(["unshare", "--mount", "sh", "-c", enter, "sh", script]);
+				const said = `${stdout}${stderr}`;
+				console.log(`${suite}$ ${script}\n${said}`);
+				return { exitCode, said };
+			};
+			const name = basename(archive!, ".tar.zst");
+			expect(
+				inside("for tool in cc gcc c++ node npm bun python3; do ! command -v $tool || exit 1; done").exitCode,
+			).toBe(0);
+			expect(inside(`zstd -dc /${name}.tar.zst | tar -xf - && ls ${name}`).exitCode).toBe(0);
+			expect(inside(`cd ${name} && ./mimo --version`).said).toMatch(
+				/^mimo \d.* libraries: cpu \(OpenBLAS.*, cuda, Bun/,
+			);
+			expect(inside(`cd ${name} && ./mimo doctor`)).toMatchObject({
+				exitCode: 0,
+				said: expect.stringContaining("Training can run here."),
+			});
+			const train = "./mimo train --config examples/vlm-tiny.yaml --train-iters 150 --eval-captions 64";
+			const trained = inside(`cd ${name} && ${train}`);
+			expect(trained.exitCode).toBe(0);
+			const [, first, last] = /loss ([\d.]+) → ([\d.]+)\./.exec(trained.said)!;
+			expect(Number(last)).toBeLessThan(0.5 * Number(first));
+			expect(trained.said).toContain("Captions of 64 held-out pictures");
+		}, 900_000);
+	}
+});
