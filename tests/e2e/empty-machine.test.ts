@@ -35,7 +35,7 @@ describe.skipIf(reason !== null)("in an empty Debian", () => {
 			const inside = (script: string) => {
 				// What a container gives: /proc and shared memory. They go with the process.
 				const mounts = `mount -t proc proc ${root}/proc && mount -t tmpfs shm ${root}/dev/shm`;
-				const enter = `${mounts} && exec chroot ${root} /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root sh -ec "$1"`;
+				const enter = `${mounts} && exec chroot ${root} /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp sh -ec "$1"`;
 				const { exitCode, stdout, stderr } = Bun.spawnSync(["unshare", "--mount", "sh", "-c", enter, "sh", script]);
 				const said = `${stdout}${stderr}`;
 				console.log(`${suite}$ ${script}\n${said}`);

@@ -12,7 +12,7 @@ const recipes = recipeFiles.map(readRecipe);
 const planned = process.env.MIMO_TEST_FULL ? recipes : recipes.filter(({ file }) => file.includes("nemotron-nano"));
 
 test.each(planned.map((recipe) => [recipe.file, recipe] as const))(
-	"%s has the numbers of its plan (bun tests/examples/recipes.ts writes them)",
+	"%s has the numbers of its plan (bun tests/e2e/recipes.ts writes them)",
 	async (_, recipe) => {
 		expect(recipe.text).toBe(withPlan(recipe, await planLines(recipe)));
 	},

@@ -1,7 +1,7 @@
 /**
  * Recipes: configurations of examples/ whose header holds a `mimo plan` command and what it prints.
  *
- *   bun tests/examples/recipes.ts     writes the numbers of all headers anew
+ *   bun tests/e2e/recipes.ts     writes the numbers of all headers anew
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
