@@ -61,6 +61,9 @@ export interface RunLog {
 	readonly last: Readonly<Record<string, unknown>> | null;
 	/** Losses and norms by name. */
 	readonly values: ReadonlyMap<string, Series>;
+	/** Losses of evaluations on the validation part, by name. */
+	readonly validation: ReadonlyMap<string, Series>;
+	readonly learningRate: Series;
 	readonly stepMilliseconds: Series;
 	readonly tokensPerSecond: Series;
 	readonly modules: ReadonlyMap<string, ModuleSeries>;
@@ -134,6 +137,8 @@ const newRun = /^\{"event":"start","step":0,/;
 
 class Reader {
 	readonly values = new Map<string, Series>();
+	readonly validation = new Map<string, Series>();
+	readonly learningRate = new Series();
 	readonly stepMilliseconds = new Series();
 	readonly tokensPerSecond = new Series();
 	readonly modules = new Map<string, ModuleSeries>();
@@ -188,8 +193,11 @@ class Reader {
 		const losses = Object.fromEntries(
 			Object.entries(entry).filter(([name, value]) => name !== "iteration" && typeof value === "number"),
 		) as Record<string, number>;
+		const step = numberOf(entry.iteration);
 		if (this.evaluations.length === kept) this.evaluations.splice(1, 1);
-		this.evaluations.push({ step: numberOf(entry.iteration), split, losses });
+		this.evaluations.push({ step, split, losses });
+		if (split !== "validation") return;
+		for (const [name, value] of Object.entries(losses)) seriesOf(this.validation, name).add(step, value);
 	}
 
 	#step(entry: Entry, step: number): void {
@@ -200,12 +208,13 @@ class Reader {
 		this.last = entry;
 		for (const [name, value] of Object.entries(entry)) {
 			if (counted.has(name)) continue;
-			if (typeof value === "number") this.#series(name).add(step, value);
+			if (typeof value === "number") seriesOf(this.values, name).add(step, value);
 			else if (value === "NaN" || value === "Infinity" || value === "-Infinity") {
 				this.#note({ kind: "not finite", step, time, sentence: `${name} is ${value}` });
 			}
 		}
 		if (entry.skipped === true) this.#note({ kind: "skipped", step, time, sentence: "the update was left out" });
+		this.learningRate.add(step, numberOf(entry.learning_rate));
 		this.stepMilliseconds.add(step, numberOf(entry.elapsed_ms));
 		this.tokensPerSecond.add(step, numberOf(entry.tokens_per_second));
 		for (const one of arrayOf(entry.modules)) this.#module(step, one);
@@ -214,11 +223,6 @@ class Reader {
 		for (const [layer, counts] of Object.entries((entry.tokens_per_expert ?? {}) as Record<string, number[]>)) {
 			this.#experts(step, Number(layer), counts);
 		}
-	}
-
-	#series(name: string): Series {
-		if (!this.values.has(name)) this.values.set(name, new Series());
-		return this.values.get(name)!;
 	}
 
 	#module(step: number, entry: Entry): void {
@@ -273,10 +277,18 @@ class Reader {
 
 	/** A run that goes on from an earlier checkpoint does steps again: the later ones count. */
 	#rewind(step: number): void {
-		const all = [...this.values.values(), this.stepMilliseconds, this.tokensPerSecond, ...this.imbalance.values()];
+		const alone = [this.learningRate, this.stepMilliseconds, this.tokensPerSecond];
+		const all = [...alone, ...this.values.values(), ...this.validation.values(), ...this.imbalance.values()];
+		const again = this.evaluations.findIndex((evaluation) => evaluation.step >= step);
+		if (again >= 0) this.evaluations.splice(again);
 		for (const module of this.modules.values()) all.push(...module.parts.values(), module.rate);
 		for (const series of all) series.rewind(step);
 	}
+}
+
+function seriesOf(all: Map<string, Series>, name: string): Series {
+	if (!all.has(name)) all.set(name, new Series());
+	return all.get(name)!;
 }
 
 function arrayOf(value: unknown): Entry[] {

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { Scratch } from "../data/fixtures.ts";
 import { mimo } from "./mimo.ts";
 
-test("the latest run is drawn, and a second log is refused by name", () => {
+test("the latest run is drawn, two logs are compared, one that is not there is named", () => {
 	using scratch = new Scratch();
 	const file = join(scratch.path, "log.jsonl");
 	for (const steps of [3, 2]) {
@@ -21,6 +21,12 @@ test("the latest run is drawn, and a second log is refused by name", () => {
 		/^log\.html: 2 steps, \d+ KiB\.\nAn earlier run of log\.jsonl is left out; --all-runs /,
 	);
 	expect(report("--all-runs").stdout).toMatch(/^log\.html: 5 steps, \d+ KiB\.\n$/);
-	const two = report("other.jsonl");
-	expect([two.exitCode, two.stderr]).toEqual([2, "mimo: mimo report draws one run; other.jsonl is a second one.\n"]);
+	const two = report("log.jsonl", "--output", "two.html");
+	expect([two.exitCode, two.stderr]).toEqual([0, ""]);
+	expect(two.stdout).toMatch(/^two\.html: 2 and 2 steps, \d+ KiB\.\n/);
+	const absent = report("other.jsonl");
+	expect([absent.exitCode, absent.stderr]).toEqual([
+		1,
+		"mimo: other.jsonl: there is no such log file or run folder.\n",
+	]);
 });

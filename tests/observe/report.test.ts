@@ -1,10 +1,11 @@
-/** The page of a run: its content for logs that go on, are torn or long, and its look in a browser. */
+/** The page of a run: what is in it, for logs that go on, are torn or long, and how it looks in a browser. */
 import { afterEach, expect, test } from "bun:test";
 import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { JsonLog } from "../../src/observe/json-log.ts";
-import { reportPage } from "../../src/observe/page/page.ts";
+import { logTicks } from "../../src/observe/page/axes.ts";
+import { comparisonPage, distinctNames, reportPage } from "../../src/observe/page/page.ts";
 import { findLog, readRunLog } from "../../src/observe/run-log.ts";
 import { Series } from "../../src/observe/series.ts";
 import { clock, plantedRun } from "./planted-run.ts";
@@ -46,8 +47,8 @@ test("a spike, a stalled rank, a stop and a resume are on the page", () => {
 		expect(page).toContain(text);
 	}
 	expect(page).not.toContain("<checkpoints>");
-	// The page fetches no address and no script.
-	expect(page).not.toMatch(/https?:|<script|<link|src=/);
+	// Nothing is fetched.
+	expect(page).not.toMatch(/https?:|<link|src=|import\(|fetch\(/);
 	expect(page.length).toBeLessThan(2e6);
 });
 
@@ -135,6 +136,97 @@ test("a long log is read in bounded memory", () => {
 	expect(seen.peak).toBeLessThan(300 * 2 ** 20);
 }, 120_000);
 
+/** Curves of the page's charts, as the pointer shows them, by the chart's label. */
+function curvesOn(page: string) {
+	const boxes = page.split('<div class="curves">').slice(1);
+	return new Map(
+		boxes.map((box) => {
+			const data = JSON.parse(/<script type="application\/json">(.*?)<\/script>/.exec(box)![1]!);
+			return [
+				/aria-label="([^"]*)"/.exec(box)![1]!,
+				data as { unit: string; curves: { name: string; first: number[]; mean: number[] }[] },
+			];
+		}),
+	);
+}
+
+test("learning rate, throughput and validation have curves, with a logarithmic axis beside the linear one", () => {
+	const page = reportPage(readRunLog(plantedRun(folderOf())), clock);
+	const charts = curvesOn(page);
+	const [training, validation] = charts.get("lm loss")!.curves;
+	expect([training!.name, training!.first.length, validation]).toMatchObject([
+		"training",
+		200,
+		{ name: "validation", first: [200], mean: [2.61] },
+	]);
+	expect(charts.get("learning rate")!.curves[0]!.mean[199]).toBe(2e-4);
+	expect(charts.get("tokens/s")!.curves[0]!.mean[0]).toBe(4096);
+	expect(charts.get("TFLOP/s a rank")!.curves.map(({ name }) => name)).toEqual(["radio_encoder", "language"]);
+	expect(charts.get("step time of language")!.curves).toHaveLength(7);
+	expect(page.match(/<div class="chart log">/g)!.length).toBe(page.match(/<input type="checkbox">/g)!.length);
+	for (const [low, high] of [
+		[2, 6],
+		[1e-5, 3e-4],
+		[0.02, 6.5],
+		[1e-9, 5],
+		[3, 3],
+	] as const) {
+		const levels = logTicks(low, high);
+		expect(levels[0]!).toBeLessThanOrEqual(low);
+		expect(levels.at(-1)!).toBeGreaterThanOrEqual(high);
+		expect(levels.length).toBeGreaterThanOrEqual(2);
+		expect(levels.length).toBeLessThanOrEqual(12);
+		expect(levels).toEqual(levels.toSorted((a, b) => a - b));
+	}
+});
+
+test("two runs are laid over each other, and what their configurations differ in is listed", () => {
+	const [first, second] = [folderOf(), folderOf()];
+	const logs = [readRunLog(plantedRun(first)), readRunLog(plantedRun(second))];
+	(logs[1]!.start as { configuration: object }).configuration = { lr: 1e-3, save: "<checkpoints>", seed: 7 };
+	const page = comparisonPage(logs, clock);
+	const names = logs.map(({ file }) => file.split("/").at(-2)!);
+	expect(
+		curvesOn(page)
+			.get("lm loss")!
+			.curves.map(({ name }) => name),
+	).toEqual([...names, ...names.map((name) => `${name}, validation`)]);
+	for (const row of ["<td>lr</td><td>0.003</td><td>0.001</td>", "<td>seed</td><td></td><td>7</td>"]) {
+		expect(page).toContain(row);
+	}
+	expect(page).not.toContain("<td>save</td>");
+	expect(distinctNames(["a/x/log.jsonl", "a/y/log.jsonl"])).toEqual(["x", "y"]);
+	expect(distinctNames(["log.jsonl", "b/log.jsonl"])).toEqual(["log.jsonl", "b/log.jsonl"]);
+	expect(distinctNames(["a.jsonl", "a.jsonl"])).toEqual(["a.jsonl", "a.jsonl (2)"]);
+	expect(() =>
+		comparisonPage(
+			Array.from({ length: 8 }, () => logs[0]!),
+			clock,
+		),
+	).toThrow("At most 7 runs");
+});
+
+test("events of every step are one line with a count; evaluations that are done again are there once", () => {
+	const file = join(folderOf(), "run.jsonl");
+	const log = new JsonLog(file);
+	for (let iteration = 1; iteration <= 100; iteration++) {
+		log.step(step({ iteration, losses: { "lm loss": Number.NaN }, gradNorm: null, skipped: true }));
+		log.evaluation({ iteration, split: "validation", label: "", losses: { "lm loss": iteration } });
+	}
+	log.event({ kind: "stop", step: null, sentence: "done" });
+	log.step(step({ iteration: 50, skipped: true }));
+	log.close();
+	const read = readRunLog(file);
+	expect(read.events).toMatchObject([
+		{ kind: "not finite", step: 1, lastStep: 100, times: 100 },
+		{ kind: "skipped", step: 1, lastStep: 100, times: 100 },
+		{ kind: "stop", times: 1 },
+		{ kind: "skipped", step: 50, times: 1 },
+	]);
+	expect(read.evaluations.map((one) => one.step)).toEqual(Array.from({ length: 49 }, (_, i) => i + 1));
+	expect(reportPage(read, clock)).toContain("<td>100 times, the latest: lm loss is NaN</td>");
+});
+
 test("in a browser: there within a second, nothing wider than a phone or a screen, light and dark differ", () => {
 	const browser = ["chromium", "chromium-browser", "google-chrome"].find((name) => Bun.which(name));
 	if (!browser) {
@@ -144,7 +236,7 @@ test("in a browser: there within a second, nothing wider than a phone or a scree
 	const folder = folderOf();
 	const page = join(folder, "page.html");
 	const probe =
-		"<script>addEventListener('load', () => document.body.dataset.probe = [document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].every((svg) => svg.getBoundingClientRect().width > 100), performance.now() < 1000 ? 'quick' : performance.now()].join(' '))</script>";
+		"<script>addEventListener('load', () => { const loaded = performance.now(); const plot = document.querySelector('.plot'); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })</script>";
 	writeFileSync(page, reportPage(readRunLog(plantedRun(folder)), clock).replace("</body>", `${probe}</body>`));
 	const look = (width: number, scheme: 0 | 1) => {
 		const { stdout } = Bun.spawnSync([
@@ -160,11 +252,13 @@ test("in a browser: there within a second, nothing wider than a phone or a scree
 		]);
 		return /data-probe="([^"]*)"/.exec(stdout.toString())?.[1] ?? "no probe";
 	};
+	// Step 100 and, beside it, the evaluation of step 200; the toggle changes the axis.
+	const pointed = "step_100training2.7555validation_at_2002.61 true_false_false_true";
 	const dark = "rgb(18, 22, 28)";
 	const light = "rgb(246, 247, 249)";
-	expect(look(1280, 1)).toBe(`fits ${light} true quick`);
-	expect(look(500, 1)).toBe(`fits ${light} true quick`);
-	expect(look(1280, 0)).toBe(`fits ${dark} true quick`);
+	expect(look(1280, 1)).toBe(`${pointed} fits ${light} true quick`);
+	expect(look(500, 1)).toBe(`${pointed} fits ${light} true quick`);
+	expect(look(1280, 0)).toBe(`${pointed} fits ${dark} true quick`);
 }, 60_000);
 
 test("every part of a step has a colour of its own", () => {

@@ -1,12 +1,7 @@
-/**
- * Charts as SVG that stretches with the page: shapes alone are in the SVG, every word around it is HTML, so that letters
- * keep their size on a phone.
- */
-import type { Series } from "../series.ts";
+/** Curves over steps, as lines or stacked on each other. What the pointer shows (hover.ts) is beside the drawing as JSON. */
+import type { Bin } from "../series.ts";
+import { frame, height, logTicks, type Scale, stepScale, ticks, width, x, y } from "./axes.ts";
 import { escapeHtml, numberText } from "./html.ts";
-
-/** Units of a drawing. */
-const [width, height] = [1000, 300];
 
 export interface Mark {
 	readonly step: number;
@@ -14,38 +9,25 @@ export interface Mark {
 	readonly sentence: string;
 }
 
-interface Scale {
-	readonly low: number;
-	readonly high: number;
+export interface Curve {
+	readonly name: string;
+	readonly bins: readonly Readonly<Bin>[];
+	/** Number of a colour of the style. */
+	readonly colour: number;
+	/** Measured now and then: its points are drawn. */
+	readonly sparse?: boolean;
 }
 
-/** Round numbers around [low, high] and the values that lines are drawn at. */
-export function ticks(low: number, high: number, count = 4): number[] {
-	const span = high - low || Math.abs(high) || 1;
-	const rough = span / count;
-	const power = 10 ** Math.floor(Math.log10(rough));
-	const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((one) => one >= rough)!;
-	const first = Math.floor(low / step + 1e-9);
-	const last = Math.ceil(high / step - 1e-9);
-	return Array.from({ length: Math.max(1, last - first) + 1 }, (_, i) => (first + i) * step);
+export interface ChartOptions {
+	readonly label: string;
+	readonly unit?: string;
+	readonly marks?: readonly Mark[];
+	/** Few values far above all others do not set the height. */
+	readonly clips?: boolean;
 }
 
-function stepScale(series: readonly Series[]): Scale {
-	const bins = series.flatMap(({ bins }) => (bins.length > 0 ? [bins[0]!, bins.at(-1)!] : []));
-	const low = Math.min(...bins.map(({ first }) => first));
-	const high = Math.max(...bins.map(({ last }) => last));
-	return { low, high: high === low ? low + 1 : high };
-}
-
-const place = ({ low, high }: Scale, value: number, size: number) => ((value - low) / (high - low)) * size;
-const x = (scale: Scale, step: number) => place(scale, step, width).toFixed(1);
-const y = (scale: Scale, value: number) => (height - place(scale, value, height)).toFixed(1);
-
-function grid(levels: readonly number[], scale: Scale): string {
-	return levels
-		.map((level) => `<line class="grid" x1="0" x2="${width}" y1="${y(scale, level)}" y2="${y(scale, level)}"/>`)
-		.join("");
-}
+const middle = ({ first, last }: Readonly<Bin>) => (first + last) / 2;
+const mean = ({ sum, count }: Readonly<Bin>) => sum / count;
 
 function marks(events: readonly Mark[], steps: Scale): string {
 	return events
@@ -57,104 +39,116 @@ function marks(events: readonly Mark[], steps: Scale): string {
 		.join("");
 }
 
-/** A drawing between its axes. */
-function frame(
-	drawing: string,
-	axes: { readonly levels: readonly number[]; readonly steps: Scale; readonly unit: string; readonly label: string },
-): string {
-	const { levels, steps, unit, label } = axes;
-	const middle = Math.round((steps.low + steps.high) / 2);
-	return `<div class="chart"><div class="levels">${levels
-		.toReversed()
-		.map((level) => `<span>${numberText(level)}${unit}</span>`)
-		.join(
-			"",
-		)}</div><svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${escapeHtml(label)}">${drawing}</svg><div class="steps"><span>${numberText(steps.low)}</span><span>step ${numberText(middle)}</span><span>${numberText(steps.high)}</span></div></div>`;
+const keysOf = (curves: readonly Pick<Curve, "name" | "colour">[]): string =>
+	curves.map(({ name, colour }) => `<span class="key c${colour}">${escapeHtml(name)}</span>`).join("");
+
+/** What the pointer shows: the first step of a bin, its mean and, where it has several steps, its last and its extremes. */
+function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stacked: boolean): string {
+	const short = (value: number) => Number(value.toPrecision(5));
+	const data = {
+		...{ unit, stacked, low: steps.low, high: steps.high },
+		curves: curves.map(({ name, bins, colour }) => ({
+			name,
+			colour,
+			first: bins.map(({ first }) => first),
+			mean: bins.map((bin) => short(mean(bin))),
+			...(bins.some(({ count }) => count > 1)
+				? {
+						last: bins.map(({ last }) => last),
+						...(stacked
+							? {}
+							: { least: bins.map(({ least }) => short(least)), most: bins.map(({ most }) => short(most)) }),
+					}
+				: {}),
+		})),
+	};
+	return `<script type="application/json">${JSON.stringify(data).replaceAll("<", "\\u003c")}</script>`;
 }
 
-/** Means of a series as a line, with the band of its bins' extremes; null without values. */
-export function lineChart(
-	series: Series,
-	options: {
-		readonly label: string;
-		readonly unit?: string;
-		readonly marks?: readonly Mark[];
-		readonly colour?: number;
-	},
-): string | null {
-	const { bins } = series;
-	if (bins.length === 0) return null;
-	const levels = ticks(Math.min(...bins.map(({ least }) => least)), Math.max(...bins.map(({ most }) => most)));
-	const scale = { low: levels[0]!, high: levels.at(-1)! };
-	const steps = stepScale([series]);
-	const at = (bin: (typeof bins)[number]) => x(steps, (bin.first + bin.last) / 2);
-	const line = bins.map((bin) => `${at(bin)},${y(scale, bin.sum / bin.count)}`).join(" ");
-	const upper = bins.map((bin) => `${at(bin)},${y(scale, bin.most)}`);
-	const lower = bins.toReversed().map((bin) => `${at(bin)},${y(scale, bin.least)}`);
-	const colour = `c${options.colour ?? 0}`;
-	const drawing = `${grid(levels, scale)}<polygon class="band ${colour}" points="${upper.join(" ")} ${lower.join(" ")}"/><polyline class="line ${colour}" points="${line}"/>${marks(options.marks ?? [], steps)}`;
-	return frame(drawing, { levels, steps, unit: options.unit ?? "", label: options.label });
+/** The most that is drawn: where clipped, a little more than the lowest 98 of 100, if the rest is far above. */
+function ceiling(values: readonly number[], clips: boolean): number {
+	const most = Math.max(...values);
+	const usual = values.toSorted((a, b) => a - b)[Math.floor(0.98 * (values.length - 1))]!;
+	return clips && usual > 0 && most > 2 * usual ? 1.2 * usual : most;
 }
 
-/** Series on top of each other, the first at the bottom; they have values at the same steps. */
-export function stackedChart(
-	parts: readonly (readonly [name: string, series: Series])[],
-	options: { readonly label: string; readonly unit: string; readonly marks?: readonly Mark[] },
-): string | null {
-	const bins = parts[0]?.[1].bins ?? [];
+function clippedText(values: readonly number[], bins: readonly Readonly<Bin>[], most: number, unit: string): string {
+	const above = values.flatMap((value, i) => (value > most * (1 + 1e-9) ? [{ value, bin: bins[i]! }] : []));
+	if (above.length === 0) return "";
+	const highest = above.toSorted((a, b) => b.value - a.value)[0]!;
+	const others = above.length === 1 ? "" : `, the highest of ${above.length}`;
+	return `<p>Above the drawing: ${numberText(highest.value)}${unit} at step ${numberText(highest.bin.first)}${others}.</p>`;
+}
+
+function line({ bins, colour, sparse = false }: Curve, steps: Scale, scale: Scale): string {
+	const at = (bin: Readonly<Bin>) => x(steps, middle(bin));
+	const points = bins.map((bin) => `${at(bin)},${y(scale, mean(bin))}`).join(" ");
+	const wide = !sparse && bins.some(({ least, most }) => least < most);
+	const upper = () => bins.map((bin) => `${at(bin)},${y(scale, bin.most)}`);
+	const lower = () => bins.toReversed().map((bin) => `${at(bin)},${y(scale, bin.least)}`);
+	const band = wide ? `<polygon class="band c${colour}" points="${[...upper(), ...lower()].join(" ")}"/>` : "";
+	// A line without length is a dot where its ends are round.
+	const alone = sparse || bins.length === 1;
+	const dots = alone
+		? bins.map((bin) => `<path class="dot c${colour}" d="M${at(bin)} ${y(scale, mean(bin))}h0"/>`).join("")
+		: "";
+	return `${band}<polyline class="line c${colour}${sparse ? " sparse" : ""}" points="${points}"/>${dots}`;
+}
+
+/** Means as lines, with the band of their bins' extremes; null without values. A reader may take a logarithmic axis. */
+export function lineChart(given: readonly Curve[], options: ChartOptions): string | null {
+	const curves = given.filter(({ bins }) => bins.length > 0);
+	if (curves.length === 0) return null;
+	const { label, unit = "" } = options;
+	const steps = stepScale(curves.map(({ bins }) => bins));
+	const all = curves.flatMap(({ bins }) => bins);
+	const least = Math.min(...all.map((bin) => bin.least));
+	const values = all.map(({ most }) => most);
+	const most = ceiling(values, options.clips ?? false);
+	const draw = (levels: readonly number[], kind: string) => {
+		const scale = { low: levels[0]!, high: levels.at(-1)!, log: kind === "log" };
+		const lines = curves.map((curve) => line(curve, steps, scale)).join("");
+		const axes = { levels, scale, steps, unit, label, kind };
+		return frame(`${lines}${marks(options.marks ?? [], steps)}`, axes);
+	};
+	const positive = Math.min(...all.map(mean).filter((value) => value > 0));
+	const hasLog = Math.min(...all.map(mean)) >= 0 && Number.isFinite(positive);
+	const toggle = hasLog ? '<label class="axis"><input type="checkbox"> log axis</label>' : "";
+	const keys = curves.length > 1 ? keysOf(curves) : "";
+	const above = `<div class="keys">${keys}${toggle}</div>`;
+	const drawings = [
+		draw(ticks(least, most), "linear"),
+		...(hasLog ? [draw(logTicks(least > 0 ? least : positive, Math.max(...values)), "log")] : []),
+	];
+	const clipped = clippedText(values, all, most, unit);
+	return `<div class="curves">${above}${drawings.join("")}${clipped}${pointerData(curves, unit, steps, false)}</div>`;
+}
+
+/** Curves on top of each other, the first at the bottom; they have values at the same steps. */
+export function stackedChart(parts: readonly Curve[], options: ChartOptions): string | null {
+	const bins = parts[0]?.bins ?? [];
 	if (bins.length === 0) return null;
-	const heights = bins.map((_, bin) => parts.map(([, series]) => meanOf(series, bin)));
+	const { label, unit = "" } = options;
+	const heights = bins.map((_, bin) => parts.map((part) => (part.bins[bin] ? mean(part.bins[bin]) : 0)));
 	const totals = heights.map((values) => values.reduce((sum, value) => sum + value, 0));
-	const levels = ticks(0, Math.max(...totals));
+	const most = ceiling(totals, options.clips ?? false);
+	const levels = ticks(0, most);
 	const scale = { low: 0, high: levels.at(-1)! };
-	const steps = stepScale([parts[0]![1]]);
+	const steps = stepScale([bins]);
 	let base = bins.map(() => 0);
-	const areas = parts.map((_, part) => {
+	const areas = parts.map(({ colour }, part) => {
 		const top = base.map((value, bin) => value + heights[bin]![part]!);
 		// A single step is drawn as wide as the chart.
-		const at = (bin: number) => (bins.length === 1 ? undefined : x(steps, (bins[bin]!.first + bins[bin]!.last) / 2));
 		const edge = (values: readonly number[]) =>
 			bins.length === 1
 				? [`0,${y(scale, values[0]!)}`, `${width},${y(scale, values[0]!)}`]
-				: values.map((value, bin) => `${at(bin)},${y(scale, value)}`);
+				: values.map((value, bin) => `${x(steps, middle(bins[bin]!))},${y(scale, value)}`);
 		const points = [...edge(top), ...edge(base).toReversed()].join(" ");
 		base = top;
-		return `<polygon class="area c${part}" points="${points}"/>`;
+		return `<polygon class="area c${colour}" points="${points}"/>`;
 	});
-	const drawing = `${grid(levels, scale)}${areas.join("")}${marks(options.marks ?? [], steps)}`;
-	const keys = parts.map(([name], part) => `<span class="key c${part}">${escapeHtml(name)}</span>`).join("");
-	return `<div class="keys">${keys}</div>${frame(drawing, { levels, steps, unit: options.unit, label: options.label })}`;
-}
-
-function meanOf(series: Series, bin: number): number {
-	const one = series.bins[bin];
-	return one ? one.sum / one.count : 0;
-}
-
-/** Rows of cells, darker where the value is larger; 1 is half dark. */
-export function heatMap(rows: readonly { readonly name: string; readonly values: readonly number[] }[]): string {
-	const lines = rows.map(({ name, values }) => {
-		const cells = values
-			.map((value, index) => {
-				const opacity = Math.min(1, Math.max(0.03, value / 2)).toFixed(2);
-				return `<rect x="${index}" width="1" height="1" fill-opacity="${opacity}"><title>${escapeHtml(name)}, expert ${index}: ${numberText(value)} × the mean</title></rect>`;
-			})
-			.join("");
-		return `<div class="heat"><span>${escapeHtml(name)}</span><svg viewBox="0 0 ${values.length} 1" preserveAspectRatio="none" role="img" aria-label="load of the experts of ${escapeHtml(name)}">${cells}</svg></div>`;
-	});
-	return lines.join("");
-}
-
-/** Bars with their names and values. */
-export function bars(
-	rows: readonly { readonly name: string; readonly value: number; readonly text: string; readonly inner?: number }[],
-): string {
-	const most = Math.max(...rows.map(({ value }) => value), 1);
-	const share = (value: number) => `${((100 * value) / most).toFixed(1)}%`;
-	return rows
-		.map(
-			({ name, value, text, inner }) =>
-				`<div class="bar"><span>${escapeHtml(name)}</span><div class="track"><div style="width:${share(value)}"></div>${inner === undefined ? "" : `<div class="inner" style="width:${share(inner)}"></div>`}</div><span>${escapeHtml(text)}</span></div>`,
-		)
-		.join("");
+	const axes = { levels, scale, steps, unit, label, kind: "linear" };
+	const drawing = frame(`${areas.join("")}${marks(options.marks ?? [], steps)}`, axes);
+	const clipped = clippedText(totals, bins, scale.high, unit);
+	return `<div class="curves"><div class="keys">${keysOf(parts)}</div>${drawing}${clipped}${pointerData(parts, unit, steps, true)}</div>`;
 }

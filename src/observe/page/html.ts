@@ -1,4 +1,4 @@
-/** Text for HTML. */
+/** Text for HTML, and the page's cards. */
 
 export function escapeHtml(text: string): string {
 	const names: Readonly<Record<string, string>> = {
@@ -33,4 +33,11 @@ export function durationText(seconds: number): string {
 	if (whole < 60) return `${whole} s`;
 	if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
 	return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+/** A card of the page; "" without content. */
+export function section(title: string, content: string, wide = false): string {
+	return content === ""
+		? ""
+		: `<section${wide ? ' class="wide"' : ""}><h2>${escapeHtml(title)}</h2>${content}</section>`;
 }

@@ -1,8 +1,9 @@
 /** The parts of a run's page, each "" where the log has nothing for it. */
-import type { RunLog, Streak } from "../run-log.ts";
-import type { Series } from "../series.ts";
-import { bars, heatMap, lineChart, type Mark, stackedChart } from "./charts.ts";
-import { bytesText, durationText, escapeHtml, numberText } from "./html.ts";
+import type { RunLog } from "../run-log.ts";
+import { bars, heatMap } from "./bars.ts";
+import { lineChart } from "./charts.ts";
+import { bytesText, durationText, escapeHtml, numberText, section } from "./html.ts";
+import { meanOf, recentOf } from "./series-means.ts";
 
 type Entry = Readonly<Record<string, unknown>>;
 
@@ -11,12 +12,6 @@ const quietSeconds = 120;
 /** Ranks that are drawn with their numbers, and bars of memory that are shown. */
 const numbered = 64;
 
-function section(title: string, content: string, wide = false): string {
-	return content === ""
-		? ""
-		: `<section${wide ? ' class="wide"' : ""}><h2>${escapeHtml(title)}</h2>${content}</section>`;
-}
-
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
 
 /** Steps that the run is planned to have. */
@@ -24,7 +19,7 @@ function plannedSteps(log: RunLog): number {
 	return numberOf(log.start?.train_iterations);
 }
 
-function stateOf(log: RunLog, now: number): { readonly text: string; readonly kind: "" | "bad" | "quiet" } {
+export function stateOf(log: RunLog, now: number): { readonly text: string; readonly kind: "" | "bad" | "quiet" } {
 	const last = log.events.at(-1);
 	if (last?.kind === "failure") return { text: `failed after step ${last.step}: ${last.sentence}`, kind: "bad" };
 	if (last?.kind === "stop") return { text: `stopped after step ${last.step}: ${last.sentence}`, kind: "quiet" };
@@ -37,18 +32,8 @@ function stateOf(log: RunLog, now: number): { readonly text: string; readonly ki
 	return { text: "running", kind: "" };
 }
 
-function meanOf(series: Series): number {
-	const { bins } = series;
-	return bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
-}
-
-/** Mean of the last bins: the run's present state. */
-function recentOf(series: Series | undefined): number {
-	const bins = series?.bins.slice(-8) ?? [];
-	return bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
-}
-
-export function head(log: RunLog, now: number): string {
+/** What a run is at, in a few words. */
+export function factsOf(log: RunLog, now: number): readonly (readonly [name: string, value: string])[] {
 	const state = stateOf(log, now);
 	const planned = plannedSteps(log);
 	const milliseconds = recentOf(log.stepMilliseconds);
@@ -60,6 +45,8 @@ export function head(log: RunLog, now: number): string {
 	];
 	const latest = log.last?.["lm loss"];
 	if (typeof latest === "number") facts.push(["lm loss", numberText(latest)]);
+	const validation = log.validation.get("lm loss")?.bins.at(-1);
+	if (validation) facts.push(["validation", numberText(validation.sum / validation.count)]);
 	if (Number.isFinite(milliseconds)) facts.push(["a step takes", `${numberText(milliseconds)} ms`]);
 	const rate = recentOf(log.tokensPerSecond);
 	if (Number.isFinite(rate)) facts.push(["tokens/s", numberText(Math.round(rate))]);
@@ -69,64 +56,15 @@ export function head(log: RunLog, now: number): string {
 	if (planned > log.lastStep && state.text === "running") {
 		facts.push(["left", durationText(((planned - log.lastStep) * milliseconds) / 1000)]);
 	}
+	return facts;
+}
+
+export function head(log: RunLog, now: number): string {
+	const state = stateOf(log, now);
+	const facts = factsOf(log, now);
 	const list = facts.map(([name, value]) => `<div><dt>${name}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
 	const file = escapeHtml(log.file);
 	return `<header><h1>${file}</h1><span class="state ${state.kind}">${escapeHtml(state.text)}</span><dl class="facts">${list}</dl></header>`;
-}
-
-export function lossSection(log: RunLog, marks: readonly Mark[]): string {
-	const losses = [...log.values].filter(([name]) => / loss$|_loss$|^lm loss/.test(name));
-	const charts = losses.map(([name, series], index) => {
-		const chart = lineChart(series, { label: name, marks, colour: index === 0 ? 0 : 3 });
-		return chart === null ? "" : `${index === 0 && losses.length === 1 ? "" : `<h3>${escapeHtml(name)}</h3>`}${chart}`;
-	});
-	return section("Loss", charts.join(""));
-}
-
-export function normSection(log: RunLog, marks: readonly Mark[]): string {
-	const first = log.values.get("grad_norm");
-	// Under the exact policy the exact norm is the norm.
-	const repeats = (series: Series) => {
-		const difference = first && series !== first ? Math.abs(meanOf(series) / meanOf(first) - 1) : 1;
-		return difference < 1e-6;
-	};
-	const names = [...log.values].filter(([name, series]) => /norm/.test(name) && !repeats(series)).map(([name]) => name);
-	const charts = names.map((name) => {
-		const chart = lineChart(log.values.get(name)!, { label: name, marks, colour: 1 });
-		return chart === null ? "" : `${names.length > 1 ? `<h3>${escapeHtml(name)}</h3>` : ""}${chart}`;
-	});
-	return section("Gradient norm", charts.join(""));
-}
-
-export function timeSection(log: RunLog, marks: readonly Mark[]): string {
-	const charts = [...log.modules.values()].map((module) => {
-		const chart = stackedChart([...module.parts], { label: `step time of ${module.name}`, unit: " ms", marks });
-		const slowest = [...module.slowest].toSorted((a, b) => b[1] - a[1])[0];
-		const share = slowest
-			? (100 * slowest[1]) / [...module.slowest.values()].reduce((sum, count) => sum + count, 0)
-			: 0;
-		const who =
-			slowest && module.ranks > 1
-				? `<p>Rank ${slowest[0]} was the slowest in ${share.toFixed(0)} % of the steps.${streakText(module.streak)}</p>`
-				: "";
-		const rate = recentOf(module.rate);
-		const speed = rate > 0 ? `, ${numberText(rate)} TFLOP/s a rank` : "";
-		return `<h3>${escapeHtml(module.name)}: ${module.ranks} rank${module.ranks === 1 ? "" : "s"}${speed}</h3>${chart ?? ""}${who}`;
-	});
-	if (charts.length > 0) return section("Where a step's time goes", charts.join(""));
-	return section(
-		"Step time",
-		lineChart(log.stepMilliseconds, { label: "step time", unit: " ms", marks, colour: 2 }) ?? "",
-	);
-}
-
-/** Steps in a row that are worth a sentence. */
-const notableStreak = 8;
-
-function streakText(streak: Streak | null): string {
-	if (streak === null || streak.last - streak.first + 1 < notableStreak) return "";
-	const { rank, first, last, busy, mean } = streak;
-	return ` Rank ${rank} was it in all steps from ${first} to ${last}: at first it worked ${numberText(busy)} ms, the ranks on average ${numberText(mean)} ms.`;
 }
 
 export function expertSection(log: RunLog): string {
@@ -142,7 +80,8 @@ export function expertSection(log: RunLog): string {
 		.toSorted((a, b) => b.value - a.value)[0]!;
 	const sentence = `<p>Tokens of every expert over the mean of its layer, whole run, experts from left to right. The busiest is expert ${worst.expert} of ${worst.name} with ${worst.value.toFixed(2)} times the mean.</p>`;
 	const over = [...log.imbalance].toSorted(([, a], [, b]) => recentOf(b) - recentOf(a))[0];
-	const chart = over && lineChart(over[1], { label: "busiest expert over the mean", colour: 3 });
+	const name = "busiest expert over the mean";
+	const chart = over && lineChart([{ name, bins: over[1].bins, colour: 3 }], { label: name });
 	const title = over ? `<h3>Busiest expert over the mean by step, layer ${over[0]}</h3>` : "";
 	return section("Load of the experts", `${sentence}${heatMap(rows)}${chart ? `${title}${chart}` : ""}`);
 }
@@ -162,8 +101,8 @@ export function memorySection(log: RunLog): string {
 
 export function eventSection(log: RunLog): string {
 	const rows = log.events.map(
-		({ step, kind, sentence, time }) =>
-			`<tr><td class="number">${numberText(step)}</td><td class="number">${escapeHtml(kind)}</td><td>${escapeHtml(sentence)}</td><td class="number">${escapeHtml(time?.slice(0, 19).replace("T", " ") ?? "")}</td></tr>`,
+		({ step, lastStep, times, kind, sentence, time }) =>
+			`<tr><td class="number">${numberText(step)}${lastStep === step ? "" : `–${numberText(lastStep)}`}</td><td class="number">${escapeHtml(kind)}</td><td>${times === 1 ? "" : `${numberText(times)} times, the latest: `}${escapeHtml(sentence)}</td><td class="number">${escapeHtml(time?.slice(0, 19).replace("T", " ") ?? "")}</td></tr>`,
 	);
 	const notes = [
 		...(log.eventsLeftOut > 0 ? [`${log.eventsLeftOut} more events are left out.`] : []),

@@ -20,18 +20,40 @@ p { margin: 0 0 10px; color: var(--soft); }
 dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px 18px; margin: 14px 0 0; }
 dl.facts dt { color: var(--soft); font-size: 13px; } dl.facts dd { margin: 0; font-size: 18px; font-weight: 600;
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-.chart { display: grid; grid-template-columns: max-content minmax(0, 1fr); column-gap: 8px; }
-.chart svg { width: 100%; height: 190px; display: block; }
-.levels { display: flex; flex-direction: column; justify-content: space-between; text-align: right; font-size: 12px;
-  color: var(--soft); font-variant-numeric: tabular-nums; margin: -8px 0; }
-.steps { grid-column: 2; display: flex; justify-content: space-between; font-size: 12px; color: var(--soft); margin-top: 10px; }
+.chart { --height: 190px; display: grid; grid-template-columns: max-content minmax(0, 1fr); column-gap: 8px; }
+.chart svg { width: 100%; height: var(--height); display: block; }
+/* Labels lie over each other, so that the widest makes the column, and move to their places. */
+.levels { display: grid; height: 0; text-align: right; font-size: 12px; line-height: 16px; color: var(--soft);
+  font-variant-numeric: tabular-nums; white-space: nowrap; }
+.levels span { grid-area: 1 / 1; transform: translateY(calc(var(--height) * var(--at) - 8px)); }
+.steps { grid-column: 2; position: relative; height: 18px; font-size: 12px; color: var(--soft); margin-top: 6px;
+  font-variant-numeric: tabular-nums; }
+.steps span { position: absolute; white-space: nowrap; left: calc(100% * var(--at)); transform: translateX(calc(-100% * var(--at))); }
+.steps span:last-child::before { content: "step "; }
+.curves { margin-bottom: 4px; }
+.curves:has(.axis input:checked) .linear, .curves:not(:has(.axis input:checked)) .log { display: none; }
+/* Alone it stands beside the title above. */
+.keys:has(> .axis:only-child) { margin-top: -29px; }
+.axis { margin-left: auto; cursor: pointer; user-select: none; display: inline-flex; align-items: center; gap: 5px; }
+.axis input { margin: 0; accent-color: var(--c0); }
+.plot { position: relative; touch-action: pan-y; cursor: crosshair; }
+.cross { position: absolute; top: 0; bottom: 0; left: calc(100% * var(--x, 0)); border-left: 1px solid var(--soft);
+  visibility: hidden; pointer-events: none; }
+.tip { position: absolute; z-index: 1; top: 4px; left: calc(100% * var(--x, 0) + 10px); visibility: hidden; pointer-events: none;
+  background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 6px 10px; font-size: 12.5px;
+  box-shadow: 0 3px 12px rgb(0 0 0 / .18); white-space: nowrap; font-variant-numeric: tabular-nums; }
+.tip div { display: flex; justify-content: space-between; gap: 16px; }
+.plot.right .tip { left: auto; right: calc(100% * (1 - var(--x, 0)) + 10px); }
+.plot.pointed .cross, .plot.pointed .tip { visibility: visible; }
 svg .grid { stroke: var(--rule); stroke-width: 1; vector-effect: non-scaling-stroke; }
 svg .line { fill: none; stroke-width: 1.8; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
+svg .line.sparse { stroke-dasharray: 5 4; }
+svg .dot { fill: none; stroke-width: 6; stroke-linecap: round; vector-effect: non-scaling-stroke; }
 svg .band { opacity: .25; stroke: none; }
 svg .mark { stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 4 3; vector-effect: non-scaling-stroke; }
 svg .mark.start, svg .mark.resume { stroke: var(--c2); } svg .mark.failure, svg .mark.not-finite, svg .mark.stop { stroke: var(--bad); }
-${[0, 1, 2, 3, 4, 5, 6].map((i) => `.line.c${i} { stroke: var(--c${i}); } .area.c${i}, .band.c${i} { fill: var(--c${i}); } .key.c${i}::before { background: var(--c${i}); }`).join("\n")}
-.keys { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; color: var(--soft); margin-bottom: 12px; }
+${[0, 1, 2, 3, 4, 5, 6].map((i) => `.line.c${i}, .dot.c${i} { stroke: var(--c${i}); } .area.c${i}, .band.c${i} { fill: var(--c${i}); } .key.c${i}::before { background: var(--c${i}); }`).join("\n")}
+.keys { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; color: var(--soft); margin-bottom: 14px; min-height: 4px; }
 .key::before { content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
 .heat { display: grid; grid-template-columns: 76px minmax(0, 1fr); align-items: center; gap: 8px; font-size: 12px;
   color: var(--soft); } .heat svg { width: 100%; height: 20px; fill: var(--c0); display: block; margin: 1px 0; }
@@ -54,9 +76,15 @@ th { white-space: nowrap; } th.rest { width: 60%; } td.number { font-variant-num
 .lanes.many .rank { min-width: 7px; height: 10px; padding: 0; font-size: 0; } .lanes.many .lane { padding: 1px; gap: 1px; }
 .lanes.many { gap: 3px; }
 .arrows { color: var(--soft); font-size: 13px; text-align: center; line-height: 1.7; }
-.chart + p { margin: 8px 0 0; font-size: 14px; }
+.chart + p, .curves + p { margin: 8px 0 0; font-size: 14px; }
+table.runs td { white-space: nowrap; overflow-wrap: normal; } table.runs .state { white-space: normal; display: inline-block; max-width: 40ch; }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 @media (max-width: 760px) { main { grid-template-columns: minmax(0, 1fr); padding: 10px 8px 32px; gap: 10px; }
   .column { gap: 10px; } header, section { padding: 14px 12px; } .modules { grid-template-columns: minmax(0, 1fr); }
-  dl.facts { grid-template-columns: repeat(2, minmax(0, 1fr)); } .chart svg { height: 160px; } }
+  dl.facts { grid-template-columns: repeat(2, minmax(0, 1fr)); } .chart { --height: 160px; } .tip { left: auto; right: 0; }
+  .plot.right .tip { left: 0; right: auto; }
+  .events tr { display: grid; grid-template-columns: auto auto 1fr; } .events td, .events th { padding-right: 10px; }
+  .events td { border-bottom: none; } .events td:nth-child(3) { grid-column: 1 / -1; order: 1; padding-top: 0;
+  border-bottom: 1px solid var(--rule); } .events th:nth-child(3) { display: none; }
+  .events td:nth-child(4), .events th:nth-child(4) { text-align: right; padding-right: 0; } }
 `;

@@ -1,0 +1,128 @@
+/** The curves of one run, or of several laid over each other; each section is "" where no log has anything for it. */
+import type { RunLog, Streak } from "../run-log.ts";
+import type { Series } from "../series.ts";
+import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";
+import { escapeHtml, numberText, section } from "./html.ts";
+import { meanOf, recentOf } from "./series-means.ts";
+
+export interface DrawnRun {
+	/** Distinguishes it from the others of the page. */
+	readonly name: string;
+	readonly log: RunLog;
+}
+
+/** Colours of runs, in the order in which they are given. */
+export const runColours = [0, 1, 2, 3, 5, 6, 4];
+/** Of validation losses beside training's. */
+const validationColour = 5;
+
+/** One curve a run: of its own colour, or of `colour` where it is alone. */
+function curvesOf(
+	runs: readonly DrawnRun[],
+	pick: (log: RunLog) => Series | undefined,
+	{ name, colour }: { readonly name: string; readonly colour: number },
+): Curve[] {
+	return runs.flatMap((run, i) => {
+		const bins = pick(run.log)?.bins ?? [];
+		if (bins.length === 0) return [];
+		return [runs.length === 1 ? { name, bins, colour } : { name: run.name, bins, colour: runColours[i]! }];
+	});
+}
+
+/** Names over all runs, in the order of the first that has them. */
+const namesOf = (runs: readonly DrawnRun[], names: (log: RunLog) => Iterable<string>): string[] => [
+	...new Set(runs.flatMap(({ log }) => [...names(log)])),
+];
+
+/** Charts below each other, each with its name where there are several. */
+function charts(
+	list: readonly (readonly [name: string, curves: readonly Curve[]])[],
+	options: Omit<ChartOptions, "label">,
+) {
+	const drawn = list.flatMap(([name, curves]) => {
+		const chart = lineChart(curves, { ...options, label: name });
+		return chart === null ? [] : [[name, chart] as const];
+	});
+	return drawn.map(([name, chart]) => `${drawn.length > 1 ? `<h3>${escapeHtml(name)}</h3>` : ""}${chart}`).join("");
+}
+
+export function lossSection(runs: readonly DrawnRun[], marks: readonly Mark[]): string {
+	const trained = namesOf(runs, ({ values }) =>
+		[...values.keys()].filter((name) => / loss$|_loss$|^lm loss/.test(name)),
+	);
+	const names = [...new Set([...trained, ...namesOf(runs, ({ validation }) => validation.keys())])];
+	const list = names.map((name, i) => {
+		const training = curvesOf(runs, (log) => log.values.get(name), { name: "training", colour: i === 0 ? 0 : 3 });
+		const evaluated = runs.flatMap((run, at): Curve[] => {
+			const bins = run.log.validation.get(name)?.bins ?? [];
+			if (bins.length === 0) return [];
+			const alone = runs.length === 1;
+			const colour = alone ? validationColour : runColours[at]!;
+			return [{ name: alone ? "validation" : `${run.name}, validation`, bins, colour, sparse: true }];
+		});
+		return [name, [...training, ...evaluated]] as const;
+	});
+	return section("Loss", charts(list, { marks }));
+}
+
+export function normSection(runs: readonly DrawnRun[], marks: readonly Mark[]): string {
+	const names = namesOf(runs, ({ values }) => {
+		const first = values.get("grad_norm");
+		// Under the exact policy the exact norm is the norm.
+		const repeats = (series: Series) =>
+			first !== undefined && series !== first && Math.abs(meanOf(series) / meanOf(first) - 1) < 1e-6;
+		return [...values].filter(([name, series]) => /norm/.test(name) && !repeats(series)).map(([name]) => name);
+	});
+	const list = names.map((name) => [name, curvesOf(runs, (log) => log.values.get(name), { name, colour: 1 })] as const);
+	return section("Gradient norm", charts(list, { marks }));
+}
+
+export function learningRateSection(runs: readonly DrawnRun[]): string {
+	const curves = curvesOf(runs, (log) => log.learningRate, { name: "learning rate", colour: 2 });
+	return section("Learning rate", charts([["learning rate", curves]], {}));
+}
+
+export function throughputSection(runs: readonly DrawnRun[]): string {
+	const tokens = curvesOf(runs, (log) => log.tokensPerSecond, { name: "tokens/s", colour: 6 });
+	const alone = runs.length === 1 ? [...runs[0]!.log.modules.values()] : [];
+	const rates = alone.map(({ name, rate }, i): Curve => ({ name, bins: rate.bins, colour: runColours[i]! }));
+	const list = [["tokens/s", tokens] as const, ["TFLOP/s a rank", rates] as const];
+	return section("Throughput", charts(list, { clips: true }));
+}
+
+/** Of several runs: how long their steps take. */
+export function stepTimeSection(runs: readonly DrawnRun[]): string {
+	const curves = curvesOf(runs, (log) => log.stepMilliseconds, { name: "step time", colour: 2 });
+	return section("Step time", charts([["step time", curves]], { unit: " ms", clips: true }));
+}
+
+/** Of one run: what its modules do in a step. */
+export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
+	const modules = [...run.log.modules.values()];
+	if (modules.length === 0) return stepTimeSection([run]);
+	const drawn = modules.map((module) => {
+		const parts = [...module.parts].map(([name, { bins }], colour): Curve => ({ name, bins, colour }));
+		const about = { label: `step time of ${module.name}`, unit: " ms", marks, clips: true };
+		const slowest = [...module.slowest].toSorted((a, b) => b[1] - a[1])[0];
+		const share = slowest
+			? (100 * slowest[1]) / [...module.slowest.values()].reduce((sum, count) => sum + count, 0)
+			: 0;
+		const who =
+			slowest && module.ranks > 1
+				? `<p>Rank ${slowest[0]} was the slowest in ${share.toFixed(0)} % of the steps.${streakText(module.streak)}</p>`
+				: "";
+		const rate = recentOf(module.rate);
+		const speed = rate > 0 ? `, ${numberText(rate)} TFLOP/s a rank` : "";
+		return `<h3>${escapeHtml(module.name)}: ${module.ranks} rank${module.ranks === 1 ? "" : "s"}${speed}</h3>${stackedChart(parts, about) ?? ""}${who}`;
+	});
+	return section("Where a step's time goes", drawn.join(""));
+}
+
+/** Steps in a row that are worth a sentence. */
+const notableStreak = 8;
+
+function streakText(streak: Streak | null): string {
+	if (streak === null || streak.last - streak.first + 1 < notableStreak) return "";
+	const { rank, first, last, busy, mean } = streak;
+	return ` Rank ${rank} was it in all steps from ${first} to ${last}: at first it worked ${numberText(busy)} ms, the ranks on average ${numberText(mean)} ms.`;
+}
