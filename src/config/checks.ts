@@ -247,8 +247,18 @@ const trackers: readonly Check[] = [
 	(c) => unless(c.mlflowRunName === null || c.mlflowDir !== null, "mlflow-run-name", "it needs mlflow-dir"),
 	(c) => unless(c.mlflowExperiment === "Default" || c.mlflowDir !== null, "mlflow-experiment", "it needs mlflow-dir"),
 	(c) => unless(c.wandbProject === null || wandbFolder(c) !== null, "wandb-project", "it needs wandb-save-dir or save"),
-	(c) => unless(c.wandbExpName === null || wandbFolder(c) !== null, "wandb-exp-name", "it needs wandb-project"),
-	(c) => unless(c.wandbEntity === null || wandbFolder(c) !== null, "wandb-entity", "it needs wandb-project"),
+	(c) =>
+		unless(
+			c.wandbExpName === null || wandbFolder(c) !== null,
+			"wandb-exp-name",
+			"it needs wandb-project or wandb-save-dir",
+		),
+	(c) =>
+		unless(
+			c.wandbEntity === null || wandbFolder(c) !== null,
+			"wandb-entity",
+			"it needs wandb-project or wandb-save-dir",
+		),
 ];
 
 const other: readonly Check[] = [

@@ -8,7 +8,7 @@ const introduction = `# Configuration
 Every key is a flag (\`--hidden-size 128\`) and a line of a YAML file (\`hidden-size: 128\`); underscores are accepted for
 dashes. Names are Megatron's wherever it has one. A preset is overruled by \`--config FILE.yaml\`, both by flags; paths in
 a file are relative to that file. A switch is turned off by \`--no-NAME\` or \`NAME: false\`. \`mimo train --print-config\`
-shows every value and where it came from.
+shows every value and where it came from, \`mimo train --help WORD\` the flags about a word.
 
 Dropout is the difference to remember: \`hidden-dropout\` and \`attention-dropout\` are 0 unless given, while Megatron
 drops a tenth.`;

@@ -5,11 +5,15 @@ import { crc32 } from "node:zlib";
 export type Fields = Map<number, (number | Uint8Array)[]>;
 
 /** All records of a file; throws at the first byte that is not as it should be. `torn`: bytes behind the last whole record. */
-export function decodeLog(file: Buffer): { readonly records: Fields[]; readonly torn: number } {
+export function decodeLog(file: Buffer): {
+	readonly records: Fields[];
+	readonly raw: Buffer[];
+	readonly torn: number;
+} {
 	if (file.toString("latin1", 0, 4) !== ":W&B" || file.readUInt16LE(4) !== 0xbee1 || file[6] !== 0) {
 		throw new Error("no W&B log");
 	}
-	const records: Fields[] = [];
+	const raw: Buffer[] = [];
 	let at = 7;
 	let whole = 7;
 	let parts: Buffer[] = [];
@@ -31,11 +35,11 @@ export function decodeLog(file: Buffer): { readonly records: Fields[]; readonly 
 		parts.push(file.subarray(at + 7, at + 7 + length));
 		at += 7 + length;
 		if (kind === 2 || kind === 3) continue;
-		records.push(decodeMessage(Buffer.concat(parts)));
+		raw.push(Buffer.concat(parts));
 		parts = [];
 		whole = at;
 	}
-	return { records, torn: file.length - whole };
+	return { records: raw.map(decodeMessage), raw, torn: file.length - whole };
 }
 
 export function decodeMessage(bytes: Uint8Array): Fields {

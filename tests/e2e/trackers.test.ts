@@ -1,0 +1,157 @@
+/** MLflow and Weights & Biases over stops and resumes of a real run, and as those packages themselves read them. */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { mimo } from "../commands/mimo.ts";
+import { Scratch } from "../data/fixtures.ts";
+import { decodeLog, itemsOf, kindsOf, messagesOf } from "../observe/wandb-decoder.ts";
+
+const scratch = new Scratch();
+afterAll(() => scratch[Symbol.dispose]());
+
+const common = [
+	...["train", "--preset", "nemotron-tiny", "--device", "cpu", "--lr-warmup-iters", "0", "--train-iters", "6"],
+	...["--save-interval", "2", "--eval-iters", "1", "--eval-interval", "3", "--log-json", "log.jsonl"],
+	...[
+		"--data-path",
+		"text.txt",
+		"--mlflow-dir",
+		"mlruns",
+		"--mlflow-experiment",
+		"tiny",
+		"--wandb-dir",
+		"wb",
+		"--wandb-project",
+		"demo",
+	],
+];
+
+function train(...more: string[]): string {
+	const { exitCode, stdout, stderr } = mimo([...common, ...more], scratch.path);
+	expect([exitCode, stderr.replace(/^ck \(load\) holds no checkpoint yet.*\n/, "")]).toEqual([0, ""]);
+	return stdout;
+}
+
+/** Folders of runs. */
+const mlflowRuns = () =>
+	[...new Bun.Glob("mlruns/*/*/meta.yaml").scanSync(scratch.path)].map((file) => join(file, ".."));
+const wandbFiles = () => [...new Bun.Glob("wb/wandb/offline-run-*/*.wandb").scanSync(scratch.path)];
+
+const metric = (run: string, name: string): number[][] =>
+	readFileSync(join(scratch.path, run, "metrics", name), "utf8")
+		.trimEnd()
+		.split("\n")
+		.map((line) => line.split(" ").map(Number));
+
+beforeAll(() => {
+	scratch.file("text.txt", "All happy families are alike; each unhappy family is unhappy in its own way. ".repeat(200));
+	train("--save", "ck", "--load", "ck", "--exit-interval", "5");
+	// Goes on after step 4: step 5 is done again.
+	expect(train("--save", "ck", "--load", "ck", "--ckpt-step", "4")).toContain(
+		"Files: log log.jsonl, MLflow mlruns, Weights & Biases wb.",
+	);
+}, 60_000);
+
+test("a run that goes on in its folder of checkpoints has one record, with every step once", () => {
+	const logged = readFileSync(join(scratch.path, "log.jsonl"), "utf8")
+		.trimEnd()
+		.split("\n")
+		.map((line) => JSON.parse(line));
+	const losses = new Map(logged.flatMap((one) => (one.tokens ? [[one.iteration, one["lm loss"]]] : [])));
+	const expected = [1, 2, 3, 4, 5, 6].map((step) => [step, losses.get(step)]);
+	const [run] = mlflowRuns();
+	expect(metric(run!, "lm loss").map(([, loss, step]) => [step, loss])).toEqual(expected);
+	expect(metric(run!, "lm loss validation").map(([, , step]) => step)).toEqual([3, 6]);
+	const { records, torn } = decodeLog(readFileSync(join(scratch.path, wandbFiles()[0]!)));
+	const rows = records.flatMap((record) => messagesOf(record, 2)).map((row) => itemsOf(row, 1));
+	expect(torn).toBe(0);
+	expect(rows.map((row) => [row._step, row["lm loss"]])).toEqual(expected);
+	expect(kindsOf(records).at(-1)).toEndWith(" exit");
+	expect([mlflowRuns().length, wandbFiles().length]).toEqual([1, 1]);
+});
+
+test("the same checkpoint taken elsewhere is another run, and leaves the first as it is", () => {
+	const [run] = mlflowRuns();
+	const before = readdirSync(join(scratch.path, run!, "metrics")).length;
+	train("--save", "elsewhere", "--load", "ck", "--ckpt-step", "4");
+	expect([mlflowRuns().length, wandbFiles().length]).toEqual([2, 2]);
+	expect(readdirSync(join(scratch.path, run!, "metrics"))).toHaveLength(before);
+	expect(metric(run!, "lm loss")).toHaveLength(6);
+	expect(metric(mlflowRuns().find((one) => one !== run)!, "lm loss").map(([, , step]) => step)).toEqual([5, 6]);
+}, 60_000);
+
+test("keys that need another one are refused together", () => {
+	const refused = (...flags: string[]) => {
+		const { exitCode, stderr } = mimo(["train", "--preset", "nemotron-tiny", "--train-iters", "100", ...flags]);
+		return [exitCode, stderr];
+	};
+	expect(refused("--wandb-project", "p")).toEqual([
+		2,
+		'mimo: --wandb-project: the value is "p"; it needs wandb-save-dir or save.\n',
+	]);
+	expect(refused("--mlflow-run-name", "a", "--wandb-exp-name", "b")).toEqual([
+		2,
+		[
+			"mimo: 2 mistakes in the configuration:",
+			'  --mlflow-run-name: the value is "a"; it needs mlflow-dir.',
+			'  --wandb-exp-name: the value is "b"; it needs wandb-project or wandb-save-dir.\n',
+		].join("\n"),
+	]);
+});
+
+/** An interpreter that has the package; null after saying so. */
+function pythonWith(name: string): string | null {
+	const python = process.env.MIMO_PYTHON ?? "python3";
+	if (Bun.which(python) && Bun.spawnSync([python, "-c", `import ${name}`]).success) return python;
+	console.log(`skipped: Python with ${name} is not installed (MIMO_PYTHON names one)`);
+	return null;
+}
+
+function runPython(python: string, script: string): unknown {
+	const { stdout, stderr, success } = Bun.spawnSync([python, "-c", script], {
+		cwd: scratch.path,
+		env: { ...process.env, MLFLOW_ALLOW_FILE_STORE: "true" },
+	});
+	expect(success ? "" : stderr.toString()).toBe("");
+	return JSON.parse(stdout.toString());
+}
+
+test("MLflow's own client opens the store", () => {
+	const python = pythonWith("mlflow");
+	if (python === null) return;
+	const script = `
+import json
+from pathlib import Path
+from mlflow.tracking import MlflowClient
+client = MlflowClient(Path("mlruns").resolve().as_uri())
+experiment = client.get_experiment_by_name("tiny")
+run = client.search_runs([experiment.experiment_id], "params.\`save\` = 'ck'")[0]
+history = client.get_metric_history(run.info.run_id, "lm loss")
+print(json.dumps([run.info.status, run.info.run_name, run.data.params["train-iters"], [m.step for m in history], run.data.metrics["lm loss"] == history[-1].value]))
+`;
+	expect(runPython(python, script)).toEqual(["FINISHED", "ck", "6", [1, 2, 3, 4, 5, 6], true]);
+}, 60_000);
+
+test("W&B's own messages parse every record, and wandb sync would upload the runs", () => {
+	const python = pythonWith("wandb");
+	if (python === null) return;
+	// The packages' generated classes; what they do not know they keep aside.
+	const script = `
+import json
+from google.protobuf.unknown_fields import UnknownFieldSet
+from wandb.proto.wandb_internal_pb2 import Record
+steps, unknown = [], 0
+for line in json.load(open("records.json")):
+    record = Record()
+    record.ParseFromString(bytes(line))
+    unknown += len(UnknownFieldSet(record)) + sum(len(UnknownFieldSet(value)) for _, value in record.ListFields() if hasattr(value, "ListFields"))
+    if record.WhichOneof("record_type") == "history":
+        steps.append([record.history.step.num, [json.loads(item.value_json) for item in record.history.item if list(item.nested_key) == ["_step"]][0]])
+print(json.dumps([steps, unknown]))
+`;
+	const file = readFileSync(join(scratch.path, wandbFiles()[0]!));
+	scratch.file("records.json", JSON.stringify(decodeLog(file).raw.map((bytes) => [...bytes])));
+	expect(runPython(python, script)).toEqual([[1, 2, 3, 4, 5, 6].map((step) => [step, step]), 0]);
+	const sync = Bun.spawnSync([python, "-m", "wandb", "sync", "--dry-run", "wb/wandb"], { cwd: scratch.path });
+	expect(sync.stderr.toString() + sync.stdout.toString()).toContain("Would sync");
+}, 60_000);
