@@ -14,7 +14,11 @@ export interface LoggedEvent {
 	/** Steps done by then. */
 	readonly step: number;
 	readonly time: string | null;
-	readonly sentence: string;
+	/** Of the latest, where it happened more than once in a row. */
+	sentence: string;
+	times: number;
+	/** Steps done by the latest. */
+	lastStep: number;
 }
 
 export interface LoggedEvaluation {
@@ -117,6 +121,9 @@ type Entry = Readonly<Record<string, unknown>>;
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
 const textOf = (value: unknown): string | null => (typeof value === "string" ? value : null);
 
+/** Kinds of events that may come with every step. */
+const counts = new Set(["data", "skipped", "not finite"]);
+
 /** Fields of a step that are not losses. */
 const counted = new Set([
 	"iteration",
@@ -184,8 +191,18 @@ class Reader {
 		this.#note({ kind, step, time: textOf(entry.time), sentence: textOf(entry.sentence) ?? "" });
 	}
 
-	#note(event: LoggedEvent): void {
-		if (this.events.length < kept) this.events.push(event);
+	/** Events that differ in nothing but numbers are one with a count. */
+	#note(event: Pick<LoggedEvent, "kind" | "step" | "time" | "sentence">): void {
+		const words = ({ kind, sentence }: Pick<LoggedEvent, "kind" | "sentence">) =>
+			`${kind} ${sentence.replaceAll(/\d+/g, "")}`;
+		// A step may bring several; what is no such event ends a row of them.
+		const row = this.events.slice(this.events.findLastIndex(({ kind }) => !counts.has(kind)) + 1);
+		const before = counts.has(event.kind) ? row.findLast((one) => words(one) === words(event)) : undefined;
+		if (before !== undefined) {
+			before.times++;
+			before.sentence = event.sentence;
+			before.lastStep = event.step;
+		} else if (this.events.length < kept) this.events.push({ ...event, times: 1, lastStep: event.step });
 		else this.eventsLeftOut++;
 	}
 
