@@ -127,7 +127,7 @@ void PeerRows::reserve(const mimo_row_exchange& rows) {
   if (rows.beside_x != nullptr) bytes += rows.stage_rows * rows.beside_row_bytes;
   if (bytes <= window_bytes_) return;
   check(cudaStreamSynchronize(queue_), "exchanges of rows");
-  // Nobody's exchanges need the windows any more; then nobody has them open.
+  // First all members have ended their exchanges; then all have closed each other's windows.
   all_agree(true, size_, tell_);
   if (window_) window_->close_opened();
   all_agree(true, size_, tell_);

@@ -4,8 +4,8 @@
 // Rows are staged where their tokens are, because there are at most so many: on the way to the experts a member copies its rows
 // to its own window, and the others fetch theirs; on the way back they put rows into its window, and it copies them out. Each
 // exchange has two moments, which members tell each other by counters in each other's memory: "filled", all that goes into the
-// windows lies there, and "done", what was there has been taken. A stream waits for the others in a kernel of one block, the host
-// for nobody; when the run fails, give_up() ends those kernels.
+// windows lies there, and "done", what was there has been taken. A stream waits for the others in a kernel of one block; the host
+// does not wait. When the run fails, give_up() ends those kernels.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -828,8 +828,8 @@ MIMO_API int32_t mimo_attention_step(mimo_stream* stream, const mimo_attention_s
 
 /* Rotary position embedding: the first rotary_dim columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin],
  * halves of rotary_dim / 2 columns, angle_i = angle_scale * position * base^(-2i / rotary_dim). Positions restart with
- * every sequence, from 0 or where first_positions says. A token is `groups` groups of heads_per_group heads, of which the first rotated_per_group turn; the
- * others (values) and columns past rotary_dim are copied. angle_scale -1 turns back: the gradient. y may be x. */
+ * every sequence, from 0 or where first_positions says. A token is `groups` groups of heads_per_group heads. The first
+ * rotated_per_group heads of a group turn; the others (values) and columns past rotary_dim are copied. angle_scale -1 turns back: the gradient. y may be x. */
 typedef struct mimo_rope_forward_args {
   const void* x;
   void* y;

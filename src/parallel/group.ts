@@ -94,7 +94,7 @@ export function groupOfOne(name: string, rank: number): Group {
 		return done;
 	};
 	const alone = (): never => {
-		throw new Error(`${name} has one member: there is nobody to send to.`);
+		throw new Error(`${name} has one member: it cannot send or receive.`);
 	};
 	return {
 		name,

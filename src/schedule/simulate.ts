@@ -148,7 +148,7 @@ class Messages {
 		if (parts.missing === 0) this.#arrivals.push(parts.arrival);
 	}
 
-	/** Infinity: nobody has sent it yet. */
+	/** When a message arrives; Infinity: it is not sent yet. */
 	arrival(action: TransferAction): number {
 		const parts = this.#parts.get(messageOf(action));
 		return parts === undefined || parts.missing > 0 ? Number.POSITIVE_INFINITY : parts.arrival;
