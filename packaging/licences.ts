@@ -32,9 +32,7 @@ export function collectLicences(root: string, folder: string): void {
 		// Another distribution keeps them elsewhere; the parts are named all the same.
 		if (existsSync(file)) copyFileSync(file, join(folder, `${name}.txt`));
 	}
-	const wheels = new Bun.Glob(
-		"build/tools/*/nvidia_{cuda_runtime,cuda_cccl,cudnn_frontend}-*.dist-info/{,licenses/}{License,LICENSE}*",
-	);
+	const wheels = new Bun.Glob("build/tools/*/nvidia_{cuda_runtime,cuda_cccl,cudnn_frontend}-*.dist-info/**/L*");
 	for (const file of wheels.scanSync({ cwd: root })) {
 		const name = /nvidia_([a-z_\d]+)-/.exec(file)![1]!;
 		copyFileSync(join(root, file), join(folder, `nvidia-${name}.txt`));

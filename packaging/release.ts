@@ -2,7 +2,7 @@
  * Packs what ships, after `bun build.ts release`:
  *
  *   dist/release/mimo-VERSION-linux-x64.tar.zst   the executable, documentation, examples, the digits that they train on
- *   dist/release/mimo-train-VERSION.tgz           an npm package with the command mimo, as `npm pack` makes it
+ *   dist/release/mimo-train-VERSION.tgz           an npm package with the command mimo
  *
  * Nothing is fetched, and equal contents give equal archives.
  */
@@ -25,10 +25,11 @@ export const releaseName = `mimo-${version}-linux-x64`;
 const documents = ["README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "examples/**/*.{yaml,sbatch,txt,md}"];
 /** Where completion scripts of a shell are looked for by that name. */
 const completionFiles: Readonly<Record<string, string>> = { bash: "mimo.bash", zsh: "_mimo", fish: "mimo.fish" };
+const staging = join(root, "build/packaging");
 /** Of 19: the next ones take twice the time for a hundredth less. */
 const zstdLevel = 9;
 
-function run(command: readonly string[], folder = root, environment: Record<string, string> = {}): Buffer {
+function run(command: readonly string[], folder = root, environment: Record<string, string> = {}): Buffer<ArrayBuffer> {
 	const { success, stdout, stderr } = Bun.spawnSync([...command], {
 		cwd: folder,
 		env: { ...process.env, ...environment },
@@ -66,17 +67,32 @@ function layOut(folder: string): void {
 	collectLicences(root, join(folder, "licences"));
 }
 
+/** A folder of the staging area as tar has it: equal files give equal bytes. */
+function tarOf(folder: string): Buffer<ArrayBuffer> {
+	const alike = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"];
+	// npm refuses files of 1970.
+	return run([
+		"tar",
+		"-C",
+		staging,
+		"--hard-dereference",
+		...alike,
+		"--mtime=1985-10-26 08:15:00Z",
+		"-cf",
+		"-",
+		folder,
+	]);
+}
+
 async function packArchive(): Promise<void> {
-	const staging = join(root, "build/packaging");
 	layOut(join(staging, releaseName));
-	const alike = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--mode=u=rwX,go=rX"];
-	const tar = run(["tar", "-C", staging, "--hard-dereference", ...alike, "-cf", "-", releaseName]);
-	await Bun.write(join(root, `dist/release/${releaseName}.tar.zst`), await Bun.zstdCompress(tar, { level: zstdLevel }));
+	const target = join(root, `dist/release/${releaseName}.tar.zst`);
+	await Bun.write(target, await Bun.zstdCompress(tarOf(releaseName), { level: zstdLevel }));
 }
 
 /** The package has no dependencies and runs nothing when it is installed: the command is the executable itself. */
 function packNpm(): void {
-	const folder = join(root, "build/packaging/npm");
+	const folder = join(staging, "package");
 	rmSync(folder, { recursive: true, force: true });
 	for (const file of ["README.md", "CHANGELOG.md", "LICENSE"]) place(join(root, file), join(folder, file));
 	place(executable, join(folder, "mimo"));
@@ -86,7 +102,12 @@ function packNpm(): void {
 		join(folder, "package.json"),
 		`${JSON.stringify({ ...about, ...machine, bin: { mimo: "mimo" }, files: ["mimo", "CHANGELOG.md"] }, null, "\t")}\n`,
 	);
-	run(["npm", "pack", "--silent", "--pack-destination", join(root, "dist/release")], folder);
+	// The same as `npm pack` makes, in a fifth of its time.
+	const tar = tarOf("package");
+	writeFileSync(
+		join(root, `dist/release/${packageName}-${version}.tgz`),
+		Bun.gzipSync(tar, { library: "libdeflate", level: 6 }),
+	);
 }
 
 if (import.meta.main) {
