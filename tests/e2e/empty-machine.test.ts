@@ -53,12 +53,12 @@ describe.skipIf(reason !== null)("in an empty Debian", () => {
 				exitCode: 0,
 				said: expect.stringContaining("Training can run here."),
 			});
-			const train = "./mimo train --config examples/vlm-tiny.yaml --train-iters 150 --eval-captions 64";
+			const train = "./mimo train --config examples/vlm-tiny.yaml --train-iters 150 --eval-captions 128";
 			const trained = inside(`cd ${name} && ${train}`);
 			expect(trained.exitCode).toBe(0);
 			const [, first, last] = /loss ([\d.]+) → ([\d.]+)\./.exec(trained.said)!;
 			expect(Number(last)).toBeLessThan(0.5 * Number(first));
-			expect(trained.said).toContain("Captions of 64 held-out pictures");
+			expect(trained.said).toContain("Captions of 128 held-out pictures");
 		}, 900_000);
 	}
 });
