@@ -22,6 +22,7 @@ const forms = {
 	"nodes-2-disjoint": [...picture, "--encoder-dp", "2", "--llm-dp", "2", "--llm-ep", "2"],
 	"text-1": ["--preset", "nemotron-tiny", "--llm-dp", "4", "--llm-ep", "4"],
 	"gpu-1": picture,
+	"gpu-1-lora": picture,
 } as const;
 
 describe.skipIf(absent !== null)("a tiny form", () => {
@@ -46,13 +47,13 @@ describe.skipIf(absent !== null)("a tiny form", () => {
 			[...script, ...tiny, ...forms[recipe], ...length],
 			output,
 			{ MIMO: executable, RUN: run, DATA: resolve(data), ...environment },
-			recipe === "gpu-1" ? ["--ntasks-per-node=1", "--gpus-per-node=1"] : ["--nodes=2", "--ntasks-per-node=2"],
+			recipe.startsWith("gpu-1") ? ["--ntasks-per-node=1", "--gpus-per-node=1"] : ["--nodes=2", "--ntasks-per-node=2"],
 		);
 		const said = () => (existsSync(output) ? readFileSync(output, "utf8") : "");
 		return { run, job, said, log: join(run, "log.jsonl") };
 	}
 
-	for (const recipe of ["nodes-1", "nodes-2", "nodes-2-disjoint", "gpu-1"] as const) {
+	for (const recipe of ["nodes-1", "nodes-2", "nodes-2-disjoint", "gpu-1", "gpu-1-lora"] as const) {
 		test(`of ${recipe}.yaml trains and saves`, async () => {
 			const { run, job, said, log } = submit(recipe, recipe);
 			expect([await slurm.ended(job), said()]).toEqual([
