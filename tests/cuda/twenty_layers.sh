@@ -6,7 +6,7 @@
 #
 # LAYOUT: tp2+tp2ep2 (four GPUs, as Megatron-LM was run for the reference), tp2dp2+tp2dp2ep2 (eight GPUs and twice the
 # batch, as many microbatches a lane), language (its language model alone on two
-# GPUs), 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds), 1 (both modules on one GPU, 32 experts), or dp2|dp2ep2
+# GPUs), dp2ep2 (the same without tensor parallelism, 64 experts), 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds), 1 (both modules on one GPU, 32 experts), or dp2|dp2ep2
 # and dp4|dp4ep4 (both modules on all of two or four GPUs, 32 experts a GPU). Further flags are those of mimo train.
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
@@ -36,6 +36,15 @@ language)
 	without encoder-tp encoder-dp llm-offset
 	list+=" --llm-only"
 	;;
+dp2ep2)
+	without image-token-id dynamic-resolution pixel-shuffle disable-vision-class-token encoder-ddp-overlap
+	without encoder-tp encoder-dp llm-offset
+	with llm-tp 1
+	with llm-dp 2
+	with llm-ep 2
+	with num-experts 64
+	list+=" --llm-only"
+	;;
 1+1)
 	for flag in encoder-tp llm-offset llm-tp llm-ep; do with "$flag" 1; done
 	with num-experts 64
@@ -49,7 +58,7 @@ language)
 	with num-experts $((32 * gpus))
 	;;
 *)
-	echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language, 1+1, 1, dp2|dp2ep2 and dp4|dp4ep4." >&2
+	echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language, dp2ep2, 1+1, 1, dp2|dp2ep2 and dp4|dp4ep4." >&2
 	exit 2
 	;;
 esac
