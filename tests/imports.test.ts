@@ -16,6 +16,7 @@ const level: Readonly<Record<string, number>> = {
 	train: 6,
 	data: 5,
 	checkpoint: 5,
+	elastic: 5,
 	models: 4,
 	schedule: 4,
 	optim: 4,
