@@ -52,10 +52,11 @@ export class RouterStatistics implements Disposable {
 
 	/** The same routing with the whole microbatch as one sequence, which aux_loss reads beside seq_aux_loss. */
 	pooled(): RouterStatistics {
+		using tokens = this.tokens.view([this.tokens.elements, 1]);
 		return new RouterStatistics(
 			sumOfRows(this.counts),
 			sumOfRows(this.scoreSums),
-			sumOfRows(this.tokens.view([this.tokens.elements, 1])),
+			sumOfRows(tokens),
 			this.dnormalised?.share() ?? null,
 			this.topk,
 		);
