@@ -1,10 +1,9 @@
 /** `mimo evaluate`: how good a trained model is. */
-import { defineCommand } from "citty";
-import { askedHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import { numberFlag, rankOptions, takeRepeated } from "./own-flags.ts";
+import { configuredCommand } from "./configured-command.ts";
+import { numberFlag, takeRepeated } from "./own-flags.ts";
 
 const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
 
@@ -26,16 +25,14 @@ The mean token loss of a trained model on data sets, and how many questions it a
 
 const ownFlags = { samples: true, chat: false, "batch-size": true, bytes: false, json: false, nproc: true };
 
-const command = defineCommand({
-	meta: { name: "evaluate", description: "Losses of data sets, and answers to questions, of a trained model." },
-	run: async ({ rawArgs }) => {
-		const asked = askedHelp(rawArgs, help);
-		if (asked !== null) {
-			console.log(asked);
-			return;
-		}
+export default configuredCommand({
+	name: "evaluate",
+	description: "Losses of data sets, and answers to questions, of a trained model.",
+	help,
+	ownFlags: { ...ownFlags, data: true, questions: true },
+	run: async (args) => {
 		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
-		const data = takeRepeated(rawArgs, "data");
+		const data = takeRepeated(args, "data");
 		const questions = takeRepeated(data.rest, "questions");
 		const resolved = resolveConfiguration(questions.rest, ownFlags, { trains: false, beneath: checkpointEntries });
 		const { configuration: c, command: flags } = resolved;
@@ -53,15 +50,16 @@ const command = defineCommand({
 			json: "json" in flags,
 		};
 		const { checkEvaluation, runEvaluate } = await import("../inference/run-evaluate.ts");
-		const { onEveryRank, startsTheRun } = await import("./ranks.ts");
+		const { checkRankCount, onEveryRank, rankOptions, startsTheRun } = await import("./ranks.ts");
 		const { topologyOf } = await import("../parallel/topology.ts");
 		const topology = topologyOf(c);
+		checkRankCount(topology, flags.nproc);
 		if (startsTheRun()) {
 			const { openLibraryOf } = await import("../native/open-device.ts");
 			checkEvaluation(c, job, await openLibraryOf(c.device));
 		}
 		const reporter = topology.language.lane(0, 0)[0]!;
-		await onEveryRank(rankOptions(resolved, topology, reporter), (world) => runEvaluate(c, job, world));
+		const options = { ...rankOptions(c, topology, reporter), quiet: true };
+		await onEveryRank(options, (world) => runEvaluate(c, job, world));
 	},
 });
-export default { ...command, ownFlags: { ...ownFlags, data: true, questions: true } };

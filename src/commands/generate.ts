@@ -1,11 +1,10 @@
 /** `mimo generate`: what a trained model says. */
-import { defineCommand } from "citty";
-import { askedHelp } from "../config/help.ts";
 import { resolveConfiguration } from "../config/resolve.ts";
 import type { GenerateJob } from "../inference/run-generate.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import { numberFlag, rankOptions, takeRepeated } from "./own-flags.ts";
+import { configuredCommand } from "./configured-command.ts";
+import { numberFlag, takeRepeated } from "./own-flags.ts";
 
 const help = `mimo generate --load FOLDER | --load-hf FOLDER [--prompt TEXT | --chat | --input FILE.jsonl] [FLAGS]
 
@@ -48,22 +47,21 @@ const ownFlags = {
 
 type Flags = Readonly<Record<string, string>>;
 
-const command = defineCommand({
-	meta: { name: "generate", description: "Continue prompts with a trained model." },
-	run: async ({ rawArgs }) => {
-		const asked = askedHelp(rawArgs, help);
-		if (asked !== null) {
-			console.log(asked);
-			return;
-		}
+export default configuredCommand({
+	name: "generate",
+	description: "Continue prompts with a trained model.",
+	help,
+	ownFlags: { ...ownFlags, image: true },
+	run: async (args) => {
 		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
-		const { values: images, rest } = takeRepeated(rawArgs, "image");
+		const { values: images, rest } = takeRepeated(args, "image");
 		const resolved = resolveConfiguration(rest, ownFlags, { trains: false, beneath: checkpointEntries });
 		const { configuration: c, command: flags } = resolved;
 		const { checkJob, runGenerate } = await import("../inference/run-generate.ts");
-		const { onEveryRank, startsTheRun } = await import("./ranks.ts");
+		const { checkRankCount, onEveryRank, rankOptions, startsTheRun } = await import("./ranks.ts");
 		const { topologyOf } = await import("../parallel/topology.ts");
 		const topology = topologyOf(c);
+		checkRankCount(topology, flags.nproc);
 		const job = jobOf(flags, images);
 		if (topology.worldSize > 1 && job.kind === "conversation") {
 			throw new UserError("--chat without --prompt is a conversation with one process.", exitCodes.usage);
@@ -73,10 +71,10 @@ const command = defineCommand({
 			checkJob(c, job, await openLibraryOf(c.device));
 		}
 		const reporter = topology.language.lane(0, 0)[0]!;
-		await onEveryRank(rankOptions(resolved, topology, reporter), (world) => runGenerate(c, job, world));
+		const options = { ...rankOptions(c, topology, reporter), quiet: true };
+		await onEveryRank(options, (world) => runGenerate(c, job, world));
 	},
 });
-export default { ...command, ownFlags: { ...ownFlags, image: true } };
 
 /** What is to be done, from the command's own flags. */
 function jobOf(flags: Flags, images: readonly string[]): GenerateJob {

@@ -1,10 +1,6 @@
-/** A command's own flags beside the configuration's: repeated ones, numbers, and the run's ranks. */
-import type { ResolvedConfiguration } from "../config/resolve.ts";
-import { textOf } from "../config/schema.ts";
+/** A command's own flags beside the configuration's: repeated ones and numbers. */
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import type { Topology } from "../parallel/topology.ts";
-import { type RankOptions, rankCount } from "./ranks.ts";
 
 /** Every value of `--name VALUE` or `--name=VALUE`, and the other arguments. */
 export function takeRepeated(
@@ -38,26 +34,4 @@ export function numberFlag<Missing>(
 	const value = /^\d+(\.\d+)?([eE][+-]?\d+)?$|^\.\d+$/.test(text) ? Number(text) : Number.NaN;
 	if (!allows(value)) throw new UserError(`--${name} ${text}: allowed is ${allowed}.`, exitCodes.usage);
 	return value;
-}
-
-/** How the ranks of a configuration's run start; `reporter`: the one that writes to the terminal. */
-export function rankOptions(
-	{ configuration, command }: Pick<ResolvedConfiguration, "configuration" | "command">,
-	topology: Topology,
-	reporter: number,
-): RankOptions {
-	return {
-		ranks: rankCount(topology, command.nproc),
-		device: configuration.device,
-		backend: configuration.distributedBackend,
-		threads: configuration.threads,
-		deterministic: configuration.deterministicMode,
-		graphs: configuration.cudaGraphImpl === "local",
-		configuration: textOf(configuration),
-		describe: (rank) => topology.describe(rank),
-		reporter,
-		timeoutMinutes: configuration.distributedTimeoutMinutes,
-		recordings: configuration.flightRecorderDir,
-		quiet: true,
-	};
 }

@@ -1,9 +1,7 @@
 /** `mimo plan`: from flags to a run's memory and the time of a step, without training. */
 import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
-import { defineCommand } from "citty";
 import * as v from "valibot";
-import { askedHelp } from "../config/help.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
@@ -17,6 +15,7 @@ import { processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
 import { type Machine, planRun } from "../plan/run-plan.ts";
 import { rankSplits } from "../plan/splits.ts";
 import { configurationOfArguments } from "./configuration.ts";
+import { configuredCommand } from "./configured-command.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -47,15 +46,13 @@ export const ownFlags = {
 	json: false,
 } as const;
 
-const command = defineCommand({
-	meta: { name: "plan", description: "What a run would need: memory, operations, traffic, time." },
-	run: async ({ rawArgs }) => {
-		const asked = askedHelp(rawArgs, help);
-		if (asked !== null) {
-			console.log(asked);
-			return;
-		}
-		const resolved = configurationOfArguments(rawArgs, ownFlags, { trains: false });
+export default configuredCommand({
+	name: "plan",
+	description: "What a run would need: memory, operations, traffic, time.",
+	help,
+	ownFlags,
+	run: async (args) => {
+		const resolved = configurationOfArguments(args, ownFlags, { trains: false });
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {
@@ -72,7 +69,6 @@ const command = defineCommand({
 		console.log("json" in command ? planJson(plan, machine) : planText(plan, machine));
 	},
 });
-export default { ...command, ownFlags };
 
 /** The machine that the flags describe, measured where they say so. */
 export async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {

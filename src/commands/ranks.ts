@@ -5,6 +5,7 @@
 import { mkdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
+import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { recordingName } from "../launch/diagnosis.ts";
 import { findRun, identityOf } from "../launch/join.ts";
 import { launch, type RankDescription } from "../launch/launcher.ts";
@@ -48,16 +49,33 @@ export interface RankOptions {
 /** Milliseconds, more than a launcher takes to end a rank. */
 const launcherPatience = 10_000;
 
-/** `--nproc`, which must be the number of ranks that the grids need; `given` undefined: that number. */
-export function rankCount(topology: Topology, given: string | undefined): number {
+/** Refuses a `--nproc` that is not the number of ranks that the grids need. */
+export function checkRankCount(topology: Topology, given: string | undefined): void {
 	const { worldSize } = topology;
-	if (given === undefined || given === String(worldSize)) return worldSize;
+	if (given === undefined || given === String(worldSize)) return;
 	if (!/^[1-9]\d*$/.test(given)) {
 		throw new UserError(`--nproc ${given}: allowed is an integer from 1.`, exitCodes.usage);
 	}
 	const grids = [...(topology.encoder ? [topology.encoder] : []), topology.language];
 	const sizes = grids.map((grid) => `${grid.name} ${grid.size}`).join(", ");
 	throw new UserError(`--nproc ${given}: the configured grids need ${worldSize} ranks (${sizes}).`, exitCodes.usage);
+}
+
+/** How the ranks of a configuration's run start; `reporter`: the rank that writes to the terminal. */
+export function rankOptions(c: TrainingConfiguration, topology: Topology, reporter: number): RankOptions {
+	return {
+		ranks: topology.worldSize,
+		device: c.device,
+		backend: c.distributedBackend,
+		threads: c.threads,
+		deterministic: c.deterministicMode,
+		graphs: c.cudaGraphImpl === "local",
+		configuration: textOf(c),
+		describe: (rank) => topology.describe(rank),
+		reporter,
+		timeoutMinutes: c.distributedTimeoutMinutes,
+		recordings: c.flightRecorderDir,
+	};
 }
 
 /**

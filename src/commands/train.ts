@@ -1,13 +1,12 @@
 /** `mimo train`: flags in, one training, exit code out. */
 import { dirname, resolve } from "node:path";
-import { defineCommand } from "citty";
-import { askedHelp } from "../config/help.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
-import { type TrainingConfiguration, textOf } from "../config/schema.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
 import { note } from "../observe/messages.ts";
 import type { World } from "../parallel/world.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
 import { configurationOfArguments } from "./configuration.ts";
+import { configuredCommand } from "./configured-command.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
 
@@ -28,15 +27,13 @@ const ownFlags = {
 	nproc: true,
 } as const;
 
-const command = defineCommand({
-	meta: { name: "train", description: "Train a model." },
-	run: async ({ rawArgs }) => {
-		const asked = askedHelp(rawArgs, help);
-		if (asked !== null) {
-			console.log(asked);
-			return;
-		}
-		const resolved = configurationOfArguments(rawArgs, ownFlags);
+export default configuredCommand({
+	name: "train",
+	description: "Train a model.",
+	help,
+	ownFlags,
+	run: async (args) => {
+		const resolved = configurationOfArguments(args, ownFlags);
 		if ("print-config" in resolved.command) {
 			console.log("json" in resolved.command ? configurationJson(resolved) : configurationTable(resolved));
 			return;
@@ -51,7 +48,7 @@ const command = defineCommand({
 			console.log("json" in resolved.command ? scheduleJson(resolved) : scheduleTable(resolved));
 			return;
 		}
-		const { onEveryRank, rankCount, speaksForAll, startsTheRun } = await import("./ranks.ts");
+		const { checkRankCount, onEveryRank, rankOptions, speaksForAll, startsTheRun } = await import("./ranks.ts");
 		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
 		const { refuseUnbuilt } = await import("../config/unbuilt.ts");
 		refuseUnbuilt(resolved.configuration);
@@ -64,19 +61,8 @@ const command = defineCommand({
 			const { checkData } = await import("../data/check.ts");
 			checkData(configuration);
 		}
-		const options = {
-			ranks: rankCount(topology, resolved.command.nproc),
-			device: configuration.device,
-			backend: configuration.distributedBackend,
-			threads: configuration.threads,
-			deterministic: configuration.deterministicMode,
-			graphs: configuration.cudaGraphImpl === "local",
-			configuration: textOf(configuration),
-			describe: (rank: number) => topology.describe(rank),
-			reporter: topology.worldSize - 1,
-			timeoutMinutes: configuration.distributedTimeoutMinutes,
-			recordings: configuration.flightRecorderDir,
-		};
+		checkRankCount(topology, resolved.command.nproc);
+		const options = rankOptions(configuration, topology, topology.worldSize - 1);
 		const { placeFromEnvironment } = await import("../launch/place.ts");
 		const { requireMemory } = await import("../plan/require-memory.ts");
 		const { requireStart } = await import("../train/restart/before-training.ts");
@@ -87,7 +73,6 @@ const command = defineCommand({
 		});
 	},
 });
-export default { ...command, ownFlags };
 
 /**
  * The device of a rank and the ranks that share it: all ranks of the host share its processor; under shm several ranks may

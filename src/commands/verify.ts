@@ -1,7 +1,5 @@
 /** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
-import { defineCommand } from "citty";
 import { hasEncoder } from "../config/derive.ts";
-import { askedHelp } from "../config/help.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes, signalled } from "../native/exit-codes.ts";
@@ -9,6 +7,7 @@ import type { Layout } from "../parallel/layout.ts";
 import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
 import { configurationOfArguments } from "./configuration.ts";
+import { configuredCommand } from "./configured-command.ts";
 import type { RankOptions } from "./ranks.ts";
 
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -50,19 +49,16 @@ const ownFlags = {
 	json: false,
 };
 
-const command = defineCommand({
-	meta: { name: "verify", description: "Show that layouts of ranks give what one process gives." },
-	run: async ({ rawArgs }) => {
-		const asked = askedHelp(rawArgs, help);
-		if (asked !== null) {
-			console.log(asked);
-			return;
-		}
-		const resolved = configurationOfArguments(rawArgs, ownFlags);
-		await verifyLayouts(rawArgs, resolved.configuration, resolved.command);
+export default configuredCommand({
+	name: "verify",
+	description: "Show that layouts of ranks give what one process gives.",
+	help,
+	ownFlags,
+	run: async (args) => {
+		const resolved = configurationOfArguments(args, ownFlags);
+		await verifyLayouts(args, resolved.configuration, resolved.command);
 	},
 });
-export default { ...command, ownFlags };
 
 type Flags = Readonly<Record<string, string>>;
 
@@ -159,25 +155,11 @@ function toleranceOf(text: string | undefined): number {
 	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a number from 0.`, exitCodes.usage);
 }
 
-/** How the ranks of a layout are started and found. */
-function rankOptions(c: TrainingConfiguration, plan: Plan): RankOptions {
-	const { topology } = plan;
-	return {
-		ranks: topology.worldSize,
-		device: c.device,
-		backend: c.distributedBackend,
-		threads: c.threads,
-		deterministic: c.deterministicMode,
-		graphs: c.cudaGraphImpl === "local",
-		configuration: {
-			...textOf(c),
-			layouts: plan.name,
-		},
-		describe: (rank) => topology.describe(rank),
-		reporter: 0,
-		timeoutMinutes: c.distributedTimeoutMinutes,
-		quiet: true,
-	};
+/** How the ranks of a layout are started and found. Nothing is recorded of so short a run. */
+async function optionsOf(c: TrainingConfiguration, { name, topology }: Plan): Promise<RankOptions> {
+	const { rankOptions } = await import("./ranks.ts");
+	const configuration = { ...textOf(c), layouts: name };
+	return { ...rankOptions(c, topology, 0), configuration, recordings: null, quiet: true };
 }
 
 /** This process is a rank of the one layout it was started for. */
@@ -199,7 +181,7 @@ async function compareAsRank(
 	const { policyOnRank, reportOfRanks, verifyOnRank } = await import("../parity/verify/verify.ts");
 	const folder = flags.reference;
 	const policy = "policy" in flags;
-	await onEveryRank(rankOptions(c, plan!), async (world) => {
+	await onEveryRank(await optionsOf(c, plan!), async (world) => {
 		await (policy ? policyOnRank : verifyOnRank)(world, plan!, subject, folder);
 		// Our own launcher's process reads the results; where another launcher started the ranks the last one does.
 		const last = world.rank === plan!.topology.worldSize - 1;
@@ -240,7 +222,7 @@ async function compareAll(
 		launch: async (plan: Plan) => {
 			// The last of a repeated flag counts.
 			const own = [...args, "--layouts", plan.name, "--reference", folder.path];
-			const exitCode = await launchRanks(rankOptions(c, plan), own);
+			const exitCode = await launchRanks(await optionsOf(c, plan), own);
 			if (exitCode <= signalled) return exitCode;
 			folder[Symbol.dispose]();
 			process.exit(exitCode);

@@ -1,0 +1,27 @@
+/** Commands whose flags are the keys of the configuration and a few of their own. */
+import { defineCommand } from "citty";
+import { askedHelp } from "../config/help.ts";
+
+interface Definition<Flags> {
+	readonly name: string;
+	/** One sentence, for the table of commands. */
+	readonly description: string;
+	/** The usage and the own flags. */
+	readonly help: string;
+	/** Flags that are no keys of the configuration, and whether they take a value. */
+	readonly ownFlags: Flags;
+	readonly run: (args: readonly string[]) => Promise<void>;
+}
+
+/** The command; with --help it prints its help and that of every key, or the flags about the words behind it. */
+export function configuredCommand<Flags>({ name, description, help, ownFlags, run }: Definition<Flags>) {
+	const command = defineCommand({
+		meta: { name, description },
+		run: async ({ rawArgs }) => {
+			const asked = askedHelp(rawArgs, help);
+			if (asked === null) await run(rawArgs);
+			else console.log(asked);
+		},
+	});
+	return { ...command, ownFlags };
+}
