@@ -109,7 +109,7 @@ typedef struct mimo_device_info {
   int32_t device_count;    /* devices this library can open */
 } mimo_device_info;
 
-/* Devices this process could open; 0 where there is no GPU or its driver is too old. Opens nothing. */
+/* Devices this process could open; 0 without a GPU, or with too old a driver. Opens nothing. */
 MIMO_API int32_t mimo_device_count(int32_t* count);
 /* threads: CPU worker threads, 0 = one per core this process may use. Ignored on a GPU. */
 MIMO_API int32_t mimo_device_open(int32_t index, int32_t threads, mimo_device** device);

@@ -43,7 +43,7 @@ function flagHelp(wanted: (key: Key) => boolean): string {
 		.join("\n\n");
 }
 
-/** Flags whose name, other spelling or description has every one of the words. Throws a UserError where there is none. */
+/** Flags whose name, other spelling or description has every one of the words. Throws a UserError when no flag matches. */
 export function flagsAbout(words: readonly string[]): string {
 	const plain = (text: string) => text.toLowerCase().replaceAll("_", "-").replace(/^--/, "");
 	const text = flagHelp((key) => {
@@ -58,7 +58,7 @@ export function flagsAbout(words: readonly string[]): string {
 
 /**
  * The help that a command's arguments ask for: `usage` and every flag, or the flags about the words behind --help; null
- * where none is asked for.
+ * without --help.
  */
 export function askedHelp(args: readonly string[], usage: string): string | null {
 	const at = args.findIndex((argument) => argument === "--help" || argument === "-h");

@@ -44,7 +44,7 @@ export function nearestName(name: string, candidates: readonly string[]): string
 	return best;
 }
 
-/** The end of a sentence about an unknown name: "; the nearest is …", or "" where no name is near. */
+/** The end of a sentence about an unknown name: "; the nearest is …", or "" when no name is near. */
 export function nearestHint(name: string, candidates: readonly string[], prefix = ""): string {
 	const nearest = nearestName(name, candidates);
 	return nearest === null ? "" : `; the nearest is ${prefix}${nearest}`;

@@ -4,7 +4,7 @@ import { type ImageSet, noImages } from "./images.ts";
 export interface Microbatch {
 	/** Token ids, [T]. */
 	readonly ids: Int32Array;
-	/** Next tokens, [T]; −100 where there is none. */
+	/** Next tokens, [T]; −100: the token has no label. */
 	readonly labels: Int32Array;
 	/** 1 where a label counts in the loss, else 0; [T]. */
 	readonly lossMask: Float32Array;

@@ -24,7 +24,7 @@ export class RequestReader {
 
 	/**
 	 * `bytes`: a model without a tokenizer reads bytes; a checkpoint of ours says so by having none, a Hugging Face folder does
-	 * not. Throws a UserError where there is no tokenizer, or one that the model is too small for.
+	 * not. Throws a UserError when there is no tokenizer, or one that the model is too small for.
 	 */
 	constructor(
 		readonly c: TrainingConfiguration,

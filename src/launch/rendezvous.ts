@@ -85,7 +85,7 @@ export class RendezvousHost implements Disposable {
 		return host;
 	}
 
-	/** The rank that gather() failed for because it left; null where none did. */
+	/** The rank whose leaving made gather() fail; null: no rank has left. */
 	get left(): number | null {
 		return this.#left;
 	}

@@ -55,7 +55,7 @@ export interface CallRecord {
 	readonly missingCount: number;
 }
 
-/** Why a run has failed: the rank, or null where no rank is to blame, and the sentence. */
+/** Why a run has failed: the rank to blame (null: no single one), and the sentence. */
 export interface RunFailure {
 	readonly rank: number | null;
 	readonly reason: string;

@@ -163,7 +163,7 @@ export class JsonLog implements Observer {
 	}
 }
 
-/** The run whose start is the last in a log; null where none has a name. */
+/** The run whose start is the last in a log; null: the log names no run. */
 function latestRun(file: string): string | null {
 	let run: string | null = null;
 	for (const line of linesOf(file)) {

@@ -166,7 +166,7 @@ export class MlflowRun implements Observer {
 		});
 	}
 
-	/** Number of the experiment, which is made where there is none of its name. */
+	/** Number of the experiment of this name, which is made when it is missing. */
 	#experimentOf(root: string): string {
 		const wanted = this.#options.experiment;
 		const known = readdirSync(root, { withFileTypes: true }).filter((entry) => entry.isDirectory());

@@ -76,7 +76,7 @@ export class Timers implements StepTimers {
 	}
 }
 
-/** Megatron's text; null where no rank has measured anything. */
+/** Megatron's text; null when all ranks have measured nothing. */
 export function formatTimers({ option, seconds }: TimersReport): string | null {
 	const milliseconds = (value: number) => fixed(value * 1000, 2);
 	const lines: string[] = [];

@@ -167,7 +167,7 @@ const goldenSchema = v.object({
 		v.object({
 			loss: v.number(),
 			grad_norm: v.number(),
-			/** Absent where nothing is balanced per sequence. */
+			/** Absent without a balancing loss of sequences. */
 			seq_load_balancing_loss: v.optional(v.number()),
 			/** The same by layer. */
 			seq_load_balancing_loss_layers: v.optional(v.record(v.string(), v.number())),

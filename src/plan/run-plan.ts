@@ -41,9 +41,9 @@ export interface ModulePlan {
 	readonly ranks: number;
 	/** Of a rank. */
 	readonly memory: RankMemoryPlan;
-	/** The same with every layer recomputed, or null where nothing can be. */
+	/** The same with every layer recomputed; null: the module has no layers of the language model. */
 	readonly recomputed: RankMemoryPlan | null;
-	/** The same without low-rank adapters, every weight training, or null where there are none. */
+	/** The same with every weight training in place of low-rank adapters; null: the run has no adapters. */
 	readonly withoutAdapters: RankMemoryPlan | null;
 	/** Floating-point operations of all ranks in a step. */
 	readonly flops: { readonly forward: number; readonly backward: number };

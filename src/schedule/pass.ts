@@ -4,15 +4,15 @@ import type { WeightGradients } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
 export interface Pass extends Disposable {
-	/** What the next chunk takes, owned by the pass; null where there is none, or before it has gone forward. */
+	/** What the next chunk takes, owned by the pass; null: the chunk is the last one, or has not gone forward yet. */
 	readonly output: Rows | null;
 	/** Whether it goes backward. */
 	readonly returns: boolean;
 	/** Goes forward, through one node where it is told which; true when it has gone through the last. */
 	forward(node?: number): boolean;
 	/**
-	 * From the output's gradient (null: none came, or an earlier node took it; taken over) that of the input; null where none is
-	 * wanted, "more" where nodes are left. Late weight gradients are left for computeWeightGradients.
+	 * From the output's gradient (null: none came, or an earlier node took it; taken over) that of the input; null: it is not
+	 * wanted; "more": nodes are left. Late weight gradients are left for computeWeightGradients.
 	 */
 	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more";
 	/** Those of one node, or all that are left. */

@@ -178,7 +178,7 @@ function savedToDisk(folder: string): InputFile[] | null {
 	});
 }
 
-/** A small JSON file as an object; null where there is none. */
+/** A small JSON file as an object; null: the file is missing, large, or no JSON object. */
 function jsonIn(path: string): Record<string, unknown> | null {
 	const stat = statusOf(path);
 	if (stat === undefined || !stat.isFile() || stat.size > 2 ** 24) return null;

@@ -36,7 +36,7 @@ const schema = v.object({
 
 export type Journal = v.InferOutput<typeof schema>;
 
-/** The journal of a folder; null where there is none and the folder is empty or absent. Throws a UserError. */
+/** The journal of a folder; null: the folder is empty or absent. Throws a UserError for files without a journal. */
 export function readJournal(folder: string): Journal | null {
 	const path = join(folder, JOURNAL);
 	if (!existsSync(path)) {

@@ -83,7 +83,7 @@ export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder
 	return { record: images.length === 0 || text.includes(imageTag) ? { text } : { caption: text }, images };
 }
 
-/** Text of a field: a string or a number, of a list the first that says something; null where there is none. */
+/** Text of a field: a string or a number, of a list the first that says something; null: the field says nothing. */
 function plainText(value: unknown): string | null {
 	if (typeof value === "string") return value.trim() === "" ? null : value;
 	if (typeof value === "number" || typeof value === "bigint") return String(value);

@@ -1,7 +1,7 @@
 /** What a conversation lacks to teach a model anything, beyond what makes it unreadable. */
 import type { Conversation } from "./conversation.ts";
 
-/** Why training would learn nothing, or the wrong thing, from a conversation; null where nothing is wrong. */
+/** Why training would learn nothing, or the wrong thing, from a conversation; null: the conversation is sound. */
 export function faultOf({ turns }: Conversation): string | null {
 	const textOf = (fragments: readonly unknown[] | null) =>
 		(fragments ?? [])

@@ -90,7 +90,7 @@ export function mediaOfCrude(fields: Readonly<Record<string, unknown>>): string 
 
 /**
  * Why a record of the JSONL file `path` cannot be trained on: it has no room for media, but auxiliary data may have its
- * images. Null where nothing is missing.
+ * images. Null: it can be.
  */
 export function mediaOfRecord(record: unknown, path: string, hasAux = false): string | null {
 	if (typeof record !== "object" || record === null) return null;

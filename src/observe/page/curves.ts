@@ -1,4 +1,4 @@
-/** The curves of one run, or of several laid over each other; each section is "" where no log has anything for it. */
+/** The curves of one run, or of several laid over each other; a section for which all logs are empty is "". */
 import type { RunLog, Streak } from "../run-log.ts";
 import type { Series } from "../series.ts";
 import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";

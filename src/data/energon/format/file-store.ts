@@ -16,7 +16,7 @@ export interface AuxReference {
 export interface FileStore {
 	/** As the metadataset names it. */
 	readonly name: string;
-	/** Bytes of a file; null where there is none of this name. */
+	/** Bytes of a file; null: the store has no file of this name. */
 	read(name: string): Uint8Array | null;
 }
 
@@ -32,7 +32,7 @@ export function parseAux(text: string, base: string, where: string): AuxReferenc
 	return { kind: "dataset", path: resolvePath(base, text) };
 }
 
-/** Throws a UserError where there is no such folder or data set. */
+/** Throws a UserError when the folder or data set does not exist. */
 export function openFileStore(storage: Storage, name: string, { kind, path }: AuxReference): FileStore {
 	if (kind === "folder") {
 		if (!isUrl(path) && !storage.isFolder(path)) throw new UserError(`aux ${name}: the folder ${path} does not exist.`);

@@ -55,7 +55,7 @@ export function* jsonLines(path: string, from: number, firstLine: number): Gener
 type Place = "before" | "between" | "entry" | "behind";
 
 /**
- * Entries of a file's list. `from` is 0, or behind an entry. Throws a UserError where there is no list, or it ends
+ * Entries of a file's list. `from` is 0, or behind an entry. Throws a UserError when there is no list, or it ends
  * within an entry.
  */
 export function* jsonEntries(path: string, from: number, firstLine: number): Generator<JsonRecord, void, void> {

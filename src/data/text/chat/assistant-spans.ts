@@ -51,13 +51,13 @@ export function assistantSpans(
 /** The names that templates have for whether the model thinks before it answers. */
 const withoutThinking = { enable_thinking: false, thinking: false } as const;
 
-/** Where the prompt after some messages ends in `text`; null where no prompt is what `text` has. */
+/** Where the prompt after some messages ends in `text`; null when no prompt is what `text` has. */
 function promptEnd(messages: readonly Message[], text: string, write: Write): number | null {
 	const ends = [{}, withoutThinking].map((variables) => prefix(text, () => write(messages, variables)));
 	return ends.reduce((longest, end) => (longest === null || (end !== null && end > longest) ? end : longest), null);
 }
 
-/** Length of a rendering that `text` begins with; null where it does not, or where there is none. */
+/** Length of a rendering that `text` begins with; null when it does not, or the template refuses the messages. */
 function prefix(text: string, write: () => string): number | null {
 	try {
 		const written = write();

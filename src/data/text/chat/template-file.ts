@@ -37,7 +37,7 @@ const templateFiles = ["chat_template.jinja", "chat_template.json", "tokenizer_c
 
 /**
  * The template at `path`: a file of Jinja text, a JSON file with a field chat_template, or a folder with either. Its special
- * tokens are those of tokenizer_config.json beside it, else beside `tokenizer`. Throws a UserError where there is none.
+ * tokens are those of tokenizer_config.json beside it, else beside `tokenizer`. Throws a UserError when `path` has no template.
  */
 export function readChatTemplate(path: string, tokenizer: string | null): ChatTemplateText {
 	const folder = path.endsWith("tokenizer.json") ? dirname(path) : path;
