@@ -7,7 +7,7 @@ import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Durations, simulate } from "../schedule/simulate.ts";
 import type { Transfer } from "./imagined-group.ts";
-import { type PhaseTally, type RankPlan, sumsReplicas } from "./rank-plan.ts";
+import { type PhaseTally, type RankPlan, sumsReplicas, type TransferTally } from "./rank-plan.ts";
 import { type Rates, secondsOf, transferSeconds } from "./rates.ts";
 
 /** Of one rank, in seconds. */
@@ -70,13 +70,14 @@ function sum(values: Iterable<number>): number {
 
 function tallySeconds({ operations, transfers }: PhaseTally, rates: Rates, ranksPerHost: number): number {
 	const busy = sum(operations.map((one) => secondsOf(one, rates)));
-	return busy + sum(transfers.map((one) => transferSeconds(one, rates, ranksPerHost)));
+	return busy + sum(transfers.map((one) => one.calls * transferSeconds(one, rates, ranksPerHost)));
 }
 
 /** `ranksPerHost`: hosts hold consecutive ranks. */
 export function rankSeconds(plan: RankPlan, rates: Rates, ranksPerHost: number): RankSeconds {
 	const { phases, work, overlapped } = plan;
-	const transfers = (some: readonly Transfer[]) => sum(some.map((one) => transferSeconds(one, rates, ranksPerHost)));
+	const transfers = (some: readonly TransferTally[]) =>
+		sum(some.map((one) => one.calls * transferSeconds(one, rates, ranksPerHost)));
 	const whole = (tally: PhaseTally) => tallySeconds(tally, rates, ranksPerHost);
 	const working = (kind: Work["kind"]) => sum(work.values().map((own) => whole(own[kind])));
 	const bridge = (way: Way) => transfers(phases[way].transfers.filter(isBridge));

@@ -6,7 +6,7 @@ import { countingLibrary, type OperationValues } from "../native/counting-librar
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import { type Chunk, chunkName, encoderChunk, type Work } from "../schedule/actions.ts";
+import { type Chunk, chunkName, type Work } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
@@ -22,11 +22,16 @@ export interface OperationTally {
 	calls: number;
 }
 
-/** What happens in a phase of a step of one microbatch. */
+/** A transfer, and how often it happens. */
+export interface TransferTally extends Transfer {
+	readonly calls: number;
+}
+
+/** What happens in a phase of a step of one microbatch: the mean of the microbatches. */
 export interface PhaseTally {
 	flops: number;
 	readonly operations: OperationTally[];
-	readonly transfers: Transfer[];
+	readonly transfers: TransferTally[];
 }
 
 /** Bytes. */
@@ -48,7 +53,7 @@ export interface RankPlan {
 	/** The work of each chunk by its name, without what moves over edges and sums over replicas. */
 	readonly work: ReadonlyMap<string, Readonly<Record<Work["kind"], PhaseTally>>>;
 	/** Sums over replicas that begin during the last microbatch's backward passes. */
-	readonly overlapped: readonly Transfer[];
+	readonly overlapped: readonly TransferTally[];
 }
 
 /** Microbatches of a step that stands for any: with more of them no more memory is touched. */
@@ -59,23 +64,18 @@ export function enoughMicrobatches(c: TrainingConfiguration): number {
 /** Adds operations up by name and amount. */
 export class Tally implements PhaseTally {
 	flops = 0;
-	readonly transfers: Transfer[] = [];
+	readonly transfers: TransferTally[] = [];
 	readonly #operations = new Map<string, OperationTally>();
 
-	add(name: OperationName, values: OperationValues): void {
+	/** `calls`: how often, in the mean. */
+	add(name: OperationName, values: OperationValues, calls: number): void {
 		const work = workOf(name, values);
 		const amount = amountOf(name, work);
-		this.flops += work.flops;
+		this.flops += calls * work.flops;
 		const key = `${name} ${amount}`;
 		const known = this.#operations.get(key);
-		if (known) known.calls++;
-		else this.#operations.set(key, { name, amount, calls: 1 });
-	}
-
-	/** Divides the sums: operations keep their amounts and have fewer calls. */
-	divide(by: number): void {
-		this.flops /= by;
-		for (const tally of this.#operations.values()) tally.calls /= by;
+		if (known) known.calls += calls;
+		else this.#operations.set(key, { name, amount, calls });
 	}
 
 	get operations(): OperationTally[] {
@@ -96,6 +96,14 @@ export function sumsReplicas({ group }: Transfer): boolean {
 	return /\.(dp|expt_dp)$/.test(group);
 }
 
+/** Whether the encoder sends or receives it over the edge to the language model. */
+function isEncoderMessage({ group, kind }: Transfer): boolean {
+	return (
+		(group === "edge.image_rows.forward" && kind === "send") ||
+		(group === "edge.image_rows.backward" && kind === "receive")
+	);
+}
+
 /** `imbalance`: rows that experts of this rank get, over those of an even routing. */
 export async function planRank(
 	c: TrainingConfiguration,
@@ -104,19 +112,21 @@ export async function planRank(
 ): Promise<RankPlan> {
 	const phases = emptyPhases();
 	const work = new Map<string, Record<Work["kind"], Tally>>();
-	const overlapped: Transfer[] = [];
+	const overlapped: TransferTally[] = [];
+	// Of lanes that encode in turn, each encodes one of so many microbatches.
+	const turns = encoderTurns(c);
 	const tallyOf = (chunk: Chunk, kind: Work["kind"]) => {
 		const name = chunkName(chunk);
 		if (!work.has(name)) work.set(name, emptyWork());
 		return work.get(name)![kind];
 	};
-	let working = false;
+	let working: Chunk | null = null;
 	let tallies: readonly Tally[] = [];
 	using device = Device.open(
 		countingLibrary({
 			kind: options.kind,
 			observe: (name, values) => {
-				for (const tally of tallies) tally.add(name, values);
+				for (const tally of tallies) tally.add(name, values, working?.module === "encoder" ? 1 / turns : 1);
 			},
 		}),
 	);
@@ -125,11 +135,14 @@ export async function planRank(
 		phase: (phase, chunk) => {
 			if (!counting) return;
 			tallies = [phases[phase], ...(chunk === null ? [] : [tallyOf(chunk, phase as Work["kind"])])];
-			working = chunk !== null;
+			working = chunk;
 		},
 		transfer: (transfer) => {
-			if (working && sumsReplicas(transfer)) overlapped.push(transfer);
-			else for (const tally of tallies) tally.transfers.push(transfer);
+			if (working && sumsReplicas(transfer)) overlapped.push({ ...transfer, calls: 1 });
+			else {
+				const calls = working?.module === "encoder" || isEncoderMessage(transfer) ? 1 / turns : 1;
+				for (const tally of tallies) tally.transfers.push({ ...transfer, calls });
+			}
 		},
 		imbalance: options.imbalance,
 	});
@@ -139,8 +152,6 @@ export async function planRank(
 	counting = true;
 	run.step(1);
 	tallies = [];
-	// Of lanes that encode in turn, each encodes one of `encoderTurns` microbatches.
-	for (const tally of Object.values(work.get(chunkName(encoderChunk)) ?? {})) tally.divide(encoderTurns(c));
 	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
 		(tag) => liveBytesByTag[tag],
 	) as [number, number, number];

@@ -157,21 +157,18 @@ export function trafficOf(
 ): GroupTraffic[] {
 	const all = [phases.forward, phases.backward, phases["weight gradient"]].flatMap(({ transfers }) => transfers);
 	const passes = all.filter(({ kind }) => kind !== "receive");
-	const repeated = [
-		...passes.map((transfer) => ({ transfer, times: microbatches })),
-		...[...overlapped, ...phases.reduce.transfers, ...phases.update.transfers].map((transfer) => ({
-			transfer,
-			times: 1,
-		})),
+	const ofStep = [
+		...passes.map((transfer) => ({ ...transfer, calls: microbatches * transfer.calls })),
+		...[...overlapped, ...phases.reduce.transfers, ...phases.update.transfers],
 	];
-	return [...Map.groupBy(repeated, ({ transfer }) => transfer.group)].map(([group, all]) => {
-		const { ranks } = all[0]!.transfer;
+	return [...Map.groupBy(ofStep, (transfer) => transfer.group)].map(([group, all]) => {
+		const { ranks } = all[0]!;
 		const total = (value: (transfer: Transfer) => number) =>
-			all.reduce((sum, { transfer, times }) => sum + times * value(transfer), 0);
+			all.reduce((sum, transfer) => sum + transfer.calls * value(transfer), 0);
 		return {
 			group,
 			members: ranks.length,
-			transfers: total(() => 1),
+			transfers: Math.ceil(total(() => 1)),
 			bytes: total(({ bytes }) => bytes),
 			betweenHosts: new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost))).size > 1,
 			seconds: total((transfer) => transferSeconds(transfer, rates, ranksPerHost)),

@@ -165,6 +165,25 @@ test("late weight gradients: the same work in less time, on no stage more memory
 		expect(plan.phases["weight gradient"].operations).toEqual([]);
 	}
 	expect(late.step.seconds).toBeLessThan(0.97 * immediate.step.seconds);
+test("encoder lanes that take microbatches in turn share out operations and transfers", async () => {
+	const keys = { ...twenty, "encoder-tp": 2, "micro-batch-size": 1, "global-batch-size": 8 };
+	const plan = async (lanes: number) => {
+		const c = configurationOf({ ...keys, "encoder-dp": lanes });
+		const [encoder] = (await planRun(c, machine)).modules;
+		return { encoder: encoder!, seconds: rankSeconds(encoder!.plan, machine.rates, 8) };
+	};
+	const [alone, inTurns] = [await plan(1), await plan(4)];
+	expect(inTurns.encoder.flops).toEqual(alone.encoder.flops);
+	for (const group of ["radio_encoder.tp", "edge.image_rows.forward"]) {
+		const of = ({ encoder }: typeof alone) => encoder.traffic.find((one) => one.group === group)!;
+		expect(of(inTurns).bytes).toBeCloseTo(of(alone).bytes / 4, 0);
+		expect(of(inTurns).transfers).toBe(of(alone).transfers / 4);
+	}
+	for (const part of ["forward", "backward"] as const) {
+		expect(inTurns.seconds[part] / alone.seconds[part]).toBeCloseTo(1 / 4, 2);
+	}
+});
+
 	const first = immediate.modules[0]!.memory.activations;
 	for (const { memory } of late.modules) expect(memory.activations).toBeLessThan(1.15 * first);
 });
