@@ -178,8 +178,8 @@ export class Device implements Disposable {
 	allocate(bytes: number, tag: MemoryTagName): Allocation {
 		const out = new BigUint64Array(1);
 		this.#call("mimo_memory_allocate", this.stream.handle, bytes, MemoryTag[tag], out);
-		return new Allocation(bytes, Number(out[0]), (freed) => {
-			if (!this.#closed) this.#call("mimo_memory_free", this.stream.handle, freed.address);
+		return new Allocation(bytes, Number(out[0]), (address) => {
+			if (!this.#closed) this.#call("mimo_memory_free", this.stream.handle, address);
 		});
 	}
 

@@ -1,39 +1,102 @@
-/** Activation recomputation: keep a layer's input, run its forward again when its backward needs the rest. */
-import { GradientSlot } from "./gradient.ts";
+/**
+ * Activation recomputation: keep what enters a part of the model, run its forward again when its backward needs the rest.
+ * What such a part computes itself may be given up too, where the operations that read it are recorded right behind it.
+ */
 import { Tape } from "./tape.ts";
-import type { FloatDtype, Tensor } from "./tensor.ts";
+import type { Tensor } from "./tensor.ts";
 
 /**
- * y = layer(tape, x), of which only x is kept for backward. `layer` must compute the same twice: dropout does, its
- * masks come from counters; side effects must look at tape.replaying.
+ * A part of the model, y = compute(tape, inputs), in fresh memory. It must compute the same twice: dropout does, its masks
+ * come from counters; side effects must look at tape.replaying.
  */
-export function recompute(tape: Tape, x: Tensor, layer: (tape: Tape, x: Tensor) => Tensor): Tensor {
-	if (!tape.recording) return layer(tape, x);
-	const forward = new Tape(tape.device, { recording: false, training: tape.training, replaying: tape.replaying });
-	using input = x.withGradient(null);
-	const y = tape.output(layer(forward, input), true);
-	tape.record({
-		name: "recompute",
-		outputs: [y],
-		keep: [x],
-		parameters: forward.parameters,
-		backward: ([dy]) => {
-			const again = new Tape(tape.device, {
-				recording: true,
-				training: tape.training,
-				replaying: true,
-				outer: tape,
-			});
-			using replayed = x.withGradient(new GradientSlot(x.device, x.shape, x.dtype as FloatDtype));
-			using output = layer(again, replayed);
-			output.gradient!.accumulate(dy!.share());
-			again.backward();
-			const dx = replayed.gradient!.take();
-			if (dx) {
-				if (x.gradient) x.gradient.accumulate(dx);
-				else dx[Symbol.dispose]();
-			}
-		},
-	});
-	return y;
+export type Computation = (tape: Tape, ...inputs: Tensor[]) => Tensor;
+
+/** y = layer(tape, x), of which only x is kept for backward. */
+export function recompute(tape: Tape, x: Tensor, layer: Computation): Tensor {
+	return new Recomputed(tape, [x], layer).y;
+}
+
+/** A value that backward computes again from `inputs`; of what it takes to compute it nothing else is kept. */
+export class Recomputed implements Disposable {
+	readonly y: Tensor;
+	readonly #second: SecondForward | null;
+
+	constructor(
+		private readonly tape: Tape,
+		inputs: readonly Tensor[],
+		compute: Computation,
+	) {
+		if (!tape.recording) {
+			this.y = compute(tape, ...inputs);
+			this.#second = null;
+			return;
+		}
+		const first = new Tape(tape.device, { recording: false, training: tape.training, replaying: tape.replaying });
+		const value = withoutGradients(inputs, (plain) => compute(first, ...plain));
+		const { parameters } = first;
+		this.y = tape.output(value, parameters.length > 0 || inputs.some(({ gradient }) => gradient !== null));
+		// Gradients of the inputs gather where they would without recomputation: the same sums in the same order.
+		const second = new SecondForward(tape, (again) => compute(again, ...inputs));
+		this.#second = second;
+		tape.record({
+			name: "recompute",
+			outputs: [this.y],
+			keep: inputs.flatMap((input) => [input, input.rowCount]),
+			own: [second],
+			parameters,
+			backward: ([dy]) => second.backward(dy!),
+		});
+	}
+
+	/**
+	 * Gives y's memory back until backward comes to this point of the tape. To be called when everything that reads y forward
+	 * is recorded, in the same segment as y.
+	 */
+	drop(): void {
+		const { tape, y } = this;
+		const second = this.#second;
+		if (second === null || y.gradient === null) return;
+		const { allocation } = y;
+		tape.onReturn("compute again", () => allocation.resumeFrom(second.y.allocation));
+		allocation.suspend();
+	}
+
+	[Symbol.dispose](): void {
+		this.y[Symbol.dispose]();
+	}
+}
+
+/** The second computation of a value, made when its first reader asks for it. */
+class SecondForward implements Disposable {
+	#made: ReturnType<Tape["computeAgain"]> | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		private readonly compute: (again: Tape) => Tensor,
+	) {}
+
+	get y(): Tensor {
+		this.#made ??= this.tape.computeAgain(this.compute);
+		return this.#made.y;
+	}
+
+	backward(dy: Tensor): void {
+		this.y.gradient!.accumulate(dy.share());
+		this.#made!.again.backward();
+	}
+
+	[Symbol.dispose](): void {
+		this.#made?.again.discard();
+		this.#made?.y[Symbol.dispose]();
+		this.#made = null;
+	}
+}
+
+function withoutGradients<Result>(inputs: readonly Tensor[], run: (plain: readonly Tensor[]) => Result): Result {
+	const plain = inputs.map((input) => input.withGradient(null));
+	try {
+		return run(plain);
+	} finally {
+		for (const tensor of plain) tensor[Symbol.dispose]();
+	}
 }

@@ -168,6 +168,28 @@ export class Tape {
 	}
 
 	/**
+	 * Runs `run` when a backward pass comes back to this point, before the backward of what was recorded so far. `held` is
+	 * released with it.
+	 */
+	onReturn(name: string, run: () => void, held: readonly Disposable[] = []): void {
+		if (!this.recording) throw new Error(`${name}: a tape that does not record has no way back.`);
+		const segment = this.segments.at(-1) ?? this.begin("all");
+		segment.entries.push({ name, outputs: [], held, parameters: [], backward: run });
+	}
+
+	/**
+	 * y of `compute` on a tape for the second forward of what runs backward now: uses of parameters and late weight gradients of
+	 * that tape are this one's.
+	 */
+	computeAgain(compute: (again: Tape) => Tensor): { readonly again: Tape; readonly y: Tensor } {
+		const again = new Tape(this.device, { recording: true, training: this.training, replaying: true, outer: this });
+		again.begin(`${this.#running!.segment.name} again`);
+		const y = compute(again);
+		this.#continueScope();
+		return { again, y };
+	}
+
+	/**
 	 * Called by an operation's backward for its weight gradient, which reads `reads`: runs now, or when its segment is
 	 * drained. `hides`: it may also wait for a sum over ranks, whose time it hides (drainBesideSum), or for the end of its
 	 * segment.
@@ -193,6 +215,7 @@ export class Tape {
 		// What was recorded anew stands for what the outer tape's operation said that it uses.
 		if (this.#replayed) this.#uses.finish(this.#replayed.entry.parameters);
 		for (const segment of this.segments.toReversed()) this.backwardSegment(segment, weightGradients);
+		if (this.options.outer) this.options.outer.#continueScope();
 	}
 
 	/** Runs one segment backward. Its outputs' slots must hold their gradients. */
@@ -203,7 +226,7 @@ export class Tape {
 			this.#running = { segment, entry, weightGradients };
 			const gradients = entry.outputs.map((slot) => slot.take());
 			const before = segment.tasks.at(-1);
-			if (gradients.some((gradient) => gradient !== null)) entry.backward(gradients);
+			if (entry.outputs.length === 0 || gradients.some((gradient) => gradient !== null)) entry.backward(gradients);
 			for (const gradient of gradients) gradient?.[Symbol.dispose]();
 			for (const item of entry.held) item[Symbol.dispose]();
 			const last = segment.tasks.at(-1);
@@ -212,6 +235,11 @@ export class Tape {
 		}
 		if (weightGradients === "immediate") this.#runTasks(segment);
 		this.#running = null;
+	}
+
+	/** What is queued next belongs to the segment that runs backward, as before another tape's operations. */
+	#continueScope(): void {
+		if (this.#running !== null) this.device.tracer?.scope(`${this.#running.segment.name} backward`);
 	}
 
 	/** The operation of the outer tape whose backward records this one. */
@@ -245,6 +273,8 @@ export class Tape {
 				for (const slot of entry.outputs) slot.clear();
 				for (const item of entry.held) item[Symbol.dispose]();
 			}
+			// Late weight gradients of a second forward are the outer tape's.
+			if (this.options.outer) continue;
 			for (const { held } of segment.tasks.splice(0)) for (const tensor of held) tensor[Symbol.dispose]();
 		}
 	}
