@@ -5,6 +5,7 @@ import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
 import { loraChecks } from "./lora-checks.ts";
+import { recomputeChecks } from "./recompute-checks.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
 /** Comes first: derived defaults read the pattern. */
@@ -313,3 +314,4 @@ export const checks: readonly Check[] = [
 	...trackers,
 	...other,
 ];
+	...recomputeChecks,

@@ -120,12 +120,6 @@ export const layoutChecks: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			!c.overlapMoeExpertParallelComm || c.recomputeGranularity !== "full",
-			"overlap-moe-expert-parallel-comm",
-			"allowed without recompute-granularity full, which runs a block's nodes as one",
-		),
-	(c) =>
-		unless(
 			!c.epOverlapEarlyAttnMemoryRelease || c.overlapMoeExpertParallelComm,
 			"ep-overlap-early-attn-memory-release",
 			"allowed only with overlap-moe-expert-parallel-comm",

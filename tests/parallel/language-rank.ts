@@ -29,6 +29,8 @@ const layout = JSON.parse(process.argv[2]!) as {
 	tied: boolean;
 	zero: boolean;
 	dropout: number;
+	/** Further keys of the configuration. */
+	keys: Readonly<Record<string, unknown>>;
 };
 const place = await placeOfRank();
 using device = await deviceOfRank();
@@ -46,6 +48,7 @@ const c = configurationOf({
 	"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss"],
 	"moe-aux-loss-coeff": [1e-2, 1e-2],
 	"moe-z-loss-coeff": 1e-3,
+	...layout.keys,
 });
 const specification = {
 	...{ encoder: null, imageTokenId: null, clipGrad: 1, seed: 3, distributedOptimizer: layout.zero },

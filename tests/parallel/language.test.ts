@@ -1,5 +1,6 @@
 /** The language model on several processes: losses and every gradient equal those of one process. */
 import { beforeAll, describe, expect, test } from "bun:test";
+import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
 import type { StepResult } from "../../src/train/step.ts";
 import { relativeRms } from "../support.ts";
 import { runRanks } from "./ranks.ts";
@@ -15,6 +16,7 @@ const one = {
 	...{ tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1, zero: false, dropout: 0 },
 	pattern: null as string | null,
 	tied: false,
+	keys: {} as Readonly<Record<string, unknown>>,
 };
 
 async function train(layout: Partial<typeof one>): Promise<RankResult[]> {
@@ -105,5 +107,20 @@ test("with ZeRO-1 every rank ends with the very weights it has without", async (
 		const plain = await train(layout);
 		const sharded = await train({ ...layout, zero: true });
 		expect(sharded.map(({ weights }) => weights)).toEqual(plain.map(({ weights }) => weights));
+	}
+});
+
+describe("selective recomputation changes no bit on two ranks", () => {
+	const layout = { tensor: 2, expert: 2, dropout: 0.1 };
+	let plain: RankResult[];
+	beforeAll(async () => {
+		plain = await train(layout);
+	});
+	const cases = [...recomputeModuleNames.map((module) => [module]), recomputeModuleNames];
+	for (const modules of cases) {
+		test(modules.join(" "), async () => {
+			const keys = { "recompute-granularity": "selective", "recompute-modules": modules };
+			expect(await train({ ...layout, keys })).toEqual(plain);
+		});
 	}
 });

@@ -9,6 +9,7 @@ import {
 	derived,
 	fraction,
 	integer,
+	list,
 	number,
 	off,
 	optional,
@@ -16,6 +17,13 @@ import {
 	required,
 	text,
 } from "../field.ts";
+import {
+	defaultRecomputeModules,
+	foreignRecomputeModules,
+	type RecomputeModule,
+	recomputeModuleNames,
+	recomputeModules,
+} from "../recompute-modules.ts";
 
 export const modelKeys = {
 	"model-provider": defaulting(
@@ -116,8 +124,15 @@ export const modelKeys = {
 		megatron: "0.1",
 	}),
 	"recompute-granularity": optional(
-		choice(["full"], ["selective"]),
-		"Recompute whole layers in the backward pass instead of keeping their activations.",
+		choice(["full", "selective"]),
+		"Compute activations of the language model again in the backward pass instead of keeping them: full, those of whole layers; selective, those of recompute-modules.",
+		{ model: false },
+	),
+	"recompute-modules": optional(
+		list<RecomputeModule>(choice(recomputeModuleNames, foreignRecomputeModules)),
+		`What recompute-granularity selective does not keep; unset: ${defaultRecomputeModules.join(" ")}. ${recomputeModuleNames
+			.map((name) => `${name}: ${recomputeModules[name].dropped}`)
+			.join("; ")}.`,
 		{ model: false },
 	),
 	"recompute-method": defaulting(

@@ -2,13 +2,13 @@
  * One causal self-attention layer (docs/spec/language-model.md §3): x_TH → attention(rms(x_TH)), without the residual.
  * Tensor parallelism cuts key heads with their query heads.
  */
-import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { LayerContext } from "./layer.ts";
 import { project } from "./projection.ts";
+import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
 /** `dropout`: key of this layer's mask and the microbatch's tokens among those of the step. */
 export function attentionLayer(
@@ -17,26 +17,31 @@ export function attentionLayer(
 	x: Tensor,
 	dropout: { readonly seed: bigint; readonly tokens: TokenSlice },
 ): Tensor {
-	const { config, weights, sequences, mixing } = context;
+	const { config, sequences, mixing } = context;
 	const { attention: shape } = config;
 	const { tp } = context.parallel;
-	using u = rmsNorm(tape, x, weights("self_attention.linear_qkv.layer_norm_weight"), config.normEpsilon);
-	using everyToken = gatherSequence(tape, u, tp);
-	using projected = project(tape, context, everyToken, "self_attention.linear_qkv.weight");
+	using u = normed(tape, context, x, "self_attention.linear_qkv.layer_norm_weight");
+	using everyToken = everyRanksTokens(tape, context, u.y);
+	using projected = project(tape, context, everyToken.y, "self_attention.linear_qkv.weight");
+	everyToken.drop();
+	u.drop();
 	const queryHeads = shape.heads / tp.size;
 	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
 	using qkv = shape.rope ? mixing.rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
-	using attended = mixing.attention(tape, qkv, {
-		...heads,
-		sequences,
-		mask: "causal",
-		softmaxScale: shape.softmaxScale,
-		dropout: tape.training ? shape.dropout : 0,
-		dropoutSeed: dropout.seed,
-		firstToken: dropout.tokens.first,
-		firstHead: tp.rank * queryHeads,
-		fullHeads: shape.heads,
-	});
-	using partial = project(tape, context, attended, "self_attention.linear_proj.weight");
+	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) =>
+		mixing.attention(on, fused, {
+			...heads,
+			sequences,
+			mask: "causal",
+			softmaxScale: shape.softmaxScale,
+			dropout: tape.training ? shape.dropout : 0,
+			dropoutSeed: dropout.seed,
+			firstToken: dropout.tokens.first,
+			firstHead: tp.rank * queryHeads,
+			fullHeads: shape.heads,
+		}),
+	);
+	using partial = project(tape, context, attended.y, "self_attention.linear_proj.weight");
+	attended.drop();
 	return reduceScatterSequence(tape, partial, tp);
 }

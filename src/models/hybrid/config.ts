@@ -1,5 +1,6 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+import type { RecomputeModule } from "../../config/recompute-modules.ts";
 import type { ActivationName, ScoreFunctionName } from "../../native/abi.ts";
 import type { LoraConfig } from "./adapters.ts";
 
@@ -18,6 +19,22 @@ export interface PredictionConfig {
 	readonly repeated: boolean;
 	/** What all depths' losses together weigh beside the language model's. */
 	readonly lossScalingFactor: number;
+}
+
+/**
+ * Blocks of every stage. uniform: all of them, in runs of so many of which only the input is kept. block: the first so many, one
+ * by one.
+ */
+export interface FullRecompute {
+	readonly granularity: "full";
+	readonly method: "uniform" | "block";
+	readonly layers: number;
+}
+
+/** Parts of every layer. */
+export interface SelectiveRecompute {
+	readonly granularity: "selective";
+	readonly modules: readonly RecomputeModule[];
 }
 
 export interface HybridConfig {
@@ -82,11 +99,8 @@ export interface HybridConfig {
 	};
 	/** Low-rank adapters, which train in the place of all weights; null: none. */
 	readonly lora: LoraConfig | null;
-	/**
-	 * What backward computes again of every stage; null: nothing. uniform: all of its blocks, in runs of so many of which only
-	 * the input is kept. block: its first so many blocks, one by one.
-	 */
-	readonly recompute: { readonly method: "uniform" | "block"; readonly layers: number } | null;
+	/** What backward computes again; null: nothing. */
+	readonly recompute: FullRecompute | SelectiveRecompute | null;
 }
 
 /** Gated activations read two halves. */

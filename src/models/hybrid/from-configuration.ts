@@ -2,6 +2,7 @@
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { parsePattern } from "../../config/hybrid-pattern.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
+import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName } from "../../native/abi.ts";
 import type { LoraConfig } from "./adapters.ts";
@@ -55,6 +56,7 @@ export type LanguageModelKeys = Pick<
 	| "positionEmbeddingType"
 	| "recomputeGranularity"
 	| "recomputeMethod"
+	| "recomputeModules"
 	| "recomputeNumLayers"
 	| "rotaryBase"
 	| "rotaryPercent"
@@ -125,10 +127,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			zLossCoefficient: c.moeZLossCoeff,
 		},
 		lora: loraConfig(c),
-		recompute:
-			c.recomputeGranularity === "full"
-				? { method: c.recomputeMethod === "uniform" ? "uniform" : "block", layers: c.recomputeNumLayers }
-				: null,
+		recompute: recomputation(c),
 	};
 }
 
@@ -145,6 +144,7 @@ const untold = {
 	moeRouterBiasUpdateRate: 0,
 	recomputeGranularity: null,
 	recomputeMethod: "uniform",
+	recomputeModules: null,
 	recomputeNumLayers: 1,
 	loraRank: null,
 	loraAlpha: 1,
@@ -176,6 +176,17 @@ export function loraConfig(
 	if (c.loraRank === null) return null;
 	const { loraRank: rank, loraAlpha: alpha, loraDropout: dropout, loraTargetModules: targets } = c;
 	return { rank, alpha, dropout, targets, start: "zero" };
+}
+
+function recomputation(c: LanguageModelKeys): HybridConfig["recompute"] {
+	switch (c.recomputeGranularity) {
+		case "full":
+			return { granularity: "full", method: c.recomputeMethod, layers: c.recomputeNumLayers };
+		case "selective":
+			return { granularity: "selective", modules: c.recomputeModules ?? defaultRecomputeModules };
+		default:
+			return null;
+	}
 }
 
 function activationOf(c: LanguageModelKeys): ActivationName {

@@ -2,7 +2,7 @@
  * One Mamba-2 layer (docs/spec/language-model.md §2.2): x_TH → mixer(rms(x_TH)), without the residual. Tensor
  * parallelism cuts heads and groups, so no data are exchanged between the two projections.
  */
-import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
+import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { splitColumns } from "../../tensor/ops/split-columns.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -10,15 +10,28 @@ import type { Tensor } from "../../tensor/tensor.ts";
 import { mambaSizes } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 import { project } from "./projection.ts";
+import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
 export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor {
+	const { config } = context;
+	const { tp } = context.parallel;
+	using u = normed(tape, context, x, "mixer.in_proj.layer_norm_weight");
+	using everyToken = everyRanksTokens(tape, context, u.y);
+	using zxBCdt = project(tape, context, everyToken.y, "mixer.in_proj.weight");
+	everyToken.drop();
+	u.drop();
+	using inner = runModule(tape, config, "mamba", [zxBCdt], (on, projected) => mixTokens(on, context, projected));
+	using partial = project(tape, context, inner.y, "mixer.out_proj.weight");
+	inner.drop();
+	return reduceScatterSequence(tape, partial, tp);
+}
+
+/** What lies between the projections, of this rank's heads: the convolution, the scan with its gate, the norm. */
+function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	const { config, weights, sequences, mixing } = context;
 	const { tp } = context.parallel;
 	const mamba = { ...config.mamba, heads: config.mamba.heads / tp.size, groups: config.mamba.groups / tp.size };
 	const { inner, convolution } = mambaSizes(mamba);
-	using u = rmsNorm(tape, x, weights("mixer.in_proj.layer_norm_weight"), config.normEpsilon);
-	using everyToken = gatherSequence(tape, u, tp);
-	using zxBCdt = project(tape, context, everyToken, "mixer.in_proj.weight");
 	const [z, xBC, dt] = splitColumns(tape, zxBCdt, [inner, convolution, mamba.heads]);
 	using gate = z!;
 	using beforeConvolution = xBC!;
@@ -46,7 +59,5 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor
 		dtMinimum: mamba.timeStepMinimum,
 	});
 	const groupSize = inner / mamba.groups;
-	using normed = rmsNorm(tape, scanned, weights("mixer.norm.weight"), mamba.gatedNormEpsilon, groupSize);
-	using partial = project(tape, context, normed, "mixer.out_proj.weight");
-	return reduceScatterSequence(tape, partial, tp);
+	return rmsNorm(tape, scanned, weights("mixer.norm.weight"), mamba.gatedNormEpsilon, groupSize);
 }

@@ -7,7 +7,6 @@ import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { type Routing, route } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
@@ -15,22 +14,41 @@ import { addBalancingLosses } from "./balancing.ts";
 import { type ExpertRows, LocalRows, RowExchange } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { feedForward } from "./mlp.ts";
-import type { Nodes } from "./nodes.ts";
+import { exhaust, type Nodes } from "./nodes.ts";
 import { projectByExpert } from "./projection.ts";
 import type { RouterState } from "./router-state.ts";
 
+import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed-module.ts";
 /** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
 export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Nodes<Tensor> {
-	const { config, weights } = context;
+	const { config } = context;
+	using u = normed(tape, context, x, "pre_mlp_layernorm.weight");
+	if (!isRecomputed(tape, config, "moe")) return yield* mixExperts(tape, context, router, u.y, () => u.drop());
+	using mixed = runModule(tape, config, "moe", [u.y], (on, value) =>
+		exhaust(mixExperts(on, context, router, value, () => {})),
+	);
+	u.drop();
+	return mixed.y.share();
+}
+
+/** Routed experts + shared expert of u_TH. `read` is called when everything that reads u is recorded. */
+function* mixExperts(
+	tape: Tape,
+	context: LayerContext,
+	router: RouterState,
+	u: Tensor,
+	read: () => void,
+): Nodes<Tensor> {
+	const { config } = context;
 	const { experts } = context.parallel;
-	using u = rmsNorm(tape, x, weights("pre_mlp_layernorm.weight"), config.normEpsilon);
 	using routing = routeTokens(tape, context, router, u);
 	using order = ExpertOrder.of(tape.device, routing.expertIndex, config.moe.experts);
 	using travelling = experts
 		? new RowExchange(tape, u, routing, order, experts, router.overflow)
 		: new LocalRows(tape, u, routing, order);
 	// While the rows are on their way.
-	using shared = config.moe.sharedExpertSize > 0 ? feedForward(tape, context, u, "mlp.shared_experts.") : null;
+	using shared = config.moe.sharedExpertSize > 0 ? sharedExpert(tape, context, u) : null;
+	read();
 	if (experts) yield* nextNode(tape, "experts");
 	{
 		using arrived = travelling.finishDispatch();
@@ -39,7 +57,13 @@ export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState
 	}
 	if (experts) yield* nextNode(tape, "combine");
 	using routed = travelling.finishCombine();
-	return shared ? add(tape, routed, shared) : routed.share();
+	return shared ? add(tape, routed, shared.y) : routed.share();
+}
+
+function sharedExpert(tape: Tape, context: LayerContext, u: Tensor): ModuleOutput {
+	return runModule(tape, context.config, "shared_experts", [u], (on, value) =>
+		feedForward(on, context, value, "mlp.shared_experts."),
+	);
 }
 
 /** The next node has a segment of its own, so that it can go backward alone. */
@@ -76,6 +100,11 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 /** Rows sorted by local expert through fc1, the weighted activation and fc2. */
 function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability, offsets }: ExpertRows): Tensor {
 	using hidden = projectByExpert(tape, context, rows, "mlp.experts.linear_fc1.weight", offsets);
-	using weighted = activation(tape, hidden, context.config.mlp.activation, { rowProbability });
-	return projectByExpert(tape, context, weighted, "mlp.experts.linear_fc2.weight", offsets);
+	const { config } = context;
+	using weighted = runModule(tape, config, "moe_act", [hidden, rowProbability], (on, x, probability) =>
+		activation(on, x, config.mlp.activation, { rowProbability: probability }),
+	);
+	const outputs = projectByExpert(tape, context, weighted.y, "mlp.experts.linear_fc2.weight", offsets);
+	weighted.drop();
+	return outputs;
 }

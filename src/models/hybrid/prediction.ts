@@ -51,7 +51,8 @@ export function predictDepth(
 		}
 		return x;
 	};
-	using hidden = config.recompute?.method === "uniform" ? recompute(tape, entering, run) : run(tape, entering);
+	const whole = config.recompute?.granularity === "full" && config.recompute.method === "uniform";
+	using hidden = whole ? recompute(tape, entering, run) : run(tape, entering);
 	const normed = rmsNorm(tape, hidden, weight("final_layernorm.weight"), config.normEpsilon);
 	observe(`mtp.${depth}.final_layernorm`, normed);
 	return normed;

@@ -133,7 +133,8 @@ export class HybridStage {
 
 	/** Layers in order: runs of recomputed blocks, the others layer by layer. */
 	get #runs(): { readonly begin: number; readonly end: number; readonly recomputed: boolean }[] {
-		const { recompute: wanted } = this.parts.config;
+		const { recompute } = this.parts.config;
+		const wanted = recompute?.granularity === "full" ? recompute : null;
 		const blocks = this.#blocks;
 		const limit = wanted === null ? 0 : wanted.method === "uniform" ? blocks.length : wanted.layers;
 		const length = wanted?.method === "uniform" ? wanted.layers : 1;

@@ -1,0 +1,29 @@
+/** The parts of a layer that selective recomputation knows, by Megatron's names. */
+import type { LayerSymbol } from "./hybrid-pattern.ts";
+
+interface RecomputedPart {
+	/** Layers that have it. */
+	readonly layers: readonly LayerSymbol[];
+	/** What is not kept. */
+	readonly dropped: string;
+}
+
+export const recomputeModules = {
+	core_attn: { layers: ["*"], dropped: "attention's output" },
+	layernorm: { layers: ["M", "*", "-", "E"], dropped: "the output of the norm in front of every layer" },
+	mamba: { layers: ["M"], dropped: "the convolution, the scan and the gated norm of Mamba-2" },
+	mlp: { layers: ["-"], dropped: "all of a dense MLP" },
+	moe: { layers: ["E"], dropped: "all of a mixture of experts, router and shared expert included" },
+	moe_act: { layers: ["E"], dropped: "the activation between the experts' projections" },
+	shared_experts: { layers: ["E"], dropped: "all of a shared expert" },
+} as const satisfies Readonly<Record<string, RecomputedPart>>;
+
+export type RecomputeModule = keyof typeof recomputeModules;
+
+export const recomputeModuleNames = Object.keys(recomputeModules) as RecomputeModule[];
+
+/** Megatron's names of parts that no layer here has. */
+export const foreignRecomputeModules = ["mla_up_proj", "mhc"] as const;
+
+/** Megatron's default. */
+export const defaultRecomputeModules: readonly RecomputeModule[] = ["core_attn"];

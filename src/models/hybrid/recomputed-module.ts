@@ -1,0 +1,52 @@
+/** Parts of a layer whose activations selective recomputation may give up. */
+import type { RecomputeModule } from "../../config/recompute-modules.ts";
+import { gatherSequence } from "../../parallel/tensor-parallel.ts";
+import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import { type Computation, Recomputed } from "../../tensor/recompute.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import type { HybridConfig } from "./config.ts";
+import type { LayerContext } from "./layer.ts";
+
+/** What a part has computed. */
+export interface ModuleOutput extends Disposable {
+	readonly y: Tensor;
+	/** Everything that reads y forward is recorded: its memory may go where the part is recomputed (Recomputed.drop). */
+	drop(): void;
+}
+
+/** Whether this forward pass leaves the part's activations to a second one; within that second one they are kept. */
+export function isRecomputed(tape: Tape, { recompute }: HybridConfig, module: RecomputeModule): boolean {
+	return (
+		tape.recording && !tape.replaying && recompute?.granularity === "selective" && recompute.modules.includes(module)
+	);
+}
+
+/** compute(tape, inputs), recomputed where the configuration names the part. */
+export function runModule(
+	tape: Tape,
+	config: HybridConfig,
+	module: RecomputeModule,
+	inputs: readonly Tensor[],
+	compute: Computation,
+): ModuleOutput {
+	if (isRecomputed(tape, config, module)) return new Recomputed(tape, inputs, compute);
+	return kept(compute(tape, ...inputs));
+}
+
+/** The norm in front of a layer, of this rank's tokens: u_(T/tp)H. */
+export function normed(tape: Tape, { config, weights }: LayerContext, x: Tensor, weight: string): ModuleOutput {
+	return runModule(tape, config, "layernorm", [x], (on, value) =>
+		rmsNorm(on, value, weights(weight), config.normEpsilon),
+	);
+}
+
+/** The same of all tensor-parallel ranks' tokens, u_TH. It goes with the norm: its gradient's sum needs no copy of it. */
+export function everyRanksTokens(tape: Tape, { config, parallel: { tp } }: LayerContext, u: Tensor): ModuleOutput {
+	if (tp.size === 1) return kept(u.share());
+	return runModule(tape, config, "layernorm", [u], (on, own) => gatherSequence(on, own, tp));
+}
+
+function kept(y: Tensor): ModuleOutput {
+	return { y, drop() {}, [Symbol.dispose]: () => y[Symbol.dispose]() };
+}
