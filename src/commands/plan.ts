@@ -95,8 +95,17 @@ export async function machineOf({ command, configuration: c }: ResolvedConfigura
 
 function imbalanceOf(command: Readonly<Record<string, string>>, c: TrainingConfiguration): number {
 	const text = command["expert-imbalance"];
-	if (text === undefined || !existsSync(text)) return number(command, "expert-imbalance", 1, 1);
-	return measuredImbalance(text, c.numExperts / c.llmEp);
+	const measured = text !== undefined && existsSync(text);
+	const imbalance = measured
+		? measuredImbalance(text, c.numExperts / c.llmEp)
+		: number(command, "expert-imbalance", 1, 1);
+	if (c.moeRouterForceLoadBalancing && imbalance !== 1) {
+		throw new UserError(
+			`--expert-imbalance ${text}: allowed is 1 with moe-router-force-load-balancing, which deals tokens out evenly.`,
+			exitCodes.usage,
+		);
+	}
+	return imbalance;
 }
 
 async function readRates(file: string): Promise<Rates> {

@@ -94,6 +94,12 @@ const moe: readonly Check[] = [
 		),
 	(c) =>
 		unless(
+			!c.moeRouterForceLoadBalancing || c.hybridLayerPattern.includes("E"),
+			"moe-router-force-load-balancing",
+			"allowed only with a mixture of experts (E) in hybrid-layer-pattern",
+		),
+	(c) =>
+		unless(
 			c.moeAuxLossCoeff.length === c.moeRouterLoadBalancingType.length,
 			"moe-aux-loss-coeff",
 			`allowed is one coefficient for each of ${c.moeRouterLoadBalancingType.join(", ")}`,
@@ -308,10 +314,10 @@ export const checks: readonly Check[] = [
 	...optimizer,
 	...schedule,
 	...layoutChecks,
+	...recomputeChecks,
 	...energonChecks,
 	...loraChecks,
 	...prefetch,
 	...trackers,
 	...other,
 ];
-	...recomputeChecks,

@@ -48,10 +48,20 @@ export class JsonLog implements Observer {
 	#descriptor: number;
 	readonly #now: () => Date;
 	readonly #say: (sentence: string) => void;
+	readonly #always: Readonly<Record<string, unknown>>;
 	#lastStep = 0;
 
-	/** Opens `file` for appending. `say`: told where an earlier run's log goes. Throws a UserError when that is impossible. */
-	constructor(file: string, now: () => Date = () => new Date(), say: (sentence: string) => void = () => {}) {
+	/**
+	 * Opens `file` for appending. `say`: told where an earlier run's log goes. `always`: fields of every record. Throws a
+	 * UserError when that is impossible.
+	 */
+	constructor(
+		file: string,
+		now: () => Date = () => new Date(),
+		say: (sentence: string) => void = () => {},
+		always: Readonly<Record<string, unknown>> = {},
+	) {
+		this.#always = always;
 		this.#file = file;
 		this.#now = now;
 		this.#say = say;
@@ -146,7 +156,7 @@ export class JsonLog implements Observer {
 	}
 
 	#write(record: Record<string, unknown>): void {
-		const line = JSON.stringify(record, (_, value) =>
+		const line = JSON.stringify({ ...record, ...this.#always }, (_, value) =>
 			typeof value === "number" && !Number.isFinite(value) ? String(value) : value,
 		);
 		const bytes = Buffer.from(`${line}\n`);

@@ -14,6 +14,8 @@ export interface LogLineOptions {
 	readonly flopsPerStep: number | null;
 	/** Devices of the whole job. */
 	readonly worldSize: number;
+	/** What sets the run apart from a training, such as a routing for benchmarks: said in every line. */
+	readonly caution: string | null;
 	readonly write: (line: string) => void;
 	readonly now: () => Date;
 }
@@ -64,7 +66,8 @@ export class LogLine implements Observer {
 			([name, loss]) =>
 				` ${name} value: ${scientific(loss, 6)} | ${name} PPL: ${scientific(Math.exp(Math.min(20, loss)), 6)} |`,
 		);
-		const line = ` validation loss at ${label} |${parts.join("")} `;
+		const { caution } = this.#options;
+		const line = ` validation loss at ${label} |${parts.join("")}${caution === null ? "" : ` ${caution} |`} `;
 		const rule = "-".repeat(line.length + 1);
 		for (const text of [rule, line, rule]) this.#options.write(text);
 	}
@@ -116,7 +119,7 @@ export class LogLine implements Observer {
 	}
 
 	#line(report: StepReport): string {
-		const { trainIterations, flopsPerStep, worldSize, now } = this.#options;
+		const { trainIterations, flopsPerStep, worldSize, caution, now } = this.#options;
 		const seconds = this.#seconds / (this.#advanced + this.#skipped);
 		const count = (value: number, width: number) => String(value).padStart(width);
 		const fields = [
@@ -141,6 +144,7 @@ export class LogLine implements Observer {
 		fields.push(`number of skipped iterations: ${count(this.#skipped, 3)}`);
 		fields.push(`number of nan iterations: ${count(this.#nan, 3)}`);
 		const padding = this.#padding;
+		if (caution !== null) fields.push(caution);
 		if (padding.steps > 0) fields.push(`padding: ${fixed((100 * padding.sum) / padding.steps, 2)} %`);
 		for (const [name, sums] of this.#modules) fields.push(...moduleFields(name, sums));
 		return fields.map((field) => ` ${field} |`).join("");

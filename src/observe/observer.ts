@@ -9,7 +9,7 @@ import { TensorBoard } from "./tensorboard.ts";
 import { type WandbOptions, WandbRun } from "./wandb/run.ts";
 
 export interface ObserverOptions
-	extends Pick<LogLineOptions, "logInterval" | "trainIterations" | "flopsPerStep" | "worldSize">,
+	extends Pick<LogLineOptions, "logInterval" | "trainIterations" | "flopsPerStep" | "worldSize" | "caution">,
 		ScalarOptions {
 	/** File of the JSON log, or null. */
 	readonly logJson: string | null;
@@ -32,6 +32,7 @@ export function openObserver(options: ObserverOptions): Observer {
 						options.logJson,
 						() => new Date(),
 						(text) => terminal.line(text),
+						options.caution === null ? {} : { caution: options.caution },
 					),
 				]),
 		...(options.tensorBoard === null ? [] : [new TensorBoard({ ...options, folder: options.tensorBoard })]),

@@ -53,6 +53,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			groupScoreTopk: moe.router_topk / (moe.router_group_topk ?? 1),
 			expertBias: moe.router_enable_expert_bias,
 			biasUpdateRate: moe.router_bias_update_rate,
+			forceLoadBalancing: false,
 			balancing: [{ type: moe.load_balancing_type, coefficient: moe.aux_loss_coefficient }],
 			zLossCoefficient: moe.z_loss_coefficient ?? 0,
 		},

@@ -184,6 +184,7 @@ export function predictionModel(
 			groupScoreTopk: t.moe_router_topk,
 			expertBias: true,
 			biasUpdateRate: t.moe_router_bias_update_rate,
+			forceLoadBalancing: false,
 			balancing:
 				t.moe_router_load_balancing_type === "none"
 					? []

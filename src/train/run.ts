@@ -201,6 +201,7 @@ function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
 		trainIterations: plannedIterations(c),
 		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
 		worldSize,
+		caution: c.moeRouterForceLoadBalancing ? "benchmark: moe-router-force-load-balancing" : null,
 	});
 }
 

@@ -42,6 +42,23 @@ test("rates are measured, kept and read again", async () => {
 	expect((await Bun.file(file).json()).operations.gemm.length).toBeGreaterThan(1);
 }, 60_000);
 
+test("routing that is forced to balance is even", () => {
+	const flags = [
+		"plan",
+		"--preset",
+		"nemotron-tiny",
+		"--llm-dp",
+		"2",
+		"--llm-ep",
+		"2",
+		"--moe-router-force-load-balancing",
+	];
+	expect(mimo([...flags, "--expert-imbalance", "1"]).exitCode).toBe(0);
+	const { stderr, exitCode } = mimo([...flags, "--expert-imbalance", "1.5"]);
+	expect(exitCode).toBe(2);
+	expect(stderr).toContain("--expert-imbalance 1.5: allowed is 1 with moe-router-force-load-balancing");
+});
+
 test("every rank's peak of a real run on disjoint grids is within 5 % of the plan", async () => {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-plan-"));
 	folders.push(folder);

@@ -35,6 +35,10 @@ test.each([
 		"--recompute-granularity selective --recompute-modules moe --llm-ep 2 --llm-dp 2 --overlap-moe-expert-parallel-comm",
 		"--overlap-moe-expert-parallel-comm: the value is true; allowed without moe among recompute-modules, which runs an expert layer's nodes as one.",
 	],
+	[
+		"--hybrid-layer-pattern M*- --moe-router-force-load-balancing",
+		"--moe-router-force-load-balancing: the value is true; allowed only with a mixture of experts (E) in hybrid-layer-pattern.",
+	],
 ])("%s", (flags, sentence) => {
 	let message = "";
 	try {

@@ -45,6 +45,22 @@ test("one object a step, numbers at full precision", () => {
 	]);
 });
 
+test("fields of every record are in steps, evaluations and events", () => {
+	const file = join(folder, "always.json");
+	const log = new JsonLog(file, () => new Date(0), undefined, { caution: "a benchmark" });
+	log.event({ kind: "start", step: 0, sentence: "A new training." });
+	log.step(step({ iteration: 1 }));
+	log.evaluation({ iteration: 1, split: "validation", label: "iteration 1", losses: { "lm loss": 2 } });
+	log.event({ kind: "end", step: 1, sentence: "Trained 1 steps." });
+	log.close();
+	expect(records(file).map(({ caution }) => caution)).toEqual([
+		"a benchmark",
+		"a benchmark",
+		"a benchmark",
+		"a benchmark",
+	]);
+});
+
 test("a second run appends, also after a run that died in the middle of a line", () => {
 	const file = join(folder, "twice.json");
 	writeFileSync(file, '{"iteration":1}\n{"iteration":2,"lm lo');

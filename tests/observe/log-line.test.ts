@@ -10,6 +10,7 @@ function logger(options: Partial<LogLineOptions> = {}): { log: LogLine; lines: s
 		trainIterations: 20,
 		flopsPerStep: null,
 		worldSize: 1,
+		caution: null,
 		write: (line) => lines.push(line),
 		now: () => new Date(2026, 0, 31, 9, 5, 7, 123),
 		...options,
@@ -148,4 +149,14 @@ test("after Megatron's fields: each module's parts, rate and idle share, as mean
 	expect(lines(reports, { logInterval: 2 })[1]).toEndWith(
 		" number of nan iterations:   0 | language (ms): compute 200.0 wait 100.0 | language TFLOP/s a rank: 0.667 | language idle: 25.0 % |",
 	);
+});
+
+test("a caution is in every line and in every evaluation", () => {
+	const { log, lines } = logger({ caution: "benchmark: moe-router-force-load-balancing" });
+	log.step(step({ iteration: 1 }));
+	log.step(step({ iteration: 2 }));
+	log.evaluation({ iteration: 2, split: "validation", label: "iteration 2", losses: { "lm loss": 2 } });
+	for (const line of [lines[0], lines[1], lines[3]]) {
+		expect(line).toContain("| benchmark: moe-router-force-load-balancing |");
+	}
 });

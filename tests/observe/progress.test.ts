@@ -17,6 +17,7 @@ test("where there is no terminal, lines are plain and there is no progress line"
 		trainIterations: 2,
 		flopsPerStep: null,
 		worldSize: 1,
+		caution: null,
 		logJson: null,
 		tensorBoard: null,
 		mlflow: null,

@@ -70,6 +70,19 @@ describe("losses, norms and every gradient equal one process's", () => {
 	}
 });
 
+test("routing that is forced to balance is the same on every layout", async () => {
+	const forced = { keys: { "moe-router-force-load-balancing": true } };
+	const reference = (await train(forced))[0]!;
+	const own = (await train({}))[0]!;
+	expect(reference.losses[0]!.balancing).not.toEqual(own.losses[0]!.balancing);
+	for (const layout of [
+		{ tensor: 2, data: 2, expert: 2 },
+		{ pipeline: 2, pattern: "ME*|-MEM" },
+	]) {
+		expectEqualTraining(await train({ ...layout, ...forced }), reference);
+	}
+}, 60_000);
+
 describe("a pipeline gives what one process gives", () => {
 	/** The same layers, cut into segments: more than stages, uneven ones, empty ones. */
 	const cuts = [

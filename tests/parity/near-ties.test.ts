@@ -32,6 +32,7 @@ const moe: HybridConfig["moe"] = {
 	groupScoreTopk: 1,
 	expertBias: true,
 	biasUpdateRate: 0,
+	forceLoadBalancing: false,
 	balancing: [],
 	zLossCoefficient: 0,
 };

@@ -38,6 +38,10 @@ export const moeKeys = {
 	"moe-router-bias-update-rate": defaulting(number(0), 1e-3, "Step of the expert bias; 0 keeps it fixed.", {
 		model: false,
 	}),
+	"moe-router-force-load-balancing": off(
+		"For benchmarks: training passes route by random logits in the place of the router's, so that experts get about equally many tokens; the expert bias rests. Every log line says so.",
+		{ model: false },
+	),
 	"moe-router-dtype": defaulting(choice(["fp32"], ["fp64"]), "fp32", "Precision of router logits and scores.", {
 		megatron: "unset, which is the model's",
 	}),

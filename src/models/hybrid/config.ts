@@ -94,6 +94,8 @@ export interface HybridConfig {
 		readonly expertBias: boolean;
 		/** γ of the bias update after every step; 0 leaves the bias alone. */
 		readonly biasUpdateRate: number;
+		/** Training passes route by random logits: a benchmark. */
+		readonly forceLoadBalancing: boolean;
 		readonly balancing: readonly BalancingLoss[];
 		readonly zLossCoefficient: number;
 	};

@@ -37,6 +37,7 @@ export type LanguageModelKeys = Pick<
 	| "moeFfnHiddenSize"
 	| "moeRouterBiasUpdateRate"
 	| "moeRouterEnableExpertBias"
+	| "moeRouterForceLoadBalancing"
 	| "moeRouterGroupTopk"
 	| "moeRouterLoadBalancingType"
 	| "moeRouterNumGroups"
@@ -121,8 +122,8 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			groupTopk: c.moeRouterGroupTopk,
 			groupScoreTopk: Math.max(1, Math.floor(c.moeRouterTopk / c.moeRouterGroupTopk)),
 			expertBias: c.moeRouterEnableExpertBias,
-			// With adapters the base stays as it is.
-			biasUpdateRate: c.moeRouterEnableExpertBias && c.loraRank === null ? c.moeRouterBiasUpdateRate : 0,
+			biasUpdateRate: updatesBias(c) ? c.moeRouterBiasUpdateRate : 0,
+			forceLoadBalancing: c.moeRouterForceLoadBalancing,
 			balancing: balancingLosses(c),
 			zLossCoefficient: c.moeZLossCoeff,
 		},
@@ -142,6 +143,7 @@ const untold = {
 	moeAuxLossCoeff: [0],
 	moeZLossCoeff: 0,
 	moeRouterBiasUpdateRate: 0,
+	moeRouterForceLoadBalancing: false,
 	recomputeGranularity: null,
 	recomputeMethod: "uniform",
 	recomputeModules: null,
@@ -176,6 +178,11 @@ export function loraConfig(
 	if (c.loraRank === null) return null;
 	const { loraRank: rank, loraAlpha: alpha, loraDropout: dropout, loraTargetModules: targets } = c;
 	return { rank, alpha, dropout, targets, start: "zero" };
+}
+
+/** Not with adapters, whose base stays as it is, nor from counts that say nothing about the router. */
+function updatesBias(c: LanguageModelKeys): boolean {
+	return c.moeRouterEnableExpertBias && c.loraRank === null && !c.moeRouterForceLoadBalancing;
 }
 
 function recomputation(c: LanguageModelKeys): HybridConfig["recompute"] {

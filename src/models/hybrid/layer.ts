@@ -17,6 +17,12 @@ export interface LayerContext {
 	readonly localSequences: Sequences;
 	/** What looks along the sequences. */
 	readonly mixing: Mixing;
-	/** Where masks of dropout come from: the step's key, the layer's name, and which of the step's tokens a microbatch has. */
-	readonly dropout: { readonly key: number; readonly place: string; readonly tokens: TokenSlice };
+	/** Where random numbers come from: the step's key, the layer's name, and which of the step's tokens a microbatch has. */
+	readonly random: {
+		readonly key: number;
+		readonly place: string;
+		readonly tokens: TokenSlice;
+		/** The part of them that this rank holds between layers. */
+		readonly localTokens: TokenSlice;
+	};
 }

@@ -10,15 +10,17 @@ import { ExpertOrder } from "../../tensor/ops/permute.ts";
 import { type Routing, route } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
+import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing.ts";
 import { type ExpertRows, LocalRows, RowExchange } from "./expert-rows.ts";
+import { drawLogits } from "./forced-balance.ts";
 import type { LayerContext } from "./layer.ts";
 import { feedForward } from "./mlp.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import { projectByExpert } from "./projection.ts";
+import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed-module.ts";
 import type { RouterState } from "./router-state.ts";
 
-import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed-module.ts";
 /** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
 export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Nodes<Tensor> {
 	const { config } = context;
@@ -76,6 +78,12 @@ function* nextNode(tape: Tape, name: string): Nodes<void> {
 function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {
 	const { moe } = context.config;
 	using logits = linear(tape, u, context.weights("mlp.router.weight"), null, { outputDtype: "f32" });
+	// Evaluation and generation route as the model does.
+	const forced = moe.forceLoadBalancing && tape.training;
+	if (forced) {
+		const { key, place, localTokens } = context.random;
+		drawLogits(logits, philoxKey(key, `${place}.router`), localTokens);
+	}
 	router.onLogits?.(logits);
 	const zLoss = router.sums.get("z_loss");
 	const routing = route(tape, logits, {
@@ -83,7 +91,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		scoreFunction: moe.scoreFunction,
 		preSoftmax: moe.preSoftmax,
 		scalingFactor: moe.scalingFactor,
-		expertBias: moe.expertBias ? router.expertBias : null,
+		expertBias: moe.expertBias && !forced ? router.expertBias : null,
 		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,

@@ -39,7 +39,7 @@ function adapterDropout(tape: Tape, context: LayerContext, x: Tensor, name: stri
 	const { lora } = context.config;
 	const probability = tape.training ? lora!.dropout : 0;
 	if (probability === 0) return x.share();
-	const { key, tokens, place } = context.dropout;
+	const { key, tokens, place } = context.random;
 	const { rank, size } = context.parallel.tp;
 	const cut = columnsAreCut(name);
 	return dropout(tape, x, {

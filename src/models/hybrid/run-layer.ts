@@ -30,7 +30,7 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
-		dropout: { key: input.dropoutKey, place: name, tokens: input.tokens },
+		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
 	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
