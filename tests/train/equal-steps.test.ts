@@ -3,6 +3,7 @@
  * (cuda/gpu/operation_queue.h).
  */
 import { expect, test } from "bun:test";
+import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { operations } from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
@@ -53,11 +54,19 @@ async function train(keys: Record<string, unknown>): Promise<string[][]> {
 	return steps;
 }
 
-test("of a language model with recomputation", async () => {
-	const steps = await train({ "llm-only": true, "recompute-granularity": "full" });
-	expect(steps[4]).toEqual(steps[3]!);
-	expect(steps[5]).toEqual(steps[4]!);
-}, 60_000);
+const selective = { "recompute-granularity": "selective", "recompute-modules": recomputeModuleNames };
+test.each([
+	["layers recomputed", { "recompute-granularity": "full" }],
+	["modules recomputed", selective],
+])(
+	"of a language model, %s",
+	async (_, keys) => {
+		const steps = await train({ "llm-only": true, ...keys });
+		expect(steps[4]).toEqual(steps[3]!);
+		expect(steps[5]).toEqual(steps[4]!);
+	},
+	60_000,
+);
 
 // Microbatches have index arrays of several lengths: which of few blocks each gets changes, so that now and then one
 // operation meets another for the first time.
