@@ -5,6 +5,7 @@ import { energonChecks } from "./energon-checks.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
 import { loraChecks } from "./lora-checks.ts";
+import { perLayerChecks } from "./per-layer-checks.ts";
 import { recomputeChecks } from "./recompute-checks.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
 
@@ -315,6 +316,7 @@ export const checks: readonly Check[] = [
 	...schedule,
 	...layoutChecks,
 	...recomputeChecks,
+	...perLayerChecks,
 	...energonChecks,
 	...loraChecks,
 	...prefetch,

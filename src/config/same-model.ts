@@ -10,6 +10,7 @@ import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
 import { visionKeys } from "./keys/vision.ts";
+import { perLayerSizes } from "./per-layer.ts";
 import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
 
 /**
@@ -64,6 +65,12 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 	// Where a pipeline cuts the layers makes no other model, nor how often a prediction depth is repeated.
 	if (property === "hybridLayerPattern" && property in description) {
 		return storedPattern(String(description[property]), description.mtpUseRepeatedLayer === true);
+	}
+	const own = perLayerSizes.find(({ list }) => list === property);
+	if (own && description[own.size] !== undefined) {
+		const sizes = description[own.list] ?? null;
+		// Equal sizes one by one are those of all.
+		return Array.isArray(sizes) && sizes.every((size) => size === description[own.size]) ? null : sizes;
 	}
 	if (property in description) return description[property];
 	// A run's whole configuration lacks only keys that came after it was written, which then had their default.

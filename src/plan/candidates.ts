@@ -105,8 +105,12 @@ function cutPattern(c: TrainingConfiguration, stages: number, virtualStages: num
 	if (stages === 1 || segments.length === pieces) return pattern;
 	const blocks = segments.flat();
 	if (pieces > blocks.length) return null;
-	const { layer, forward } = countFlopsPerToken(c);
-	const work = blocks.map((block) => block.reduce((sum, symbol) => sum + layer[symbol], 0));
+	const { layers, forward } = countFlopsPerToken(c);
+	let passed = 0;
+	const work = blocks.map(({ length }) => {
+		passed += length;
+		return layers.slice(passed - length, passed).reduce((sum, layer) => sum + layer, 0);
+	});
 	// The last piece has what follows the layers too: logits and multi-token prediction.
 	work[work.length - 1]! += forward - work.reduce((sum, one) => sum + one, 0);
 	const ends = balancedCuts(work, pieces);

@@ -1,4 +1,5 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
+import { perLayerSizes } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
@@ -320,6 +321,12 @@ function predictionArguments(configuration: LanguageModelConfiguration): JsonObj
 	};
 }
 
+/** Lists of layers with sizes of their own, which Megatron's models do not have, under names as its arguments have them. */
+export function ownSizeArguments(configuration: LanguageModelConfiguration): JsonObject {
+	const lists = perLayerSizes.map(({ list, key }) => [key.replaceAll("-", "_"), configuration[list] ?? null] as const);
+	return Object.fromEntries(lists.filter(([, sizes]) => sizes !== null));
+}
+
 /** The arguments that Megatron's loader compares, for a model that was never run by it. */
 function argumentsOf(configuration: LanguageModelConfiguration | null, weights: TensorStore): JsonObject | null {
 	if (!configuration) return null;
@@ -355,6 +362,7 @@ function argumentsOf(configuration: LanguageModelConfiguration | null, weights: 
 					moe_router_topk_scaling_factor: configuration.moeRouterTopkScalingFactor,
 				}
 			: {}),
+		...ownSizeArguments(configuration),
 		untie_embeddings_and_output_weights: configuration.untieEmbeddingsAndOutputWeights,
 		position_embedding_type: "none",
 		add_position_embedding: true,

@@ -4,8 +4,10 @@
  * name.
  */
 import { storedPattern } from "../../config/hybrid-pattern.ts";
+import { hasOwnSizes } from "../../config/per-layer.ts";
 import { modelDifferences } from "../../config/same-model.ts";
 import { UserError } from "../../native/errors.ts";
+import { blockConfigs, ownSizesIn } from "./block-configs.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
 
 /** The part of the configuration that decides the language model's function. */
@@ -36,6 +38,11 @@ export interface LanguageModelConfiguration {
 	readonly hiddenDropout: number;
 	readonly attentionDropout: number;
 	readonly mambaNumHeads: number;
+	/** Lists of layers with sizes of their own; absent or null: all have the model's. */
+	readonly mambaNumHeadsPerLayer?: readonly number[] | null;
+	readonly numAttentionHeadsPerLayer?: readonly number[] | null;
+	readonly numExpertsPerLayer?: readonly number[] | null;
+	readonly moeFfnHiddenSizePerLayer?: readonly number[] | null;
 	readonly mambaHeadDim: number;
 	readonly mambaNumGroups: number;
 	readonly mambaStateDim: number;
@@ -187,11 +194,9 @@ export function configurationFromHuggingFace(
 				`this program's model has only ${normalised} there`,
 		);
 	}
-	return {
-		...configuration,
-		...always,
-		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
-	} as LanguageModelConfiguration;
+	const untied = values.tie_word_embeddings !== true;
+	const model = { ...configuration, ...always, untieEmbeddingsAndOutputWeights: untied } as LanguageModelConfiguration;
+	return { ...model, ...ownSizesIn(values.block_configs, model, bad) };
 }
 
 /** Keys of sizes that a config.json leaves to transformers' defaults. */
@@ -281,6 +286,7 @@ export function configurationToHuggingFace(
 		n_shared_experts: configuration.moeSharedExpertIntermediateSize > 0 ? 1 : 0,
 		time_step_limit: [pythonFloat(0), Number.POSITIVE_INFINITY],
 		tie_word_embeddings: !configuration.untieEmbeddingsAndOutputWeights,
+		...(hasOwnSizes(configuration) ? { block_configs: blockConfigs(configuration) } : {}),
 		torch_dtype: dtype,
 	};
 	// The folder describes the same model to every reader, or it is not written.

@@ -3,6 +3,7 @@
  * docs/spec/checkpoint.md §4.1–§4.2). A pure plan that reads no files.
  */
 import { parsePattern } from "../../config/hybrid-pattern.ts";
+import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
@@ -46,11 +47,12 @@ export function detectSpelling(names: Iterable<string>): Spelling | null {
  * config.json that passes has at most a few times as many names as tensors.
  */
 export function requireCounts(
-	{ hybridLayerPattern: pattern, numExperts: experts }: LanguageModelConfiguration,
+	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
 	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
 	path: string,
 ): void {
+	const { hybridLayerPattern: pattern } = configuration;
 	const tooMany = (key: string, count: number) => {
 		throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
 	};
@@ -58,6 +60,7 @@ export function requireCounts(
 	const first = pattern.indexOf("E");
 	if (first < 0) return;
 	const [main = "", depth = ""] = pattern.split("/");
+	const { numExperts: experts } = modelOfLayer(configuration, first);
 	const place =
 		first < main.length
 			? `${spelling.base}layers.${first}.`
@@ -69,7 +72,11 @@ export function requireCounts(
 			throw new UserError(`${path}: n_routed_experts is ${experts}, tensor ${packed} holds ${found}.`);
 		}
 		if (found === undefined && experts > stored.size) tooMany("n_routed_experts", experts);
-	} else if ((pattern.split("E").length - 1) * experts > stored.size) tooMany("n_routed_experts", experts);
+		return;
+	}
+	const listed = configuration.numExpertsPerLayer?.reduce((sum, size) => sum + size, 0) ?? null;
+	const all = listed ?? (pattern.split("E").length - 1) * experts;
+	if (all > stored.size) tooMany(listed === null ? "n_routed_experts" : "block_configs", listed ?? experts);
 }
 
 /** `paddedVocabularySize`: rows in the logical embedding and output layer; default: as many as tokens. */
@@ -105,7 +112,7 @@ export function addLanguage(
 	segments.flat(2).forEach((symbol, index) => {
 		const logical = `${prefix}decoder.layers.${index}.`;
 		const foreign = `${spelling.base}layers.${index}.`;
-		layer(builder, configuration, spelling, symbol, logical, foreign);
+		layer(builder, modelOfLayer(configuration, index), spelling, symbol, logical, foreign);
 	});
 	builder.same(`${prefix}decoder.final_norm.weight`, `${spelling.base}norm_f.weight`, [h]);
 	if (configuration.untieEmbeddingsAndOutputWeights) {

@@ -2,6 +2,7 @@
  * Megatron's common state (docs/spec/checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups
  * as plain data, and back. Classes of Python are dropped on the way back, so that unknown objects are never written.
  */
+import { perLayerSizes } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
 import { dtypes, isDtypeTag } from "../dtype.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
@@ -165,5 +166,11 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		moeRouterTopkScalingFactor: number("moe_router_topk_scaling_factor", 1),
 		moeRouterNumGroups: number("moe_router_num_groups", 1),
 		moeRouterGroupTopk: number("moe_router_group_topk", 1),
+		...Object.fromEntries(
+			perLayerSizes.flatMap(({ list, key }) => {
+				const sizes = args[key.replaceAll("-", "_")];
+				return Array.isArray(sizes) && sizes.every(Number.isSafeInteger) ? [[list, sizes as number[]]] : [];
+			}),
+		),
 	};
 }

@@ -1,11 +1,15 @@
 /** Mamba-2 layers (docs/spec/language-model.md §2). */
-import { defaulting, derived, integer } from "../field.ts";
+import { defaulting, derived, integer, list, optional } from "../field.ts";
 
 export const mambaKeys = {
 	"mamba-num-heads": derived(
 		integer(1),
 		"2 × hidden-size / mamba-head-dim; without M: mamba-num-groups",
 		"Heads of a Mamba-2 layer.",
+	),
+	"mamba-num-heads-per-layer": optional(
+		list(integer(1)),
+		"Heads of every M of the pattern's main part in order, where they differ; unset: mamba-num-heads each.",
 	),
 	"mamba-head-dim": defaulting(integer(1), 64, "Width of one Mamba-2 head."),
 	"mamba-num-groups": defaulting(integer(1), 8, "Groups that share B and C; also the groups of the gated norm."),

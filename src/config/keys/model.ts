@@ -63,6 +63,11 @@ export const modelKeys = {
 		"Query heads of an attention layer.",
 		{ model: "attention" },
 	),
+	"num-attention-heads-per-layer": optional(
+		list(integer(1)),
+		"Query heads of every * of the pattern's main part in order, where they differ; unset: num-attention-heads each.",
+		{ model: "attention" },
+	),
 	"group-query-attention": alwaysOn("Grouped-query attention; num-query-groups alone decides here."),
 	"num-query-groups": derived(integer(1), "num-attention-heads", "Key and value heads of an attention layer.", {
 		model: "attention",

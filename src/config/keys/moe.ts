@@ -14,8 +14,16 @@ import {
 
 export const moeKeys = {
 	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer."),
+	"num-experts-per-layer": optional(
+		list(integer(1)),
+		"Routed experts of every E of the pattern's main part in order, where they differ; unset: num-experts each.",
+	),
 	"moe-router-topk": defaulting(integer(1), 2, "Experts a token is sent to."),
 	"moe-ffn-hidden-size": derived(integer(1), "ffn-hidden-size", "Width of one routed expert."),
+	"moe-ffn-hidden-size-per-layer": optional(
+		list(integer(1)),
+		"Width of a routed expert of every E of the pattern's main part in order, where they differ; unset: moe-ffn-hidden-size each.",
+	),
 	"moe-shared-expert-intermediate-size": defaulting(integer(0), 0, "Width of the shared expert; 0: none."),
 	"moe-router-score-function": defaulting(
 		choice(["softmax", "sigmoid"], ["sqrtsoftplus"]),

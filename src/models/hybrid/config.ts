@@ -99,10 +99,31 @@ export interface HybridConfig {
 		readonly balancing: readonly BalancingLoss[];
 		readonly zLossCoefficient: number;
 	};
+	/** What single layers of the main part have otherwise than the model, by layer index. */
+	readonly ofLayer: ReadonlyMap<number, LayerDifference>;
 	/** Low-rank adapters, which train in the place of all weights; null: none. */
 	readonly lora: LoraConfig | null;
 	/** What backward computes again; null: nothing. */
 	readonly recompute: FullRecompute | SelectiveRecompute | null;
+}
+
+/** Part of a configuration that one layer has otherwise. */
+export interface LayerDifference {
+	readonly attention?: Partial<HybridConfig["attention"]>;
+	readonly mamba?: Partial<HybridConfig["mamba"]>;
+	readonly moe?: Partial<HybridConfig["moe"]>;
+}
+
+/** The configuration as layer `index` has it; layers of prediction depths, which follow, have the model's. */
+export function configOfLayer(config: HybridConfig, index: number): HybridConfig {
+	const own = config.ofLayer.get(index);
+	if (own === undefined) return config;
+	return {
+		...config,
+		attention: { ...config.attention, ...own.attention },
+		mamba: { ...config.mamba, ...own.mamba },
+		moe: { ...config.moe, ...own.moe },
+	};
 }
 
 /** Gated activations read two halves. */

@@ -3,7 +3,8 @@
  * exactly. No buffer (expert bias) is counted.
  */
 import { paddedVocabularySize } from "../../config/derive.ts";
-import { countLayers, type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
+import { modelOfLayer } from "../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
@@ -45,25 +46,29 @@ function firstLayerFactor(c: TrainingConfiguration): number {
 	return c.swiglu || c.quickGeglu ? 2 : 1;
 }
 
-/** Layers that a token passes: those of the main part and of every prediction depth. */
-function passedLayers(c: TrainingConfiguration): readonly LayerSymbol[] {
-	const { segments, prediction } = parsePattern(c.hybridLayerPattern);
-	const ahead = Array.from({ length: prediction?.depths ?? 0 }, () => prediction!.layers);
-	return [...segments.flat(2), ...ahead.flat()];
+/** A layer of the main part with its own sizes, or one of a prediction depth. */
+interface PassedLayer {
+	readonly symbol: LayerSymbol;
+	readonly c: TrainingConfiguration;
 }
 
-/** Sum over the layers that a token passes. */
-function sumOfLayers(c: TrainingConfiguration, perLayer: PerLayer): number {
-	const layers = passedLayers(c);
-	return (Object.keys(perLayer) as LayerSymbol[]).reduce(
-		(sum, symbol) => sum + countLayers(layers, symbol) * perLayer[symbol],
-		0,
-	);
+function mainLayers(c: TrainingConfiguration): PassedLayer[] {
+	const { segments } = parsePattern(c.hybridLayerPattern);
+	return segments.flat(2).map((symbol, index) => ({ symbol, c: modelOfLayer(c, index) }));
+}
+
+/** Layers that a token passes: those of the main part and of every prediction depth. */
+function passedLayers(c: TrainingConfiguration): PassedLayer[] {
+	const { prediction } = parsePattern(c.hybridLayerPattern);
+	const ahead = Array.from({ length: prediction?.depths ?? 0 }, () => prediction!.layers);
+	return [...mainLayers(c), ...ahead.flat().map((symbol) => ({ symbol, c }))];
 }
 
 export interface FlopCounts {
-	/** Forward pass of one layer, one token. */
+	/** Forward pass of one layer of the model's sizes, one token. */
 	readonly layer: PerLayer;
+	/** The same of every layer of the main part, by index. */
+	readonly layers: readonly number[];
 	readonly logits: number;
 	/** Forward pass of the model, one token. */
 	readonly forward: number;
@@ -71,8 +76,8 @@ export interface FlopCounts {
 	readonly forwardBackward: number;
 }
 
-/** Floating-point operations per token at the configured sequence length; a multiply-add counts 2. */
-export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
+/** Forward pass of a layer of each kind with the configuration's sizes, one token. */
+function layerFlops(c: TrainingConfiguration): PerLayer {
 	const h = c.hiddenSize;
 	const { mambaNumHeads: H, mambaHeadDim: P, mambaNumGroups: G, mambaStateDim: N, mambaChunkSize: Q } = c;
 	const feedForward = (width: number) => 2 * (firstLayerFactor(c) + 1) * h * width;
@@ -87,12 +92,20 @@ export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
 		2 * c.numExperts * h +
 		c.moeRouterTopk * feedForward(c.moeFfnHiddenSize) +
 		feedForward(c.moeSharedExpertIntermediateSize);
-	const layer: PerLayer = { M: mamba, "*": attention, "-": feedForward(c.ffnHiddenSize), E: moe };
+	return { M: mamba, "*": attention, "-": feedForward(c.ffnHiddenSize), E: moe };
+}
+
+/** Floating-point operations per token at the configured sequence length; a multiply-add counts 2. */
+export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
+	const h = c.hiddenSize;
+	const all = passedLayers(c).map((one) => layerFlops(one.c)[one.symbol]);
 	const logits = 2 * h * c.vocabSize;
 	// Every prediction depth joins two hidden states, and has logits of its own.
 	const depths = c.mtpNumLayers;
-	const forward = sumOfLayers(c, layer) + (1 + depths) * logits + depths * 2 * (2 * h) * h;
-	return { layer, logits, forward, forwardBackward: 3 * forward };
+	const passed = all.reduce((sum, flops) => sum + flops, 0);
+	const forward = passed + (1 + depths) * logits + depths * 2 * (2 * h) * h;
+	const layers = all.slice(0, mainLayers(c).length);
+	return { layer: layerFlops(c), layers, logits, forward, forwardBackward: 3 * forward };
 }
 
 /**
@@ -100,7 +113,13 @@ export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
  * d_inner = 2h whatever the Mamba heads are, and leaves the router out.
  */
 export function megatronFlopsPerStep(c: TrainingConfiguration): number {
-	const layers = passedLayers(c);
+	const tokens = c.globalBatchSize * c.seqLength;
+	const logits = 2 * tokens * c.hiddenSize * paddedVocabularySize(c) * (1 + c.mtpNumLayers);
+	const layers = passedLayers(c).reduce((sum, one) => sum + megatronLayerFlops(one.c)[one.symbol], 0);
+	return 3 * (layers + logits);
+}
+
+function megatronLayerFlops(c: TrainingConfiguration): PerLayer {
 	const h = c.hiddenSize;
 	const tokens = c.globalBatchSize * c.seqLength;
 	const pairs = tokens * c.seqLength;
@@ -117,7 +136,5 @@ export function megatronFlopsPerStep(c: TrainingConfiguration): number {
 	const moe =
 		4 * tokens * h * c.moeFfnHiddenSize * c.moeRouterTopk * gated +
 		4 * tokens * h * c.moeSharedExpertIntermediateSize * gated;
-	const perLayer: PerLayer = { "*": attention, "-": dense, M: mamba, E: moe };
-	const logits = 2 * tokens * h * paddedVocabularySize(c) * (1 + c.mtpNumLayers);
-	return 3 * (layers.reduce((sum, symbol) => sum + perLayer[symbol], 0) + logits);
+	return { "*": attention, "-": dense, M: mamba, E: moe };
 }

@@ -1,12 +1,13 @@
 /** The language model that a training configuration, or a checkpoint's own description, stands for. */
 import { paddedVocabularySize } from "../../config/derive.ts";
-import { parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
+import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName } from "../../native/abi.ts";
 import type { LoraConfig } from "./adapters.ts";
-import type { BalancingLoss, HybridConfig } from "./config.ts";
+import type { BalancingLoss, HybridConfig, LayerDifference } from "./config.ts";
 import { type Segment, segmentsOf } from "./segments.ts";
 
 /** The keys of a training configuration that decide the language model. */
@@ -66,7 +67,8 @@ export type LanguageModelKeys = Pick<
 	| "untieEmbeddingsAndOutputWeights"
 	| "vocabSize"
 	| "zLossCoeff"
->;
+> &
+	Partial<Pick<TrainingConfiguration, PerLayerSize["list"]>>;
 
 export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 	const { segments, prediction } = parsePattern(c.hybridLayerPattern);
@@ -127,9 +129,26 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			balancing: balancingLosses(c),
 			zLossCoefficient: c.moeZLossCoeff,
 		},
+		ofLayer: layerDifferences(c, segments.flat(2)),
 		lora: loraConfig(c),
 		recompute: recomputation(c),
 	};
+}
+
+function layerDifferences(
+	c: LanguageModelKeys,
+	pattern: readonly LayerSymbol[],
+): ReadonlyMap<number, LayerDifference> {
+	if (!hasOwnSizes(c)) return new Map();
+	return new Map(
+		pattern.flatMap((symbol, index): [number, LayerDifference][] => {
+			const own = modelOfLayer(c, index);
+			if (symbol === "M") return [[index, { mamba: { heads: own.mambaNumHeads } }]];
+			if (symbol === "*") return [[index, { attention: { heads: own.numAttentionHeads } }]];
+			if (symbol !== "E") return [];
+			return [[index, { moe: { experts: own.numExperts, ffnHiddenSize: own.moeFfnHiddenSize } }]];
+		}),
+	);
 }
 
 /** Keys of a training that no description of a model in another format has. */

@@ -7,6 +7,7 @@ import type { HybridConfig } from "./config.ts";
 import type { Mixing } from "./mixing.ts";
 
 export interface LayerContext {
+	/** As this layer has it. */
 	readonly config: HybridConfig;
 	readonly parallel: ModelParallel;
 	/** A parameter of this layer by the end of its name, such as "mixer.in_proj.weight". */

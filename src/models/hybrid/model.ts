@@ -4,7 +4,7 @@ import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/mod
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { isAdapterName } from "./adapters.ts";
-import type { HybridConfig } from "./config.ts";
+import { configOfLayer, type HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
 import { layersOfSegment } from "./layer-places.ts";
 import { hybridParameters } from "./names.ts";
@@ -54,7 +54,7 @@ export class HybridModel implements Disposable {
 		this.routers = new Map(
 			routed.map(({ index }) => {
 				const passes = config.prediction?.repeated && index >= config.pattern.length ? config.prediction.depths : 1;
-				return [index, new RouterState(device, config.moe, { tokenShards: this.parallel.tp.size, passes })];
+				return [index, new RouterState(device, configOfLayer(config, index).moe, { tokenShards: this.parallel.tp.size, passes })];
 			}),
 		);
 		const { experts } = this.parallel;

@@ -3,6 +3,7 @@
  * without the residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank
  * routes its own tokens; with expert parallelism their copies travel to where the experts are.
  */
+import type { ExpertParallel } from "../../parallel/expert-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { linear } from "../../tensor/ops/linear.ts";
@@ -42,7 +43,7 @@ function* mixExperts(
 	read: () => void,
 ): Nodes<Tensor> {
 	const { config } = context;
-	const { experts } = context.parallel;
+	const experts = expertParallelOf(context);
 	using routing = routeTokens(tape, context, router, u);
 	using order = ExpertOrder.of(tape.device, routing.expertIndex, config.moe.experts);
 	using travelling = experts
@@ -66,6 +67,11 @@ function sharedExpert(tape: Tape, context: LayerContext, u: Tensor): ModuleOutpu
 	return runModule(tape, context.config, "shared_experts", [u], (on, value) =>
 		feedForward(on, context, value, "mlp.shared_experts."),
 	);
+}
+
+/** With as many experts on a rank as this layer has. */
+function expertParallelOf({ config, parallel: { experts } }: LayerContext): ExpertParallel | null {
+	return experts && { ...experts, localExperts: (config.moe.experts * experts.expertTensor) / experts.group.size };
 }
 
 /** The next node has a segment of its own, so that it can go backward alone. */

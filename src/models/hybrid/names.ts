@@ -3,7 +3,7 @@ import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { withAdapters } from "./adapters.ts";
-import { type HybridConfig, isGated, mambaSizes } from "./config.ts";
+import { configOfLayer, type HybridConfig, isGated, mambaSizes } from "./config.ts";
 import { languageModelPrefix, layersOfSegment, predictionPrefix, storedDepths } from "./layer-places.ts";
 import { type Segment, wholeModel } from "./segments.ts";
 
@@ -40,9 +40,9 @@ export function hybridParameters(
 	};
 	const specs: ParameterSpec[] = embeds ? [embeddingTable] : [];
 	for (const segment of segments) {
-		for (const { prefix, symbol } of layersOfSegment(config, segment)) {
+		for (const { index, prefix, symbol } of layersOfSegment(config, segment)) {
 			specs.push(
-				...withAdapters(layerParameters(config, symbol), config.lora).map((spec) => ({
+				...withAdapters(layerParameters(configOfLayer(config, index), symbol), config.lora).map((spec) => ({
 					...spec,
 					name: prefix + spec.name,
 				})),

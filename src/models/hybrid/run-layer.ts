@@ -5,6 +5,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { attentionLayer } from "./attention.ts";
+import { configOfLayer } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 import type { LayerPlace } from "./layer-places.ts";
 import { mambaLayer } from "./mamba.ts";
@@ -24,7 +25,7 @@ export function* runLayer(
 	name = `layer.${place.index}`,
 ): Nodes<Tensor> {
 	const context: LayerContext = {
-		config: parts.config,
+		config: configOfLayer(parts.config, place.index),
 		parallel: parts.parallel,
 		weights: (end) => parts.parameter(place.prefix + end),
 		mixing: input.mixing?.(place.index) ?? wholeSequences,

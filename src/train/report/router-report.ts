@@ -1,4 +1,5 @@
 /** What the routers of all stages report of a step, on every rank of the language model. */
+import { configOfLayer } from "../../models/hybrid/config.ts";
 import { allLayers } from "../../models/hybrid/layer-places.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
@@ -13,21 +14,27 @@ function layersOf({ config }: HybridModel): number[] {
 	return allLayers(config).flatMap(({ index, symbol }) => (symbol === "E" ? [index] : []));
 }
 
-/** Equally many numbers of every MoE layer, of which this rank has those of its own stage. `stages`: one rank a stage. */
+/** So many numbers of every MoE layer, of which this rank has those of its own stage. `stages`: one rank a stage. */
 function overStages(
 	model: HybridModel,
 	stages: Group,
 	own: ReadonlyMap<number, readonly number[]>,
-	width: number,
+	widthOf: (layer: number) => number,
 ): Map<number, number[]> {
 	const layers = layersOf(model);
-	const all = Float64Array.from(layers.flatMap((layer) => own.get(layer) ?? new Array<number>(width).fill(0)));
+	const all = Float64Array.from(layers.flatMap((layer) => own.get(layer) ?? new Array<number>(widthOf(layer)).fill(0)));
 	if (stages.size > 1 && all.length > 0) {
 		using sums = Tensor.from(model.device, all);
 		stages.allReduce(sums).wait();
 		model.device.copyToHost(all, sums);
 	}
-	return new Map(layers.map((layer, at) => [layer, [...all.subarray(at * width, (at + 1) * width)]]));
+	let end = 0;
+	return new Map(
+		layers.map((layer) => {
+			end += widthOf(layer);
+			return [layer, [...all.subarray(end - widthOf(layer), end)]];
+		}),
+	);
 }
 
 /** After the update of the expert biases; all ranks of the language model call it together, and it begins anew. */
@@ -43,7 +50,7 @@ export function takeRouterLosses(
 			router.takeLosses(groups.routers, counts.microbatches, counts.tokens),
 		]),
 	);
-	const all = overStages(model, groups.stages, own, names.length);
+	const all = overStages(model, groups.stages, own, () => names.length);
 	return new Map(
 		[...all].map(([layer, values]) => [layer, Object.fromEntries(names.map((name, i) => [name, values[i]!]))]),
 	);
@@ -52,7 +59,7 @@ export function takeRouterLosses(
 /** Tokens that every expert of every MoE layer got in the latest step. */
 export function stepTokensOf(model: HybridModel, stages: Group): ReadonlyMap<number, number[]> {
 	const own = new Map([...model.routers].map(([layer, { stepTokens }]) => [layer, [...stepTokens.toInt32()]]));
-	return overStages(model, stages, own, model.config.moe.experts);
+	return overStages(model, stages, own, (layer) => configOfLayer(model.config, layer).moe.experts);
 }
 
 /** Means over the layers, by name. */

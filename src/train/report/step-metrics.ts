@@ -123,11 +123,11 @@ export class StepMetrics {
 }
 
 /** Floating-point operations of a token in the chunks of this rank, forward and backward. */
-function flopsPerToken(c: TrainingConfiguration, { config, stages }: HybridModel): number {
-	const { layer, logits } = countFlopsPerToken(c);
+function flopsPerToken(c: TrainingConfiguration, { stages }: HybridModel): number {
+	const { layers, logits } = countFlopsPerToken(c);
 	return stages.reduce((sum, { segment: { begin, end, hasHead } }) => {
-		const layers = config.pattern.slice(begin, end).reduce((own, symbol) => own + layer[symbol], 0);
-		return sum + 3 * (layers + (hasHead ? logits : 0));
+		const own = layers.slice(begin, end).reduce((flops, layer) => flops + layer, 0);
+		return sum + 3 * (own + (hasHead ? logits : 0));
 	}, 0);
 }
 

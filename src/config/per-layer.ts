@@ -1,0 +1,69 @@
+/**
+ * Sizes that layers of one kind have each for itself, as a submodel of an elastic parent may (docs/spec/elastic.md §16): a
+ * list with one number for every layer of the kind in the pattern's main part stands in the place of the one size of all.
+ */
+import { type LayerSymbol, parseHybridPattern } from "./hybrid-pattern.ts";
+
+export interface PerLayerSize {
+	/** The kind of layer. */
+	readonly symbol: LayerSymbol;
+	/** Property with the size of all layers, which those of prediction depths have in any case. */
+	readonly size: "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
+	/** Property with the list. */
+	readonly list:
+		| "mambaNumHeadsPerLayer"
+		| "numAttentionHeadsPerLayer"
+		| "numExpertsPerLayer"
+		| "moeFfnHiddenSizePerLayer";
+	/** The list's key. */
+	readonly key:
+		| "mamba-num-heads-per-layer"
+		| "num-attention-heads-per-layer"
+		| "num-experts-per-layer"
+		| "moe-ffn-hidden-size-per-layer";
+}
+
+export const perLayerSizes: readonly PerLayerSize[] = [
+	{ symbol: "M", size: "mambaNumHeads", list: "mambaNumHeadsPerLayer", key: "mamba-num-heads-per-layer" },
+	{ symbol: "*", size: "numAttentionHeads", list: "numAttentionHeadsPerLayer", key: "num-attention-heads-per-layer" },
+	{ symbol: "E", size: "numExperts", list: "numExpertsPerLayer", key: "num-experts-per-layer" },
+	{ symbol: "E", size: "moeFfnHiddenSize", list: "moeFfnHiddenSizePerLayer", key: "moe-ffn-hidden-size-per-layer" },
+];
+
+/** A description of a model with these sizes; no list where all layers of the kind are alike. */
+export type SizedModel = Readonly<Record<PerLayerSize["size"], number>> &
+	Readonly<Partial<Record<PerLayerSize["list"], readonly number[] | null>>> & { readonly hybridLayerPattern: string };
+
+/** Whether any layer has a size of its own. */
+export function hasOwnSizes(c: SizedModel): boolean {
+	return perLayerSizes.some(({ list }) => (c[list] ?? null) !== null);
+}
+
+/**
+ * The same description as it is of layer `index`, from 0, of the main part alone: its own sizes in the place of the model's.
+ * Layers of prediction depths have the model's.
+ */
+export function modelOfLayer<Model extends SizedModel>(c: Model, index: number): Model {
+	if (!hasOwnSizes(c)) return c;
+	const pattern = parseHybridPattern(c.hybridLayerPattern);
+	const symbol = pattern[index];
+	if (symbol === undefined) return c;
+	const place = pattern.slice(0, index).filter((other) => other === symbol).length;
+	const own = perLayerSizes.flatMap(({ symbol: kind, size, list }) => {
+		const value = kind === symbol ? c[list]?.[place] : undefined;
+		return value === undefined ? [] : [[size, value] as const];
+	});
+	return { ...c, ...Object.fromEntries(own) };
+}
+
+/** Every size that layers of the kind have; the model's where the main part has no such layer. */
+export function sizesOf(c: SizedModel, { size, list }: PerLayerSize): readonly number[] {
+	return c[list] ?? [c[size]];
+}
+
+/** The list in the shortest form: one size of all where they are equal, else the largest and the list. */
+export function sharedSize(sizes: readonly number[], whole: number): { readonly size: number; readonly list: readonly number[] | null } {
+	const [first] = sizes;
+	if (first === undefined) return { size: whole, list: null };
+	return sizes.every((size) => size === first) ? { size: first, list: null } : { size: Math.max(...sizes), list: sizes };
+}
