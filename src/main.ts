@@ -18,6 +18,7 @@ const commands: CommandTable = {
 	parity: ["Compare training with reference runs.", () => import("./commands/parity.ts")],
 	verify: ["Show that layouts of ranks give what one process gives.", () => import("./commands/verify.ts")],
 	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],
+	elastic: ["Submodels of one trained parent: rank units, list, extract.", () => import("./commands/elastic.ts")],
 	data: ["Prepare, inspect and check Energon data sets.", () => import("./commands/data.ts")],
 	diagnose: ["Why a run ended, from what its ranks have left.", () => import("./commands/diagnose.ts")],
 	doctor: ["What this machine offers, and whether training can run.", () => import("./commands/doctor.ts")],

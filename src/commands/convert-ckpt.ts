@@ -8,16 +8,24 @@ import { type ConversionOptions, openSource, planConversion } from "../checkpoin
 import { damages, formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
 import { layerNameKinds } from "../checkpoint/conversion/layer-names.ts";
 import { formatPlanLine, planLines, requireEqual } from "../checkpoint/conversion/listing.ts";
-import { formats, type NewLayerOptions, requireFormat, type SourceOptions } from "../checkpoint/conversion/source.ts";
-import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
+import {
+	formats,
+	type NewLayerOptions,
+	requireFormat,
+	type SourceCheckpoint,
+	type SourceOptions,
+} from "../checkpoint/conversion/source.ts";
 import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
 import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
+import { readImportance } from "../elastic/importance.ts";
+import { permutedSource } from "../elastic/permute.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";
 import { warn } from "../observe/messages.ts";
-import { duration, Terminal } from "../observe/progress.ts";
+import { type Arguments, bytesOf, choice, dtypeOf, list, text, whole } from "./arguments.ts";
+import { ByteProgress } from "./byte-progress.ts";
 
 const newLayer = (what: string) =>
 	({ type: "string", description: `${what} of the Mamba-2 layers that a GPT model gets.` }) as const;
@@ -31,6 +39,11 @@ const args = {
 	adapters: {
 		type: "string",
 		description: "PEFT folder whose low-rank adapters are merged into the weights of SOURCE.",
+	},
+	permute: {
+		type: "string",
+		description:
+			"Ranking of `mimo elastic rank`, by which embedding channels, heads, experts and their channels are sorted.",
 	},
 	"dry-run": { type: "boolean", description: "Print the plan, every tensor's source, shape and dtype; write nothing." },
 	verify: { type: "boolean", description: "Read both sides again and compare every value." },
@@ -84,8 +97,6 @@ const args = {
 	checksums: { type: "boolean", default: true, description: "inspect: compute the SHA-256 of every tensor." },
 	json: { type: "boolean", description: "Print the plan or the listing as JSON." },
 } as const;
-
-type Arguments = { readonly [name: string]: unknown; readonly _: readonly string[] };
 
 export default defineCommand({
 	meta: {
@@ -152,7 +163,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		drop: list(given, "drop"),
 		generator: `mimo ${programVersion()}`,
 	};
-	using planned = planConversion(options);
+	using planned = planConversion(options, permuted(options, text(given, "permute")));
 	for (const notice of planned.notices) warn(notice);
 	if (given["dry-run"]) {
 		const lines = planLines(planned.tensors);
@@ -170,6 +181,25 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)} in ${seconds.toFixed(1)} s.`,
 	);
 	if (given.verify) verify(planned, written, options);
+}
+
+/** The source sorted by a ranking; null: it stays as it is. */
+function permuted(options: ConversionOptions, ranking: string | null): SourceCheckpoint | null {
+	if (ranking === null) return null;
+	if (options.adapters !== null) {
+		throw new UserError(
+			"--permute and --adapters: adapters of the unsorted model fit before it is sorted alone; merge them first.",
+			exitCodes.usage,
+		);
+	}
+	const importance = readImportance(ranking);
+	const source = openSource(options.source, options.from, options);
+	try {
+		return permutedSource(source, importance, ranking);
+	} catch (error) {
+		source[Symbol.dispose]();
+		throw error;
+	}
 }
 
 function verify(planned: ReturnType<typeof planConversion>, written: string, options: ConversionOptions): void {
@@ -230,77 +260,4 @@ function namesOf(given: Arguments, to: TargetName): Pick<ConversionOptions, "lay
 function wrapperOf(given: Arguments): string | null {
 	const count = whole(given, "megatron-wrappers");
 	return count === null ? null : "module.".repeat(count);
-}
-
-function dtypeOf(given: Arguments): DtypeTag | null {
-	const name = text(given, "dtype")?.toUpperCase() ?? null;
-	if (name === null) return null;
-	if (isDtypeTag(name) && isFloatDtype(name)) return name;
-	throw new UserError(`--dtype ${name} is none of F32, BF16, F16 and F64.`, exitCodes.usage);
-}
-
-function text(given: Arguments, name: string): string | null {
-	const value = given[name];
-	return typeof value === "string" && value !== "" ? value : null;
-}
-
-function list(given: Arguments, name: string): string[] {
-	return (text(given, name) ?? "").split(",").filter((item) => item !== "");
-}
-
-function whole(given: Arguments, name: string): number | null {
-	const value = text(given, name);
-	if (value === null) return null;
-	if (!/^[0-9]{1,12}$/.test(value)) throw new UserError(`--${name} ${value} is no whole number.`, exitCodes.usage);
-	return Number(value);
-}
-
-function choice<const Name extends string>(given: Arguments, name: string, allowed: readonly Name[]): Name | null {
-	const value = text(given, name);
-	if (value === null) return null;
-	const found = allowed.find((one) => one === value);
-	if (!found) throw new UserError(`--${name} ${value} is none of ${allowed.join(", ")}.`, exitCodes.usage);
-	return found;
-}
-
-/** "500MB", "5GB", or a number of bytes. */
-function bytesOf(size: string): number {
-	const match = /^([0-9]{1,12})\s*(B|kB|KB|MB|GB|TB)?$/.exec(size);
-	if (!match) throw new UserError(`--max-shard-size ${size} is no size; write 500MB or 5GB.`, exitCodes.usage);
-	const factor = { B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 }[match[2] ?? "B"]!;
-	return Number(match[1]) * factor;
-}
-
-/** A progress line of bytes on a terminal. */
-class ByteProgress {
-	readonly #terminal = new Terminal(process.stderr);
-	readonly #start = performance.now();
-	#bytes = 0;
-	#drawn = 0;
-
-	constructor(
-		readonly what: string,
-		/** null: unknown. */
-		readonly total: number | null,
-	) {}
-
-	add(bytes: number): void {
-		this.#bytes += bytes;
-		const now = performance.now();
-		if (!this.#terminal.interactive || now - this.#drawn < 100) return;
-		this.#drawn = now;
-		const seconds = Math.max(1e-3, (now - this.#start) / 1000);
-		const rate = this.#bytes / seconds;
-		const parts = [`${this.what} ${formatBytes(this.#bytes)}`, `${formatBytes(rate)}/s`];
-		if (this.total !== null && this.total > 0) {
-			const done = Math.min(1, this.#bytes / this.total);
-			parts.unshift("█".repeat(Math.floor(done * 20)).padEnd(20, "░"));
-			parts.push(`${duration((this.total - this.#bytes) / rate)} left`);
-		}
-		this.#terminal.progress(parts.join("  "));
-	}
-
-	done(): void {
-		this.#terminal.progress("");
-	}
 }

@@ -4,6 +4,9 @@ import { availableParallelism } from "node:os";
 import * as v from "valibot";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { readChoice } from "../elastic/choice.ts";
+import { configurationOfSubmodel } from "../elastic/submodel-run.ts";
+import { hybridConfig } from "../models/hybrid/from-configuration.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { openLibraryOf } from "../native/open-device.ts";
@@ -32,6 +35,7 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
                           own, the language model in one piece or in a pipeline, with virtual stages too.
   --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1); a run's JSON log: as
                           they were there at most.
+  --choice FILE           Plan the submodel with these sizes of the configured model (\`mimo elastic\`).
   --json                  One JSON object.`;
 
 /** Flags that are no configuration keys, and whether they take a value. */
@@ -43,6 +47,7 @@ export const ownFlags = {
 	rates: true,
 	split: true,
 	"expert-imbalance": true,
+	choice: true,
 	json: false,
 } as const;
 
@@ -52,7 +57,7 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
-		const resolved = configurationOfArguments(args, ownFlags, { trains: false });
+		const resolved = withChoice(configurationOfArguments(args, ownFlags, { trains: false }));
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {
@@ -69,6 +74,13 @@ export default configuredCommand({
 		console.log("json" in command ? planJson(plan, machine) : planText(plan, machine));
 	},
 });
+
+/** The submodel that --choice asks for in the place of the model. */
+function withChoice(resolved: ResolvedConfiguration): ResolvedConfiguration {
+	const { choice } = resolved.command;
+	if (choice === undefined) return resolved;
+	return configurationOfSubmodel(resolved, readChoice(choice, hybridConfig(resolved.configuration)));
+}
 
 /** The machine that the flags describe, measured where they say so. */
 export async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {

@@ -46,6 +46,10 @@ export const perLayerChecks: readonly Check[] = perLayerSizes.flatMap(({ symbol,
 		// The groups that a token may use hold the experts it is sent to.
 		const least = Math.ceil((c.moeRouterTopk * c.moeRouterNumGroups) / c.moeRouterGroupTopk);
 		const wrong = c.numExpertsPerLayer?.find((size) => size < least);
-		return unless(wrong === undefined, key, `allowed is at least ${least}, which moe-router-topk asks for, not ${wrong}`);
+		return unless(
+			wrong === undefined,
+			key,
+			`allowed is at least ${least}, which moe-router-topk asks for, not ${wrong}`,
+		);
 	},
 ]);

@@ -62,8 +62,13 @@ export function sizesOf(c: SizedModel, { size, list }: PerLayerSize): readonly n
 }
 
 /** The list in the shortest form: one size of all where they are equal, else the largest and the list. */
-export function sharedSize(sizes: readonly number[], whole: number): { readonly size: number; readonly list: readonly number[] | null } {
+export function sharedSize(
+	sizes: readonly number[],
+	whole: number,
+): { readonly size: number; readonly list: readonly number[] | null } {
 	const [first] = sizes;
 	if (first === undefined) return { size: whole, list: null };
-	return sizes.every((size) => size === first) ? { size: first, list: null } : { size: Math.max(...sizes), list: sizes };
+	return sizes.every((size) => size === first)
+		? { size: first, list: null }
+		: { size: Math.max(...sizes), list: sizes };
 }

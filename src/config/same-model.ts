@@ -72,6 +72,11 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 		// Equal sizes one by one are those of all.
 		return Array.isArray(sizes) && sizes.every((size) => size === description[own.size]) ? null : sizes;
 	}
+	// Layers of prediction depths alone have the size of all where a list has the others'.
+	const listed = perLayerSizes.find(({ size }) => size === property);
+	if (listed && Array.isArray(description[listed.list]) && !String(description.hybridLayerPattern).includes("/")) {
+		return undefined;
+	}
 	if (property in description) return description[property];
 	// A run's whole configuration lacks only keys that came after it was written, which then had their default.
 	const whole = "modelProvider" in description;

@@ -4,7 +4,7 @@
  * channels [0, width), of every Mamba group its first heads / groups heads, and of every query group its first
  * heads / groups query heads.
  */
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import { configOfLayer, type HybridConfig } from "../models/hybrid/config.ts";
 
 /** Sizes of one submodel of a nested family: the first units of every axis of the parent are kept. */
 export interface Submodel {
@@ -22,14 +22,16 @@ export interface Submodel {
 }
 
 /** The parent as its own largest submodel. Layers of prediction depths are in none. */
-export function parentSubmodel({ pattern, hiddenSize, mamba, moe, attention }: HybridConfig): Submodel {
-	const everyLayer = (symbol: string, size: number) => pattern.filter((layer) => layer === symbol).map(() => size);
+export function parentSubmodel(config: HybridConfig): Submodel {
+	const { pattern, hiddenSize } = config;
+	const everyLayer = (symbol: string, size: (layer: HybridConfig) => number) =>
+		pattern.flatMap((layer, index) => (layer === symbol ? [size(configOfLayer(config, index))] : []));
 	return {
 		hiddenSize,
-		mambaNumHeads: everyLayer("M", mamba.heads),
-		moeFfnHiddenSize: everyLayer("E", moe.ffnHiddenSize),
-		numMoeExperts: everyLayer("E", moe.experts),
-		numAttentionHeads: everyLayer("*", attention.heads),
+		mambaNumHeads: everyLayer("M", ({ mamba }) => mamba.heads),
+		moeFfnHiddenSize: everyLayer("E", ({ moe }) => moe.ffnHiddenSize),
+		numMoeExperts: everyLayer("E", ({ moe }) => moe.experts),
+		numAttentionHeads: everyLayer("*", ({ attention }) => attention.heads),
 		keptLayers: pattern.map(() => true),
 	};
 }

@@ -3,7 +3,7 @@ import { derivations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
-import { sampleLengths } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
@@ -65,14 +65,14 @@ export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): E
 	});
 }
 
-/** Losses of the first `most` samples of every entry. Every rank of the world calls this together. */
-export async function lossesOf(
+/** The first `most` samples of every entry, cut for this rank. Every rank of the world calls this together. */
+export async function* samplesOf(
 	c: TrainingConfiguration,
 	run: Run,
 	world: World,
 	entries: readonly Entry[],
 	most: number,
-): Promise<DatasetLoss[]> {
+): AsyncGenerator<{ readonly entry: Entry; readonly microbatches: readonly ImageTextMicrobatch[] }> {
 	const place = dataPlaceOf(run.topology, run.rank);
 	const { laneCount } = place;
 	const options = {
@@ -81,8 +81,8 @@ export async function lossesOf(
 		states: null,
 		consumedValidSamples: 0,
 	};
-	const found: DatasetLoss[] = [];
-	for (const { path, part, samples } of entries) {
+	for (const entry of entries) {
+		const { path, part, samples } = entry;
 		const own = { ...c, dataPath: path, validDataPath: path };
 		let rounds: number;
 		let source: EvaluationSource;
@@ -110,11 +110,25 @@ export async function lossesOf(
 			);
 			rounds = Math.max(1, Math.floor(rounds / place.share.count));
 		}
-		const microbatches = await source.microbatches(rounds);
+		yield { entry, microbatches: await source.microbatches(rounds) };
+	}
+}
+
+/** Losses of the first `most` samples of every entry. Every rank of the world calls this together. */
+export async function lossesOf(
+	c: TrainingConfiguration,
+	run: Run,
+	world: World,
+	entries: readonly Entry[],
+	most: number,
+): Promise<DatasetLoss[]> {
+	const found: DatasetLoss[] = [];
+	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most)) {
 		const { losses, tokens } = evaluate(run.state, microbatches);
 		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
 		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
 		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);
+		const { path, part } = entry;
 		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]! });
 	}
 	return found;

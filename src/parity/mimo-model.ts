@@ -57,6 +57,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			balancing: [{ type: moe.load_balancing_type, coefficient: moe.aux_loss_coefficient }],
 			zLossCoefficient: moe.z_loss_coefficient ?? 0,
 		},
+		ofLayer: new Map(),
 		lora: null,
 		recompute: null,
 	};

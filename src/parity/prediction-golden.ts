@@ -191,6 +191,7 @@ export function predictionModel(
 					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
 			zLossCoefficient: 0,
 		},
+		ofLayer: new Map(),
 		lora: null,
 		recompute: null,
 	};

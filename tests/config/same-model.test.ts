@@ -27,7 +27,9 @@ test.each([...modelMakingKeys])("another %s is another model", (key) => {
 	const property = propertyOf(key);
 	const there = { ...here, [property]: otherThan(here[property]) };
 	expect(modelDifferences(here, here)).toEqual([]);
-	expect(modelDifferences(there, here)).toEqual([`--${key} is ${there[property]} there and ${here[property] ?? "unset"} here`]);
+	expect(modelDifferences(there, here)).toEqual([
+		`--${key} is ${there[property]} there and ${here[property] ?? "unset"} here`,
+	]);
 });
 
 test("every key of the model's groups is compared unless it says that it makes no model", () => {

@@ -69,10 +69,13 @@ export interface PlannedConversion extends Disposable {
 	readonly run: (onBytes: (bytes: number) => void) => Promise<string>;
 }
 
-/** Opens the source and plans the target; nothing is written. */
-export function planConversion(options: ConversionOptions): PlannedConversion {
+/**
+ * Opens the source and plans the target; nothing is written. `opened`: what is written in the place of the source, of which it is
+ * made; owned.
+ */
+export function planConversion(options: ConversionOptions, opened: SourceCheckpoint | null = null): PlannedConversion {
 	if (!options.force) requireEmptyTarget(options.target);
-	const source = openSource(options.source, options.from, options);
+	const source = opened ?? openSource(options.source, options.from, options);
 	try {
 		const weights = selectWeights(source, options);
 		const { tensors, run, notices = [], otherNames = false } = planTarget(source, weights, options);

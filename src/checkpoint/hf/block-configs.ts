@@ -12,7 +12,9 @@ type Lists = { readonly [List in PerLayerSize["list"]]?: readonly number[] };
 type Sizes = { readonly [Size in PerLayerSize["size"]]: number };
 
 /** The kind of a layer's entry, and its fields that are sizes of layers. */
-const kinds: Readonly<Record<string, { readonly kind: string; readonly fields: Readonly<Record<string, keyof Sizes>> }>> = {
+const kinds: Readonly<
+	Record<string, { readonly kind: string; readonly fields: Readonly<Record<string, keyof Sizes>> }>
+> = {
 	M: { kind: "mamba", fields: { num_heads: "mambaNumHeads" } },
 	"*": { kind: "attention", fields: { num_query_heads: "numAttentionHeads" } },
 	E: { kind: "moe", fields: { num_experts: "numExperts", expert_intermediate_size: "moeFfnHiddenSize" } },
@@ -56,7 +58,9 @@ export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, b
 		for (const [field, value] of Object.entries(entry)) {
 			const shared = uniform[field];
 			if (shared !== undefined && value !== null && value !== model[shared]) {
-				bad(`block_configs[${index}]: ${field} is ${JSON.stringify(value)}, this program's layers have all ${model[shared]}`);
+				bad(
+					`block_configs[${index}]: ${field} is ${JSON.stringify(value)}, this program's layers have all ${model[shared]}`,
+				);
 			}
 		}
 		for (const [field, size] of Object.entries(kinds[symbol]!.fields)) {
@@ -82,6 +86,7 @@ function entryOf(block: unknown, kind: string, where: string, bad: Refuse): Read
 	if (typeof part !== "object" || part === null) return bad(`${where} has not one sub-block`);
 	const entry = part as Readonly<Record<string, unknown>>;
 	if (entry.kind !== kind) return bad(`${where} is of kind ${JSON.stringify(entry.kind)}, its layer is one of ${kind}`);
-	if (entry.no_op === true) return bad(`${where} is a no_op, and this program's layers all compute; leave it out of the pattern`);
+	if (entry.no_op === true)
+		return bad(`${where} is a no_op, and this program's layers all compute; leave it out of the pattern`);
 	return entry;
 }

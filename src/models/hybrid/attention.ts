@@ -41,6 +41,7 @@ export function attentionLayer(
 			fullHeads: shape.heads,
 		}),
 	);
+	context.probe?.("heads", attended.y);
 	using partial = project(tape, context, attended.y, "self_attention.linear_proj.weight");
 	attended.drop();
 	return reduceScatterSequence(tape, partial, tp);

@@ -135,10 +135,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 	};
 }
 
-function layerDifferences(
-	c: LanguageModelKeys,
-	pattern: readonly LayerSymbol[],
-): ReadonlyMap<number, LayerDifference> {
+function layerDifferences(c: LanguageModelKeys, pattern: readonly LayerSymbol[]): ReadonlyMap<number, LayerDifference> {
 	if (!hasOwnSizes(c)) return new Map();
 	return new Map(
 		pattern.flatMap((symbol, index): [number, LayerDifference][] => {

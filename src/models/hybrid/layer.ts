@@ -2,9 +2,18 @@
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
 import type { Mixing } from "./mixing.ts";
+
+/**
+ * Values of a layer that are measured: its normed input u_(T/tp)H; what enters the projection back, head by head, of all tokens
+ * (heads_T(heads·channels)/tp); of routed experts this rank's rows by expert, before (channels) and behind (experts) their second
+ * projection, with the first row of every expert; and what the layer adds, branch_(T/tp)H, which may be changed.
+ */
+export type ProbeName = "normed" | "heads" | "channels" | "experts" | "branch";
+export type LayerProbe = (layer: number, name: ProbeName, value: Tensor, offsets?: Tensor) => void;
 
 export interface LayerContext {
 	/** As this layer has it. */
@@ -18,6 +27,8 @@ export interface LayerContext {
 	readonly localSequences: Sequences;
 	/** What looks along the sequences. */
 	readonly mixing: Mixing;
+	/** Sees values as they arise; null: they are not measured. */
+	readonly probe: ((name: ProbeName, value: Tensor, offsets?: Tensor) => void) | null;
 	/** Where random numbers come from: the step's key, the layer's name, and which of the step's tokens a microbatch has. */
 	readonly random: {
 		readonly key: number;

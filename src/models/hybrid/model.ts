@@ -6,6 +6,7 @@ import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { isAdapterName } from "./adapters.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
+import type { LayerProbe } from "./layer.ts";
 import { layersOfSegment } from "./layer-places.ts";
 import { hybridParameters } from "./names.ts";
 import { RouterState } from "./router-state.ts";
@@ -22,6 +23,8 @@ export class HybridModel implements Disposable {
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** null: every expert is here. */
 	readonly #overflow: ExpertOverflow | null;
+	/** Measures the layers of every pass from now on; null: nothing does. */
+	probe: LayerProbe | null = null;
 	/** In the order of the layers. */
 	readonly stages: readonly HybridStage[];
 
@@ -54,7 +57,10 @@ export class HybridModel implements Disposable {
 		this.routers = new Map(
 			routed.map(({ index }) => {
 				const passes = config.prediction?.repeated && index >= config.pattern.length ? config.prediction.depths : 1;
-				return [index, new RouterState(device, configOfLayer(config, index).moe, { tokenShards: this.parallel.tp.size, passes })];
+				return [
+					index,
+					new RouterState(device, configOfLayer(config, index).moe, { tokenShards: this.parallel.tp.size, passes }),
+				];
 			}),
 		);
 		const { experts } = this.parallel;
@@ -65,6 +71,7 @@ export class HybridModel implements Disposable {
 			parameter: (name: string) => this.parameters.get(name),
 			routers: this.routers,
 			vocabularyStart: this.vocabularyShard.start,
+			probe: () => this.probe,
 		};
 		this.stages = segments.map((segment) => new HybridStage(segment, parts));
 	}

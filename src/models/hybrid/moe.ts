@@ -118,7 +118,9 @@ function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability, of
 	using weighted = runModule(tape, config, "moe_act", [hidden, rowProbability], (on, x, probability) =>
 		activation(on, x, config.mlp.activation, { rowProbability: probability }),
 	);
+	context.probe?.("channels", weighted.y, offsets);
 	const outputs = projectByExpert(tape, context, weighted.y, "mlp.experts.linear_fc2.weight", offsets);
+	context.probe?.("experts", outputs, offsets);
 	weighted.drop();
 	return outputs;
 }

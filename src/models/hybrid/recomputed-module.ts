@@ -35,10 +35,12 @@ export function runModule(
 }
 
 /** The norm in front of a layer, of this rank's tokens: u_(T/tp)H. */
-export function normed(tape: Tape, { config, weights }: LayerContext, x: Tensor, weight: string): ModuleOutput {
-	return runModule(tape, config, "layernorm", [x], (on, value) =>
+export function normed(tape: Tape, { config, weights, probe }: LayerContext, x: Tensor, weight: string): ModuleOutput {
+	const u = runModule(tape, config, "layernorm", [x], (on, value) =>
 		rmsNorm(on, value, weights(weight), config.normEpsilon),
 	);
+	probe?.("normed", u.y);
+	return u;
 }
 
 /** The same of all tensor-parallel ranks' tokens, u_TH. It goes with the norm: its gradient's sum needs no copy of it. */

@@ -24,6 +24,7 @@ export function* runLayer(
 	input: ForwardInput,
 	name = `layer.${place.index}`,
 ): Nodes<Tensor> {
+	const probe = parts.probe?.() ?? null;
 	const context: LayerContext = {
 		config: configOfLayer(parts.config, place.index),
 		parallel: parts.parallel,
@@ -31,9 +32,11 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
+		probe: probe && ((end, value, offsets) => probe(place.index, end, value, offsets)),
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
 	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
+	context.probe?.("branch", branch);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
 	return add(tape, x, dropped);
 }

@@ -16,6 +16,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
+import type { LayerProbe } from "./layer.ts";
 import { languageModelPrefix, mainLayer } from "./layer-places.ts";
 import type { Mixing } from "./mixing.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
@@ -58,6 +59,8 @@ export interface StageParts {
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** First row of this rank's part of the vocabulary. */
 	readonly vocabularyStart: number;
+	/** What measures the layers, if anything does; absent: nothing ever does. */
+	readonly probe?: () => LayerProbe | null;
 }
 
 export class HybridStage {

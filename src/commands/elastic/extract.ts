@@ -1,0 +1,80 @@
+/** `mimo elastic extract`: a submodel of a checkpoint as a checkpoint of its own. */
+import { defineCommand } from "citty";
+import { formatBytes } from "../../checkpoint/conversion/inspect.ts";
+import { formats, requireFormat } from "../../checkpoint/conversion/source.ts";
+import { canonicalLayout } from "../../checkpoint/native/manifest.ts";
+import { readChoice } from "../../elastic/choice.ts";
+import { type Extraction, planExtraction } from "../../elastic/extract.ts";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
+import { programVersion } from "../../native/program-version.ts";
+import { warn } from "../../observe/messages.ts";
+import { type Arguments, bytesOf, choice, dtypeOf, text } from "../arguments.ts";
+import { ByteProgress } from "../byte-progress.ts";
+
+const args = {
+	load: {
+		type: "string",
+		valueHint: "CHECKPOINT",
+		description: "The parent: a native, Hugging Face or torch_dist checkpoint.",
+	},
+	choice: { type: "string", valueHint: "FILE", description: "The submodel's sizes, in YAML or JSON." },
+	save: { type: "string", valueHint: "FOLDER", description: "Where the submodel goes: a new or empty folder." },
+	to: { type: "string", description: `Format to write: ${formats.join(", ")}; unset: the parent's.` },
+	dtype: { type: "string", description: "Float type of the written weights (F32, BF16, F16); unset: as stored." },
+	"max-shard-size": { type: "string", default: "5GB", description: "Largest file of the target, such as 500MB." },
+	force: { type: "boolean", description: "Replace a target that is not empty." },
+	sync: { type: "boolean", description: "Wait until the files are on the disk." },
+	"allow-fallback": { type: "boolean", description: "Read an older checkpoint when the newest is damaged." },
+} as const;
+
+export default defineCommand({
+	meta: { name: "extract", description: "Write a submodel of a checkpoint as a checkpoint of its own." },
+	args,
+	run: async ({ args: given }) => {
+		const parsed = given as unknown as Arguments;
+		const load = needed(parsed, "load");
+		const file = needed(parsed, "choice");
+		const save = needed(parsed, "save");
+		const from = requireFormat(load, null);
+		using planned = planExtraction(
+			{
+				...{ from, to: choice(parsed, "to", formats) ?? from, source: load, target: save },
+				...{ optimizer: false, adapters: null, drop: [], pattern: null, inert: [], visionHeads: null },
+				...{ names: null, reference: null, layerNames: null, wrapper: null, paddedVocabularySize: null },
+				allowFallback: parsed["allow-fallback"] === true,
+				newLayers: { seed: 0, sizes: {} },
+				force: parsed.force === true,
+				sync: parsed.sync === true,
+				dtype: dtypeOf(parsed),
+				layout: canonicalLayout,
+				shardBytes: bytesOf(text(parsed, "max-shard-size") ?? "5GB"),
+				generator: `mimo ${programVersion()}`,
+			},
+			(parent) => readChoice(file, parent),
+		);
+		for (const notice of planned.notices) warn(notice);
+		if (planned.dropsOptimizer) warn(`The optimizer state of ${load} is the parent's: the submodel gets none.`);
+		const progress = new ByteProgress("writing", planned.bytes);
+		const written = await planned.run((bytes) => progress.add(bytes));
+		progress.done();
+		console.log(
+			`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)}; ${summary(planned)}.`,
+		);
+	},
+});
+
+function needed(given: Arguments, name: string): string {
+	const value = text(given, name);
+	if (value !== null) return value;
+	throw new UserError(`--${name} is missing; \`mimo elastic extract --help\` lists the flags.`, exitCodes.usage);
+}
+
+/** "hidden-size 48 of 64, 9 of 12 layers". */
+function summary({ parent, child }: Extraction): string {
+	const sizes = [
+		["hidden-size", child.hiddenSize, parent.hiddenSize],
+		["layers", child.numLayers, parent.numLayers],
+	] as const;
+	return sizes.map(([what, own, whole]) => `${what} ${own} of ${whole}`).join(", ");
+}

@@ -1,0 +1,143 @@
+/**
+ * Measures how important the units of a language model are, while it runs (docs/spec/elastic.md §23). Every rank adds what it has of units
+ * and tokens; the sum over ranks is the model's.
+ */
+import { configOfLayer, type HybridConfig } from "../models/hybrid/config.ts";
+import type { LayerProbe } from "../models/hybrid/layer.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
+import type { Device } from "../native/device.ts";
+import type { Group } from "../parallel/group.ts";
+import { Tensor } from "../tensor/tensor.ts";
+import type { LayerImportance } from "./importance.ts";
+
+/** Sums of one layer, over whole units. */
+interface LayerSums {
+	readonly heads: Float64Array;
+	readonly experts: Float64Array;
+	/** Of every expert, [experts · width]. */
+	readonly channels: Float64Array;
+	/** Rows of every expert. */
+	readonly rows: Float64Array;
+}
+
+export class ImportanceMeter {
+	readonly #embedding: Float64Array;
+	readonly #layers: readonly LayerSums[];
+
+	constructor(private readonly config: HybridConfig) {
+		this.#embedding = new Float64Array(config.hiddenSize);
+		this.#layers = config.pattern.map((symbol, index) => {
+			const { mamba, attention, moe } = configOfLayer(config, index);
+			const [experts, width] = symbol === "E" ? [moe.experts, moe.ffnHiddenSize] : [0, 0];
+			return {
+				heads: new Float64Array(symbol === "M" ? mamba.heads : symbol === "*" ? attention.heads : 0),
+				experts: new Float64Array(experts),
+				channels: new Float64Array(experts * width),
+				rows: new Float64Array(experts),
+			};
+		});
+	}
+
+	/** Adds what the layers of a rank's part of the model compute. */
+	probeOf(model: HybridModel): LayerProbe {
+		const { tp, experts } = model.parallel;
+		return (layer, name, value, offsets) => {
+			const sums = this.#layers[layer];
+			// Layers of prediction depths have no submodels.
+			if (sums === undefined) return;
+			if (name === "normed") addMagnitudes(this.#embedding, value.toFloat32(), value.width);
+			else if (name === "heads") {
+				const heads = sums.heads.length / tp.size;
+				addHeadNorms(sums.heads.subarray(tp.rank * heads, (tp.rank + 1) * heads), value.toFloat32(), value.width);
+			} else if (name === "channels" || name === "experts") {
+				const count = offsets!.elements - 1;
+				const first = experts === null ? 0 : Math.floor(experts.group.rank / experts.expertTensor) * count;
+				addOfExperts(sums, name, value, offsets!.toInt32(), first);
+			}
+		};
+	}
+
+	/** Means of everything that all ranks of `world` added, which call this together. */
+	finish(
+		device: Device,
+		world: Group,
+	): { readonly embedding: number[]; readonly layers: Omit<LayerImportance, "layer">[] } {
+		const parts = [
+			this.#embedding,
+			...this.#layers.flatMap((sums) => [sums.heads, sums.experts, sums.channels, sums.rows]),
+		];
+		const all = new Float64Array(parts.reduce((length, part) => length + part.length, 0));
+		let at = 0;
+		for (const part of parts) {
+			all.set(part, at);
+			at += part.length;
+		}
+		if (world.size > 1) {
+			using total = Tensor.from(device, all);
+			world.allReduce(total).wait();
+			device.copyToHost(all, total);
+		}
+		at = 0;
+		const take = (count: number) => {
+			at += count;
+			return [...all.subarray(at - count, at)];
+		};
+		const embedding = take(this.#embedding.length);
+		const layers = this.#layers.map((sums, index) => {
+			const symbol = this.config.pattern[index];
+			const [heads, outputs, channels, rows] = [
+				take(sums.heads.length),
+				take(sums.experts.length),
+				take(sums.channels.length),
+				take(sums.rows.length),
+			];
+			if (symbol === "-") return {};
+			if (symbol !== "E") return { heads };
+			const mean = (sum: number, expert: number) => sum / Math.max(1, rows[expert]!);
+			const width = channels.length / outputs.length;
+			return {
+				experts: outputs.map(mean),
+				channels: outputs.map((_, expert) =>
+					channels.slice(expert * width, (expert + 1) * width).map((sum) => mean(sum, expert)),
+				),
+			};
+		});
+		return { embedding, layers };
+	}
+}
+
+/** sums_i += Σ_rows |x_i|. */
+function addMagnitudes(sums: Float64Array, values: Float32Array, width: number): void {
+	for (let i = 0; i < values.length; i++) sums[i % width]! += Math.abs(values[i]!);
+}
+
+/** sums_h += Σ_rows of the norm of head h's channels. */
+function addHeadNorms(sums: Float64Array, values: Float32Array, width: number): void {
+	const size = width / sums.length;
+	for (let i = 0; i < values.length; i += size) {
+		let square = 0;
+		for (let j = i; j < i + size; j++) square += values[j]! ** 2;
+		sums[(i % width) / size]! += Math.sqrt(square);
+	}
+}
+
+/** Rows lie by expert, of which `first` is the first of this rank. */
+function addOfExperts(
+	sums: LayerSums,
+	name: "channels" | "experts",
+	value: Tensor,
+	offsets: Int32Array,
+	first: number,
+): void {
+	const values = value.toFloat32();
+	const { width } = value;
+	for (let expert = 0; expert + 1 < offsets.length; expert++) {
+		const own = values.subarray(offsets[expert]! * width, offsets[expert + 1]! * width);
+		if (name === "experts") {
+			sums.rows[first + expert]! += offsets[expert + 1]! - offsets[expert]!;
+			addHeadNorms(sums.experts.subarray(first + expert, first + expert + 1), own, width);
+		} else {
+			addMagnitudes(sums.channels.subarray((first + expert) * width, (first + expert + 1) * width), own, width);
+		}
+	}
+}

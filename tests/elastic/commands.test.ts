@@ -1,0 +1,178 @@
+/** `mimo elastic` and `convert-ckpt --permute` as a user runs them: every format in and out, and layouts of what comes out. */
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync, writeFileSync } from "node:fs";
+import { mimo } from "../commands/mimo.ts";
+import { Scratch } from "../data/fixtures.ts";
+
+const folder = new Scratch();
+afterAll(() => folder[Symbol.dispose]());
+
+const model = "--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern MEM*E- --seq-length 64";
+const training = `train ${model} --lr-warmup-iters 1 --lr 3e-3 --lr-decay-iters 60 --dataset-provider text --data-path text.txt --device cpu`;
+const choice = `hidden-size: 48
+mamba-num-heads: [6, 4]
+num-attention-heads: 2
+num-experts: [4, 6]
+moe-ffn-hidden-size: [96, 64]
+drop-layers: [5]
+`;
+const sources = ["native", "hf", "torch_dist"] as const;
+
+function run(command: string): { readonly stdout: string; readonly stderr: string } {
+	const { exitCode, stdout, stderr } = mimo(command.split(" "), folder.path);
+	expect([command, exitCode, stderr.includes("mimo:") ? stderr : ""]).toEqual([command, 0, ""]);
+	return { stdout, stderr };
+}
+
+const lossOf = (where: string): number =>
+	(
+		JSON.parse(run(`evaluate ${where} --seq-length 64 --data text.txt --json`).stdout) as {
+			datasets: { loss: number }[];
+		}
+	).datasets[0]!.loss;
+
+beforeAll(() => {
+	folder.file("text.txt", "the quick brown fox jumps over the lazy dog and runs away. ".repeat(80));
+	folder.file("choice.yaml", choice);
+	run(`${training} --train-iters 60 --save native --save-interval 60`);
+	run("convert-ckpt --to hf native hf");
+	run("convert-ckpt --to torch_dist native torch_dist");
+	run("elastic rank --load native --data text.txt --samples 8 --output ranking.json");
+}, 120_000);
+
+describe("extract", () => {
+	test("from and to every format gives one model, on one rank and on several", () => {
+		const losses: number[] = [];
+		for (const source of sources) {
+			const { stdout, stderr } = run(
+				`elastic extract --load ${source} --choice choice.yaml --save ${source}-native --to native`,
+			);
+			expect(stdout).toContain("hidden-size 48 of 64, layers 5 of 6");
+			const notice = `The optimizer state of ${source} is the parent's: the submodel gets none.\n`;
+			expect(stderr.endsWith(notice)).toBe(source !== "hf");
+			run(`elastic extract --load ${source} --choice choice.yaml --save ${source}-hf --to hf`);
+			run(`elastic extract --load ${source} --choice choice.yaml --save ${source}-torch --to torch_dist`);
+			run(`convert-ckpt --to native ${source}-torch ${source}-back`);
+			losses.push(
+				lossOf(`--load ${source}-native`),
+				lossOf(`--load-hf ${source}-hf --bytes`),
+				lossOf(`--load ${source}-back`),
+			);
+		}
+		losses.push(
+			lossOf("--load native-native --llm-tp 2 --llm-ep 2"),
+			lossOf("--load native-native --llm-dp 2 --llm-ep 2"),
+		);
+		for (const loss of losses) expect(Math.abs(loss / losses[0]! - 1)).toBeLessThan(1e-5);
+	}, 180_000);
+
+	test("the submodel is trained on, and plan says what it needs", () => {
+		const own =
+			"--hidden-size 48 --hybrid-layer-pattern MEM*E --mamba-num-heads-per-layer 6 4 --num-attention-heads 2 --num-experts-per-layer 4 6 --moe-ffn-hidden-size-per-layer 96 64";
+		const { stdout } = run(`${training} ${own} --load native-native --finetune --train-iters 3`);
+		expect(Number(/Trained 3 steps .*: loss ([\d.]+) → /.exec(stdout)![1])).toBeLessThan(1);
+		type Plan = { modules: { parametersBytes?: number }[] };
+		const bytes = (flags: string) =>
+			JSON.stringify(JSON.parse(run(`plan ${model} --json ${flags}`.trim()).stdout) as Plan);
+		expect(bytes("--choice choice.yaml")).toBe(bytes(own));
+		expect(bytes("")).not.toBe(bytes(own));
+	}, 60_000);
+
+	test.each([
+		["--choice none.yaml", "The choice none.yaml cannot be read: it does not exist."],
+		["--choice wide.yaml", "wide.yaml: hidden-size is 128, larger than the parent's 64."],
+		["", "--choice is missing; `mimo elastic extract --help` lists the flags."],
+	])("%s is refused", (flags, sentence) => {
+		folder.file("wide.yaml", "hidden-size: 128");
+		const { exitCode, stderr } = mimo(
+			`elastic extract --load native ${flags} --save refused`.trim().split(/ +/),
+			folder.path,
+		);
+		expect([exitCode > 0, stderr]).toEqual([true, `mimo: ${sentence}\n`]);
+	});
+});
+
+describe("rank", () => {
+	/** Every score of a ranking. */
+	function scores(file: string): number[] {
+		const numbers = (value: unknown): number[] =>
+			typeof value === "number"
+				? [value]
+				: typeof value === "object" && value !== null
+					? Object.values(value).flatMap(numbers)
+					: [];
+		const { embedding, layers } = JSON.parse(readFileSync(`${folder.path}/${file}`, "utf8")) as Record<string, unknown>;
+		return numbers([embedding, layers]);
+	}
+
+	test.each(["--llm-tp 2 --llm-ep 2", "--llm-dp 2 --llm-pp 2", "--llm-dp 2 --llm-ep 2"])(
+		"is the same with %s",
+		(layout) => {
+			run(`elastic rank --load native --data text.txt --samples 8 --output other.json ${layout}`);
+			const [own, other] = [scores("ranking.json"), scores("other.json")];
+			expect(other.length).toBe(own.length);
+			for (const [i, score] of own.entries())
+				expect(Math.abs(other[i]! - score)).toBeLessThan(1e-4 * Math.max(1, score));
+		},
+		60_000,
+	);
+
+	test("has a score for every unit of its layers", () => {
+		const { layers, pattern, tokens } = JSON.parse(readFileSync(`${folder.path}/ranking.json`, "utf8"));
+		expect([pattern, tokens, layers.length]).toEqual(["MEM*E-", 512, 6]);
+		expect(layers[0].heads.length).toBe(8);
+		expect([layers[1].experts.length, layers[1].channels.length, layers[1].channels[0].length]).toEqual([8, 8, 128]);
+		expect(layers.every(({ layer }: { layer: number }) => layer > 0)).toBe(true);
+	});
+
+	test("--no-layers leaves the layers out", () => {
+		const { stdout } = run("elastic rank --load native --data text.txt --samples 4 --no-layers --output units.json");
+		expect(stdout).toBe("units.json: measured on 256 tokens.\n");
+	});
+});
+
+describe("convert-ckpt --permute", () => {
+	test("sorts every format and keeps the function", () => {
+		const parent = lossOf("--load native");
+		for (const source of sources) {
+			run(`convert-ckpt --permute ranking.json --to native --verify ${source} sorted-${source}`);
+			expect(Math.abs(lossOf(`--load sorted-${source}`) / parent - 1)).toBeLessThan(1e-6);
+		}
+		run("convert-ckpt --permute ranking.json --to hf --verify native sorted-folder");
+		expect(Math.abs(lossOf("--load-hf sorted-folder --bytes") / parent - 1)).toBeLessThan(1e-6);
+		run("convert-ckpt --permute ranking.json --to torch_dist --verify native sorted-megatron");
+	}, 120_000);
+
+	test("a submodel of the sorted parent is better than of one sorted the other way round", () => {
+		const ranking = JSON.parse(readFileSync(`${folder.path}/ranking.json`, "utf8"));
+		const least = (_: string, value: unknown) => (typeof value === "number" && value < 1e6 ? 1e6 - value : value);
+		const reversed = { ...ranking, layers: JSON.parse(JSON.stringify(ranking.layers), least) };
+		writeFileSync(`${folder.path}/reversed.json`, JSON.stringify(reversed));
+		run("convert-ckpt --permute reversed.json --to native native reversed");
+		folder.file("half.yaml", "mamba-num-heads: 2\nmoe-ffn-hidden-size: 16\nnum-experts: 2");
+		const [best, worst] = ["sorted-native", "reversed"].map((from) => {
+			run(`elastic extract --load ${from} --choice half.yaml --save half-${from}`);
+			return lossOf(`--load half-${from}`);
+		});
+		expect(best!).toBeLessThan(0.8 * worst!);
+	}, 120_000);
+
+	test("training goes on from the sorted checkpoint as from the other", () => {
+		const heldOut = (from: string) =>
+			/Held-out loss: ([\d.]+)/.exec(run(`${training} --load ${from} --train-iters 65`).stdout)![1];
+		expect(heldOut("sorted-native")).toBe(heldOut("native"));
+	}, 60_000);
+
+	test("a ranking of another model is refused", () => {
+		const ranking = JSON.parse(readFileSync(`${folder.path}/ranking.json`, "utf8"));
+		writeFileSync(`${folder.path}/narrow.json`, JSON.stringify({ ...ranking, embedding: [1, 2] }));
+		writeFileSync(`${folder.path}/broken.json`, JSON.stringify({ ...ranking, version: 2 }));
+		const refused = (file: string) =>
+			mimo(`convert-ckpt --permute ${file} --to hf native refused`.split(" "), folder.path).stderr;
+		expect(refused("narrow.json")).toBe(
+			"mimo: narrow.json ranks another model: it has 2 scores of embedding channels, the checkpoint 64.\n",
+		);
+		expect(refused("broken.json")).toStartWith("mimo: broken.json is no ranking of `mimo elastic rank` (version: ");
+		expect(refused("none.json")).toBe("mimo: The ranking none.json cannot be read: it does not exist.\n");
+	});
+});
