@@ -1,5 +1,6 @@
 /** Late weight gradients are the immediate ones bit for bit; one that is lost or computed twice is found. */
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
+import { recomputeModuleNames } from "../../../src/config/recompute-modules.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { planOf } from "../../../src/parity/verify/plan.ts";
@@ -40,6 +41,7 @@ async function reportOf(layout: string, keys: Readonly<Record<string, unknown>> 
 describe("late weight gradients are bitwise the immediate ones", () => {
 	const full = process.env.MIMO_TEST_FULL === "1";
 	const recomputed = { "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 2 };
+	const modules = { "recompute-granularity": "selective", "recompute-modules": recomputeModuleNames };
 	const quick = [
 		["1", { "untie-embeddings-and-output-weights": false }],
 		["dp2|pp2", recomputed],
@@ -53,6 +55,7 @@ describe("late weight gradients are bitwise the immediate ones", () => {
 		["tp2|ep2dp2", {}],
 		["dp2+pp2ep2dp2", {}],
 		["dp4|pp2tp2", recomputed],
+		["dp4|pp2tp2ep2", modules],
 	] as const;
 	for (const [layout, keys] of full ? [...quick, ...all] : quick) {
 		test(`${layout} ${JSON.stringify(keys)}`, async () => {
