@@ -36,6 +36,19 @@ test("pipelines and shared ranks give what one process gives", () => {
 	expect(exitCode).toBe(0);
 }, 120_000);
 
+test("modules are recomputed beside passes in turns and late weight gradients, bit for bit", () => {
+	const turns = "--llm-dp 2 --llm-ep 2 --llm-pp 2 --overlap-moe-expert-parallel-comm --delay-wgrad-compute";
+	const modules = ["core_attn", "layernorm", "mamba", "mlp", "moe_act", "shared_experts"];
+	const { exitCode, stdout } = verify(
+		...["--layouts", "1+dp2ep2pp2,dp4|tp2ep2dp2", "--hybrid-layer-pattern", "ME|*-ME", ...turns.split(" ")],
+		...["--recompute-granularity", "selective", "--recompute-modules", ...modules],
+	);
+	expect(stdout).toContain("in turns = apart");
+	expect(stdout).toMatch(/^1\+dp2ep2pp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
+	expect(stdout).toMatch(/^dp4\|tp2ep2dp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
+	expect(exitCode).toBe(0);
+}, 120_000);
+
 test("a language model alone is compared on pipelines, with uneven and empty segments", () => {
 	const alone = "--preset nemotron-tiny --hidden-size 32 --mamba-num-heads 4 --mamba-head-dim 16 --seq-length 32";
 	const words = `${alone} --micro-batch-size 2 --global-batch-size 8 --device cpu`;
