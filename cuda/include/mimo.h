@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 7
+#define MIMO_ABI_VERSION 8
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -544,7 +544,8 @@ enum mimo_activation {
   MIMO_ACTIVATION_GELU_ERF = 4      /* 0.5 x (1 + erf(x / sqrt 2)) */
 };
 
-/* y = probability of the row * activation(x). x is [rows, width], or [rows, 2 width] for the gated kinds. */
+/* y = probability of the row * activation(x). x is [rows, width], or [rows, 2 width] for the gated kinds: the gate half and
+ * the linear half, or with `interleave` = s blocks of s gate columns and s linear columns in turn (s divides width). */
 typedef struct mimo_activation_forward_args {
   const void* x;
   const float* row_probability; /* [rows], or null = 1 */
@@ -552,6 +553,7 @@ typedef struct mimo_activation_forward_args {
   const int32_t* row_count;     /* or null */
   int64_t rows;
   int64_t width;
+  int64_t interleave;  /* 0: halves */
   float clamp;         /* gate above, linear half both sides; infinity = none */
   float linear_offset; /* quick GeGLU */
   int32_t kind;
@@ -568,12 +570,130 @@ typedef struct mimo_activation_backward_args {
   const int32_t* row_count;
   int64_t rows;
   int64_t width;
+  int64_t interleave;
   float clamp;
   float linear_offset;
   int32_t kind;
   int32_t dtype;
 } mimo_activation_backward_args;
 MIMO_API int32_t mimo_activation_backward(mimo_stream* stream, const mimo_activation_backward_args* args);
+
+/* ---- operations: feed-forward layers of experts -------------------------------------------------------------- */
+
+/* y_r += factor_r * bias_g for the rows r of every group g; the sum is fp32, one rounding. */
+typedef struct mimo_grouped_bias_forward_args {
+  const void* bias;       /* [groups, width] */
+  const float* factor;    /* [rows], or null = 1 */
+  const int32_t* offsets; /* [groups + 1], or null: one group of all rows */
+  void* y;                /* [rows, width] */
+  int64_t rows;           /* upper bound of offsets[groups] */
+  int64_t groups;
+  int64_t width;
+  int32_t dtype; /* of bias and y */
+} mimo_grouped_bias_forward_args;
+MIMO_API int32_t mimo_grouped_bias_forward(mimo_stream* stream, const mimo_grouped_bias_forward_args* args);
+
+/* dbias_g += sum over the group's rows of factor_r dy_r; dfactor_r = sum over columns of dy_r bias_g. The rows of a group
+ * are summed in runs cut at their distance from its first row, and the runs in order. */
+typedef struct mimo_grouped_bias_backward_args {
+  const void* dy;      /* [rows, width] */
+  const void* bias;    /* [groups, width]; read for dfactor alone, else it may be null */
+  const float* factor; /* or null = 1 */
+  const int32_t* offsets;
+  float* dbias;   /* [groups, width], added to; or null */
+  float* dfactor; /* [rows]; or null */
+  int64_t rows;
+  int64_t groups;
+  int64_t width;
+  int32_t accumulate_dfactor; /* 1: added to dfactor; 0: written */
+  int32_t dtype;
+} mimo_grouped_bias_backward_args;
+MIMO_API int32_t mimo_grouped_bias_backward(mimo_stream* stream, const mimo_grouped_bias_backward_args* args);
+
+/* How grouped_mlp multiplies. Weight gradients are plain products of the stored rows in every recipe. */
+enum mimo_mlp_recipe {
+  MIMO_MLP_RECIPE_PLAIN = 0, /* operands as they are stored */
+  /* Operands are rounded to e4m3 (docs/spec/moe-performance.md §1.6): rows in runs of 128 columns, matrices in blocks of 128 x
+   * 128, each divided by its own fp32 factor. Products of 128 columns are summed in fp32, multiplied by both factors and
+   * added to fp32 sums. */
+  MIMO_MLP_RECIPE_E4M3_BLOCKWISE = 1
+};
+
+/* Both projections of the experts of a layer and the activation between them, for rows sorted by expert (group):
+ *
+ *     z_r  = x_r w1_gᵀ + b1_g                    [z_width]; stored, and read by the activation as stored
+ *     hs_r = p_r * activation(z_r)               [width]; fp32, rounded once
+ *     y_r  = hs_r w2_gᵀ + p_r * b2_g             [hidden]; fp32, rounded once
+ *
+ * z_width is width, or 2 width for the gated kinds, whose columns of z (rows of w1 and b1) are the gate half and the linear
+ * half or, with `interleave` = s, blocks of s gate columns and s linear columns in turn. p is fp32 from end to end. The
+ * bias b1 is not weighted by p; the rows that leave are added up without weights, so p weighs b2.
+ *
+ * Groups may be empty, all of them too. Rows from offsets[groups] on are neither read nor written, in any operand.
+ *
+ * A training step runs _forward with z and keeps x, z and row_probability; runs _backward, which gives the gradients of the
+ * rows, of row_probability and of the biases, and in dz and hs what the gradients of the weights read; and then, at once or
+ * later, grouped_gemm_weight_gradient twice: dw2 of (dy, hs), dw1 of (dz, x). The sums behind dp, db1 and db2 have an order
+ * that the sizes and offsets alone decide.
+ *
+ * Kernels may keep dhs (below) in fp32 or round it once to `dtype`. Every shape works; bf16 with hidden and width multiples of
+ * 64 is what fast kernels are for. */
+typedef struct mimo_grouped_mlp_forward_args {
+  const void* x;                /* [rows, hidden] */
+  const void* w1;               /* [groups, z_width, hidden] */
+  const void* b1;               /* [groups, z_width], or null */
+  const void* w2;               /* [groups, hidden, width] */
+  const void* b2;               /* [groups, hidden], or null */
+  const float* row_probability; /* p, [rows]; or null = 1 */
+  const int32_t* offsets;       /* [groups + 1], on the device */
+  void* z;                      /* [rows, z_width]; or null: no backward will come */
+  void* y;                      /* [rows, hidden] */
+  int64_t rows;                 /* upper bound of offsets[groups] */
+  int64_t groups;
+  int64_t hidden;
+  int64_t width;
+  int64_t interleave;  /* gated kinds: rows of a block, which divide width; 0: halves */
+  float clamp;         /* gated kinds: gate above, linear half both sides; infinity = none */
+  float linear_offset; /* quick GeGLU */
+  int32_t kind;        /* MIMO_ACTIVATION_* */
+  int32_t recipe;      /* MIMO_MLP_RECIPE_* */
+  int32_t dtype;       /* of all but row_probability and offsets: f32 or bf16 */
+} mimo_grouped_mlp_forward_args;
+MIMO_API int32_t mimo_grouped_mlp_forward(mimo_stream* stream, const mimo_grouped_mlp_forward_args* args);
+
+/* With a_r = activation(z_r), made anew (p may be 0), and dhs_r = dy_r w2_g:
+ *
+ *     dp_r  = dhs_r · a_r + dy_r · b2_g          fp32
+ *     dz_r  = p_r * dhs_r * activation'(z_r)     rounded once; a clamped half lets through what lies on its limit
+ *     hs_r  = p_r * a_r                          as in _forward
+ *     dx_r  = dz_r w1_g
+ *     db1_g += Σ dz_r (as stored),  db2_g += Σ p_r dy_r      over the group's rows */
+typedef struct mimo_grouped_mlp_backward_args {
+  const void* dy; /* [rows, hidden] */
+  const void* z;  /* of _forward */
+  const void* w1;
+  const void* w2;
+  const void* b2;               /* or null; read for drow_probability alone */
+  const float* row_probability; /* or null = 1 */
+  const int32_t* offsets;
+  void* dx;                /* [rows, hidden], or null */
+  void* dz;                /* [rows, z_width] */
+  void* hs;                /* [rows, width]; or null: w2 gets no gradient */
+  float* drow_probability; /* dp, [rows], written; or null */
+  float* db1;              /* [groups, z_width], added to; or null */
+  float* db2;              /* [groups, hidden], added to; or null */
+  int64_t rows;
+  int64_t groups;
+  int64_t hidden;
+  int64_t width;
+  int64_t interleave;
+  float clamp;
+  float linear_offset;
+  int32_t kind;
+  int32_t recipe;
+  int32_t dtype;
+} mimo_grouped_mlp_backward_args;
+MIMO_API int32_t mimo_grouped_mlp_backward(mimo_stream* stream, const mimo_grouped_mlp_backward_args* args);
 
 /* ---- operations: Mamba-2 ------------------------------------------------------------------------------------ */
 

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 7;
+export const ABI_VERSION = 8;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -59,6 +59,8 @@ export const RowTransport = { host: 0, peers: 1, counts: 2 } as const;
 export type RowTransportName = keyof typeof RowTransport;
 export const Activation = { squaredRelu: 0, swiglu: 1, quickGeglu: 2, geluTanh: 3, geluErf: 4 } as const;
 export type ActivationName = keyof typeof Activation;
+export const MlpRecipe = { plain: 0, e4m3Blockwise: 1 } as const;
+export type MlpRecipeName = keyof typeof MlpRecipe;
 export const AttentionMask = { full: 0, causal: 1 } as const;
 export type AttentionMaskName = keyof typeof AttentionMask;
 export const ScoreFunction = { sigmoid: 0, softmax: 1 } as const;
@@ -266,6 +268,7 @@ export const operations = {
 		row_count: "ptr",
 		rows: "i64",
 		width: "i64",
+		interleave: "i64",
 		clamp: "f32",
 		linear_offset: "f32",
 		kind: "i32",
@@ -280,9 +283,79 @@ export const operations = {
 		row_count: "ptr",
 		rows: "i64",
 		width: "i64",
+		interleave: "i64",
 		clamp: "f32",
 		linear_offset: "f32",
 		kind: "i32",
+		dtype: "i32",
+	},
+	grouped_bias_forward: {
+		bias: "ptr",
+		factor: "ptr",
+		offsets: "ptr",
+		y: "ptr",
+		rows: "i64",
+		groups: "i64",
+		width: "i64",
+		dtype: "i32",
+	},
+	grouped_bias_backward: {
+		dy: "ptr",
+		bias: "ptr",
+		factor: "ptr",
+		offsets: "ptr",
+		dbias: "ptr",
+		dfactor: "ptr",
+		rows: "i64",
+		groups: "i64",
+		width: "i64",
+		accumulate_dfactor: "i32",
+		dtype: "i32",
+	},
+	grouped_mlp_forward: {
+		x: "ptr",
+		w1: "ptr",
+		b1: "ptr",
+		w2: "ptr",
+		b2: "ptr",
+		row_probability: "ptr",
+		offsets: "ptr",
+		z: "ptr",
+		y: "ptr",
+		rows: "i64",
+		groups: "i64",
+		hidden: "i64",
+		width: "i64",
+		interleave: "i64",
+		clamp: "f32",
+		linear_offset: "f32",
+		kind: "i32",
+		recipe: "i32",
+		dtype: "i32",
+	},
+	grouped_mlp_backward: {
+		dy: "ptr",
+		z: "ptr",
+		w1: "ptr",
+		w2: "ptr",
+		b2: "ptr",
+		row_probability: "ptr",
+		offsets: "ptr",
+		dx: "ptr",
+		dz: "ptr",
+		hs: "ptr",
+		drow_probability: "ptr",
+		db1: "ptr",
+		db2: "ptr",
+		rows: "i64",
+		groups: "i64",
+		hidden: "i64",
+		width: "i64",
+		interleave: "i64",
+		clamp: "f32",
+		linear_offset: "f32",
+		kind: "i32",
+		recipe: "i32",
 		dtype: "i32",
 	},
 	causal_conv1d_forward: {
