@@ -613,9 +613,9 @@ MIMO_API int32_t mimo_grouped_bias_backward(mimo_stream* stream, const mimo_grou
 /* How grouped_mlp multiplies. Weight gradients are plain products of the stored rows in every recipe. */
 enum mimo_mlp_recipe {
   MIMO_MLP_RECIPE_PLAIN = 0, /* operands as they are stored */
-  /* Operands are rounded to e4m3 (docs/spec/moe-performance.md §1.6): rows in runs of 128 columns, matrices in blocks of 128 x
-   * 128, each divided by its own fp32 factor. Products of 128 columns are summed in fp32, multiplied by both factors and
-   * added to fp32 sums. */
+  /* Operands are rounded to e4m3 (docs/spec/moe-performance.md §1.7): rows in runs of 128 columns, matrices in blocks of 128 x
+   * 128, each times its own power of two. Products of 128 columns are summed in fp32, divided by both factors and added to
+   * fp32 sums. */
   MIMO_MLP_RECIPE_E4M3_BLOCKWISE = 1
 };
 

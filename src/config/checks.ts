@@ -2,6 +2,7 @@
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
 import { energonChecks } from "./energon-checks.ts";
+import { expertLayerOf, fusedMlpObstacle } from "./fused-mlp.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
 import { loraChecks } from "./lora-checks.ts";
@@ -19,6 +20,8 @@ export const patternIsLegal: Check = (c) => {
 		throw error;
 	}
 };
+
+const gated = (c: TrainingConfiguration) => c.swiglu || c.quickGeglu;
 
 const model: readonly Check[] = [
 	divides(
@@ -45,6 +48,19 @@ const model: readonly Check[] = [
 		);
 		return unless(given.length <= 1, given[1] as Key, `allowed is one activation, and ${given[0]} is on`);
 	},
+	(c) =>
+		unless(
+			c.activationFuncClampValue === null || gated(c),
+			"activation-func-clamp-value",
+			"allowed only with swiglu or quick-geglu",
+		),
+	(c) => unless(c.gluLinearOffset === 0 || c.quickGeglu, "glu-linear-offset", "allowed is 0 without quick-geglu"),
+	(c) =>
+		unless(
+			!c.disableBiasLinear || !c.addBiasLinear,
+			"disable-bias-linear",
+			"allowed is one of add-bias-linear and disable-bias-linear, and both are on",
+		),
 	(c) =>
 		unless(
 			c.positionEmbeddingType !== "rope" || (c.kvChannels * c.rotaryPercent) % 2 === 0,
@@ -113,6 +129,24 @@ const moe: readonly Check[] = [
 			"allowed is each loss once, and none only alone",
 		);
 	},
+	(c) =>
+		unless(
+			!c.addBiasLinear || !c.hybridLayerPattern.includes("E") || c.moeSharedExpertIntermediateSize === 0,
+			"add-bias-linear",
+			"allowed is false with moe-shared-expert-intermediate-size: shared experts have no biases in Megatron",
+		),
+	(c) => {
+		const obstacle = fusedMlpObstacle(expertLayerOf(c));
+		return unless(c.moeFusedMlp !== "on" || obstacle === null, "moe-fused-mlp", `allowed is auto or off: ${obstacle}`);
+	},
+	(c) =>
+		unless(!c.moeSingleGroupedBias || c.addBiasLinear, "moe-single-grouped-bias", "allowed only with add-bias-linear"),
+	(c) =>
+		unless(
+			c.moeMlpGluInterleaveSize === null || (gated(c) && c.moeFfnHiddenSize % c.moeMlpGluInterleaveSize === 0),
+			"moe-mlp-glu-interleave-size",
+			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${c.moeFfnHiddenSize})`,
+		),
 ];
 
 const optimizer: readonly Check[] = [

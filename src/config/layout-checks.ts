@@ -173,6 +173,18 @@ export const layoutChecks: readonly Check[] = [
 			["vision-ffn-hidden-size", c.visionFfnHiddenSize, hasEncoder(c)],
 		],
 	),
+	(c) =>
+		unless(
+			c.llmExptTp === 1 || c.moeMlpGluInterleaveSize === null,
+			"moe-mlp-glu-interleave-size",
+			`allowed only with llm-expt-tp 1, which is ${c.llmExptTp}`,
+		),
+	(c) =>
+		unless(
+			c.llmExptTp === 1 || !c.addBiasLinear || !has(c, "E"),
+			"llm-expt-tp",
+			"allowed is 1 with add-bias-linear: the bias of an expert's output is not cut",
+		),
 	cuts(
 		"llm-expt-tp",
 		(c) => c.llmExptTp,

@@ -5,9 +5,15 @@ export type Shard =
 	| { readonly kind: "replicated" }
 	/**
 	 * Every rank holds an equal part of `dimension`; with `blocks` (sizes along it) an equal part of every block, one
-	 * after the other: Mamba's in_proj is cut so.
+	 * after the other: Mamba's in_proj is cut so. With `interleave` its parts of the blocks, which are equally long, lie in
+	 * turns of so many rows: a gate half and a linear half (docs/spec/moe-performance.md §1.5).
 	 */
-	| { readonly kind: "split"; readonly dimension: 0 | 1; readonly blocks?: readonly number[] };
+	| {
+			readonly kind: "split";
+			readonly dimension: 0 | 1;
+			readonly blocks?: readonly number[];
+			readonly interleave?: number;
+	  };
 
 /** A rank's place in the group that cuts a parameter. */
 export interface ShardPlace {
@@ -46,7 +52,8 @@ export function shardBlocks(
 	liveRows = shape[0]!,
 ): ShardBlock[] {
 	const width = shape.slice(1).reduce((product, length) => product * length, 1);
-	if (shard.kind === "replicated" || size === 1) return clip([whole(shape[0]!, width)], liveRows);
+	const plain = shard.kind === "replicated" || (size === 1 && (shard.interleave ?? 0) === 0);
+	if (plain) return clip([whole(shape[0]!, width)], liveRows);
 	if (shard.dimension === 1) {
 		const columns = width / size;
 		return clip([{ ...whole(shape[0]!, columns), fullColumn: rank * columns }], liveRows);
@@ -58,7 +65,21 @@ export function shardBlocks(
 		start += length;
 		return block;
 	});
-	return clip(blocks, liveRows);
+	return clip(shard.interleave ? interleaved(blocks, shard.interleave) : blocks, liveRows);
+}
+
+/** The blocks in turns of `turn` rows, in the order in which they lie on the rank. */
+function interleaved(blocks: readonly ShardBlock[], turn: number): ShardBlock[] {
+	const { rows } = blocks[0]!;
+	if (rows % turn !== 0) throw new RangeError(`${rows} rows cannot lie in turns of ${turn}.`);
+	return Array.from({ length: rows / turn }, (_, at) =>
+		blocks.map((block, index) => ({
+			...block,
+			localRow: (at * blocks.length + index) * turn,
+			fullRow: block.fullRow + at * turn,
+			rows: turn,
+		})),
+	).flat();
 }
 
 function whole(rows: number, columns: number): ShardBlock {

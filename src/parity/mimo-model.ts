@@ -39,7 +39,13 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			gatedNormEpsilon: mamba.gated_norm_epsilon,
 			timeStepMinimum: 0,
 		},
-		mlp: { ffnHiddenSize: l.mlp.ffn_hidden_size, activation: "squaredRelu" },
+		biases: false,
+		mlp: {
+			ffnHiddenSize: l.mlp.ffn_hidden_size,
+			activation: "squaredRelu",
+			clamp: Number.POSITIVE_INFINITY,
+			linearOffset: 0,
+		},
 		moe: {
 			experts: moe.num_experts,
 			topk: moe.router_topk,
@@ -56,6 +62,8 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			forceLoadBalancing: false,
 			balancing: [{ type: moe.load_balancing_type, coefficient: moe.aux_loss_coefficient }],
 			zLossCoefficient: moe.z_loss_coefficient ?? 0,
+			interleave: 0,
+			fused: "auto",
 		},
 		ofLayer: new Map(),
 		lora: null,

@@ -170,7 +170,13 @@ export function predictionModel(
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
-		mlp: { ffnHiddenSize: t.ffn_hidden_size, activation: "squaredRelu" },
+		biases: false,
+		mlp: {
+			ffnHiddenSize: t.ffn_hidden_size,
+			activation: "squaredRelu",
+			clamp: Number.POSITIVE_INFINITY,
+			linearOffset: 0,
+		},
 		moe: {
 			experts: t.num_moe_experts,
 			topk: t.moe_router_topk,
@@ -190,6 +196,8 @@ export function predictionModel(
 					? []
 					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
 			zLossCoefficient: 0,
+			interleave: 0,
+			fused: "auto",
 		},
 		ofLayer: new Map(),
 		lora: null,

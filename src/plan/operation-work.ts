@@ -2,7 +2,7 @@
  * Cost of an operation by its arguments: floating-point operations (a multiply-add counts 2) and bytes moved. Time
  * follows the first where it is a product, the second elsewhere.
  */
-import { Dtype, type OperationName } from "../native/abi.ts";
+import { Activation, Dtype, type OperationName } from "../native/abi.ts";
 import type { OperationValues } from "../native/counting-library.ts";
 
 export interface Work {
@@ -17,6 +17,8 @@ type OwnFormula =
 	| "gemm"
 	| "grouped_gemm"
 	| "grouped_gemm_weight_gradient"
+	| "grouped_mlp_forward"
+	| "grouped_mlp_backward"
 	| "attention_forward"
 	| "attention_backward"
 	| "ssd_forward"
@@ -49,6 +51,8 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	fill: 1,
 	dropout: 2,
 	column_sum: 1,
+	grouped_bias_forward: 2,
+	grouped_bias_backward: 1,
 	spmm: 3,
 	scale: 2,
 	sum_of_squares: 1,
@@ -93,6 +97,15 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + matrices;
 			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
 		}
+		case "grouped_mlp_forward":
+		case "grouped_mlp_backward": {
+			const gated = v.kind === Activation.swiglu || v.kind === Activation.quickGeglu;
+			const perExpert = v.hidden! * v.width! * (gated ? 3 : 2);
+			// x, z, y and the rows between; backward reads z and writes as much again.
+			const columns = 2 * v.hidden! + (gated ? 4 : 3) * v.width! * (name === "grouped_mlp_forward" ? 1 : 2);
+			const bytes = (v.rows! * columns + v.groups! * perExpert) * size(v.dtype);
+			return { flops: 2 * v.rows! * perExpert, bytes };
+		}
 		case "attention_forward":
 		case "attention_backward": {
 			const length = v.sequences! > 0 ? v.tokens! / v.sequences! : 0;
@@ -126,6 +139,8 @@ const products: readonly OperationName[] = [
 	"gemm",
 	"grouped_gemm",
 	"grouped_gemm_weight_gradient",
+	"grouped_mlp_forward",
+	"grouped_mlp_backward",
 	"attention_forward",
 	"attention_backward",
 	"ssd_forward",

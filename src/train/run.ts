@@ -2,6 +2,7 @@
 import { createHash } from "node:crypto";
 import { resolve } from "node:path";
 import { hasEncoder, wandbFolder } from "../config/derive.ts";
+import { describeExpertPath } from "../config/fused-mlp.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../data/text/entropy.ts";
 import { requeueJob } from "../launch/slurm.ts";
@@ -63,6 +64,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		for (const sentence of origins) observer.note(sentence);
 		const experts = run.groups.language?.model.experts;
 		if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
+		const expertPath = describeExpertPath(c);
+		if (expertPath !== null) observer.note(expertPath);
 		const start = await checkpoints.restore();
 		const first = start?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));

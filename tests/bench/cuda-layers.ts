@@ -85,6 +85,7 @@ export function expertCases(x: Tensors): Case[] {
 		row_count: null,
 		rows,
 		width,
+		interleave: 0,
 		clamp: Number.POSITIVE_INFINITY,
 		linear_offset: 0,
 		kind: 0,

@@ -47,6 +47,7 @@ function rowCases(device: Device, stack: DisposableStack, rows: number, width: n
 		...size,
 		row_probability: null,
 		row_count: null,
+		interleave: 0,
 		clamp: Number.POSITIVE_INFINITY,
 		linear_offset: 0,
 		kind: Activation.squaredRelu,

@@ -9,6 +9,7 @@ Cases cases(bool large) {
   add_norms(all, large);
   add_loss(all, large);
   add_experts(all, large);
+  add_grouped_mlp(all, large);
   add_attention(all, large);
   add_mamba(all, large);
   return all;

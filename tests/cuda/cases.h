@@ -18,6 +18,7 @@ void add_norms(Cases& cases, bool large);
 void add_elementwise(Cases& cases, bool large);
 void add_loss(Cases& cases, bool large);
 void add_experts(Cases& cases, bool large);
+void add_grouped_mlp(Cases& cases, bool large);
 void add_attention(Cases& cases, bool large);
 void add_mamba(Cases& cases, bool large);
 

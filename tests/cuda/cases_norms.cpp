@@ -81,7 +81,8 @@ void layer_norm(Run& run, int64_t rows, int64_t width, bool f32_weight) {
   run.compare("dx with residual", b.dx, rows * width);
 }
 
-void activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t live, bool probability, float clamp) {
+void activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t live, bool probability, float clamp,
+                int64_t interleave = 0) {
   const bool gated = kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU;
   const int64_t x_width = gated ? 2 * width : width;
   mimo_activation_forward_args f{};
@@ -89,7 +90,7 @@ void activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t liv
   f.row_probability = probability ? run.upload(run.uniform(rows, 0, 1)) : nullptr;
   f.y = run.tensor(std::vector<float>(static_cast<size_t>(rows * width), 3.0f));
   f.row_count = live < rows ? run.upload(std::vector<int32_t>{static_cast<int32_t>(live)}) : nullptr;
-  f.rows = rows, f.width = width, f.clamp = clamp, f.linear_offset = 0.5f;
+  f.rows = rows, f.width = width, f.interleave = interleave, f.clamp = clamp, f.linear_offset = 0.5f;
   f.kind = kind, f.dtype = run.dtype();
   run.call("mimo_activation_forward", f);
   run.compare("y", f.y, rows * width);
@@ -98,7 +99,7 @@ void activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t liv
   b.x = f.x, b.row_probability = f.row_probability, b.row_count = f.row_count;
   b.dx = run.tensor(std::vector<float>(static_cast<size_t>(rows * x_width), 3.0f));
   b.drow_probability = probability ? run.upload(std::vector<float>(static_cast<size_t>(rows), 2.0f)) : nullptr;
-  b.rows = rows, b.width = width, b.clamp = clamp, b.linear_offset = 0.5f;
+  b.rows = rows, b.width = width, b.interleave = interleave, b.clamp = clamp, b.linear_offset = 0.5f;
   b.kind = kind, b.dtype = run.dtype();
   run.call("mimo_activation_backward", b);
   run.compare("dx", b.dx, rows * x_width);
@@ -135,6 +136,8 @@ void add_norms(Cases& cases, bool large) {
     cases.push_back({std::string("activation ") + name, [=](Run& run) { activation(run, of, 33, 72, 33, false, INFINITY); }});
     cases.push_back(
         {std::string("activation expert ") + name, [=](Run& run) { activation(run, of, 40, 21, 29, true, 1.5f); }});
+    cases.push_back({std::string("activation interleaved ") + name,
+                     [=](Run& run) { activation(run, of, 40, 96, 29, true, 1.5f, 32); }});
   }
 }
 

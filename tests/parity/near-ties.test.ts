@@ -35,6 +35,8 @@ const moe: HybridConfig["moe"] = {
 	forceLoadBalancing: false,
 	balancing: [],
 	zLossCoefficient: 0,
+	interleave: 0,
+	fused: "auto",
 };
 
 /** Experts of three tokens; the second token's experts 0 and 3 differ by 1e-6 in their logits. */

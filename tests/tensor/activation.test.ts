@@ -6,6 +6,7 @@ import { type ActivationOptions, activation } from "../../src/tensor/ops/activat
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, testDevice } from "../support.ts";
+import { gateRows } from "./expert-reference.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -38,7 +39,7 @@ function reference(
 	x: ArrayLike<number>,
 	probability: ArrayLike<number> | null,
 	rows: number,
-	{ clamp = Number.POSITIVE_INFINITY, linearOffset = 0 }: ActivationOptions = {},
+	{ clamp = Number.POSITIVE_INFINITY, linearOffset = 0, interleave = 0 }: ActivationOptions = {},
 ): Float64Array {
 	const inputs = rows === 0 ? 0 : x.length / rows;
 	const act = plain[kind];
@@ -47,8 +48,9 @@ function reference(
 		const row = Math.floor(i / width);
 		const p = probability ? probability[row]! : 1;
 		if (act) return p * act(x[i]!);
-		const gate = Math.min(x[row * inputs + (i % width)]!, clamp);
-		const linear = Math.max(-clamp, Math.min(x[row * inputs + width + (i % width)]!, clamp));
+		const [gateColumn, linearColumn] = gateRows(i % width, width, interleave);
+		const gate = Math.min(x[row * inputs + gateColumn]!, clamp);
+		const linear = Math.max(-clamp, Math.min(x[row * inputs + linearColumn]!, clamp));
 		if (kind === "swiglu") return p * gate * sigmoid(gate) * linear;
 		return p * gate * sigmoid(1.702 * gate) * (linear + linearOffset);
 	});
@@ -61,6 +63,8 @@ const cases: [ActivationName, ActivationOptions][] = [
 	["quickGeglu", {}],
 	["quickGeglu", { linearOffset: 1 }],
 	["quickGeglu", { clamp: 1.5, linearOffset: 1 }],
+	["swiglu", { interleave: 1 }],
+	["quickGeglu", { clamp: 1.5, linearOffset: 1, interleave: 1 }],
 	["geluTanh", {}],
 	["geluErf", {}],
 ];
@@ -156,7 +160,16 @@ describe("activation", () => {
 		using y = Tensor.from(device, new Float32Array(rows * width).fill(9), [rows, width]);
 		using dx = Tensor.from(device, new Float32Array(rows * width).fill(9), [rows, width]);
 		using drowProbability = Tensor.from(device, new Float32Array(rows).fill(9));
-		const args = { x, row_probability: null, row_count: rowCount, rows, width, clamp: 1, linear_offset: 0 };
+		const args = {
+			x,
+			row_probability: null,
+			row_count: rowCount,
+			rows,
+			width,
+			interleave: 0,
+			clamp: 1,
+			linear_offset: 0,
+		};
 		const kind = { kind: Activation.squaredRelu, dtype: x.dtypeCode };
 		device.run("activation_forward", { ...args, ...kind, y });
 		device.run("activation_backward", { ...args, ...kind, dy: x, dx, drow_probability: drowProbability });

@@ -45,6 +45,12 @@ __device__ __forceinline__ float clamp_linear(float x, float clamp) {
   return x > clamp ? clamp : (x < -clamp ? -clamp : x);
 }
 
+/// Where a pack of a gated row's output has its gate columns, in packs from the row's start; its linear columns are a block
+/// further on. Rows have blocks of `block` packs of gate and of linear columns in turn; one block is halves.
+__device__ __forceinline__ int64_t gate_pack(int64_t pack, uint32_t block) {
+  return pack + static_cast<int64_t>(static_cast<uint32_t>(pack) / block) * block;
+}
+
 template <class Kind, class T, int Width>
 __global__ void plain_forward_kernel(const T* x, const float* row_probability, T* y, const int32_t* row_count,
                                      int64_t rows, int64_t packs) {
@@ -61,12 +67,13 @@ __global__ void plain_forward_kernel(const T* x, const float* row_probability, T
 
 template <class T, int Width>
 __global__ void gated_forward_kernel(const T* x, const float* row_probability, T* y, const int32_t* row_count,
-                                     int64_t rows, int64_t packs, Gate g) {
+                                     int64_t rows, int64_t packs, uint32_t block, Gate g) {
   for_each_pack(live_rows(rows, row_count), packs, [&](int64_t row, int64_t pack) {
     const float probability = row_probability != nullptr ? row_probability[row] : 1.0f;
     float value[Width], linear[Width];
-    read(x + (2 * row * packs + pack) * Width, value);
-    read(x + ((2 * row + 1) * packs + pack) * Width, linear);
+    const int64_t gate_at = 2 * row * packs + gate_pack(pack, block);
+    read(x + gate_at * Width, value);
+    read(x + (gate_at + block) * Width, linear);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
       const float gate = clamp_gate(value[i], g.clamp);
@@ -106,14 +113,15 @@ __global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_
 template <class T, int Width>
 __global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx,
                                       float* drow_probability, const int32_t* row_count, int64_t rows, int64_t packs,
-                                      Gate g) {
+                                      uint32_t gate_block, Gate g) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   if (row >= live_rows(rows, row_count)) return;
   const float probability = row_probability != nullptr ? row_probability[row] : 1.0f;
   float sum[1] = {0};
   for (int64_t pack = threadIdx.x; pack < packs; pack += blockDim.x) {
-    const int64_t gate_at = (2 * row * packs + pack) * Width, linear_at = gate_at + packs * Width;
+    const int64_t gate_at = (2 * row * packs + gate_pack(pack, gate_block)) * Width;
+    const int64_t linear_at = gate_at + static_cast<int64_t>(gate_block) * Width;
     float value[Width], linear_value[Width], gradient[Width];
     read(x + gate_at, value);
     read(x + linear_at, linear_value);
@@ -154,17 +162,30 @@ Gate gate_of(const Args& args) {
   return {1.702f, args.linear_offset, args.clamp};
 }
 
+/// Columns of a block of gate columns; the width where they are halves.
+template <class Args>
+int64_t gate_block(const Args& args) {
+  return args.interleave == 0 ? args.width : args.interleave;
+}
+
+template <class Args>
+void require_legal(const Args& args) {
+  if (!is_gated(args.kind)) return;
+  MIMO_REQUIRE(args.clamp > 0 && args.interleave >= 0, "activation");
+  MIMO_REQUIRE(args.interleave == 0 || args.width % args.interleave == 0, "activation");
+}
+
 unsigned backward_threads(int64_t packs) { return static_cast<unsigned>(smaller(256, round_up(packs, 32))); }
 
 }  // namespace
 
 void activation_forward(mimo_stream& stream, const mimo_activation_forward_args& args) {
-  MIMO_REQUIRE(!is_gated(args.kind) || args.clamp > 0, "activation_forward");
+  require_legal(args);
   if (args.rows == 0 || args.width == 0) return;
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;
-    const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
+    const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, gate_block(args), args.width, wide); };
     with_width<wide>(fits(args.x) && fits(args.y), [&](auto w) {
       const int64_t packs = args.width / w;
       const Cover covered = cover(args.rows, packs);
@@ -172,7 +193,7 @@ void activation_forward(mimo_stream& stream, const mimo_activation_forward_args&
       T* y = static_cast<T*>(args.y);
       if (is_gated(args.kind)) {
         launch(stream, gated_forward_kernel<T, w>, covered.grid, covered.block, 0, x, args.row_probability, y, args.row_count,
-               args.rows, packs, gate_of(args));
+               args.rows, packs, static_cast<uint32_t>(gate_block(args) / w), gate_of(args));
         return;
       }
       with_plain_kind(args.kind, [&](auto kind) {
@@ -184,12 +205,12 @@ void activation_forward(mimo_stream& stream, const mimo_activation_forward_args&
 }
 
 void activation_backward(mimo_stream& stream, const mimo_activation_backward_args& args) {
-  MIMO_REQUIRE(!is_gated(args.kind) || args.clamp > 0, "activation_backward");
+  require_legal(args);
   if (args.rows == 0 || args.width == 0) return;
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;
-    const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
+    const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, gate_block(args), args.width, wide); };
     with_width<wide>(fits(args.dy) && fits(args.x) && fits(args.dx), [&](auto w) {
       const int64_t packs = args.width / w;
       const T* dy = static_cast<const T*>(args.dy);
@@ -198,7 +219,8 @@ void activation_backward(mimo_stream& stream, const mimo_activation_backward_arg
       const dim3 grid = grid_of(args.rows), block(backward_threads(packs));
       if (is_gated(args.kind)) {
         launch(stream, gated_backward_kernel<T, w>, grid, block, 0, dy, x, args.row_probability, dx,
-               args.drow_probability, args.row_count, args.rows, packs, gate_of(args));
+               args.drow_probability, args.row_count, args.rows, packs, static_cast<uint32_t>(gate_block(args) / w),
+               gate_of(args));
         return;
       }
       with_plain_kind(args.kind, [&](auto kind) {

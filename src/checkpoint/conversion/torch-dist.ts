@@ -73,7 +73,8 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 			...args,
 			...(layers.names === "gpt" ? options.newLayers.sizes : {}),
 			...(layers.pattern === null ? {} : { hybrid_layer_pattern: layers.pattern }),
-			// Model providers may untie the output layer whatever the argument says; its weights tell.
+			// Model providers may untie the output layer, or leave biases out, whatever the arguments say; the weights tell.
+			add_bias_linear: [...model.tensors.keys()].some((name) => outputBias.test(name)),
 			untie_embeddings_and_output_weights: model.tensors.has("language_model.output_layer.weight"),
 		});
 		const iteration = typeof common.iteration === "number" ? common.iteration : null;
@@ -102,6 +103,10 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		throw error;
 	}
 }
+
+/** A bias that a language model has with add_bias_linear alone. */
+const outputBias =
+	/^language_model\.decoder\.layers\.\d+\.(self_attention\.linear_proj|mlp\.(experts\.)?linear_fc[12])\.bias\d*$/;
 
 /** The layers of a hybrid model that a GPT checkpoint has no counterpart for; null: there are none. */
 function newLayers(
@@ -344,6 +349,12 @@ function argumentsOf(configuration: LanguageModelConfiguration | null, weights: 
 		kv_channels: configuration.kvChannels,
 		hybrid_layer_pattern: configuration.hybridLayerPattern,
 		squared_relu: configuration.squaredRelu,
+		swiglu: configuration.swiglu,
+		quick_geglu: configuration.quickGeglu,
+		gated_linear_unit: configuration.swiglu || configuration.quickGeglu,
+		activation_func_clamp_value: configuration.activationFuncClampValue ?? null,
+		glu_linear_offset: configuration.gluLinearOffset ?? 0,
+		add_bias_linear: configuration.addBiasLinear ?? false,
 		normalization: "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,
 		init_method_std: configuration.initMethodStd,

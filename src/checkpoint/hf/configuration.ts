@@ -27,6 +27,10 @@ export interface LanguageModelConfiguration {
 	readonly squaredRelu: boolean;
 	readonly swiglu: boolean;
 	readonly quickGeglu: boolean;
+	/** null: no clamp. */
+	readonly activationFuncClampValue: number | null;
+	readonly gluLinearOffset: number;
+	readonly addBiasLinear: boolean;
 	readonly positionEmbeddingType: "none" | "rope";
 	readonly rotaryBase: number;
 	readonly rotaryPercent: number;
@@ -126,6 +130,9 @@ const always = {
 	squaredRelu: true,
 	swiglu: false,
 	quickGeglu: false,
+	activationFuncClampValue: null,
+	gluLinearOffset: 0,
+	addBiasLinear: false,
 	positionEmbeddingType: "none",
 	rotaryBase: 10000,
 	rotaryPercent: 1,

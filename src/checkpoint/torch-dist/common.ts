@@ -139,6 +139,10 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		squaredRelu: args.squared_relu === true,
 		swiglu: args.swiglu === true,
 		quickGeglu: args.quick_geglu === true,
+		activationFuncClampValue:
+			typeof args.activation_func_clamp_value === "number" ? args.activation_func_clamp_value : null,
+		gluLinearOffset: number("glu_linear_offset", 0),
+		addBiasLinear: args.add_bias_linear === true,
 		// A hybrid model takes every other type for none.
 		positionEmbeddingType: args.position_embedding_type === "rope" ? "rope" : "none",
 		rotaryBase: number("rotary_base", 10000),

@@ -50,6 +50,46 @@ export function piecesOf(part: LocalPart, begin: number, end: number): Piece[] {
 	});
 }
 
+/** Elements of a buffer that stand elsewhere in another order of it. */
+export interface Move {
+	readonly from: number;
+	readonly to: number;
+	readonly elements: number;
+}
+
+/**
+ * The boxes of a part in elements [begin, end) of the buffer, in the order of the tensor and as few as can be, and how the
+ * elements have to be moved for that, which stay in the same stretch: rows that a rank holds in turns
+ * (docs/spec/moe-performance.md §1.5) would be a box a turn.
+ */
+export function arrangedPieces(part: LocalPart, begin: number, end: number): { pieces: Piece[]; moves: Move[] } {
+	const pieces = piecesOf(part, begin, end);
+	const before = (a: Piece, b: Piece) => a.offsets[0]! - b.offsets[0]! || a.position - b.position;
+	if (pieces.every((piece, at) => at === 0 || before(pieces[at - 1]!, piece) <= 0)) return { pieces, moves: [] };
+	const moves: Move[] = [];
+	const arranged: Piece[] = [];
+	let position = pieces[0]!.position;
+	for (const piece of pieces.toSorted(before)) {
+		moves.push({ from: piece.position, to: position, elements: piece.elements });
+		const last = arranged.at(-1);
+		if (last && follows(last, piece)) {
+			const sizes = [last.sizes[0]! + piece.sizes[0]!, ...last.sizes.slice(1)];
+			arranged[arranged.length - 1] = { ...last, sizes, elements: last.elements + piece.elements };
+		} else arranged.push({ ...piece, position });
+		position += piece.elements;
+	}
+	return { pieces: arranged, moves };
+}
+
+/** Whether a box begins where another ends, both being rows of the same columns. */
+function follows(first: Piece, second: Piece): boolean {
+	return (
+		first.offsets[0]! + first.sizes[0]! === second.offsets[0] &&
+		first.offsets.slice(1).join() === second.offsets.slice(1).join() &&
+		first.sizes.slice(1).join() === second.sizes.slice(1).join()
+	);
+}
+
 /** Elements [from, to) of a dense tensor, not empty, as boxes in order: the end of a row, whole rows, the start of one. */
 export function boxesOfRange(shape: readonly number[], from: number, to: number): Box[] {
 	const [, ...rest] = shape;

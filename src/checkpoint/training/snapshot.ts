@@ -3,7 +3,7 @@ import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { SnapshotEntry } from "../native/save-thread.ts";
 import { optimizerName } from "./names.ts";
-import { type LocalPart, piecesOf } from "./pieces.ts";
+import { arrangedPieces, type Move, type Piece } from "./pieces.ts";
 import type { StoredBuffer, TrainingTensors } from "./tensors.ts";
 
 const tags = { f32: "F32", bf16: "BF16" } as const satisfies Record<string, DtypeTag>;
@@ -70,12 +70,17 @@ function snapshotOf(
 	memory: SnapshotMemory,
 	withOptimizer: boolean,
 ): SnapshotEntry[] {
+	const arranged = parts.map((part) => arrangedPieces(part, range.begin, range.end));
+	const pieces = arranged.flatMap((part) => part.pieces);
 	const copyRange = (flat: Tensor, first: number) => {
 		using part = flat.columns(range.begin - first, range.end - range.begin);
-		return copyOf(part, memory);
+		const copy = copyOf(part, memory);
+		for (const { moves } of arranged) move(copy, moves, range.begin, dtypeBytes[flat.dtype]);
+		return copy;
 	};
 	const values = copyRange(buffer.values, 0);
-	const entries = entriesOf(parts, range, { dtype: tags[buffer.dtype], memory: values, nameOf: (name) => name });
+	const entriesIn = (copy: CopiedRange) => entriesOf(pieces, range.begin, copy);
+	const entries = entriesIn({ dtype: tags[buffer.dtype], memory: values, nameOf: (name) => name });
 	if (shard === null || !withOptimizer) return entries;
 	// Weights in fp32 are their own masters.
 	const master = buffer.dtype === "f32" ? values : copyRange(shard.master, shard.begin);
@@ -86,32 +91,41 @@ function snapshotOf(
 	] as const;
 	for (const [state, copy] of states) {
 		const nameOf = (name: string) => optimizerName(state, name);
-		entries.push(...entriesOf(parts, range, { dtype: "F32", memory: copy, nameOf }));
+		entries.push(...entriesIn({ dtype: "F32", memory: copy, nameOf }));
 	}
 	return entries;
 }
 
-function entriesOf(
-	parts: readonly LocalPart[],
-	{ begin, end }: ElementRange,
-	copy: {
-		readonly dtype: "F32" | "BF16";
-		readonly memory: SharedArrayBuffer;
-		readonly nameOf: (name: string) => string;
-	},
-): SnapshotEntry[] {
+/** A copy of a range of a buffer, and what its tensors are called there. */
+interface CopiedRange {
+	readonly dtype: "F32" | "BF16";
+	readonly memory: SharedArrayBuffer;
+	readonly nameOf: (name: string) => string;
+}
+
+function entriesOf(pieces: readonly Piece[], begin: number, copy: CopiedRange): SnapshotEntry[] {
 	const bytes = copy.dtype === "F32" ? 4 : 2;
-	return parts.flatMap((part) =>
-		piecesOf(part, begin, end).map(({ name, shape, offsets, sizes, position }) => ({
-			name: copy.nameOf(name),
-			dtype: copy.dtype,
-			shape,
-			offsets,
-			sizes,
-			memory: copy.memory,
-			byteOffset: (position - begin) * bytes,
-		})),
-	);
+	return pieces.map(({ name, shape, offsets, sizes, position }) => ({
+		name: copy.nameOf(name),
+		dtype: copy.dtype,
+		shape,
+		offsets,
+		sizes,
+		memory: copy.memory,
+		byteOffset: (position - begin) * bytes,
+	}));
+}
+
+/** Rearranges a copy whose first element is element `begin` of the buffer. The moves fill one stretch without gaps. */
+function move(copy: SharedArrayBuffer, moves: readonly Move[], begin: number, bytes: number): void {
+	if (moves.length === 0) return;
+	const first = moves[0]!.to;
+	const elements = moves.reduce((sum, one) => sum + one.elements, 0);
+	const stretch = new Uint8Array(copy, (first - begin) * bytes, elements * bytes);
+	const before = stretch.slice();
+	for (const { from, to, elements: count } of moves) {
+		stretch.set(before.subarray((from - first) * bytes, (from - first + count) * bytes), (to - first) * bytes);
+	}
 }
 
 function copyOf(tensor: Tensor, memory: SnapshotMemory): SharedArrayBuffer {

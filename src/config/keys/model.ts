@@ -78,7 +78,18 @@ export const modelKeys = {
 	"squared-relu": off("Activation relu(x)².", { model: "MLP" }),
 	swiglu: off("Gated activation silu(gate) · up.", { model: "MLP" }),
 	"quick-geglu": off("Gated activation gate · sigmoid(1.702 gate) · up.", { model: "MLP" }),
-	"disable-bias-linear": alwaysOn("Linear layers of the language model without bias."),
+	"activation-func-clamp-value": optional(
+		positiveNumber,
+		"Gated activations: the gate is at most this, the linear half between minus this and this. Unset: no clamp.",
+		{ model: "MLP" },
+	),
+	"glu-linear-offset": defaulting(number(), 0, "Added to the linear half of quick-geglu.", { model: "MLP" }),
+	"add-bias-linear": off("Biases in attention projections, MLPs, experts and routers of the language model.", {
+		megatron: "true",
+	}),
+	"disable-bias-linear": off("Linear layers of the language model without bias.", {
+		noEffect: "biases come with add-bias-linear alone",
+	}),
 	normalization: defaulting(choice(["RMSNorm"], ["LayerNorm"]), "RMSNorm", "Norm of the language model.", {
 		megatron: "LayerNorm",
 	}),

@@ -65,6 +65,23 @@ export const moeKeys = {
 		megatron: "unset, which is 0",
 	}),
 	"moe-grouped-gemm": alwaysOn("All experts of a layer in one grouped GEMM."),
+	"moe-fused-mlp": defaulting(
+		choice(["auto", "on", "off"]),
+		"auto",
+		"Both products of the experts and the activation between them as one operation, which keeps less for the backward pass; on: an error where it cannot be.",
+		{ model: false },
+	),
+	"moe-mlp-glu-interleave-size": optional(
+		integer(1),
+		"Rows of the experts' gate and linear halves that lie in turns in memory; checkpoints hold the halves. Unset: halves.",
+		{ model: false },
+	),
+	"moe-single-grouped-weight": off("One parameter for all experts of a rank.", {
+		noEffect: "a rank's experts are always one tensor a projection, which checkpoints name one by one",
+	}),
+	"moe-single-grouped-bias": off("One parameter for the biases of all experts of a rank.", {
+		noEffect: "a rank's biases are always one tensor a projection, which checkpoints name one by one",
+	}),
 	"moe-router-fusion": alwaysOn("Fused router kernels."),
 	"moe-permute-fusion": alwaysOn("Fused permutation of tokens to experts."),
 	"use-fused-weighted-squared-relu": alwaysOn("Activation and routing weight in one kernel."),

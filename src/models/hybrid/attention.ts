@@ -7,7 +7,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { LayerContext } from "./layer.ts";
-import { project } from "./projection.ts";
+import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
 /** `dropout`: key of this layer's mask and the microbatch's tokens among those of the step. */
@@ -42,7 +42,8 @@ export function attentionLayer(
 		}),
 	);
 	context.probe?.("heads", attended.y);
-	using partial = project(tape, context, attended.y, "self_attention.linear_proj.weight");
+	const output = "self_attention.linear_proj.weight";
+	using partial = project(tape, context, attended.y, output);
 	attended.drop();
-	return reduceScatterSequence(tape, partial, tp);
+	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), output);
 }

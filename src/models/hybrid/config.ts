@@ -77,7 +77,16 @@ export interface HybridConfig {
 		/** Lower limit of Δ; 0 in Megatron. */
 		readonly timeStepMinimum: number;
 	};
-	readonly mlp: { readonly ffnHiddenSize: number; readonly activation: ActivationName };
+	/** Biases in attention projections, MLPs, experts and routers. */
+	readonly biases: boolean;
+	readonly mlp: {
+		readonly ffnHiddenSize: number;
+		readonly activation: ActivationName;
+		/** Of a gated activation: the gate is at most this, the linear half within ± this; infinity: no clamp. */
+		readonly clamp: number;
+		/** Added to the linear half of quick GeGLU. */
+		readonly linearOffset: number;
+	};
 	readonly moe: {
 		readonly experts: number;
 		readonly topk: number;
@@ -98,6 +107,10 @@ export interface HybridConfig {
 		readonly forceLoadBalancing: boolean;
 		readonly balancing: readonly BalancingLoss[];
 		readonly zLossCoefficient: number;
+		/** Rows of an expert's gate and linear halves that lie in turns in memory; 0: halves. */
+		readonly interleave: number;
+		/** Whether experts run as one operation: as said, or where they can (auto). */
+		readonly fused: "auto" | "on" | "off";
 	};
 	/** What single layers of the main part have otherwise than the model, by layer index. */
 	readonly ofLayer: ReadonlyMap<number, LayerDifference>;

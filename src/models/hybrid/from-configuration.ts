@@ -1,11 +1,11 @@
 /** The language model that a training configuration, or a checkpoint's own description, stands for. */
 import { paddedVocabularySize } from "../../config/derive.ts";
+import { activationOf } from "../../config/fused-mlp.ts";
 import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { ActivationName } from "../../native/abi.ts";
 import type { LoraConfig } from "./adapters.ts";
 import type { BalancingLoss, HybridConfig, LayerDifference } from "./config.ts";
 import { type Segment, segmentsOf } from "./segments.ts";
@@ -13,11 +13,14 @@ import { type Segment, segmentsOf } from "./segments.ts";
 /** The keys of a training configuration that decide the language model. */
 export type LanguageModelKeys = Pick<
 	TrainingConfiguration,
+	| "activationFuncClampValue"
+	| "addBiasLinear"
 	| "attentionDropout"
 	| "bf16"
 	| "crossEntropyLossFusion"
 	| "embeddingInitMethodStd"
 	| "ffnHiddenSize"
+	| "gluLinearOffset"
 	| "hiddenDropout"
 	| "hiddenSize"
 	| "hybridLayerPattern"
@@ -36,6 +39,8 @@ export type LanguageModelKeys = Pick<
 	| "mambaStateDim"
 	| "moeAuxLossCoeff"
 	| "moeFfnHiddenSize"
+	| "moeFusedMlp"
+	| "moeMlpGluInterleaveSize"
 	| "moeRouterBiasUpdateRate"
 	| "moeRouterEnableExpertBias"
 	| "moeRouterForceLoadBalancing"
@@ -111,7 +116,13 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
-		mlp: { ffnHiddenSize: c.ffnHiddenSize, activation: activationOf(c) },
+		biases: c.addBiasLinear,
+		mlp: {
+			ffnHiddenSize: c.ffnHiddenSize,
+			activation: activationOf(c),
+			clamp: c.activationFuncClampValue ?? Number.POSITIVE_INFINITY,
+			linearOffset: c.gluLinearOffset,
+		},
 		moe: {
 			experts: c.numExperts,
 			topk: c.moeRouterTopk,
@@ -128,6 +139,8 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			forceLoadBalancing: c.moeRouterForceLoadBalancing,
 			balancing: balancingLosses(c),
 			zLossCoefficient: c.moeZLossCoeff,
+			interleave: c.moeMlpGluInterleaveSize ?? 0,
+			fused: c.moeFusedMlp,
 		},
 		ofLayer: layerDifferences(c, segments.flat(2)),
 		lora: loraConfig(c),
@@ -160,6 +173,8 @@ const untold = {
 	moeZLossCoeff: 0,
 	moeRouterBiasUpdateRate: 0,
 	moeRouterForceLoadBalancing: false,
+	moeFusedMlp: "auto",
+	moeMlpGluInterleaveSize: null,
 	recomputeGranularity: null,
 	recomputeMethod: "uniform",
 	recomputeModules: null,
@@ -210,12 +225,6 @@ function recomputation(c: LanguageModelKeys): HybridConfig["recompute"] {
 		default:
 			return null;
 	}
-}
-
-function activationOf(c: LanguageModelKeys): ActivationName {
-	if (c.swiglu) return "swiglu";
-	if (c.quickGeglu) return "quickGeglu";
-	return c.squaredRelu ? "squaredRelu" : "geluTanh";
 }
 
 function balancingLosses(c: LanguageModelKeys): BalancingLoss[] {

@@ -7,7 +7,7 @@ import { activation } from "../../tensor/ops/activation.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { LayerContext } from "./layer.ts";
-import { project } from "./projection.ts";
+import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
 /** fc2(act(fc1(u))) of the two projections named `prefix`…; u_TH and the result are this rank's tokens. */
@@ -16,9 +16,11 @@ export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix
 	using everyToken = everyRanksTokens(tape, context, u);
 	using hidden = project(tape, context, everyToken.y, `${prefix}linear_fc1.weight`);
 	everyToken.drop();
-	using activated = activation(tape, hidden, context.config.mlp.activation);
-	using partial = project(tape, context, activated, `${prefix}linear_fc2.weight`);
-	return reduceScatterSequence(tape, partial, tp);
+	const { activation: kind, clamp, linearOffset } = context.config.mlp;
+	using activated = activation(tape, hidden, kind, { clamp, linearOffset });
+	const second = `${prefix}linear_fc2.weight`;
+	using partial = project(tape, context, activated, second);
+	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), second);
 }
 
 /** x_TH → mlp(rms(x_TH)), without the residual. */

@@ -4,7 +4,6 @@
  * routes its own tokens; with expert parallelism their copies travel to where the experts are.
  */
 import type { ExpertParallel } from "../../parallel/expert-parallel.ts";
-import { activation } from "../../tensor/ops/activation.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";
@@ -13,12 +12,13 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing.ts";
-import { type ExpertRows, LocalRows, RowExchange } from "./expert-rows.ts";
+import { expertMlp } from "./expert-mlp.ts";
+import { LocalRows, RowExchange } from "./expert-rows.ts";
 import { drawLogits } from "./forced-balance.ts";
 import type { LayerContext } from "./layer.ts";
 import { feedForward } from "./mlp.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
-import { projectByExpert } from "./projection.ts";
+import { biasOf } from "./projection.ts";
 import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed-module.ts";
 import type { RouterState } from "./router-state.ts";
 
@@ -83,7 +83,8 @@ function* nextNode(tape: Tape, name: string): Nodes<void> {
 
 function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {
 	const { moe } = context.config;
-	using logits = linear(tape, u, context.weights("mlp.router.weight"), null, { outputDtype: "f32" });
+	const weight = "mlp.router.weight";
+	using logits = linear(tape, u, context.weights(weight), biasOf(context, weight), { outputDtype: "f32" });
 	// Evaluation and generation route as the model does.
 	const forced = moe.forceLoadBalancing && tape.training;
 	if (forced) {
@@ -109,18 +110,4 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		addBalancingLosses(tape, router, routing.statistics, context.sequences.tokens, context.parallel.tp);
 	}
 	return routing;
-}
-
-/** Rows sorted by local expert through fc1, the weighted activation and fc2. */
-function expertMlp(tape: Tape, context: LayerContext, { rows, rowProbability, offsets }: ExpertRows): Tensor {
-	using hidden = projectByExpert(tape, context, rows, "mlp.experts.linear_fc1.weight", offsets);
-	const { config } = context;
-	using weighted = runModule(tape, config, "moe_act", [hidden, rowProbability], (on, x, probability) =>
-		activation(on, x, config.mlp.activation, { rowProbability: probability }),
-	);
-	context.probe?.("channels", weighted.y, offsets);
-	const outputs = projectByExpert(tape, context, weighted.y, "mlp.experts.linear_fc2.weight", offsets);
-	context.probe?.("experts", outputs, offsets);
-	weighted.drop();
-	return outputs;
 }

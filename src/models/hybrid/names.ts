@@ -11,6 +11,7 @@ const replicated: Shard = { kind: "replicated" };
 const rows: Shard = { kind: "split", dimension: 0 };
 const columns: Shard = { kind: "split", dimension: 1 };
 const ones: Initialisation = { kind: "constant", value: 1 };
+const zeros: Initialisation = { kind: "constant", value: 0 };
 
 /** Name of the word embedding, which a tied output layer is too. */
 export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.weight`;
@@ -150,26 +151,32 @@ function attentionParameters(config: HybridConfig): ParameterSpec[] {
 			initialisation: outward,
 			shard: columns,
 		},
+		...biases(config, "self_attention.linear_qkv.bias", fused, rows),
+		...biases(config, "self_attention.linear_proj.bias", h, replicated),
 	];
 }
 
-/** Gated fc1 holds the gate half, then the linear half: each is cut on its own. */
-function firstLayerShard(config: HybridConfig, width: number): Shard {
-	return isGated(config.mlp.activation) ? { kind: "split", dimension: 0, blocks: [width, width] } : rows;
+/** The bias of a projection, where the model has them. */
+function biases(config: HybridConfig, name: string, width: number, shard: Shard): ParameterSpec[] {
+	return config.biases ? [{ name, shape: [width], initialisation: zeros, shard }] : [];
 }
 
-function feedForward(config: HybridConfig, prefix: string, width: number): ParameterSpec[] {
+/** Gated fc1 holds the gate half, then the linear half, or both in turns: each is cut on its own. */
+function firstLayerShard(config: HybridConfig, width: number, interleave: number): Shard {
+	if (!isGated(config.mlp.activation)) return rows;
+	return { kind: "split", dimension: 0, blocks: [width, width], ...(interleave > 0 && { interleave }) };
+}
+
+function feedForward(config: HybridConfig, prefix: string, width: number, interleave = 0): ParameterSpec[] {
 	const { inward, outward } = distributions(config);
 	const h = config.hiddenSize;
 	const firstRows = isGated(config.mlp.activation) ? 2 * width : width;
+	const shard = firstLayerShard(config, width, interleave);
 	return [
-		{
-			name: `${prefix}linear_fc1.weight`,
-			shape: [firstRows, h],
-			initialisation: inward,
-			shard: firstLayerShard(config, width),
-		},
+		{ name: `${prefix}linear_fc1.weight`, shape: [firstRows, h], initialisation: inward, shard },
+		...biases(config, `${prefix}linear_fc1.bias`, firstRows, shard),
 		{ name: `${prefix}linear_fc2.weight`, shape: [h, width], initialisation: outward, shard: columns },
+		...biases(config, `${prefix}linear_fc2.bias`, h, replicated),
 	];
 }
 
@@ -191,7 +198,12 @@ function moeParameters(config: HybridConfig): ParameterSpec[] {
 			initialisation: inward,
 			shard: replicated,
 		},
-		...feedForward(config, "mlp.experts.", moe.ffnHiddenSize).map((spec) => ({ ...spec, experts: moe.experts })),
+		// As Megatron draws it.
+		...biases(config, "mlp.router.bias", moe.experts, replicated).map((spec) => ({ ...spec, initialisation: inward })),
+		...feedForward(config, "mlp.experts.", moe.ffnHiddenSize, moe.interleave).map((spec) => ({
+			...spec,
+			experts: moe.experts,
+		})),
 	];
 	if (moe.sharedExpertSize > 0) specs.push(...feedForward(config, "mlp.shared_experts.", moe.sharedExpertSize));
 	return specs;

@@ -1,8 +1,10 @@
 /** The projections of a layer, with their adapters where the model has any (adapters.ts). */
 import { dropout } from "../../tensor/ops/dropout.ts";
+import { addBias } from "../../tensor/ops/grouped-bias.ts";
 import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { addGroupedLowRank, addLowRank, type LowRank } from "../../tensor/ops/low-rank.ts";
+import type { Parameter } from "../../tensor/parameter.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
@@ -11,21 +13,48 @@ import type { LayerContext } from "./layer.ts";
 
 /**
  * x_TI of all tokens · weightᵀ of the layer's projection `name`. Where tensor-parallel ranks cut the weight's columns, x has
- * this rank's and the result is its part of the sum over ranks.
+ * this rank's and the result is its part of the sum over ranks, without the bias (addOutputBias); elsewhere with it.
  */
 export function project(tape: Tape, context: LayerContext, x: Tensor, name: string): Tensor {
-	const base = linear(tape, x, context.weights(name));
+	const bias = columnsAreCut(name) ? null : biasOf(context, name);
+	const base = linear(tape, x, context.weights(name), bias);
 	const adapter = adapterOf(context, name);
 	if (adapter === null) return base;
 	using entering = adapterDropout(tape, context, x, name, adapter);
 	return addLowRank(tape, base, entering, adapter);
 }
 
-/** The same of routed experts: x_RI sorted by expert. */
-export function projectByExpert(tape: Tape, context: LayerContext, x: Tensor, name: string, offsets: Tensor): Tensor {
-	const base = groupedLinear(tape, x, context.weights(name), offsets);
+/**
+ * The same of routed experts: x_RI sorted by expert. `factor`: f32 [R], what a row's bias is multiplied by; default 1.
+ */
+export function projectByExpert(
+	tape: Tape,
+	context: LayerContext,
+	x: Tensor,
+	name: string,
+	{ offsets, factor = null }: { readonly offsets: Tensor; readonly factor?: Tensor | null },
+): Tensor {
+	const product = groupedLinear(tape, x, context.weights(name), offsets);
+	const bias = biasOf(context, name);
+	const base = bias ? addBias(tape, product, bias, { offsets, factor }) : product;
 	const adapter = adapterOf(context, name);
 	return adapter === null ? base : addGroupedLowRank(tape, base, x, adapter, offsets);
+}
+
+/** The bias of a projection back into the residual stream, on this rank's tokens of the sum over ranks; takes over y_TH. */
+export function addOutputBias(tape: Tape, context: LayerContext, y: Tensor, name: string): Tensor {
+	const bias = biasOf(context, name);
+	return bias ? addBias(tape, y, bias) : y;
+}
+
+/** Of a projection's weight by its name; Mamba-2 layers have none in Megatron. */
+export function biasOf({ config, weights }: LayerContext, name: string): Parameter | null {
+	return config.biases && !name.startsWith("mixer.") ? weights(name.replace(/weight$/, "bias")) : null;
+}
+
+/** Whether a projection of the layer has an adapter. */
+export function hasAdapter({ config }: LayerContext, name: string): boolean {
+	return config.lora !== null && isTarget(config.lora, name);
 }
 
 function adapterOf({ config, weights }: LayerContext, name: string): LowRank | null {

@@ -6,13 +6,19 @@ import { Activation, type ActivationName } from "../../native/abi.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
 
-export interface ActivationOptions {
-	/** Factor of every row, f32 [rows]: a routing weight, applied before the second projection. */
-	readonly rowProbability?: Tensor | null;
-	/** Gated kinds: gate at most this, linear half within ± this; default no clamp. */
+/** What gated kinds read besides x; defaults: halves, no clamp, nothing added. */
+export interface GatedOptions {
+	/** x has blocks of so many gate columns and linear columns in turn; 0: the gate half, then the linear half. */
+	readonly interleave?: number;
+	/** Gate at most this, linear half within ± this. */
 	readonly clamp?: number;
 	/** Added to the linear half of quick GEGLU. */
 	readonly linearOffset?: number;
+}
+
+export interface ActivationOptions extends GatedOptions {
+	/** Factor of every row, f32 [rows]: a routing weight, applied before the second projection. */
+	readonly rowProbability?: Tensor | null;
 }
 
 /** Whether x has two halves, the gate first. */
@@ -37,6 +43,7 @@ export function activation(tape: Tape, x: Tensor, kind: ActivationName, options:
 		row_count: x.rowCount,
 		rows: x.rows,
 		width,
+		interleave: options.interleave ?? 0,
 		clamp: options.clamp ?? Number.POSITIVE_INFINITY,
 		linear_offset: options.linearOffset ?? 0,
 		kind: Activation[kind],

@@ -1,7 +1,7 @@
 /** Boxes of flat ranges: every element of a tensor in exactly one, whatever the cuts. */
 import { expect, test } from "bun:test";
 import { partitionFault } from "../../../src/checkpoint/chunks.ts";
-import { boxesOfRange, type LocalPart, piecesOf } from "../../../src/checkpoint/training/pieces.ts";
+import { arrangedPieces, boxesOfRange, type LocalPart, piecesOf } from "../../../src/checkpoint/training/pieces.ts";
 import { type Shard, shardBlocks } from "../../../src/parallel/shard.ts";
 
 /** Row-major position of an element, and back. */
@@ -44,6 +44,8 @@ test("parts of all ranks, cut into slices anywhere, fill the tensor once and lie
 		[[12, 3], { kind: "split", dimension: 0, blocks: [4, 2, 6] }],
 		[[12, 1, 4], { kind: "split", dimension: 0, blocks: [4, 8] }],
 		[[10], { kind: "split", dimension: 0 }],
+		[[24, 3], { kind: "split", dimension: 0, blocks: [12, 12], interleave: 3 }],
+		[[24], { kind: "split", dimension: 0, blocks: [12, 12], interleave: 2 }],
 		[[1, 9, 5], { kind: "replicated" }],
 	];
 	for (const [shape, shard, liveRows] of cases) {
@@ -74,6 +76,48 @@ test("parts of all ranks, cut into slices anywhere, fill the tensor once and lie
 				}
 			}
 			expect(partitionFault(whole, boxes)).toBeNull();
+		}
+	}
+});
+
+test("rows in turns become few boxes, with the values that stood where the turns were", () => {
+	for (const [shape, interleave] of [
+		[[24, 5], 3],
+		[[24, 5], 12],
+		[[24, 1, 2], 4],
+		[[24], 2],
+	] as const) {
+		const width = shape.slice(1).reduce<number>((product, n) => product * n, 1);
+		const shard: Shard = { kind: "split", dimension: 0, blocks: [12, 12], interleave };
+		const blocks = shardBlocks(shape, shard, { rank: 0, size: 1 });
+		const part: LocalPart = { name: "w", shape, offset: 7, width, blocks };
+		for (const slices of [1, 2, 5]) {
+			const found = new Float64Array(24 * width).fill(Number.NaN);
+			let boxes = 0;
+			for (let slice = 0; slice < slices; slice++) {
+				const cut = (index: number) => 7 + Math.floor((index * 24 * width) / slices);
+				const [begin, end] = [cut(slice), cut(slice + 1)];
+				// Every element of the buffer says which one of the tensor it is.
+				const buffer = Float64Array.from({ length: end - begin }, (_, i) => {
+					const [row, column] = [Math.floor((begin + i - 7) / width), (begin + i - 7) % width];
+					const block = blocks.find((b) => row >= b.localRow && row < b.localRow + b.rows)!;
+					return (block.fullRow + row - block.localRow) * width + column;
+				});
+				const { pieces, moves } = arrangedPieces(part, begin, end);
+				const moved = buffer.slice();
+				for (const { from, to, elements } of moves) {
+					moved.set(buffer.subarray(from - begin, from - begin + elements), to - begin);
+				}
+				for (const { offsets, sizes, position } of pieces) {
+					for (const [i, at] of [...elementsOf(offsets, sizes)].entries()) {
+						found[indexOf(shape, at)] = moved[position - begin + i]!;
+					}
+				}
+				boxes += pieces.length;
+			}
+			expect([...found]).toEqual(Array.from({ length: 24 * width }, (_, i) => i));
+			// Turns as long as the halves lie in order.
+			if (slices === 1) expect(boxes).toBe(interleave === 12 ? 2 : 1);
 		}
 	}
 });

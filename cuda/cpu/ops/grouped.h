@@ -1,0 +1,11 @@
+// Operations on rows sorted by expert that the whole layer of experts is made of.
+#pragma once
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+
+void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
+void grouped_bias_forward(mimo_stream& stream, const mimo_grouped_bias_forward_args& args);
+void grouped_bias_backward(mimo_stream& stream, const mimo_grouped_bias_backward_args& args);
+
+}  // namespace mimo::MIMO_ISA

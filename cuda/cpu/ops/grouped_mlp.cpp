@@ -1,0 +1,145 @@
+// Feed-forward layers of experts (docs/spec/moe-performance.md §1): both products, the activation between them, and the
+// biases. Sums of products stay fp32 until their bias is added, and so do the gradients of activations.
+#include "activation.h"
+#include "grouped.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
+
+int64_t bytes_of(int32_t dtype) { return dtype == MIMO_DTYPE_F32 ? 4 : 2; }
+
+/// The rows of the groups, and the widths of both operations.
+template <class Args>
+struct Layer {
+  mimo_stream& stream;
+  const Args& args;
+
+  int64_t live() const { return args.offsets[args.groups]; }
+  int64_t z_width() const { return is_gated(args.kind) ? 2 * args.width : args.width; }
+
+  void require_legal() const {
+    MIMO_REQUIRE(args.groups >= 1 && args.hidden >= 1 && args.width >= 1, "grouped_mlp");
+    MIMO_REQUIRE(args.dtype == MIMO_DTYPE_F32 || args.dtype == MIMO_DTYPE_BF16, "grouped_mlp");
+    MIMO_REQUIRE(args.offsets[0] >= 0 && live() <= args.rows, "grouped_mlp");
+    if (args.recipe != MIMO_MLP_RECIPE_PLAIN) fail(MIMO_ERROR_UNSUPPORTED, "grouped_mlp was given an unknown recipe.");
+  }
+
+  /// c [rows, n] = a [rows, k] times the groups' matrices.
+  void product(const void* a, const void* b, bool transpose_b, int64_t n, int64_t k, void* c, int32_t c_dtype) const {
+    mimo_grouped_gemm_args p{};
+    p.a = a, p.b = b, p.c = c, p.offsets = args.offsets;
+    p.rows = args.rows, p.groups = args.groups, p.n = n, p.k = k;
+    p.transpose_b = transpose_b, p.a_dtype = p.b_dtype = args.dtype, p.c_dtype = c_dtype;
+    grouped_gemm(stream, p);
+  }
+
+  /// y [rows, n] = a bᵀ + factor * bias, rounded once.
+  void project(const void* a, const void* b, const void* bias, const float* factor, int64_t n, int64_t k, void* y) const {
+    if (bias == nullptr) return product(a, b, true, n, k, y, args.dtype);
+    if (args.dtype == MIMO_DTYPE_F32) {
+      product(a, b, true, n, k, y, MIMO_DTYPE_F32);
+      mimo_grouped_bias_forward_args f{};
+      f.bias = bias, f.factor = factor, f.offsets = args.offsets, f.y = y;
+      f.rows = args.rows, f.groups = args.groups, f.width = n, f.dtype = MIMO_DTYPE_F32;
+      return grouped_bias_forward(stream, f);
+    }
+    Workspace sums(&stream, live() * n * float_bytes);
+    product(a, b, true, n, k, sums.as<float>(), MIMO_DTYPE_F32);
+    each_row([&](int64_t row, int64_t group) {
+      const float* sum = sums.as<float>() + row * n;
+      const bf16* of_group = static_cast<const bf16*>(bias) + group * n;
+      const float weight = factor == nullptr ? 1.0f : factor[row];
+      bf16* to = static_cast<bf16*>(y) + row * n;
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) store(&to[i], sum[i] + weight * load(of_group[i]));
+    });
+  }
+
+  /// Calls body(row, group) for every row of every group on the pool's threads.
+  template <class Body>
+  void each_row(Body&& body) const {
+    const int64_t first = args.offsets[0];
+    parallel_range(stream.device->threads, live() - first, rows_per_partial, [&](int64_t from, int64_t to) {
+      int64_t group = 0;
+      for (int64_t row = first + from; row < first + to; ++row) {
+        while (row >= args.offsets[group + 1]) ++group;
+        body(row, group);
+      }
+    });
+  }
+
+  float probability(int64_t row) const { return args.row_probability == nullptr ? 1.0f : args.row_probability[row]; }
+
+  void add_bias_gradient(const void* dy, int64_t width, const float* factor, float* dbias) const {
+    if (dbias == nullptr) return;
+    mimo_grouped_bias_backward_args b{};
+    b.dy = dy, b.factor = factor, b.offsets = args.offsets, b.dbias = dbias;
+    b.rows = args.rows, b.groups = args.groups, b.width = width, b.dtype = args.dtype;
+    grouped_bias_backward(stream, b);
+  }
+};
+
+/// hs = p * activation(z), and with a gradient also dz and dp.
+template <class T, class Args>
+void forward_rows(const Layer<Args>& layer, const void* z, void* hs) {
+  const Args& args = layer.args;
+  with_activation(args, [&](const auto& activation) {
+    layer.each_row([&](int64_t row, int64_t) {
+      activation.forward(static_cast<const T*>(z) + row * activation.x_width(), layer.probability(row),
+                         static_cast<T*>(hs) + row * args.width);
+    });
+  });
+}
+
+template <class T>
+void backward_rows(const Layer<mimo_grouped_mlp_backward_args>& layer, const float* dhs) {
+  const mimo_grouped_mlp_backward_args& args = layer.args;
+  with_activation(args, [&](const auto& activation) {
+    layer.each_row([&](int64_t row, int64_t) {
+      const int64_t at = row * activation.x_width();
+      const float dprobability = activation.backward(dhs + row * args.width, static_cast<const T*>(args.z) + at,
+                                                     layer.probability(row), static_cast<T*>(args.dz) + at);
+      if (args.drow_probability != nullptr) args.drow_probability[row] = dprobability;
+    });
+  });
+}
+
+}  // namespace
+
+void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args) {
+  const Layer<mimo_grouped_mlp_forward_args> layer{stream, args};
+  layer.require_legal();
+  const int64_t z_width = layer.z_width(), element = bytes_of(args.dtype);
+  Workspace z_copy(&stream, args.z == nullptr ? layer.live() * z_width * element : 0);
+  Workspace hs(&stream, layer.live() * args.width * element);
+  void* z = args.z == nullptr ? z_copy.as<char>() : args.z;
+  layer.project(args.x, args.w1, args.b1, nullptr, z_width, args.hidden, z);
+  with_dtype(args.dtype, [&](auto* t) { forward_rows<std::remove_pointer_t<decltype(t)>>(layer, z, hs.as<char>()); });
+  layer.project(hs.as<char>(), args.w2, args.b2, args.row_probability, args.hidden, args.width, args.y);
+}
+
+void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args) {
+  const Layer<mimo_grouped_mlp_backward_args> layer{stream, args};
+  layer.require_legal();
+  {
+    Workspace dhs(&stream, layer.live() * args.width * float_bytes);
+    layer.product(args.dy, args.w2, false, args.width, args.hidden, dhs.as<float>(), MIMO_DTYPE_F32);
+    with_dtype(args.dtype, [&](auto* t) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      backward_rows<T>(layer, dhs.as<float>());
+      if (args.hs != nullptr) forward_rows<T>(layer, args.z, args.hs);
+    });
+  }
+  if (args.dx != nullptr) layer.product(args.dz, args.w1, false, args.hidden, layer.z_width(), args.dx, args.dtype);
+  layer.add_bias_gradient(args.dz, layer.z_width(), nullptr, args.db1);
+  layer.add_bias_gradient(args.dy, args.hidden, args.row_probability, args.db2);
+  if (args.b2 == nullptr || args.drow_probability == nullptr) return;
+  mimo_grouped_bias_backward_args b{};
+  b.dy = args.dy, b.bias = args.b2, b.offsets = args.offsets, b.dfactor = args.drow_probability;
+  b.rows = args.rows, b.groups = args.groups, b.width = args.hidden, b.accumulate_dfactor = 1, b.dtype = args.dtype;
+  grouped_bias_backward(stream, b);
+}
+
+}  // namespace mimo::MIMO_ISA

@@ -1,0 +1,53 @@
+/** Whether the experts of a layer can run as one operation (docs/spec/moe-performance.md §1.4). */
+import type { TrainingConfiguration } from "./schema.ts";
+
+export interface ExpertLayer {
+	/** Ranks that cut one expert. */
+	readonly expertTensor: number;
+	readonly activation: "swiglu" | "quickGeglu" | "squaredRelu" | "geluTanh" | "geluErf";
+	/** Whether low-rank adapters train beside the experts' projections. */
+	readonly adapters: boolean;
+}
+
+/** The condition that fails, as the end of "… because"; null: the experts can. */
+export function fusedMlpObstacle({ expertTensor, activation, adapters }: ExpertLayer): string | null {
+	if (expertTensor > 1) return `llm-expt-tp is ${expertTensor} and the sum over an expert's parts comes between`;
+	if (activation === "geluTanh" || activation === "geluErf") {
+		return "the activation is GELU, not swiglu, quick-geglu or squared-relu";
+	}
+	if (adapters) return "lora-target-modules names experts' projections, whose adapters stand between";
+	return null;
+}
+
+/** GELU where no other is asked for. */
+export function activationOf(
+	c: Pick<TrainingConfiguration, "quickGeglu" | "squaredRelu" | "swiglu">,
+): ExpertLayer["activation"] {
+	if (c.swiglu) return "swiglu";
+	if (c.quickGeglu) return "quickGeglu";
+	return c.squaredRelu ? "squaredRelu" : "geluTanh";
+}
+
+type ExpertKeys = Pick<
+	TrainingConfiguration,
+	"llmExptTp" | "loraRank" | "loraTargetModules" | "quickGeglu" | "squaredRelu" | "swiglu"
+>;
+
+export function expertLayerOf(c: ExpertKeys): ExpertLayer {
+	return {
+		expertTensor: c.llmExptTp,
+		activation: activationOf(c),
+		adapters: c.loraRank !== null && c.loraTargetModules.some((module) => module.startsWith("experts.")),
+	};
+}
+
+/** A line that says how the experts run and why; null: there are none. */
+export function describeExpertPath(
+	c: ExpertKeys & Pick<TrainingConfiguration, "hybridLayerPattern" | "moeFusedMlp">,
+): string | null {
+	if (!c.hybridLayerPattern.includes("E")) return null;
+	if (c.moeFusedMlp === "off") return "Experts: one operation after the other (moe-fused-mlp is off).";
+	const obstacle = fusedMlpObstacle(expertLayerOf(c));
+	if (obstacle !== null) return `Experts: one operation after the other, because ${obstacle}.`;
+	return `Experts: both products and the activation as one operation (moe-fused-mlp is ${c.moeFusedMlp}).`;
+}

@@ -1,0 +1,54 @@
+/** The experts of a layer on the rows that have come to this rank (docs/spec/moe-performance.md §1). */
+import { fusedMlpObstacle } from "../../config/fused-mlp.ts";
+import { activation } from "../../tensor/ops/activation.ts";
+import { groupedMlp } from "../../tensor/ops/grouped-mlp.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import type { ExpertRows } from "./expert-rows.ts";
+import type { LayerContext } from "./layer.ts";
+import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
+import { runModule } from "./recomputed-module.ts";
+
+const first = "mlp.experts.linear_fc1.weight";
+const second = "mlp.experts.linear_fc2.weight";
+
+/**
+ * Rows sorted by local expert through fc1, the weighted activation and fc2: as one operation, which keeps no activation
+ * (moe_act), or one after the other.
+ */
+export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows): Tensor {
+	const { mlp, moe } = context.config;
+	const { rows, rowProbability, offsets } = sorted;
+	const options = { clamp: mlp.clamp, linearOffset: mlp.linearOffset, interleave: moe.interleave };
+	if (runsFused(context)) {
+		const weights = {
+			fc1: context.weights(first),
+			fc2: context.weights(second),
+			fc1Bias: biasOf(context, first),
+			fc2Bias: biasOf(context, second),
+		};
+		return groupedMlp(tape, sorted, weights, { ...options, activation: mlp.activation });
+	}
+	using hidden = projectByExpert(tape, context, rows, first, { offsets });
+	using weighted = runModule(tape, context.config, "moe_act", [hidden, rowProbability], (on, x, probability) =>
+		activation(on, x, mlp.activation, { ...options, rowProbability: probability }),
+	);
+	context.probe?.("channels", weighted.y, offsets);
+	const outputs = projectByExpert(tape, context, weighted.y, second, { offsets, factor: rowProbability });
+	context.probe?.("experts", outputs, offsets);
+	weighted.drop();
+	return outputs;
+}
+
+function runsFused(context: LayerContext): boolean {
+	const { moe, mlp } = context.config;
+	// A probe looks between the projections.
+	if (moe.fused === "off" || context.probe) return false;
+	return (
+		fusedMlpObstacle({
+			expertTensor: context.parallel.experts?.expertTensor ?? 1,
+			activation: mlp.activation,
+			adapters: hasAdapter(context, first) || hasAdapter(context, second),
+		}) === null
+	);
+}

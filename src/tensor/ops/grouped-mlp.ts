@@ -1,0 +1,111 @@
+/**
+ * Feed-forward layers of experts as one operation (docs/spec/moe-performance.md §1): both projections, the activation
+ * between them and the biases. Of a row z is kept, and what stands before it; the activation is made anew.
+ */
+import { Activation, type ActivationName, MlpRecipe, type MlpRecipeName } from "../../native/abi.ts";
+import type { Parameter } from "../parameter.ts";
+import type { Tape } from "../tape.ts";
+import { contiguous, Tensor } from "../tensor.ts";
+import { type GatedOptions, isGatedActivation } from "./activation.ts";
+import { addGroupedWeightGradient } from "./grouped-linear.ts";
+
+/** Stacks by expert. */
+export interface ExpertWeights {
+	/** [experts, F, H], or [experts, 2F, H] of a gated activation. */
+	readonly fc1: Parameter;
+	/** [experts, H, F]. */
+	readonly fc2: Parameter;
+	/** [experts, F or 2F]; null: none. */
+	readonly fc1Bias: Parameter | null;
+	/** [experts, H]; null: none. */
+	readonly fc2Bias: Parameter | null;
+}
+
+/** Rows sorted by expert. */
+export interface SortedRows {
+	/** x_RH, f32 or bf16 as the weights. */
+	readonly rows: Tensor;
+	/** f32 [R]: weight of every row. */
+	readonly rowProbability: Tensor;
+	/** int32 [experts + 1]: first row of every expert; rows from the last entry on are left alone. */
+	readonly offsets: Tensor;
+}
+
+export interface GroupedMlpOptions extends GatedOptions {
+	readonly activation: ActivationName;
+	readonly recipe?: MlpRecipeName;
+}
+
+/**
+ * y_RH = fc2(p act(fc1(x) + b1)) + p b2 for the rows of every expert, p the row's probability. The gradients of the weights
+ * may be late, fc2's first; those of rows, probabilities and biases are not.
+ */
+export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeights, options: GroupedMlpOptions): Tensor {
+	const { device } = tape;
+	const { rows: x, rowProbability: p, offsets } = sorted;
+	const { fc1, fc2, fc1Bias, fc2Bias } = weights;
+	const [experts, hidden, width] = fc2.shape as readonly [number, number, number];
+	const zWidth = isGatedActivation(options.activation) ? 2 * width : width;
+	if (!x.contiguous || x.width !== hidden || offsets.elements !== experts + 1 || fc1.shape[1] !== zWidth) {
+		throw new RangeError(
+			`${fc1.name} of shape [${fc1.shape}] and ${fc2.name} of shape [${fc2.shape}] cannot take rows of shape ` +
+				`[${x.shape}] with ${offsets.elements} offsets.`,
+		);
+	}
+	const args = {
+		w1: fc1.value,
+		w2: fc2.value,
+		b2: fc2Bias?.value ?? null,
+		row_probability: p,
+		offsets,
+		rows: x.rows,
+		groups: experts,
+		hidden,
+		width,
+		interleave: options.interleave ?? 0,
+		clamp: options.clamp ?? Number.POSITIVE_INFINITY,
+		linear_offset: options.linearOffset ?? 0,
+		kind: Activation[options.activation],
+		recipe: MlpRecipe[options.recipe ?? "plain"],
+		dtype: x.dtypeCode,
+	};
+	const parameters = [fc2, fc1, fc2Bias, fc1Bias];
+	const trains = parameters.some((parameter) => parameter?.trainable ?? false);
+	const wanted = tape.recording && (x.gradient !== null || p.gradient !== null || trains);
+	using all = tape.output(Tensor.empty(device, [x.rows, hidden], x.dtype), wanted);
+	const y = all.withRowCount(x.rowCount);
+	const z = wanted ? Tensor.empty(device, [x.rows, zWidth], x.dtype) : null;
+	device.run("grouped_mlp_forward", { ...args, x, b1: fc1Bias?.value ?? null, z, y });
+	tape.record({
+		name: "grouped_mlp",
+		outputs: [y],
+		keep: [fc1.trainable ? x : null, p, offsets, x.rowCount],
+		own: [z],
+		parameters,
+		backward: ([gradient]) => {
+			using dy = contiguous(gradient!);
+			const dx = x.gradient?.contiguousTarget() ?? null;
+			const dp = p.gradient?.contiguousTarget() ?? null;
+			using dz = Tensor.empty(device, [x.rows, zWidth], x.dtype);
+			using hs = fc2.trainable ? Tensor.empty(device, [x.rows, width], x.dtype) : null;
+			device.run("grouped_mlp_backward", {
+				...args,
+				dy,
+				z,
+				dx,
+				dz,
+				hs,
+				drow_probability: dp,
+				db1: fc1Bias?.mainGradient ?? null,
+				db2: fc2Bias?.mainGradient ?? null,
+			});
+			if (hs) tape.weightGradient([dy, hs, offsets], () => addGroupedWeightGradient(device, dy, hs, fc2, offsets));
+			if (fc1.trainable) {
+				tape.weightGradient([dz, x, offsets], () => addGroupedWeightGradient(device, dz, x, fc1, offsets));
+			}
+			if (dx) x.gradient!.accumulate(dx);
+			if (dp) p.gradient!.accumulate(dp);
+		},
+	});
+	return y;
+}
