@@ -39,7 +39,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			gatedNormEpsilon: mamba.gated_norm_epsilon,
 			timeStepMinimum: 0,
 		},
-		biases: false,
+		biases: "none",
 		mlp: {
 			ffnHiddenSize: l.mlp.ffn_hidden_size,
 			activation: "squaredRelu",

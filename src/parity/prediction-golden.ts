@@ -170,7 +170,7 @@ export function predictionModel(
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
-		biases: false,
+		biases: "none",
 		mlp: {
 			ffnHiddenSize: t.ffn_hidden_size,
 			activation: "squaredRelu",

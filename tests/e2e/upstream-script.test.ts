@@ -73,7 +73,8 @@ test(
 		expect(Number(logged[0]![6])).toBeWithin(6.8, 7.1);
 		// Flags that are always on, have no effect or run otherwise are reported once.
 		for (const said of [
-			"Always so here: group-query-attention, disable-bias-linear, moe-grouped-gemm",
+			"Always so here: group-query-attention, moe-grouped-gemm",
+			"disable-bias-linear (biases come with add-bias-linear alone",
 			"overlap-param-gather (parameters are gathered right after the update",
 			"Weight shards run as extra data parallelism with the same 2 data lanes",
 		]) {

@@ -77,8 +77,8 @@ export interface HybridConfig {
 		/** Lower limit of Δ; 0 in Megatron. */
 		readonly timeStepMinimum: number;
 	};
-	/** Biases in attention projections, MLPs, experts and routers. */
-	readonly biases: boolean;
+	/** Biases in attention projections, MLPs, experts and routers, and how they begin: drawn ones weigh in every gradient. */
+	readonly biases: "none" | "zero" | "drawn";
 	readonly mlp: {
 		readonly ffnHiddenSize: number;
 		readonly activation: ActivationName;

@@ -19,8 +19,12 @@ const second = "mlp.experts.linear_fc2.weight";
 export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows): Tensor {
 	const { mlp, moe } = context.config;
 	const { rows, rowProbability, offsets } = sorted;
+	const { expertTensor = 1 } = context.parallel.experts ?? {};
+	if (expertTensor > 1 && context.config.biases !== "none") {
+		throw new RangeError("Biases of experts that are cut over ranks would be added once a rank.");
+	}
 	const options = { clamp: mlp.clamp, linearOffset: mlp.linearOffset, interleave: moe.interleave };
-	if (runsFused(context)) {
+	if (runsFused(context, expertTensor)) {
 		const weights = {
 			fc1: context.weights(first),
 			fc2: context.weights(second),
@@ -40,13 +44,13 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	return outputs;
 }
 
-function runsFused(context: LayerContext): boolean {
+function runsFused(context: LayerContext, expertTensor: number): boolean {
 	const { moe, mlp } = context.config;
 	// A probe looks between the projections.
 	if (moe.fused === "off" || context.probe) return false;
 	return (
 		fusedMlpObstacle({
-			expertTensor: context.parallel.experts?.expertTensor ?? 1,
+			expertTensor,
 			activation: mlp.activation,
 			adapters: hasAdapter(context, first) || hasAdapter(context, second),
 		}) === null

@@ -116,7 +116,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
-		biases: c.addBiasLinear,
+		biases: c.addBiasLinear ? "zero" : "none",
 		mlp: {
 			ffnHiddenSize: c.ffnHiddenSize,
 			activation: activationOf(c),

@@ -158,7 +158,9 @@ function attentionParameters(config: HybridConfig): ParameterSpec[] {
 
 /** The bias of a projection, where the model has them. */
 function biases(config: HybridConfig, name: string, width: number, shard: Shard): ParameterSpec[] {
-	return config.biases ? [{ name, shape: [width], initialisation: zeros, shard }] : [];
+	if (config.biases === "none") return [];
+	const initialisation = config.biases === "drawn" ? distributions(config).inward : zeros;
+	return [{ name, shape: [width], initialisation, shard }];
 }
 
 /** Gated fc1 holds the gate half, then the linear half, or both in turns: each is cut on its own. */

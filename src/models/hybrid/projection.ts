@@ -49,7 +49,7 @@ export function addOutputBias(tape: Tape, context: LayerContext, y: Tensor, name
 
 /** Of a projection's weight by its name; Mamba-2 layers have none in Megatron. */
 export function biasOf({ config, weights }: LayerContext, name: string): Parameter | null {
-	return config.biases && !name.startsWith("mixer.") ? weights(name.replace(/weight$/, "bias")) : null;
+	return config.biases !== "none" && !name.startsWith("mixer.") ? weights(name.replace(/weight$/, "bias")) : null;
 }
 
 /** Whether a projection of the layer has an adapter. */

@@ -72,7 +72,7 @@ export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose =
 function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
 	return {
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
-		language: withDrawnAdapters(hybridConfig(c)),
+		language: drawn(hybridConfig(c)),
 		pattern: c.hybridLayerPattern,
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
@@ -89,9 +89,14 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	};
 }
 
-/** Adapters that begin at zero would leave most of their gradients at zero. */
-function withDrawnAdapters(language: HybridConfig): HybridConfig {
-	return language.lora === null ? language : { ...language, lora: { ...language.lora, start: "drawn" } };
+/** Adapters and biases that begin at zero would leave most of their gradients, or what they add to others, at zero. */
+function drawn(language: HybridConfig): HybridConfig {
+	const { biases, lora } = language;
+	return {
+		...language,
+		biases: biases === "none" ? "none" : "drawn",
+		lora: lora && { ...lora, start: "drawn" },
+	};
 }
 
 function imageOptions(c: TrainingConfiguration, textOnly: number): ImageOptions {
