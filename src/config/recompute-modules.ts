@@ -14,7 +14,11 @@ export const recomputeModules = {
 	mamba: { layers: ["M"], dropped: "the convolution, the scan and the gated norm of Mamba-2" },
 	mlp: { layers: ["-"], dropped: "all of a dense MLP" },
 	moe: { layers: ["E"], dropped: "all of a mixture of experts, router and shared expert included" },
-	moe_act: { layers: ["E"], dropped: "the activation between the experts' projections" },
+	moe_act: {
+		layers: ["E"],
+		dropped:
+			"the activation between the experts' projections, which is not kept where they are one operation (moe-fused-mlp)",
+	},
 	shared_experts: { layers: ["E"], dropped: "all of a shared expert" },
 } as const satisfies Readonly<Record<string, RecomputedPart>>;
 
