@@ -123,7 +123,7 @@ export interface TrainingStart {
 
 /** Something that happens between steps, for the log that a report is made from. */
 export interface RunEvent {
-	readonly kind: "start" | "save" | "stop" | "data" | "failure" | "end";
+	readonly kind: "start" | "save" | "stop" | "data" | "budgets" | "failure" | "end";
 	/** Steps done by then; null: as many as were reported. */
 	readonly step: number | null;
 	readonly sentence: string;

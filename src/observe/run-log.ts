@@ -6,6 +6,7 @@ import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
 import { linesOf } from "./lines.ts";
+import { addFamily, type LoggedBudget, seriesOfFamily } from "./logged-family.ts";
 import { Series } from "./series.ts";
 
 /** Something that happened between steps, from the log's own words. */
@@ -78,6 +79,8 @@ export interface RunLog {
 	/** Busiest expert over the mean, by layer. */
 	readonly imbalance: ReadonlyMap<number, Series>;
 	readonly evaluations: readonly LoggedEvaluation[];
+	/** Submodels of an elastic run by budget. */
+	readonly family: ReadonlyMap<number, LoggedBudget>;
 	readonly events: readonly LoggedEvent[];
 	/** Events that `events` has no room for. */
 	readonly eventsLeftOut: number;
@@ -152,6 +155,7 @@ class Reader {
 	readonly experts = new Map<number, number[]>();
 	readonly imbalance = new Map<number, Series>();
 	readonly evaluations: LoggedEvaluation[] = [];
+	readonly family = new Map<number, LoggedBudget>();
 	readonly events: LoggedEvent[] = [];
 	memory: RunLog["memory"] = [];
 	start: Entry | null = null;
@@ -188,6 +192,10 @@ class Reader {
 	#event(entry: Entry, kind: string): void {
 		if (kind === "start") this.start = entry;
 		const step = Number.isFinite(numberOf(entry.step)) ? numberOf(entry.step) : this.lastStep;
+		if (kind === "budgets") {
+			addFamily(this.family, step, entry.budgets);
+			return;
+		}
 		this.#note({ kind, step, time: textOf(entry.time), sentence: textOf(entry.sentence) ?? "" });
 	}
 
@@ -296,6 +304,7 @@ class Reader {
 	#rewind(step: number): void {
 		const alone = [this.learningRate, this.stepMilliseconds, this.tokensPerSecond];
 		const all = [...alone, ...this.values.values(), ...this.validation.values(), ...this.imbalance.values()];
+		all.push(...seriesOfFamily(this.family));
 		const again = this.evaluations.findIndex((evaluation) => evaluation.step >= step);
 		if (again >= 0) this.evaluations.splice(again);
 		for (const module of this.modules.values()) all.push(...module.parts.values(), module.rate);

@@ -47,7 +47,7 @@ describe("extract", () => {
 			const { stdout, stderr } = run(
 				`elastic extract --load ${source} --choice choice.yaml --save ${source}-native --to native`,
 			);
-			expect(stdout).toContain("hidden-size 48 of 64, layers 5 of 6");
+			expect(stdout).toContain("hidden-size 48 of 64, 5 of 6 layers, 0.20 M of 0.51 M parameters");
 			const notice = `The optimizer state of ${source} is the parent's: the submodel gets none.\n`;
 			expect(stderr.endsWith(notice)).toBe(source !== "hf");
 			run(`elastic extract --load ${source} --choice choice.yaml --save ${source}-hf --to hf`);

@@ -5,6 +5,8 @@ import { formats, requireFormat } from "../../checkpoint/conversion/source.ts";
 import { canonicalLayout } from "../../checkpoint/native/manifest.ts";
 import { readChoice } from "../../elastic/choice.ts";
 import { type Extraction, planExtraction } from "../../elastic/extract.ts";
+import { parametersOf } from "../../models/hybrid/counts.ts";
+import { describedConfig } from "../../models/hybrid/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { programVersion } from "../../native/program-version.ts";
@@ -70,11 +72,12 @@ function needed(given: Arguments, name: string): string {
 	throw new UserError(`--${name} is missing; \`mimo elastic extract --help\` lists the flags.`, exitCodes.usage);
 }
 
-/** "hidden-size 48 of 64, 9 of 12 layers". */
+/** "hidden-size 48 of 64, 5 of 6 layers, 0.18 M of 0.47 M parameters". */
 function summary({ parent, child }: Extraction): string {
-	const sizes = [
-		["hidden-size", child.hiddenSize, parent.hiddenSize],
-		["layers", child.numLayers, parent.numLayers],
-	] as const;
-	return sizes.map(([what, own, whole]) => `${what} ${own} of ${whole}`).join(", ");
+	const millions = (model: Extraction["parent"]) =>
+		(parametersOf(describedConfig(model, { bf16: false })).total / 1e6).toFixed(2);
+	return (
+		`hidden-size ${child.hiddenSize} of ${parent.hiddenSize}, ${child.numLayers} of ${parent.numLayers} layers, ` +
+		`${millions(child)} M of ${millions(parent)} M parameters`
+	);
 }

@@ -9,6 +9,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
 import { isAdapterName } from "./adapters.ts";
+import type { HybridConfig } from "./config.ts";
 import { hybridConfig } from "./from-configuration.ts";
 import { languageModelPrefix } from "./layer-places.ts";
 import { hybridParameters } from "./names.ts";
@@ -25,16 +26,20 @@ export interface ParameterCounts {
 	readonly adapters: number;
 }
 
-/** Sums over the shapes that the model is made of. */
 export function countParameters(c: TrainingConfiguration): ParameterCounts {
-	const both = hybridParameters(hybridConfig(c));
+	return parametersOf(hybridConfig(c));
+}
+
+/** Sums over the shapes that the model is made of. */
+export function parametersOf(config: HybridConfig): ParameterCounts {
+	const both = hybridParameters(config);
 	const specs = both.filter(({ name }) => !isAdapterName(name));
 	const sum = (some: readonly ParameterSpec[], experts: (of: number) => number) =>
 		some.reduce((total, spec) => total + elementCount(spec.shape) * experts(spec.experts ?? 1), 0);
 	const vocabulary = (part: string) => specs.filter(({ name }) => name.startsWith(`${languageModelPrefix}${part}.`));
 	const all = (some: readonly ParameterSpec[]) => sum(some, (experts) => experts);
 	const [embedding, output] = [all(vocabulary("embedding")), all(vocabulary("output_layer"))];
-	const met = sum(specs, (experts) => (experts === 1 ? 1 : Math.min(experts, c.moeRouterTopk)));
+	const met = sum(specs, (experts) => (experts === 1 ? 1 : Math.min(experts, config.moe.topk)));
 	const adapters = all(both) - all(specs);
 	return { total: all(specs), active: met - embedding - output, embedding, output, adapters };
 }

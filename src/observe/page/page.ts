@@ -12,6 +12,7 @@ import {
 	throughputSection,
 	timeSection,
 } from "./curves.ts";
+import { familySection } from "./family.ts";
 import { hoverScript } from "./hover.ts";
 import { escapeHtml } from "./html.ts";
 import {
@@ -38,6 +39,7 @@ export function reportPage(log: RunLog, now: number): string {
 		column([
 			normSection([run], marks),
 			throughputSection([run]),
+			familySection(log),
 			expertSection(log),
 			memorySection(log),
 			evaluationSection(log),

@@ -1,0 +1,59 @@
+/**
+ * The submodels of an elastic training over steps, from events "budgets" of a log: what the router chooses for every budget, how
+ * large that is, and its loss.
+ */
+import type { RunEvent } from "./report.ts";
+import { Series } from "./series.ts";
+
+/** What an event says of one budget. */
+export interface BudgetRecord {
+	readonly budget: number;
+	/** Sizes by configuration key, means where layers differ; "layers": those that stay. */
+	readonly sizes: Readonly<Record<string, number>>;
+	/** Parameters, all and those that a token meets. */
+	readonly total: number;
+	readonly active: number;
+	/** Of held-out tokens; null: not measured. */
+	readonly loss: number | null;
+}
+
+/** A budget over steps. */
+export interface LoggedBudget {
+	readonly budget: number;
+	readonly sizes: Map<string, Series>;
+	readonly loss: Series;
+	total: number;
+	active: number;
+}
+
+/** The event of a family after so many steps. */
+export function familyEvent(step: number, budgets: readonly BudgetRecord[]): RunEvent {
+	const parts = budgets.map(
+		({ budget, active, loss }) =>
+			`budget ${budget}: ${(active / 1e6).toPrecision(3)} M active parameters${loss === null ? "" : `, loss ${loss.toFixed(4)}`}`,
+	);
+	return { kind: "budgets", step, sentence: parts.join("; "), details: { budgets } };
+}
+
+/** Adds an event's budgets to those of the log. Records of another form are left out. */
+export function addFamily(family: Map<number, LoggedBudget>, step: number, budgets: unknown): void {
+	if (!Array.isArray(budgets)) return;
+	for (const record of budgets as readonly Partial<BudgetRecord>[]) {
+		const { budget, sizes, total, active, loss } = record ?? {};
+		if (typeof budget !== "number" || typeof sizes !== "object" || sizes === null) continue;
+		if (!family.has(budget)) family.set(budget, { budget, sizes: new Map(), loss: new Series(), total: 0, active: 0 });
+		const own = family.get(budget)!;
+		if (typeof total === "number") own.total = total;
+		if (typeof active === "number") own.active = active;
+		if (typeof loss === "number") own.loss.add(step, loss);
+		for (const [axis, size] of Object.entries(sizes)) {
+			if (!own.sizes.has(axis)) own.sizes.set(axis, new Series());
+			own.sizes.get(axis)!.add(step, size);
+		}
+	}
+}
+
+/** Every series of a family. */
+export function seriesOfFamily(family: ReadonlyMap<number, LoggedBudget>): Series[] {
+	return [...family.values()].flatMap(({ sizes, loss }) => [...sizes.values(), loss]);
+}

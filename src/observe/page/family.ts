@@ -1,0 +1,95 @@
+/** An elastic run's submodels: the loss of every budget by its size, and what the router chose over time. */
+import type { LoggedBudget } from "../logged-family.ts";
+import type { RunLog } from "../run-log.ts";
+import { frame, ticks, x, y } from "./axes.ts";
+import { type Curve, lineChart } from "./charts.ts";
+import { runColours } from "./curves.ts";
+import { escapeHtml, numberText, section } from "./html.ts";
+
+export function familySection({ family }: RunLog): string {
+	const budgets = [...family.values()].toSorted((a, b) => b.budget - a.budget);
+	if (budgets.length === 0) return "";
+	const axes = [...new Set(budgets.flatMap(({ sizes }) => [...sizes.keys()]))];
+	const curvesOf = (pick: (one: LoggedBudget) => Curve["bins"] | undefined) =>
+		budgets.map(
+			(one, i): Curve => ({
+				name: `budget ${one.budget}`,
+				bins: pick(one) ?? [],
+				colour: runColours[i % runColours.length]!,
+				sparse: true,
+			}),
+		);
+	const chart = (title: string, curves: readonly Curve[]) => {
+		const drawn = lineChart(curves, { label: title });
+		return drawn === null ? "" : `<h3>${escapeHtml(title)}</h3>${drawn}`;
+	};
+	// An axis with one size for all has no choice to draw.
+	const chosen = axes.filter((axis) => {
+		const values = budgets.flatMap(({ sizes }) =>
+			(sizes.get(axis)?.bins ?? []).flatMap(({ least, most }) => [least, most]),
+		);
+		return new Set(values).size > 1;
+	});
+	const choices = chosen.map((axis) =>
+		chart(
+			`${axis} by step`,
+			curvesOf(({ sizes }) => sizes.get(axis)?.bins),
+		),
+	);
+	const losses = chart(
+		"loss of every budget by step",
+		curvesOf(({ loss }) => loss.bins),
+	);
+	return section("Family of submodels", `${table(budgets, axes)}${pareto(budgets)}${losses}${choices.join("")}`);
+}
+
+const latest = (one: LoggedBudget["loss"] | undefined): number => {
+	const bin = one?.bins.at(-1);
+	return bin === undefined ? Number.NaN : bin.sum / bin.count;
+};
+
+function table(budgets: readonly LoggedBudget[], axes: readonly string[]): string {
+	const heads = ["budget", "parameters", "active", "loss", ...axes];
+	const rows = budgets.map((one) => {
+		const cells = [
+			one.budget,
+			one.total,
+			one.active,
+			latest(one.loss),
+			...axes.map((axis) => latest(one.sizes.get(axis))),
+		];
+		return `<tr>${cells.map((cell) => `<td class="number">${Number.isFinite(cell) ? numberText(cell) : ""}</td>`).join("")}</tr>`;
+	});
+	const head = heads.map((name) => `<th>${escapeHtml(name)}</th>`).join("");
+	return `<div class="scroll"><table><tr>${head}</tr>${rows.join("")}</table></div>`;
+}
+
+/** The latest loss of every budget over its active parameters. */
+function pareto(budgets: readonly LoggedBudget[]): string {
+	const points = budgets.flatMap((one, i) => {
+		const loss = latest(one.loss);
+		return Number.isFinite(loss) ? [{ ...one, loss, colour: runColours[i % runColours.length]! }] : [];
+	});
+	if (points.length === 0) return "";
+	const actives = points.map(({ active }) => active);
+	const losses = points.map(({ loss }) => loss);
+	const across = ticks(0, Math.max(...actives));
+	const steps = { low: 0, high: across.at(-1)! };
+	const levels = ticks(Math.min(...losses), Math.max(...losses));
+	const scale = { low: levels[0]!, high: levels.at(-1)! };
+	const place = ({ active, loss }: { active: number; loss: number }) => `${x(steps, active)} ${y(scale, loss)}`;
+	const line = points
+		.toSorted((a, b) => a.active - b.active)
+		.map((point) => place(point).replace(" ", ","))
+		.join(" ");
+	const dots = points.map(
+		(point) =>
+			`<path class="dot c${point.colour}" d="M${place(point)}h0"><title>budget ${point.budget}: ${numberText(point.active)} active parameters, loss ${numberText(point.loss)}</title></path>`,
+	);
+	const keys = points.map(({ budget, colour }) => `<span class="key c${colour}">budget ${budget}</span>`).join("");
+	const label = "loss by active parameters";
+	const drawing = frame(`<polyline class="line c4 sparse" points="${line}"/>${dots.join("")}`, {
+		...{ levels, scale, steps, unit: "", label, kind: "linear" },
+	});
+	return `<h3>Loss by active parameters</h3><div class="curves"><div class="keys">${keys}</div>${drawing}</div>`;
+}
