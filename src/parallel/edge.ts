@@ -58,6 +58,22 @@ class Line {
 		readonly device: Device,
 	) {}
 
+	/**
+	 * Exchanges a first message with every rank that this line sends to or receives from, in the order of the pairs: of all
+	 * pairs that have not met, both members of the lowest one are free to.
+	 */
+	connect(): void {
+		const { rank } = this.options;
+		const peers = new Set([...this.links.sends, ...this.links.receives].map(({ peer }) => peer));
+		peers.delete(rank);
+		const below = (a: number, b: number) => Math.min(a, rank) - Math.min(b, rank) || Math.max(a, rank) - Math.max(b, rank);
+		using nothing = peers.size > 0 ? Tensor.zeros(this.device, [1]) : null;
+		for (const peer of [...peers].sort(below)) {
+			const place = this.#place(peer);
+			(rank < peer ? this.#group.send(nothing!, place) : this.#group.receive(nothing!, place)).wait();
+		}
+	}
+
 	/** Starts sending parts of `rows`, which have `counts` rows each; the caller may release them. null: zeros. */
 	send(rows: Tensor | null, counts: readonly number[], headers: readonly (readonly number[])[] | null): void {
 		if (this.links.sends.length === 0) return;
@@ -171,6 +187,16 @@ export class Edge implements Disposable {
 		const { layout, rank, groups } = options;
 		this.#forward = new Line(options, linksOf(layout, rank), groups?.forward ?? null, device);
 		this.#backward = new Line(options, linksOf(reversed(layout), rank), groups?.backward ?? null, device);
+	}
+
+	/**
+	 * Meets the ranks at the other ends; every rank connects its edges in the order of their chunks. The first NCCL message
+	 * of a pair waits on the host until both are there: left to the first step, a rank that sends images and one that sends
+	 * hidden states the other way would wait for each other.
+	 */
+	connect(): void {
+		this.#forward.connect();
+		this.#backward.connect();
 	}
 
 	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: a gradient comes back. */

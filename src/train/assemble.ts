@@ -264,7 +264,7 @@ async function makeEdges(
 		);
 	}
 	const { stages, virtualStages } = shape;
-	if (stages === 1 || !topology.language.contains(world.rank)) return edges;
+	if (stages === 1 || !topology.language.contains(world.rank)) return connected(edges);
 	const ends = topology.language.coordinates(world.rank);
 	const line = Array.from({ length: stages }, (_, stage) => topology.stageEdge(stage));
 	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
@@ -275,6 +275,11 @@ async function makeEdges(
 		const options: EdgeOptions = { ...common, layout, groups, dtype: language.dtype, counted: false };
 		edges.set(chunk, new Edge(world.device, options));
 	}
+	return connected(edges);
+}
+
+function connected(edges: Map<number, Edge>): Map<number, Edge> {
+	for (const edge of edges.values()) edge.connect();
 	return edges;
 }
 

@@ -1,25 +1,49 @@
 /**
- * Loaded into every rank of meeting.test.ts: members of a group wait for each other at its first collective, and each of
- * them for the calls that it has under way, as NCCL's do when they make their communicator; and sums are not made in the
- * order of the ranks. Groups met are written to a file.
+ * Loaded into every rank of meeting.test.ts: members of a group wait for each other at its first collective, pairs at their
+ * first message, and each of them for the calls that it has under way, as NCCL's do when they make their communicator; and
+ * sums are not made in the order of the ranks. Groups and pairs met are written to a file.
  */
-import { appendFileSync } from "node:fs";
+import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 import type { Pending } from "../../src/parallel/group.ts";
 import { RunGroup } from "../../src/parallel/run-group.ts";
 import { World } from "../../src/parallel/world.ts";
+import type { Tensor } from "../../src/tensor/tensor.ts";
 
+const file = process.env.MIMO_TEST_MET!;
 const met = new WeakSet<RunGroup>();
 const underWay: Pending[] = [];
+const settle = () => {
+	for (const call of underWay.splice(0)) call.wait();
+};
 for (const name of ["allReduce", "reduceScatter", "allGather", "broadcast", "allToAll"] as const) {
 	const plain = RunGroup.prototype[name] as (...args: unknown[]) => Pending;
 	const meeting = function (this: RunGroup, ...args: unknown[]): unknown {
 		if (!met.has(this)) {
 			met.add(this);
-			for (const call of underWay.splice(0)) call.wait();
+			settle();
 			this.barrier();
-			appendFileSync(process.env.MIMO_TEST_MET!, `${this.name}\n`);
+			appendFileSync(file, `${this.name}\n`);
 		}
 		const pending = plain.apply(this, args);
+		underWay.push(pending);
+		return pending;
+	};
+	Object.assign(RunGroup.prototype, { [name]: meeting });
+}
+
+const pairs = new Set<string>();
+for (const name of ["send", "receive"] as const) {
+	const plain = RunGroup.prototype[name] as (x: Tensor, peer: number) => Pending;
+	const meeting = function (this: RunGroup, x: Tensor, peer: number): Pending {
+		const pair = `${this.name}.${[this.rank, peer].toSorted().join("-")}`;
+		if (!pairs.has(pair)) {
+			pairs.add(pair);
+			settle();
+			writeFileSync(`${file}.${pair}.${this.rank}`, "");
+			while (!existsSync(`${file}.${pair}.${peer}`)) Bun.sleepSync(1);
+			appendFileSync(file, `${pair}\n`);
+		}
+		const pending = plain.call(this, x, peer);
 		underWay.push(pending);
 		return pending;
 	};

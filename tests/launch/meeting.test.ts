@@ -12,10 +12,10 @@ const root = join(import.meta.dir, "../..");
 const folder = mkdtempSync(join(tmpdir(), "mimo-meeting-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-test("no rank waits to meet a group while another waits for it elsewhere", () => {
-	const file = join(folder, "met");
-	const flags = ["--device", "cpu", "--preset", "nemotron-vlm-tiny", "--global-batch-size", "12", "--threads", "1"];
-	const run = Bun.spawnSync([process.execPath, "src/main.ts", "verify", ...flags, "--layouts", "3+1"], {
+/** Runs mimo with ranks that meet as NCCL's do, and tells what has met. */
+function meet(name: string, ...words: string[]): { output: string; met: string[] } {
+	const file = join(folder, name);
+	const run = Bun.spawnSync([process.execPath, "src/main.ts", ...words, "--device", "cpu", "--threads", "1"], {
 		cwd: root,
 		env: {
 			...process.env,
@@ -26,8 +26,24 @@ test("no rank waits to meet a group while another waits for it elsewhere", () =>
 		stderr: "pipe",
 		timeout: 50_000,
 	});
-	expect(`${run.stdout}${run.stderr}`).toContain("All 1 layouts give what one process gives.");
-	const met = readFileSync(file, "utf8").split("\n");
+	return { output: `${run.stdout}${run.stderr}`, met: readFileSync(file, "utf8").split("\n") };
+}
+
+test("no rank waits to meet a group while another waits for it elsewhere", () => {
+	const flags = ["--preset", "nemotron-vlm-tiny", "--global-batch-size", "12"];
+	const { output, met } = meet("groups", "verify", ...flags, "--layouts", "3+1");
+	expect(output).toContain("All 1 layouts give what one process gives.");
 	expect(met.filter((name) => name === "radio_encoder.dp")).toHaveLength(3);
 	expect(met.filter((name) => name === "world")).toHaveLength(4);
+}, 60_000);
+
+test("a rank that sends images meets the one that sends it hidden states", () => {
+	const golden = "tests/golden/mimo-tp2-tp2ep2-dynamic-small";
+	const { output, met } = meet("pairs", "parity", "--golden", golden, "--layout", "dp2|pp2");
+	expect(output).toContain("all 350 values agree.");
+	for (const edge of ["image_rows", "hidden_states"]) {
+		for (const way of ["forward", "backward"]) {
+			expect(met.filter((name) => name === `edge.${edge}.${way}.0-1`)).toHaveLength(2);
+		}
+	}
 }, 60_000);
