@@ -66,7 +66,8 @@ class Line {
 		const { rank } = this.options;
 		const peers = new Set([...this.links.sends, ...this.links.receives].map(({ peer }) => peer));
 		peers.delete(rank);
-		const below = (a: number, b: number) => Math.min(a, rank) - Math.min(b, rank) || Math.max(a, rank) - Math.max(b, rank);
+		const below = (a: number, b: number) =>
+			Math.min(a, rank) - Math.min(b, rank) || Math.max(a, rank) - Math.max(b, rank);
 		using nothing = peers.size > 0 ? Tensor.zeros(this.device, [1]) : null;
 		for (const peer of [...peers].sort(below)) {
 			const place = this.#place(peer);
