@@ -69,6 +69,34 @@ const model: readonly Check[] = [
 		),
 ];
 
+const expertWidths = (c: TrainingConfiguration) => [
+	...new Set([c.moeFfnHiddenSize, ...(c.moeFfnHiddenSizePerLayer ?? [])]),
+];
+
+/** What FP8 products of experts need beside fp8-format. */
+const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
+	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
+	["bf16", (c) => c.bf16],
+	["fp8-emulate: no device of this version has FP8 products", (c) => c.fp8Emulate],
+	["device cpu, where it is emulated", (c) => c.device === "cpu"],
+	["experts as one operation (moe-fused-mlp)", (c) => runsFused(c)],
+];
+
+function runsFused(c: TrainingConfiguration): boolean {
+	return c.moeFusedMlp !== "off" && fusedMlpObstacle(expertLayerOf(c)) === null;
+}
+
+const fp8: readonly Check[] = [
+	...fp8Needs.map(
+		([what, holds]): Check =>
+			(c) =>
+				unless(c.fp8Format === null || holds(c), "fp8-format", `it needs ${what}`),
+	),
+	(c) => unless(c.fp8Recipe === null || c.fp8Format !== null, "fp8-recipe", "it needs fp8-format"),
+	(c) => unless(!c.fp8Emulate || c.fp8Format !== null, "fp8-emulate", "it needs fp8-format"),
+];
+
 const moe: readonly Check[] = [
 	(c) =>
 		unless(
@@ -143,9 +171,10 @@ const moe: readonly Check[] = [
 		unless(!c.moeSingleGroupedBias || c.addBiasLinear, "moe-single-grouped-bias", "allowed only with add-bias-linear"),
 	(c) =>
 		unless(
-			c.moeMlpGluInterleaveSize === null || (gated(c) && c.moeFfnHiddenSize % c.moeMlpGluInterleaveSize === 0),
+			c.moeMlpGluInterleaveSize === null ||
+				(gated(c) && expertWidths(c).every((width) => width % c.moeMlpGluInterleaveSize! === 0)),
 			"moe-mlp-glu-interleave-size",
-			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${c.moeFfnHiddenSize})`,
+			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${expertWidths(c).join(", ")})`,
 		),
 ];
 
@@ -346,6 +375,7 @@ export const checks: readonly Check[] = [
 	...weightShardChecks,
 	...model,
 	...moe,
+	...fp8,
 	...optimizer,
 	...schedule,
 	...layoutChecks,

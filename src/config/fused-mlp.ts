@@ -43,11 +43,16 @@ export function expertLayerOf(c: ExpertKeys): ExpertLayer {
 
 /** A line that says how the experts run and why; null: there are none. */
 export function describeExpertPath(
-	c: ExpertKeys & Pick<TrainingConfiguration, "hybridLayerPattern" | "moeFusedMlp">,
+	c: ExpertKeys & Pick<TrainingConfiguration, "fp8Format" | "fp8Recipe" | "hybridLayerPattern" | "moeFusedMlp">,
 ): string | null {
 	if (!c.hybridLayerPattern.includes("E")) return null;
 	if (c.moeFusedMlp === "off") return "Experts: one operation after the other (moe-fused-mlp is off).";
 	const obstacle = fusedMlpObstacle(expertLayerOf(c));
 	if (obstacle !== null) return `Experts: one operation after the other, because ${obstacle}.`;
-	return `Experts: both products and the activation as one operation (moe-fused-mlp is ${c.moeFusedMlp}).`;
+	const whole = `Experts: both products and the activation as one operation (moe-fused-mlp is ${c.moeFusedMlp})`;
+	if (c.fp8Format === null) return `${whole}.`;
+	return (
+		`${whole}, operands of products and input gradients rounded to ${c.fp8Format}, ${c.fp8Recipe}, which is emulated; ` +
+		"weight gradients and master weights are not rounded."
+	);
 }

@@ -64,6 +64,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			zLossCoefficient: moe.z_loss_coefficient ?? 0,
 			interleave: 0,
 			fused: "auto",
+			recipe: "plain",
 		},
 		ofLayer: new Map(),
 		lora: null,

@@ -198,6 +198,7 @@ export function predictionModel(
 			zLossCoefficient: 0,
 			interleave: 0,
 			fused: "auto",
+			recipe: "plain",
 		},
 		ofLayer: new Map(),
 		lora: null,

@@ -37,6 +37,7 @@ const moe: HybridConfig["moe"] = {
 	zLossCoefficient: 0,
 	interleave: 0,
 	fused: "auto",
+	recipe: "plain",
 };
 
 /** Experts of three tokens; the second token's experts 0 and 3 differ by 1e-6 in their logits. */

@@ -1,6 +1,7 @@
 // Feed-forward layers of experts (docs/spec/moe-performance.md §1): both products, the activation between them, and the
 // biases. Sums of products stay fp32 until their bias is added, and so do the gradients of activations.
 #include "activation.h"
+#include "e4m3_product.h"
 #include "grouped.h"
 
 namespace mimo::MIMO_ISA {
@@ -23,7 +24,7 @@ struct Layer {
     MIMO_REQUIRE(args.groups >= 1 && args.hidden >= 1 && args.width >= 1, "grouped_mlp");
     MIMO_REQUIRE(args.dtype == MIMO_DTYPE_F32 || args.dtype == MIMO_DTYPE_BF16, "grouped_mlp");
     MIMO_REQUIRE(args.offsets[0] >= 0 && live() <= args.rows, "grouped_mlp");
-    if (args.recipe != MIMO_MLP_RECIPE_PLAIN) fail(MIMO_ERROR_UNSUPPORTED, "grouped_mlp was given an unknown recipe.");
+    MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_mlp");
   }
 
   /// c [rows, n] = a [rows, k] times the groups' matrices.
@@ -32,7 +33,7 @@ struct Layer {
     p.a = a, p.b = b, p.c = c, p.offsets = args.offsets;
     p.rows = args.rows, p.groups = args.groups, p.n = n, p.k = k;
     p.transpose_b = transpose_b, p.a_dtype = p.b_dtype = args.dtype, p.c_dtype = c_dtype;
-    grouped_gemm(stream, p);
+    args.recipe == MIMO_MLP_RECIPE_PLAIN ? grouped_gemm(stream, p) : e4m3_grouped_gemm(stream, p);
   }
 
   /// y [rows, n] = a bᵀ + factor * bias, rounded once.

@@ -32,8 +32,8 @@ function cutOf(name: string, shapes: ReadonlyMap<string, { readonly shape: reado
 		const state = (rows - 2 * inner - heads) / 2;
 		return { axis: 0, blocks: [inner, inner, state, state, heads] };
 	}
-	if (/linear_fc1\.weight$/.test(name)) {
-		const width = shapes.get(name.replace(/fc1\.weight$/, "fc2.weight"))?.shape[1];
+	if (/linear_fc1\.(weight|bias)$/.test(name)) {
+		const width = shapes.get(name.replace(/fc1\.(weight|bias)$/, "fc2.weight"))?.shape[1];
 		return { axis: 0, blocks: width !== undefined && rows === 2 * width ? [width, width] : [rows] };
 	}
 	if (splitRows.test(name)) return { axis: 0, blocks: [rows] };

@@ -32,6 +32,17 @@ export const optimizerKeys = {
 	"adam-eps": defaulting(positiveNumber, 1e-8, "Added to the root of the second moment."),
 	"clip-grad": defaulting(number(0), 1, "Global gradient norm above which gradients are scaled down; 0: never."),
 	bf16: off("Parameters and activations in bf16 with fp32 master weights, moments and gradients."),
+	"fp8-format": optional(
+		choice(["e4m3"], ["hybrid"]),
+		"Forward products and input gradients of experts with operands rounded to FP8; weight gradients and masters are not.",
+		{ model: false },
+	),
+	"fp8-recipe": optional(
+		choice(["blockwise"], ["delayed", "tensorwise", "mxfp8", "custom"]),
+		"What shares a scaling factor; blockwise: 128 numbers of a row, 128 × 128 of a matrix.",
+		{ model: false, megatron: "delayed" },
+	),
+	"fp8-emulate": off("Round as FP8 products would on a device that has none, to see what it does to a model; slow."),
 	"grad-reduce-in-bf16": off("Reduce gradients in bf16 instead of fp32."),
 	"no-gradient-accumulation-fusion": off("Weight gradients rounded to the model's precision before they are added.", {
 		noEffect: "weight gradients are always added in fp32",

@@ -1,7 +1,7 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
-import type { ActivationName, ScoreFunctionName } from "../../native/abi.ts";
+import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../native/abi.ts";
 import type { LoraConfig } from "./adapters.ts";
 
 export interface BalancingLoss {
@@ -111,6 +111,8 @@ export interface HybridConfig {
 		readonly interleave: number;
 		/** Whether experts run as one operation: as said, or where they can (auto). */
 		readonly fused: "auto" | "on" | "off";
+		/** How experts as one operation multiply. */
+		readonly recipe: MlpRecipeName;
 	};
 	/** What single layers of the main part have otherwise than the model, by layer index. */
 	readonly ofLayer: ReadonlyMap<number, LayerDifference>;

@@ -31,7 +31,7 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 			fc1Bias: biasOf(context, first),
 			fc2Bias: biasOf(context, second),
 		};
-		return groupedMlp(tape, sorted, weights, { ...options, activation: mlp.activation });
+		return groupedMlp(tape, sorted, weights, { ...options, activation: mlp.activation, recipe: moe.recipe });
 	}
 	using hidden = projectByExpert(tape, context, rows, first, { offsets });
 	using weighted = runModule(tape, context.config, "moe_act", [hidden, rowProbability], (on, x, probability) =>

@@ -20,6 +20,7 @@ export type LanguageModelKeys = Pick<
 	| "crossEntropyLossFusion"
 	| "embeddingInitMethodStd"
 	| "ffnHiddenSize"
+	| "fp8Format"
 	| "gluLinearOffset"
 	| "hiddenDropout"
 	| "hiddenSize"
@@ -141,6 +142,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			zLossCoefficient: c.moeZLossCoeff,
 			interleave: c.moeMlpGluInterleaveSize ?? 0,
 			fused: c.moeFusedMlp,
+			recipe: c.fp8Format === null ? "plain" : "e4m3Blockwise",
 		},
 		ofLayer: layerDifferences(c, segments.flat(2)),
 		lora: loraConfig(c),
@@ -173,6 +175,7 @@ const untold = {
 	moeZLossCoeff: 0,
 	moeRouterBiasUpdateRate: 0,
 	moeRouterForceLoadBalancing: false,
+	fp8Format: null,
 	moeFusedMlp: "auto",
 	moeMlpGluInterleaveSize: null,
 	recomputeGranularity: null,

@@ -1,0 +1,152 @@
+/** Experts whose operands are rounded to e4m3 in blocks (docs/spec/moe-performance.md §1.7). */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import type { Device } from "../../src/native/device.ts";
+import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { groupedMlp } from "../../src/tensor/ops/grouped-mlp.ts";
+import { Parameter } from "../../src/tensor/parameter.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import { randomValues, relativeRms, testDevice } from "../support.ts";
+import { offsetsOf } from "./expert-reference.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+/** The numbers of e4m3 from 0 on, by their codes: 4 bits of exponent with bias 7, 3 of mantissa, 0x7f is NaN. */
+const codes = Array.from({ length: 0x7f }, (_, code) => {
+	const [exponent, mantissa] = [code >> 3, code & 7];
+	return exponent === 0 ? mantissa * 2 ** -9 : (1 + mantissa / 8) * 2 ** (exponent - 7);
+});
+
+function toE4m3(x: number): number {
+	const magnitude = Math.abs(x);
+	let best = 0;
+	for (let code = 0; code < codes.length; code++) {
+		const [nearer, now] = [Math.abs(codes[code]! - magnitude), Math.abs(codes[best]! - magnitude)];
+		if (nearer < now || (nearer === now && code % 2 === 0)) best = code;
+	}
+	return Math.sign(x) * codes[best]!;
+}
+
+/** A [rows, width] operand rounded in rectangles of `height` rows and 128 columns. */
+function rounded(values: ArrayLike<number>, width: number, height: number): Float64Array {
+	const result = new Float64Array(values.length);
+	const rows = values.length / width;
+	for (let top = 0; top < rows; top += height) {
+		for (let left = 0; left < width; left += 128) {
+			const places: number[] = [];
+			for (let r = top; r < Math.min(rows, top + height); r++) {
+				for (let c = left; c < Math.min(width, left + 128); c++) places.push(r * width + c);
+			}
+			const largest = Math.max(...places.map((at) => Math.abs(values[at]!)));
+			const factor = largest > 0 ? 2 ** Math.floor(Math.log2(448 / largest)) : 1;
+			for (const at of places) result[at] = toE4m3(values[at]! * factor) / factor;
+		}
+	}
+	return result;
+}
+
+const rows = (values: ArrayLike<number>, width: number) => rounded(values, width, 1);
+/** Matrices of every expert on their own. */
+function matrices(values: Float32Array, experts: number, width: number): Float64Array {
+	const size = values.length / experts;
+	return Float64Array.from(
+		Array.from({ length: experts }, (_, g) => [
+			...rounded(values.subarray(g * size, (g + 1) * size), width, 128),
+		]).flat(),
+	);
+}
+
+function run(
+	recipe: "plain" | "e4m3Blockwise",
+	loads: readonly number[],
+	hidden: number,
+	width: number,
+	x: Float32Array,
+) {
+	const total = loads.reduce((sum, load) => sum + load, 0);
+	const experts = loads.length;
+	const weights = {
+		w1: randomValues(experts * width * hidden, 2, 0.1),
+		w2: randomValues(experts * hidden * width, 3, 0.1),
+	};
+	const parameter = (name: "w1" | "w2", shape: number[]) =>
+		new Parameter(name, Tensor.from(device, weights[name], shape), Tensor.zeros(device, shape));
+	using fc1 = parameter("w1", [experts, width, hidden]);
+	using fc2 = parameter("w2", [experts, hidden, width]);
+	using offsets = Tensor.from(device, offsetsOf(loads));
+	using plainX = Tensor.from(device, x, [total, hidden]);
+	using input = plainX.withGradient(new GradientSlot(device, plainX.shape, "f32"));
+	using plainP = Tensor.from(device, new Float32Array(total).fill(0.5));
+	using p = plainP.withGradient(new GradientSlot(device, plainP.shape, "f32"));
+	const tape = new Tape(device, { recording: true });
+	const sorted = { rows: input, rowProbability: p, offsets };
+	const options = { activation: "squaredRelu", recipe } as const;
+	using y = groupedMlp(tape, sorted, { fc1, fc2, fc1Bias: null, fc2Bias: null }, options);
+	const dy = randomValues(total * hidden, 4);
+	y.gradient!.accumulate(Tensor.from(device, dy, y.shape));
+	tape.backward();
+	using dx = input.gradient!.take()!;
+	using dp = p.gradient!.take()!;
+	const gradients = { dw1: fc1.mainGradient!.toFloat32(), dw2: fc2.mainGradient!.toFloat32() };
+	return { ...weights, y: y.toFloat32(), dy, dx: dx.toFloat32(), dp: dp.toFloat32(), ...gradients };
+}
+
+test("the numbers of e4m3", () => {
+	expect([codes.at(-1), codes[8], codes[1]]).toEqual([448, 2 ** -6, 2 ** -9]);
+	expect([17, 18, 19, 21, 1000, -17, 2 ** -10, 3 * 2 ** -10].map(toE4m3)).toEqual([
+		16,
+		18,
+		20,
+		20,
+		448,
+		-16,
+		0,
+		2 ** -8,
+	]);
+});
+
+test("forward and backward are those of rounded operands, and far from those of plain ones", () => {
+	const [loads, hidden, width] = [[3, 0, 5], 150, 130];
+	// Rows of very different sizes, and one of zeros.
+	const x = randomValues(8 * hidden, 1).map((value, i) => value * [1, 1e-4, 300, 0][Math.floor(i / hidden) % 4]!);
+	const got = run("e4m3Blockwise", loads, hidden, width, x);
+	const [w1, w2] = [matrices(got.w1, 3, hidden), matrices(got.w2, 3, width)];
+	const expertOf = (row: number) => (row < 3 ? 0 : 2);
+	/** Row t of a · the expert's matrix, [outputs, inputs] or the other way round. */
+	const product = (a: ArrayLike<number>, w: Float64Array, inputs: number, outputs: number, turned: boolean) =>
+		Float64Array.from({ length: 8 * outputs }, (_, i) => {
+			const [t, o] = [Math.floor(i / outputs), i % outputs];
+			const base = expertOf(t) * inputs * outputs;
+			let sum = 0;
+			for (let k = 0; k < inputs; k++)
+				sum += a[t * inputs + k]! * w[base + (turned ? k * outputs + o : o * inputs + k)]!;
+			return sum;
+		});
+	const z = product(rows(x, hidden), w1, hidden, width, false).map(Math.fround);
+	const hs = z.map((value) => Math.fround(0.5 * Math.max(value, 0) ** 2));
+	expect(relativeRms(got.y, product(rows(hs, width), w2, width, hidden, false))).toBeLessThan(1e-3);
+	const dhs = product(rows(got.dy, hidden), w2, hidden, width, true);
+	const dp = Float64Array.from({ length: 8 }, (_, t) =>
+		z
+			.subarray(t * width, (t + 1) * width)
+			.reduce((sum, value, j) => sum + dhs[t * width + j]! * Math.max(value, 0) ** 2, 0),
+	);
+	expect(relativeRms(got.dp, dp)).toBeLessThan(1e-5);
+	const dz = dhs.map((value, i) => Math.fround(value * Math.max(z[i]!, 0)));
+	expect(relativeRms(got.dx, product(rows(dz, width), w1, width, hidden, true))).toBeLessThan(1e-3);
+	// Weight gradients are of the rows as they are.
+	const dw2 = Float64Array.from(got.dw2, (_, i) => {
+		const [g, o, j] = [Math.floor(i / (hidden * width)), Math.floor(i / width) % hidden, i % width];
+		let sum = 0;
+		for (let t = 0; t < 8; t++) if (expertOf(t) === g) sum += got.dy[t * hidden + o]! * hs[t * width + j]!;
+		return sum;
+	});
+	expect(relativeRms(got.dw2, dw2)).toBeLessThan(1e-5);
+	const plain = run("plain", loads, hidden, width, x);
+	expect(relativeRms(got.y, plain.y)).toBeWithin(0.02, 0.2);
+	expect(relativeRms(got.dx, plain.dx)).toBeWithin(0.02, 0.2);
+});
