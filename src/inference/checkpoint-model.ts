@@ -9,6 +9,7 @@ import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
 import { loadModel } from "../checkpoint/model-store.ts";
 import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
+import { canonicalCheckpoint } from "../checkpoint/training/canonical.ts";
 import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
 import { describedModel } from "../checkpoint/training/megatron-record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
@@ -140,7 +141,8 @@ export async function openModel(c: TrainingConfiguration, world: World, say: (se
 
 function restore(c: TrainingConfiguration, path: string, run: Run, say: (sentence: string) => void): void {
 	const { state } = run;
-	using checkpoint = openChecked({ path, iteration: c.ckptStep, allowFallback: c.allowFallback }, state.world, say);
+	const choice = { path, iteration: c.ckptStep, allowFallback: c.allowFallback };
+	using checkpoint = canonicalCheckpoint(openChecked(choice, state.world, say));
 	requireSameModel(checkpoint.path, describedModel(checkpoint.manifest), { ...c });
 	using tensors = new TrainingTensors({
 		replicas: state.replicas,

@@ -83,9 +83,10 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	}
 	if (tower) addTower(builder, tower, spelling.tower!, path);
 	if (projector?.visionProjectionType === "mlp") addProjector(builder, projector, spelling.projector!);
+	// Another model than such a folder can describe is named before its tensors.
+	const config = fits ? original! : makeConfig(model, language, present, dtypeOf(weights), path);
 	requireHomes(names, builder);
 	const mapped = new MappedStore(weights, planTensors(weights, builder, "foreign"));
-	const config = fits ? original! : makeConfig(model, language, present, dtypeOf(weights), path);
 	const leftOut = kept !== null && fits ? kept.leftOut : joinStores(path, []);
 	requireModules(config, leftOut, model.path);
 	const frames = (config.vision_config as Json | undefined)?.video_temporal_patch_size;

@@ -1,5 +1,6 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
+import { canonicalCheckpoint } from "../../checkpoint/training/canonical.ts";
 import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";
 import { describedModel } from "../../checkpoint/training/megatron-record.ts";
 import type { Start } from "../../checkpoint/training/own-steps.ts";
@@ -119,7 +120,9 @@ async function openStart(
 	world: Group,
 	warn: Hearers["warn"],
 ): Promise<StoredTraining> {
-	if (!isMegatron(source.path)) return openChecked({ ...source, allowFallback: c.allowFallback }, world, warn);
+	if (!isMegatron(source.path)) {
+		return canonicalCheckpoint(openChecked({ ...source, allowFallback: c.allowFallback }, world, warn));
+	}
 	const checkpoint = openMegatron(c, source, optimizer);
 	for (const notice of checkpoint.notices) warn(notice);
 	await checkpoint.prepare();
