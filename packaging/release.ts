@@ -22,7 +22,10 @@ export const packageName = "mimo-train";
 export const releaseName = `mimo-${version}-linux-x64`;
 
 /** Text, examples and tables that a user of the executable reads or runs. */
-const documents = ["README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "examples/**/*.{yaml,sbatch,txt,md}"];
+const documents = [
+	...["README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "examples/**/*.{yaml,sbatch,txt,md}"],
+	"examples/shapes/**/*.{arrow,csv,gz,jinja,json,parquet,safetensors}",
+];
 /** Where completion scripts of a shell are looked for by that name. */
 const completionFiles: Readonly<Record<string, string>> = { bash: "mimo.bash", zsh: "_mimo", fish: "mimo.fish" };
 const staging = join(root, "build/packaging");

@@ -1,7 +1,7 @@
 /** `mimo evaluate`: how good a trained model is. */
-import { resolveConfiguration } from "../config/resolve.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
+import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import { numberFlag, takeRepeated } from "./own-flags.ts";
 
@@ -34,7 +34,7 @@ export default configuredCommand({
 		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
 		const data = takeRepeated(args, "data");
 		const questions = takeRepeated(data.rest, "questions");
-		const resolved = resolveConfiguration(questions.rest, ownFlags, { trains: false, beneath: checkpointEntries });
+		const resolved = configurationOfArguments(questions.rest, ownFlags, { trains: false, beneath: checkpointEntries });
 		const { configuration: c, command: flags } = resolved;
 		if (data.values.length + questions.values.length === 0) {
 			throw new UserError("mimo evaluate needs --data PATH or --questions FILE.jsonl.", exitCodes.usage);

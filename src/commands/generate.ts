@@ -1,8 +1,8 @@
 /** `mimo generate`: what a trained model says. */
-import { resolveConfiguration } from "../config/resolve.ts";
 import type { GenerateJob } from "../inference/run-generate.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
+import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import { numberFlag, takeRepeated } from "./own-flags.ts";
 
@@ -55,7 +55,7 @@ export default configuredCommand({
 	run: async (args) => {
 		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
 		const { values: images, rest } = takeRepeated(args, "image");
-		const resolved = resolveConfiguration(rest, ownFlags, { trains: false, beneath: checkpointEntries });
+		const resolved = configurationOfArguments(rest, ownFlags, { trains: false, beneath: checkpointEntries });
 		const { configuration: c, command: flags } = resolved;
 		const { checkJob, runGenerate } = await import("../inference/run-generate.ts");
 		const { checkRankCount, onEveryRank, rankOptions, startsTheRun } = await import("./ranks.ts");

@@ -5,8 +5,7 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { detectFormat } from "../checkpoint/conversion/source.ts";
-import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
-import { loadModel } from "../checkpoint/model-store.ts";
+import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts";
 import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
 import { canonicalCheckpoint } from "../checkpoint/training/canonical.ts";
@@ -15,15 +14,18 @@ import { describedModel } from "../checkpoint/training/megatron-record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
 import { requireTensors } from "../checkpoint/training/strict.ts";
 import { TrainingTensors } from "../checkpoint/training/tensors.ts";
+import { hasEncoder } from "../config/derive.ts";
 import { withoutCuts } from "../config/hybrid-pattern.ts";
 import { requireSameModel } from "../config/same-model.ts";
 import { type Key, propertyOf, subjects, type TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
+import { hasChatTemplate } from "../data/text/chat/template-file.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run } from "../train/assemble.ts";
+import { loadFolders, openFolders } from "../train/restart/hugging-face.ts";
 import { specificationOf } from "../train/specification.ts";
 
 /** Keys of a training that say what its model is and how text and images become its input. */
@@ -100,20 +102,16 @@ function nativeValues(path: string, step: number | null): Partial<Record<Key, un
 	return values;
 }
 
+/** What makes the model is read with the configuration, from all folders that it names; this is how the model is used. */
 function folderValues(path: string): Partial<Record<Key, unknown>> {
-	using source = openHuggingFaceModel(path);
-	const described: Readonly<Record<string, unknown>> = { ...source.configuration };
-	const values: Partial<Record<Key, unknown>> = {};
-	for (const key of describing) {
-		const value = described[propertyOf(key)];
-		if (value !== undefined) values[key] = value;
-	}
-	const { dtype } = source.weights.tensors.values().next().value!;
+	using pretrained = openPretrained({ loadHf: path, loadVision: null, loadProjector: null });
+	const { weights, language } = pretrained!;
+	const { dtype } = weights.tensors.values().next().value!;
+	const talks = existsSync(join(path, "tokenizer.json")) && hasChatTemplate(path);
 	return {
-		...values,
-		"seq-length": source.configuration.maxPositionEmbeddings,
+		"seq-length": language!.language!.configuration.maxPositionEmbeddings,
 		bf16: dtype === "BF16",
-		...(existsSync(join(path, "tokenizer.json")) && { tokenizer: path }),
+		...(talks && { "conversation-template": "jinja" }),
 	};
 }
 
@@ -131,12 +129,21 @@ export async function openModel(c: TrainingConfiguration, world: World, say: (se
 		world,
 	);
 	if (c.load !== null) restore(c, c.load, run, say);
-	else if (run.language !== null) {
-		using source = openHuggingFaceModel(c.loadHf!);
-		requireSameModel(c.loadHf!, { ...source.configuration }, { ...c });
-		loadModel(run.language, source.weights, run.topology.language.size > 1);
+	else {
+		using pretrained = openFolders(c)!;
+		requireWhole(c, pretrained);
+		loadFolders(run, pretrained);
 	}
 	return run;
+}
+
+/** A model whose parts do not all come from folders would have to be trained first. */
+function requireWhole(c: TrainingConfiguration, { tower, projector }: Pretrained): void {
+	if (!hasEncoder(c) || (tower !== null && projector !== null)) return;
+	const [what, flag] = tower === null ? ["vision tower", "--load-vision"] : ["projector", "--load-projector"];
+	throw new UserError(
+		`${c.loadHf} (load-hf) holds no ${what}, and none is named: ${flag} names one, or \`mimo train\` trains a new one.`,
+	);
 }
 
 function restore(c: TrainingConfiguration, path: string, run: Run, say: (sentence: string) => void): void {

@@ -3,6 +3,7 @@ import { derivations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
+import { LeftOutTally } from "../data/left-out.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
@@ -13,6 +14,7 @@ import { energonEvaluation } from "../train/feed/energon-source.ts";
 import { laneOf } from "../train/feed/lane.ts";
 import { openSources } from "../train/feed/sources.ts";
 import { languageModelLoss } from "../train/losses.ts";
+import { LeftOutReport } from "../train/report/left-out.ts";
 
 export interface DatasetLoss {
 	readonly dataset: string;
@@ -65,13 +67,17 @@ export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): E
 	});
 }
 
-/** The first `most` samples of every entry, cut for this rank. Every rank of the world calls this together. */
+/**
+ * The first `most` samples of every entry, cut for this rank; `leftOut` counts those that this rank tells of. Every rank of
+ * the world calls this together.
+ */
 export async function* samplesOf(
 	c: TrainingConfiguration,
 	run: Run,
 	world: World,
 	entries: readonly Entry[],
 	most: number,
+	leftOut: LeftOutTally,
 ): AsyncGenerator<{ readonly entry: Entry; readonly microbatches: readonly ImageTextMicrobatch[] }> {
 	const place = dataPlaceOf(run.topology, run.rank);
 	const { laneCount } = place;
@@ -107,6 +113,7 @@ export async function* samplesOf(
 				},
 				place,
 				options,
+				leftOut,
 			);
 			rounds = Math.max(1, Math.floor(rounds / place.share.count));
 		}
@@ -114,16 +121,20 @@ export async function* samplesOf(
 	}
 }
 
-/** Losses of the first `most` samples of every entry. Every rank of the world calls this together. */
+/**
+ * Losses of the first `most` samples of every entry, and a sentence for each kind of samples left out. Every rank of the
+ * world calls this together.
+ */
 export async function lossesOf(
 	c: TrainingConfiguration,
 	run: Run,
 	world: World,
 	entries: readonly Entry[],
 	most: number,
-): Promise<DatasetLoss[]> {
+): Promise<{ readonly losses: DatasetLoss[]; readonly leftOut: readonly string[] }> {
 	const found: DatasetLoss[] = [];
-	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most)) {
+	const leftOut = new LeftOutTally();
+	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, leftOut)) {
 		const { losses, tokens } = evaluate(run.state, microbatches);
 		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
 		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
@@ -131,5 +142,5 @@ export async function lossesOf(
 		const { path, part } = entry;
 		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]! });
 	}
-	return found;
+	return { losses: found, leftOut: new LeftOutReport(run.state.world, leftOut).rest() };
 }

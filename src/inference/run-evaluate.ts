@@ -46,7 +46,7 @@ export function checkEvaluation(c: TrainingConfiguration, job: EvaluationJob, li
 /** Every rank of the world calls this together. */
 export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, world: World): Promise<void> {
 	using run = await openModel(c, world, warn);
-	const datasets = await lossesOf(c, run, world, entriesOf(c, job.data), job.samples);
+	const { losses: datasets, leftOut } = await lossesOf(c, run, world, entriesOf(c, job.data), job.samples);
 	const questions: QuestionReport[] = [];
 	if (job.questions.length > 0) {
 		const reader = new RequestReader(c, new Images(world.device.library), job.bytes);
@@ -60,6 +60,7 @@ export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, 
 		}
 	}
 	if (run.rank !== reportingRank(run)) return;
+	for (const sentence of leftOut) warn(sentence);
 	console.log(job.json ? JSON.stringify({ datasets, questions }, null, "\t") : tables(datasets, questions).join("\n"));
 }
 

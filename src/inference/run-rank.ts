@@ -2,6 +2,7 @@
 
 import { withoutCuts } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { LeftOutTally } from "../data/left-out.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { Importance } from "../elastic/importance.ts";
 import { ImportanceMeter } from "../elastic/meter.ts";
@@ -11,6 +12,7 @@ import type { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
+import { LeftOutReport } from "../train/report/left-out.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { reportingRank } from "./generate.ts";
 import { entriesOf, samplesOf } from "./losses.ts";
@@ -29,8 +31,9 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	const config = hybridConfig(c);
 	const meter = new ImportanceMeter(config);
 	const changes = new OutputChanges(run, config.pattern.length);
+	const leftOut = new LeftOutTally();
 	let tokens = 0;
-	for await (const { microbatches } of samplesOf(c, run, world, entriesOf(c, job.data), job.samples)) {
+	for await (const { microbatches } of samplesOf(c, run, world, entriesOf(c, job.data), job.samples, leftOut)) {
 		for (const microbatch of microbatches) {
 			if (run.language) run.language.probe = meter.probeOf(run.language);
 			tokens += changes.keep(microbatch);
@@ -40,7 +43,9 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	if (run.language) run.language.probe = null;
 	const units = meter.finish(world.device, run.state.world);
 	const layers = job.layers ? changes.finish() : config.pattern.map(() => null);
+	const sentences = new LeftOutReport(run.state.world, leftOut).rest();
 	if (run.rank !== reportingRank(run)) return null;
+	for (const sentence of sentences) warn(sentence);
 	return {
 		format: "mimo-elastic-importance",
 		version: 1,

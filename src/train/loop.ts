@@ -16,6 +16,7 @@ import { BatchQueue } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { languageModelLoss } from "./losses.ts";
+import type { LeftOutReport } from "./report/left-out.ts";
 import { describeNonFinite } from "./report/non-finite.ts";
 import { openProfile } from "./report/profile.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
@@ -41,6 +42,7 @@ export interface TrainingSummary {
 export interface LoopParts {
 	readonly world: World;
 	readonly data: RunData;
+	readonly leftOut: LeftOutReport;
 	readonly observer: Observer;
 	readonly listeners: readonly Listener[];
 	/** Where it begins. */
@@ -56,7 +58,7 @@ export function plannedIterations(c: TrainingConfiguration): number {
 export async function trainingLoop(
 	c: TrainingConfiguration,
 	run: Run,
-	{ world, data, observer, listeners: given, start, schedules }: LoopParts,
+	{ world, data, leftOut, observer, listeners: given, start, schedules }: LoopParts,
 ): Promise<TrainingSummary> {
 	const { learningRate, weightDecay } = schedules;
 	const iterations = plannedIterations(c);
@@ -65,7 +67,6 @@ export async function trainingLoop(
 	let [steps, allTokens, seconds] = [0, 0, 0];
 	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
 	let stop: Stop | null = null;
-	let leftOut = 0;
 	const metrics = new StepMetrics(c, run, world);
 	const profile = openProfile(c, run, world, metrics.clock, (sentence) => observer.note(sentence));
 	const timing = openTiming(c, run, world, observer);
@@ -93,7 +94,7 @@ export async function trainingLoop(
 		const gradients = takeGradients(run.state, input, watch);
 		if (steps === 0) debug(1, "the first gradients are taken");
 		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, gradients);
-		const interrupted = await agree(run, interrupts);
+		const { interrupted, news } = await agree(run, interrupts, leftOut.hasNews);
 		for (const listener of listeners) await listener.beforeUpdate?.();
 		const result = update(run.state, input, gradients, watch);
 		const partSeconds = metrics.clock.stop();
@@ -111,10 +112,8 @@ export async function trainingLoop(
 		if (steps++ === 0) firstLoss = result.loss;
 		lastLoss = result.loss;
 		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
-		const collected = metrics.collect(microbatches, result, partSeconds, data.training.skipped?.() ?? 0);
-		const { skipped = 0, ...measured } = collected ?? {};
-		if (skipped > leftOut) observer.event?.({ kind: "data", step: iteration, sentence: skippedText(skipped, leftOut) });
-		leftOut = skipped;
+		const measured = metrics.collect(microbatches, result, partSeconds);
+		if (news) leftOut.tell(observer, iteration);
 		observer.step({
 			...measured,
 			iteration,
@@ -170,15 +169,15 @@ export async function trainingLoop(
 	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, stop };
 }
 
-/** Whether a person has interrupted any rank. */
-async function agree({ state: { world } }: Run, interrupts: ExitSignals): Promise<boolean> {
+/** Whether a person has interrupted any rank, and whether any has news of samples left out. */
+async function agree(
+	{ state: { world } }: Run,
+	interrupts: ExitSignals,
+	ownNews: boolean,
+): Promise<{ readonly interrupted: boolean; readonly news: boolean }> {
 	const own = (await interrupts.asked()) !== null;
-	return world.exchange(Int32Array.of(own ? 1 : 0)).some(([asked]) => asked === 1);
-}
-
-function skippedText(all: number, before: number): string {
-	const count = all - before;
-	return `${count} sample${count === 1 ? " was" : "s were"} left out, ${all} so far.`;
+	const everyone = world.exchange(Int32Array.of(own ? 1 : 0, ownNews ? 1 : 0));
+	return { interrupted: everyone.some(([asked]) => asked === 1), news: everyone.some(([, news]) => news === 1) };
 }
 
 /** Index of this lane's first token among those of a step's global batch; dropout follows it. */

@@ -25,6 +25,7 @@ import { openSources } from "./feed/sources.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
+import { LeftOutReport } from "./report/left-out.ts";
 import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
 import { PeftWeights } from "./restart/peft.ts";
@@ -93,9 +94,11 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 				configuration: configurationDetails(c),
 			},
 		});
+		const leftOut = new LeftOutReport(run.state.world, data.leftOut ?? null);
 		const summary = await trainingLoop(c, run, {
 			world,
 			data,
+			leftOut,
 			observer,
 			listeners,
 			start: first,
@@ -107,6 +110,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			await adapters.save(checkpoints.lineage, hear);
 		}
 		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
+		leftOut.tellRest(observer, summary.progress.iteration);
 		const read = captions ? describeCaptions(captions) : [];
 		summarise(c, summary, data, observer, read);
 		observer.event?.({

@@ -65,7 +65,12 @@ function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
 		if (existsSync(join(language.path, "tokenizer.json"))) add(language.path, { tokenizer: language.path });
 	}
 	if (tower === null) return values;
-	if (language && language.imageTokenId === null) add(language.path, { "image-token-id": imageTokenOf(language.path) });
+	if (language) {
+		const added = addedTokensOf(language.path);
+		if (language.imageTokenId === null) add(language.path, { "image-token-id": added.get("<image>") });
+		// transformers' processor of these models writes them around every image.
+		if (added.has("<img>") && added.has("</img>")) add(language.path, { "image-tag-type": "internvl" });
+	}
 	if (projector === null) {
 		// The shape of published models, which a Hugging Face folder has a place for.
 		add(tower.configPath, {
@@ -102,15 +107,15 @@ function pictureDefaults({ json, path, configPath }: FolderParts): FolderValue[]
 	}));
 }
 
-/** The id of `<image>` among the added tokens of a tokenizer; null: it has none. */
-function imageTokenOf(folder: string): number | null {
+/** Ids of the added tokens of a folder's tokenizer, by their text. */
+function addedTokensOf(folder: string): ReadonlyMap<string, number> {
 	const path = join(folder, "tokenizer.json");
-	if (!existsSync(path)) return null;
+	if (!existsSync(path)) return new Map();
 	try {
 		const { added_tokens: added } = JSON.parse(readFileSync(path, "utf8"));
-		return added.find(({ content }: { content: string }) => content === "<image>")?.id ?? null;
+		return new Map(added.map(({ content, id }: { content: string; id: number }) => [content, id]));
 	} catch {
 		// Said by name where the tokenizer is opened.
-		return null;
+		return new Map();
 	}
 }

@@ -116,7 +116,9 @@ export default defineCommand({
 			console.log(`${count} of ${result.rows} rows skipped; ${output}/${SKIPPED_LIST} lists all:`);
 			for (const line of skippedLines(skipped)) console.log(line);
 		}
-		console.log(`Look at it: mimo data preview --data-path ${output}; train on it: mimo train --data-path ${output}`);
+		console.log(
+			`Look at it: mimo data info ${output}; train on it: --data-path ${output} among the flags of mimo train, or of mimo data preview`,
+		);
 	},
 });
 

@@ -22,7 +22,7 @@ const command = defineCommand({
 			console.log(help);
 			return;
 		}
-		const { configuration: c, command } = configurationOfArguments(rawArgs, ownFlags);
+		const { configuration: c, command } = configurationOfArguments(rawArgs, ownFlags, { trains: false });
 		const count = command.samples ?? "4";
 		if (!/^[1-9]\d{0,5}$/.test(count)) {
 			throw new UserError(`--samples is ${JSON.stringify(count)}; allowed is a whole number from 1.`, exitCodes.usage);

@@ -1,7 +1,7 @@
 /** `mimo elastic rank`: how important the units of a model are, measured on data. */
-import { resolveConfiguration } from "../../config/resolve.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { configurationOfArguments } from "../configuration.ts";
 import { configuredCommand } from "../configured-command.ts";
 import { numberFlag, takeRepeated } from "../own-flags.ts";
 
@@ -27,7 +27,7 @@ export default configuredCommand({
 	run: async (args) => {
 		const { checkpointEntries } = await import("../../inference/checkpoint-model.ts");
 		const data = takeRepeated(args, "data");
-		const resolved = resolveConfiguration(data.rest, ownFlags, { trains: false, beneath: checkpointEntries });
+		const resolved = configurationOfArguments(data.rest, ownFlags, { trains: false, beneath: checkpointEntries });
 		const { configuration: c, command: flags } = resolved;
 		const { output } = flags;
 		if (data.values.length === 0 || output === undefined) {

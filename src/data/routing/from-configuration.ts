@@ -5,7 +5,7 @@ import { warn } from "../../observe/messages.ts";
 import { defaultLoadOptions } from "../energon/dataset.ts";
 import { defaultLoaderConfiguration } from "../energon/loader/configuration.ts";
 import type { LoaderOptions } from "../energon/loader/loader.ts";
-import type { SkippedSample } from "../energon/loader/messages.ts";
+import { LeftOutTally } from "../left-out.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
 import { partOfEvery, type Share, turnOf, wholeShare } from "./share.ts";
@@ -47,14 +47,6 @@ function skippedFile({ dataSkippedFile, save }: TrainingConfiguration): string |
 	return dataSkippedFile ?? (save === null ? null : join(save, "skipped.jsonl"));
 }
 
-/** Says of the first, tenth, hundredth … sample that was left out why. */
-function tellSkipped({ reason, samples }: SkippedSample, count: number): void {
-	const before = count - Math.max(1, samples.length);
-	const power = 10 ** Math.floor(Math.log10(count));
-	if (before < power)
-		warn(`${count} ${count === 1 ? "sample was" : "samples were"} left out, the last because: ${reason}`);
-}
-
 /**
  * The source of a rank's training microbatches, or of those it evaluates on. `unpacked`: every sample is a sequence of its
  * own length.
@@ -62,10 +54,16 @@ function tellSkipped({ reason, samples }: SkippedSample, count: number): void {
 export function sourceOptions(
 	c: TrainingConfiguration,
 	place: LanePlace,
-	options: { readonly evaluation?: boolean; readonly unpacked?: boolean; readonly state?: SourceState | null } = {},
+	options: {
+		readonly evaluation?: boolean;
+		readonly unpacked?: boolean;
+		readonly state?: SourceState | null;
+		/** Counts the samples left out that this rank tells of. */
+		readonly leftOut?: LeftOutTally;
+	} = {},
 ): SourceOptions {
 	const { lanes, textLane, laneCount, tells, wantsText, wantsImages } = place;
-	const { evaluation = false, unpacked = false, state = null } = options;
+	const { evaluation = false, unpacked = false, state = null, leftOut = new LeftOutTally() } = options;
 	const keep: VisionLanguageTask["keep"] = wantsText && wantsImages ? "both" : wantsText ? "text" : "images";
 	const batchSize = evaluation ? c.evalMicroBatchSize : c.microBatchSize;
 	const loader: Partial<LoaderOptions> = {
@@ -76,7 +74,7 @@ export function sourceOptions(
 		skipBudget: c.dataSkipBudget,
 		skippedFile: tells ? skippedFile(c) : null,
 		tells: (lane) => tells && lane === textLane,
-		onSkipped: tellSkipped,
+		onSkipped: (skipped) => leftOut.add(skipped),
 		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
 	};
 	return {
@@ -85,7 +83,7 @@ export function sourceOptions(
 		turn: turnOf(place.share, batchSize),
 		routing: c.dataRouting,
 		loader,
-		...(place.tellsDamage ? { damage: { file: skippedFile(c), tell: tellSkipped } } : {}),
+		...(place.tellsDamage ? { damage: { file: skippedFile(c), tell: (skipped) => leftOut.add(skipped) } } : {}),
 		state,
 		configuration: {
 			...defaultLoaderConfiguration,

@@ -35,7 +35,7 @@ export interface SourceOptions {
 	readonly routing: Routing;
 	readonly loader: Partial<LoaderOptions>;
 	/** Where samples with damaged images are listed: on one of the ranks that decode them. */
-	readonly damage?: { readonly file: string | null; readonly tell: (skipped: SkippedSample, count: number) => void };
+	readonly damage?: { readonly file: string | null; readonly tell: (skipped: SkippedSample) => void };
 	/** Of all lanes of the saved run; null = from the beginning. */
 	readonly state: SourceState | null;
 }
@@ -76,15 +76,11 @@ export class EnergonSource implements AsyncDisposable {
 		options: SourceOptions,
 	) {
 		this.#turn = options.turn ?? wholeShare;
-		this.#tells = options.loader.tells ?? defaultLoaderOptions.tells;
 		this.#onDamage = damageOf(options);
 	}
 
 	readonly #turn: Share;
-	readonly #tells: (lane: number) => boolean;
 	readonly #onDamage: (batch: ImageTextBatch, lane: number) => void;
-	/** Samples of the lanes that this rank tells of, left out because of their images, wherever they were decoded. */
-	#leftOut = 0;
 
 	/** Opens the data set. Throws a UserError for anything wrong with it or with the state. */
 	static async open(options: SourceOptions): Promise<EnergonSource> {
@@ -146,8 +142,6 @@ export class EnergonSource implements AsyncDisposable {
 		const images = compareReports(reports, iteration);
 		const own = this.feeds.flatMap((feed) => feed.damaged);
 		const damaged = exchangeDamage(own, mostDamaged(reports), exchange);
-		const told = this.feeds.filter(({ lane }) => this.#tells(lane)).map(({ lane }) => lane);
-		this.#leftOut += damaged.filter(({ lane }) => told.includes(lane)).length;
 		for (const feed of this.feeds) [feed.images, feed.microbatches, feed.damaged] = [0, 0, []];
 		return { images, damaged };
 	}
@@ -166,11 +160,6 @@ export class EnergonSource implements AsyncDisposable {
 			}),
 		);
 		return { format, version, lanes };
-	}
-
-	/** Samples left out of the lanes that this rank tells of. */
-	get skipped(): number {
-		return this.loaders.reduce((sum, loader) => sum + loader.skipped, this.#leftOut);
 	}
 
 	/** Bytes of batches that this rank has received from its data threads. */
@@ -198,7 +187,7 @@ function damageOf({ loader, damage }: SourceOptions): (batch: ImageTextBatch, la
 			if (onFailure === "raise") throw new UserError(reason);
 			const skipped = { rank, worker: null, reason, expected: false, samples: sources };
 			log.add(skipped);
-			damage?.tell(skipped, log.count);
+			damage?.tell(skipped);
 		}
 	};
 }

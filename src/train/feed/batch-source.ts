@@ -1,5 +1,6 @@
 /** Where a rank's microbatches come from. */
 import { joinImages, placeImages } from "../../data/images.ts";
+import type { LeftOutTally } from "../../data/left-out.ts";
 import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
 import { shareOfImages, wholeShare } from "../../data/routing/share.ts";
@@ -20,8 +21,6 @@ export interface BatchSource {
 	step(iteration: number): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
 	/** State with which a later run goes on after the last step, as JSON; absent: the step's number is enough. */
 	save?(): Promise<unknown>;
-	/** Samples that could not be read and were left out so far, of the lane this rank tells of; absent: none are. */
-	skipped?(): number;
 	close?(): Promise<void>;
 }
 
@@ -58,6 +57,8 @@ export interface RunData {
 	readonly heldOutBytes: Int32Array | null;
 	/** Absent or null: no captions are read. */
 	readonly captions?: CaptionSource | null;
+	/** Counts the samples left out that this rank tells of, evaluations' too; absent: none are. */
+	readonly leftOut?: LeftOutTally;
 }
 
 /** The part of the data that `rank` reads. */

@@ -4,6 +4,7 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
+import { LeftOutTally } from "../../data/left-out.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { leaveOut } from "../../data/routing/damage.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
@@ -30,34 +31,45 @@ export async function energonSources(
 ): Promise<RunData> {
 	// An evaluation opens its data only when it runs, so its data are checked here, before the first step.
 	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
+	const leftOut = new LeftOutTally();
 	return {
-		training: await energonTraining(c, place, options),
-		validation: c.evalIters > 0 ? energonEvaluation(c, place, options) : null,
+		training: await energonTraining(c, place, options, leftOut),
+		validation: c.evalIters > 0 ? energonEvaluation(c, place, options, leftOut) : null,
 		heldOutBytes: null,
-		captions: c.evalCaptions === 0 ? null : energonCaptions(c, place, options),
+		captions: c.evalCaptions === 0 ? null : energonCaptions(c, place, options, leftOut),
+		leftOut,
 	};
 }
 
-async function energonTraining(c: TrainingConfiguration, place: DataPlace, options: DataOptions): Promise<BatchSource> {
+async function energonTraining(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	options: DataOptions,
+	leftOut: LeftOutTally,
+): Promise<BatchSource> {
 	const state = options.states && mergeStates(options.states);
-	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state })) : null;
+	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state, leftOut })) : null;
 	const width = patchWidth({ patchSize: c.patchDim });
 	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize, width };
 	return {
 		step: (iteration) => take(source, place, options, { ...batch, iteration }),
 		save: async () => (await source?.save()) ?? null,
-		skipped: () => source?.skipped ?? 0,
 		close: async () => await source?.[Symbol.asyncDispose](),
 	};
 }
 
 /** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
-export function energonEvaluation(c: TrainingConfiguration, place: DataPlace, options: DataOptions): EvaluationSource {
+export function energonEvaluation(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	options: DataOptions,
+	leftOut: LeftOutTally,
+): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
 			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;
 			await using source = options.lane.reads
-				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true }))
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, leftOut }))
 				: null;
 			const width = patchWidth({ patchSize: c.patchDim });
 			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width });
@@ -66,7 +78,12 @@ export function energonEvaluation(c: TrainingConfiguration, place: DataPlace, op
 }
 
 /** The first `eval-captions` samples of an evaluation, each a sequence of its own. */
-function energonCaptions(c: TrainingConfiguration, place: DataPlace, options: DataOptions): CaptionSource {
+function energonCaptions(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	options: DataOptions,
+	leftOut: LeftOutTally,
+): CaptionSource {
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const endId = c.dataEndId!;
 	return {
@@ -77,7 +94,7 @@ function energonCaptions(c: TrainingConfiguration, place: DataPlace, options: Da
 			const size = c.evalMicroBatchSize;
 			const perLane = size * Math.floor(c.evalCaptions / (size * place.laneCount));
 			await using source = options.lane.reads
-				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true }))
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true, leftOut }))
 				: null;
 			const width = patchWidth({ patchSize: c.patchDim });
 			const microbatches = await take(source, place, options, { perLane, size, iteration: 0, width });

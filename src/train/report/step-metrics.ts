@@ -1,6 +1,6 @@
 /**
  * Where every rank's step went, brought together on the reporting rank: seconds by part, floating-point operations,
- * device memory, samples left out, loads of experts. The others do not wait for it.
+ * device memory, loads of experts. The others do not wait for it.
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
@@ -27,11 +27,7 @@ export function settleOf(device: Device): () => void {
 }
 
 /** What the ranks have told the reporting one. */
-export interface Collected
-	extends Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert" | "padding"> {
-	/** Samples left out so far, over all lanes. */
-	readonly skipped: number;
-}
+export type Collected = Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert" | "padding">;
 
 export class StepMetrics {
 	readonly clock: StepClock;
@@ -49,22 +45,15 @@ export class StepMetrics {
 
 	/**
 	 * Called after a step of `microbatches`, whose clock has been stopped. Returns the fields of its report beyond the
-	 * result on the reporting rank, null on the others. Every rank calls this. `skipped`: samples left out so far that
-	 * this rank counts.
+	 * result on the reporting rank, null on the others. Every rank calls this.
 	 */
-	collect(
-		microbatches: readonly ImageTextMicrobatch[],
-		result: StepResult,
-		seconds: StepSeconds,
-		skipped: number,
-	): Collected | null {
+	collect(microbatches: readonly ImageTextMicrobatch[], result: StepResult, seconds: StepSeconds): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
 		// Of the ranks that share a lane's samples one speaks for all.
 		const counts = this.run.state.lossOwner?.counts ?? false;
 		const filled = counts ? microbatches.filter(({ text }) => text.padding !== undefined) : [];
 		const own = Int32Array.from([
-			skipped,
 			filled.reduce((sum, { text }) => sum + text.padding!, 0),
 			filled.reduce((sum, { text }) => sum + text.ids.length, 0),
 			...parts.map((part) => Math.round(seconds[part] * unit.second)),
@@ -80,9 +69,8 @@ export class StepMetrics {
 			return null;
 		}
 		const everyone = world.exchange(own).map(readRank);
-		const total = (what: "skipped" | "padding" | "filled") => everyone.reduce((sum, one) => sum + one[what], 0);
+		const total = (what: "padding" | "filled") => everyone.reduce((sum, one) => sum + one[what], 0);
 		return {
-			skipped: total("skipped"),
 			...(total("filled") > 0 && { padding: total("padding") / total("filled") }),
 			modules: this.#modules(everyone),
 			memory: everyone.map(({ memory }) => memory),
@@ -132,7 +120,6 @@ function flopsPerToken(c: TrainingConfiguration, { stages }: HybridModel): numbe
 }
 
 interface RankStep {
-	readonly skipped: number;
 	/** Tokens that fill sequences up, and all tokens of microbatches whose sequences are filled up. */
 	readonly padding: number;
 	readonly filled: number;
@@ -141,14 +128,13 @@ interface RankStep {
 	readonly memory: RankMemory;
 }
 
-function readRank([skipped, padding, filled, ...values]: Int32Array): RankStep {
+function readRank([padding, filled, ...values]: Int32Array): RankStep {
 	const seconds = Object.fromEntries(
 		parts.map((part, i) => [part, values[i]! / unit.second]),
 	) as unknown as StepSeconds;
 	const [high, low, allocated, reserved, peak] = values.slice(parts.length);
 	const bytes = (kibibytes: number | undefined) => kibibytes! / unit.byte;
 	return {
-		skipped: skipped!,
 		padding: padding!,
 		filled: filled!,
 		seconds,

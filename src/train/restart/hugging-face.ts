@@ -52,6 +52,19 @@ export function keptOfFolders(c: TrainingConfiguration, pretrained: Pretrained, 
 	});
 }
 
+/** Fills this rank's modules with the weights of the folders' parts. */
+export function loadFolders(
+	run: Pick<Run, "language" | "encoder">,
+	{ language, tower, projector, weights }: Pretrained,
+): void {
+	const load = (module: NamedTensors | null, prefix: string) => {
+		if (module !== null) loadModel(partOf(module, prefix), weights, true);
+	};
+	if (language) load(run.language && withoutAdapters(run.language), "language_model.");
+	if (tower) load(run.encoder, towerPrefix);
+	if (projector) load(run.encoder, projectorPrefix);
+}
+
 export class HuggingFaceWeights implements Disposable {
 	#pretrained: Pretrained | null = null;
 
@@ -77,13 +90,8 @@ export class HuggingFaceWeights implements Disposable {
 		const pretrained = openFolders(c);
 		this.#pretrained = pretrained;
 		if (pretrained === null) return [];
-		const { language, tower, projector, weights } = pretrained;
-		const load = (module: NamedTensors | null, prefix: string) => {
-			if (module !== null) loadModel(partOf(module, prefix), weights, true);
-		};
-		if (language) load(run.language && withoutAdapters(run.language), "language_model.");
-		if (tower) load(run.encoder, towerPrefix);
-		if (projector) load(run.encoder, projectorPrefix);
+		loadFolders(run, pretrained);
+		const { language, tower, projector } = pretrained;
 		const from = (what: string, parts: { readonly path: string } | null) =>
 			parts === null ? `a new ${what}` : `${what} of ${parts.path}`;
 		const vision = hasEncoder(c) ? [from("vision tower", tower), from("projector", projector)] : [];

@@ -7,12 +7,9 @@ import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
 import { describeOrigin } from "../../../src/config/sources.ts";
-import { golden } from "../../golden.ts";
+import { parts } from "../../train/restart/vision-language.ts";
 
-const source = golden("vision-language");
-const [language, tower, projector] = ["language", "tower", "projector.safetensors"].map((name) =>
-	join(source, name),
-) as [string, string, string];
+const { language, tower, projector } = parts;
 let folder: string;
 let count = 0;
 beforeAll(() => {

@@ -12,13 +12,10 @@ import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
-import { golden } from "../../golden.ts";
+import { parts } from "../../train/restart/vision-language.ts";
 import { conversionOptions } from "../conversion/options.ts";
 
-const source = golden("vision-language");
-const [language, tower, projector] = ["language", "tower", "projector.safetensors"].map((name) =>
-	join(source, name),
-) as [string, string, string];
+const { language, tower, projector } = parts;
 let folder: string;
 let count = 0;
 beforeAll(() => {

@@ -1,9 +1,10 @@
-"""Makes tests/golden/vision-language with transformers: a tiny NemotronH, a tiny RADIO and what joins them.
+"""Makes examples/shapes/{language,tower} and tests/golden/vision-language with transformers: a tiny NemotronH, a tiny RADIO
+and what joins them.
 
-    python make_vision_language.py TARGET      (needs torch, transformers >= 5.23, tokenizers, numpy and safetensors)
+    python make_vision_language.py PARTS TARGET      (needs torch, transformers >= 5.23, tokenizers, numpy and safetensors)
 
-TARGET/language   NemotronHForCausalLM with a byte tokenizer, as save_pretrained writes them
-TARGET/tower      RadioModel and its image processor, as save_pretrained writes them
+PARTS/language    NemotronHForCausalLM with a byte tokenizer, as save_pretrained writes them
+PARTS/tower       RadioModel and its image processor, as save_pretrained writes them
 TARGET/projector.safetensors   the projector between them, under its published names
 TARGET/expected.safetensors   what transformers computes in float64 from the float32 weights, rounded to float32: the tower's
                   features of two images, the projector's rows, the language model's logits of a text, and those of
@@ -134,20 +135,23 @@ def listing(folder):
 @torch.no_grad()
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("parts")
     parser.add_argument("target")
-    target = parser.parse_args().target
-    shutil.rmtree(target, ignore_errors=True)
-    os.makedirs(target)
+    arguments = parser.parse_args()
+    parts, target = arguments.parts, arguments.target
+    for folder in [f"{parts}/language", f"{parts}/tower", target]:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
     torch.manual_seed(1)
     language_model, vision_model = language().eval(), tower().eval()
     vary(language_model, 4)
     vary(vision_model, 5)
-    language_model.save_pretrained(f"{target}/language")
-    tokenizer().save_pretrained(f"{target}/language")
-    vision_model.save_pretrained(f"{target}/tower")
+    language_model.save_pretrained(f"{parts}/language")
+    tokenizer().save_pretrained(f"{parts}/language")
+    vision_model.save_pretrained(f"{parts}/tower")
     preprocessor = {"image_processor_type": "NemotronH_Omni_Reasoning_V3ImageProcessor", "patch_size": PATCH,
                     "downsample_ratio": 0.5, "min_num_patches": 4, "max_num_patches": 16, "max_model_len": 64}
-    with open(f"{target}/tower/preprocessor_config.json", "w") as file:
+    with open(f"{parts}/tower/preprocessor_config.json", "w") as file:
         json.dump(preprocessor, file, indent=2)
         file.write("\n")
     with tempfile.TemporaryDirectory() as whole:

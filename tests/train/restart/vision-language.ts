@@ -1,4 +1,4 @@
-/** The tiny vision-language model of tests/golden/vision-language, and flags that start from its parts. */
+/** The tiny vision-language model of examples/shapes and tests/golden/vision-language, and flags that start from its parts. */
 import { join } from "node:path";
 import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../../../src/config/resolve.ts";
@@ -7,8 +7,8 @@ import { golden } from "../../golden.ts";
 const folder = golden("vision-language");
 
 export const parts = {
-	language: join(folder, "language"),
-	tower: join(folder, "tower"),
+	language: join(import.meta.dir, "../../../examples/shapes/language"),
+	tower: join(import.meta.dir, "../../../examples/shapes/tower"),
 	projector: join(folder, "projector.safetensors"),
 };
 

@@ -27,8 +27,8 @@ export interface LoaderOptions {
 	readonly skippedFile: string | null;
 	/** Whether this process writes, counts and hears of the samples that a data rank skips; of its readers one does. */
 	readonly tells: (rank: number) => boolean;
-	/** Hears of every skipped sample, and how many there were with it. */
-	readonly onSkipped: (skipped: SkippedSample, count: number) => void;
+	/** Hears of every skipped sample. */
+	readonly onSkipped: (skipped: SkippedSample) => void;
 	/** Hears when the consumer has waited `stallSeconds` for a worker of a data rank. */
 	readonly onStall: (rank: number, worker: number) => void;
 	readonly stallSeconds: number;
@@ -273,7 +273,7 @@ export class DataLoader implements AsyncDisposable {
 				break;
 			case "skipped":
 				try {
-					if (this.#skipLog.add(message.skipped)) this.#options.onSkipped(message.skipped, this.#skipLog.count);
+					if (this.#skipLog.add(message.skipped)) this.#options.onSkipped(message.skipped);
 				} catch (error) {
 					this.#fail(error as Error);
 				}

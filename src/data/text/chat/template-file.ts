@@ -58,9 +58,18 @@ function isFolder(path: string): boolean {
 	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
 }
 
-function templateIn(folder: string): string {
+/** Whether a folder has a template. */
+export function hasChatTemplate(folder: string): boolean {
+	return findTemplate(folder) !== undefined;
+}
+
+function findTemplate(folder: string): string | undefined {
 	const found = templateFiles.map((name) => join(folder, name)).filter((file) => existsSync(file));
-	const file = found.find((candidate) => !candidate.endsWith(".json") || templateOf(candidate) !== null);
+	return found.find((candidate) => !candidate.endsWith(".json") || templateOf(candidate) !== null);
+}
+
+function templateIn(folder: string): string {
+	const file = findTemplate(folder);
 	if (file === undefined) throw noTemplate(folder);
 	return file;
 }

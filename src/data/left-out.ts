@@ -1,0 +1,77 @@
+/** Samples that were left out, by what is wrong with them: reasons that differ in nothing but names and numbers are one kind. */
+import type { SkippedSample } from "./energon/loader/messages.ts";
+
+/** Samples of a kind that were not handed over before. */
+export interface LeftOutKind {
+	/** The reason without what differs from sample to sample. */
+	readonly kind: string;
+	/** That of the latest sample. */
+	readonly reason: string;
+	/** Digests of the samples' names. */
+	readonly names: readonly string[];
+	/** Further samples, of which no name is known. */
+	readonly unnamed: number;
+}
+
+/** Further kinds are counted together. */
+const mostKinds = 100;
+/** Names that are remembered; samples beyond count each time that they are read. */
+const mostNames = 100_000;
+
+const others = "other reasons";
+
+/** Names that were seen. */
+export class KnownNames {
+	readonly #names = new Set<string>();
+
+	/** Whether a name is new, as all are that there is no room to remember. */
+	add(name: string): boolean {
+		if (this.#names.has(name)) return false;
+		if (this.#names.size < mostNames) this.#names.add(name);
+		return true;
+	}
+}
+
+export class LeftOutTally {
+	readonly #fresh = new Map<string, { reason: string; names: string[]; unnamed: number }>();
+	/** Samples of every kind so far. */
+	readonly #counts = new Map<string, number>();
+	readonly #known = new KnownNames();
+
+	add({ reason, samples }: Pick<SkippedSample, "reason" | "samples">): void {
+		const own = kindOf(reason);
+		const kind = this.#counts.has(own) || this.#counts.size < mostKinds ? own : others;
+		const names = samples
+			.map((sample) => Bun.hash.wyhash(JSON.stringify(sample)).toString(36))
+			.filter((name) => this.#known.add(name));
+		// A step that was given no sample has lost one that is not known.
+		const unnamed = samples.length === 0 ? 1 : 0;
+		if (names.length + unnamed === 0) return;
+		const fresh = this.#fresh.get(kind) ?? { reason, names: [], unnamed: 0 };
+		fresh.reason = reason;
+		fresh.names.push(...names);
+		fresh.unnamed += unnamed;
+		this.#fresh.set(kind, fresh);
+		this.#counts.set(kind, (this.#counts.get(kind) ?? 0) + names.length + unnamed);
+	}
+
+	/** Samples of every kind. */
+	get counts(): ReadonlyMap<string, number> {
+		return this.#counts;
+	}
+
+	/** What was added since it was last taken. */
+	take(): LeftOutKind[] {
+		const taken = [...this.#fresh].map(([kind, fresh]) => ({ kind, ...fresh }));
+		this.#fresh.clear();
+		return taken;
+	}
+}
+
+/** The same for two samples with the same mistake. */
+function kindOf(reason: string): string {
+	return reason
+		.replace(/^Sample [^\s:]+/, "Sample")
+		.replaceAll(/"(?:[^"\\]|\\.)*"/g, '""')
+		.replaceAll(/\d+/g, "0");
+}
