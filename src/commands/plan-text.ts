@@ -115,7 +115,7 @@ function stepTable({ modules, seconds }: StepEstimate, microbatches: number): st
 function stepSentence({ step, tokens, modules, worldSize }: RunPlan): string {
 	const flops = modules.reduce((sum, one) => sum + one.flops.forward + one.flops.backward, 0);
 	const rate = flops / step.seconds / worldSize / 1e12;
-	const limit = step.limitedByCores ? " The processor's cores decide: there are fewer than ranks." : "";
+	const limit = step.limitedByCores ? " The ranks share the processor's cores, of which there are fewer." : "";
 	return `${Math.round(tokens / step.seconds)} tokens/s, ${rate.toPrecision(3)} TFLOP/s a rank.${limit}`;
 }
 

@@ -275,7 +275,7 @@ class Reader {
 		const slowest = numberOf(entry.slowest_rank);
 		if (!Number.isFinite(slowest)) return;
 		module.slowest.set(slowest, (module.slowest.get(slowest) ?? 0) + 1);
-		const waited = numberOf(entry.bridge_ms) || 0;
+		const waited = (numberOf(entry.bridge_ms) || 0) + (numberOf(entry.wait_ms) || 0);
 		const all = Object.entries(entry).flatMap(([field, value]) =>
 			field.endsWith("_ms") && field !== "slowest_busy_ms" ? [numberOf(value)] : [],
 		);

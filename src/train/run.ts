@@ -167,7 +167,19 @@ function introduction(c: TrainingConfiguration, { topology }: Run, world: World)
 		? ` (${topology.encoder.size} for the encoder, ${topology.language.size} for the language model)`
 		: "";
 	const ranks = world.size === 1 ? "" : `${world.size} ranks${sizes}, `;
-	return `Training ${what} on ${name}, ${ranks}${threads} threads${world.size === 1 ? "" : " each"}.`;
+	const on = `${name}, ${ranks}${threads} threads${world.size === 1 ? "" : " each"}`;
+	return `Training ${what} on ${on}.${frozenText(c)}`;
+}
+
+/** A sentence that names the parts that stay as they are; empty where all are trained. */
+function frozenText(c: TrainingConfiguration): string {
+	const frozen = [
+		...(hasEncoder(c) && c.freezeVit ? ["the vision tower"] : []),
+		...(hasEncoder(c) && c.freezeProjection ? ["the projector"] : []),
+		...(c.freezeLm ? ["the language model"] : []),
+	];
+	if (frozen.length === 0) return "";
+	return ` Frozen: ${frozen.join(" and ")}.`;
 }
 
 function languageText(c: TrainingConfiguration, millions: (count: number) => string): string {

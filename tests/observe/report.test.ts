@@ -35,7 +35,7 @@ test("a spike, a stalled rank, a stop and a resume are on the page", () => {
 	for (const text of [
 		"finished",
 		"200 of 200",
-		"Rank 2 was it in all steps from",
+		"Rank 2 was the slowest in every step from",
 		"resumed from checkpoints/iter_0000100",
 		"SIGTERM",
 		"The busiest is expert 0 of layer 3 with 2.00 times the mean",

@@ -117,7 +117,7 @@ export default defineCommand({
 			for (const line of skippedLines(skipped)) console.log(line);
 		}
 		console.log(
-			`Look at it: mimo data info ${output}; train on it: --data-path ${output} among the flags of mimo train, or of mimo data preview`,
+			`Look at it: mimo data info ${output}; train on it: mimo train with --data-path ${output}, after mimo data preview with the same flags`,
 		);
 	},
 });

@@ -2,7 +2,7 @@
 import type { RunLog, Streak } from "../run-log.ts";
 import type { Series } from "../series.ts";
 import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";
-import { escapeHtml, numberText, section } from "./html.ts";
+import { escapeHtml, millisecondsText, numberText, section } from "./html.ts";
 import { meanOf, recentOf } from "./series-means.ts";
 
 export interface DrawnRun {
@@ -124,5 +124,5 @@ const notableStreak = 8;
 function streakText(streak: Streak | null): string {
 	if (streak === null || streak.last - streak.first + 1 < notableStreak) return "";
 	const { rank, first, last, busy, mean } = streak;
-	return ` Rank ${rank} was it in all steps from ${first} to ${last}: at first it worked ${numberText(busy)} ms, the ranks on average ${numberText(mean)} ms.`;
+	return ` Rank ${rank} was the slowest in every step from ${first} to ${last}: in the first of them it worked ${millisecondsText(busy)}, its module's ranks ${millisecondsText(mean)} on average.`;
 }

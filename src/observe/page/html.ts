@@ -20,6 +20,11 @@ export function numberText(value: number): string {
 	return value.toLocaleString("en", { maximumFractionDigits: size < 1 ? 5 : size < 100 ? 3 : 1 });
 }
 
+/** "39.7 ms". */
+export function millisecondsText(value: number): string {
+	return `${value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : value < 100 ? 1 : 0 })} ms`;
+}
+
 /** "20.3 GiB". */
 export function bytesText(bytes: number): string {
 	const units = ["B", "KiB", "MiB", "GiB", "TiB"];

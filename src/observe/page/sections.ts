@@ -2,7 +2,7 @@
 import type { RunLog } from "../run-log.ts";
 import { bars, heatMap } from "./bars.ts";
 import { lineChart } from "./charts.ts";
-import { bytesText, durationText, escapeHtml, numberText, section } from "./html.ts";
+import { bytesText, durationText, escapeHtml, millisecondsText, numberText, section } from "./html.ts";
 import { meanOf, recentOf } from "./series-means.ts";
 
 type Entry = Readonly<Record<string, unknown>>;
@@ -47,7 +47,7 @@ export function factsOf(log: RunLog, now: number): readonly (readonly [name: str
 	if (typeof latest === "number") facts.push(["lm loss", numberText(latest)]);
 	const validation = log.validation.get("lm loss")?.bins.at(-1);
 	if (validation) facts.push(["validation", numberText(validation.sum / validation.count)]);
-	if (Number.isFinite(milliseconds)) facts.push(["a step takes", `${numberText(milliseconds)} ms`]);
+	if (Number.isFinite(milliseconds)) facts.push(["a step takes", millisecondsText(milliseconds)]);
 	const rate = recentOf(log.tokensPerSecond);
 	if (Number.isFinite(rate)) facts.push(["tokens/s", numberText(Math.round(rate))]);
 	if (log.firstTime && log.lastTime) {

@@ -21,7 +21,8 @@ dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 
 dl.facts dt { color: var(--soft); font-size: 13px; } dl.facts dd { margin: 0; font-size: 18px; font-weight: 600;
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .chart { --height: 190px; display: grid; grid-template-columns: max-content minmax(0, 1fr); column-gap: 8px; }
-.chart svg { width: 100%; height: var(--height); display: block; }
+/* A dot at the last step stands over the edge. */
+.chart svg { width: 100%; height: var(--height); display: block; overflow: visible; clip-path: inset(0 -4px); }
 /* Labels lie over each other, so that the widest makes the column, and move to their places. */
 .levels { display: grid; height: 0; text-align: right; font-size: 12px; line-height: 16px; color: var(--soft);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -34,6 +35,7 @@ dl.facts dt { color: var(--soft); font-size: 13px; } dl.facts dd { margin: 0; fo
 .curves:has(.axis input:checked) .linear, .curves:not(:has(.axis input:checked)) .log { display: none; }
 /* Alone it stands beside the title above. */
 .keys:has(> .axis:only-child) { margin-top: -29px; }
+:is(h2, h3):has(+ .curves > .keys > .axis:only-child) { padding-right: 90px; }
 .axis { margin-left: auto; cursor: pointer; user-select: none; display: inline-flex; align-items: center; gap: 5px; }
 .axis input { margin: 0; accent-color: var(--c0); }
 .plot { position: relative; touch-action: pan-y; cursor: crosshair; }
