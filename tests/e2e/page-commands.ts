@@ -29,8 +29,15 @@ const shapeOf = (line: string): string =>
 		.replaceAll(/\d+(?:\.\d+)?(?:e[+-]?\d+)?/gi, "#")
 		.replaceAll(/\s+/g, " ");
 
-/** Lines of a block of output that the commands have not printed, but for their numbers; "..." stands for any. */
+/** Lines of a block of output that the commands have not printed, but for their numbers; "..." stands for anything. */
 export function missingLines({ text }: Block, printed: string): string[] {
-	const shapes = new Set(printed.split("\n").map(shapeOf));
-	return text.split("\n").filter((line) => line.trim() !== "" && line.trim() !== "..." && !shapes.has(shapeOf(line)));
+	const shapes = printed.split("\n").map(shapeOf);
+	const isPrinted = (line: string) => {
+		const parts = shapeOf(line).split("...");
+		return shapes.some((shape) => {
+			const places = parts.map((part) => shape.indexOf(part));
+			return parts.length === 1 ? shape === parts[0] : places.every((place) => place >= 0);
+		});
+	};
+	return text.split("\n").filter((line) => line.trim() !== "" && !isPrinted(line));
 }

@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
 import { png, Scratch } from "../data/fixtures.ts";
+import { parts } from "../train/restart/vision-language.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
@@ -134,6 +135,32 @@ test("a conversation: every line of standard input is answered", () => {
 	expect(read).toHaveLength(2);
 	expect(read[1]!).toBeGreaterThan(read[0]!);
 }, 30_000);
+
+describe("a vision-language model of Hugging Face", () => {
+	const { language, tower, projector } = parts;
+	const asked = ["--chat", "--image", "a.png", "--prompt", "What is it?", "--max-new-tokens", "6"];
+	const apart = `--load-hf ${language} --load-vision ${tower} --load-projector ${projector}`;
+
+	test("of three folders, of one, and of the checkpoint of the same weights", () => {
+		const still = "--seq-length 64 --micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 0 --device cpu";
+		const kept = `--moe-router-bias-update-rate 0 --llm-offset 0 --conversation-template jinja ${still}`;
+		const { exitCode } = run(`train ${apart} ${kept} --save-hf joined --save kept --save-interval 1`);
+		expect(exitCode).toBe(0);
+		const own = said(apart, ...asked);
+		expect(own.length).toBeGreaterThan(1);
+		expect(said("--load-hf joined", ...asked)).toBe(own);
+		expect(said("--load kept", ...asked)).toBe(own);
+		expect(said("--load-hf joined --encoder-tp 2 --llm-tp 2 --llm-ep 2", ...asked)).toBe(own);
+	}, 60_000);
+
+	test("without its projector is refused", () => {
+		const { exitCode, stderr } = run(`generate --load-hf ${language} --load-vision ${tower}`, ...asked);
+		expect([exitCode, stderr]).toEqual([
+			1,
+			`mimo: ${language} (load-hf) holds no projector, and none is named: --load-projector names one, or \`mimo train\` trains a new one.\n`,
+		]);
+	});
+});
 
 describe("is refused in a sentence", () => {
 	test.each([
