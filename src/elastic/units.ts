@@ -123,7 +123,7 @@ function addOfLayer(
 	units: LayerUnits,
 	prefix: string,
 ): void {
-	const expert = /^(mlp\.experts\.linear_fc[12]\.weight)(\d+)$/.exec(end);
+	const expert = /^(mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)$/.exec(end);
 	if (expert) {
 		const number = Number(expert[2]);
 		const at = units.experts === null ? number : units.experts.indexOf(number);
@@ -168,7 +168,9 @@ function tensorsOfLayer(
 			return new Map([
 				["mlp.linear_fc1.layer_norm_weight", [hidden, null]],
 				["mlp.linear_fc1.weight", [null, hidden]],
+				["mlp.linear_fc1.bias", [null, null]],
 				["mlp.linear_fc2.weight", [hidden, null]],
+				["mlp.linear_fc2.bias", [hidden, null]],
 			]);
 		default:
 			return expertTensors(c, units, hidden);
@@ -205,9 +207,12 @@ function attentionTensors(c: LanguageModelConfiguration, heads: Places, hidden: 
 		const first = group * (perGroup + 2);
 		return [...own.map((head) => first + (head % perGroup)), first + perGroup, first + perGroup + 1];
 	});
+	const rows = heads && blocksAt(Uint32Array.from(stored.flat()), d);
 	return new Map([
 		["self_attention.linear_qkv.layer_norm_weight", [hidden, null]],
-		["self_attention.linear_qkv.weight", [heads && blocksAt(Uint32Array.from(stored.flat()), d), hidden]],
+		["self_attention.linear_qkv.weight", [rows, hidden]],
+		["self_attention.linear_qkv.bias", [rows, null]],
+		["self_attention.linear_proj.bias", [hidden, null]],
 		["self_attention.linear_proj.weight", [hidden, heads && blocksAt(heads, d)]],
 	]);
 }
@@ -218,6 +223,7 @@ function expertTensors(c: LanguageModelConfiguration, units: LayerUnits, hidden:
 	const table = new Map<string, readonly [Rows, Places]>([
 		["pre_mlp_layernorm.weight", [hidden, null]],
 		["mlp.router.weight", [units.experts, hidden]],
+		["mlp.router.bias", [units.experts, null]],
 		["mlp.router.expert_bias", [units.experts, null]],
 		["mlp.shared_experts.linear_fc1.weight", [null, hidden]],
 		["mlp.shared_experts.linear_fc2.weight", [hidden, null]],
@@ -228,7 +234,9 @@ function expertTensors(c: LanguageModelConfiguration, units: LayerUnits, hidden:
 		// Experts that keep the same channels share the list.
 		if (!both.has(channels)) both.set(channels, channels && gated ? join([0, channels], [f, channels]) : channels);
 		table.set(`mlp.experts.linear_fc1.weight${expert}`, [both.get(channels)!, hidden]);
+		table.set(`mlp.experts.linear_fc1.bias${expert}`, [both.get(channels)!, null]);
 		table.set(`mlp.experts.linear_fc2.weight${expert}`, [hidden, channels]);
+		table.set(`mlp.experts.linear_fc2.bias${expert}`, [hidden, null]);
 	}
 	return table;
 }

@@ -49,6 +49,12 @@ const parents: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 		"position-embedding-type": "rope",
 		"untie-embeddings-and-output-weights": false,
 	},
+	"biases, quick GEGLU": {
+		"add-bias-linear": true,
+		"squared-relu": false,
+		"quick-geglu": true,
+		"glu-linear-offset": 1,
+	},
 };
 
 const vocabulary = 61;
@@ -101,6 +107,11 @@ describe.each(Object.entries(parents))("%s", (_, changes) => {
 		const config = hybridConfig(c);
 		using whole = new HybridModel(device, config, { frozen: true });
 		whole.initialise(5);
+		for (const { name, value } of whole.logicalTensors()) {
+			if (!name.includes(".bias")) continue;
+			using drawn = Tensor.from(device, randomValues(value.elements, value.elements, 0.3), value.shape);
+			device.copy(value, drawn, drawn.bytes);
+		}
 		for (const { expertBias } of whole.routers.values()) {
 			using drawn = Tensor.from(device, randomValues(6, 3, 0.05), [6]);
 			device.copy(expertBias, drawn, drawn.bytes);

@@ -40,9 +40,12 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 		for (let i = 0; i < values.length; i++) values[i]! *= factor(Math.floor(i / width), i % width);
 	};
 	const norm = (name: string) => scaleBy(name, (channel) => (channel < e ? Math.sqrt(e / H) : 0));
-	/** Back into the residual stream; a layer that is left out adds nothing. */
-	const outward = (name: string, kept: boolean, column: (column: number) => boolean) =>
+	/** Back into the residual stream; a layer that is left out adds nothing, its bias neither. */
+	const outward = (name: string, kept: boolean, column: (column: number) => boolean) => {
 		scaleBy(name, (row, at) => (kept && row < e && column(at) ? 1 : 0));
+		const bias = name.replace(/\.weight(\d*)$/, ".bias$1");
+		if (tensors[bias]) scaleBy(bias, (row) => (kept && row < e ? 1 : 0));
+	};
 	const all = () => true;
 
 	scaleBy("language_model.embedding.word_embeddings.weight", (_, channel) => (channel < e ? 1 : 0));
