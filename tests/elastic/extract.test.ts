@@ -50,6 +50,7 @@ const parents: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 		"untie-embeddings-and-output-weights": false,
 	},
 	"biases, quick GEGLU": {
+		"moe-shared-expert-intermediate-size": 0,
 		"add-bias-linear": true,
 		"squared-relu": false,
 		"quick-geglu": true,
