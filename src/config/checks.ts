@@ -238,18 +238,20 @@ const schedule: readonly Check[] = [
 		),
 	(c) => {
 		const horizon = c.lrDecayIters ?? c.trainIters;
+		const name = c.lrDecayIters === null ? "train-iters" : "lr-decay-iters";
 		return unless(
 			horizon === null || c.lrWarmupIters === 0 || c.lrWarmupIters < horizon,
 			"lr-warmup-iters",
-			`allowed is less than the decay horizon (${horizon})`,
+			`allowed is less than ${name}, which is ${horizon}`,
 		);
 	},
 	(c) => {
 		const horizon = c.lrDecaySamples ?? c.trainSamples;
+		const name = c.lrDecaySamples === null ? "train-samples" : "lr-decay-samples";
 		return unless(
 			horizon === null || c.lrWarmupSamples === 0 || c.lrWarmupSamples < horizon,
 			"lr-warmup-samples",
-			`allowed is less than the decay horizon (${horizon})`,
+			`allowed is less than ${name}, which is ${horizon}`,
 		);
 	},
 	(c) =>

@@ -13,6 +13,7 @@ import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";
 import { type CommandFlags, parseFlags } from "./flags.ts";
 import { parsePattern, storedPattern } from "./hybrid-pattern.ts";
+import { modelKeys } from "./keys/model.ts";
 import { isPresetName, presets } from "./presets.ts";
 import {
 	type DerivedKey,
@@ -176,7 +177,9 @@ function resolveEntries(
 function missing(key: Key): Problem {
 	const { type, derivation } = fieldOf(key);
 	const why = derivation?.includes("required") ? ` (${derivation})` : "";
-	return { where: key, message: `it is missing${why}; give ${type.allowed} (flag --${key}, a preset or a file)` };
+	const ofModel = key in modelKeys && fieldOf(key).model !== false;
+	const places = ofModel ? "a preset, a file, or a model's folder with --load-hf" : "a preset or a file";
+	return { where: key, message: `it is missing${why}; give ${type.allowed} (flag --${key}, ${places})` };
 }
 
 /** Keys that name folders of weights. */

@@ -68,7 +68,9 @@ export function requestOf(
 }
 
 /** Bytes of its images, with their sizes. Throws a UserError that names the file that cannot be read. */
-export function openImages({ name, images }: Request, library: Images): EncodedImage[] {
+export function openImages(request: Request, library: Images): EncodedImage[] {
+	const { images } = request;
+	const name = request.name.replace(/^The /, "the ");
 	return images.map((path) => {
 		let file: Uint8Array;
 		try {

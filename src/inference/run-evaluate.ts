@@ -61,8 +61,15 @@ export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, 
 	}
 	if (run.rank !== reportingRank(run)) return;
 	for (const sentence of leftOut) warn(sentence);
+	const bare = !job.chat && job.questions.some((file) => readQuestions(file, false).some(isBare));
+	if (bare && c.conversationTemplate !== "plain") {
+		warn("The model has a chat template, and prompts were read without it: --chat writes it around them.");
+	}
 	console.log(job.json ? JSON.stringify({ datasets, questions }, null, "\t") : tables(datasets, questions).join("\n"));
 }
+
+/** Whether a question is a text that goes on as it stands. */
+const isBare = ({ request }: Question) => request.kind === "text";
 
 const measures = { exact: "exact match", choice: "multiple choice" } as const;
 

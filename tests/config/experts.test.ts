@@ -11,7 +11,10 @@ describe("refused by name", () => {
 		[{ "activation-func-clamp-value": 7 }, "allowed only with swiglu or quick-geglu"],
 		[{ ...gated, "glu-linear-offset": 1 }, "allowed is 0 without quick-geglu"],
 		[{ "add-bias-linear": true }, "shared experts have no biases in Megatron"],
-		[{ "add-bias-linear": true, "disable-bias-linear": true }, "allowed is one of add-bias-linear and disable-bias-linear"],
+		[
+			{ "add-bias-linear": true, "disable-bias-linear": true },
+			"allowed is one of add-bias-linear and disable-bias-linear",
+		],
 		[{ "moe-single-grouped-bias": true }, "moe-single-grouped-bias (program): the value is true; allowed only with"],
 		[{ "moe-mlp-glu-interleave-size": 8 }, "allowed only with swiglu or quick-geglu, and a divisor"],
 		[{ ...gated, "moe-mlp-glu-interleave-size": 7 }, "a divisor of moe-ffn-hidden-size"],
@@ -27,7 +30,7 @@ describe("refused by name", () => {
 		[{ ...fp8, bf16: false }, "it needs bf16"],
 		[{ ...fp8, "moe-fused-mlp": "off" }, "it needs experts as one operation"],
 		[{ ...fp8, "fp8-recipe": null }, "it needs fp8-recipe blockwise"],
-		[{ ...fp8, "fp8-format": null }, "fp8-recipe (program): the value is \"blockwise\"; it needs fp8-format"],
+		[{ ...fp8, "fp8-format": null }, 'fp8-recipe (program): the value is "blockwise"; it needs fp8-format'],
 		[{ ...fp8, "fp8-format": "hybrid" }, "hybrid is not built yet"],
 	] as const) {
 		test(JSON.stringify(keys), () => {
@@ -49,5 +52,7 @@ test("the path of experts and why", () => {
 	expect(path({ "squared-relu": false })).toContain("one after the other, because the activation is GELU".slice(4));
 	expect(path({ "hybrid-layer-pattern": "M-" })).toBeNull();
 	const fp8 = { bf16: true, device: "cpu", "fp8-format": "e4m3", "fp8-recipe": "blockwise", "fp8-emulate": true };
-	expect(path(fp8)).toContain("rounded to e4m3, blockwise, which is emulated; weight gradients and master weights are not");
+	expect(path(fp8)).toContain(
+		"rounded to e4m3, blockwise, which is emulated; weight gradients and master weights are not",
+	);
 });

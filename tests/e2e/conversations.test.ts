@@ -83,10 +83,10 @@ test("a role that the template refuses is named with sample, turn, file and line
 		"strict.jinja",
 		"{% for m in messages %}\n{% if m.role == 'narrator' %}\n{{ raise_exception('Nobody narrates') }}\n{% endif %}\n{{ m.role + ': ' }}{% for p in (m.content if m.content is not string else []) %}{{ p.text if p.type == 'text' else '<|image_pad|>' }}{% endfor %}{{ m.content if m.content is string }}<|im_end|>\n{% endfor %}",
 	);
-	const { exitCode, stderr } = mimo([...train, "--data-path", "odd", "--chat-template", strict], scratch.path);
+	const { exitCode, stdout } = mimo([...train, "--data-path", "odd", "--chat-template", strict], scratch.path);
 	expect(exitCode).toBe(0);
-	expect(stderr).toContain('strict.jinja, line 3, refuses its turn 1 (narrator): "Nobody narrates"');
-	expect(stderr).toContain("Sample s3 cannot be trained on");
+	expect(stdout).toContain('strict.jinja, line 3, refuses its turn 1 (narrator): "Nobody narrates"');
+	expect(stdout).toContain("Sample s3 cannot be trained on");
 });
 
 for (const [what, flags, message] of [

@@ -117,7 +117,10 @@ describe.skipIf(python === null)("transformers", () => {
 		() => {
 			const [block] = blocksOf(page).filter(({ language }) => language === "python");
 			const { exitCode, printed: said } = run([python!, "-W", "ignore", "-c", block!.text], "python");
-			expect([exitCode, said.split("\n")]).toEqual([0, expect.arrayContaining(printed("mimo generate").split("\n", 1))]);
+			expect([exitCode, said.split("\n")]).toEqual([
+				0,
+				expect.arrayContaining(printed("mimo generate").split("\n", 1)),
+			]);
 		},
 		120_000,
 	);

@@ -195,12 +195,12 @@ describe("is refused in a sentence", () => {
 		[
 			"an image that is not there",
 			"--load pictures --prompt a --image z.png",
-			/^mimo: The image z\.png of The prompt cannot be read: .*\.\n$/,
+			/^mimo: The image z\.png of the prompt cannot be read: .*\.\n$/,
 		],
 		[
 			"an image that is none",
 			"--load pictures --prompt a --image text.txt",
-			/^mimo: The image text\.txt of The prompt: .*\n$/,
+			/^mimo: The image text\.txt of the prompt: .*\n$/,
 		],
 		[
 			"top-p without temperature",

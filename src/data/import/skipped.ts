@@ -63,8 +63,11 @@ export class SkippedRows {
 		const most = "rows" in limit ? limit.rows : limit.share * Math.max(rows, FIRST_ROWS);
 		if (this.#count <= most) return;
 		const { reason, examples } = this.reasons[0]!;
+		const hint = reason.startsWith("the image cannot be read")
+			? " Image paths begin in the folder of their file, or in that of --image-root."
+			: "";
 		throw new UserError(
-			`${this.#count} of ${rows} rows were skipped, more than --skip-limit allows; most often: ${reason} (${examples[0]}). ${list} names them; the same command with a higher limit goes on from there.`,
+			`${this.#count} of ${rows} rows were skipped, more than --skip-limit allows; most often, as in ${examples[0]}.${hint} ${list} names them; the same command with a higher limit goes on from there.`,
 		);
 	}
 }
