@@ -1130,6 +1130,75 @@ typedef struct mimo_router_bias_update_args {
 } mimo_router_bias_update_args;
 MIMO_API int32_t mimo_router_bias_update(mimo_stream* stream, const mimo_router_bias_update_args* args);
 
+/* ---- operations: elastic masks ------------------------------------------------------------------------------ */
+
+/* y[r][c] = m_c x[r][c] (docs/spec/elastic.md §9). Columns of one ring share a factor: m_c = values[rings[c]], 1 for ring -1. */
+typedef struct mimo_mask_columns_forward_args {
+  const void* x;
+  const int32_t* rings; /* [width] below ring_count, or null = all 0 */
+  const float* values;  /* [ring_count] */
+  void* y;
+  const int32_t* row_count; /* or null */
+  int64_t rows;
+  int64_t width;
+  int64_t x_stride;
+  int64_t y_stride;
+  int32_t dtype;
+} mimo_mask_columns_forward_args;
+MIMO_API int32_t mimo_mask_columns_forward(mimo_stream* stream, const mimo_mask_columns_forward_args* args);
+
+/* dx[r][c] = m_c dy[r][c]; dvalues[k] += sum over the columns c of ring k and all rows of dy[r][c] x[r][c]. */
+typedef struct mimo_mask_columns_backward_args {
+  const void* dy;
+  const void* x;
+  const int32_t* rings; /* or null */
+  const float* values;
+  void* dx;       /* or null */
+  float* dvalues; /* [ring_count], or null */
+  const int32_t* row_count; /* or null */
+  int64_t rows;
+  int64_t width;
+  int64_t ring_count;
+  int64_t dy_stride;
+  int64_t x_stride;
+  int64_t dx_stride;
+  int32_t accumulate; /* 1: dx is added to */
+  int32_t x_dtype;
+  int32_t gradient_dtype; /* of dy and dx */
+} mimo_mask_columns_backward_args;
+MIMO_API int32_t mimo_mask_columns_backward(mimo_stream* stream, const mimo_mask_columns_backward_args* args);
+
+/* Router logits of which experts are masked (docs/spec/elastic.md §10), m_e = values[rings[e]], at most 1. sigmoid = 1: y is
+ * the logit whose sigmoid is m_e sigma(logit); sigmoid = 0: y = m_e logit. An expert with m_e = 0 is blocked: y = -1e30. */
+typedef struct mimo_mask_scores_forward_args {
+  const float* logits;      /* [T, E] */
+  const int32_t* rings;     /* [E], or null */
+  const float* values;      /* [ring_count] */
+  const float* expert_bias; /* [E], or null */
+  float* y;                 /* [T, E] */
+  float* masked_bias;       /* [E] m_e bias where sigmoid = 1, the bias where not; blocked_bias of blocked experts; or null */
+  int64_t tokens;
+  int64_t experts;
+  float blocked_bias;
+  int32_t sigmoid;
+} mimo_mask_scores_forward_args;
+MIMO_API int32_t mimo_mask_scores_forward(mimo_stream* stream, const mimo_mask_scores_forward_args* args);
+
+/* The bias has no gradient, and blocked experts none. */
+typedef struct mimo_mask_scores_backward_args {
+  const float* dy;     /* [T, E] */
+  const float* logits; /* [T, E] */
+  const int32_t* rings;
+  const float* values;
+  float* dlogits; /* [T, E], or null */
+  float* dvalues; /* [ring_count], added to; or null */
+  int64_t tokens;
+  int64_t experts;
+  int64_t ring_count;
+  int32_t sigmoid;
+} mimo_mask_scores_backward_args;
+MIMO_API int32_t mimo_mask_scores_backward(mimo_stream* stream, const mimo_mask_scores_backward_args* args);
+
 /* ---- operations: embedding and loss ------------------------------------------------------------------------- */
 
 /* y[t] = table[ids[t] - vocabulary_start]; a foreign id gives zeros. */
@@ -1216,6 +1285,50 @@ typedef struct mimo_masked_sum_args {
   int64_t elements;
 } mimo_masked_sum_args;
 MIMO_API int32_t mimo_masked_sum(mimo_stream* stream, const mimo_masked_sum_args* args);
+
+/* Statistics of a vocabulary shard for the divergence of a student from a teacher (docs/spec/elastic.md §11). Per token, over
+ * the live columns of s = student / temperature and t = teacher / temperature: max s, sum exp(s - max s), max t,
+ * sum exp(t - max t), sum exp(t - max t) (t - s). */
+typedef struct mimo_kl_statistics_args {
+  const void* student; /* [T, vocabulary_rows] */
+  const void* teacher; /* [T, vocabulary_rows] */
+  float* statistics;   /* [5, T] */
+  int64_t tokens;
+  int64_t vocabulary_rows;
+  int64_t vocabulary_live; /* columns from here on do not exist */
+  float inverse_temperature;
+  int32_t student_dtype;
+  int32_t teacher_dtype;
+} mimo_kl_statistics_args;
+MIMO_API int32_t mimo_kl_statistics(mimo_stream* stream, const mimo_kl_statistics_args* args);
+
+/* loss = sum over the vocabulary of P_t (log P_t - log P_s), from the statistics of all shards. */
+typedef struct mimo_kl_loss_args {
+  const float* statistics; /* [shards, 5, T] */
+  float* loss;             /* [T] */
+  float* student_lse;      /* [T] */
+  float* teacher_lse;      /* [T] */
+  int64_t tokens;
+  int64_t shards;
+} mimo_kl_loss_args;
+MIMO_API int32_t mimo_kl_loss(mimo_stream* stream, const mimo_kl_loss_args* args);
+
+/* dlogits = dloss (P_s - P_t) / temperature, 0 in columns that do not exist. dlogits may be the student's memory. */
+typedef struct mimo_kl_backward_args {
+  const void* student;
+  const void* teacher;
+  const float* student_lse; /* [T] */
+  const float* teacher_lse; /* [T] */
+  const float* dloss;       /* [T] */
+  void* dlogits;            /* of the student's type */
+  int64_t tokens;
+  int64_t vocabulary_rows;
+  int64_t vocabulary_live;
+  float inverse_temperature;
+  int32_t student_dtype;
+  int32_t teacher_dtype;
+} mimo_kl_backward_args;
+MIMO_API int32_t mimo_kl_backward(mimo_stream* stream, const mimo_kl_backward_args* args);
 
 /* ---- operations: elementwise -------------------------------------------------------------------------------- */
 

@@ -13,6 +13,8 @@ export interface AdamWOptions {
 	readonly epsilon: number;
 	/** Multiplier of the scheduled weight decay for a parameter, by name; default decayMultiplier. */
 	readonly weightDecayMultiplier?: (name: string) => number;
+	/** Multiplier of the scheduled learning rate for a parameter, by name; default 1. */
+	readonly learningRateMultiplier?: (name: string) => number;
 }
 
 /**
@@ -37,7 +39,8 @@ export interface OptimizerShard {
 interface Run {
 	readonly begin: number;
 	readonly end: number;
-	readonly multiplier: number;
+	readonly decay: number;
+	readonly rate: number;
 }
 
 export class AdamW implements Disposable {
@@ -79,7 +82,7 @@ export class AdamW implements Disposable {
 			beta2: options.beta2,
 		});
 		for (const shard of this.shards) {
-			for (const { begin, end, multiplier } of this.#runs.get(shard)!) {
+			for (const { begin, end, decay, rate } of this.#runs.get(shard)!) {
 				const count = end - begin;
 				using master = shard.master.columns(begin - shard.begin, count);
 				using expAvg = shard.expAvg.columns(begin - shard.begin, count);
@@ -103,27 +106,28 @@ export class AdamW implements Disposable {
 					beta1: options.beta1,
 					beta2: options.beta2,
 					epsilon: options.epsilon,
-					weight_decay_multiplier: multiplier,
-					learning_rate_multiplier: 1,
+					weight_decay_multiplier: decay,
+					learning_rate_multiplier: rate,
 					model_dtype: values.dtypeCode,
 				});
 			}
 		}
 	}
 
-	/** Runs of neighbouring elements with one decay multiplier; padding belongs to the run before it. */
+	/** Runs of neighbouring elements with the same multipliers; padding belongs to the run before it. */
 	#runsOf(shard: OptimizerShard): Run[] {
-		const { weightDecayMultiplier } = this.options;
-		const runs: { begin: number; end: number; multiplier: number }[] = [];
+		const { weightDecayMultiplier, learningRateMultiplier } = this.options;
+		const runs: { begin: number; end: number; decay: number; rate: number }[] = [];
 		shard.buffer.entries.forEach((entry, index) => {
 			const next = shard.buffer.entries[index + 1]?.offset ?? shard.buffer.elements;
 			const begin = Math.max(entry.offset, shard.begin);
 			const end = Math.min(next, shard.end);
 			if (begin >= end) return;
-			const multiplier = weightDecayMultiplier?.(entry.name) ?? decayMultiplier(entry.decays);
+			const decay = weightDecayMultiplier?.(entry.name) ?? decayMultiplier(entry.decays);
+			const rate = learningRateMultiplier?.(entry.name) ?? 1;
 			const last = runs.at(-1);
-			if (last && last.multiplier === multiplier && last.end === begin) last.end = end;
-			else runs.push({ begin, end, multiplier });
+			if (last && last.decay === decay && last.rate === rate && last.end === begin) last.end = end;
+			else runs.push({ begin, end, decay, rate });
 		});
 		return runs;
 	}

@@ -119,15 +119,18 @@ function readJson(path: string): unknown {
 	}
 }
 
+/** What decides the model of a Megatron reference. */
+export type DescribedModel = Pick<PredictionConfigFile, "pattern" | "vocab_size" | "layernorm_epsilon"> & {
+	readonly transformer_config: PredictionConfigFile["transformer_config"];
+	readonly fixed: Pick<
+		PredictionConfigFile["fixed"],
+		"untied" | "router_score" | "dropout" | "mamba_chunk" | "conv_width"
+	>;
+};
+
 /** The model that config.json describes. */
 export function predictionModel(
-	{
-		pattern,
-		vocab_size: vocabularySize,
-		layernorm_epsilon: epsilon,
-		transformer_config: t,
-		fixed,
-	}: PredictionConfigFile,
+	{ pattern, vocab_size: vocabularySize, layernorm_epsilon: epsilon, transformer_config: t, fixed }: DescribedModel,
 	dtype: Precision,
 ): HybridConfig {
 	const { segments, prediction } = parsePattern(pattern);

@@ -44,6 +44,13 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	expert_exchange_plan: 1,
 	embedding_forward: 2,
 	embedding_backward: 3,
+	mask_columns_forward: 2,
+	mask_columns_backward: 3,
+	mask_scores_forward: 2,
+	mask_scores_backward: 3,
+	kl_statistics: 2,
+	kl_loss: 1,
+	kl_backward: 3,
 	cross_entropy_statistics: 1,
 	cross_entropy_backward: 2,
 	axpby: 3,
@@ -129,7 +136,7 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		case "adamw":
 			return { flops: 0, bytes: v.elements! * (4 * 7 + (v.model === 0 ? 0 : 2)) };
 		default: {
-			const dtype = v.dtype ?? v.x_dtype;
+			const dtype = v.dtype ?? v.x_dtype ?? v.student_dtype;
 			return { flops: 0, bytes: operands[name] * elementsOf(name, v) * size(dtype) };
 		}
 	}

@@ -4,6 +4,11 @@
  * same ranks or on ranks of their own differ in the topology alone.
  */
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
+import type { ElasticConfig } from "../elastic/config.ts";
+import { drawFor } from "../elastic/draws.ts";
+import { ElasticRouter } from "../elastic/elastic-router.ts";
+import type { Draw } from "../elastic/router-network.ts";
+import { routerPrefix } from "../elastic/router-parameters.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
@@ -40,6 +45,8 @@ export interface RunSpecification {
 	readonly segments?: readonly Segment[];
 	/** Microbatches that pass a stage's segment before its next one has its turn; default: as many as stages. */
 	readonly microbatchGroup?: number | null;
+	/** The language model is an elastic parent; absent or null: it is not. */
+	readonly elastic?: ElasticSpecification | null;
 	/** Stands for image rows in the text; null without an encoder. */
 	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
@@ -64,6 +71,17 @@ export interface RunSpecification {
 	readonly logParametersNorm?: boolean;
 }
 
+export interface ElasticSpecification {
+	readonly config: ElasticConfig;
+	/**
+	 * Draws repeat after so many microbatches of a lane and are the same in all lanes, so that layouts of different lanes can
+	 * be compared; default: every microbatch, and every set of lanes that shares experts, has its own.
+	 */
+	readonly period?: number;
+	/** What microbatches draw instead, by iteration and microbatch of the lane. */
+	readonly draw?: (iteration: number, microbatch: number) => Draw;
+}
+
 /** A module's part on this rank. */
 interface Held<Module> {
 	readonly module: Module;
@@ -78,6 +96,8 @@ export interface Run extends Disposable {
 	readonly state: TrainingState;
 	/** Parts of the modules on this rank, or null, and their groups. */
 	readonly language: HybridModel | null;
+	/** With the language model, where it is elastic. */
+	readonly elastic: ElasticRouter | null;
 	readonly encoder: EncoderModule | null;
 	readonly groups: { readonly encoder: ModuleGroups | null; readonly language: ModuleGroups | null };
 	/** Draws the initial weights: the same whatever the layout. */
@@ -101,10 +121,11 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const language = await holdLanguage(specification, topology, world);
 	const shape = shapeOf(specification, topology);
 	const edges = await makeEdges(specification, topology, world, shape);
-	const held = [encoder, language].filter((one) => one !== null);
+	const elastic = language && holdRouter(specification, topology, language);
+	const held = [encoder, language, elastic].filter((one) => one !== null);
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
-	const optimizer = new AdamW(replicas, scalars, specification.adam);
+	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification));
 	const prefetch =
 		encoder && specification.prefetch ? new FeaturePrefetch(encoder.module, specification.prefetch) : null;
 	const passes = new RankPasses({
@@ -123,6 +144,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		rank: world.rank,
 		encoder: encoder?.module ?? null,
 		language: language?.module ?? null,
+		elastic: elastic?.module ?? null,
 		groups: { encoder: encoder?.groups ?? null, language: language?.groups ?? null },
 		state: {
 			replicas,
@@ -133,7 +155,8 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			},
 			world: everyone,
 			passes,
-			lossNames: lossNames(specification.language),
+			elastic: elastic && { router: elastic.module, draw: elastic.draw },
+			lossNames: lossNames(specification.language, specification.elastic?.config ?? null),
 			lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
 			optimizer,
 			scalars,
@@ -149,12 +172,22 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		*logicalTensors() {
 			for (const { module } of held) yield* module.logicalTensors();
 		},
-		counts: (tensor) => countsTensor(tensor, encoder, language),
+		counts: (tensor) =>
+			tensor.name.startsWith(routerPrefix)
+				? language!.groups.module.rank === 0
+				: countsTensor(tensor, encoder, language),
 		[Symbol.dispose]() {
 			const modules = held.map(({ module }) => module);
 			for (const owned of [...(prefetch ? [prefetch] : []), optimizer, scalars, ...modules]) owned[Symbol.dispose]();
 		},
 	};
+}
+
+/** The router has a learning rate of its own. */
+function optimizerOptions({ adam, elastic }: RunSpecification): AdamWOptions {
+	if (!elastic) return adam;
+	const { learningRateMultiplier } = elastic.config.router;
+	return { ...adam, learningRateMultiplier: (name) => (name.startsWith(routerPrefix) ? learningRateMultiplier : 1) };
 }
 
 /** Whether gradients go back into the encoder. */
@@ -203,6 +236,24 @@ async function holdLanguage(
 		replicas: replicasOf(groups),
 	});
 	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+/** The router's weights are whole on every rank of the language model, and their gradients are sums over all of them. */
+function holdRouter(
+	{ elastic = null }: RunSpecification,
+	{ language: grid }: Topology,
+	{ module: model, groups }: Held<HybridModel>,
+) {
+	if (elastic === null) return null;
+	const { config, period } = elastic;
+	const module = new ElasticRouter(config, model);
+	const ranks = { dense: groups.module, expert: groups.module, sequenceParallel: null, copies: null };
+	const replica = new DataParallel(module.parameters, ranks, false, true);
+	const sharing = groups.model.experts?.group ?? groups.model.tp;
+	const lanes = period === undefined ? Math.min(...sharing.ranks.map((rank) => grid.coordinates(rank).dp)) : 0;
+	const drawn = (iteration: number, microbatch: number) =>
+		drawFor(config, { iteration, microbatch: microbatch % (period ?? Infinity), lanes }, module.parentBudget);
+	return { module, replica, draw: elastic.draw ?? drawn };
 }
 
 function replicasOf({ replicas }: ModuleGroups) {

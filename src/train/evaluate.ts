@@ -1,20 +1,34 @@
 /** The loss without training: dropout is off, routers do not count. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import { Losses, languageModelLoss, meansOf } from "./losses.ts";
+import { type DrawnBudget, withoutNoise } from "../elastic/router-network.ts";
+import { budgetLossName, elasticLosses, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
 /** What evaluation needs of a training's state. */
-export type EvaluationState = Pick<TrainingState, "world" | "passes" | "lossOwner" | "lossNames" | "scalars">;
+export type EvaluationState = Pick<
+	TrainingState,
+	"world" | "passes" | "lossOwner" | "lossNames" | "scalars" | "elastic"
+>;
 
-/** Means of every loss over the microbatches of every rank; all call this together. */
+/** Losses of training alone. */
+const ofTraining: readonly string[] = [budgetLossName, ...Object.values(elasticLosses)];
+
+/**
+ * Means of every loss over the microbatches of every rank; all call this together. `budget`: of an elastic model, whose router
+ * then takes the likeliest sizes; default: the parent.
+ */
 export function evaluate(
-	{ scalars, world, passes, lossOwner, lossNames }: EvaluationState,
+	{ scalars, world, passes, lossOwner, lossNames, elastic }: EvaluationState,
 	microbatches: readonly ImageTextMicrobatch[],
 	observe?: MicrobatchObserver,
+	budget: DrawnBudget | null = null,
 ): { losses: Readonly<Record<string, number>>; tokens: number } {
-	using losses = new Losses(scalars.device, lossOwner, lossNames);
-	passes.evaluate(microbatches, losses, observe);
+	const names = lossNames.filter((name) => !ofTraining.includes(name));
+	using losses = new Losses(scalars.device, lossOwner, names);
+	const draws = budget && microbatches.map(() => withoutNoise(budget));
+	using sampled = (draws && elastic?.router.sample(draws, Number.POSITIVE_INFINITY, { trains: false })) ?? null;
+	passes.evaluate(microbatches, losses, observe, sampled?.microbatches);
 	const totals = losses.totals(world);
 	return { losses: meansOf(totals), tokens: totals.get(languageModelLoss)!.tokens };
 }

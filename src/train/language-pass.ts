@@ -2,6 +2,7 @@
 
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
+import type { Sampled } from "../elastic/elastic-router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Nodes } from "../models/hybrid/nodes.ts";
 import type { HybridStage, Observer } from "../models/hybrid/stage.ts";
@@ -14,13 +15,15 @@ import { type Segment, Tape, type WeightGradients } from "../tensor/tape.ts";
 import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { tokenLoss } from "./language-loss.ts";
-import type { Losses } from "./losses.ts";
+import { budgetLossName, elasticLosses, type Losses, lossTokens } from "./losses.ts";
 import { predictAhead } from "./prediction-loss.ts";
 
 /** Arguments of a pass beside its microbatch. */
 export interface LanguagePassOptions {
 	/** null: text alone. */
 	readonly imageTokenId: number | null;
+	/** The microbatch's sample of an elastic model; null: the model as it is. */
+	readonly elastic: Sampled | null;
 	/** Name of the microbatch in messages, such as "microbatch 3". */
 	readonly name: string;
 	/** Key of the step's dropout masks. */
@@ -93,7 +96,8 @@ export class LanguagePass implements Pass {
 		const images = matrix && {
 			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
 		};
-		const forward = { ...input.forward(options.dropoutKey, options.tokens), ...images };
+		const { elastic } = options;
+		const forward = { ...input.forward(options.dropoutKey, options.tokens), ...images, masks: elastic?.masks };
 		using hidden = yield* stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
 		if (!stage.segment.hasHead) {
 			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [] };
@@ -108,6 +112,10 @@ export class LanguagePass implements Pass {
 		const loss = this.#loss(hidden, input.labels, input.mask, observe);
 		observe?.("per_token_loss", loss);
 		losses.add(loss, input.mask);
+		if (elastic === null) return;
+		losses.addShared(elastic.loss.value, lossTokens(microbatch), budgetLossName);
+		const kind = elastic.draw.budget.parent ? elasticLosses.parent : elasticLosses.other;
+		if (losses.names.includes(kind)) losses.add(loss, input.mask, kind);
 	}
 
 	/** The loss_T of every token from normed hidden states; `gradient`: what each counts. */

@@ -1,4 +1,5 @@
 /** Sums of token losses and numbers of loss tokens over the microbatches of a step, by name, kept on the device. */
+import type { Microbatch } from "../data/microbatch.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import { Tensor } from "../tensor/tensor.ts";
@@ -6,12 +7,22 @@ import { Tensor } from "../tensor/tensor.ts";
 /** The loss that a training minimises, and whose tokens gradients are divided by. */
 export const languageModelLoss = "lm loss";
 
+/** Of an elastic model: a token's distance from its microbatch's budget (docs/spec/elastic.md §8, §12). */
+export const budgetLossName = "budget loss";
+/** The language model's loss of microbatches at the parent's budget, and at any other. */
+export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
+
 /** The ranks that together compute a module's losses. */
 export interface LossOwner {
 	/** All ranks of the module. */
 	readonly group: Group;
 	/** Whether this rank's losses count: of ranks that hold the same tokens' losses only one does. */
 	readonly counts: boolean;
+}
+
+/** What all tokens of a microbatch count together. */
+export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
+	return lossMask.reduce((sum, weight) => sum + weight, 0);
 }
 
 /** Σ loss and Σ mask over all that count. */
@@ -46,6 +57,14 @@ export class Losses implements Disposable {
 		using sum = this.#totals.columns(at, 1);
 		using count = this.#totals.columns(at + 1, 1);
 		this.device.run("masked_sum", { x: loss, mask, sum, count, elements: loss.elements });
+	}
+
+	/** Adds a loss that all tokens of a microbatch share; nothing where no loss has that name. */
+	addShared(value: number, tokens: number, name: string): void {
+		if (!this.names.includes(name)) return;
+		using loss = Tensor.from(this.device, Float32Array.of(value));
+		using mask = Tensor.from(this.device, Float32Array.of(tokens));
+		this.add(loss, mask, name);
 	}
 
 	/** Totals over the ranks of their owner, whose first rank holds them from now on for totals over more. Waits. */

@@ -1,16 +1,19 @@
 /** Losses of multi-token prediction beside the language model's (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
+import type { ElasticConfig } from "../elastic/config.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { predictDepth } from "../models/hybrid/prediction.ts";
 import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
-import { languageModelLoss } from "./losses.ts";
+import { budgetLossName, elasticLosses, languageModelLoss } from "./losses.ts";
 
-/** Names of a language model's losses, Megatron's: the next token's first, then every depth's. */
-export function lossNames({ prediction }: HybridConfig): string[] {
-	return [languageModelLoss, ...Array.from({ length: prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth))];
+/** Names of a language model's losses, Megatron's: the next token's first, then every depth's; then an elastic model's. */
+export function lossNames({ prediction }: HybridConfig, elastic: ElasticConfig | null): string[] {
+	const depths = Array.from({ length: prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth));
+	const budget = elastic === null || elastic.router.frozen ? [] : [budgetLossName];
+	return [languageModelLoss, ...depths, ...budget, ...(elastic === null ? [] : Object.values(elasticLosses))];
 }
 
 function depthLoss(depth: number): string {

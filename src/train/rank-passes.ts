@@ -2,6 +2,7 @@
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
+import type { Sampled } from "../elastic/elastic-router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
@@ -27,6 +28,8 @@ export interface StepPlace {
 	readonly dropoutKey: number;
 	/** The microbatches' tokens, in order, among those of the step's global batch; default: from the first on. */
 	readonly tokens?: TokenSlice | undefined;
+	/** Samples of the microbatches of an elastic model. */
+	readonly elastic?: readonly Sampled[] | undefined;
 	/** Microbatches of the step after, where they are known. */
 	readonly upcoming?: readonly ImageTextMicrobatch[] | undefined;
 	/** Called when the step's last microbatch has completed a parameter's gradient. */
@@ -74,9 +77,14 @@ export class RankPasses {
 		this.#execute(microbatches, place, losses, observe, true);
 	}
 
-	/** Microbatches forward only: no dropout, routers do not count. */
-	evaluate(microbatches: readonly ImageTextMicrobatch[], losses: Losses, observe?: MicrobatchObserver): void {
-		this.#execute(microbatches, { dropoutKey: 0 }, losses, observe, false);
+	/** Microbatches forward only: no dropout, routers do not count. `elastic`: samples of an elastic model; default: the parent. */
+	evaluate(
+		microbatches: readonly ImageTextMicrobatch[],
+		losses: Losses,
+		observe?: MicrobatchObserver,
+		elastic?: readonly Sampled[],
+	): void {
+		this.#execute(microbatches, { dropoutKey: 0, elastic }, losses, observe, false);
 		this.parts.language?.requireRoomForRows();
 	}
 
@@ -172,6 +180,7 @@ export class RankPasses {
 					losses,
 					{
 						imageTokenId,
+						elastic: place.elastic?.[index] ?? null,
 						name: `microbatch ${index}`,
 						dropoutKey: place.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),

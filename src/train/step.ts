@@ -5,6 +5,8 @@
  * ranks. Every rank of the run calls this together, whatever modules it holds.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import type { ElasticRouter, SampledStep } from "../elastic/elastic-router.ts";
+import type { Draw } from "../elastic/router-network.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";
@@ -16,10 +18,16 @@ import type { Group } from "../parallel/group.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
-import { Losses, type LossOwner, languageModelLoss, meansOf } from "./losses.ts";
+import { Losses, type LossOwner, languageModelLoss, lossTokens, meansOf } from "./losses.ts";
 import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
+
+/** A router, and the draw of a microbatch of this rank's lane by iteration and number. */
+export interface ElasticTraining {
+	readonly router: ElasticRouter;
+	readonly draw: (iteration: number, microbatch: number) => Draw;
+}
 
 /** State that a step reads and changes; on ranks without the language model `language` is null. */
 export interface TrainingState {
@@ -27,6 +35,8 @@ export interface TrainingState {
 	readonly replicas: readonly DataParallel[];
 	/** The language model's part, the ranks with the same routers, and the stages of its pipeline. */
 	readonly language: { readonly model: HybridModel; readonly routers: Group; readonly stages: Group } | null;
+	/** An elastic model's router, and what its microbatches draw; null: the model is not elastic, or not here. */
+	readonly elastic: ElasticTraining | null;
 	/** Every rank of the run. */
 	readonly world: Group;
 	readonly passes: RankPasses;
@@ -177,7 +187,9 @@ function runPasses(state: TrainingState, input: StepInput, losses: Losses, obser
 	const onGradient = (parameter: Parameter) => {
 		for (const replica of overlapping) replica.gradientReady(parameter);
 	};
+	using sampled = sampleStep(state, input);
 	const place = {
+		elastic: sampled?.microbatches,
 		dropoutKey: state.seed + input.iteration,
 		tokens: input.tokens,
 		upcoming: input.upcoming,
@@ -187,8 +199,22 @@ function runPasses(state: TrainingState, input: StepInput, losses: Losses, obser
 		...(overlapping.length > 0 && { onGradient }),
 	};
 	state.passes.train(input.microbatches, place, losses, observer.forward);
+	if (sampled) state.elastic!.router.addGradients(sampled, budgetWeights(state, input));
 	// Frozen modules have no backward passes, and their lists no sums.
 	for (const replica of state.replicas) replica.startSums();
+}
+
+/** Samples of this rank's microbatches; null: the model is not elastic, or not here. */
+function sampleStep({ elastic }: TrainingState, { microbatches, iteration }: StepInput): SampledStep | null {
+	if (elastic === null) return null;
+	const draws = microbatches.map((_, microbatch) => elastic.draw(iteration, microbatch));
+	return elastic.router.sample(draws, iteration, { trains: true });
+}
+
+/** What every microbatch's budget loss counts here: as much as its loss tokens, on the rank that counts their loss. */
+function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: StepInput): number[] {
+	const { lossWeight } = elastic!.router.config;
+	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));
 }
 
 /** Makes gradients those of the mean of the step's loss tokens. */

@@ -97,6 +97,7 @@ async function train(): Promise<void> {
 		scalars,
 		clipGrad: 1,
 		seed: 3,
+		elastic: null,
 		logNumZeros: false,
 		logParametersNorm: true,
 	};

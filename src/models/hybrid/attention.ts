@@ -7,6 +7,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { LayerContext } from "./layer.ts";
+import { masked } from "./masks.ts";
 import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
@@ -22,14 +23,16 @@ export function attentionLayer(
 	const { tp } = context.parallel;
 	using u = normed(tape, context, x, "self_attention.linear_qkv.layer_norm_weight");
 	using everyToken = everyRanksTokens(tape, context, u.y);
-	using projected = project(tape, context, everyToken.y, "self_attention.linear_qkv.weight");
+	const masks = context.layerMasks?.attention;
+	using everyHead = project(tape, context, everyToken.y, "self_attention.linear_qkv.weight");
+	using projected = masked(tape, everyHead, masks?.projection);
 	everyToken.drop();
 	u.drop();
 	const queryHeads = shape.heads / tp.size;
 	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
 	using qkv = shape.rope ? mixing.rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
-	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) =>
-		mixing.attention(on, fused, {
+	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) => {
+		using ofHeads = mixing.attention(on, fused, {
 			...heads,
 			sequences,
 			mask: "causal",
@@ -39,8 +42,9 @@ export function attentionLayer(
 			firstToken: dropout.tokens.first,
 			firstHead: tp.rank * queryHeads,
 			fullHeads: shape.heads,
-		}),
-	);
+		});
+		return masked(on, ofHeads, masks?.attended);
+	});
 	context.probe?.("heads", attended.y);
 	const output = "self_attention.linear_proj.weight";
 	using partial = project(tape, context, attended.y, output);

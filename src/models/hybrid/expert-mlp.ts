@@ -6,6 +6,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { ExpertRows } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
+import { masked } from "./masks.ts";
 import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
 import { runModule } from "./recomputed-module.ts";
 
@@ -33,21 +34,28 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 		};
 		return groupedMlp(tape, sorted, weights, { ...options, activation: mlp.activation, recipe: moe.recipe });
 	}
-	using hidden = projectByExpert(tape, context, rows, first, { offsets });
-	using weighted = runModule(tape, context.config, "moe_act", [hidden, rowProbability], (on, x, probability) =>
+	const { masks, layerMasks } = context;
+	using entering = masked(tape, rows, masks?.hidden);
+	let hidden = projectByExpert(tape, context, entering, first, { offsets });
+	for (const mask of layerMasks?.moe?.channels ?? []) {
+		using whole = hidden;
+		hidden = masked(tape, whole, mask);
+	}
+	using channels = hidden;
+	using weighted = runModule(tape, context.config, "moe_act", [channels, rowProbability], (on, x, probability) =>
 		activation(on, x, mlp.activation, { ...options, rowProbability: probability }),
 	);
 	context.probe?.("channels", weighted.y, offsets);
-	const outputs = projectByExpert(tape, context, weighted.y, second, { offsets, factor: rowProbability });
+	using outputs = projectByExpert(tape, context, weighted.y, second, { offsets, factor: rowProbability });
 	context.probe?.("experts", outputs, offsets);
 	weighted.drop();
-	return outputs;
+	return masked(tape, outputs, masks?.hidden);
 }
 
 function runsFused(context: LayerContext, expertTensor: number): boolean {
 	const { moe, mlp } = context.config;
-	// A probe looks between the projections.
-	if (moe.fused === "off" || context.probe) return false;
+	// A probe looks between the projections, and masks stand there.
+	if (moe.fused === "off" || context.probe || context.masks) return false;
 	return (
 		fusedMlpObstacle({
 			expertTensor,

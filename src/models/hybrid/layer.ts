@@ -5,6 +5,7 @@ import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
+import type { LayerMasks, ModelMasks } from "./masks.ts";
 import type { Mixing } from "./mixing.ts";
 
 /**
@@ -25,6 +26,9 @@ export interface LayerContext {
 	readonly sequences: Sequences;
 	/** Sequences of the tokens that this rank holds between layers: the same ones, cut. */
 	readonly localSequences: Sequences;
+	/** Masks of an elastic model's microbatch; null: none. */
+	readonly masks: ModelMasks | null;
+	readonly layerMasks: LayerMasks | null;
 	/** What looks along the sequences. */
 	readonly mixing: Mixing;
 	/** Sees values as they arise; null: they are not measured. */

@@ -3,12 +3,12 @@
  * parallelism cuts heads and groups, so no data are exchanged between the two projections.
  */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { splitColumns } from "../../tensor/ops/split-columns.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { mambaSizes } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
+import { masked, maskedNorm } from "./masks.ts";
 import { project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
@@ -33,7 +33,9 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	const { tp } = context.parallel;
 	const mamba = { ...config.mamba, heads: config.mamba.heads / tp.size, groups: config.mamba.groups / tp.size };
 	const { inner, convolution } = mambaSizes(mamba);
-	const [z, xBC, dt] = splitColumns(tape, zxBCdt, [inner, convolution, mamba.heads]);
+	const masks = context.layerMasks?.mamba;
+	using ofHeads = masked(tape, zxBCdt, masks?.projection);
+	const [z, xBC, dt] = splitColumns(tape, ofHeads, [inner, convolution, mamba.heads]);
 	using gate = z!;
 	using beforeConvolution = xBC!;
 	using step = dt!;
@@ -43,6 +45,7 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 		weights("mixer.conv1d_weight"),
 		weights("mixer.conv1d_bias"),
 		sequences,
+		masks?.convolution,
 	);
 	using scanned = mixing.scan(tape, {
 		xBC: convolved,
@@ -60,5 +63,5 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 		dtMinimum: mamba.timeStepMinimum,
 	});
 	const groupSize = inner / mamba.groups;
-	return rmsNorm(tape, scanned, weights("mixer.norm.weight"), mamba.gatedNormEpsilon, groupSize);
+	return maskedNorm(tape, scanned, weights("mixer.norm.weight"), mamba.gatedNormEpsilon, masks?.norm, groupSize);
 }

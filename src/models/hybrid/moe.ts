@@ -6,6 +6,7 @@
 import type { ExpertParallel } from "../../parallel/expert-parallel.ts";
 import { add } from "../../tensor/ops/add.ts";
 import { linear } from "../../tensor/ops/linear.ts";
+import { maskScores } from "../../tensor/ops/mask-columns.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";
 import { type Routing, route } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -84,13 +85,18 @@ function* nextNode(tape: Tape, name: string): Nodes<void> {
 function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: Tensor): Routing {
 	const { moe } = context.config;
 	const weight = "mlp.router.weight";
-	using logits = linear(tape, u, context.weights(weight), biasOf(context, weight), { outputDtype: "f32" });
+	using everyExpert = linear(tape, u, context.weights(weight), biasOf(context, weight), { outputDtype: "f32" });
 	// Evaluation and generation route as the model does.
 	const forced = moe.forceLoadBalancing && tape.training;
 	if (forced) {
 		const { key, place, localTokens } = context.random;
-		drawLogits(logits, philoxKey(key, `${place}.router`), localTokens);
+		drawLogits(everyExpert, philoxKey(key, `${place}.router`), localTokens);
 	}
+	const bias = moe.expertBias && !forced ? router.expertBias : null;
+	const mask = context.layerMasks?.moe?.scores ?? null;
+	const scores = mask && maskScores(tape, everyExpert, mask, bias);
+	using logits = scores?.logits ?? everyExpert.share();
+	using expertBias = scores ? scores.bias : (bias?.share() ?? null);
 	router.onLogits?.(logits);
 	const zLoss = router.sums.get("z_loss");
 	const routing = route(tape, logits, {
@@ -98,7 +104,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		scoreFunction: moe.scoreFunction,
 		preSoftmax: moe.preSoftmax,
 		scalingFactor: moe.scalingFactor,
-		expertBias: moe.expertBias && !forced ? router.expertBias : null,
+		expertBias,
 		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,

@@ -1,12 +1,12 @@
 /** Parts of a layer whose activations selective recomputation may give up. */
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
 import { gatherSequence } from "../../parallel/tensor-parallel.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { type Computation, Recomputed } from "../../tensor/recompute.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
+import { masked, maskedNorm } from "./masks.ts";
 
 /** What a part has computed. */
 export interface ModuleOutput extends Disposable {
@@ -34,11 +34,17 @@ export function runModule(
 	return kept(compute(tape, ...inputs));
 }
 
-/** The norm in front of a layer, of this rank's tokens: u_(T/tp)H. */
-export function normed(tape: Tape, { config, weights, probe }: LayerContext, x: Tensor, weight: string): ModuleOutput {
-	const u = runModule(tape, config, "layernorm", [x], (on, value) =>
-		rmsNorm(on, value, weights(weight), config.normEpsilon),
-	);
+/** The norm in front of a layer, of this rank's tokens, and of the channels that an elastic model has left: u_(T/tp)H. */
+export function normed(
+	tape: Tape,
+	{ config, weights, probe, masks }: LayerContext,
+	x: Tensor,
+	weight: string,
+): ModuleOutput {
+	const u = runModule(tape, config, "layernorm", [x], (on, value) => {
+		using entering = masked(on, value, masks?.hidden);
+		return maskedNorm(on, entering, weights(weight), config.normEpsilon, masks?.norm);
+	});
 	probe?.("normed", u.y);
 	return u;
 }

@@ -9,6 +9,7 @@ import { configOfLayer } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 import type { LayerPlace } from "./layer-places.ts";
 import { mambaLayer } from "./mamba.ts";
+import { masked } from "./masks.ts";
 import { wholeSequences } from "./mixing.ts";
 import { mlpLayer } from "./mlp.ts";
 import { moeLayer } from "./moe.ts";
@@ -29,13 +30,17 @@ export function* runLayer(
 		config: configOfLayer(parts.config, place.index),
 		parallel: parts.parallel,
 		weights: (end) => parts.parameter(place.prefix + end),
+		masks: input.masks ?? null,
+		layerMasks: input.masks?.layer(place.index) ?? null,
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
 		probe: probe && ((end, value, offsets) => probe(place.index, end, value, offsets)),
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
-	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
+	using unmasked = yield* runBranch(tape, parts, place, context, x, input, name);
+	using whole = masked(tape, unmasked, context.masks?.hidden);
+	using branch = masked(tape, whole, context.layerMasks?.keep);
 	context.probe?.("branch", branch);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
 	return add(tape, x, dropped);

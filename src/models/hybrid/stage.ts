@@ -7,7 +7,6 @@ import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { embedding } from "../../tensor/ops/embedding.ts";
 import { linear } from "../../tensor/ops/linear.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import { type SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import { recompute } from "../../tensor/recompute.ts";
@@ -18,6 +17,7 @@ import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerProbe } from "./layer.ts";
 import { languageModelPrefix, mainLayer } from "./layer-places.ts";
+import { type ModelMasks, masked, maskedNorm } from "./masks.ts";
 import type { Mixing } from "./mixing.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import type { RouterState } from "./router-state.ts";
@@ -44,6 +44,8 @@ export interface ForwardInput {
 	readonly localTokens: TokenSlice;
 	/** Adds to the embedding of this rank's tokens, [T / tp, H]: image rows in their places. */
 	readonly addToEmbedding?: (embedded: Tensor) => Tensor;
+	/** Masks of an elastic model's microbatch; default: none. */
+	readonly masks?: ModelMasks | undefined;
 	/** What looks along the sequences in a layer; default: over whole sequences, nothing is kept. */
 	readonly mixing?: (layer: number) => Mixing;
 	/** Picks the tokens whose logits are wanted; default: all. */
@@ -91,7 +93,8 @@ export class HybridStage {
 		yield;
 		if (!this.segment.hasHead) return last.share();
 		tape.begin("output");
-		const normed = rmsNorm(tape, last, this.#parameter("decoder.final_norm.weight"), this.parts.config.normEpsilon);
+		const weight = this.#parameter("decoder.final_norm.weight");
+		const normed = maskedNorm(tape, last, weight, this.parts.config.normEpsilon, input.masks?.norm);
 		observe("final_norm", normed);
 		return normed;
 	}
@@ -116,7 +119,8 @@ export class HybridStage {
 		using embedded = reduceScatterSequence(tape, partial, this.parts.parallel.tp);
 		using dropped = hiddenDropout(tape, this.parts, embedded, input, "embedding");
 		observe("text_embedding", dropped);
-		return input.addToEmbedding?.(dropped) ?? dropped.share();
+		using whole = input.addToEmbedding?.(dropped) ?? dropped.share();
+		return masked(tape, whole, input.masks?.masksEmbedding ? input.masks.hidden : null);
 	}
 
 	*#layers(tape: Tape, first: Tensor, input: ForwardInput, observe: Observer): Nodes<Tensor> {

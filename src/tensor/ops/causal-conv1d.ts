@@ -3,13 +3,27 @@ import type { Parameter } from "../parameter.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";
+import { type ColumnMask, MaskedValues, wantsGradient } from "./mask-columns.ts";
+
+/** Masks of the convolution's channels (docs/spec/elastic.md §9), a ring for every element of weight and bias. */
+export interface ChannelMask {
+	readonly weight: ColumnMask;
+	readonly bias: ColumnMask;
+}
 
 /**
  * p[t,c] = bias[c] + Σ_k weight[c,k] x[t - width + 1 + k, c], y = p σ(p); taps left of a sequence's first token are zero.
  * x_TC f32 or bf16, possibly a window of columns; weight_CK (a middle dimension of 1 is allowed), bias_C → y_TC
- * contiguous, of x's type.
+ * contiguous, of x's type. With a mask, weight and bias are masked first.
  */
-export function causalConv1d(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter, sequences: Sequences): Tensor {
+export function causalConv1d(
+	tape: Tape,
+	x: Tensor,
+	weight: Parameter,
+	bias: Parameter,
+	sequences: Sequences,
+	mask: ChannelMask | null = null,
+): Tensor {
 	const { device } = tape;
 	const channels = x.width;
 	const width = weight.value.width;
@@ -24,14 +38,15 @@ export function causalConv1d(tape: Tape, x: Tensor, weight: Parameter, bias: Par
 	if (x.rows !== sequences.tokens) {
 		throw new RangeError(`Sequences of ${sequences.tokens} tokens do not describe ${x.rows} rows.`);
 	}
+	const masked = mask && [new MaskedValues(weight, mask.weight), new MaskedValues(bias, mask.bias)];
 	const y = tape.output(
 		Tensor.empty(device, x.shape, x.dtype),
-		x.gradient !== null || weight.trainable || bias.trainable,
+		wantsGradient(x.gradient, mask?.weight ?? null) || weight.trainable || bias.trainable,
 	);
 	const shared = {
 		x,
-		weight: weight.value,
-		bias: bias.value,
+		weight: masked?.[0]?.values ?? weight.value,
+		bias: masked?.[1]?.values ?? bias.value,
 		cu_seqlens: sequences.cuSeqlens,
 		sequences: sequences.count,
 		tokens: sequences.tokens,
@@ -46,18 +61,29 @@ export function causalConv1d(tape: Tape, x: Tensor, weight: Parameter, bias: Par
 		name: "causal_conv1d",
 		outputs: [y],
 		keep: [x, sequences.cuSeqlens],
+		own: masked ?? [],
 		parameters: [weight, bias],
 		backward: ([dy]) => {
 			const dx = x.gradient?.target() ?? Tensor.empty(device, x.shape, x.dtype, "workspace");
-			device.run("causal_conv1d_backward", {
-				...shared,
-				dy: dy!,
-				dx,
-				dweight: weight.mainGradient,
-				dbias: bias.mainGradient,
-				dy_stride: dy!.stride,
-				dx_stride: dx.stride,
-			});
+			const run = (dweight: Tensor | null, dbias: Tensor | null) =>
+				device.run("causal_conv1d_backward", {
+					...shared,
+					dy: dy!,
+					dx,
+					dweight,
+					dbias,
+					dy_stride: dy!.stride,
+					dx_stride: dx.stride,
+				});
+			if (masked === null) {
+				run(weight.mainGradient, bias.mainGradient);
+			} else {
+				using dweight = Tensor.zeros(device, weight.shape, "f32", "workspace");
+				using dbias = Tensor.zeros(device, bias.shape, "f32", "workspace");
+				run(dweight, dbias);
+				masked[0]!.addGradients(dweight);
+				masked[1]!.addGradients(dbias);
+			}
 			if (x.gradient) x.gradient.accumulate(dx);
 			else dx[Symbol.dispose]();
 		},

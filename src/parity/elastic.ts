@@ -1,0 +1,375 @@
+/**
+ * Trains an elastic model as an elastic-* reference folder did, with its budgets and its router's noise, and compares: every
+ * microbatch's choices, probabilities, expected sizes and losses, every step's gradient norms, and the losses of submodels.
+ * Tolerances are those of the references' README.
+ */
+import { join } from "node:path";
+import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../checkpoint/mapping.ts";
+import { loadModel } from "../checkpoint/model-store.ts";
+import { openSafetensors } from "../checkpoint/safetensors.ts";
+import type { TensorStore } from "../checkpoint/store.ts";
+import { type ImageTextMicrobatch, withoutImages } from "../data/microbatch.ts";
+import type { AxisName } from "../elastic/axes.ts";
+import { countParameters, type Sizes } from "../elastic/counts.ts";
+import type { Sampled } from "../elastic/elastic-router.ts";
+import type { Draw } from "../elastic/router-network.ts";
+import { routerPrefix } from "../elastic/router-parameters.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
+import { segmentsOf } from "../models/hybrid/segments.ts";
+import type { Device } from "../native/device.ts";
+import { UserError } from "../native/errors.ts";
+import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
+import { World } from "../parallel/world.ts";
+import { assemble, type Run, type RunSpecification } from "../train/assemble.ts";
+import { Losses, languageModelLoss, meansOf } from "../train/losses.ts";
+import type { MicrobatchObserver } from "../train/rank-passes.ts";
+import { trainStep } from "../train/step.ts";
+import { bandLimit } from "./bands.ts";
+import { type Check, type ParityReport, relative } from "./comparison.ts";
+import {
+	type ElasticConfigFile,
+	type ElasticGolden,
+	elasticConfig,
+	elasticModel,
+	readElasticGolden,
+} from "./elastic-golden.ts";
+import { LanguageProbes } from "./language-probes.ts";
+import { evenSegments, requireCuts } from "./layout-cuts.ts";
+import { reduceHost } from "./reduce-host.ts";
+import { compareSteps, gatherOver } from "./resolve-ties.ts";
+import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
+
+/** Largest difference of a probability. */
+const probabilityLimit = 1e-5;
+const limitOf = (least: number, band: number) => Math.max(least, 3 * band);
+
+export interface ElasticParityOptions {
+	readonly onStep?: (step: number, of: number) => void;
+	/** May change the model that config.json describes: to see whether the comparison notices. */
+	readonly configure?: (elastic: RunSpecification["elastic"]) => RunSpecification["elastic"];
+}
+
+/** Trains the model in this process. */
+export async function elasticParity(
+	device: Device,
+	path: string,
+	options: ElasticParityOptions = {},
+): Promise<ParityReport> {
+	return await elasticLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
+}
+
+/** Whether an elastic-* folder can run on a layout, and how its samples are dealt out there. */
+export function planOfElasticGolden(layout: NamedTopology, path: string): Plan {
+	const { config } = readElasticGolden(path);
+	requireCuts(layout, elasticModel(config, "f32"), null);
+	const { batch, microbatches, seq } = config;
+	const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+	if (plan.microBatchSize === batch) return plan;
+	throw new UserError(
+		`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; ${path} draws budgets for ${batch}.`,
+	);
+}
+
+/** Every rank of the world calls this together, and all get the report. */
+export async function elasticLayoutParity(
+	world: World,
+	layout: NamedTopology,
+	path: string,
+	options: ElasticParityOptions = {},
+): Promise<ParityReport> {
+	const { config: file, golden } = readElasticGolden(path);
+	const plan = planOfElasticGolden(layout, path);
+	const model = elasticModel(file, "f32");
+	using weights = openSafetensors(join(path, "model.safetensors"));
+	const names = megatronNames(weights, path);
+	const lane = layout.topology.language.coordinates(world.rank).dp;
+	const elastic: RunSpecification["elastic"] = {
+		config: elasticConfig(file, model),
+		draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
+	};
+	const excluded = new Set(golden.optimizer.no_weight_decay);
+	const specification: RunSpecification = {
+		...{ encoder: null, imageTokenId: null, clipGrad: golden.optimizer.clip_grad, seed: 1 },
+		language: model,
+		elastic: options.configure ? options.configure(elastic)! : elastic,
+		segments: segmentsOf(evenSegments(model.pattern.length, layout.topology.language.shape.pipeline)),
+		frozen: { tower: true, projector: true, language: false },
+		adam: {
+			beta1: golden.optimizer.betas[0],
+			beta2: golden.optimizer.betas[1],
+			epsilon: golden.optimizer.eps,
+			weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1),
+		},
+	};
+	using run = await assemble(specification, layout.topology, world);
+	const { state } = run;
+	loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), world.size > 1);
+	state.optimizer.refreshMasters();
+	const steps = golden.steps.length;
+	const batches = readBatches(path, file, steps);
+	const submodels = layout.topology.language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : [];
+	const train = (index: number): Check[] => {
+		options.onStep?.(index + 1, steps);
+		const input = {
+			microbatches: dealtTo(world.rank, plan, batches[index]!),
+			iteration: index,
+			learningRate: golden.optimizer.lr,
+			weightDecay: golden.optimizer.weight_decay,
+		};
+		const watch = new StepWatch(run, file, golden, plan, index, input.microbatches);
+		const stepOne = { batch: file.batch, seq: file.seq, values: new Map(), gradNorm: golden.step1_grad_norm, names };
+		const probes = index === 0 ? new LanguageProbes(stepOne, plan, run) : null;
+		const observer = {
+			forward: watch.observe,
+			gradients: () => {
+				probes?.gradients();
+				watch.gradients();
+			},
+		};
+		const result = trainStep(state, input, observer);
+		world.progress(index + 1);
+		return [...(index === 0 ? submodels : []), ...(probes?.checks() ?? []), ...watch.checks(result)];
+	};
+	const routers = run.language!.routers;
+	const compared = { folder: path, steps, precision: "f32" as const, state, routers, step: train };
+	return compareSteps(world.rank, gatherOver(state.world, world.device), compared);
+}
+
+/** Budget, one-hot sample and noise that the reference had. */
+function drawOf(golden: ElasticGolden, iteration: number, microbatch: number): Draw {
+	const { budget, hard, axes } = golden.steps[iteration]!.microbatches[microbatch]!;
+	return {
+		budget: { value: budget, parent: budget === 1 },
+		hard,
+		noise: ({ name }) => Float64Array.from(axes[name]!.gumbel.flat()),
+	};
+}
+
+/** What a step's microbatches drew and lost, as they are compared. */
+class StepWatch {
+	/** Σ mask · loss of every microbatch. */
+	readonly #losses: Float64Array;
+	readonly #expected: ElasticGolden["steps"][number];
+	readonly #sampled: readonly Sampled[];
+	#routerNorm = Number.NaN;
+
+	constructor(
+		readonly run: Run,
+		readonly file: ElasticConfigFile,
+		golden: ElasticGolden,
+		readonly plan: Plan,
+		readonly index: number,
+		/** Of this rank's lane. */
+		readonly microbatches: readonly ImageTextMicrobatch[],
+	) {
+		this.#expected = golden.steps[index]!;
+		this.#losses = new Float64Array(this.#expected.microbatches.length);
+		const draws = this.#expected.microbatches.map((_, microbatch) => drawOf(golden, index, microbatch));
+		using sampled = run.elastic!.sample(draws, index, { trains: false });
+		this.#sampled = sampled.microbatches;
+	}
+
+	readonly observe: MicrobatchObserver = (name, value, microbatch) => {
+		if (name !== "per_token_loss" || !this.run.state.lossOwner!.counts) return;
+		const lane = this.plan.topology.language.coordinates(this.run.rank).dp;
+		this.#losses[lane * this.plan.microbatches + microbatch] = value
+			.toFloat32()
+			.reduce((sum, loss, token) => sum + loss * this.microbatches[microbatch]!.text.lossMask[token]!, 0);
+	};
+
+	readonly gradients = (): void => {
+		let squares = 0;
+		for (const { mainGradient } of this.run.elastic!.parameters)
+			squares += mainGradient!.toFloat32().reduce((sum, x) => sum + x * x, 0);
+		this.#routerNorm = Math.sqrt(squares);
+	};
+
+	checks({ loss, gradientNorm }: { readonly loss: number; readonly gradientNorm: number }): Check[] {
+		const { state, elastic, language } = this.run;
+		reduceHost(state.world, state.scalars.device, this.#losses, "sum");
+		const expected = this.#expected;
+		const step = `step ${this.index + 1}`;
+		const check = (name: string, wanted: number, actual: number, limit: number): Check => {
+			return { name: `${step} ${name}`, expected: wanted, actual, error: relative(actual, wanted), limit };
+		};
+		const { config } = elastic!;
+		const checks: Check[] = [];
+		for (const [at, wanted] of expected.microbatches.entries()) {
+			const which = `microbatch ${at + 1}`;
+			const { sample, loss: budget } = this.#sampled[at]!;
+			for (const [name, { probabilities, chosen, axis }] of sample) {
+				const golden = wanted.axes[name]!;
+				const sizes = chosen.map((choice) => axis.sizes[choice]!);
+				const wrong = [golden.chosen].flat().filter((size, row) => size !== sizes[row]).length;
+				const p = golden.p.flat();
+				const off = Math.max(...p.map((value, k) => Math.abs(value - probabilities[k]!)));
+				checks.push(
+					{ name: `${step} ${name} choices, ${which}`, expected: 0, actual: wrong, error: wrong, limit: 0 },
+					{
+						name: `${step} ${name} probabilities, ${which}`,
+						expected: 0,
+						actual: off,
+						error: off,
+						limit: probabilityLimit,
+					},
+					...[golden.expected].flat().map((mean, row) => {
+						const own = axis.sizes.reduce(
+							(sum, size, k) => sum + size * probabilities[row * axis.sizes.length + k]!,
+							0,
+						);
+						return check(`${name} expected size, ${which}`, mean, own, probabilityLimit);
+					}),
+				);
+			}
+			const parameters = countsOf(language!.config, budget.expected);
+			const limit = limitOf(2e-6, expected.expected_parameters_band);
+			checks.push(
+				check(`expected parameters, ${which}`, wanted.expected_parameters[0], parameters.total, limit),
+				check(`expected active parameters, ${which}`, wanted.expected_parameters[1], parameters.active, limit),
+				check(`budget loss, ${which}`, wanted.budget_loss, budget.value, limitOf(2e-5, expected.budget_loss_band)),
+				check(`lm loss, ${which}`, wanted.lm_loss, this.#losses[at]!, bandLimit("loss", expected.loss_band)),
+				check(
+					`total loss, ${which}`,
+					wanted.lm_loss + config.lossWeight * wanted.budget_loss,
+					this.#losses[at]! + config.lossWeight * budget.value,
+					limitOf(2e-5, expected.budget_loss_band),
+				),
+			);
+		}
+		const routerNorm = this.#routerNorm;
+		const modelNorm = Math.sqrt(Math.max(0, gradientNorm ** 2 - routerNorm ** 2));
+		const norm = (band: number) => bandLimit("grad_norm", band);
+		checks.push(
+			check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
+			check("router gradient norm", expected.router_grad_norm, routerNorm, norm(expected.router_grad_norm_band)),
+			check("model gradient norm", expected.model_grad_norm, modelNorm, norm(expected.model_grad_norm_band)),
+			check("gradient norm", expected.grad_norm, gradientNorm, norm(expected.grad_norm_band)),
+		);
+		return checks;
+	}
+}
+
+/** Megatron's counts. */
+function countsOf(model: HybridConfig, sizes: Sizes): { readonly total: number; readonly active: number } {
+	const of = (target: "total" | "active") => countParameters(model, sizes, target, "megatron").value;
+	return { total: of("total"), active: of("active") };
+}
+
+/** Losses and logits of the reference's submodels, on its first microbatch. */
+function submodelChecks(
+	run: Run,
+	{ batch, seq }: ElasticConfigFile,
+	golden: ElasticGolden,
+	samples: readonly ImageTextMicrobatch[],
+	names: Correspondence,
+): Check[] {
+	const microbatch = joined(samples.slice(0, batch));
+	const { state } = run;
+	const plan = {
+		...planOf(namedTopology(languageAlone), { samples: batch, microBatchSize: batch, sequenceLength: seq }),
+	};
+	return golden.submodels.flatMap(({ sizes, loss, logits }, index) => {
+		const draw: Draw = {
+			budget: { value: 1, parent: true },
+			hard: true,
+			noise: (axis) => forced(axis.name, sizes, axis),
+		};
+		using sampled = run.elastic!.sample([draw], 0, { trains: false });
+		using losses = new Losses(state.scalars.device, state.lossOwner, [languageModelLoss]);
+		const values = new Map([["logits", [logits]]]);
+		const probes = new LanguageProbes(
+			{ batch, seq, values, gradNorm: {}, names },
+			{ ...plan, topology: run.topology },
+			run,
+		);
+		state.passes.evaluate([microbatch], losses, probes.observe, sampled.microbatches);
+		const actual = meansOf(losses.totals(state.world))[languageModelLoss]!;
+		const limit = limitOf(2e-6, golden.submodel_loss_band);
+		const name = `submodel ${index + 1}`;
+		return [
+			{ name: `${name} loss`, expected: loss, actual, error: relative(actual, loss), limit },
+			...probes.checks().map((check) => ({ ...check, name: `${name} ${check.name.replace(/^step 1 /, "")}` })),
+		];
+	});
+}
+
+/** Noise that leaves one choice. */
+function forced(
+	name: AxisName,
+	sizes: Readonly<Record<string, number | readonly number[]>>,
+	axis: { readonly sizes: readonly number[]; readonly layers: readonly number[] | null },
+): Float64Array {
+	const wanted = [sizes[name]!].flat();
+	const rows = axis.layers?.length ?? 1;
+	return Float64Array.from({ length: rows * axis.sizes.length }, (_, at) => {
+		const row = Math.floor(at / axis.sizes.length);
+		return axis.sizes[at % axis.sizes.length] === (wanted[row] ?? wanted[0]) ? 1e6 : 0;
+	});
+}
+
+function foreignName(name: string): string {
+	return name.startsWith(routerPrefix)
+		? `router_pp0.${name.slice(routerPrefix.length)}`
+		: name.slice(languageModelPrefix.length);
+}
+
+/** Megatron's names are those of this program without its prefix; the router's begin with its pipeline stage. */
+function megatronNames(weights: TensorStore, path: string): Correspondence {
+	const builder = new CorrespondenceBuilder(path);
+	for (const [name, { shape }] of weights.tensors) {
+		const own = name.startsWith("router_pp0.")
+			? routerPrefix + name.slice("router_pp0.".length)
+			: languageModelPrefix + name;
+		builder.same(own, name, shape);
+	}
+	return builder;
+}
+
+/**
+ * tokens i32 [steps, microbatches, batch, seq + 1] and loss_mask u8 [steps, microbatches, batch, seq] as samples. A token
+ * weighs 1 / tokens of its microbatch: the reference's loss is a mean over microbatches.
+ */
+function readBatches(
+	folder: string,
+	{ batch, microbatches, seq }: ElasticConfigFile,
+	steps: number,
+): ImageTextMicrobatch[][] {
+	using file = openSafetensors(join(folder, "batches.safetensors"));
+	const read = (name: string, dtype: string, width: number) => {
+		const { dtype: stored, shape } = file.information(name);
+		const wanted = [steps, microbatches, batch, width];
+		if (stored !== dtype || String(shape) !== String(wanted)) {
+			throw new UserError(`${name} in ${file.path} is ${stored} [${shape}]; config.json needs ${dtype} [${wanted}].`);
+		}
+		return file.read(name);
+	};
+	const tokens = read("tokens", "I32", seq + 1) as Int32Array;
+	const masks = read("loss_mask", "U8", seq) as Uint8Array;
+	return Array.from({ length: steps }, (_, step) =>
+		Array.from({ length: microbatches * batch }, (_, row) => {
+			const sample = step * microbatches * batch + row;
+			const ids = tokens.subarray(sample * (seq + 1), (sample + 1) * (seq + 1));
+			const first = (step * microbatches + Math.floor(row / batch)) * batch * seq;
+			const live = masks.subarray(first, first + batch * seq).reduce((sum, mask) => sum + mask, 0);
+			const mask = masks.subarray(sample * seq, (sample + 1) * seq);
+			return withoutImages({
+				ids: ids.slice(0, -1),
+				labels: ids.slice(1),
+				lossMask: Float32Array.from(mask, (counts) => counts / live),
+				lengths: [seq],
+			});
+		}),
+	);
+}
+
+/** Samples as one microbatch. */
+function joined(samples: readonly ImageTextMicrobatch[]): ImageTextMicrobatch {
+	const texts = samples.map(({ text }) => text);
+	return withoutImages({
+		ids: Int32Array.from(texts.flatMap(({ ids }) => [...ids])),
+		labels: Int32Array.from(texts.flatMap(({ labels }) => [...labels])),
+		lossMask: Float32Array.from(texts.flatMap(({ lossMask }) => [...lossMask])),
+		lengths: texts.flatMap(({ lengths }) => [...lengths]),
+	});
+}
