@@ -122,11 +122,11 @@ export class ElasticRouter implements Disposable {
 	 * Adds to the weights' gradients what this rank has of a step's, from its masks and from the budget loss of every
 	 * microbatch times `lossWeights`. Waits for the device.
 	 */
-	addGradients({ microbatches, gradients }: SampledStep, lossWeights: readonly number[]): void {
+	addGradients({ microbatches, values, gradients }: SampledStep, lossWeights: readonly number[]): void {
 		if (gradients === null) return;
 		const { config, tables } = this;
 		const weights = this.weights();
-		const dvalues = gradients.toFloat32();
+		const [factors, dfactors] = [values.toFloat32(), gradients.toFloat32()];
 		const sums = new Map(
 			config.axes.map(({ name }) => {
 				const { first, second } = weights.get(name)!;
@@ -137,7 +137,8 @@ export class ElasticRouter implements Disposable {
 			const dprobabilities = new Map(
 				config.axes.map((axis) => [axis.name, new Float64Array(rowsOf(axis) * axis.sizes.length)]),
 			);
-			tables.addGradients(sample, dvalues.subarray(at * tables.size, (at + 1) * tables.size), dprobabilities);
+			const own = (all: Float32Array) => all.subarray(at * tables.size, (at + 1) * tables.size);
+			tables.addGradients(sample, own(factors), own(dfactors), dprobabilities);
 			for (const [name, one] of sample) {
 				const d = dprobabilities.get(name)!;
 				const ofLoss = loss.gradient.get(name)!;

@@ -1,7 +1,7 @@
 /** The masks of one microbatch from its sample (docs/spec/elastic.md §9, §10). */
 import type { LayerMasks, ModelMasks, NormMask } from "../models/hybrid/masks.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ColumnMask } from "../tensor/ops/mask-columns.ts";
+import type { ColumnMask, ScoreMask } from "../tensor/ops/mask-columns.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { type Axis, type AxisName, layerKind, parentSize } from "./axes.ts";
 import type { ElasticConfig } from "./config.ts";
@@ -11,6 +11,8 @@ import type { Table, TableLayout } from "./tables.ts";
 
 /** Bias of an expert that is left out: no score reaches it. */
 const blockedBias = -1e30;
+/** Megatron's is 0. Beside this the next to nothing of their scores is lost: the first of them is chosen. */
+const equalBias = 1e-10;
 
 interface Parts {
 	readonly config: ElasticConfig;
@@ -76,13 +78,25 @@ export class MaskBuilder {
 		const emb = this.#axis("emb");
 		const ofHidden = emb && !config.softMask ? [this.#mask(this.parts.tables.get("emb", 0, "one"), null)] : [];
 		return {
-			scores: experts && {
-				...this.#prefix(experts, this.#row(experts, index), "columns"),
-				sigmoid: config.softMask,
-				blockedBias: config.compat ? 0 : blockedBias,
-			},
+			scores: experts && this.#scores(experts, this.#row(experts, index)),
 			channels: [...ofHidden, ...(channels ? [this.#prefix(channels, this.#row(channels, index), "columns")] : [])],
 		};
+	}
+
+	/**
+	 * Megatron leaves experts that are masked with bias 0, so that they can be chosen; without soft masks it blocks samples of
+	 * a microbatch in their place, of which there are hardly ever as many, and so none of them.
+	 */
+	#scores(experts: Axis, row: number): ScoreMask {
+		const { config, tables, rings: ofAxes } = this.parts;
+		const rings = ofAxes.get("moe_expert").columns;
+		const ofBias = config.compat ? this.#prefix(experts, row, "columns") : null;
+		const common = { sigmoid: config.softMask, blockedBias: config.compat ? equalBias : blockedBias, ofBias };
+		const unmasked = config.compat && !config.softMask;
+		const mask = unmasked
+			? this.#mask(tables.get("moe_expert", row, "one"), null)
+			: this.#mask(tables.get("moe_expert", row, "scores"), rings);
+		return { ...mask, ...common };
 	}
 
 	/** An axis with a choice; null: the parent's size alone. */

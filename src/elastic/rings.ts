@@ -8,9 +8,7 @@ import type { HybridModel } from "../models/hybrid/model.ts";
 import { placeOf } from "../parallel/model-parallel.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Axis, AxisName } from "./axes.ts";
-
-/** Columns that are always kept. */
-const always = -1;
+import type { ElasticConfig } from "./config.ts";
 
 /** Ring of the unit at a place of its run, of which a choice keeps the first so many: `limits`, descending. */
 export function ringOf(place: number, limits: readonly number[]): number {
@@ -33,9 +31,11 @@ const repeated = (ring: number, times: number) => Array.from({ length: times }, 
 export function ringsOf(
 	{ name, sizes }: Axis,
 	{ config, parallel }: Pick<HybridModel, "config" | "parallel">,
-	{ compat }: { readonly compat: boolean },
+	{ compat, softMask }: Pick<ElasticConfig, "compat" | "softMask">,
 ): AxisRings | null {
 	const { tensor, expertTensor } = placeOf(parallel);
+	// Columns that every choice keeps: their factor is the sum of all probabilities, or the chosen one's.
+	const always = softMask ? -1 : sizes.length - 1;
 	switch (name) {
 		case "emb":
 			return only(Array.from({ length: config.hiddenSize }, (_, j) => ringOf(j, sizes)));
@@ -88,7 +88,7 @@ export class DeviceRings implements Disposable {
 		{ readonly columns: Tensor; readonly second: Tensor | null; readonly third: Tensor | null }
 	>();
 
-	constructor(axes: readonly Axis[], model: HybridModel, options: { readonly compat: boolean }) {
+	constructor(axes: readonly Axis[], model: HybridModel, options: Pick<ElasticConfig, "compat" | "softMask">) {
 		const put = (values: Int32Array | null) =>
 			values && Tensor.from(model.device, values, [values.length], { tag: "parameter" });
 		for (const axis of axes) {

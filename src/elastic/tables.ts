@@ -12,6 +12,8 @@ import type { AxisSample, RouterSample } from "./router-network.ts";
 export type TablePurpose =
 	/** A factor for every ring: 1 where the choice keeps it. */
 	| "prefix"
+	/** The same of experts' scores, in Megatron never 0: an expert of score 0 may be chosen, and its factor has a gradient. */
+	| "scores"
 	/** √(size / parent's size), behind a norm. */
 	| "norm"
 	/** 1 whatever the choice. */
@@ -30,12 +32,17 @@ export interface Table {
 	readonly coefficients: readonly (readonly number[])[];
 }
 
+/** Next to nothing beside a score, and enough for a gradient. */
+const leastFactor = 1e-28;
+
 /** All tables of a model, one after the other. */
 export class TableLayout {
 	readonly tables: readonly Table[];
 	/** Factors of all tables. */
 	readonly size: number;
 	readonly #byName: ReadonlyMap<string, Table>;
+	/** Whether routing weights stay the same when all experts' factors grow alike. */
+	readonly #expertsAreRelative: boolean;
 
 	constructor(
 		readonly config: ElasticConfig,
@@ -56,16 +63,14 @@ export class TableLayout {
 			}
 			const parent = parentSize(model, name);
 			for (let row = 0; row < rowsOf(axis); row++) {
-				add(
-					axis,
-					row,
-					"prefix",
-					sizes.map((_, ring) => sizes.map((_, choice) => (choice <= ring ? 1 : 0))),
-				);
+				const prefix = sizes.map((_, ring) => sizes.map((_, choice) => (choice <= ring ? 1 : 0)));
+				add(axis, row, "prefix", prefix);
 				if (name === "emb" || name === "mamba") add(axis, row, "norm", [sizes.map((size) => Math.sqrt(size / parent))]);
-				if (name === "emb") add(axis, row, "one", [sizes.map(() => 1)]);
+				if (name === "moe_expert") add(axis, row, "scores", prefix);
+				if (name === "emb" || name === "moe_expert") add(axis, row, "one", [sizes.map(() => 1)]);
 			}
 		}
+		this.#expertsAreRelative = config.softMask && model.moe.topk > 1;
 		this.tables = tables;
 		this.size = offset;
 		this.#byName = new Map(tables.map((table) => [`${table.axis} ${table.row} ${table.purpose}`, table]));
@@ -79,21 +84,31 @@ export class TableLayout {
 	values(sample: RouterSample, into: Float32Array): void {
 		for (const table of this.tables) {
 			const weights = this.#weights(sample.get(table.axis)!, table);
+			const least = table.purpose === "scores" && this.config.softMask && this.config.compat ? leastFactor : 0;
 			for (const [at, coefficients] of table.coefficients.entries()) {
-				into[table.offset + at] = coefficients.reduce((sum, c, k) => sum + c * weights[k]!, 0);
+				const value = coefficients.reduce((sum, c, k) => sum + c * weights[k]!, 0);
+				into[table.offset + at] = Math.max(least, value);
 			}
 		}
 	}
 
-	/** Adds the gradients of all factors to those of the sample's probabilities, by axis. */
-	addGradients(sample: RouterSample, dvalues: ArrayLike<number>, gradient: ReadonlyMap<AxisName, Float64Array>): void {
+	/** Adds the gradients of a sample's factors to those of its probabilities, by axis. */
+	addGradients(
+		sample: RouterSample,
+		values: Float32Array,
+		dvalues: Float32Array,
+		gradient: ReadonlyMap<AxisName, Float64Array>,
+	): void {
 		for (const table of this.tables) {
+			const end = table.offset + table.coefficients.length;
+			const own = Float64Array.from(dvalues.subarray(table.offset, end));
+			if (table.purpose === "scores" && this.#expertsAreRelative) acrossOnly(own, values.subarray(table.offset, end));
 			const one = sample.get(table.axis)!;
 			const row = rowOf(table);
 			const to = gradient.get(table.axis)!;
 			const choices = one.axis.sizes.length;
 			for (const [at, coefficients] of table.coefficients.entries()) {
-				const d = dvalues[table.offset + at]!;
+				const d = own[at]!;
 				if (d === 0) continue;
 				for (let k = 0; k < choices; k++) {
 					if (!this.config.softMask && k !== one.chosen[row]) continue;
@@ -119,6 +134,16 @@ export class TableLayout {
 			this.config.softMask || k === sample.chosen[row] ? sample.probabilities[row * choices + k]! : 0,
 		);
 	}
+}
+
+/**
+ * Leaves of a gradient what is across the factors: along them it is 0, and what rounding left there would be all the gradient
+ * of a choice that has every chosen expert.
+ */
+function acrossOnly(gradient: Float64Array, values: Float32Array): void {
+	const dot = gradient.reduce((sum, d, at) => sum + d * values[at]!, 0);
+	const squares = values.reduce((sum, value) => sum + value * value, 0);
+	for (const [at, value] of values.entries()) gradient[at]! -= (dot * value) / squares;
 }
 
 /** Row of the axis's choices that a table reads: places of a ranking share one. */

@@ -130,6 +130,8 @@ export interface ScoreMask extends ColumnMask {
 	readonly sigmoid: boolean;
 	/** Bias of an expert whose factor is 0. */
 	readonly blockedBias: number;
+	/** What masks the bias, where that is not what masks the logits. */
+	readonly ofBias: ColumnMask | null;
 }
 
 /**
@@ -150,6 +152,19 @@ export function maskScores(
 	const sigmoid = Number(mask.sigmoid);
 	const blocked = { masked_bias: maskedBias, blocked_bias: mask.blockedBias };
 	device.run("mask_scores_forward", { ...common, expert_bias: bias, y, ...blocked, sigmoid });
+	if (mask.ofBias !== null) {
+		const { rings, values } = mask.ofBias;
+		device.run("mask_scores_forward", {
+			...common,
+			rings,
+			values,
+			tokens: 0,
+			expert_bias: bias,
+			y,
+			...blocked,
+			sigmoid,
+		});
+	}
 	tape.record({
 		name: "mask_scores",
 		outputs: [y],
