@@ -58,7 +58,9 @@ export default defineCommand({
 	run: async ({ args }) => {
 		const { isMimoGolden } = await import("../parity/mimo-golden.ts");
 		const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
-		const onRanks = isMimoGolden(args.golden) || isPredictionGolden(args.golden) || args.layout !== undefined;
+		const { isElasticGolden } = await import("../parity/elastic-golden.ts");
+		const own = [isMimoGolden, isPredictionGolden, isElasticGolden].some((isOne) => isOne(args.golden));
+		const onRanks = own || args.layout !== undefined;
 		if (args.log === undefined && onRanks) {
 			await compareOnLayout(args);
 			return;
@@ -95,7 +97,8 @@ interface LayoutArguments {
 }
 
 /** The layout to compare on, checked before a rank starts. */
-async function chooseLayout({ golden, layout, weights }: LayoutArguments): Promise<NamedTopology> {
+async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
+	const { golden, layout, weights } = args;
 	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
 	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo-golden.ts");
 	const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
@@ -106,6 +109,17 @@ async function chooseLayout({ golden, layout, weights }: LayoutArguments): Promi
 		const { planOfPredictionGolden } = await import("../parity/prediction.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
 		planOfPredictionGolden(named, golden);
+		return named;
+	}
+	const { isElasticGolden } = await import("../parity/elastic-golden.ts");
+	if (isElasticGolden(golden)) {
+		if (weights !== undefined) {
+			throw new UserError(`--weights ${weights}: a reference of an elastic model has its own.`, exitCodes.usage);
+		}
+		if (args.bf16) throw new UserError("--bf16: a reference of an elastic model is compared in fp32.", exitCodes.usage);
+		const { planOfElasticGolden } = await import("../parity/elastic.ts");
+		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
+		planOfElasticGolden(named, golden);
 		return named;
 	}
 	if (!isMimoGolden(golden)) {
@@ -152,6 +166,11 @@ async function reportOf(world: World, layout: NamedTopology, args: LayoutArgumen
 		const { predictionLayoutParity } = await import("../parity/prediction.ts");
 		const segmentsPerStage = virtualStages(args["num-virtual-stages-per-pipeline-rank"]);
 		return await predictionLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
+	}
+	const { isElasticGolden } = await import("../parity/elastic-golden.ts");
+	if (isElasticGolden(args.golden)) {
+		const { elasticLayoutParity } = await import("../parity/elastic.ts");
+		return await elasticLayoutParity(world, layout, args.golden);
 	}
 	if (layout.topology.encoder === null) {
 		const { languageLayoutParity } = await import("../parity/language.ts");

@@ -52,6 +52,8 @@ export default configuredCommand({
 		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
 		const { refuseUnbuilt } = await import("../config/unbuilt.ts");
 		refuseUnbuilt(resolved.configuration);
+		const { elasticOf } = await import("../train/specification.ts");
+		elasticOf(resolved.configuration);
 		const { runTraining } = await import("../train/run.ts");
 		const { topologyOf } = await import("../parallel/topology.ts");
 		const { configuration } = resolved;

@@ -1,6 +1,7 @@
 /** Conditions over several keys; those of the layout are in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
+import { elasticChecks } from "./elastic-checks.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { expertLayerOf, fusedMlpObstacle } from "./fused-mlp.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
@@ -385,6 +386,7 @@ export const checks: readonly Check[] = [
 	...perLayerChecks,
 	...energonChecks,
 	...loraChecks,
+	...elasticChecks,
 	...prefetch,
 	...trackers,
 	...other,

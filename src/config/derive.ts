@@ -108,3 +108,10 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 		return isEnergonPath(dataPath) || fileKind(dataPath) !== null || hasEncoder(c) ? "energon" : "text";
 	},
 };
+
+/** Steps of a whole training. */
+export function plannedIterations(
+	c: Pick<TrainingConfiguration, "trainIters" | "trainSamples" | "globalBatchSize">,
+): number {
+	return c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize);
+}

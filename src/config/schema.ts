@@ -6,6 +6,7 @@ import * as v from "valibot";
 import type { Field, ValueOf } from "./field.ts";
 import { checkpointKeys } from "./keys/checkpoint.ts";
 import { dataKeys } from "./keys/data.ts";
+import { elasticKeys } from "./keys/elastic.ts";
 import { energonKeys } from "./keys/energon.ts";
 import { loggingKeys } from "./keys/logging.ts";
 import { loraKeys } from "./keys/lora.ts";
@@ -26,6 +27,7 @@ export const subjects = {
 	"Mamba-2 layers": mambaKeys,
 	"Mixture of experts": moeKeys,
 	"Low-rank adapters": loraKeys,
+	"Elastic models": elasticKeys,
 	Optimizer: optimizerKeys,
 	"Length and schedules": scheduleKeys,
 	Data: dataKeys,
@@ -42,6 +44,7 @@ export const fields = {
 	...mambaKeys,
 	...moeKeys,
 	...loraKeys,
+	...elasticKeys,
 	...optimizerKeys,
 	...scheduleKeys,
 	...dataKeys,

@@ -32,3 +32,23 @@ export function evaluate(
 	const totals = losses.totals(world);
 	return { losses: meansOf(totals), tokens: totals.get(languageModelLoss)!.tokens };
 }
+
+/** What evaluations look at. */
+export interface EvaluatedBudgets {
+	/** The model as it is. */
+	readonly parent: boolean;
+	/** Of an elastic model. */
+	readonly budgets: readonly DrawnBudget[];
+}
+
+/** Losses of the model as it is, or else of the first budget, and the language model's of every budget by its value. */
+export function evaluateBudgets(
+	state: EvaluationState,
+	microbatches: readonly ImageTextMicrobatch[],
+	{ parent, budgets }: EvaluatedBudgets,
+): Readonly<Record<string, number>> {
+	const whole = parent ? evaluate(state, microbatches).losses : null;
+	const each = budgets.map((budget) => evaluate(state, microbatches, undefined, budget).losses);
+	const byBudget = budgets.map(({ value }, at) => [`lm loss (budget ${value})`, each[at]![languageModelLoss]!]);
+	return { ...(whole ?? each[0]), ...Object.fromEntries(byBudget) };
+}

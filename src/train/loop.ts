@@ -1,4 +1,5 @@
 /** The training loop: schedule → data → step → log, with listeners and evaluations in between. */
+import { plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { ExitSignals } from "../launch/exit-signals.ts";
@@ -11,7 +12,7 @@ import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedule
 import type { World } from "../parallel/world.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import type { Run } from "./assemble.ts";
-import { evaluate } from "./evaluate.ts";
+import { evaluateBudgets } from "./evaluate.ts";
 import { BatchQueue } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
@@ -21,6 +22,7 @@ import { describeNonFinite } from "./report/non-finite.ts";
 import { openProfile } from "./report/profile.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
 import { openTiming } from "./report/timing.ts";
+import { evaluatedBudgets } from "./specification.ts";
 import { type StepGradients, takeGradients, update } from "./step.ts";
 
 export interface TrainingSummary {
@@ -48,11 +50,6 @@ export interface LoopParts {
 	/** Where it begins. */
 	readonly start: Progress;
 	readonly schedules: Schedules;
-}
-
-/** Steps of a whole training. */
-export function plannedIterations(c: TrainingConfiguration): number {
-	return c.trainIters ?? Math.floor(c.trainSamples! / c.globalBatchSize);
 }
 
 export async function trainingLoop(
@@ -145,7 +142,7 @@ export async function trainingLoop(
 			stop = { exitCode: exitCodes.interrupted, reason: `Interrupted: stopped after step ${iteration}.` };
 		for (const listener of listeners) await listener.afterStep?.(event);
 		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
-			const losses = await evaluateOn(run, data.validation, c.evalIters);
+			const losses = await evaluateOn(c, run, data.validation, c.evalIters);
 			progress = {
 				...progress,
 				consumedValidSamples: progress.consumedValidSamples + c.evalIters * c.evalGlobalBatchSize,
@@ -163,7 +160,7 @@ export async function trainingLoop(
 		for (const listener of listeners) stop = (await listener.betweenSteps?.(progress)) ?? stop;
 	}
 	for (const listener of listeners) await listener.afterTraining?.(progress);
-	const heldOut = stop === null && data.validation ? await evaluateOn(run, data.validation, null) : null;
+	const heldOut = stop === null && data.validation ? await evaluateOn(c, run, data.validation, null) : null;
 	const heldOutLoss = heldOut?.[languageModelLoss] ?? null;
 	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
 	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, stop };
@@ -190,13 +187,14 @@ function tokensIn(microbatches: readonly ImageTextMicrobatch[]): number {
 	return microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
 }
 
-/** Means of every loss. */
+/** Means of every loss: of the model as it is, and of an elastic one at its budgets. */
 async function evaluateOn(
+	c: TrainingConfiguration,
 	run: Run,
 	source: EvaluationSource,
 	rounds: number | null,
 ): Promise<Readonly<Record<string, number>>> {
-	return evaluate(run.state, await source.microbatches(rounds)).losses;
+	return evaluateBudgets(run.state, await source.microbatches(rounds), evaluatedBudgets(c));
 }
 
 function requireFinite(

@@ -1,7 +1,7 @@
 /** Everything between a resolved configuration and a finished training. */
 import { createHash } from "node:crypto";
 import { resolve } from "node:path";
-import { hasEncoder, wandbFolder } from "../config/derive.ts";
+import { hasEncoder, plannedIterations, wandbFolder } from "../config/derive.ts";
 import { describeExpertPath } from "../config/fused-mlp.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../data/text/entropy.ts";
@@ -23,7 +23,7 @@ import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
 import { laneOf } from "./feed/lane.ts";
 import { openSources } from "./feed/sources.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
-import { plannedIterations, type TrainingSummary, trainingLoop } from "./loop.ts";
+import { type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
 import { LeftOutReport } from "./report/left-out.ts";
 import { Checkpoints } from "./restart/checkpoints.ts";

@@ -1,25 +1,35 @@
 /** The specification of the run that a training configuration describes. */
-import { hasEncoder } from "../config/derive.ts";
+import { hasEncoder, plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { ElasticConfig } from "../elastic/config.ts";
+import { elasticConfig } from "../elastic/from-configuration.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run, type RunSpecification } from "./assemble.ts";
+import type { EvaluatedBudgets } from "./evaluate.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
 
 /** `rank`: in lines of --mimo-encoder-prefetch-debug. */
 export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {
+	const language = languageConfig(c);
+	const elastic = elasticOf(c);
 	return {
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
-		language: languageConfig(c),
+		language,
+		elastic: elastic && { config: elastic },
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,
 		overlap: overlapOf(c),
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
-		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
+		frozen: {
+			tower: c.freezeVit || c.freezeModel,
+			projector: c.freezeProjection || c.freezeModel,
+			language: c.freezeLm || c.freezeModel,
+		},
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
 		seed: c.seed,
@@ -40,6 +50,20 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 function languageConfig(c: TrainingConfiguration): HybridConfig {
 	const config = hybridConfig(c);
 	return c.freezeLm ? { ...config, moe: { ...config.moe, biasUpdateRate: 0 } } : config;
+}
+
+/** The elastic model of a configuration; null: it has none. Throws a UserError that names the key that is wrong. */
+export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
+	return c.flextron ? elasticConfig(c, hybridConfig(c), plannedIterations(c)) : null;
+}
+
+/** Budgets that evaluations look at, and whether the model as it is comes first. */
+export function evaluatedBudgets(c: TrainingConfiguration): EvaluatedBudgets {
+	const elastic = elasticOf(c);
+	if (elastic === null) return { parent: true, budgets: [] };
+	const values = c.isFlexEval ? c.overrideSelectedBudget!.slice(0, 1) : elastic.budgets;
+	const isParent = (value: number) => elastic.budget.type === "param" && value === 1;
+	return { parent: !c.isFlexEval, budgets: values.map((value) => ({ value, parent: isParent(value) })) };
 }
 
 /** A configuration's run on this rank. Every rank of the world calls this together. */
