@@ -52,6 +52,11 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		"allowed with soft-mask is none, or a coefficient of 0",
 	],
 	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],
+	[
+		"recompute-granularity",
+		(c) => c.freezeModel && c.recomputeGranularity !== null,
+		"allowed only without freeze-model, which leaves no weight to recompute for",
+	],
 	["freeze-lm", (c) => c.freezeLm, "allowed with flextron is false; freeze-model freezes all but the router"],
 	[
 		"cuda-graph-impl",
