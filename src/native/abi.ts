@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 8;
+export const ABI_VERSION = 9;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;

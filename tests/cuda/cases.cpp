@@ -12,6 +12,7 @@ Cases cases(bool large) {
   add_grouped_mlp(all, large);
   add_attention(all, large);
   add_mamba(all, large);
+  add_elastic(all, large);
   return all;
 }
 

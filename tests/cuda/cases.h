@@ -21,6 +21,7 @@ void add_experts(Cases& cases, bool large);
 void add_grouped_mlp(Cases& cases, bool large);
 void add_attention(Cases& cases, bool large);
 void add_mamba(Cases& cases, bool large);
+void add_elastic(Cases& cases, bool large);
 
 Cases cases(bool large);
 
