@@ -25,11 +25,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		lateWeightGradients: c.delayWgradCompute,
 		overlap: overlapOf(c),
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
-		frozen: {
-			tower: c.freezeVit || c.freezeModel,
-			projector: c.freezeProjection || c.freezeModel,
-			language: c.freezeLm || c.freezeModel,
-		},
+		frozen: frozenOf(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
 		seed: c.seed,
@@ -55,6 +51,12 @@ function languageConfig(c: TrainingConfiguration): HybridConfig {
 /** The elastic model of a configuration; null: it has none. Throws a UserError that names the key that is wrong. */
 export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
 	return c.flextron ? elasticConfig(c, hybridConfig(c), plannedIterations(c)) : null;
+}
+
+/** The modules whose weights stay as they are: all but the router with freeze-model. */
+export function frozenOf(c: TrainingConfiguration): RunSpecification["frozen"] {
+	const { freezeModel: all } = c;
+	return { tower: c.freezeVit || all, projector: c.freezeProjection || all, language: c.freezeLm || all };
 }
 
 /** Budgets that evaluations look at, and whether the model as it is comes first. */

@@ -11,8 +11,8 @@ import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Topology } from "../../parallel/topology.ts";
-import type { RunSpecification } from "../../train/assemble.ts";
-import { overlapOf } from "../../train/specification.ts";
+import type { ElasticSpecification, RunSpecification } from "../../train/assemble.ts";
+import { elasticOf, frozenOf, overlapOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** What changes the order of a layout's work, and no value. */
@@ -25,6 +25,8 @@ export interface Subject {
 	/** null: the language model alone. */
 	readonly encoder: EncoderConfig | null;
 	readonly language: HybridConfig;
+	/** The language model is an elastic parent; null: it is not. */
+	readonly elastic: ElasticSpecification | null;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
 	/** null without an encoder. */
@@ -73,9 +75,10 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	return {
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
 		language: drawn(hybridConfig(c)),
+		elastic: elasticSubject(c),
 		pattern: c.hybridLayerPattern,
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
-		frozen: { tower: c.freezeVit, projector: c.freezeProjection, language: c.freezeLm },
+		frozen: frozenOf(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
 		order: { lateWeightGradients: c.delayWgradCompute, overlap: overlapOf(c) },
@@ -87,6 +90,12 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		samples,
 		origin,
 	};
+}
+
+/** All microbatches of a step draw the same, so that layouts may cut the batch into others. */
+function elasticSubject(c: TrainingConfiguration): ElasticSpecification | null {
+	const config = elasticOf(c);
+	return config && { config, period: 1 };
 }
 
 /** Adapters and biases that begin at zero would leave most of their gradients, or what they add to others, at zero. */
