@@ -39,7 +39,8 @@ interface ModuleSums {
 
 export class LogLine implements Observer {
 	readonly #options: LogLineOptions;
-	readonly #sums = new Map<string, number>();
+	/** Of every loss: its sum, and the steps that had it. */
+	readonly #sums = new Map<string, { sum: number; steps: number }>();
 	readonly #modules = new Map<string, ModuleSums>();
 	#advanced = 0;
 	#skipped = 0;
@@ -104,7 +105,8 @@ export class LogLine implements Observer {
 		}
 		this.#advanced++;
 		for (const [name, loss] of Object.entries(report.losses)) {
-			this.#sums.set(name, (this.#sums.get(name) ?? 0) + loss);
+			const { sum, steps } = this.#sums.get(name) ?? { sum: 0, steps: 0 };
+			this.#sums.set(name, { sum: sum + loss, steps: steps + 1 });
 		}
 	}
 
@@ -115,7 +117,7 @@ export class LogLine implements Observer {
 		this.#seconds = 0;
 		this.#padding = { sum: 0, steps: 0 };
 		this.#modules.clear();
-		for (const name of this.#sums.keys()) this.#sums.set(name, 0);
+		for (const name of this.#sums.keys()) this.#sums.set(name, { sum: 0, steps: 0 });
 	}
 
 	#line(report: StepReport): string {
@@ -133,8 +135,8 @@ export class LogLine implements Observer {
 		}
 		fields.push(`learning rate: ${scientific(report.nextLearningRate, 6)}`);
 		fields.push(`global batch size: ${count(report.globalBatchSize, 5)}`);
-		for (const [name, sum] of this.#sums) {
-			const mean = sum / Math.max(1, this.#advanced);
+		for (const [name, { sum, steps }] of this.#sums) {
+			const mean = sum / Math.max(1, steps);
 			if (mean >= 0) fields.push(`${name}: ${scientific(mean, 6)}`);
 		}
 		fields.push(`loss scale: ${fixed(report.lossScale, 1)}`);

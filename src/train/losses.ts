@@ -12,6 +12,11 @@ export const budgetLossName = "budget loss";
 /** The language model's loss of microbatches at the parent's budget, and at any other. */
 export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
 
+/** Whether a step may have no microbatch that the loss is of. */
+export function isOfBudgets(name: string): boolean {
+	return Object.values<string>(elasticLosses).includes(name);
+}
+
 /** The ranks that together compute a module's losses. */
 export interface LossOwner {
 	/** All ranks of the module. */
