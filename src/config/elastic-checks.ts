@@ -1,4 +1,4 @@
-/** What the keys of elastic models must satisfy (docs/spec/elastic.md §14, §18); src/elastic checks the sizes themselves. */
+/** What the keys of elastic models must satisfy (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
 import { type Check, unless } from "./check.ts";
 import { parsePattern } from "./hybrid-pattern.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";

@@ -1,4 +1,4 @@
-/** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2, §18). */
+/** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2). */
 import { readFileSync } from "node:fs";
 import { parse } from "yaml";
 import type { TrainingConfiguration } from "../config/schema.ts";
