@@ -88,16 +88,32 @@ function groupExperts(store: TensorStore, path: string): Correspondence {
 	}
 	for (const [key, members] of groups) {
 		if (store.tensors.has(key)) throw new UserError(`${path} has ${key} and its experts one by one.`);
-		const shape = store.tensors.get(members.get(0) ?? "")?.shape;
-		linkExperts(builder, key, members.size, shape ?? [], (i) => {
-			const name = members.get(i);
-			if (!name || !shape || store.tensors.get(name)!.shape.join() !== shape.join()) {
-				throw new UserError(`${path}: expert ${i} of ${key} is missing or has another shape.`);
-			}
-			return name;
-		});
+		requireEveryExpert(store, key, members, path);
+		const { shape } = store.tensors.get(members.get(0)!)!;
+		linkExperts(builder, key, members.size, shape, (i) => members.get(i)!);
 	}
 	return builder;
+}
+
+/** Throws a UserError with every expert that is missing before the last one, or is no other's size. */
+function requireEveryExpert(
+	{ tensors }: TensorStore,
+	key: string,
+	members: ReadonlyMap<number, string>,
+	path: string,
+): void {
+	const places = Array.from({ length: Math.max(...members.keys()) + 1 }, (_, i) => i);
+	const missing = places.filter((i) => !members.has(i));
+	if (missing.length > 0) {
+		throw new UserError(
+			`${path}: ${missing.map((i) => key + String(i)).join(", ")} of ${places.length} experts are missing.`,
+		);
+	}
+	const first = tensors.get(members.get(0)!)!.shape;
+	const others = [...members.values()].filter((name) => tensors.get(name)!.shape.join() !== first.join());
+	if (others.length > 0) {
+		throw new UserError(`${path}: ${others.join(", ")} have another shape than ${key}0, [${first.join(", ")}].`);
+	}
 }
 
 function splitExperts(store: TensorStore): Correspondence {

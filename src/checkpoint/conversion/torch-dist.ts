@@ -25,7 +25,7 @@ import { writeTorchDistFiles } from "../torch-dist/writer.ts";
 import { toMegatron } from "../training/megatron-record.ts";
 import { isOptimizerName } from "../training/names.ts";
 import type { LayerNames } from "./layer-names.ts";
-import { fromLayout, layoutOfArguments } from "./layouts.ts";
+import { fromLayout, layoutOfArguments, toLayout } from "./layouts.ts";
 import {
 	layerArguments,
 	layersInCheckpoint,
@@ -171,7 +171,10 @@ export function torchDistTarget(
 	options: TorchDistTargetOptions,
 ): TorchDistTarget {
 	const layers = layersFor(source, options);
-	const { tensors: weights, leftOut } = namesToWrite(canonical, layers, source.path);
+	const kept = isJsonObject(source.common.megatron) ? source.common.megatron.args : null;
+	// The arguments that stay beside the tensors say how gated rows lie.
+	const laid = isJsonObject(kept) ? toLayout(canonical, layoutOfArguments(kept, source.path), source.path) : canonical;
+	const { tensors: weights, leftOut } = namesToWrite(laid, layers, source.path);
 	const style = styleFor(source, weights, options.wrapper);
 	const keys = writeKeys(weights.tensors, style, path, layers.names === "gpt");
 	const tensors = new MappedStore(weights, planTensors(weights, keys, "foreign"));

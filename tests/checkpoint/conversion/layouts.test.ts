@@ -94,7 +94,12 @@ describe("experts", () => {
 	});
 
 	test("a missing expert, or both forms at once, is an error", () => {
-		expect(() => toLayout(numbered({ [`${key}1`]: [2] }), layout, "memory")).toThrow(`expert 0 of ${key}`);
+		expect(() => toLayout(numbered({ [`${key}1`]: [2], [`${key}3`]: [2] }), layout, "memory")).toThrow(
+			`memory: ${key}0, ${key}2 of 4 experts are missing.`,
+		);
+		expect(() => toLayout(numbered({ [`${key}0`]: [2], [`${key}1`]: [3] }), layout, "memory")).toThrow(
+			`memory: ${key}1 have another shape than ${key}0, [2].`,
+		);
 		expect(() => toLayout(numbered({ [`${key}0`]: [2], [key]: [1, 2] }), layout, "memory")).toThrow("one by one");
 	});
 });

@@ -1,6 +1,6 @@
 /** Gated experts with biases in checkpoints: halves and blocks in turns, one by one and grouped, through every format. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
@@ -111,6 +111,24 @@ describe("conversions", () => {
 		const direct = await resumed("", "halves");
 		expect(await resumed("", "megatron")).toEqual(direct);
 		expect(await resumed("", "back")).toEqual(direct);
+	}, 60_000);
+
+	test("torch_dist in turns, as Megatron's arguments say", async () => {
+		// A checkpoint that came from Megatron keeps its arguments.
+		cpSync(join(at("back"), "iter_0000002"), at("edited"), { recursive: true });
+		const index = JSON.parse(readFileSync(join(at("edited"), "index.json"), "utf8"));
+		index.common.megatron.args.moe_mlp_glu_interleave_size = 8;
+		writeFileSync(join(at("edited"), "index.json"), JSON.stringify(index));
+		await convert("edited", "megatron-turns", { from: "native", to: "torch_dist" });
+		const fc1 = "decoder.layers.1.mlp.experts.experts.linear_fc1";
+		const [turns, halves] = [digests("megatron-turns"), digests("megatron")];
+		for (const name of [`${fc1}.weight`, `optimizer.state.exp_avg.${fc1}.bias`]) {
+			expect(turns[name]).toBeDefined();
+			expect(turns[name]).not.toEqual(halves[name]);
+		}
+		await convert("megatron-turns", "turns-back", { from: "torch_dist", to: "native" });
+		expect(digests("turns-back")).toEqual(digests("halves"));
+		expect(await resumed("", "megatron-turns")).toEqual(await resumed("", "halves"));
 	}, 60_000);
 
 	for (const [experts, glu] of [
