@@ -58,11 +58,6 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		"allowed only without freeze-model, which leaves no weight to recompute for",
 	],
 	["add-bias-linear", (c) => c.addBiasLinear, "allowed with flextron is false: a mask cannot scale a bias away"],
-	[
-		"moe-fused-mlp",
-		(c) => c.moeFusedMlp === "on",
-		"allowed with flextron is auto or off: masks stand between the projections",
-	],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
 	["freeze-lm", (c) => c.freezeLm, "allowed with flextron is false; freeze-model freezes all but the router"],
 	[

@@ -7,15 +7,18 @@ export interface ExpertLayer {
 	readonly activation: "swiglu" | "quickGeglu" | "squaredRelu" | "geluTanh" | "geluErf";
 	/** Whether low-rank adapters train beside the experts' projections. */
 	readonly adapters: boolean;
+	/** Whether the model is elastic. */
+	readonly masks: boolean;
 }
 
 /** The condition that fails, as the end of "… because"; null: the experts can. */
-export function fusedMlpObstacle({ expertTensor, activation, adapters }: ExpertLayer): string | null {
+export function fusedMlpObstacle({ expertTensor, activation, adapters, masks }: ExpertLayer): string | null {
 	if (expertTensor > 1) return `llm-expt-tp is ${expertTensor} and the sum over an expert's parts comes between`;
 	if (activation === "geluTanh" || activation === "geluErf") {
 		return "the activation is GELU, not swiglu, quick-geglu or squared-relu";
 	}
 	if (adapters) return "lora-target-modules names experts' projections, whose adapters stand between";
+	if (masks) return "flextron is on and masks stand between the projections";
 	return null;
 }
 
@@ -30,13 +33,14 @@ export function activationOf(
 
 type ExpertKeys = Pick<
 	TrainingConfiguration,
-	"llmExptTp" | "loraRank" | "loraTargetModules" | "quickGeglu" | "squaredRelu" | "swiglu"
+	"flextron" | "llmExptTp" | "loraRank" | "loraTargetModules" | "quickGeglu" | "squaredRelu" | "swiglu"
 >;
 
 export function expertLayerOf(c: ExpertKeys): ExpertLayer {
 	return {
 		expertTensor: c.llmExptTp,
 		activation: activationOf(c),
+		masks: c.flextron,
 		adapters: c.loraRank !== null && c.loraTargetModules.some((module) => module.startsWith("experts.")),
 	};
 }

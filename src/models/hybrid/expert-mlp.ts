@@ -54,13 +54,14 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 
 function runsFused(context: LayerContext, expertTensor: number): boolean {
 	const { moe, mlp } = context.config;
-	// A probe looks between the projections, and masks stand there.
-	if (moe.fused === "off" || context.probe || context.masks) return false;
+	// A probe looks between the projections.
+	if (moe.fused === "off" || context.probe) return false;
 	return (
 		fusedMlpObstacle({
 			expertTensor,
 			activation: mlp.activation,
 			adapters: hasAdapter(context, first) || hasAdapter(context, second),
+			masks: context.masks !== null,
 		}) === null
 	);
 }
