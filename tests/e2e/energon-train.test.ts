@@ -132,6 +132,23 @@ test("a damaged sample is left out, said and listed", () => {
 	expect([strict.exitCode, strict.stderr.includes("damaged000000")]).toEqual([1, true]);
 }, 60_000);
 
+test("samples left out on several ranks are one line with their number", () => {
+	const folder = captions(scratch, "several", [6, 6]);
+	for (const name of ["several-000.tar", "several-001.tar"]) {
+		const bytes = readFileSync(join(folder, name));
+		for (let at = bytes.indexOf("IDAT"), left = 2; left > 0; left--, at = bytes.indexOf("IDAT", at + 20)) {
+			bytes.fill(0xee, at + 4, at + 20);
+		}
+		writeFileSync(join(folder, name), bytes);
+	}
+	const flags = ["--data-path", "several", "--log-json", "several.jsonl", "--encoder-dp", "2", "--llm-dp", "2"];
+	const { exitCode, stdout } = mimo(["train", ...common, ...flags, "--train-iters", "4"], scratch.path);
+	expect(exitCode).toBe(0);
+	const lines = stdout.match(/^\d+ samples? (is|are) left out.*$/gm)!;
+	expect(lines.length).toBeLessThanOrEqual(2);
+	expect(lines.at(-1)).toMatch(/^4 samples are left out, the last: Sample \S+: the image is damaged/);
+}, 30_000);
+
 test("a language model alone refuses images, a set that is not prepared is refused", () => {
 	const run = (...flags: string[]) => mimo(["train", ...common, ...flags], scratch.path);
 	const images = run("--llm-only");
