@@ -5,6 +5,7 @@ export default defineCommand({
 	meta: { name: "elastic", description: "Submodels of one trained parent: rank units, list, extract." },
 	subCommands: {
 		rank: () => import("./elastic/rank.ts").then((module) => module.default),
+		list: () => import("./elastic/list.ts").then((module) => module.default),
 		extract: () => import("./elastic/extract.ts").then((module) => module.default),
 	},
 });

@@ -12,6 +12,8 @@ import { configObject, isKeptObject } from "../checkpoint/hf/kept.ts";
 import { languageKey } from "../checkpoint/hf/parts.ts";
 import { SelectedStore } from "../checkpoint/selected-store.ts";
 import { selectTensors } from "../checkpoint/store.ts";
+import { elasticKeys } from "../config/keys/elastic.ts";
+import { type Key, propertyOf } from "../config/schema.ts";
 import { isAdapterName } from "../models/hybrid/adapters.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { describedConfig } from "../models/hybrid/from-configuration.ts";
@@ -49,12 +51,18 @@ export function submodelSource(source: SourceCheckpoint, submodel: Submodel): So
 		weights,
 		stored: weights,
 		configuration: own,
-		model: { ...source.model, ...(keys as unknown as JsonObject) },
+		model: { ...withoutRouter(source.model), ...(keys as unknown as JsonObject) },
 		iteration: null,
 		common: {},
 		objects: keptObjects(source, own),
 		[Symbol.dispose]: () => source[Symbol.dispose](),
 	};
+}
+
+/** The submodel is no parent: its description has no axes and no budgets. */
+function withoutRouter(model: JsonObject): JsonObject {
+	const own = new Set<string>(Object.keys(elasticKeys).map((key) => propertyOf(key as Key)));
+	return Object.fromEntries(Object.entries(model).filter(([key]) => !own.has(key)));
 }
 
 const isOfTraining = (name: string) => /^(optimizer|elastic_router)\./.test(name);

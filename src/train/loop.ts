@@ -2,10 +2,13 @@
 import { plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import type { ElasticRouter } from "../elastic/elastic-router.ts";
+import { budgetRecords } from "../elastic/family-records.ts";
 import { ExitSignals } from "../launch/exit-signals.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
+import { familyEvent } from "../observe/logged-family.ts";
 import type { Observer } from "../observe/report.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
@@ -154,6 +157,7 @@ export async function trainingLoop(
 				label: `iteration ${iteration}`,
 				losses,
 			});
+			if (run.elastic) observer.event?.(familyEvent(iteration, familyOf(run.elastic, losses)));
 			const loss = losses[languageModelLoss]!;
 			for (const listener of listeners) await listener.afterEvaluation?.(loss, iteration);
 		}
@@ -162,8 +166,16 @@ export async function trainingLoop(
 	for (const listener of listeners) await listener.afterTraining?.(progress);
 	const heldOut = stop === null && data.validation ? await evaluateOn(c, run, data.validation, null) : null;
 	const heldOutLoss = heldOut?.[languageModelLoss] ?? null;
+	if (run.elastic && heldOut && progress.iteration % c.evalInterval !== 0) {
+		observer.event?.(familyEvent(progress.iteration, familyOf(run.elastic, heldOut)));
+	}
 	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
 	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, stop };
+}
+
+/** The submodels that the router would choose now, with the losses of an evaluation. */
+function familyOf(router: ElasticRouter, losses: Readonly<Record<string, number>>) {
+	return budgetRecords({ config: router.config, weights: router.weights() }, router.model.config, losses);
 }
 
 /** Whether a person has interrupted any rank, and whether any has news of samples left out. */

@@ -81,7 +81,12 @@ describe("extract", () => {
 	test.each([
 		["--choice none.yaml", "The choice none.yaml cannot be read: it does not exist."],
 		["--choice wide.yaml", "wide.yaml: hidden-size is 128, larger than the parent's 64."],
-		["", "--choice is missing; `mimo elastic extract --help` lists the flags."],
+		["", "The submodel is that of --choice FILE or of --budget B: allowed is one of them."],
+		[
+			"--budget 0.5",
+			"native/iter_0000060 has no elastic router: it is no checkpoint of a training with --flextron --enable-router.",
+		],
+		["--budget half", "--budget half: allowed is a number greater than 0."],
 	])("%s is refused", (flags, sentence) => {
 		folder.file("wide.yaml", "hidden-size: 128");
 		const { exitCode, stderr } = mimo(
@@ -176,5 +181,58 @@ describe("convert-ckpt --permute", () => {
 		);
 		expect(refused("broken.json")).toStartWith("mimo: broken.json is no ranking of `mimo elastic rank` (version: ");
 		expect(refused("none.json")).toBe("mimo: The ranking none.json cannot be read: it does not exist.\n");
+	});
+});
+
+describe("a trained family", () => {
+	const elastic =
+		"--flextron --enable-router --emb-int-list 64 48 32 --mamba-int-list 8 6 4 --mlp-int-list 128 96 64 --moe-expert-int-list 8 6 4 --flex-hetero-mamba --budget-list 1 0.7 0.4 --moe-router-bias-update-rate 0 --lr-mult-router 10";
+
+	beforeAll(() => {
+		folder.file("other.txt", "the lazy dog runs over the quick brown fox and jumps away. ".repeat(12));
+		const flags = "--valid-data-path other.txt --save family --save-interval 40 --eval-interval 15 --eval-iters 2";
+		run(`${training} --train-iters 40 ${elastic} ${flags} --llm-tp 2 --llm-ep 2 --log-json family.jsonl`);
+	}, 60_000);
+
+	interface Row {
+		readonly name: string;
+		readonly total: number;
+		readonly loss: number | null;
+		readonly sizes: Readonly<Record<string, number>>;
+	}
+	const listed = (flags = "") =>
+		JSON.parse(run(`elastic list --load family --json --log family.jsonl ${flags}`.trim()).stdout) as Row[];
+
+	test("every budget's submodel has the loss of the parent that was masked on two ranks", () => {
+		for (const { name, total, loss } of listed().slice(1)) {
+			const budget = name.replace("budget ", "");
+			const { stdout } = run(`elastic extract --load family --budget ${budget} --save family-${budget}`);
+			expect(stdout).toContain(`${(total / 1e6).toFixed(2)} M of 0.51 M parameters`);
+			const own = JSON.parse(run(`evaluate --load family-${budget} --data other.txt --json`).stdout);
+			expect(Math.abs(own.datasets[0].loss / loss! - 1)).toBeLessThan(1e-5);
+		}
+	}, 60_000);
+
+	test("list has a line for the parent, every budget and every choice, plan and evaluate take the parent", () => {
+		const rows = listed("--choice choice.yaml");
+		expect(rows.map(({ name }) => name)).toEqual(["parent", "budget 1", "budget 0.7", "budget 0.4", "choice.yaml"]);
+		const [parent, , , small, chosen] = rows;
+		expect(small!.total).toBeLessThan(parent!.total);
+		expect(chosen!.sizes).toMatchObject({ "hidden-size": 48, layers: 5, "mamba-num-heads": 5, "num-experts": 5 });
+		expect(lossOf("--load family")).toBeGreaterThan(0);
+		const { stderr } = run("convert-ckpt --to hf family family-hf");
+		expect(stderr).toBe("The elastic router of family/iter_0000040 is left out: the format has no place for it.\n");
+		const { exitCode, stderr: refused } = mimo("elastic list --load native".split(" "), folder.path);
+		expect([exitCode, refused]).toEqual([
+			1,
+			"mimo: native/iter_0000060 has no elastic router: it is no checkpoint of a training with --flextron --enable-router.\n",
+		]);
+	}, 30_000);
+
+	test("report draws the family from the log", () => {
+		run("report family.jsonl --output family.html");
+		const page = readFileSync(`${folder.path}/family.html`, "utf8");
+		expect(page).toContain("Family of submodels");
+		expect(page).toContain("loss of every budget by step");
 	});
 });

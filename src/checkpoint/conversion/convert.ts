@@ -78,10 +78,19 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 	const source = opened ?? openSource(options.source, options.from, options);
 	try {
 		const weights = selectWeights(source, options);
+		const router = [...source.weights.tensors.keys()].some((name) => isRouterName(name));
+		const left = router && options.to !== "native";
 		const { tensors, run, notices = [], otherNames = false } = planTarget(source, weights, options);
 		const bytes = [...tensors.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0);
 		return {
-			...{ source, weights, tensors, bytes, otherNames, notices: [...source.notices, ...notices] },
+			...{
+				source,
+				weights,
+				tensors,
+				bytes,
+				otherNames,
+				notices: [...source.notices, ...notices, ...(left ? [routerNotice(source.path)] : [])],
+			},
 			run: async (onBytes) => {
 				await source.prepare?.();
 				return await run(onBytes);
@@ -94,8 +103,12 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 	}
 }
 
+/** An elastic parent's router, which only this program's own checkpoints have a place for. */
+const isRouterName = (name: string) => /^(optimizer\.state\.[^.]+\.)?elastic_router\./.test(name);
+const routerNotice = (path: string) => `The elastic router of ${path} is left out: the format has no place for it.`;
+
 /** Stored in float32 by every implementation, whatever the weights are in. */
-const keepsFloat32 = /\.(expert_bias|A_log|D|dt_bias)$/;
+const keepsFloat32 = /^elastic_router\.|\.(expert_bias|A_log|D|dt_bias)$/;
 
 function selectWeights(source: SourceCheckpoint, options: ConversionOptions): TensorStore {
 	const unused = new Set(options.drop);
@@ -104,6 +117,7 @@ function selectWeights(source: SourceCheckpoint, options: ConversionOptions): Te
 	let weights = selectTensors(adaptedWeights(source, options.to, options.adapters), (name) => {
 		const dropped = globs.find(({ glob }) => glob.match(name));
 		if (dropped) unused.delete(dropped.pattern);
+		if (options.to !== "native" && isRouterName(name)) return false;
 		return !dropped && !(hf && name.startsWith("optimizer."));
 	});
 	for (const pattern of unused) throw new UserError(`--drop ${pattern} matches no tensor of ${source.path}.`);

@@ -1,10 +1,13 @@
 /** `mimo elastic extract`: a submodel of a checkpoint as a checkpoint of its own. */
 import { defineCommand } from "citty";
 import { formatBytes } from "../../checkpoint/conversion/inspect.ts";
-import { formats, requireFormat } from "../../checkpoint/conversion/source.ts";
+import { formats, requireFormat, type SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
 import { canonicalLayout } from "../../checkpoint/native/manifest.ts";
 import { readChoice } from "../../elastic/choice.ts";
 import { type Extraction, planExtraction } from "../../elastic/extract.ts";
+import { routerOf, submodelOfBudget } from "../../elastic/family.ts";
+import type { Submodel } from "../../elastic/submodel.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { parametersOf } from "../../models/hybrid/counts.ts";
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
@@ -21,6 +24,11 @@ const args = {
 		description: "The parent: a native, Hugging Face or torch_dist checkpoint.",
 	},
 	choice: { type: "string", valueHint: "FILE", description: "The submodel's sizes, in YAML or JSON." },
+	budget: {
+		type: "string",
+		valueHint: "B",
+		description: "In the place of --choice: the sizes that the checkpoint's router chooses for this budget.",
+	},
 	save: { type: "string", valueHint: "FOLDER", description: "Where the submodel goes: a new or empty folder." },
 	to: { type: "string", description: `Format to write: ${formats.join(", ")}; unset: the parent's.` },
 	dtype: { type: "string", description: "Float type of the written weights (F32, BF16, F16); unset: as stored." },
@@ -36,7 +44,7 @@ export default defineCommand({
 	run: async ({ args: given }) => {
 		const parsed = given as unknown as Arguments;
 		const load = needed(parsed, "load");
-		const file = needed(parsed, "choice");
+		const choose = chooser(parsed);
 		const save = needed(parsed, "save");
 		const from = requireFormat(load, null);
 		using planned = planExtraction(
@@ -53,7 +61,7 @@ export default defineCommand({
 				shardBytes: bytesOf(text(parsed, "max-shard-size") ?? "5GB"),
 				generator: `mimo ${programVersion()}`,
 			},
-			(parent) => readChoice(file, parent),
+			choose,
 		);
 		for (const notice of planned.notices) warn(notice);
 		if (planned.dropsOptimizer) warn(`The optimizer state of ${load} is the parent's: the submodel gets none.`);
@@ -65,6 +73,23 @@ export default defineCommand({
 		);
 	},
 });
+
+/** From the parent and its checkpoint to the submodel that is asked for. */
+function chooser(given: Arguments): (parent: HybridConfig, source: SourceCheckpoint) => Submodel {
+	const [file, budget] = [text(given, "choice"), text(given, "budget")];
+	if ((file === null) === (budget === null)) {
+		throw new UserError(
+			"The submodel is that of --choice FILE or of --budget B: allowed is one of them.",
+			exitCodes.usage,
+		);
+	}
+	if (file !== null) return (parent) => readChoice(file, parent);
+	const value = Number(budget);
+	if (!(value > 0 && Number.isFinite(value))) {
+		throw new UserError(`--budget ${budget}: allowed is a number greater than 0.`, exitCodes.usage);
+	}
+	return (parent, source) => submodelOfBudget(routerOf(source, parent), parent, value);
+}
 
 function needed(given: Arguments, name: string): string {
 	const value = text(given, name);

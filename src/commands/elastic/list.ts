@@ -1,0 +1,119 @@
+/** `mimo elastic list`: the submodels of an elastic checkpoint, a line for every budget, and for every choice that is given. */
+import { defineCommand } from "citty";
+import { openSource } from "../../checkpoint/conversion/convert.ts";
+import { requireFormat } from "../../checkpoint/conversion/source.ts";
+import { axisNames, layerKind } from "../../elastic/axes.ts";
+import { readChoice } from "../../elastic/choice.ts";
+import { parentSizes, type Sizes } from "../../elastic/counts.ts";
+import { parentOf } from "../../elastic/extract.ts";
+import { routerOf, sizesOfBudget } from "../../elastic/family.ts";
+import { recordOf } from "../../elastic/family-records.ts";
+import { memoryOf, memoryProfiles } from "../../elastic/memory.ts";
+import type { Submodel } from "../../elastic/submodel.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
+import { columns } from "../../observe/columns.ts";
+import { readRunLog } from "../../observe/run-log.ts";
+import { type Arguments, list as listOf, text } from "../arguments.ts";
+
+const args = {
+	load: {
+		type: "string",
+		valueHint: "CHECKPOINT",
+		description: "The parent: a native, Hugging Face or torch_dist checkpoint.",
+	},
+	choice: {
+		type: "string",
+		valueHint: "FILE",
+		description: "Files with sizes, as for extract, several with commas: a line each.",
+	},
+	log: { type: "string", valueHint: "LOG", description: "The training's JSON log, for the losses that it measured." },
+	json: { type: "boolean", description: "Print the lines as JSON." },
+} as const;
+
+interface Row {
+	readonly name: string;
+	readonly sizes: Readonly<Record<string, number>>;
+	readonly total: number;
+	readonly active: number;
+	/** GB that generating one sequence takes, in bf16. */
+	readonly memory: number;
+	readonly loss: number | null;
+}
+
+/** Memory is that of one sequence of so many tokens. */
+const use = { profile: memoryProfiles.bf16, batchSize: 1, sequenceLength: 8192, prefillChunk: 8192 };
+
+export default defineCommand({
+	meta: { name: "list", description: "The submodels of an elastic checkpoint: sizes, parameters, memory, loss." },
+	args,
+	run: async ({ args: given }) => {
+		const parsed = given as unknown as Arguments;
+		const load = text(parsed, "load");
+		if (load === null) throw new UserError("--load is missing; it names the parent's checkpoint.", exitCodes.usage);
+		const rows = rowsOf(load, listOf(parsed, "choice"), text(parsed, "log"));
+		if (parsed.json) console.log(JSON.stringify(rows, null, "\t"));
+		else for (const line of columns(tableOf(rows))) console.log(line);
+	},
+});
+
+function rowsOf(load: string, files: readonly string[], log: string | null): Row[] {
+	using source = openSource(load, requireFormat(load, null), {
+		...{ optimizer: false, allowFallback: false, visionHeads: null, pattern: null, inert: [] },
+		newLayers: { seed: 0, sizes: {} },
+	});
+	const { config: model } = parentOf(source);
+	const row = (name: string, sizes: Sizes, loss: number | null): Row => {
+		const axes = axisNames.filter((axis) => layerKind[axis] === null || model.pattern.includes(layerKind[axis]));
+		const { budget: _, ...record } = recordOf(model, axes, sizes, { budget: 0, loss });
+		const { value } = memoryOf(model, sizes, { ...use, profile: { ...use.profile, target: "total" } });
+		return { name, ...record, memory: value };
+	};
+	const chosen = files.map((file) => row(file, sizesOfSubmodel(model, readChoice(file, model)), null));
+	const elastic = source.model.flextron === true;
+	if (!elastic && files.length > 0) return [row("parent", parentSizes(model), null), ...chosen];
+	const router = routerOf(source, model);
+	const losses = log === null ? null : readRunLog(log).family;
+	const lossOf = (budget: number) => {
+		const bin = losses?.get(budget)?.loss.bins.at(-1);
+		return bin === undefined ? null : bin.sum / bin.count;
+	};
+	const budgets = router.config.budgets.map((budget) =>
+		row(`budget ${budget}`, sizesOfBudget(router, model, budget), lossOf(budget)),
+	);
+	return [row("parent", parentSizes(model), null), ...budgets, ...chosen];
+}
+
+function sizesOfSubmodel(model: HybridConfig, submodel: Submodel): Sizes {
+	const sizes = parentSizes(model);
+	const seen = { M: 0, "*": 0, E: 0, "-": 0 };
+	sizes.hidden = submodel.hiddenSize;
+	for (const [layer, symbol] of model.pattern.entries()) {
+		const at = seen[symbol]++;
+		sizes.keep[layer] = submodel.keptLayers[layer] ? 1 : 0;
+		if (symbol === "M") sizes.mambaHeads[layer] = submodel.mambaNumHeads[at]!;
+		if (symbol === "*") sizes.heads[layer] = submodel.numAttentionHeads[at]!;
+		if (symbol !== "E") continue;
+		sizes.experts[layer] = submodel.numMoeExperts[at]!;
+		sizes.ffn[layer] = submodel.moeFfnHiddenSize[at]!;
+	}
+	return sizes;
+}
+
+function tableOf(rows: readonly Row[]): string[][] {
+	const axes = Object.keys(rows[0]!.sizes);
+	const size = (value: number) => (Number.isInteger(value) ? String(value) : value.toFixed(1));
+	const millions = (value: number) => `${(value / 1e6).toFixed(2)} M`;
+	return [
+		["", ...axes, "parameters", "active", "memory", "loss"],
+		...rows.map(({ name, sizes, total, active, memory, loss }) => [
+			name,
+			...axes.map((axis) => size(sizes[axis]!)),
+			millions(total),
+			millions(active),
+			`${memory.toPrecision(3)} GB`,
+			loss === null ? "" : loss.toFixed(4),
+		]),
+	];
+}

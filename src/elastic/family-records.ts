@@ -1,0 +1,78 @@
+/** What a log and `mimo elastic list` say of the submodel of every budget. */
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { BudgetRecord } from "../observe/logged-family.ts";
+import type { AxisName } from "./axes.ts";
+import { countParameters, type Sizes } from "./counts.ts";
+import { sizesOfBudget, type TrainedRouter } from "./family.ts";
+
+/** The configuration's names of sizes, in the order in which they are shown. */
+const names: Readonly<Record<AxisName, string>> = {
+	emb: "hidden-size",
+	skip_layer: "layers",
+	mamba: "mamba-num-heads",
+	head: "num-attention-heads",
+	moe_expert: "num-experts",
+	mlp: "moe-ffn-hidden-size",
+};
+
+/** Of every budget, largest first. `losses`: the language model's by the name that evaluations give it. */
+export function budgetRecords(
+	router: TrainedRouter,
+	model: HybridConfig,
+	losses: Readonly<Record<string, number>>,
+): BudgetRecord[] {
+	return router.config.budgets.map((budget) =>
+		recordOf(
+			model,
+			router.config.axes.map(({ name }) => name),
+			sizesOfBudget(router, model, budget),
+			{ budget, loss: losses[budgetLossKey(budget)] ?? null },
+		),
+	);
+}
+
+/** The name under which an evaluation reports a budget's loss. */
+export function budgetLossKey(budget: number): string {
+	return `lm loss (budget ${budget})`;
+}
+
+/** Of a submodel with these sizes: the axes that are named, means where layers differ. */
+export function recordOf(
+	model: HybridConfig,
+	axes: readonly AxisName[],
+	sizes: Sizes,
+	about: Pick<BudgetRecord, "budget" | "loss">,
+): BudgetRecord {
+	const count = (target: "total" | "active") => countParameters(model, sizes, target).value;
+	return {
+		...about,
+		total: count("total"),
+		active: count("active"),
+		sizes: Object.fromEntries(
+			(Object.keys(names) as AxisName[])
+				.filter((axis) => axes.includes(axis))
+				.map((axis) => [names[axis], sizeOf(model, axis, sizes)]),
+		),
+	};
+}
+
+function sizeOf({ pattern }: HybridConfig, axis: AxisName, sizes: Sizes): number {
+	const mean = (symbol: string, list: readonly number[]) => {
+		const own = list.filter((_, layer) => pattern[layer] === symbol && sizes.keep[layer]! > 0);
+		return own.reduce((sum, size) => sum + size, 0) / Math.max(1, own.length);
+	};
+	switch (axis) {
+		case "emb":
+			return sizes.hidden;
+		case "mamba":
+			return mean("M", sizes.mambaHeads);
+		case "head":
+			return mean("*", sizes.heads);
+		case "moe_expert":
+			return mean("E", sizes.experts);
+		case "mlp":
+			return mean("E", sizes.ffn);
+		case "skip_layer":
+			return sizes.keep.reduce((sum, keep) => sum + keep, 0);
+	}
+}
