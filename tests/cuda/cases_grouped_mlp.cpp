@@ -32,56 +32,79 @@ void describe(const Mlp& m, int32_t dtype, int64_t rows, Args& args) {
   args.kind = m.kind, args.recipe = MIMO_MLP_RECIPE_PLAIN, args.dtype = dtype;
 }
 
-void mlp(Run& run, const Mlp& m) {
-  const std::vector<int32_t> offsets = cumulative(m.counts);
-  const int64_t live = offsets.back(), rows = live + spare, groups = static_cast<int64_t>(m.counts.size());
-  const int64_t z_width = gated(m.kind) ? 2 * m.width : m.width;
-  const auto matrix = [&](int64_t outputs, int64_t inputs) {
-    return run.tensor(groups * outputs * inputs, 1 / std::sqrt(static_cast<double>(inputs)));
-  };
-  const auto kept = [&](int64_t width) {  // stays where no row of a group is
-    return run.tensor(std::vector<float>(static_cast<size_t>(rows * width), 7.0f));
-  };
-  mimo_grouped_mlp_forward_args f{};
-  describe(m, run.dtype(), rows, f);
-  f.x = run.tensor(poisoned(run.normal(rows * m.hidden), m.hidden));
-  f.w1 = matrix(z_width, m.hidden);
-  f.w2 = matrix(m.hidden, m.width);
-  f.b1 = m.biases ? run.tensor(groups * z_width, 0.5) : nullptr;
-  f.b2 = m.biases ? run.tensor(groups * m.hidden, 0.5) : nullptr;
-  const std::vector<float> probability = poisoned(run.uniform(rows, 0, 1), 1);
-  f.row_probability = run.upload(probability);
-  f.offsets = run.upload(offsets);
-  f.z = kept(z_width);
-  f.y = kept(m.hidden);
-  run.call("mimo_grouped_mlp_forward", f);
-  run.compare("z", f.z, rows * z_width);
-  run.compare("y", f.y, rows * m.hidden);
-  const void* z = run.shared("z", f.z, rows * z_width);
-  f.z = nullptr;
-  f.y = kept(m.hidden);
-  run.call("mimo_grouped_mlp_forward", f);
-  run.compare("y without z", f.y, rows * m.hidden);
+/// Sizes and inputs that both directions have.
+struct Layer {
+  Run& run;
+  const Mlp& m;
+  std::vector<int32_t> offsets = cumulative(m.counts);
+  int64_t rows = offsets.back() + spare, groups = static_cast<int64_t>(m.counts.size());
+  int64_t z_width = gated(m.kind) ? 2 * m.width : m.width;
 
+  std::vector<float> matrices(int64_t outputs, int64_t inputs) {
+    return run.normal(groups * outputs * inputs, 1 / std::sqrt(static_cast<double>(inputs)));
+  }
+  std::vector<float> input(int64_t width) { return poisoned(run.normal(rows * width), width); }
+  float* probability() { return run.upload(poisoned(run.uniform(rows, 0, 1), 1)); }
+  /// Stays where no row of a group is.
+  std::vector<float> kept(int64_t width) { return std::vector<float>(static_cast<size_t>(rows * width), 7.0f); }
+};
+
+/// The reference stores what the library under test stores, since z is rounded before the activation, which may square it: an
+/// error of two roundings, beside those of hs and y.
+void forward(Run& run, const Mlp& m) {
+  Layer layer{run, m};
+  const int32_t dtype = run.precision;
+  const auto tensor = [&](std::vector<float> values) { return run.typed(std::move(values), dtype, dtype); };
+  mimo_grouped_mlp_forward_args f{};
+  describe(m, dtype, layer.rows, f);
+  f.x = tensor(layer.input(m.hidden));
+  f.w1 = tensor(layer.matrices(layer.z_width, m.hidden));
+  f.w2 = tensor(layer.matrices(m.hidden, m.width));
+  f.b1 = m.biases ? tensor(run.normal(layer.groups * layer.z_width, 0.5)) : nullptr;
+  f.b2 = m.biases ? tensor(run.normal(layer.groups * m.hidden, 0.5)) : nullptr;
+  f.row_probability = layer.probability();
+  f.offsets = run.upload(layer.offsets);
+  f.z = tensor(layer.kept(layer.z_width));
+  f.y = tensor(layer.kept(m.hidden));
+  run.call("mimo_grouped_mlp_forward", f);
+  run.compare("z", f.z, layer.rows * layer.z_width, dtype);
+  run.compare("y", f.y, layer.rows * m.hidden, dtype);
+  f.z = nullptr;
+  f.y = tensor(layer.kept(m.hidden));
+  run.call("mimo_grouped_mlp_forward", f);
+  run.compare("y without z", f.y, layer.rows * m.hidden, dtype);
+}
+
+void backward(Run& run, const Mlp& m) {
+  Layer layer{run, m};
   mimo_grouped_mlp_backward_args b{};
-  describe(m, run.dtype(), rows, b);
-  b.dy = run.tensor(poisoned(run.normal(rows * m.hidden), m.hidden));
-  b.z = z, b.w1 = f.w1, b.w2 = f.w2, b.b2 = f.b2;
-  b.row_probability = f.row_probability, b.offsets = f.offsets;
-  b.dx = kept(m.hidden);
-  b.dz = kept(z_width);
-  b.hs = kept(m.width);
-  b.drow_probability = run.upload(std::vector<float>(static_cast<size_t>(rows), 7.0f));
-  b.db1 = m.biases ? run.floats(groups * z_width) : nullptr;
-  b.db2 = m.biases ? run.floats(groups * m.hidden) : nullptr;
+  describe(m, run.dtype(), layer.rows, b);
+  b.dy = run.tensor(layer.input(m.hidden));
+  b.z = run.tensor(layer.input(layer.z_width));
+  b.w1 = run.tensor(layer.matrices(layer.z_width, m.hidden));
+  b.w2 = run.tensor(layer.matrices(m.hidden, m.width));
+  b.b2 = m.biases ? run.tensor(layer.groups * m.hidden, 0.5) : nullptr;
+  b.row_probability = layer.probability();
+  b.offsets = run.upload(layer.offsets);
+  b.dx = run.tensor(layer.kept(m.hidden));
+  b.dz = run.tensor(layer.kept(layer.z_width));
+  b.hs = run.tensor(layer.kept(m.width));
+  b.drow_probability = run.upload(layer.kept(1));
+  b.db1 = m.biases ? run.floats(layer.groups * layer.z_width) : nullptr;
+  b.db2 = m.biases ? run.floats(layer.groups * m.hidden) : nullptr;
   run.call("mimo_grouped_mlp_backward", b);
-  run.compare("dx", b.dx, rows * m.hidden);
-  run.compare("dz", b.dz, rows * z_width);
-  run.compare("hs", b.hs, rows * m.width);
-  run.compare("dp", b.drow_probability, rows, MIMO_DTYPE_F32);
+  run.compare("dx", b.dx, layer.rows * m.hidden);
+  run.compare("dz", b.dz, layer.rows * layer.z_width);
+  run.compare("hs", b.hs, layer.rows * m.width);
+  run.compare("dp", b.drow_probability, layer.rows, MIMO_DTYPE_F32);
   if (!m.biases) return;
-  run.compare("db1", b.db1, groups * z_width, MIMO_DTYPE_F32);
-  run.compare("db2", b.db2, groups * m.hidden, MIMO_DTYPE_F32);
+  run.compare("db1", b.db1, layer.groups * layer.z_width, MIMO_DTYPE_F32);
+  run.compare("db2", b.db2, layer.groups * m.hidden, MIMO_DTYPE_F32);
+}
+
+void mlp(Run& run, const Mlp& m) {
+  forward(run, m);
+  backward(run, m);
 }
 
 void bias(Run& run, const std::vector<int32_t>& counts, int64_t width, bool weighted, bool accumulate) {
@@ -136,6 +159,16 @@ void add_grouped_mlp(Cases& cases, bool large) {
   }
   add("no rows", {{0, 0, 0}, 64, 64, MIMO_ACTIVATION_SWIGLU, 32, 1.0f, true});
   add("one group", {{300}, 192, 64, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, true});
+  // Around the edges of tiles of 64 and 128 rows; widths that are no whole tiles; more tiles than a GPU has multiprocessors.
+  const std::vector<int32_t> edges{63, 64, 65, 0, 127, 128, 129, 1, 191, 192, 193, 0, 0, 256, 257, 700};
+  add("squared_relu edges", {edges, 328, 392, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, true});
+  add("squared_relu 1856", {{3, 0, 130, 1, 64, 0, 17}, 200, 1856, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, true});
+  add("squared_relu 344", {{130, 1}, 1024, 344, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
+  add("swiglu edges", {edges, 264, 392, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, true});
+  add("swiglu 176", {{130, 1}, 72, 176, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, false});
+  add("swiglu blocks of 32, edges", {edges, 136, 288, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, true});
+  add("swiglu blocks of 64", {{3, 0, 130, 1}, 136, 320, MIMO_ACTIVATION_SWIGLU, 64, INFINITY, true});
+  add("tanh gelu", {{33, 0, 129, 7}, 64, 128, MIMO_ACTIVATION_GELU_TANH, 0, INFINITY, true});
   cases.push_back({"grouped_bias", [](Run& run) { bias(run, {40, 0, 131, 1}, 72, true, false); }});
   cases.push_back({"grouped_bias odd", [](Run& run) { bias(run, {0, 300, 0}, 33, false, true); }});
   cases.push_back({"grouped_bias of one group", [](Run& run) { bias(run, {}, 64, true, true); }});

@@ -1,0 +1,296 @@
+"""Feed-forward layers of experts on one GPU: grouped_mlp against products and activation as operations of their own, and
+against PyTorch's `_grouped_mm` with an eager and with a compiled activation.
+
+    python3 tests/bench/grouped-mlp.py LIBRARY [--before LIBRARY HEADER] [--rounds N] [--json FILE] [--kernels]
+        [--without-pytorch] [--uneven]
+
+LIBRARY: libmimo_cuda.so. --before: another build, and its mimo.h, which runs the separate operations. All contenders run in one
+process, in turn in every round, each for 40 ms of queued calls, so that they meet the same clocks; a row is the median of the
+rounds, with the tenth and the ninetieth percentile. Layers have the sizes of Nemotron-3-Nano (half of its experts) and Qwen3-30B-A3B.
+`forward`: z is kept for a backward pass. `backward`: gradients of rows and probabilities. `all`: both, and the gradients of
+the weights: ours added to fp32, PyTorch's new in bf16.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import pathlib
+import re
+import statistics
+import time
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("library")
+parser.add_argument("--before", nargs=2)
+parser.add_argument("--rounds", type=int, default=9)
+parser.add_argument("--json")
+parser.add_argument("--without-pytorch", action="store_true")
+parser.add_argument("--uneven", action="store_true", help="also experts with unequal numbers of rows")
+parser.add_argument("--kernels", action="store_true", help="times of single kernels, by PyTorch's profiler")
+options = parser.parse_args()
+torch.manual_seed(1)
+own_header = pathlib.Path(__file__).parents[2] / "cuda/include/mimo.h"
+header = own_header.read_text()
+types = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
+
+
+def struct_of(operation, header):
+    """The arguments of an operation, as mimo.h declares them."""
+    body = re.search(r"typedef struct mimo_%s_args \{(.*?)\}" % operation, header, re.S)[1]
+    body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+    fields = []
+    for kind, names in re.findall(r"(?:const )?(\w+)((?:\s*\*?\s*\w+,?)+);", body):
+        for name in names.split(","):
+            fields.append((name.replace("*", "").strip(), ctypes.c_void_p if "*" in names else types[kind]))
+    return type(operation, (ctypes.Structure,), {"_fields_": fields})
+
+
+class Library:
+    def __init__(self, path, header):
+        self.header = pathlib.Path(header).read_text()
+        self.code = ctypes.CDLL(path)
+        self.code.mimo_last_error.restype = ctypes.c_char_p
+        device, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self.check(self.code.mimo_device_open(0, 0, ctypes.byref(device)))
+        self.check(self.code.mimo_stream_create(device, 0, ctypes.byref(self.stream)))
+        self.structs = {}
+
+    def check(self, status):
+        if status != 0:
+            raise SystemExit(self.code.mimo_last_error().decode())
+
+    def call(self, operation, **values):
+        """What queues the operation with these arguments."""
+        if operation not in self.structs:
+            self.structs[operation] = struct_of(operation, self.header)
+        arguments = self.structs[operation]()
+        names = {name for name, _ in arguments._fields_}
+        for name, value in values.items():
+            if name not in names:
+                raise SystemExit(f"{operation} has no argument {name}.")
+            setattr(arguments, name, value.data_ptr() if isinstance(value, torch.Tensor) else value)
+        function, pointer = getattr(self.code, f"mimo_{operation}"), ctypes.byref(arguments)
+        return lambda: self.check(function(self.stream, pointer)), (arguments, values)
+
+
+def random(*shape, scale=1.0, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda", dtype=torch.float32 if math.prod(shape) < 2**28 else dtype).mul_(scale).to(dtype)
+
+
+infinity = math.inf
+activations = {
+    name: int(re.search(rf"MIMO_ACTIVATION_{constant} = (\d)", header)[1])
+    for name, constant in {"squared ReLU": "SQUARED_RELU", "SwiGLU": "SWIGLU"}.items()
+}
+
+
+class Layer:
+    def __init__(self, groups, hidden, width, activation, rows, uneven):
+        self.sizes = f"{groups} x ({hidden} to {width}), {activation}, {rows} rows{', uneven' if uneven else ''}"
+        self.gated = activation == "SwiGLU"
+        self.kind = activations[activation]
+        self.groups, self.hidden, self.width, self.rows = groups, hidden, width, rows
+        self.z_width = 2 * width if self.gated else width
+        counts = torch.full((groups,), rows // groups)
+        if uneven:
+            share = torch.rand(groups).pow(2) + 0.05
+            counts = (share / share.sum() * rows).long()
+            counts[0] += rows - counts.sum()
+        self.ends = counts.cumsum(0).to("cuda", torch.int32)
+        self.offsets = torch.cat([torch.zeros(1, device="cuda", dtype=torch.int32), self.ends])
+        self.x, self.dy = random(rows, hidden), random(rows, hidden)
+        self.w1 = random(groups, self.z_width, hidden, scale=hidden**-0.5)
+        self.w2 = random(groups, hidden, width, scale=width**-0.5)
+        self.p = torch.rand(rows, device="cuda") * 0.5 + 0.1
+        self.dw1 = torch.zeros(groups, self.z_width, hidden, device="cuda")
+        self.dw2 = torch.zeros(groups, hidden, width, device="cuda")
+        self.kept = []
+
+    def empty(self, *widths):
+        return [torch.empty(self.rows, width, device="cuda", dtype=torch.bfloat16) for width in widths]
+
+    def call(self, library, operation, **values):
+        run, keep = library.call(operation, offsets=self.offsets, rows=self.rows, groups=self.groups, **values)
+        self.kept.append(keep)
+        return run
+
+    def product(self, library, a, b, c, n, k, transpose_b):
+        return self.call(library, "grouped_gemm", a=a, b=b, c=c, n=n, k=k, transpose_b=transpose_b, a_dtype=1, b_dtype=1, c_dtype=1)
+
+    def weight_gradients(self, library, dy, hs, dz):
+        def of(dy, x, dw, n, k):
+            types = dict(accumulate=1, dy_dtype=1, x_dtype=1)
+            return self.call(library, "grouped_gemm_weight_gradient", dy=dy, x=x, dw=dw, n=n, k=k, **types)
+
+        return [of(dy, hs, self.dw2, self.hidden, self.width), of(dz, self.x, self.dw1, self.z_width, self.hidden)]
+
+    def separate(self, library):
+        """Three operations forward, three backward."""
+        z, hs, y, dhs, dz, dx = self.empty(self.z_width, self.width, self.hidden, self.width, self.z_width, self.hidden)
+        dp = torch.empty(self.rows, device="cuda")
+        sizes = dict(row_count=None, rows=self.rows, width=self.width)
+        activation = dict(row_probability=self.p, clamp=infinity, kind=self.kind, dtype=1, **sizes)
+
+        def act(direction, **tensors):
+            run, keep = library.call(f"activation_{direction}", **activation, **tensors)
+            self.kept.append(keep)
+            return run
+
+        forward = [
+            self.product(library, self.x, self.w1, z, self.z_width, self.hidden, 1),
+            act("forward", x=z, y=hs),
+            self.product(library, hs, self.w2, y, self.hidden, self.width, 1),
+        ]
+        backward = [
+            self.product(library, self.dy, self.w2, dhs, self.width, self.hidden, 0),
+            act("backward", dy=dhs, x=z, dx=dz, drow_probability=dp),
+            self.product(library, dz, self.w1, dx, self.hidden, self.z_width, 0),
+        ]
+        return forward, backward, self.weight_gradients(library, self.dy, hs, dz), dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
+
+    def whole(self, library):
+        z, hs, y, dz, dx = self.empty(self.z_width, self.width, self.hidden, self.z_width, self.hidden)
+        dp = torch.empty(self.rows, device="cuda")
+        sizes = dict(hidden=self.hidden, width=self.width)
+        layer = dict(w1=self.w1, w2=self.w2, row_probability=self.p, clamp=infinity, kind=self.kind, dtype=1, **sizes)
+        forward = [self.call(library, "grouped_mlp_forward", x=self.x, z=z, y=y, **layer)]
+        inference = [self.call(library, "grouped_mlp_forward", x=self.x, y=y, **layer)]
+        backward = [self.call(library, "grouped_mlp_backward", dy=self.dy, z=z, dx=dx, dz=dz, hs=hs, drow_probability=dp, **layer)]
+        results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
+        return forward, inference, backward, self.weight_gradients(library, self.dy, hs, dz), results
+
+    def torch_forward(self, act, x, w1, w2, p):
+        z = torch._grouped_mm(x, w1.transpose(1, 2), self.ends)
+        return torch._grouped_mm(act(z, p), w2.transpose(1, 2), self.ends)
+
+    def activation(self, z, p):
+        if self.gated:
+            gate, linear = z.chunk(2, -1)
+            return (torch.nn.functional.silu(gate) * linear * p[:, None].to(z.dtype)).contiguous()
+        return torch.relu(z).square() * p[:, None].to(z.dtype)
+
+
+def in_order(calls):
+    def run():
+        for call in calls:
+            call()
+
+    return run
+
+
+def compare(contenders):
+    """Milliseconds of each, all in turn in every round."""
+
+    def timed(run, calls):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - started) / calls
+
+    calls = {}
+    for name, run in contenders.items():
+        timed(run, 2)
+        calls[name] = max(3, math.ceil(40 / timed(run, 3)))
+    times = {name: [] for name in contenders}
+    for _ in range(options.rounds):
+        for name, run in contenders.items():
+            times[name].append(timed(run, calls[name]))
+    return times
+
+
+def error(actual, expected):
+    return ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
+
+
+def kernels(name, run):
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(10):
+            run()
+        torch.cuda.synchronize()
+    print(f"  kernels of {name}, mean of 10 calls")
+    for event in sorted(trace.key_averages(), key=lambda event: -event.device_time_total)[:10]:
+        short = re.sub(r"mimo::cuda::|\(anonymous namespace\)::|std::", "", event.key)[:110]
+        print(f"    {event.device_time_total / 10000:8.4f} ms  {short}")
+
+
+library = Library(options.library, own_header)
+before = Library(*options.before) if options.before else library
+result = []
+print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {options.rounds} rounds")
+for sizes in [
+    (64, 2688, 1856, "squared ReLU", 49152, False),
+    (64, 2688, 1856, "squared ReLU", 49152, True),
+    (128, 2048, 768, "SwiGLU", 65536, False),
+]:
+    if sizes[-1] and not options.uneven:
+        continue
+    layer = Layer(*sizes)
+    flops = 2 * layer.rows * layer.hidden * (layer.z_width + layer.width)
+    print(f"\n{layer.sizes}; forward {flops / 1e12:.3f} TFLOP")
+    torch.cuda.synchronize()
+    forward, backward, weights, expected = layer.separate(before)
+    own_forward, inference, own_backward, own_weights, actual = layer.whole(library)
+    in_order(forward + backward)()
+    in_order(own_forward + own_backward)()
+    torch.cuda.synchronize()
+    print("  differences of the results: " + ", ".join(f"{name} {error(actual[name], expected[name]):.1e}" for name in expected))
+    compiled = torch.compile(layer.activation)
+    leaves = [leaf.detach().requires_grad_() for leaf in (layer.x, layer.w1, layer.w2, layer.p)]
+
+    def torch_runs(act):
+        def forward_only():
+            with torch.no_grad():
+                layer.torch_forward(act, layer.x, layer.w1, layer.w2, layer.p)
+
+        def whole():
+            torch.autograd.grad(layer.torch_forward(act, *leaves), leaves, layer.dy)
+
+        return forward_only, whole
+
+    eager_forward, eager_all = torch_runs(layer.activation)
+    compiled_forward, compiled_all = torch_runs(compiled)
+    rows = {
+        "forward": {
+            "separate": in_order(forward),
+            "grouped_mlp": in_order(own_forward),
+            "grouped_mlp, no z": in_order(inference),
+            "PyTorch": eager_forward,
+            "PyTorch compiled": compiled_forward,
+        },
+        "backward": {"separate": in_order(backward), "grouped_mlp": in_order(own_backward)},
+        "all": {
+            "separate": in_order(forward + backward + weights),
+            "grouped_mlp": in_order(own_forward + own_backward + own_weights),
+            "PyTorch": eager_all,
+            "PyTorch compiled": compiled_all,
+        },
+    }
+    work = {"forward": flops, "backward": flops, "all": 3 * flops}
+    for part, contenders in rows.items():
+        if options.without_pytorch:
+            contenders = {name: run for name, run in contenders.items() if "PyTorch" not in name}
+        times = compare(contenders)
+        own = statistics.median(times["grouped_mlp"])
+        for name, values in times.items():
+            middle, tenths = statistics.median(values), statistics.quantiles(values, n=10)
+            print(
+                f"  {part:9} {name:18} {middle:8.4f} ms ({tenths[0]:.4f} to {tenths[-1]:.4f})  "
+                f"{work[part] / middle / 1e9:6.0f} TFLOP/s  {middle / own:5.3f} x the time of grouped_mlp",
+                flush=True,
+            )
+            result.append({"layer": layer.sizes, "part": part, "contender": name, "milliseconds": values})
+    if options.kernels:
+        kernels("separate", in_order(forward + backward + weights))
+        kernels("grouped_mlp", in_order(own_forward + own_backward + own_weights))
+    del layer, leaves, forward, backward, weights, own_forward, own_backward, own_weights, inference, rows, contenders
+    del expected, actual
+    torch.cuda.empty_cache()
+if options.json:
+    pathlib.Path(options.json).write_text(json.dumps(result, indent=1))
