@@ -33,6 +33,7 @@ export type ModelPart =
 	| "experts"
 	| "softmax router"
 	| "adapters"
+	| "router"
 	| "encoder"
 	| "MLP projector";
 

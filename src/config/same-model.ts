@@ -24,6 +24,10 @@ const hasLayer = (c: ModelDescription, ...symbols: string[]) =>
 const hasEncoder = (c: ModelDescription) => c.modelProvider === "nemotron-moe-vlm" && c.llmOnly !== true;
 
 export const hasAdapters = (c: ModelDescription) => (c.loraRank ?? null) !== null;
+export const hasRouter = (c: ModelDescription) => c.flextron === true;
+
+/** Parts that a model without them is a base for. */
+const additions: readonly ModelPart[] = ["adapters", "router"];
 
 /** Whether a model has a part. */
 const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = {
@@ -36,6 +40,7 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 	experts: (c) => hasLayer(c, "E"),
 	"softmax router": (c) => hasLayer(c, "E") && c.moeRouterScoreFunction === "softmax",
 	adapters: hasAdapters,
+	router: hasRouter,
 	encoder: hasEncoder,
 	"MLP projector": (c) => hasEncoder(c) && c.visionProjectionType === "mlp",
 };
@@ -95,8 +100,8 @@ export function describedKeys(description: ModelDescription): { readonly key: Ke
 export function modelDifferences(there: ModelDescription, here: ModelDescription): string[] {
 	return modelMakingKeys.flatMap((key) => {
 		const part = modelPartOf(key)!;
-		// Weights without adapters are a base for any.
-		if (!presence[part](part === "adapters" ? there : here)) return [];
+		// Weights without adapters, or without a router, are a base for any.
+		if (!presence[part](additions.includes(part) ? there : here)) return [];
 		const [other, own] = [valueIn(there, key), valueIn(here, key)];
 		const same = other === undefined || own === undefined || Bun.deepEquals(other, own);
 		return same ? [] : [`--${key} is ${other ?? "unset"} there and ${own ?? "unset"} here`];

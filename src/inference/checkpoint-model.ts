@@ -32,8 +32,8 @@ import { specificationOf } from "../train/specification.ts";
 
 /** Keys of a training that say what its model is and how text and images become its input. */
 const describing = [
-	...["Language model", "Mamba-2 layers", "Mixture of experts", "Vision", "Energon data"].flatMap((subject) =>
-		Object.keys(subjects[subject as keyof typeof subjects]),
+	...["Language model", "Mamba-2 layers", "Mixture of experts", "Elastic models", "Vision", "Energon data"].flatMap(
+		(subject) => Object.keys(subjects[subject as keyof typeof subjects]),
 	),
 	"bf16",
 	"tokenizer",

@@ -15,6 +15,7 @@ import { laneOf } from "../train/feed/lane.ts";
 import { openSources } from "../train/feed/sources.ts";
 import { languageModelLoss } from "../train/losses.ts";
 import { LeftOutReport } from "../train/report/left-out.ts";
+import { evaluatedBudgets } from "../train/specification.ts";
 
 export interface DatasetLoss {
 	readonly dataset: string;
@@ -134,8 +135,9 @@ export async function lossesOf(
 ): Promise<{ readonly losses: DatasetLoss[]; readonly leftOut: readonly string[] }> {
 	const found: DatasetLoss[] = [];
 	const leftOut = new LeftOutTally();
+	const budget = c.isFlexEval ? evaluatedBudgets(c).budgets[0]! : null;
 	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, leftOut)) {
-		const { losses, tokens } = evaluate(run.state, microbatches);
+		const { losses, tokens } = evaluate(run.state, microbatches, undefined, budget);
 		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
 		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
 		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);

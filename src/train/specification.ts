@@ -50,7 +50,9 @@ function languageConfig(c: TrainingConfiguration): HybridConfig {
 
 /** The elastic model of a configuration; null: it has none. Throws a UserError that names the key that is wrong. */
 export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
-	return c.flextron ? elasticConfig(c, hybridConfig(c), plannedIterations(c)) : null;
+	// Commands that do not train have no length.
+	const trains = c.trainIters !== null || c.trainSamples !== null;
+	return c.flextron ? elasticConfig(c, hybridConfig(c), trains ? plannedIterations(c) : 1) : null;
 }
 
 /** The modules whose weights stay as they are: all but the router with freeze-model. */

@@ -11,6 +11,7 @@ function modelWith(part: ModelPart): Record<string, unknown> {
 		"rotary embedding": { "position-embedding-type": "rope" },
 		"softmax router": { "moe-router-score-function": "softmax", "moe-router-enable-expert-bias": false },
 		adapters: { "lora-rank": 4 },
+		router: { flextron: true, "enable-router": true, "moe-router-bias-update-rate": 0 },
 		"MLP projector": { "vision-projection-type": "mlp" },
 	};
 	return { ...configurationOf({ ...base, ...further[part] }) };
@@ -22,7 +23,8 @@ function otherThan(value: unknown): unknown {
 	return typeof value === "boolean" ? !value : `${value} of another kind`;
 }
 
-test.each([...modelMakingKeys])("another %s is another model", (key) => {
+// Whether there is a router: see below.
+test.each(modelMakingKeys.filter((key) => key !== "flextron"))("another %s is another model", (key) => {
 	const here = modelWith(modelPartOf(key)!);
 	const property = propertyOf(key);
 	const there = { ...here, [property]: otherThan(here[property]) };
@@ -38,7 +40,12 @@ test("every key of the model's groups is compared unless it says that it makes n
 	const silent = groups.filter((key) => fieldOf(key).model === undefined && modelPartOf(key) === null);
 	expect(silent.every((key) => fieldOf(key).alwaysOn || fieldOf(key).noEffect !== undefined)).toBe(true);
 	const elsewhere = keys.filter((key) => !groups.includes(key) && modelPartOf(key) !== null);
-	expect(elsewhere).toEqual(["lora-rank", "lora-alpha", "lora-target-modules", "llm-only"]);
+	const ofRouter = Object.keys(subjects["Elastic models"]).filter((key) => modelPartOf(key as Key) === "router");
+	expect(elsewhere).toEqual([
+		...(["lora-rank", "lora-alpha", "lora-target-modules"] as const),
+		...(ofRouter as Key[]),
+		"llm-only",
+	]);
 });
 
 test("all differences are named in one sentence; those of parts that the model lacks are none", () => {
@@ -56,6 +63,14 @@ test("weights without adapters are a base for any, those with adapters are for n
 	const adapted = { ...configurationOf({ preset: "nemotron-tiny", "lora-rank": 4 }) };
 	expect(modelDifferences(base, adapted)).toEqual([]);
 	expect(modelDifferences(adapted, base)).toEqual(["--lora-rank is 4 there and unset here"]);
+});
+
+test("a parent without a router is a base for any, one with a router is no other model", () => {
+	const flags = { flextron: true, "enable-router": true, "moe-router-bias-update-rate": 0 };
+	const base = { ...configurationOf({ preset: "nemotron-tiny" }) };
+	const elastic = { ...configurationOf({ preset: "nemotron-tiny", ...flags }) };
+	expect(modelDifferences(base, elastic)).toEqual([]);
+	expect(modelDifferences(elastic, base)).toEqual(["--flextron is true there and false here"]);
 });
 
 test("a run's key that came later had its default; a description by another format does not tell", () => {

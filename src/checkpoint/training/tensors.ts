@@ -87,9 +87,11 @@ export class TrainingTensors implements Disposable {
 		}));
 	}
 
-	/** Those of the base, without low-rank adapters, which train in buffers of their own. */
-	get base(): StoredTensors {
-		const buffers = this.buffers.filter(({ parts }) => !parts.some(({ name }) => isAdapterName(name)));
+	/** Those that a checkpoint has: low-rank adapters and an elastic model's router train in buffers of their own. */
+	of(checkpoint: { readonly adapters: boolean; readonly router: boolean }): StoredTensors {
+		const lacking = (name: string) =>
+			(!checkpoint.adapters && isAdapterName(name)) || (!checkpoint.router && name.startsWith("elastic_router."));
+		const buffers = this.buffers.filter(({ parts }) => !parts.some(({ name }) => lacking(name)));
 		return { buffers, loose: this.loose };
 	}
 

@@ -1,13 +1,15 @@
 /** Elastic models: one parent, nested submodels, a trained router (docs/spec/elastic.md). */
 import { choice, defaulting, integer, list, number, off, optional, path, positiveNumber, text } from "../field.ts";
 
+/** The router has another shape, or its choices mean other sizes. */
+const router = { model: "router" } as const;
 const sizes = (what: string) =>
-	optional(list(integer(1)), `Sizes of ${what} to choose from, falling, the parent's first.`);
+	optional(list(integer(1)), `Sizes of ${what} to choose from, falling, the parent's first.`, router);
 const ratios = (what: string) =>
-	optional(list(number(0, 1)), `The same sizes as shares of the parent's ${what}, rounded down.`);
+	optional(list(number(0, 1)), `The same sizes as shares of the parent's ${what}, rounded down.`, router);
 
 export const elasticKeys = {
-	flextron: off("Train the language model as an elastic parent: masks on. Needs enable-router."),
+	flextron: off("Train the language model as an elastic parent: masks on. Needs enable-router.", router),
 	"enable-router": off("Build the router that chooses sizes. Needs flextron."),
 	"soft-mask": off("Masks weighted by the router's probabilities instead of those of the chosen sizes."),
 	"emb-int-list": sizes("hidden-size"),
@@ -20,16 +22,22 @@ export const elasticKeys = {
 	"moe-expert-per-list": ratios("num-experts"),
 	"head-int-list": sizes("num-attention-heads"),
 	"head-per-list": ratios("num-attention-heads"),
-	"flex-hetero-mamba": off("Every Mamba layer chooses its heads for itself."),
-	"flex-hetero-ffn": off("Every MoE layer chooses the width of its experts for itself."),
-	"flex-hetero-moe-expert": off("Every MoE layer chooses its experts for itself."),
-	"flex-hetero-head": off("Every attention layer chooses its heads for itself."),
-	"add-skipping": off("Choose how many layers of layer-ranking-list are left out."),
+	"flex-hetero-mamba": off("Every Mamba layer chooses its heads for itself.", router),
+	"flex-hetero-ffn": off("Every MoE layer chooses the width of its experts for itself.", router),
+	"flex-hetero-moe-expert": off("Every MoE layer chooses its experts for itself.", router),
+	"flex-hetero-head": off("Every attention layer chooses its heads for itself.", router),
+	"add-skipping": off("Choose how many layers of layer-ranking-list are left out.", router),
 	"layer-ranking-list": optional(
 		list(integer(0)),
 		"Layers that may be left out, by their numbers from 0, least important first.",
+		router,
 	),
-	"budget-list": defaulting(list(positiveNumber), [1], "Budgets that are trained: shares of the parent, or GB."),
+	"budget-list": defaulting(
+		list(positiveNumber),
+		[1],
+		"Budgets that are trained: shares of the parent, or GB.",
+		router,
+	),
 	"budget-probs": optional(list(number(0)), "How often each budget is drawn; unset: equally often."),
 	"original-model-sample-prob": defaulting(
 		number(0, 1),
@@ -54,7 +62,7 @@ export const elasticKeys = {
 	"prefill-chunk-size": defaulting(integer(1), 16384, "Tokens that a memory budget reads at once."),
 	"mem-infer-seq-len": defaulting(integer(1), 131072, "Sequence length of a memory budget."),
 	"mem-batch-size": defaulting(integer(1), 1, "Sequences of a memory budget."),
-	"router-inter-dim": defaulting(integer(1), 128, "Hidden width of the router's networks."),
+	"router-inter-dim": defaulting(integer(1), 128, "Hidden width of the router's networks.", router),
 	"router-std": defaulting(positiveNumber, 0.1, "Standard deviation of the router's initial weights."),
 	"normalize-router-logits": off("Divide the logits of Mamba heads, experts and their widths by their deviation."),
 	"linear-scaler-start": defaulting(number(0), 1, "Factor of the router's logits in the first iteration."),

@@ -23,6 +23,7 @@ import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { routerPrefix } from "../../elastic/router-parameters.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
 import type { Run } from "../assemble.ts";
@@ -144,8 +145,9 @@ export class HuggingFaceWeights implements Disposable {
 
 	/** null on ranks that do not write. */
 	#wholeWeights(path: string): TensorStore | null {
-		if (this.holders === null) return new ValueStore(path, this.run);
-		return gatherTensors(path, this.run, this.holders, (tensor) => this.run.counts(tensor));
+		const parent = partsOf(this.run, (name) => !name.startsWith(routerPrefix));
+		if (this.holders === null) return new ValueStore(path, parent);
+		return gatherTensors(path, parent, this.holders, (tensor) => this.run.counts(tensor));
 	}
 
 	[Symbol.dispose](): void {
@@ -155,10 +157,15 @@ export class HuggingFaceWeights implements Disposable {
 
 /** The tensors of a module whose names begin so. */
 function partOf(module: NamedTensors, prefix: string): NamedTensors {
+	return partsOf(module, (name) => name.startsWith(prefix));
+}
+
+/** The tensors of a module with such names. */
+function partsOf(module: NamedTensors, wanted: (name: string) => boolean): NamedTensors {
 	return {
 		*logicalTensors() {
 			for (const tensor of module.logicalTensors()) {
-				if (tensor.name.startsWith(prefix)) yield tensor;
+				if (wanted(tensor.name)) yield tensor;
 				else {
 					tensor.value[Symbol.dispose]();
 					tensor.gradient?.[Symbol.dispose]();

@@ -8,7 +8,7 @@ import { dataObject, readRecord, type TrainingRecord } from "../../checkpoint/tr
 import { restoreTensors } from "../../checkpoint/training/restore.ts";
 import { requireTensors } from "../../checkpoint/training/strict.ts";
 import type { TrainingTensors } from "../../checkpoint/training/tensors.ts";
-import { hasAdapters, requireSameModel } from "../../config/same-model.ts";
+import { hasAdapters, hasRouter, requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 import { type Schedules, schedulesOf } from "../../optim/schedules.ts";
@@ -81,8 +81,10 @@ export async function restoreTraining(
 	const optimizer = restoresOptimizer(c, source);
 	using checkpoint = await openStart(c, source, optimizer, world, warn);
 	const record = requireAgreement(c, source, checkpoint);
-	// A base without adapters leaves theirs at their initial values.
-	const wanted = hasAdapters(describedModel(checkpoint.manifest)) ? tensors : tensors.base;
+	// A base without adapters, or without a router, leaves theirs at their initial values.
+	const there = describedModel(checkpoint.manifest);
+	const wanted = tensors.of({ adapters: hasAdapters(there), router: hasRouter(there) });
+	if (c.flextron && !hasRouter(there)) warn(`${checkpoint.path} has no router: this run begins with a drawn one.`);
 	requireTensors(wanted, checkpoint, optimizer, world);
 	const { differing } = restoreTensors(wanted, checkpoint, optimizer);
 	if (record !== null && record.participation !== c.encoderGradParticipation) {
@@ -152,6 +154,11 @@ export function requireAgreement(
 	if (hasAdapters({ ...c }) && !hasAdapters(describedModel(manifest))) {
 		throw new UserError(
 			`${path} has no adapters to go on with; --finetune (or --pretrained-checkpoint) takes its weights as the base of new ones.`,
+		);
+	}
+	if (c.flextron && !hasRouter(describedModel(manifest))) {
+		throw new UserError(
+			`${path} has no router to go on with; --finetune (or --pretrained-checkpoint) takes its weights as the parent of a new one.`,
 		);
 	}
 	const record = readRecord(manifest, path);
