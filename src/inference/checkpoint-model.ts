@@ -8,7 +8,6 @@ import { detectFormat } from "../checkpoint/conversion/source.ts";
 import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts";
 import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
-import { selectTensors } from "../checkpoint/store.ts";
 import { canonicalCheckpoint } from "../checkpoint/training/canonical.ts";
 import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
 import { describedModel } from "../checkpoint/training/megatron-record.ts";
@@ -21,7 +20,6 @@ import { requireSameModel } from "../config/same-model.ts";
 import { type Key, propertyOf, subjects, type TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
 import { hasChatTemplate } from "../data/text/chat/template-file.ts";
-import { routerPrefix } from "../elastic/router-parameters.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { topologyOf } from "../parallel/topology.ts";
@@ -159,8 +157,6 @@ function restore(c: TrainingConfiguration, path: string, run: Run, say: (sentenc
 		optimizer: null,
 		writesLoose: false,
 	});
-	// An elastic parent's router has no part in what the parent computes.
-	const own = selectTensors(checkpoint, (name) => !name.startsWith(routerPrefix));
-	requireTensors(tensors, own, false, state.world);
-	restoreTensors(tensors, own, false);
+	requireTensors(tensors, checkpoint, false, state.world);
+	restoreTensors(tensors, checkpoint, false);
 }
