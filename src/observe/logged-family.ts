@@ -45,6 +45,8 @@ export function addFamily(family: Map<number, LoggedBudget>, step: number, budge
 		const own = family.get(budget)!;
 		if (typeof total === "number") own.total = total;
 		if (typeof active === "number") own.active = active;
+		// The last of a step counts: at its end a training measures on everything that was held out.
+		for (const series of [own.loss, ...own.sizes.values()]) series.rewind(step);
 		if (typeof loss === "number") own.loss.add(step, loss);
 		for (const [axis, size] of Object.entries(sizes)) {
 			if (!own.sizes.has(axis)) own.sizes.set(axis, new Series());

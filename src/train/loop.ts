@@ -8,7 +8,7 @@ import { ExitSignals } from "../launch/exit-signals.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import { familyEvent } from "../observe/logged-family.ts";
+import { type BudgetRecord, familyEvent } from "../observe/logged-family.ts";
 import type { Observer } from "../observe/report.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
@@ -39,6 +39,8 @@ export interface TrainingSummary {
 	readonly seconds: number;
 	/** Held-out loss of a token at the end; null without validation data, and after a stop. */
 	readonly heldOutLoss: number | null;
+	/** Of an elastic model, on ranks that have it: the masked parent at every budget. */
+	readonly heldOutBudgets: readonly BudgetRecord[];
 	/** Why the training ended before its last step; null: it did not. */
 	readonly stop: Stop | null;
 }
@@ -166,11 +168,10 @@ export async function trainingLoop(
 	for (const listener of listeners) await listener.afterTraining?.(progress);
 	const heldOut = stop === null && data.validation ? await evaluateOn(c, run, data.validation, null) : null;
 	const heldOutLoss = heldOut?.[languageModelLoss] ?? null;
-	if (run.elastic && heldOut && progress.iteration % c.evalInterval !== 0) {
-		observer.event?.(familyEvent(progress.iteration, familyOf(run.elastic, heldOut)));
-	}
+	const heldOutBudgets = run.elastic && heldOut ? familyOf(run.elastic, heldOut) : [];
+	if (heldOutBudgets.length > 0) observer.event?.(familyEvent(progress.iteration, heldOutBudgets));
 	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
-	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, stop };
+	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, heldOutBudgets, stop };
 }
 
 /** The submodels that the router would choose now, with the losses of an evaluation. */

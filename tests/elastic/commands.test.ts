@@ -190,7 +190,7 @@ describe("a trained family", () => {
 
 	beforeAll(() => {
 		folder.file("other.txt", "the lazy dog runs over the quick brown fox and jumps away. ".repeat(12));
-		const flags = "--valid-data-path other.txt --save family --save-interval 40 --eval-interval 15 --eval-iters 2";
+		const flags = "--valid-data-path other.txt --save family --save-interval 40 --eval-interval 20 --eval-iters 2";
 		run(`${training} --train-iters 40 ${elastic} ${flags} --llm-tp 2 --llm-ep 2 --log-json family.jsonl`);
 	}, 60_000);
 
