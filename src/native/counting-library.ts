@@ -1,13 +1,14 @@
 /**
  * A native library that computes nothing: it speaks the ABI, keeps the books of the memory pool and reports every
  * operation. A program that runs on it takes the memory and asks for the operations that it would on a real device,
- * whatever the model's size, but for the workspace a real library takes inside an operation. Integers written by the host, the row offsets of a sort and the plan of an
- * exchange of rows can be read back, because the program's own course, or what it is said to move, depends on them; every other value
- * is zero.
+ * whatever the model's size; of the workspace that a real library takes inside an operation it counts what is as large as
+ * activations. Integers written by the host, the row offsets of a sort and the plan of an exchange of rows can be read back,
+ * because the program's own course, or what it is said to move, depends on them; every other value is zero.
  */
 import { Dtype, MemoryTag, type OperationName, operations, Status, structs } from "./abi.ts";
 import { expectedExchange } from "./expected-exchange.ts";
 import type { DeviceKind, Library, NativeFunction } from "./library.ts";
+import { workspaceBytes } from "./operation-workspace.ts";
 import { type Layout, layoutOf, writeInt64 } from "./structs.ts";
 
 /** Scalar arguments of an operation by name; of pointers only whether they are null (0) matters. */
@@ -103,7 +104,10 @@ export function countingLibrary(options: CountingOptions): Library {
 			const values = readScalars(bytes as Uint8Array, layout);
 			if (name === "moe_sort") books.integers.set(values.offsets!, evenOffsets(values));
 			if (name === "expert_exchange_plan") planExchange(books, values);
-			options.observe(name as OperationName, books.liveRows.in(values));
+			const live = books.liveRows.in(values);
+			const workspace = workspaceBytes(name as OperationName, options.kind === "cpu" ? live : values, options.kind);
+			if (workspace > 0) books.free(books.allocate(workspace, MemoryTag.workspace));
+			options.observe(name as OperationName, live);
 			return Status.ok;
 		};
 	}

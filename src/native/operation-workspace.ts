@@ -1,0 +1,22 @@
+/** What operations take of a device's memory while they run and give back at their end. */
+import { Activation, Dtype, type OperationName } from "./abi.ts";
+import type { OperationValues } from "./counting-library.ts";
+import type { DeviceKind } from "./library.ts";
+
+const gated: ReadonlySet<number> = new Set([Activation.swiglu, Activation.quickGeglu]);
+
+/**
+ * Bytes at the operation's peak, of those whose workspace is as large as activations: experts as one operation
+ * (ops/grouped_mlp of both libraries). `values.rows`: those that the library reserves for, which is all that there is memory
+ * for on a GPU and the live ones on a processor, whose gradient of the weighted activation is fp32.
+ */
+export function workspaceBytes(name: OperationName, values: OperationValues, kind: DeviceKind): number {
+	if (name !== "grouped_mlp_forward" && name !== "grouped_mlp_backward") return 0;
+	const { rows = 0, width = 0, hidden = 0, dtype, z, b1, b2 } = values;
+	const element = dtype === Dtype.f32 ? 4 : 2;
+	if (name === "grouped_mlp_backward") return rows * width * (kind === "cpu" ? 4 : element);
+	const zWidth = gated.has(values.kind!) ? 2 * width : width;
+	const sums = (columns: number, bias = 0) => (bias !== 0 && element === 2 ? rows * columns * 4 : 0);
+	const kept = rows * width * element + (z === 0 ? rows * zWidth * element : 0);
+	return kept + Math.max(sums(zWidth, b1), sums(hidden, b2));
+}
