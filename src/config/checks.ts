@@ -1,6 +1,7 @@
 /** Conditions over several keys; those of the layout are in layout-checks.ts. */
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
+import { distillationChecks } from "./distillation-checks.ts";
 import { elasticChecks } from "./elastic-checks.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { expertLayerOf, fusedMlpObstacle } from "./fused-mlp.ts";
@@ -387,6 +388,7 @@ export const checks: readonly Check[] = [
 	...energonChecks,
 	...loraChecks,
 	...elasticChecks,
+	...distillationChecks,
 	...prefetch,
 	...trackers,
 	...other,

@@ -6,6 +6,7 @@ import * as v from "valibot";
 import type { Field, ValueOf } from "./field.ts";
 import { checkpointKeys } from "./keys/checkpoint.ts";
 import { dataKeys } from "./keys/data.ts";
+import { distillationKeys } from "./keys/distillation.ts";
 import { elasticKeys } from "./keys/elastic.ts";
 import { energonKeys } from "./keys/energon.ts";
 import { loggingKeys } from "./keys/logging.ts";
@@ -28,6 +29,7 @@ export const subjects = {
 	"Mixture of experts": moeKeys,
 	"Low-rank adapters": loraKeys,
 	"Elastic models": elasticKeys,
+	Distillation: distillationKeys,
 	Optimizer: optimizerKeys,
 	"Length and schedules": scheduleKeys,
 	Data: dataKeys,
@@ -45,6 +47,7 @@ export const fields = {
 	...moeKeys,
 	...loraKeys,
 	...elasticKeys,
+	...distillationKeys,
 	...optimizerKeys,
 	...scheduleKeys,
 	...dataKeys,

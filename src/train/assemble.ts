@@ -30,6 +30,7 @@ import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import type { Chunk } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
+import type { DistillationOptions, Teacher } from "./distillation.ts";
 import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
 import { type Participation, sawImages } from "./participation.ts";
 import { lossNames } from "./prediction-loss.ts";
@@ -47,6 +48,8 @@ export interface RunSpecification {
 	readonly microbatchGroup?: number | null;
 	/** The language model is an elastic parent; absent or null: it is not. */
 	readonly elastic?: ElasticSpecification | null;
+	/** A frozen teacher of the same model stands beside it; absent or null: none does. */
+	readonly distillation?: DistillationOptions | null;
 	/** Stands for image rows in the text; null without an encoder. */
 	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
@@ -96,6 +99,8 @@ export interface Run extends Disposable {
 	readonly state: TrainingState;
 	/** Parts of the modules on this rank, or null, and their groups. */
 	readonly language: HybridModel | null;
+	/** With the language model, where it has a teacher, whose weights are to be loaded. */
+	readonly teacher: HybridModel | null;
 	/** With the language model, where it is elastic. */
 	readonly elastic: ElasticRouter | null;
 	readonly encoder: EncoderModule | null;
@@ -122,6 +127,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const shape = shapeOf(specification, topology);
 	const edges = await makeEdges(specification, topology, world, shape);
 	const elastic = language && holdRouter(specification, topology, language);
+	const teacher = language && holdTeacher(specification, language);
 	const held = [encoder, language, elastic].filter((one) => one !== null);
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
@@ -132,6 +138,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		encoder: encoder?.module ?? null,
 		language: language?.module ?? null,
 		imageTokenId: specification.imageTokenId,
+		teacher,
 		edges,
 		shape,
 		actor: language ? topology.language.coordinates(world.rank).pp : "encoder",
@@ -144,6 +151,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		rank: world.rank,
 		encoder: encoder?.module ?? null,
 		language: language?.module ?? null,
+		teacher: teacher?.model ?? null,
 		elastic: elastic?.module ?? null,
 		groups: { encoder: encoder?.groups ?? null, language: language?.groups ?? null },
 		state: {
@@ -156,7 +164,11 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			world: everyone,
 			passes,
 			elastic: elastic && { router: elastic.module, draw: elastic.draw },
-			lossNames: lossNames(specification.language, specification.elastic?.config ?? null),
+			lossNames: lossNames(
+				specification.language,
+				specification.elastic?.config ?? null,
+				(specification.distillation ?? null) !== null,
+			),
 			lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
 			optimizer,
 			scalars,
@@ -177,7 +189,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 				? language!.groups.module.rank === 0
 				: countsTensor(tensor, encoder, language),
 		[Symbol.dispose]() {
-			const modules = held.map(({ module }) => module);
+			const modules = [...held.map(({ module }) => module), ...(teacher ? [teacher.model] : [])];
 			for (const owned of [...(prefetch ? [prefetch] : []), optimizer, scalars, ...modules]) owned[Symbol.dispose]();
 		},
 	};
@@ -236,6 +248,15 @@ async function holdLanguage(
 		replicas: replicasOf(groups),
 	});
 	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+function holdTeacher(
+	{ distillation = null }: RunSpecification,
+	{ module: { device, config, parallel } }: Held<HybridModel>,
+): Teacher | null {
+	if (distillation === null) return null;
+	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel });
+	return { ...distillation, model };
 }
 
 /** The router's weights are whole on every rank of the language model, and their gradients are sums over all of them. */

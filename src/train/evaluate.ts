@@ -1,7 +1,7 @@
 /** The loss without training: dropout is off, routers do not count. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { type DrawnBudget, withoutNoise } from "../elastic/router-network.ts";
-import { budgetLossName, elasticLosses, Losses, languageModelLoss, meansOf } from "./losses.ts";
+import { budgetLossName, distillationLossName, elasticLosses, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -12,7 +12,7 @@ export type EvaluationState = Pick<
 >;
 
 /** Losses of training alone. */
-const ofTraining: readonly string[] = [budgetLossName, ...Object.values(elasticLosses)];
+const ofTraining: readonly string[] = [budgetLossName, distillationLossName, ...Object.values(elasticLosses)];
 
 /**
  * Means of every loss over the microbatches of every rank; all call this together. `budget`: of an elastic model, whose router

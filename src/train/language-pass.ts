@@ -5,17 +5,19 @@ import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { Sampled } from "../elastic/elastic-router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Nodes } from "../models/hybrid/nodes.ts";
-import type { HybridStage, Observer } from "../models/hybrid/stage.ts";
+import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
+import type { SparseMatrix } from "../tensor/ops/spmm.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { type Segment, Tape, type WeightGradients } from "../tensor/tape.ts";
-import type { FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { axpby, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
+import { distillationLoss, type Teacher, teacherHidden } from "./distillation.ts";
 import { tokenLoss } from "./language-loss.ts";
-import { budgetLossName, elasticLosses, type Losses, lossTokens } from "./losses.ts";
+import { budgetLossName, distillationLossName, elasticLosses, type Losses, lossTokens } from "./losses.ts";
 import { predictAhead } from "./prediction-loss.ts";
 
 /** Arguments of a pass beside its microbatch. */
@@ -24,6 +26,8 @@ export interface LanguagePassOptions {
 	readonly imageTokenId: number | null;
 	/** The microbatch's sample of an elastic model; null: the model as it is. */
 	readonly elastic: Sampled | null;
+	/** Draws its logits to its own; null: none does. */
+	readonly teacher: Teacher | null;
 	/** Name of the microbatch in messages, such as "microbatch 3". */
 	readonly name: string;
 	/** Key of the step's dropout masks. */
@@ -97,7 +101,9 @@ export class LanguagePass implements Pass {
 			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
 		};
 		const { elastic } = options;
-		const forward = { ...input.forward(options.dropoutKey, options.tokens), ...images, masks: elastic?.masks };
+		const plain = input.forward(options.dropoutKey, options.tokens);
+		const forward = { ...plain, ...images, masks: elastic?.masks };
+		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, leaf, matrix));
 		using hidden = yield* stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
 		if (!stage.segment.hasHead) {
 			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [] };
@@ -109,7 +115,9 @@ export class LanguagePass implements Pass {
 			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
 			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);
 		});
-		const loss = this.#loss(hidden, input.labels, input.mask, observe);
+		const loss = taught
+			? this.#taughtLoss(options.teacher!, taught, hidden, input, losses)
+			: this.#loss(hidden, input.labels, input.mask, observe);
 		observe?.("per_token_loss", loss);
 		losses.add(loss, input.mask);
 		if (elastic === null) return;
@@ -123,6 +131,34 @@ export class LanguagePass implements Pass {
 		using logits = this.stage.logits(this.#tape, normed, observe);
 		const loss = this.#own(tokenLoss(this.#tape, this.model, logits, labels));
 		this.#losses.push({ loss, gradient });
+		return loss;
+	}
+
+	/** The teacher's hidden states, of the same image rows. */
+	#teach(teacher: Teacher, plain: ForwardInput, rows: Tensor | null, matrix: SparseMatrix | null): Tensor {
+		const { tp } = this.model.parallel;
+		return teacherHidden(teacher, (tape) => ({
+			...plain,
+			...(matrix && { addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows!, matrix, tp) }),
+		}));
+	}
+
+	/** The language model's loss_T, of which what the teacher leaves has a gradient, beside the divergence from the teacher. */
+	#taughtLoss(teacher: Teacher, taught: Tensor, normed: Tensor, input: DeviceInput, losses: Losses): Tensor {
+		const { alpha } = teacher;
+		using logits = this.stage.logits(this.#tape, normed, this.options.observe);
+		const weighted = (weight: number) => {
+			const gradient = this.#own(Tensor.empty(this.model.device, input.mask.shape));
+			axpby(input.mask, gradient, weight, 0);
+			return gradient;
+		};
+		// A loss without a gradient is computed on a tape that records nothing.
+		const own = alpha < 1 ? this.#tape : new Tape(this.model.device, { recording: false });
+		const loss = this.#own(tokenLoss(own, this.model, logits, input.labels));
+		if (alpha < 1) this.#losses.push({ loss, gradient: weighted(1 - alpha) });
+		const divergence = this.#own(distillationLoss(this.#tape, teacher, taught, logits));
+		this.#losses.push({ loss: divergence, gradient: weighted(alpha) });
+		losses.add(divergence, input.mask, distillationLossName);
 		return loss;
 	}
 

@@ -9,6 +9,8 @@ export const languageModelLoss = "lm loss";
 
 /** Of an elastic model: a token's distance from its microbatch's budget (docs/spec/elastic.md §8, §12). */
 export const budgetLossName = "budget loss";
+/** A token's divergence from the teacher (docs/spec/elastic.md §11). */
+export const distillationLossName = "logits distillation loss";
 /** The language model's loss of microbatches at the parent's budget, and at any other. */
 export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
 

@@ -7,13 +7,20 @@ import { predictDepth } from "../models/hybrid/prediction.ts";
 import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
-import { budgetLossName, elasticLosses, languageModelLoss } from "./losses.ts";
+import { budgetLossName, distillationLossName, elasticLosses, languageModelLoss } from "./losses.ts";
 
 /** Names of a language model's losses, Megatron's: the next token's first, then every depth's; then an elastic model's. */
-export function lossNames({ prediction }: HybridConfig, elastic: ElasticConfig | null): string[] {
+export function lossNames({ prediction }: HybridConfig, elastic: ElasticConfig | null, distils: boolean): string[] {
 	const depths = Array.from({ length: prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth));
 	const budget = elastic === null || elastic.router.frozen ? [] : [budgetLossName];
-	return [languageModelLoss, ...depths, ...budget, ...(elastic === null ? [] : Object.values(elasticLosses))];
+	const teacher = distils ? [distillationLossName] : [];
+	return [
+		languageModelLoss,
+		...depths,
+		...teacher,
+		...budget,
+		...(elastic === null ? [] : Object.values(elasticLosses)),
+	];
 }
 
 function depthLoss(depth: number): string {

@@ -14,6 +14,7 @@ import { actionsOf } from "../schedule/rank-actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
+import type { Teacher } from "./distillation.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { LanguagePass } from "./language-pass.ts";
@@ -47,6 +48,8 @@ export interface PassParts {
 	readonly language: HybridModel | null;
 	/** null without an encoder. */
 	readonly imageTokenId: number | null;
+	/** Of the language model; null: it has none. */
+	readonly teacher: Teacher | null;
 	/** Edges with an end here, by the chunk of the language model that they enter. */
 	readonly edges: ReadonlyMap<number, Edge>;
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
@@ -181,6 +184,7 @@ export class RankPasses {
 					{
 						imageTokenId,
 						elastic: place.elastic?.[index] ?? null,
+						teacher: training ? this.parts.teacher : null,
 						name: `microbatch ${index}`,
 						dropoutKey: place.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),

@@ -30,6 +30,7 @@ import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
 import { PeftWeights } from "./restart/peft.ts";
 import { claimSaveFolder } from "./restart/save-claim.ts";
+import { loadTeacher } from "./restart/teacher.ts";
 import { openRun } from "./specification.ts";
 
 /**
@@ -68,6 +69,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		const expertPath = describeExpertPath(c);
 		if (expertPath !== null) observer.note(expertPath);
 		const start = await checkpoints.restore();
+		await loadTeacher(c, run);
 		const first = start?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {

@@ -20,6 +20,8 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
 		language,
 		elastic: elastic && { config: elastic },
+		distillation:
+			c.exportKdTeacherLoad === null ? null : { temperature: c.exportKdTemperature, alpha: c.exportKdAlpha },
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,

@@ -86,7 +86,15 @@ async function train(): Promise<void> {
 		language: { model, routers: groups.tpDp, stages: groups.stages },
 		world: everyone,
 		passes: new RankPasses({
-			...{ encoder: null, language: model, imageTokenId: null, edges: new Map(), prefetch: null, actor: 0 },
+			...{
+				encoder: null,
+				language: model,
+				imageTokenId: null,
+				edges: new Map(),
+				prefetch: null,
+				teacher: null,
+				actor: 0,
+			},
 			shape: { stages: 1, virtualStages: 1, groupSize: 1, lateWeightGradients: false, overlap: null, encoder: null },
 			reduce: () => replica.startSums(),
 		}),

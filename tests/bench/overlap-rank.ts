@@ -73,7 +73,7 @@ async function open(subject: Subject): Promise<Work> {
 			const count = text.ids.filter((id) => id === imageTokenId).length;
 			const rows = Tensor.zeros(device, [count, subject.language.hiddenSize]);
 			const tokens = TokenSlice.of(0, text.ids.length);
-			const about = { imageTokenId, elastic: null, name: "bench", dropoutKey: 0, tokens };
+			const about = { imageTokenId, elastic: null, teacher: null, name: "bench", dropoutKey: 0, tokens };
 			const options = { ...about, training: true, wantsGradient: true };
 			const received = { rows, rowsPerSample: [count] };
 			using pass = new LanguagePass(language!, language!.stages[0]!, text, received, losses, options);

@@ -1,7 +1,7 @@
 /** The divergence of a student from a teacher over the vocabulary against float64, whole and in shards. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
-import { klDivergence } from "../../src/tensor/ops/kl-divergence.ts";
+import { klDivergence, wholeLogits } from "../../src/tensor/ops/kl-divergence.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { copyInto, Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
@@ -31,16 +31,17 @@ function reference(
 	});
 }
 
-for (const [name, width, live, temperature] of [
-	["every column", 37, 37, 1],
-	["behind which padding stands, tempered", 40, 33, 2.5],
+for (const [name, width, live, temperature, tokensAtOnce] of [
+	["every column", 37, 37, 1, 6],
+	["behind which padding stands, tempered, some tokens at once", 40, 33, 2.5, 4],
 ] as const) {
 	test(name, () => {
 		const teacher = randomValues(6 * width, 8, 4);
 		using logits = Tensor.from(device, teacher, [6, width]);
 		checkGradients(device, {
 			inputs: { student: { values: randomValues(6 * width, 7, 4), shape: [6, width] } },
-			forward: (tape, x) => klDivergence(tape, x.student!, logits, { temperature, shard: { live } }),
+			forward: (tape, x) =>
+				klDivergence(tape, x.student!, wholeLogits(logits), { temperature, shard: { live }, tokensAtOnce }),
 			reference: ({ student }) => reference(student!, teacher, width, live, temperature),
 			tolerance: 4e-5,
 		});
@@ -70,7 +71,7 @@ test("shards of the vocabulary give what the whole gives, and equal logits nothi
 			kept.push(own.share());
 			return own.share();
 		};
-		klDivergence(tape, s, t, { temperature: 1, shard: { live: count }, gather: keep })[Symbol.dispose]();
+		klDivergence(tape, s, wholeLogits(t), { temperature: 1, shard: { live: count }, gather: keep })[Symbol.dispose]();
 	}
 	using both = Tensor.empty(device, [2, 5, tokens]);
 	for (const [at, own] of kept.entries()) {
@@ -78,13 +79,13 @@ test("shards of the vocabulary give what the whole gives, and equal logits nothi
 		using flat = own.view([1, 5 * tokens]);
 		copyInto(flat, row);
 	}
-	using loss = klDivergence(tape, wholeStudent, wholeTeacher, {
+	using loss = klDivergence(tape, wholeStudent, wholeLogits(wholeTeacher), {
 		temperature: 1,
 		shard: { live: width },
 		gather: () => both.share(),
 	});
 	expect(relativeRms(loss.toFloat32(), reference(student, teacher, width, width, 1))).toBeLessThan(1e-5);
-	using none = klDivergence(tape, wholeStudent, wholeStudent, { temperature: 1, shard: { live: width } });
+	using none = klDivergence(tape, wholeStudent, wholeLogits(wholeStudent), { temperature: 1, shard: { live: width } });
 	expect(Math.max(...none.toFloat32().map(Math.abs))).toBeLessThan(2e-6);
 	for (const own of kept) own[Symbol.dispose]();
 });

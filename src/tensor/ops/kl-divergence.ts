@@ -13,58 +13,104 @@ export interface DivergenceOptions {
 	readonly shard: Pick<VocabularyShard, "live">;
 	/** Gathers the statistics of all shards, [shards, 5, T], from this shard's, [1, 5, T]; default: this is the only one. */
 	readonly gather?: (own: Tensor) => Tensor;
+	/** Tokens whose teacher logits are made at once; default: all. */
+	readonly tokensAtOnce?: number;
 }
 
 /**
- * Σ P_t (log P_t − log P_s) of every token, f32 [T]. student_TV and teacher_TV contiguous, f32 or bf16. The teacher has no
- * gradient. The student's gradient takes the place of its logits when nothing else holds them.
+ * The teacher's logits of some tokens, contiguous, f32 or bf16, made when they are needed: once forward, once backward. The
+ * receiver disposes them. `keep`: tensors that they are made from.
  */
-export function klDivergence(tape: Tape, student: Tensor, teacher: Tensor, options: DivergenceOptions): Tensor {
+export interface TeacherLogits {
+	readonly of: (firstToken: number, tokens: number) => Tensor;
+	readonly keep: readonly Tensor[];
+}
+
+/** Logits that are there as a whole. */
+export function wholeLogits(logits: Tensor): TeacherLogits {
+	return { of: (first, tokens) => logits.rowsFrom(first, tokens), keep: [logits] };
+}
+
+/**
+ * Σ P_t (log P_t − log P_s) of every token, f32 [T]. student_TV contiguous, f32 or bf16. The teacher has no gradient. The
+ * student's gradient takes the place of its logits when nothing else holds them.
+ */
+export function klDivergence(tape: Tape, student: Tensor, teacher: TeacherLogits, options: DivergenceOptions): Tensor {
 	const { device } = tape;
-	for (const logits of [student, teacher])
-		if (!logits.contiguous)
-			throw new RangeError(`The divergence takes contiguous logits, not rows ${logits.stride} apart.`);
-	if (student.rows !== teacher.rows || student.width !== teacher.width) {
-		throw new RangeError(`A student's logits [${student.shape}] and a teacher's [${teacher.shape}] do not match.`);
+	if (!student.contiguous) {
+		throw new RangeError(`The divergence takes contiguous logits, not rows ${student.stride} apart.`);
 	}
-	const tokens = student.rows;
-	const common = {
-		student,
-		teacher,
-		tokens,
-		vocabulary_rows: student.width,
-		vocabulary_live: options.shard.live,
-		inverse_temperature: 1 / options.temperature,
-		student_dtype: student.dtypeCode,
-		teacher_dtype: teacher.dtypeCode,
+	const all = student.rows;
+	const atOnce = options.tokensAtOnce ?? Math.max(1, all);
+	const loss = Tensor.empty(device, [all]);
+	const studentLse = Tensor.empty(device, [all]);
+	const teacherLse = Tensor.empty(device, [all]);
+	/** Runs of tokens with their parts of the tensors. */
+	const each = (visit: (tokens: number, first: number, common: ReturnType<typeof commonOf>) => void) => {
+		for (let first = 0; first < all; first += atOnce) {
+			const tokens = Math.min(atOnce, all - first);
+			using own = student.rowsFrom(first, tokens);
+			using other = teacher.of(first, tokens);
+			visit(tokens, first, commonOf(own, other, options));
+		}
 	};
-	using statistics = Tensor.empty(device, [1, 5, tokens]);
-	device.run("kl_statistics", { ...common, statistics });
-	using gathered = options.gather?.(statistics) ?? null;
-	const all = gathered ?? statistics;
-	const loss = Tensor.empty(device, [tokens]);
-	const studentLse = Tensor.empty(device, [tokens]);
-	const teacherLse = Tensor.empty(device, [tokens]);
-	const shards = all.shape[0]!;
-	device.run("kl_loss", { statistics: all, loss, student_lse: studentLse, teacher_lse: teacherLse, tokens, shards });
+	const part = (vector: Tensor, first: number, tokens: number) => vector.columns(first, tokens);
+	each((tokens, first, common) => {
+		using statistics = Tensor.empty(device, [1, 5, tokens]);
+		device.run("kl_statistics", { ...common, statistics });
+		using gathered = options.gather?.(statistics) ?? statistics.share();
+		using ownLoss = part(loss, first, tokens);
+		using ownStudent = part(studentLse, first, tokens);
+		using ownTeacher = part(teacherLse, first, tokens);
+		device.run("kl_loss", {
+			statistics: gathered,
+			loss: ownLoss,
+			student_lse: ownStudent,
+			teacher_lse: ownTeacher,
+			tokens,
+			shards: gathered.shape[0]!,
+		});
+	});
 	const y = tape.output(loss, student.gradient !== null);
 	tape.record({
 		name: "kl_divergence",
 		outputs: [y],
-		keep: [student, teacher],
+		keep: [student, ...teacher.keep],
 		own: [studentLse, teacherLse],
 		backward: ([dloss]) => {
 			const alone = student.allocation.references === 1;
 			const dlogits = alone ? student.withGradient(null) : Tensor.empty(device, student.shape, student.dtype);
-			device.run("kl_backward", {
-				...common,
-				student_lse: studentLse,
-				teacher_lse: teacherLse,
-				dloss: dloss!,
-				dlogits,
+			each((tokens, first, common) => {
+				using ownLoss = part(dloss!, first, tokens);
+				using ownStudent = part(studentLse, first, tokens);
+				using ownTeacher = part(teacherLse, first, tokens);
+				using into = dlogits.rowsFrom(first, tokens);
+				device.run("kl_backward", {
+					...common,
+					student_lse: ownStudent,
+					teacher_lse: ownTeacher,
+					dloss: ownLoss,
+					dlogits: into,
+				});
 			});
 			student.gradient!.accumulate(dlogits);
 		},
 	});
 	return y;
+}
+
+function commonOf(student: Tensor, teacher: Tensor, { shard, temperature }: DivergenceOptions) {
+	if (!teacher.contiguous || student.rows !== teacher.rows || student.width !== teacher.width) {
+		throw new RangeError(`A student's logits [${student.shape}] and a teacher's [${teacher.shape}] do not match.`);
+	}
+	return {
+		student,
+		teacher,
+		tokens: student.rows,
+		vocabulary_rows: student.width,
+		vocabulary_live: shard.live,
+		inverse_temperature: 1 / temperature,
+		student_dtype: student.dtypeCode,
+		teacher_dtype: teacher.dtypeCode,
+	};
 }

@@ -1,0 +1,15 @@
+/** Distillation from a teacher's logits (docs/spec/elastic.md §11). */
+import { defaulting, number, optional, path, positiveNumber } from "../field.ts";
+
+export const distillationKeys = {
+	"export-kd-teacher-load": optional(
+		path,
+		"Checkpoint of the teacher, of any format and of the same model: training draws the student's distribution to the teacher's.",
+	),
+	"export-kd-temperature": defaulting(positiveNumber, 1, "What both logits are divided by."),
+	"export-kd-alpha": defaulting(
+		number(0, 1),
+		1,
+		"Weight of the divergence from the teacher; the language model's loss has the rest.",
+	),
+} as const;
