@@ -66,6 +66,12 @@ export function planOfElasticGolden(layout: NamedTopology, path: string): Plan {
 	requireCuts(layout, elasticModel(config, "f32"), null);
 	const { batch, microbatches, seq } = config;
 	const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+	const { expert, expertTensor, tensor } = layout.topology.language.shape;
+	if (expert * expertTensor > tensor && layout.topology.language.lanes > 1) {
+		throw new UserError(
+			`Layout ${layout.name}: lanes would share experts, and the microbatches of ${path} draw sizes of their own.`,
+		);
+	}
 	if (plan.microBatchSize === batch) return plan;
 	throw new UserError(
 		`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; ${path} draws budgets for ${batch}.`,
