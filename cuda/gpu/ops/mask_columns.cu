@@ -34,6 +34,8 @@ __global__ void backward_kernel(mimo_mask_columns_backward_args args, float* par
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_partial;
   const int64_t end = smaller(begin + rows_per_partial, live_rows(args.rows, args.row_count));
+  // Nothing reads the partials of rows that are not live.
+  if (begin >= end) return;
   float sum[Width] = {};
   if (column < args.width) {
     float factor[Width];
@@ -72,25 +74,41 @@ __global__ void backward_kernel(mimo_mask_columns_backward_args args, float* par
   }
 }
 
-/// dvalues[k] += Σ over the columns of ring k and the partials; a block is a ring.
-__global__ void ring_sum_kernel(const float* partial, int64_t partials, const int32_t* rings, int64_t width,
-                                float* dvalues) {
+/// partial[0][c] = Σ over the partials of live rows; 32 columns by 8 lanes of partials. No live rows: there is no sum.
+__global__ void fold_kernel(float* partial, int64_t rows, const int32_t* row_count, int64_t width) {
+  __shared__ float shared[row_lanes][32];
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+  const int64_t partials = ceil_div(live_rows(rows, row_count), rows_per_partial);
+  float sum = 0;
+  if (column < width) {
+#pragma unroll 4
+    for (int64_t p = threadIdx.y; p < partials; p += row_lanes) sum += partial[p * width + column];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= width) return;
+  float total = 0;
+#pragma unroll
+  for (int lane = 0; lane < row_lanes; ++lane) total += shared[lane][threadIdx.x];
+  partial[column] = total;
+}
+
+/// dvalues[k] += Σ over the columns of ring k; a block is a ring.
+__global__ void ring_sum_kernel(const float* columns, const int32_t* rings, int64_t width, float* dvalues) {
   __shared__ double shared[32];
   const int32_t ring = static_cast<int32_t>(blockIdx.x);
   double sum[1] = {0};
   for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    if ((rings == nullptr ? 0 : rings[c]) != ring) continue;
-    float column = 0;
-    for (int64_t p = 0; p < partials; ++p) column += partial[p * width + c];
-    sum[0] += static_cast<double>(column);
+    if ((rings == nullptr ? 0 : rings[c]) == ring) sum[0] += static_cast<double>(columns[c]);
   }
   block_sum(sum, shared);
   if (threadIdx.x == 0) dvalues[ring] += static_cast<float>(sum[0]);
 }
 
-void add_rings(mimo_stream& stream, const float* partial, int64_t partials, const int32_t* rings, int64_t width,
-               int64_t ring_count, float* dvalues) {
-  launch(stream, ring_sum_kernel, grid_of(ring_count), dim3(256), 0, partial, partials, rings, width, dvalues);
+void add_rings(mimo_stream& stream, float* partial, int64_t rows, const int32_t* row_count, const int32_t* rings,
+               int64_t width, int64_t ring_count, float* dvalues) {
+  launch(stream, fold_kernel, grid_of(ceil_div(width, 32)), dim3(32, row_lanes), 0, partial, rows, row_count, width);
+  launch(stream, ring_sum_kernel, grid_of(ring_count), dim3(1024), 0, partial, rings, width, dvalues);
 }
 
 // ---- router logits ---------------------------------------------------------------------------------------------
@@ -188,7 +206,8 @@ void mask_columns_backward(mimo_stream& stream, const mimo_mask_columns_backward
       });
     });
   });
-  if (args.dvalues != nullptr) add_rings(stream, partial, partials, args.rings, args.width, args.ring_count, args.dvalues);
+  if (args.dvalues == nullptr) return;
+  add_rings(stream, partial, args.rows, args.row_count, args.rings, args.width, args.ring_count, args.dvalues);
 }
 
 void mask_scores_forward(mimo_stream& stream, const mimo_mask_scores_forward_args& args) {
@@ -207,7 +226,8 @@ void mask_scores_backward(mimo_stream& stream, const mimo_mask_scores_backward_a
   Workspace workspace(&stream, partials * args.experts * static_cast<int64_t>(sizeof(float)));
   float* const partial = workspace.as<float>();
   launch(stream, scores_backward_kernel, grid_of(ceil_div(args.experts, 128), partials), dim3(128), 0, args, partial);
-  if (args.dvalues != nullptr) add_rings(stream, partial, partials, args.rings, args.experts, args.ring_count, args.dvalues);
+  if (args.dvalues == nullptr) return;
+  add_rings(stream, partial, args.tokens, nullptr, args.rings, args.experts, args.ring_count, args.dvalues);
 }
 
 }  // namespace mimo::cuda
