@@ -1,14 +1,13 @@
 /** config.json and golden.json of an elastic-* folder: an elastic model trained by Megatron-LM (see its README). */
-import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { type Axis, type AxisName, axisNames, layerKind } from "../elastic/axes.ts";
 import type { ElasticConfig } from "../elastic/config.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import { UserError } from "../native/errors.ts";
 import { requireBands } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
 import { predictionModel } from "./prediction-golden.ts";
+import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
 
@@ -132,10 +131,7 @@ export type ElasticGolden = v.InferOutput<typeof goldenSchema>;
 
 /** Whether a folder is a reference of an elastic model. */
 export function isElasticGolden(folder: string): boolean {
-	const path = join(folder, "config.json");
-	if (!existsSync(path)) return false;
-	const config = readJson(path);
-	return typeof config === "object" && config !== null && "flextron" in config;
+	return configurationHas(folder, "flextron");
 }
 
 /** Reads and checks both files; the error names the file and the field. */
@@ -143,26 +139,10 @@ export function readElasticGolden(folder: string): {
 	readonly config: ElasticConfigFile;
 	readonly golden: ElasticGolden;
 } {
-	const config = parse(configSchema, join(folder, "config.json"));
-	const golden = parse(goldenSchema, join(folder, "golden.json"));
+	const config = readReferenceJson(configSchema, join(folder, "config.json"));
+	const golden = readReferenceJson(goldenSchema, join(folder, "golden.json"));
 	requireBands(join(folder, "golden.json"), golden.exact_steps, golden.steps);
 	return { config, golden };
-}
-
-function parse<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {
-	const result = v.safeParse(schema, readJson(path));
-	if (result.success) return result.output;
-	const issue = result.issues[0];
-	throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
-}
-
-function readJson(path: string): unknown {
-	if (!existsSync(path)) throw new UserError(`There is no ${path}.`);
-	try {
-		return JSON.parse(readFileSync(path, "utf8"));
-	} catch (error) {
-		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
-	}
 }
 
 /** The parent that config.json describes. */

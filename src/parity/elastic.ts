@@ -39,6 +39,7 @@ import { LanguageProbes } from "./language-probes.ts";
 import { evenSegments, requireCuts } from "./layout-cuts.ts";
 import { reduceHost } from "./reduce-host.ts";
 import { compareSteps, gatherOver } from "./resolve-ties.ts";
+import { readTokenBatches } from "./token-batches.ts";
 import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
 
 /** Largest difference of a probability. */
@@ -114,7 +115,7 @@ export async function elasticLayoutParity(
 	loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), world.size > 1);
 	state.optimizer.refreshMasters();
 	const steps = golden.steps.length;
-	const batches = readBatches(path, file, steps);
+	const batches = readTokenBatches(path, file, steps, (counted) => 1 / counted);
 	const submodels = layout.topology.language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : [];
 	const train = (index: number): Check[] => {
 		options.onStep?.(index + 1, steps);
@@ -338,43 +339,6 @@ function megatronNames(weights: TensorStore, path: string): Correspondence {
 		builder.same(own, name, shape);
 	}
 	return builder;
-}
-
-/**
- * tokens i32 [steps, microbatches, batch, seq + 1] and loss_mask u8 [steps, microbatches, batch, seq] as samples. A token
- * weighs 1 / tokens of its microbatch: the reference's loss is a mean over microbatches.
- */
-function readBatches(
-	folder: string,
-	{ batch, microbatches, seq }: ElasticConfigFile,
-	steps: number,
-): ImageTextMicrobatch[][] {
-	using file = openSafetensors(join(folder, "batches.safetensors"));
-	const read = (name: string, dtype: string, width: number) => {
-		const { dtype: stored, shape } = file.information(name);
-		const wanted = [steps, microbatches, batch, width];
-		if (stored !== dtype || String(shape) !== String(wanted)) {
-			throw new UserError(`${name} in ${file.path} is ${stored} [${shape}]; config.json needs ${dtype} [${wanted}].`);
-		}
-		return file.read(name);
-	};
-	const tokens = read("tokens", "I32", seq + 1) as Int32Array;
-	const masks = read("loss_mask", "U8", seq) as Uint8Array;
-	return Array.from({ length: steps }, (_, step) =>
-		Array.from({ length: microbatches * batch }, (_, row) => {
-			const sample = step * microbatches * batch + row;
-			const ids = tokens.subarray(sample * (seq + 1), (sample + 1) * (seq + 1));
-			const first = (step * microbatches + Math.floor(row / batch)) * batch * seq;
-			const live = masks.subarray(first, first + batch * seq).reduce((sum, mask) => sum + mask, 0);
-			const mask = masks.subarray(sample * seq, (sample + 1) * seq);
-			return withoutImages({
-				ids: ids.slice(0, -1),
-				labels: ids.slice(1),
-				lossMask: Float32Array.from(mask, (counts) => counts / live),
-				lengths: [seq],
-			});
-		}),
-	);
 }
 
 /** Samples as one microbatch. */

@@ -1,9 +1,10 @@
 /** golden.json of a layer-* or hybrid-* folder: a language model's training run by Hugging Face transformers. */
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
 import { requireBands } from "./bands.ts";
+import { readReferenceJson } from "./reference-json.ts";
 
 const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
 
@@ -46,17 +47,7 @@ export type Probe = v.InferOutput<typeof probe>;
 export function readLanguageGolden(folder: string): LanguageGolden {
 	const path = join(folder, "golden.json");
 	if (!existsSync(path)) throw new UserError(`${folder} is no reference folder: golden.json is missing.`);
-	let json: unknown;
-	try {
-		json = JSON.parse(readFileSync(path, "utf8"));
-	} catch (error) {
-		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
-	}
-	const result = v.safeParse(languageGoldenSchema, json);
-	if (!result.success) {
-		const issue = result.issues[0];
-		throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
-	}
-	requireBands(path, result.output.exact_steps, result.output.steps);
-	return result.output;
+	const golden = readReferenceJson(languageGoldenSchema, path);
+	requireBands(path, golden.exact_steps, golden.steps);
+	return golden;
 }

@@ -1,9 +1,8 @@
 /** config.json and golden.json of a mimo-* folder: a vision-language training run by Megatron-LM (see its README). */
-import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
 import { checkMimoGolden } from "./mimo-golden-checks.ts";
+import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
 const layerSymbols = ["M", "*", "-", "E"] as const;
 
@@ -201,36 +200,15 @@ export type MimoProbe = v.InferOutput<typeof probe>;
 
 /** Whether a folder's golden.json is that of a vision-language run. */
 export function isMimoGolden(folder: string): boolean {
-	const path = join(folder, "config.json");
-	if (!existsSync(path)) return false;
-	const config = readJson(path);
-	return typeof config === "object" && config !== null && "language_model" in config && "vision" in config;
+	return configurationHas(folder, "language_model", "vision");
 }
 
 /** Reads and checks both files; the error names the file and the field. */
 export function readMimoGolden(folder: string): { config: MimoGoldenConfig; golden: MimoGolden } {
-	const config = parse(configSchema, join(folder, "config.json"));
-	const golden = parse(goldenSchema, join(folder, "golden.json"));
+	const config = readReferenceJson(configSchema, join(folder, "config.json"));
+	const golden = readReferenceJson(goldenSchema, join(folder, "golden.json"));
 	checkMimoGolden(folder, config, golden);
 	return { config, golden };
-}
-
-function parse<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {
-	if (!existsSync(path)) throw new UserError(`${path} is missing.`);
-	const result = v.safeParse(schema, readJson(path));
-	if (!result.success) {
-		const issue = result.issues[0];
-		throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
-	}
-	return result.output;
-}
-
-function readJson(path: string): unknown {
-	try {
-		return JSON.parse(readFileSync(path, "utf8"));
-	} catch (error) {
-		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
-	}
 }
 
 /** The layout a reference was run on, as `--layout` writes it. */

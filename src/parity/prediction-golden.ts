@@ -1,12 +1,11 @@
 /** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
-import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { parsePattern } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import { UserError } from "../native/errors.ts";
 import { requireBands } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
+import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
 const configSchema = v.object({
 	pattern: v.string(),
@@ -86,10 +85,7 @@ export type PredictionGolden = v.InferOutput<typeof goldenSchema>;
 
 /** Whether a folder is a reference of multi-token prediction. */
 export function isPredictionGolden(folder: string): boolean {
-	const path = join(folder, "config.json");
-	if (!existsSync(path)) return false;
-	const config = readJson(path);
-	return typeof config === "object" && config !== null && "mtp_pattern" in config;
+	return configurationHas(folder, "mtp_pattern");
 }
 
 /** Reads and checks both files; the error names the file and the field. */
@@ -97,26 +93,10 @@ export function readPredictionGolden(folder: string): {
 	readonly config: PredictionConfigFile;
 	readonly golden: PredictionGolden;
 } {
-	const config = parse(configSchema, join(folder, "config.json"));
-	const golden = parse(goldenSchema, join(folder, "golden.json"));
+	const config = readReferenceJson(configSchema, join(folder, "config.json"));
+	const golden = readReferenceJson(goldenSchema, join(folder, "golden.json"));
 	requireBands(join(folder, "golden.json"), golden.exact_steps, golden.steps);
 	return { config, golden };
-}
-
-function parse<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {
-	const result = v.safeParse(schema, readJson(path));
-	if (result.success) return result.output;
-	const issue = result.issues[0];
-	throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
-}
-
-function readJson(path: string): unknown {
-	if (!existsSync(path)) throw new UserError(`There is no ${path}.`);
-	try {
-		return JSON.parse(readFileSync(path, "utf8"));
-	} catch (error) {
-		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
-	}
 }
 
 /** What decides the model of a Megatron reference. */

@@ -8,7 +8,6 @@ import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } 
 import { loadModel } from "../checkpoint/model-store.ts";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { readTensor, type TensorStore } from "../checkpoint/store.ts";
-import { type ImageTextMicrobatch, withoutImages } from "../data/microbatch.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
 import { segmentsOf } from "../models/hybrid/segments.ts";
@@ -31,6 +30,7 @@ import {
 } from "./prediction-golden.ts";
 import { reduceHost } from "./reduce-host.ts";
 import { compareSteps, gatherOver } from "./resolve-ties.ts";
+import { readTokenBatches } from "./token-batches.ts";
 import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
@@ -94,7 +94,7 @@ export async function predictionLayoutParity(
 	const { state } = run;
 	loadModel(run.language!, new MappedStore(weights, planTensors(weights, names, "logical")), world.size > 1);
 	state.optimizer.refreshMasters();
-	const batches = readBatches(path, file, golden.steps.length);
+	const batches = readTokenBatches(path, file, golden.steps.length);
 	const steps = golden.steps.length;
 	const train = (index: number): Check[] => {
 		options.onStep?.(index + 1, steps);
@@ -181,35 +181,4 @@ function biasChecks(run: Run, golden: PredictionGolden): Check[] {
 	return expected.map(([name], at) => {
 		return { name: `last ${name}`, expected: 0, actual: largest[at]!, error: largest[at]!, limit: biasLimit };
 	});
-}
-
-/** tokens i32 [steps, microbatches, batch, seq + 1] and loss_mask u8 [steps, microbatches, batch, seq] as samples. */
-function readBatches(
-	folder: string,
-	{ batch, microbatches, seq }: PredictionConfigFile,
-	steps: number,
-): ImageTextMicrobatch[][] {
-	using file = openSafetensors(join(folder, "batches.safetensors"));
-	const read = (name: string, dtype: string, width: number) => {
-		const { dtype: stored, shape } = file.information(name);
-		const wanted = [steps, microbatches, batch, width];
-		if (stored !== dtype || String(shape) !== String(wanted)) {
-			throw new UserError(`${name} in ${file.path} is ${stored} [${shape}]; config.json needs ${dtype} [${wanted}].`);
-		}
-		return file.read(name);
-	};
-	const tokens = read("tokens", "I32", seq + 1) as Int32Array;
-	const masks = read("loss_mask", "U8", seq) as Uint8Array;
-	return Array.from({ length: steps }, (_, step) =>
-		Array.from({ length: microbatches * batch }, (_, row) => {
-			const sample = step * microbatches * batch + row;
-			const ids = tokens.subarray(sample * (seq + 1), (sample + 1) * (seq + 1));
-			return withoutImages({
-				ids: ids.slice(0, -1),
-				labels: ids.slice(1),
-				lossMask: Float32Array.from(masks.subarray(sample * seq, (sample + 1) * seq)),
-				lengths: [seq],
-			});
-		}),
-	);
 }

@@ -1,0 +1,30 @@
+/** JSON files of reference folders. Errors name the file and the field. */
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import * as v from "valibot";
+import { UserError } from "../native/errors.ts";
+
+/** Reads a file and checks it. */
+export function readReferenceJson<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {
+	const result = v.safeParse(schema, readJson(path));
+	if (result.success) return result.output;
+	const issue = result.issues[0];
+	throw new UserError(`${path}: ${v.getDotPath(issue) ?? "the file"}: ${issue.message}.`);
+}
+
+/** Whether config.json of the folder is there and has all these keys. */
+export function configurationHas(folder: string, ...keys: readonly string[]): boolean {
+	const path = join(folder, "config.json");
+	if (!existsSync(path)) return false;
+	const config = readJson(path);
+	return typeof config === "object" && config !== null && keys.every((key) => key in config);
+}
+
+function readJson(path: string): unknown {
+	if (!existsSync(path)) throw new UserError(`${path} is missing.`);
+	try {
+		return JSON.parse(readFileSync(path, "utf8"));
+	} catch (error) {
+		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
+	}
+}
