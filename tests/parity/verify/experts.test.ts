@@ -1,20 +1,9 @@
 /** Gated experts with biases, as one operation and one after the other, train the same on every layout. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
-import { World } from "../../../src/parallel/world.ts";
-import { planOf } from "../../../src/parity/verify/plan.ts";
-import { VerifyFolder, verify } from "../../../src/parity/verify/verify.ts";
-import { runRanks } from "../../parallel/ranks.ts";
-import { testDevice } from "../../support.ts";
-import { smallSubject } from "./subject.ts";
+import { SmallRun } from "./small-run.ts";
 
-const device = await testDevice(1);
-const alone = World.alone(device);
-const folder = new VerifyFolder();
-afterAll(() => {
-	folder[Symbol.dispose]();
-	device[Symbol.dispose]();
-});
+const run = await SmallRun.open();
+afterAll(() => run[Symbol.dispose]());
 
 const gated = {
 	"hybrid-layer-pattern": "E*-E",
@@ -38,22 +27,7 @@ describe("layouts give what one process gives", () => {
 	for (const [layout, keys] of process.env.MIMO_TEST_FULL === "1" ? [...quick, ...all] : quick) {
 		test(`${layout} ${JSON.stringify(keys)}`, async () => {
 			const changes = { ...gated, ...keys };
-			const subject = smallSubject(changes);
-			const { reports } = await verify({
-				subject,
-				plans: [planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length })],
-				folder: folder.path,
-				tolerance: 1e-5,
-				alone,
-				launch: async ({ name, topology }) => {
-					const args = [folder.path, name, JSON.stringify(changes)];
-					const outcomes = await runRanks("../parity/verify/verify-rank.ts", topology.worldSize, args);
-					for (const { exitCode, stderr } of outcomes)
-						expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
-					return 0;
-				},
-			});
-			const { failures, result, verdict } = reports[0]!;
+			const { failures, result, verdict } = await run.reportOf(layout, changes);
 			expect(failures).toEqual([]);
 			expect(result).toMatchObject({ reordered: { gradients: 0, weights: 0 } });
 			const names = verdict!.gradients.map(({ name }) => name).join("\n");

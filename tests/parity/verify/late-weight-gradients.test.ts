@@ -1,41 +1,15 @@
 /** Late weight gradients are the immediate ones bit for bit; one that is lost or computed twice is found. */
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
 import { recomputeModuleNames } from "../../../src/config/recompute-modules.ts";
-import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
-import { World } from "../../../src/parallel/world.ts";
-import { planOf } from "../../../src/parity/verify/plan.ts";
 import { type LayoutReport, renderLayouts } from "../../../src/parity/verify/report.ts";
-import { VerifyFolder, verify } from "../../../src/parity/verify/verify.ts";
 import { type Segment, Tape } from "../../../src/tensor/tape.ts";
-import { runRanks } from "../../parallel/ranks.ts";
-import { testDevice } from "../../support.ts";
-import { smallSubject } from "./subject.ts";
+import { SmallRun } from "./small-run.ts";
 
-const device = await testDevice(1);
-const alone = World.alone(device);
-const folder = new VerifyFolder();
-afterAll(() => {
-	folder[Symbol.dispose]();
-	device[Symbol.dispose]();
-});
+const run = await SmallRun.open();
+afterAll(() => run[Symbol.dispose]());
 
-async function reportOf(layout: string, keys: Readonly<Record<string, unknown>> = {}): Promise<LayoutReport> {
-	const changes = { "delay-wgrad-compute": true, "hybrid-layer-pattern": "ME|*-", ...keys };
-	const subject = smallSubject(changes);
-	const { reports } = await verify({
-		subject,
-		plans: [planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length })],
-		folder: folder.path,
-		tolerance: 1e-5,
-		alone,
-		launch: async ({ name, topology }) => {
-			const args = [folder.path, name, JSON.stringify(changes)];
-			const outcomes = await runRanks("../parity/verify/verify-rank.ts", topology.worldSize, args);
-			for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
-			return 0;
-		},
-	});
-	return reports[0]!;
+function reportOf(layout: string, keys: Readonly<Record<string, unknown>> = {}): Promise<LayoutReport> {
+	return run.reportOf(layout, { "delay-wgrad-compute": true, "hybrid-layer-pattern": "ME|*-", ...keys });
 }
 
 describe("late weight gradients are bitwise the immediate ones", () => {
