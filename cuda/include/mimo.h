@@ -1168,7 +1168,7 @@ typedef struct mimo_mask_columns_backward_args {
 } mimo_mask_columns_backward_args;
 MIMO_API int32_t mimo_mask_columns_backward(mimo_stream* stream, const mimo_mask_columns_backward_args* args);
 
-/* Router logits of which experts are masked (docs/spec/elastic.md §10), m_e = values[rings[e]], at most 1. sigmoid = 1: y is
+/* Masks the router logits of experts (docs/spec/elastic.md §10); m_e = values[rings[e]], at most 1. sigmoid = 1: y is
  * the logit whose sigmoid is m_e sigma(logit); sigmoid = 0: y = m_e logit. An expert with m_e = 0 is blocked: y = -1e30. */
 typedef struct mimo_mask_scores_forward_args {
   const float* logits;      /* [T, E] */

@@ -8,7 +8,7 @@ import { zshScript } from "./completion/zsh.ts";
 const scripts = { bash: bashScript, zsh: zshScript, fish: fishScript } as const;
 export const completionShells = Object.keys(scripts);
 
-/** The command for a table of commands, of which it is one itself. */
+/** The command `completion` for a table of commands, in which it stands itself. */
 export function completionCommand(table: CommandTable) {
 	const shells = Object.entries(scripts).map(([shell, script]) => {
 		const command = defineCommand({

@@ -45,7 +45,7 @@ export function expertLayerOf(c: ExpertKeys): ExpertLayer {
 	};
 }
 
-/** A line that says how the experts run and why; null: there are none. */
+/** A line that says how the experts run and why; null without experts. */
 export function describeExpertPath(
 	c: ExpertKeys & Pick<TrainingConfiguration, "fp8Format" | "fp8Recipe" | "hybridLayerPattern" | "moeFusedMlp">,
 ): string | null {

@@ -70,8 +70,8 @@ export interface PlannedConversion extends Disposable {
 }
 
 /**
- * Opens the source and plans the target; nothing is written. `opened`: what is written in the place of the source, of which it is
- * made; owned.
+ * Opens the source and plans the target; nothing is written. `opened`: a checkpoint made of the source, which is written in its
+ * place; the plan owns it.
  */
 export function planConversion(options: ConversionOptions, opened: SourceCheckpoint | null = null): PlannedConversion {
 	if (!options.force) requireEmptyTarget(options.target);

@@ -108,7 +108,7 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 const outputBias =
 	/^language_model\.decoder\.layers\.\d+\.(self_attention\.linear_proj|mlp\.(experts\.)?linear_fc[12])\.bias\d*$/;
 
-/** The layers of a hybrid model that a GPT checkpoint has no counterpart for; null: there are none. */
+/** The layers of a hybrid model that have no counterpart in a GPT checkpoint; null if every layer has. */
 function newLayers(
 	path: string,
 	{ names, layers }: MegatronLayers,

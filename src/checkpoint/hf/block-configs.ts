@@ -45,7 +45,7 @@ export function blockConfigs(configuration: LanguageModelConfiguration): unknown
 	});
 }
 
-/** What `block_configs` says; {} where there is none. Throws through `bad` where an entry fits no layer of this program. */
+/** The sizes that `block_configs` gives to layers; {} without such a key. Throws through `bad` where an entry fits no layer of this program. */
 export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, bad: Refuse): Lists {
 	if (blocks === undefined || blocks === null) return {};
 	const pattern = parseHybridPattern(model.hybridLayerPattern);

@@ -26,7 +26,7 @@ function select(model: NamedTensors, wanted: (name: string) => boolean): NamedTe
 	};
 }
 
-/** α / r of the adapters of a run, or of what a checkpoint keeps of it; null: there are none. */
+/** α / r of the adapters of a run or of a checkpoint; null without adapters. */
 export function scaleOf(model: { readonly loraRank?: unknown; readonly loraAlpha?: unknown }): number | null {
 	const { loraRank: rank, loraAlpha: alpha } = model;
 	return typeof rank === "number" && typeof alpha === "number" ? adapterScale({ rank, alpha }) : null;
