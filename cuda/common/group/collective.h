@@ -51,7 +51,7 @@ std::unique_ptr<Call> make_all_to_all(const Group& group, const void* x, void* y
                                       int64_t row_bytes);
 
 /// mimo_group_exchange_rows. The ranges are read when the call begins to move.
-std::unique_ptr<Call> make_exchange_rows(const Group& group, const mimo_row_exchange& rows);
+std::unique_ptr<Call> make_exchange_rows(Group& group, const mimo_row_exchange& rows);
 
 /// Returns when all members have called it.
 void barrier(Group& group);

@@ -1,6 +1,6 @@
 // Rows to and from every member, in ranges that lie in the tensors' memory. What a member is sent is a run of bytes: its ranges
-// of the one tensor, then of the one beside it. Every round carries an equal part of each such run, the first one also how
-// long they are: so many rounds follow as the longest needs.
+// of the one tensor, then of the one beside it. Every round carries an equal part of each such run through slots of their own;
+// the first round's common slots say how long the runs are: so many rounds follow as the longest needs.
 #include <algorithm>
 
 #include "collective.h"
@@ -63,7 +63,7 @@ class ExchangeRows final : public Collective {
   ExchangeRows(const Group& group, const mimo_row_exchange& rows)
       : Collective(group.memory(), MIMO_COLLECTIVE_EXCHANGE_ROWS, rows.row_bytes + rows.beside_row_bytes, rows.stage, 1),
         rows_(rows),
-        share_((group.slot_bytes() - group.size() * static_cast<int64_t>(sizeof(int64_t))) / group.size() / 64 * 64),
+        share_(group.row_slot_bytes() / group.size() / 64 * 64),
         send_{part(rows.x, rows.row_bytes), part(rows.beside_x, rows.beside_row_bytes)},
         receive_{part(rows.y, rows.row_bytes), part(rows.beside_y, rows.beside_row_bytes)} {}
 
@@ -79,7 +79,7 @@ class ExchangeRows final : public Collective {
     }
     for (int32_t member = 0; member < group.size(); ++member) {
       if (member == group.rank()) continue;
-      char* to = share_of(group, slot, member);
+      char* to = group.row_slot(group.rank(), group.round) + member * share_;
       going_[at(member)].next(share_, [&](char* from, int64_t bytes) {
         memory().fetch(to, from, bytes);
         to += bytes;
@@ -94,7 +94,7 @@ class ExchangeRows final : public Collective {
     }
     for (int32_t member = 0; member < group.size(); ++member) {
       if (member == group.rank()) continue;
-      const char* from = share_of(group, group.slot(member, round), group.rank());
+      const char* from = group.row_slot(member, round) + group.rank() * share_;
       coming_[at(member)].next(share_, [&](char* to, int64_t bytes) {
         memory().store(to, from, bytes);
         from += bytes;
@@ -107,9 +107,6 @@ class ExchangeRows final : public Collective {
     return {const_cast<char*>(static_cast<const char*>(rows)), rows == nullptr ? 0 : row_bytes};
   }
   static size_t at(int32_t member) { return static_cast<size_t>(member); }
-  char* share_of(const Group& group, char* slot, int32_t member) const {
-    return slot + group.size() * static_cast<int64_t>(sizeof(int64_t)) + member * share_;
-  }
 
   void read_ranges(const Group& group) {
     const auto count = static_cast<size_t>(group.size() * rows_.ranges);
@@ -177,10 +174,11 @@ class ExchangeRows final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Call> make_exchange_rows(const Group& group, const mimo_row_exchange& rows) {
+std::unique_ptr<Call> make_exchange_rows(Group& group, const mimo_row_exchange& rows) {
   MIMO_REQUIRE(rows.ranges > 0 && rows.row_bytes > 0 && rows.beside_row_bytes >= 0, "mimo_group_exchange_rows");
   MIMO_REQUIRE((rows.beside_x == nullptr) == (rows.beside_y == nullptr), "mimo_group_exchange_rows");
   MIMO_REQUIRE(rows.stage == MIMO_ROW_STAGE_SENDER || rows.stage == MIMO_ROW_STAGE_RECEIVER, "mimo_group_exchange_rows");
+  group.open_row_slots();
   return std::make_unique<ExchangeRows>(group, rows);
 }
 

@@ -103,6 +103,21 @@ char* Group::slot(int32_t member, uint64_t of_round) const {
   return reinterpret_cast<char*>(&slot_header(member, of_round) + 1);
 }
 
+char* Group::row_slot(int32_t member, uint64_t of_round) const {
+  return row_area_->address() + (2 * member + static_cast<int64_t>(of_round & 1)) * row_slot_bytes();
+}
+
+// Rows pass through once, so a slot need not stay in a cache: larger slots have fewer rounds, in each of which every member
+// waits for all others.
+int64_t Group::row_slot_bytes() const { return std::max<int64_t>(64 << 10, (2 << 20) / size() / 64 * 64); }
+
+void Group::open_row_slots() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (row_area_) return;
+  static constexpr char of_rows[] = "rows";
+  row_area_ = run_.area(hash(key_, of_rows, sizeof(of_rows)), 2 * size() * row_slot_bytes(), "rows exchanged in " + name_);
+}
+
 void Group::ring_others() const {
   for (int32_t member = 0; member < size(); ++member) {
     if (member != rank_) ring(member);

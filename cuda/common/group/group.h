@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -120,6 +121,11 @@ class Group {
   SlotHeader& slot_header(int32_t member, uint64_t round) const;
   char* slot(int32_t member, uint64_t round) const;
   int64_t slot_bytes() const { return slot_bytes_; }
+  /// Slots of rows that members exchange, larger than slot(), in an area that the first exchange of the group makes.
+  char* row_slot(int32_t member, uint64_t round) const;
+  int64_t row_slot_bytes() const;
+  /// Maps the area of row_slot(). Throws when the run's shared memory has no room for it.
+  void open_row_slots();
   /// The next round of collectives.
   uint64_t round = 1;
   void ring(int32_t member) const { place(member).doorbell.ring(); }
@@ -155,6 +161,7 @@ class Group {
   int64_t slot_bytes_;
   int64_t spin_nanoseconds_;
   Mapping area_;
+  std::optional<Mapping> row_area_;
   std::vector<Lane> lanes_;
   std::map<std::pair<int32_t, int32_t>, Channel> channels_;
 
