@@ -206,7 +206,8 @@ function passThrough(
 	let logits: Logits | null = null;
 	for (const [virtual, stage] of model.stages.entries()) {
 		const chunk = virtual * stages.size + stages.rank;
-		const entered = chunk === 0 ? null : edges.get(chunk)!.receiveForward([tokens / parallel.tp.size], false);
+		const entered =
+			chunk === 0 ? null : edges.get(chunk)!.receiveForward([tokens / parallel.tp.size], { returns: false });
 		using hidden = entered?.rows ?? null;
 		using result = stage.forward(tape, forward, hidden);
 		if (!stage.segment.hasHead) {

@@ -13,6 +13,16 @@ export interface Rows {
 	/** [Σ rows, H]; owned by the receiver. */
 	readonly rows: Tensor;
 	readonly rowsPerSample: readonly number[];
+	/** As many rows that travel with them and get no gradient: a teacher's. Owned as they are. */
+	readonly beside?: Tensor | null;
+}
+
+/** What comes of a microbatch's rows. */
+export interface Passage {
+	/** A gradient comes back. */
+	readonly returns: boolean;
+	/** Rows without a gradient travel with them; default: not. */
+	readonly beside?: boolean;
 }
 
 export interface EdgeOptions {
@@ -176,6 +186,8 @@ class Line {
 
 export class Edge implements Disposable {
 	readonly #forward: Line;
+	/** Rows without a gradient, in the groups of the others and behind them. */
+	readonly #beside: Line;
 	readonly #backward: Line;
 	/** Rows of every part, oldest microbatch first: of those sent whose gradient is to come, and of those received. */
 	readonly #sent: number[][] = [];
@@ -186,7 +198,9 @@ export class Edge implements Disposable {
 		readonly options: EdgeOptions,
 	) {
 		const { layout, rank, groups } = options;
-		this.#forward = new Line(options, linksOf(layout, rank), groups?.forward ?? null, device);
+		const forward = () => new Line(options, linksOf(layout, rank), groups?.forward ?? null, device);
+		this.#forward = forward();
+		this.#beside = forward();
 		this.#backward = new Line(options, linksOf(reversed(layout), rank), groups?.backward ?? null, device);
 	}
 
@@ -201,7 +215,7 @@ export class Edge implements Disposable {
 	}
 
 	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: a gradient comes back. */
-	sendForward({ rows, rowsPerSample }: Rows, returns: boolean): void {
+	sendForward({ rows, rowsPerSample, beside = null }: Rows, returns: boolean): void {
 		// A rank that sends nothing itself gets gradients of all parts all the same.
 		const parts = this.#backward.links.receives.length;
 		const headers = this.options.counted
@@ -213,6 +227,7 @@ export class Edge implements Disposable {
 		const counts = headers?.map(sum) ?? [rows.rows];
 		if (returns) this.#sent.push(counts);
 		this.#forward.send(rows, counts, headers);
+		if (beside !== null) this.#beside.send(beside, counts, null);
 	}
 
 	/** Ranks that rows come from, this one among them where it hands them to itself. */
@@ -221,11 +236,16 @@ export class Edge implements Disposable {
 	}
 
 	/** Rows of the next microbatch: of so many samples of every source or, where rows are not counted, so many rows. */
-	receiveForward(expected: readonly number[], returns: boolean): Rows {
+	receiveForward(expected: readonly number[], { returns, beside = false }: Passage): Rows {
 		const { counted } = this.options;
 		const { rows, perPart } = this.#forward.receive(counted ? null : expected, expected);
-		if (returns) this.#received.push(counted ? perPart.map(sum) : [...expected]);
-		return { rows: rows!, rowsPerSample: perPart.flat() };
+		const counts = counted ? perPart.map(sum) : [...expected];
+		if (returns) this.#received.push(counts);
+		return {
+			rows: rows!,
+			rowsPerSample: perPart.flat(),
+			beside: beside ? this.#beside.receive(counts, []).rows : null,
+		};
 	}
 
 	/** Starts returning the gradient of the oldest received rows, which it takes over; null: the rows got no gradient. */
@@ -243,12 +263,14 @@ export class Edge implements Disposable {
 	/** Called after the last microbatch: returns when no message is on the way any more. */
 	settle(): void {
 		this.#forward.settle();
+		this.#beside.settle();
 		this.#backward.settle();
 	}
 
 	/** Called after an error: releases rows handed over inside this rank, without waiting for other ranks. */
 	[Symbol.dispose](): void {
 		this.#forward.drop();
+		this.#beside.drop();
 		this.#backward.drop();
 		this.#sent.splice(0);
 		this.#received.splice(0);

@@ -140,9 +140,11 @@ class Execution implements Disposable {
 	}
 
 	#receiveRows({ to, microbatch }: TransferAction): void {
-		const expected = this.#module(to).expected(to.index, microbatch);
+		const module = this.#module(to);
+		const expected = module.expected(to.index, microbatch);
+		const beside = to.index > 0 && module.besides?.(microbatch) === true;
 		const rows = this.#waiting("forward-recv", () =>
-			this.#edge(to).receiveForward(expected, this.returning.has(to.index)),
+			this.#edge(to).receiveForward(expected, { returns: this.returning.has(to.index), beside }),
 		);
 		this.#rows.set(keyOf(to, microbatch), rows);
 	}
@@ -180,7 +182,7 @@ class Execution implements Disposable {
 
 	[Symbol.dispose](): void {
 		for (const pass of this.#passes.values()) pass[Symbol.dispose]();
-		for (const { rows } of this.#rows.values()) rows[Symbol.dispose]();
+		for (const { rows, beside } of this.#rows.values()) for (const owned of [rows, beside]) owned?.[Symbol.dispose]();
 		for (const gradient of [...this.#incoming.values(), ...this.#outgoing.values()]) gradient?.[Symbol.dispose]();
 		for (const edge of this.equipment.edges.values()) edge[Symbol.dispose]();
 	}

@@ -25,6 +25,8 @@ export interface ModulePasses {
 	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
 	/** What a chunk's edge is to receive of a microbatch: samples of every source, whose rows are counted, or rows. */
 	expected(chunk: number, microbatch: number): readonly number[];
+	/** Whether rows without a gradient travel beside a microbatch's between its chunks; default: not. */
+	besides?(microbatch: number): boolean;
 	/** Called where this rank is about to wait for a gradient. */
 	beforeWait?(): void;
 }

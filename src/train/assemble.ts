@@ -32,8 +32,8 @@ import type { Chunk } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import type { DistillationOptions, Teacher } from "./distillation.ts";
 import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
+import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
-import { lossNames } from "./prediction-loss.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -48,7 +48,7 @@ export interface RunSpecification {
 	readonly microbatchGroup?: number | null;
 	/** The language model is an elastic parent; absent or null: it is not. */
 	readonly elastic?: ElasticSpecification | null;
-	/** A frozen teacher of the same model stands beside it; absent or null: none does. */
+	/** The language model learns from a teacher of the same sizes; absent or null: from labels alone. */
 	readonly distillation?: DistillationOptions | null;
 	/** Stands for image rows in the text; null without an encoder. */
 	readonly imageTokenId: number | null;
@@ -99,7 +99,7 @@ export interface Run extends Disposable {
 	readonly state: TrainingState;
 	/** Parts of the modules on this rank, or null, and their groups. */
 	readonly language: HybridModel | null;
-	/** With the language model, where it has a teacher, whose weights are to be loaded. */
+	/** With the language model, where it has a frozen teacher, whose weights are to be loaded. */
 	readonly teacher: HybridModel | null;
 	/** With the language model, where it is elastic. */
 	readonly elastic: ElasticRouter | null;
@@ -128,6 +128,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const edges = await makeEdges(specification, topology, world, shape);
 	const elastic = language && holdRouter(specification, topology, language);
 	const teacher = language && holdTeacher(specification, language);
+	const frozenTeacher = teacher?.teacher === "frozen" ? teacher.model : null;
 	const held = [encoder, language, elastic].filter((one) => one !== null);
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
@@ -151,7 +152,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		rank: world.rank,
 		encoder: encoder?.module ?? null,
 		language: language?.module ?? null,
-		teacher: teacher?.model ?? null,
+		teacher: frozenTeacher,
 		elastic: elastic?.module ?? null,
 		groups: { encoder: encoder?.groups ?? null, language: language?.groups ?? null },
 		state: {
@@ -189,7 +190,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 				? language!.groups.module.rank === 0
 				: countsTensor(tensor, encoder, language),
 		[Symbol.dispose]() {
-			const modules = [...held.map(({ module }) => module), ...(teacher ? [teacher.model] : [])];
+			const modules = [...held.map(({ module }) => module), ...(frozenTeacher ? [frozenTeacher] : [])];
 			for (const owned of [...(prefetch ? [prefetch] : []), optimizer, scalars, ...modules]) owned[Symbol.dispose]();
 		},
 	};
@@ -252,10 +253,13 @@ async function holdLanguage(
 
 function holdTeacher(
 	{ distillation = null }: RunSpecification,
-	{ module: { device, config, parallel } }: Held<HybridModel>,
+	{ module: student }: Held<HybridModel>,
 ): Teacher | null {
 	if (distillation === null) return null;
-	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel });
+	if (distillation.teacher === "self") return { ...distillation, model: student };
+	const { device, config, parallel, stages } = student;
+	const segments = stages.map(({ segment }) => segment);
+	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
 	return { ...distillation, model };
 }
 

@@ -1,5 +1,6 @@
-/** A frozen teacher beside the model that trains (docs/spec/elastic.md §11). */
+/** A teacher beside the model that trains: a frozen one, or the model itself at full size (docs/spec/elastic.md §11). */
 
+import type { Sampled } from "../elastic/elastic-router.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
@@ -12,24 +13,41 @@ import { Tape } from "../tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../tensor/tensor.ts";
 
 export interface DistillationOptions {
+	/** A frozen model of the same sizes, or the elastic model's own weights of the step, without masks. */
+	readonly teacher: "frozen" | "self";
 	readonly temperature: number;
 	/** Weight of the divergence; the language model's loss has the rest. */
 	readonly alpha: number;
 }
 
 export interface Teacher extends DistillationOptions {
-	/** Frozen, cut as the student is, of one stage. */
+	/** Cut as the student is, or the student. */
 	readonly model: HybridModel;
+}
+
+/** Whether a microbatch learns from the teacher: the model that is its own teacher learns from labels at its own size. */
+export function teaches({ teacher }: DistillationOptions, elastic: Sampled | null): boolean {
+	return teacher === "frozen" || (elastic !== null && !elastic.draw.budget.parent);
 }
 
 /** Tokens whose teacher logits are in memory at once. */
 const tokensAtOnce = 1024;
 
-/** The teacher's normed hidden states of all tokens of a microbatch, u_TH, at full size. `input` for its own tape. */
-export function teacherHidden({ model }: Teacher, input: (tape: Tape) => ForwardInput): Tensor {
+/**
+ * The teacher's hidden states_(T/tp)H behind its stage of a number, at full size; of the last stage the normed ones of all
+ * tokens, u_TH. `entered`: those of the stage before. `input` for its own tape.
+ */
+export function teacherHidden(
+	{ model }: Teacher,
+	stage: number,
+	input: (tape: Tape) => ForwardInput,
+	entered: Tensor | null,
+): Tensor {
 	const tape = new Tape(model.device, { recording: false });
-	using own = exhaust(model.stages[0]!.hidden(tape, input(tape), null));
-	return gatherSequence(tape, own, model.parallel.tp);
+	const own = exhaust(model.stages[stage]!.hidden(tape, input(tape), entered));
+	if (!model.stages[stage]!.segment.hasHead) return own;
+	using normed = own;
+	return gatherSequence(tape, normed, model.parallel.tp);
 }
 
 /** The divergence_T of the student's logits_T(V/tp) from the teacher's of its hidden states. */

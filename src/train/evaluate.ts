@@ -1,7 +1,7 @@
 /** The loss without training: dropout is off, routers do not count. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { type DrawnBudget, withoutNoise } from "../elastic/router-network.ts";
-import { budgetLossName, distillationLossName, elasticLosses, Losses, languageModelLoss, meansOf } from "./losses.ts";
+import { isOfTraining, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -10,9 +10,6 @@ export type EvaluationState = Pick<
 	TrainingState,
 	"world" | "passes" | "lossOwner" | "lossNames" | "scalars" | "elastic"
 >;
-
-/** Losses of training alone. */
-const ofTraining: readonly string[] = [budgetLossName, distillationLossName, ...Object.values(elasticLosses)];
 
 /**
  * Means of every loss over the microbatches of every rank; all call this together. `budget`: of an elastic model, whose router
@@ -24,7 +21,7 @@ export function evaluate(
 	observe?: MicrobatchObserver,
 	budget: DrawnBudget | null = null,
 ): { losses: Readonly<Record<string, number>>; tokens: number } {
-	const names = lossNames.filter((name) => !ofTraining.includes(name));
+	const names = lossNames.filter((name) => !isOfTraining(name));
 	using losses = new Losses(scalars.device, lossOwner, names);
 	const draws = budget && microbatches.map(() => withoutNoise(budget));
 	using sampled = (draws && elastic?.router.sample(draws, Number.POSITIVE_INFINITY, { trains: false })) ?? null;

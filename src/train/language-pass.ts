@@ -17,7 +17,14 @@ import { axpby, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { distillationLoss, type Teacher, teacherHidden } from "./distillation.ts";
 import { tokenLoss } from "./language-loss.ts";
-import { budgetLossName, distillationLossName, elasticLosses, type Losses, lossTokens } from "./losses.ts";
+import {
+	budgetLossName,
+	distillationLossName,
+	distillationLossOf,
+	elasticLosses,
+	type Losses,
+	lossTokens,
+} from "./losses.ts";
 import { predictAhead } from "./prediction-loss.ts";
 
 /** Arguments of a pass beside its microbatch. */
@@ -26,7 +33,7 @@ export interface LanguagePassOptions {
 	readonly imageTokenId: number | null;
 	/** The microbatch's sample of an elastic model; null: the model as it is. */
 	readonly elastic: Sampled | null;
-	/** Draws its logits to its own; null: none does. */
+	/** Draws the microbatch's logits to its own; null: it learns from labels alone. */
 	readonly teacher: Teacher | null;
 	/** Name of the microbatch in messages, such as "microbatch 3". */
 	readonly name: string;
@@ -70,7 +77,7 @@ export class LanguagePass implements Pass {
 	) {
 		const { onGradient, training } = options;
 		this.#tape = new Tape(model.device, { recording: training, ...(onGradient && { onGradient }) });
-		if (entered) this.#owned.push(entered.rows);
+		if (entered) this.#owned.push(entered.rows, ...(entered.beside ? [entered.beside] : []));
 		this.#nodes = this.#forward(microbatch, entered, losses);
 	}
 
@@ -103,10 +110,10 @@ export class LanguagePass implements Pass {
 		const { elastic } = options;
 		const plain = input.forward(options.dropoutKey, options.tokens);
 		const forward = { ...plain, ...images, masks: elastic?.masks };
-		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, leaf, matrix));
+		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, entered, matrix));
 		using hidden = yield* stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
 		if (!stage.segment.hasHead) {
-			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [] };
+			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], beside: taught };
 			return;
 		}
 		const { observe } = options;
@@ -134,13 +141,16 @@ export class LanguagePass implements Pass {
 		return loss;
 	}
 
-	/** The teacher's hidden states, of the same image rows. */
-	#teach(teacher: Teacher, plain: ForwardInput, rows: Tensor | null, matrix: SparseMatrix | null): Tensor {
+	/** The teacher's hidden states, of the same image rows or of what its stage before has sent. */
+	#teach(teacher: Teacher, plain: ForwardInput, entered: Rows | null, matrix: SparseMatrix | null): Tensor {
 		const { tp } = this.model.parallel;
-		return teacherHidden(teacher, (tape) => ({
+		const input = (tape: Tape): ForwardInput => ({
 			...plain,
-			...(matrix && { addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows!, matrix, tp) }),
-		}));
+			...(matrix && {
+				addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, entered!.rows, matrix, tp),
+			}),
+		});
+		return teacherHidden(teacher, this.model.stages.indexOf(this.stage), input, entered?.beside ?? null);
 	}
 
 	/** The language model's loss_T, of which what the teacher leaves has a gradient, beside the divergence from the teacher. */
@@ -159,6 +169,8 @@ export class LanguagePass implements Pass {
 		const divergence = this.#own(distillationLoss(this.#tape, teacher, taught, logits));
 		this.#losses.push({ loss: divergence, gradient: weighted(alpha) });
 		losses.add(divergence, input.mask, distillationLossName);
+		const { elastic } = this.options;
+		if (elastic) losses.add(divergence, input.mask, distillationLossOf(elastic.draw.budget.value));
 		return loss;
 	}
 

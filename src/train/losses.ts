@@ -11,12 +11,21 @@ export const languageModelLoss = "lm loss";
 export const budgetLossName = "budget loss";
 /** A token's divergence from the teacher (docs/spec/elastic.md §11). */
 export const distillationLossName = "logits distillation loss";
+/** The same of the microbatches at a budget. */
+export function distillationLossOf(budget: number): string {
+	return `${distillationLossName} ${budget.toFixed(3)}`;
+}
 /** The language model's loss of microbatches at the parent's budget, and at any other. */
 export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
 
+/** Whether evaluations leave the loss out. */
+export function isOfTraining(name: string): boolean {
+	return name === budgetLossName || isOfBudgets(name);
+}
+
 /** Whether a step may have no microbatch that the loss is of. */
 export function isOfBudgets(name: string): boolean {
-	return Object.values<string>(elasticLosses).includes(name);
+	return Object.values<string>(elasticLosses).includes(name) || name.startsWith(distillationLossName);
 }
 
 /** The ranks that together compute a module's losses. */

@@ -1,29 +1,12 @@
 /** Losses of multi-token prediction beside the language model's (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
-import type { ElasticConfig } from "../elastic/config.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
 import { predictDepth } from "../models/hybrid/prediction.ts";
 import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
-import { budgetLossName, distillationLossName, elasticLosses, languageModelLoss } from "./losses.ts";
 
-/** Names of a language model's losses, Megatron's: the next token's first, then every depth's; then an elastic model's. */
-export function lossNames({ prediction }: HybridConfig, elastic: ElasticConfig | null, distils: boolean): string[] {
-	const depths = Array.from({ length: prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth));
-	const budget = elastic === null || elastic.router.frozen ? [] : [budgetLossName];
-	const teacher = distils ? [distillationLossName] : [];
-	return [
-		languageModelLoss,
-		...depths,
-		...teacher,
-		...budget,
-		...(elastic === null ? [] : Object.values(elasticLosses)),
-	];
-}
-
-function depthLoss(depth: number): string {
+export function depthLoss(depth: number): string {
 	return `mtp_${depth + 1} loss`;
 }
 

@@ -14,7 +14,7 @@ import { actionsOf } from "../schedule/rank-actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
-import type { Teacher } from "./distillation.ts";
+import { type Teacher, teaches } from "./distillation.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { LanguagePass } from "./language-pass.ts";
@@ -88,7 +88,14 @@ export class RankPasses {
 		elastic?: readonly Sampled[],
 	): void {
 		this.#execute(microbatches, { dropoutKey: 0, elastic }, losses, observe, false);
-		this.parts.language?.requireRoomForRows();
+		this.requireRoomForRows();
+	}
+
+	/** A UserError when experts of this rank were sent more rows than they have room for since the last call; waits for the device. */
+	requireRoomForRows(): void {
+		const { language, teacher } = this.parts;
+		language?.requireRoomForRows();
+		if (teacher?.teacher === "frozen") teacher.model.requireRoomForRows();
 	}
 
 	/**
@@ -110,7 +117,7 @@ export class RankPasses {
 			images!.sendForward(encoded.output, false);
 		}
 		const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
-		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), false).rows : null;
+		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), { returns: false }).rows : null;
 		images?.settle();
 		if (language === null) return null;
 		const text = { ids: splitIds(prompts.text), rows, imageTokenId: imageTokenId ?? -1, ...(numbers && { numbers }) };
@@ -173,7 +180,13 @@ export class RankPasses {
 		const lengths = microbatches.map(({ text }) => text.ids.length);
 		const starts = startsOf(lengths);
 		const tokens = place.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
+		const teacherOf = (index: number) => {
+			const { teacher } = this.parts;
+			const learns = teacher !== null && training && teaches(teacher, place.elastic?.[index] ?? null);
+			return learns ? teacher : null;
+		};
 		return {
+			besides: (index) => teacherOf(index) !== null,
 			begin: (chunk: number, index: number, input: Rows | null) =>
 				new LanguagePass(
 					model,
@@ -184,7 +197,7 @@ export class RankPasses {
 					{
 						imageTokenId,
 						elastic: place.elastic?.[index] ?? null,
-						teacher: training ? this.parts.teacher : null,
+						teacher: teacherOf(index),
 						name: `microbatch ${index}`,
 						dropoutKey: place.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),

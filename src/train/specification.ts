@@ -9,6 +9,7 @@ import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run, type RunSpecification } from "./assemble.ts";
+import type { DistillationOptions } from "./distillation.ts";
 import type { EvaluatedBudgets } from "./evaluate.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
 
@@ -20,8 +21,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
 		language,
 		elastic: elastic && { config: elastic },
-		distillation:
-			c.exportKdTeacherLoad === null ? null : { temperature: c.exportKdTemperature, alpha: c.exportKdAlpha },
+		distillation: distillationOf(c),
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,
@@ -55,6 +55,13 @@ export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
 	// Commands that do not train have no length.
 	const trains = c.trainIters !== null || c.trainSamples !== null;
 	return c.flextron ? elasticConfig(c, hybridConfig(c), trains ? plannedIterations(c) : 1) : null;
+}
+
+/** Where a configuration's model learns from; null: from labels alone. */
+export function distillationOf(c: TrainingConfiguration): DistillationOptions | null {
+	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
+	const teacher = c.selfDistillation ? "self" : "frozen";
+	return { teacher, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha };
 }
 
 /** The modules whose weights stay as they are: all but the router with freeze-model. */

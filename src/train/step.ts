@@ -228,9 +228,9 @@ function reduce({ replicas, scalars }: TrainingState, tokens: number, { part, ti
 }
 
 /** Updates expert biases and takes the balancing losses of all layers, none of whose experts may have lacked room. */
-function finishRouters({ language }: TrainingState, { microbatches }: StepInput): LossesByLayer {
+function finishRouters({ language, passes }: TrainingState, { microbatches }: StepInput): LossesByLayer {
 	if (language === null) return new Map();
-	language.model.requireRoomForRows();
+	passes.requireRoomForRows();
 	for (const router of language.model.routers.values()) router.finishStep(language.routers);
 	const tokens = microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
 	return takeRouterLosses(language.model, language, { microbatches: microbatches.length, tokens });

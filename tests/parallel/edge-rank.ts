@@ -74,7 +74,7 @@ function back(grid: Grid, microbatch: number): void {
 
 function there(grid: Grid, microbatch: number): void {
 	const { samples, rowsPerSample } = own(grid, microbatch);
-	const received = edge.receiveForward(samplesOfShares(samples.length, edge.sources, microbatch), true);
+	const received = edge.receiveForward(samplesOfShares(samples.length, edge.sources, microbatch), { returns: true });
 	using rows = received.rows;
 	check(`counts ${microbatch}`, received.rowsPerSample, rowsPerSample);
 	check(`rows ${microbatch}`, [...rows.toFloat32()], [...valuesOf(grid, microbatch, 1)]);

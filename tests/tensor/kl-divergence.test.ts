@@ -1,10 +1,10 @@
 /** The divergence of a student from a teacher over the vocabulary against float64, whole and in shards. */
-import { afterAll, beforeAll, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { klDivergence, wholeLogits } from "../../src/tensor/ops/kl-divergence.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { copyInto, Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { checkGradients, randomValues, testDevice } from "../support.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -48,44 +48,67 @@ for (const [name, width, live, temperature, tokensAtOnce] of [
 	});
 }
 
-test("shards of the vocabulary give what the whole gives, and equal logits nothing", () => {
-	const [tokens, width, cut] = [5, 24, 16];
+describe("shards of student and teacher, of which the last has padding", () => {
+	const [tokens, cut, width, live, temperature] = [5, 16, 28, 23, 1.7];
 	const [student, teacher] = [randomValues(tokens * width, 1, 5), randomValues(tokens * width, 2, 5)];
-	using wholeStudent = Tensor.from(device, student, [tokens, width]);
-	using wholeTeacher = Tensor.from(device, teacher, [tokens, width]);
-	const tape = new Tape(device, { recording: false });
-	const part = (whole: Tensor, from: number, count: number) => {
-		using window = whole.columns(from, count);
-		const own = Tensor.empty(device, [tokens, count]);
-		copyInto(window, own);
-		return own;
-	};
-	const kept: Tensor[] = [];
-	for (const [from, count] of [
-		[0, cut],
-		[cut, width - cut],
-	] as const) {
-		using s = part(wholeStudent, from, count);
-		using t = part(wholeTeacher, from, count);
-		const keep = (own: Tensor) => {
-			kept.push(own.share());
-			return own.share();
+	const shards = [
+		{ from: 0, count: cut, live: cut },
+		{ from: cut, count: width - cut, live: live - cut },
+	];
+	/** Columns of a matrix [tokens, width]. */
+	const columns = (values: ArrayLike<number>, from: number, count: number) =>
+		Float32Array.from(
+			{ length: tokens * count },
+			(_, i) => values[Math.floor(i / count) * width + from + (i % count)]!,
+		);
+	const shardLogits = (values: ArrayLike<number>, { from, count }: (typeof shards)[number]) =>
+		Tensor.from(device, columns(values, from, count), [tokens, count]);
+
+	test.each([0, 1])("shard %d has its part of the gradient of float64, and the loss of all", (at) => {
+		const own = shards[at]!;
+		const other = shards[1 - at]!;
+		const tape = new Tape(device, { recording: false });
+		let statistics: Tensor | null = null;
+		using otherStudent = shardLogits(student, other);
+		using otherTeacher = shardLogits(teacher, other);
+		klDivergence(tape, otherStudent, wholeLogits(otherTeacher), {
+			temperature,
+			shard: other,
+			gather: (all) => {
+				statistics = all.share();
+				return all.share();
+			},
+		})[Symbol.dispose]();
+		using ofOther = statistics!;
+		const gather = (mine: Tensor) => {
+			const both = Tensor.empty(device, [2, 5, tokens]);
+			using rows = both.view([2, 5 * tokens]);
+			for (const [row, part] of [mine, ofOther].entries()) {
+				using to = rows.rowsFrom(row === 0 ? at : 1 - at, 1);
+				using from = part.view([1, 5 * tokens]);
+				copyInto(from, to);
+			}
+			return both;
 		};
-		klDivergence(tape, s, wholeLogits(t), { temperature: 1, shard: { live: count }, gather: keep })[Symbol.dispose]();
-	}
-	using both = Tensor.empty(device, [2, 5, tokens]);
-	for (const [at, own] of kept.entries()) {
-		using row = both.view([2, 5 * tokens]).rowsFrom(at, 1);
-		using flat = own.view([1, 5 * tokens]);
-		copyInto(flat, row);
-	}
-	using loss = klDivergence(tape, wholeStudent, wholeLogits(wholeTeacher), {
-		temperature: 1,
-		shard: { live: width },
-		gather: () => both.share(),
+		using ownTeacher = shardLogits(teacher, own);
+		checkGradients(device, {
+			inputs: { student: { values: columns(student, own.from, own.count), shape: [tokens, own.count] } },
+			forward: (recorded, x) =>
+				klDivergence(recorded, x.student!, wholeLogits(ownTeacher), { temperature, shard: own, gather }),
+			reference: (values) => {
+				const whole = Float64Array.from(student);
+				for (let i = 0; i < tokens * own.count; i++)
+					whole[Math.floor(i / own.count) * width + own.from + (i % own.count)] = values.student![i]!;
+				return reference(whole, teacher, width, live, temperature);
+			},
+			tolerance: 4e-5,
+		});
 	});
-	expect(relativeRms(loss.toFloat32(), reference(student, teacher, width, width, 1))).toBeLessThan(1e-5);
-	using none = klDivergence(tape, wholeStudent, wholeLogits(wholeStudent), { temperature: 1, shard: { live: width } });
+});
+
+test("equal logits diverge by nothing", () => {
+	using logits = Tensor.from(device, randomValues(5 * 24, 2, 5), [5, 24]);
+	const tape = new Tape(device, { recording: false });
+	using none = klDivergence(tape, logits, wholeLogits(logits), { temperature: 1, shard: { live: 24 } });
 	expect(Math.max(...none.toFloat32().map(Math.abs))).toBeLessThan(2e-6);
-	for (const own of kept) own[Symbol.dispose]();
 });

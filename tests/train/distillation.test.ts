@@ -1,6 +1,12 @@
 /** A model beside a frozen teacher: what it learns, and what each loss weighs. */
-import { afterAll, beforeAll, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { copyBlocks, loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { withoutImages } from "../../src/data/microbatch.ts";
+import type { Axis } from "../../src/elastic/axes.ts";
+import { elasticConfig } from "../../src/elastic/from-configuration.ts";
+import type { Draw } from "../../src/elastic/router-network.ts";
+import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
@@ -8,6 +14,7 @@ import { languageMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
 import { distillationLossName } from "../../src/train/losses.ts";
 import { type StepResult, trainStep } from "../../src/train/step.ts";
+import { smallModel } from "../models/small.ts";
 import { smallSubject } from "../parity/verify/subject.ts";
 import { testDevice } from "../support.ts";
 
@@ -30,7 +37,7 @@ async function open(alpha: number, teacherSeed: number, temperature = 1): Promis
 	const specification = {
 		...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language, adam },
 		frozen: { tower: true, projector: true, language: false },
-		distillation: { alpha, temperature },
+		distillation: { teacher: "frozen" as const, alpha, temperature },
 	};
 	const run = await assemble(specification, layout.topology, World.alone(device));
 	run.initialise(teacherSeed);
@@ -82,4 +89,57 @@ test("the gradient is that of both losses by their weights", async () => {
 	const norm = Math.sqrt(wanted.reduce((sum, x) => sum + x * x, 0));
 	expect(Math.sqrt(mixed.reduce((sum, x, at) => sum + (x - wanted[at]!) ** 2, 0))).toBeLessThan(1e-5 * norm);
 	expect(Math.sqrt(taught.reduce((sum, x) => sum + x * x, 0))).toBeGreaterThan(1e-3);
+});
+
+describe("a model that is its own teacher", () => {
+	const c = configurationOf({
+		...smallModel,
+		"hybrid-layer-pattern": "ME*",
+		"moe-router-bias-update-rate": 0,
+		...{ flextron: true, "enable-router": true, "self-distillation": true, "budget-list": [1, 0.6] },
+		...{ "emb-int-list": [32, 16], "mlp-int-list": [24, 12] },
+	});
+	const model = hybridConfig(c);
+	const elastic = elasticConfig(c, model, 10)!;
+	/** Every microbatch has the budget and its likeliest sizes but for one, whose width is as told. */
+	const openAt = async (budget: number, width: 0 | 1) => {
+		const forced = (axis: Axis) =>
+			axis.sizes.map((_, choice) => (choice === (axis.name === "emb" ? width : 0) ? 1e6 : 0));
+		const draw: Draw = { budget: { value: budget, parent: budget === 1 }, hard: true, noise: forced };
+		const run = await assemble(
+			{
+				...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language: model, adam },
+				frozen: { tower: true, projector: true, language: false },
+				elastic: { config: elastic, draw: () => draw },
+				distillation: { teacher: "self", alpha: 1, temperature: 1 },
+			},
+			layout.topology,
+			World.alone(device),
+		);
+		run.initialise(3);
+		return run;
+	};
+	const trainOnce = (run: Run) => {
+		const text = withoutImages({
+			ids: Int32Array.from({ length: 24 }, (_, t) => (7 * t) % 61),
+			labels: Int32Array.from({ length: 24 }, (_, t) => (7 * t + 7) % 61),
+			lossMask: new Float32Array(24).fill(1),
+			lengths: [24],
+		});
+		return trainStep(run.state, { microbatches: [text], iteration: 0, learningRate: 1e-2, weightDecay: 0 });
+	};
+
+	test("a smaller budget learns from it until both agree, the parent's own from labels", async () => {
+		using parent = await openAt(1, 0);
+		const own = trainOnce(parent);
+		expect(Object.keys(own.losses)).toEqual(["lm loss", "budget loss", "lm loss (full)"]);
+		expect(own.gradientNorm).toBeGreaterThan(0.1);
+		using narrow = await openAt(0.6, 1);
+		const first = trainOnce(narrow).losses;
+		expect(first["logits distillation loss"]).toBeGreaterThan(1e-5);
+		expect(first["logits distillation loss 0.600"]).toBe(first["logits distillation loss"]!);
+		// Of the parent's sizes it differs from its teacher by nothing.
+		using whole = await openAt(0.6, 0);
+		expect(Math.abs(trainOnce(whole).losses["logits distillation loss"]!)).toBeLessThan(1e-6);
+	});
 });

@@ -1,10 +1,13 @@
 /** Distillation from a teacher's logits (docs/spec/elastic.md §11). */
-import { defaulting, number, optional, path, positiveNumber } from "../field.ts";
+import { defaulting, number, off, optional, path, positiveNumber } from "../field.ts";
 
 export const distillationKeys = {
 	"export-kd-teacher-load": optional(
 		path,
 		"Checkpoint of the teacher, of any format and of the same model: training draws the student's distribution to the teacher's.",
+	),
+	"self-distillation": off(
+		"With flextron: every budget but the parent's own learns from the parent's weights of the same step, the parent from labels.",
 	),
 	"export-kd-temperature": defaulting(positiveNumber, 1, "What both logits are divided by."),
 	"export-kd-alpha": defaulting(

@@ -12,7 +12,8 @@ import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import type { ElasticSpecification, RunSpecification } from "../../train/assemble.ts";
-import { elasticOf, frozenOf, overlapOf } from "../../train/specification.ts";
+import type { DistillationOptions } from "../../train/distillation.ts";
+import { distillationOf, elasticOf, frozenOf, overlapOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** What changes the order of a layout's work, and no value. */
@@ -27,6 +28,8 @@ export interface Subject {
 	readonly language: HybridConfig;
 	/** The language model is an elastic parent; null: it is not. */
 	readonly elastic: ElasticSpecification | null;
+	/** It learns from a teacher, of drawn weights where it is frozen; null: from labels alone. */
+	readonly distillation: DistillationOptions | null;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
 	/** null without an encoder. */
@@ -76,6 +79,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		encoder: hasEncoder(c) ? encoderConfig(c) : null,
 		language: drawn(hybridConfig(c)),
 		elastic: elasticSubject(c),
+		distillation: distillationOf(c),
 		pattern: c.hybridLayerPattern,
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: frozenOf(c),

@@ -2,36 +2,17 @@
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
 import { TableLayout } from "../../../src/elastic/tables.ts";
 import type { LayoutReport } from "../../../src/parity/verify/report.ts";
+import { elasticKeys, softMasks as soft } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = await SmallRun.open();
 afterAll(() => run[Symbol.dispose]());
 
-const elastic = {
-	flextron: true,
-	"enable-router": true,
-	"mamba-num-groups": 2,
-	"emb-int-list": [32, 24, 16],
-	"mamba-int-list": [4, 2],
-	"mlp-int-list": [24, 12],
-	"moe-expert-int-list": [8, 6, 4],
-	"head-int-list": [4, 2],
-	"budget-list": [1, 0.7],
-	"router-inter-dim": 8,
-	"router-std": 0.4,
-	"moe-router-bias-update-rate": 0,
-};
-const soft = {
-	"soft-mask": true,
-	"moe-router-score-function": "sigmoid",
-	"moe-router-load-balancing-type": ["none"],
-	"moe-aux-loss-coeff": [0],
-};
 const skipping = { "add-skipping": true, "layer-ranking-list": [3, 1] };
 const byLayer = { "flex-hetero-mamba": true, "flex-hetero-ffn": true, "flex-hetero-moe-expert": true };
 
 function reportOf(layout: string, keys: Readonly<Record<string, unknown>>): Promise<LayoutReport> {
-	return run.reportOf(layout, { ...elastic, ...keys });
+	return run.reportOf(layout, { ...elasticKeys, ...keys });
 }
 
 describe("layouts give what one process gives", () => {

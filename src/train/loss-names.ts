@@ -1,0 +1,26 @@
+/** Names of a run's losses, Megatron's. */
+import { parentBudget } from "../elastic/budget-loss.ts";
+import type { ElasticConfig } from "../elastic/config.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import {
+	budgetLossName,
+	distillationLossName,
+	distillationLossOf,
+	elasticLosses,
+	languageModelLoss,
+} from "./losses.ts";
+import { depthLoss } from "./prediction-loss.ts";
+
+/** The next token's first, then every depth's; then those of a teacher and of an elastic model. */
+export function lossNames(model: HybridConfig, elastic: ElasticConfig | null, distils: boolean): string[] {
+	const depths = Array.from({ length: model.prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth));
+	const budget = elastic === null || elastic.router.frozen ? [] : [budgetLossName];
+	const taught = elastic === null ? [] : [...elastic.budgets, parentBudget(elastic, model)].map(distillationLossOf);
+	return [
+		languageModelLoss,
+		...depths,
+		...(distils ? [distillationLossName, ...new Set(taught)] : []),
+		...budget,
+		...(elastic === null ? [] : Object.values(elasticLosses)),
+	];
+}

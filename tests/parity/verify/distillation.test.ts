@@ -1,0 +1,44 @@
+/** Distillation gives every layout what it gives one process: from a frozen teacher, and from the model itself at full size. */
+import { afterAll, describe, expect, spyOn, test } from "bun:test";
+import * as distillation from "../../../src/train/distillation.ts";
+import { elasticKeys, softMasks } from "./elastic-keys.ts";
+import { SmallRun } from "./small-run.ts";
+
+const run = await SmallRun.open();
+afterAll(() => run[Symbol.dispose]());
+
+const frozen = { "export-kd-teacher-load": "teacher", "export-kd-temperature": 2, "export-kd-alpha": 0.7 };
+const alone = { ...frozen, "llm-only": true };
+const encoder = { "freeze-vit": true, "freeze-projection": true };
+// Every microbatch of a step draws the same budget: one that is not the parent's learns from the parent.
+const self = { ...elasticKeys, "self-distillation": true, "original-model-sample-prob": 0, "budget-list": [0.7] };
+const cut = { "hybrid-layer-pattern": "ME|*-" };
+
+describe("layouts give what one process gives", () => {
+	for (const [what, layout, keys] of [
+		["a frozen teacher", "dp2", alone],
+		["a frozen teacher", "tp2", { ...alone, "untie-embeddings-and-output-weights": false }],
+		["a frozen teacher of an elastic model", "tp2ep2", { ...alone, ...elasticKeys, ...softMasks }],
+		["a frozen teacher", "pp2", { ...alone, ...cut, "untie-embeddings-and-output-weights": false }],
+		["a frozen teacher of interleaved stages", "pp2", { ...alone, "hybrid-layer-pattern": "M|E|*|-" }],
+		["a frozen teacher of an elastic model", "1+pp2", { ...frozen, ...encoder, ...elasticKeys, ...cut }],
+		["the model itself", "2|tp2", self],
+		["the model itself", "1+tp2pp2", { ...self, ...cut, ...softMasks }],
+	] as const) {
+		test(`${what}: ${layout}`, async () => {
+			const report = await run.reportOf(layout, keys);
+			expect(report.failures).toEqual([]);
+		}, 60_000);
+	}
+});
+
+test("another temperature is found", async () => {
+	let calls = 0;
+	const loss = distillation.distillationLoss;
+	using _other = spyOn(distillation, "distillationLoss").mockImplementation((tape, teacher, ...rest) =>
+		// Three steps of the reference and its noise, of eight microbatches each.
+		loss(tape, calls++ < 24 ? teacher : { ...teacher, temperature: 4 }, ...rest),
+	);
+	const { failures } = await run.reportOf("1", { ...frozen, ...encoder });
+	expect(failures.join("\n")).toContain("the gradient of");
+}, 60_000);
