@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 9
+#define MIMO_ABI_VERSION 10
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -1132,33 +1132,59 @@ MIMO_API int32_t mimo_router_bias_update(mimo_stream* stream, const mimo_router_
 
 /* ---- operations: elastic masks ------------------------------------------------------------------------------ */
 
-/* y[r][c] = m_c x[r][c] (docs/spec/elastic.md §9). Columns of one ring share a factor: m_c = values[rings[c]], 1 for ring -1. */
+/* factors[b][i] = values[b][sources[i]], 1 where the source is -1: what masks are made of (docs/spec/elastic.md §9). */
+typedef struct mimo_mask_factors_forward_args {
+  const float* values;    /* [batch, value_count] */
+  const int32_t* sources; /* [factor_count] below value_count */
+  float* factors;         /* [batch, factor_count] */
+  int64_t batch;
+  int64_t value_count;
+  int64_t factor_count;
+} mimo_mask_factors_forward_args;
+MIMO_API int32_t mimo_mask_factors_forward(mimo_stream* stream, const mimo_mask_factors_forward_args* args);
+
+/* dvalues[b][v] += sum of dfactors[b][i] over the factors i of source v: members[starts[v]] to members[starts[v + 1] - 1]. */
+typedef struct mimo_mask_factors_backward_args {
+  const float* dfactors; /* [batch, factor_count] */
+  const int32_t* members;
+  const int32_t* starts; /* [value_count + 1] */
+  float* dvalues;        /* [batch, value_count] */
+  int64_t batch;
+  int64_t value_count;
+  int64_t factor_count;
+} mimo_mask_factors_backward_args;
+MIMO_API int32_t mimo_mask_factors_backward(mimo_stream* stream, const mimo_mask_factors_backward_args* args);
+
+/* y[r][c] = addend[r][c] + scale factors[c] x[r][c] (docs/spec/elastic.md §9). */
 typedef struct mimo_mask_columns_forward_args {
   const void* x;
-  const int32_t* rings; /* [width] below ring_count, or null = all 0 */
-  const float* values;  /* [ring_count] */
+  const void* addend;   /* [rows, width], or null = 0 */
+  const float* factors; /* [width], or null = 1 */
+  const float* scale;   /* [1], or null = 1 */
   void* y;
   const int32_t* row_count; /* or null */
   int64_t rows;
   int64_t width;
   int64_t x_stride;
+  int64_t addend_stride;
   int64_t y_stride;
   int32_t dtype;
 } mimo_mask_columns_forward_args;
 MIMO_API int32_t mimo_mask_columns_forward(mimo_stream* stream, const mimo_mask_columns_forward_args* args);
 
-/* dx[r][c] = m_c dy[r][c]; dvalues[k] += sum over the columns c of ring k and all rows of dy[r][c] x[r][c]. */
+/* dx[r][c] = scale factors[c] dy[r][c]. With S_c = sum over the rows of dy[r][c] x[r][c]: dfactors[c] += scale S_c; what the
+ * column adds to the gradient of the scale, dscale[c] += factors[c] S_c. */
 typedef struct mimo_mask_columns_backward_args {
   const void* dy;
   const void* x;
-  const int32_t* rings; /* or null */
-  const float* values;
-  void* dx;       /* or null */
-  float* dvalues; /* [ring_count], or null */
+  const float* factors; /* or null */
+  const float* scale;   /* or null */
+  void* dx;             /* or null */
+  float* dfactors;      /* [width], or null */
+  float* dscale;        /* [width], or null */
   const int32_t* row_count; /* or null */
   int64_t rows;
   int64_t width;
-  int64_t ring_count;
   int64_t dy_stride;
   int64_t x_stride;
   int64_t dx_stride;
@@ -1168,12 +1194,93 @@ typedef struct mimo_mask_columns_backward_args {
 } mimo_mask_columns_backward_args;
 MIMO_API int32_t mimo_mask_columns_backward(mimo_stream* stream, const mimo_mask_columns_backward_args* args);
 
-/* Masks the router logits of experts (docs/spec/elastic.md §10); m_e = values[rings[e]], at most 1. sigmoid = 1: y is
+/* The norm of masked columns: y = scale h rsqrt(mean(h²) + epsilon) weight of groups of columns, h = factors x. */
+typedef struct mimo_masked_rms_norm_forward_args {
+  const void* x;
+  const void* weight;   /* [width] */
+  const float* factors; /* [width], or null = 1 */
+  const float* scale;   /* [1], or null = 1 */
+  void* y;
+  float* rstd; /* [rows, width / group_size] */
+  int64_t rows;
+  int64_t width;
+  int64_t group_size;
+  int64_t x_stride;
+  int64_t y_stride;
+  float epsilon;
+  int32_t dtype;
+  int32_t weight_dtype;
+} mimo_masked_rms_norm_forward_args;
+MIMO_API int32_t mimo_masked_rms_norm_forward(mimo_stream* stream, const mimo_masked_rms_norm_forward_args* args);
+
+/* dx = dresidual + gradient of the norm at x; dx may be dresidual itself. */
+typedef struct mimo_masked_rms_norm_backward_args {
+  const void* dy;
+  const void* x;
+  const void* weight;
+  const float* factors; /* or null */
+  const float* scale;   /* or null */
+  const float* rstd;
+  const void* dresidual; /* [rows, width] added to dx, or null */
+  void* dx;
+  float* dweight;  /* [width], or null when the weight is frozen */
+  float* dfactors; /* [width], or null */
+  float* dscale;   /* [width]: what every column adds to the gradient of the scale; or null */
+  int64_t rows;
+  int64_t width;
+  int64_t group_size;
+  int64_t dy_stride;
+  int64_t x_stride;
+  int64_t dx_stride; /* of dx and dresidual */
+  int32_t dtype;
+  int32_t weight_dtype;
+} mimo_masked_rms_norm_backward_args;
+MIMO_API int32_t mimo_masked_rms_norm_backward(mimo_stream* stream, const mimo_masked_rms_norm_backward_args* args);
+
+/* y = probability of the row * activation(scale factors x), otherwise as activation_forward. */
+typedef struct mimo_masked_activation_forward_args {
+  const void* x;
+  const float* factors;         /* [columns of x], or null = 1 */
+  const float* scale;           /* [1], or null = 1 */
+  const float* row_probability; /* [rows], or null = 1 */
+  void* y;                      /* [rows, width] */
+  const int32_t* row_count;     /* or null */
+  int64_t rows;
+  int64_t width;
+  int64_t interleave;
+  float clamp;
+  float linear_offset;
+  int32_t kind;
+  int32_t dtype;
+} mimo_masked_activation_forward_args;
+MIMO_API int32_t mimo_masked_activation_forward(mimo_stream* stream, const mimo_masked_activation_forward_args* args);
+
+typedef struct mimo_masked_activation_backward_args {
+  const void* dy;
+  const void* x;
+  const float* factors;         /* or null */
+  const float* scale;           /* or null */
+  const float* row_probability; /* or null */
+  void* dx;
+  float* drow_probability; /* [rows], written; or null */
+  float* dfactors;         /* [columns of x], added to; or null */
+  float* dscale;           /* [columns of x]: what every column adds to the gradient of the scale; or null */
+  const int32_t* row_count;
+  int64_t rows;
+  int64_t width;
+  int64_t interleave;
+  float clamp;
+  float linear_offset;
+  int32_t kind;
+  int32_t dtype;
+} mimo_masked_activation_backward_args;
+MIMO_API int32_t mimo_masked_activation_backward(mimo_stream* stream, const mimo_masked_activation_backward_args* args);
+
+/* Masks the router logits of experts (docs/spec/elastic.md §10); m_e = factors[e], at most 1. sigmoid = 1: y is
  * the logit whose sigmoid is m_e sigma(logit); sigmoid = 0: y = m_e logit. An expert with m_e = 0 is blocked: y = -1e30. */
 typedef struct mimo_mask_scores_forward_args {
   const float* logits;      /* [T, E] */
-  const int32_t* rings;     /* [E], or null */
-  const float* values;      /* [ring_count] */
+  const float* factors;     /* [E] */
   const float* expert_bias; /* [E], or null */
   float* y;                 /* [T, E] */
   float* masked_bias;       /* [E] m_e bias where sigmoid = 1, the bias where not; blocked_bias of blocked experts; or null */
@@ -1188,13 +1295,11 @@ MIMO_API int32_t mimo_mask_scores_forward(mimo_stream* stream, const mimo_mask_s
 typedef struct mimo_mask_scores_backward_args {
   const float* dy;     /* [T, E] */
   const float* logits; /* [T, E] */
-  const int32_t* rings;
-  const float* values;
-  float* dlogits; /* [T, E], or null */
-  float* dvalues; /* [ring_count], added to; or null */
+  const float* factors;
+  float* dlogits;  /* [T, E], or null */
+  float* dfactors; /* [E], added to; or null */
   int64_t tokens;
   int64_t experts;
-  int64_t ring_count;
   int32_t sigmoid;
 } mimo_mask_scores_backward_args;
 MIMO_API int32_t mimo_mask_scores_backward(mimo_stream* stream, const mimo_mask_scores_backward_args* args);

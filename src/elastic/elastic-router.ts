@@ -6,12 +6,13 @@
 import type { ModelMasks } from "../models/hybrid/masks.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { ModuleParameters } from "../models/module-parameters.ts";
+import { FactorSources } from "../tensor/ops/mask-factors.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { type AxisName, rowsOf } from "./axes.ts";
 import { type BudgetLoss, budgetLoss, parentBudget } from "./budget-loss.ts";
 import type { ElasticConfig } from "./config.ts";
 import { MaskBuilder } from "./masks.ts";
-import { DeviceRings } from "./rings.ts";
+import { FactorLayout, type PartPlace } from "./rings.ts";
 import { addAxisGradient, type Draw, type GateWeights, type RouterSample, sampleAxis } from "./router-network.ts";
 import { gateName, routerParameters } from "./router-parameters.ts";
 import { TableLayout } from "./tables.ts";
@@ -24,25 +25,31 @@ export interface Sampled {
 	readonly loss: BudgetLoss;
 }
 
+type Weights = ReadonlyMap<AxisName, GateWeights>;
+
 /** Samples of several microbatches and the memory of their masks. */
 export class SampledStep implements Disposable {
 	constructor(
 		readonly microbatches: readonly Sampled[],
-		/** f32 [microbatches, factors], and the gradients. */
-		readonly values: Tensor,
+		/** The router's, from which they were drawn. */
+		readonly weights: Weights,
+		/** The tables' values [microbatches, values]. */
+		readonly values: Float32Array,
+		/** Of every factor, f32 [microbatches, factors]; null: not wanted. */
 		readonly gradients: Tensor | null,
-		/** Windows into both, which the masks read. */
-		private readonly windows: readonly Tensor[],
+		/** What the masks read. */
+		private readonly memory: readonly Tensor[],
 	) {}
 
 	[Symbol.dispose](): void {
-		for (const owned of [...this.windows, this.values, this.gradients]) owned?.[Symbol.dispose]();
+		for (const owned of [...this.memory, this.gradients]) owned?.[Symbol.dispose]();
 	}
 }
 
 export class ElasticRouter implements Disposable {
 	readonly #parameters: ModuleParameters;
-	readonly #rings: DeviceRings;
+	readonly #layout: FactorLayout;
+	readonly #sources: FactorSources;
 	readonly tables: TableLayout;
 	/** The parent's own budget: 1, or GB. */
 	readonly parentBudget: number;
@@ -58,8 +65,9 @@ export class ElasticRouter implements Disposable {
 			{ tensor: whole, expertTensor: whole, expert: whole },
 			{ dtype: "f32", frozen: () => config.router.frozen },
 		);
-		this.#rings = new DeviceRings(config.axes, model, config);
 		this.tables = new TableLayout(config, model.config);
+		this.#layout = new FactorLayout(config.axes, this.tables, model, config);
+		this.#sources = new FactorSources(model.device, this.#layout.sources, this.tables.size);
 		this.parentBudget = parentBudget(config, model.config);
 	}
 
@@ -76,7 +84,7 @@ export class ElasticRouter implements Disposable {
 	}
 
 	/** The weights as they are now; waits for the device. */
-	weights(): ReadonlyMap<AxisName, GateWeights> {
+	weights(): Weights {
 		const read = (name: string) => Float64Array.from(this.parameters.get(name).value.toFloat32());
 		return new Map(
 			this.config.axes.map((axis) => [axis.name, { first: read(gateName(axis, 0)), second: read(gateName(axis, 2)) }]),
@@ -98,35 +106,44 @@ export class ElasticRouter implements Disposable {
 		for (const [at, sample] of samples.entries())
 			tables.values(sample, host.subarray(at * tables.size, (at + 1) * tables.size));
 		const values = Tensor.from(device, host, [draws.length, tables.size]);
+		const factors = this.#sources.spread(values);
 		const wanted = trains && !config.router.frozen;
-		const gradients = wanted ? Tensor.zeros(device, [draws.length, tables.size], "f32", "gradient") : null;
-		const windows: Tensor[] = [];
+		const gradients = wanted ? Tensor.zeros(device, factors.shape, "f32", "gradient") : null;
+		const memory = [values, factors];
+		const layout = this.#layout;
 		const microbatches = samples.map((sample, at) => {
-			const builder = new MaskBuilder({ config, model, tables, rings: this.#rings, sample }, (table) => {
-				const count = table.coefficients.length;
-				const window = (whole: Tensor) => {
-					using row = whole.rowsFrom(at, 1);
-					const own = row.columns(table.offset, count);
-					windows.push(own);
-					return own;
-				};
-				return { values: window(values), gradients: gradients && window(gradients) };
-			});
+			const window = (whole: Tensor, offset: number, width: number) => {
+				using row = whole.rowsFrom(at, 1);
+				const own = row.columns(offset, width);
+				memory.push(own);
+				return own;
+			};
+			const ofPart = (whole: Tensor, { offset, width }: PartPlace) => window(whole, offset, width);
+			const builder = new MaskBuilder(
+				{ config, model, tables, layout, sample },
+				{
+					columns: (place) => ({ factors: ofPart(factors, place), gradients: gradients && ofPart(gradients, place) }),
+					scale: (place) => ({
+						value: window(values, place.table.offset, 1),
+						gradients: gradients && ofPart(gradients, place),
+					}),
+				},
+			);
 			const draw = draws[at]!;
 			return { draw, sample, masks: builder.masks(), loss: budgetLoss(config, model.config, draw.budget, sample) };
 		});
-		return new SampledStep(microbatches, values, gradients, windows);
+		return new SampledStep(microbatches, weights, host, gradients, memory);
 	}
 
 	/**
 	 * Adds to the weights' gradients what this rank has of a step's, from its masks and from the budget loss of every
 	 * microbatch times `lossWeights`. Waits for the device.
 	 */
-	addGradients({ microbatches, values, gradients }: SampledStep, lossWeights: readonly number[]): void {
+	addGradients({ microbatches, weights, values, gradients }: SampledStep, lossWeights: readonly number[]): void {
 		if (gradients === null) return;
 		const { config, tables } = this;
-		const weights = this.weights();
-		const [factors, dfactors] = [values.toFloat32(), gradients.toFloat32()];
+		using ofValues = this.#sources.gather(gradients);
+		const dvalues = ofValues.toFloat32();
 		const sums = new Map(
 			config.axes.map(({ name }) => {
 				const { first, second } = weights.get(name)!;
@@ -138,7 +155,7 @@ export class ElasticRouter implements Disposable {
 				config.axes.map((axis) => [axis.name, new Float64Array(rowsOf(axis) * axis.sizes.length)]),
 			);
 			const own = (all: Float32Array) => all.subarray(at * tables.size, (at + 1) * tables.size);
-			tables.addGradients(sample, own(factors), own(dfactors), dprobabilities);
+			tables.addGradients(sample, own(values), own(dvalues), dprobabilities);
 			for (const [name, one] of sample) {
 				const d = dprobabilities.get(name)!;
 				const ofLoss = loss.gradient.get(name)!;
@@ -159,7 +176,7 @@ export class ElasticRouter implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		this.#rings[Symbol.dispose]();
+		this.#sources[Symbol.dispose]();
 		this.#parameters[Symbol.dispose]();
 	}
 }

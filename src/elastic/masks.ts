@@ -1,13 +1,13 @@
 /** The masks of one microbatch from its sample (docs/spec/elastic.md §9, §10). */
 import type { LayerMasks, ModelMasks, NormMask } from "../models/hybrid/masks.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ColumnMask, ScoreMask } from "../tensor/ops/mask-columns.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import type { ColumnMask, ScaleMask } from "../tensor/column-mask.ts";
+import type { ScoreMask } from "../tensor/ops/mask-columns.ts";
 import { type Axis, type AxisName, layerKind, parentSize } from "./axes.ts";
 import type { ElasticConfig } from "./config.ts";
-import type { DeviceRings } from "./rings.ts";
+import type { FactorLayout, PartName, PartPlace } from "./rings.ts";
 import type { RouterSample } from "./router-network.ts";
-import type { Table, TableLayout } from "./tables.ts";
+import type { TableLayout, TablePurpose } from "./tables.ts";
 
 /** Bias of an expert that is left out: no score reaches it. */
 const blockedBias = -1e30;
@@ -18,19 +18,23 @@ interface Parts {
 	readonly config: ElasticConfig;
 	readonly model: HybridModel;
 	readonly tables: TableLayout;
-	readonly rings: DeviceRings;
+	readonly layout: FactorLayout;
 	readonly sample: RouterSample;
 }
 
-/** Memory of a table's factors. */
-type Factors = Pick<ColumnMask, "values" | "gradients">;
+/** Memory of a microbatch's masks. */
+export interface MaskMemory {
+	readonly columns: (place: PartPlace) => ColumnMask;
+	readonly scale: (place: PartPlace) => ScaleMask;
+}
 
 export class MaskBuilder {
-	readonly #factors = new Map<Table, Factors>();
+	readonly #columns = new Map<PartPlace, ColumnMask>();
+	readonly #scales = new Map<PartPlace, ScaleMask>();
 
 	constructor(
 		private readonly parts: Parts,
-		private readonly memory: (table: Table) => Factors,
+		private readonly memory: MaskMemory,
 	) {}
 
 	masks(): ModelMasks {
@@ -40,8 +44,8 @@ export class MaskBuilder {
 		for (const { segment } of model.stages)
 			for (let index = segment.begin; index < segment.end; index++) layers.set(index, this.#layer(index));
 		return {
-			hidden: emb && this.#prefix(emb, 0, "columns"),
-			norm: emb && this.#norm(emb, 0),
+			hidden: emb && this.#mask(emb, 0, "prefix", "hidden"),
+			norm: emb && this.#norm(emb, 0, "hidden"),
 			masksEmbedding: !config.compat,
 			layer: (index) => layers.get(index)!,
 		};
@@ -50,24 +54,37 @@ export class MaskBuilder {
 	#layer(index: number): LayerMasks {
 		const { config, model } = this.parts;
 		const symbol = model.config.pattern[index]!;
-		const mamba = symbol === "M" ? this.#axis("mamba") : null;
-		const head = symbol === "*" ? this.#axis("head") : null;
 		return {
-			mamba: mamba && {
-				projection: this.#prefix(mamba, this.#row(mamba, index), "columns"),
-				convolution: {
-					weight: this.#prefix(mamba, this.#row(mamba, index), "third"),
-					bias: this.#prefix(mamba, this.#row(mamba, index), "second"),
-				},
-				norm: this.#norm(mamba, this.#row(mamba, index)),
-			},
-			attention: head && {
-				projection: this.#prefix(head, this.#row(head, index), "columns"),
-				attended: this.#prefix(head, this.#row(head, index), "second"),
-			},
+			mamba: symbol === "M" ? this.#mamba(index) : null,
+			attention: symbol === "*" ? this.#attention(index) : null,
 			moe: symbol === "E" ? this.#moe(index) : null,
 			// In Megatron the choice of layers is read by the budget alone.
 			keep: config.ranking.includes(index) && !config.compat ? this.#keep(config.ranking.indexOf(index)) : null,
+		};
+	}
+
+	#mamba(index: number): LayerMasks["mamba"] {
+		const axis = this.#axis("mamba");
+		if (axis === null) return null;
+		const row = this.#row(axis, index);
+		return {
+			gate: this.#mask(axis, row, "prefix", "gate"),
+			step: this.#mask(axis, row, "prefix", "step"),
+			convolution: {
+				weight: this.#mask(axis, row, "square", "convolution"),
+				bias: this.#mask(axis, row, "prefix", "bias"),
+			},
+			norm: this.#norm(axis, row, "inner"),
+		};
+	}
+
+	#attention(index: number): LayerMasks["attention"] {
+		const axis = this.#axis("head");
+		if (axis === null) return null;
+		const row = this.#row(axis, index);
+		return {
+			projection: this.#mask(axis, row, "prefix", "projection"),
+			attended: this.#mask(axis, row, "prefix", "attended"),
 		};
 	}
 
@@ -76,10 +93,11 @@ export class MaskBuilder {
 		const experts = this.#axis("moe_expert");
 		const channels = this.#axis("mlp");
 		const emb = this.#axis("emb");
-		const ofHidden = emb && !config.softMask ? [this.#mask(this.parts.tables.get("emb", 0, "one"), null)] : [];
+		const columns = channels && this.#mask(channels, this.#row(channels, index), "prefix", "channels");
+		const scale = emb && !config.softMask ? this.#scale(emb, 0, "one", "channels") : null;
 		return {
 			scores: experts && this.#scores(experts, this.#row(experts, index)),
-			channels: [...ofHidden, ...(channels ? [this.#prefix(channels, this.#row(channels, index), "columns")] : [])],
+			channels: columns || scale ? { columns, scale } : null,
 		};
 	}
 
@@ -88,15 +106,11 @@ export class MaskBuilder {
 	 * a microbatch in their place, of which there are hardly ever as many, and so none of them.
 	 */
 	#scores(experts: Axis, row: number): ScoreMask {
-		const { config, tables, rings: ofAxes } = this.parts;
-		const rings = ofAxes.get("moe_expert").columns;
-		const ofBias = config.compat ? this.#prefix(experts, row, "columns") : null;
+		const { config } = this.parts;
+		const ofBias = config.compat ? this.#mask(experts, row, "prefix", "experts") : null;
 		const common = { sigmoid: config.softMask, blockedBias: config.compat ? equalBias : blockedBias, ofBias };
 		const unmasked = config.compat && !config.softMask;
-		const mask = unmasked
-			? this.#mask(tables.get("moe_expert", row, "one"), null)
-			: this.#mask(tables.get("moe_expert", row, "scores"), rings);
-		return { ...mask, ...common };
+		return { ...this.#mask(experts, row, unmasked ? "one" : "scores", "experts"), ...common };
 	}
 
 	/** An axis with a choice; null: the parent's size alone. */
@@ -112,28 +126,31 @@ export class MaskBuilder {
 		return row;
 	}
 
-	#prefix({ name }: Axis, row: number, which: "columns" | "second" | "third"): ColumnMask {
-		return this.#mask(this.parts.tables.get(name, row, "prefix"), this.parts.rings.get(name)[which]);
-	}
-
-	#norm({ name }: Axis, row: number): NormMask {
+	#norm(axis: Axis, row: number, part: PartName): NormMask {
 		const { tables, model, sample } = this.parts;
 		return {
-			epsilonFactor: tables.epsilonFactor(sample, name, row, parentSize(model.config, name)),
-			scale: this.#mask(tables.get(name, row, "norm"), null),
+			epsilonFactor: tables.epsilonFactor(sample, axis.name, row, parentSize(model.config, axis.name)),
+			scale: this.#scale(axis, row, "norm", part),
 		};
 	}
 
-	#keep(place: number): ColumnMask {
-		return this.#mask(this.parts.tables.get("skip_layer", place, "keep"), null);
+	#keep(place: number): ScaleMask {
+		return once(this.#scales, this.parts.layout.get("skip_layer", place, "keep", "hidden"), this.memory.scale);
 	}
 
-	#mask(table: Table, rings: Tensor | null): ColumnMask {
-		let factors = this.#factors.get(table);
-		if (factors === undefined) {
-			factors = this.memory(table);
-			this.#factors.set(table, factors);
-		}
-		return { rings, ...factors };
+	#scale({ name }: Axis, row: number, purpose: TablePurpose, part: PartName): ScaleMask {
+		return once(this.#scales, this.parts.layout.get(name, row, purpose, part), this.memory.scale);
 	}
+
+	#mask({ name }: Axis, row: number, purpose: TablePurpose, part: PartName): ColumnMask {
+		return once(this.#columns, this.parts.layout.get(name, row, purpose, part), this.memory.columns);
+	}
+}
+
+function once<Key, Value>(made: Map<Key, Value>, key: Key, make: (key: Key) => Value): Value {
+	const before = made.get(key);
+	if (before !== undefined) return before;
+	const value = make(key);
+	made.set(key, value);
+	return value;
 }

@@ -1,6 +1,7 @@
 /**
- * The factors of masks as functions of a sample's probabilities (docs/spec/elastic.md §9). Every factor is linear in the
- * probabilities of one choice: Σ_k c_k p_k with soft masks, c of the chosen size times its probability without.
+ * The values of masks as functions of a sample's probabilities (docs/spec/elastic.md §9), of which columns have factors
+ * (rings.ts). Every value is linear in the probabilities of one choice, or the square of such a value: Σ_k c_k p_k with soft
+ * masks, c of the chosen size times its probability without.
  */
 
 import type { HybridConfig } from "../models/hybrid/config.ts";
@@ -12,6 +13,8 @@ import type { AxisSample, RouterSample } from "./router-network.ts";
 export type TablePurpose =
 	/** A factor for every ring: 1 where the choice keeps it. */
 	| "prefix"
+	/** Its square: of a weight whose input has the same mask. */
+	| "square"
 	/** The same of experts' scores, in Megatron never 0: an expert of score 0 may be chosen, and its factor has a gradient. */
 	| "scores"
 	/** √(size / parent's size), behind a norm. */
@@ -65,6 +68,7 @@ export class TableLayout {
 			for (let row = 0; row < rowsOf(axis); row++) {
 				const prefix = sizes.map((_, ring) => sizes.map((_, choice) => (choice <= ring ? 1 : 0)));
 				add(axis, row, "prefix", prefix);
+				if (name === "mamba") add(axis, row, "square", prefix);
 				if (name === "emb" || name === "mamba") add(axis, row, "norm", [sizes.map((size) => Math.sqrt(size / parent))]);
 				if (name === "moe_expert") add(axis, row, "scores", prefix);
 				if (name === "emb" || name === "moe_expert") add(axis, row, "one", [sizes.map(() => 1)]);
@@ -86,8 +90,8 @@ export class TableLayout {
 			const weights = this.#weights(sample.get(table.axis)!, table);
 			const least = table.purpose === "scores" && this.config.softMask && this.config.compat ? leastFactor : 0;
 			for (const [at, coefficients] of table.coefficients.entries()) {
-				const value = coefficients.reduce((sum, c, k) => sum + c * weights[k]!, 0);
-				into[table.offset + at] = Math.max(least, value);
+				const value = linear(coefficients, weights);
+				into[table.offset + at] = Math.max(least, table.purpose === "square" ? value ** 2 : value);
 			}
 		}
 	}
@@ -107,8 +111,9 @@ export class TableLayout {
 			const row = rowOf(table);
 			const to = gradient.get(table.axis)!;
 			const choices = one.axis.sizes.length;
+			const weights = this.#weights(one, table);
 			for (const [at, coefficients] of table.coefficients.entries()) {
-				const d = own[at]!;
+				const d = own[at]! * (table.purpose === "square" ? 2 * linear(coefficients, weights) : 1);
 				if (d === 0) continue;
 				for (let k = 0; k < choices; k++) {
 					if (!this.config.softMask && k !== one.chosen[row]) continue;
@@ -144,6 +149,10 @@ function acrossOnly(gradient: Float64Array, values: Float32Array): void {
 	const dot = gradient.reduce((sum, d, at) => sum + d * values[at]!, 0);
 	const squares = values.reduce((sum, value) => sum + value * value, 0);
 	for (const [at, value] of values.entries()) gradient[at]! -= (dot * value) / squares;
+}
+
+function linear(coefficients: readonly number[], weights: readonly number[]): number {
+	return coefficients.reduce((sum, c, k) => sum + c * weights[k]!, 0);
 }
 
 /** Row of the axis's choices that a table reads: places of a ranking share one. */

@@ -7,6 +7,7 @@ import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, testDevice } from "../support.ts";
 import { gateRows } from "./expert-reference.ts";
+import { factorOf, ringMask, scaleMask } from "./ring-masks.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -94,6 +95,28 @@ describe("activation", () => {
 				});
 			});
 		}
+
+		test(`${name} of masked columns`, () => {
+			const [rows, width] = [65, 3];
+			const inputs = plain[kind] ? width : 2 * width;
+			const rings = Array.from({ length: inputs }, (_, column) => ((column * 3) % 4) - 1);
+			checkGradients(device, {
+				inputs: {
+					x: { values: randomValues(rows * inputs, 1, 3), shape: [rows, inputs] },
+					p: { values: randomValues(rows, 2), shape: [rows] },
+					m: { values: Float32Array.of(0.9, 0.4, 0.1), shape: [3] },
+					s: { values: Float32Array.of(0.8), shape: [1] },
+				},
+				forward: (tape, { x, p, m, s }) => {
+					const mask = { columns: ringMask(tape, m!, rings), scale: scaleMask(tape, s!, inputs) };
+					return activation(tape, x!, kind, { ...options, rowProbability: p!, mask });
+				},
+				reference: ({ x, p, m, s }) => {
+					const masked = x!.map((value, at) => s![0]! * factorOf(rings, m!, at % inputs) * value);
+					return reference(kind, masked, p!, rows, options);
+				},
+			});
+		});
 
 		test(`${name} rounds bf16 storage once`, () => {
 			const inputs = plain[kind] ? 33 : 66;

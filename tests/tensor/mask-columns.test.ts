@@ -2,12 +2,14 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { causalConv1d } from "../../src/tensor/ops/causal-conv1d.ts";
-import { type ColumnMask, maskColumns, maskScores } from "../../src/tensor/ops/mask-columns.ts";
+import { addMaskedColumns, maskColumns, maskScores } from "../../src/tensor/ops/mask-columns.ts";
+import { FactorSources } from "../../src/tensor/ops/mask-factors.ts";
 import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, testDevice } from "../support.ts";
+import { factorOf, ringMask, scaleMask } from "./ring-masks.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -15,47 +17,75 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-/** A mask whose factors are the input `values`, and whose gradient gathers where that input's does. */
-function maskOf(values: Tensor, rings: Tensor | null): ColumnMask {
-	const gradients = Tensor.zeros(values.device, values.shape);
-	values.gradient!.accumulate(gradients);
-	return { rings, values, gradients };
-}
-
-const factor = (rings: ArrayLike<number> | null, values: ArrayLike<number>, column: number) => {
-	const ring = rings === null ? 0 : rings[column]!;
-	return ring < 0 ? 1 : values[ring]!;
-};
+test("factors of several microbatches come from their values, and their gradients go back there", () => {
+	using sources = new FactorSources(device, Int32Array.of(2, -1, 0, 2, 0, 0, -1), 3);
+	using values = Tensor.from(device, Float32Array.of(1, 2, 3, 4, 5, 6), [2, 3]);
+	using factors = sources.spread(values);
+	expect([...factors.toFloat32()]).toEqual([3, 1, 1, 3, 1, 1, 1, 6, 1, 4, 6, 4, 4, 1]);
+	using dfactors = Tensor.from(
+		device,
+		Float32Array.from({ length: 14 }, (_, at) => at),
+		[2, 7],
+	);
+	using dvalues = sources.gather(dfactors);
+	expect([...dvalues.toFloat32()]).toEqual([2 + 4 + 5, 0, 3, 9 + 11 + 12, 0, 7 + 10]);
+});
 
 describe("columns", () => {
-	for (const [name, rows, width, rings] of [
-		["in rings", 7, 11, [0, 0, 1, 2, 2, -1, 1, 0, 2, -1, 1]],
-		["in rings, many rows", 150, 16, [0, 1, 1, 1, 2, 2, 2, 2, 0, 0, -1, -1, 2, 1, 0, 2]],
-		["all of one factor", 5, 6, null],
+	for (const [name, rows, rings] of [
+		["in rings", 7, [0, 0, 1, 2, 2, -1, 1, 0, 2, -1, 1]],
+		["in rings, many rows", 70, [0, 1, 2, 2, 0, -1, 2, 1]],
 	] as const) {
+		const width = rings.length;
+		const x = { values: randomValues(rows * width, 1), shape: [rows, width] };
+		const values = { values: Float32Array.of(0.9, 0.4, 0.15), shape: [3] };
 		test(name, () => {
-			const values = Float32Array.of(0.9, 0.4, 0.15).subarray(0, rings === null ? 1 : 3);
-			using map = rings && Tensor.from(device, Int32Array.from(rings));
+			checkGradients(device, {
+				inputs: { x, values },
+				forward: (tape, { x, values }) =>
+					maskColumns(tape, x!, { columns: ringMask(tape, values!, rings), scale: null }),
+				reference: ({ x, values }) => x!.map((value, at) => value * factorOf(rings, values!, at % width)),
+			});
+		});
+
+		test(`${name}, added to other columns and scaled`, () => {
 			checkGradients(device, {
 				inputs: {
-					x: { values: randomValues(rows * width, 1), shape: [rows, width] },
-					values: { values, shape: [values.length] },
+					x,
+					values,
+					a: { values: randomValues(rows * width, 2), shape: [rows, width] },
+					s: { values: Float32Array.of(0.7), shape: [1] },
 				},
-				forward: (tape, x) => maskColumns(tape, x.x!, maskOf(x.values!, map)),
-				reference: ({ x, values }) => x!.map((value, at) => value * factor(rings, values!, at % width)),
+				forward: (tape, { a, x, values, s }) => {
+					const mask = { columns: ringMask(tape, values!, rings), scale: scaleMask(tape, s!, width) };
+					return addMaskedColumns(tape, a!, x!, mask);
+				},
+				reference: ({ a, x, values, s }) =>
+					x!.map((value, at) => a![at]! + s![0]! * value * factorOf(rings, values!, at % width)),
 			});
 		});
 	}
+
+	test("all of one factor", () => {
+		checkGradients(device, {
+			inputs: {
+				x: { values: randomValues(5 * 6, 1), shape: [5, 6] },
+				s: { values: Float32Array.of(0.9), shape: [1] },
+			},
+			forward: (tape, { x, s }) => maskColumns(tape, x!, { columns: null, scale: scaleMask(tape, s!, 6) }),
+			reference: ({ x, s }) => x!.map((value) => value * s![0]!),
+		});
+	});
 
 	test("of a window, and of the live rows alone", () => {
 		using whole = Tensor.from(device, randomValues(6 * 8, 2), [6, 8]);
 		using window = whole.columns(2, 5);
 		using live = Tensor.from(device, Int32Array.of(4));
 		using x = window.withRowCount(live);
-		using values = Tensor.from(device, Float32Array.of(0.5, 0));
-		using rings = Tensor.from(device, Int32Array.of(0, 1, -1, 1, 0));
-		using y = maskColumns(new Tape(device, { recording: false }), x, { rings, values, gradients: null });
 		const factors = [0.5, 0, 1, 0, 0.5];
+		using list = Tensor.from(device, Float32Array.from(factors));
+		const columns = { factors: list, gradients: null };
+		using y = maskColumns(new Tape(device, { recording: false }), x, { columns, scale: null });
 		const all = whole.toFloat32();
 		const expected = Array.from(
 			{ length: 20 },
@@ -66,7 +96,6 @@ describe("columns", () => {
 
 	test("into parts, whose gradients are windows", () => {
 		const rings = [0, 1, 1, 0, -1];
-		using map = Tensor.from(device, Int32Array.from(rings));
 		checkGradients(device, {
 			inputs: {
 				x: { values: randomValues(3 * 5, 3), shape: [3, 5] },
@@ -76,15 +105,15 @@ describe("columns", () => {
 				const [first, second] = splitColumns(tape, x.x!, [2, 3]);
 				using left = first!;
 				using right = second!;
-				using half = map.columns(2, 3);
-				using masked = maskColumns(tape, right, maskOf(x.values!, half.view([3])));
+				const columns = ringMask(tape, x.values!, rings.slice(2));
+				using masked = maskColumns(tape, right, { columns, scale: null });
 				left.share()[Symbol.dispose]();
 				return masked.share();
 			},
 			reference: ({ x, values }) =>
 				Float64Array.from({ length: 9 }, (_, at) => {
 					const column = 2 + (at % 3);
-					return x![Math.floor(at / 3) * 5 + column]! * factor(rings, values!, column);
+					return x![Math.floor(at / 3) * 5 + column]! * factorOf(rings, values!, column);
 				}),
 		});
 	});
@@ -94,8 +123,7 @@ test("channels of a convolution", () => {
 	const [tokens, channels, taps] = [9, 3, 4];
 	const rings = [0, 1, -1];
 	using sequences = Sequences.of(device, [4, 5]);
-	using ofBias = Tensor.from(device, Int32Array.from(rings));
-	using ofWeight = Tensor.from(device, Int32Array.from(rings.flatMap((ring) => Array(taps).fill(ring))));
+	const ofWeight = rings.flatMap((ring) => Array<number>(taps).fill(ring));
 	checkGradients(device, {
 		inputs: {
 			x: { values: randomValues(tokens * channels, 1), shape: [tokens, channels] },
@@ -106,11 +134,8 @@ test("channels of a convolution", () => {
 			bias: { values: randomValues(channels, 3), shape: [channels] },
 		},
 		forward: (tape, x, w) => {
-			const mask = maskOf(x.values!, ofWeight);
-			return causalConv1d(tape, x.x!, w.weight!, w.bias!, sequences, {
-				weight: mask,
-				bias: { ...mask, rings: ofBias },
-			});
+			const mask = { weight: ringMask(tape, x.values!, ofWeight), bias: ringMask(tape, x.values!, rings) };
+			return causalConv1d(tape, x.x!, w.weight!, w.bias!, sequences, mask);
 		},
 		reference: ({ x, values, weight, bias }) =>
 			Float64Array.from({ length: tokens * channels }, (_, at) => {
@@ -121,7 +146,7 @@ test("channels of a convolution", () => {
 					const from = token - taps + 1 + tap;
 					if (from >= first) p += weight![channel * taps + tap]! * x![from * channels + channel]!;
 				}
-				p *= factor(rings, values!, channel);
+				p *= factorOf(rings, values!, channel);
 				return p / (1 + Math.exp(-p));
 			}),
 	});
@@ -131,19 +156,18 @@ describe("router logits", () => {
 	const rings = [0, 0, 1, 1, 2];
 	for (const sigmoid of [true, false]) {
 		test(sigmoid ? "of which sigmoid scores are masked" : "multiplied", () => {
-			using map = Tensor.from(device, Int32Array.from(rings));
 			checkGradients(device, {
 				inputs: {
 					logits: { values: randomValues(70 * 5, 5, 3), shape: [70, 5] },
 					values: { values: Float32Array.of(1, 0.6, 0.02), shape: [3] },
 				},
 				forward: (tape, x) => {
-					const mask = { ...maskOf(x.values!, map), sigmoid, blockedBias: -1e30, ofBias: null };
+					const mask = { ...ringMask(tape, x.values!, rings), sigmoid, blockedBias: -1e30, ofBias: null };
 					return maskScores(tape, x.logits!, mask, null).logits;
 				},
 				reference: ({ logits, values }) =>
 					logits!.map((logit, at) => {
-						const m = factor(rings, values!, at % 5);
+						const m = factorOf(rings, values!, at % 5);
 						const score = m / (1 + Math.exp(-logit));
 						return sigmoid ? Math.log(score / (1 - score)) : m * logit;
 					}),
@@ -153,20 +177,19 @@ describe("router logits", () => {
 
 	test("of experts that are left out reach nothing, and their bias is the one that is asked for", () => {
 		using logits = Tensor.from(device, randomValues(2 * 5, 6), [2, 5]);
-		using values = Tensor.from(device, Float32Array.of(1, 0.5, 0));
-		using map = Tensor.from(device, Int32Array.from(rings));
+		using factors = Tensor.from(device, Float32Array.of(1, 1, 0.5, 0.5, 0));
 		using bias = Tensor.from(device, Float32Array.of(1, 2, 3, 4, 5));
 		const tape = new Tape(device, { recording: false });
 		const soft = maskScores(
 			tape,
 			logits,
-			{ rings: map, values, gradients: null, sigmoid: true, blockedBias: -1e30, ofBias: null },
+			{ factors, gradients: null, sigmoid: true, blockedBias: -1e30, ofBias: null },
 			bias,
 		);
 		const plain = maskScores(
 			tape,
 			logits,
-			{ rings: map, values, gradients: null, sigmoid: false, blockedBias: 0, ofBias: null },
+			{ factors, gradients: null, sigmoid: false, blockedBias: 0, ofBias: null },
 			bias,
 		);
 		expect([...soft.bias!.toFloat32()]).toEqual([1, 2, 1.5, 2, Math.fround(-1e30)]);

@@ -1,11 +1,13 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { add } from "../../src/tensor/ops/add.ts";
 import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { factorOf, ringMask, scaleMask } from "./ring-masks.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -34,11 +36,62 @@ describe("rmsNorm", () => {
 			checkGradients(device, {
 				inputs: { x: { values: randomValues(rows * width, 1), shape: [rows, width] } },
 				parameters: { weight: { values: randomValues(width, 2), shape: [width] } },
-				forward: (tape, { x }, { weight }) => rmsNorm(tape, x!, weight!, 1e-5, group),
+				forward: (tape, { x }, { weight }) => rmsNorm(tape, x!, weight!, 1e-5, { groupSize: group }),
 				reference: ({ x, weight }) => reference(x!, weight!, group, 1e-5),
 			});
 		});
 	}
+
+	for (const [rows, width, group] of [
+		[5, 24, 24],
+		[66, 6, 6],
+		[3, 32, 8],
+	] as const) {
+		test(`of masked columns, [${rows}, ${width}] in groups of ${group}, and scaled`, () => {
+			const rings = Array.from({ length: width }, (_, column) => (column % 4) - 1);
+			checkGradients(device, {
+				inputs: {
+					x: { values: randomValues(rows * width, 1), shape: [rows, width] },
+					m: { values: Float32Array.of(0.9, 0.4, 0.1), shape: [3] },
+					s: { values: Float32Array.of(0.8), shape: [1] },
+				},
+				parameters: { weight: { values: randomValues(width, 2), shape: [width] } },
+				forward: (tape, { x, m, s }, { weight }) => {
+					const mask = { columns: ringMask(tape, m!, rings), scale: scaleMask(tape, s!, width) };
+					return rmsNorm(tape, x!, weight!, 1e-2, { groupSize: group, mask });
+				},
+				reference: ({ x, m, s, weight }) => {
+					const h = x!.map((value, at) => value * factorOf(rings, m!, at % width));
+					return reference(h, weight!, group, 1e-2).map((value) => value * s![0]!);
+				},
+			});
+		});
+	}
+
+	test("a scale alone, and columns alone, beside the gradient of a residual", () => {
+		const [rows, width] = [6, 16];
+		const rings = Array.from({ length: width }, (_, column) => (column < 9 ? 0 : 1));
+		checkGradients(device, {
+			inputs: {
+				x: { values: randomValues(rows * width, 1), shape: [rows, width] },
+				m: { values: Float32Array.of(0.9, 0.4), shape: [2] },
+				s: { values: Float32Array.of(0.8), shape: [1] },
+			},
+			parameters: { weight: { values: randomValues(width, 2), shape: [width] } },
+			forward: (tape, { x, m, s }, { weight }) => {
+				const columns = { columns: ringMask(tape, m!, rings), scale: null };
+				using first = rmsNorm(tape, x!, weight!, 1e-2, { mask: columns });
+				const scale = { columns: null, scale: scaleMask(tape, s!, width) };
+				using second = rmsNorm(tape, first, weight!, 1e-2, { mask: scale });
+				return add(tape, first, second);
+			},
+			reference: ({ x, m, s, weight }) => {
+				const h = x!.map((value, at) => value * factorOf(rings, m!, at % width));
+				const first = reference(h, weight!, width, 1e-2);
+				return reference(first, weight!, width, 1e-2).map((value, at) => value * s![0]! + first[at]!);
+			},
+		});
+	});
 
 	test("windows of wider tensors, in bf16, with a residual's gradient added inside", () => {
 		const [rows, width, group, wide] = [6, 40, 20, 47];
@@ -52,7 +105,7 @@ describe("rmsNorm", () => {
 			Float64Array,
 		];
 		const tape = new Tape(device, { recording: true });
-		using y = rmsNorm(tape, x, weight, 1e-5, group);
+		using y = rmsNorm(tape, x, weight, 1e-5, { groupSize: group });
 		expect(relativeRms(y.toFloat32(), reference(values, gamma, group, 1e-5))).toBeLessThan(3e-3);
 		using residual = narrow(randomValues(rows * width, 3), [rows, width]);
 		using dy = narrow(randomValues(rows * width, 4), [rows, width]);

@@ -74,8 +74,8 @@ struct GatedRows {
 
   int64_t x_width() const { return 2 * width; }
 
-  template <class T>
-  void forward(const T* x, float probability, T* y) const {
+  template <class T, class Y>
+  void forward(const T* x, float probability, Y* y) const {
     for (int64_t column = 0; column < width; column += block) forward_block(x + 2 * column, probability, y + column);
   }
 
@@ -90,8 +90,8 @@ struct GatedRows {
   }
 
  private:
-  template <class T>
-  void forward_block(const T* x, float probability, T* y) const {
+  template <class T, class Y>
+  void forward_block(const T* x, float probability, Y* y) const {
     const Gate g = gate;
     const int64_t columns = block;
 #pragma omp simd
@@ -131,8 +131,8 @@ struct PlainRows {
 
   int64_t x_width() const { return width; }
 
-  template <class T>
-  void forward(const T* x, float probability, T* y) const {
+  template <class T, class Y>
+  void forward(const T* x, float probability, Y* y) const {
     const int64_t columns = width;
 #pragma omp simd
     for (int64_t i = 0; i < columns; ++i) store(&y[i], probability * Kind::value(load(x[i])));

@@ -1,22 +1,19 @@
-// Columns times factors that rings of columns share (docs/spec/elastic.md §9), and router logits of masked experts (§10).
-// The sums of a ring's gradient are cut by rows alone and added in order.
-#include "kernel.h"
+// What masks of elastic models are made of, columns times factors (docs/spec/elastic.md §9), and router logits of masked
+// experts (§10). The sums of a factor's gradient are cut by rows alone and added in order.
+#include "masks.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// factors[c] = m_c.
-void spread(const int32_t* rings, const float* values, int64_t width, float* factors) {
-  for (int64_t c = 0; c < width; ++c) {
-    const int32_t ring = rings == nullptr ? 0 : rings[c];
-    factors[c] = ring < 0 ? 1.0f : values[ring];
-  }
-}
-
 template <class T>
-void forward_row(const T* x, const float* factors, T* y, int64_t width) {
+void forward_row(const T* x, const T* addend, const float* factors, T* y, int64_t width) {
+  if (addend == nullptr) {
 #pragma omp simd
-  for (int64_t c = 0; c < width; ++c) store(&y[c], factors[c] * load(x[c]));
+    for (int64_t c = 0; c < width; ++c) store(&y[c], factors[c] * load(x[c]));
+  } else {
+#pragma omp simd
+    for (int64_t c = 0; c < width; ++c) store(&y[c], load(addend[c]) + factors[c] * load(x[c]));
+  }
 }
 
 template <class G>
@@ -34,17 +31,6 @@ template <class G, class T>
 void add_products(const G* dy, const T* x, float* sums, int64_t width) {
 #pragma omp simd
   for (int64_t c = 0; c < width; ++c) sums[c] += load(dy[c]) * load(x[c]);
-}
-
-/// dvalues[k] += the sum of the columns of ring k.
-void add_rings(const float* columns, const int32_t* rings, int64_t width, int64_t ring_count, float* dvalues) {
-  for (int64_t k = 0; k < ring_count; ++k) {
-    double sum = 0;
-    for (int64_t c = 0; c < width; ++c) {
-      if ((rings == nullptr ? 0 : rings[c]) == k) sum += static_cast<double>(columns[c]);
-    }
-    dvalues[k] += static_cast<float>(sum);
-  }
 }
 
 float score_logit(float logit, float m) {
@@ -68,17 +54,43 @@ constexpr float blocked_logit = -1e30f;
 
 }  // namespace
 
+void mask_factors_forward(mimo_stream& stream, const mimo_mask_factors_forward_args& args) {
+  MIMO_REQUIRE(args.batch >= 0 && args.value_count >= 0 && args.factor_count >= 0, "mask_factors_forward");
+  parallel_range(stream.device->threads, args.batch, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const float* const values = args.values + b * args.value_count;
+      float* const factors = args.factors + b * args.factor_count;
+      for (int64_t i = 0; i < args.factor_count; ++i) factors[i] = args.sources[i] < 0 ? 1.0f : values[args.sources[i]];
+    }
+  });
+}
+
+void mask_factors_backward(mimo_stream& stream, const mimo_mask_factors_backward_args& args) {
+  MIMO_REQUIRE(args.batch >= 0 && args.value_count >= 0 && args.factor_count >= 0, "mask_factors_backward");
+  parallel_range(stream.device->threads, args.batch * args.value_count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; ++at) {
+      const float* const dfactors = args.dfactors + at / args.value_count * args.factor_count;
+      const int64_t value = at % args.value_count;
+      double sum = 0;
+      for (int32_t m = args.starts[value]; m < args.starts[value + 1]; ++m) {
+        sum += static_cast<double>(dfactors[args.members[m]]);
+      }
+      args.dvalues[at] += static_cast<float>(sum);
+    }
+  });
+}
+
 void mask_columns_forward(mimo_stream& stream, const mimo_mask_columns_forward_args& args) {
   MIMO_REQUIRE(args.rows >= 0 && args.width >= 0, "mask_columns_forward");
-  Workspace workspace(&stream, args.width * static_cast<int64_t>(sizeof(float)));
-  float* const factors = workspace.as<float>();
-  spread(args.rings, args.values, args.width, factors);
+  const MaskFactors masks(&stream, args.factors, args.scale, args.width);
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     parallel_range(stream.device->threads, live_rows(args.rows, args.row_count), rows_per_partial,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
-                       forward_row(static_cast<const T*>(args.x) + row * args.x_stride, factors,
+                       const T* const addend = static_cast<const T*>(args.addend);
+                       forward_row(static_cast<const T*>(args.x) + row * args.x_stride,
+                                   addend == nullptr ? nullptr : addend + row * args.addend_stride, masks.product(),
                                    static_cast<T*>(args.y) + row * args.y_stride, args.width);
                      }
                    });
@@ -86,46 +98,35 @@ void mask_columns_forward(mimo_stream& stream, const mimo_mask_columns_forward_a
 }
 
 void mask_columns_backward(mimo_stream& stream, const mimo_mask_columns_backward_args& args) {
-  MIMO_REQUIRE(args.rows >= 0 && args.width >= 0 && args.ring_count >= 1, "mask_columns_backward");
+  MIMO_REQUIRE(args.rows >= 0 && args.width >= 0, "mask_columns_backward");
   const int64_t rows = live_rows(args.rows, args.row_count);
-  const int64_t partials = (rows + rows_per_partial - 1) / rows_per_partial;
-  const int64_t lines = 2 + (args.dvalues == nullptr ? 0 : partials);
-  Workspace workspace(&stream, lines * args.width * static_cast<int64_t>(sizeof(float)));
-  float* const factors = workspace.as<float>();
-  float* const total = factors + args.width;
-  float* const partial = total + args.width;
-  spread(args.rings, args.values, args.width, factors);
+  const bool sums_wanted = args.dfactors != nullptr || args.dscale != nullptr;
+  const MaskFactors masks(&stream, args.factors, args.scale, args.width);
+  ColumnSums sums(&stream, rows, args.width, sums_wanted);
   with_dtype(args.x_dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     with_dtype(args.gradient_dtype, [&](auto* g) {
       using G = std::remove_pointer_t<decltype(g)>;
       parallel_range(stream.device->threads, rows, rows_per_partial, [&](int64_t begin, int64_t end) {
-        float* const sums = partial + begin / rows_per_partial * args.width;
-        if (args.dvalues != nullptr) std::memset(sums, 0, static_cast<size_t>(args.width) * sizeof(float));
+        float* const own = sums.cleared_partial(begin);
         for (int64_t row = begin; row < end; ++row) {
           const G* const dy = static_cast<const G*>(args.dy) + row * args.dy_stride;
           // Before dx, which may be dy.
-          if (args.dvalues != nullptr) {
-            add_products(dy, static_cast<const T*>(args.x) + row * args.x_stride, sums, args.width);
-          }
+          if (sums_wanted) add_products(dy, static_cast<const T*>(args.x) + row * args.x_stride, own, args.width);
           if (args.dx != nullptr) {
-            gradient_row(dy, factors, static_cast<G*>(args.dx) + row * args.dx_stride, args.width, args.accumulate != 0);
+            gradient_row(dy, masks.product(), static_cast<G*>(args.dx) + row * args.dx_stride, args.width,
+                         args.accumulate != 0);
           }
         }
       });
     });
   });
-  if (args.dvalues == nullptr) return;
-  std::memset(total, 0, static_cast<size_t>(args.width) * sizeof(float));
-  add_partials(stream, partial, partials, args.width, total);
-  add_rings(total, args.rings, args.width, args.ring_count, args.dvalues);
+  if (sums_wanted) masks.add_gradients(sums.total(), args.dfactors, args.dscale);
 }
 
 void mask_scores_forward(mimo_stream& stream, const mimo_mask_scores_forward_args& args) {
   MIMO_REQUIRE(args.tokens >= 0 && args.experts >= 1, "mask_scores_forward");
-  Workspace workspace(&stream, args.experts * static_cast<int64_t>(sizeof(float)));
-  float* const factors = workspace.as<float>();
-  spread(args.rings, args.values, args.experts, factors);
+  const float* const factors = args.factors;
   parallel_range(stream.device->threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const float* const logits = args.logits + token * args.experts;
@@ -145,17 +146,12 @@ void mask_scores_forward(mimo_stream& stream, const mimo_mask_scores_forward_arg
 }
 
 void mask_scores_backward(mimo_stream& stream, const mimo_mask_scores_backward_args& args) {
-  MIMO_REQUIRE(args.tokens >= 0 && args.experts >= 1 && args.ring_count >= 1, "mask_scores_backward");
+  MIMO_REQUIRE(args.tokens >= 0 && args.experts >= 1, "mask_scores_backward");
   const int64_t experts = args.experts;
-  const int64_t partials = (args.tokens + rows_per_partial - 1) / rows_per_partial;
-  Workspace workspace(&stream, (2 + partials) * experts * static_cast<int64_t>(sizeof(float)));
-  float* const factors = workspace.as<float>();
-  float* const total = factors + experts;
-  float* const partial = total + experts;
-  spread(args.rings, args.values, experts, factors);
+  const float* const factors = args.factors;
+  ColumnSums partials(&stream, args.tokens, experts, true);
   parallel_range(stream.device->threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
-    float* const sums = partial + begin / rows_per_partial * experts;
-    std::memset(sums, 0, static_cast<size_t>(experts) * sizeof(float));
+    float* const sums = partials.cleared_partial(begin);
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t e = 0; e < experts; ++e) {
         const int64_t at = token * experts + e;
@@ -169,10 +165,9 @@ void mask_scores_backward(mimo_stream& stream, const mimo_mask_scores_backward_a
       }
     }
   });
-  if (args.dvalues == nullptr) return;
-  std::memset(total, 0, static_cast<size_t>(experts) * sizeof(float));
-  add_partials(stream, partial, partials, experts, total);
-  add_rings(total, args.rings, experts, args.ring_count, args.dvalues);
+  if (args.dfactors == nullptr) return;
+  const float* const total = partials.total();
+  for (int64_t e = 0; e < experts; ++e) args.dfactors[e] += total[e];
 }
 
 }  // namespace mimo::MIMO_ISA

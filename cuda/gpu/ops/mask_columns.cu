@@ -1,65 +1,116 @@
-// Columns times factors that rings of columns share (docs/spec/elastic.md §9), and router logits of masked experts (§10).
-// The sums of a ring's gradient are cut by sizes alone and added in order.
-#include "kernel.cuh"
+// What masks of elastic models are made of, and columns times factors (docs/spec/elastic.md §9). The sums of a factor's
+// gradient are cut by sizes alone and added in order.
+#include "early.cuh"
+#include "mask_gradients.cuh"
+#include "packed.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-constexpr float blocked_logit = -1e30f;
-
-__device__ __forceinline__ float factor_of(const int32_t* rings, const float* values, int64_t column) {
-  const int32_t ring = rings == nullptr ? 0 : rings[column];
-  return ring < 0 ? 1.0f : values[ring];
-}
-
-template <class T, int Width>
-__global__ void forward_kernel(mimo_mask_columns_forward_args args) {
-  for_each_pack(live_rows(args.rows, args.row_count), args.width / Width, [&](int64_t row, int64_t pack) {
-    const int64_t column = pack * Width;
-    float value[Width];
-    read(static_cast<const T*>(args.x) + row * args.x_stride + column, value);
-#pragma unroll
-    for (int i = 0; i < Width; ++i) value[i] *= factor_of(args.rings, args.values, column + i);
-    write(static_cast<T*>(args.y) + row * args.y_stride + column, value);
+__global__ void factors_forward_kernel(mimo_mask_factors_forward_args args) {
+  for_each_pack(args.batch, args.factor_count, [&](int64_t b, int64_t i) {
+    const int32_t source = args.sources[i];
+    args.factors[b * args.factor_count + i] = source < 0 ? 1.0f : args.values[b * args.value_count + source];
   });
 }
 
-constexpr int64_t rows_per_partial = 128;
-constexpr int row_lanes = 8;
+/// A block a value.
+__global__ void factors_backward_kernel(mimo_mask_factors_backward_args args) {
+  __shared__ double shared[32];
+  const int64_t value = blockIdx.x, b = blockIdx.y;
+  const float* const dfactors = args.dfactors + b * args.factor_count;
+  double sum[1] = {0};
+  for (int32_t m = args.starts[value] + static_cast<int32_t>(threadIdx.x); m < args.starts[value + 1];
+       m += static_cast<int32_t>(blockDim.x)) {
+    sum[0] += static_cast<double>(dfactors[args.members[m]]);
+  }
+  block_sum(sum, shared);
+  if (threadIdx.x == 0) args.dvalues[b * args.value_count + value] += static_cast<float>(sum[0]);
+}
 
-/// dx, and partial[blockIdx.y][c] = Σ over the block's rows of dy x; 32 packs of columns by 8 lanes of rows.
-template <class G, class T, int Width>
-__global__ void backward_kernel(mimo_mask_columns_backward_args args, float* partial) {
-  __shared__ float shared[row_lanes][32 * Width + 1];
+// Blocks of 32 packs of columns by 8 lanes of rows; a thread has its columns' factors, and several rows on their way.
+constexpr int row_lanes = 8;
+constexpr int rows_at_once = 4;
+constexpr int64_t rows_per_block = 128;
+
+template <int Width>
+__device__ __forceinline__ void read_factors(const float* factors, const float* scale, int64_t column, bool live,
+                                             float (&to)[Width]) {
+  const float s = scale == nullptr ? 1.0f : *scale;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) to[i] = live && factors != nullptr ? s * factors[column + i] : s;
+}
+
+template <class T, int Width>
+__global__ void __launch_bounds__(32 * row_lanes) forward_kernel(mimo_mask_columns_forward_args args) {
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
-  const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_partial;
-  const int64_t end = smaller(begin + rows_per_partial, live_rows(args.rows, args.row_count));
-  // Nothing reads the partials of rows that are not live.
-  if (begin >= end) return;
-  float sum[Width] = {};
-  if (column < args.width) {
-    float factor[Width];
+  const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_block;
+  const int64_t end = smaller(begin + rows_per_block, live_rows(args.rows, args.row_count));
+  if (column >= args.width) return;
+  float factor[Width];
+  read_factors(args.factors, args.scale, column, true, factor);
+  const T* const x_data = static_cast<const T*>(args.x) + column;
+  const T* const addend_data = args.addend == nullptr ? nullptr : static_cast<const T*>(args.addend) + column;
+  for (int64_t first = begin + threadIdx.y; first < end; first += row_lanes * rows_at_once) {
+    Packed<T, Width> x[rows_at_once], addend[rows_at_once] = {};
 #pragma unroll
-    for (int i = 0; i < Width; ++i) factor[i] = factor_of(args.rings, args.values, column + i);
-    for (int64_t row = begin + threadIdx.y; row < end; row += row_lanes) {
-      float gradient[Width];
-      read(static_cast<const G*>(args.dy) + row * args.dy_stride + column, gradient);
-      if (args.dvalues != nullptr) {
-        float value[Width];
-        read(static_cast<const T*>(args.x) + row * args.x_stride + column, value);
+    for (int j = 0; j < rows_at_once; ++j) {
+      const int64_t row = first + j * row_lanes;
+      if (row >= end) continue;
+      x[j] = read_packed<Width>(x_data + row * args.x_stride);
+      if (addend_data != nullptr) addend[j] = read_packed<Width>(addend_data + row * args.addend_stride);
+    }
 #pragma unroll
-        for (int i = 0; i < Width; ++i) sum[i] += gradient[i] * value[i];
-      }
-      if (args.dx == nullptr) continue;
-      G* const to = static_cast<G*>(args.dx) + row * args.dx_stride + column;
-      float before[Width] = {};
-      if (args.accumulate != 0) read(to, before);
+    for (int j = 0; j < rows_at_once; ++j) {
+      const int64_t row = first + j * row_lanes;
+      if (row >= end) continue;
+      float y[Width];
 #pragma unroll
-      for (int i = 0; i < Width; ++i) gradient[i] = before[i] + factor[i] * gradient[i];
-      write(to, gradient);
+      for (int i = 0; i < Width; ++i) y[i] = addend[j].get(i) + factor[i] * x[j].get(i);
+      write(static_cast<T*>(args.y) + row * args.y_stride + column, y);
     }
   }
-  if (args.dvalues == nullptr) return;
+}
+
+/// dx, and partial[blockIdx.y][c] = Σ over the block's rows of dy x.
+template <class G, class T, int Width>
+__global__ void __launch_bounds__(32 * row_lanes) backward_kernel(mimo_mask_columns_backward_args args, float* partial) {
+  __shared__ float shared[row_lanes][32 * Width + 1];
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
+  const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_block;
+  const int64_t end = smaller(begin + rows_per_block, live_rows(args.rows, args.row_count));
+  // Nothing reads the partials of rows that are not live.
+  if (begin >= end) return;
+  const bool live = column < args.width;
+  float factor[Width], sum[Width] = {};
+  read_factors(args.factors, args.scale, column, live, factor);
+  for (int64_t first = begin + threadIdx.y; live && first < end; first += row_lanes * rows_at_once) {
+    Packed<G, Width> dy[rows_at_once], before[rows_at_once] = {};
+    Packed<T, Width> x[rows_at_once] = {};
+#pragma unroll
+    for (int j = 0; j < rows_at_once; ++j) {
+      const int64_t row = first + j * row_lanes;
+      if (row >= end) continue;
+      dy[j] = read_packed<Width>(static_cast<const G*>(args.dy) + row * args.dy_stride + column);
+      if (partial != nullptr) x[j] = read_packed<Width>(static_cast<const T*>(args.x) + row * args.x_stride + column);
+      if (args.accumulate != 0 && args.dx != nullptr) {
+        before[j] = read_packed<Width>(static_cast<const G*>(args.dx) + row * args.dx_stride + column);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < rows_at_once; ++j) {
+      const int64_t row = first + j * row_lanes;
+      if (row >= end) continue;
+      float dx[Width];
+#pragma unroll
+      for (int i = 0; i < Width; ++i) {
+        sum[i] += dy[j].get(i) * x[j].get(i);
+        dx[i] = before[j].get(i) + factor[i] * dy[j].get(i);
+      }
+      if (args.dx != nullptr) write(static_cast<G*>(args.dx) + row * args.dx_stride + column, dx);
+    }
+  }
+  if (partial == nullptr) return;
 #pragma unroll
   for (int i = 0; i < Width; ++i) shared[threadIdx.y][threadIdx.x * Width + i] = sum[i];
   __syncthreads();
@@ -74,124 +125,71 @@ __global__ void backward_kernel(mimo_mask_columns_backward_args args, float* par
   }
 }
 
-/// partial[0][c] = Σ over the partials of live rows; 32 columns by 8 lanes of partials. No live rows: there is no sum.
-__global__ void fold_kernel(float* partial, int64_t rows, const int32_t* row_count, int64_t width) {
-  __shared__ float shared[row_lanes][32];
+constexpr int partial_lanes = 16;
+
+/// 32 columns by 16 lanes of partials.
+__global__ void gradients_kernel(PartialSums sums, const float* factors, const float* scale, float* dfactors, float* dscale) {
+  __shared__ float shared[partial_lanes][33];
+  previous_is_done();
+  let_next_start();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-  const int64_t partials = ceil_div(live_rows(rows, row_count), rows_per_partial);
-  float sum = 0;
-  if (column < width) {
-#pragma unroll 4
-    for (int64_t p = threadIdx.y; p < partials; p += row_lanes) sum += partial[p * width + column];
-  }
-  shared[threadIdx.y][threadIdx.x] = sum;
+  const int64_t partials =
+      (live_rows(sums.rows, sums.row_count) + sums.rows_per_partial - 1) / sums.rows_per_partial;
+  const bool live = column < sums.width;
+  shared[threadIdx.y][threadIdx.x] =
+      live ? strided_sum(sums.partial + column, partials, sums.width, static_cast<int>(threadIdx.y), partial_lanes) : 0.0f;
   __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  float total = 0;
-#pragma unroll
-  for (int lane = 0; lane < row_lanes; ++lane) total += shared[lane][threadIdx.x];
-  partial[column] = total;
-}
-
-/// dvalues[k] += Σ over the columns of ring k; a block is a ring.
-__global__ void ring_sum_kernel(const float* columns, const int32_t* rings, int64_t width, float* dvalues) {
-  __shared__ double shared[32];
-  const int32_t ring = static_cast<int32_t>(blockIdx.x);
-  double sum[1] = {0};
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    if ((rings == nullptr ? 0 : rings[c]) == ring) sum[0] += static_cast<double>(columns[c]);
-  }
-  block_sum(sum, shared);
-  if (threadIdx.x == 0) dvalues[ring] += static_cast<float>(sum[0]);
-}
-
-void add_rings(mimo_stream& stream, float* partial, int64_t rows, const int32_t* row_count, const int32_t* rings,
-               int64_t width, int64_t ring_count, float* dvalues) {
-  launch(stream, fold_kernel, grid_of(ceil_div(width, 32)), dim3(32, row_lanes), 0, partial, rows, row_count, width);
-  launch(stream, ring_sum_kernel, grid_of(ring_count), dim3(1024), 0, partial, rings, width, dvalues);
-}
-
-// ---- router logits ---------------------------------------------------------------------------------------------
-
-__global__ void scores_forward_kernel(mimo_mask_scores_forward_args args) {
-  for_each_pack(args.tokens, args.experts, [&](int64_t token, int64_t e) {
-    const float m = factor_of(args.rings, args.values, e);
-    const int64_t at = token * args.experts + e;
-    const float logit = args.logits[at];
-    float y;
-    if (m <= 0.0f) {
-      y = blocked_logit;
-    } else if (args.sigmoid == 0) {
-      y = m * logit;
-    } else if (m >= 1.0f) {
-      y = logit;
-    } else if (logit > 0.0f) {
-      y = logf(m) - logf(expf(-logit) + (1.0f - m));
-    } else {
-      y = logit + logf(m) - log1pf((1.0f - m) * expf(logit));
-    }
-    args.y[at] = y;
-  });
-}
-
-__global__ void masked_bias_kernel(mimo_mask_scores_forward_args args) {
-  const int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (e >= args.experts) return;
-  const float m = factor_of(args.rings, args.values, e);
-  const float bias = args.expert_bias[e];
-  args.masked_bias[e] = m <= 0.0f ? args.blocked_bias : args.sigmoid != 0 ? m * bias : bias;
-}
-
-/// dlogits, and partial[blockIdx.y][e] = Σ over the block's tokens of dy times the slope by m.
-__global__ void scores_backward_kernel(mimo_mask_scores_backward_args args, float* partial) {
-  const int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (e >= args.experts) return;
-  const float m = factor_of(args.rings, args.values, e);
-  const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_partial;
-  const int64_t end = smaller(begin + rows_per_partial, args.tokens);
+  if (threadIdx.y != 0 || !live) return;
   float sum = 0;
-  for (int64_t token = begin; token < end; ++token) {
-    const int64_t at = token * args.experts + e;
-    const float dy = args.dy[at], logit = args.logits[at];
-    float by_logit = 0, by_value = 0;
-    if (m > 0.0f && args.sigmoid == 0) {
-      by_logit = m, by_value = logit;
-    } else if (m >= 1.0f) {
-      by_logit = 1.0f, by_value = 1.0f + expf(logit);
-    } else if (m > 0.0f) {
-      const float other = 1.0f / (expf(-logit) + (1.0f - m));
-      by_logit = 1.0f - (1.0f - m) * other, by_value = 1.0f / m + other;
-    }
-    // A slope may be infinite where nothing comes back.
-    if (dy != 0.0f) sum += dy * by_value;
-    if (args.dlogits != nullptr) args.dlogits[at] = dy * by_logit;
-  }
-  partial[blockIdx.y * args.experts + e] = sum;
+#pragma unroll
+  for (int lane = 0; lane < partial_lanes; ++lane) sum += shared[lane][threadIdx.x];
+  if (dfactors != nullptr) dfactors[column] += scale == nullptr ? sum : *scale * sum;
+  if (dscale != nullptr) dscale[column] += factors == nullptr ? sum : factors[column] * sum;
 }
 
 }  // namespace
 
+void add_mask_gradients(mimo_stream& stream, const PartialSums& sums, const float* factors, const float* scale,
+                        float* dfactors, float* dscale) {
+  launch_early(stream, gradients_kernel, grid_of(ceil_div(sums.width, 32)), dim3(32, partial_lanes), 0, sums, factors, scale,
+               dfactors, dscale);
+}
+
+void mask_factors_forward(mimo_stream& stream, const mimo_mask_factors_forward_args& args) {
+  MIMO_REQUIRE(args.batch >= 0 && args.value_count >= 0 && args.factor_count >= 0, "mask_factors_forward");
+  const auto [grid, block] = cover(args.batch, args.factor_count);
+  if (args.batch > 0 && args.factor_count > 0) launch(stream, factors_forward_kernel, grid, block, 0, args);
+}
+
+void mask_factors_backward(mimo_stream& stream, const mimo_mask_factors_backward_args& args) {
+  MIMO_REQUIRE(args.batch >= 0 && args.value_count >= 0 && args.factor_count >= 0, "mask_factors_backward");
+  launch(stream, factors_backward_kernel, grid_of(args.value_count, args.batch), dim3(256), 0, args);
+}
+
 void mask_columns_forward(mimo_stream& stream, const mimo_mask_columns_forward_args& args) {
   MIMO_REQUIRE(args.rows >= 0 && args.width >= 0, "mask_columns_forward");
   if (args.rows == 0 || args.width == 0) return;
+  const int64_t blocks = ceil_div(args.rows, rows_per_block);
+  MIMO_REQUIRE(blocks <= 65535, "mask_columns_forward");
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;
-    const bool fits = packs_fit<T>(args.x, args.width, args.x_stride, wide) && packs_fit<T>(args.y, args.width, args.y_stride, wide);
-    with_width<wide>(fits, [&](auto w) {
-      const auto [grid, block] = cover(args.rows, args.width / w);
-      launch(stream, forward_kernel<T, w>, grid, block, 0, args);
+    const auto fits = [&](const void* data, int64_t stride) { return packs_fit<T>(data, args.width, stride, wide); };
+    const bool whole = fits(args.x, args.x_stride) && fits(args.addend, args.addend_stride) && fits(args.y, args.y_stride);
+    with_width<wide>(whole, [&](auto w) {
+      launch(stream, forward_kernel<T, w>, grid_of(ceil_div(args.width, 32 * w), blocks), dim3(32, row_lanes), 0, args);
     });
   });
 }
 
 void mask_columns_backward(mimo_stream& stream, const mimo_mask_columns_backward_args& args) {
-  MIMO_REQUIRE(args.rows >= 0 && args.width >= 0 && args.ring_count >= 1, "mask_columns_backward");
+  MIMO_REQUIRE(args.rows >= 0 && args.width >= 0, "mask_columns_backward");
   if (args.rows == 0 || args.width == 0) return;
-  const int64_t partials = ceil_div(args.rows, rows_per_partial);
-  MIMO_REQUIRE(partials <= 65535, "mask_columns_backward");
-  Workspace workspace(&stream, partials * args.width * static_cast<int64_t>(sizeof(float)));
-  float* const partial = workspace.as<float>();
+  const int64_t blocks = ceil_div(args.rows, rows_per_block);
+  MIMO_REQUIRE(blocks <= 65535, "mask_columns_backward");
+  const bool wanted = args.dfactors != nullptr || args.dscale != nullptr;
+  Workspace workspace(&stream, wanted ? blocks * args.width * static_cast<int64_t>(sizeof(float)) : 0);
+  float* const partial = wanted ? workspace.as<float>() : nullptr;
   with_dtype(args.x_dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     with_dtype(args.gradient_dtype, [&](auto* g) {
@@ -201,33 +199,14 @@ void mask_columns_backward(mimo_stream& stream, const mimo_mask_columns_backward
                         packs_fit<G>(args.dy, args.width, args.dy_stride, wide) &&
                         packs_fit<G>(args.dx, args.width, args.dx_stride, wide);
       with_width<wide>(fits, [&](auto w) {
-        launch(stream, backward_kernel<G, T, w>, grid_of(ceil_div(args.width, 32 * w), partials), dim3(32, row_lanes), 0,
+        launch(stream, backward_kernel<G, T, w>, grid_of(ceil_div(args.width, 32 * w), blocks), dim3(32, row_lanes), 0,
                args, partial);
       });
     });
   });
-  if (args.dvalues == nullptr) return;
-  add_rings(stream, partial, args.rows, args.row_count, args.rings, args.width, args.ring_count, args.dvalues);
-}
-
-void mask_scores_forward(mimo_stream& stream, const mimo_mask_scores_forward_args& args) {
-  MIMO_REQUIRE(args.tokens >= 0 && args.experts >= 1, "mask_scores_forward");
-  const auto [grid, block] = cover(args.tokens, args.experts);
-  if (args.tokens > 0) launch(stream, scores_forward_kernel, grid, block, 0, args);
-  if (args.masked_bias == nullptr || args.expert_bias == nullptr) return;
-  launch(stream, masked_bias_kernel, grid_of(ceil_div(args.experts, 128)), dim3(128), 0, args);
-}
-
-void mask_scores_backward(mimo_stream& stream, const mimo_mask_scores_backward_args& args) {
-  MIMO_REQUIRE(args.tokens >= 0 && args.experts >= 1 && args.ring_count >= 1, "mask_scores_backward");
-  if (args.tokens == 0) return;
-  const int64_t partials = ceil_div(args.tokens, rows_per_partial);
-  MIMO_REQUIRE(partials <= 65535, "mask_scores_backward");
-  Workspace workspace(&stream, partials * args.experts * static_cast<int64_t>(sizeof(float)));
-  float* const partial = workspace.as<float>();
-  launch(stream, scores_backward_kernel, grid_of(ceil_div(args.experts, 128), partials), dim3(128), 0, args, partial);
-  if (args.dvalues == nullptr) return;
-  add_rings(stream, partial, args.tokens, nullptr, args.rings, args.experts, args.ring_count, args.dvalues);
+  if (!wanted) return;
+  const PartialSums sums{partial, args.rows, rows_per_block, args.width, args.row_count};
+  add_mask_gradients(stream, sums, args.factors, args.scale, args.dfactors, args.dscale);
 }
 
 }  // namespace mimo::cuda

@@ -1,4 +1,5 @@
-// RMSNorm and group RMSNorm (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε) γ.
+// RMSNorm and group RMSNorm (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε) γ. Of masked columns
+// (docs/spec/elastic.md §9) h = m x, and y is s times as large.
 #include "norm.cuh"
 
 namespace mimo::cuda {
@@ -6,9 +7,24 @@ namespace {
 
 using LargeTeam = Team<6, 2>;  // rows of up to 3072 in bf16
 
+struct NormMasks {
+  const float* factors;  // m, or null
+  const float* scale;    // s, or null
+
+  __device__ __forceinline__ float scale_or_one() const { return scale == nullptr ? 1.0f : *scale; }
+  /// The factors of a pack of columns; they stay in the cache, not in registers.
+  template <int Width>
+  __device__ __forceinline__ void read_pack(bool live, int64_t column, float (&to)[Width]) const {
+    const auto value = live && factors != nullptr ? read_packed<Width>(factors + column) : Packed<float, Width>{};
+#pragma unroll
+    for (int i = 0; i < Width; ++i) to[i] = factors == nullptr ? 1.0f : value.get(i);
+  }
+};
+
 /// A team a row's group of columns.
-template <class T, class W, int Width, class Team, bool Residual>
-__global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_rms_norm_forward_args args) {
+template <class T, class W, int Width, class Team, bool Residual, bool Masked>
+__global__ void __launch_bounds__(forward_threads<Team>)
+    forward_kernel(mimo_rms_norm_forward_args args, NormMasks masks) {
   __shared__ float shared[Team::sum_floats];
   previous_is_done();
   let_next_start();
@@ -37,27 +53,43 @@ __global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_rms
       h[p] = packed<T>(both);
       if (Team::pack(p) < packs) *reinterpret_cast<Packed<T, Width>*>(sum + Team::pack(p) * Width) = h[p];
     }
+    if constexpr (Masked) {
+      float factor[Width];
+      masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) squares[0] += h[p].get(i) * h[p].get(i);
+      for (int i = 0; i < Width; ++i) squares[0] += (factor[i] * h[p].get(i)) * (factor[i] * h[p].get(i));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) squares[0] += h[p].get(i) * h[p].get(i);
+    }
   });
   Team::sum(squares, shared);
   stay_packed(h);
   const float rstd = __frsqrt_rn(squares[0] / static_cast<float>(args.group_size) + args.epsilon);
   if (threadIdx.x == 0) args.rstd[row * gridDim.y + blockIdx.y] = rstd;
   T* const to = static_cast<T*>(args.y) + row * args.y_stride + column;
+  const float scaled = Masked ? rstd * masks.scale_or_one() : rstd;
   Team::for_packs([&](int p) {
     float y[Width];
 #pragma unroll
-    for (int i = 0; i < Width; ++i) y[i] = h[p].get(i) * rstd * weight[p].get(i);
+    for (int i = 0; i < Width; ++i) y[i] = h[p].get(i) * scaled * weight[p].get(i);
+    if constexpr (Masked) {
+      float factor[Width];
+      masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) y[i] *= factor[i];
+    }
     if (Team::pack(p) < packs) write(to + Team::pack(p) * Width, y);
   });
 }
 
 /// dx = rstd (γ dy - x rstd mean) (+ dresidual), mean = Σ γ dy x rstd / size; partial[block] = Σ over rows of dy x rstd.
-/// Ahead: rows come through shared memory, several at a time.
-template <class T, class W, int Width, class Team, bool Ahead>
+/// Ahead: rows come through shared memory, several at a time. Masked: mean is s times as large, dx = rstd m (s γ dy - m x rstd mean),
+/// and square_partial[block] = Σ over rows of x² rstd² mean.
+template <class T, class W, int Width, class Team, bool Ahead, bool Masked>
 __global__ void __launch_bounds__(backward_threads<Team, Width>)
-    backward_kernel(mimo_rms_norm_backward_args args, int64_t rows_per_block, float* partial) {
+    backward_kernel(mimo_rms_norm_backward_args args, NormMasks masks, int64_t rows_per_block, float* partial,
+                    float* square_partial) {
   extern __shared__ __align__(16) char copied[];
   __shared__ float shared[2][Team::sum_floats];
   previous_is_done();
@@ -89,7 +121,9 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
     for (int turn = 0; turn < rows - 1; ++turn) start(row + turn * step, turn);
   }
   Packed<W, Width> weight[Team::packs];
-  float dweight[1][Team::packs][Width] = {};
+  constexpr int sums = Masked ? 2 : 1;
+  float sum[sums][Team::packs][Width] = {};
+  const float scale = Masked ? masks.scale_or_one() : 1.0f;
   Team::for_packs([&](int p) {
     weight[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + column + Team::pack(p) * Width);
   });
@@ -116,14 +150,26 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       float x[Width], dy[Width];
       read_pack(x_data, args.x_stride, 0, p, x);
       read_pack(dy_data, args.dy_stride, 1, p, dy);
+      if constexpr (Masked) {
+        float factor[Width];
+        masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
 #pragma unroll
-      for (int i = 0; i < Width; ++i) {
-        const float product = dy[i] * x[i];
-        dweight[0][p][i] += product * rstd;
-        dot[0] += product * weight[p].get(i);
+        for (int i = 0; i < Width; ++i) {
+          const float product = dy[i] * x[i];
+          sum[0][p][i] += product * rstd;
+          dot[0] += product * weight[p].get(i) * factor[i];
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < Width; ++i) {
+          const float product = dy[i] * x[i];
+          sum[0][p][i] += product * rstd;
+          dot[0] += product * weight[p].get(i);
+        }
       }
     });
     Team::sum(dot, shared[turn]);
+    if constexpr (Masked) dot[0] *= scale;
     const float scaled_mean = dot[0] * rstd * inverse_size * rstd;
     T* const to = static_cast<T*>(args.dx) + row * args.dx_stride + column;
     // Read again: registers would not hold the row besides the sums over rows.
@@ -132,9 +178,19 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       read_pack(x_data, args.x_stride, 0, p, x);
       read_pack(dy_data, args.dy_stride, 1, p, dy);
       if (Ahead || residual_data != nullptr) read_pack(residual_data, args.dx_stride, 2, p, residual);
+      if constexpr (Masked) {
+        float factor[Width];
+        masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
 #pragma unroll
-      for (int i = 0; i < Width; ++i) {
-        dy[i] = residual[i] + rstd * (weight[p].get(i) * dy[i] - x[i] * scaled_mean);
+        for (int i = 0; i < Width; ++i) {
+          sum[1][p][i] += x[i] * x[i] * (rstd * scaled_mean);
+          dy[i] = residual[i] + rstd * factor[i] * (scale * weight[p].get(i) * dy[i] - factor[i] * x[i] * scaled_mean);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < Width; ++i) {
+          dy[i] = residual[i] + rstd * (weight[p].get(i) * dy[i] - x[i] * scaled_mean);
+        }
       }
       if (Team::pack(p) < packs) write(to + Team::pack(p) * Width, dy);
     });
@@ -146,13 +202,57 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
   let_next_start();
   if constexpr (Ahead) copy_wait<0>();
   if (partial == nullptr) return;
-  float* const partials[1] = {partial + blockIdx.x * args.width + column};
-  write_partials<Team>(dweight, args.group_size, reinterpret_cast<float*>(copied), partials);
+  float* partials[sums] = {partial + blockIdx.x * args.width + column};
+  if constexpr (Masked) {
+    partials[1] = square_partial == nullptr ? nullptr : square_partial + blockIdx.x * args.width + column;
+  }
+  write_partials<Team>(sum, args.group_size, reinterpret_cast<float*>(copied), partials);
 }
 
-}  // namespace
+constexpr int partial_lanes = 16;
 
-void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args) {
+/// With A and B the sums of the two kinds of partials: dweight = s m A, dfactors = s γ A - m B, dscale = γ m A, all added to. 32
+/// columns by 16 lanes of partials.
+template <class W>
+__global__ void masked_gradients_kernel(mimo_masked_rms_norm_backward_args args, const float* partial,
+                                        const float* square_partial, int64_t partials) {
+  __shared__ float shared[2][partial_lanes][33];
+  previous_is_done();
+  let_next_start();
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+  const int lane = static_cast<int>(threadIdx.y);
+  const bool live = column < args.width;
+  shared[0][lane][threadIdx.x] = live ? strided_sum(partial + column, partials, args.width, lane, partial_lanes) : 0.0f;
+  shared[1][lane][threadIdx.x] =
+      live && square_partial != nullptr ? strided_sum(square_partial + column, partials, args.width, lane, partial_lanes) : 0.0f;
+  __syncthreads();
+  if (lane != 0 || !live) return;
+  float products = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < partial_lanes; ++i) {
+    products += shared[0][i][threadIdx.x];
+    squares += shared[1][i][threadIdx.x];
+  }
+  const float m = args.factors == nullptr ? 1.0f : args.factors[column], s = args.scale == nullptr ? 1.0f : *args.scale;
+  const float gamma = load(static_cast<const W*>(args.weight) + column);
+  if (args.dweight != nullptr) args.dweight[column] += s * m * products;
+  if (args.dfactors != nullptr) args.dfactors[column] += s * gamma * products - m * squares;
+  if (args.dscale != nullptr) args.dscale[column] += gamma * m * products;
+}
+
+
+/// The fields that the operations with masks and without have in common.
+template <class To, class From>
+To common_of(const From& from) {
+  To to{};
+  to.x = from.x, to.weight = from.weight;
+  to.rows = from.rows, to.width = from.width, to.group_size = from.group_size, to.x_stride = from.x_stride;
+  to.dtype = from.dtype, to.weight_dtype = from.weight_dtype;
+  return to;
+}
+
+template <bool Masked>
+void forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args, const NormMasks& masks) {
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_forward");
   MIMO_REQUIRE(args.residual == nullptr || args.sum != nullptr, "rms_norm_forward");
   if (args.rows == 0) return;
@@ -167,23 +267,31 @@ void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& arg
       };
       const bool whole = fits(args.x, args.x_stride) && fits(args.residual, args.x_stride) &&
                          fits(args.sum, args.width) && fits(args.y, args.y_stride) &&
-                         packs_fit<W>(args.weight, args.group_size, 0, wide);
+                         packs_fit<W>(args.weight, args.group_size, 0, wide) &&
+                         packs_fit<float>(masks.factors, args.group_size, 0, wide);
       with_width<wide>(whole, [&](auto width) {
         with_team<T, width, LargeTeam, most_forward_threads>(args.group_size / width, [&](auto team) {
           using Team = decltype(team);
           const dim3 block = team_block<Team>(args.group_size / width, forward_teams<Team>);
           const auto run = [&](auto kernel) {
-            launch_early(stream, kernel, grid_of(ceil_div(args.rows, block.y), groups), block, 0, args);
+            launch_early(stream, kernel, grid_of(ceil_div(args.rows, block.y), groups), block, 0, args, masks);
           };
-          args.residual != nullptr ? run(forward_kernel<T, W, width, Team, true>)
-                                   : run(forward_kernel<T, W, width, Team, false>);
+          if constexpr (Masked) {
+            run(forward_kernel<T, W, width, Team, false, true>);
+          } else {
+            args.residual != nullptr ? run(forward_kernel<T, W, width, Team, true, false>)
+                                     : run(forward_kernel<T, W, width, Team, false, false>);
+          }
         });
       });
     });
   });
 }
 
-void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args) {
+/// `finish` gets the partial sums, their number and a null pointer of the weight's type.
+template <bool Masked, class Finish>
+void backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args, const NormMasks& masks, bool sums_wanted,
+              bool squares_wanted, Finish&& finish) {
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_backward");
   if (args.rows == 0) return;
   const int64_t groups = args.width / args.group_size;
@@ -197,24 +305,60 @@ void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& a
       };
       const bool whole = fits(args.dy, args.dy_stride) && fits(args.x, args.x_stride) &&
                          fits(args.dx, args.dx_stride) && fits(args.dresidual, args.dx_stride) &&
-                         packs_fit<W>(args.weight, args.group_size, 0, wide);
+                         packs_fit<W>(args.weight, args.group_size, 0, wide) &&
+                         packs_fit<float>(masks.factors, args.group_size, 0, wide);
       with_width<wide>(whole, [&](auto width) {
         with_team<T, width, LargeTeam, most_backward_threads<width>>(args.group_size / width, [&](auto team) {
           using Team = decltype(team);
           using Ahead = RowsAhead<Team, T, width>;
           const BackwardShare share = backward_share<Ahead>(stream, args.group_size / width, args.rows, groups);
-          Workspace workspace(&stream, args.dweight ? share.partials * args.width * static_cast<int64_t>(sizeof(float)) : 0);
-          float* const partial = args.dweight ? workspace.as<float>() : nullptr;
+          const int64_t sum = share.partials * args.width;
+          const int64_t sums = squares_wanted ? 2 : sums_wanted ? 1 : 0;
+          Workspace workspace(&stream, sums * sum * static_cast<int64_t>(sizeof(float)));
+          float* const partial = sums_wanted ? workspace.as<float>() : nullptr;
+          float* const square_partial = squares_wanted ? partial + sum : nullptr;
           const auto run = [&](auto kernel) {
-            launch_early(stream, kernel, grid_of(share.partials, groups), share.block, share.shared_bytes, args,
-                         share.rows_per_block, partial);
+            launch_early(stream, kernel, grid_of(share.partials, groups), share.block, share.shared_bytes, args, masks,
+                         share.rows_per_block, partial, square_partial);
           };
-          with_rows_ahead<Ahead>(share, [&](auto ahead) { run(backward_kernel<T, W, width, Team, ahead>); });
-          if (partial != nullptr) add_partials(stream, partial, share.partials, args.width, args.dweight);
+          with_rows_ahead<Ahead>(share, [&](auto ahead) { run(backward_kernel<T, W, width, Team, ahead, Masked>); });
+          if (partial != nullptr) finish(partial, square_partial, share.partials, w);
         });
       });
     });
   });
+}
+
+}  // namespace
+
+void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args) {
+  forward<false>(stream, args, NormMasks{});
+}
+
+void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args) {
+  backward<false>(stream, args, NormMasks{}, args.dweight != nullptr, false,
+                  [&](const float* partial, const float*, int64_t partials, auto*) {
+                    add_partials(stream, partial, partials, args.width, args.dweight);
+                  });
+}
+
+void masked_rms_norm_forward(mimo_stream& stream, const mimo_masked_rms_norm_forward_args& args) {
+  auto plain = common_of<mimo_rms_norm_forward_args>(args);
+  plain.y = args.y, plain.rstd = args.rstd, plain.y_stride = args.y_stride, plain.epsilon = args.epsilon;
+  forward<true>(stream, plain, NormMasks{args.factors, args.scale});
+}
+
+void masked_rms_norm_backward(mimo_stream& stream, const mimo_masked_rms_norm_backward_args& args) {
+  auto plain = common_of<mimo_rms_norm_backward_args>(args);
+  plain.dy = args.dy, plain.rstd = args.rstd, plain.dresidual = args.dresidual, plain.dx = args.dx;
+  plain.dweight = args.dweight, plain.dy_stride = args.dy_stride, plain.dx_stride = args.dx_stride;
+  const bool sums_wanted = args.dweight != nullptr || args.dfactors != nullptr || args.dscale != nullptr;
+  backward<true>(stream, plain, NormMasks{args.factors, args.scale}, sums_wanted, args.dfactors != nullptr,
+                 [&](const float* partial, const float* square_partial, int64_t partials, auto* w) {
+                   using W = std::remove_pointer_t<decltype(w)>;
+                   launch_early(stream, masked_gradients_kernel<W>, grid_of(ceil_div(args.width, 32)), dim3(32, partial_lanes),
+                                0, args, partial, square_partial, partials);
+                 });
 }
 
 }  // namespace mimo::cuda

@@ -6,7 +6,6 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { ExpertRows } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
-import { masked } from "./masks.ts";
 import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
 import { runModule } from "./recomputed-module.ts";
 
@@ -34,22 +33,16 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 		};
 		return groupedMlp(tape, sorted, weights, { ...options, activation: mlp.activation, recipe: moe.recipe });
 	}
-	const { masks, layerMasks } = context;
-	using entering = masked(tape, rows, masks?.hidden);
-	let hidden = projectByExpert(tape, context, entering, first, { offsets });
-	for (const mask of layerMasks?.moe?.channels ?? []) {
-		using whole = hidden;
-		hidden = masked(tape, whole, mask);
-	}
-	using channels = hidden;
+	const mask = context.layerMasks?.moe?.channels ?? null;
+	using channels = projectByExpert(tape, context, rows, first, { offsets });
 	using weighted = runModule(tape, context.config, "moe_act", [channels, rowProbability], (on, x, probability) =>
-		activation(on, x, mlp.activation, { ...options, rowProbability: probability }),
+		activation(on, x, mlp.activation, { ...options, rowProbability: probability, mask }),
 	);
 	context.probe?.("channels", weighted.y, offsets);
-	using outputs = projectByExpert(tape, context, weighted.y, second, { offsets, factor: rowProbability });
+	const outputs = projectByExpert(tape, context, weighted.y, second, { offsets, factor: rowProbability });
 	context.probe?.("experts", outputs, offsets);
 	weighted.drop();
-	return masked(tape, outputs, masks?.hidden);
+	return outputs;
 }
 
 function runsFused(context: LayerContext, expertTensor: number): boolean {

@@ -34,11 +34,12 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	const mamba = { ...config.mamba, heads: config.mamba.heads / tp.size, groups: config.mamba.groups / tp.size };
 	const { inner, convolution } = mambaSizes(mamba);
 	const masks = context.layerMasks?.mamba;
-	using ofHeads = masked(tape, zxBCdt, masks?.projection);
-	const [z, xBC, dt] = splitColumns(tape, ofHeads, [inner, convolution, mamba.heads]);
-	using gate = z!;
+	const [z, xBC, dt] = splitColumns(tape, zxBCdt, [inner, convolution, mamba.heads]);
+	using everyGate = z!;
 	using beforeConvolution = xBC!;
-	using step = dt!;
+	using everyStep = dt!;
+	using gate = masked(tape, everyGate, masks?.gate);
+	using step = masked(tape, everyStep, masks?.step);
 	using convolved = mixing.convolution(
 		tape,
 		beforeConvolution,
@@ -63,5 +64,6 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 		dtMinimum: mamba.timeStepMinimum,
 	});
 	const groupSize = inner / mamba.groups;
-	return maskedNorm(tape, scanned, weights("mixer.norm.weight"), mamba.gatedNormEpsilon, masks?.norm, groupSize);
+	const { gatedNormEpsilon } = mamba;
+	return maskedNorm(tape, scanned, weights("mixer.norm.weight"), gatedNormEpsilon, masks?.norm, { groupSize });
 }

@@ -1,11 +1,14 @@
 /**
  * Where an elastic model's masks stand in the hybrid language model (docs/spec/elastic.md §9). A microbatch has masks of its
  * own; without any the model is the parent. A norm over masked channels has another ε and a factor behind it, which make it
- * the norm over the channels that are left.
+ * the norm over the channels that are left. Factors of columns commute with sums over rows, so that most masks stand in the
+ * operations beside them: in norms, in residual sums, before experts' rows are copied and behind their sum, in activations.
  */
 
+import type { ColumnMask, Mask, ScaleMask } from "../../tensor/column-mask.ts";
+import { add } from "../../tensor/ops/add.ts";
 import type { ChannelMask } from "../../tensor/ops/causal-conv1d.ts";
-import { type ColumnMask, maskColumns, type ScoreMask } from "../../tensor/ops/mask-columns.ts";
+import { addMaskedColumns, maskColumns, type ScoreMask } from "../../tensor/ops/mask-columns.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -14,15 +17,17 @@ import type { Tensor } from "../../tensor/tensor.ts";
 /** A norm over masked columns. */
 export interface NormMask {
 	readonly epsilonFactor: number;
-	/** Of what it puts out, one ring. */
-	readonly scale: ColumnMask;
+	/** Of what it puts out. */
+	readonly scale: ScaleMask;
 }
 
 /** Masks of one layer; of a kind of layers that it is not of, null. */
 export interface LayerMasks {
 	readonly mamba: {
-		/** Columns of z, x, B, C and dt. */
-		readonly projection: ColumnMask;
+		/** Columns of z and of dt. */
+		readonly gate: ColumnMask;
+		readonly step: ColumnMask;
+		/** The weight's factors are squares: they stand for those of x as well. */
 		readonly convolution: ChannelMask;
 		readonly norm: NormMask;
 	} | null;
@@ -33,11 +38,11 @@ export interface LayerMasks {
 	} | null;
 	readonly moe: {
 		readonly scores: ScoreMask | null;
-		/** Columns between an expert's projections, in order. */
-		readonly channels: readonly ColumnMask[];
+		/** Between an expert's projections; null: none. */
+		readonly channels: Mask | null;
 	} | null;
-	/** Of all that the layer adds, one ring; null: it is never left out. */
-	readonly keep: ColumnMask | null;
+	/** Of all that the layer adds; null: it is never left out. */
+	readonly keep: ScaleMask | null;
 }
 
 export interface ModelMasks {
@@ -51,19 +56,34 @@ export interface ModelMasks {
 }
 
 /** x, masked where there is a mask. */
-export function masked(tape: Tape, x: Tensor, mask: ColumnMask | null | undefined): Tensor {
-	return mask ? maskColumns(tape, x, mask) : x.share();
+export function masked(tape: Tape, x: Tensor, columns: ColumnMask | null | undefined): Tensor {
+	return columns ? maskColumns(tape, x, { columns, scale: null }) : x.share();
 }
 
-/** The norm of columns that may be masked. */
+/** a + b, of which b may be masked. */
+export function addMasked(
+	tape: Tape,
+	a: Tensor,
+	b: Tensor,
+	columns: ColumnMask | null | undefined,
+	scale: ScaleMask | null | undefined = null,
+): Tensor {
+	return columns || scale
+		? addMaskedColumns(tape, a, b, { columns: columns ?? null, scale: scale ?? null })
+		: add(tape, a, b);
+}
+
+/** The norm of columns that may be masked, with the masks of what enters. */
 export function maskedNorm(
 	tape: Tape,
 	x: Tensor,
 	weight: Parameter,
 	epsilon: number,
 	mask: NormMask | null | undefined,
-	groupSize?: number,
+	{ columns = null, groupSize }: { readonly columns?: ColumnMask | null; readonly groupSize?: number } = {},
 ): Tensor {
-	using normed = rmsNorm(tape, x, weight, epsilon * (mask?.epsilonFactor ?? 1), groupSize);
-	return masked(tape, normed, mask?.scale);
+	return rmsNorm(tape, x, weight, epsilon * (mask?.epsilonFactor ?? 1), {
+		groupSize,
+		mask: mask || columns ? { columns, scale: mask?.scale ?? null } : null,
+	});
 }

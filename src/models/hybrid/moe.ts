@@ -4,7 +4,6 @@
  * routes its own tokens; with expert parallelism their copies travel to where the experts are.
  */
 import type { ExpertParallel } from "../../parallel/expert-parallel.ts";
-import { add } from "../../tensor/ops/add.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { maskScores } from "../../tensor/ops/mask-columns.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";
@@ -17,6 +16,7 @@ import { expertMlp } from "./expert-mlp.ts";
 import { LocalRows, RowExchange } from "./expert-rows.ts";
 import { drawLogits } from "./forced-balance.ts";
 import type { LayerContext } from "./layer.ts";
+import { addMasked, masked } from "./masks.ts";
 import { feedForward } from "./mlp.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import { biasOf } from "./projection.ts";
@@ -47,9 +47,11 @@ function* mixExperts(
 	const experts = expertParallelOf(context);
 	using routing = routeTokens(tape, context, router, u);
 	using order = ExpertOrder.of(tape.device, routing.expertIndex, config.moe.experts);
+	const hidden = context.masks?.hidden;
+	using entering = masked(tape, u, hidden);
 	using travelling = experts
-		? new RowExchange(tape, u, routing, order, experts, router.overflow)
-		: new LocalRows(tape, u, routing, order);
+		? new RowExchange(tape, entering, routing, order, experts, router.overflow)
+		: new LocalRows(tape, entering, routing, order);
 	// While the rows are on their way.
 	using shared = config.moe.sharedExpertSize > 0 ? sharedExpert(tape, context, u) : null;
 	read();
@@ -61,7 +63,7 @@ function* mixExperts(
 	}
 	if (experts) yield* nextNode(tape, "combine");
 	using routed = travelling.finishCombine();
-	return shared ? add(tape, routed, shared.y) : routed.share();
+	return shared ? addMasked(tape, shared.y, routed, hidden) : masked(tape, routed, hidden);
 }
 
 function sharedExpert(tape: Tape, context: LayerContext, u: Tensor): ModuleOutput {

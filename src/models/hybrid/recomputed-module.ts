@@ -6,7 +6,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
-import { masked, maskedNorm } from "./masks.ts";
+import { maskedNorm } from "./masks.ts";
 
 /** What a part has computed. */
 export interface ModuleOutput extends Disposable {
@@ -41,10 +41,9 @@ export function normed(
 	x: Tensor,
 	weight: string,
 ): ModuleOutput {
-	const u = runModule(tape, config, "layernorm", [x], (on, value) => {
-		using entering = masked(on, value, masks?.hidden);
-		return maskedNorm(on, entering, weights(weight), config.normEpsilon, masks?.norm);
-	});
+	const u = runModule(tape, config, "layernorm", [x], (on, value) =>
+		maskedNorm(on, value, weights(weight), config.normEpsilon, masks?.norm, { columns: masks?.hidden ?? null }),
+	);
 	probe?.("normed", u.y);
 	return u;
 }

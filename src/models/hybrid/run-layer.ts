@@ -1,5 +1,4 @@
 /** One layer of the hybrid language model with its residual (docs/spec/language-model.md §1.5). */
-import { add } from "../../tensor/ops/add.ts";
 import { dropout } from "../../tensor/ops/dropout.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
@@ -9,7 +8,7 @@ import { configOfLayer } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 import type { LayerPlace } from "./layer-places.ts";
 import { mambaLayer } from "./mamba.ts";
-import { masked } from "./masks.ts";
+import { addMasked } from "./masks.ts";
 import { wholeSequences } from "./mixing.ts";
 import { mlpLayer } from "./mlp.ts";
 import { moeLayer } from "./moe.ts";
@@ -38,12 +37,10 @@ export function* runLayer(
 		probe: probe && ((end, value, offsets) => probe(place.index, end, value, offsets)),
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
-	using unmasked = yield* runBranch(tape, parts, place, context, x, input, name);
-	using whole = masked(tape, unmasked, context.masks?.hidden);
-	using branch = masked(tape, whole, context.layerMasks?.keep);
+	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
 	context.probe?.("branch", branch);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
-	return add(tape, x, dropped);
+	return addMasked(tape, x, dropped, context.masks?.hidden, context.layerMasks?.keep);
 }
 
 function* runBranch(

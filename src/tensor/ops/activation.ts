@@ -3,6 +3,7 @@
  * §1.3).
  */
 import { Activation, type ActivationName } from "../../native/abi.ts";
+import { type Mask, maskArguments, maskGradients, maskTensors, wantsGradient } from "../column-mask.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
 
@@ -19,6 +20,8 @@ export interface GatedOptions {
 export interface ActivationOptions extends GatedOptions {
 	/** Factor of every row, f32 [rows]: a routing weight, applied before the second projection. */
 	readonly rowProbability?: Tensor | null;
+	/** Multiplies the columns of x (docs/spec/elastic.md §9). */
+	readonly mask?: Mask | null;
 }
 
 /** Whether x has two halves, the gate first. */
@@ -27,12 +30,12 @@ export function isGatedActivation(kind: ActivationName): boolean {
 }
 
 /**
- * y = rowProbability * act(x), in fp32 with one rounding. x_RW f32 or bf16, W twice the output's for gated kinds. Only
+ * y = rowProbability * act(mask x), in fp32 with one rounding. x_RW f32 or bf16, W twice the output's for gated kinds. Only
  * the live rows of x are computed.
  */
 export function activation(tape: Tape, x: Tensor, kind: ActivationName, options: ActivationOptions = {}): Tensor {
 	const { device } = tape;
-	const rowProbability = options.rowProbability ?? null;
+	const { rowProbability = null, mask = null } = options;
 	const width = isGatedActivation(kind) ? x.width / 2 : x.width;
 	if (!x.contiguous || !Number.isInteger(width)) {
 		throw new RangeError(`${kind} cannot read a tensor of shape [${x.shape}] and stride ${x.stride}.`);
@@ -49,19 +52,23 @@ export function activation(tape: Tape, x: Tensor, kind: ActivationName, options:
 		kind: Activation[kind],
 		dtype: x.dtypeCode,
 	};
-	const wanted = x.gradient !== null || (rowProbability?.gradient ?? null) !== null;
+	const masks = mask && maskArguments(mask, x.width);
+	const wanted = wantsGradient(x.gradient, mask) || (rowProbability?.gradient ?? null) !== null;
 	using all = tape.output(Tensor.empty(device, [...x.shape.slice(0, -1), width], x.dtype), wanted);
 	const y = all.withRowCount(x.rowCount);
-	device.run("activation_forward", { ...args, y });
+	if (masks) device.run("masked_activation_forward", { ...args, ...masks, y });
+	else device.run("activation_forward", { ...args, y });
 	tape.record({
 		name: "activation",
 		outputs: [y],
-		keep: [x, rowProbability, x.rowCount],
+		keep: [x, rowProbability, x.rowCount, ...(mask ? maskTensors(mask) : [])],
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
 			const dx = x.gradient?.contiguousTarget() ?? Tensor.empty(device, x.shape, x.dtype, "workspace");
 			const drowProbability = rowProbability?.gradient?.contiguousTarget() ?? null;
-			device.run("activation_backward", { ...args, dy, dx, drow_probability: drowProbability });
+			const operands = { ...args, dy, dx, drow_probability: drowProbability };
+			if (mask) device.run("masked_activation_backward", { ...operands, ...masks!, ...maskGradients(mask) });
+			else device.run("activation_backward", operands);
 			if (x.gradient) x.gradient.accumulate(dx);
 			else dx[Symbol.dispose]();
 			if (drowProbability) rowProbability!.gradient!.accumulate(drowProbability);

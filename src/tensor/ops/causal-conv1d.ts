@@ -1,11 +1,12 @@
 /** Depthwise causal convolution with SiLU over packed sequences (docs/spec/language-model.md §2.2 step 2). */
+import { type ColumnMask, wantsGradient } from "../column-mask.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";
-import { type ColumnMask, MaskedValues, wantsGradient } from "./mask-columns.ts";
+import { MaskedValues } from "./mask-columns.ts";
 
-/** Masks of the convolution's channels (docs/spec/elastic.md §9), a ring for every element of weight and bias. */
+/** Masks of the convolution's channels (docs/spec/elastic.md §9), a factor for every element of weight and bias. */
 export interface ChannelMask {
 	readonly weight: ColumnMask;
 	readonly bias: ColumnMask;
@@ -41,7 +42,7 @@ export function causalConv1d(
 	const masked = mask && [new MaskedValues(weight, mask.weight), new MaskedValues(bias, mask.bias)];
 	const y = tape.output(
 		Tensor.empty(device, x.shape, x.dtype),
-		wantsGradient(x.gradient, mask?.weight ?? null) || weight.trainable || bias.trainable,
+		wantsGradient(x.gradient, mask && { columns: mask.weight, scale: null }) || weight.trainable || bias.trainable,
 	);
 	const shared = {
 		x,

@@ -1,47 +1,55 @@
 /**
- * Columns times factors that rings of columns share: the masks of elastic models (docs/spec/elastic.md §9). A factor's
- * gradient adds to a place of its own, which many uses of the factor share.
+ * Columns times factors: masks of elastic models (docs/spec/elastic.md §9) where no other operation takes them, of parameters,
+ * and of router logits (§10). A factor's gradient adds to a place of its own, which many uses of the factor share.
  */
-import type { GradientSlot } from "../gradient.ts";
+import {
+	type ColumnMask,
+	type Mask,
+	maskArguments,
+	maskGradients,
+	maskTensors,
+	wantsGradient,
+} from "../column-mask.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
 
-/** A factor for every ring, and the ring of every column. Nothing here is owned. */
-export interface ColumnMask {
-	/** i32 [W], -1 where the factor is 1; null: every column is in ring 0. */
-	readonly rings: Tensor | null;
-	/** f32 [rings]. */
-	readonly values: Tensor;
-	/** f32 [rings], added to; null: not wanted. */
-	readonly gradients: Tensor | null;
+/** y_RW = mask_W x_RW, x f32 or bf16. Only the live rows are computed. */
+export function maskColumns(tape: Tape, x: Tensor, mask: Mask): Tensor {
+	return addMaskedColumns(tape, null, x, mask);
 }
 
-/** y_RW = m_W x_RW, x f32 or bf16. Only the live rows are computed. */
-export function maskColumns(tape: Tape, x: Tensor, mask: ColumnMask): Tensor {
-	requireRings(mask, x.width);
+/** y_RW = a_RW + mask_W x_RW: the residual connection of a masked branch. One rounding; a's gradient is y's own, shared. */
+export function addMaskedColumns(tape: Tape, a: Tensor | null, x: Tensor, mask: Mask): Tensor {
+	if (a !== null && (a.elements !== x.elements || a.width !== x.width || a.dtype !== x.dtype)) {
+		throw new RangeError(`A masked ${x.dtype} [${x.shape}] cannot be added to ${a.dtype} [${a.shape}].`);
+	}
 	const { device } = tape;
-	const common = { rings: mask.rings, values: mask.values, row_count: x.rowCount, rows: x.rows, width: x.width };
+	const common = { ...maskArguments(mask, x.width), row_count: x.rowCount, rows: x.rows, width: x.width };
 	using all = tape.output(
 		Tensor.empty(device, x.shape, x.dtype as FloatDtype),
-		x.gradient !== null || mask.gradients !== null,
+		wantsGradient(x.gradient, mask) || (a?.gradient ?? null) !== null,
 	);
 	const y = all.withRowCount(x.rowCount);
 	const dtype = x.dtypeCode;
-	device.run("mask_columns_forward", { ...common, x, y, x_stride: x.stride, y_stride: y.stride, dtype });
+	const strides = { x_stride: x.stride, addend_stride: a?.stride ?? x.width, y_stride: y.stride };
+	device.run("mask_columns_forward", { ...common, x, addend: a, y, ...strides, dtype });
+	const gradients = maskGradients(mask);
+	const sums = gradients.dfactors !== null || gradients.dscale !== null;
 	tape.record({
 		name: "mask_columns",
 		outputs: [y],
-		keep: [mask.gradients === null ? null : x, mask.rings, mask.values, mask.gradients, x.rowCount],
+		keep: [sums ? x : null, ...maskTensors(mask), x.rowCount],
 		backward: ([dy]) => {
+			a?.gradient?.accumulate(dy!.share());
 			const dx = x.gradient?.target() ?? null;
+			if (dx === null && !sums) return;
 			device.run("mask_columns_backward", {
 				...common,
+				...gradients,
 				dy: dy!,
 				x,
 				dx,
-				dvalues: mask.gradients,
-				ring_count: mask.values.elements,
 				dy_stride: dy!.stride,
 				x_stride: x.stride,
 				dx_stride: dx?.stride ?? x.width,
@@ -56,7 +64,7 @@ export function maskColumns(tape: Tape, x: Tensor, mask: ColumnMask): Tensor {
 }
 
 /**
- * A parameter's masked values, for an operation that reads it as they are. `mask`: a ring for every element. The receiver
+ * A parameter's masked values, for an operation that reads it as they are. `mask`: a factor for every element. The receiver
  * disposes it.
  */
 export class MaskedValues implements Disposable {
@@ -67,15 +75,16 @@ export class MaskedValues implements Disposable {
 		readonly mask: ColumnMask,
 	) {
 		const { value } = parameter;
-		requireRings(mask, value.elements);
 		this.values = Tensor.empty(value.device, value.shape, value.dtype as FloatDtype);
 		using x = value.view([1, value.elements]);
 		using y = this.values.view([1, value.elements]);
 		value.device.run("mask_columns_forward", {
 			...this.#common,
 			x,
+			addend: null,
 			y,
 			x_stride: x.stride,
+			addend_stride: x.stride,
 			y_stride: y.stride,
 			dtype: value.dtypeCode,
 		});
@@ -93,8 +102,8 @@ export class MaskedValues implements Disposable {
 			dy,
 			x,
 			dx,
-			dvalues: this.mask.gradients,
-			ring_count: this.mask.values.elements,
+			dfactors: this.mask.gradients,
+			dscale: null,
 			dy_stride: elements,
 			x_stride: elements,
 			dx_stride: elements,
@@ -105,23 +114,13 @@ export class MaskedValues implements Disposable {
 	}
 
 	get #common() {
-		const { rings, values } = this.mask;
-		return { rings, values, row_count: null, rows: 1, width: this.parameter.value.elements };
+		const width = this.parameter.value.elements;
+		return { ...maskArguments({ columns: this.mask, scale: null }, width), row_count: null, rows: 1, width };
 	}
 
 	[Symbol.dispose](): void {
 		this.values[Symbol.dispose]();
 	}
-}
-
-/** Whether an operation that reads x, or parameters, behind a mask has gradients to compute. */
-export function wantsGradient(gradient: GradientSlot | null, mask: ColumnMask | null): boolean {
-	return gradient !== null || (mask?.gradients ?? null) !== null;
-}
-
-function requireRings({ rings }: ColumnMask, columns: number): void {
-	if (rings === null || rings.elements === columns) return;
-	throw new RangeError(`A mask of ${rings.elements} columns cannot stand before ${columns}.`);
 }
 
 /** The bias of masked experts, and their logits: docs/spec/elastic.md §10. */
@@ -144,42 +143,28 @@ export function maskScores(
 	mask: ScoreMask,
 	bias: Tensor | null,
 ): { readonly logits: Tensor; readonly bias: Tensor | null } {
-	requireRings(mask, logits.width);
+	const { factors } = mask;
+	maskArguments({ columns: mask, scale: null }, logits.width);
 	const { device } = tape;
-	const common = { logits, rings: mask.rings, values: mask.values, tokens: logits.rows, experts: logits.width };
-	const y = tape.output(Tensor.empty(device, logits.shape), wantsGradient(logits.gradient, mask));
+	const common = { logits, factors, tokens: logits.rows, experts: logits.width };
+	const wanted = wantsGradient(logits.gradient, { columns: mask, scale: null });
+	const y = tape.output(Tensor.empty(device, logits.shape), wanted);
 	const maskedBias = bias && Tensor.empty(device, bias.shape);
 	const sigmoid = Number(mask.sigmoid);
 	const blocked = { masked_bias: maskedBias, blocked_bias: mask.blockedBias };
 	device.run("mask_scores_forward", { ...common, expert_bias: bias, y, ...blocked, sigmoid });
 	if (mask.ofBias !== null) {
-		const { rings, values } = mask.ofBias;
-		device.run("mask_scores_forward", {
-			...common,
-			rings,
-			values,
-			tokens: 0,
-			expert_bias: bias,
-			y,
-			...blocked,
-			sigmoid,
-		});
+		const { factors } = mask.ofBias;
+		device.run("mask_scores_forward", { ...common, factors, tokens: 0, expert_bias: bias, y, ...blocked, sigmoid });
 	}
 	tape.record({
 		name: "mask_scores",
 		outputs: [y],
-		keep: [logits, mask.rings, mask.values, mask.gradients],
+		keep: [logits, mask.factors, mask.gradients],
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
 			const dlogits = logits.gradient?.contiguousTarget() ?? null;
-			device.run("mask_scores_backward", {
-				...common,
-				dy,
-				dlogits,
-				dvalues: mask.gradients,
-				ring_count: mask.values.elements,
-				sigmoid,
-			});
+			device.run("mask_scores_backward", { ...common, dy, dlogits, dfactors: mask.gradients, sigmoid });
 			if (dlogits) logits.gradient!.accumulate(dlogits);
 		},
 	});
