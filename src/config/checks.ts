@@ -293,6 +293,7 @@ const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfig
 	["freeze-vit", (c) => c.freezeVit],
 	["a projector that trains (no freeze-projection)", (c) => !c.freezeProjection],
 	["encoder-tp 1", (c) => c.encoderTp === 1],
+	["encoder-balance number", (c) => c.encoderBalance === "number"],
 ];
 
 const prefetch = prefetchNeeds.map(

@@ -92,6 +92,7 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"vision-kv-channels": (c) => c.visionHiddenSize / c.visionNumAttentionHeads,
 	"vision-ffn-hidden-size": (c) => 4 * c.visionHiddenSize,
 	"vision-projection-ffn-hidden-size": (c) => 4 * projectorInput(c),
+	"encoder-balance": (c) => (c.mimoEncoderPrefetch ? "number" : "cost"),
 	"tensor-parallel-num-weight-shards": (c) => c.llmTp,
 	"expert-tensor-parallel-num-weight-shards": (c) => c.llmExptTp,
 	"llm-offset": (c) => (hasEncoder(c) ? c.encoderTp * c.encoderDp : 0),

@@ -14,6 +14,19 @@ export interface ImageSet {
 	readonly indices?: readonly number[];
 }
 
+/** Images that say their places. */
+export type PlacedImages = ImageSet & Required<Pick<ImageSet, "indices">>;
+
+/** The images of a step's microbatches of one rank; those that do not say their places have those after the ones before. */
+export function placesInStep(microbatches: readonly ImageSet[]): PlacedImages[] {
+	let first = 0;
+	return microbatches.map((images) => {
+		first += images.grids.length;
+		const before = first - images.grids.length;
+		return { ...images, indices: images.indices ?? images.grids.map((_, image) => before + image) };
+	});
+}
+
 /** No images of `samples` samples of text alone. */
 export function noImages(samples: number): ImageSet {
 	return { patches: new Float32Array(0), grids: [], imagesPerSample: new Array<number>(samples).fill(0) };

@@ -14,6 +14,16 @@ export interface RowRanges {
 	readonly counts: readonly number[];
 }
 
+/** Runs of so many rows, one after the other. */
+export function consecutive(counts: readonly number[]): RowRanges {
+	let at = 0;
+	const offsets = counts.map((count) => {
+		at += count;
+		return at - count;
+	});
+	return { offsets, counts };
+}
+
 /**
  * Runs of rows that the device knows, i32 [size, runs, 3]: for each member, of every run its first row here, its first row at
  * the member, and how many rows. `out` go to the members, `in` come from them; what one member's `out` says of another, the

@@ -63,7 +63,8 @@ export async function openRank(
 	const world = World.imagined(device, rank, topology.worldSize, (name, ranks) =>
 		imaginedGroup(name, ranks, rank, imagination),
 	);
-	const run = await openRun(c, world);
+	// The images of imagined lanes are this one's: none would move.
+	const run = await openRun({ ...c, encoderBalance: "number" }, world);
 	// Made once: a run's data are made beside it.
 	const made: ImageTextMicrobatch[] = [];
 	const batches = (count: number) => {

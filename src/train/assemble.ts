@@ -32,6 +32,7 @@ import type { Chunk } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import type { DistillationOptions, Teacher } from "./distillation.ts";
 import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
+import { sharingLanes } from "./image-deal.ts";
 import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
 import { RankPasses } from "./rank-passes.ts";
@@ -64,6 +65,8 @@ export interface RunSpecification {
 	readonly distributedOptimizer?: boolean;
 	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
 	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
+	/** Whether the encoder's lanes encode what they have read, or share images by what they cost; default: what they read. */
+	readonly encoderBalance?: "number" | "cost";
 	/** Default: the exact gradient. */
 	readonly participation?: Pick<Participation, "policy">;
 	/** A frozen tower runs ahead; absent or null: it does not. */
@@ -140,6 +143,8 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		language: language?.module ?? null,
 		imageTokenId: specification.imageTokenId,
 		teacher,
+		encoderLanes:
+			encoder && specification.encoderBalance === "cost" ? sharingLanes(encoder.groups.replicas.dense, topology) : null,
 		edges,
 		shape,
 		actor: language ? topology.language.coordinates(world.rank).pp : "encoder",

@@ -1,6 +1,6 @@
 /** One microbatch through the encoder: forward on its own tape → rows, kept until their gradient has come back. */
-import type { ImageSet } from "../data/images.ts";
-import { patchWidth } from "../models/radio/config.ts";
+import type { ImageSet, PlacedImages } from "../data/images.ts";
+import { outputRows, patchWidth } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
 import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";
 import type { Rows } from "../parallel/edge.ts";
@@ -8,18 +8,19 @@ import type { Pass } from "../schedule/pass.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import type { ImageDeal } from "./image-deal.ts";
 
 /** Arguments of a pass beside its images. */
 export interface EncoderPassOptions {
 	/** Key of this step's random crops. */
 	readonly cropKey: number;
-	/** Place of image 0 among those of the step's global batch, where the images do not say their own. */
-	readonly firstImage: number;
 	/** Whether gradients will come. */
 	readonly training: boolean;
 	readonly observe?: RadioObserver | undefined;
 	/** Features that a frozen tower made ahead of time; the pass takes them over. */
 	readonly features?: EncodedFeatures | null;
+	/** Lanes encode other images than they have read; absent or null: this one encodes its own. */
+	readonly deal?: ImageDeal | null;
 	readonly onGradient?: (parameter: Parameter) => void;
 }
 
@@ -37,24 +38,36 @@ export class EncoderPass implements Pass {
 	/** Runs the encoder forward. */
 	constructor(
 		readonly encoder: EncoderModule,
-		images: ImageSet,
+		images: PlacedImages,
 		private readonly options: EncoderPassOptions,
 	) {
 		const { device } = encoder;
-		const { onGradient, observe, cropKey } = options;
+		const { onGradient } = options;
 		this.#tape = new Tape(device, { recording: options.training, ...(onGradient && { onGradient }) });
-		const { grids, indices = grids.map((_, index) => options.firstImage + index) } = images;
-		using patches = options.features ? null : patchTensor(encoder, images);
-		using _features = options.features?.features;
 		try {
-			const { rows, rowsPerImage } = options.features
-				? encoder.project(this.#tape, options.features, observe)
-				: encoder.forward(this.#tape, { patches: patches!, grids, indices, cropKey }, observe);
+			const rows = this.#encode(images);
+			const rowsPerImage = images.grids.map((grid) => outputRows(encoder.config.tower, grid));
 			this.output = { rows, rowsPerSample: rowsOfSamples(images, rowsPerImage) };
 		} catch (error) {
 			this.#tape.discard();
 			throw error;
 		}
+	}
+
+	/** Rows of `images`, in their order. */
+	#encode(images: PlacedImages): Tensor {
+		const { encoder, options } = this;
+		const { observe, cropKey, features, deal } = options;
+		if (features) {
+			using _features = features.features;
+			return encoder.project(this.#tape, features, observe).rows;
+		}
+		using patches = deal ? deal.exchangePatches(encoder, images) : patchTensor(encoder, images);
+		const { grids, indices } = deal ?? images;
+		const { rows } = encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe);
+		if (!deal) return rows;
+		using encoded = rows;
+		return deal.bringHome(this.#tape, encoded);
 	}
 
 	/** Without images there is a way back all the same: every rank goes it. */

@@ -1,4 +1,5 @@
 /** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
+import { placesInStep } from "../data/images.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
@@ -7,6 +8,7 @@ import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
 import type { Edge, Rows } from "../parallel/edge.ts";
+import { consecutive } from "../parallel/group.ts";
 import type { Action, Actor, Chunk, ScheduleShape } from "../schedule/actions.ts";
 import { execute } from "../schedule/execute.ts";
 import type { ModulePasses } from "../schedule/pass.ts";
@@ -17,6 +19,7 @@ import { TokenSlice } from "../tensor/token-slice.ts";
 import { type Teacher, teaches } from "./distillation.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
+import { dealImages, type EncoderLanes } from "./image-deal.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
 
@@ -50,6 +53,8 @@ export interface PassParts {
 	readonly imageTokenId: number | null;
 	/** Of the language model; null: it has none. */
 	readonly teacher: Teacher | null;
+	/** The encoder's data-parallel ranks, which share images by cost; null: each encodes what it has read. */
+	readonly encoderLanes: EncoderLanes | null;
 	/** Edges with an end here, by the chunk of the language model that they enter. */
 	readonly edges: ReadonlyMap<number, Edge>;
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
@@ -113,7 +118,9 @@ export class RankPasses {
 		const { encoder, language, edges, imageTokenId } = this.parts;
 		const images = edges.get(0);
 		if (encoder) {
-			using encoded = new EncoderPass(encoder, prompts.images, { cropKey: 0, firstImage: 0, training: false });
+			const { images: placed, deals } = this.#dealt([prompts]);
+			const about = { cropKey: 0, training: false, deal: deals?.[0] ?? null };
+			using encoded = new EncoderPass(encoder, placed[0]!, about);
 			images!.sendForward(encoded.output, false);
 		}
 		const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
@@ -151,19 +158,26 @@ export class RankPasses {
 		});
 	}
 
+	/** Images of a step's microbatches, and who encodes them. All ranks of the encoder call this together. */
+	#dealt(microbatches: readonly ImageTextMicrobatch[]) {
+		const { encoder, encoderLanes } = this.parts;
+		const images = placesInStep(microbatches.map(({ images }) => images));
+		return { images, deals: encoderLanes && dealImages(encoder!, encoderLanes, images) };
+	}
+
 	#encoderPasses(encoder: EncoderModule, { microbatches, place, observe, training, listen }: Common): ModulePasses {
 		const { prefetch, shape } = this.parts;
-		const firstImages = startsOf(microbatches.map(({ images }) => images.grids.length));
+		const { images: placed, deals } = this.#dealt(microbatches);
 		const trains = training && shape.encoder!.trains;
 		return {
 			begin: (_, index) => {
 				const { images } = microbatches[index]!;
 				const features = training && images.grids.length > 0 ? (prefetch?.take(images) ?? null) : null;
-				return new EncoderPass(encoder, images, {
+				return new EncoderPass(encoder, placed[index]!, {
 					cropKey: place.dropoutKey,
-					firstImage: firstImages[index]!,
 					training: trains,
 					features,
+					deal: deals?.[index] ?? null,
 					observe: observe && ((name, value) => observe(`encoder.${name}`, value, index)),
 					...listen(index),
 				});
@@ -178,7 +192,7 @@ export class RankPasses {
 		const { microbatches, place, observe, training, listen } = common;
 		const { shape, imageTokenId } = this.parts;
 		const lengths = microbatches.map(({ text }) => text.ids.length);
-		const starts = startsOf(lengths);
+		const { offsets: starts } = consecutive(lengths);
 		const tokens = place.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
 		const teacherOf = (index: number) => {
 			const { teacher } = this.parts;
@@ -226,13 +240,4 @@ interface Common {
 /** Samples of a microbatch whose rows come from each of an edge's sources. */
 function samplesFrom(edge: Edge, { text }: ImageTextMicrobatch, index: number): number[] {
 	return samplesOfShares(sampleLengths(text).length, edge.sources, index);
-}
-
-/** Where each of several runs begins when they lie one after the other. */
-function startsOf(lengths: readonly number[]): number[] {
-	let at = 0;
-	return lengths.map((length) => {
-		at += length;
-		return at - length;
-	});
 }

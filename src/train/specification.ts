@@ -33,6 +33,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		seed: c.seed,
 		distributedOptimizer: c.useDistributedOptimizer,
 		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
+		encoderBalance: c.encoderBalance,
 		participation: { policy: c.encoderGradParticipation },
 		prefetch: c.mimoEncoderPrefetch ? { depth: c.mimoEncoderPrefetchDepth, debug: debugOf(c, rank) } : null,
 		expertCapacity: {

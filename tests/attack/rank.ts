@@ -90,6 +90,7 @@ async function train(): Promise<void> {
 				encoder: null,
 				language: model,
 				imageTokenId: null,
+				encoderLanes: null,
 				edges: new Map(),
 				prefetch: null,
 				teacher: null,

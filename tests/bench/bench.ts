@@ -9,7 +9,7 @@
  * checkpoints against cp. collectives: two ranks, against memcpy and Gloo. expert-exchange: rows to experts of four ranks and
  * back, against the host's plan of them. overlap: a step of encoder and language model
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. schedules: how long a
- * pipeline's stages wait for each other, against the formulas. overhead: a step with all
+ * pipeline's stages wait for each other, against the formulas. lanes: how evenly encoder lanes share images. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
  * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data
  * set, against megatron-energon likewise. packing: what of the sequences is padding, a table without times.
@@ -25,6 +25,7 @@ import { benchEnergon, findEnergon } from "./energon.ts";
 import { benchExpertExchange } from "./expert-exchange.ts";
 import { benchGenerate } from "./generate.ts";
 import { benchImages, findPillow } from "./images.ts";
+import { benchLanes, lanesTable } from "./lanes.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
 import { benchOverhead } from "./overhead.ts";
@@ -47,6 +48,7 @@ const suites = [
 	"overlap",
 	"plan",
 	"schedules",
+	"lanes",
 	"overhead",
 	"saves",
 	"images",
@@ -111,6 +113,10 @@ if (wanted("expert-exchange")) take(await benchExpertExchange());
 if (wanted("overlap")) take(await benchOverlap());
 if (wanted("plan")) take(benchPlan());
 if (wanted("schedules")) take(benchSchedules());
+if (wanted("lanes")) {
+	console.log(lanesTable());
+	take(await benchLanes());
+}
 if (wanted("overhead")) take(await benchOverhead());
 if (wanted("saves")) take(benchSaves());
 if (wanted("images")) {

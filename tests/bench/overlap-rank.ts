@@ -3,6 +3,7 @@
  * seconds of eight microbatches forward and backward by themselves, at the same time, and of a step.
  */
 import { configurationOf } from "../../src/config/resolve.ts";
+import { placesInStep } from "../../src/data/images.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
@@ -59,8 +60,8 @@ async function open(subject: Subject): Promise<Work> {
 	const { encoder, language } = run;
 	if (encoder) {
 		const alone = () => {
-			for (const { images } of microbatches) {
-				using encoded = new EncoderPass(encoder, images, { cropKey: 0, firstImage: 0, training: true });
+			for (const images of placesInStep(microbatches.map(({ images }) => images))) {
+				using encoded = new EncoderPass(encoder, images, { cropKey: 0, training: true });
 				encoded.backward(Tensor.zeros(device, encoded.output.rows.shape), "immediate");
 			}
 		};

@@ -71,6 +71,12 @@ export const visionKeys = {
 	"freeze-lm": off("Do not train the language model.", { model: false }),
 	"freeze-vit": off("Do not train the encoder.", { model: false }),
 	"freeze-projection": off("Do not train the projector.", { model: false }),
+	"encoder-balance": derived(
+		choice(["number", "cost"]),
+		"cost, but number with mimo-encoder-prefetch",
+		"What the encoder's data-parallel ranks share equally: samples, or images by their operations.",
+		{ model: false },
+	),
 	"encoder-grad-participation": defaulting(
 		choice(["exact", "corrected"]),
 		"exact",

@@ -32,6 +32,7 @@ export interface Subject {
 	readonly distillation: DistillationOptions | null;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
+	readonly encoderBalance: "number" | "cost";
 	/** null without an encoder. */
 	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
@@ -81,6 +82,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		elastic: elasticSubject(c),
 		distillation: distillationOf(c),
 		pattern: c.hybridLayerPattern,
+		encoderBalance: c.encoderBalance,
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: frozenOf(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
