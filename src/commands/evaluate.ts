@@ -8,7 +8,8 @@ import { numberFlag, takeRepeated } from "./own-flags.ts";
 const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
 
 The mean token loss of a trained model on data sets, and how many questions it answers rightly. The model comes from where
-\`mimo generate\` takes it.
+\`mimo generate\` takes it. Of an elastic parent, losses are measured at every budget too, the router's sizes chosen without
+noise; --is-flex-eval --override-selected-budget B measures at that budget alone.
 
   --data PATH          Text, .safetensors with tokens, or Energon data, whose part valid-data-split-part is read; of a
                        metadataset every entry by itself. May be given several times.

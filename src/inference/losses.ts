@@ -5,6 +5,7 @@ import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
 import { LeftOutTally } from "../data/left-out.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import type { DrawnBudget } from "../elastic/router-network.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
@@ -25,7 +26,10 @@ export interface DatasetLoss {
 	readonly samples: number;
 	/** Tokens that count, and the mean of their losses. */
 	readonly tokens: number;
+	/** Of the model as it is, or of the one budget that is asked for. */
 	readonly loss: number;
+	/** Of an elastic model at every budget, without noise. */
+	readonly budgets: readonly { readonly budget: number; readonly loss: number }[];
 }
 
 /** A data set by itself. */
@@ -135,14 +139,17 @@ export async function lossesOf(
 ): Promise<{ readonly losses: DatasetLoss[]; readonly leftOut: readonly string[] }> {
 	const found: DatasetLoss[] = [];
 	const leftOut = new LeftOutTally();
-	const budget = c.isFlexEval ? evaluatedBudgets(c).budgets[0]! : null;
+	const { parent, budgets } = evaluatedBudgets(c);
 	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, leftOut)) {
-		const { losses, tokens } = evaluate(run.state, microbatches, undefined, budget);
+		const at = (budget: DrawnBudget | null) => evaluate(run.state, microbatches, undefined, budget);
+		const each = budgets.map((budget) => ({ budget: budget.value, ...at(budget) }));
+		const { losses, tokens } = parent ? at(null) : each[0]!;
 		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
 		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
 		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);
 		const { path, part } = entry;
-		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]! });
+		const byBudget = each.map((one) => ({ budget: one.budget, loss: one.losses[languageModelLoss]! }));
+		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]!, budgets: byBudget });
 	}
 	return { losses: found, leftOut: new LeftOutReport(run.state.world, leftOut).rest() };
 }

@@ -74,11 +74,13 @@ const isBare = ({ request }: Question) => request.kind === "text";
 const measures = { exact: "exact match", choice: "multiple choice" } as const;
 
 function tables(datasets: readonly DatasetLoss[], questions: readonly QuestionReport[]): string[] {
-	const losses = datasets.map(({ dataset, part, samples, tokens, loss }) => [
+	const budgets = datasets[0]?.budgets.map(({ budget }) => `at budget ${budget}`) ?? [];
+	const losses = datasets.map(({ dataset, part, samples, tokens, loss, budgets: each }) => [
 		part === null ? dataset : `${dataset} (${part})`,
 		String(samples),
 		String(tokens),
 		loss.toFixed(4),
+		...each.map((one) => one.loss.toFixed(4)),
 	]);
 	const scores = questions.map(({ file, kind, right, of }) => [
 		file,
@@ -87,7 +89,7 @@ function tables(datasets: readonly DatasetLoss[], questions: readonly QuestionRe
 		`${((100 * right) / of).toFixed(1)} %`,
 	]);
 	return [
-		...(losses.length > 0 ? columns([["data set", "samples", "tokens", "loss a token"], ...losses]) : []),
+		...(losses.length > 0 ? columns([["data set", "samples", "tokens", "loss a token", ...budgets], ...losses]) : []),
 		...(losses.length > 0 && scores.length > 0 ? [""] : []),
 		...(scores.length > 0 ? columns([["questions", "measure", "right", "accuracy"], ...scores]) : []),
 	];

@@ -24,9 +24,9 @@ function run(command: string): { readonly stdout: string; readonly stderr: strin
 	return { stdout, stderr };
 }
 
-const lossOf = (where: string): number =>
+const lossOf = (where: string, data = "text.txt"): number =>
 	(
-		JSON.parse(run(`evaluate ${where} --seq-length 64 --data text.txt --json`).stdout) as {
+		JSON.parse(run(`evaluate ${where} --seq-length 64 --data ${data} --json`).stdout) as {
 			datasets: { loss: number }[];
 		}
 	).datasets[0]!.loss;
@@ -211,6 +211,32 @@ describe("a trained family", () => {
 			const own = JSON.parse(run(`evaluate --load family-${budget} --data other.txt --json`).stdout);
 			expect(Math.abs(own.datasets[0].loss / loss! - 1)).toBeLessThan(1e-5);
 		}
+	}, 60_000);
+
+	test("evaluate measures every budget without noise, on every layout, or one that is asked for", () => {
+		const expected = listed().slice(1);
+		const evaluated = (flags: string) =>
+			(
+				JSON.parse(run(`evaluate --load family --data other.txt --json ${flags}`.trim()).stdout) as {
+					datasets: { loss: number; budgets: { budget: number; loss: number }[] }[];
+				}
+			).datasets[0]!;
+		const near = (a: number, b: number) => expect(Math.abs(a / b - 1)).toBeLessThan(1e-5);
+		const whole = evaluated("");
+		for (const { loss, budgets } of [whole, evaluated("--llm-tp 2 --llm-ep 2")]) {
+			near(loss, whole.loss);
+			expect(budgets.map(({ budget }) => `budget ${budget}`)).toEqual(expected.map(({ name }) => name));
+			for (const [at, one] of budgets.entries()) near(one.loss, expected[at]!.loss!);
+		}
+		const alone = evaluated("--is-flex-eval --override-selected-budget 0.7");
+		expect(alone.budgets.map(({ budget }) => budget)).toEqual([0.7]);
+		near(alone.loss, expected[1]!.loss!);
+		// Between two trained budgets.
+		run("elastic extract --load family --budget 0.55 --save family-between");
+		const between = evaluated("--is-flex-eval --override-selected-budget 0.55");
+		near(between.loss, lossOf("--load family-between", "other.txt"));
+		const { stdout } = run("evaluate --load family --data other.txt");
+		expect(stdout.split("\n")[0]).toMatch(/loss a token +at budget 1 +at budget 0.7 +at budget 0.4/);
 	}, 60_000);
 
 	test("list has a line for the parent, every budget and every choice, plan and evaluate take the parent", () => {

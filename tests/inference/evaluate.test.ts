@@ -58,7 +58,7 @@ describe("losses", () => {
 		expect(one.map(({ samples }) => samples)).toEqual([8, 8]);
 		expect(one[1]!.loss).toBeLessThan(one[0]!.loss);
 		for (const [index, { loss, ...rest }] of several.entries()) {
-			expect(rest).toEqual({ dataset: one[index]!.dataset, part: null, samples: 8, tokens: 512 });
+			expect(rest).toEqual({ dataset: one[index]!.dataset, part: null, samples: 8, tokens: 512, budgets: [] });
 			expect(Math.abs(loss / one[index]!.loss - 1)).toBeLessThan(1e-5);
 		}
 	}, 30_000);
