@@ -1,14 +1,14 @@
 /** What a router chooses for a budget is extracted as a model that computes what the parent does under those masks. */
-import { afterAll, beforeAll, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
 import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { SelectedStore } from "../../src/checkpoint/selected-store.ts";
-import { configurationOf } from "../../src/config/resolve.ts";
 import { DeviceInput } from "../../src/data/device-input.ts";
 import { ElasticRouter } from "../../src/elastic/elastic-router.ts";
 import { submodelOfBudget } from "../../src/elastic/family.ts";
 import { budgetRecords } from "../../src/elastic/family-records.ts";
-import { elasticConfig } from "../../src/elastic/from-configuration.ts";
 import { withoutNoise } from "../../src/elastic/router-network.ts";
+import type { Submodel } from "../../src/elastic/submodel.ts";
 import { submodelKeys, unitsOfSubmodel } from "../../src/elastic/submodel-configuration.ts";
 import { selectionsOf } from "../../src/elastic/units.ts";
 import { parametersOf } from "../../src/models/hybrid/counts.ts";
@@ -16,84 +16,179 @@ import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import type { ModelMasks } from "../../src/models/hybrid/masks.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
 import type { Device } from "../../src/native/device.ts";
+import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";
+import { World } from "../../src/parallel/world.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { TokenSlice } from "../../src/tensor/token-slice.ts";
-import { smallModel } from "../models/small.ts";
+import { assemble } from "../../src/train/assemble.ts";
+import { trainStep } from "../../src/train/step.ts";
+import { Scratch } from "../data/fixtures.ts";
+import { runRanks } from "../parallel/ranks.ts";
 import { relativeRms, testDevice } from "../support.ts";
+import { budgets, byLayer, type Family, familyOf, parentSeed, text, vocabulary } from "./family-model.ts";
 
+const folder = new Scratch();
 let device: Device;
 beforeAll(async () => {
 	device = await testDevice();
 });
-afterAll(() => device[Symbol.dispose]());
-
-const c = configurationOf({
-	...smallModel,
-	"hybrid-layer-pattern": "MEM*EM-E*",
-	"mamba-num-heads": 8,
-	"mamba-num-groups": 2,
-	"num-attention-heads": 8,
-	"num-query-groups": 2,
-	"num-experts": 6,
-	"moe-router-topk": 2,
-	"moe-router-bias-update-rate": 0,
-	"init-method-std": 0.3,
-	flextron: true,
-	"enable-router": true,
-	"emb-int-list": [32, 27, 20, 12],
-	"mamba-int-list": [8, 6, 4, 2],
-	"mlp-int-list": [24, 17, 8, 3],
-	"moe-expert-int-list": [6, 5, 3, 2],
-	"head-int-list": [8, 6, 4, 2],
-	"flex-hetero-mamba": true,
-	"flex-hetero-ffn": true,
-	"flex-hetero-moe-expert": true,
-	"flex-hetero-head": true,
-	"add-skipping": true,
-	"layer-ranking-list": [6, 3, 1],
-	"budget-list": [1, 0.7, 0.5],
-	"router-std": 1,
+afterAll(() => {
+	device[Symbol.dispose]();
+	folder[Symbol.dispose]();
 });
-const model = hybridConfig(c);
-const config = elasticConfig(c, model, 10)!;
 
-const tokens = 40;
-const ids = Int32Array.from({ length: tokens }, (_, t) => (7 * t + ((t * t) % 13)) % 61);
+const limit = 1e-5;
+const tokens = text.text.ids.length;
 
-function logitsOf(one: HybridModel, masks: ModelMasks | undefined): Float32Array {
-	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths: [25, 15] };
-	using input = new DeviceInput(device, text, one.parallel.tp);
+function logitsOf(one: HybridModel, masks?: ModelMasks): Float32Array {
+	using input = new DeviceInput(device, text.text, one.parallel.tp);
 	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), masks };
 	using logits = one.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
-	const values = logits.toFloat32();
-	return values.filter((_, i) => i % logits.width < 61);
+	return live(logits.toFloat32(), logits.width);
 }
 
-test("100 random choices over all axes: the masked parent's logits to 1e-5", () => {
+/** Without the vocabulary's padding. */
+function live(values: Float32Array, width: number): Float32Array {
+	return values.filter((_, i) => i % width < vocabulary);
+}
+
+function logitsOfChild({ c }: Family, store: ValueStore, submodel: Submodel): Float32Array {
+	using child = new HybridModel(device, hybridConfig({ ...c, ...submodelKeys(c, submodel) }), { frozen: true });
+	loadModel(child, new SelectedStore(store, selectionsOf(store, c, unitsOfSubmodel(c, submodel))));
+	return logitsOf(child);
+}
+
+/** Logits of every extracted submodel, those of routers of so many seeds; `use` is given each with its masked parent's. */
+function eachChoice(
+	family: Family,
+	seeds: number,
+	use: (child: Float32Array, masked: () => Float32Array) => void,
+): void {
+	const { model, elastic: config } = family;
 	using parent = new HybridModel(device, model, { frozen: true });
-	parent.initialise(5);
+	parent.initialise(parentSeed);
 	using store = new ValueStore("parent", parent);
 	const seen = new Set<string>();
-	const worst = Array.from({ length: 25 }, (_, seed) => {
+	for (let seed = 0; seed < seeds; seed++) {
 		using router = new ElasticRouter(config, parent);
 		router.initialise(seed);
-		const trained = { config, weights: router.weights() };
-		return [1, 0.85, 0.7, 0.5].map((budget) => {
-			const submodel = submodelOfBudget(trained, model, budget);
+		for (const value of budgets) {
+			const submodel = submodelOfBudget({ config, weights: router.weights() }, model, value);
 			seen.add(JSON.stringify(submodel));
-			using sampled = router.sample([withoutNoise({ value: budget, parent: budget === 1 })], 9, { trains: false });
-			const masked = logitsOf(parent, sampled.microbatches[0]!.masks);
-			const keys = submodelKeys(c, submodel);
-			using child = new HybridModel(device, hybridConfig({ ...c, ...keys }), { frozen: true });
-			loadModel(child, new SelectedStore(store, selectionsOf(store, c, unitsOfSubmodel(c, submodel))));
-			return relativeRms(logitsOf(child, undefined), masked);
-		});
+			using sampled = router.sample([withoutNoise({ value, parent: value === 1 })], 9, { trains: false });
+			use(logitsOfChild(family, store, submodel), () => logitsOf(parent, sampled.microbatches[0]!.masks));
+		}
+	}
+	expect(seen.size).toBeGreaterThan(0.85 * seeds * budgets.length);
+}
+
+const soft = {
+	"soft-mask": true,
+	"moe-router-score-function": "sigmoid",
+	"moe-router-load-balancing-type": ["none"],
+	"moe-aux-loss-coeff": [0],
+} as const;
+
+describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
+	test.each([
+		["a choice for every layer", 25, byLayer],
+		["one choice for all layers", 25, {}],
+		["one-hot samples of soft masks", 5, { ...byLayer, ...soft }],
+	])("%s: %d routers at 4 budgets", (_, seeds, keys) => {
+		const worst: number[] = [];
+		eachChoice(familyOf(keys), seeds, (child, masked) => worst.push(relativeRms(child, masked())));
+		expect(Math.max(...worst)).toBeLessThan(limit);
 	});
-	expect(Math.max(...worst.flat())).toBeLessThan(1e-5);
-	expect(seen.size).toBeGreaterThan(90);
-}, 120_000);
+
+	const cut = { ...byLayer, "hybrid-layer-pattern": "MEM*|EM-E*" };
+	const fourGroups = {
+		...byLayer,
+		...{ "mamba-num-groups": 4, "num-query-groups": 4, "mamba-int-list": [8, 4], "head-int-list": [8, 4] },
+	};
+	const full = process.env.MIMO_TEST_FULL === "1";
+	test.each([
+		["tp2", byLayer],
+		["tp2ep2", {}],
+		["dp2ep2", byLayer],
+		["pp2", cut],
+		["tp2pp2", { ...cut, ...soft }],
+		["tp4", fourGroups],
+	])(
+		"parents on %s",
+		async (layout, keys) => {
+			const seeds = full || layout === "tp2" ? 25 : 4;
+			const { topology } = namedTopology(parseLayout(layout));
+			const output = `${folder.path}/${layout}`;
+			const args = [layout, JSON.stringify(keys), String(seeds), output];
+			const outcomes = await runRanks("../elastic/family-rank.ts", topology.worldSize, args);
+			for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+			const { tensor, pipeline } = topology.language.shape;
+			const parts = Array.from({ length: tensor }, (_, tp) => {
+				const rank = topology.language.lane(0, pipeline - 1)[tp]!;
+				return new Float32Array(readFileSync(`${output}.${rank}`).buffer);
+			});
+			const worst: number[] = [];
+			eachChoice(familyOf(keys), seeds, (child) => {
+				const columns = parts[0]!.length / (seeds * budgets.length * tokens);
+				const first = worst.length * tokens;
+				const masked = Float32Array.from({ length: tokens * vocabulary }, (_, i) => {
+					const [token, column] = [Math.floor(i / vocabulary), i % vocabulary];
+					return parts[Math.floor(column / columns)]![(first + token) * columns + (column % columns)]!;
+				});
+				worst.push(relativeRms(child, masked));
+			});
+			expect(Math.max(...worst)).toBeLessThan(limit);
+		},
+		120_000,
+	);
+
+	test("choices of a trained router", async () => {
+		const family = familyOf({ ...byLayer, "lr-mult-router": 10, "init-method-std": 0.1 });
+		const { model, elastic } = family;
+		using run = await assemble(
+			{
+				...{ encoder: null, imageTokenId: null, clipGrad: 1, seed: 1, language: model, elastic: { config: elastic } },
+				frozen: { tower: true, projector: true, language: false },
+				adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
+			},
+			namedTopology(languageAlone).topology,
+			World.alone(device),
+		);
+		run.initialise(parentSeed);
+		const before = JSON.stringify([...run.elastic!.weights().values()].map(({ second }) => [...second]));
+		for (let iteration = 0; iteration < 20; iteration++)
+			trainStep(run.state, { microbatches: [text], iteration, learningRate: 3e-3, weightDecay: 0 });
+		const weights = run.elastic!.weights();
+		expect(JSON.stringify([...weights.values()].map(({ second }) => [...second]))).not.toBe(before);
+		using store = new ValueStore("parent", run.language!);
+		for (const value of budgets) {
+			using sampled = run.elastic!.sample([withoutNoise({ value, parent: value === 1 })], 9, { trains: false });
+			const masked = logitsOf(run.language!, sampled.microbatches[0]!.masks);
+			const child = logitsOfChild(family, store, submodelOfBudget({ config: elastic, weights }, model, value));
+			expect(relativeRms(child, masked)).toBeLessThan(limit);
+		}
+	});
+});
+
+test.each([
+	["hard", byLayer],
+	["soft", { ...byLayer, ...soft }],
+])("with %s masks the parent's own choice is the parent without masks, bit for bit", (_, keys) => {
+	const { model, elastic } = familyOf(keys);
+	using parent = new HybridModel(device, model, { frozen: true });
+	parent.initialise(parentSeed);
+	using router = new ElasticRouter(elastic, parent);
+	router.initialise(1);
+	const noise = ({ sizes, layers }: { sizes: readonly number[]; layers: readonly number[] | null }) =>
+		Float64Array.from({ length: (layers?.length ?? 1) * sizes.length }, (__, at) =>
+			at % sizes.length === 0 ? 1e6 : 0,
+		);
+	using sampled = router.sample([{ budget: { value: 1, parent: true }, hard: true, noise }], 0, { trains: false });
+	expect(logitsOf(parent, sampled.microbatches[0]!.masks)).toEqual(logitsOf(parent));
+});
 
 test("a family's records count what the extracted models have", () => {
+	const { c, model, elastic: config } = familyOf();
 	using parent = new HybridModel(device, model, { frozen: true });
 	using router = new ElasticRouter(config, parent);
 	router.initialise(3);

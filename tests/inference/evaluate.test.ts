@@ -1,5 +1,6 @@
 /** `mimo evaluate` as a user runs it: losses of data sets and answers to questions, the same on every layout. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { DatasetLoss } from "../../src/inference/losses.ts";
 import { mimo } from "../commands/mimo.ts";
 import { captions, png, Scratch } from "../data/fixtures.ts";
 
@@ -27,7 +28,7 @@ beforeAll(() => {
 }, 60_000);
 
 interface Report {
-	readonly datasets: readonly { dataset: string; part: string | null; samples: number; tokens: number; loss: number }[];
+	readonly datasets: readonly DatasetLoss[];
 	readonly questions: readonly {
 		kind: string;
 		right: number;
