@@ -2,13 +2,11 @@
  * A submodel's sizes as a file says them, YAML or JSON: the configuration's keys of the elastic axes, each with a size for all layers or
  * a list with one for every layer of the kind, and the layers to leave out. An axis that is not named has the parent's size.
  */
-import { readFileSync } from "node:fs";
-import { parse } from "yaml";
-import { systemReason } from "../checkpoint/files.ts";
 import { nearestHint } from "../config/names.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { UserError } from "../native/errors.ts";
 import { parentSubmodel, type Submodel } from "./submodel.ts";
+import { readYaml } from "./yaml-file.ts";
 
 type ListedAxis = "mambaNumHeads" | "moeFfnHiddenSize" | "numMoeExperts" | "numAttentionHeads";
 
@@ -24,21 +22,7 @@ const keys = ["hidden-size", ...listed.map(([key]) => key), "drop-layers"];
 
 /** Reads the file and checks it against the parent. Throws a UserError that names file and key. */
 export function readChoice(path: string, parent: HybridConfig): Submodel {
-	let text: string;
-	try {
-		text = readFileSync(path, "utf8");
-	} catch (error) {
-		throw new UserError(`The choice ${path} cannot be read: ${systemReason(error)}.`);
-	}
-	let value: unknown;
-	try {
-		value = parse(text);
-	} catch (error) {
-		throw new UserError(
-			`${path} is neither YAML nor JSON: ${(error as Error).message.split("\n")[0]!.replace(/:$/, "")}.`,
-		);
-	}
-	return choiceOf(value, parent, path);
+	return choiceOf(readYaml(path, `The choice ${path}`), parent, path);
 }
 
 /** The submodel of a choice's content. `path`: for errors. */

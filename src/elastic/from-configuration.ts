@@ -1,6 +1,4 @@
 /** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2). */
-import { readFileSync } from "node:fs";
-import { parse } from "yaml";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { UserError } from "../native/errors.ts";
@@ -20,6 +18,7 @@ import { usageOf } from "./budget-loss.ts";
 import type { BudgetKind, ElasticConfig } from "./config.ts";
 import { parentSizes, type Sizes } from "./counts.ts";
 import { resolveProfile } from "./memory.ts";
+import { readYaml } from "./yaml-file.ts";
 
 const refuse = (sentence: string): never => {
 	throw new UserError(sentence, exitCodes.usage);
@@ -90,7 +89,8 @@ function axisOf(c: TrainingConfiguration, model: HybridConfig, name: AxisName): 
 }
 
 function budgetOf(c: TrainingConfiguration): BudgetKind {
-	const own = c.memoryProfilePath === null ? null : readProfiles(c.memoryProfilePath);
+	const own =
+		c.memoryProfilePath === null ? null : readYaml(c.memoryProfilePath, `memory-profile-path ${c.memoryProfilePath}`);
 	const overrides = {
 		parameters: c.bpeParams,
 		kvCache: c.bpeKvCache,
@@ -102,14 +102,6 @@ function budgetOf(c: TrainingConfiguration): BudgetKind {
 	if (c.budgetType === "param") return { type: "param", target: profile.target };
 	const { memBatchSize: batchSize, memInferSeqLen: sequenceLength, prefillChunkSize: prefillChunk } = c;
 	return { type: "mem", use: { profile, batchSize, sequenceLength, prefillChunk } };
-}
-
-function readProfiles(path: string): unknown {
-	try {
-		return parse(readFileSync(path, "utf8"));
-	} catch (error) {
-		return refuse(`memory-profile-path ${path} cannot be read: ${(error as Error).message.split("\n")[0]}.`);
-	}
 }
 
 /** The smallest and the largest usage that the axes reach. */
