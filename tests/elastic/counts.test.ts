@@ -1,11 +1,20 @@
 /** Counts of parameters, memory and budget losses against the vectors of docs/spec/elastic.md §6–§8, and their gradients. */
 import { describe, expect, test } from "bun:test";
+import { rowsOf } from "../../src/elastic/axes.ts";
 import { budgetLoss, parentBudget, usageOf } from "../../src/elastic/budget-loss.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
 import { type CountRule, countParameters, parentSizes, type Sizes } from "../../src/elastic/counts.ts";
 import { memoryOf, memoryProfiles, resolveProfile } from "../../src/elastic/memory.ts";
-import { type RouterSample, sampleAxis, withoutNoise } from "../../src/elastic/router-network.ts";
+import {
+	addAxisGradient,
+	type Draw,
+	type RouterSample,
+	sampleAxis,
+	withoutNoise,
+} from "../../src/elastic/router-network.ts";
 import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import { randomValues } from "../support.ts";
+import { familyOf } from "./family-model.ts";
 import { elasticModel, testElastic } from "./models.ts";
 
 const count = (model: HybridConfig, target: "total" | "active", rule: CountRule, change: Partial<Sizes> = {}) =>
@@ -59,6 +68,28 @@ describe("counts", () => {
 		expect(count(small("M", 1), "total", "megatron") - 84).toBe(464);
 		const whole = small("MEM*E", 8);
 		expect([count(whole, "total", "megatron"), count(whole, "active", "megatron")]).toEqual([1328, 1200]);
+	});
+
+	test("a pattern is its layers, and cuts between stages are none", () => {
+		const layers = (pattern: string) => count(small(pattern, 2), "total", "exact") - 84;
+		expect(layers("MEM*E-")).toBe(2 * layers("M") + 2 * layers("E") + layers("*") + layers("-"));
+		expect(layers("-")).toBe(4 + 2 * 4 * small("-", 2).mlp.ffnHiddenSize);
+		const parsed = (pattern: string) =>
+			familyOf({ "hybrid-layer-pattern": pattern, "add-skipping": false, "layer-ranking-list": null });
+		const [cut, whole] = [parsed("ME|*-").model, parsed("ME*-").model];
+		expect(count(cut, "total", "exact")).toBe(count(whole, "total", "exact"));
+		expect(() => parsed("MEX")).toThrow('"X" is no layer symbol');
+	});
+
+	test("active parameters are fewer than all where tokens meet some experts, and the router's where they meet none", () => {
+		const of = (topk: number, target: "total" | "active", rule: CountRule = "exact") => {
+			const one = small("E", 8);
+			return count({ ...one, moe: { ...one.moe, topk } }, target, rule) - 84;
+		};
+		expect(of(1, "active")).toBeLessThan(of(1, "total"));
+		expect(of(2, "active")).toBe(of(2, "total"));
+		// The norm, and but for Megatron's rule the router.
+		expect([of(0, "active", "megatron"), of(0, "active")]).toEqual([4, 4 + 4 * 2]);
 	});
 
 	test("of Nemotron-3-Nano", () => {
@@ -122,6 +153,20 @@ describe("memory", () => {
 
 	test("has the gradient of its differences", () => {
 		expectGradient(functional, (sizes) => memoryOf(functional, sizes, use));
+	});
+
+	test("profiles are those of docs/spec/elastic.md §7, all of active parameters", () => {
+		const bytes = Object.entries(memoryProfiles).map(([name, { parameters, kvCache, ssmCache, buffer, target }]) => [
+			...[name, parameters, kvCache, ssmCache, buffer, target],
+		]);
+		expect(bytes).toEqual([
+			["bf16", 2, 2, 2, 2, "active"],
+			["fp8_kv", 2, 1, 2, 2, "active"],
+			["fp8_kv_ssm", 2, 1, 1, 2, "active"],
+			["fp8_all", 1, 1, 1, 1, "active"],
+			["int8", 1, 1, 1, 2, "active"],
+			["fp4", 0.5625, 0.5625, 1, 2, "active"],
+		]);
 	});
 
 	test("profiles: overrides stand above a preset, a preset above bf16", () => {
@@ -209,6 +254,55 @@ describe("the budget loss", () => {
 					probabilities[at]! += step;
 					expect((above - below) / (2 * step)).toBeCloseTo(gradient.get(name)![at]!, 6);
 				}
+			}
+		}
+	});
+
+	test("has the gradient of its differences for every weight of the router, noise and all", () => {
+		const axes = [
+			...config.axes.slice(0, 1),
+			{ ...config.axes[1]!, layers: [0, 2, 5, 7, 10] },
+			...config.axes.slice(2),
+		];
+		const own: ElasticConfig = { ...config, axes, temperature: { initial: 0.8, decay: 1 } };
+		const weights = new Map(
+			axes.map((axis, at) => [
+				axis.name,
+				{
+					first: Float64Array.from(randomValues(own.router.width * 2, at)),
+					second: Float64Array.from(randomValues(rowsOf(axis) * 3 * own.router.width, 10 + at)),
+				},
+			]),
+		);
+		for (const value of [1, 0.5]) {
+			const draw: Draw = {
+				budget: { value, parent: value === 1 },
+				hard: false,
+				noise: (axis) => randomValues(rowsOf(axis) * 3, axis.name.length),
+			};
+			const sampled = (): RouterSample =>
+				new Map(axes.map((axis) => [axis.name, sampleAxis(own, axis, weights.get(axis.name)!, 3, draw)]));
+			const loss = () => budgetLoss(own, functional, draw.budget, sampled());
+			const { gradient } = loss();
+			for (const [name, one] of sampled()) {
+				const { first, second } = weights.get(name)!;
+				const analytic = { first: new Float64Array(first.length), second: new Float64Array(second.length) };
+				addAxisGradient(one, { first, second }, gradient.get(name)!, analytic);
+				for (const [matrix, d] of [
+					[first, analytic.first],
+					[second, analytic.second],
+				] as const)
+					for (const at of matrix.keys()) {
+						const step = 1e-5;
+						matrix[at]! += step;
+						const above = loss().value;
+						matrix[at]! -= 2 * step;
+						const below = loss().value;
+						matrix[at]! += step;
+						expect(Math.abs((above - below) / (2 * step) - d[at]!)).toBeLessThan(
+							1e-4 * Math.max(1e-3, Math.abs(d[at]!)),
+						);
+					}
 			}
 		}
 	});

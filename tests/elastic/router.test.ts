@@ -1,7 +1,9 @@
 /** The router's networks, draws and lists of sizes (docs/spec/elastic.md §2–§5). */
 import { describe, expect, test } from "bun:test";
 import { type Axis, rankingProblem, sizesOf, sizesProblem } from "../../src/elastic/axes.ts";
+import type { ElasticConfig } from "../../src/elastic/config.ts";
 import { drawBudget, drawFor } from "../../src/elastic/draws.ts";
+import { memoryProfiles } from "../../src/elastic/memory.ts";
 import {
 	addAxisGradient,
 	budgetVector,
@@ -9,7 +11,9 @@ import {
 	sampleAxis,
 	withoutNoise,
 } from "../../src/elastic/router-network.ts";
+import { routerParameters } from "../../src/elastic/router-parameters.ts";
 import { randomValues } from "../support.ts";
+import { familyOf } from "./family-model.ts";
 import { elasticModel, testElastic } from "./models.ts";
 
 const model = elasticModel("ME*", {
@@ -20,6 +24,33 @@ const model = elasticModel("ME*", {
 	moe: { experts: 4, topk: 2, ffn: 8, shared: 0 },
 });
 const config = testElastic(model, { emb: [16, 8] });
+
+test("by default the router has four networks, and probabilities of an axis's sizes", () => {
+	const lists = { "emb-int-list": [32, 16], "head-int-list": null, "add-skipping": false, "layer-ranking-list": null };
+	const { elastic, model: parent } = familyOf(lists);
+	expect(elastic.axes.map(({ name }) => name)).toEqual(["mlp", "mamba", "moe_expert", "emb"]);
+	const own = routerParameters(elastic);
+	expect(own.map(({ name }) => name)).toEqual(
+		["mlp", "mamba", "moe_expert", "emb"].flatMap((axis) =>
+			[0, 2].map((layer) => `elastic_router.gate_${axis}.${layer}.weight`),
+		),
+	);
+	expect(own.every(({ shard, alwaysF32 }) => shard.kind === "replicated" && alwaysF32 === true)).toBe(true);
+	const weights = {
+		first: Float64Array.from(randomValues(128 * 3, 1)),
+		second: Float64Array.from(randomValues(128 * 2, 2)),
+	};
+	const [emb] = elastic.axes.slice(-1);
+	const sampled = (iteration: number) => {
+		const draw = drawFor(elastic, { iteration, microbatch: 0, lanes: 0 }, 1);
+		return sampleAxis(elastic, emb!, weights, iteration, draw);
+	};
+	expect([...sampled(0).probabilities]).toHaveLength(2);
+	expect([32, 16]).toContain(emb!.sizes[sampled(0).chosen[0]!]!);
+	expect(sampled(0).soft).toEqual(sampled(0).soft);
+	expect(sampled(100).soft).not.toEqual(sampled(0).soft);
+	expect(parent.hiddenSize).toBe(32);
+});
 
 test("a budget between two is their mixture; outside of them the nearest, or Megatron's continuation", () => {
 	const vector = (value: number, extrapolates = false) => [
@@ -123,6 +154,19 @@ describe("draws", () => {
 		// 3 degrees of freedom: 16.27 is passed once in a thousand.
 		expect(chiSquared).toBeLessThan(16.27);
 		expect([...counts.keys()].sort()).toEqual([0.3, 0.5, 0.8, 1]);
+	});
+
+	test("a budget of as many GB as 1 is the parent's no more than any other", () => {
+		const use = { profile: memoryProfiles.bf16, batchSize: 1, sequenceLength: 128, prefillChunk: 128 };
+		const gigabytes: ElasticConfig = {
+			...drawn,
+			budgets: [1, 0.5],
+			budgetProbabilities: null,
+			budget: { type: "mem", use },
+		};
+		const own = Array.from({ length: 50 }, (_, iteration) => drawBudget(gigabytes, { iteration, microbatch: 0 }, 2.5));
+		for (const { value, parent } of own) expect(parent).toBe(value === 2.5);
+		expect(new Set(own.map(({ value }) => value))).toEqual(new Set([1, 0.5, 2.5]));
 	});
 
 	test("repeat, and differ by axis, microbatch and lanes; budgets are the same in all lanes", () => {
