@@ -21,7 +21,7 @@ describe("layouts give what one process gives", () => {
 		["a frozen teacher of an elastic model", "tp2ep2", { ...alone, ...elasticKeys, ...softMasks }],
 		["a frozen teacher", "pp2", { ...alone, ...cut, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of interleaved stages", "pp2", { ...alone, "hybrid-layer-pattern": "M|E|*|-" }],
-		["a frozen teacher of an elastic model", "1+pp2", { ...frozen, ...encoder, ...elasticKeys, ...cut }],
+		["a frozen teacher of an elastic model", "1+pp2", { ...frozen, ...encoder, ...elasticKeys, ...softMasks, ...cut }],
 		["the model itself", "2|tp2", self],
 		["the model itself", "1+tp2pp2", { ...self, ...cut, ...softMasks }],
 	] as const) {

@@ -22,6 +22,8 @@ describe("layouts give what one process gives", () => {
 		["1+tp2", { ...soft, ...skipping, "recompute-granularity": "full", "recompute-num-layers": 2 }],
 		["2|pp2", { ...soft, ...byLayer, ...cut }],
 		["1+dp2ep2", { "freeze-model": true }],
+		["1+tp2ep1etp2", { "moe-mlp-glu-interleave-size": null }],
+		["1+pp2", { ...soft, ...byLayer, "hybrid-layer-pattern": "M|E|*|-" }],
 	] as const) {
 		test(layout, async () => {
 			const report = await reportOf(layout, keys);
