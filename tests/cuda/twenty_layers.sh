@@ -6,7 +6,7 @@
 #
 # LAYOUT: tp2+tp2ep2 (four GPUs, as Megatron-LM was run for the reference), tp2dp2+tp2dp2ep2 (eight GPUs and twice the
 # batch, as many microbatches a lane), language (its language model alone on two
-# GPUs), dp2ep2 (the same without tensor parallelism, 64 experts), 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds), 1 (both modules on one GPU, 32 experts), or dp2|dp2ep2
+# GPUs), dp2ep2 (the same without tensor parallelism, 64 experts), language1 (the same on one GPU, 32 experts), 1+1 (two GPUs; 64 of 128 experts, which is what one GPU holds), 1 (both modules on one GPU, 32 experts), or dp2|dp2ep2
 # and dp4|dp4ep4 (both modules on all of two or four GPUs, 32 experts a GPU). Further flags are those of mimo train.
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
@@ -36,13 +36,15 @@ language)
 	without encoder-tp encoder-dp llm-offset
 	list+=" --llm-only"
 	;;
-dp2ep2)
+dp2ep2 | language1)
+	gpus=2
+	[ "$layout" = dp2ep2 ] || gpus=1
 	without image-token-id dynamic-resolution pixel-shuffle disable-vision-class-token encoder-ddp-overlap
 	without encoder-tp encoder-dp llm-offset
 	with llm-tp 1
-	with llm-dp 2
-	with llm-ep 2
-	with num-experts 64
+	with llm-dp "$gpus"
+	with llm-ep "$gpus"
+	with num-experts $((32 * gpus))
 	list+=" --llm-only"
 	;;
 1+1)
@@ -58,7 +60,7 @@ dp2ep2)
 	with num-experts $((32 * gpus))
 	;;
 *)
-	echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language, dp2ep2, 1+1, 1, dp2|dp2ep2 and dp4|dp4ep4." >&2
+	echo "twenty_layers.sh: no layout $layout; there are tp2+tp2ep2, tp2dp2+tp2dp2ep2, language, dp2ep2, language1, 1+1, 1, dp2|dp2ep2 and dp4|dp4ep4." >&2
 	exit 2
 	;;
 esac

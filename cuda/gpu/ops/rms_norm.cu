@@ -120,13 +120,15 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
   if constexpr (Ahead) {
     for (int turn = 0; turn < rows - 1; ++turn) start(row + turn * step, turn);
   }
-  Packed<W, Width> weight[Team::packs];
   constexpr int sums = Masked ? 2 : 1;
   float sum[sums][Team::packs][Width] = {};
   const float scale = Masked ? masks.scale_or_one() : 1.0f;
-  Team::for_packs([&](int p) {
-    weight[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + column + Team::pack(p) * Width);
-  });
+  const auto weight_at = [&](int p) {
+    return read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + column + Team::pack(p) * Width);
+  };
+  // Beside two sums over rows the registers would not hold the weight.
+  Packed<W, Width> weight[Masked ? 1 : Team::packs];
+  if constexpr (!Masked) Team::for_packs([&](int p) { weight[p] = weight_at(p); });
   const float* const rstds = args.rstd + blockIdx.y;
   float rstd = row < end ? rstds[row * gridDim.y] : 0.0f;
   for (int turn = 0, slot = 0; row < end; row += step, turn ^= 1) {
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       copy_wait<rows - 2>();
       start(row + (rows - 1) * step, slot == 0 ? rows - 1 : slot - 1);
     }
-    stay_packed(weight);
+    if constexpr (!Masked) stay_packed(weight);
     const auto read_pack = [&](const T* data, int64_t stride, int tensor, int p, float (&to)[Width]) {
       if constexpr (Ahead) {
         read(ahead.get(slot, tensor, p), to);
@@ -153,11 +155,12 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       if constexpr (Masked) {
         float factor[Width];
         masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+        const auto gamma = weight_at(p);
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
           const float product = dy[i] * x[i];
           sum[0][p][i] += product * rstd;
-          dot[0] += product * weight[p].get(i) * factor[i];
+          dot[0] += product * gamma.get(i) * factor[i];
         }
       } else {
 #pragma unroll
@@ -181,10 +184,11 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       if constexpr (Masked) {
         float factor[Width];
         masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+        const auto gamma = weight_at(p);
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
           sum[1][p][i] += x[i] * x[i] * (rstd * scaled_mean);
-          dy[i] = residual[i] + rstd * factor[i] * (scale * weight[p].get(i) * dy[i] - factor[i] * x[i] * scaled_mean);
+          dy[i] = residual[i] + rstd * factor[i] * (scale * gamma.get(i) * dy[i] - factor[i] * x[i] * scaled_mean);
         }
       } else {
 #pragma unroll
