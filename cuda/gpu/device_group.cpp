@@ -149,12 +149,13 @@ DeviceGroup::Line& DeviceGroup::line_of_members(int32_t number, int32_t channels
   if (known != lines_.end()) return known->second;
   prepare();
   const uint64_t key = key_for(number == all ? "all" : "values");
+  const Reach reach = host_ ? Reach::host : Reach::run;
   ncclUniqueId id;
   if (rank() == 0) {
     id = new_unique_id();
-    run_.post(key, &id, sizeof(id));
+    run_.post(key, &id, sizeof(id), reach);
   } else {
-    run_.read_posted(key, &id, sizeof(id));
+    run_.read_posted(key, &id, sizeof(id), reach);
   }
   auto made = std::make_unique<Communicator>(run_, id, size(), rank(), channels);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -172,12 +173,13 @@ DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, boo
   // Both directions at once: a pair that meets for the first time may send both ways.
   const bool lower = rank() < peer;
   const uint64_t key = key_for(std::to_string(std::min(rank(), peer)) + " " + std::to_string(std::max(rank(), peer)));
+  const Reach reach = run_.is_local(ranks_[static_cast<size_t>(peer)]) ? Reach::host : Reach::run;
   ncclUniqueId ids[2];  // upwards, downwards
   if (lower) {
     for (ncclUniqueId& id : ids) id = new_unique_id();
-    run_.post(key, ids, sizeof(ids));
+    run_.post(key, ids, sizeof(ids), reach);
   } else {
-    run_.read_posted(key, ids, sizeof(ids));
+    run_.read_posted(key, ids, sizeof(ids), reach);
   }
   for (const bool up : {true, false}) {
     auto made = std::make_unique<Communicator>(run_, ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
@@ -274,6 +276,7 @@ cudaEvent_t DeviceGroup::event() {
 cudaEvent_t DeviceGroup::queue(Line& line, int32_t kind, int64_t bytes, const Body& body) {
   const int64_t sequence = ++line.started;
   const int64_t number = run_.begin_call(name_, sequence, kind, bytes);
+  if (host_ == nullptr) run_.note_begun(name_, sequence, kind);
   line.communicator->queue(collective_name(kind), body);
   const cudaEvent_t done = event();
   check(cudaEventRecord(done, line.communicator->stream()), "recording an event");

@@ -62,8 +62,10 @@ void the_run_begins(TwoHosts& hosts) {
   const int64_t began = mimo::monotonic_nanoseconds();
   hosts.connect_second();
   CHECK(mimo::monotonic_nanoseconds() - began < 5'000'000'000);
-  hosts.of[3]->post(7, "yes", 4);
-  CHECK(within_seconds(5, [&] { return hosts.of[1]->board().count == 1; }));
+  hosts.of[3]->post(7, "yes", 4, mimo::Reach::run);
+  char read[4];
+  hosts.of[1]->read_posted(7, read, sizeof(read), mimo::Reach::run);
+  CHECK(std::strcmp(read, "yes") == 0);
   CHECK(within_seconds(5, [&] { return hosts.of[0]->region(3).host[0] != 0; }));
   CHECK(!hosts.of[0]->failed() && !hosts.of[2]->failed());
 }
@@ -138,7 +140,7 @@ void wrong_proofs_are_refused() {
   const uint8_t wrong[32] = {9};
   bool refused = false;
   try {
-    mimo::connect_to_centre(*hosts.of[2], "127.0.0.1", hosts.port, wrong);
+    mimo::connect_to_parent(*hosts.of[2], "127.0.0.1", hosts.port, wrong);
   } catch (const mimo::Error& error) {
     refused = std::strstr(error.what(), "another key") != nullptr;
   }
@@ -152,7 +154,7 @@ void wrong_proofs_are_refused() {
       mimo::Hello hello;
     } message;
     // A proof with the right key, but for a nonce of another connection.
-    message.hello = {index, seen.other, mimo::prove(key, mimo::Side::other, seen)};
+    message.hello = {index, seen.child, mimo::prove(key, mimo::Side::child, seen)};
     CHECK(send(socket, &message, sizeof(message), MSG_NOSIGNAL) == sizeof(message));
     CHECK(within_seconds(2, [&] { return ended(socket); }));
     close(socket);
@@ -180,7 +182,7 @@ void a_false_centre_is_refused() {
   });
   bool refused = false;
   try {
-    mimo::connect_to_centre(*hosts.of[2], "127.0.0.1", ntohs(at.sin_port), key);
+    mimo::connect_to_parent(*hosts.of[2], "127.0.0.1", ntohs(at.sin_port), key);
   } catch (const mimo::Error& error) {
     refused = std::strstr(error.what(), "does not prove") != nullptr;
   }
@@ -196,7 +198,7 @@ void a_lying_host_ends_the_run_with_the_reason() {
   Word word;
   CHECK(within_seconds(2, [&] { link.receive(); return link.next(word); }));
   mimo::Introduction introduction{link.as<mimo::Nonce>(), {{6}}, 1};
-  link.say(Word::hello, mimo::Hello{1, introduction.other, mimo::prove(key, mimo::Side::other, introduction)});
+  link.say(Word::hello, mimo::Hello{1, introduction.child, mimo::prove(key, mimo::Side::child, introduction)});
   link.send();
   CHECK(within_seconds(2, [&] { link.receive(); return link.next(word); }));
   CHECK(word == Word::welcome);

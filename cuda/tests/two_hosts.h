@@ -19,18 +19,18 @@ struct TwoHosts {
   /// `both`: the second host connects at once.
   explicit TwoHosts(bool both = true) {
     for (const int32_t first : {0, 2}) {
-      of[first] = std::make_unique<mimo::Run>(4, false, 60'000);
-      of[first]->place(host_of_rank, host_of_rank[first]);
+      of[first] = std::make_unique<mimo::Run>(4, host_of_rank, host_of_rank[first], 60'000);
       of[first + 1] = std::make_unique<mimo::Run>(of[first]->path());
     }
-    auto centre = mimo::listen_for_hosts(*of[0], "127.0.0.1", key);
+    auto centre = std::make_unique<mimo::Relay>(*of[0], key, nullptr, mimo::listen_for_children(*of[0], "127.0.0.1"));
     port = centre->port();
     of[0]->relay_through(std::move(centre));
     for (const int32_t rank : {0, 1}) join(rank);
     if (both) connect_second();
   }
   void connect_second() {
-    of[2]->relay_through(mimo::connect_to_centre(*of[2], "127.0.0.1", port, key));
+    auto link = mimo::connect_to_parent(*of[2], "127.0.0.1", port, key);
+    of[2]->relay_through(std::make_unique<mimo::Relay>(*of[2], key, std::move(link), -1));
     for (const int32_t rank : {2, 3}) join(rank);
   }
   /// The last to go are those whose relays wait for the others.

@@ -3,12 +3,17 @@ import { createHmac, randomBytes } from "node:crypto";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import type { Identity } from "./identity.ts";
+import { hostsFrom, levelsOf, parentOf, placementOf } from "./placement.ts";
 import type { Lead, RendezvousHost } from "./rendezvous.ts";
 
 /** The index of the machine each rank is on, counted in the order of their first ranks. */
 export function hostsOf(identities: readonly Pick<Identity, "machine">[]): number[] {
-	const machines = [...new Set(identities.map(({ machine }) => machine))];
-	return identities.map(({ machine }) => machines.indexOf(machine));
+	const indices = new Map<string, number>();
+	return identities.map(({ machine }) => {
+		const index = indices.get(machine) ?? indices.size;
+		indices.set(machine, index);
+		return index;
+	});
 }
 
 /**
@@ -41,8 +46,10 @@ export async function makeRun(
 ): Promise<Run> {
 	let run: Run | null = null;
 	try {
-		run = Run.create(library, { ...options, supervised: false });
-		const hostOfRank = hostsOf(Array.from({ length: options.ranks }, (_, rank) => host.members.get(rank) ?? own));
+		const members = host.members;
+		const hostOfRank = hostsOf(Array.from({ length: options.ranks }, (_, rank) => members.get(rank) ?? own));
+		const { timeoutMinutes } = options;
+		run = Run.createPart(library, { hostOfRank, ownHost: 0, timeoutMinutes });
 		const paths = [run.path, ...(await haveOthersMade(host, run, hostOfRank, options))];
 		host.welcome((rank) => paths[hostOfRank[rank]!]!);
 		return run;
@@ -53,31 +60,46 @@ export async function makeRun(
 	}
 }
 
-/** Paths of the other machines' shared memory, in their order. */
+/**
+ * Paths of the other hosts' shared memory, in their order. A host is asked when the one above it in the tree listens.
+ */
 async function haveOthersMade(
 	host: RendezvousHost,
 	run: Run,
 	hostOfRank: readonly number[],
 	{ secret, address }: RunOptions,
 ): Promise<string[]> {
-	const others = Math.max(...hostOfRank);
-	if (others === 0) return [];
-	run.place(hostOfRank, 0);
+	const firstRanks = [...new Set(hostOfRank)].map((index) => hostOfRank.indexOf(index));
+	const hosts = firstRanks.length;
+	if (hosts === 1) return [];
 	const nonce = randomBytes(32).toString("hex");
-	const port = run.listenForHosts(address, relayKey(secret, nonce));
-	const firstRanks = Array.from({ length: others }, (_, index) => hostOfRank.indexOf(index + 1));
-	return await Promise.all(
-		firstRanks.map((rank, index) => host.ask(rank, { hostOfRank: [...hostOfRank], host: index + 1, port, nonce })),
-	);
+	const placement = placementOf(hostOfRank);
+	const port = run.relay(relayKey(secret, nonce), null, address);
+	const made: { run: string; port: number; address: string | null }[] = [{ run: run.path, port, address: null }];
+	for (const level of levelsOf(hosts)) {
+		const parts = level.map((index) => {
+			const { port, address } = made[parentOf(index)]!;
+			return host.ask(firstRanks[index]!, { placement, host: index, parent: { address, port }, nonce });
+		});
+		made.push(...(await Promise.all(parts)));
+	}
+	return made.slice(1).map((part) => part.run);
 }
 
-/** The first rank of another machine, asked to: makes the run's shared memory there and meets rank 0's process at `address`. */
-export function leadHost(wanted: Lead, address: string, library: Library, options: RunOptions): Run {
-	const run = Run.create(library, { ...options, supervised: false });
+/** The first rank of another host, asked to: makes the run's shared memory there and meets the relay of the host above. */
+export function leadHost(
+	wanted: Lead,
+	addresses: { readonly host: string; readonly own: string },
+	library: Library,
+	options: RunOptions,
+): { readonly run: Run; readonly port: number } {
+	const hostOfRank = hostsFrom(wanted.placement, options.ranks);
+	const { timeoutMinutes } = options;
+	const run = Run.createPart(library, { hostOfRank, ownHost: wanted.host, timeoutMinutes });
 	try {
-		run.place(wanted.hostOfRank, wanted.host);
-		run.connectToHost(address, wanted.port, relayKey(options.secret, wanted.nonce));
-		return run;
+		const { address, port } = wanted.parent;
+		const parent = { address: address ?? addresses.host, port };
+		return { run, port: run.relay(relayKey(options.secret, wanted.nonce), parent, addresses.own) };
 	} catch (error) {
 		run[Symbol.dispose]();
 		throw error;

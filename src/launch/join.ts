@@ -63,9 +63,10 @@ export async function findRun(
 	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };
 	if (place.launcher !== null || place.rank !== 0) {
 		let led: Run | null = null;
-		const path = await meet({ ...place, address }, identity, milliseconds, (wanted, centre) => {
-			led = leadHost(wanted, centre, library, options);
-			return led.path;
+		const path = await meet({ ...place, address }, identity, milliseconds, (wanted, addresses) => {
+			const { run, port } = leadHost(wanted, addresses, library, options);
+			led = run;
+			return { run: run.path, port };
 		});
 		return led ?? Run.open(library, path, place.worldSize);
 	}

@@ -32,6 +32,11 @@ export class LineConnection implements Disposable {
 		return this.socket.remoteAddress ?? "";
 	}
 
+	/** This side's, numeric; "" when the connection is gone. */
+	get localAddress(): string {
+		return this.socket.localAddress ?? "";
+	}
+
 	get closed(): boolean {
 		return this.#closed;
 	}

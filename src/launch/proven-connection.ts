@@ -143,6 +143,10 @@ export class ProvenConnection implements Disposable {
 		return this.connection.address;
 	}
 
+	get localAddress(): string {
+		return this.connection.localAddress;
+	}
+
 	get closed(): boolean {
 		return this.connection.closed;
 	}

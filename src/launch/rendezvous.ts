@@ -25,13 +25,16 @@ const retryInterval = 100;
 /** Attempts without an answer, each of `answerTime`: another program that listens there may wait for us to begin. */
 const silentAttempts = 3;
 
+const index = v.pipe(v.number(), v.integer(), v.minValue(0));
+const port = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(65535));
 const leadSchema = v.strictObject({
-	/** On which of the run's machines each rank is. */
-	hostOfRank: v.array(v.pipe(v.number(), v.integer(), v.minValue(0))),
-	/** The machine whose shared memory is wanted. */
+	/** On which of the run's hosts each rank is (placement.ts). */
+	placement: v.array(v.tuple([index, index, index])),
+	/** The host whose shared memory is wanted. */
 	host: v.pipe(v.number(), v.integer(), v.minValue(1)),
-	/** Port of rank 0's relay between machines, and the nonce from which its key is derived. */
-	port: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535)),
+	/** The relay of the host above it; address null: that of rank 0, where it has been met. */
+	parent: v.strictObject({ address: v.nullable(v.string()), port }),
+	/** From which the relays' key is derived. */
 	nonce: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
 });
 const answerSchema = v.union([
@@ -42,7 +45,14 @@ const answerSchema = v.union([
 type Answer = v.InferOutput<typeof answerSchema>;
 /** The request to the first rank of another machine. */
 export type Lead = v.InferOutput<typeof leadSchema>;
-const ledSchema = v.union([v.strictObject({ run: v.string() }), v.strictObject({ failed: v.string() })]);
+const partSchema = v.strictObject({
+	run: v.string(),
+	/** Where the relay listens for hosts below; 0: there are none. */
+	port,
+});
+/** A host's part of the run. */
+export type Part = v.InferOutput<typeof partSchema>;
+const ledSchema = v.union([partSchema, v.strictObject({ failed: v.string() })]);
 type Led = v.InferOutput<typeof ledSchema>;
 
 interface Member {
@@ -127,12 +137,12 @@ export class RendezvousHost implements Disposable {
 		return new Map([...this.#members].map(([rank, { identity }]) => [rank, identity]));
 	}
 
-	/** Asks a rank to make the shared memory of its machine; resolves with where it is. Throws a UserError. */
-	async ask(rank: number, lead: Lead): Promise<string> {
+	/** Asks a rank to make its host's part of the run; resolves with that and the address it came from. Throws a UserError. */
+	async ask(rank: number, lead: Lead): Promise<Part & { readonly address: string }> {
 		const { identity, connection } = this.#members.get(rank)!;
 		send(connection, { lead });
 		const led = v.safeParse(ledSchema, await connection.receive(leadTime));
-		if (led.success && "run" in led.output) return led.output.run;
+		if (led.success && "run" in led.output) return { ...led.output, address: connection.from };
 		const why = led.success && "failed" in led.output ? led.output.failed : "It gave no answer.";
 		throw new UserError(`${describeIdentity(identity)} could not make its host's part of the run: ${why}`);
 	}
@@ -222,14 +232,14 @@ function cannotListen(address: string, port: number, { code, message }: NodeJS.E
 }
 
 /**
- * Meets the host; resolves with the path of the run's shared memory when all ranks are there. Asked to, it makes that with
- * `lead`, which is told the host's numeric address and returns the path. Throws UserErrors.
+ * Meets the host; resolves with the path of the run's shared memory when all ranks are there. Asked to, it makes its host's part
+ * with `lead`, which is told the numeric addresses of the host and of this side. Throws UserErrors.
  */
 export async function meet(
 	place: Place,
 	identity: Identity,
 	milliseconds: number,
-	lead: (wanted: Lead, address: string) => string,
+	lead: (wanted: Lead, addresses: { readonly host: string; readonly own: string }) => Part,
 ): Promise<string> {
 	const where = `${place.address}:${place.port}`;
 	const end = performance.now() + milliseconds;
@@ -247,7 +257,7 @@ export async function meet(
 		if ("refused" in answer.output) throw new RefusedError(answer.output.refused);
 		if ("run" in answer.output) return answer.output.run;
 		try {
-			reply(connection, { run: lead(answer.output.lead, connection.address) });
+			reply(connection, lead(answer.output.lead, { host: connection.address, own: connection.localAddress }));
 		} catch (error) {
 			reply(connection, { failed: (error as Error).message });
 			throw error;

@@ -10,6 +10,7 @@ export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
 export const COORDINATES_BYTES = 64;
 export const SENTENCE_BYTES = 512;
+export const HOST_FAN_OUT = 32;
 
 export const Status = {
 	ok: 0,
@@ -1069,8 +1070,9 @@ export const functions = {
 	mimo_digests_written: { args: ["ptr", "i64"], returns: "i32" },
 	mimo_digests_wait: { args: ["ptr", "ptr", "i64"], returns: "i32" },
 	mimo_digests_close: { args: ["ptr"], returns: "i32" },
-	mimo_run_place: { args: ["ptr", "ptr", "i32"], returns: "i32" },
-	mimo_run_listen: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
-	mimo_run_connect: { args: ["ptr", "ptr", "i32", "ptr"], returns: "i32" },
+	mimo_run_create_part: { args: ["i32", "ptr", "i32", "i64", "ptr", "ptr"], returns: "i32" },
+	mimo_run_relay: { args: ["ptr", "ptr", "ptr", "i32", "ptr", "ptr"], returns: "i32" },
+	mimo_run_outlook: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_run_relayed: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
 	mimo_run_settle: { args: ["ptr"], returns: "i32" },
 } as const;

@@ -61,10 +61,23 @@ export interface RunFailure {
 	readonly reason: string;
 }
 
+/** Where a host listens, numeric. */
+export interface HostAddress {
+	readonly address: string;
+	readonly port: number;
+}
+
+/** How many ranks of a run have joined and have finished, and the last step that all have ended. */
+export interface Outlook {
+	readonly joined: number;
+	readonly finished: number;
+	readonly step: number;
+}
+
 const stateLayout = layoutOf(structs.rank_state);
 const recordLayout = layoutOf(structs.call_record);
-/** Bytes of a line of a diagnosis at most: names, a sentence, a call and the absent ranks. */
-const diagnosisBytes = 4 * SENTENCE_BYTES;
+/** Bytes of a line of a diagnosis at most: names, a sentence, a call and the absent ranks; and how many lines it has at most. */
+const diagnosis = { lineBytes: 4 * SENTENCE_BYTES, lines: 128 };
 
 function zeroTerminated(text: string): Buffer {
 	return Buffer.from(`${text.replaceAll("\0", "")}\0`);
@@ -106,6 +119,23 @@ export class Run implements Disposable {
 		return new Run(library, Number(out[0]), readString(path), options.ranks);
 	}
 
+	/**
+	 * Makes the shared memory of host `ownHost` of a run of several hosts, whose ranks watch each other. `hostOfRank`: the index of
+	 * each rank's host; rank 0 is on host 0.
+	 */
+	static createPart(
+		library: Library,
+		options: { readonly hostOfRank: readonly number[]; readonly ownHost: number; readonly timeoutMinutes: number },
+	): Run {
+		const path = new Uint8Array(RUN_PATH_BYTES);
+		const out = new BigUint64Array(1);
+		const { hostOfRank, ownHost } = options;
+		const timeout = Math.ceil(options.timeoutMinutes * 60_000);
+		const hosts = Int32Array.from(hostOfRank);
+		check(library, "mimo_run_create_part", hosts.length, hosts, ownHost, timeout, path, out);
+		return new Run(library, Number(out[0]), readString(path), hosts.length);
+	}
+
 	/** Opens the shared memory that another process of this host has made. */
 	static open(library: Library, path: string, ranks: number): Run {
 		const out = new BigUint64Array(1);
@@ -144,23 +174,29 @@ export class Run implements Disposable {
 	}
 
 	/**
-	 * Sets the index of each rank's host, and that of this host. Called by the maker of the run, before others open it.
+	 * This process passes on between its host and others from now on: its parent, null at rank 0's host, and the hosts below it,
+	 * which meet it at its numeric address `listenAt`. All prove that they know `key` (32 bytes). Returns the port, or 0 where no
+	 * hosts are below. Throws a NativeError when the parent is not there or does not know `key`.
 	 */
-	place(hostOfRank: readonly number[], ownHost: number): void {
-		if (hostOfRank.length !== this.ranks) throw new RangeError(`${hostOfRank.length} hosts for ${this.ranks} ranks.`);
-		this.#call("mimo_run_place", Int32Array.from(hostOfRank), ownHost);
-	}
-
-	/** On the host of rank 0: others that know `key` (32 bytes) meet it at its numeric `address`, at the port that is returned. */
-	listenForHosts(address: string, key: Uint8Array): number {
+	relay(key: Uint8Array, parent: HostAddress | null, listenAt: string): number {
 		const port = new Int32Array(1);
-		this.#call("mimo_run_listen", zeroTerminated(address), key, port);
+		const { address, port: parentPort } = parent ?? { address: "", port: 0 };
+		this.#call("mimo_run_relay", key, zeroTerminated(address), parentPort, zeroTerminated(listenAt), port);
 		return port[0]!;
 	}
 
-	/** On the others: meets it at a numeric address. Throws a NativeError when it is not there or does not know `key`. */
-	connectToHost(address: string, port: number, key: Uint8Array): void {
-		this.#call("mimo_run_connect", zeroTerminated(address), port, key);
+	/** How far the ranks of all hosts are, as of some tenths of a second ago. */
+	outlook(): Outlook {
+		const [joined, finished, step] = [new BigInt64Array(1), new BigInt64Array(1), new BigInt64Array(1)];
+		this.#call("mimo_run_outlook", joined, finished, step);
+		return { joined: Number(joined[0]), finished: Number(finished[0]), step: Number(step[0]) };
+	}
+
+	/** Messages between hosts that this process has sent and received. */
+	relayed(): { readonly sent: number; readonly received: number } {
+		const [sent, received] = [new BigInt64Array(1), new BigInt64Array(1)];
+		this.#call("mimo_run_relayed", sent, received);
+		return { sent: Number(sent[0]), received: Number(received[0]) };
 	}
 
 	/** After a failure: returns when the hosts have told each other where their ranks were, or do not within some seconds. */
@@ -210,7 +246,7 @@ export class Run implements Disposable {
 
 	/** Why the run has failed, for people: a sentence of its own, and a line for every other rank. */
 	diagnosis(): string {
-		const text = new Uint8Array(diagnosisBytes * (this.ranks + 1));
+		const text = new Uint8Array(diagnosis.lineBytes * Math.min(this.ranks + 1, diagnosis.lines));
 		this.#call("mimo_run_diagnose", text, text.byteLength);
 		return readString(text);
 	}

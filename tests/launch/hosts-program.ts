@@ -25,9 +25,8 @@ using run = await findRun(place, identity, library, 1);
 run.describe(place.rank, "language", `dp ${place.rank}`);
 try {
 	run.join(place.rank);
-	// The names of other ranks are known a moment after they have joined.
-	const everyone = Array.from({ length: place.worldSize }, (_, rank) => rank);
-	while (everyone.some((rank) => run.rankState(rank).host === "") && run.watch() === null) await Bun.sleep(5);
+	// That other ranks have joined is known a moment later.
+	while (run.outlook().joined < place.worldSize && run.watch() === null) await Bun.sleep(5);
 	console.log(`rank ${place.rank} has joined`);
 	if (scenario === "finish") await Bun.sleep(400 * place.rank);
 	if (scenario === "throw" && place.rank === Number(rankText)) {

@@ -6,7 +6,8 @@ import { connect, createServer } from "node:net";
 import { hostsOf } from "../../src/launch/hosts.ts";
 import type { Identity } from "../../src/launch/identity.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
-import { meet, RendezvousHost } from "../../src/launch/rendezvous.ts";
+import { placementOf } from "../../src/launch/placement.ts";
+import { type Lead, meet, RendezvousHost } from "../../src/launch/rendezvous.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
@@ -44,6 +45,12 @@ function join(port: number, of: Identity, change: Partial<Place> = {}, milliseco
 	});
 }
 
+/** The request to the first rank of a host. */
+function askFor(host: number, hostOfRank: readonly number[]): Lead {
+	const parent = { address: null, port: 4711 };
+	return { placement: placementOf(hostOfRank), host, parent, nonce: "ab".repeat(32) };
+}
+
 /** The message a promise is rejected with. */
 async function refusal(promise: Promise<unknown>): Promise<string> {
 	return await promise.then(
@@ -69,16 +76,18 @@ test("the first rank of another machine is asked for its part of the run", async
 	const ranks = [1, 2].map((rank) =>
 		meet({ ...place, rank }, identity(rank, there), 5000, (wanted, from) => {
 			asked.push([rank, wanted, from]);
-			return "/proc/101/fd/9";
+			return { run: "/proc/101/fd/9", port: 4712 };
 		}),
 	);
 	await opened.gather([1, 2], 5000);
 	const hostOfRank = hostsOf([here, opened.members.get(1)!, opened.members.get(2)!]);
-	const lead = { hostOfRank, host: 1, port: 4711, nonce: "ab".repeat(32) };
-	const path = await opened.ask(1, lead);
-	opened.welcome((rank) => (rank === 0 ? "/proc/1/fd/7" : path));
+	expect(hostOfRank).toEqual([0, 1, 1]);
+	const lead = askFor(1, hostOfRank);
+	const part = await opened.ask(1, lead);
+	expect(part).toEqual({ run: "/proc/101/fd/9", port: 4712, address });
+	opened.welcome((rank) => (rank === 0 ? "/proc/1/fd/7" : part.run));
 	expect(await Promise.all(ranks)).toEqual(["/proc/101/fd/9", "/proc/101/fd/9"]);
-	expect(asked).toEqual([[1, { hostOfRank: [0, 1, 1], host: 1, port: 4711, nonce: "ab".repeat(32) }, address]]);
+	expect(asked).toEqual([[1, lead, { host: address, own: address }]]);
 });
 
 test("a machine that cannot take its part ends the run for all, in one sentence", async () => {
@@ -89,7 +98,7 @@ test("a machine that cannot take its part ends the run for all, in one sentence"
 		throw new Error("/dev/shm is full.");
 	});
 	await opened.gather([1], 5000);
-	const lead = { hostOfRank: [0, 1, 1], host: 1, port: 4711, nonce: "ab".repeat(32) };
+	const lead = askFor(1, [0, 1, 1]);
 	const reasons = await Promise.all([refusal(opened.ask(1, lead)), refusal(rank)]);
 	expect(reasons).toEqual([
 		"rank 1 (host box, process 101) could not make its host's part of the run: /dev/shm is full.",

@@ -243,7 +243,7 @@ describe("without a secret", () => {
 		const here = await RendezvousHost.open(address, 0, null, identity(0));
 		open.push(here);
 		const place = { worldSize: 3, localRank: 1, localSize: 3, address, port: here.port, secret: null, launcher: null };
-		const ranks = [1, 2].map((rank) => meet({ ...place, rank }, identity(rank), 5000, () => ""));
+		const ranks = [1, 2].map((rank) => meet({ ...place, rank }, identity(rank), 5000, () => ({ run: "run", port: 0 })));
 		await here.gather([1, 2], 5000);
 		here.welcome("run");
 		expect(await Promise.all(ranks)).toEqual(["run", "run"]);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 
 #include "status.h"
 #include "whereabouts.h"
@@ -18,8 +19,9 @@ namespace {
 
 constexpr int64_t millisecond = 1'000'000;
 constexpr int64_t beat_interval = 200 * millisecond;
-/// Postings wait at most this long.
-constexpr int look_milliseconds = 5;
+/// Postings wait at most this long where some have come lately, and otherwise that long.
+constexpr int look_milliseconds = 5, idle_look_milliseconds = 20;
+constexpr int64_t busy_time = 1000 * millisecond;
 /// Strangers: how long one has to prove that it is a host of the run, how many are held, and how many come in at a time.
 constexpr int64_t proof_limit = 5'000 * millisecond;
 constexpr int64_t most_strangers = 64;
@@ -29,29 +31,23 @@ constexpr int accepted_at_once = 16;
 constexpr int64_t silence_limit = 5500 * millisecond;
 /// A look counts at most this much silence: this process may have been stopped itself.
 constexpr int64_t longest_look = 1000 * millisecond;
-/// Limits after a failure: to receive the whereabouts of the other hosts' ranks, for ranks to note which ranks they
-/// waited for, and for both together.
-constexpr int64_t gather_limit = 1200 * millisecond;
-constexpr int64_t note_time = 800 * millisecond;
-constexpr int64_t settle_limit = 2500 * millisecond;
-
 }  // namespace
 
-Relay::Relay(Run& run, const uint8_t* key, int listener) : run_(run), centre_(true), listener_(listener) {
+Relay::Relay(Run& run, const uint8_t* key, std::unique_ptr<Link> parent, int listener)
+    : run_(run), own_host_(run.header().own_host), depth_(depth_of(own_host_)),
+      children_(children_of(own_host_, run.header().hosts)), listener_(listener) {
   std::memcpy(key_, key, sizeof(key_));
+  if (parent != nullptr) {
+    parent_ = &peers_.emplace_back(std::move(parent));
+    parent_->host_index = parent_of(own_host_);
+    parent_->unnamed = run.local_ranks();
+  }
   sockaddr_storage at{};
   socklen_t length = sizeof(at);
-  if (getsockname(listener_, reinterpret_cast<sockaddr*>(&at), &length) == 0) {
+  if (listener_ >= 0 && getsockname(listener_, reinterpret_cast<sockaddr*>(&at), &length) == 0) {
     port_ = ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port
                                            : reinterpret_cast<sockaddr_in&>(at).sin_port);
   }
-  thread_ = std::thread([this] { work(); });
-}
-
-Relay::Relay(Run& run, std::unique_ptr<Link> centre) : run_(run), centre_(false), listener_(-1) {
-  Peer& peer = peers_.emplace_back(std::move(centre));
-  peer.host_index = 0;
-  peer.named.resize(static_cast<size_t>(run.ranks()));
   thread_ = std::thread([this] { work(); });
 }
 
@@ -71,18 +67,27 @@ void Relay::work() {
       // A link that is gone would wake at once, for ever.
       if (!peer.link->closed()) sockets.push_back({peer.link->socket(), static_cast<short>(events), 0});
     }
-    poll(sockets.data(), sockets.size(), look_milliseconds);
+    const bool busy = listener_ >= 0 || run_.failed() || last_look < busy_until_;
+    poll(sockets.data(), sockets.size(), busy ? look_milliseconds : idle_look_milliseconds);
     const int64_t now = monotonic_nanoseconds();
     for (Peer& peer : peers_) hear(peer, std::min(now - last_look, longest_look));
     last_look = now;
     if (listener_ >= 0) accept_hosts();
-    const bool beat = now - last_beat >= beat_interval;
-    if (beat) last_beat = now;
-    look_after_failure();
-    for (Peer& peer : peers_) {
-      if (peer.host_index >= 0) tell(peer, beat);
-      peer.link->send();
+    look_at_board();
+    if (run_.failed()) {
+      look_after_failure();
+    } else if (now - last_beat >= beat_interval) {
+      last_beat = now;
+      beat();
     }
+    int64_t sent = 0, received = 0;
+    for (Peer& peer : peers_) {
+      peer.link->send();
+      sent += peer.link->said();
+      received += peer.link->heard();
+    }
+    sent_ = sent;
+    received_ = received;
   }
   // The last words are sent as far as the other side takes them.
   const int64_t end = monotonic_nanoseconds() + 1000 * millisecond;
@@ -95,23 +100,25 @@ void Relay::work() {
 }
 
 bool Relay::finished_here() const {
-  for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
-    if (run_.is_local(rank) && run_.region(rank).phase != MIMO_RANK_PHASE_FINISHED) return false;
-  }
-  return true;
+  const std::vector<int32_t>& ranks = run_.local_ranks();
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](int32_t rank) { return run_.region(rank).phase == MIMO_RANK_PHASE_FINISHED; });
+}
+
+/// Whether every child is here.
+bool Relay::complete() const {
+  return children_ == std::count_if(peers_.begin(), peers_.end(), [&](const Peer& peer) { return is_child(peer); });
 }
 
 /// Whether this process is needed no more.
 bool Relay::over() const {
   if (run_.failed()) return run_.header().settled != 0;
-  return finished_here() && std::all_of(peers_.begin(), peers_.end(),
-                                        [](const Peer& peer) { return peer.host_index < 0 || peer.bye; });
+  return finished_here() && all_children([](const Peer& peer) { return peer.bye; }) && (parent_ == nullptr || parent_->bye);
 }
 
 void Relay::accept_hosts() {
   drop_strangers();
-  const auto hosts = std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.host_index >= 0; });
-  if (hosts == run_.header().hosts - 1) return stop_listening();
+  if (complete()) return stop_listening();
   const int64_t now = monotonic_nanoseconds();
   for (int taken = 0; taken < accepted_at_once && now >= accept_at_; ++taken) {
     const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -147,7 +154,7 @@ void Relay::drop_strangers() {
   });
 }
 
-/// Every host of the run is here.
+/// Every child is here.
 void Relay::stop_listening() {
   close(listener_);
   listener_ = -1;
@@ -181,16 +188,18 @@ void Relay::hear_stranger(Peer& peer) {
 
 bool Relay::admit(Peer& peer, const Hello& hello) {
   if (hello.host_index <= 0 || hello.host_index >= run_.header().hosts) return false;
+  if (parent_of(hello.host_index) != own_host_) return false;
   const Introduction introduction{peer.nonce, hello.nonce, hello.host_index};
-  const Proof expected = prove(key_, Side::other, introduction);
+  const Proof expected = prove(key_, Side::child, introduction);
   if (!equal_in_constant_time(expected.bytes, hello.proof.bytes, sizeof(expected.bytes))) return false;
   const bool known = std::any_of(peers_.begin(), peers_.end(),
                                  [&](const Peer& other) { return other.host_index == hello.host_index; });
   if (known) return false;
   peer.host_index = hello.host_index;
-  peer.named.resize(static_cast<size_t>(run_.ranks()));
-  peer.link->say(Word::welcome, prove(key_, Side::centre, introduction));
-  peer.link->trust(key_, Side::centre, introduction);
+  // Every host knows the ranks of the centre; the centre's children pass their names on.
+  if (own_host_ == 0) peer.unnamed = run_.local_ranks();
+  peer.link->say(Word::welcome, prove(key_, Side::parent, introduction));
+  peer.link->trust(key_, Side::parent, introduction);
   return true;
 }
 
@@ -198,23 +207,29 @@ bool Relay::admit(Peer& peer, const Hello& hello) {
 void Relay::lose(Peer& peer, const std::string& how) {
   peer.told = peer.noted = peer.bye = true;
   if (run_.failed()) return;
-  if (!centre_) run_.header().centre_lost = 1;
+  if (peer.host_index == 0) run_.header().centre_lost = 1;
   int32_t first = 0;
-  while (first < run_.ranks() && run_.region(first).host_index != peer.host_index) ++first;
+  while (first < run_.ranks() && run_.host_of(first) != peer.host_index) ++first;
   run_.fail(first, how);
 }
 
 void Relay::take(Peer& peer, Word word) {
   Link& link = *peer.link;
+  const bool of_child = &peer != parent_;
   switch (word) {
-    case Word::beat:
-      if (may_tell_of(peer, link.as<Beat>().rank)) take_beat(run_, link.as<Beat>());
+    case Word::outlook:
+      if (!of_child) store(link.as<Outlook>(), run_.header().whole);
+      peer.outlook = link.as<Outlook>();
+      peer.outlook_time = monotonic_nanoseconds();
       break;
     case Word::name:
-      if (may_tell_of(peer, link.as<Name>().rank)) take_name(run_, link.as<Name>());
+      if (may_tell_of(peer, link.as<Name>().rank)) take_name(peer, link.as<Name>());
+      break;
+    case Word::wish:
+      if (of_child) wish(link.as<Wish>().key, &peer);
       break;
     case Word::posting:
-      take_posting(peer, link.as<Posting>());
+      pass_on(link.as<Posting>());
       break;
     case Word::failure: {
       const Failure& failure = link.as<Failure>();
@@ -222,16 +237,24 @@ void Relay::take(Peer& peer, Word word) {
       break;
     }
     case Word::region:
-      if (may_tell_of(peer, link.as<Whereabouts>().rank)) take_whereabouts(peer, link.as<Whereabouts>());
+      if (!of_child || !may_tell_of(peer, link.as<Whereabouts>().rank)) break;
+      take_whereabouts(run_, link.as<Whereabouts>());
+      if (parent_ != nullptr) parent_->link->say(Word::region, link.as<Whereabouts>());
       break;
+    case Word::begun: {
+      std::vector<BegunRun>& runs = of_child ? begun_below_ : begun_;
+      const auto most = static_cast<size_t>(begun_capacity(run_.ranks()));
+      if (runs.size() < most) runs.push_back(link.as<BegunRun>());
+      break;
+    }
     case Word::gathered:
-      (centre_ ? peer.told : peer.gathered) = true;
+      peer.told = true;
       break;
     case Word::noted:
-      peer.noted = true;
+      if (of_child) peer.noted = true;
       break;
     case Word::bye:
-      peer.bye = true;
+      if (of_child) peer.bye = true;
       break;
     case Word::greeting:
     case Word::hello:
@@ -241,108 +264,113 @@ void Relay::take(Peer& peer, Word word) {
   }
 }
 
-/// Every host posts for itself; the centre passes on the postings of the others.
-void Relay::take_posting(const Peer& peer, const Posting& posting) {
-  if (centre_ ? posting.host_index != peer.host_index : posting.host_index == run_.header().own_host) return;
-  try {
-    run_.take_posting(posting);
-  } catch (const Error&) {
-    // The run has failed.
-  }
-}
-
-/// Whether `peer` may speak for a rank: the relay of its own host may, and the centre, which passes messages on.
+/// Whether `peer` may speak for a rank: a child may for those of its host and of hosts below it, the parent for those of the
+/// centre.
 bool Relay::may_tell_of(const Peer& peer, int32_t rank) const {
   if (rank < 0 || rank >= run_.ranks() || run_.is_local(rank)) return false;
-  return peer.host_index == 0 || run_.region(rank).host_index == peer.host_index;
+  return &peer == parent_ ? run_.host_of(rank) == 0 : is_below(run_.host_of(rank), peer.host_index);
 }
 
-void Relay::take_whereabouts(Peer& peer, const Whereabouts& told) {
-  mimo::take_whereabouts(run_, told);
-  if (!centre_ || peer.told) return;
-  // The other hosts need to know which ranks had not begun.
+void Relay::take_name(Peer& peer, const Name& name) {
+  mimo::take_name(run_, name);
   for (Peer& other : peers_) {
-    if (other.host_index >= 0 && other.host_index != peer.host_index) other.link->say(Word::region, told);
+    const bool way = &peer == parent_ ? is_child(other) : &other == parent_;
+    if (way) other.link->say(Word::name, name);
   }
-}
-
-void Relay::tell(Peer& peer, bool beat) {
-  Board& board = run_.board();
-  const int64_t postings = board.count.load(std::memory_order_acquire);
-  for (; peer.postings < postings; ++peer.postings) {
-    const Posting& posting = board.postings[peer.postings];
-    const bool own = posting.host_index == run_.header().own_host;
-    if (own || (centre_ && posting.host_index != peer.host_index)) peer.link->say(Word::posting, posting);
-  }
-  if (run_.failed()) return tell_end(peer);
-  // At beats alone: the regions of a large run are many, and those of other hosts far apart.
-  if (!beat) return;
-  tell_names(peer);
-  const bool all_finished = finished_here();
-  for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
-    if (run_.is_local(rank)) peer.link->say(Word::beat, beat_of(run_, rank));
-  }
-  if (centre_ || peer.bye || !all_finished) return;
-  // After the beats that say so.
-  peer.link->say(Word::bye);
-  peer.bye = true;
 }
 
 /// Sends the names of ranks that have joined since the last call.
 void Relay::tell_names(Peer& peer) {
-  for (int32_t rank = 0; rank < run_.ranks(); ++rank) {
-    const RankRegion& of = run_.region(rank);
-    if (!run_.is_local(rank) && (!centre_ || of.host_index == peer.host_index)) continue;
-    if (peer.named[static_cast<size_t>(rank)] || of.phase == MIMO_RANK_PHASE_ABSENT) continue;
+  const auto told = [&](int32_t rank) {
+    if (run_.region(rank).phase == MIMO_RANK_PHASE_ABSENT) return false;
     peer.link->say(Word::name, name_of(run_, rank));
-    peer.named[static_cast<size_t>(rank)] = true;
-  }
-}
-
-void Relay::tell_end(Peer& peer) {
-  const RunHeader& header = run_.header();
-  if (!peer.failure) {
-    tell_names(peer);
-    Failure failure{header.failed_rank, {}};
-    copy_string(failure.reason, sizeof(failure.reason), header.reason);
-    peer.link->say(Word::failure, failure);
-    tell_whereabouts(run_, *peer.link);
-    if (!centre_) peer.link->say(Word::gathered);
-    peer.failure = true;
-  }
-  if (centre_ && header.mirrored != 0 && !peer.gathered) {
-    peer.link->say(Word::gathered);
-    peer.gathered = true;
-  }
-  if (!centre_ && mirrored_at_ != 0 && !peer.noted && monotonic_nanoseconds() - mirrored_at_ > note_time) {
-    tell_whereabouts(run_, *peer.link);
-    peer.link->say(Word::noted);
-    peer.noted = true;
-  }
-}
-
-/// Raises `mirrored` when the other hosts have told where their ranks were, `settled` when they have noted the rest.
-void Relay::look_after_failure() {
-  if (!run_.failed()) return;
-  RunHeader& header = run_.header();
-  const int64_t since = monotonic_nanoseconds() - header.failed_time;
-  const auto all = [&](auto&& of) {
-    return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) { return peer.host_index < 0 || of(peer); });
+    return true;
   };
-  if (header.mirrored == 0) {
-    const bool here = centre_ ? all([](const Peer& peer) { return peer.told; })
-                              : all([](const Peer& peer) { return peer.gathered || peer.bye; });
-    if (here || since > gather_limit) {
-      header.mirrored = 1;
-      mirrored_at_ = monotonic_nanoseconds();
-    }
+  peer.unnamed.erase(std::remove_if(peer.unnamed.begin(), peer.unnamed.end(), told), peer.unnamed.end());
+}
+
+Outlook Relay::outlook_below() const {
+  Outlook below{0, 0, -1, -1, -1, std::numeric_limits<int64_t>::max()};
+  const int64_t now = monotonic_nanoseconds();
+  for (const Peer& peer : peers_) {
+    if (!is_child(peer)) continue;
+    Outlook of = peer.outlook;
+    // Of a child that has not said anything yet nothing is wrong.
+    if (of.progress_age >= 0 && peer.outlook_time > 0) of.progress_age += now - peer.outlook_time;
+    below = merged(below, of);
   }
-  if (header.mirrored == 0 || header.settled != 0) return;
-  const bool noted = all([](const Peer& peer) {
-    return peer.noted && (peer.link->closed() || !peer.link->has_unsent());
-  });
-  const bool quiet = monotonic_nanoseconds() - mirrored_at_ > note_time;
-  if ((noted && quiet) || since > settle_limit) header.settled = 1;
+  return complete() ? below : merged(below, Outlook{0, 0, -1, -1, 0, 0});
+}
+
+void Relay::beat() {
+  const Outlook below = outlook_below();
+  store(below, run_.header().below);
+  const Outlook up = merged(run_.own_outlook(), below);
+  if (parent_ == nullptr) store(up, run_.header().whole);
+  const Outlook whole = run_.whole_outlook();
+  for (Peer& peer : peers_) {
+    if (peer.host_index < 0) continue;
+    tell_names(peer);
+    peer.link->say(Word::outlook, &peer == parent_ ? up : whole);
+  }
+  const bool finished = finished_here() && all_children([](const Peer& peer) { return peer.bye; });
+  if (parent_ == nullptr || parent_->bye || !finished) return;
+  // After the outlook that says so.
+  parent_->link->say(Word::bye);
+  parent_->bye = true;
+}
+
+// ---- postings
+
+/// Takes postings and wishes of this host's ranks.
+void Relay::look_at_board() {
+  const Board& board = run_.board();
+  const int64_t postings = board.count.load(std::memory_order_acquire);
+  const int64_t wishes = board.wished.load(std::memory_order_acquire);
+  for (; postings_seen_ < postings; ++postings_seen_) {
+    const Posting& posting = run_.posting(postings_seen_);
+    if (posting.reach == Reach::host || posting.arrived != 0) continue;
+    // Ranks of this host have it.
+    const auto waiting = wishes_.find(posting.key);
+    if (waiting != wishes_.end()) {
+      waiting->second.erase(std::remove(waiting->second.begin(), waiting->second.end(), nullptr), waiting->second.end());
+    }
+    pass_on(posting);
+  }
+  for (; wishes_seen_ < wishes; ++wishes_seen_) wish(run_.wish(wishes_seen_), nullptr);
+}
+
+/// `from` null: a rank of this host.
+void Relay::wish(uint64_t key, Peer* from) {
+  busy_until_ = monotonic_nanoseconds() + busy_time;
+  const auto known = postings_.find(key);
+  if (known != postings_.end()) return deliver(known->second, from);
+  std::vector<Peer*>& waiting = wishes_[key];
+  if (std::find(waiting.begin(), waiting.end(), from) != waiting.end()) return;
+  waiting.push_back(from);
+  if (waiting.size() == 1 && parent_ != nullptr) parent_->link->say(Word::wish, Wish{key});
+}
+
+/// A posting of this host's ranks or of another host's.
+void Relay::pass_on(const Posting& posting) {
+  busy_until_ = monotonic_nanoseconds() + busy_time;
+  if (!postings_.emplace(posting.key, posting).second) return;
+  if (parent_ != nullptr) parent_->link->say(Word::posting, posting);
+  const auto waiting = wishes_.find(posting.key);
+  if (waiting == wishes_.end()) return;
+  for (Peer* const to : waiting->second) deliver(posting, to);
+  wishes_.erase(waiting);
+}
+
+void Relay::deliver(const Posting& posting, Peer* to) {
+  Posting arrived = posting;
+  arrived.arrived = 1;
+  if (to != nullptr) return to->link->say(Word::posting, arrived);
+  try {
+    run_.take_posting(arrived);
+  } catch (const Error&) {
+    // The run has failed.
+  }
 }
 
 }  // namespace mimo

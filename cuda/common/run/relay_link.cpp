@@ -22,7 +22,7 @@ struct Head {
 constexpr size_t trusted_room = size_t{64} << 10;
 constexpr size_t stranger_room = sizeof(Head) + longest_body(true);
 static_assert(sizeof(Head) + longest_body(false) + hmac_tag_bytes <= trusted_room);
-/// The other side reads, if slowly, or is given up: all that can be said of 1024 ranks after a failure is 20 MB.
+/// The other side reads, if slowly, or is given up: all that can be said of 8192 ranks after a failure is 26 MB.
 constexpr size_t longest_unsent = size_t{64} << 20;
 
 /// A tag that only a side that knows `key` can make for `purpose` on this connection; 32 bytes.
@@ -31,8 +31,8 @@ void derive(const uint8_t* key, const char* purpose, const Introduction& introdu
   // With its zero: no purpose is the beginning of another.
   hmac.add(purpose, std::strlen(purpose) + 1);
   hmac.add(&introduction.host_index, sizeof(introduction.host_index));
-  hmac.add(&introduction.centre, sizeof(introduction.centre));
-  hmac.add(&introduction.other, sizeof(introduction.other));
+  hmac.add(&introduction.parent, sizeof(introduction.parent));
+  hmac.add(&introduction.child, sizeof(introduction.child));
   hmac.finish(derived);
 }
 
@@ -76,7 +76,7 @@ void terminate(Word word, void* body) {
 
 Proof prove(const uint8_t* key, Side side, const Introduction& introduction) {
   Proof proof;
-  derive(key, side == Side::centre ? "centre proves" : "other proves", introduction, proof.bytes);
+  derive(key, side == Side::parent ? "parent proves" : "child proves", introduction, proof.bytes);
   return proof;
 }
 
@@ -91,8 +91,8 @@ Link::~Link() {
 }
 
 void Link::trust(const uint8_t* key, Side own, const Introduction& introduction) {
-  derive(key, "centre says", introduction, (own == Side::centre ? sending_ : receiving_).key);
-  derive(key, "other says", introduction, (own == Side::centre ? receiving_ : sending_).key);
+  derive(key, "parent says", introduction, (own == Side::parent ? sending_ : receiving_).key);
+  derive(key, "child says", introduction, (own == Side::parent ? receiving_ : sending_).key);
   trusted_ = true;
 }
 

@@ -1,8 +1,8 @@
 // A connection between the relays of two hosts. It never blocks its thread, reads a bounded amount at a time, and takes only
 // messages that have the size of their word.
 //
-// First both sides prove that they know the run's key: the centre sends a nonce (greeting), the other its own nonce and a proof
-// (hello), the centre a proof (welcome). Each is an HMAC of both nonces and the host's index. From then on every message
+// First both sides prove that they know the run's key: the parent sends a nonce (greeting), the child its own nonce and a proof
+// (hello), the parent a proof (welcome). Each is an HMAC of both nonces and the host's index. From then on every message
 // carries a tag: an HMAC, under a key of this connection and direction, of how many messages came before it, its word, its
 // length and its body. So a message that is altered, left out, repeated or sent back closes the connection.
 #pragma once
@@ -16,11 +16,11 @@ namespace mimo {
 
 /// Data that both sides of a connection sign.
 struct Introduction {
-  Nonce centre, other;
-  int32_t host_index;
+  Nonce parent, child;
+  int32_t host_index;  // of the child
 };
 
-enum class Side { centre, other };
+enum class Side { parent, child };
 
 /// The proof of `side` that it knows `key` (32 bytes).
 Proof prove(const uint8_t* key, Side side, const Introduction& introduction);
@@ -57,6 +57,9 @@ class Link {
   const Body& as() const {
     return *reinterpret_cast<const Body*>(body_.data());
   }
+  /// Messages since trust(), by this side and by the other.
+  int64_t said() const { return static_cast<int64_t>(sending_.messages); }
+  int64_t heard() const { return static_cast<int64_t>(receiving_.messages); }
   /// Ends the connection for this fault.
   void close_for(const std::string& fault);
 

@@ -1,4 +1,4 @@
-// How the relays of two hosts come to have a connection: the centre's listening socket, and the other side's way in.
+// How the relays of two hosts come to have a connection: the parent's listening socket, and the child's way in.
 #include <netdb.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -37,15 +37,15 @@ Addresses numeric(const std::string& address, int32_t port) {
   throw Error(MIMO_ERROR_PEER, what + ": " + std::strerror(code) + ".");
 }
 
-/// Makes one attempt, until `end`, to be taken in by the centre.
+/// Makes one attempt, until `end`, to be taken in by the parent.
 class Attempt {
  public:
   Attempt(const uint8_t* key, int32_t host_index, int64_t end) : key_(key), end_(end) {
     introduction_.host_index = host_index;
   }
 
-  /// The connection on which both sides have proved themselves; null when the centre has closed it before, or it is too late.
-  /// `code`: the error of a centre that cannot be reached, or 0.
+  /// The connection on which both sides have proved themselves; null when the parent has closed it before, or it is too late.
+  /// `code`: the error of a parent that cannot be reached, or 0.
   std::unique_ptr<Link> make(const addrinfo& at, int& code) {
     code = 0;
     const int opened = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -83,21 +83,21 @@ class Attempt {
   bool introduce() {
     Word word;
     if (!hear(word) || word != Word::greeting) return false;
-    introduction_.centre = link_->as<Nonce>();
-    if (getrandom(&introduction_.other, sizeof(Nonce), 0) != sizeof(Nonce)) return false;
-    const Proof proof = prove(key_, Side::other, introduction_);
-    link_->say(Word::hello, Hello{introduction_.host_index, introduction_.other, proof});
+    introduction_.parent = link_->as<Nonce>();
+    if (getrandom(&introduction_.child, sizeof(Nonce), 0) != sizeof(Nonce)) return false;
+    const Proof proof = prove(key_, Side::child, introduction_);
+    link_->say(Word::hello, Hello{introduction_.host_index, introduction_.child, proof});
     link_->send();
     if (!hear(word)) return false;
     if (word == Word::refusal) {
-      throw Error(MIMO_ERROR_PEER, "The host of rank 0 does not take this host in: it has another key for this run.");
+      throw Error(MIMO_ERROR_PEER, "The host above this one does not take it in: it has another key for this run.");
     }
-    const Proof expected = prove(key_, Side::centre, introduction_);
+    const Proof expected = prove(key_, Side::parent, introduction_);
     if (word != Word::welcome ||
         !equal_in_constant_time(expected.bytes, link_->as<Proof>().bytes, sizeof(expected.bytes))) {
-      throw Error(MIMO_ERROR_PEER, "Rank 0's address does not prove that it belongs to this run: it has another key.");
+      throw Error(MIMO_ERROR_PEER, "The address of the host above this one does not prove that it belongs to this run: it has another key.");
     }
-    link_->trust(key_, Side::other, introduction_);
+    link_->trust(key_, Side::child, introduction_);
     return true;
   }
 
@@ -109,33 +109,34 @@ class Attempt {
 
 }  // namespace
 
-std::unique_ptr<Relay> listen_for_hosts(Run& run, const std::string& address, const uint8_t* key) {
+int listen_for_children(const Run& run, const std::string& address) {
+  const RunHeader& header = run.header();
+  if (children_of(header.own_host, header.hosts) == 0) return -1;
   const Addresses at = numeric(address, 0);
   const int listener = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listener >= 0 && bind(listener, at->ai_addr, at->ai_addrlen) == 0 && listen(listener, queue_length) == 0) {
-    return std::make_unique<Relay>(run, key, listener);
-  }
+  if (listener >= 0 && bind(listener, at->ai_addr, at->ai_addrlen) == 0 && listen(listener, queue_length) == 0) return listener;
   const int code = errno;
   if (listener >= 0) close(listener);
   fail_system("The other hosts cannot meet this one at " + address, code);
 }
 
-std::unique_ptr<Relay> connect_to_centre(Run& run, const std::string& address, int32_t port, const uint8_t* key,
-                                         int64_t milliseconds) {
+std::unique_ptr<Link> connect_to_parent(const Run& run, const std::string& address, int32_t port, const uint8_t* key,
+                                        int64_t milliseconds) {
+  const int32_t own = run.header().own_host;
   const Addresses at = numeric(address, port);
+  const std::string parent = parent_of(own) == 0 ? "The host of rank 0" : "Host " + std::to_string(parent_of(own)) + " of the run";
   const std::string where = address + ":" + std::to_string(port);
   const int64_t end = monotonic_nanoseconds() + milliseconds * millisecond;
   for (;;) {
     int code = 0;
-    Attempt attempt(key, run.header().own_host, end);
-    if (std::unique_ptr<Link> link = attempt.make(*at, code)) return std::make_unique<Relay>(run, std::move(link));
+    Attempt attempt(key, own, end);
+    if (std::unique_ptr<Link> link = attempt.make(*at, code)) return link;
     // A connection that was reset has been dropped for a later one.
     if (code != 0 && code != ECONNRESET) {
-      fail_system("The host of rank 0 cannot be reached at " + where + ", where hosts tell each other how their ranks are",
-                  code);
+      fail_system(parent + " cannot be reached at " + where + ", where hosts tell each other how their ranks are", code);
     }
     if (monotonic_nanoseconds() > end) {
-      throw Error(MIMO_ERROR_PEER, "The host of rank 0 did not take this host in at " + where + " within " +
+      throw Error(MIMO_ERROR_PEER, parent + " did not take this host in at " + where + " within " +
                                        std::to_string(milliseconds / 1000) +
                                        " s: others connect there all the time and keep it busy.");
     }

@@ -20,10 +20,6 @@ struct Hello {
   Nonce nonce;
   Proof proof;
 };
-struct Beat {
-  int32_t rank, phase;
-  int64_t heartbeat, progress, progress_age, step, calls, waiting_call;
-};
 struct Name {
   int32_t rank, pid;
   char host[MIMO_HOST_BYTES], module[MIMO_MODULE_BYTES], coordinates[MIMO_COORDINATES_BYTES];
@@ -32,29 +28,33 @@ struct Failure {
   int32_t rank;
   char reason[MIMO_SENTENCE_BYTES];
 };
-/// Number of calls of a rank that are sent: the latest of each group, and those that are not done.
-constexpr int32_t told_calls = 24;
 struct Whereabouts {
-  int32_t rank, phase, count;
+  int32_t rank, phase;
   int64_t step, calls, waiting_call;
   char error[MIMO_SENTENCE_BYTES];
   mimo_call_record records[told_calls];
 };
 
+struct Wish {
+  uint64_t key;
+};
+
 // X(word, body, whether it belongs to the proof, which carries no tags)
-#define MIMO_RELAY_WORDS(X)                                                        \
-  X(greeting, Nonce, true)       /* by the centre */                               \
-  X(hello, Hello, true)          /* by the other, which proves itself first */     \
-  X(welcome, Proof, true)        /* by the centre: the other is taken in */        \
-  X(refusal, Nothing, true)      /* by the centre: the other's proof is wrong */   \
-  X(beat, Beat, false)           /* of a rank of the sender's host */              \
-  X(name, Name, false)           /* of a rank */                                   \
-  X(posting, Posting, false)                                                       \
-  X(failure, Failure, false)     /* the first wins */                              \
-  X(region, Whereabouts, false)  /* of a rank when the run had failed */           \
-  X(gathered, Nothing, false)    /* by the centre: it has sent all whereabouts */  \
-  X(noted, Nothing, false)       /* by the others: these were their ranks' last */ \
-  X(bye, Nothing, false)         /* all ranks of the sender's host have finished */
+#define MIMO_RELAY_WORDS(X)                                                       \
+  X(greeting, Nonce, true)       /* by the parent */                              \
+  X(hello, Hello, true)          /* by the child, which proves itself first */    \
+  X(welcome, Proof, true)        /* by the parent: the child is taken in */       \
+  X(refusal, Nothing, true)      /* by the parent: the child's proof is wrong */  \
+  X(outlook, Outlook, false)     /* of the child and all below; by a parent of all */ \
+  X(name, Name, false)           /* of a rank */                                  \
+  X(wish, Wish, false)           /* by a child: for a posting */                  \
+  X(posting, Posting, false)     /* to the centre, and to those that wish for it */ \
+  X(failure, Failure, false)     /* the first wins */                             \
+  X(region, Whereabouts, false)  /* by a child: of a rank when the run had failed */ \
+  X(begun, BegunRun, false)      /* when the run had failed; by a parent of all ranks */ \
+  X(gathered, Nothing, false)    /* that was all that had begun */                \
+  X(noted, Nothing, false)       /* by a child: these were its ranks' last notes */ \
+  X(bye, Nothing, false)         /* by a child: all ranks there and below have finished */
 
 enum class Word : uint32_t {
 #define MIMO_WORD(word, body, proving) word,

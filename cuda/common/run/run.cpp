@@ -9,11 +9,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "relay.h"
 #include "status.h"
@@ -24,19 +25,10 @@ namespace {
 constexpr char folder[] = "/dev/shm";
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'r', 'u', 'n', 0};
 /// Raised with every change of the structs in run.h.
-constexpr int64_t layout = 3;
+constexpr int64_t layout = 4;
 constexpr int64_t page = 4096;
 
 int64_t rounded_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
-
-int64_t header_bytes() { return rounded_up(static_cast<int64_t>(sizeof(RunHeader)), page); }
-
-int64_t board_offset(int32_t ranks) { return header_bytes() + ranks * static_cast<int64_t>(sizeof(RankRegion)); }
-
-int64_t control_bytes(int32_t ranks) {
-  const int64_t postings = board_capacity(ranks) * static_cast<int64_t>(sizeof(Posting));
-  return rounded_up(board_offset(ranks) + static_cast<int64_t>(sizeof(Board)) + postings, page);
-}
 
 std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno) + "."; }
 
@@ -79,6 +71,22 @@ void extend(int file, int64_t from, int64_t bytes, const std::string& what) {
 }
 
 }  // namespace
+
+FileParts::FileParts(const RunHeader& header) {
+  const int64_t local = header.local_ranks, known = header.known_ranks;
+  int64_t at = 0;
+  const auto next = [&at](int64_t bytes) { return std::exchange(at, rounded_up(at + bytes, 64)); };
+  next(sizeof(RunHeader));
+  places = next(header.ranks * static_cast<int64_t>(sizeof(RankPlace)));
+  regions = next(known * static_cast<int64_t>(sizeof(RankRegion)));
+  flights = next(local * static_cast<int64_t>(sizeof(FlightRecorder)));
+  far_calls = next((known - local) * static_cast<int64_t>(sizeof(FarCalls)));
+  board = next(sizeof(Board));
+  postings = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(Posting)));
+  wishes = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(uint64_t)));
+  begun = next(header.hosts > 1 ? begun_capacity(header.ranks) * static_cast<int64_t>(sizeof(BegunRun)) : 0);
+  end = rounded_up(at, page);
+}
 
 int64_t monotonic_nanoseconds() {
   timespec now;
@@ -126,7 +134,28 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 Run::Run(int32_t ranks, bool supervised, int64_t timeout_ms) {
   MIMO_REQUIRE(ranks >= 1 && ranks <= max_ranks, "mimo_run_create");
+  make_file(ranks, std::vector<int32_t>(static_cast<size_t>(ranks), 0).data(), 0, timeout_ms);
+  header_->supervised = supervised ? 1 : 0;
+}
+
+Run::Run(int32_t ranks, const int32_t* host_of_rank, int32_t own_host, int64_t timeout_ms) {
+  MIMO_REQUIRE(ranks >= 1 && ranks <= max_ranks, "mimo_run_create_part");
+  make_file(ranks, host_of_rank, own_host, timeout_ms);
+}
+
+void Run::make_file(int32_t ranks, const int32_t* host_of_rank, int32_t own_host, int64_t timeout_ms) {
   MIMO_REQUIRE(timeout_ms > 0, "mimo_run_create");
+  auto plan = std::make_unique<RunHeader>();
+  plan->ranks = ranks;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const int32_t host = host_of_rank[rank];
+    MIMO_REQUIRE(host >= 0 && (rank > 0 || host == 0), "mimo_run_create_part");
+    plan->hosts = std::max(plan->hosts, host + 1);
+    if (host == own_host) ++plan->local_ranks;
+    if (host == 0 || is_below(host, own_host)) ++plan->known_ranks;
+  }
+  MIMO_REQUIRE(plan->local_ranks > 0, "mimo_run_create_part");
+  parts_ = FileParts(*plan);
   file_ = open_unnamed();
   if (file_ < 0) {
     const int32_t status = errno == ENOMEM ? MIMO_ERROR_OUT_OF_MEMORY : MIMO_ERROR_DEVICE;
@@ -134,9 +163,8 @@ Run::Run(int32_t ranks, bool supervised, int64_t timeout_ms) {
                                      " takes no file"));
   }
   try {
-    const int64_t bytes = control_bytes(ranks);
-    extend(file_, 0, bytes, "the control memory of the run");
-    mapping_ = Mapping(file_, 0, bytes);
+    extend(file_, 0, parts_.end, "the control memory of the run");
+    mapping_ = Mapping(file_, 0, parts_.end);
   } catch (...) {
     close(file_);
     throw;
@@ -144,14 +172,28 @@ Run::Run(int32_t ranks, bool supervised, int64_t timeout_ms) {
   header_ = reinterpret_cast<RunHeader*>(mapping_.address());
   header_->layout = layout;
   header_->ranks = ranks;
-  header_->supervised = supervised ? 1 : 0;
+  header_->local_ranks = plan->local_ranks;
+  header_->known_ranks = plan->known_ranks;
   header_->timeout_ms = timeout_ms;
   header_->created = monotonic_nanoseconds();
   header_->failed_rank = -1;
   header_->failed_by = -1;
-  header_->hosts = 1;
-  header_->file_bytes = control_bytes(ranks);
-  for (int32_t rank = 0; rank < ranks; ++rank) region(rank).waiting_call = -1;
+  header_->hosts = plan->hosts;
+  header_->own_host = own_host;
+  for (SharedOutlook* outlook : {&header_->below, &header_->whole}) {
+    outlook->absent = outlook->busy = -1;
+    outlook->progress_time = -1;
+  }
+  header_->file_bytes = parts_.end;
+  auto* places = reinterpret_cast<RankPlace*>(mapping_.address() + parts_.places);
+  int32_t local = 0, far = plan->local_ranks;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const int32_t host = host_of_rank[rank];
+    const bool known = host == 0 || is_below(host, own_host);
+    places[rank] = {host, host == own_host ? local++ : known ? far++ : -1};
+    if (known) region(rank).waiting_call = -1;
+  }
+  find_local();
   std::memcpy(header_->magic, magic, sizeof(magic));
 }
 
@@ -161,37 +203,78 @@ Run::Run(const std::string& path) {
     throw Error(MIMO_ERROR_PEER, system_error("The shared memory of the run (" + path + ") cannot be opened"));
   }
   struct stat about {};
-  bool good = fstat(file_, &about) == 0 && about.st_size >= header_bytes();
-  if (good) {
-    mapping_ = Mapping(file_, 0, header_bytes());
-    header_ = reinterpret_cast<RunHeader*>(mapping_.address());
-    good = std::memcmp(header_->magic, magic, sizeof(magic)) == 0 && header_->layout == layout &&
-           about.st_size >= control_bytes(header_->ranks);
+  int64_t bytes = 0;
+  if (fstat(file_, &about) == 0 && about.st_size >= static_cast<int64_t>(sizeof(RunHeader))) {
+    const Mapping beginning(file_, 0, static_cast<int64_t>(sizeof(RunHeader)));
+    const auto& header = *reinterpret_cast<const RunHeader*>(beginning.address());
+    if (std::memcmp(header.magic, magic, sizeof(magic)) == 0 && header.layout == layout) {
+      parts_ = FileParts(header);
+      bytes = parts_.end;
+    }
   }
-  if (!good) {
+  if (bytes == 0 || about.st_size < bytes) {
     close(file_);
     throw Error(MIMO_ERROR_PEER, path + " is not the shared memory of a run of this version.");
   }
-  mapping_ = Mapping(file_, 0, control_bytes(header_->ranks));
+  mapping_ = Mapping(file_, 0, bytes);
   header_ = reinterpret_cast<RunHeader*>(mapping_.address());
+  find_local();
+}
+
+void Run::find_local() {
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    if (is_local(rank)) local_.push_back(rank);
+  }
 }
 
 Run::~Run() {
   // Other hosts learn of this rank's end as long as the relay beats.
   relay_.reset();
-  stop_ = true;
+  {
+    std::lock_guard<std::mutex> lock(ending_);
+    stop_ = true;
+  }
+  stopped_.notify_all();
   if (heart_.joinable()) heart_.join();
   if (file_ >= 0) close(file_);
 }
 
 std::string Run::path() const { return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file_); }
 
-RankRegion& Run::region(int32_t rank) const {
+const RankPlace& Run::place_of(int32_t rank) const {
   MIMO_REQUIRE(rank >= 0 && rank < header_->ranks, "A rank of the run");
-  return reinterpret_cast<RankRegion*>(mapping_.address() + header_bytes())[rank];
+  return reinterpret_cast<RankPlace*>(mapping_.address() + parts_.places)[rank];
 }
 
-Board& Run::board() const { return *reinterpret_cast<Board*>(mapping_.address() + board_offset(ranks())); }
+RankRegion& Run::region(int32_t rank) const {
+  MIMO_REQUIRE(knows(rank), "A rank that this host knows");
+  return reinterpret_cast<RankRegion*>(mapping_.address() + parts_.regions)[place_of(rank).region];
+}
+
+FlightRecorder& Run::flight(int32_t local_rank) const {
+  MIMO_REQUIRE(is_local(local_rank), "A rank of this host");
+  return reinterpret_cast<FlightRecorder*>(mapping_.address() + parts_.flights)[place_of(local_rank).region];
+}
+
+FarCalls& Run::far_calls(int32_t known_rank) const {
+  MIMO_REQUIRE(knows(known_rank) && !is_local(known_rank), "A rank of another host");
+  const int32_t index = place_of(known_rank).region - header_->local_ranks;
+  return reinterpret_cast<FarCalls*>(mapping_.address() + parts_.far_calls)[index];
+}
+
+Board& Run::board() const { return *reinterpret_cast<Board*>(mapping_.address() + parts_.board); }
+
+Posting& Run::posting(int64_t index) const {
+  return reinterpret_cast<Posting*>(mapping_.address() + parts_.postings)[index];
+}
+
+uint64_t& Run::wish(int64_t index) const {
+  return reinterpret_cast<uint64_t*>(mapping_.address() + parts_.wishes)[index];
+}
+
+BegunRun* Run::begun_runs() const {
+  return reinterpret_cast<BegunRun*>(mapping_.address() + parts_.begun);
+}
 
 int32_t Run::rank() const {
   MIMO_REQUIRE(rank_ >= 0, "A group (call mimo_run_join first)");
@@ -199,7 +282,7 @@ int32_t Run::rank() const {
 }
 
 bool Run::fail(int32_t rank, const std::string& sentence) {
-  if (rank >= 0) {
+  if (rank >= 0 && knows(rank)) {
     RankRegion& own = region(rank);
     if (own.error[0] == 0) copy_string(own.error, sizeof(own.error), sentence.c_str());
     own.phase = MIMO_RANK_PHASE_FAILED;

@@ -3,12 +3,12 @@
 // board on which ranks post what others need to meet them, and, behind these, areas that groups allocate. No cleaning
 // up is needed: the file is gone with the last process that has it open.
 //
-// A run of several hosts has such a file on each of them, with regions for all ranks: those of other hosts are copies,
-// which the hosts' relays keep (relay.h). A process that looks at a rank, at a failure or at the board therefore looks
-// into its own host's file.
+// A run of several hosts has such a file on each of them. Besides its own ranks' it has regions for ranks of hosts below it in
+// the tree of hosts and of rank 0's host: copies, which the hosts' relays keep (relay.h). So the host of rank 0 has all. A
+// process that looks at a rank, at a failure or at the board looks into its own host's file (run_layout.h).
 #pragma once
-#include <atomic>
-#include <cstdint>
+#include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,125 +16,10 @@
 #include <thread>
 #include <vector>
 
-#include "mimo.h"
 #include "mimo_backend.h"
+#include "run_layout.h"
 
 namespace mimo {
-
-class Run;
-
-/// Nanoseconds of the monotonic clock, the same for all processes of the host.
-int64_t monotonic_nanoseconds();
-
-/// Copies as much of a string as `size` bytes with the zero hold.
-void copy_string(char* to, size_t size, const char* from);
-
-/// Wakes the threads of one rank that wait for others. Ringing costs a system call only when a thread sleeps.
-struct alignas(64) Doorbell {
-  std::atomic<uint32_t> rings;
-  std::atomic<int32_t> sleepers;
-
-  void ring();
-  /// Sleeps until `rings` differs from `seen`, at most `milliseconds`. The caller raises `sleepers`, reads `seen`, and
-  /// checks its condition once more before this call, so that no ring is lost.
-  void sleep(uint32_t seen, int64_t milliseconds);
-};
-
-constexpr int64_t flight_records = 64;
-/// Nanoseconds. A rank silent for this long has failed: together with the time to end the others less than ten seconds.
-constexpr int64_t longest_silence = 5'000'000'000;
-
-/// One rank's part of the file, written by that rank unless it says otherwise.
-struct RankRegion {
-  alignas(64) std::atomic<int32_t> phase;
-  std::atomic<int32_t> pid;  // by the launcher before the rank joins
-  std::atomic<int64_t> started;  // of that process (process_look.h); 0: not known
-  std::atomic<int64_t> heartbeat;
-  std::atomic<int64_t> progress;
-  std::atomic<int64_t> progress_time;
-  std::atomic<int64_t> step;
-  std::atomic<int64_t> calls;
-  std::atomic<int64_t> waiting_call;
-  int32_t host_index;  // on which of the run's hosts the rank is
-  char gpu[20];        // the GPU's place on the bus, once the rank communicates through it
-  char host[MIMO_HOST_BYTES];
-  char module[MIMO_MODULE_BYTES];
-  char coordinates[MIMO_COORDINATES_BYTES];
-  char error[MIMO_SENTENCE_BYTES];
-  mimo_call_record flight[flight_records];  // call c is in flight[c % flight_records]
-};
-
-/// A rank's recording of itself on disk.
-struct Recording {
-  char magic[8];
-  int64_t layout;
-  int32_t ranks;
-  int32_t rank;
-  int64_t written;  // CLOCK_REALTIME, nanoseconds
-  int32_t failed;
-  int32_t failed_rank;
-  char reason[MIMO_SENTENCE_BYTES];
-  RankRegion region;
-  RankRegion blamed;  // of the failed rank, which may have ended before it recorded its last calls
-};
-
-/// Ranks of the run that a recording is of.
-int32_t recorded_ranks(const std::string& path);
-/// Reads recordings of a run's ranks into `run`, made for them, and says why it has failed.
-void read_recordings(const std::vector<std::string>& paths, Run& run);
-
-/// An area of the file that the members of a group share.
-struct AreaEntry {
-  uint64_t key;  // of the group's name and members
-  int64_t offset;
-  int64_t bytes;
-};
-
-constexpr int64_t max_areas = 4096;
-constexpr int32_t max_ranks = 1024;
-
-/// An entry that a rank posted for others to read: identifiers of NCCL's communicators.
-struct Posting {
-  uint64_t key;
-  int32_t host_index;  // where it was posted
-  char value[256];
-};
-
-/// Postings are only added.
-struct Board {
-  std::atomic<int64_t> count;
-  Posting postings[1];  // as many as board_capacity says
-};
-
-/// A group and two pairs of neighbours for every rank, many times over.
-constexpr int64_t board_capacity(int32_t ranks) { return 256 + 16 * static_cast<int64_t>(ranks); }
-
-struct RunHeader {
-  char magic[8];
-  int64_t layout;
-  int32_t ranks;
-  int32_t supervised;
-  int64_t timeout_ms;
-  int64_t created;
-  int32_t recorded;                    // made of recordings: ranks without a recording are unknown
-  std::atomic<int64_t> looks;          // of the launcher
-  std::atomic<int32_t> claimed;        // the diagnosis has its printer, has been printed
-  std::atomic<int32_t> deciding;       // a rank is declaring the failure; `failed` follows
-  std::atomic<int32_t> failed;         // rank and reason are valid
-  std::atomic<int64_t> failed_time;
-  int32_t failed_rank;
-  int32_t failed_by;                   // the rank that said so; -1: no rank
-  char reason[MIMO_SENTENCE_BYTES];
-  int32_t hosts;
-  int32_t own_host;
-  std::atomic<int32_t> mirrored;     // since the failure: the calls that the other hosts' ranks had begun are here
-  std::atomic<int32_t> settled;      // their notes after the failure are here, or were given up
-  std::atomic<int32_t> centre_lost;  // the host of rank 0 is gone
-  std::atomic<int32_t> lock;         // of the areas and the board
-  int64_t file_bytes;
-  int64_t area_count;
-  AreaEntry areas[max_areas];
-};
 
 /// A mapped part of the file.
 class Mapping {
@@ -155,8 +40,10 @@ class Relay;
 
 class Run {
  public:
-  /// Makes the file.
+  /// Makes the file of a run on one host.
   Run(int32_t ranks, bool supervised, int64_t timeout_ms);
+  /// Makes the file of host `own_host`. `host_of_rank` [ranks]; rank 0 is on host 0.
+  Run(int32_t ranks, const int32_t* host_of_rank, int32_t own_host, int64_t timeout_ms);
   /// Opens the file that another process made.
   explicit Run(const std::string& path);
   ~Run();
@@ -166,7 +53,14 @@ class Run {
   /// Where other processes of this host open the file.
   std::string path() const;
   RunHeader& header() const { return *header_; }
+  /// Of a known rank.
   RankRegion& region(int32_t rank) const;
+  /// Whether this host's file has a region for the rank: for those of this host, of hosts below it, and of rank 0's host.
+  bool knows(int32_t rank) const { return place_of(rank).region >= 0; }
+  /// Its recorded calls, the newest first: of a rank of this host the last `flight_records`, of others those told of.
+  std::vector<const mimo_call_record*> calls_of(int32_t rank) const;
+  FlightRecorder& flight(int32_t local_rank) const;
+  FarCalls& far_calls(int32_t known_rank) const;
   int32_t ranks() const { return header_->ranks; }
   /// This process's rank; throws before join().
   int32_t rank() const;
@@ -200,8 +94,10 @@ class Run {
   void end_call(int64_t number);
   /// It failed for want of these ranks.
   void fail_call(int64_t number, const std::vector<int32_t>& missing);
+  /// The same, for a group with members on other hosts: these ask for it when the run has failed.
+  void note_begun(const std::string& group, int64_t sequence, int32_t kind);
   /// Whether a rank has begun a collective of this group with this sequence number or a later one: of tensors, or of host
-  /// values, which are counted apart.
+  /// values, which are counted apart. Of ranks on other hosts when mirrored().
   bool has_begun(int32_t rank, const std::string& group, bool values, int64_t sequence) const;
   /// Looks at every rank once, and fails the run when a rank is dead, stopped, silent or without progress. In a run
   /// that a launcher watches, ranks do so only when the launcher does not look any more.
@@ -214,15 +110,21 @@ class Run {
   /// Writes a recording of any rank to `path`, once: called by the launcher when the run has failed.
   void record_rank(int32_t rank, const std::string& path) const;
   /// Copies a rank's recording into this run.
-  void take(int32_t rank, const RankRegion& recorded);
+  void take(int32_t rank, const Recording::Recorded& recorded);
 
   // Several hosts.
-  /// `host_of_rank` [ranks]. Called by the process that made the file, before others open it.
-  void place(const int32_t* host_of_rank, int32_t own_host);
   bool spans_hosts() const { return header_->hosts > 1; }
-  bool is_local(int32_t rank) const { return region(rank).host_index == header_->own_host; }
+  int32_t host_of(int32_t rank) const { return place_of(rank).host; }
+  bool is_local(int32_t rank) const { return host_of(rank) == header_->own_host; }
+  /// This host's ranks, ascending.
+  const std::vector<int32_t>& local_ranks() const { return local_; }
+  /// Of this host's ranks alone, and of all ranks of the run as far as the centre has said.
+  Outlook own_outlook() const;
+  Outlook whole_outlook() const;
   /// This process passes on between its host and the others from now on.
   void relay_through(std::unique_ptr<Relay> relay);
+  /// Messages that this process's relay has sent and received.
+  void relayed(int64_t& sent, int64_t& received) const;
   /// After a failure: whether the calls that the other hosts' ranks had begun are known here.
   bool mirrored() const { return !spans_hosts() || header_->mirrored != 0; }
   /// Waits for that, as long as the relays do.
@@ -232,13 +134,16 @@ class Run {
   /// Whether diagnoses are printed here: on the host of rank 0, or on the next one when that is gone.
   bool may_diagnose() const;
 
-  /// Shows `bytes` (at most 256) to all ranks under `key`, which must not have been used before.
-  void post(uint64_t key, const void* value, int64_t bytes);
-  /// Waits for them. Throws when the run fails.
-  void read_posted(uint64_t key, void* value, int64_t bytes) const;
+  /// Shows `bytes` (at most 256) to ranks under `key`, which must not have been used before.
+  void post(uint64_t key, const void* value, int64_t bytes, Reach reach);
+  /// Waits for them; `reach` as of the rank that posts. Throws when the run fails.
+  void read_posted(uint64_t key, void* value, int64_t bytes, Reach reach);
   /// A posting of another host arrives.
   void take_posting(const Posting& posting);
   Board& board() const;
+  Posting& posting(int64_t index) const;
+  uint64_t& wish(int64_t index) const;
+  BegunRun* begun_runs() const;
   /// How often this process has made something of this key: together they name it once and for all.
   int64_t count_of(uint64_t key) { return counts_[key]++; }
   /// This rank communicates through a GPU. Throws when another rank of this host does too.
@@ -254,12 +159,16 @@ class Run {
     int64_t heartbeat = -1;
     int64_t silent = 0;  // nanoseconds
   };
-  void map_file();
+  void make_file(int32_t ranks, const int32_t* host_of_rank, int32_t own_host, int64_t timeout_ms);
+  void find_local();
+  const RankPlace& place_of(int32_t rank) const;
+  void add_to_board(std::atomic<int64_t>& count, const std::function<void(int64_t)>& write);
   void beat();
   mimo_call_record* record(int64_t number) const;
   void watch_supervisor(int64_t elapsed);
-  void watch_rank(int32_t rank, int64_t elapsed, int64_t now);
+  void watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now);
   void watch_progress(int64_t now);
+  void watch_joining(int64_t now);
   void judge(int32_t rank, const std::string& sentence);
   bool supervisor_answers() const;
   void print_diagnosis();
@@ -271,22 +180,31 @@ class Run {
 
   int file_ = -1;
   Mapping mapping_;
+  FileParts parts_;
   RunHeader* header_ = nullptr;
   int32_t rank_ = -1;
-  std::vector<Watched> watched_;
+  std::vector<int32_t> local_;
+  std::vector<Watched> watched_;  // of this host's ranks
   int64_t last_watch_ = 0;
   int64_t looks_ = 0;                            // the launcher's, when this rank looked last
   std::atomic<int64_t> supervisor_silent_{0};    // nanoseconds
   std::atomic<int32_t> exit_code_{0};
   std::atomic<int32_t> errors_{2};  // standard error
   std::once_flag concluded_;
-  std::atomic<bool> stop_{false};
+  std::mutex ending_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
   std::atomic<int> recording_{-1};  // file
   std::string recording_path_;
   std::thread heart_;
   std::map<uint64_t, int64_t> counts_;
   std::unique_ptr<Relay> relay_;
 };
+
+/// Ranks of the run that a recording is of.
+int32_t recorded_ranks(const std::string& path);
+/// Reads recordings of a run's ranks into `run`, made for them, and says why it has failed.
+void read_recordings(const std::vector<std::string>& paths, Run& run);
 
 /// Why a run has failed: a sentence of its own, and a line for every other rank.
 std::string diagnosis_of(const Run& run);

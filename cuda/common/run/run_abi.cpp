@@ -145,10 +145,9 @@ int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state)
 
 int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, int32_t capacity, int32_t* count) {
   return guard([&] {
-    const mimo::RankRegion& of = run->run.region(rank);
-    const int64_t calls = of.calls;
-    *count = static_cast<int32_t>(std::min<int64_t>(std::min(calls, mimo::flight_records), capacity));
-    for (int32_t i = 0; i < *count; ++i) records[i] = of.flight[(calls - 1 - i) % mimo::flight_records];
+    const std::vector<const mimo_call_record*> calls = run->run.calls_of(rank);
+    *count = std::min(static_cast<int32_t>(calls.size()), capacity);
+    for (int32_t i = 0; i < *count; ++i) records[i] = *calls[static_cast<size_t>(i)];
   });
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "group.h"
 #include "run.h"
 
 namespace mimo {
@@ -9,7 +10,7 @@ namespace mimo {
 int64_t Run::begin_call(const std::string& group, int64_t sequence, int32_t kind, int64_t bytes) {
   RankRegion& own = region(rank());
   const int64_t number = own.calls.load(std::memory_order_relaxed);
-  mimo_call_record& entry = own.flight[number % flight_records];
+  mimo_call_record& entry = flight(rank()).calls[number % flight_records];
   std::memset(&entry, 0, sizeof(entry));
   copy_string(entry.group, sizeof(entry.group), group.c_str());
   entry.call = number;
@@ -23,7 +24,7 @@ int64_t Run::begin_call(const std::string& group, int64_t sequence, int32_t kind
 
 /// A call's entry; null when later calls have taken its place.
 mimo_call_record* Run::record(int64_t number) const {
-  mimo_call_record& entry = region(rank()).flight[number % flight_records];
+  mimo_call_record& entry = flight(rank()).calls[number % flight_records];
   return entry.call == number ? &entry : nullptr;
 }
 
@@ -46,16 +47,57 @@ void Run::fail_call(int64_t number, const std::vector<int32_t>& missing) {
   entry->state = MIMO_CALL_STATE_FAILED;
 }
 
-bool Run::has_begun(int32_t of_rank, const std::string& group, bool values, int64_t sequence) const {
-  const RankRegion& of = region(of_rank);
-  const int64_t calls = of.calls.load(std::memory_order_acquire);
-  for (int64_t i = std::max<int64_t>(0, calls - flight_records); i < calls; ++i) {
-    const mimo_call_record& entry = of.flight[i % flight_records];
-    const bool message = entry.kind == MIMO_COLLECTIVE_SEND || entry.kind == MIMO_COLLECTIVE_RECEIVE;
-    const bool alike = !message && (entry.kind >= MIMO_COLLECTIVE_BARRIER) == values;
-    if (alike && entry.sequence >= sequence && group == entry.group) return true;
+std::vector<const mimo_call_record*> Run::calls_of(int32_t of_rank) const {
+  std::vector<const mimo_call_record*> calls;
+  if (!is_local(of_rank)) {
+    for (const mimo_call_record& record : far_calls(of_rank).calls) {
+      if (record.group[0] != 0) calls.push_back(&record);
+    }
+    return calls;
   }
-  return false;
+  const int64_t count = region(of_rank).calls.load(std::memory_order_acquire);
+  const FlightRecorder& recorder = flight(of_rank);
+  for (int64_t call = count - 1; call >= std::max<int64_t>(0, count - flight_records); --call) {
+    const mimo_call_record& record = recorder.calls[call % flight_records];
+    // A recording may lack some.
+    if (record.group[0] != 0) calls.push_back(&record);
+  }
+  return calls;
+}
+
+namespace {
+
+bool is_message(int64_t kind) { return kind == MIMO_COLLECTIVE_SEND || kind == MIMO_COLLECTIVE_RECEIVE; }
+bool is_of_values(int64_t kind) { return kind == MIMO_COLLECTIVE_BARRIER || kind == MIMO_COLLECTIVE_EXCHANGE; }
+uint64_t name_key(const std::string& group) { return group_key(group, {}); }
+
+}  // namespace
+
+void Run::note_begun(const std::string& group, int64_t sequence, int32_t kind) {
+  if (is_message(kind)) return;
+  const uint64_t key = name_key(group);
+  for (LatestBegun& latest : flight(rank()).begun) {
+    if (latest.group != 0 && latest.group != key) continue;
+    latest.group = key;
+    latest.sequence[is_of_values(kind) ? 1 : 0] = sequence;
+    return;
+  }
+}
+
+bool Run::has_begun(int32_t of_rank, const std::string& group, bool values, int64_t sequence) const {
+  if (!is_local(of_rank)) {
+    const uint64_t key = name_key(group);
+    const BegunRun* const runs = begun_runs();
+    return std::any_of(runs, runs + header_->begun_runs.load(std::memory_order_acquire), [&](const BegunRun& run) {
+      return run.group == key && (run.values != 0) == values && run.sequence >= sequence && run.first <= of_rank &&
+             of_rank <= run.last;
+    });
+  }
+  const std::vector<const mimo_call_record*> calls = calls_of(of_rank);
+  return std::any_of(calls.begin(), calls.end(), [&](const mimo_call_record* call) {
+    return !is_message(call->kind) && is_of_values(call->kind) == values && call->sequence >= sequence &&
+           group == call->group;
+  });
 }
 
 }  // namespace mimo

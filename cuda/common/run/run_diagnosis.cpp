@@ -2,24 +2,14 @@
 // there. It is in C++, because a rank whose training thread computes prints it too.
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "group.h"
 #include "run.h"
 
 namespace mimo {
 namespace {
-
-/// A rank's recorded calls, newest first.
-std::vector<const mimo_call_record*> calls_of(const RankRegion& of) {
-  std::vector<const mimo_call_record*> calls;
-  const int64_t count = of.calls;
-  for (int64_t call = count - 1; call >= std::max<int64_t>(0, count - flight_records); --call) {
-    const mimo_call_record& record = of.flight[call % flight_records];
-    // Not all calls of a rank on another host are known.
-    if (record.group[0] != 0) calls.push_back(&record);
-  }
-  return calls;
-}
 
 std::string joined(const std::vector<std::string>& parts, const char* between) {
   std::string text;
@@ -47,6 +37,10 @@ std::string describe_rank(int32_t rank, const RankRegion& of) {
   return "rank " + std::to_string(rank) + (about.empty() ? "" : " (" + about + ")");
 }
 
+std::string describe_known(const Run& run, int32_t rank) {
+  return run.knows(rank) ? describe_rank(rank, run.region(rank)) : "rank " + std::to_string(rank);
+}
+
 /// "language.tp all_reduce 41 (4096 bytes)".
 std::string describe_call(const mimo_call_record& call) {
   return std::string(call.group) + " " + collective_name(static_cast<int32_t>(call.kind)) + " " +
@@ -63,13 +57,17 @@ std::string absentees(const mimo_call_record& call) {
 }
 
 /// Where a rank was that is not to blame.
-std::string whereabouts(const RankRegion& of, bool recorded) {
-  const std::vector<const mimo_call_record*> calls = calls_of(of);
+std::string whereabouts(const Run& run, int32_t rank) {
+  if (!run.knows(rank)) return "is not known here";
+  const RankRegion& of = run.region(rank);
+  const bool recorded = run.header().recorded != 0;
+  const std::vector<const mimo_call_record*> calls = run.calls_of(rank);
   const int64_t waiting = of.waiting_call;
   for (const mimo_call_record* call : calls) {
     if (call->call == waiting) return "waited in " + describe_call(*call) + absentees(*call);
   }
   if (of.host[0] == 0) return recorded ? "has left no recording" : "had not joined";
+  if (!run.is_local(rank) && of.told == 0) return "was not heard of after the failure";
   if (of.phase == MIMO_RANK_PHASE_FINISHED) return "had finished";
   for (const mimo_call_record* call : calls) {
     if (call->state == MIMO_CALL_STATE_FINISHED) continue;
@@ -79,16 +77,65 @@ std::string whereabouts(const RankRegion& of, bool recorded) {
 }
 
 /// The last thing the rank to blame did.
-std::string last_act(const RankRegion& of) {
+std::string last_act(const Run& run, int32_t rank) {
+  const RankRegion& of = run.region(rank);
+  if (!run.is_local(rank) && of.told == 0 && of.host[0] != 0) {
+    const int64_t step = run.whole_outlook().step;
+    return step > 0 ? "after step " + std::to_string(step) + ", which all had ended" : "in the first step";
+  }
   const int64_t step = of.step;
   const std::string when = step > 0            ? "after step " + std::to_string(step)
                            : of.host[0] == 0 ? "before it joined"
                                              : "in its first step";
-  const std::vector<const mimo_call_record*> calls = calls_of(of);
+  const std::vector<const mimo_call_record*> calls = run.calls_of(rank);
   if (calls.empty()) return when;
   const mimo_call_record& latest = *calls[0];
   if (latest.state == MIMO_CALL_STATE_FINISHED) return when + ", its last collective was " + describe_call(latest);
   return when + ", in " + describe_call(latest) + absentees(latest);
+}
+
+/// Of a run with more ranks, those that were at the same place share a line.
+constexpr int32_t most_single_lines = 64;
+/// Lines of those, and ranges of ranks in one.
+constexpr size_t most_lines = 32, most_ranges = 16;
+
+/// "3-510, 512": ascending ranks.
+std::string describe_ranges(const std::vector<int32_t>& ranks) {
+  std::vector<std::string> ranges;
+  for (size_t at = 0; at < ranks.size();) {
+    size_t end = at + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    ranges.push_back(std::to_string(ranks[at]));
+    if (end - at > 1) ranges.back().append("-").append(std::to_string(ranks[end - 1]));
+    at = end;
+  }
+  const bool cut = ranges.size() > most_ranges;
+  if (cut) ranges.resize(most_ranges);
+  if (cut) ranges.emplace_back("...");
+  return joined(ranges, ", ");
+}
+
+/// One line for all ranks that were at the same place, those with the fewest ranks first: these are the odd ones.
+std::string describe_together(const Run& run, const std::map<std::string, std::vector<int32_t>>& places) {
+  std::vector<std::pair<std::string, std::vector<int32_t>>> lines(places.begin(), places.end());
+  std::stable_sort(lines.begin(), lines.end(),
+                   [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  std::string text;
+  size_t left = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const auto& [place, ranks] = lines[i];
+    // The last line is the place of most ranks.
+    if (i >= most_lines && i + 1 < lines.size()) {
+      left += ranks.size();
+      continue;
+    }
+    if (left > 0) text += "\n  " + std::to_string(left) + " ranks were at " + std::to_string(i - most_lines) + " other places.";
+    text += "\n  ";
+    if (ranks.size() == 1) text += describe_known(run, ranks[0]);
+    else text.append(std::to_string(ranks.size())).append(" ranks (").append(describe_ranges(ranks)).append("), each of which");
+    text.append(" ").append(place).append(".");
+  }
+  return text;
 }
 
 }  // namespace
@@ -97,17 +144,25 @@ std::string diagnosis_of(const Run& run) {
   const RunHeader& header = run.header();
   const int32_t blamed = header.failed_rank;
   const std::string reason = without_full_stop(header.reason);
-  std::string text = blamed < 0 ? "The run failed: " + reason + "."
-                                : describe_rank(blamed, run.region(blamed)) + " failed: " + reason + " (" +
-                                      last_act(run.region(blamed)) + ").";
+  std::string text = "The run failed: " + reason + ".";
+  if (blamed >= 0) text = describe_known(run, blamed) + " failed: " + reason;
+  if (blamed >= 0) text += run.knows(blamed) ? " (" + last_act(run, blamed) + ")." : ".";
+  std::map<std::string, std::vector<int32_t>> places;
   for (int32_t rank = 0; rank < run.ranks(); ++rank) {
     if (rank == blamed) continue;
-    const RankRegion& of = run.region(rank);
-    const bool own = of.error[0] != 0 && std::strcmp(of.error, header.reason) != 0;
-    text += "\n  " + describe_rank(rank, of) + " " + whereabouts(of, header.recorded != 0) +
-            (own ? " and failed too: " + without_full_stop(of.error) : "") + ".";
+    std::string place = whereabouts(run, rank);
+    if (run.knows(rank)) {
+      const RankRegion& of = run.region(rank);
+      const bool own = of.error[0] != 0 && std::strcmp(of.error, header.reason) != 0;
+      if (own) place += " and failed too: " + without_full_stop(of.error);
+    }
+    if (run.ranks() > most_single_lines) {
+      places[place].push_back(rank);
+      continue;
+    }
+    text.append("\n  ").append(describe_known(run, rank)).append(" ").append(place).append(".");
   }
-  return text;
+  return text + describe_together(run, places);
 }
 
 }  // namespace mimo

@@ -84,7 +84,7 @@ void Run::print_diagnosis() {
 
 int64_t Run::blamed_beats() const {
   const int32_t blamed = header_->failed_rank;
-  return blamed < 0 ? 0 : region(blamed).heartbeat.load();
+  return blamed < 0 || !is_local(blamed) ? 0 : region(blamed).heartbeat.load();
 }
 
 /// A rank that is stopped, or whose heart does not beat, does not end by itself, and no launcher may be there to end it.

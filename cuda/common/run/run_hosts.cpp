@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "mimo_hosts.h"
 #include "relay.h"
@@ -19,22 +20,43 @@ constexpr int64_t settle_limit = 2'800'000'000;
 
 }  // namespace
 
-void Run::place(const int32_t* host_of_rank, int32_t own_host) {
-  int32_t hosts = 0;
-  for (int32_t rank = 0; rank < ranks(); ++rank) {
-    MIMO_REQUIRE(host_of_rank[rank] >= 0, "mimo_run_place");
-    hosts = std::max(hosts, host_of_rank[rank] + 1);
+Outlook Run::own_outlook() const {
+  Outlook outlook{0, 0, -1, -1, -1, std::numeric_limits<int64_t>::max()};
+  const int64_t now = monotonic_nanoseconds();
+  for (const int32_t rank : local_) {
+    const RankRegion& of = region(rank);
+    const int32_t phase = of.phase;
+    outlook.step = std::min<int64_t>(outlook.step, of.step);
+    if (phase == MIMO_RANK_PHASE_ABSENT) {
+      if (outlook.absent < 0) outlook.absent = rank;
+      continue;
+    }
+    ++outlook.joined;
+    if (phase == MIMO_RANK_PHASE_FINISHED) ++outlook.finished;
+    if (phase != MIMO_RANK_PHASE_RUNNING) continue;
+    if (outlook.busy < 0 && of.waiting_call < 0) outlook.busy = rank;
+    const int64_t age = std::max<int64_t>(0, now - of.progress_time);
+    outlook.progress_age = outlook.progress_age < 0 ? age : std::min(outlook.progress_age, age);
   }
-  MIMO_REQUIRE(host_of_rank[0] == 0, "mimo_run_place");
-  MIMO_REQUIRE(own_host >= 0 && own_host < hosts, "mimo_run_place");
-  for (int32_t rank = 0; rank < ranks(); ++rank) region(rank).host_index = host_of_rank[rank];
-  header_->own_host = own_host;
-  header_->hosts = hosts;
+  return outlook;
+}
+
+Outlook Run::whole_outlook() const {
+  if (!spans_hosts()) return own_outlook();
+  const SharedOutlook& whole = header_->whole;
+  const int64_t progress_time = whole.progress_time;
+  const int64_t age = progress_time < 0 ? -1 : monotonic_nanoseconds() - progress_time;
+  return {whole.joined, whole.finished, whole.absent, whole.busy, age, whole.step};
 }
 
 void Run::relay_through(std::unique_ptr<Relay> relay) {
   MIMO_REQUIRE(relay_ == nullptr, "mimo_run_listen, mimo_run_connect (once a process)");
   relay_ = std::move(relay);
+}
+
+void Run::relayed(int64_t& sent, int64_t& received) const {
+  sent = relay_ == nullptr ? 0 : relay_->sent();
+  received = relay_ == nullptr ? 0 : relay_->received();
 }
 
 void Run::await_mirrored() const {
@@ -44,8 +66,7 @@ void Run::await_mirrored() const {
 
 void Run::settle() const {
   // A process waits only if it relays or prints, and not if the rank that relays here is the one that has failed.
-  int32_t relaying = 0;
-  while (!is_local(relaying)) ++relaying;
+  const int32_t relaying = local_.front();
   if (relay_ == nullptr && (!may_diagnose() || header_->failed_rank == relaying)) return;
   const int64_t end = header_->failed_time + settle_limit;
   while (spans_hosts() && header_->settled == 0 && monotonic_nanoseconds() < end) usleep(10'000);
@@ -55,38 +76,43 @@ bool Run::may_diagnose() const {
   return header_->own_host == 0 || (header_->centre_lost != 0 && header_->own_host == 1);
 }
 
-void Run::post(uint64_t key, const void* value, int64_t bytes) {
-  Posting posting{};
-  posting.key = key;
-  posting.host_index = header_->own_host;
+void Run::post(uint64_t key, const void* value, int64_t bytes, Reach reach) {
+  Posting posting{key, reach, 0, {}};
   MIMO_REQUIRE(bytes >= 0 && bytes <= static_cast<int64_t>(sizeof(posting.value)), "A posting");
   std::memcpy(posting.value, value, static_cast<size_t>(bytes));
   take_posting(posting);
 }
 
-void Run::take_posting(const Posting& posting) {
+void Run::take_posting(const Posting& taken) {
+  add_to_board(board().count, [&](int64_t index) { posting(index) = taken; });
+}
+
+/// Adds an entry, which `write` writes at its index.
+void Run::add_to_board(std::atomic<int64_t>& count, const std::function<void(int64_t)>& write) {
   lock_areas();
-  Board& all = board();
-  const int64_t count = all.count.load(std::memory_order_relaxed);
-  const bool fits = count < board_capacity(ranks());
+  const int64_t index = count.load(std::memory_order_relaxed);
+  const bool fits = index < board_capacity(header_->local_ranks);
   if (fits) {
-    all.postings[count] = posting;
-    all.count.store(count + 1, std::memory_order_release);
+    write(index);
+    count.store(index + 1, std::memory_order_release);
   }
   header_->lock.store(0, std::memory_order_release);
-  if (!fits) fail(-1, "A run's ranks make at most 256 + 16 groups and pairs a rank that talk through NCCL.");
+  if (!fits) fail(-1, "The ranks of a host make at most 1024 + 64 groups and pairs a rank that talk through NCCL.");
   if (!fits) require_alive();
 }
 
-void Run::read_posted(uint64_t key, void* value, int64_t bytes) const {
+void Run::read_posted(uint64_t key, void* value, int64_t bytes, Reach reach) {
   const Board& all = board();
+  bool wished = reach == Reach::host || !spans_hosts();
   for (int64_t at = 0;;) {
     const int64_t count = all.count.load(std::memory_order_acquire);
     for (; at < count; ++at) {
-      if (all.postings[at].key != key) continue;
-      std::memcpy(value, all.postings[at].value, static_cast<size_t>(bytes));
+      if (posting(at).key != key) continue;
+      std::memcpy(value, posting(at).value, static_cast<size_t>(bytes));
       return;
     }
+    if (!wished) add_to_board(board().wished, [&](int64_t index) { wish(index) = key; });
+    wished = true;
     require_alive();
     usleep(100);
   }
@@ -95,8 +121,8 @@ void Run::read_posted(uint64_t key, void* value, int64_t bytes) const {
 void Run::claim_gpu(const char* gpu) {
   lock_areas();
   int32_t other = -1;
-  for (int32_t rank = 0; rank < ranks(); ++rank) {
-    if (rank != rank_ && is_local(rank) && std::strcmp(region(rank).gpu, gpu) == 0) other = rank;
+  for (const int32_t rank : local_) {
+    if (rank != rank_ && std::strcmp(region(rank).gpu, gpu) == 0) other = rank;
   }
   RankRegion& own = region(rank_);
   copy_string(own.gpu, sizeof(own.gpu), gpu);
@@ -114,20 +140,37 @@ using mimo::guard;
 
 extern "C" {
 
-int32_t mimo_run_place(mimo_run* run, const int32_t* host_of_rank, int32_t own_host) {
-  return guard([&] { run->run.place(host_of_rank, own_host); });
+int32_t mimo_run_create_part(int32_t ranks, const int32_t* host_of_rank, int32_t own_host, int64_t timeout_ms, char* path,
+                             mimo_run** run) {
+  return guard([&] {
+    auto made = std::make_unique<mimo_run>(ranks, host_of_rank, own_host, timeout_ms);
+    mimo::copy_string(path, MIMO_RUN_PATH_BYTES, made->run.path().c_str());
+    *run = made.release();
+  });
 }
 
-int32_t mimo_run_listen(mimo_run* run, const char* address, const uint8_t* key, int32_t* port) {
+int32_t mimo_run_relay(mimo_run* run, const uint8_t* key, const char* parent, int32_t parent_port, const char* address,
+                       int32_t* port) {
   return guard([&] {
-    std::unique_ptr<mimo::Relay> relay = mimo::listen_for_hosts(run->run, address, key);
+    std::unique_ptr<mimo::Link> link;
+    if (run->run.header().own_host > 0) link = mimo::connect_to_parent(run->run, parent, parent_port, key);
+    auto relay = std::make_unique<mimo::Relay>(run->run, key, std::move(link), mimo::listen_for_children(run->run, address));
     *port = relay->port();
     run->run.relay_through(std::move(relay));
   });
 }
 
-int32_t mimo_run_connect(mimo_run* run, const char* address, int32_t port, const uint8_t* key) {
-  return guard([&] { run->run.relay_through(mimo::connect_to_centre(run->run, address, port, key)); });
+int32_t mimo_run_outlook(mimo_run* run, int64_t* joined, int64_t* finished, int64_t* step) {
+  return guard([&] {
+    const mimo::Outlook outlook = run->run.whole_outlook();
+    *joined = outlook.joined;
+    *finished = outlook.finished;
+    *step = outlook.step;
+  });
+}
+
+int32_t mimo_run_relayed(mimo_run* run, int64_t* sent, int64_t* received) {
+  return guard([&] { run->run.relayed(*sent, *received); });
 }
 
 int32_t mimo_run_settle(mimo_run* run) {

@@ -16,7 +16,7 @@ namespace mimo {
 namespace {
 
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'f', 'l', 'y', 0};
-constexpr int64_t layout = 3;
+constexpr int64_t layout = 4;
 constexpr double nanoseconds = 1e9;
 /// Ranks of one beat write within this; one that stopped writing longer before the others fell silent first.
 constexpr double same_time = 1.0;
@@ -89,15 +89,21 @@ void Run::record_now(int32_t rank, Recording& about) const {
   about.failed = failed() ? 1 : 0;
   about.failed_rank = about.failed ? header_->failed_rank : -1;
   if (about.failed) copy_string(about.reason, sizeof(about.reason), header_->reason);
-  const auto copy = [this](RankRegion& to, int32_t of) {
-    std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&region(of)), sizeof(RankRegion));
+  const auto copy = [this](Recording::Recorded& to, int32_t of) {
+    std::memcpy(static_cast<void*>(&to.region), static_cast<const void*>(&region(of)), sizeof(to.region));
+    if (is_local(of)) {
+      std::memcpy(static_cast<void*>(&to.flight), static_cast<const void*>(&flight(of)), sizeof(to.flight));
+    } else {
+      for (const mimo_call_record* call : calls_of(of)) to.flight.calls[call->call % flight_records] = *call;
+    }
   };
-  copy(about.region, rank);
-  if (about.failed_rank >= 0) copy(about.blamed, about.failed_rank);
+  copy(about.own, rank);
+  if (about.failed_rank >= 0 && knows(about.failed_rank)) copy(about.blamed, about.failed_rank);
 }
 
-void Run::take(int32_t rank, const RankRegion& recorded) {
-  std::memcpy(static_cast<void*>(&region(rank)), static_cast<const void*>(&recorded), sizeof(RankRegion));
+void Run::take(int32_t rank, const Recording::Recorded& recorded) {
+  std::memcpy(static_cast<void*>(&region(rank)), static_cast<const void*>(&recorded.region), sizeof(recorded.region));
+  std::memcpy(static_cast<void*>(&flight(rank)), static_cast<const void*>(&recorded.flight), sizeof(recorded.flight));
 }
 
 int32_t recorded_ranks(const std::string& path) { return read_recording(path)->ranks; }
@@ -111,13 +117,13 @@ void read_recordings(const std::vector<std::string>& paths, Run& run) {
     all.push_back(read_recording(path));
     const Recording& one = *all.back();
     if (one.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
-    run.take(one.rank, one.region);
+    run.take(one.rank, one.own);
     newest = std::max(newest, one.written);
     if (first == nullptr || one.written < first->written) first = &one;
   }
   for (const auto& one : all) {
     if (one->failed == 0) continue;
-    if (one->failed_rank >= 0) run.take(one->failed_rank, one->blamed);
+    if (one->failed_rank >= 0 && one->blamed.region.pid != 0) run.take(one->failed_rank, one->blamed);
     run.fail(one->failed_rank, one->reason);
   }
   if (run.failed()) return;

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <string>
 
@@ -14,17 +15,14 @@ namespace {
 
 constexpr int64_t millisecond = 1'000'000;
 constexpr int64_t beat_interval = 200 * millisecond;
-/// Silence allowed to a rank of another host, which judges its own ranks sooner and says so (and is itself judged by
-/// its relay sooner). With less, a host whose relay is stopped would blame the ranks whose beats it no longer receives.
-constexpr int64_t far_silence_limit = 6000 * millisecond;
 /// A look counts at most this much silence: when everything was stopped (a laptop's lid, Ctrl-Z), no rank is to blame.
 constexpr int64_t longest_look = 1000 * millisecond;
 /// How long the others of a failed run may take to notice by themselves.
 constexpr int64_t grace = 3200 * millisecond;
 /// Time in which ranks must join when no launcher starts them.
 constexpr int64_t join_limit = 60'000 * millisecond;
-
-void sleep_for(int64_t nanoseconds) { usleep(static_cast<useconds_t>(nanoseconds / 1000)); }
+/// The first rank of a host says so of its neighbours; of a host without any it is said at the centre, later.
+constexpr int64_t far_join_limit = 63'000 * millisecond;
 
 }  // namespace
 
@@ -60,7 +58,9 @@ void Run::expect(int32_t rank, int32_t pid) {
 /// The heart: its own thread, because the training thread may compute for minutes.
 void Run::beat() {
   RankRegion& own = region(rank_);
+  std::unique_lock<std::mutex> lock(ending_);
   while (!stop_) {
+    lock.unlock();
     own.heartbeat.fetch_add(1, std::memory_order_relaxed);
     watch();
     write_recording();
@@ -70,7 +70,8 @@ void Run::beat() {
       conclude(exit_code_);
       _exit(exit_code_);
     }
-    sleep_for(beat_interval);
+    lock.lock();
+    stopped_.wait_for(lock, std::chrono::nanoseconds(beat_interval), [this] { return stop_; });
   }
 }
 
@@ -79,9 +80,12 @@ void Run::watch() {
   const int64_t now = monotonic_nanoseconds();
   const int64_t elapsed = last_watch_ == 0 ? 0 : std::min(now - last_watch_, longest_look);
   last_watch_ = now;
-  watched_.resize(static_cast<size_t>(ranks()));
+  watched_.resize(local_.size());
   watch_supervisor(elapsed);
-  for (int32_t rank = 0; rank < ranks(); ++rank) watch_rank(rank, elapsed, now);
+  for (size_t i = 0; i < local_.size(); ++i) watch_rank(local_[i], watched_[i], elapsed, now);
+  // The others of their hosts watch the other ranks, and relays watch the hosts.
+  if (header_->own_host != 0) return;
+  watch_joining(now);
   watch_progress(now);
 }
 
@@ -102,21 +106,17 @@ void Run::judge(int32_t rank, const std::string& sentence) {
   if (header_->supervised == 0 || rank_ < 0 || supervisor_silent_ >= longest_silence) fail(rank, sentence);
 }
 
-void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
+void Run::watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now) {
   RankRegion& of = region(rank);
-  const bool local = is_local(rank);
-  // The host of rank 0 watches all, the others their own ranks and rank 0.
-  if (!local && header_->own_host != 0 && rank != 0) return;
   const int32_t phase = of.phase;
   if (phase == MIMO_RANK_PHASE_FINISHED || phase == MIMO_RANK_PHASE_FAILED) return;
-  Watched& seen = watched_[static_cast<size_t>(rank)];
   const int64_t heartbeat = of.heartbeat;
   const int32_t pid = of.pid;
   if (pid == 0) {
     if (now - header_->created > join_limit) judge(rank, "it has not joined within 60 s");
     return;
   }
-  const ProcessLook look = local ? look_at_process(pid) : ProcessLook{'S'};
+  const ProcessLook look = look_at_process(pid);
   const char state = look.state;
   if (state == 0 || state == 'Z') {
     // A launcher learns of a death by itself, with the signal.
@@ -129,23 +129,31 @@ void Run::watch_rank(int32_t rank, int64_t elapsed, int64_t now) {
   const bool starting = phase == MIMO_RANK_PHASE_ABSENT && state != 'T';
   seen.heartbeat = heartbeat;
   seen.silent = beats || starting ? 0 : seen.silent + elapsed;
-  if (seen.silent < (local ? longest_silence : far_silence_limit)) return;
+  if (seen.silent < longest_silence) return;
   judge(rank, state == 'T' ? "it was stopped (SIGSTOP or SIGTSTP) for 5 s" : "its heartbeat has been silent for 5 s");
+}
+
+/// Of ranks on other hosts none of which has joined.
+void Run::watch_joining(int64_t now) {
+  const int32_t absent = header_->below.absent;
+  if (absent >= 0 && now - header_->created > far_join_limit) judge(absent, "it has not joined within 60 s");
 }
 
 /// Looks for a run without progress: a rank that waits for others is not to blame as long as another rank does not
 /// wait.
 void Run::watch_progress(int64_t now) {
-  if (header_->own_host != 0) return;  // the host of rank 0 knows of all
   const int64_t limit = header_->timeout_ms * millisecond;
-  int32_t culprit = -1;
-  bool stuck = false;
-  for (int32_t rank = 0; rank < ranks(); ++rank) {
+  const SharedOutlook& below = header_->below;
+  const int64_t progress_below = below.progress_time;
+  if (progress_below >= 0 && now - progress_below < limit) return;
+  int32_t culprit = below.busy;
+  bool stuck = progress_below >= 0;
+  for (const int32_t rank : local_) {
     const RankRegion& of = region(rank);
     if (of.phase != MIMO_RANK_PHASE_RUNNING) continue;
     if (now - of.progress_time < limit) return;
     stuck = true;
-    if (culprit < 0 && of.waiting_call < 0) culprit = rank;
+    if (of.waiting_call < 0 && (culprit < 0 || rank < culprit)) culprit = rank;
   }
   if (!stuck) return;
   char sentence[128];

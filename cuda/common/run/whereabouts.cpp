@@ -2,24 +2,30 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <tuple>
+#include <utility>
 
 namespace mimo {
 namespace {
 
-/// The calls of a rank that others ask for: the latest, the one it waits for, those not done, and the latest of each group.
-std::vector<mimo_call_record> telling_calls(const RankRegion& of) {
-  std::vector<mimo_call_record> told;
-  const int64_t calls = of.calls;
-  const int64_t waiting = of.waiting_call;
-  for (int64_t call = calls - 1; call >= std::max<int64_t>(0, calls - flight_records); --call) {
-    const mimo_call_record& record = of.flight[call % flight_records];
-    const bool known = std::any_of(told.begin(), told.end(), [&](const mimo_call_record& other) {
-      return std::strcmp(other.group, record.group) == 0 && other.kind == record.kind;
-    });
-    if (!known || call == waiting || record.state != MIMO_CALL_STATE_FINISHED) told.push_back(record);
-    if (told.size() == static_cast<size_t>(told_calls)) break;
-  }
-  return told;
+/// The calls of a rank that a diagnosis tells of: the one it waits for, the latest, and those not done; the newest first.
+std::vector<mimo_call_record> telling_calls(const Run& run, int32_t rank) {
+  const std::vector<const mimo_call_record*> calls = run.calls_of(rank);
+  const int64_t waiting = run.region(rank).waiting_call;
+  std::vector<const mimo_call_record*> told;
+  const auto tell = [&](auto&& of) {
+    for (const mimo_call_record* call : calls) {
+      const bool known = std::find(told.begin(), told.end(), call) != told.end();
+      if (!known && told.size() < static_cast<size_t>(told_calls) && of(*call)) told.push_back(call);
+    }
+  };
+  tell([&](const mimo_call_record& call) { return call.call == waiting || &call == calls.front(); });
+  tell([](const mimo_call_record& call) { return call.state != MIMO_CALL_STATE_FINISHED; });
+  std::sort(told.begin(), told.end(), [](const auto* a, const auto* b) { return a->call > b->call; });
+  std::vector<mimo_call_record> records;
+  for (const mimo_call_record* call : told) records.push_back(*call);
+  return records;
 }
 
 /// Takes a phase over; the host of a rank that has failed may not have heard of it.
@@ -29,26 +35,6 @@ void take_phase(RankRegion& of, int32_t phase) {
 }
 
 }  // namespace
-
-Beat beat_of(const Run& run, int32_t rank) {
-  const RankRegion& of = run.region(rank);
-  const int64_t age = monotonic_nanoseconds() - of.progress_time;
-  return {rank, of.phase, of.heartbeat, of.progress, age, of.step, of.calls, of.waiting_call};
-}
-
-void take_beat(Run& run, const Beat& beat) {
-  RankRegion& of = run.region(beat.rank);
-  of.heartbeat = beat.heartbeat;
-  of.progress = beat.progress;
-  of.progress_time = monotonic_nanoseconds() - beat.progress_age;
-  of.step = beat.step;
-  // The records that came with its whereabouts belong to the number of calls it had then.
-  if (!run.failed()) {
-    of.calls = beat.calls;
-    of.waiting_call = beat.waiting_call;
-  }
-  take_phase(of, beat.phase);
-}
 
 Name name_of(const Run& run, int32_t rank) {
   const RankRegion& of = run.region(rank);
@@ -69,8 +55,7 @@ void take_name(Run& run, const Name& name) {
 }
 
 void tell_whereabouts(const Run& run, Link& link) {
-  for (int32_t rank = 0; rank < run.ranks(); ++rank) {
-    if (!run.is_local(rank)) continue;
+  for (const int32_t rank : run.local_ranks()) {
     const RankRegion& of = run.region(rank);
     Whereabouts told{};
     told.rank = rank;
@@ -79,8 +64,7 @@ void tell_whereabouts(const Run& run, Link& link) {
     told.calls = of.calls;
     told.waiting_call = of.waiting_call;
     copy_string(told.error, sizeof(told.error), of.error);
-    const std::vector<mimo_call_record> records = telling_calls(of);
-    told.count = static_cast<int32_t>(records.size());
+    const std::vector<mimo_call_record> records = telling_calls(run, rank);
     std::copy(records.begin(), records.end(), told.records);
     link.say(Word::region, told);
   }
@@ -88,23 +72,68 @@ void tell_whereabouts(const Run& run, Link& link) {
 
 void take_whereabouts(Run& run, const Whereabouts& told) {
   RankRegion& of = run.region(told.rank);
-  for (mimo_call_record& record : of.flight) {
-    record = {};
-    record.call = -1;
-    record.state = MIMO_CALL_STATE_FINISHED;
-  }
-  const int32_t count = std::clamp(told.count, 0, told_calls);
-  for (int32_t i = 0; i < count; ++i) {
-    if (told.records[i].call < 0) continue;
-    mimo_call_record& record = of.flight[told.records[i].call % flight_records];
-    record = told.records[i];
-    record.missing_count = std::clamp<int64_t>(record.missing_count, 0, max_ranks);
-  }
+  FarCalls& calls = run.far_calls(told.rank);
+  std::copy(std::begin(told.records), std::end(told.records), calls.calls);
+  for (mimo_call_record& record : calls.calls) record.missing_count = std::clamp<int64_t>(record.missing_count, 0, max_ranks);
   take_phase(of, told.phase);
   of.step = told.step;
   of.calls = told.calls;
   of.waiting_call = told.waiting_call;
+  of.told = 1;
   copy_string(of.error, sizeof(of.error), told.error);
+}
+
+std::vector<BegunRun> begun_here(const Run& run) {
+  std::vector<BegunRun> runs;
+  for (const int32_t rank : run.local_ranks()) {
+    for (const LatestBegun& latest : run.flight(rank).begun) {
+      const uint64_t group = latest.group;
+      for (const int32_t values : {0, 1}) {
+        const int64_t sequence = latest.sequence[values];
+        if (group != 0 && sequence > 0) runs.push_back({group, sequence, values, rank, rank});
+      }
+    }
+  }
+  return merged(std::move(runs));
+}
+
+std::vector<BegunRun> merged(std::vector<BegunRun> runs) {
+  const auto begun = [](const BegunRun& run) { return std::tuple(run.group, run.values, run.sequence); };
+  std::sort(runs.begin(), runs.end(), [&](const BegunRun& a, const BegunRun& b) {
+    return std::pair(begun(a), a.first) < std::pair(begun(b), b.first);
+  });
+  std::vector<BegunRun> joined;
+  for (const BegunRun& run : runs) {
+    const bool next = !joined.empty() && begun(joined.back()) == begun(run) && run.first == joined.back().last + 1;
+    if (next) joined.back().last = run.last;
+    else joined.push_back(run);
+  }
+  return joined;
+}
+
+void publish_begun(Run& run, const std::vector<BegunRun>& runs) {
+  const int64_t count = std::min(static_cast<int64_t>(runs.size()), begun_capacity(run.ranks()));
+  std::copy(runs.begin(), runs.begin() + count, run.begun_runs());
+  run.header().begun_runs.store(count, std::memory_order_release);
+}
+
+Outlook merged(const Outlook& a, const Outlook& b) {
+  const auto first = [](auto x, auto y) { return x < 0 ? y : y < 0 ? x : std::min(x, y); };
+  return {a.joined + b.joined,
+          a.finished + b.finished,
+          first(a.absent, b.absent),
+          first(a.busy, b.busy),
+          first(a.progress_age, b.progress_age),
+          std::min(a.step, b.step)};
+}
+
+void store(const Outlook& outlook, SharedOutlook& to) {
+  to.joined = outlook.joined;
+  to.finished = outlook.finished;
+  to.absent = outlook.absent;
+  to.busy = outlook.busy;
+  to.progress_time = outlook.progress_age < 0 ? -1 : monotonic_nanoseconds() - outlook.progress_age;
+  to.step = outlook.step;
 }
 
 }  // namespace mimo
