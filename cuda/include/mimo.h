@@ -1176,7 +1176,7 @@ MIMO_API int32_t mimo_mask_columns_forward(mimo_stream* stream, const mimo_mask_
  * column adds to the gradient of the scale, dscale[c] += factors[c] S_c. */
 typedef struct mimo_mask_columns_backward_args {
   const void* dy;
-  const void* x;
+  const void* x; /* or null where neither sum is wanted */
   const float* factors; /* or null */
   const float* scale;   /* or null */
   void* dx;             /* or null */

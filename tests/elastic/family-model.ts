@@ -40,6 +40,14 @@ export const byLayer = {
 	"flex-hetero-head": true,
 } as const;
 
+/** Probabilities weigh masks, and what the router needs for it. */
+export const softMasks = {
+	"soft-mask": true,
+	"moe-router-score-function": "sigmoid",
+	"moe-router-load-balancing-type": ["none"],
+	"moe-aux-loss-coeff": [0],
+} as const;
+
 export interface Family {
 	readonly c: TrainingConfiguration;
 	readonly model: HybridConfig;

@@ -25,7 +25,7 @@ import { trainStep } from "../../src/train/step.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { runRanks } from "../parallel/ranks.ts";
 import { relativeRms, testDevice } from "../support.ts";
-import { budgets, byLayer, type Family, familyOf, parentSeed, text, vocabulary } from "./family-model.ts";
+import { budgets, byLayer, type Family, familyOf, parentSeed, softMasks, text, vocabulary } from "./family-model.ts";
 
 const folder = new Scratch();
 let device: Device;
@@ -82,18 +82,11 @@ function eachChoice(
 	expect(seen.size).toBeGreaterThan(0.85 * seeds * budgets.length);
 }
 
-const soft = {
-	"soft-mask": true,
-	"moe-router-score-function": "sigmoid",
-	"moe-router-load-balancing-type": ["none"],
-	"moe-aux-loss-coeff": [0],
-} as const;
-
 describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 	test.each([
 		["a choice for every layer", 25, byLayer],
 		["one choice for all layers", 25, {}],
-		["one-hot samples of soft masks", 5, { ...byLayer, ...soft }],
+		["one-hot samples of soft masks", 5, { ...byLayer, ...softMasks }],
 	])("%s: %d routers at 4 budgets", (_, seeds, keys) => {
 		const worst: number[] = [];
 		eachChoice(familyOf(keys), seeds, (child, masked) => worst.push(relativeRms(child, masked())));
@@ -111,7 +104,7 @@ describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 		["tp2ep2", {}],
 		["dp2ep2", byLayer],
 		["pp2", cut],
-		["tp2pp2", { ...cut, ...soft }],
+		["tp2pp2", { ...cut, ...softMasks }],
 		["tp4", fourGroups],
 	])(
 		"parents on %s",
@@ -172,7 +165,7 @@ describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 
 test.each([
 	["hard", byLayer],
-	["soft", { ...byLayer, ...soft }],
+	["soft", { ...byLayer, ...softMasks }],
 ])("with %s masks the parent's own choice is the parent without masks, bit for bit", (_, keys) => {
 	const { model, elastic } = familyOf(keys);
 	using parent = new HybridModel(device, model, { frozen: true });

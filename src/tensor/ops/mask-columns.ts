@@ -48,7 +48,7 @@ export function addMaskedColumns(tape: Tape, a: Tensor | null, x: Tensor, mask: 
 				...common,
 				...gradients,
 				dy: dy!,
-				x,
+				x: sums ? x : null,
 				dx,
 				dy_stride: dy!.stride,
 				x_stride: x.stride,

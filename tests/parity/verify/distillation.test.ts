@@ -1,7 +1,8 @@
 /** Distillation gives every layout what it gives one process: from a frozen teacher, and from the model itself at full size. */
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
 import * as distillation from "../../../src/train/distillation.ts";
-import { elasticKeys, softMasks } from "./elastic-keys.ts";
+import { softMasks } from "../../elastic/family-model.ts";
+import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = await SmallRun.open();

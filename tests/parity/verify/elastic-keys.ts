@@ -15,10 +15,3 @@ export const elasticKeys = {
 	"router-std": 0.4,
 	"moe-router-bias-update-rate": 0,
 } as const;
-
-export const softMasks = {
-	"soft-mask": true,
-	"moe-router-score-function": "sigmoid",
-	"moe-router-load-balancing-type": ["none"],
-	"moe-aux-loss-coeff": [0],
-} as const;

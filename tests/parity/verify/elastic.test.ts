@@ -2,7 +2,8 @@
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
 import { TableLayout } from "../../../src/elastic/tables.ts";
 import type { LayoutReport } from "../../../src/parity/verify/report.ts";
-import { elasticKeys, softMasks as soft } from "./elastic-keys.ts";
+import { softMasks as soft } from "../../elastic/family-model.ts";
+import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = await SmallRun.open();
