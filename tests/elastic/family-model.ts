@@ -61,6 +61,8 @@ export function familyOf(keys: Readonly<Record<string, unknown>> = byLayer): Fam
 }
 
 export const parentSeed = 5;
+/** Of every expert: with it a masked expert's score of 0 would be above those of the others. */
+export const expertBias = Float32Array.from({ length: 6 }, (_, expert) => -2 - expert / 10);
 /** Trained and between trained ones. */
 export const budgets = [1, 0.85, 0.7, 0.5] as const;
 

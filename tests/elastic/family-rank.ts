@@ -11,7 +11,7 @@ import { World } from "../../src/parallel/world.ts";
 import { assemble } from "../../src/train/assemble.ts";
 import { Losses } from "../../src/train/losses.ts";
 import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
-import { budgets, familyOf, parentSeed, text } from "./family-model.ts";
+import { budgets, expertBias, familyOf, parentSeed, text } from "./family-model.ts";
 
 const [layout, keys, seeds, output] = process.argv.slice(2) as [string, string, string, string];
 const { topology } = namedTopology(parseLayout(layout));
@@ -31,6 +31,7 @@ using run = await assemble(
 	world,
 );
 run.initialise(parentSeed);
+for (const router of run.language!.routers.values()) device.copyToDevice(router.expertBias, expertBias);
 const { state } = run;
 const found: Float32Array[] = [];
 for (let seed = 0; seed < Number(seeds); seed++) {

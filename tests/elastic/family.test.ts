@@ -25,7 +25,17 @@ import { trainStep } from "../../src/train/step.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { runRanks } from "../parallel/ranks.ts";
 import { relativeRms, testDevice } from "../support.ts";
-import { budgets, byLayer, type Family, familyOf, parentSeed, softMasks, text, vocabulary } from "./family-model.ts";
+import {
+	budgets,
+	byLayer,
+	expertBias,
+	type Family,
+	familyOf,
+	parentSeed,
+	softMasks,
+	text,
+	vocabulary,
+} from "./family-model.ts";
 
 const folder = new Scratch();
 let device: Device;
@@ -67,6 +77,7 @@ function eachChoice(
 	const { model, elastic: config } = family;
 	using parent = new HybridModel(device, model, { frozen: true });
 	parent.initialise(parentSeed);
+	for (const router of parent.routers.values()) device.copyToDevice(router.expertBias, expertBias);
 	using store = new ValueStore("parent", parent);
 	const seen = new Set<string>();
 	for (let seed = 0; seed < seeds; seed++) {
