@@ -16,16 +16,14 @@ import type { Draw } from "../elastic/router-network.ts";
 import { routerPrefix } from "../elastic/router-parameters.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
-import { segmentsOf } from "../models/hybrid/segments.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import { gradientSquares, sumSquares } from "../optim/gradient-norm.ts";
 import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
 import { World } from "../parallel/world.ts";
-import { assemble, type Run, type RunSpecification } from "../train/assemble.ts";
+import type { Run, RunSpecification } from "../train/assemble.ts";
 import { Losses, languageModelLoss, meansOf } from "../train/losses.ts";
 import type { MicrobatchObserver } from "../train/rank-passes.ts";
-import { trainStep } from "../train/step.ts";
 import { bandLimit } from "./bands.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import {
@@ -36,11 +34,11 @@ import {
 	readElasticGolden,
 } from "./elastic-golden.ts";
 import { LanguageProbes } from "./language-probes.ts";
-import { evenSegments, requireCuts } from "./layout-cuts.ts";
+import { checksOfStep, compareLanguageTraining, type StepWatch } from "./language-training.ts";
+import { requireCuts } from "./layout-cuts.ts";
 import { reduceHost } from "./reduce-host.ts";
-import { compareSteps, gatherOver } from "./resolve-ties.ts";
 import { readTokenBatches } from "./token-batches.ts";
-import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
+import { type Plan, planOf } from "./verify/plan.ts";
 
 /** Largest difference of a probability. */
 const probabilityLimit = 1e-5;
@@ -97,51 +95,19 @@ export async function elasticLayoutParity(
 		draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
 	};
 	const excluded = new Set(golden.optimizer.no_weight_decay);
-	const specification: RunSpecification = {
-		...{ encoder: null, imageTokenId: null, clipGrad: golden.optimizer.clip_grad, seed: 1 },
+	const batches = readTokenBatches(path, file, golden.steps.length, (counted) => 1 / counted);
+	return await compareLanguageTraining(world, layout, {
+		...{ folder: path, optimizer: golden.optimizer, precision: "f32", plan, onStep: options.onStep },
 		language: model,
-		elastic: options.configure ? options.configure(elastic)! : elastic,
-		segments: segmentsOf(evenSegments(model.pattern.length, layout.topology.language.shape.pipeline)),
-		frozen: { tower: true, projector: true, language: false },
-		adam: {
-			beta1: golden.optimizer.betas[0],
-			beta2: golden.optimizer.betas[1],
-			epsilon: golden.optimizer.eps,
-			weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1),
-		},
-	};
-	using run = await assemble(specification, layout.topology, world);
-	const { state } = run;
-	loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), world.size > 1);
-	state.optimizer.refreshMasters();
-	const steps = golden.steps.length;
-	const batches = readTokenBatches(path, file, steps, (counted) => 1 / counted);
-	const submodels = layout.topology.language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : [];
-	const train = (index: number): Check[] => {
-		options.onStep?.(index + 1, steps);
-		const input = {
-			microbatches: dealtTo(world.rank, plan, batches[index]!),
-			iteration: index,
-			learningRate: golden.optimizer.lr,
-			weightDecay: golden.optimizer.weight_decay,
-		};
-		const watch = new StepWatch(run, file, golden, plan, index, input.microbatches);
-		const stepOne = { batch: file.batch, seq: file.seq, values: new Map(), gradNorm: golden.step1_grad_norm, names };
-		const probes = index === 0 ? new LanguageProbes(stepOne, plan, run) : null;
-		const observer = {
-			forward: watch.observe,
-			gradients: () => {
-				probes?.gradients();
-				watch.gradients();
-			},
-		};
-		const result = trainStep(state, input, observer);
-		world.progress(index + 1);
-		return [...(index === 0 ? submodels : []), ...(probes?.checks() ?? []), ...watch.checks(result)];
-	};
-	const routers = run.language!.routers;
-	const compared = { folder: path, steps, precision: "f32" as const, state, routers, step: train };
-	return compareSteps(world.rank, gatherOver(state.world, world.device), compared);
+		elastic: options.configure ? options.configure(elastic) : elastic,
+		decay: { weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1) },
+		stepOne: { batch: file.batch, seq: file.seq, values: new Map(), gradNorm: golden.step1_grad_norm, names },
+		batches,
+		load: (run, partial) => loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
+		before: (run) =>
+			layout.topology.language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : [],
+		watch: (run, index, microbatches) => new ElasticWatch(run, golden, plan, index, microbatches),
+	});
 }
 
 /** Budget, one-hot sample and noise that the reference had. */
@@ -155,7 +121,7 @@ function drawOf(golden: ElasticGolden, iteration: number, microbatch: number): D
 }
 
 /** What a step's microbatches drew and lost, as they are compared. */
-class StepWatch {
+class ElasticWatch implements StepWatch {
 	/** Σ mask · loss of every microbatch. */
 	readonly #losses: Float64Array;
 	readonly #expected: ElasticGolden["steps"][number];
@@ -165,7 +131,6 @@ class StepWatch {
 
 	constructor(
 		readonly run: Run,
-		readonly file: ElasticConfigFile,
 		golden: ElasticGolden,
 		readonly plan: Plan,
 		readonly index: number,
@@ -179,7 +144,7 @@ class StepWatch {
 		this.#sampled = sampled.microbatches;
 	}
 
-	readonly observe: MicrobatchObserver = (name, value, microbatch) => {
+	readonly forward: MicrobatchObserver = (name, value, microbatch) => {
 		if (name !== "per_token_loss" || !this.run.state.lossOwner!.counts) return;
 		const lane = this.plan.topology.language.coordinates(this.run.rank).dp;
 		this.#losses[lane * this.plan.microbatches + microbatch] = value
@@ -206,9 +171,7 @@ class StepWatch {
 		reduceHost(state.world, state.scalars.device, this.#losses, "sum");
 		const expected = this.#expected;
 		const step = `step ${this.index + 1}`;
-		const check = (name: string, wanted: number, actual: number, limit: number): Check => {
-			return { name: `${step} ${name}`, expected: wanted, actual, error: relative(actual, wanted), limit };
-		};
+		const check = checksOfStep(this.index);
 		const { config } = elastic!;
 		const checks: Check[] = [];
 		for (const [at, wanted] of expected.microbatches.entries()) {

@@ -13,25 +13,22 @@ import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../data/microbatch.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridParameters } from "../models/hybrid/names.ts";
-import { segmentsOf } from "../models/hybrid/segments.ts";
 import { decays } from "../models/parameter-spec.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import { type AdamWOptions, decayMultiplier } from "../optim/adamw.ts";
 import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
 import { World } from "../parallel/world.ts";
-import { assemble, type RunSpecification } from "../train/assemble.ts";
-import { type StepInput, trainStep } from "../train/step.ts";
 import { bandLimit } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
-import { type Check, type ParityReport, relative } from "./comparison.ts";
+import type { ParityReport } from "./comparison.ts";
 import { type LanguageGolden, readLanguageGolden } from "./language-golden.ts";
 import { huggingFaceConfig } from "./language-model.ts";
-import { LanguageProbes, type StepOne } from "./language-probes.ts";
-import { evenSegments, requireCuts } from "./layout-cuts.ts";
+import type { StepOne } from "./language-probes.ts";
+import { checksOfStep, compareLanguageTraining } from "./language-training.ts";
+import { requireCuts } from "./layout-cuts.ts";
 import { requireKeys } from "./required-keys.ts";
-import { compareSteps, gatherOver } from "./resolve-ties.ts";
-import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
+import { type Plan, planOf } from "./verify/plan.ts";
 
 export interface LanguageParityOptions {
 	readonly onStep?: (step: number, of: number) => void;
@@ -76,66 +73,31 @@ export async function languageLayoutParity(
 	const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
 	const { precision = "f32" } = options;
 	const config = huggingFaceConfig(source, join(path, "config.json"), precision);
-	const specification: RunSpecification = {
-		...{ encoder: null, imageTokenId: null, clipGrad: golden.optimizer.clip_grad, seed: 1 },
-		language: options.configure?.(config) ?? config,
-		segments: segmentsOf(evenSegments(config.pattern.length, layout.topology.language.shape.pipeline)),
-		frozen: { tower: true, projector: true, language: false },
-		adam: {
-			beta1: golden.optimizer.betas[0],
-			beta2: golden.optimizer.betas[1],
-			epsilon: golden.optimizer.eps,
-			...decayRule(names, config, golden),
-		},
-	};
-	using run = await assemble(specification, layout.topology, world);
-	const { state } = run;
-	const model = run.language!;
-	const partial = world.size > 1;
-	if (options.weights === undefined) loadModel(model, source.weights, partial);
-	else {
-		using weights = openWeights(options.weights, { ...source.configuration });
-		loadModel(model, weights, partial);
-	}
-	state.optimizer.refreshMasters();
 	requireProbes(path, config, names, golden);
-	const batches = readBatches(path, golden);
-	const train = (index: number): Check[] => {
-		options.onStep?.(index + 1, golden.steps.length);
-		const checks: Check[] = [];
-		const input: StepInput = {
-			microbatches: dealtTo(world.rank, plan, batches[index]!),
-			iteration: index,
-			learningRate: golden.optimizer.lr,
-			weightDecay: golden.optimizer.weight_decay,
-		};
-		const probes = index === 0 ? new LanguageProbes(stepOneOf(golden, names), plan, run) : null;
-		const observer = probes && { forward: probes.observe, gradients: probes.gradients };
-		const result = trainStep(state, input, observer ?? {});
-		world.progress(index + 1);
-		if (probes) checks.push(...probes.checks());
-		const expected = golden.steps[index]!;
-		checks.push(
-			{
-				name: `step ${index + 1} loss`,
-				expected: expected.loss,
-				actual: result.loss,
-				error: relative(result.loss, expected.loss),
-				limit: bandLimit("loss", expected.loss_band),
+	return await compareLanguageTraining(world, layout, {
+		...{ folder: path, optimizer: golden.optimizer, precision, plan, onStep: options.onStep },
+		language: options.configure?.(config) ?? config,
+		decay: decayRule(names, config, golden),
+		stepOne: stepOneOf(golden, names),
+		batches: readBatches(path, golden),
+		load: ({ language }, partial) => {
+			if (options.weights === undefined) loadModel(language!, source.weights, partial);
+			else {
+				using weights = openWeights(options.weights, { ...source.configuration });
+				loadModel(language!, weights, partial);
+			}
+		},
+		watch: (_, index) => ({
+			checks: ({ loss, gradientNorm }) => {
+				const expected = golden.steps[index]!;
+				const check = checksOfStep(index);
+				return [
+					check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
+					check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
+				];
 			},
-			{
-				name: `step ${index + 1} gradient norm`,
-				expected: expected.grad_norm,
-				actual: result.gradientNorm,
-				error: relative(result.gradientNorm, expected.grad_norm),
-				limit: bandLimit("grad_norm", expected.grad_norm_band),
-			},
-		);
-		return checks;
-	};
-	const steps = golden.steps.length;
-	const compared = { folder: path, steps, precision, state, routers: model.routers, step: train };
-	return compareSteps(world.rank, gatherOver(state.world, world.device), compared);
+		}),
+	});
 }
 
 function stepOneOf(

@@ -10,18 +10,17 @@ import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { readTensor, type TensorStore } from "../checkpoint/store.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
-import { segmentsOf } from "../models/hybrid/segments.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
 import { World } from "../parallel/world.ts";
-import { assemble, type Run, type RunSpecification } from "../train/assemble.ts";
-import { trainStep } from "../train/step.ts";
+import type { Run } from "../train/assemble.ts";
 import { bandLimit } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
-import { type Check, type ParityReport, relative } from "./comparison.ts";
-import { LanguageProbes, type StepOne } from "./language-probes.ts";
-import { evenSegments, requireCuts } from "./layout-cuts.ts";
+import type { Check, ParityReport } from "./comparison.ts";
+import type { StepOne } from "./language-probes.ts";
+import { checksOfStep, compareLanguageTraining } from "./language-training.ts";
+import { requireCuts } from "./layout-cuts.ts";
 import {
 	type PredictionConfigFile,
 	type PredictionGolden,
@@ -29,9 +28,8 @@ import {
 	readPredictionGolden,
 } from "./prediction-golden.ts";
 import { reduceHost } from "./reduce-host.ts";
-import { compareSteps, gatherOver } from "./resolve-ties.ts";
 import { readTokenBatches } from "./token-batches.ts";
-import { dealtTo, type Plan, planOf } from "./verify/plan.ts";
+import { type Plan, planOf } from "./verify/plan.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;
@@ -77,56 +75,31 @@ export async function predictionLayoutParity(
 	using weights = openSafetensors(join(path, "model.safetensors"));
 	const names = megatronNames(weights, path);
 	const excluded = new Set(file.no_weight_decay);
-	const segments = layout.topology.language.shape.pipeline * segmentsPerStage;
-	const specification: RunSpecification = {
-		...{ encoder: null, imageTokenId: null, clipGrad: golden.optimizer.clip_grad, seed: 1 },
-		language: options.configure?.(model) ?? model,
-		segments: segmentsOf(evenSegments(model.pattern.length, segments)),
-		frozen: { tower: true, projector: true, language: false },
-		adam: {
-			beta1: golden.optimizer.betas[0],
-			beta2: golden.optimizer.betas[1],
-			epsilon: golden.optimizer.eps,
-			weightDecayMultiplier: (name) => (excluded.has(name.slice(languageModelPrefix.length)) ? 0 : 1),
-		},
-	};
-	using run = await assemble(specification, layout.topology, world);
-	const { state } = run;
-	loadModel(run.language!, new MappedStore(weights, planTensors(weights, names, "logical")), world.size > 1);
-	state.optimizer.refreshMasters();
-	const batches = readTokenBatches(path, file, golden.steps.length);
 	const steps = golden.steps.length;
-	const train = (index: number): Check[] => {
-		options.onStep?.(index + 1, steps);
-		const input = {
-			microbatches: dealtTo(world.rank, plan, batches[index]!),
-			iteration: index,
-			learningRate: golden.optimizer.lr,
-			weightDecay: golden.optimizer.weight_decay,
-		};
-		const probes = index === 0 ? new LanguageProbes(stepOneOf(file, golden, names), plan, run) : null;
-		const observer = probes && { forward: probes.observe, gradients: probes.gradients };
-		const result = trainStep(state, input, observer ?? {});
-		world.progress(index + 1);
-		const expected = golden.steps[index]!;
-		const step = `step ${index + 1}`;
-		const check = (name: string, wanted: number, actual: number, limit: number): Check => {
-			return { name: `${step} ${name}`, expected: wanted, actual, error: relative(actual, wanted), limit };
-		};
-		return [
-			...(probes?.checks() ?? []),
-			check("loss", expected.loss, result.loss, bandLimit("loss", expected.loss_band)),
-			...expected.mtp_loss.map((wanted, depth) => {
-				const name = `mtp_${depth + 1} loss`;
-				return check(name, wanted, result.losses[name] ?? Number.NaN, bandLimit("loss", expected.mtp_loss_band));
-			}),
-			check("gradient norm", expected.grad_norm, result.gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
-			...(index === steps - 1 ? biasChecks(run, golden) : []),
-		];
-	};
-	const routers = run.language!.routers;
-	const compared = { folder: path, steps, precision, state, routers, step: train };
-	return compareSteps(world.rank, gatherOver(state.world, world.device), compared);
+	return await compareLanguageTraining(world, layout, {
+		...{ folder: path, optimizer: golden.optimizer, precision, plan, segmentsPerStage, onStep: options.onStep },
+		language: options.configure?.(model) ?? model,
+		decay: { weightDecayMultiplier: (name) => (excluded.has(name.slice(languageModelPrefix.length)) ? 0 : 1) },
+		stepOne: stepOneOf(file, golden, names),
+		batches: readTokenBatches(path, file, steps),
+		load: ({ language }, partial) =>
+			loadModel(language!, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
+		watch: (run, index) => ({
+			checks: ({ loss, losses, gradientNorm }) => {
+				const expected = golden.steps[index]!;
+				const check = checksOfStep(index);
+				return [
+					check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
+					...expected.mtp_loss.map((wanted, depth) => {
+						const name = `mtp_${depth + 1} loss`;
+						return check(name, wanted, losses[name] ?? Number.NaN, bandLimit("loss", expected.mtp_loss_band));
+					}),
+					check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
+					...(index === steps - 1 ? biasChecks(run, golden) : []),
+				];
+			},
+		}),
+	});
 }
 
 /** Megatron's names are those of this program without its prefix. */
