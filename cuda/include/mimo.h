@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 10
+#define MIMO_ABI_VERSION 11
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -758,7 +758,7 @@ MIMO_API int32_t mimo_causal_conv1d_step(mimo_stream* stream, const mimo_causal_
 
 /* Mamba-2 state space scan with its gate (docs/spec/language-model.md §2.2, §2.3). Per head j of group j / (H/G):
  *   Δ = max(softplus(dt + dt_bias), dt_minimum),  a = -exp(A_log) Δ,  h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
- *   o = y silu(z). The state starts at zero in every sequence. */
+ *   o = y silu(z_factors z). The state starts at zero in every sequence. */
 typedef struct mimo_ssd_forward_args {
   const void* x;        /* [T, H P] */
   const void* b;        /* [T, G N] */
@@ -768,6 +768,7 @@ typedef struct mimo_ssd_forward_args {
   const float* dt_bias; /* [H] */
   const float* a_log;   /* [H] */
   const float* d;       /* [H] */
+  const float* z_factors; /* [H P], or null = 1 */
   void* o;              /* [T, H P] contiguous, gated output */
   void* y;              /* [T, H P] contiguous, output before the gate, kept for backward; or null */
   float* final_state;   /* [S, H, P, N] the state after the last token of every sequence; or null */
@@ -798,6 +799,7 @@ typedef struct mimo_ssd_backward_args {
   const float* dt_bias;
   const float* a_log;
   const float* d;
+  const float* z_factors; /* or null */
   void* dx; /* strides as dxbc_stride */
   void* db;
   void* dc;
@@ -806,6 +808,7 @@ typedef struct mimo_ssd_backward_args {
   float* ddt_bias; /* [H], or null */
   float* da_log;   /* [H], or null */
   float* dd;       /* [H], or null */
+  float* dz_factors; /* [H P], or null */
   const int32_t* cu_seqlens;
   int64_t sequences;
   int64_t tokens;

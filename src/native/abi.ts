@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 10;
+export const ABI_VERSION = 11;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -417,6 +417,7 @@ export const operations = {
 		dt_bias: "ptr",
 		a_log: "ptr",
 		d: "ptr",
+		z_factors: "ptr",
 		o: "ptr",
 		y: "ptr",
 		final_state: "ptr",
@@ -445,6 +446,7 @@ export const operations = {
 		dt_bias: "ptr",
 		a_log: "ptr",
 		d: "ptr",
+		z_factors: "ptr",
 		dx: "ptr",
 		db: "ptr",
 		dc: "ptr",
@@ -453,6 +455,7 @@ export const operations = {
 		ddt_bias: "ptr",
 		da_log: "ptr",
 		dd: "ptr",
+		dz_factors: "ptr",
 		cu_seqlens: "ptr",
 		sequences: "i64",
 		tokens: "i64",

@@ -56,6 +56,7 @@ struct Ssd {
   std::vector<int32_t> lengths;
   int64_t heads, head_dim, groups, state_dim, chunk;
   float dt_minimum;
+  bool masked = false;  // z
 };
 
 void ssd(Run& run, const Ssd& s) {
@@ -75,6 +76,7 @@ void ssd(Run& run, const Ssd& s) {
   f.dt_bias = run.upload(run.uniform(s.heads, -4, -1));
   f.a_log = run.upload(run.uniform(s.heads, 0, 2));
   f.d = run.floats(s.heads);
+  f.z_factors = s.masked ? run.upload(run.uniform(inner, 0, 1)) : nullptr;
   f.o = run.output(tokens * inner);
   f.y = run.output(tokens * inner);
   const int64_t final_floats = static_cast<int64_t>(s.lengths.size()) * inner * s.state_dim;
@@ -97,6 +99,8 @@ void ssd(Run& run, const Ssd& s) {
   void* gradient = run.output(tokens * width);
   b.dz = gradient, b.dx = part(gradient, inner), b.db = part(gradient, 2 * inner);
   b.dc = part(gradient, 2 * inner + states), b.ddt = part(gradient, 2 * inner + 2 * states);
+  b.z_factors = f.z_factors;
+  b.dz_factors = s.masked ? run.floats(inner) : nullptr;
   b.ddt_bias = run.floats(s.heads), b.da_log = run.floats(s.heads), b.dd = run.floats(s.heads);
   b.cu_seqlens = f.cu_seqlens;
   b.sequences = f.sequences, b.tokens = tokens, b.heads = s.heads, b.head_dim = s.head_dim, b.groups = s.groups;
@@ -120,6 +124,7 @@ void ssd(Run& run, const Ssd& s) {
   run.compare("ddt_bias", b.ddt_bias, s.heads, MIMO_DTYPE_F32);
   run.compare("da_log", b.da_log, s.heads, MIMO_DTYPE_F32);
   run.compare("dd", b.dd, s.heads, MIMO_DTYPE_F32);
+  if (s.masked) run.compare("dz_factors", b.dz_factors, inner, MIMO_DTYPE_F32);
 }
 
 /// One more token of as many sequences as there are lengths.
@@ -159,6 +164,8 @@ void add_mamba(Cases& cases, bool large) {
     cases.push_back({std::string("ssd ") + name, [s](Run& run) { ssd(run, s); }});
     cases.push_back({std::string("ssd step ") + name, [s](Run& run) { ssd_step(run, s); }});
   };
+  cases.push_back({"ssd masked, odd", [](Run& run) { ssd(run, {{37, 0, 1, 150}, 3, 5, 1, 7, 16, 0, true}); }});
+  cases.push_back({"ssd masked", [](Run& run) { ssd(run, {{150, 40}, 4, 64, 2, 128, 128, 0, true}); }});
   add("small", {{70, 9}, 4, 16, 2, 16, 32, 0});
   add("odd", {{37, 0, 1, 50}, 3, 5, 1, 7, 16, 0});
   add("minimum step", {{50}, 2, 8, 2, 16, 128, 0.2f});

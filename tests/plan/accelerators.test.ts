@@ -24,7 +24,7 @@ function twentyLayers(): Record<string, string> {
 
 async function planned(layout: Flags): Promise<number> {
 	const flags = Object.entries({ ...twentyLayers(), ...layout }).filter(([, value]) => value !== null);
-	const args = flags.flatMap(([name, value]) => (value === "" ? [`--${name}`] : [`--${name}`, value!]));
+	const args = flags.flatMap(([name, value]) => [`--${name}`, ...(value === "" ? [] : value!.split(" "))]);
 	const { configuration } = resolveConfiguration(args, {}, { trains: false });
 	const { rates: opening, memoryBytes } = acceleratorRates("h200");
 	const rates = { ...opening, peers: false };
@@ -72,6 +72,26 @@ for (const [name, layout, seconds] of measured) {
 		expect(Math.abs((await planned(layout)) / seconds - 1)).toBeLessThan(0.05);
 	});
 }
+
+test("masks of an elastic parent take less than 2 % of a step on one H200", async () => {
+	const parent: Flags = {
+		...alone,
+		...grids(["llm-tp", "llm-ep"], "1"),
+		...{ "num-experts": "32", "moe-aux-loss-coeff": "0", "moe-router-bias-update-rate": "0", "moe-fused-mlp": "off" },
+	};
+	const sizes = {
+		...{ "emb-int-list": "2688 2016 1344", "mamba-int-list": "64 48 32", "mlp-int-list": "1856 1392 928" },
+		...{ "moe-expert-int-list": "32 24 16", "budget-list": "1.0 0.7 0.5" },
+	};
+	const elastic = { ...parent, ...sizes, flextron: "", "enable-router": "" };
+	const [plain, hard, soft] = [
+		await planned(parent),
+		await planned(elastic),
+		await planned({ ...elastic, "soft-mask": "" }),
+	];
+	expect(hard / plain).toBeWithin(1, 1.02);
+	expect(soft / plain).toBeWithin(1, 1.02);
+});
 
 test("other GPUs take longer by their vendors' peaks; points ascend", () => {
 	const [h100, h200] = ["h100", "h200"].map((name) => acceleratorRates(name).rates);

@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
+import type { ColumnMask } from "../../src/tensor/column-mask.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
 import { type SsdInputs, ssdScan } from "../../src/tensor/ops/ssd.ts";
@@ -8,6 +9,7 @@ import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
 import { type CheckedOperation, checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { factorOf, ringMask } from "./ring-masks.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -23,6 +25,7 @@ interface Case {
 	readonly stateDim: number;
 	readonly chunkSize: number;
 	readonly dtMinimum?: number;
+	readonly zMask?: ColumnMask;
 }
 
 /** The plain recurrence in float64 on rows z | x | B | C | dt. */
@@ -96,6 +99,29 @@ function operation(c: Case, values: { aLog?: number; dtBias?: number } = {}): Ch
 const small = { heads: 4, headDim: 3, groups: 2, stateDim: 5 };
 
 describe("ssdScan", () => {
+	test("with masked columns of z", () => {
+		const c = { ...small, lengths: [5, 2], chunkSize: 4 };
+		const plain = operation(c);
+		const inner = c.heads * c.headDim;
+		const rings = Array.from({ length: inner }, (_, column) => (column % 4) - 1);
+		checkGradients(device, {
+			...plain,
+			inputs: { ...plain.inputs, m: { values: Float32Array.of(0.9, 0.4, 0.1), shape: [3] } },
+			forward: (tape, { rows, m }, { dtBias, aLog, d }) => {
+				const zMask = ringMask(tape, m!, rings);
+				return scanRows(tape, rows!, { dtBias: dtBias!, aLog: aLog!, d: d! }, { ...c, zMask });
+			},
+			reference: ({ rows, m, ...parameters }) => {
+				const width = rows!.length / 7;
+				const masked = rows!.map((value, at) => {
+					const column = at % width;
+					return column < inner ? factorOf(rings, m!, column) * value : value;
+				});
+				return plain.reference({ rows: masked, ...parameters });
+			},
+		});
+	});
+
 	for (const chunkSize of [1, 8, 32]) {
 		test(`a sequence that fills no whole number of chunks of ${chunkSize}`, () => {
 			checkGradients(device, operation({ ...small, lengths: [21], chunkSize }));

@@ -3,6 +3,7 @@
 // specification: w is the gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
 #include <initializer_list>
 
+#include "masks.h"
 #include "ssd.h"
 
 namespace mimo::MIMO_ISA {
@@ -122,12 +123,14 @@ struct Backward {
         const T *d_o = static_cast<const T*>(args.d_o) + at, *y = static_cast<const T*>(args.y) + at;
         const T* z = static_cast<const T*>(args.z) + row * args.z_stride + column;
         T* dz = static_cast<T*>(args.dz) + row * args.dz_stride + column;
+        const float* factors = args.z_factors == nullptr ? nullptr : args.z_factors + column;
         float* to = dy(index) + i * p();
 #pragma omp simd
         for (int64_t k = 0; k < p(); ++k) {
-          const float gate = load(z[k]), s = sigmoid(gate), gradient = load(d_o[k]);
+          const float m = factors == nullptr ? 1.0f : factors[k];
+          const float gate = m * load(z[k]), s = sigmoid(gate), gradient = load(d_o[k]);
           to[k] = gradient * gate * s;
-          store(&dz[k], gradient * load(y[k]) * s * (1.0f + gate * (1.0f - s)));
+          store(&dz[k], m * (gradient * load(y[k]) * s * (1.0f + gate * (1.0f - s))));
         }
       }
     }
@@ -353,6 +356,29 @@ void add_blocks(mimo_stream& stream, const float* partial, int64_t blocks, int64
   });
 }
 
+/// dz_factors[c] += Σ over tokens of z times the gradient of the masked z.
+template <class T>
+void add_factor_gradients(mimo_stream& stream, const mimo_ssd_backward_args& args) {
+  const int64_t width = args.heads * args.head_dim;
+  const MaskFactors masks(&stream, args.z_factors, nullptr, width);
+  ColumnSums sums(&stream, args.tokens, width, true);
+  parallel_range(stream.device->threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
+    float* const own = sums.cleared_partial(begin);
+    const float* const factors = masks.product();
+    for (int64_t row = begin; row < end; ++row) {
+      const T* const d_o = static_cast<const T*>(args.d_o) + row * width;
+      const T* const y = static_cast<const T*>(args.y) + row * width;
+      const T* const z = static_cast<const T*>(args.z) + row * args.z_stride;
+#pragma omp simd
+      for (int64_t c = 0; c < width; ++c) {
+        const float gate = factors[c] * load(z[c]), s = sigmoid(gate);
+        own[c] += load(d_o[c]) * load(y[c]) * s * (1.0f + gate * (1.0f - s)) * load(z[c]);
+      }
+    }
+  });
+  masks.add_gradients(sums.total(), args.dz_factors, nullptr);
+}
+
 }  // namespace
 
 void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
@@ -386,6 +412,7 @@ void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
       add_blocks(stream, db, plan.blocks_per_group, args.tokens, width, static_cast<T*>(args.db), args.dxbc_stride);
       add_blocks(stream, dc, plan.blocks_per_group, args.tokens, width, static_cast<T*>(args.dc), args.dxbc_stride);
     }
+    if (args.dz_factors != nullptr) add_factor_gradients<T>(stream, args);
   });
   for (int64_t head = 0; head < args.heads; ++head) {
     HeadSums sum{0, 0, 0};

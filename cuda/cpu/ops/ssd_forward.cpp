@@ -102,11 +102,12 @@ struct Forward {
     product(next, 0, n(), 0, p());
   }
 
-  /// o = y silu(z) for all heads of the task.
+  /// o = y silu(z), z times its factors, for all heads of the task.
   void gate(int64_t begin, int64_t count) const {
     const int64_t width = task.heads * p(), column = task.head * p(), stride = args.heads * p();
     for (int64_t i = 0; i < count; ++i) {
       const T* z = static_cast<const T*>(args.z) + (begin + i) * args.z_stride + column;
+      const float* factors = args.z_factors == nullptr ? nullptr : args.z_factors + column;
       T* o = static_cast<T*>(args.o) + (begin + i) * stride + column;
       const float* y = tiles.y + i * width;
       if (i + 1 < count) prefetch(z + args.z_stride, width);
@@ -117,7 +118,7 @@ struct Forward {
       }
 #pragma omp simd
       for (int64_t k = 0; k < width; ++k) {
-        const float gate = load(z[k]);
+        const float gate = factors == nullptr ? load(z[k]) : factors[k] * load(z[k]);
         store(&o[k], y[k] * gate * sigmoid(gate));
       }
     }

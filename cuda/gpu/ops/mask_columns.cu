@@ -28,10 +28,10 @@ __global__ void factors_backward_kernel(mimo_mask_factors_backward_args args) {
   if (threadIdx.x == 0) args.dvalues[b * args.value_count + value] += static_cast<float>(sum[0]);
 }
 
-// Blocks of 32 packs of columns by 8 lanes of rows; a thread has its columns' factors, and several rows on their way.
-constexpr int row_lanes = 8;
+// A thread has its columns' factors, and several rows on their way.
 constexpr int rows_at_once = 4;
-constexpr int64_t rows_per_block = 128;
+constexpr int row_lanes = mask_row_lanes;
+constexpr int64_t rows_per_block = mask_rows_per_block;
 
 template <int Width>
 __device__ __forceinline__ void read_factors(const float* factors, const float* scale, int64_t column, bool live,
@@ -75,7 +75,6 @@ __global__ void __launch_bounds__(32 * row_lanes) forward_kernel(mimo_mask_colum
 /// dx, and partial[blockIdx.y][c] = Σ over the block's rows of dy x.
 template <class G, class T, int Width>
 __global__ void __launch_bounds__(32 * row_lanes) backward_kernel(mimo_mask_columns_backward_args args, float* partial) {
-  __shared__ float shared[row_lanes][32 * Width + 1];
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_block;
   const int64_t end = smaller(begin + rows_per_block, live_rows(args.rows, args.row_count));
@@ -110,19 +109,7 @@ __global__ void __launch_bounds__(32 * row_lanes) backward_kernel(mimo_mask_colu
       if (args.dx != nullptr) write(static_cast<G*>(args.dx) + row * args.dx_stride + column, dx);
     }
   }
-  if (partial == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < Width; ++i) shared[threadIdx.y][threadIdx.x * Width + i] = sum[i];
-  __syncthreads();
-  const int thread = threadIdx.y * 32 + threadIdx.x;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * 32 * Width;
-  for (int c = thread; c < 32 * Width; c += 32 * row_lanes) {
-    if (first + c >= args.width) break;
-    float total = 0;
-#pragma unroll
-    for (int lane = 0; lane < row_lanes; ++lane) total += shared[lane][c];
-    partial[blockIdx.y * args.width + first + c] = total;
-  }
+  if (partial != nullptr) write_column_sums(sum, args.width, partial);
 }
 
 constexpr int partial_lanes = 16;

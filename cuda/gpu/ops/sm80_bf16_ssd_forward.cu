@@ -103,7 +103,11 @@ __global__ void __launch_bounds__(ssd_block) output_kernel(mimo_ssd_forward_args
       const uint32_t gates = *reinterpret_cast<const uint32_t*>(static_cast<const bf16*>(args.z) + token * args.z_stride +
                                                                 head * ssd_head + k);
       const float y0 = first + d * lower_bf16(own), y1 = second + d * upper_bf16(own);
-      const float z0 = lower_bf16(gates), z1 = upper_bf16(gates);
+      float z0 = lower_bf16(gates), z1 = upper_bf16(gates);
+      if (args.z_factors != nullptr) {
+        z0 *= args.z_factors[head * ssd_head + k];
+        z1 *= args.z_factors[head * ssd_head + k + 1];
+      }
       if (args.y != nullptr) *reinterpret_cast<uint32_t*>(static_cast<bf16*>(args.y) + at) = pack_bf16(y0, y1);
       *reinterpret_cast<uint32_t*>(static_cast<bf16*>(args.o) + at) =
           pack_bf16(y0 * z0 * sigmoid(z0), y1 * z1 * sigmoid(z1));

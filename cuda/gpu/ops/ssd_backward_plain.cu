@@ -191,12 +191,13 @@ void ssd_backward_plain(mimo_stream& stream, const mimo_ssd_backward_args& args)
   float* const dstates = states + state_floats;
   float* const dy = dy_space.as<float>();
   const SsdDecays decays{step, sum};
+  if (args.z_factors != nullptr) ssd_masked_gate(stream, args, dy, MIMO_DTYPE_F32);
   ssd_decays(stream, args.dt, args.dt_stride, args.dt_bias, args.a_log, args.dt_minimum, args.cu_seqlens,
              args.sequences, args.tokens, args.heads, chunk, args.dtype, step, sum);
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const auto [grid, block] = cover(args.tokens, args.heads * p);
-    launch(stream, gate_kernel<T>, grid, block, 0, args, dy);
+    if (args.z_factors == nullptr) launch(stream, gate_kernel<T>, grid, block, 0, args, dy);
   });
   const auto make_states = [&](const void* a, int64_t a_stride, int32_t a_dtype, const void* b, bool of_end, float* to) {
     ssd_chunk_states_plain(stream, a, a_stride, a_dtype, b, args.xbc_stride, args.dtype, decays, of_end,

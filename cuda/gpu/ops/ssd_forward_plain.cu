@@ -71,7 +71,8 @@ __global__ void output_kernel(mimo_ssd_forward_args args, SsdDecays decays, cons
     for (int j = 0; j <= i; ++j) within += mixed.at(i, j) * x.at(j, k);
     const float y = expf(sum[i]) * through + within + d * x.at(i, k);
     const int64_t token = piece.begin + i, at = (token * args.heads + head) * p + k;
-    const float gate = load(static_cast<const T*>(args.z) + token * args.z_stride + head * p + k);
+    float gate = load(static_cast<const T*>(args.z) + token * args.z_stride + head * p + k);
+    if (args.z_factors != nullptr) gate *= args.z_factors[head * p + k];
     if (args.y != nullptr) store(static_cast<T*>(args.y) + at, y);
     store(static_cast<T*>(args.o) + at, y * gate * sigmoid(gate));
   });

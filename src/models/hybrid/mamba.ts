@@ -35,10 +35,9 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	const { inner, convolution } = mambaSizes(mamba);
 	const masks = context.layerMasks?.mamba;
 	const [z, xBC, dt] = splitColumns(tape, zxBCdt, [inner, convolution, mamba.heads]);
-	using everyGate = z!;
+	using gate = z!;
 	using beforeConvolution = xBC!;
 	using everyStep = dt!;
-	using gate = masked(tape, everyGate, masks?.gate);
 	using step = masked(tape, everyStep, masks?.step);
 	using convolved = mixing.convolution(
 		tape,
@@ -51,6 +50,7 @@ function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	using scanned = mixing.scan(tape, {
 		xBC: convolved,
 		z: gate,
+		zMask: masks?.gate ?? null,
 		dt: step,
 		dtBias: weights("mixer.dt_bias"),
 		aLog: weights("mixer.A_log"),

@@ -6,7 +6,11 @@ import type { SsdInputs } from "./ssd.ts";
  * What ssdScan gives for the new token of S sequences: inputs of S rows. `state` [.., H, P, N] f32 holds the states of many
  * sequences, as a scan's finalState; that of sequence s, at slots[s], moves on. → o_S(HP), of xBC's type.
  */
-export function ssdStep(inputs: Omit<SsdInputs, "sequences" | "finalState">, state: Tensor, slots: Tensor): Tensor {
+export function ssdStep(
+	inputs: Omit<SsdInputs, "sequences" | "finalState" | "zMask">,
+	state: Tensor,
+	slots: Tensor,
+): Tensor {
 	const { xBC, z, dt, heads, headDim, groups, stateDim } = inputs;
 	const { device } = xBC;
 	const inner = heads * headDim;

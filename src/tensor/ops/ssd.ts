@@ -1,4 +1,5 @@
 /** Mamba-2's state space scan with its gate, over packed sequences (docs/spec/language-model.md §2.2 steps 3 to 6). */
+import { type ColumnMask, maskArguments, maskGradients, maskTensors, wantsGradient } from "../column-mask.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";
@@ -26,13 +27,15 @@ export interface SsdInputs {
 	readonly chunkSize: number;
 	/** Δ is at least this; default 0, no limit (Hugging Face's plain PyTorch path: time_step_min). */
 	readonly dtMinimum?: number;
+	/** Multiplies the columns of z (docs/spec/elastic.md §9). */
+	readonly zMask?: ColumnMask | null;
 	/** Takes the state after the last token of every sequence, [sequences, H, P, N] f32, where that is wanted. */
 	readonly finalState?: Tensor;
 }
 
 /**
  * Δ = max(softplus(dt + dt_bias), dtMinimum), a = -exp(A_log) Δ; h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t from zero in every sequence;
- * y_t = h_t C_t + D x_t; o = y silu(z). Head j reads group ⌊j G / H⌋ of B and C. Inputs may be windows of columns.
+ * y_t = h_t C_t + D x_t; o = y silu(zMask z). Head j reads group ⌊j G / H⌋ of B and C. Inputs may be windows of columns.
  * → o_T(HP), contiguous, of xBC's type.
  */
 export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
@@ -43,8 +46,11 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 	const state = inputs.groups * inputs.stateDim;
 	const parts = (whole: Tensor) =>
 		[whole.columns(0, inner), whole.columns(inner, state), whole.columns(inner + state, state)] as const;
+	const zMask = { columns: inputs.zMask ?? null, scale: null };
 	const wanted =
-		[xBC, z, dt].some((tensor) => tensor.gradient !== null) || [dtBias, aLog, d].some((weight) => weight.trainable);
+		wantsGradient(z.gradient, zMask) ||
+		[xBC, dt].some((tensor) => tensor.gradient !== null) ||
+		[dtBias, aLog, d].some((weight) => weight.trainable);
 	const o = tape.output(Tensor.empty(device, z.shape, xBC.dtype), wanted);
 	const y = tape.recording && wanted ? Tensor.empty(device, z.shape, xBC.dtype) : null;
 	const shared = {
@@ -53,6 +59,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 		dt_bias: dtBias.value,
 		a_log: aLog.value,
 		d: d.value,
+		z_factors: maskArguments(zMask, inner).factors,
 		y,
 		cu_seqlens: sequences.cuSeqlens,
 		sequences: sequences.count,
@@ -78,7 +85,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 	tape.record({
 		name: "ssd",
 		outputs: [o],
-		keep: [xBC, z, dt, sequences.cuSeqlens],
+		keep: [xBC, z, dt, sequences.cuSeqlens, ...maskTensors(zMask)],
 		own: [y],
 		parameters: [dtBias, aLog, d],
 		backward: ([gradient]) => {
@@ -103,6 +110,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 				ddt_bias: dtBias.mainGradient,
 				da_log: aLog.mainGradient,
 				dd: d.mainGradient,
+				dz_factors: maskGradients(zMask).dfactors,
 				dxbc_stride: dxBC.stride,
 				dz_stride: dz.stride,
 				ddt_stride: ddt.stride,
