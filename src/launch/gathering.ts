@@ -89,8 +89,7 @@ async function listenToAll<Report>(
 	};
 	const told = new Map<number, Teller<Report>>([[0, self]]);
 	const reception = await Reception.open({
-		address: await meetingAddress(place, milliseconds),
-		port: place.port,
+		spot: { host: await meetingAddress(place, milliseconds), port: place.port },
 		secret: place.secret,
 		expected: place.worldSize,
 		admit: (connection) => {
@@ -146,7 +145,7 @@ async function tell(place: Place, report: unknown, { milliseconds, answer }: Gat
 	for (let attempt = 0; performance.now() < end; attempt++) {
 		try {
 			const address = addresses[attempt % addresses.length]!;
-			using lines = await LineConnection.open(address, place.port, knock.milliseconds * 5);
+			using lines = await LineConnection.open({ host: address, port: place.port }, knock.milliseconds * 5);
 			const connection = await ProvenConnection.introduce(lines, place.secret);
 			if (!(connection instanceof ProvenConnection)) throw new Error(connection.kind);
 			connection.send({ rank: place.rank, report });

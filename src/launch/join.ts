@@ -11,8 +11,9 @@ import { endWithParent, Run } from "../native/run.ts";
 import { leadHost, makeRun } from "./hosts.ts";
 import type { Identity } from "./identity.ts";
 import { meetingAddress } from "./meeting-address.ts";
+import { askNeighbour, Neighbours, roomOf } from "./neighbours.ts";
 import type { Place } from "./place.ts";
-import { meet, RendezvousHost } from "./rendezvous.ts";
+import { type Lead, meet, RendezvousHost } from "./rendezvous.ts";
 
 /** This process's description of itself; `rank` null: the launcher. */
 export function identityOf(
@@ -61,16 +62,24 @@ export async function findRun(
 	const milliseconds = timeoutMinutes * 60_000;
 	const address = await meetingAddress(place, milliseconds);
 	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };
+	const room = roomOf(place, identity);
+	if (room !== null && place.localRank > 0 && place.rank !== 0) {
+		const path = await askNeighbour(room, place, identity, milliseconds);
+		if (path !== null) return Run.open(library, path, place.worldSize);
+	}
 	if (place.launcher !== null || place.rank !== 0) {
 		let led: Run | null = null;
-		const path = await meet({ ...place, address }, identity, milliseconds, (wanted, addresses) => {
+		const lead = (wanted: Lead, addresses: { readonly host: string; readonly own: string }) => {
 			const { run, port } = leadHost(wanted, addresses, library, options);
 			led = run;
 			return { run: run.path, port };
-		});
+		};
+		using neighbours = room !== null && place.localRank === 0 ? await Neighbours.open(room, place, identity) : null;
+		const path = await meet({ ...place, address }, identity, milliseconds, lead, neighbours);
 		return led ?? Run.open(library, path, place.worldSize);
 	}
 	using host = await RendezvousHost.open(address, place.port, place.secret, identity);
+	if (room !== null) await host.alsoAt(room, place.localSize);
 	await host.gather(
 		Array.from({ length: place.worldSize - 1 }, (_, index) => index + 1),
 		milliseconds,

@@ -7,6 +7,14 @@ const longest = { stranger: 512, trusted: 1 << 20 };
 /** Lines that wait to be read; each side answers before it is asked again. */
 const mostWaiting = 16;
 
+/** Where a process listens: at a port (0: any that is free) of an address, or, for others of its host alone, at a name. */
+export type Spot = { readonly host: string; readonly port: number } | { readonly path: string };
+
+/** "10.0.0.1:29500". */
+export function describeSpot(spot: Spot): string {
+	return "path" in spot ? "the first rank of this host" : `${spot.host}:${spot.port}`;
+}
+
 export class LineConnection implements Disposable {
 	#rest = "";
 	readonly #lines: string[] = [];
@@ -47,9 +55,9 @@ export class LineConnection implements Disposable {
 	}
 
 	/** Fails with the system's error code. */
-	static open(address: string, port: number, milliseconds: number): Promise<LineConnection> {
+	static open(spot: Spot, milliseconds: number): Promise<LineConnection> {
 		return new Promise((resolve, reject) => {
-			const socket = connect({ host: address, port });
+			const socket = connect(spot);
 			const late = setTimeout(() => {
 				socket.destroy();
 				reject(Object.assign(new Error("No answer."), { code: "ETIMEDOUT" }));
@@ -60,7 +68,7 @@ export class LineConnection implements Disposable {
 			});
 			socket.once("connect", () => {
 				clearTimeout(late);
-				resolve(new LineConnection(socket, `${address}:${port}`));
+				resolve(new LineConnection(socket, describeSpot(spot)));
 			});
 		});
 	}
@@ -140,18 +148,17 @@ export class LineConnection implements Disposable {
 	}
 }
 
-/** Listens at an address; port 0: any that is free. Fails with the system's error code. */
+/** Listens; `port` 0: at a name. Fails with the system's error code. */
 export function listen(
-	address: string,
-	port: number,
+	spot: Spot,
 	accept: (connection: LineConnection) => void,
 ): Promise<{ readonly port: number; readonly server: Server }> {
 	return new Promise((resolve, reject) => {
-		const server = createServer((socket) => accept(new LineConnection(socket, String(socket.remoteAddress))));
+		const server = createServer((socket) => accept(new LineConnection(socket, socket.remoteAddress ?? "this host")));
 		server.once("error", reject);
-		server.listen({ host: address, port, exclusive: true }, () => {
+		server.listen({ ...spot, exclusive: true }, () => {
 			const bound = server.address();
-			resolve({ port: typeof bound === "object" && bound !== null ? bound.port : port, server });
+			resolve({ port: typeof bound === "object" && bound !== null ? bound.port : 0, server });
 		});
 	});
 }

@@ -3,13 +3,11 @@
  * for a short line and for a bounded time.
  */
 import type { Server } from "node:net";
-import { type LineConnection, listen } from "./line-connection.ts";
+import { type LineConnection, listen, type Spot } from "./line-connection.ts";
 import { ProvenConnection } from "./proven-connection.ts";
 
 export interface ReceptionOptions {
-	readonly address: string;
-	/** 0: any that is free. */
-	readonly port: number;
+	readonly spot: Spot;
 	/** null: processes of this user on this host come in. */
 	readonly secret: string | null;
 	/** How many processes of the run may come at once; strangers get a few more places. */
@@ -32,7 +30,7 @@ export class Reception implements Disposable {
 	/** Fails with the system's error code. */
 	static async open(options: ReceptionOptions): Promise<Reception> {
 		const reception = new Reception(options);
-		const opened = await listen(options.address, options.port, (connection) => void reception.#meet(connection));
+		const opened = await listen(options.spot, (connection) => void reception.#meet(connection));
 		reception.#server = opened.server;
 		reception.#port = opened.port;
 		return reception;

@@ -104,7 +104,7 @@ test("links: a slow node, a slow pair and a missing way are named against the me
 });
 
 test("ranks tell rank 0, which compares their clocks and asks; a stranger is not heard, an absent one named", async () => {
-	const probe = await listen("127.0.0.1", 0, () => {});
+	const probe = await listen({ host: "127.0.0.1", port: 0 }, () => {});
 	probe.server.close();
 	const place = (rank: number, worldSize: number): Place => ({
 		...{ rank, worldSize, localRank: 0, localSize: 1, port: probe.port, secret: "s", launcher: null },

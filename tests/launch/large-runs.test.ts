@@ -20,6 +20,8 @@ test("a host with hosts below it is gone: all hosts know of it, by one name", as
 	const { seconds, ranks, hosts: told, diagnosis } = await playFailure("kill", hosts, each);
 	expect({ told, ranks }).toEqual({ told: hosts - 1, ranks: [blamed("kill", hosts, each)] });
 	expect(seconds).toBeLessThan(10);
-	expect(diagnosis).toMatch(/^mimo: rank 2 \(language, dp 2; .*\) failed: its process has ended or its host is cut off/);
+	expect(diagnosis).toMatch(
+		/^mimo: rank 2 \(language, dp 2; .*\) failed: its process has ended or its host is cut off/,
+	);
 	expect(diagnosis).toContain("each of which was not heard of after the failure.");
 }, 60_000);

@@ -60,7 +60,7 @@ async function runBegins(here: RendezvousHost): Promise<void> {
 
 test("lines that nobody asked for are not kept", async () => {
 	const taken: LineConnection[] = [];
-	const { port, server } = await listen(address, 0, (connection) => taken.push(connection));
+	const { port, server } = await listen({ host: address, port: 0 }, (connection) => taken.push(connection));
 	open.push({ [Symbol.dispose]: () => server.close() });
 	for (const text of ["\n".repeat(1000), "x".repeat(600), `${"x".repeat(600)}\n`]) {
 		const stranger = knock(port);
@@ -140,7 +140,7 @@ async function listening(server: Server): Promise<number> {
 test("a process of the run that says what no rank says is refused, and harms nobody", async () => {
 	const here = await host();
 	for (const body of [{}, { rank: 1 }, "?", null, { ...identity(1), colour: "blue" }]) {
-		const lines = await LineConnection.open(address, here.port, 1000);
+		const lines = await LineConnection.open({ host: address, port: here.port }, 1000);
 		const guest = (await ProvenConnection.introduce(lines, secret)) as ProvenConnection;
 		guest.send(body);
 		expect(await guest.receive(2000)).toEqual({
@@ -180,11 +180,11 @@ describe("after the proof", () => {
 	/** Both ends of a connection, and the guest's bytes on the wire. */
 	async function pair() {
 		const welcomed = Promise.withResolvers<ProvenConnection>();
-		const { port, server } = await listen(address, 0, (connection) => {
+		const { port, server } = await listen({ host: address, port: 0 }, (connection) => {
 			void ProvenConnection.welcome(connection, secret).then((one) => welcomed.resolve(one as ProvenConnection));
 		});
 		open.push({ [Symbol.dispose]: () => server.close() });
-		const lines = await LineConnection.open(address, port, 1000);
+		const lines = await LineConnection.open({ host: address, port: port }, 1000);
 		const guest = (await ProvenConnection.introduce(lines, secret)) as ProvenConnection;
 		const wire: string[] = [];
 		const send = lines.send.bind(lines);
