@@ -10,10 +10,11 @@ import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
 import { leadHost, makeRun } from "./hosts.ts";
 import type { Identity } from "./identity.ts";
+import { type MakePart, meet } from "./meet.ts";
 import { meetingAddress } from "./meeting-address.ts";
 import { askNeighbour, Neighbours, roomOf } from "./neighbours.ts";
 import type { Place } from "./place.ts";
-import { type Lead, meet, RendezvousHost } from "./rendezvous.ts";
+import { RendezvousHost } from "./rendezvous.ts";
 
 /** This process's description of itself; `rank` null: the launcher. */
 export function identityOf(
@@ -69,7 +70,7 @@ export async function findRun(
 	}
 	if (place.launcher !== null || place.rank !== 0) {
 		let led: Run | null = null;
-		const lead = (wanted: Lead, addresses: { readonly host: string; readonly own: string }) => {
+		const lead: MakePart = (wanted, addresses) => {
 			const { run, port } = leadHost(wanted, addresses, library, options);
 			led = run;
 			return { run: run.path, port };

@@ -5,8 +5,10 @@
  */
 import { createHmac } from "node:crypto";
 import type { Identity } from "./identity.ts";
+import { meetNeighbour } from "./meet.ts";
+import type { Word } from "./meeting-words.ts";
 import type { Place } from "./place.ts";
-import { meetNeighbour, RendezvousHost, type Word } from "./rendezvous.ts";
+import { RendezvousHost } from "./rendezvous.ts";
 
 /** Milliseconds in which the first rank of a machine is found, and in which news of several ranks are told together. */
 const patience = 15_000;

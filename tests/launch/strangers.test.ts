@@ -5,8 +5,9 @@ import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer, type Server, type Socket } from "node:net";
 import type { Identity } from "../../src/launch/identity.ts";
 import { LineConnection, listen } from "../../src/launch/line-connection.ts";
+import { meet } from "../../src/launch/meet.ts";
 import { ProvenConnection } from "../../src/launch/proven-connection.ts";
-import { meet, RendezvousHost } from "../../src/launch/rendezvous.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
