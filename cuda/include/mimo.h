@@ -1579,13 +1579,14 @@ MIMO_API int32_t mimo_adam_advance(mimo_stream* stream, const mimo_adam_advance_
 
 /* AdamW over a flat buffer: g = gradient * clip_factor; m, v moments; u = (m/c1) / (sqrt(v/c2) + epsilon) +
  * weight_decay * weight_decay_multiplier * p; p -= learning_rate * learning_rate_multiplier * u. No value changes when
- * found_inf is not 0. */
+ * found_inf is not 0. All arithmetic is fp32; moments in bf16 are widened, and rounded to the nearest, ties to even, where
+ * they are stored: u has those not rounded. */
 typedef struct mimo_adamw_args {
   float* master;         /* fp32 parameters */
   void* model;           /* parameters as the model reads them, in model_dtype; or null when master is the model's */
   const float* gradient;
-  float* exp_avg;
-  float* exp_avg_sq;
+  void* exp_avg;    /* m, in exp_avg_dtype */
+  void* exp_avg_sq; /* v, in exp_avg_sq_dtype */
   const float* learning_rate;
   const float* weight_decay;
   const float* clip_factor; /* or null = 1 */
@@ -1599,6 +1600,8 @@ typedef struct mimo_adamw_args {
   float weight_decay_multiplier;
   float learning_rate_multiplier;
   int32_t model_dtype;
+  int32_t exp_avg_dtype;
+  int32_t exp_avg_sq_dtype;
 } mimo_adamw_args;
 MIMO_API int32_t mimo_adamw(mimo_stream* stream, const mimo_adamw_args* args);
 

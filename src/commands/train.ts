@@ -50,8 +50,6 @@ export default configuredCommand({
 		}
 		const { checkRankCount, onEveryRank, rankOptions, speaksForAll, startsTheRun } = await import("./ranks.ts");
 		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
-		const { refuseUnbuilt } = await import("../config/unbuilt.ts");
-		refuseUnbuilt(resolved.configuration);
 		const { elasticOf } = await import("../train/specification.ts");
 		elasticOf(resolved.configuration);
 		const { runTraining } = await import("../train/run.ts");

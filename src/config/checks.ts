@@ -257,6 +257,14 @@ const schedule: readonly Check[] = [
 		);
 	},
 	(c) =>
+		unless(c.expAvgDtype === "fp32" || decaysInBf16(c.adamBeta1), "exp-avg-dtype", `it needs ${betaOf("adam-beta1")}`),
+	(c) =>
+		unless(
+			c.expAvgSqDtype === "fp32" || decaysInBf16(c.adamBeta2),
+			"exp-avg-sq-dtype",
+			`it needs ${betaOf("adam-beta2")}`,
+		),
+	(c) =>
 		unless(
 			c.lrDecayStyle !== "WSD" || c.lrWsdDecayIters !== null || c.lrWsdDecaySamples !== null,
 			"lr-decay-style",
@@ -286,6 +294,15 @@ const schedule: readonly Check[] = [
 			"allowed only without override-opt-param-scheduler",
 		),
 ];
+
+/** Whether a number in bf16 times beta is a smaller one: its neighbours are at most 2⁻⁷ of it away, and the nearer counts. */
+function decaysInBf16(beta: number): boolean {
+	return 1 - beta > 2 ** -8;
+}
+
+function betaOf(key: Key): string {
+	return `${key} below ${1 - 2 ** -8}: a moment in bf16 would never decay, each step's change rounded away`;
+}
 
 /** Megatron's conditions for a run that encodes ahead of time. */
 const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [

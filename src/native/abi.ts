@@ -992,6 +992,8 @@ export const operations = {
 		weight_decay_multiplier: "f32",
 		learning_rate_multiplier: "f32",
 		model_dtype: "i32",
+		exp_avg_dtype: "i32",
+		exp_avg_sq_dtype: "i32",
 	},
 } as const satisfies Record<string, Record<string, ScalarType>>;
 export type OperationName = keyof typeof operations;

@@ -4,17 +4,25 @@
  */
 import type { DataParallel } from "../parallel/data-parallel.ts";
 import type { ParameterBuffer } from "../parallel/parameter-set.ts";
-import { copyInto, Tensor } from "../tensor/tensor.ts";
+import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { StepScalars } from "./step-scalars.ts";
 
 export interface AdamWOptions {
 	readonly beta1: number;
 	readonly beta2: number;
 	readonly epsilon: number;
+	/** Types in which the moments are stored; default fp32. Their arithmetic is fp32 (docs/spec/runtime.md §4.2). */
+	readonly moments?: Moments;
 	/** Multiplier of the scheduled weight decay for a parameter, by name; default decayMultiplier. */
 	readonly weightDecayMultiplier?: (name: string) => number;
 	/** Multiplier of the scheduled learning rate for a parameter, by name; default 1. */
 	readonly learningRateMultiplier?: (name: string) => number;
+}
+
+/** Storage types of Adam's moments. */
+export interface Moments {
+	readonly expAvg: FloatDtype;
+	readonly expAvgSq: FloatDtype;
 }
 
 /**
@@ -54,7 +62,9 @@ export class AdamW implements Disposable {
 		readonly options: AdamWOptions,
 	) {
 		this.shards = replicas.flatMap((replica) =>
-			replica.parameters.buffers.filter(({ frozen }) => !frozen).map((buffer) => shardOf(replica, buffer)),
+			replica.parameters.buffers
+				.filter(({ frozen }) => !frozen)
+				.map((buffer) => shardOf(replica, buffer, options.moments)),
 		);
 		this.#runs = new Map(this.shards.map((shard) => [shard, this.#runsOf(shard)]));
 		this.refreshMasters();
@@ -109,6 +119,8 @@ export class AdamW implements Disposable {
 					weight_decay_multiplier: decay,
 					learning_rate_multiplier: rate,
 					model_dtype: values.dtypeCode,
+					exp_avg_dtype: expAvg.dtypeCode,
+					exp_avg_sq_dtype: expAvgSq.dtypeCode,
 				});
 			}
 		}
@@ -141,7 +153,11 @@ export class AdamW implements Disposable {
 	}
 }
 
-function shardOf(replica: DataParallel, buffer: ParameterBuffer): OptimizerShard {
+function shardOf(
+	replica: DataParallel,
+	buffer: ParameterBuffer,
+	{ expAvg, expAvgSq }: Moments = { expAvg: "f32", expAvgSq: "f32" },
+): OptimizerShard {
 	const { device } = replica.parameters;
 	const { begin, end } = replica.owned(buffer);
 	const count = end - begin;
@@ -151,7 +167,7 @@ function shardOf(replica: DataParallel, buffer: ParameterBuffer): OptimizerShard
 		end,
 		master:
 			buffer.dtype === "f32" ? buffer.values.columns(begin, count) : Tensor.empty(device, [count], "f32", "optimizer"),
-		expAvg: Tensor.zeros(device, [count], "f32", "optimizer"),
-		expAvgSq: Tensor.zeros(device, [count], "f32", "optimizer"),
+		expAvg: Tensor.zeros(device, [count], expAvg, "optimizer"),
+		expAvgSq: Tensor.zeros(device, [count], expAvgSq, "optimizer"),
 	};
 }

@@ -1,11 +1,11 @@
 /**
- * Data parallelism over flat parameter buffers: gradients are summed over replicas in fp32, and with ZeRO-1 each replica
+ * Data parallelism over flat parameter buffers: gradients are summed over replicas in fp32, or rounded to bf16, and with ZeRO-1 each replica
  * keeps one equal slice of a buffer: it receives the sum of that slice only, updates it, and the updated values are
  * gathered again. Overlapped, a buffer's sum starts as soon as the last microbatch's backward has filled it and all
  * buffers before it, last layers first: every replica starts them in one order, whatever its samples hold.
  */
 import type { Parameter } from "../tensor/parameter.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { cast, copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import { type Group, groupOfOne, type Pending } from "./group.ts";
 import type { ParameterBuffer, ParameterSet } from "./parameter-set.ts";
 
@@ -27,6 +27,9 @@ export interface OwnedRange {
 	readonly counted: boolean;
 }
 
+/** Buckets that are on their way in a narrower type at once. */
+const mostRounded = 4;
+
 export class DataParallel {
 	/** Buffers in the order in which their sums start. */
 	readonly #order: readonly ParameterBuffer[];
@@ -45,6 +48,8 @@ export class DataParallel {
 		readonly countsReplicated: boolean,
 		/** Whether gradientReady() is called and sums start during backward. */
 		readonly overlaps = false,
+		/** Type in which gradients travel and are summed over replicas. */
+		readonly sumsIn: FloatDtype = "f32",
 	) {
 		this.#order = parameters.buffers
 			.filter(({ gradients }) => gradients !== null)
@@ -132,6 +137,7 @@ export class DataParallel {
 		if (buffer.kind.replicated) this.groups.sequenceParallel?.allReduce(gradients).wait();
 		const group = this.groupOf(buffer);
 		if (group.size === 1) return { wait() {} };
+		if (this.sumsIn !== "f32") return this.#startRounded(buffer, gradients);
 		using slice = this.#slice(buffer, gradients);
 		const scattered = group.reduceScatter(gradients, slice);
 		if (this.distributedOptimizer) return scattered;
@@ -141,6 +147,30 @@ export class DataParallel {
 			wait() {
 				scattered.wait();
 				gathered.wait();
+			},
+		};
+	}
+
+	/**
+	 * The same in a narrower type, in memory of its own until the sum is back in the gradients. Replicas start sums in one
+	 * order, so one that waits for an early sum waits for nothing that comes after it.
+	 */
+	#startRounded(buffer: ParameterBuffer, gradients: Tensor): Pending {
+		const group = this.groupOf(buffer);
+		this.#pending.at(-mostRounded)?.wait();
+		const rounded = cast(gradients, this.sumsIn, "communication");
+		using part = this.#slice(buffer, rounded);
+		const scattered = group.reduceScatter(rounded, part);
+		const gathered = this.distributedOptimizer ? null : group.allGather(part, rounded);
+		return {
+			wait: () => {
+				if (rounded.disposed) return;
+				scattered.wait();
+				gathered?.wait();
+				using from = gathered ? rounded.share() : this.#slice(buffer, rounded);
+				using to = gathered ? gradients.share() : this.#slice(buffer, gradients);
+				copyInto(from, to);
+				rounded[Symbol.dispose]();
 			},
 		};
 	}

@@ -139,8 +139,11 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const flops = 2 * v.tokens! * v.channels! * v.width! * (name === "causal_conv1d_forward" ? 1 : 2);
 			return { flops, bytes: operands[name] * v.tokens! * v.channels! * size(v.dtype) };
 		}
-		case "adamw":
-			return { flops: 0, bytes: v.elements! * (4 * 7 + (v.model === 0 ? 0 : 2)) };
+		case "adamw": {
+			// Masters and moments are read and written.
+			const moments = 2 * (size(v.exp_avg_dtype) + size(v.exp_avg_sq_dtype));
+			return { flops: 0, bytes: v.elements! * (4 * 3 + moments + (v.model === 0 ? 0 : 2)) };
+		}
 		default: {
 			const dtype = v.dtype ?? v.x_dtype ?? v.student_dtype;
 			return { flops: 0, bytes: operands[name] * elementsOf(name, v) * size(dtype) };

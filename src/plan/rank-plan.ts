@@ -122,11 +122,18 @@ export async function planRank(
 	};
 	let working: Chunk | null = null;
 	let tallies: readonly Tally[] = [];
+	let held: { readonly name: OperationName; readonly values: OperationValues } | null = null;
+	const flush = (to: readonly Tally[] = tallies) => {
+		for (const tally of held ? to : [])
+			tally.add(held!.name, held!.values, working?.module === "encoder" ? 1 / turns : 1);
+		held = null;
+	};
 	using device = Device.open(
 		countingLibrary({
 			kind: options.kind,
 			observe: (name, values) => {
-				for (const tally of tallies) tally.add(name, values, working?.module === "encoder" ? 1 / turns : 1);
+				flush();
+				held = { name, values };
 			},
 		}),
 	);
@@ -134,12 +141,16 @@ export async function planRank(
 	using run = await openRank(c, device, rank, {
 		phase: (phase, chunk) => {
 			if (!counting) return;
+			flush();
 			tallies = [phases[phase], ...(chunk === null ? [] : [tallyOf(chunk, phase as Work["kind"])])];
 			working = chunk;
 		},
 		transfer: (transfer) => {
-			if (working && sumsReplicas(transfer)) overlapped.push({ ...transfer, calls: 1 });
-			else {
+			if (working && sumsReplicas(transfer)) {
+				// Gradients are rounded for their sum right before it starts, once a step.
+				if (c.gradReduceInBf16 && transfer.kind === "reduceScatter") flush([phases.reduce]);
+				overlapped.push({ ...transfer, calls: 1 });
+			} else {
 				const calls = working?.module === "encoder" || isEncoderMessage(transfer) ? 1 / turns : 1;
 				for (const tally of tallies) tally.transfers.push({ ...transfer, calls });
 			}
@@ -151,6 +162,7 @@ export async function planRank(
 	const { peakBytes } = device.memoryStatistics();
 	counting = true;
 	run.step(1);
+	flush();
 	tallies = [];
 	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
 		(tag) => liveBytesByTag[tag],

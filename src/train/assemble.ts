@@ -30,6 +30,7 @@ import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import type { Chunk } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
+import type { FloatDtype } from "../tensor/tensor.ts";
 import type { DistillationOptions, Teacher } from "./distillation.ts";
 import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
 import { sharingLanes } from "./image-deal.ts";
@@ -63,6 +64,8 @@ export interface RunSpecification {
 	readonly overlap?: { readonly earlyRelease: boolean } | null;
 	/** ZeRO-1; default: not. */
 	readonly distributedOptimizer?: boolean;
+	/** Type in which gradients are summed over replicas; default fp32. */
+	readonly gradientSums?: FloatDtype;
 	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
 	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
 	/** Whether the encoder's lanes encode what they have read, or share images by what they cost; default: what they read. */
@@ -291,12 +294,19 @@ function replicasOf({ replicas }: ModuleGroups) {
 }
 
 function replicaOf(
-	{ distributedOptimizer = false }: RunSpecification,
+	{ distributedOptimizer = false, gradientSums }: RunSpecification,
 	{ parameters }: EncoderModule | HybridModel,
 	{ replicas, model }: ModuleGroups,
 	overlaps: boolean,
 ): DataParallel {
-	const replica = new DataParallel(parameters, replicas, distributedOptimizer, model.tp.rank === 0, overlaps);
+	const replica = new DataParallel(
+		parameters,
+		replicas,
+		distributedOptimizer,
+		model.tp.rank === 0,
+		overlaps,
+		gradientSums,
+	);
 	replica.connect();
 	return replica;
 }

@@ -6,6 +6,7 @@ import { elasticConfig } from "../elastic/from-configuration.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
+import type { Moments } from "../optim/adamw.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run, type RunSpecification } from "./assemble.ts";
@@ -28,7 +29,8 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		overlap: overlapOf(c),
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: frozenOf(c),
-		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
+		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps, moments: momentsOf(c) },
+		gradientSums: c.gradReduceInBf16 ? "bf16" : "f32",
 		clipGrad: c.clipGrad,
 		seed: c.seed,
 		distributedOptimizer: c.useDistributedOptimizer,
@@ -63,6 +65,11 @@ export function distillationOf(c: TrainingConfiguration): DistillationOptions | 
 	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
 	const teacher = c.selfDistillation ? "self" : "frozen";
 	return { teacher, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha };
+}
+
+function momentsOf(c: TrainingConfiguration): Moments {
+	const dtypes = { fp32: "f32", bf16: "bf16" } as const;
+	return { expAvg: dtypes[c.expAvgDtype], expAvgSq: dtypes[c.expAvgSqDtype] };
 }
 
 /** The modules whose weights stay as they are: all but the router with freeze-model. */

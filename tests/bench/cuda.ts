@@ -266,6 +266,14 @@ function optimizerCases(x: Tensors): Case[] {
 		weight_decay_multiplier: 1,
 		learning_rate_multiplier: 1,
 		model_dtype: bf16,
+		exp_avg_dtype: f32,
+		exp_avg_sq_dtype: f32,
+	};
+	const narrow = {
+		exp_avg: x.random([elements], "bf16", 0.01),
+		exp_avg_sq: x.random([elements], "bf16", 0),
+		exp_avg_dtype: bf16,
+		exp_avg_sq_dtype: bf16,
 	};
 	const sum = x.random([2], "f32");
 	const shape = `${elements / 2 ** 20} Mi`;
@@ -276,6 +284,13 @@ function optimizerCases(x: Tensors): Case[] {
 			work: 30 * elements,
 			unit: "TB/s",
 			run: () => device.run("adamw", adamw),
+		},
+		{
+			operation: "AdamW, moments in bf16",
+			shape,
+			work: 22 * elements,
+			unit: "TB/s",
+			run: () => device.run("adamw", { ...adamw, ...narrow }),
 		},
 		{
 			operation: "sum of squares",

@@ -137,6 +137,8 @@ function optimizerCases(device: Device, stack: DisposableStack, elements: number
 		weight_decay_multiplier: 1,
 		learning_rate_multiplier: 1,
 		model_dtype: master.dtypeCode,
+		exp_avg_dtype: master.dtypeCode,
+		exp_avg_sq_dtype: master.dtypeCode,
 	};
 	const shape = `${elements}`;
 	const sumOfSquares = () =>

@@ -1,5 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { Dtype } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
+import type { Moments } from "../../src/optim/adamw.ts";
 import { roundToBf16, Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../support.ts";
 
@@ -14,15 +16,17 @@ const beta1 = f32(0.9);
 const beta2 = f32(0.95);
 const epsilon = f32(1e-8);
 
+const fp32: Moments = { expAvg: "f32", expAvgSq: "f32" };
+
 /** An optimizer over `elements` numbers: its tensors by name. */
-function state(elements: number, modelDtype: "f32" | "bf16" | null) {
+function state(elements: number, modelDtype: "f32" | "bf16" | null, moments: Moments = fp32) {
 	const scalar = (value: number) => Tensor.from(device, Float32Array.of(value));
 	return {
 		master: Tensor.from(device, randomValues(elements, 1)),
 		model: modelDtype && Tensor.zeros(device, [elements], modelDtype),
 		gradient: Tensor.from(device, randomValues(elements, 2, 3)),
-		exp_avg: Tensor.zeros(device, [elements]),
-		exp_avg_sq: Tensor.zeros(device, [elements]),
+		exp_avg: Tensor.zeros(device, [elements], moments.expAvg),
+		exp_avg_sq: Tensor.zeros(device, [elements], moments.expAvgSq),
 		learning_rate: scalar(1e-2),
 		weight_decay: scalar(0.1),
 		clip_factor: scalar(0.25),
@@ -53,6 +57,8 @@ function stepOf(s: State, options: { decay?: number; rate?: number } = {}): void
 		weight_decay_multiplier: options.decay ?? 1,
 		learning_rate_multiplier: options.rate ?? 1,
 		model_dtype: s.model?.dtypeCode ?? 0,
+		exp_avg_dtype: s.exp_avg.dtypeCode,
+		exp_avg_sq_dtype: s.exp_avg_sq.dtypeCode,
 	});
 }
 
@@ -109,6 +115,35 @@ describe("adamw", () => {
 		dispose(s);
 	});
 
+	for (const moments of [
+		{ expAvg: "bf16", expAvgSq: "bf16" },
+		{ expAvg: "f32", expAvgSq: "bf16" },
+	] as const) {
+		test(`moments in ${moments.expAvg} and ${moments.expAvgSq} are those of fp32, rounded to nearest even where they are stored`, () => {
+			const elements = 4099;
+			const [exact, stored] = [state(elements, null), state(elements, null, moments)];
+			for (let i = 0; i < 3; i++) {
+				stepOf(exact);
+				stepOf(stored);
+				// The update has the moments before they are rounded, so one step from the same state gives the same weights.
+				expect(stored.master.toFloat32()).toEqual(exact.master.toFloat32());
+				for (const name of ["exp_avg", "exp_avg_sq"] as const) {
+					const values = exact[name].toFloat32();
+					if (stored[name].dtype === "f32") {
+						expect(stored[name].toFloat32()).toEqual(values);
+						continue;
+					}
+					const bits = new Uint16Array(elements);
+					device.copyToHost(bits, stored[name]);
+					expect([...bits]).toEqual([...roundToBf16(values)]);
+					device.copyToDevice(exact[name], stored[name].toFloat32());
+				}
+			}
+			dispose(exact);
+			dispose(stored);
+		});
+	}
+
 	test("the bf16 copy is the master rounded to nearest even", () => {
 		const s = state(4097, "bf16");
 		stepOf(s);
@@ -150,6 +185,8 @@ describe("adamw", () => {
 				...{ master, model, gradient, exp_avg, exp_avg_sq, bias_correction1, bias_correction2, found_inf },
 				...{ elements: count, beta1, beta2, epsilon, weight_decay_multiplier: 1, learning_rate_multiplier: 1 },
 				model_dtype: model.dtypeCode,
+				exp_avg_dtype: Dtype.f32,
+				exp_avg_sq_dtype: Dtype.f32,
 			});
 			for (const slice of slices) slice[Symbol.dispose]();
 		}

@@ -29,6 +29,14 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share
 	["tensor parallel", { ...text, "llm-tp": 2 }, 1],
 	["ZeRO-1 over two lanes", { ...text, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true }, 3],
 	[
+		"moments and sums of gradients in bf16, ZeRO-1 over two lanes",
+		{
+			...{ ...text, "llm-dp": 2, "use-distributed-optimizer": true },
+			...{ "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16", "grad-reduce-in-bf16": true },
+		},
+		1,
+	],
+	[
 		"low-rank adapters, tensor parallel, ZeRO-1",
 		{ ...text, "lora-rank": 4, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true },
 		3,

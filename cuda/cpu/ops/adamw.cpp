@@ -1,4 +1,4 @@
-// AdamW with fp32 masters and moments, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
+// AdamW with fp32 masters, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -13,21 +13,20 @@ struct Factors {
 /// Stands for an absent `model`, which is not written.
 struct NoModel {};
 
-template <class M>
-void update(const mimo_adamw_args& args, const Factors& f, M* model, int64_t begin, int64_t end) {
+template <class M, class First, class Second>
+void update(const mimo_adamw_args& args, const Factors& f, M* model, First* __restrict exp_avg,
+            Second* __restrict exp_avg_sq, int64_t begin, int64_t end) {
   float* __restrict master = args.master;
   const float* __restrict gradient = args.gradient;
-  float* __restrict exp_avg = args.exp_avg;
-  float* __restrict exp_avg_sq = args.exp_avg_sq;
 #pragma omp simd
   for (int64_t i = begin; i < end; ++i) {
     const float g = gradient[i] * f.clip;
-    const float m = f.beta1 * exp_avg[i] + (1.0f - f.beta1) * g;
-    const float v = f.beta2 * exp_avg_sq[i] + (1.0f - f.beta2) * g * g;
+    const float m = f.beta1 * load(exp_avg[i]) + (1.0f - f.beta1) * g;
+    const float v = f.beta2 * load(exp_avg_sq[i]) + (1.0f - f.beta2) * g * g;
     const float u = (m / f.c1) / (std::sqrt(v / f.c2) + f.epsilon) + f.decay * master[i];
     const float p = master[i] - f.rate * u;
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
+    store(&exp_avg[i], m);
+    store(&exp_avg_sq[i], v);
     master[i] = p;
     if constexpr (!std::is_same_v<M, NoModel>) store(&model[i], p);
   }
@@ -66,8 +65,15 @@ void adamw(mimo_stream& stream, const mimo_adamw_args& args) {
                         args.weight_decay[0] * args.weight_decay_multiplier,
                         args.learning_rate[0] * args.learning_rate_multiplier};
   const auto run = [&](auto* model) {
-    parallel_range(stream.device->threads, args.elements, elements_per_run,
-                   [&](int64_t begin, int64_t end) { update(args, factors, model, begin, end); });
+    with_dtype(args.exp_avg_dtype, [&](auto* first) {
+      with_dtype(args.exp_avg_sq_dtype, [&](auto* second) {
+        auto* exp_avg = static_cast<decltype(first)>(args.exp_avg);
+        auto* exp_avg_sq = static_cast<decltype(second)>(args.exp_avg_sq);
+        parallel_range(stream.device->threads, args.elements, elements_per_run, [&](int64_t begin, int64_t end) {
+          update(args, factors, model, exp_avg, exp_avg_sq, begin, end);
+        });
+      });
+    });
   };
   if (args.model == nullptr) return run(static_cast<NoModel*>(nullptr));
   with_dtype(args.model_dtype, [&](auto* t) { run(static_cast<decltype(t)>(args.model)); });

@@ -1,4 +1,4 @@
-// AdamW with fp32 masters and moments, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
+// AdamW with fp32 masters, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
 #include "kernel.cuh"
 
 namespace mimo::cuda {
@@ -26,20 +26,22 @@ __global__ void adam_advance_kernel(int32_t* step, float* bias_correction1, floa
   bias_correction2[0] = static_cast<float>(1.0 - pow(static_cast<double>(beta2), steps));
 }
 
-template <class M, int Width>
+template <class M, class First, class Second, int Width>
 __global__ void adamw_kernel(mimo_adamw_args args, int64_t packs) {
   if (args.found_inf != nullptr && args.found_inf[0] != 0) return;
   const float clip = args.clip_factor != nullptr ? args.clip_factor[0] : 1.0f;
   const float c1 = args.bias_correction1[0], c2 = args.bias_correction2[0];
   const float decay = args.weight_decay[0] * args.weight_decay_multiplier;
   const float rate = args.learning_rate[0] * args.learning_rate_multiplier;
+  auto* exp_avg = static_cast<First*>(args.exp_avg);
+  auto* exp_avg_sq = static_cast<Second*>(args.exp_avg_sq);
   for_each_pack(1, packs, [&](int64_t, int64_t pack) {
     const int64_t at = pack * Width;
     float p[Width], g[Width], m[Width], v[Width];
     read(args.master + at, p);
     read(args.gradient + at, g);
-    read(args.exp_avg + at, m);
-    read(args.exp_avg_sq + at, v);
+    read(exp_avg + at, m);
+    read(exp_avg_sq + at, v);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
       const float gradient = g[i] * clip;
@@ -48,8 +50,8 @@ __global__ void adamw_kernel(mimo_adamw_args args, int64_t packs) {
       const float u = (m[i] / c1) / (sqrtf(v[i] / c2) + args.epsilon) + decay * p[i];
       p[i] -= rate * u;
     }
-    write(args.exp_avg + at, m);
-    write(args.exp_avg_sq + at, v);
+    write(exp_avg + at, m);
+    write(exp_avg_sq + at, v);
     write(args.master + at, p);
     if constexpr (!std::is_same_v<M, NoModel>) write(static_cast<M*>(args.model) + at, p);
   });
@@ -70,14 +72,21 @@ void adam_advance(mimo_stream& stream, const mimo_adam_advance_args& args) {
 void adamw(mimo_stream& stream, const mimo_adamw_args& args) {
   MIMO_REQUIRE(args.elements >= 0, "adamw");
   const auto run = [&](auto* model) {
-    using M = std::remove_pointer_t<decltype(model)>;
-    const auto fits = [&](const void* pointer) { return packs_fit<float>(pointer, args.elements, 0, 4); };
-    const bool model_fits = sizeof(M) == 1 || reinterpret_cast<uintptr_t>(args.model) % (4 * sizeof(M)) == 0;
-    with_width<4>(fits(args.master) && fits(args.gradient) && fits(args.exp_avg) && fits(args.exp_avg_sq) && model_fits,
-                  [&](auto w) {
-                    const auto [grid, block] = cover(1, args.elements / w);
-                    launch(stream, adamw_kernel<M, w>, grid, block, 0, args, args.elements / w);
-                  });
+    with_dtype(args.exp_avg_dtype, [&](auto* first) {
+      with_dtype(args.exp_avg_sq_dtype, [&](auto* second) {
+        using M = std::remove_pointer_t<decltype(model)>;
+        using First = std::remove_pointer_t<decltype(first)>;
+        using Second = std::remove_pointer_t<decltype(second)>;
+        const auto fits = [&](const void* pointer) { return packs_fit<float>(pointer, args.elements, 0, 4); };
+        const bool moments_fit = packs_fit<First>(args.exp_avg, args.elements, 0, 4) &&
+                                 packs_fit<Second>(args.exp_avg_sq, args.elements, 0, 4);
+        const bool model_fits = sizeof(M) == 1 || reinterpret_cast<uintptr_t>(args.model) % (4 * sizeof(M)) == 0;
+        with_width<4>(fits(args.master) && fits(args.gradient) && moments_fit && model_fits, [&](auto w) {
+          const auto [grid, block] = cover(1, args.elements / w);
+          launch(stream, adamw_kernel<M, First, Second, w>, grid, block, 0, args, args.elements / w);
+        });
+      });
+    });
   };
   if (args.model == nullptr) return run(static_cast<NoModel*>(nullptr));
   with_dtype(args.model_dtype, run);

@@ -30,6 +30,12 @@ const recordSchema = v.object({
 	rng: v.nullable(v.object({ seed: v.number() })),
 	/** Policy of the encoder's gradient. */
 	participation: v.string(),
+	/** Types of Adam's moments and of the gradients' sums; older checkpoints, and Megatron's, do not say: fp32. */
+	precision: v.optional(v.object({ expAvg: v.string(), expAvgSq: v.string(), gradientSums: v.string() }), {
+		expAvg: "fp32",
+		expAvgSq: "fp32",
+		gradientSums: "fp32",
+	}),
 	/** Name of the run that began the training, kept by those that go on with it; older checkpoints have none. */
 	lineage: v.optional(v.nullable(v.string()), null),
 	/** Grids, for people. */

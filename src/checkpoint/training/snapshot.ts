@@ -72,10 +72,10 @@ function snapshotOf(
 ): SnapshotEntry[] {
 	const arranged = parts.map((part) => arrangedPieces(part, range.begin, range.end));
 	const pieces = arranged.flatMap((part) => part.pieces);
-	const copyRange = (flat: Tensor, first: number) => {
+	const copyRange = (flat: Tensor, first: number, dtype = flat.dtype) => {
 		using part = flat.columns(range.begin - first, range.end - range.begin);
-		const copy = copyOf(part, memory);
-		for (const { moves } of arranged) move(copy, moves, range.begin, dtypeBytes[flat.dtype]);
+		const copy = dtype === flat.dtype ? copyOf(part, memory) : widenedCopyOf(part, memory);
+		for (const { moves } of arranged) move(copy, moves, range.begin, dtypeBytes[dtype]);
 		return copy;
 	};
 	const values = copyRange(buffer.values, 0);
@@ -86,8 +86,9 @@ function snapshotOf(
 	const master = buffer.dtype === "f32" ? values : copyRange(shard.master, shard.begin);
 	const states = [
 		["param", master],
-		["exp_avg", copyRange(shard.expAvg, shard.begin)],
-		["exp_avg_sq", copyRange(shard.expAvgSq, shard.begin)],
+		// Moments are fp32 in every checkpoint, whatever a run stores them in (docs/spec/checkpoint.md §3.6).
+		["exp_avg", copyRange(shard.expAvg, shard.begin, "f32")],
+		["exp_avg_sq", copyRange(shard.expAvgSq, shard.begin, "f32")],
 	] as const;
 	for (const [state, copy] of states) {
 		const nameOf = (name: string) => optimizerName(state, name);
@@ -132,5 +133,17 @@ function copyOf(tensor: Tensor, memory: SnapshotMemory): SharedArrayBuffer {
 	const bytes = tensor.elements * dtypeBytes[tensor.dtype];
 	const block = memory.take(bytes);
 	tensor.device.copyToHost(new Uint8Array(block, 0, bytes), tensor);
+	return block;
+}
+
+/** A bf16 tensor's values in fp32. */
+function widenedCopyOf(tensor: Tensor, memory: SnapshotMemory): SharedArrayBuffer {
+	const { elements } = tensor;
+	const block = memory.take(4 * elements);
+	// They lie in the second half until each is widened, first to last: none is overwritten before it is read.
+	const bits = new Uint16Array(block, 2 * elements, elements);
+	tensor.device.copyToHost(bits, tensor);
+	const wide = new Uint32Array(block, 0, elements);
+	for (let i = 0; i < elements; i++) wide[i] = bits[i]! << 16;
 	return block;
 }

@@ -43,7 +43,26 @@ export const optimizerKeys = {
 		{ model: false, megatron: "delayed" },
 	),
 	"fp8-emulate": off("Round as FP8 products would on a device that has none, to see what it does to a model; slow."),
-	"grad-reduce-in-bf16": off("Reduce gradients in bf16 instead of fp32."),
+	"grad-reduce-in-bf16": off("Round gradients to bf16 for their sums over replicas; they are added up in fp32 before."),
+	"exp-avg-dtype": defaulting(
+		choice(["fp32", "bf16"], ["fp16", "fp8"]),
+		"fp32",
+		"Type in which Adam's first moment is stored; its arithmetic is fp32.",
+	),
+	"exp-avg-sq-dtype": defaulting(
+		choice(["fp32", "bf16"], ["fp16", "fp8"]),
+		"fp32",
+		"Type in which Adam's second moment is stored; its arithmetic is fp32.",
+	),
+	"main-grads-dtype": defaulting(
+		choice(["fp32"], ["bf16"]),
+		"fp32",
+		"Type in which gradients are added up and given to the optimizer.",
+	),
+	"main-params-dtype": defaulting(choice(["fp32"], ["fp16"]), "fp32", "Type of master weights."),
+	"use-precision-aware-optimizer": off("Let exp-avg-dtype and exp-avg-sq-dtype differ from fp32.", {
+		noEffect: "they need no leave",
+	}),
 	"no-gradient-accumulation-fusion": off("Weight gradients rounded to the model's precision before they are added.", {
 		noEffect: "weight gradients are always added in fp32",
 	}),

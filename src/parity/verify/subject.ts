@@ -178,6 +178,9 @@ function refuseLayoutDependent(c: TrainingConfiguration, purpose: Purpose): void
 			hasEncoder(c) &&
 			c.encoderGradParticipation === "corrected" &&
 			"encoder-grad-participation corrected multiplies by a factor that counts encoder ranks (verify --policy shows its size)",
+		c.gradReduceInBf16 && "grad-reduce-in-bf16 rounds what every replica adds",
+		[c.expAvgDtype, c.expAvgSqDtype].includes("bf16") &&
+			"moments in bf16 (exp-avg-dtype, exp-avg-sq-dtype) round a gradient's last bits up or down",
 		c.bf16 && "bf16 rounds every partial sum: verify compares in fp32 (bf16: false)",
 	].filter((reason) => reason !== false);
 	if (reasons.length > 0) throw new UserError(`Results depend on the layout here: ${reasons.join("; ")}.`);

@@ -13,6 +13,7 @@ import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Run } from "../assemble.ts";
 import type { Listener, Progress, Stop } from "../listeners.ts";
 import { parameterGroups } from "./parameter-groups.ts";
+import { precisionOf } from "./precision.ts";
 import { type Provenance, provenanceOfFolders } from "./provenance.ts";
 import type { SaveClaim } from "./save-claim.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
@@ -194,6 +195,7 @@ export class Checkpoints implements Listener {
 			schedules: c.noSaveOptim ? null : { learningRate: { ...learningRate }, weightDecay: { ...weightDecay } },
 			rng: c.noSaveRng ? null : { seed: c.seed },
 			participation: c.encoderGradParticipation,
+			precision: precisionOf(c),
 			lineage: this.#lineage,
 			topology: {
 				encoder: encoder?.shape ?? null,

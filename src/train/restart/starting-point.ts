@@ -16,6 +16,7 @@ import type { Group } from "../../parallel/group.ts";
 import { atTheStart, type Progress } from "../listeners.ts";
 import { agreedSchedules } from "./agreed-schedules.ts";
 import { isMegatron, openMegatron, type StoredTraining } from "./megatron-checkpoint.ts";
+import { precisionChanges } from "./precision.ts";
 import { type Provenance, provenanceIn } from "./provenance.ts";
 
 export interface StartingPoint {
@@ -92,6 +93,10 @@ export async function restoreTraining(
 			`${checkpoint.path} was trained with encoder-grad-participation ${record.participation}, this run has ${c.encoderGradParticipation}.`,
 		);
 	}
+	if (record !== null && optimizer)
+		for (const change of precisionChanges(c, record.precision)) {
+			warn(`${checkpoint.path} was trained with ${change}.`);
+		}
 	if (differing.length > 0) {
 		warn(
 			`${checkpoint.path}: ${differing.length} weights are not their fp32 masters rounded, such as ${differing[0]}; the masters count.`,

@@ -1,0 +1,23 @@
+/** In which precision a training keeps its moments and sums its gradients, as its checkpoints record it. */
+import type { TrainingRecord } from "../../checkpoint/training/record.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+
+export function precisionOf(c: TrainingConfiguration): TrainingRecord["precision"] {
+	return { expAvg: c.expAvgDtype, expAvgSq: c.expAvgSqDtype, gradientSums: c.gradReduceInBf16 ? "bf16" : "fp32" };
+}
+
+/** What is other in a run that goes on with a training's optimizer, and what becomes of it: parts of sentences. */
+export function precisionChanges(c: TrainingConfiguration, before: TrainingRecord["precision"]): string[] {
+	const now = precisionOf(c);
+	const moment = (key: string, was: string, is: string) =>
+		`${key} ${was}, this run has ${is}: what it holds is ${is === "bf16" ? "rounded to the nearest" : "widened"}`;
+	return [
+		...(before.expAvg === now.expAvg ? [] : [moment("exp-avg-dtype", before.expAvg, now.expAvg)]),
+		...(before.expAvgSq === now.expAvgSq ? [] : [moment("exp-avg-sq-dtype", before.expAvgSq, now.expAvgSq)]),
+		...(before.gradientSums === now.gradientSums
+			? []
+			: [
+					`gradients summed in ${before.gradientSums}, this run sums them in ${now.gradientSums} (grad-reduce-in-bf16)`,
+				]),
+	];
+}
