@@ -8,6 +8,7 @@ import { hostname } from "node:os";
 import { ABI_VERSION } from "../native/abi.ts";
 import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
+import { requireDescriptors } from "./descriptors.ts";
 import { leadHost, makeRun } from "./hosts.ts";
 import type { Identity } from "./identity.ts";
 import { type MakePart, meet } from "./meet.ts";
@@ -79,6 +80,7 @@ export async function findRun(
 		const path = await meet({ ...place, address }, identity, milliseconds, lead, neighbours);
 		return led ?? Run.open(library, path, place.worldSize);
 	}
+	requireDescriptors(place);
 	using host = await RendezvousHost.open(address, place.port, place.secret, identity);
 	if (room !== null) await host.alsoAt(room, place.localSize);
 	await host.gather(
