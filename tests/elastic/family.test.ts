@@ -68,29 +68,33 @@ function logitsOfChild({ c }: Family, store: ValueStore, submodel: Submodel): Fl
 	return logitsOf(child);
 }
 
-/** Logits of every extracted submodel, those of routers of so many seeds; `use` is given each with its masked parent's. */
+/**
+ * Logits of every extracted submodel, those of routers of so many seeds; `use` is given each with its masked parent's.
+ * Returns how many submodels differ.
+ */
 function eachChoice(
 	family: Family,
 	seeds: number,
 	use: (child: Float32Array, masked: () => Float32Array) => void,
-): void {
+): number {
 	const { model, elastic: config } = family;
 	using parent = new HybridModel(device, model, { frozen: true });
 	parent.initialise(parentSeed);
 	for (const router of parent.routers.values()) device.copyToDevice(router.expertBias, expertBias);
 	using store = new ValueStore("parent", parent);
 	const seen = new Set<string>();
+	const own = budgets.filter((budget) => budget >= Math.min(...config.budgets));
 	for (let seed = 0; seed < seeds; seed++) {
 		using router = new ElasticRouter(config, parent);
 		router.initialise(seed);
-		for (const value of budgets) {
+		for (const value of own) {
 			const submodel = submodelOfBudget({ config, weights: router.weights() }, model, value);
 			seen.add(JSON.stringify(submodel));
 			using sampled = router.sample([withoutNoise({ value, parent: value === 1 })], 9, { trains: false });
 			use(logitsOfChild(family, store, submodel), () => logitsOf(parent, sampled.microbatches[0]!.masks));
 		}
 	}
-	expect(seen.size).toBeGreaterThan(0.85 * seeds * budgets.length);
+	return seen.size;
 }
 
 describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
@@ -100,7 +104,23 @@ describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 		["one-hot samples of soft masks", 5, { ...byLayer, ...softMasks }],
 	])("%s: %d routers at 4 budgets", (_, seeds, keys) => {
 		const worst: number[] = [];
-		eachChoice(familyOf(keys), seeds, (child, masked) => worst.push(relativeRms(child, masked())));
+		const different = eachChoice(familyOf(keys), seeds, (child, masked) => worst.push(relativeRms(child, masked())));
+		expect(different).toBeGreaterThan(0.85 * seeds * budgets.length);
+		expect(Math.max(...worst)).toBeLessThan(limit);
+	});
+
+	test.each([
+		["M", { "mamba-int-list": [8, 6, 4, 2] }],
+		["E", { "mlp-int-list": [24, 17, 8, 3], "moe-expert-int-list": [6, 5, 3, 2] }],
+		["*", { "head-int-list": [8, 6, 4, 2] }],
+		["-", {}],
+	])("a layer %s alone", (pattern, lists) => {
+		const none = Object.fromEntries(["mamba", "mlp", "moe-expert", "head"].map((axis) => [`${axis}-int-list`, null]));
+		const keys = { ...none, ...lists, "add-skipping": false, "layer-ranking-list": null, "budget-list": [1, 0.85] };
+		const worst: number[] = [];
+		eachChoice(familyOf({ ...keys, "hybrid-layer-pattern": pattern }), 5, (child, masked) =>
+			worst.push(relativeRms(child, masked())),
+		);
 		expect(Math.max(...worst)).toBeLessThan(limit);
 	});
 
@@ -172,6 +192,28 @@ describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 			expect(relativeRms(child, masked)).toBeLessThan(limit);
 		}
 	});
+});
+
+test("masks stand in the layers of their kind, and where there is a choice", () => {
+	const kinds = ({ model, elastic }: Family) => {
+		using parent = new HybridModel(device, model, { frozen: true });
+		using router = new ElasticRouter(elastic, parent);
+		using sampled = router.sample([withoutNoise({ value: 1, parent: true })], 0, { trains: false });
+		const { hidden, norm, layer } = sampled.microbatches[0]!.masks;
+		const layers = model.pattern.map((symbol, index) => {
+			const own = Object.entries(layer(index)).filter(([, mask]) => mask !== null);
+			return [symbol, ...own.map(([name]) => name)].join(" ");
+		});
+		return { whole: [hidden !== null, norm !== null], layers };
+	};
+	expect(kinds(familyOf({ "hybrid-layer-pattern": "M*E-ME", "layer-ranking-list": [3] }))).toEqual({
+		whole: [true, true],
+		layers: ["M mamba", "* attention", "E moe", "- keep", "M mamba", "E moe"],
+	});
+	const { layers } = kinds(
+		familyOf({ "emb-int-list": null, "mamba-int-list": [8], "head-int-list": null, "budget-list": [1] }),
+	);
+	expect(layers.filter((one) => /^[M*]/.test(one))).toEqual(["M", "M", "* keep", "M", "*"]);
 });
 
 test.each([

@@ -88,6 +88,18 @@ describe("losses", () => {
 		expect(Object.keys(losses)).toEqual(["lm loss", "lm loss (budget)"]);
 	});
 
+	test("of a microbatch without tokens that count are none, and leave no gradient", async () => {
+		using run = await open(family, family.elastic, {}, at(0.5));
+		const silent = { ...text, text: { ...text.text, lossMask: new Float32Array(text.text.lossMask.length) } };
+		const { losses, tokens, gradientNorm, updated } = trainStep(run.state, {
+			microbatches: [silent],
+			iteration: 0,
+			learningRate: 0,
+			weightDecay: 0,
+		});
+		expect([losses["lm loss"], tokens, gradientNorm, updated]).toEqual([0, 0, 0, true]);
+	});
+
 	test("microbatches are told apart by their budget, in the dead band too", async () => {
 		const { model } = family;
 		const elastic = { ...family.elastic, budgets: [1, 0.7] };
@@ -102,6 +114,26 @@ describe("losses", () => {
 		expect(parent.losses["lm loss (full)"]).toBe(parent.losses["lm loss"]!);
 		expect(parent.losses["lm loss (budget)"]).toBeUndefined();
 	});
+});
+
+test("the router's learning rate is a multiple of the model's", async () => {
+	const family = familyOf({ ...byLayer, ...softMasks, "lr-mult-router": 7 });
+	using run = await open(family, family.elastic);
+	const read = () => {
+		const norm = "language_model.decoder.final_norm.weight";
+		const gate = "elastic_router.gate_mamba.2.weight";
+		return [run.language!.parameters.get(norm), run.elastic!.parameters.get(gate)].map(({ value }) =>
+			value.toFloat32(),
+		);
+	};
+	const before = read();
+	step(run, 0, 1e-3);
+	// Adam's first step is the rate, whatever the gradient.
+	const [ofModel, ofRouter] = read().map((after, at) =>
+		Math.max(...after.map((x, i) => Math.abs(x - before[at]![i]!))),
+	);
+	expect(ofModel!).toBeCloseTo(1e-3, 5);
+	expect(ofRouter!).toBeCloseTo(7e-3, 5);
 });
 
 test("every gate's gradient is that of the whole model's differences along it", async () => {

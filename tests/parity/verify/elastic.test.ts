@@ -17,12 +17,14 @@ function reportOf(layout: string, keys: Readonly<Record<string, unknown>>): Prom
 }
 
 describe("layouts give what one process gives", () => {
+	const turns = { "llm-ep": 2, "llm-tp": 2, "overlap-moe-expert-parallel-comm": true, "delay-wgrad-compute": true };
 	const cut = { "hybrid-layer-pattern": "ME|*-" };
 	for (const [layout, keys] of [
 		["1", soft],
 		["1+tp2", { ...soft, ...skipping, "recompute-granularity": "full", "recompute-num-layers": 2 }],
 		["2|pp2", { ...soft, ...byLayer, ...cut }],
 		["1+dp2ep2", { "freeze-model": true }],
+		["1+tp2ep2", { ...byLayer, ...turns }],
 		["1+tp2ep1etp2", { "moe-mlp-glu-interleave-size": null }],
 		["1+pp2", { ...soft, ...byLayer, "hybrid-layer-pattern": "M|E|*|-" }],
 	] as const) {
