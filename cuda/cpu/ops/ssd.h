@@ -143,6 +143,13 @@ static inline void scale_rows(const float* from, const float* factor, int64_t ro
   }
 }
 
+/// body(factor of column k), with the masks' factors or with 1: a choice inside a loop would keep it from being vectorised.
+template <class Body>
+static inline void with_factors(const float* factors, Body&& body) {
+  if (factors == nullptr) body([](int64_t) { return 1.0f; });
+  else body([factors](int64_t k) { return factors[k]; });
+}
+
 /// log(1 + exp(x)) to about 1 ulp, also where it is tiny. Past 20 it is x.
 static inline float softplus(float x) {
   const float u = exp_fast(x < 0 ? x : -x);

@@ -125,13 +125,14 @@ struct Backward {
         T* dz = static_cast<T*>(args.dz) + row * args.dz_stride + column;
         const float* factors = args.z_factors == nullptr ? nullptr : args.z_factors + column;
         float* to = dy(index) + i * p();
+        with_factors(factors, [=, width = p()](auto factor) {
 #pragma omp simd
-        for (int64_t k = 0; k < p(); ++k) {
-          const float m = factors == nullptr ? 1.0f : factors[k];
-          const float gate = m * load(z[k]), s = sigmoid(gate), gradient = load(d_o[k]);
-          to[k] = gradient * gate * s;
-          store(&dz[k], m * (gradient * load(y[k]) * s * (1.0f + gate * (1.0f - s))));
-        }
+          for (int64_t k = 0; k < width; ++k) {
+            const float m = factor(k), gate = m * load(z[k]), s = sigmoid(gate), gradient = load(d_o[k]);
+            to[k] = gradient * gate * s;
+            store(&dz[k], m * (gradient * load(y[k]) * s * (1.0f + gate * (1.0f - s))));
+          }
+        });
       }
     }
     for (int64_t index = 0; index < task.heads; ++index) {

@@ -116,11 +116,13 @@ struct Forward {
 #pragma omp simd
         for (int64_t k = 0; k < width; ++k) store(&kept[k], y[k]);
       }
+      with_factors(factors, [=](auto factor) {
 #pragma omp simd
-      for (int64_t k = 0; k < width; ++k) {
-        const float gate = factors == nullptr ? load(z[k]) : factors[k] * load(z[k]);
-        store(&o[k], y[k] * gate * sigmoid(gate));
-      }
+        for (int64_t k = 0; k < width; ++k) {
+          const float gate = factor(k) * load(z[k]);
+          store(&o[k], y[k] * gate * sigmoid(gate));
+        }
+      });
     }
   }
 
