@@ -1,12 +1,17 @@
 /**
  * A rank of a run on two played hosts of two ranks each. What the CPU library cannot do between hosts, each host does for
- * itself: its ranks train a small language model on samples of their own. A step is due every PERIOD milliseconds after the first,
- * and begins then unless the relays have not yet told that every rank ended the step before it.
+ * itself: its ranks train a small language model on samples of their own. Step N is due N times PERIOD milliseconds after the
+ * first, and begins then, or as soon as the relays have told that every rank ended the step before it.
  *
  *   bun rank.ts STEPS HOLD PERIOD
  *
- * HOLD: milliseconds that a host other than rank 0's waits before it connects to that one's relay, whose port stays open.
- * Prints "step N" after each, and at the end {"losses": [...], "weights": SHA-256}.
+ * The run expects a third host without ranks, which never comes. So the port of rank 0's relay, which closes when all hosts
+ * have met, stays open in training, and the thread that passes on the news of steps is the one that strangers attack.
+ *
+ * HOLD: milliseconds that the second host waits before it connects to that port.
+ * Prints {"step", "due", "ended", "known", "processor"} after each step: when it was due, ended here, and was known here to have
+ * ended on every rank (milliseconds of the machine's clock), and the milliseconds of processor time of this process, with its
+ * relay's thread, from the step's beginning to that of the next. At the end {"losses": [...], "weights": SHA-256}.
  */
 import { createHash } from "node:crypto";
 import { ValueStore } from "../../src/checkpoint/model-store.ts";
@@ -35,7 +40,7 @@ import { trainStep } from "../../src/train/step.ts";
 import { divisibleModel } from "../models/small.ts";
 import { testLibrary } from "../support.ts";
 
-const [stepsText, holdText, periodText] = process.argv.slice(2);
+const [steps, hold, period] = process.argv.slice(2).map(Number) as [number, number, number];
 const place = placeFromEnvironment()!;
 const { rank, worldSize, localSize } = place;
 const library = await testLibrary();
@@ -43,9 +48,13 @@ const library = await testLibrary();
 const relay = Run.prototype.relay;
 Run.prototype.relay = function (...args) {
 	const [, parent] = args;
-	if (parent !== null) Bun.sleepSync(Number(holdText));
+	if (parent !== null) Bun.sleepSync(hold);
 	return relay.apply(this, args);
 };
+const createPart = Run.createPart;
+// Host 1 is the one that never comes.
+Run.createPart = (library, { hostOfRank, ownHost, ...options }) =>
+	createPart(library, { ...options, hostOfRank: hostOfRank.map((host) => 2 * host), ownHost: 2 * ownHost });
 
 // The CPU library refuses several hosts because its tensors cannot go there; these stay.
 const about = { library, version: "test", configuration: {} };
@@ -63,6 +72,12 @@ async function reached(step: number): Promise<void> {
 		if (run.watch() !== null) throw new NativeError("mimo_run_watch", Status.peer, "The run has failed.");
 		await Bun.sleep(5);
 	}
+}
+
+/** Milliseconds that this process has computed. */
+function processorTime(): number {
+	const { user, system } = process.cpuUsage();
+	return (user + system) / 1000;
 }
 
 async function train(): Promise<void> {
@@ -112,18 +127,22 @@ async function train(): Promise<void> {
 		logParametersNorm: true,
 	};
 	const losses: unknown[] = [];
-	let started = 0;
-	for (let step = 0; step < Number(stepsText); step++) {
-		await reached(step);
-		started ||= performance.now();
-		await Bun.sleep(Math.max(0, started + step * Number(periodText) - performance.now()));
+	await reached(0);
+	const started = Date.now();
+	let used = processorTime();
+	for (let step = 0; step < steps; step++) {
+		const due = started + step * period;
+		await Bun.sleep(Math.max(0, due - Date.now()));
 		const microbatches = [withoutImages(nextTokenMicrobatch([0, 1].map((row) => sample(step, 2 * rank + row))))];
 		const tokens = TokenSlice.of((rank % localSize) * 48, 48);
 		losses.push(trainStep(parts, { microbatches, tokens, iteration: step, learningRate: 1e-3, weightDecay: 0.1 }, {}));
 		world.progress(step + 1);
-		console.log(`step ${step + 1}`);
+		const ended = Date.now();
+		await reached(step + 1);
+		const processor = processorTime() - used;
+		used += processor;
+		console.log(JSON.stringify({ step, due, ended, known: Date.now(), processor }));
 	}
-	await reached(Number(stepsText));
 	using values = new ValueStore("weights", model);
 	const digest = createHash("sha256");
 	for (const name of [...values.tensors.keys()].sort())

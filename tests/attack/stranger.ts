@@ -3,6 +3,9 @@
  *
  *   bun stranger.ts KIND PID
  *
+ * Says "attacks" and does; a line of standard input ends it for a while, with all its connections, or begins it again. Answers
+ * "rests" when no connection is left, and prints its counts when it is ended by SIGTERM.
+ *
  * Kinds: flood (as many bytes as are taken), half-open (connections that say nothing), slow (a byte a second of what could be a
  * proof), lying (whole messages with wrong proofs, lengths, versions, and what it has heard others say).
  */
@@ -43,6 +46,8 @@ function openPorts(): number[] {
 let ports: number[] = [];
 let connections = 0;
 let sent = 0;
+/** Open connections; null: it rests. */
+let open: Set<Socket> | null = new Set();
 
 /** A connection to one of the ports; resolves with null when it is refused. */
 function knock(): Promise<Socket | null> {
@@ -50,6 +55,9 @@ function knock(): Promise<Socket | null> {
 	if (port === undefined) return Promise.resolve(null);
 	return new Promise((resolve) => {
 		const socket = connect({ host: "127.0.0.1", port });
+		const among = open;
+		among?.add(socket);
+		socket.once("close", () => among?.delete(socket));
 		socket.once("error", () => resolve(null));
 		socket.once("connect", () => {
 			connections++;
@@ -94,7 +102,7 @@ const lies: readonly (() => string | Buffer)[] = [
 ];
 
 async function act(lane: number): Promise<void> {
-	const socket = await knock();
+	const socket = open === null ? null : await knock();
 	if (socket === null) {
 		await Bun.sleep(pause.look);
 		return;
@@ -142,6 +150,17 @@ setInterval(() => {
 	const now = openPorts();
 	if (now.length > 0) ports = now;
 }, pause.look);
+console.log("attacks");
+process.stdin.on("data", () => {
+	if (open === null) {
+		open = new Set();
+		return;
+	}
+	const held = [...open];
+	open = null;
+	for (const socket of held) socket.destroy();
+	void Promise.all(held.map(ended)).then(() => console.log("rests"));
+});
 await Promise.all(
 	Array.from({ length: lanes }, async (_, lane) => {
 		while (true) await act(lane);

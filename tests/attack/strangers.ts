@@ -1,30 +1,33 @@
 /**
  * A run on two hosts, played by this one, while strangers attack the ports of rank 0: before the ranks meet, between
- * the hosts' meeting and the first step, and in training. It must give the results of the same run undisturbed, which
- * goes on beside it. A step is due every second, and waits until the relays have told that every rank ended the one
- * before.
+ * the hosts' meeting and the first step, and in training, by turns of about 10 s with rests of about 5 s between them. A step is
+ * due every 500 ms. It counts as finished when the relays have told a rank that every rank has ended it, which takes up to a
+ * beat of theirs, 200 ms; how late that is after the step was due is compared within the run, over all ranks: of the steps
+ * that an attack touched with those of the rests. So neither other programs on the machine nor the pace of another run are
+ * measured, and the first line, of a run with the same turns and no stranger, says how much of a difference is chance. The ranks
+ * run in real time where that is allowed (root).
  *
  *   bun tests/attack/strangers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
  *
- * Prints a line a kind, and before them that of two undisturbed runs: how late the latest step of the attacked run ended after it
- * was due, as a share of a step, and that of the undisturbed run; the memory that rank 0 took beyond the other's; its descriptors;
- * and whether losses and weights of all ranks are equal to the last bit. Exits with 1 when a kind fails: a step later by more than
- * a tenth (unless --no-timing), 32 MiB more memory, more than 160 descriptors, another result.
+ * --seconds: of attack in training; the run takes half as long again, for the rests. --no-timing: all runs at once, for a test.
+ *
+ * Prints a line a kind: the steps attacked and at rest; median, 99th percentile and largest lateness of both; by how much of a
+ * step the latest attacked step was later than the latest at rest; the processor time of rank 0 a step (median); the memory that
+ * rank 0 took beyond that of the run without strangers; its descriptors; and whether losses and weights of all ranks are equal to
+ * that run's to the last bit. Exits with 1 when a kind fails: a step later by more than a tenth of a step (unless --no-timing),
+ * 32 MiB more memory, more than 160 descriptors, another result, a stranger that has not connected once.
+ *
+ * What is attacked is harder to keep than a run of the product: rank.ts says how the relay's port stays open in training.
  */
-import { readdirSync, readFileSync } from "node:fs";
-import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { freePort } from "../launch/launched.ts";
+import { type Outcome, type Played, play, realTime, type Step } from "./played-run.ts";
 
 const kinds = ["flood", "half-open", "slow", "lying"];
-/**
- * Milliseconds from a step to the next. News that a step waits for arrive within 400 ms: from rank to relay, and from
- * relay to relay.
- */
-const period = 1000;
+const period = 500;
 /** Steps in which processes still compile their code. */
-const startUp = 4;
-const ranks = 4;
+const startUp = 8;
+/** Milliseconds after an attack in which the other side may still be closing its connections. */
+const aftermath = 250;
 const limits = { lateness: 0.1, bytes: 32 << 20, descriptors: 160 };
 
 const { values: flags } = parseArgs({
@@ -41,155 +44,103 @@ if (!(seconds >= 1) || wanted.some((kind) => !kinds.includes(kind))) {
 	console.error(`strangers: --seconds is at least 1, --kinds are of ${kinds.join()}`);
 	process.exit(2);
 }
-const steps = Math.max(8, Math.ceil((seconds * 1000) / period));
-/** Milliseconds that the second host comes later, and waits once more before it meets the first one's relay. */
-const hold = Math.min(5000, seconds * 150);
+const played: Played = {
+	steps: Math.ceil((1.5 * seconds * 1000) / period) + (flags.timing ? startUp : 0),
+	hold: Math.min(5000, seconds * 150),
+	period,
+	prefix: flags.timing ? realTime() : [],
+};
 
-interface Outcome {
-	/** Milliseconds from the first step to the end of each, on rank 0. */
-	readonly times: readonly number[];
-	/** Output of every rank at its end. */
-	readonly results: readonly string[];
-	/** The most of rank 0: bytes that are resident, and descriptors. */
-	readonly resident: number;
-	readonly descriptors: number;
-	readonly errors: string;
-	/** Counts of the strangers' attacks. */
-	readonly attack: string;
+interface Lateness {
+	readonly steps: number;
+	/** Milliseconds after steps were due. */
+	readonly median: number;
+	readonly high: number;
+	readonly latest: number;
+	/** Milliseconds of processor time of rank 0 in a step. */
+	readonly processor: number;
 }
 
-/** Runs all ranks to their end; a stranger of `kind` is there from before they meet. */
-async function play(kind: string | null): Promise<Outcome> {
-	const port = await freePort();
-	const start = (rank: number) =>
-		Bun.spawn([process.execPath, join(import.meta.dir, "rank.ts"), String(steps), String(hold), String(period)], {
-			env: {
-				...process.env,
-				RANK: String(rank),
-				WORLD_SIZE: String(ranks),
-				LOCAL_RANK: String(rank % 2),
-				LOCAL_WORLD_SIZE: "2",
-				MASTER_ADDR: "127.0.0.1",
-				MASTER_PORT: String(port),
-				MIMO_SECRET: "of the attacked run",
-				NCCL_HOSTID: rank < 2 ? "a" : "b",
-			},
-			stdout: "pipe",
-			stderr: "pipe",
-		});
-	const children = [start(0)];
-	const zero = children[0]!.pid;
-	// The lowest priority: the attack is on the run's ports, not on its processors.
-	const stranger = kind
-		? Bun.spawn(["nice", "-n", "19", process.execPath, join(import.meta.dir, "stranger.ts"), kind, String(zero)], {
-				stdout: "pipe",
-			})
-		: null;
-	const most = { resident: 0, descriptors: 0 };
-	const look = setInterval(() => {
-		most.resident = Math.max(most.resident, residentBytes(zero));
-		most.descriptors = Math.max(most.descriptors, countDescriptors(zero));
-	}, 100);
-	const late = setTimeout(
-		() => {
-			for (const child of children) child.kill("SIGKILL");
-		},
-		seconds * 4000 + 60_000,
-	);
-	try {
-		children.push(start(1));
-		await Bun.sleep(hold);
-		children.push(start(2), start(3));
-		const times: number[] = [];
-		const outputs = await Promise.all(children.map((child, rank) => lastLine(child, rank === 0 ? times : [])));
-		const errors = await Promise.all(children.map((child) => child.stderr.text()));
-		stranger?.kill("SIGTERM");
-		const attack = stranger ? (await stranger.stdout.text()).trim() : "";
-		return { times, results: outputs, ...most, errors: errors.join(""), attack };
-	} finally {
-		clearInterval(look);
-		clearTimeout(late);
-		for (const child of [...children, ...(stranger ? [stranger] : [])]) child.kill("SIGKILL");
-	}
+/** Of the steps that an attack touched, and of the others. */
+function compare({ steps, attacks }: Outcome): { readonly attacked: Lateness; readonly resting: Lateness } {
+	const touched = ({ due, known }: Step) =>
+		attacks.some(([begin, end]) => due < end + aftermath && Math.max(known, due + period) > begin);
+	const counted = steps.filter(({ step }) => step >= startUp);
+	return {
+		attacked: latenessOf(counted.filter(touched)),
+		resting: latenessOf(counted.filter((step) => !touched(step))),
+	};
 }
 
-/** The last line that a rank prints; when its steps end is added to `times`. */
-async function lastLine(child: Bun.Subprocess<"ignore", "pipe", "pipe">, times: number[]): Promise<string> {
-	let rest = "";
-	let last = "";
-	let first = 0;
-	for await (const text of child.stdout.pipeThrough(new TextDecoderStream())) {
-		const lines = (rest + text).split("\n");
-		rest = lines.pop()!;
-		for (const line of lines) {
-			last = line;
-			if (!line.startsWith("step ")) continue;
-			first ||= performance.now();
-			times.push(performance.now() - first);
-		}
-	}
-	await child.exited;
-	return last;
+function latenessOf(steps: readonly Step[]): Lateness {
+	const late = steps.map(({ due, known }) => known - due);
+	const zero = steps.filter(({ rank }) => rank === 0);
+	return {
+		steps: zero.length,
+		median: quantile(late, 0.5),
+		high: quantile(late, 0.99),
+		latest: quantile(late, 1),
+		processor: quantile(
+			zero.map(({ processor }) => processor),
+			0.5,
+		),
+	};
 }
 
-function residentBytes(pid: number): number {
-	try {
-		return 1024 * Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1] ?? 0);
-	} catch {
-		return 0;
-	}
+/** NaN of nothing. */
+function quantile(values: readonly number[], share: number): number {
+	const sorted = values.toSorted((a, b) => a - b);
+	return sorted[Math.ceil(share * sorted.length) - 1] ?? Number.NaN;
 }
 
-function countDescriptors(pid: number): number {
-	try {
-		return readdirSync(`/proc/${pid}/fd`).length;
-	} catch {
-		return 0;
-	}
-}
-
-/** The most that a step ended after it was due, as a share of a step. The median end is taken as on time. */
-function lateness(times: readonly number[]): number {
-	const ends = times.map((time, step) => time - step * period).slice(startUp);
-	return times.length < steps ? Number.POSITIVE_INFINITY : (Math.max(...ends) - median(ends)) / period;
-}
-
-function median(values: readonly number[]): number {
-	return values.toSorted((a, b) => a - b)[values.length >> 1]!;
-}
-
-const percent = (share: number) => `${(100 * share).toFixed(1)} %`;
-const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
-console.log(`${steps} steps on ${ranks} ranks, each time beside an undisturbed run`);
-console.log("stranger     seconds  latest step     more memory  descriptors  result     what it did");
-let failed = false;
-// Two undisturbed runs first: their lateness is the machine's.
-for (const kind of [...(flags.timing ? [null] : []), ...wanted]) {
-	const [attacked, undisturbed] = await Promise.all([play(kind), play(null)]);
-	if (undisturbed.times.length !== steps || undisturbed.errors !== "") {
-		console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
-		process.exit(1);
-	}
-	const latest = { attacked: lateness(attacked.times), undisturbed: lateness(undisturbed.times) };
-	const more = attacked.resident - undisturbed.resident;
-	const equal = attacked.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
+/** Its line, and whether nothing is wrong. */
+function judge(kind: string | null, outcome: Outcome, undisturbed: Outcome): boolean {
+	const { attack } = outcome;
+	const { attacked, resting } = compare(outcome);
+	const later = (attacked.latest - resting.latest) / period;
+	const more = outcome.resident - undisturbed.resident;
+	const equal = outcome.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
 	const good =
-		(!flags.timing || kind === null || latest.attacked <= limits.lateness) &&
+		(!flags.timing || kind === null || later <= limits.lateness) &&
 		more <= limits.bytes &&
-		attacked.descriptors <= limits.descriptors &&
+		outcome.descriptors <= limits.descriptors &&
 		equal &&
-		attacked.errors === "";
-	failed ||= !good;
+		(kind === null || attack.connections > 0) &&
+		outcome.errors === "";
+	const both = (of: (lateness: Lateness) => string) => `${of(attacked)} / ${of(resting)}`;
 	const columns = [
-		(kind ?? "nobody").padEnd(12),
-		(undisturbed.times.at(-1)! / 1000).toFixed(1).padEnd(8),
-		`${percent(latest.attacked)} (${percent(latest.undisturbed)})`.padEnd(15),
-		`${megabytes(more)} MiB`.padEnd(12),
-		String(attacked.descriptors).padEnd(12),
+		(kind ?? "nobody").padEnd(10),
+		both(({ steps }) => String(steps)).padEnd(10),
+		both(({ median, high, latest }) => [median, high, latest].join(" ")).padEnd(26),
+		`${(100 * later).toFixed(1)} %`.padEnd(8),
+		both(({ processor }) => processor.toFixed(1)).padEnd(14),
+		`${(more / 2 ** 20).toFixed(1)} MiB`.padEnd(12),
+		String(outcome.descriptors).padEnd(12),
 		(equal ? "equal" : "DIFFERENT").padEnd(10),
-		attacked.attack,
+		kind === null ? "" : `${attack.connections} connections, ${(attack.sent / 2 ** 20).toFixed(1)} MiB`,
 	];
 	console.log(`${columns.join(" ")}${good ? "" : "  FAILED"}`);
-	if (attacked.errors !== "") console.log(attacked.errors.trim());
+	if (outcome.errors !== "") console.log(outcome.errors.trim());
+	return good;
+}
+
+const scheduled = played.prefix.length > 0 ? "in real time" : "that compete with what else runs here";
+console.log(`${played.steps} steps of ${period} ms on 4 ranks ${scheduled}; attacked / at rest, in milliseconds`);
+console.log(
+	"stranger   steps      median p99 latest          later    rank 0's work  more memory  descriptors  result     what it did",
+);
+const started = wanted.map((kind) => (flags.timing ? () => play(kind, played) : once(play(kind, played))));
+const undisturbed = await play(null, played);
+if (undisturbed.results.some((result) => !result.startsWith('{"losses"'))) {
+	console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
+	process.exit(1);
+}
+let failed = !judge(null, undisturbed, undisturbed);
+for (const [index, kind] of wanted.entries()) {
+	failed = !judge(kind, await started[index]!(), undisturbed) || failed;
 }
 process.exit(failed ? 1 : 0);
+
+function once<T>(value: Promise<T>): () => Promise<T> {
+	return () => value;
+}
