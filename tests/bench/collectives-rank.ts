@@ -5,7 +5,7 @@ import { World } from "../../src/parallel/world.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { placeOfRank } from "../parallel/ranks.ts";
 
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank, place.backend);
 const group = await world.group(

@@ -13,7 +13,7 @@ import { randomValues } from "../support.ts";
 
 const [tokens, topk, experts, width] = process.argv.slice(2).map(Number) as [number, number, number, number];
 const rounds = 12;
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const everyone = Array.from({ length: world.size }, (_, rank) => rank);

@@ -19,7 +19,7 @@ import { Losses } from "../../src/train/losses.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { placeOfRank } from "../parallel/ranks.ts";
 
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = Device.open(await openLibrary("cpu"), { threads: 1 });
 using world = World.join(device, place.run, place.rank, place.backend);
 const layout = namedTopology(parseLayout("1+1"));

@@ -8,7 +8,7 @@ import { Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues } from "../support.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const digest = new Bun.CryptoHasher("sha256");

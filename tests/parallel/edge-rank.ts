@@ -15,7 +15,7 @@ const [layout, countsText] = process.argv.slice(2) as [string, string];
 /** Rows of every sample, [microbatch][sample of the global microbatch]. */
 const counts = JSON.parse(countsText) as number[][];
 const width = 5;
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const topology = topologyOfLayout(parseLayout(layout));

@@ -15,7 +15,7 @@ import { randomValues } from "../support.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const type = process.argv[2] as "affine" | "mlp";
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const tp = await world.group(

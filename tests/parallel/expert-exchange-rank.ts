@@ -13,7 +13,7 @@ import { randomValues } from "../support.ts";
 import { HostExchange } from "./host-exchange.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const everyone = Array.from({ length: world.size }, (_, rank) => rank);

@@ -11,7 +11,7 @@ import { smallSubject } from "../parity/verify/subject.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const [layout, changes] = process.argv.slice(2) as [string, string];
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const subject = smallSubject(JSON.parse(changes));

@@ -32,7 +32,7 @@ const layout = JSON.parse(process.argv[2]!) as {
 	/** Further keys of the configuration. */
 	keys: Readonly<Record<string, unknown>>;
 };
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const { tensor, data, expert, expertTensor, pipeline } = layout;

@@ -11,7 +11,7 @@ const { encoder, language, steps, zero } = JSON.parse(layout) as {
 	steps: number;
 	zero: boolean;
 };
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const topology = layOut(encoder, language);

@@ -30,7 +30,7 @@ export interface LanguageRankOptions {
 }
 
 const options = JSON.parse(process.argv[2]!) as LanguageRankOptions;
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const c = configurationOf({

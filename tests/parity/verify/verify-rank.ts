@@ -7,7 +7,7 @@ import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 import { smallSubject } from "./subject.ts";
 
 const [folder, layout, changes] = process.argv.slice(2) as [string, string, string];
-const place = await placeOfRank();
+using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const subject = smallSubject(JSON.parse(changes));
