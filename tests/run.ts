@@ -37,12 +37,32 @@ interface Outcome {
 	readonly output: string;
 }
 
-/** Files that mostly wait, for silent ranks to be noticed or for Slurm: three times as long as they compute. */
+/** Files that wait about as long as they compute or longer, for silent ranks to be noticed, for Slurm, for sleeping files. */
 const waiting = [
+	"tests/launch/launcher.test.ts",
+	"tests/native/cpp.test.ts",
+	"tests/attack/strangers.test.ts",
+	"tests/data/energon-tool.test.ts",
+	"tests/e2e/save-folder.test.ts",
+	"tests/launch/torchrun.test.ts",
+	"tests/launch/strangers.test.ts",
+	"tests/launch/hosts.test.ts",
+	"tests/checkpoint/native/writer-lock.test.ts",
 	"tests/e2e/slurm.test.ts",
 	"tests/e2e/slurm-recipes.test.ts",
-	"tests/launch/launcher.test.ts",
-	"tests/launch/torchrun.test.ts",
+];
+/** Files that compute longest come first, so that no core is idle while the last of them ends; seconds of processors. */
+const long = [
+	"tests/e2e/fine-tune.test.ts", // 50
+	"tests/e2e/checkpoints.test.ts", // 45
+	"tests/e2e/verify.test.ts", // 45
+	"tests/e2e/energon-train.test.ts", // 35
+	"tests/elastic/commands.test.ts", // 30
+	"tests/e2e/vision-language.test.ts", // 25
+	"tests/e2e/random-ends.test.ts", // 20
+	"tests/fuzz/fuzz.test.ts", // 20
+	"tests/commands/plan.test.ts", // 20
+	"tests/parallel/language.test.ts", // 20
 ];
 /** Files that compare times or rates with each other or with a second. */
 const measuring = ["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`);
@@ -154,8 +174,9 @@ if (files.length === 0) {
 }
 const started = performance.now();
 const alone = files.filter((file) => measuring.includes(file));
-const beside = files.filter((file) => waiting.includes(file));
-const together = files.filter((file) => !alone.includes(file) && !beside.includes(file));
+const beside = waiting.filter((file) => files.includes(file));
+const first = long.filter((file) => files.includes(file));
+const together = [...new Set([...first, ...files])].filter((file) => !alone.includes(file) && !beside.includes(file));
 const outcomes = (await Promise.all([runAll(together, Math.min(2, availableParallelism())), runAll(beside, 1)])).flat();
 outcomes.push(...(await runAll(alone, 1)));
 
