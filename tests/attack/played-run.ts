@@ -19,7 +19,7 @@ export interface Step {
 	readonly step: number;
 	readonly due: number;
 	readonly ended: number;
-	readonly known: number;
+	readonly done: number;
 	readonly processor: number;
 }
 
@@ -43,6 +43,8 @@ export interface Outcome {
 }
 
 const ranks = 4;
+/** The rank whose steps are done when there are news of rank 0's relay. */
+export const hearingRank = 2;
 /**
  * Runs a program in real time where the system allows that, else as others: what else runs on the machine, and the strangers,
  * then slow ranks through their ports alone and not through their processors.

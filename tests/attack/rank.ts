@@ -1,17 +1,18 @@
 /**
  * A rank of a run on two played hosts of two ranks each. What the CPU library cannot do between hosts, each host does for
  * itself: its ranks train a small language model on samples of their own. Step N is due N times PERIOD milliseconds after the
- * first, and begins then, or as soon as the relays have told that every rank ended the step before it.
+ * first, and begins then, or when the one before is done.
  *
  *   bun rank.ts STEPS HOLD PERIOD
  *
  * The run expects a third host without ranks, which never comes. So the port of rank 0's relay, which closes when all hosts
- * have met, stays open in training, and the thread that passes on the news of steps is the one that strangers attack.
+ * have met and before a run's first step, stays open in training. On the second host's first rank a step is done when news of that
+ * relay have come after its end, so that whatever delays the attacked thread delays steps.
  *
  * HOLD: milliseconds that the second host waits before it connects to that port.
- * Prints {"step", "due", "ended", "known", "processor"} after each step: when it was due, ended here, and was known here to have
- * ended on every rank (milliseconds of the machine's clock), and the milliseconds of processor time of this process, with its
- * relay's thread, from the step's beginning to that of the next. At the end {"losses": [...], "weights": SHA-256}.
+ * Prints {"step", "due", "ended", "done", "processor"} after each step: when it was due, had ended and was done (milliseconds of the
+ * machine's clock), and the milliseconds of processor time of this process, with its relay's thread, since the step before. At the end
+ * {"losses": [...], "weights": SHA-256}.
  */
 import { createHash } from "node:crypto";
 import { ValueStore } from "../../src/checkpoint/model-store.ts";
@@ -66,11 +67,13 @@ try {
 	process.exit(await endRank(run, place, error));
 }
 
-/** Waits until every rank has ended step `step`. */
-async function reached(step: number): Promise<void> {
-	while (run.outlook().step < step) {
+/** Resolves when the relay of rank 0 has told something after this call; at once but on the rank that hears it. */
+async function news(): Promise<void> {
+	if (rank !== localSize) return;
+	const { received } = run.relayed();
+	while (run.relayed().received === received) {
 		if (run.watch() !== null) throw new NativeError("mimo_run_watch", Status.peer, "The run has failed.");
-		await Bun.sleep(5);
+		await Bun.sleep(2);
 	}
 }
 
@@ -127,7 +130,6 @@ async function train(): Promise<void> {
 		logParametersNorm: true,
 	};
 	const losses: unknown[] = [];
-	await reached(0);
 	const started = Date.now();
 	let used = processorTime();
 	for (let step = 0; step < steps; step++) {
@@ -138,10 +140,10 @@ async function train(): Promise<void> {
 		losses.push(trainStep(parts, { microbatches, tokens, iteration: step, learningRate: 1e-3, weightDecay: 0.1 }, {}));
 		world.progress(step + 1);
 		const ended = Date.now();
-		await reached(step + 1);
+		await news();
 		const processor = processorTime() - used;
 		used += processor;
-		console.log(JSON.stringify({ step, due, ended, known: Date.now(), processor }));
+		console.log(JSON.stringify({ step, due, ended, done: Date.now(), processor }));
 	}
 	using values = new ValueStore("weights", model);
 	const digest = createHash("sha256");
