@@ -47,7 +47,7 @@ if (!(seconds >= 1) || wanted.some((kind) => !kinds.includes(kind))) {
 }
 const played: Played = {
 	steps: Math.ceil((1.5 * seconds * 1000) / period) + (flags.timing ? startUp : 0),
-	hold: Math.min(5000, seconds * 150),
+	hold: Math.min(5000, Math.max(1000, seconds * 150)),
 	period,
 	prefix: flags.timing ? realTime() : [],
 };
@@ -108,13 +108,14 @@ function judge(kind: string | null, outcome: Outcome, undisturbed: Outcome): boo
 	const later = Math.max(...(["ends", "news"] as const).map((of) => attacked[of].latest - resting[of].latest)) / period;
 	const more = outcome.resident - undisturbed.resident;
 	const equal = outcome.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
-	const good =
-		(!flags.timing || kind === null || later <= limits.lateness) &&
-		more <= limits.bytes &&
-		outcome.descriptors <= limits.descriptors &&
-		equal &&
-		(kind === null || attack.connections > 0) &&
-		outcome.errors === "";
+	const wrong = [
+		...(flags.timing && kind !== null && !(later <= limits.lateness) ? ["late"] : []),
+		...(more > limits.bytes ? ["memory"] : []),
+		...(outcome.descriptors > limits.descriptors ? ["descriptors"] : []),
+		...(equal ? [] : ["result"]),
+		...(kind !== null && attack.connections === 0 ? ["no connection"] : []),
+		...(outcome.errors === "" ? [] : ["errors"]),
+	];
 	const shown = ({ median, high, latest }: Lateness) => `${median} ${high} ${latest}`;
 	const both = (of: (measured: Measured) => string) => `${of(attacked)} / ${of(resting)}`;
 	const columns = [
@@ -129,9 +130,9 @@ function judge(kind: string | null, outcome: Outcome, undisturbed: Outcome): boo
 		(equal ? "equal" : "DIFFERENT").padEnd(10),
 		kind === null ? "" : `${attack.connections} connections, ${(attack.sent / 2 ** 20).toFixed(1)} MiB`,
 	];
-	console.log(`${columns.join(" ")}${good ? "" : "  FAILED"}`);
+	console.log(`${columns.join(" ")}${wrong.length === 0 ? "" : `  FAILED: ${wrong.join(", ")}`}`);
 	if (outcome.errors !== "") console.log(outcome.errors.trim());
-	return good;
+	return wrong.length === 0;
 }
 
 const scheduled = played.prefix.length > 0 ? "in real time" : "that compete with what else runs here";
@@ -143,6 +144,8 @@ const started = wanted.map((kind) => (flags.timing ? () => play(kind, played) : 
 const undisturbed = await play(null, played);
 if (undisturbed.results.some((result) => !result.startsWith('{"losses"'))) {
 	console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
+	// Processes of the others end with them.
+	if (!flags.timing) await Promise.all(started.map((result) => result()));
 	process.exit(1);
 }
 let failed = !judge(null, undisturbed, undisturbed);
