@@ -34,15 +34,30 @@ struct GeluErf {
   }
 };
 
-/// Gated kinds: gate σ(alpha gate) (linear + offset), both clamped first.
-struct Gate {
-  float alpha, offset, clamp;
-};
-
 __device__ __forceinline__ float clamp_gate(float x, float clamp) { return x > clamp ? clamp : x; }
 __device__ __forceinline__ float clamp_linear(float x, float clamp) {
   return x > clamp ? clamp : (x < -clamp ? -clamp : x);
 }
+
+/// Gated kinds: gate σ(alpha gate) (linear + offset), both clamped first.
+struct Gate {
+  float alpha, offset, clamp;
+
+  struct Gradient {
+    float value, gate, linear;  // activation, and its derivatives
+  };
+
+  __device__ __forceinline__ float value(float gate, float linear) const {
+    const float g = clamp_gate(gate, clamp);
+    return g * sigmoid(alpha * g) * (clamp_linear(linear, clamp) + offset);
+  }
+  /// What lies on a limit lets gradients through.
+  __device__ __forceinline__ Gradient gradient(float gate, float linear) const {
+    const float g = clamp_gate(gate, clamp), l = clamp_linear(linear, clamp) + offset, s = sigmoid(alpha * g);
+    const bool clamped = linear > clamp || linear < -clamp;
+    return {g * s * l, gate > clamp ? 0.0f : l * (s + alpha * g * s * (1.0f - s)), clamped ? 0.0f : g * s};
+  }
+};
 
 /// Where a pack of a gated row's output has its gate columns, in packs from the row's start; its linear columns are a block
 /// further on. Rows have blocks of `block` packs of gate and of linear columns in turn; one block is halves.

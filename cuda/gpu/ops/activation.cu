@@ -30,10 +30,7 @@ __global__ void gated_forward_kernel(const T* x, const float* row_probability, T
     read(x + gate_at * Width, value);
     read(x + (gate_at + block) * Width, linear);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      const float gate = clamp_gate(value[i], g.clamp);
-      value[i] = probability * (gate * sigmoid(g.alpha * gate) * (clamp_linear(linear[i], g.clamp) + g.offset));
-    }
+    for (int i = 0; i < Width; ++i) value[i] = probability * g.value(value[i], linear[i]);
     write(y + (row * packs + pack) * Width, value);
   });
 }
@@ -83,14 +80,11 @@ __global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_
     read(dy + (row * packs + pack) * Width, gradient);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      const float gate = clamp_gate(value[i], g.clamp);
-      const float linear = clamp_linear(linear_value[i], g.clamp) + g.offset;
-      const float s = sigmoid(g.alpha * gate), da = probability * gradient[i];
-      sum[0] += gradient[i] * (gate * s * linear);
-      const bool gate_clamped = value[i] > g.clamp;
-      const bool linear_clamped = linear_value[i] > g.clamp || linear_value[i] < -g.clamp;
-      value[i] = gate_clamped ? 0.0f : da * linear * (s + g.alpha * gate * s * (1.0f - s));
-      linear_value[i] = linear_clamped ? 0.0f : da * gate * s;
+      const Gate::Gradient a = g.gradient(value[i], linear_value[i]);
+      const float da = probability * gradient[i];
+      sum[0] += gradient[i] * a.value;
+      value[i] = da * a.gate;
+      linear_value[i] = da * a.linear;
     }
     write(dx + gate_at, value);
     write(dx + linear_at, linear_value);
