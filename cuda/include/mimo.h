@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 11
+#define MIMO_ABI_VERSION 12
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -614,10 +614,24 @@ MIMO_API int32_t mimo_grouped_bias_backward(mimo_stream* stream, const mimo_grou
 enum mimo_mlp_recipe {
   MIMO_MLP_RECIPE_PLAIN = 0, /* operands as they are stored */
   /* Operands are rounded to e4m3 (docs/spec/moe-performance.md §1.7): rows in runs of 128 columns, matrices in blocks of 128 x
-   * 128, each times its own power of two. Products of 128 columns are summed in fp32, divided by both factors and added to
-   * fp32 sums. */
+   * 128 by e4m3_matrices, each times its own power of two. Products of 128 columns are summed in fp32, divided by both
+   * factors and added to fp32 sums. On GPUs: sm_90, storage in bf16, hidden and width multiples of 16. */
   MIMO_MLP_RECIPE_E4M3_BLOCKWISE = 1
 };
+
+/* Matrices rounded to e4m3 in blocks of 128 x 128, cut short at the ends (docs/spec/moe-performance.md §1.7). A block is
+ * multiplied by the largest power of two that keeps it within 448; its factor is that power's inverse. Not finite: NaN. */
+typedef struct mimo_e4m3_matrices_args {
+  const void* matrices; /* [count, rows, width] */
+  void* values;         /* [count, rows, width], a byte an element */
+  void* transposed;     /* [count, width, rows]: the same values; or null */
+  float* factors;       /* [count, ceil(rows / 128), ceil(width / 128)] */
+  int64_t count;
+  int64_t rows;
+  int64_t width;
+  int32_t dtype; /* of matrices: f32 or bf16; GPUs: bf16, rows and width multiples of 16 */
+} mimo_e4m3_matrices_args;
+MIMO_API int32_t mimo_e4m3_matrices(mimo_stream* stream, const mimo_e4m3_matrices_args* args);
 
 /* Both projections of the experts of a layer and the activation between them, for rows sorted by expert (group):
  *
@@ -640,9 +654,11 @@ enum mimo_mlp_recipe {
  * 64 is what fast kernels are for. */
 typedef struct mimo_grouped_mlp_forward_args {
   const void* x;                /* [rows, hidden] */
-  const void* w1;               /* [groups, z_width, hidden] */
+  const void* w1;               /* [groups, z_width, hidden]; e4m3: its values */
+  const float* w1_factors;      /* e4m3: of e4m3_matrices; else null */
   const void* b1;               /* [groups, z_width], or null */
-  const void* w2;               /* [groups, hidden, width] */
+  const void* w2;               /* [groups, hidden, width]; e4m3: its values */
+  const float* w2_factors;
   const void* b2;               /* [groups, hidden], or null */
   const float* row_probability; /* p, [rows]; or null = 1 */
   const int32_t* offsets;       /* [groups + 1], on the device */
@@ -657,7 +673,7 @@ typedef struct mimo_grouped_mlp_forward_args {
   float linear_offset; /* quick GeGLU */
   int32_t kind;        /* MIMO_ACTIVATION_* */
   int32_t recipe;      /* MIMO_MLP_RECIPE_* */
-  int32_t dtype;       /* of all but row_probability and offsets: f32 or bf16 */
+  int32_t dtype;       /* of all but row_probability, offsets and e4m3's matrices: f32 or bf16 */
 } mimo_grouped_mlp_forward_args;
 MIMO_API int32_t mimo_grouped_mlp_forward(mimo_stream* stream, const mimo_grouped_mlp_forward_args* args);
 
@@ -671,8 +687,10 @@ MIMO_API int32_t mimo_grouped_mlp_forward(mimo_stream* stream, const mimo_groupe
 typedef struct mimo_grouped_mlp_backward_args {
   const void* dy; /* [rows, hidden] */
   const void* z;  /* of _forward */
-  const void* w1;
-  const void* w2;
+  const void* w1; /* e4m3: its transposed values */
+  const float* w1_factors;
+  const void* w2; /* e4m3: its transposed values */
+  const float* w2_factors;
   const void* b2;               /* or null; read for drow_probability alone */
   const float* row_probability; /* or null = 1 */
   const int32_t* offsets;

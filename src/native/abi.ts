@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 11;
+export const ABI_VERSION = 12;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -313,11 +313,23 @@ export const operations = {
 		accumulate_dfactor: "i32",
 		dtype: "i32",
 	},
+	e4m3_matrices: {
+		matrices: "ptr",
+		values: "ptr",
+		transposed: "ptr",
+		factors: "ptr",
+		count: "i64",
+		rows: "i64",
+		width: "i64",
+		dtype: "i32",
+	},
 	grouped_mlp_forward: {
 		x: "ptr",
 		w1: "ptr",
+		w1_factors: "ptr",
 		b1: "ptr",
 		w2: "ptr",
+		w2_factors: "ptr",
 		b2: "ptr",
 		row_probability: "ptr",
 		offsets: "ptr",
@@ -338,7 +350,9 @@ export const operations = {
 		dy: "ptr",
 		z: "ptr",
 		w1: "ptr",
+		w1_factors: "ptr",
 		w2: "ptr",
+		w2_factors: "ptr",
 		b2: "ptr",
 		row_probability: "ptr",
 		offsets: "ptr",

@@ -1,5 +1,5 @@
 /** What operations take of a device's memory while they run and give back at their end. */
-import { Activation, Dtype, type OperationName } from "./abi.ts";
+import { Activation, Dtype, MlpRecipe, type OperationName } from "./abi.ts";
 import type { OperationValues } from "./counting-library.ts";
 import type { DeviceKind } from "./library.ts";
 
@@ -14,8 +14,14 @@ export function workspaceBytes(name: OperationName, values: OperationValues, kin
 	if (name !== "grouped_mlp_forward" && name !== "grouped_mlp_backward") return 0;
 	const { rows = 0, width = 0, hidden = 0, dtype, z, b1, b2 } = values;
 	const element = dtype === Dtype.f32 ? 4 : 2;
-	if (name === "grouped_mlp_backward") return rows * width * (kind === "cpu" ? 4 : element);
 	const zWidth = gated.has(values.kind!) ? 2 * width : width;
+	if (kind === "cuda" && values.recipe === MlpRecipe.e4m3Blockwise) {
+		// Rows of one operand, a byte an element and a factor for 128 of them.
+		const operand = (columns: number) => rows * (columns + 4 * Math.ceil(columns / 128));
+		if (name === "grouped_mlp_backward") return rows * width * 2 + Math.max(operand(hidden), operand(zWidth));
+		return (z === 0 ? rows * zWidth * 2 : 0) + Math.max(operand(hidden), operand(width));
+	}
+	if (name === "grouped_mlp_backward") return rows * width * (kind === "cpu" ? 4 : element);
 	const sums = (columns: number, bias = 0) => (bias !== 0 && element === 2 ? rows * columns * 4 : 0);
 	const kept = rows * width * element + (z === 0 ? rows * zWidth * element : 0);
 	return kept + Math.max(sums(zWidth, b1), sums(hidden, b2));

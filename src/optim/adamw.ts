@@ -73,6 +73,7 @@ export class AdamW implements Disposable {
 	/** Takes fp32 masters from the model's values: after initialisation or after loading weights alone. */
 	refreshMasters(): void {
 		for (const { buffer, begin, end, master } of this.shards) {
+			buffer.valuesChanged();
 			if (buffer.dtype === "f32") continue;
 			using values = buffer.values.columns(begin, end - begin);
 			copyInto(values, master);
@@ -92,6 +93,7 @@ export class AdamW implements Disposable {
 			beta2: options.beta2,
 		});
 		for (const shard of this.shards) {
+			shard.buffer.valuesChanged();
 			for (const { begin, end, decay, rate } of this.#runs.get(shard)!) {
 				const count = end - begin;
 				using master = shard.master.columns(begin - shard.begin, count);

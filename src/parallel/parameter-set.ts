@@ -105,6 +105,11 @@ export class ParameterBuffer implements Disposable {
 		return this.#parameters;
 	}
 
+	/** Memory of the values was written: what parameters made of theirs is old. */
+	valuesChanged(): void {
+		for (const parameter of this.#parameters) parameter.valueChanged();
+	}
+
 	/** All gradients are zero; those of matrices, nearly all of the memory, get their zeros when something needs them. */
 	zeroGradients(): void {
 		if (this.#gradients === null) return;

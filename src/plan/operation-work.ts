@@ -17,6 +17,7 @@ type OwnFormula =
 	| "gemm"
 	| "grouped_gemm"
 	| "grouped_gemm_weight_gradient"
+	| "e4m3_matrices"
 	| "grouped_mlp_forward"
 	| "grouped_mlp_backward"
 	| "attention_forward"
@@ -110,6 +111,8 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + matrices;
 			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
 		}
+		case "e4m3_matrices":
+			return { flops: 0, bytes: v.count! * v.rows! * v.width! * (size(v.dtype) + (v.transposed === 0 ? 1 : 2)) };
 		case "grouped_mlp_forward":
 		case "grouped_mlp_backward": {
 			const gated = v.kind === Activation.swiglu || v.kind === Activation.quickGeglu;

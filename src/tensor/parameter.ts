@@ -2,12 +2,14 @@
  * A trainable tensor with its full name, or a frozen one. Its gradient can be zero without zeros in its memory: then
  * the first product of a step is written there, not added, and a reader of the gradient finds zeros before that.
  */
+import { E4m3Matrices } from "./ops/e4m3-matrices.ts";
 import type { Tensor } from "./tensor.ts";
 
 export class Parameter implements Disposable {
 	readonly #gradient: Tensor | null;
 	/** Whether the gradient is zero, whatever its memory holds. */
 	#unwritten = false;
+	#inE4m3: E4m3Matrices | null = null;
 
 	constructor(
 		/** Megatron's logical name, the one spelling everywhere: Philox key, checkpoints, errors. */
@@ -56,7 +58,20 @@ export class Parameter implements Disposable {
 		this.#unwritten = false;
 	}
 
+	/** The value [experts, rows, columns] rounded to e4m3: once, until the value changes. */
+	inE4m3(): E4m3Matrices {
+		this.#inE4m3 ??= new E4m3Matrices(this.value);
+		return this.#inE4m3;
+	}
+
+	/** Memory of the value was written. */
+	valueChanged(): void {
+		this.#inE4m3?.[Symbol.dispose]();
+		this.#inE4m3 = null;
+	}
+
 	[Symbol.dispose](): void {
+		this.valueChanged();
 		this.value[Symbol.dispose]();
 		this.#gradient?.[Symbol.dispose]();
 	}

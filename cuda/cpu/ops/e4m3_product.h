@@ -5,7 +5,17 @@
 
 namespace mimo::MIMO_ISA {
 
-/// What grouped_gemm computes, of rounded operands.
-void e4m3_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
+/// c_g = a_g b_gᵀ of rows a [rows, k] that are rounded here and matrices b [groups, n, k] in e4m3.
+struct E4m3Product {
+  const void* a;
+  const uint8_t* b;
+  const float* factors;  // of e4m3_matrices
+  bool transposed;       // b: then factors are [groups, blocks of k, blocks of n]
+  void* c;
+  const int32_t* offsets;
+  int64_t groups, n, k;
+  int32_t a_dtype, c_dtype;
+};
+void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& product);
 
 }  // namespace mimo::MIMO_ISA

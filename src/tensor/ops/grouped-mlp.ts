@@ -52,9 +52,10 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 				`[${x.shape}] with ${offsets.elements} offsets.`,
 		);
 	}
+	const inE4m3 = options.recipe === "e4m3Blockwise" ? { fc1: fc1.inE4m3(), fc2: fc2.inE4m3() } : null;
+	const factors = { w1_factors: inE4m3?.fc1.factors ?? null, w2_factors: inE4m3?.fc2.factors ?? null };
 	const args = {
-		w1: fc1.value,
-		w2: fc2.value,
+		...factors,
 		b2: fc2Bias?.value ?? null,
 		row_probability: p,
 		offsets,
@@ -75,7 +76,8 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 	using all = tape.output(Tensor.empty(device, [x.rows, hidden], x.dtype), wanted);
 	const y = all.withRowCount(x.rowCount);
 	const z = wanted ? Tensor.empty(device, [x.rows, zWidth], x.dtype) : null;
-	device.run("grouped_mlp_forward", { ...args, x, b1: fc1Bias?.value ?? null, z, y });
+	const read = inE4m3 ? { w1: inE4m3.fc1.values, w2: inE4m3.fc2.values } : { w1: fc1.value, w2: fc2.value };
+	device.run("grouped_mlp_forward", { ...args, ...read, x, b1: fc1Bias?.value ?? null, z, y });
 	tape.record({
 		name: "grouped_mlp",
 		outputs: [y],
@@ -88,8 +90,10 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 			const dp = p.gradient?.contiguousTarget() ?? null;
 			using dz = Tensor.empty(device, [x.rows, zWidth], x.dtype);
 			using hs = fc2.trainable ? Tensor.empty(device, [x.rows, width], x.dtype) : null;
+			const read = inE4m3 ? { w1: inE4m3.fc1.transposed, w2: inE4m3.fc2.transposed } : { w1: fc1.value, w2: fc2.value };
 			device.run("grouped_mlp_backward", {
 				...args,
+				...read,
 				dy,
 				z,
 				dx,
