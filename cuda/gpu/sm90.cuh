@@ -82,6 +82,14 @@ __device__ __forceinline__ void copy_ragged_box_to_pair(void* to, const CUtensor
         "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
+__device__ __forceinline__ void copy_box_to_pair(void* to, const CUtensorMap& map, int x, int y, int z, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;"
+      ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)),
+        "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
 /// Brings a box into the L2 cache.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)

@@ -121,6 +121,45 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring& ring
   if (releases) release(&shared->empty[previous]);
 }
 
+/// units[g] = the units of the groups before g, units[groups] of all. All threads call, and see them when it returns.
+template <class Problem>
+__device__ __forceinline__ void find_units(const Problem& problem, int groups, int32_t* units) {
+  for (int group = threadIdx.x; group < groups; group += threads) units[group + 1] = problem.units(group);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    int before = 0;
+    for (int first = 0; first < groups; first += 32) {
+      int sum = first + lane < groups ? units[first + lane + 1] : 0;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(all_lanes, sum, offset);
+        if (lane >= offset) sum += other;
+      }
+      if (first + lane < groups) units[first + lane + 1] = before + sum;
+      before += __shfl_sync(all_lanes, sum, 31);
+    }
+    if (lane == 0) units[0] = 0;
+  }
+  __syncthreads();
+}
+
+/// word[i] of lane q becomes word[q] of lane i, of four neighbouring lanes.
+__device__ __forceinline__ void transpose_quad(uint32_t (&word)[4], int quarter) {
+  const bool upper = quarter & 2, odd = quarter & 1;
+  const uint32_t own0 = upper ? word[2] : word[0], own1 = upper ? word[3] : word[1];
+  const uint32_t other0 = __shfl_xor_sync(all_lanes, upper ? word[0] : word[2], 2);
+  const uint32_t other1 = __shfl_xor_sync(all_lanes, upper ? word[1] : word[3], 2);
+  // Blocks 2 (q / 2) + {0, 1} of the lanes 0 or 1 and 2 or 3 of the quad.
+  const uint32_t low0 = upper ? other0 : own0, low1 = upper ? other1 : own1;
+  const uint32_t high0 = upper ? own0 : other0, high1 = upper ? own1 : other1;
+  const uint32_t low = odd ? low1 : low0, high = odd ? high1 : high0;
+  const uint32_t low_other = __shfl_xor_sync(all_lanes, odd ? low0 : low1, 1);
+  const uint32_t high_other = __shfl_xor_sync(all_lanes, odd ? high0 : high1, 1);
+  word[0] = odd ? low_other : low, word[1] = odd ? low : low_other;
+  word[2] = odd ? high_other : high, word[3] = odd ? high : high_other;
+}
+
 /// The whole kernel. `columns`: results side by side in every group.
 template <class Problem>
 __device__ __forceinline__ void multiply_groups(const Problem& problem, int groups, int columns) {
@@ -129,7 +168,6 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
   char* const staging = stage_memory + stages * stage_bytes;
   Shared* const shared = reinterpret_cast<Shared*>(staging + consumer_warps * Problem::staging_bytes);
 
-  for (int group = threadIdx.x; group < groups; group += threads) shared->units[group + 1] = problem.units(group);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       initialise(&shared->full[stage], 1);
@@ -138,24 +176,7 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
     for (uint64_t& barrier : shared->multiplied) initialise(&barrier, 4);
     publish_barriers();
   }
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    const int lane = threadIdx.x;
-    int before = 0;
-    for (int first = 0; first < groups; first += 32) {
-      int sum = first + lane < groups ? shared->units[first + lane + 1] : 0;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(all_lanes, sum, offset);
-        if (lane >= offset) sum += other;
-      }
-      if (first + lane < groups) shared->units[first + lane + 1] = before + sum;
-      before += __shfl_sync(all_lanes, sum, 31);
-    }
-    if (lane == 0) shared->units[0] = 0;
-  }
-  __syncthreads();
-
+  find_units(problem, groups, shared->units);
   synchronise_pair();
   const int pairs = (columns + pair - 1) / pair, rank = blockIdx.x % pair;
   const int tiles = shared->units[groups] * pairs, warpgroup = threadIdx.x / 128;

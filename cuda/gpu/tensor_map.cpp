@@ -33,12 +33,32 @@ CUtensorMap tensor_map(const void* data, CUtensorMapDataType type, CUtensorMapSw
   return map;
 }
 
+/// Boxes of 128 bytes a row.
+CUtensorMap matrices_of(const void* data, CUtensorMapDataType type, int64_t element, int64_t count, int64_t rows,
+                        int64_t width, uint32_t box_rows) {
+  const int64_t size[3] = {width, rows, count}, stride[2] = {element * width, element * width * rows};
+  const uint32_t box[3] = {static_cast<uint32_t>(128 / element), box_rows, 1};
+  return tensor_map(data, type, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
+}
+
+// The second and the third dimension are both rows: one is checked against the group's end, the other moves it to its
+// place. Together they are 2^30 rows too far, which the fourth takes back: its 2^30 steps wrap around 64 bits of address.
+CUtensorMap ragged_of(const void* data, CUtensorMapDataType type, int64_t element, int64_t width, uint32_t box_rows) {
+  const int64_t row = element * width;
+  const int64_t size[4] = {width, ragged_end, int64_t{1} << 31, int64_t{1} << 31};
+  const int64_t stride[3] = {row, row, (int64_t{1} << 34) - row};
+  const uint32_t box[4] = {static_cast<uint32_t>(128 / element), box_rows, 1, 1};
+  return tensor_map(data, type, CU_TENSOR_MAP_SWIZZLE_128B, 4, size, stride, box);
+}
+
 }  // namespace
 
 CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows) {
-  const int64_t size[3] = {width, rows, count}, stride[2] = {2 * width, 2 * width * rows};
-  const uint32_t box[3] = {64, box_rows, 1};
-  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
+  return matrices_of(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, count, rows, width, box_rows);
+}
+
+CUtensorMap byte_matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows) {
+  return matrices_of(data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, count, rows, width, box_rows);
 }
 
 CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows) {
@@ -47,14 +67,12 @@ CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, ui
   return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
 }
 
-// The second and the third dimension are both rows: one is checked against the group's end, the other moves it to its
-// place. Together they are 2^30 rows too far, which the fourth takes back: its 2^30 steps wrap around 64 bits of address.
 CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows) {
-  const int64_t row = 2 * width;
-  const int64_t size[4] = {width, ragged_end, int64_t{1} << 31, int64_t{1} << 31};
-  const int64_t stride[3] = {row, row, (int64_t{1} << 34) - row};
-  const uint32_t box[4] = {64, box_rows, 1, 1};
-  return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 4, size, stride, box);
+  return ragged_of(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, width, box_rows);
+}
+
+CUtensorMap byte_ragged_map(const void* data, int64_t width, uint32_t box_rows) {
+  return ragged_of(data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, width, box_rows);
 }
 
 CUtensorMap heads_map(const void* data, int64_t heads, int64_t head_dim, int64_t head_stride, int64_t token_stride,

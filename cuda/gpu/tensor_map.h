@@ -19,6 +19,10 @@ CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, ui
 CUtensorMap ragged_map(const void* data, int64_t width, uint32_t box_rows);
 constexpr int ragged_end = 1 << 30;
 
+/// Both of elements of one byte, boxes of 128 columns; `width` a multiple of 16.
+CUtensorMap byte_matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
+CUtensorMap byte_ragged_map(const void* data, int64_t width, uint32_t box_rows);
+
 /// The same of heads of a token, `head_stride` elements from one to the next: a box is rows of one head, at
 /// (column, head, ragged_end - (last - first) + r, last, ragged_end), and columns behind the head read as zeros too.
 /// Strides in multiples of 8.

@@ -80,8 +80,14 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
 	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
 	["bf16", (c) => c.bf16],
-	["fp8-emulate: no device of this version has FP8 products", (c) => c.fp8Emulate],
-	["device cpu, where it is emulated", (c) => c.device === "cpu"],
+	[
+		"device cuda (Hopper), or device cpu with fp8-emulate",
+		(c) => (c.fp8Emulate ? c.device === "cpu" : c.device === "cuda"),
+	],
+	[
+		"hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
+		(c) => c.device !== "cuda" || [c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
+	],
 	["experts as one operation (moe-fused-mlp)", (c) => runsFused(c)],
 ];
 

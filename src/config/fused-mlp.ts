@@ -47,7 +47,8 @@ export function expertLayerOf(c: ExpertKeys): ExpertLayer {
 
 /** A line that says how the experts run and why; null without experts. */
 export function describeExpertPath(
-	c: ExpertKeys & Pick<TrainingConfiguration, "fp8Format" | "fp8Recipe" | "hybridLayerPattern" | "moeFusedMlp">,
+	c: ExpertKeys &
+		Pick<TrainingConfiguration, "fp8Emulate" | "fp8Format" | "fp8Recipe" | "hybridLayerPattern" | "moeFusedMlp">,
 ): string | null {
 	if (!c.hybridLayerPattern.includes("E")) return null;
 	if (c.moeFusedMlp === "off") return "Experts: one operation after the other (moe-fused-mlp is off).";
@@ -56,7 +57,7 @@ export function describeExpertPath(
 	const whole = `Experts: both products and the activation as one operation (moe-fused-mlp is ${c.moeFusedMlp})`;
 	if (c.fp8Format === null) return `${whole}.`;
 	return (
-		`${whole}, operands of products and input gradients rounded to ${c.fp8Format}, ${c.fp8Recipe}, which is emulated; ` +
+		`${whole}, operands of products and input gradients rounded to ${c.fp8Format}, ${c.fp8Recipe}${c.fp8Emulate ? ", which is emulated" : ""}; ` +
 		"weight gradients and master weights are not rounded."
 	);
 }

@@ -162,6 +162,68 @@ class Layer:
         results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
         return forward, inference, backward, self.weight_gradients(library, self.dy, hs, dz), results
 
+    def in_e4m3(self, library):
+        """The layer in e4m3, and the call that rounds its matrices, which a training step makes once."""
+        z, hs, y, dz, dx = self.empty(self.z_width, self.width, self.hidden, self.z_width, self.hidden)
+        dp = torch.empty(self.rows, device="cuda")
+        rounding, names = [], {"forward": {}, "backward": {}}
+        for name, matrices in (("w1", self.w1), ("w2", self.w2)):
+            count, rows, width = matrices.shape
+            values, turned = (torch.empty(matrices.numel(), device="cuda", dtype=torch.uint8) for _ in range(2))
+            factors = torch.empty(count, -(-rows // 128), -(-width // 128), device="cuda")
+            run, keep = library.call(
+                "e4m3_matrices", matrices=matrices, values=values, transposed=turned, factors=factors, count=count, rows=rows, width=width, dtype=1
+            )
+            self.kept.append(keep)
+            rounding.append(run)
+            names["forward"] |= {name: values, f"{name}_factors": factors}
+            names["backward"] |= {name: turned, f"{name}_factors": factors}
+        sizes = dict(hidden=self.hidden, width=self.width)
+        layer = dict(row_probability=self.p, clamp=infinity, kind=self.kind, recipe=1, dtype=1, **sizes)
+        forward = [self.call(library, "grouped_mlp_forward", x=self.x, z=z, y=y, **names["forward"], **layer)]
+        results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
+        gradients = dict(dy=self.dy, z=z, dx=dx, dz=dz, hs=hs, drow_probability=dp)
+        backward = [self.call(library, "grouped_mlp_backward", **gradients, **names["backward"], **layer)]
+        return rounding, forward, backward, results
+
+    def e4m3_errors(self, got):
+        """Of the first group's first rows, against products of operands that PyTorch rounded to e4m3."""
+
+        def rounded(blocks, dimensions):
+            largest = blocks.abs().amax(dimensions, keepdim=True)
+            factor = torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(448 / largest))), 1.0)
+            return (blocks * factor).to(torch.float8_e4m3fn).float() / factor
+
+        def product(rows, matrix):
+            (m, k), n = rows.shape, len(matrix)
+            pad = -k % 128
+            rows = torch.nn.functional.pad(rows.float(), (0, pad))
+            matrix = torch.nn.functional.pad(matrix.float(), (0, pad, 0, -n % 128))
+            rows = rounded(rows.view(m, -1, 128), (2,)).view(m, -1)
+            shape = matrix.shape
+            matrix = rounded(matrix.reshape(shape[0] // 128, 128, shape[1] // 128, 128), (1, 3)).reshape(shape)
+            return rows @ matrix[:n].T
+
+        rows = min(int(self.ends[0]), 256)
+        z, p = got["z"][:rows].float(), self.p[:rows, None]
+        if self.gated:
+            gate, linear = z.chunk(2, -1)
+            s = torch.sigmoid(gate)
+            a, slopes = gate * s * linear, torch.cat([linear * (s + gate * s * (1 - s)), gate * s], -1)
+        else:
+            a, slopes = torch.relu(z).square(), 2 * torch.relu(z)
+        w1, w2 = self.w1[0], self.w2[0]
+        dhs = product(self.dy[:rows], w2.T).repeat(1, slopes.shape[1] // self.width)
+        expected = {
+            "z": product(self.x[:rows], w1),
+            "y": product((p * a).bfloat16(), w2),
+            "dz": p * dhs * slopes,
+            "hs": p * a,
+            "dx": product(got["dz"][:rows], w1.T),
+            "dp": (dhs[:, : self.width] * a).sum(1),
+        }
+        return {name: error(got[name][:rows], value) for name, value in expected.items()}
+
     def torch_forward(self, act, x, w1, w2, p):
         z = torch._grouped_mm(x, w1.transpose(1, 2), self.ends)
         return torch._grouped_mm(act(z, p), w2.transpose(1, 2), self.ends)
@@ -241,6 +303,12 @@ for sizes in [
     in_order(own_forward + own_backward)()
     torch.cuda.synchronize()
     print("  differences of the results: " + ", ".join(f"{name} {error(actual[name], expected[name]):.1e}" for name in expected))
+    rounding, e4m3_forward, e4m3_backward, in_e4m3 = layer.in_e4m3(library)
+    in_order(rounding + e4m3_forward + e4m3_backward)()
+    torch.cuda.synchronize()
+    print("  e4m3 against bf16: " + ", ".join(f"{name} {error(in_e4m3[name], expected[name]):.1e}" for name in expected))
+    errors = layer.e4m3_errors(in_e4m3)
+    print("  e4m3 against PyTorch's rounding: " + ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))
     compiled = torch.compile(layer.activation)
     leaves = [leaf.detach().requires_grad_() for leaf in (layer.x, layer.w1, layer.w2, layer.p)]
 
@@ -261,10 +329,21 @@ for sizes in [
             "separate": in_order(forward),
             "grouped_mlp": in_order(own_forward),
             "grouped_mlp, no z": in_order(inference),
+            "in e4m3": in_order(e4m3_forward),
             "PyTorch": eager_forward,
             "PyTorch compiled": compiled_forward,
         },
-        "backward": {"separate": in_order(backward), "grouped_mlp": in_order(own_backward)},
+        "backward": {
+            "separate": in_order(backward),
+            "grouped_mlp": in_order(own_backward),
+            "in e4m3": in_order(e4m3_backward),
+        },
+        "forward and input gradient": {
+            "grouped_mlp": in_order(own_forward + own_backward),
+            "separate": in_order(forward + backward),
+            "in e4m3": in_order(e4m3_forward + e4m3_backward),
+            "in e4m3, matrices rounded every call": in_order(rounding + e4m3_forward + e4m3_backward),
+        },
         "all": {
             "separate": in_order(forward + backward + weights),
             "grouped_mlp": in_order(own_forward + own_backward + own_weights),
@@ -272,7 +351,7 @@ for sizes in [
             "PyTorch compiled": compiled_all,
         },
     }
-    work = {"forward": flops, "backward": flops, "all": 3 * flops}
+    work = {"forward": flops, "backward": flops, "forward and input gradient": 2 * flops, "all": 3 * flops}
     for part, contenders in rows.items():
         if options.without_pytorch:
             contenders = {name: run for name, run in contenders.items() if "PyTorch" not in name}

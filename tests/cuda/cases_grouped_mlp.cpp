@@ -107,6 +107,92 @@ void mlp(Run& run, const Mlp& m) {
   backward(run, m);
 }
 
+// ---- e4m3: storage is bf16 on both libraries --------------------------------------------------------------------------
+
+struct Rounded {
+  void *values, *transposed;
+  float* factors;
+};
+Rounded round_matrices(Run& run, std::vector<float> values, int64_t count, int64_t rows, int64_t width) {
+  mimo_e4m3_matrices_args a{};
+  const int64_t elements = count * rows * width, factors = count * ((rows + 127) / 128) * ((width + 127) / 128);
+  a.matrices = run.typed(std::move(values), MIMO_DTYPE_BF16, MIMO_DTYPE_BF16);
+  a.values = run.output(elements, MIMO_DTYPE_U8), a.transposed = run.output(elements, MIMO_DTYPE_U8);
+  a.factors = run.floats(factors);
+  a.count = count, a.rows = rows, a.width = width, a.dtype = MIMO_DTYPE_BF16;
+  run.call("mimo_e4m3_matrices", a);
+  run.compare("values", a.values, elements, MIMO_DTYPE_U8, true);
+  run.compare("transposed", a.transposed, elements, MIMO_DTYPE_U8, true);
+  run.compare("factors", a.factors, factors, MIMO_DTYPE_F32, true);
+  return {a.values, a.transposed, a.factors};
+}
+
+void e4m3_forward(Run& run, const Mlp& m) {
+  Layer layer{run, m};
+  const auto tensor = [&](std::vector<float> values) { return run.typed(std::move(values), MIMO_DTYPE_BF16, MIMO_DTYPE_BF16); };
+  const Rounded w1 = round_matrices(run, layer.matrices(layer.z_width, m.hidden), layer.groups, layer.z_width, m.hidden);
+  const Rounded w2 = round_matrices(run, layer.matrices(m.hidden, m.width), layer.groups, m.hidden, m.width);
+  mimo_grouped_mlp_forward_args f{};
+  describe(m, MIMO_DTYPE_BF16, layer.rows, f);
+  f.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
+  f.x = tensor(layer.input(m.hidden));
+  f.w1 = w1.values, f.w1_factors = w1.factors, f.w2 = w2.values, f.w2_factors = w2.factors;
+  f.b1 = m.biases ? tensor(run.normal(layer.groups * layer.z_width, 0.5)) : nullptr;
+  f.b2 = m.biases ? tensor(run.normal(layer.groups * m.hidden, 0.5)) : nullptr;
+  f.row_probability = layer.probability();
+  f.offsets = run.upload(layer.offsets);
+  f.z = tensor(layer.kept(layer.z_width));
+  f.y = tensor(layer.kept(m.hidden));
+  run.call("mimo_grouped_mlp_forward", f);
+  run.compare("z", f.z, layer.rows * layer.z_width, MIMO_DTYPE_BF16);
+  run.compare("y", f.y, layer.rows * m.hidden, MIMO_DTYPE_BF16);
+}
+
+/// All inputs are small whole numbers, so that sums are exact. A dz that differs in its last bit would round to another e4m3, and
+/// dx would tell nothing: it is compared where slopes are exact.
+void e4m3_backward(Run& run, const Mlp& m) {
+  Layer layer{run, m};
+  const auto whole = [&](int64_t count, double most) {
+    std::vector<float> values = run.uniform(count, -most - 0.5, most + 0.5);
+    for (float& value : values) value = std::round(value);
+    return values;
+  };
+  const auto tensor = [&](std::vector<float> values) { return run.typed(std::move(values), MIMO_DTYPE_BF16, MIMO_DTYPE_BF16); };
+  const Rounded w1 = round_matrices(run, whole(layer.groups * layer.z_width * m.hidden, 3), layer.groups, layer.z_width, m.hidden);
+  const Rounded w2 = round_matrices(run, whole(layer.groups * m.hidden * m.width, 1), layer.groups, m.hidden, m.width);
+  mimo_grouped_mlp_backward_args b{};
+  describe(m, MIMO_DTYPE_BF16, layer.rows, b);
+  b.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
+  b.dy = tensor(poisoned(whole(layer.rows * m.hidden, 1), m.hidden));
+  b.z = tensor(poisoned(whole(layer.rows * layer.z_width, 2), layer.z_width));
+  b.w1 = w1.transposed, b.w1_factors = w1.factors, b.w2 = w2.transposed, b.w2_factors = w2.factors;
+  b.b2 = m.biases ? tensor(run.normal(layer.groups * m.hidden, 0.5)) : nullptr;
+  std::vector<float> probability = run.uniform(layer.rows, 0, 2);
+  for (float& p : probability) p = p < 1 ? 0.5f : 1.0f;
+  b.row_probability = run.upload(poisoned(std::move(probability), 1));
+  b.offsets = run.upload(layer.offsets);
+  b.dx = tensor(layer.kept(m.hidden));
+  b.dz = tensor(layer.kept(layer.z_width));
+  b.hs = tensor(layer.kept(m.width));
+  b.drow_probability = run.upload(layer.kept(1));
+  b.db1 = m.biases ? run.floats(layer.groups * layer.z_width) : nullptr;
+  b.db2 = m.biases ? run.floats(layer.groups * m.hidden) : nullptr;
+  run.call("mimo_grouped_mlp_backward", b);
+  if (m.kind == MIMO_ACTIVATION_SQUARED_RELU) run.compare("dx", b.dx, layer.rows * m.hidden, MIMO_DTYPE_BF16);
+  run.compare("dz", b.dz, layer.rows * layer.z_width, MIMO_DTYPE_BF16);
+  run.compare("hs", b.hs, layer.rows * m.width, MIMO_DTYPE_BF16);
+  run.compare("dp", b.drow_probability, layer.rows, MIMO_DTYPE_F32);
+  if (!m.biases) return;
+  run.compare("db1", b.db1, layer.groups * layer.z_width, MIMO_DTYPE_F32);
+  run.compare("db2", b.db2, layer.groups * m.hidden, MIMO_DTYPE_F32);
+}
+
+void e4m3_mlp(Run& run, const Mlp& m) {
+  if (run.precision != MIMO_DTYPE_BF16) return;
+  e4m3_forward(run, m);
+  e4m3_backward(run, m);
+}
+
 void bias(Run& run, const std::vector<int32_t>& counts, int64_t width, bool weighted, bool accumulate) {
   const std::vector<int32_t> offsets = cumulative(counts);
   const bool one = counts.empty();
@@ -169,10 +255,23 @@ void add_grouped_mlp(Cases& cases, bool large) {
   add("swiglu blocks of 32, edges", {edges, 136, 288, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, true});
   add("swiglu blocks of 64", {{3, 0, 130, 1}, 136, 320, MIMO_ACTIVATION_SWIGLU, 64, INFINITY, true});
   add("tanh gelu", {{33, 0, 129, 7}, 64, 128, MIMO_ACTIVATION_GELU_TANH, 0, INFINITY, true});
+  const auto add_e4m3 = [&](const std::string& name, Mlp m) {
+    cases.push_back({"grouped_mlp e4m3 " + name, [m](Run& run) { e4m3_mlp(run, m); }});
+  };
+  const std::vector<int32_t> few{3, 0, 130, 1, 64, 0, 17};
+  add_e4m3("squared_relu", {few, 256, 384, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
+  add_e4m3("squared_relu edges", {edges, 336, 400, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, true});
+  add_e4m3("squared_relu narrow", {edges, 128, 16, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
+  add_e4m3("tanh gelu", {few, 144, 592, MIMO_ACTIVATION_GELU_TANH, 0, INFINITY, true});
+  add_e4m3("swiglu", {edges, 256, 384, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, true});
+  add_e4m3("swiglu 144", {few, 272, 144, MIMO_ACTIVATION_SWIGLU, 0, 1.0f, false});
+  add_e4m3("swiglu blocks of 32", {few, 128, 224, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, true});
+  add_e4m3("no rows", {{0, 0, 0}, 64, 64, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, true});
   cases.push_back({"grouped_bias", [](Run& run) { bias(run, {40, 0, 131, 1}, 72, true, false); }});
   cases.push_back({"grouped_bias odd", [](Run& run) { bias(run, {0, 300, 0}, 33, false, true); }});
   cases.push_back({"grouped_bias of one group", [](Run& run) { bias(run, {}, 64, true, true); }});
   if (!large) return;
+  add_e4m3("large", {{2048, 100, 0, 4096, 1500, 777, 3000, 640}, 2688, 1856, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
   const std::vector<int32_t> uneven{2048, 100, 0, 4096, 1500, 777, 3000, 640};
   add("large squared_relu", {uneven, 2688, 1856, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
   add("large swiglu", {uneven, 2048, 768, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, true});

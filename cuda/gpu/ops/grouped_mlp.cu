@@ -1,6 +1,7 @@
 // Feed-forward layers of experts (docs/spec/moe-performance.md §1), composed of the grouped products, the activation and the
-// biases: what takes every case.
+// biases: what takes every case. In e4m3 products and activation are kernels of Hopper.
 #include "grouped_bias.h"
+#include "grouped_mlp.h"
 #include "kernel.cuh"
 #include "operations.h"
 
@@ -14,13 +15,16 @@ struct Layer {
   mimo_stream& stream;
   const Args& args;
 
+  bool in_e4m3() const { return args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE; }
   bool gated() const { return args.kind == MIMO_ACTIVATION_SWIGLU || args.kind == MIMO_ACTIVATION_QUICK_GEGLU; }
   int64_t z_width() const { return gated() ? 2 * args.width : args.width; }
 
   void require_legal() const {
     MIMO_REQUIRE(args.groups >= 1 && args.hidden >= 1 && args.width >= 1 && args.rows >= 0, "grouped_mlp");
-    if (args.recipe != MIMO_MLP_RECIPE_PLAIN) {
-      fail(MIMO_ERROR_UNSUPPORTED, "The CUDA library has no FP8 products for layers of experts.");
+    if (in_e4m3() && !sm90_e4m3_grouped_mlp_fits(stream, args)) {
+      fail(MIMO_ERROR_UNSUPPORTED,
+           "Experts in e4m3 need a Hopper GPU (sm_90), storage in bf16, hidden size and width in steps of 16, and halves or "
+           "blocks of rows in steps of 8.");
     }
   }
 
@@ -71,6 +75,7 @@ void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_arg
   const Layer<mimo_grouped_mlp_forward_args> layer{stream, args};
   layer.require_legal();
   if (args.rows == 0) return;
+  if (layer.in_e4m3()) return sm90_e4m3_grouped_mlp_forward(stream, args);
   const int64_t z_width = layer.z_width(), element = bytes_of(args.dtype);
   Workspace z_copy(&stream, args.z == nullptr ? args.rows * z_width * element : 0);
   Workspace hs(&stream, args.rows * args.width * element);
@@ -84,7 +89,9 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
   const Layer<mimo_grouped_mlp_backward_args> layer{stream, args};
   layer.require_legal();
   if (args.rows == 0) return;
-  {
+  if (layer.in_e4m3()) {
+    sm90_e4m3_grouped_mlp_backward(stream, args);
+  } else {
     Workspace dhs(&stream, args.rows * args.width * bytes_of(args.dtype));
     layer.product(args.dy, args.w2, false, args.width, args.hidden, dhs.as<char>(), args.dtype);
     mimo_activation_backward_args b{};
@@ -93,9 +100,9 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
     b.rows = args.rows, b.width = args.width, b.interleave = args.interleave;
     b.clamp = args.clamp, b.linear_offset = args.linear_offset, b.kind = args.kind, b.dtype = args.dtype;
     activation_backward(stream, b);
+    if (args.hs != nullptr) layer.activate(args.z, args.hs);
+    if (args.dx != nullptr) layer.product(args.dz, args.w1, false, args.hidden, layer.z_width(), args.dx, args.dtype);
   }
-  if (args.hs != nullptr) layer.activate(args.z, args.hs);
-  if (args.dx != nullptr) layer.product(args.dz, args.w1, false, args.hidden, layer.z_width(), args.dx, args.dtype);
   layer.add_bias_gradient(args.dz, layer.z_width(), nullptr, args.db1);
   layer.add_bias_gradient(args.dy, args.hidden, args.row_probability, args.db2);
   if (args.b2 == nullptr || args.drow_probability == nullptr) return;

@@ -76,22 +76,6 @@ struct Forward {
   }
 
   __device__ __forceinline__ void finish() const {}
-
-  /// word[i] of lane q becomes word[q] of lane i, of four neighbouring lanes.
-  static __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4], int quarter) {
-    const bool upper = quarter & 2, odd = quarter & 1;
-    const uint32_t own0 = upper ? word[2] : word[0], own1 = upper ? word[3] : word[1];
-    const uint32_t other0 = __shfl_xor_sync(all_lanes, upper ? word[0] : word[2], 2);
-    const uint32_t other1 = __shfl_xor_sync(all_lanes, upper ? word[1] : word[3], 2);
-    // Blocks 2 (q / 2) + {0, 1} of the lanes 0 or 1 and 2 or 3 of the quad.
-    const uint32_t low0 = upper ? other0 : own0, low1 = upper ? other1 : own1;
-    const uint32_t high0 = upper ? own0 : other0, high1 = upper ? own1 : other1;
-    const uint32_t low = odd ? low1 : low0, high = odd ? high1 : high0;
-    const uint32_t low_other = __shfl_xor_sync(all_lanes, odd ? low0 : low1, 1);
-    const uint32_t high_other = __shfl_xor_sync(all_lanes, odd ? high0 : high1, 1);
-    word[0] = odd ? low_other : low, word[1] = odd ? low : low_other;
-    word[2] = odd ? high_other : high, word[3] = odd ? high : high_other;
-  }
 };
 
 template <class Problem>

@@ -1,0 +1,26 @@
+// Operands in e4m3 (docs/spec/moe-performance.md §1.7).
+#pragma once
+#include "device.h"
+
+namespace mimo::cuda {
+
+constexpr int64_t e4m3_run = 128;
+
+/// Values, and the inverses of the powers of two that they were multiplied by.
+struct E4m3Operand {
+  uint8_t* values;
+  float* factors;
+};
+
+/// x [rows, width] in bf16 in runs of 128 columns: values [rows, width], factors [runs, rows]. Rows from `live` on are left
+/// alone; width a multiple of 16.
+void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to);
+
+/// hs of grouped_mlp_forward, rounded to bf16 and then to e4m3 in runs of 128 columns.
+void activate_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args, const void* z, const E4m3Operand& hs);
+/// dz, hs (unless null) and drow_probability without its part of b2 (unless null) of grouped_mlp_backward, from dhs [rows,
+/// width] in bf16; dz also in e4m3, in runs of 128 columns.
+void activation_gradient_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args, const void* dhs,
+                                 const E4m3Operand& dz);
+
+}  // namespace mimo::cuda
