@@ -109,6 +109,18 @@ int32_t mimo_device_describe(mimo_device* device, mimo_device_info* info) {
 
 int32_t mimo_device_set_deterministic(mimo_device*, int32_t) { return MIMO_OK; }
 
+int32_t mimo_device_set_algorithms(mimo_device*, const char*) { return MIMO_OK; }
+
+int32_t mimo_device_time_algorithms(mimo_device*, mimo_stream*, int32_t* left_out) {
+  *left_out = 0;
+  return MIMO_OK;
+}
+
+int32_t mimo_device_timed_algorithms(mimo_device*, char*, int64_t, int64_t* bytes) {
+  *bytes = 0;
+  return MIMO_OK;
+}
+
 int32_t mimo_stream_create(mimo_device* device, int32_t, mimo_stream** stream) {
   return guard([&] { *stream = new mimo_stream{device}; });
 }

@@ -24,11 +24,17 @@ struct DenseProduct {
   bool beside_collective;
 };
 
+class Algorithms;
+
 class CublasLt {
  public:
-  CublasLt();
+  CublasLt(Algorithms& algorithms, int32_t multiprocessors);
   ~CublasLt();
   void multiply(mimo_stream& stream, const DenseProduct& product);
+  /// Times the algorithms of all products so far that have no choice; returns how many there was no memory for.
+  int32_t time_algorithms(mimo_stream& stream);
+  /// Algorithms are looked up again.
+  void forget_plans();
 
  private:
   struct State;

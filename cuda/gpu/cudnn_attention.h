@@ -7,9 +7,12 @@
 
 namespace mimo::cuda {
 
+class Algorithms;
+class CudnnGraphs;
+
 class Cudnn {
  public:
-  Cudnn();
+  explicit Cudnn(Algorithms& algorithms);
   ~Cudnn();
 
   /// Whether it computes this: bf16 without dropout, head sizes in steps of 8 up to 128.
@@ -20,9 +23,13 @@ class Cudnn {
   void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
   void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);
 
+  /// Times the plans of all attentions so far that have no choice; returns how many there was no memory for.
+  int32_t time_algorithms(mimo_stream& stream);
+  /// Plans are looked up again.
+  void forget_plans();
+
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<CudnnGraphs> graphs_;
 };
 
 }  // namespace mimo::cuda

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "algorithms.h"
 #include "cublaslt.h"
 #include "cudnn_attention.h"
 #include "error.h"
@@ -123,7 +124,7 @@ Workspace::~Workspace() { device_->memory->free(key_, address_); }
 using mimo::guard;
 using mimo::cuda::check;
 
-mimo_device::mimo_device(int32_t device_index) : index(device_index) {
+mimo_device::mimo_device(int32_t device_index) : index(device_index), algorithms_(new mimo::cuda::Algorithms()) {
   use();
   const auto attribute = [&](cudaDeviceAttr name) {
     int value = 0;
@@ -144,6 +145,7 @@ mimo_device::mimo_device(int32_t device_index) : index(device_index) {
 mimo_device::~mimo_device() {
   delete cudnn_;
   delete cublaslt_;
+  delete algorithms_;
   delete memory;
 }
 
@@ -155,13 +157,24 @@ void mimo_device::use() const {
 }
 
 mimo::cuda::CublasLt& mimo_device::cublaslt() {
-  if (cublaslt_ == nullptr) cublaslt_ = new mimo::cuda::CublasLt();
+  if (cublaslt_ == nullptr) cublaslt_ = new mimo::cuda::CublasLt(*algorithms_, multiprocessors);
   return *cublaslt_;
 }
 
 mimo::cuda::Cudnn& mimo_device::cudnn() {
-  if (cudnn_ == nullptr) cudnn_ = new mimo::cuda::Cudnn();
+  if (cudnn_ == nullptr) cudnn_ = new mimo::cuda::Cudnn(*algorithms_);
   return *cudnn_;
+}
+
+void mimo_device::set_algorithms(const char* choices) {
+  algorithms_->set(choices);
+  if (cublaslt_ != nullptr) cublaslt_->forget_plans();
+  if (cudnn_ != nullptr) cudnn_->forget_plans();
+}
+
+int32_t mimo_device::time_algorithms(mimo_stream& stream) {
+  return (cublaslt_ != nullptr ? cublaslt_->time_algorithms(stream) : 0) +
+         (cudnn_ != nullptr ? cudnn_->time_algorithms(stream) : 0);
 }
 
 namespace {

@@ -14,6 +14,7 @@ class OperationQueue;
 
 namespace mimo::cuda {
 
+class Algorithms;
 class CublasLt;
 class Cudnn;
 class GraphRecorder;
@@ -30,6 +31,11 @@ struct mimo_device {
   void use() const;
   mimo::cuda::CublasLt& cublaslt();
   mimo::cuda::Cudnn& cudnn();
+  const mimo::cuda::Algorithms& algorithms() const { return *algorithms_; }
+  /// mimo_device_set_algorithms.
+  void set_algorithms(const char* choices);
+  /// mimo_device_time_algorithms: returns how many there was no memory for.
+  int32_t time_algorithms(mimo_stream& stream);
 
   int32_t index;
   int32_t multiprocessors = 0;
@@ -42,6 +48,7 @@ struct mimo_device {
   mimo::MemoryPool* memory = nullptr;
 
  private:
+  mimo::cuda::Algorithms* const algorithms_;
   mimo::cuda::CublasLt* cublaslt_ = nullptr;
   mimo::cuda::Cudnn* cudnn_ = nullptr;
 };

@@ -10,5 +10,6 @@ void axpby(mimo_stream& stream, const mimo_axpby_args& args);
 void grouped_bias_forward(mimo_stream& stream, const mimo_grouped_bias_forward_args& args);
 void grouped_bias_backward(mimo_stream& stream, const mimo_grouped_bias_backward_args& args);
 void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
+void philox_fill(mimo_stream& stream, const mimo_philox_fill_args& args);
 
 }  // namespace mimo::cuda

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 12
+#define MIMO_ABI_VERSION 13
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -118,6 +118,20 @@ MIMO_API int32_t mimo_device_describe(mimo_device* device, mimo_device_info* inf
 /* 1: results repeat bit for bit, whatever it costs. 0 (default): vendor libraries may add in any order; on CUDA that is
  * the gradient of bf16 attention, and NCCL's choice of algorithm. The CPU library always repeats. */
 MIMO_API int32_t mimo_device_set_deterministic(mimo_device* device, int32_t deterministic);
+
+/* Vendor libraries offer several algorithms for a product or an attention, and guess which is fastest: that one is taken unless
+ * a choice is given. Choices replace earlier ones, and work may be under way, but none that is recorded in graphs. A choice is a
+ * line: what it is for, a tab, the algorithm, and what may follow behind another tab. Algorithms add in other orders, so that
+ * choices change the last bits of results, but each repeats bit for bit. A choice for another GPU or vendor library is refused
+ * with MIMO_ERROR_UNSUPPORTED by the first operation that meets it. The CPU library offers nothing and reads nothing. */
+MIMO_API int32_t mimo_device_set_algorithms(mimo_device* device, const char* choices);
+/* Times, on memory of its own, the algorithms of all products and attentions that were called since the device was opened and
+ * have no choice. The GPU should have nothing else to do. Operations take none of them: that needs mimo_device_set_algorithms.
+ * left_out: how many there was no memory for. */
+MIMO_API int32_t mimo_device_time_algorithms(mimo_device* device, mimo_stream* stream, int32_t* left_out);
+/* The choices that were timed so far, with three fields more: microseconds of the choice, of the vendor's first answer, and the
+ * number of algorithms timed. `text` gets the first `capacity` bytes, without a zero; bytes: of the whole. */
+MIMO_API int32_t mimo_device_timed_algorithms(mimo_device* device, char* text, int64_t capacity, int64_t* bytes);
 
 /* priority: 0 normal, negative is served first where the device can. */
 MIMO_API int32_t mimo_stream_create(mimo_device* device, int32_t priority, mimo_stream** stream);

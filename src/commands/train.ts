@@ -66,10 +66,15 @@ export default configuredCommand({
 		const { placeFromEnvironment } = await import("../launch/place.ts");
 		const { requireMemory } = await import("../plan/require-memory.ts");
 		const { requireStart } = await import("../train/restart/before-training.ts");
+		const { AlgorithmCache } = await import("../train/algorithm-cache.ts");
 		await onEveryRank(options, async (world) => {
 			await requireMemory(configuration, world.rank, sharedDevice(configuration, world));
 			if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
-			return await runTraining(configuration, world);
+			const algorithms = await AlgorithmCache.open(configuration, world);
+			const exitCode = await runTraining(configuration, world);
+			const kept = exitCode === 0 ? (algorithms?.keep() ?? null) : null;
+			if (kept !== null && world.rank === options.reporter) note(kept);
+			return exitCode;
 		});
 	},
 });

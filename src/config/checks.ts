@@ -362,6 +362,18 @@ const trackers: readonly Check[] = [
 
 const other: readonly Check[] = [
 	(c) => unless(c.cudaGraphImpl === "none" || c.device !== "cpu", "cuda-graph-impl", "allowed on the CPU is none"),
+	(c) =>
+		unless(
+			c.algorithmChoice === "heuristic" || c.device !== "cpu",
+			"algorithm-choice",
+			"allowed on the CPU is heuristic",
+		),
+	(c) =>
+		unless(
+			c.algorithmCacheFolder === null || c.algorithmChoice !== "heuristic",
+			"algorithm-cache-folder",
+			"it needs algorithm-choice cached or timed",
+		),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 12;
+export const ABI_VERSION = 13;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -1023,6 +1023,9 @@ export const functions = {
 	mimo_device_close: { args: ["ptr"], returns: "i32" },
 	mimo_device_describe: { args: ["ptr", "ptr"], returns: "i32" },
 	mimo_device_set_deterministic: { args: ["ptr", "i32"], returns: "i32" },
+	mimo_device_set_algorithms: { args: ["ptr", "ptr"], returns: "i32" },
+	mimo_device_time_algorithms: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
+	mimo_device_timed_algorithms: { args: ["ptr", "ptr", "i64", "ptr"], returns: "i32" },
 	mimo_stream_create: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_stream_destroy: { args: ["ptr"], returns: "i32" },
 	mimo_stream_synchronize: { args: ["ptr"], returns: "i32" },

@@ -4,7 +4,7 @@ import { debug, debugging } from "./debug.ts";
 import { NativeError, UserError } from "./errors.ts";
 import type { Library, NativeFunction } from "./library.ts";
 import { Allocation, addressOf, type DeviceMemory } from "./memory.ts";
-import { type Layout, layoutOf, readStruct, writeInt64 } from "./structs.ts";
+import { type Layout, layoutOf, readStruct, writeInt64, zeroTerminated } from "./structs.ts";
 
 interface FieldValue {
 	ptr: DeviceMemory | null;
@@ -261,6 +261,34 @@ export class Device implements Disposable {
 	/** Whether results must repeat bit for bit even where vendor libraries would add in any order. */
 	setDeterministic(deterministic: boolean): void {
 		this.#call("mimo_device_set_deterministic", this.handle, deterministic ? 1 : 0);
+	}
+
+	/**
+	 * Takes these algorithms of vendor libraries in place of earlier ones, as mimo_device_set_algorithms says; a line each.
+	 * What has none takes the library's first answer.
+	 */
+	setAlgorithms(choices: string): void {
+		this.#call("mimo_device_set_algorithms", this.handle, zeroTerminated(choices));
+	}
+
+	/**
+	 * Times the algorithms of all products and attentions so far that have no choice, for `timedAlgorithms`. Returns how many
+	 * there was no memory for.
+	 */
+	timeAlgorithms(): number {
+		const leftOut = new Int32Array(1);
+		this.#call("mimo_device_time_algorithms", this.handle, this.stream.handle, leftOut);
+		return leftOut[0]!;
+	}
+
+	/** The choices that were timed, in the form that `setAlgorithms` takes, with the times of mimo.h behind. */
+	timedAlgorithms(): string {
+		const bytes = new BigInt64Array(1);
+		this.#call("mimo_device_timed_algorithms", this.handle, new Uint8Array(1), 0, bytes);
+		const text = new Uint8Array(Number(bytes[0]));
+		if (text.length === 0) return "";
+		this.#call("mimo_device_timed_algorithms", this.handle, text, text.length, bytes);
+		return new TextDecoder().decode(text);
 	}
 
 	/**

@@ -18,7 +18,7 @@ import {
 import { check, type Device } from "./device.ts";
 import { exitCodes } from "./exit-codes.ts";
 import type { Library } from "./library.ts";
-import { layoutOf, readStruct } from "./structs.ts";
+import { layoutOf, readStruct, zeroTerminated } from "./structs.ts";
 
 /** State of a rank. */
 export interface RankState {
@@ -78,10 +78,6 @@ const stateLayout = layoutOf(structs.rank_state);
 const recordLayout = layoutOf(structs.call_record);
 /** Bytes of a line of a diagnosis at most: names, a sentence, a call and the absent ranks; and how many lines it has at most. */
 const diagnosis = { lineBytes: 4 * SENTENCE_BYTES, lines: 128 };
-
-function zeroTerminated(text: string): Buffer {
-	return Buffer.from(`${text.replaceAll("\0", "")}\0`);
-}
 
 function readString(bytes: Uint8Array): string {
 	const end = bytes.indexOf(0);

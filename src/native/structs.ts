@@ -82,3 +82,7 @@ export function readStruct(bytes: Uint8Array, layout: Layout): Record<string, nu
 	}
 	return result;
 }
+
+export function zeroTerminated(text: string): Buffer {
+	return Buffer.from(`${text.replaceAll("\0", "")}\0`);
+}

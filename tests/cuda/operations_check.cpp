@@ -1,10 +1,11 @@
 // Every operation of mimo.h: the CPU library against the CUDA library, in fp32 and bf16.
 //
 //   g++ -std=c++20 -O1 tests/cuda/*.cpp -o operations_check -ldl
-//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat] [--graphs] [--part I/N]
+//   operations_check libmimo_cpu.so libmimo_cuda.so [--large] [--only NAME] [--repeat] [--timed] [--graphs] [--part I/N]
 //
-// --large adds sizes of real models; --repeat runs every case twice on the CUDA library in deterministic mode and wants the same
-// bytes; --graphs does that with CUDA graphs on, until every operation was launched by one;
+// --large adds sizes of real models; --repeat runs every case twice on the CUDA library in deterministic mode and wants the
+// same bytes; --timed first times the algorithms that vendor libraries offer for the case, and checks those;
+// --graphs runs every case with CUDA graphs on, until every operation was launched by one, and wants the same bytes;
 // --part 0/8 takes every eighth case from the first on, for several GPUs at once.
 // Prints a line an output that is off, a line a case, and last "N checks, N failed". A failed CUDA call ends the process
 // that made it: the rest goes on in another one.
@@ -27,6 +28,25 @@ Limits limits_of(int32_t precision) {
 struct Outcome {
   int checks = 0, failures = 0;
 };
+
+/// Makes the library take the fastest of the algorithms that are offered for a case.
+void take_timed_algorithms(const Case& one, int32_t precision, const Library& cuda) {
+  std::map<std::string, std::vector<float>> kept;
+  const uint64_t seed = std::hash<std::string>{}(one.name);
+  {
+    // Results of the reference that are handed on come from this library here.
+    Run reference(cuda, true, precision, seed, kept), run(cuda, false, precision, seed, kept);
+    one.body(reference);
+    one.body(run);
+  }
+  int32_t left_out = 0;
+  MIMO_CHECK_CALL(cuda, mimo_device_time_algorithms, cuda.device, cuda.stream, &left_out);
+  int64_t bytes = 0;
+  MIMO_CHECK_CALL(cuda, mimo_device_timed_algorithms, cuda.device, nullptr, 0, &bytes);
+  std::string choices(static_cast<size_t>(bytes), ' ');
+  MIMO_CHECK_CALL(cuda, mimo_device_timed_algorithms, cuda.device, choices.data(), bytes, &bytes);
+  MIMO_CHECK_CALL(cuda, mimo_device_set_algorithms, cuda.device, choices.c_str());
+}
 
 void run_case(const Case& one, int32_t precision, const Library& cpu, const Library& cuda, bool repeat, Outcome& outcome) {
   std::map<std::string, std::vector<float>> kept;
@@ -130,10 +150,10 @@ bool in_a_process(Body&& body) {
 
 int main(int count, char** arguments) {
   if (count < 3) {
-    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat] [--graphs] [--part I/N]\n");
+    std::fprintf(stderr, "operations_check CPU_LIBRARY CUDA_LIBRARY [--large] [--only NAME] [--repeat] [--timed] [--graphs] [--part I/N]\n");
     return 2;
   }
-  bool large = false, repeat = false, graphs = false;
+  bool large = false, repeat = false, graphs = false, timed = false;
   std::string only;
   size_t part = 0, parts = 1;
   for (int i = 3; i < count; ++i) {
@@ -141,6 +161,7 @@ int main(int count, char** arguments) {
     if (flag == "--large") large = true;
     if (flag == "--repeat") repeat = true;
     if (flag == "--graphs") graphs = true;
+    if (flag == "--timed") timed = true;
     if (flag == "--only" && i + 1 < count) only = arguments[++i];
     if (flag == "--part" && i + 1 < count && std::sscanf(arguments[++i], "%zu/%zu", &part, &parts) != 2) parts = 0;
     if (parts == 0) return 2;
@@ -167,6 +188,7 @@ int main(int count, char** arguments) {
       for (; progress->next < 2 * wanted.size(); ++progress->next) {
         const Case& one = wanted[progress->next / 2];
         const int32_t precision = precisions[progress->next % 2];
+        if (timed) take_timed_algorithms(one, precision, cuda);
         if (graphs) {
           run_in_graphs(one, precision, cuda, progress->outcome);
         } else {

@@ -1,5 +1,5 @@
 /** Where and how the program runs. */
-import { choice, defaulting, integer, off, optional } from "../field.ts";
+import { choice, defaulting, integer, off, optional, path } from "../field.ts";
 import { presetNames } from "../preset-names.ts";
 
 export const runKeys = {
@@ -15,6 +15,15 @@ export const runKeys = {
 		choice(["none", "local"]),
 		"none",
 		"local: runs of operations that repeat from step to step are launched as CUDA graphs.",
+	),
+	"algorithm-choice": defaulting(
+		choice(["heuristic", "cached", "timed"]),
+		"heuristic",
+		"Algorithms of products and attention on CUDA: what cuBLASLt and cuDNN guess; what an earlier run timed; timed: that too, and after the last step what is lacking is timed for later runs.",
+	),
+	"algorithm-cache-folder": optional(
+		path,
+		"Folder that timed algorithms lie below, in a folder of their own; unset: the user's cache folder.",
 	),
 	"rerun-mode": defaulting(
 		choice(["disabled", "validate_results", "report_stats"]),

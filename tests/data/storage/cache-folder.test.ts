@@ -3,7 +3,8 @@ import { afterAll, expect, test } from "bun:test";
 import { chmodSync, chownSync, mkdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import { defaultCacheFolder, openCacheFolder } from "../../../src/data/energon/storage/cache-folder.ts";
+import { openCacheFolder } from "../../../src/data/energon/storage/cache-folder.ts";
+import { defaultCacheFolder } from "../../../src/native/own-folder.ts";
 import { Scratch } from "../fixtures.ts";
 
 const scratch = new Scratch();

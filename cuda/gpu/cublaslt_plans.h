@@ -1,0 +1,111 @@
+// The plans of cublaslt.cpp, and the timing of their algorithms (cublaslt_algorithms.cpp).
+#pragma once
+#include <cublasLt.h>
+
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "algorithms.h"
+#include "cublaslt.h"
+#include "status.h"
+#include "vendor.h"
+
+namespace mimo::cuda {
+
+#define MIMO_CUBLASLT(name) decltype(&::name) name = reinterpret_cast<decltype(&::name)>(vendor_symbol(library, #name))
+struct CublasLtFunctions {
+  const VendorLibrary& library = open_vendor(Vendor::cublaslt);
+  MIMO_CUBLASLT(cublasLtCreate);
+  MIMO_CUBLASLT(cublasLtDestroy);
+  MIMO_CUBLASLT(cublasLtGetStatusString);
+  MIMO_CUBLASLT(cublasLtMatmul);
+  MIMO_CUBLASLT(cublasLtMatmulAlgoCheck);
+  MIMO_CUBLASLT(cublasLtMatmulAlgoConfigSetAttribute);
+  MIMO_CUBLASLT(cublasLtMatmulAlgoGetHeuristic);
+  MIMO_CUBLASLT(cublasLtMatmulDescCreate);
+  MIMO_CUBLASLT(cublasLtMatmulDescDestroy);
+  MIMO_CUBLASLT(cublasLtMatmulDescSetAttribute);
+  MIMO_CUBLASLT(cublasLtMatmulPreferenceCreate);
+  MIMO_CUBLASLT(cublasLtMatmulPreferenceDestroy);
+  MIMO_CUBLASLT(cublasLtMatmulPreferenceSetAttribute);
+  MIMO_CUBLASLT(cublasLtMatrixLayoutCreate);
+  MIMO_CUBLASLT(cublasLtMatrixLayoutDestroy);
+  MIMO_CUBLASLT(cublasLtMatrixLayoutSetAttribute);
+
+  void check(cublasStatus_t status, const char* what) const {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw Error(MIMO_ERROR_DEVICE, std::string("cuBLASLt failed at ") + what + ": " + cublasLtGetStatusString(status) + ".");
+  }
+};
+#undef MIMO_CUBLASLT
+
+/// Everything an algorithm depends on. No padding: compared and hashed as bytes.
+struct ProductShape {
+  int64_t m, n, k, a_stride, b_stride, c_stride, batch, a_batch_stride, b_batch_stride, c_batch_stride;
+  int32_t transpose_a, transpose_b, dtype, c_dtype, with_bias, accumulates;
+  int32_t a_alignment, b_alignment, c_alignment;
+  int32_t multiprocessors;  // 0: all
+
+  bool operator==(const ProductShape& other) const { return std::memcmp(this, &other, sizeof(ProductShape)) == 0; }
+};
+
+struct HashProductShape {
+  size_t operator()(const ProductShape& shape) const {
+    uint64_t hash = 1469598103934665603u;  // FNV-1a over 8-byte words
+    uint64_t words[sizeof(ProductShape) / 8];
+    static_assert(sizeof(words) == sizeof(ProductShape));
+    std::memcpy(words, &shape, sizeof(ProductShape));
+    for (const uint64_t word : words) hash = (hash ^ word) * 1099511628211u;
+    return hash ^ (hash >> 29);
+  }
+};
+
+/// What a product reads and writes, in cuBLASLt's order: a row-major b comes first.
+struct ProductOperands {
+  const void *left, *right;
+  void* result;
+  const void* bias;
+};
+
+struct ProductPlan {
+  cublasLtMatmulDesc_t description = nullptr;
+  cublasLtMatrixLayout_t left = nullptr, right = nullptr, result = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
+  size_t workspace_bytes = 0;
+};
+
+struct CublasLt::State {
+  State(Algorithms& of_device, int32_t multiprocessors_of_device)
+      : algorithms(of_device), multiprocessors(multiprocessors_of_device) {}
+
+  CublasLtFunctions lt;
+  Algorithms& algorithms;
+  const int32_t multiprocessors;
+  cublasLtHandle_t handle = nullptr;
+  std::unordered_map<ProductShape, ProductPlan, HashProductShape> plans;
+
+  ProductPlan make_plan(const ProductShape& s) const;
+  void destroy_plans();
+  /// Up to `wanted` of cuBLASLt's answers, best guess first. `reductions`: ways of adding parts of a sum
+  /// (cublasLtReductionScheme_t) that may be among them. Empty where there is none.
+  std::vector<cublasLtMatmulHeuristicResult_t> answers(const ProductShape& s, const ProductPlan& plan, int wanted,
+                                                       uint32_t reductions, size_t workspace_bytes) const;
+  /// Whether an algorithm computes the plan; `workspace_bytes` is what it then needs.
+  bool fits(const ProductPlan& plan, const cublasLtMatmulAlgo_t& algorithm, size_t* workspace_bytes) const;
+  void launch(mimo_stream& stream, const ProductPlan& plan, const ProductOperands& operands, float alpha, float beta) const;
+  int32_t time_algorithms(mimo_stream& stream);
+  /// The plan of a shape with each algorithm that is worth timing, `first` itself before all. They share its descriptions.
+  std::vector<ProductPlan> candidates(const ProductShape& s, const ProductPlan& first) const;
+  void time_product(mimo_stream& stream, const ProductShape& s, const ProductPlan& first);
+};
+
+/// What `Algorithms` keeps a choice by.
+std::string text_of(const ProductShape& shape);
+/// The algorithm's bytes, which a cuBLASLt of the same version reads again.
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm);
+/// Whether the text is that of an algorithm.
+bool read_algorithm(const std::string& text, cublasLtMatmulAlgo_t* algorithm);
+
+}  // namespace mimo::cuda

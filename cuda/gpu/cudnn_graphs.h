@@ -1,0 +1,63 @@
+// cuDNN's attention graphs, built once a shape and kept.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+
+#include "attention_layout.h"
+#include "device.h"
+
+namespace mimo::cuda {
+
+class Algorithms;
+
+/// Names of a graph's tensors. Offsets of packed sequences in elements of tensor i are tensor ragged_uid + i.
+enum Uid : int64_t { q_uid = 1, k_uid, v_uid, o_uid, stats_uid, do_uid, dq_uid, dk_uid, dv_uid, length_uid, ragged_uid = 20 };
+
+/// Everything a graph depends on.
+struct GraphKey {
+  bool backward, ragged, causal, deterministic;
+  int64_t batch, query_heads, key_heads, length, head_dim, tokens;
+  AttentionStrides q, k, o, d_o, dq, dk;
+  float scale;
+
+  auto tied() const {
+    return std::tie(backward, ragged, causal, deterministic, batch, query_heads, key_heads, length, head_dim, tokens, q.batch,
+                    q.head, q.token, k.batch, k.head, k.token, o.batch, o.head, o.token, d_o.batch, d_o.head, d_o.token,
+                    dq.batch, dq.head, dq.token, dk.batch, dk.head, dk.token, scale);
+  }
+  bool operator<(const GraphKey& other) const { return tied() < other.tied(); }
+};
+
+/// Elements between tokens of the tensors that packed sequences lie in.
+std::map<int64_t, int64_t> token_strides(const GraphKey& key);
+
+class CudnnGraphs {
+ public:
+  explicit CudnnGraphs(Algorithms& algorithms);
+  ~CudnnGraphs();
+  void execute(mimo_stream& stream, const GraphKey& key, std::unordered_map<int64_t, void*>& pointers);
+  /// Times the plans of all graphs so far that have no choice; returns how many there was no memory for.
+  int32_t time_algorithms(mimo_stream& stream);
+  void forget();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Lengths and offsets of packed sequences on the device, for as long as it lives; `pointers` gets them. cu_seqlens
+/// [sequences + 1] on the device.
+class RaggedArrays {
+ public:
+  RaggedArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, const GraphKey& key,
+               std::unordered_map<int64_t, void*>& pointers);
+
+ private:
+  Workspace memory_;
+};
+
+}  // namespace mimo::cuda
