@@ -1,4 +1,4 @@
-/** Keys of elastic models: their defaults, and the elastic model that they describe (docs/spec/elastic.md §2, §17). */
+/** Keys of elastic models: their defaults, and the elastic model that they describe (docs/spec/elastic.md §2). */
 import { describe, expect, test } from "bun:test";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { parentSizes } from "../../src/elastic/counts.ts";

@@ -1,4 +1,4 @@
-/** What docs/spec/elastic.md §18 refuses, as a user meets it: one sentence that names the key, before any rank starts. */
+/** Refusals of elastic keys as a user meets them: one sentence that names the key, before any rank starts. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
