@@ -14,12 +14,12 @@ import { RendezvousHost } from "./rendezvous.ts";
 const patience = 15_000;
 const together = 20;
 
-/** Where the ranks of this machine find its first rank: an abstract name; null where ranks meet rank 0 by themselves. */
+/** Where the ranks of this node find its first rank: an abstract name; null where ranks meet rank 0 by themselves. */
 export function roomOf(place: Place, identity: Identity): string | null {
-	const { secret, localSize, worldSize } = place;
+	const { secret, localSize, worldSize, node = "" } = place;
 	// Ranks of one host have a short way to rank 0; without a secret the kernel answers for ports alone.
 	if (secret === null || place.launcher !== null || localSize === 1 || localSize === worldSize) return null;
-	const name = createHmac("sha256", secret).update(`room ${place.address}:${place.port} ${identity.machine}`);
+	const name = createHmac("sha256", secret).update(`room ${place.address}:${place.port} ${identity.machine} ${node}`);
 	return `\0mimo-${name.digest("hex")}`;
 }
 

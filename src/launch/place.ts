@@ -13,6 +13,8 @@ export interface Place {
 	/** Rank and number of ranks on this host. */
 	readonly localRank: number;
 	readonly localSize: number;
+	/** Number of the node as the job counts it: nodes may be parts of one machine. Absent: not told. */
+	readonly node?: string;
 	/** Where ranks meet. */
 	readonly address: string;
 	/** Used where `address` is a name that does not resolve. */
@@ -45,6 +47,7 @@ export function placeFromEnvironment(environment: Environment = process.env): Pl
 		worldSize,
 		localRank: integer(environment, "LOCAL_RANK", 0, localSize - 1, rank),
 		localSize,
+		...(environment.GROUP_RANK === undefined ? {} : { node: environment.GROUP_RANK }),
 		// All ranks are here when the launcher says so, whatever name it gives this host.
 		address: environment.LOCAL_WORLD_SIZE === String(worldSize) ? loopback : address,
 		// torchrun's own store listens at MASTER_PORT when it says so.

@@ -76,6 +76,7 @@ export function placeFromSlurm(environment: Environment = process.env): Place | 
 		worldSize,
 		localRank: integer(environment, ["SLURM_LOCALID"]),
 		localSize: counts[node] ?? worldSize,
+		node: String(node),
 		// The name of a step's only node may be one that other hosts can reach.
 		address: environment.MASTER_ADDR ?? (hosts.length === 1 ? loopback : hosts[0]!),
 		fallbackAddress: environment.MASTER_ADDR === undefined ? (environment.SLURM_LAUNCH_NODE_IPADDR ?? null) : null,

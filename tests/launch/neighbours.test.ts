@@ -129,3 +129,9 @@ test("the name at which neighbours meet depends on the secret, the run and the m
 	expect(roomOf({ ...place(4), secret: null }, own)).toBeNull();
 	expect(roomOf({ ...place(4), localSize: 6 }, own)).toBeNull();
 });
+
+test("nodes of a job that are one machine have rooms of their own", () => {
+	const rooms = ["0", "1"].map((node) => roomOf({ ...place(3), node }, identity(3)));
+	expect(new Set(rooms).size).toBe(2);
+	expect(roomOf({ ...place(4), node: "1" }, identity(4))).toBe(rooms[1]!);
+});

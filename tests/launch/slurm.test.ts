@@ -38,7 +38,7 @@ const step = {
 
 test("a task's place", () => {
 	const place = placeFromSlurm(step)!;
-	expect(place).toMatchObject({ rank: 11, worldSize: 12, localRank: 3, localSize: 4, launcher: null });
+	expect(place).toMatchObject({ rank: 11, worldSize: 12, localRank: 3, localSize: 4, node: "1", launcher: null });
 	expect(place).toMatchObject({ address: "n3", fallbackAddress: "10.0.0.3", port: 20_000 + ((4711 * 16) % 20_000) });
 	// Ranks of one step meet, those of others do not.
 	const other = placeFromSlurm({ ...step, SLURM_STEP_ID: "1" })!;
