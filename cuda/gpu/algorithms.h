@@ -47,8 +47,8 @@ class Algorithms {
 /// Whether a call of the candidate succeeds.
 bool runs(const Candidate& candidate);
 
-/// Times candidates, each of which has run before, in turns, so that a change of clocks meets them all: medians of those that a
-/// first round leaves. The first is the library's own answer, which stays unless another is faster by a hundredth. Waits for
+/// Times candidates in turns, so that a change of clocks meets them all, and compares the medians of those that a first round
+/// leaves. Every candidate has run once before. The first is the library's own answer, which stays unless another is faster by a hundredth. Waits for
 /// the stream.
 Timing time_in_turns(mimo_stream& stream, const std::vector<Candidate>& candidates);
 

@@ -89,7 +89,7 @@ struct CublasLt::State {
   ProductPlan make_plan(const ProductShape& s) const;
   void destroy_plans();
   /// Up to `wanted` of cuBLASLt's answers, best guess first. `reductions`: ways of adding parts of a sum
-  /// (cublasLtReductionScheme_t) that may be among them. Empty where there is none.
+  /// (cublasLtReductionScheme_t) that may be among them. Empty when cuBLASLt has no answer.
   std::vector<cublasLtMatmulHeuristicResult_t> answers(const ProductShape& s, const ProductPlan& plan, int wanted,
                                                        uint32_t reductions, size_t workspace_bytes) const;
   /// Whether an algorithm computes the plan; `workspace_bytes` is what it then needs.

@@ -21,7 +21,7 @@ MIMO_API int32_t mimo_run_create_part(int32_t ranks, const int32_t* host_of_rank
 /* This process passes on between its host and others from now on. A host other than rank 0's first meets its parent, at its
  * numeric address `parent` and at `parent_port`: it fails with MIMO_ERROR_PEER when the parent is not there, does not prove that
  * it knows `key` (32 bytes), or is kept by strangers from taking this host in for 15 s. A host with hosts below it listens at
- * its numeric `address`, at a `port` that is returned (0: there are none below). A host that does not prove that it knows `key`
+ * its numeric `address`, at a `port` that is returned (0 without hosts below). A host that does not prove that it knows `key`
  * is turned away; every message of the others carries a tag. When all have come the port is closed. */
 MIMO_API int32_t mimo_run_relay(mimo_run* run, const uint8_t* key, const char* parent, int32_t parent_port, const char* address,
                                 int32_t* port);

@@ -1,5 +1,5 @@
 /**
- * The values of masks as functions of a sample's probabilities (docs/spec/elastic.md §9), of which columns have factors
+ * The values of masks as functions of a sample's probabilities (docs/spec/elastic.md §9). Columns take their factors from them
  * (rings.ts). Every value is linear in the probabilities of one choice, or the square of such a value: Σ_k c_k p_k with soft
  * masks, c of the chosen size times its probability without.
  */

@@ -107,8 +107,8 @@ char* Group::row_slot(int32_t member, uint64_t of_round) const {
   return row_area_->address() + (2 * member + static_cast<int64_t>(of_round & 1)) * row_slot_bytes();
 }
 
-// Rows pass through once, so a slot need not stay in a cache: larger slots have fewer rounds, in each of which every member
-// waits for all others.
+// Rows pass through once, so a slot need not stay in a cache. Every member waits for all others in every round, and larger
+// slots take fewer rounds.
 int64_t Group::row_slot_bytes() const { return std::max<int64_t>(64 << 10, (2 << 20) / size() / 64 * 64); }
 
 void Group::open_row_slots() {

@@ -32,7 +32,7 @@ namespace mimo {
 class Relay {
  public:
   /// `parent`: the connection to it, on which both sides have proved themselves; null at the centre. `listener`: a listening
-  /// socket for the children, which the relay takes over; -1: there are none.
+  /// socket for the children, which the relay takes over; -1 without children.
   Relay(Run& run, const uint8_t* key, std::unique_ptr<Link> parent, int listener);
   /// Waits until all ranks of this host and of those below have finished, or the failed run is settled.
   ~Relay();

@@ -89,7 +89,7 @@ struct BegunRun {
 struct Outlook {
   int32_t joined, finished;  // ranks; those that have finished have joined too
   int32_t absent;            // the first that has not joined; -1: all have
-  int32_t busy;              // the first that runs and waits for no collective; -1: there is none
+  int32_t busy;              // the first rank that runs and waits for no collective; -1: all wait or have ended
   int64_t progress_age;      // nanoseconds since the latest progress of a running rank; -1: no rank runs
   int64_t step;              // the last that every rank has finished
 };

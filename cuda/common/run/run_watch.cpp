@@ -133,7 +133,7 @@ void Run::watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now) 
   judge(rank, state == 'T' ? "it was stopped (SIGSTOP or SIGTSTP) for 5 s" : "its heartbeat has been silent for 5 s");
 }
 
-/// Of ranks on other hosts none of which has joined.
+/// Ends the run when the ranks of a host below have not joined in time.
 void Run::watch_joining(int64_t now) {
   const int32_t absent = header_->below.absent;
   if (absent >= 0 && now - header_->created > far_join_limit) judge(absent, "it has not joined within 60 s");
