@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -111,6 +112,26 @@ void silent_connections_are_bounded() {
   // Once all hosts are in, strangers are dropped and the port is closed.
   CHECK(within_seconds(2, [&] { return descriptors() - before <= 300 + 2; }));
   CHECK(connect_to(hosts.port) < 0 && errno == ECONNREFUSED);
+  for (const int socket : held) close(socket);
+}
+
+/// Whether the relay has accepted the connection: its greeting has come.
+bool greeted(int socket) {
+  char first = 0;
+  return recv(socket, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+}
+
+void a_rush_of_connections_waits_for_its_turn() {
+  TwoHosts hosts(false);
+  std::vector<int> held;
+  const int64_t began = mimo::monotonic_nanoseconds();
+  for (int i = 0; i < 300; ++i) held.push_back(connect_to(hosts.port));
+  usleep(20'000);
+  const int64_t accepted = std::count_if(held.begin(), held.end(), greeted);
+  const int64_t looks = (mimo::monotonic_nanoseconds() - began) / 5'000'000 + 1;
+  // 64 places, one more round of 16, and then 4 every 5 ms.
+  CHECK(accepted >= 64 && accepted <= 64 + 16 + 4 * looks);
+  the_run_begins(hosts);
   for (const int socket : held) close(socket);
 }
 
@@ -220,6 +241,7 @@ void a_lying_host_ends_the_run_with_the_reason() {
 int main() {
   a_flood_fills_nothing();
   silent_connections_are_bounded();
+  a_rush_of_connections_waits_for_its_turn();
   a_dribbling_connection_is_ended();
   wrong_proofs_are_refused();
   a_false_centre_is_refused();

@@ -22,10 +22,12 @@ constexpr int64_t beat_interval = 200 * millisecond;
 /// Postings wait at most this long where some have come lately, and otherwise that long.
 constexpr int look_milliseconds = 5, idle_look_milliseconds = 20;
 constexpr int64_t busy_time = 1000 * millisecond;
-/// Strangers: how long one has to prove that it is a host of the run, how many are held, and how many come in at a time.
+/// Strangers: how long one has to prove that it is a host of the run, how many are held, and how many come in at a look.
+/// Where every place is taken, each newcomer costs an older connection its place and this thread the time to close it: 800
+/// a second are 2 % of a processor, and leave a host 80 ms for its proof.
 constexpr int64_t proof_limit = 5'000 * millisecond;
 constexpr int64_t most_strangers = 64;
-constexpr int accepted_at_once = 16;
+constexpr int accepted_at_once = 16, replaced_at_once = 4;
 /// Hosts beat. A host that has not for this long is gone, or its process is stopped; a rank's own heartbeat is missed
 /// sooner.
 constexpr int64_t silence_limit = 5500 * millisecond;
@@ -120,29 +122,36 @@ void Relay::accept_hosts() {
   drop_strangers();
   if (complete()) return stop_listening();
   const int64_t now = monotonic_nanoseconds();
+  int replaced = 0;
   for (int taken = 0; taken < accepted_at_once && now >= accept_at_; ++taken) {
     const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (socket >= 0 && greet(socket)) continue;
     if (socket < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) return;
-    // This process has no descriptors or no memory left: waiting connections would wake it again and again.
-    accept_at_ = now + 100 * millisecond;
+    if (socket < 0 || !greet(socket)) {
+      // This process has no descriptors or no memory left: waiting connections would wake it again and again.
+      accept_at_ = now + 100 * millisecond;
+    } else if (drop_oldest_stranger() && ++replaced == replaced_at_once) {
+      accept_at_ = now + look_milliseconds * millisecond;
+    }
   }
 }
 
-/// Holds a stranger. Where there are too many, it takes the place of the oldest, which has had the most time to prove
-/// itself.
+/// Holds a stranger.
 bool Relay::greet(int socket) {
   auto link = std::make_unique<Link>(socket);
   Nonce nonce;
   if (getrandom(nonce.bytes, sizeof(nonce.bytes), 0) != sizeof(nonce.bytes)) return false;
-  const auto stranger = [](const Peer& peer) { return peer.host_index < 0; };
-  if (std::count_if(peers_.begin(), peers_.end(), stranger) >= most_strangers) {
-    peers_.erase(std::find_if(peers_.begin(), peers_.end(), stranger));
-  }
   Peer& peer = peers_.emplace_back(std::move(link));
   peer.since = monotonic_nanoseconds();
   peer.nonce = nonce;
   peer.link->say(Word::greeting, nonce);
+  return true;
+}
+
+/// Where strangers are too many, drops the oldest, which has had the most time to prove itself. Whether it did.
+bool Relay::drop_oldest_stranger() {
+  const auto stranger = [](const Peer& peer) { return peer.host_index < 0; };
+  if (std::count_if(peers_.begin(), peers_.end(), stranger) <= most_strangers) return false;
+  peers_.erase(std::find_if(peers_.begin(), peers_.end(), stranger));
   return true;
 }
 

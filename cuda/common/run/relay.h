@@ -66,6 +66,7 @@ class Relay {
   void work();
   void accept_hosts();
   bool greet(int socket);
+  bool drop_oldest_stranger();
   void drop_strangers();
   void stop_listening();
   void hear(Peer& peer, int64_t elapsed);
@@ -109,7 +110,7 @@ class Relay {
   Peer* parent_ = nullptr;
   int listener_;  // -1: not, or no longer
   int32_t port_ = 0;
-  int64_t accept_at_ = 0;  // not before, after a failure to accept
+  int64_t accept_at_ = 0;  // not before: after a failure to accept, or as many strangers as a look may replace
   std::list<Peer> peers_;
 
   int64_t postings_seen_ = 0, wishes_seen_ = 0;           // of this host's board

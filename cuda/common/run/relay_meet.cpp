@@ -18,7 +18,8 @@ namespace {
 constexpr int64_t millisecond = 1'000'000;
 constexpr int retry_microseconds = 50'000;
 constexpr int look_milliseconds = 20;
-constexpr int queue_length = 1024;
+/// Connections that wait to be accepted. A relay that strangers keep busy takes 800 a second: a longer queue would be a longer wait.
+constexpr int queue_length = 256;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -126,13 +127,16 @@ std::unique_ptr<Link> connect_to_parent(const Run& run, const std::string& addre
   const Addresses at = numeric(address, port);
   const std::string parent = parent_of(own) == 0 ? "The host of rank 0" : "Host " + std::to_string(parent_of(own)) + " of the run";
   const std::string where = address + ":" + std::to_string(port);
-  const int64_t end = monotonic_nanoseconds() + milliseconds * millisecond;
+  const int64_t began = monotonic_nanoseconds(), end = began + milliseconds * millisecond;
   for (;;) {
     int code = 0;
-    Attempt attempt(key, own, end);
+    // A connection that strangers keep out of the parent's queue is tried anew; a parent that is slow gets more and more time.
+    const int64_t now = monotonic_nanoseconds();
+    Attempt attempt(key, own, std::min(end, now + std::max(1000 * millisecond, (now - began) / 4)));
     if (std::unique_ptr<Link> link = attempt.make(*at, code)) return link;
     // A connection that was reset has been dropped for a later one.
-    if (code != 0 && code != ECONNRESET) {
+    const bool again = code == 0 || code == ECONNRESET || (code == ETIMEDOUT && monotonic_nanoseconds() <= end);
+    if (!again) {
       fail_system(parent + " cannot be reached at " + where + ", where hosts tell each other how their ranks are", code);
     }
     if (monotonic_nanoseconds() > end) {
