@@ -10,7 +10,6 @@
 # and dp4|dp4ep4 (both modules on all of two or four GPUs, 32 experts a GPU). Further flags are those of mimo train.
 set -eu
 mimo=$1 folder=$2 layout=$3 steps=${4:-12}
-traced=$((steps - 1))
 list=$(grep -v '^#' "$(dirname "$0")/../e2e/upstream-20l.txt" | tr '\n' ' ')
 # with FLAG VALUE: another value than upstream's.
 with() { list=$(sed -E "s/ --$1 [^ ]+/ --$1 $2/" <<<" $list"); }
@@ -66,23 +65,4 @@ dp2ep2 | language1)
 esac
 read -ra arguments <<<"$list"
 arguments+=("${@:5}")
-mkdir -p "$folder"
-"$mimo" plan --device cuda --measure "${arguments[@]}" | sed -n '/Memory of a rank/,/^$/p;/Seconds of a step/,$p'
-began=$(date +%s.%N)
-"$mimo" train "${arguments[@]}" --device cuda --log-json "$folder/log.jsonl" --profile-step-start "$traced" \
-	--profile-step-end "$traced" --profile-file "$folder/trace.json"
-"$mimo" trace summary "$folder/trace.json"
-python3 - "$folder/log.jsonl" "$began" <<'PYTHON'
-import datetime, json, statistics, sys
-
-lines = [json.loads(line) for line in open(sys.argv[1])]
-steps = [line for line in lines if "elapsed_ms" in line]
-plain = [step["elapsed_ms"] for step in steps[2:-2]]
-print(f"first step's line {steps[0]['time']}, started {datetime.datetime.fromtimestamp(float(sys.argv[2])).isoformat()}")
-print(f"losses {[round(step['lm loss'], 5) for step in steps]}")
-print(f"grad norms {[round(step['grad_norm'], 3) for step in steps]}")
-print(f"ms of a step: median {statistics.median(plain):.1f}, least {min(plain):.1f} of {len(plain)}")
-print(f"memory {json.dumps(steps[-1]['memory'])}")
-for module in steps[-3]["modules"]:
-    print(json.dumps(module))
-PYTHON
+bash "$(dirname "$0")/measure_run.sh" "$mimo" "$folder" "$steps" "${arguments[@]}"
