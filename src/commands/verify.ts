@@ -1,6 +1,6 @@
 /** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
 import { hasEncoder } from "../config/derive.ts";
-import { type TrainingConfiguration, textOf } from "../config/schema.ts";
+import { type Key, type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes, signalled } from "../native/exit-codes.ts";
 import type { Layout } from "../parallel/layout.ts";
@@ -55,10 +55,24 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
-		const resolved = configurationOfArguments(args, ownFlags);
+		const resolved = configurationOfArguments(args, ownFlags, { unchecked: gridKeys });
 		await verifyLayouts(args, resolved.configuration, resolved.command);
 	},
 });
+
+/** Keys that a layout says. */
+const gridKeys = [
+	"encoder-tp",
+	"encoder-dp",
+	"llm-offset",
+	"llm-tp",
+	"llm-dp",
+	"llm-ep",
+	"llm-pp",
+	"llm-expt-tp",
+	"tensor-parallel-num-weight-shards",
+	"expert-tensor-parallel-num-weight-shards",
+] as const satisfies readonly Key[];
 
 type Flags = Readonly<Record<string, string>>;
 
@@ -107,7 +121,7 @@ async function subjectFor(c: TrainingConfiguration, flags: Flags): Promise<Subje
 /** The configuration with the layout's grids, checked like any other. */
 function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }: Plan): void {
 	const { encoder, language } = layout;
-	const grids = {
+	const grids: Partial<Record<(typeof gridKeys)[number], number>> = {
 		...(encoder && { "encoder-tp": encoder.tensor, "encoder-dp": encoder.data }),
 		"llm-offset": encoder === null || layout.colocated ? 0 : encoder.tensor * encoder.data,
 		"llm-tp": language.tensor,
@@ -117,12 +131,11 @@ function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }
 		"llm-expt-tp": language.expertTensor,
 		"tensor-parallel-num-weight-shards": language.tensor,
 		"expert-tensor-parallel-num-weight-shards": language.expertTensor,
-		"micro-batch-size": microBatchSize,
-		"eval-micro-batch-size": microBatchSize,
 	};
+	const values = { ...grids, "micro-batch-size": microBatchSize, "eval-micro-batch-size": microBatchSize };
 	try {
 		configurationOfArguments(
-			[...args, ...Object.entries(grids).flatMap(([key, value]) => [`--${key}`, String(value)])],
+			[...args, ...Object.entries(values).flatMap(([key, value]) => [`--${key}`, String(value)])],
 			ownFlags,
 		);
 	} catch (error) {

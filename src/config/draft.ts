@@ -42,6 +42,16 @@ export class Draft {
 		}
 	}
 
+	/** `work` without the values of some keys: readers of these are skipped. */
+	without(keys: readonly Key[], work: () => void): void {
+		const kept = keys
+			.filter((key) => this.#values.has(propertyOf(key)))
+			.map((key) => [key, this.valueOf(key)] as const);
+		for (const key of keys) this.refuse(key);
+		work();
+		for (const [key, value] of kept) this.set(key, value);
+	}
+
 	/** The finished configuration; only when every key has a value. */
 	finish(): TrainingConfiguration {
 		return Object.freeze(Object.fromEntries(this.#values)) as unknown as TrainingConfiguration;

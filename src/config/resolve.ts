@@ -40,6 +40,7 @@ export interface ResolvedConfiguration {
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
  * value). `trains`: whether the command needs to know how long; `folders` reads what folders of weights say of the model.
  * `beneath`: from what is given, entries that everything given wins over, such as what a checkpoint says of its model.
+ * `unchecked`: keys whose values do not count, so that checks that read them are left out.
  * Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
@@ -49,16 +50,17 @@ export function resolveConfiguration(
 		readonly trains?: boolean;
 		readonly folders?: FolderReader;
 		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
+		readonly unchecked?: readonly Key[];
 	} = {},
 ): ResolvedConfiguration {
-	const { trains = true, folders = () => [], beneath } = options;
+	const { trains = true, folders = () => [], beneath, unchecked = [] } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
 	// Mistakes in what is given come before those of what it names.
 	const base = beneath && problems.length === 0 ? beneath(given) : [];
-	const resolved = resolveEntries(given, problems, file?.complete ?? true, trains, folders, base);
+	const resolved = resolveEntries(given, problems, file?.complete ?? true, trains, folders, base, unchecked);
 	return { ...resolved, command: flags.command };
 }
 
@@ -83,6 +85,7 @@ function resolveEntries(
 	trains: boolean,
 	folders: FolderReader,
 	base: readonly Entry[] = [],
+	unchecked: readonly Key[] = [],
 ): Omit<ResolvedConfiguration, "command"> {
 	const origins = {} as Record<Key, Origin>;
 	const raw: Partial<Record<Key, unknown>> = {};
@@ -165,7 +168,7 @@ function resolveEntries(
 		if (!v.is(type.schema, result.value))
 			refuse(key, `allowed is ${type.allowed}, so it has to be given (flag --${key})`);
 	}
-	inspect(known && trains ? [lengthIsGiven, ...checks] : checks);
+	draft.without(unchecked, () => inspect(known && trains ? [lengthIsGiven, ...checks] : checks));
 	if (problems.length > 0) throw new UserError(report(problems), exitCodes.usage);
 	const notes = notesOn(given, draft.finish());
 	const { segments, prediction } = parsePattern(draft.finish().hybridLayerPattern);

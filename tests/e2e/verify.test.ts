@@ -37,7 +37,7 @@ test("pipelines and shared ranks give what one process gives", () => {
 }, 120_000);
 
 test("modules are recomputed beside passes in turns and late weight gradients, bit for bit", () => {
-	const turns = "--llm-dp 2 --llm-ep 2 --llm-pp 2 --overlap-moe-expert-parallel-comm --delay-wgrad-compute";
+	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";
 	const modules = ["core_attn", "layernorm", "mamba", "mlp", "moe_act", "shared_experts"];
 	const { exitCode, stdout } = verify(
 		...["--layouts", "1+dp2ep2pp2,dp4|tp2ep2dp2", "--hybrid-layer-pattern", "ME|*-ME", ...turns.split(" ")],
