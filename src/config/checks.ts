@@ -79,7 +79,7 @@ const expertWidths = (c: TrainingConfiguration) => [
 const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
 	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
 	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
-	["bf16", (c) => c.bf16],
+	["bf16, or fp8-emulate", (c) => c.bf16 || c.fp8Emulate],
 	[
 		"device cuda (Hopper), or device cpu with fp8-emulate",
 		(c) => (c.fp8Emulate ? c.device === "cpu" : c.device === "cuda"),

@@ -32,7 +32,7 @@ describe("refused by name", () => {
 			{ ...fp8, device: "cuda", "fp8-emulate": false, "moe-ffn-hidden-size": 24 },
 			"it needs hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
 		],
-		[{ ...fp8, bf16: false }, "it needs bf16"],
+		[{ ...fp8, bf16: false, device: "cuda", "fp8-emulate": false }, "it needs bf16, or fp8-emulate"],
 		[{ ...fp8, "moe-fused-mlp": "off" }, "it needs experts as one operation"],
 		[{ ...fp8, "fp8-recipe": null }, "it needs fp8-recipe blockwise"],
 		[{ ...fp8, "fp8-format": null }, 'fp8-recipe (program): the value is "blockwise"; it needs fp8-format'],

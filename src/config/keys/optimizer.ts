@@ -42,7 +42,9 @@ export const optimizerKeys = {
 		"What shares a scaling factor; blockwise: 128 numbers of a row, 128 × 128 of a matrix.",
 		{ model: false, megatron: "delayed" },
 	),
-	"fp8-emulate": off("Round as FP8 products would on a device that has none, to see what it does to a model; slow."),
+	"fp8-emulate": off(
+		"Round as FP8 products would on a device that has none, in bf16 or fp32, to see what it does to a model; slow.",
+	),
 	"grad-reduce-in-bf16": off("Round gradients to bf16 for their sums over replicas; they are added up in fp32 before."),
 	"exp-avg-dtype": defaulting(
 		choice(["fp32", "bf16"], ["fp16", "fp8"]),

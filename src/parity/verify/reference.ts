@@ -11,6 +11,7 @@ import {
 	type TensorEntry,
 	writeSafetensors,
 } from "../../checkpoint/safetensors.ts";
+import type { MlpRecipeName } from "../../native/abi.ts";
 import { layoutFor, namedTopology, parseLayout } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
 import { copyInto, elementCount, Tensor } from "../../tensor/tensor.ts";
@@ -54,6 +55,8 @@ export interface Reference {
 	readonly noise: Scalars;
 	/** Routing decisions that it flips: then its differences are no measure of noise, and none is granted. */
 	readonly noiseFlips: number;
+	/** How products of experts round their operands. */
+	readonly recipe: MlpRecipeName;
 	readonly clipFactor: number;
 	readonly tensors: readonly ReferenceTensor[];
 }
@@ -91,6 +94,7 @@ export async function makeReference(world: World, subject: Subject, folder: stri
 		scalars: scalarsOf(first.result),
 		noise: scalarsOf(noise.result),
 		noiseFlips: noise.flips.length,
+		recipe: subject.language.moe.recipe,
 		clipFactor: first.clipFactor,
 		tensors,
 	};

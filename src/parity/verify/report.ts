@@ -3,7 +3,7 @@ import { columns } from "../../observe/columns.ts";
 import type { LayoutResult } from "./layout-run.ts";
 import { type Reference, realSteps } from "./reference.ts";
 import type { Subject } from "./subject.ts";
-import { type Judged, type Verdict, worst } from "./verdict.ts";
+import { type Judged, limitsOf, type Verdict, worst } from "./verdict.ts";
 
 export interface LayoutReport {
 	readonly layout: string;
@@ -30,6 +30,12 @@ export function renderReference(subject: Subject, reference: Reference): string 
 		`Reference: layout 1, one process${subject.encoder ? " with both modules" : ""}. ${samples.length} samples of ${subject.sequenceLength} tokens ${subject.origin}${subject.encoder ? `, ${textOnly} of them text alone${others}` : ""}.`,
 		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${scalars.tokens} loss tokens, ${reference.microbatches} × ${reference.microBatchSize} samples a step`,
 	];
+	if (reference.recipe === "e4m3Blockwise") {
+		const { number, tensor } = limitsOf[reference.recipe];
+		lines.push(
+			`  experts round to e4m3: a value beside a tie goes either way, so gradients may differ by ${short(tensor)}, losses and the gradient norm by ${short(number)}`,
+		);
+	}
 	if (reference.noiseFlips > 0) {
 		lines.push(
 			`  no measure of this machine's noise: rounding otherwise flips ${reference.noiseFlips} routing decisions (near ties); the tolerance alone counts`,
@@ -113,9 +119,9 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 	return lines.join("\n");
 }
 
-function raisedLimits(layout: string, { raised, numbers, gradients }: Verdict): string {
+function raisedLimits(layout: string, { recipe, raised, numbers, gradients }: Verdict): string {
 	const widest = raised.reduce((a, b) => (b.limit > a.limit ? b : a));
-	return `${layout}: noise raises ${raised.length} of ${numbers.length + gradients.length} limits above the tolerance, at most to ${short(widest.limit)} (${widest.name}).`;
+	return `${layout}: ${recipe === "plain" ? "noise raises" : "noise and ties of e4m3 raise"} ${raised.length} of ${numbers.length + gradients.length} limits above the tolerance, at most to ${short(widest.limit)} (${widest.name}).`;
 }
 
 function largest(judged: readonly Judged[]): number {

@@ -1,4 +1,5 @@
 /** Judges a layout's result against the reference, its tolerance and the noise of this machine. */
+import type { MlpRecipeName } from "../../native/abi.ts";
 import { relative } from "../comparison.ts";
 import type { Difference, LayoutResult, Unequal } from "./layout-run.ts";
 import type { Reference, ReferenceTensor } from "./reference.ts";
@@ -13,6 +14,8 @@ export interface Judged {
 }
 
 export interface Verdict {
+	/** How products of experts round their operands. */
+	readonly recipe: MlpRecipeName;
 	/** Loss, gradient norm, balancing losses. */
 	readonly numbers: readonly Judged[];
 	/** Gradient of every trainable parameter. */
@@ -23,7 +26,7 @@ export interface Verdict {
 	readonly updatesDifferent: number;
 	/** Weights after the real steps: shown, not judged. */
 	readonly weights: readonly Judged[];
-	/** Numbers and gradients whose limit noise has raised above the tolerance. */
+	/** Numbers and gradients whose limit noise or ties have raised above the tolerance. */
 	readonly raised: readonly Judged[];
 	/** What does not hold, one sentence each. */
 	readonly failures: readonly string[];
@@ -31,32 +34,56 @@ export interface Verdict {
 
 /** Of rounding, three times what this machine shows by itself, as of references (bands.ts). */
 const noiseFactor = 3;
-/** No noise allows more: sums of fp32 that scatter wider than this are no measure of rounding. */
-const widestLimit = 1e-3;
+/** Least limits of numbers and of tensors beside the tolerance, and the widest that noise allows. */
+export interface Limits {
+	readonly number: number;
+	readonly tensor: number;
+	readonly widest: number;
+}
+
+/**
+ * By how products of experts round. Plain: sums of fp32 that scatter wider than 1e-3 are no measure of rounding. e4m3: of
+ * two equally right runs a value beside a tie between two roundings goes either way, which changes it by up to an eighth,
+ * and noise shows some ties, not those of the layout.
+ */
+export const limitsOf: Readonly<Record<MlpRecipeName, Limits>> = {
+	plain: { number: 0, tensor: 0, widest: 1e-3 },
+	e4m3Blockwise: { number: 1e-3, tensor: 1e-2, widest: 5e-2 },
+};
 
 export function judge(result: LayoutResult, reference: Reference, tolerance: number): Verdict {
-	const bounded = (name: string, error: number, noise: number): Judged => ({
+	const limits = limitsOf[reference.recipe];
+	const bounded = (name: string, error: number, noise: number, least = 0): Judged => ({
 		name,
 		error,
 		noise,
-		limit: Math.max(tolerance, Math.min(widestLimit, noiseFactor * noise)),
+		limit: Math.max(tolerance, least, Math.min(limits.widest, noiseFactor * noise)),
 	});
 	const noiseOf = (read: (s: Reference["scalars"]) => number | undefined) =>
 		reference.noiseFlips > 0 ? 0 : relative(read(reference.noise) ?? 0, read(reference.scalars) ?? 0);
 	const number = (name: string, read: (s: Reference["scalars"]) => number | undefined) =>
-		bounded(name, relative(read(result.scalars) ?? Number.NaN, read(reference.scalars) ?? 0), noiseOf(read));
+		bounded(
+			name,
+			relative(read(result.scalars) ?? Number.NaN, read(reference.scalars) ?? 0),
+			noiseOf(read),
+			limits.number,
+		);
 	const numbers = [
 		number("loss", (s) => s.loss),
 		number("gradient norm", (s) => s.gradientNorm),
 		...Object.keys(reference.scalars.balancing).map((name) => number(name, (s) => s.balancing[name])),
 	];
-	const tensors = (kind: keyof LayoutResult["differences"], noise: (tensor: ReferenceTensor) => number) =>
+	const tensors = (
+		kind: keyof LayoutResult["differences"],
+		noise: (tensor: ReferenceTensor) => number,
+		least?: number,
+	) =>
 		reference.tensors.map((tensor, at) => {
 			const { rms, copies } = result.differences[kind][at]!;
 			const size = tensor.rms[kind];
-			return bounded(tensor.name, inUnitsOf(size, Math.max(rms, copies)), inUnitsOf(size, noise(tensor)));
+			return bounded(tensor.name, inUnitsOf(size, Math.max(rms, copies)), inUnitsOf(size, noise(tensor)), least);
 		});
-	const gradients = tensors("gradient", ({ noise }) => noise);
+	const gradients = tensors("gradient", ({ noise }) => noise, limits.tensor);
 	const updates = tensors("updated", () => 0);
 	const failures = [
 		...flipFailures(result),
@@ -74,6 +101,7 @@ export function judge(result: LayoutResult, reference: Reference, tolerance: num
 		failures.unshift(`it counts ${result.scalars.tokens} loss tokens instead of ${reference.scalars.tokens}`);
 	}
 	return {
+		recipe: reference.recipe,
 		numbers,
 		gradients,
 		updates,

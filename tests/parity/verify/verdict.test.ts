@@ -11,6 +11,7 @@ const reference: Reference = {
 	scalars,
 	noise: { ...scalars, loss: 2 * (1 + 1e-7) },
 	noiseFlips: 0,
+	recipe: "plain",
 	clipFactor: 1,
 	tensors: [
 		{ name: "quiet", elements: 4, rms: { gradient: 2, updated: 1, stepped: 1 }, noise: 0 },
@@ -131,4 +132,22 @@ test("where reordering flips routing, its differences allow nothing", () => {
 	const flipped = { ...reference, noiseFlips: 1, noise: { ...scalars, loss: 3 } };
 	const verdict = judge(result({ scalars: { ...scalars, loss: 2.001 } }), flipped, 1e-5);
 	expect(verdict.failures).toEqual(["loss is off by 5.0e-4 (limit 1.0e-5)"]);
+});
+
+test("ties of e4m3 may change gradients by 1e-2 and numbers by 1e-3, noise allows gradients 5e-2, the optimizer nothing", () => {
+	const rounded = { ...reference, recipe: "e4m3Blockwise" as const };
+	const noisy = { ...rounded, tensors: rounded.tensors.map((tensor) => ({ ...tensor, noise: 0.2 })) };
+	const off = (share: number, from: Reference, loss = 2) =>
+		judge(result({ scalars: { ...scalars, loss } }, [[2 * share, 0]]), from, 1e-5).failures;
+	expect(off(0.9e-2, rounded, 2 * (1 + 0.9e-3))).toEqual([]);
+	expect(off(1.1e-2, rounded, 2 * (1 + 1.1e-3))).toEqual([
+		"loss is off by 1.1e-3 (limit 1.0e-3)",
+		"the gradient of quiet is off by 1.1e-2 (limit 1.0e-2)",
+	]);
+	expect(off(4.9e-2, noisy)).toEqual([]);
+	expect(off(5.1e-2, noisy)).toEqual(["the gradient of quiet is off by 5.1e-2 (limit 5.0e-2)"]);
+	const { differences } = result({});
+	const updated = [{ rms: 1e-4, copies: 0, different: 1 }, equal, equal];
+	const late = judge(result({ differences: { ...differences, updated } }), rounded, 1e-5);
+	expect(late.failures).toEqual(["quiet after the optimizer alone is off by 1.0e-4 (limit 1.0e-5)"]);
 });
