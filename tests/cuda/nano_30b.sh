@@ -7,7 +7,7 @@
 set -eu
 mimo=$1 folder=$2 gpus=$3 steps=${4:-10}
 arguments=(
-	--preset nemotron-nano-30b-a3b --llm-only --llm-dp "$gpus" --llm-ep "$gpus" --num-experts $((16 * gpus))
+	--preset nemotron-nano-30b-a3b --model-provider nemotron-moe-vlm --dataset-provider mock --llm-only --llm-dp "$gpus" --llm-ep "$gpus" --num-experts $((16 * gpus))
 	--seq-length 8192 --micro-batch-size 1 --global-batch-size $((4 * gpus)) --bf16
 	--moe-router-force-load-balancing --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16
 	--train-iters "$steps" --eval-interval 1000 --log-interval 1 --log-throughput "${@:5}"
