@@ -3,8 +3,8 @@
  *
  *   cpu       the CPU library by the machine's own C++ compiler, and dist/mimo with it inside (default)
  *   cuda      the CUDA library for sm_90a (MIMO_CUDA_ARCH names others), and dist/mimo with both inside
- *   release   dist/release/mimo with both inside, for glibc 2.28 or later: the CPU library by zig, the CUDA library, which
- *             zig links, for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
+ *   release   dist/release/mimo with both inside, which zig links for glibc 2.28 or later: the CPU library from the objects of
+ *             the cpu build, the CUDA library for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
  *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     only fetches what release needs to be built
@@ -33,6 +33,8 @@ const toolkitWheels = [
 const headerWheels = ["nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cudnn-frontend==1.27.0"];
 
 const root = import.meta.dir;
+/** Links a release; made when one is built. */
+const linker = join(root, "build/tools/zig-cc");
 
 const kinds: Readonly<Record<string, () => Promise<void>>> = {
 	cpu: async () => {
@@ -47,11 +49,10 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 		await compile("dist/mimo", "build/lib", ["cpu", "cuda"]);
 	},
 	release: async () => {
-		const zig = zigTools();
-		const cuda = { ...cudaTools("80;90a;100"), MIMO_LINKER: zigCompiler("cc") };
-		// At once: zig makes its own C++ library while it links, on one core.
+		makeLinker();
+		const cuda = { ...cudaTools("80;90a;100"), MIMO_LINKER: linker };
 		const [cpuLibrary, cudaLibrary] = await Promise.all([
-			buildLibrary("release", zig),
+			buildLibrary("cpu", nativeTools(), "release"),
 			buildLibrary("cuda-release", cuda, "cuda"),
 		]);
 		install(cpuLibrary, join(root, "build/lib-release/libmimo_cpu.so"));
@@ -64,7 +65,7 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 	},
 	tables: async () => writeTables(),
 	tools: async () => {
-		zigTools();
+		makeLinker();
 		cudaTools("");
 	},
 };
@@ -159,34 +160,16 @@ function nativeTools(): Record<string, string> {
 		"g++": () => Bun.which("c++") !== null || Bun.which("g++") !== null,
 		"libopenblas-dev": () => findOpenblas() !== undefined,
 	});
-	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()!, ...imageOptions() };
+	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()!, MIMO_LINKER: linker, ...imageOptions() };
 }
 
-/** zig's C or C++ compiler, whose C library stubs stop at the wanted glibc, as an executable. */
-function zigCompiler(language: "cc" | "c++"): string {
+/** zig's C compiler, whose C library stubs stop at the wanted glibc, as an executable. */
+function makeLinker(): void {
 	const zig = join(fetchWheels([zigWheel]), "ziglang/zig");
-	const compiler = join(root, `build/tools/zig-${language}`);
 	const cache = join(root, "build/tools/zig-cache");
-	install(
-		Buffer.from(
-			`#!/bin/sh\nZIG_GLOBAL_CACHE_DIR='${cache}' exec '${zig}' ${language} -target x86_64-linux-gnu.${glibcFloor} "$@"\n`,
-		),
-		compiler,
-		0o755,
-	);
-	return compiler;
-}
-
-/** CMake's options for a build by zig. */
-function zigTools(): Record<string, string> {
-	const options = nativeTools();
-	const compiler = zigCompiler("c++");
-	// While it links, zig compiles its own C++ library: optimised for size, that takes a sixth less processor time.
-	const links = { CMAKE_SHARED_LINKER_FLAGS: "-Os" };
-	// zig looks at none of the machine's headers; those of its own C library must still come first.
-	const headers = { MIMO_IMAGE_INCLUDE: "/usr/include;/usr/include/x86_64-linux-gnu" };
-	const names = { MARCH_AVX2: "x86_64_v3", MARCH_AVX512: "x86_64_v4" };
-	return { ...options, ...links, ...headers, ...names, CMAKE_CXX_COMPILER: compiler };
+	const target = `x86_64-linux-gnu.${glibcFloor}`;
+	const text = `#!/bin/sh\nZIG_GLOBAL_CACHE_DIR='${cache}' exec '${zig}' cc -target ${target} "$@"\n`;
+	install(Buffer.from(text), linker, 0o755);
 }
 
 /** CMake's options for the CUDA library: no GPU, and no vendor library, is needed to build it. */
@@ -251,11 +234,14 @@ function writeTables(): void {
 	for (const [path, text] of tables()) install(Buffer.from(text), join(root, path));
 }
 
+/** What a build of a target leaves in its folder. */
+const built = { cpu: "cpu/libmimo_cpu.so", release: "link/libmimo_cpu.so", cuda: "gpu/libmimo_cuda.so" } as const;
+
 /** Configures and builds a library in build/FOLDER; returns its path. */
 async function buildLibrary(
 	folder: string,
 	options: Readonly<Record<string, string>>,
-	kind: "cpu" | "cuda" = "cpu",
+	kind: keyof typeof built = "cpu",
 ): Promise<string> {
 	writeTables();
 	const tree = join("build", folder);
@@ -278,7 +264,7 @@ async function buildLibrary(
 		process.stderr.write(`${said}${complained}\n`);
 		fail(`compiling the native library failed (${command.join(" ")}).`);
 	}
-	return join(root, tree, kind === "cpu" ? "cpu/libmimo_cpu.so" : "gpu/libmimo_cuda.so");
+	return join(root, tree, built[kind]);
 }
 
 /** Writes a file only when its bytes differ, so that what depends on it is not built again. */
