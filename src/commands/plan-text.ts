@@ -5,7 +5,7 @@ import type { LayoutFlags, LayoutKind } from "../plan/candidates.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
 import type { RankMemoryPlan } from "../plan/rank-plan.ts";
 import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
-import type { Split } from "../plan/splits.ts";
+import type { RankedSplits, Split } from "../plan/splits.ts";
 
 /** Splits that the table shows besides the best of each kind. */
 const shown = 12;
@@ -41,6 +41,7 @@ export function planText(plan: RunPlan, machine: Machine): string {
 		"# Seconds of a step",
 		...stepTable(plan.step, plan.microbatches),
 		stepSentence(plan),
+		boundSentence(plan, machine),
 	].join("\n");
 }
 
@@ -119,12 +120,28 @@ function stepSentence({ step, tokens, modules, worldSize }: RunPlan): string {
 	return `${Math.round(tokens / step.seconds)} tokens/s, ${rate.toPrecision(3)} TFLOP/s a rank.${limit}`;
 }
 
+/** Such as "Bound by exchange between hosts: language computes 40 % of the step, …". */
+function boundSentence({ bound, modules }: RunPlan, { memoryBytes }: Machine): string {
+	const { plan, memory } = modules[bound.actor]!;
+	const memorySentence = ` needs ${bytesText(memory.peak)} of ${bytesText(memoryBytes ?? 0)}, and`;
+	const subject = `${plan.module}${bound.limit === "memory" ? memorySentence : ""}`;
+	const encoder = plan.module.includes("+") ? ` (of this ${percent(bound.encoder)} in the encoder)` : "";
+	const parts = [
+		`computes ${percent(bound.computation)} of the step${encoder}`,
+		`exchanges ${percent(bound.inHost)} in its host`,
+		`${percent(bound.betweenHosts)} between hosts`,
+		`waits ${percent(bound.waiting)}`,
+	];
+	return `Bound by ${bound.limit}: ${subject} ${parts.join(", ")}.`;
+}
+
 export function planJson(plan: RunPlan, machine: Machine): string {
 	const modules = plan.modules.map(({ plan: { module }, ...rest }) => ({ module, ...rest }));
 	return JSON.stringify({ ...plan, modules, device: machine.rates.device, memoryBytes: machine.memoryBytes }, null, 2);
 }
 
-export function splitsText(splits: readonly Split[], machine: Machine, c: TrainingConfiguration): string {
+export function splitsText({ splits, layouts }: RankedSplits, machine: Machine, c: TrainingConfiguration): string {
+	const rest = layouts > splits.length ? `, the most promising of ${layouts}` : "";
 	const rows = shownSplits(splits).map((split) => [
 		`${splits.indexOf(split) + 1}`,
 		kindText(split.kind),
@@ -134,17 +151,18 @@ export function splitsText(splits: readonly Split[], machine: Machine, c: Traini
 		idleText(split.step.modules),
 		bytesText(split.peak),
 		`${bytesText(split.communication.bytes)}, ${secondsText(split.communication.seconds)}`,
+		split.bound.limit,
 		layoutText(split.layout),
 		split.reason,
 	]);
-	const header = ["", "kind", "ranks", "tokens/s", "step", "idle", "peak", "sent", "layout", "why"];
+	const header = ["", "kind", "ranks", "tokens/s", "step", "idle", "peak", "sent", "bound by", "layout", "why"];
 	const patterns = new Map(
 		shownSplits(splits)
 			.filter(({ kind }) => kind.stages > 1)
 			.map(({ kind, layout }) => [kind.stages * kind.virtualStages, layout["hybrid-layer-pattern"]]),
 	);
 	return [
-		`Layouts on ${machine.rates.device}, global batch ${c.globalBatchSize}, ${splits.length} of them, most tokens a second first:`,
+		`Layouts on ${machine.rates.device}, global batch ${c.globalBatchSize}, ${splits.length} of them${rest}, most tokens a second first:`,
 		...columns([header, ...rows]),
 		...[...patterns].map(([segments, pattern]) => `${segments} segments: --hybrid-layer-pattern '${pattern}'`),
 		"Ranks: the encoder's and the language model's, or those that both share. Idle: of each module, or of every stage.",
@@ -180,6 +198,6 @@ function layoutText(layout: LayoutFlags): string {
 		.join(" ");
 }
 
-export function splitsJson(splits: readonly Split[]): string {
+export function splitsJson({ splits }: RankedSplits): string {
 	return JSON.stringify(splits, null, 2);
 }

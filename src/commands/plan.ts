@@ -61,13 +61,13 @@ export default configuredCommand({
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {
-			const splits = await rankSplits(resolved, number(command, "split", 1), machine);
-			if (splits.length === 0) {
+			const ranked = await rankSplits(resolved, number(command, "split", 1), machine);
+			if (ranked.splits.length === 0) {
 				throw new UserError(
 					`--split ${command.split}: no layout of so many devices divides global-batch-size ${configuration.globalBatchSize} and the model's sizes.`,
 				);
 			}
-			console.log("json" in command ? splitsJson(splits) : splitsText(splits, machine, configuration));
+			console.log("json" in command ? splitsJson(ranked) : splitsText(ranked, machine, configuration));
 			return;
 		}
 		const plan = await planRun(configuration, machine);

@@ -2,7 +2,10 @@
 import type { PatchGrid } from "../models/radio/config.ts";
 
 export interface ImageSet {
-	/** [Σ rows · columns, 3p²]: patches row-major over an image's grid, a patch's values channel by channel. */
+	/**
+	 * [Σ rows · columns, 3p²]: patches row-major over an image's grid, a patch's values channel by channel. Empty where a device
+	 * only counts (planning).
+	 */
 	readonly patches: Float32Array;
 	readonly grids: readonly PatchGrid[];
 	/** Images of every sample, or pack of samples; 0 for text alone. */

@@ -58,8 +58,10 @@ export class MockData {
 		if (imageTokens >= sequenceLength) {
 			throw new UserError(`${imageTokens} image tokens leave no text in samples of seq-length ${sequenceLength}.`);
 		}
-		const ids = Array.from({ length: vocabularySize }, (_, id) => id);
-		this.#text = Int32Array.from(ids.filter((id) => id !== padId && id !== imageTokenId));
+		this.#text = new Int32Array(vocabularySize);
+		let ids = 0;
+		for (let id = 0; id < vocabularySize; id++) if (id !== padId && id !== imageTokenId) this.#text[ids++] = id;
+		this.#text = this.#text.subarray(0, ids);
 		if (this.#text.length === 0) throw new UserError(`A vocabulary of ${vocabularySize} has no id for mock text.`);
 	}
 

@@ -131,6 +131,11 @@ export class Device implements Disposable {
 		return new Device(library, Number(out[0]));
 	}
 
+	/** Whether its library only counts: it has sizes and no values, so that values for it need not be made. */
+	get counts(): boolean {
+		return this.library.source === "counting";
+	}
+
 	createStream(name: string, priority = 0): Stream {
 		const out = new BigUint64Array(1);
 		this.#call("mimo_stream_create", this.handle, priority, out);

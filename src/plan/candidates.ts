@@ -17,6 +17,14 @@ export interface Candidate {
 	readonly configuration: TrainingConfiguration;
 }
 
+/** A layout before the configuration's checks have seen it. */
+export interface UncheckedLayout {
+	readonly layout: LayoutFlags;
+	readonly kind: LayoutKind;
+	readonly encoder: { readonly tensor: number; readonly ranks: number };
+	readonly language: { readonly tensor: number; readonly data: number; readonly expert: number };
+}
+
 /** The layout is the search's own. */
 const layoutKeys: readonly Key[] = [
 	"encoder-tp",
@@ -38,22 +46,40 @@ const pipelines = [1, 2, 4, 8].flatMap((stages) =>
 /** Devices that may be left idle: so many, or this share of them. */
 const idle = { devices: 3, share: 0.05 };
 
+/** All of them that the checks allow. */
 export function* candidates(resolved: ResolvedConfiguration, devices: number): Generator<Candidate> {
-	const { configuration: c } = resolved;
+	const check = layoutCheck(resolved);
+	for (const { layout } of layouts(resolved, devices)) {
+		const configuration = check(layout);
+		if (configuration !== null) yield { layout, configuration };
+	}
+}
+
+/** The configuration with a layout; null: its checks refuse it. */
+export function layoutCheck(resolved: ResolvedConfiguration): (layout: LayoutFlags) => TrainingConfiguration | null {
 	const given = givenKeys(resolved);
+	return (layout) => allowed({ ...given, ...layout });
+}
+
+/** Layouts whose numbers of ranks and lanes fit. */
+export function* layouts({ configuration: c }: ResolvedConfiguration, devices: number): Generator<UncheckedLayout> {
 	const lanes = c.globalBatchSize / c.microBatchSize;
-	for (const pipeline of pipelines) {
-		const pattern = cutPattern(c, pipeline.stages, pipeline.virtualStages);
+	for (const { stages, virtualStages } of pipelines) {
+		const pattern = cutPattern(c, stages, virtualStages);
 		if (pattern === null) continue;
-		for (const tp of tensorSizes.language) {
-			for (let dp = 1; dp <= lanes && tp * dp * pipeline.stages <= devices; dp++) {
-				if (lanes % dp !== 0) continue;
-				for (const ep of expertSizes.filter((size) => (tp * dp) % size === 0)) {
-					for (const encoder of encoders(c, tp * dp * pipeline.stages, dp, devices)) {
-						const language = { "llm-tp": tp, "llm-dp": dp, "llm-pp": pipeline.stages, "llm-ep": ep };
-						const layout = { ...encoder, ...language, "hybrid-layer-pattern": pattern };
-						const configuration = allowed({ ...given, ...layout });
-						if (configuration !== null) yield { layout, configuration };
+		for (const tensor of tensorSizes.language) {
+			for (let data = 1; data <= lanes && tensor * data * stages <= devices; data++) {
+				if (lanes % data !== 0) continue;
+				for (const expert of expertSizes.filter((size) => (tensor * data) % size === 0)) {
+					for (const { flags, modules } of encoders(c, tensor * data * stages, data, devices)) {
+						const language = { "llm-tp": tensor, "llm-dp": data, "llm-pp": stages, "llm-ep": expert };
+						const [encoderTensor, encoderData] = [Number(flags["encoder-tp"] ?? 0), Number(flags["encoder-dp"] ?? 0)];
+						yield {
+							layout: { ...flags, ...language, "hybrid-layer-pattern": pattern },
+							kind: { modules, stages, virtualStages: stages === 1 ? 1 : segmentsOf(pattern) / stages },
+							encoder: { tensor: encoderTensor, ranks: encoderTensor * encoderData },
+							language: { tensor, data, expert },
+						};
 					}
 				}
 			}
@@ -80,19 +106,27 @@ function allowed(values: Readonly<Partial<Record<Key, unknown>>>): TrainingConfi
 	}
 }
 
+interface EncoderGrid {
+	readonly flags: LayoutFlags;
+	readonly modules: LayoutKind["modules"];
+}
+
 /** Encoder grids that leave few devices idle: on the language model's own ranks, and on others. */
-function encoders(c: TrainingConfiguration, languageRanks: number, lanes: number, devices: number): LayoutFlags[] {
+function encoders(c: TrainingConfiguration, languageRanks: number, lanes: number, devices: number): EncoderGrid[] {
 	const mayIdle = Math.max(idle.devices, Math.floor(idle.share * devices));
 	const room = devices - languageRanks;
-	if (!hasEncoder(c)) return room <= mayIdle ? [{}] : [];
+	if (!hasEncoder(c)) return room <= mayIdle ? [{ flags: {}, modules: "language alone" }] : [];
 	const nests = (dp: number) => dp % lanes === 0 || lanes % dp === 0;
 	const colocated = tensorSizes.colocatedEncoder
 		.filter((tp) => room <= mayIdle && languageRanks % tp === 0 && nests(languageRanks / tp))
-		.map((tp) => ({ "encoder-tp": tp, "encoder-dp": languageRanks / tp, "llm-offset": 0 }));
+		.map((tp): EncoderGrid => {
+			const flags = { "encoder-tp": tp, "encoder-dp": languageRanks / tp, "llm-offset": 0 };
+			return { flags, modules: "colocated" };
+		});
 	const disjoint = tensorSizes.disjointEncoder.flatMap((tp) =>
 		Array.from({ length: Math.floor(room / tp) }, (_, index) => index + 1)
 			.filter((dp) => room - tp * dp <= mayIdle && nests(dp))
-			.map((dp) => ({ "encoder-tp": tp, "encoder-dp": dp })),
+			.map((dp): EncoderGrid => ({ flags: { "encoder-tp": tp, "encoder-dp": dp }, modules: "disjoint" })),
 	);
 	return [...colocated, ...disjoint];
 }
@@ -156,10 +190,13 @@ export interface LayoutKind {
 }
 
 export function kindOf(c: TrainingConfiguration): LayoutKind {
-	const segments = parsePattern(c.hybridLayerPattern).segments.length;
 	return {
 		modules: sharesRanks(c) ? "colocated" : hasEncoder(c) ? "disjoint" : "language alone",
 		stages: c.llmPp,
-		virtualStages: c.llmPp === 1 ? 1 : Math.max(1, segments / c.llmPp),
+		virtualStages: c.llmPp === 1 ? 1 : Math.max(1, segmentsOf(c.hybridLayerPattern) / c.llmPp),
 	};
+}
+
+function segmentsOf(pattern: string): number {
+	return parsePattern(pattern).segments.length;
 }

@@ -2,13 +2,21 @@
  * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then all ranks side by side,
  * each with the list of actions that it would execute; once a step all wait for each other.
  */
-import { type Actor, chunkName, isWork, type ScheduleShape, type Way, type Work } from "../schedule/actions.ts";
+import {
+	type Actor,
+	chunkName,
+	encoderChunk,
+	isWork,
+	type ScheduleShape,
+	type Way,
+	type Work,
+} from "../schedule/actions.ts";
 import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Durations, simulate } from "../schedule/simulate.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { type PhaseTally, type RankPlan, sumsReplicas, type TransferTally } from "./rank-plan.ts";
-import { type Rates, secondsOf, transferSeconds } from "./rates.ts";
+import { type Rates, secondsOf, spansHosts, transferSeconds } from "./rates.ts";
 
 /** Of one rank, in seconds. */
 export interface RankSeconds {
@@ -97,6 +105,51 @@ export function rankSeconds(plan: RankPlan, rates: Rates, ranksPerHost: number):
 		optimizer: reduce + update - gradients,
 		reduce,
 		update,
+	};
+}
+
+/** Where one of an actor's ranks spends a step, in seconds. */
+export interface TimeSpent {
+	readonly computation: number;
+	/** Transfers that no computation hides. */
+	readonly inHost: number;
+	readonly betweenHosts: number;
+	/** Of the computation, the encoder's. */
+	readonly encoder: number;
+}
+
+export function timeOf({ plan }: PlannedActor, { rates, ranksPerHost, shape }: StepConditions): TimeSpent {
+	const { phases, overlapped, work } = plan;
+	const { microbatches } = shape;
+	const passes = [phases.forward, phases.backward, phases["weight gradient"]];
+	const ends = [phases.prepare, phases.reduce, phases.update];
+	const busy = (tallies: readonly PhaseTally[]) =>
+		sum(tallies.flatMap(({ operations }) => operations.map((one) => secondsOf(one, rates))));
+	const spread = (transfers: readonly TransferTally[], hosts: boolean) =>
+		sum(
+			transfers
+				.filter(({ ranks }) => spansHosts(ranks, ranksPerHost) === hosts)
+				.map((one) => one.calls * transferSeconds(one, rates, ranksPerHost)),
+		);
+	const late = spread(overlapped, true) + spread(overlapped, false);
+	const { gradients } = rankSeconds(plan, rates, ranksPerHost);
+	const atTheEnd = ends.flatMap(({ transfers }) => transfers);
+	const exposed =
+		gradients - sum(atTheEnd.filter(sumsReplicas).map((one) => one.calls * transferSeconds(one, rates, ranksPerHost)));
+	const transfersOf = (hosts: boolean) =>
+		microbatches *
+			spread(
+				passes.flatMap(({ transfers }) => transfers).filter((one) => !isBridge(one)),
+				hosts,
+			) +
+		spread(atTheEnd, hosts) +
+		(late > 0 ? (exposed * spread(overlapped, hosts)) / late : 0);
+	const encoder = work.entries().filter(([chunk]) => chunk === chunkName(encoderChunk));
+	return {
+		computation: microbatches * busy(passes) + busy(ends),
+		inHost: transfersOf(false),
+		betweenHosts: transfersOf(true),
+		encoder: microbatches * sum(encoder.map(([, own]) => busy(Object.values(own)))),
 	};
 }
 

@@ -5,7 +5,7 @@
 import { dataLanes, encoderMicroBatchSize, encoderTurns } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type ImageSet, noImages } from "../data/images.ts";
-import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, noText } from "../data/microbatch.ts";
 import { MockData, mockImage, mockImages } from "../data/mock.ts";
 import { type PatchGrid, patchWidth } from "../models/radio/config.ts";
 import type { Device } from "../native/device.ts";
@@ -67,12 +67,15 @@ export async function openRank(
 	const run = await openRun({ ...c, encoderBalance: "number" }, world);
 	// Made once: a run's data are made beside it.
 	const made: ImageTextMicrobatch[] = [];
+	const texts = run.language && mockTexts(c, tokens);
 	const batches = (count: number) => {
 		for (let index = made.length; index < count; index++) {
-			const text = run.language ? textMicrobatch(c, tokens, index) : noText;
+			const text = texts ? texts.microbatch(index * c.microBatchSize, c.microBatchSize) : noText;
 			// The rank's first microbatch is its turn.
 			const own = run.encoder !== null && index % encoderTurns(c) === 0;
-			const images = own ? imageSet(c, grid) : noImages(run.encoder && encoderTurns(c) > 1 ? 0 : c.microBatchSize);
+			const images = own
+				? imageSet(c, grid, device)
+				: noImages(run.encoder && encoderTurns(c) > 1 ? 0 : c.microBatchSize);
 			made.push({ text, images });
 		}
 		return made.slice(0, count);
@@ -91,20 +94,21 @@ export async function openRank(
 	};
 }
 
-function textMicrobatch(c: TrainingConfiguration, imageTokens: number, index: number): Microbatch {
-	const data = new MockData({
+/** As many samples as a lane trains on in a step. */
+function mockTexts(c: TrainingConfiguration, imageTokens: number): MockData {
+	return new MockData({
 		seed: c.seed,
-		size: (index + 1) * c.microBatchSize,
+		size: microbatchesOf(c) * c.microBatchSize,
 		sequenceLength: c.seqLength,
 		vocabularySize: c.vocabSize,
 		imageTokenId: c.imageTokenId,
 		imageTokens,
 	});
-	return data.microbatch(index * c.microBatchSize, c.microBatchSize);
 }
 
-function imageSet(c: TrainingConfiguration, grid: PatchGrid): ImageSet {
-	return mockImages(encoderMicroBatchSize(c), grid, patchWidth({ patchSize: c.patchDim }));
+/** An encoder may serve hundreds of lanes: where values are not needed no pixels are made. */
+function imageSet(c: TrainingConfiguration, grid: PatchGrid, { counts }: Device): ImageSet {
+	return mockImages(encoderMicroBatchSize(c), grid, counts ? 0 : patchWidth({ patchSize: c.patchDim }));
 }
 
 /** A step whose phases are told. */

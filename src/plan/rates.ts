@@ -70,11 +70,16 @@ function interpolate(points: Rates["operations"][string], amount: number): numbe
 	return low.seconds * (high.seconds / low.seconds) ** share;
 }
 
+/** Whether ranks are on several hosts, which hold consecutive ones. */
+export function spansHosts(ranks: readonly number[], ranksPerHost: number): boolean {
+	return new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost))).size > 1;
+}
+
 /** Seconds of a transfer; `ranksPerHost`: hosts hold consecutive ranks. */
 export function transferSeconds({ kind, ranks, bytes }: Transfer, rates: Rates, ranksPerHost: number): number {
 	if (kind === "exchange") return rates.exchange;
-	const hosts = new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost)));
-	const { bytes: speed, latency } = hosts.size > 1 ? rates.between : rates.inside;
-	const waits = kind === "planRows" && (hosts.size > 1 || !rates.peers);
+	const between = spansHosts(ranks, ranksPerHost);
+	const { bytes: speed, latency } = between ? rates.between : rates.inside;
+	const waits = kind === "planRows" && (between || !rates.peers);
 	return latency + bytes / speed + (waits ? rates.exchange : 0);
 }

@@ -5,11 +5,12 @@ import { topologyOf } from "../parallel/topology.ts";
 import type { Actor, ScheduleShape } from "../schedule/actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
+import { boundOf, type StepBound } from "./bound.ts";
 import { estimateStep, type StepConditions, type StepEstimate } from "./estimate.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { planRank, type RankMemoryPlan, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
-import { type Rates, transferSeconds } from "./rates.ts";
+import { type Rates, spansHosts, transferSeconds } from "./rates.ts";
 
 export interface Machine {
 	readonly rates: Rates;
@@ -56,6 +57,7 @@ export interface RunPlan {
 	readonly tokens: number;
 	readonly modules: readonly ModulePlan[];
 	readonly step: StepEstimate;
+	readonly bound: StepBound;
 }
 
 /** The actors of a configuration's step and their ranks, ascending. */
@@ -112,12 +114,15 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 			traffic: trafficOf(plan, microbatches, machine),
 		});
 	}
+	const conditions = conditionsOf(c, machine);
+	const step = estimateStep(modules, conditions);
 	return {
 		worldSize: topologyOf(c).worldSize,
 		microbatches,
 		tokens: c.globalBatchSize * c.seqLength,
 		modules,
-		step: estimateStep(modules, conditionsOf(c, machine)),
+		step,
+		bound: boundOf(modules, step, conditions, machine.memoryBytes),
 	};
 }
 
@@ -170,7 +175,7 @@ export function trafficOf(
 			members: ranks.length,
 			transfers: Math.ceil(total(() => 1)),
 			bytes: total(({ bytes }) => bytes),
-			betweenHosts: new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost))).size > 1,
+			betweenHosts: spansHosts(ranks, ranksPerHost),
 			seconds: total((transfer) => transferSeconds(transfer, rates, ranksPerHost)),
 		};
 	});

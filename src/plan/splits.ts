@@ -1,9 +1,11 @@
-/** Every way to lay out a run on N devices, most tokens a second first. */
+/** Ways to lay out a run on N devices, most tokens a second first. */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import { topologyOf } from "../parallel/topology.ts";
-import { candidates, kindOf, type LayoutFlags, type LayoutKind } from "./candidates.ts";
+import { boundOf, type StepBound } from "./bound.ts";
+import { kindOf, type LayoutFlags, type LayoutKind, layoutCheck, layouts } from "./candidates.ts";
 import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.ts";
+import { outlookOf } from "./outlook.ts";
 import { planRank, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
 import { actorRanks, conditionsOf, type Machine, trafficOf } from "./run-plan.ts";
@@ -22,6 +24,7 @@ export interface Split {
 	readonly fits: boolean;
 	/** Of the rank that sends most, in a step. */
 	readonly communication: { readonly bytes: number; readonly seconds: number };
+	readonly bound: StepBound;
 	/** What holds the step up. */
 	readonly reason: string;
 }
@@ -33,25 +36,78 @@ const recomputing = {
 	"recompute-num-layers": 1,
 } as const satisfies Partial<Record<Key, unknown>>;
 
-export async function rankSplits(resolved: ResolvedConfiguration, devices: number, machine: Machine): Promise<Split[]> {
+/**
+ * Layouts that are counted where there are many: first so many of each kind, then until there are so many in all, and as many of
+ * each again while none of a kind fits.
+ */
+const counted = { ofKind: 2, all: 40, unfit: 6 };
+
+export interface RankedSplits {
+	/** Most tokens a second first. */
+	readonly splits: readonly Split[];
+	/** Layouts that the numbers of ranks allow; more than splits: the others have a worse outlook. */
+	readonly layouts: number;
+}
+
+export async function rankSplits(
+	resolved: ResolvedConfiguration,
+	devices: number,
+	machine: Machine,
+): Promise<RankedSplits> {
+	const outlook = outlookOf(resolved.configuration, machine);
+	const memory = machine.memoryBytes ?? Number.POSITIVE_INFINITY;
+	const found = [...layouts(resolved, devices)].map((layout) => ({ ...layout, outlook: outlook(layout) }));
+	found.sort(
+		(a, b) =>
+			Number(a.outlook.states > memory) - Number(b.outlook.states > memory) || a.outlook.seconds - b.outlook.seconds,
+	);
+	const check = layoutCheck(resolved);
 	const planned = new PlannedRanks(machine);
 	const splits: Split[] = [];
-	for (const { layout, configuration: c } of candidates(resolved, devices)) {
-		const kept = await splitOf(layout, c, planned);
-		if (kept.fits || kept.states > machine.memoryBytes! || c.recomputeGranularity !== null) {
-			splits.push(kept);
-			continue;
+	const ofKind = new Map<string, { counted: number; fits: boolean }>();
+	const left = new Set(found);
+	const count = async (wanted: (kind: { readonly counted: number; readonly fits: boolean }) => boolean) => {
+		for (const one of left) {
+			const name = Object.values(one.kind).join(" ");
+			const kind = ofKind.get(name) ?? { counted: 0, fits: false };
+			ofKind.set(name, kind);
+			if (!wanted(kind)) continue;
+			left.delete(one);
+			const configuration = check(one.layout);
+			if (configuration === null) continue;
+			const split = await bestOf(one.layout, configuration, planned);
+			splits.push(split);
+			kind.counted++;
+			kind.fits ||= split.fits;
 		}
-		const again: TrainingConfiguration = {
-			...c,
-			recomputeGranularity: recomputing["recompute-granularity"],
-			recomputeMethod: recomputing["recompute-method"],
-			recomputeNumLayers: recomputing["recompute-num-layers"],
-		};
-		const recomputed = await splitOf({ ...layout, ...recomputing }, again, planned);
-		splits.push(recomputed.fits ? recomputed : kept);
-	}
-	return splits.sort((a, b) => Number(b.fits) - Number(a.fits) || b.tokensPerSecond - a.tokensPerSecond);
+	};
+	await count((kind) => kind.counted < counted.ofKind);
+	await count((kind) => !kind.fits && kind.counted < counted.unfit);
+	await count(() => splits.length < counted.all);
+	splits.sort(
+		(a, b) => Number(b.fits) - Number(a.fits) || b.tokensPerSecond - a.tokensPerSecond || ranksOf(a) - ranksOf(b),
+	);
+	return { splits, layouts: splits.length + left.size };
+}
+
+/** Devices that a layout uses. */
+function ranksOf({ kind, encoderRanks, languageRanks }: Split): number {
+	return kind.modules === "disjoint" ? encoderRanks + languageRanks : languageRanks;
+}
+
+/** A layout as it is where that fits, or with its layers recomputed. */
+async function bestOf(layout: LayoutFlags, c: TrainingConfiguration, planned: PlannedRanks): Promise<Split> {
+	const { memoryBytes } = planned.machine;
+	const kept = await splitOf(layout, c, planned);
+	if (kept.fits || kept.states > memoryBytes! || c.recomputeGranularity !== null) return kept;
+	const again: TrainingConfiguration = {
+		...c,
+		recomputeGranularity: recomputing["recompute-granularity"],
+		recomputeMethod: recomputing["recompute-method"],
+		recomputeNumLayers: recomputing["recompute-num-layers"],
+	};
+	const recomputed = await splitOf({ ...layout, ...recomputing }, again, planned);
+	return recomputed.fits ? recomputed : kept;
 }
 
 async function splitOf(layout: LayoutFlags, c: TrainingConfiguration, ranks: PlannedRanks): Promise<Split> {
@@ -60,7 +116,8 @@ async function splitOf(layout: LayoutFlags, c: TrainingConfiguration, ranks: Pla
 	for (const { actor, ranks: own } of actorRanks(c)) {
 		planned.push({ actor, plan: await ranks.plan(c, actor, own[0]!), ranks: own.length });
 	}
-	const step = estimateStep(planned, conditionsOf(c, machine));
+	const conditions = conditionsOf(c, machine);
+	const step = estimateStep(planned, conditions);
 	const peak = Math.max(...planned.map(({ plan }) => plan.memory.peak));
 	const topology = topologyOf(c);
 	const communication = planned
@@ -81,6 +138,7 @@ async function splitOf(layout: LayoutFlags, c: TrainingConfiguration, ranks: Pla
 		states: Math.max(...planned.map(({ plan: { memory } }) => memory.peak - memory.activations)),
 		fits: machine.memoryBytes === null || peak <= machine.memoryBytes,
 		communication,
+		bound: boundOf(planned, step, conditions, machine.memoryBytes),
 		reason: reasonOf(step, peak, machine.memoryBytes),
 	};
 }

@@ -7,7 +7,7 @@ import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../tensor/tape.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { cast, Tensor } from "../tensor/tensor.ts";
 import type { ImageDeal } from "./image-deal.ts";
 
 /** Arguments of a pass beside its images. */
@@ -25,9 +25,15 @@ export interface EncoderPassOptions {
 }
 
 /** Patches of all images on the device, [Σ rows · columns, 3p²] in the encoder's type. */
-export function patchTensor({ device, config }: EncoderModule, { patches }: ImageSet): Tensor {
-	const width = patchWidth(config.tower);
-	return Tensor.from(device, patches, [patches.length / width, width], { dtype: config.tower.dtype });
+export function patchTensor({ device, config: { tower } }: EncoderModule, { patches, grids }: ImageSet): Tensor {
+	const { dtype } = tower;
+	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), patchWidth(tower)];
+	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
+	// Of what is only counted no pixels were made.
+	const wide = Tensor.empty(device, shape, "f32", "data");
+	if (dtype === "f32") return wide;
+	using _wide = wide;
+	return cast(wide, dtype, "data");
 }
 
 export class EncoderPass implements Pass {

@@ -42,7 +42,7 @@ test("four devices: both modules together and apart, in one piece, in a pipeline
 });
 
 test("most tokens a second first; what does not fit comes last, or recomputes its layers", async () => {
-	const roomy = await rankSplits(resolved, 2, machine);
+	const { splits: roomy } = await rankSplits(resolved, 2, machine);
 	expect(roomy.length).toBeGreaterThan(5);
 	const rates = roomy.map(({ tokensPerSecond }) => tokensPerSecond);
 	expect(rates).toEqual(rates.toSorted((a, b) => b - a));
@@ -55,7 +55,7 @@ test("most tokens a second first; what does not fit comes last, or recomputes it
 	const c = configurationOf({ preset, ...best!.layout });
 	expect((await planRun(c, machine)).step.seconds).toBeCloseTo(best!.step.seconds, 12);
 	const memoryBytes = Math.min(...roomy.map(({ peak }) => peak)) * 0.9;
-	const tight = await rankSplits(resolved, 2, { ...machine, memoryBytes });
+	const { splits: tight } = await rankSplits(resolved, 2, { ...machine, memoryBytes });
 	const fitting = tight.filter(({ peak }) => peak <= memoryBytes);
 	expect(fitting.length).toBeGreaterThan(0);
 	expect(tight.slice(0, fitting.length)).toEqual(fitting);

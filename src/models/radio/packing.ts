@@ -5,10 +5,10 @@
  */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
-import { pickRows, SparseMatrix, type SparseRows } from "../../tensor/ops/spmm.ts";
+import { pickRows, SparseMatrix, type SparseOutline } from "../../tensor/ops/spmm.ts";
 import { Sequences } from "../../tensor/sequences.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "./config.ts";
-import { type PositionCrop, positionRows } from "./positions.ts";
+import { type PositionCrop, positionMatrix } from "./positions.ts";
 
 /** Where everything of one microbatch is, as the tower's products. */
 export class PackedImages implements Disposable {
@@ -42,15 +42,18 @@ export class PackedImages implements Disposable {
 		const { positionTable, hiddenSize } = config;
 		this.positions = new SparseMatrix(
 			device,
-			positionRows(positionTable, grids, { ...config.positions, width: hiddenSize }, crops),
+			positionMatrix(positionTable, grids, { ...config.positions, width: hiddenSize }, crops),
 		);
-		const stream = streamRows(config.classTokens, patches);
+		const all = patches.reduce((sum, count) => sum + count, 0);
+		const { tokens } = this.sequences;
+		const stream = streamMatrices(config.classTokens, patches, all);
 		this.patches = new SparseMatrix(device, stream.patches);
 		this.classTokens = new SparseMatrix(device, stream.classTokens);
 		const dropped = config.dropClassTokens && config.classTokens > 0;
+		const make = () => pickRows(outputOrder(config, grids), tokens);
 		this.output =
 			config.pixelShuffle || dropped
-				? new SparseMatrix(device, pickRows(outputOrder(config, grids), this.sequences.tokens))
+				? new SparseMatrix(device, { rows: all, columns: tokens, entries: all, weighted: false, make })
 				: null;
 	}
 
@@ -74,22 +77,36 @@ function checkGrid(config: RadioConfig, { rows, columns }: PatchGrid, image: num
 	}
 }
 
-/** The patch or class token of every row of the stream. */
-function streamRows(classTokens: number, patches: readonly number[]): { patches: SparseRows; classTokens: SparseRows } {
-	const patchOf: number[] = [];
-	const classOf: number[] = [];
-	let patch = 0;
-	for (const count of patches) {
-		for (let token = 0; token < classTokens; token++) {
-			patchOf.push(-1);
-			classOf.push(token);
+/** The patch, and the class token, of every row of the stream. `all`: patches of all images. */
+function streamMatrices(
+	classTokens: number,
+	patches: readonly number[],
+	all: number,
+): { readonly patches: SparseOutline; readonly classTokens: SparseOutline } {
+	const classes = classTokens * patches.length;
+	const rows = all + classes;
+	const ofPatches = () => {
+		const picked = new Int32Array(rows).fill(-1);
+		let [row, patch] = [0, 0];
+		for (const count of patches) {
+			row += classTokens;
+			for (let i = 0; i < count; i++) picked[row++] = patch++;
 		}
-		for (let i = 0; i < count; i++) {
-			patchOf.push(patch++);
-			classOf.push(-1);
+		return pickRows(picked, all);
+	};
+	const ofClassTokens = () => {
+		const picked = new Int32Array(rows).fill(-1);
+		let row = 0;
+		for (const count of patches) {
+			for (let token = 0; token < classTokens; token++) picked[row++] = token;
+			row += count;
 		}
-	}
-	return { patches: pickRows(patchOf, patch), classTokens: pickRows(classOf, classTokens) };
+		return pickRows(picked, classTokens);
+	};
+	return {
+		patches: { rows, columns: all, entries: all, weighted: false, make: ofPatches },
+		classTokens: { rows, columns: classTokens, entries: classes, weighted: false, make: ofClassTokens },
+	};
 }
 
 /**

@@ -3,7 +3,7 @@
  * fp32 (docs/spec/vision.md §1.4). A patch's position is a weighted sum of at most four rows of the table; both axes
  * are independent.
  */
-import type { SparseRows } from "../../tensor/ops/spmm.ts";
+import type { SparseOutline, SparseRows } from "../../tensor/ops/spmm.ts";
 import type { PatchGrid, PositionOptions } from "./config.ts";
 
 const f32 = Math.fround;
@@ -91,6 +91,29 @@ function axes(
 			return { y: resize(table.rows, side, grid.rows), x: resize(table.columns, side, grid.columns) };
 		}
 	}
+}
+
+/** The matrix of positionRows(), whose entries are counted axis by axis before they are made. */
+export function positionMatrix(...given: Parameters<typeof positionRows>): SparseOutline {
+	const [table, grids, options, crops = null] = given;
+	/** Table entries that places along an axis read: those with a weight. */
+	const read = ({ lambda }: Taps) => lambda.reduce((sum, along) => sum + (along === 0 || along === 1 ? 1 : 2), 0);
+	let [patches, entries] = [0, 0];
+	const known = new Map<PatchGrid, number>();
+	for (const [image, grid] of grids.entries()) {
+		const crop = crops?.[image] ?? null;
+		const counted = crop === null ? known.get(grid) : undefined;
+		const count = () => {
+			const { y, x } = axes(table, grid, options, crop);
+			return read(y) * read(x);
+		};
+		const own = counted ?? count();
+		if (crop === null) known.set(grid, own);
+		entries += own;
+		patches += grid.rows * grid.columns;
+	}
+	const make = () => positionRows(...given);
+	return { rows: patches, columns: table.rows * table.columns, entries, weighted: true, make };
 }
 
 /**

@@ -18,6 +18,16 @@ export interface SparseRows {
 	readonly value: Float32Array | null;
 }
 
+/** A sparse matrix whose entries are made when a device takes them: a device that only counts knows it by its size. */
+export interface SparseOutline {
+	readonly rows: number;
+	readonly columns: number;
+	readonly entries: number;
+	/** Whether entries have values of their own. */
+	readonly weighted: boolean;
+	readonly make: () => SparseRows;
+}
+
 /** The matrix whose row r picks row `picked[r]` of `columns` rows; −1 gives a zero row. */
 export function pickRows(picked: ArrayLike<number>, columns: number): SparseRows {
 	const offsets = new Int32Array(picked.length + 1);
@@ -50,9 +60,16 @@ function transpose({ columns, offsets, column, value }: SparseRows): SparseRows 
 	return { columns: offsets.length - 1, offsets: transposedOffsets, column: rows, value: values };
 }
 
+/** A matrix that is there already. */
+function outlineOf(rows: SparseRows): SparseOutline {
+	const { columns, offsets, column, value } = rows;
+	return { rows: offsets.length - 1, columns, entries: column.length, weighted: value !== null, make: () => rows };
+}
+
 export class SparseMatrix implements Disposable {
 	readonly rows: number;
 	readonly columns: number;
+	readonly #outline: SparseOutline;
 	readonly #offsets: Tensor;
 	readonly #column: Tensor;
 	readonly #value: Tensor | null;
@@ -60,18 +77,39 @@ export class SparseMatrix implements Disposable {
 
 	constructor(
 		readonly device: Device,
-		readonly host: SparseRows,
+		matrix: SparseRows | SparseOutline,
 	) {
-		this.rows = host.offsets.length - 1;
-		this.columns = host.columns;
-		this.#offsets = Tensor.from(device, host.offsets);
-		this.#column = Tensor.from(device, host.column);
-		this.#value = host.value && Tensor.from(device, host.value);
+		const outline = "make" in matrix ? matrix : outlineOf(matrix);
+		const { rows, columns, entries, weighted } = outline;
+		[this.rows, this.columns] = [rows, columns];
+		if (device.counts) {
+			this.#outline = outline;
+			this.#offsets = Tensor.empty(device, [rows + 1], "i32", "data");
+			this.#column = Tensor.empty(device, [entries], "i32", "data");
+			this.#value = weighted ? Tensor.empty(device, [entries], "f32", "data") : null;
+			return;
+		}
+		const made = outline.make();
+		this.#outline = outlineOf(made);
+		this.#offsets = Tensor.from(device, made.offsets);
+		this.#column = Tensor.from(device, made.column);
+		this.#value = made.value && Tensor.from(device, made.value);
+	}
+
+	/** The entries. */
+	get host(): SparseRows {
+		return this.#outline.make();
 	}
 
 	/** Made when first asked for; belongs to this matrix. */
 	get transposed(): SparseMatrix {
-		this.#transposed ??= new SparseMatrix(this.device, transpose(this.host));
+		const { rows, columns, make } = this.#outline;
+		this.#transposed ??= new SparseMatrix(this.device, {
+			...this.#outline,
+			rows: columns,
+			columns: rows,
+			make: () => transpose(make()),
+		});
 		return this.#transposed;
 	}
 

@@ -1,7 +1,7 @@
 /** Positions fitted to a grid: values computed with exact rational arithmetic (docs/spec/vision.md §G1 and §G2). */
 import { describe, expect, test } from "bun:test";
 import type { PatchGrid, PositionOptions } from "../../../src/models/radio/config.ts";
-import { type PositionCrop, positionRows } from "../../../src/models/radio/positions.ts";
+import { type PositionCrop, positionMatrix, positionRows } from "../../../src/models/radio/positions.ts";
 import { cropOfImage } from "../../../src/models/radio/random-crop.ts";
 
 const square: PatchGrid = { rows: 4, columns: 4 };
@@ -123,5 +123,20 @@ describe("a table of 128 × 128", () => {
 			expect(entries.length).toBeLessThanOrEqual(4);
 		}
 		expect(column.every((c) => c >= 0 && c < 128 * 128)).toBe(true);
+	});
+
+	test("entries are counted before they are made", () => {
+		const grids = [
+			{ rows: 6, columns: 10 },
+			{ rows: 32, columns: 32 },
+			{ rows: 128, columns: 128 },
+			{ rows: 2, columns: 200 },
+		];
+		const crops = grids.map((_, image) => cropOfImage(11, image));
+		for (const given of [null, crops]) {
+			const { rows, columns, entries, make } = positionMatrix(large, grids, options, given);
+			const { offsets, column } = make();
+			expect([rows, columns, entries]).toEqual([offsets.length - 1, 128 * 128, column.length]);
+		}
 	});
 });
