@@ -72,6 +72,23 @@ __device__ __forceinline__ void copy_ragged_box(void* to, const CUtensorMap& map
         "r"(shared_address(barrier))
       : "memory");
 }
+/// The same of a heads_map: columns column .. of rows row .. of a head of the tokens first .. last - 1.
+__device__ __forceinline__ void copy_head_box(void* to, const CUtensorMap& map, int column, int head, int row, int first,
+                                              int last, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(column), "r"(head), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end),
+      "r"(shared_address(barrier))
+      : "memory");
+}
+/// Copies bytes that lie together, on 16 bytes on both sides, and counts them on the barrier.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
 /// To the same place of both blocks of a pair; the bytes count on the barriers of both.
 __device__ __forceinline__ void copy_ragged_box_to_pair(void* to, const CUtensorMap& map, int x, int row, int first,
                                                         int last, uint64_t* barrier) {
@@ -182,6 +199,13 @@ __device__ __forceinline__ void wait_products() {
 #endif
 }
 
+/// Keeps the compiler from reading sums before the wait that stands above.
+template <int N>
+__device__ __forceinline__ void settle(float (&sum)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
 /// sum[64, 192] (+)= left[64, 16] right[16, 192]. Thread t of the warpgroup holds, of every 8 columns j, columns
 /// 2 (t % 4) + {0, 1} of row 16 (t / 32) + t % 32 / 4 in sum[4 j + {0, 1}] and of row + 8 in sum[4 j + {2, 3}].
 template <bool left_rows, bool right_rows>
@@ -204,6 +228,19 @@ __device__ __forceinline__ void multiply_64x192(float (&sum)[96], uint64_t left,
 #undef MIMO_16
 #undef MIMO_4
 #endif
+}
+
+/// Stores 16 x 16 bf16 that lie in registers as mma's left operand does.
+__device__ __forceinline__ void store_matrices(char* row, const uint32_t* from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+/// 2^x, to 2 units in the last place; numbers below 2^-126 become 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 }  // namespace mimo::cuda::sm90

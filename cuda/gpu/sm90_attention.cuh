@@ -22,33 +22,8 @@ __device__ __forceinline__ void copy_head(char* to, const CUtensorMap& map, int 
                                           uint64_t* barrier) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(to + half * half_tile_bytes(rows))),
-        "l"(&map), "r"(half * tile_width), "r"(head), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end),
-        "r"(shared_address(barrier))
-        : "memory");
+    copy_head_box(to + half * half_tile_bytes(rows), map, half * tile_width, head, row, first, last, barrier);
   }
-}
-/// Copies bytes that lie together, on 16 bytes on both sides, and counts them on the barrier.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
-/// Keeps the compiler from reading sums before the wait that stands above.
-template <int N>
-__device__ __forceinline__ void settle(float (&sum)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i])::"memory");
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 /// Description of a head's rows as an operand whose k runs along the head (`step` of 5) ...
@@ -117,12 +92,5 @@ __device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t*
 #undef MIMO_SUMS_32
 #undef MIMO_16
 #undef MIMO_4
-
-/// Stores 16 x 16 bf16 that lie in registers as mma's left operand does.
-__device__ __forceinline__ void store_matrices(char* row, const uint32_t* from) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(from[0]),
-               "r"(from[1]), "r"(from[2]), "r"(from[3])
-               : "memory");
-}
 
 }  // namespace mimo::cuda::sm90

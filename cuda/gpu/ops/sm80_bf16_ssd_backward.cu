@@ -243,6 +243,15 @@ __global__ void __launch_bounds__(ssd_block) backward_kernel(mimo_ssd_backward_a
 
 }  // namespace
 
+void sm80_bf16_ssd_gate(mimo_stream& stream, const mimo_ssd_backward_args& args, void* dy) {
+  if (args.z_factors != nullptr) {
+    ssd_masked_gate(stream, args, dy, MIMO_DTYPE_BF16);
+  } else {
+    const auto [grid, block] = cover(args.tokens, args.heads * ssd_head / 8);
+    launch(stream, gate_kernel, grid, block, 0, args, static_cast<bf16*>(dy));
+  }
+}
+
 void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
   const int64_t n = args.state_dim, pieces = piece_count(args.tokens, args.sequences, ssd_chunk);
   const int64_t elements = ssd_head * n, state_elements = pieces * args.heads * elements;
@@ -260,12 +269,7 @@ void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& a
   const SsdDecays decays{step, sum};
   ssd_decays(stream, args.dt, args.dt_stride, args.dt_bias, args.a_log, args.dt_minimum, args.cu_seqlens,
              args.sequences, args.tokens, args.heads, ssd_chunk, args.dtype, step, sum);
-  if (args.z_factors != nullptr) {
-    ssd_masked_gate(stream, args, dy, MIMO_DTYPE_BF16);
-  } else {
-    const auto [grid, block] = cover(args.tokens, args.heads * ssd_head / 8);
-    launch(stream, gate_kernel, grid, block, 0, args, dy);
-  }
+  sm80_bf16_ssd_gate(stream, args, dy);
   const auto make_states = [&](const bf16* a, int64_t a_stride, const void* b, bool of_end, bf16* to) {
     sm80_bf16_ssd_chunk_states(stream, a, a_stride, static_cast<const bf16*>(b), args.xbc_stride, decays, of_end,
                                args.cu_seqlens, args.sequences, args.tokens, args.heads, args.groups, n, added);

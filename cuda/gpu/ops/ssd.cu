@@ -6,6 +6,7 @@
 #include "ssd.cuh"
 
 #include "ssd.h"
+#include "tensor_map.h"
 
 namespace mimo::cuda {
 namespace {
@@ -106,6 +107,17 @@ bool fits_tensor_cores(const Args& args, std::initializer_list<std::pair<const v
   return true;
 }
 
+/// Whether Hopper's kernels take arguments that fit tensor cores: their grids have a row of blocks a sequence, and the copy
+/// engine's maps number fewer than ragged_end rows.
+template <class Args>
+bool fits_sm90(const mimo_stream& stream, const Args& args) {
+#ifdef MIMO_HAS_SM90A
+  return stream.device->compute_major == 9 && args.sequences <= 65535 && args.tokens < ragged_end;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 void ssd_decays(mimo_stream& stream, const void* dt, int64_t dt_stride, const float* dt_bias, const float* a_log,
@@ -147,7 +159,11 @@ void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   const bool tensor_cores =
       fits_tensor_cores(args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride},
                                {args.z, args.z_stride}, {args.o, width}, {args.y, width}});
-  tensor_cores ? sm80_bf16_ssd_forward(stream, args) : ssd_forward_plain(stream, args);
+  if (!tensor_cores) {
+    ssd_forward_plain(stream, args);
+  } else {
+    fits_sm90(stream, args) ? sm90_bf16_ssd_forward(stream, args) : sm80_bf16_ssd_forward(stream, args);
+  }
 }
 
 void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
@@ -159,7 +175,11 @@ void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
       args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride}, {args.z, args.z_stride},
              {args.y, width}, {args.d_o, width}, {args.dx, args.dxbc_stride}, {args.db, args.dxbc_stride},
              {args.dc, args.dxbc_stride}, {args.dz, args.dz_stride}});
-  tensor_cores ? sm80_bf16_ssd_backward(stream, args) : ssd_backward_plain(stream, args);
+  if (!tensor_cores) {
+    ssd_backward_plain(stream, args);
+  } else {
+    fits_sm90(stream, args) ? sm90_bf16_ssd_backward(stream, args) : sm80_bf16_ssd_backward(stream, args);
+  }
 }
 
 }  // namespace mimo::cuda

@@ -1,0 +1,221 @@
+// Forward of the state space scan on Hopper (docs/spec/language-model.md §2.3).
+//
+// A block owns a chunk and walks the heads of one group, whose scores C Bᵀ stay in registers. One warp has the copy engine
+// bring a head's x, z and state while a warpgroup multiplies: C H_cᵀ from shared memory, and the decayed scores, as they come
+// out of the arithmetic, from registers with x.
+#include "sm90_ssd.cuh"
+#include "ssd.h"
+
+namespace mimo::cuda {
+namespace {
+
+using namespace sm90;
+
+constexpr int stages = 2, consumers = 128, threads = consumers + 32, blocks_at_once = 2;
+
+template <int N>
+struct Shared {
+  static constexpr int slices = N / 64;
+  struct Stage {
+    char state[slices][ssd_tile_bytes];
+    char x[ssd_tile_bytes], z[ssd_tile_bytes];  // o takes the place of z
+  };
+  char c[slices][ssd_tile_bytes];
+  char b[2][ssd_tile_bytes];  // then y, of two heads
+  Stage stage[stages];
+  SsdChunkTokens tokens[stages];
+  uint64_t operands, full[stages], empty[stages];
+};
+
+struct Problem {
+  CUtensorMap x, b, c, z;
+  mimo_ssd_forward_args args;
+  const bf16* states;
+  const SsdChunkTokens* tokens;
+};
+
+struct Work {
+  int64_t number;  // of the chunk
+  int first_head, heads, group;
+  Piece piece;
+};
+
+template <int N>
+__device__ __forceinline__ void fetch(const Problem& problem, const Work& work, Shared<N>& shared) {
+  constexpr int slices = N / 64;
+  const int first = static_cast<int>(work.piece.first), last = static_cast<int>(work.piece.last);
+  const int row = static_cast<int>(work.piece.index) * ssd_chunk;
+  arrive_expecting(&shared.operands, 2 * slices * ssd_tile_bytes);
+  for (int i = 0; i < slices; ++i) {
+    copy_head_box(shared.c[i], problem.c, 0, work.group * slices + i, row, first, last, &shared.operands);
+    copy_head_box(shared.b[i], problem.b, 0, work.group * slices + i, row, first, last, &shared.operands);
+  }
+  for (int i = 0; i < work.heads; ++i) {
+    const int slot = i % stages, head = work.first_head + i;
+    uint64_t* const full = &shared.full[slot];
+    wait(&shared.empty[slot], (i / stages & 1) ^ 1);
+    arrive_expecting(full, sizeof(typename Shared<N>::Stage) + sizeof(SsdChunkTokens));
+    const int64_t at = work.number * problem.args.heads + head;
+    copy_bytes(shared.stage[slot].state, problem.states + at * slices * ssd_tile_elements, slices * ssd_tile_bytes, full);
+    copy_head_box(shared.stage[slot].x, problem.x, 0, head, row, first, last, full);
+    copy_head_box(shared.stage[slot].z, problem.z, 0, head, row, first, last, full);
+    copy_bytes(&shared.tokens[slot], problem.tokens + at, sizeof(SsdChunkTokens), full);
+  }
+}
+
+/// The scores times exp(cs_i - cs_j) Δ_j, j <= i, as a left operand.
+__device__ __forceinline__ void decay_scores(const float (&scores)[32], const SsdChunkTokens& tokens, const SsdPlace& own,
+                                             uint32_t (&mixed)[16]) {
+  const float sum[2] = {tokens.sum[own.row], tokens.sum[own.row + 8]};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (k > own.warp) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mixed[4 * k + i] = 0;
+      continue;
+    }
+#pragma unroll
+    for (int j = 2 * k; j < 2 * k + 2; ++j) {
+      const int column = 8 * j + own.column;
+      const float2 other = pair_at(tokens.sum, column), step = pair_at(tokens.step, column);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float first = scores[4 * j + 2 * half] * exp2_fast(sum[half] - other.x) * step.x;
+        float second = scores[4 * j + 2 * half + 1] * exp2_fast(sum[half] - other.y) * step.y;
+        if (k == own.warp) {
+          const int row = own.row + 8 * half;
+          if (column > row) first = 0;
+          if (column + 1 > row) second = 0;
+        }
+        mixed[2 * j + half] = pack_bf16(first, second);
+      }
+    }
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void compute(const Problem& problem, const Work& work, Shared<N>& shared) {
+  const mimo_ssd_forward_args& args = problem.args;
+  const SsdPlace own = own_place();
+  const int count = static_cast<int>(work.piece.count);
+  const int64_t width = args.heads * ssd_head;
+  float scores[32];
+  wait(&shared.operands, 0);
+  begin_products();
+  queue_product<N / 16, false, false>(scores, shared.c[0], shared.b[0], false);
+  commit_products();
+  wait_products<0>();
+  settle(scores);
+  meet<1, consumers>();  // y takes the place of b
+  for (int i = 0; i < work.heads; ++i) {
+    const int slot = i % stages, head = work.first_head + i;
+    typename Shared<N>::Stage& stage = shared.stage[slot];
+    const SsdChunkTokens& tokens = shared.tokens[slot];
+    char* const y_tile = shared.b[i % 2];
+    const float d = args.d[head];
+    wait(&shared.full[slot], i / stages & 1);
+    float out[32];
+    begin_products();
+    queue_product<N / 16, false, false>(out, shared.c[0], stage.state[0], false);
+    commit_products();
+    uint32_t mixed[16];
+    decay_scores(scores, tokens, own, mixed);
+    const float upper = tokens.from_start[own.row], lower = tokens.from_start[own.row + 8];
+    wait_products<0>();
+    settle(out);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) out[j] *= j / 2 % 2 == 0 ? upper : lower;
+    begin_products();
+    queue_product(out, mixed, stage.x);
+    commit_products();
+    float gate[32];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float2 factor = make_float2(1, 1);
+      if (args.z_factors != nullptr) factor = pair_at(args.z_factors + head * ssd_head, 8 * j + own.column);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t pair = pair_of(stage.z, own, j, half);
+        const float z0 = lower_bf16(pair) * factor.x, z1 = upper_bf16(pair) * factor.y;
+        gate[4 * j + 2 * half] = __fdividef(z0, 1.0f + exp2_fast(-log2_e * z0));
+        gate[4 * j + 2 * half + 1] = __fdividef(z1, 1.0f + exp2_fast(-log2_e * z1));
+      }
+    }
+    wait_products<0>();
+    settle(out);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t x = pair_of(stage.x, own, j, half);
+        const int at = 4 * j + 2 * half;
+        const float y0 = out[at] + d * lower_bf16(x), y1 = out[at + 1] + d * upper_bf16(x);
+        pair_of(y_tile, own, j, half) = pack_bf16(y0, y1);
+        pair_of(stage.z, own, j, half) = pack_bf16(y0 * gate[at], y1 * gate[at + 1]);
+      }
+    }
+    meet<1, consumers>();
+    const int64_t to = work.piece.begin * width + head * ssd_head;
+    if (args.y != nullptr) copy_rows(y_tile, count, static_cast<bf16*>(args.y) + to, width);
+    copy_rows(stage.z, count, static_cast<bf16*>(args.o) + to, width);
+    publish_stores();
+    arrive_warp(&shared.empty[slot]);
+  }
+}
+
+template <int N>
+__global__ void __launch_bounds__(threads, blocks_at_once) output_kernel(const __grid_constant__ Problem problem) {
+#ifdef MIMO_ON_SM90A
+  extern __shared__ char unaligned[];
+  Shared<N>& shared = *reinterpret_cast<Shared<N>*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+  const mimo_ssd_forward_args& args = problem.args;
+  const int groups = static_cast<int>(args.groups);
+  Work work;
+  work.number = blockIdx.x / groups, work.group = blockIdx.x % groups;
+  work.heads = static_cast<int>(args.heads) / groups, work.first_head = work.group * work.heads;
+  work.piece = piece_at(args.cu_seqlens, args.sequences, ssd_chunk, work.number);
+  if (work.piece.count == 0) return;
+  if (threadIdx.x == 0) {
+    initialise(&shared.operands, 1);
+    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], consumers / 32);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < consumers) {
+    compute(problem, work, shared);
+  } else if (threadIdx.x == consumers) {
+    fetch(problem, work, shared);
+  }
+#endif
+}
+
+}  // namespace
+
+void sm90_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
+  const int64_t pieces = piece_count(args.tokens, args.sequences, ssd_chunk), slices = args.state_dim / 64;
+  Workspace token_space(&stream, pieces * args.heads * static_cast<int64_t>(sizeof(SsdChunkTokens)));
+  Workspace state_space(&stream, pieces * args.heads * slices * ssd_tile_bytes);
+  SsdChunkTokens* const tokens = token_space.as<SsdChunkTokens>();
+  Problem problem;
+  problem.x = heads_map(args.x, args.heads, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
+  problem.b = heads_map(args.b, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
+  problem.c = heads_map(args.c, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
+  problem.z = heads_map(args.z, args.heads, ssd_head, ssd_head, args.z_stride, ssd_chunk);
+  problem.args = args;
+  problem.states = state_space.as<bf16>();
+  problem.tokens = tokens;
+  sm90_bf16_ssd_tokens(stream, args, tokens);
+  const SsdSizes sizes{args.cu_seqlens, args.sequences, args.tokens, args.heads, args.groups, args.state_dim};
+  const SsdCarry carry{problem.x, problem.b, state_space.as<bf16>(), args.final_state, false};
+  sm90_bf16_ssd_states(stream, sizes, tokens, &carry, 1);
+  const auto run = [&](auto n) {
+    launch(stream, output_kernel<n>, grid_of(pieces * args.groups), dim3(threads), 1024 + sizeof(Shared<n>), problem);
+  };
+  if (args.state_dim == 64) {
+    run(std::integral_constant<int, 64>{});
+  } else {
+    run(std::integral_constant<int, 128>{});
+  }
+}
+
+}  // namespace mimo::cuda

@@ -1,0 +1,202 @@
+// States of the scan on Hopper: a warpgroup owns 64 numbers of the state of a head and carries them, in fp32 registers, over
+// the chunks of a sequence. Memory sees the states as bf16, once.
+//
+// Forward  H_{c+1} = exp(cs_Q) H_c + Σ_j exp(cs_Q - cs_j) Δ_j x_j ⊗ B_j; in reverse  dS_{c-1} = exp(cs_Q) dS_c + Σ_i exp(cs_i)
+// dy_i ⊗ C_i (docs/spec/language-model.md §2.3, §2.4).
+#include "sm90_ssd.cuh"
+
+namespace mimo::cuda {
+namespace sm90 {
+namespace {
+
+constexpr int stages = 5, outputs = 3, consumers = 128, threads = consumers + 32;
+
+struct Shared {
+  char output[outputs][ssd_tile_bytes];
+  struct {
+    char a[ssd_tile_bytes], b[ssd_tile_bytes];
+  } stage[stages];
+  SsdChunkTokens tokens[stages];
+  uint64_t full[stages], empty[stages];
+};
+constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
+
+struct Problem {
+  SsdCarry carries[2];
+  SsdSizes sizes;
+  const SsdChunkTokens* tokens;
+};
+
+/// The chunks of a block's sequence.
+struct Work {
+  int first, last, chunks, head, slice;
+  int64_t piece;
+};
+
+__device__ __forceinline__ void fetch(const Problem& problem, const SsdCarry& carry, const Work& work, Shared& shared) {
+  const int heads = static_cast<int>(problem.sizes.heads), slices = static_cast<int>(problem.sizes.state_dim / 64);
+  const int group = work.head / static_cast<int>(problem.sizes.heads / problem.sizes.groups);
+  for (int i = 0; i < work.chunks; ++i) {
+    const int slot = i % stages, chunk = carry.reverse ? work.chunks - 1 - i : i;
+    uint64_t* const full = &shared.full[slot];
+    wait(&shared.empty[slot], (i / stages & 1) ^ 1);
+    arrive_expecting(full, 2 * ssd_tile_bytes + sizeof(SsdChunkTokens));
+    copy_head_box(shared.stage[slot].a, carry.a, 0, work.head, chunk * ssd_chunk, work.first, work.last, full);
+    copy_head_box(shared.stage[slot].b, carry.b, 0, group * slices + work.slice, chunk * ssd_chunk, work.first, work.last,
+                  full);
+    copy_bytes(&shared.tokens[slot], problem.tokens + (work.piece + chunk) * heads + work.head, sizeof(SsdChunkTokens), full);
+  }
+}
+
+/// aᵀ with its columns weighted, as a left operand.
+__device__ __forceinline__ void weigh(uint32_t (&left)[16], const char* a, const float* weight, const SsdPlace& own) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint32_t part[4];
+    left_k_rows(part, a, own.warp * 16, 16 * k);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 w = pair_at(weight, 16 * k + i / 2 * 8 + own.column);
+      left[4 * k + i] = pack_bf16(lower_bf16(part[i]) * w.x, upper_bf16(part[i]) * w.y);
+    }
+  }
+}
+
+__device__ __forceinline__ void carry_states(const Problem& problem, const SsdCarry& carry, const Work& work, Shared& shared) {
+  const SsdPlace own = own_place();
+  const int64_t heads = problem.sizes.heads, slices = problem.sizes.state_dim / 64;
+  float state[32] = {};
+  uint32_t left[16], next[16];
+  const auto prepare = [&](int i, uint32_t(&to)[16]) {
+    const int slot = i % stages;
+    wait(&shared.full[slot], i / stages & 1);
+    weigh(to, shared.stage[slot].a, carry.reverse ? shared.tokens[slot].from_start : shared.tokens[slot].weight, own);
+  };
+  if (work.chunks > 0) prepare(0, left);
+  for (int i = 0; i < work.chunks; ++i) {
+    const int slot = i % stages, chunk = carry.reverse ? work.chunks - 1 - i : i;
+    char* const output = shared.output[i % outputs];
+    store_tile(output, own, state);
+    publish_stores();
+    // The tile of the next chunk is free once no more than the last store is still being read.
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+    meet<1, consumers>();
+    if (threadIdx.x == 0) {
+      bf16* const to =
+          carry.states + (((work.piece + chunk) * heads + work.head) * slices + work.slice) * ssd_tile_elements;
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(output)),
+                   "n"(ssd_tile_bytes)
+                   : "memory");
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+    const float decay = shared.tokens[slot].from_start[ssd_chunk - 1];
+#pragma unroll
+    for (float& value : state) value *= decay;
+    begin_products();
+    queue_product(state, left, shared.stage[slot].b);
+    commit_products();
+    if (i + 1 < work.chunks) prepare(i + 1, next);
+    wait_products<0>();
+    settle(state);
+#pragma unroll
+    for (int j = 0; j < 16; ++j) left[j] = next[j];
+    arrive_warp(&shared.empty[slot]);
+  }
+  if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  if (carry.last == nullptr) return;
+  float* const to = carry.last + ((blockIdx.y * heads + work.head) * ssd_head + own.row) * problem.sizes.state_dim +
+                    work.slice * 64 + own.column;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    *reinterpret_cast<float2*>(to + 8 * j) = make_float2(state[4 * j], state[4 * j + 1]);
+    *reinterpret_cast<float2*>(to + 8 * problem.sizes.state_dim + 8 * j) = make_float2(state[4 * j + 2], state[4 * j + 3]);
+  }
+}
+
+__global__ void __launch_bounds__(threads) states_kernel(const __grid_constant__ Problem problem) {
+#ifdef MIMO_ON_SM90A
+  extern __shared__ char unaligned[];
+  Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], consumers / 32);
+    publish_barriers();
+  }
+  __syncthreads();
+  const SsdCarry& carry = problem.carries[blockIdx.z];
+  const SsdSizes& sizes = problem.sizes;
+  const int slices = static_cast<int>(sizes.state_dim / 64);
+  Work work;
+  work.first = sizes.cu_seqlens[blockIdx.y], work.last = sizes.cu_seqlens[blockIdx.y + 1];
+  work.chunks = (work.last - work.first + ssd_chunk - 1) / ssd_chunk;
+  work.head = static_cast<int>(blockIdx.x) / slices, work.slice = static_cast<int>(blockIdx.x) % slices;
+  work.piece = first_piece(sizes.cu_seqlens, blockIdx.y, ssd_chunk);
+  if (threadIdx.x < consumers) {
+    carry_states(problem, carry, work, shared);
+  } else if (threadIdx.x == consumers) {
+    fetch(problem, carry, work, shared);
+  }
+#endif
+}
+
+constexpr int token_warps = 8;
+
+/// A warp a head of a chunk.
+template <class Args>
+__global__ void tokens_kernel(Args args, SsdChunkTokens* all) {
+  const int64_t head = static_cast<int64_t>(blockIdx.y) * token_warps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const Piece piece = piece_at(args.cu_seqlens, args.sequences, ssd_chunk, blockIdx.x);
+  if (head >= args.heads || piece.count == 0) return;
+  const float a = -expf(args.a_log[head]), bias = args.dt_bias[head];
+  float step[2], sum[2], before = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int t = 32 * i + lane;
+    const bool live = t < piece.count;
+    const float free =
+        live ? softplus(load(static_cast<const bf16*>(args.dt) + (piece.begin + t) * args.dt_stride + head) + bias) : 0.0f;
+    step[i] = live && free < args.dt_minimum ? args.dt_minimum : free;  // NaN stays NaN
+    sum[i] = a * step[i];
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float other = __shfl_up_sync(all_lanes, sum[i], offset);
+      if (lane >= offset) sum[i] += other;
+    }
+    sum[i] += before;
+    before = __shfl_sync(all_lanes, sum[i], 31);
+  }
+  SsdChunkTokens& to = all[blockIdx.x * args.heads + head];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int t = 32 * i + lane;
+    const float to_end = expf(before - sum[i]);
+    to.sum[t] = sum[i] * log2_e;
+    to.step[t] = step[i];
+    to.to_end[t] = to_end;
+    to.weight[t] = to_end * step[i];
+    to.from_start[t] = expf(sum[i]);
+  }
+}
+
+}  // namespace
+
+template <class Args>
+void sm90_bf16_ssd_tokens(mimo_stream& stream, const Args& args, SsdChunkTokens* tokens) {
+  launch(stream, tokens_kernel<Args>,
+         grid_of(piece_count(args.tokens, args.sequences, ssd_chunk), ceil_div(args.heads, token_warps)),
+         dim3(32 * token_warps), 0, args, tokens);
+}
+template void sm90_bf16_ssd_tokens(mimo_stream&, const mimo_ssd_forward_args&, SsdChunkTokens*);
+template void sm90_bf16_ssd_tokens(mimo_stream&, const mimo_ssd_backward_args&, SsdChunkTokens*);
+
+void sm90_bf16_ssd_states(mimo_stream& stream, const SsdSizes& sizes, const SsdChunkTokens* tokens, const SsdCarry* carries,
+                          int directions) {
+  Problem problem{};
+  for (int i = 0; i < directions; ++i) problem.carries[i] = carries[i];
+  problem.sizes = sizes, problem.tokens = tokens;
+  launch(stream, states_kernel, grid_of(sizes.heads * (sizes.state_dim / 64), sizes.sequences, directions), dim3(threads),
+         shared_bytes, problem);
+}
+
+}  // namespace sm90
+}  // namespace mimo::cuda

@@ -1,0 +1,154 @@
+// Shared by the state space scan's kernels for Hopper: heads of 64, chunks of 64 tokens, states of 64 or 128, bf16.
+//
+// A tile is 64 x 64 bf16 as the copy engine and products of warpgroups have it (sm90.cuh); what is wider lies as several side
+// by side. States lie in memory as tiles too, [piece][head][state_dim / 64][64 of the head][64 of the state], so that a copy
+// of bytes brings them.
+#pragma once
+#include "kernel.cuh"
+#include "sm90.cuh"
+#include "ssd.cuh"
+
+namespace mimo::cuda::sm90 {
+
+constexpr int ssd_chunk = 64, ssd_head = 64;
+constexpr int ssd_tile_bytes = ssd_chunk * tile_row_bytes;
+constexpr int ssd_tile_elements = ssd_tile_bytes / 2;
+
+/// What a head's decays are in a chunk; tokens behind the chunk's end have Δ = 0 and the last cs.
+struct SsdChunkTokens {
+  float sum[ssd_chunk];         // cs log2 e
+  float step[ssd_chunk];        // Δ
+  float to_end[ssd_chunk];      // exp(cs_Q - cs)
+  float weight[ssd_chunk];      // exp(cs_Q - cs) Δ
+  float from_start[ssd_chunk];  // exp(cs); the last is the decay of the whole chunk
+};
+
+/// One direction in which states are carried. Forward, a = x, b = B: states[c] = H_c. In reverse, a = dy, b = C:
+/// states[c] = dS_c.
+struct SsdCarry {
+  CUtensorMap a, b;  // heads_map, of tiles
+  bf16* states;
+  float* last;  // [sequences, heads, 64, state_dim] what is carried past the last chunk, or null
+  bool reverse;
+};
+struct SsdSizes {
+  const int32_t* cu_seqlens;
+  int64_t sequences, tokens, heads, groups, state_dim;
+};
+
+/// Fills tokens [pieces][heads].
+template <class Args>
+void sm90_bf16_ssd_tokens(mimo_stream& stream, const Args& args, SsdChunkTokens* tokens);
+
+/// Fills the states of one direction, or of two beside each other.
+void sm90_bf16_ssd_states(mimo_stream& stream, const SsdSizes& sizes, const SsdChunkTokens* tokens, const SsdCarry* carries,
+                          int directions);
+
+// ---- products of 64 x 64 ---------------------------------------------------------------------------------------
+
+#define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define MIMO_16(i) MIMO_4(i), MIMO_4(i + 4), MIMO_4(i + 8), MIMO_4(i + 12)
+#define MIMO_SUMS_32                                                                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31}"
+
+/// sum[64, 64] (+)= left[64, 16] right[16, 64]; sums lie in threads as multiply_64x192 says.
+template <bool left_rows, bool right_rows>
+__device__ __forceinline__ void multiply_tile(float (&sum)[32], uint64_t left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " MIMO_SUMS_32 ", %32, %33, p, 1, 1, %35, %36;\n}"
+               : MIMO_16(0), MIMO_16(16)
+               : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(left_rows ? 1 : 0), "n"(right_rows ? 1 : 0));
+#endif
+}
+/// The same with the left operand in registers, as mma's lies, and the right tile's rows along k.
+__device__ __forceinline__ void multiply_tile(float (&sum)[32], const uint32_t* left, uint64_t right) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " MIMO_SUMS_32
+               ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
+               : MIMO_16(0), MIMO_16(16)
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));
+#endif
+}
+#undef MIMO_SUMS_32
+#undef MIMO_16
+#undef MIMO_4
+
+/// Queues sum (+)= left right over k = 16 Steps; left_rows, right_rows: the tile's rows run along k, which then is 64 at most.
+template <int Steps, bool left_rows, bool right_rows>
+__device__ __forceinline__ void queue_product(float (&sum)[32], const char* left, const char* right, bool add) {
+  static_assert(!(left_rows || right_rows) || Steps <= 4);
+#pragma unroll
+  for (int k = 0; k < Steps; ++k) {
+    const uint64_t tile = k / 4 * (ssd_tile_bytes >> 4);
+    multiply_tile<left_rows, right_rows>(sum, operand(left, left_rows, ssd_tile_bytes) + tile + k % 4 * operand_step<left_rows>,
+                                         operand(right, right_rows, ssd_tile_bytes) + tile + k % 4 * operand_step<right_rows>,
+                                         add || k > 0);
+  }
+}
+/// Queues sum += left right over k = 64.
+__device__ __forceinline__ void queue_product(float (&sum)[32], const uint32_t (&left)[16], const char* right) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) multiply_tile(sum, left + 4 * k, operand(right, true, ssd_tile_bytes) + k * operand_step<true>);
+}
+
+// ---- elements of a tile ----------------------------------------------------------------------------------------
+
+/// Where a thread's numbers of a product lie: rows `row` and row + 8, of every 8 columns those from `column` and the next.
+struct SsdPlace {
+  int warp, lane, row, column;
+};
+__device__ __forceinline__ SsdPlace own_place() {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  return {warp, lane, warp * 16 + lane / 4, lane % 4 * 2};
+}
+/// The pair of columns 8 j + column .. of row + 8 half.
+__device__ __forceinline__ uint32_t& pair_of(char* tile, const SsdPlace& own, int j, int half) {
+  return *reinterpret_cast<uint32_t*>(tile + tile_element(own.row + 8 * half, 8 * j + own.column));
+}
+__device__ __forceinline__ uint32_t pair_of(const char* tile, const SsdPlace& own, int j, int half) {
+  return *reinterpret_cast<const uint32_t*>(tile + tile_element(own.row + 8 * half, 8 * j + own.column));
+}
+__device__ __forceinline__ float2 pair_at(const float* from, int column) {
+  return *reinterpret_cast<const float2*>(from + column);
+}
+/// Sums over the four lanes that share rows.
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(all_lanes, value, 1);
+  return value + __shfl_xor_sync(all_lanes, value, 2);
+}
+
+/// Stores a product as a tile of bf16.
+__device__ __forceinline__ void store_tile(char* tile, const SsdPlace& own, const float (&sum)[32]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed[i] = pack_bf16(sum[8 * k + 2 * i], sum[8 * k + 2 * i + 1]);
+    store_matrices(tile + tile_offset(own.warp * 16 + own.lane % 16, 2 * k + own.lane / 16), packed);
+  }
+}
+/// Copies the first `count` rows of a tile to memory, by a warpgroup.
+__device__ __forceinline__ void copy_rows(const char* tile, int count, bf16* to, int64_t stride) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int index = i * 128 + threadIdx.x % 128, row = index / 8, chunk = index % 8;
+    if (row < count) {
+      *reinterpret_cast<uint4*>(to + row * stride + chunk * 8) =
+          *reinterpret_cast<const uint4*>(tile + tile_offset(row, chunk));
+    }
+  }
+}
+/// A barrier of some of the block's threads, whole warps.
+template <int Number, int Threads>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(Number), "n"(Threads) : "memory");
+}
+/// Arrives for the warp, whose lanes have read what the barrier guards.
+__device__ __forceinline__ void arrive_warp(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+
+}  // namespace mimo::cuda::sm90
