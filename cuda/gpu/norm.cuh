@@ -17,6 +17,15 @@ __device__ __forceinline__ Packed<T, Width> packed(const float (&from)[Width]) {
   return to;
 }
 
+/// a + b, rounded once.
+template <class T, int Width>
+__device__ __forceinline__ Packed<T, Width> packed_sum(const Packed<T, Width>& a, const Packed<T, Width>& b) {
+  float both[Width];
+#pragma unroll
+  for (int i = 0; i < Width; ++i) both[i] = a.get(i) + b.get(i);
+  return packed<T>(both);
+}
+
 /// Teams of `Warps` warps share a block, whose blockDim is (32 Warps, teams); 0: a team is a block, of as many as it needs.
 template <int Packs, int Warps>
 struct Team {

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 13
+#define MIMO_ABI_VERSION 14
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -476,12 +476,13 @@ MIMO_API int32_t mimo_spmm(mimo_stream* stream, const mimo_spmm_args* args);
 
 /* ---- operations: norms -------------------------------------------------------------------------------------- */
 
-/* h = x + residual;  y = h * rsqrt(mean(h²) + epsilon) * weight, the mean over each run of `group_size` columns. */
+/* h = x + residual, rounded to its type;  y = h * rsqrt(mean(h²) + epsilon) * weight, the mean over each run of
+ * `group_size` columns. */
 typedef struct mimo_rms_norm_forward_args {
   const void* x;
-  const void* residual; /* or null: h = x */
+  const void* residual; /* stride = x_stride; or null: h = x */
   const void* weight;   /* [width] */
-  void* sum;            /* h, or null; stride = width */
+  void* sum;            /* h where there is a residual, else null; stride = width */
   void* y;
   float* rstd; /* [rows, width / group_size] */
   int64_t rows;
@@ -515,11 +516,13 @@ typedef struct mimo_rms_norm_backward_args {
 } mimo_rms_norm_backward_args;
 MIMO_API int32_t mimo_rms_norm_backward(mimo_stream* stream, const mimo_rms_norm_backward_args* args);
 
-/* y = (x - mean) * rstd * weight + bias over rows of `width`, biased variance. */
+/* h = x + residual, rounded to its type;  y = (h - mean) * rstd * weight + bias over rows of `width`, biased variance. */
 typedef struct mimo_layer_norm_forward_args {
   const void* x;
+  const void* residual; /* or null: h = x */
   const void* weight;
   const void* bias;
+  void* sum; /* h where there is a residual, else null */
   void* y;
   float* mean; /* [rows] */
   float* rstd; /* [rows] */
@@ -533,7 +536,7 @@ MIMO_API int32_t mimo_layer_norm_forward(mimo_stream* stream, const mimo_layer_n
 
 typedef struct mimo_layer_norm_backward_args {
   const void* dy;
-  const void* x;
+  const void* x; /* the normalised input (h above) */
   const void* weight;
   const float* mean;
   const float* rstd;
@@ -1229,12 +1232,17 @@ typedef struct mimo_mask_columns_backward_args {
 } mimo_mask_columns_backward_args;
 MIMO_API int32_t mimo_mask_columns_backward(mimo_stream* stream, const mimo_mask_columns_backward_args* args);
 
-/* The norm of masked columns: y = scale h rsqrt(mean(h²) + epsilon) weight of groups of columns, h = factors x. */
+/* The norm of masked columns: y = scale h rsqrt(mean(h²) + epsilon) weight of groups of columns, h = factors x. With a
+ * residual, h = factors (residual + x_scale x_factors x), the sum rounded to its type as mask_columns_forward has it. */
 typedef struct mimo_masked_rms_norm_forward_args {
   const void* x;
-  const void* weight;   /* [width] */
-  const float* factors; /* [width], or null = 1 */
-  const float* scale;   /* [1], or null = 1 */
+  const void* residual;   /* stride = x_stride; or null */
+  const float* x_factors; /* [width], or null = 1; without a residual it is null */
+  const float* x_scale;   /* [1], or null = 1; without a residual it is null */
+  const void* weight;     /* [width] */
+  const float* factors;   /* [width], or null = 1 */
+  const float* scale;     /* [1], or null = 1 */
+  void* sum;              /* of x and the residual where there is one, else null; stride = width */
   void* y;
   float* rstd; /* [rows, width / group_size] */
   int64_t rows;
@@ -1251,7 +1259,7 @@ MIMO_API int32_t mimo_masked_rms_norm_forward(mimo_stream* stream, const mimo_ma
 /* dx = dresidual + gradient of the norm at x; dx may be dresidual itself. */
 typedef struct mimo_masked_rms_norm_backward_args {
   const void* dy;
-  const void* x;
+  const void* x; /* the normalised input before its factors: the sum where there was a residual */
   const void* weight;
   const float* factors; /* or null */
   const float* scale;   /* or null */

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 13;
+export const ABI_VERSION = 14;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -236,8 +236,10 @@ export const operations = {
 	},
 	layer_norm_forward: {
 		x: "ptr",
+		residual: "ptr",
 		weight: "ptr",
 		bias: "ptr",
+		sum: "ptr",
 		y: "ptr",
 		mean: "ptr",
 		rstd: "ptr",
@@ -759,9 +761,13 @@ export const operations = {
 	},
 	masked_rms_norm_forward: {
 		x: "ptr",
+		residual: "ptr",
+		x_factors: "ptr",
+		x_scale: "ptr",
 		weight: "ptr",
 		factors: "ptr",
 		scale: "ptr",
+		sum: "ptr",
 		y: "ptr",
 		rstd: "ptr",
 		rows: "i64",

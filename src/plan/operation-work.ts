@@ -149,7 +149,9 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		}
 		default: {
 			const dtype = v.dtype ?? v.x_dtype ?? v.student_dtype;
-			return { flops: 0, bytes: operands[name] * elementsOf(name, v) * size(dtype) };
+			// A norm that adds a residual reads that too, and writes the sum.
+			const count = operands[name] + (v.residual ? 2 : 0);
+			return { flops: 0, bytes: count * elementsOf(name, v) * size(dtype) };
 		}
 	}
 }

@@ -174,7 +174,14 @@ function otherNormCases(x: Tensors): Case[] {
 			shape: `${patches} x ${width}`,
 			work: 2 * bytes,
 			unit: "TB/s",
-			run: () => device.run("layer_norm_forward", { ...layer, bias, y: b, epsilon: 1e-6 }),
+			run: () => device.run("layer_norm_forward", { ...layer, residual: null, sum: null, bias, y: b, epsilon: 1e-6 }),
+		},
+		{
+			operation: "LayerNorm after an addition",
+			shape: `${patches} x ${width}`,
+			work: 4 * bytes,
+			unit: "TB/s",
+			run: () => device.run("layer_norm_forward", { ...layer, residual: c, sum: e, bias, y: b, epsilon: 1e-6 }),
 		},
 		{
 			operation: "LayerNorm backward",

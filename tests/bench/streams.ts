@@ -74,8 +74,10 @@ function rowCases(device: Device, stack: DisposableStack, rows: number, width: n
 			dy_stride: strides.dy_stride,
 			dx_stride: strides.dx_stride,
 		});
-	const layerForward = () =>
-		device.run("layer_norm_forward", { ...size, ...types, x, weight, bias, y, mean, rstd, epsilon: 1e-5 });
+	const layerForward = (added: Tensor | null) => {
+		const addends = { x, residual: added, sum: added ? sum : null };
+		device.run("layer_norm_forward", { ...size, ...types, ...addends, weight, bias, y, mean, rstd, epsilon: 1e-5 });
+	};
 	const layerBackward = () =>
 		device.run("layer_norm_backward", {
 			...size,
@@ -98,7 +100,8 @@ function rowCases(device: Device, stack: DisposableStack, rows: number, width: n
 		["RMSNorm", 2, 0.7, () => rmsForward(x, null)],
 		["RMSNorm after an addition", 4, 0.7, () => rmsForward(x, residual)],
 		["RMSNorm backward", 4, 0.7, rmsBackward],
-		["LayerNorm", 2, 0.7, layerForward],
+		["LayerNorm", 2, 0.7, () => layerForward(null)],
+		["LayerNorm after an addition", 4, 0.7, () => layerForward(residual)],
 		["LayerNorm backward", 4, 0.7, layerBackward],
 		["add", 3, null, add],
 		["squared ReLU", 2, null, activate],

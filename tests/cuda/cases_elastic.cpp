@@ -132,6 +132,26 @@ void masked_rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, Masks
   compare_mask_gradients(run, b, width);
 }
 
+/// The norm of residual + x, of which x is masked by `of_x`, and what is normalised by `masks`.
+void masked_residual_norm(Run& run, int64_t rows, int64_t width, int64_t group, Masks of_x, Masks masks) {
+  mimo_masked_rms_norm_forward_args f{};
+  f.x = run.tensor(rows * width);
+  f.residual = run.tensor(rows * width);
+  f.x_factors = factors_of(run, of_x, width), f.x_scale = scale_of(run, of_x);
+  f.weight = run.tensor(run.normal(width, 0.2, 1));
+  f.factors = factors_of(run, masks, width), f.scale = scale_of(run, masks);
+  f.sum = run.output(rows * width);
+  f.y = run.output(rows * width);
+  f.rstd = static_cast<float*>(run.output(rows * (width / group), MIMO_DTYPE_F32));
+  f.rows = rows, f.width = width, f.group_size = group, f.x_stride = width, f.y_stride = width;
+  f.epsilon = 1e-5f;
+  f.dtype = f.weight_dtype = run.dtype();
+  run.call("mimo_masked_rms_norm_forward", f);
+  run.compare("sum", f.sum, rows * width);
+  run.compare("y", f.y, rows * width);
+  run.compare("rstd", f.rstd, rows * (width / group), MIMO_DTYPE_F32);
+}
+
 void masked_activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t live, Masks masks,
                        int64_t interleave = 0) {
   const bool gated = kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU;
@@ -239,6 +259,10 @@ void add_elastic(Cases& cases, bool large) {
   add("masked rms norm odd", [](Run& run) { masked_rms_norm(run, 9, 37, 37, both, true); });
   add("masked rms norm grouped, scaled", [](Run& run) { masked_rms_norm(run, 70, 512, 128, scale, false); });
   add("masked rms norm of 2688", [](Run& run) { masked_rms_norm(run, 300, 2688, 2688, both, true); });
+  add("masked rms norm of a sum", [](Run& run) { masked_residual_norm(run, 100, 96, 96, both, both); });
+  add("masked rms norm of a sum of 2688", [](Run& run) { masked_residual_norm(run, 300, 2688, 2688, columns, both); });
+  add("masked rms norm of a sum, odd", [](Run& run) { masked_residual_norm(run, 9, 37, 37, scale, columns); });
+  add("masked rms norm of a sum, grouped", [](Run& run) { masked_residual_norm(run, 70, 512, 128, both, scale); });
   add("masked squared relu", [](Run& run) {
     masked_activation(run, MIMO_ACTIVATION_SQUARED_RELU, 150, 464, 150, both);
   });

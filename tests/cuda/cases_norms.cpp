@@ -44,7 +44,7 @@ void rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, bool residua
   run.compare("dx with residual", b.dx, rows * width);
 }
 
-void layer_norm(Run& run, int64_t rows, int64_t width, bool f32_weight) {
+void layer_norm(Run& run, int64_t rows, int64_t width, bool f32_weight, bool residual = false) {
   const int32_t weight_dtype = f32_weight ? static_cast<int32_t>(MIMO_DTYPE_F32) : run.dtype();
   const auto weights = [&](double mean) {
     const std::vector<float> values = run.normal(width, 0.2, mean);
@@ -59,10 +59,16 @@ void layer_norm(Run& run, int64_t rows, int64_t width, bool f32_weight) {
   f.rstd = static_cast<float*>(run.output(rows, MIMO_DTYPE_F32));
   f.rows = rows, f.width = width, f.epsilon = 1e-6f;
   f.dtype = run.dtype(), f.weight_dtype = weight_dtype;
+  if (residual) {
+    f.residual = run.tensor(rows * width);
+    f.sum = run.output(rows * width);
+  }
   run.call("mimo_layer_norm_forward", f);
+  if (residual) run.compare("sum", f.sum, rows * width);
   run.compare("y", f.y, rows * width);
   run.compare("mean", f.mean, rows, MIMO_DTYPE_F32);
   run.compare("rstd", f.rstd, rows, MIMO_DTYPE_F32);
+  if (residual) return;  // mean and rstd belong to the sum then, not to x
   mimo_layer_norm_backward_args b{};
   b.dy = run.tensor(rows * width);
   b.x = f.x, b.weight = f.weight, b.mean = f.mean, b.rstd = f.rstd;
@@ -121,7 +127,12 @@ void add_norms(Cases& cases, bool large) {
   cases.push_back({"layer_norm wide", [](Run& run) { layer_norm(run, 13, 3072, false); }});
   cases.push_back({"layer_norm narrow", [](Run& run) { layer_norm(run, 50, 384, true); }});
   cases.push_back({"layer_norm odd, f32 weight", [](Run& run) { layer_norm(run, 21, 45, true); }});
+  cases.push_back({"layer_norm residual", [](Run& run) { layer_norm(run, 37, 1280, false, true); }});
+  cases.push_back({"layer_norm wide residual", [](Run& run) { layer_norm(run, 13, 3072, true, true); }});
+  cases.push_back({"layer_norm odd residual", [](Run& run) { layer_norm(run, 21, 45, false, true); }});
   if (large) {
+    cases.push_back({"rms_norm large residual", [](Run& run) { rms_norm(run, 4096, 2688, 2688, true, 0, false); }});
+    cases.push_back({"layer_norm large residual", [](Run& run) { layer_norm(run, 4096, 1280, false, true); }});
     cases.push_back({"rms_norm large", [](Run& run) { rms_norm(run, 4096, 2688, 2688, false, 0, false); }});
     cases.push_back({"rms_norm large groups", [](Run& run) { rms_norm(run, 2048, 4096, 512, false, 0, true); }});
     cases.push_back({"layer_norm large", [](Run& run) { layer_norm(run, 4096, 1280, false); }});

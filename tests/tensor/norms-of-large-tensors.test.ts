@@ -30,10 +30,19 @@ function norms(source: Float32Array, rows: number, width: number) {
 	const backward = { dy: x, dresidual: y, dx, dweight: null };
 	device.run("rms_norm_backward", { ...rms, ...backward, dy_stride: width, dx_stride: width });
 	keep(dx);
-	device.run("layer_norm_forward", { ...common, bias, y, mean, rstd, epsilon });
+	device.run("layer_norm_forward", { ...common, residual: null, sum: null, bias, y, mean, rstd, epsilon });
 	keep(y);
 	device.run("layer_norm_backward", { ...common, ...backward, mean, rstd, dbias: null });
 	keep(dx);
+	const sum = empty([rows, width]);
+	for (const [name, own] of [
+		["rms_norm_forward", { ...rms, y_stride: width }],
+		["layer_norm_forward", { ...common, bias, mean, rstd }],
+	] as const) {
+		device.run(name, { ...own, residual: dx, sum, y, epsilon } as never);
+		keep(sum);
+		keep(y);
+	}
 	return results;
 }
 

@@ -6,6 +6,12 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
+template <class T>
+void add_residual(const T* x, const T* residual, T* sum, int64_t width) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) store(&sum[i], load(x[i]) + load(residual[i]));
+}
+
 template <class T, class W>
 void normalise(const T* x, const W* weight, const W* bias, float mean, float rstd, T* y, int64_t width) {
 #pragma omp simd
@@ -14,11 +20,17 @@ void normalise(const T* x, const W* weight, const W* bias, float mean, float rst
 
 /// Rows [begin, end). A row is summed while the deviations of the one before are squared, and the row after is asked for
 /// while results are written, so that memory is read all the time. The same loop sums every row, so that its sum does
-/// not depend on its neighbours.
+/// not depend on its neighbours. A row and its residual are added before the row is summed.
 template <class T, class W>
 void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64_t end) {
   const float width = static_cast<float>(args.width);
-  const auto row_of = [&](int64_t row) { return static_cast<const T*>(args.x) + row * args.width; };
+  const auto row_in = [&](const void* rows, int64_t row) { return static_cast<const T*>(rows) + row * args.width; };
+  const auto row_of = [&](int64_t row) { return row_in(args.residual == nullptr ? args.x : args.sum, row); };
+  const auto add_row = [&](int64_t row) {
+    if (args.residual == nullptr || row >= end) return;
+    add_residual(row_in(args.x, row), row_in(args.residual, row), static_cast<T*>(args.sum) + row * args.width,
+                 args.width);
+  };
   const auto sums_of = [&](const T* next, const T* x, float mean) {
     return sums_over(args.width, [next, x, mean](int64_t i, float& sum, float& square) {
       const float centred = load(x[i]) - mean;
@@ -28,15 +40,18 @@ void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64
   };
   const auto *weight = static_cast<const W*>(args.weight), *bias = static_cast<const W*>(args.bias);
   const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
+  add_row(begin);
   float sum = sums_of(row_of(begin), row_of(begin), 0).first;
   for (int64_t row = begin; row < end; ++row) {
     const T* x = row_of(row);
     const float mean = sum / width;
+    add_row(row + 1);
     const Sums sums = sums_of(row + 1 < end ? row_of(row + 1) : x, x, mean);
     const float rstd = 1.0f / std::sqrt(sums.second / width + args.epsilon);
     args.mean[row] = mean;
     args.rstd[row] = rstd;
-    if (row + 2 < end) prefetch(row_of(row + 2), args.width);
+    if (row + 2 < end) prefetch(row_in(args.x, row + 2), args.width);
+    if (args.residual != nullptr && row + 2 < end) prefetch(row_in(args.residual, row + 2), args.width);
     write_row(streamed, static_cast<T*>(args.y) + row * args.width, args.width, [&](T* to, int64_t from, int64_t past) {
       normalise(x + from, weight + from, bias + from, mean, rstd, to, past - from);
     });
@@ -114,6 +129,7 @@ void in_batches(int64_t begin, int64_t end, int64_t width, Body&& body) {
 
 void layer_norm_forward(mimo_stream& stream, const mimo_layer_norm_forward_args& args) {
   MIMO_REQUIRE(args.rows >= 0 && args.width > 0, "layer_norm_forward");
+  MIMO_REQUIRE((args.residual == nullptr) == (args.sum == nullptr), "layer_norm_forward");
   with_dtype(args.dtype, [&](auto* t) {
     with_dtype(args.weight_dtype, [&](auto* w) {
       using T = std::remove_pointer_t<decltype(t)>;

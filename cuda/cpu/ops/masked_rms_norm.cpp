@@ -1,8 +1,14 @@
-// RMSNorm of masked columns (docs/spec/elastic.md §9): y = s h rsqrt(mean(h²) + ε) γ, h = m x.
+// RMSNorm of masked columns (docs/spec/elastic.md §9): y = s h rsqrt(mean(h²) + ε) γ, h = m x; with a residual r, h = m (r + f x).
 #include "masks.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
+
+template <class T>
+void add_residual(const T* x, const float* factors, const T* residual, T* sum, int64_t size) {
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) store(&sum[i], load(residual[i]) + factors[i] * load(x[i]));
+}
 
 template <class T>
 void masked_group(const T* x, const float* factors, float* h, int64_t size) {
@@ -47,6 +53,10 @@ void group_gradient(const T* dy, const T* x, const W* weight, const float* facto
 
 void masked_rms_norm_forward(mimo_stream& stream, const mimo_masked_rms_norm_forward_args& args) {
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "masked_rms_norm_forward");
+  const bool residual = args.residual != nullptr;
+  MIMO_REQUIRE(residual == (args.sum != nullptr), "masked_rms_norm_forward");
+  MIMO_REQUIRE(residual || (args.x_factors == nullptr && args.x_scale == nullptr), "masked_rms_norm_forward");
+  const MaskFactors of_x(&stream, args.x_factors, args.x_scale, residual ? args.width : 0);
   const int64_t size = args.group_size, groups = args.width / size;
   const float scale = args.scale == nullptr ? 1.0f : *args.scale;
   const int64_t runs = (args.rows + rows_per_partial - 1) / rows_per_partial;
@@ -59,8 +69,14 @@ void masked_rms_norm_forward(mimo_stream& stream, const mimo_masked_rms_norm_for
         float* const h = workspace.as<float>() + begin / rows_per_partial * size;
         for (int64_t index = begin * groups; index < end * groups; ++index) {
           const int64_t row = index / groups, column = index % groups * size;
-          masked_group(static_cast<const T*>(args.x) + row * args.x_stride + column,
-                       args.factors == nullptr ? nullptr : args.factors + column, h, size);
+          const T* x = static_cast<const T*>(args.x) + row * args.x_stride + column;
+          if (residual) {
+            T* const sum = static_cast<T*>(args.sum) + row * args.width + column;
+            add_residual(x, of_x.product() + column,
+                         static_cast<const T*>(args.residual) + row * args.x_stride + column, sum, size);
+            x = sum;
+          }
+          masked_group(x, args.factors == nullptr ? nullptr : args.factors + column, h, size);
           const float squares = sum_over(size, [h](int64_t i) { return h[i] * h[i]; });
           args.rstd[index] = 1.0f / std::sqrt(squares / static_cast<float>(size) + args.epsilon);
           scale_group(h, static_cast<const W*>(args.weight) + column, scale * args.rstd[index],

@@ -132,7 +132,7 @@ void in_batches(int64_t begin_row, int64_t end_row, int64_t groups, int64_t grou
 
 void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args) {
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_forward");
-  MIMO_REQUIRE(args.residual == nullptr || args.sum != nullptr, "rms_norm_forward");
+  MIMO_REQUIRE((args.residual == nullptr) == (args.sum == nullptr), "rms_norm_forward");
   with_dtype(args.dtype, [&](auto* t) {
     with_dtype(args.weight_dtype, [&](auto* w) {
       using T = std::remove_pointer_t<decltype(t)>;

@@ -4,8 +4,8 @@
 namespace mimo::cuda {
 namespace {
 
-/// A team a row.
-template <class T, class W, int Width, class Team>
+/// A team a row. Residual: the sum is written and, as it is rounded, normalised.
+template <class T, class W, int Width, class Team, bool Residual>
 __global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_layer_norm_forward_args args) {
   __shared__ float shared[2][Team::sum_floats];
   previous_is_done();
@@ -15,16 +15,25 @@ __global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_lay
   const int packs = static_cast<int>(args.width) / Width;
   const float inverse_width = 1.0f / static_cast<float>(args.width);
   const T* const from = static_cast<const T*>(args.x) + row * args.width;
-  Packed<T, Width> read_x[Team::packs];
+  const T* const residual = static_cast<const T*>(args.residual) + row * args.width;
+  Packed<T, Width> read_x[Team::packs], added[Team::packs];
   Packed<W, Width> weight[Team::packs], bias[Team::packs];
-  Team::for_packs([&](int p) { read_x[p] = read_if<Width>(Team::pack(p) < packs, from + Team::pack(p) * Width); });
+  Team::for_packs([&](int p) {
+    read_x[p] = read_if<Width>(Team::pack(p) < packs, from + Team::pack(p) * Width);
+    if constexpr (Residual) added[p] = read_if<Width>(Team::pack(p) < packs, residual + Team::pack(p) * Width);
+  });
   Team::for_packs([&](int p) {
     const int at = Team::pack(p) * Width;
     weight[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + at);
     bias[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.bias) + at);
   });
   float x[Team::packs][Width], sum[1] = {0}, squares[1] = {0};
+  T* const sums = static_cast<T*>(args.sum) + row * args.width;
   Team::for_packs([&](int p) {
+    if constexpr (Residual) {
+      read_x[p] = packed_sum(read_x[p], added[p]);
+      if (Team::pack(p) < packs) *reinterpret_cast<Packed<T, Width>*>(sums + Team::pack(p) * Width) = read_x[p];
+    }
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
       x[p][i] = read_x[p].get(i);
@@ -163,20 +172,25 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
 
 void layer_norm_forward(mimo_stream& stream, const mimo_layer_norm_forward_args& args) {
   MIMO_REQUIRE(args.rows >= 0 && args.width > 0, "layer_norm_forward");
+  MIMO_REQUIRE((args.residual == nullptr) == (args.sum == nullptr), "layer_norm_forward");
   if (args.rows == 0) return;
   with_dtype(args.dtype, [&](auto* t) {
     with_dtype(args.weight_dtype, [&](auto* w) {
       using T = std::remove_pointer_t<decltype(t)>;
       using W = std::remove_pointer_t<decltype(w)>;
       constexpr int wide = vector_width<T>;
-      const bool fits = packs_fit<T>(args.x, args.width, args.width, wide) &&
-                        packs_fit<T>(args.y, args.width, args.width, wide) &&
-                        packs_fit<W>(args.weight, args.width, 0, wide) && packs_fit<W>(args.bias, args.width, 0, wide);
-      with_width<wide>(fits, [&](auto width) {
+      const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
+      const bool whole = fits(args.x) && fits(args.residual) && fits(args.sum) && fits(args.y) &&
+                         packs_fit<W>(args.weight, args.width, 0, wide) && packs_fit<W>(args.bias, args.width, 0, wide);
+      with_width<wide>(whole, [&](auto width) {
         with_team<T, width, void, most_forward_threads>(args.width / width, [&](auto team) {
           using Team = decltype(team);
           const dim3 block = team_block<Team>(args.width / width, forward_teams<Team>);
-          launch_early(stream, forward_kernel<T, W, width, Team>, grid_of(ceil_div(args.rows, block.y)), block, 0, args);
+          const auto run = [&](auto kernel) {
+            launch_early(stream, kernel, grid_of(ceil_div(args.rows, block.y)), block, 0, args);
+          };
+          args.residual != nullptr ? run(forward_kernel<T, W, width, Team, true>)
+                                   : run(forward_kernel<T, W, width, Team, false>);
         });
       });
     });

@@ -1,5 +1,5 @@
 // RMSNorm and group RMSNorm (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε) γ. Of masked columns
-// (docs/spec/elastic.md §9) h = m x, and y is s times as large.
+// (docs/spec/elastic.md §9) h = m x, and y is s times as large. With a residual r, x is r + x, or r + f x of masked columns.
 #include "norm.cuh"
 
 namespace mimo::cuda {
@@ -7,18 +7,23 @@ namespace {
 
 using LargeTeam = Team<6, 2>;  // rows of up to 3072 in bf16
 
-struct NormMasks {
-  const float* factors;  // m, or null
-  const float* scale;    // s, or null
+struct Factors {
+  const float* factors;  // of columns, or null
+  const float* scale;    // of all, or null
 
   __device__ __forceinline__ float scale_or_one() const { return scale == nullptr ? 1.0f : *scale; }
-  /// The factors of a pack of columns; they stay in the cache, not in registers.
+  /// The factors of a pack of columns, without the scale; they stay in the cache, not in registers.
   template <int Width>
   __device__ __forceinline__ void read_pack(bool live, int64_t column, float (&to)[Width]) const {
     const auto value = live && factors != nullptr ? read_packed<Width>(factors + column) : Packed<float, Width>{};
 #pragma unroll
     for (int i = 0; i < Width; ++i) to[i] = factors == nullptr ? 1.0f : value.get(i);
   }
+};
+
+struct NormMasks {
+  Factors norm;     // m and s
+  Factors of_x{};  // f, beside a residual
 };
 
 /// A team a row's group of columns.
@@ -44,18 +49,24 @@ __global__ void __launch_bounds__(forward_threads<Team>)
     weight[p] = read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + column + Team::pack(p) * Width);
   });
   float squares[1] = {0};
+  const float x_scale = Residual && Masked ? masks.of_x.scale_or_one() : 1.0f;
   T* const sum = static_cast<T*>(args.sum) + row * args.width + column;
   Team::for_packs([&](int p) {
     if constexpr (Residual) {
-      float both[Width];
+      if constexpr (Masked) {
+        float factor[Width];
+        masks.of_x.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
 #pragma unroll
-      for (int i = 0; i < Width; ++i) both[i] = h[p].get(i) + added[p].get(i);
-      h[p] = packed<T>(both);
+        for (int i = 0; i < Width; ++i) factor[i] = added[p].get(i) + x_scale * factor[i] * h[p].get(i);
+        h[p] = packed<T>(factor);
+      } else {
+        h[p] = packed_sum(added[p], h[p]);
+      }
       if (Team::pack(p) < packs) *reinterpret_cast<Packed<T, Width>*>(sum + Team::pack(p) * Width) = h[p];
     }
     if constexpr (Masked) {
       float factor[Width];
-      masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+      masks.norm.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
 #pragma unroll
       for (int i = 0; i < Width; ++i) squares[0] += (factor[i] * h[p].get(i)) * (factor[i] * h[p].get(i));
     } else {
@@ -68,14 +79,14 @@ __global__ void __launch_bounds__(forward_threads<Team>)
   const float rstd = __frsqrt_rn(squares[0] / static_cast<float>(args.group_size) + args.epsilon);
   if (threadIdx.x == 0) args.rstd[row * gridDim.y + blockIdx.y] = rstd;
   T* const to = static_cast<T*>(args.y) + row * args.y_stride + column;
-  const float scaled = Masked ? rstd * masks.scale_or_one() : rstd;
+  const float scaled = Masked ? rstd * masks.norm.scale_or_one() : rstd;
   Team::for_packs([&](int p) {
     float y[Width];
 #pragma unroll
     for (int i = 0; i < Width; ++i) y[i] = h[p].get(i) * scaled * weight[p].get(i);
     if constexpr (Masked) {
       float factor[Width];
-      masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+      masks.norm.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
 #pragma unroll
       for (int i = 0; i < Width; ++i) y[i] *= factor[i];
     }
@@ -122,7 +133,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
   }
   constexpr int sums = Masked ? 2 : 1;
   float sum[sums][Team::packs][Width] = {};
-  const float scale = Masked ? masks.scale_or_one() : 1.0f;
+  const float scale = Masked ? masks.norm.scale_or_one() : 1.0f;
   const auto weight_at = [&](int p) {
     return read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + column + Team::pack(p) * Width);
   };
@@ -154,7 +165,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       read_pack(dy_data, args.dy_stride, 1, p, dy);
       if constexpr (Masked) {
         float factor[Width];
-        masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+        masks.norm.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
         const auto gamma = weight_at(p);
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
@@ -183,7 +194,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       if (Ahead || residual_data != nullptr) read_pack(residual_data, args.dx_stride, 2, p, residual);
       if constexpr (Masked) {
         float factor[Width];
-        masks.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
+        masks.norm.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
         const auto gamma = weight_at(p);
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
@@ -258,7 +269,7 @@ To common_of(const From& from) {
 template <bool Masked>
 void forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args, const NormMasks& masks) {
   MIMO_REQUIRE(args.group_size > 0 && args.width % args.group_size == 0, "rms_norm_forward");
-  MIMO_REQUIRE(args.residual == nullptr || args.sum != nullptr, "rms_norm_forward");
+  MIMO_REQUIRE((args.residual == nullptr) == (args.sum == nullptr), "rms_norm_forward");
   if (args.rows == 0) return;
   const int64_t groups = args.width / args.group_size;
   with_dtype(args.dtype, [&](auto* t) {
@@ -272,7 +283,8 @@ void forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args, const 
       const bool whole = fits(args.x, args.x_stride) && fits(args.residual, args.x_stride) &&
                          fits(args.sum, args.width) && fits(args.y, args.y_stride) &&
                          packs_fit<W>(args.weight, args.group_size, 0, wide) &&
-                         packs_fit<float>(masks.factors, args.group_size, 0, wide);
+                         packs_fit<float>(masks.norm.factors, args.group_size, 0, wide) &&
+                         packs_fit<float>(masks.of_x.factors, args.group_size, 0, wide);
       with_width<wide>(whole, [&](auto width) {
         with_team<T, width, LargeTeam, most_forward_threads>(args.group_size / width, [&](auto team) {
           using Team = decltype(team);
@@ -280,12 +292,8 @@ void forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args, const 
           const auto run = [&](auto kernel) {
             launch_early(stream, kernel, grid_of(ceil_div(args.rows, block.y), groups), block, 0, args, masks);
           };
-          if constexpr (Masked) {
-            run(forward_kernel<T, W, width, Team, false, true>);
-          } else {
-            args.residual != nullptr ? run(forward_kernel<T, W, width, Team, true, false>)
-                                     : run(forward_kernel<T, W, width, Team, false, false>);
-          }
+          args.residual != nullptr ? run(forward_kernel<T, W, width, Team, true, Masked>)
+                                   : run(forward_kernel<T, W, width, Team, false, Masked>);
         });
       });
     });
@@ -310,7 +318,7 @@ void backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args, cons
       const bool whole = fits(args.dy, args.dy_stride) && fits(args.x, args.x_stride) &&
                          fits(args.dx, args.dx_stride) && fits(args.dresidual, args.dx_stride) &&
                          packs_fit<W>(args.weight, args.group_size, 0, wide) &&
-                         packs_fit<float>(masks.factors, args.group_size, 0, wide);
+                         packs_fit<float>(masks.norm.factors, args.group_size, 0, wide);
       with_width<wide>(whole, [&](auto width) {
         with_team<T, width, LargeTeam, most_backward_threads<width>>(args.group_size / width, [&](auto team) {
           using Team = decltype(team);
@@ -347,9 +355,11 @@ void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& a
 }
 
 void masked_rms_norm_forward(mimo_stream& stream, const mimo_masked_rms_norm_forward_args& args) {
+  MIMO_REQUIRE(args.residual != nullptr || (args.x_factors == nullptr && args.x_scale == nullptr), "masked_rms_norm_forward");
   auto plain = common_of<mimo_rms_norm_forward_args>(args);
+  plain.residual = args.residual, plain.sum = args.sum;
   plain.y = args.y, plain.rstd = args.rstd, plain.y_stride = args.y_stride, plain.epsilon = args.epsilon;
-  forward<true>(stream, plain, NormMasks{args.factors, args.scale});
+  forward<true>(stream, plain, NormMasks{{args.factors, args.scale}, {args.x_factors, args.x_scale}});
 }
 
 void masked_rms_norm_backward(mimo_stream& stream, const mimo_masked_rms_norm_backward_args& args) {
@@ -357,7 +367,7 @@ void masked_rms_norm_backward(mimo_stream& stream, const mimo_masked_rms_norm_ba
   plain.dy = args.dy, plain.rstd = args.rstd, plain.dresidual = args.dresidual, plain.dx = args.dx;
   plain.dweight = args.dweight, plain.dy_stride = args.dy_stride, plain.dx_stride = args.dx_stride;
   const bool sums_wanted = args.dweight != nullptr || args.dfactors != nullptr || args.dscale != nullptr;
-  backward<true>(stream, plain, NormMasks{args.factors, args.scale}, sums_wanted, args.dfactors != nullptr,
+  backward<true>(stream, plain, NormMasks{{args.factors, args.scale}}, sums_wanted, args.dfactors != nullptr,
                  [&](const float* partial, const float* square_partial, int64_t partials, auto* w) {
                    using W = std::remove_pointer_t<decltype(w)>;
                    launch_early(stream, masked_gradients_kernel<W>, grid_of(ceil_div(args.width, 32)), dim3(32, partial_lanes),

@@ -11,6 +11,7 @@ import {
 	wantsGradient,
 } from "../column-mask.ts";
 import type { Parameter } from "../parameter.ts";
+import { ResidualSum } from "../residual-sum.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
 
@@ -21,6 +22,29 @@ export function maskColumns(tape: Tape, x: Tensor, mask: Mask): Tensor {
 
 /** y_RW = a_RW + mask_W x_RW: the residual connection of a masked branch. One rounding; a's gradient is y's own, shared. */
 export function addMaskedColumns(tape: Tape, a: Tensor | null, x: Tensor, mask: Mask): Tensor {
+	const y = recordMaskedSum(tape, a, x, mask);
+	writeMaskedSum(y, a, x, mask);
+	return y;
+}
+
+/** The same sum, which the norm that reads it may write. */
+export function addMaskedColumnsLater(tape: Tape, a: Tensor, x: Tensor, mask: Mask): ResidualSum {
+	const sum = ResidualSum.later(recordMaskedSum(tape, a, x, mask), { residual: a, branch: x, mask }, (y, addends) =>
+		writeMaskedSum(y, addends.residual, addends.branch, mask),
+	);
+	if (x.rowCount !== null || !a.contiguous || !x.contiguous) sum.written();
+	return sum;
+}
+
+function writeMaskedSum(y: Tensor, a: Tensor | null, x: Tensor, mask: Mask): void {
+	const { rowCount, rows, width } = x;
+	const strides = { x_stride: x.stride, addend_stride: a?.stride ?? width, y_stride: y.stride };
+	const sizes = { row_count: rowCount, rows, width, dtype: x.dtypeCode };
+	x.device.run("mask_columns_forward", { ...maskArguments(mask, width), ...sizes, ...strides, x, addend: a, y });
+}
+
+/** The sum's place on the tape; its values are still to be written. */
+function recordMaskedSum(tape: Tape, a: Tensor | null, x: Tensor, mask: Mask): Tensor {
 	if (a !== null && (a.elements !== x.elements || a.width !== x.width || a.dtype !== x.dtype)) {
 		throw new RangeError(`A masked ${x.dtype} [${x.shape}] cannot be added to ${a.dtype} [${a.shape}].`);
 	}
@@ -32,8 +56,6 @@ export function addMaskedColumns(tape: Tape, a: Tensor | null, x: Tensor, mask: 
 	);
 	const y = all.withRowCount(x.rowCount);
 	const dtype = x.dtypeCode;
-	const strides = { x_stride: x.stride, addend_stride: a?.stride ?? x.width, y_stride: y.stride };
-	device.run("mask_columns_forward", { ...common, x, addend: a, y, ...strides, dtype });
 	const gradients = maskGradients(mask);
 	const sums = gradients.dfactors !== null || gradients.dscale !== null;
 	tape.record({

@@ -4,19 +4,31 @@
  */
 import { type Mask, maskArguments, maskGradients, maskTensors, wantsGradient } from "../column-mask.ts";
 import type { Parameter } from "../parameter.ts";
+import type { ResidualSum } from "../residual-sum.ts";
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";
 
+const noMask: Mask = { columns: null, scale: null };
+
+export interface RmsNormOptions {
+	/** Columns that are normalised together; default: the whole row. */
+	readonly groupSize?: number | undefined;
+	/** Its columns multiply x before, its scale y (docs/spec/elastic.md §9). */
+	readonly mask?: Mask | null;
+	/** The sum that x is, whose values are written in the same pass if they are not there yet. */
+	readonly sum?: ResidualSum | null;
+}
+
 /**
- * y = x * rsqrt(mean(x²) + epsilon) * weight over runs of `groupSize` columns (default: the whole row).
- * x_TW f32 or bf16 → y_TW of the same type. `mask`: its columns multiply x before, its scale y (docs/spec/elastic.md §9).
+ * y = x * rsqrt(mean(x²) + epsilon) * weight over runs of `groupSize` columns. x_TW f32 or bf16 → y_TW of the same type. Of a
+ * sum the rounded values are normalised: the same bits whether it is written here or before.
  */
 export function rmsNorm(
 	tape: Tape,
 	x: Tensor,
 	weight: Parameter,
 	epsilon: number,
-	{ groupSize = x.width, mask = null }: { readonly groupSize?: number | undefined; readonly mask?: Mask | null } = {},
+	{ groupSize = x.width, mask = null, sum = null }: RmsNormOptions = {},
 ): Tensor {
 	const { device } = tape;
 	const rows = x.rows;
@@ -32,9 +44,22 @@ export function rmsNorm(
 		dtype: x.dtypeCode,
 		weight_dtype: weight.value.dtypeCode,
 	};
-	const forward = { ...shape, x, weight: weight.value, y, rstd, y_stride: width, epsilon };
-	if (masks) device.run("masked_rms_norm_forward", { ...forward, ...masks });
-	else device.run("rms_norm_forward", { ...forward, residual: null, sum: null });
+	{
+		using addends = sum?.takeAddends() ?? null;
+		const added = addends
+			? { x: addends.branch, residual: addends.residual, sum: x }
+			: { x, residual: null, sum: null };
+		const forward = { ...shape, ...added, weight: weight.value, y, rstd, y_stride: width, epsilon };
+		if (masks || addends?.mask) {
+			const ofBranch = maskArguments(addends?.mask ?? noMask, width);
+			const factors = {
+				...(masks ?? maskArguments(noMask, width)),
+				x_factors: ofBranch.factors,
+				x_scale: ofBranch.scale,
+			};
+			device.run("masked_rms_norm_forward", { ...forward, ...factors });
+		} else device.run("rms_norm_forward", forward);
+	}
 	tape.record({
 		name: "rms_norm",
 		outputs: [y],
