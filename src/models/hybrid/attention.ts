@@ -3,6 +3,7 @@
  * Tensor parallelism cuts key heads with their query heads.
  */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
@@ -15,7 +16,7 @@ import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 export function attentionLayer(
 	tape: Tape,
 	context: LayerContext,
-	x: Tensor,
+	x: ResidualSum,
 	dropout: { readonly seed: bigint; readonly tokens: TokenSlice },
 ): Tensor {
 	const { config, sequences, mixing } = context;

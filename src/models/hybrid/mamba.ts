@@ -4,6 +4,7 @@
  */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { splitColumns } from "../../tensor/ops/split-columns.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { mambaSizes } from "./config.ts";
@@ -12,7 +13,7 @@ import { masked, maskedNorm } from "./masks.ts";
 import { project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
-export function mambaLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor {
+export function mambaLayer(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	const { config } = context;
 	const { tp } = context.parallel;
 	using u = normed(tape, context, x, "mixer.in_proj.layer_norm_weight");

@@ -6,11 +6,12 @@
  */
 
 import type { ColumnMask, Mask, ScaleMask } from "../../tensor/column-mask.ts";
-import { add } from "../../tensor/ops/add.ts";
+import { add, addLater } from "../../tensor/ops/add.ts";
 import type { ChannelMask } from "../../tensor/ops/causal-conv1d.ts";
-import { addMaskedColumns, maskColumns, type ScoreMask } from "../../tensor/ops/mask-columns.ts";
+import { addMaskedColumns, addMaskedColumnsLater, maskColumns, type ScoreMask } from "../../tensor/ops/mask-columns.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 
@@ -61,29 +62,39 @@ export function masked(tape: Tape, x: Tensor, columns: ColumnMask | null | undef
 }
 
 /** a + b, of which b may be masked. */
-export function addMasked(
-	tape: Tape,
-	a: Tensor,
-	b: Tensor,
-	columns: ColumnMask | null | undefined,
-	scale: ScaleMask | null | undefined = null,
-): Tensor {
-	return columns || scale
-		? addMaskedColumns(tape, a, b, { columns: columns ?? null, scale: scale ?? null })
-		: add(tape, a, b);
+export function addMasked(tape: Tape, a: Tensor, b: Tensor, columns: ColumnMask | null | undefined): Tensor {
+	return columns ? addMaskedColumns(tape, a, b, { columns, scale: null }) : add(tape, a, b);
 }
 
-/** The norm of columns that may be masked, with the masks of what enters. */
+/** x + branch, of which the branch may be masked: a sum that the next norm may write. */
+export function addBranch(
+	tape: Tape,
+	x: Tensor,
+	branch: Tensor,
+	columns: ColumnMask | null | undefined,
+	scale: ScaleMask | null | undefined,
+): ResidualSum {
+	return columns || scale
+		? addMaskedColumnsLater(tape, x, branch, { columns: columns ?? null, scale: scale ?? null })
+		: addLater(tape, x, branch);
+}
+
+/** The norm of columns that may be masked, with the masks of what enters. `sum`: the sum that x is. */
 export function maskedNorm(
 	tape: Tape,
 	x: Tensor,
 	weight: Parameter,
 	epsilon: number,
 	mask: NormMask | null | undefined,
-	{ columns = null, groupSize }: { readonly columns?: ColumnMask | null; readonly groupSize?: number } = {},
+	{
+		columns = null,
+		groupSize,
+		sum = null,
+	}: { readonly columns?: ColumnMask | null; readonly groupSize?: number; readonly sum?: ResidualSum | null } = {},
 ): Tensor {
 	return rmsNorm(tape, x, weight, epsilon * (mask?.epsilonFactor ?? 1), {
 		groupSize,
+		sum,
 		mask: mask || columns ? { columns, scale: mask?.scale ?? null } : null,
 	});
 }

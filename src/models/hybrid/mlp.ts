@@ -4,6 +4,7 @@
  */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { LayerContext } from "./layer.ts";
@@ -24,7 +25,7 @@ export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix
 }
 
 /** x_TH → mlp(rms(x_TH)), without the residual. */
-export function mlpLayer(tape: Tape, context: LayerContext, x: Tensor): Tensor {
+export function mlpLayer(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using u = normed(tape, context, x, "mlp.linear_fc1.layer_norm_weight");
 	using y = runModule(tape, context.config, "mlp", [u.y], (on, value) => feedForward(on, context, value, "mlp."));
 	u.drop();

@@ -8,6 +8,7 @@ import { linear } from "../../tensor/ops/linear.ts";
 import { maskScores } from "../../tensor/ops/mask-columns.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";
 import { type Routing, route } from "../../tensor/ops/router.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
@@ -24,7 +25,7 @@ import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed
 import type { RouterState } from "./router-state.ts";
 
 /** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
-export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: Tensor): Nodes<Tensor> {
+export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: ResidualSum): Nodes<Tensor> {
 	const { config } = context;
 	using u = normed(tape, context, x, "pre_mlp_layernorm.weight");
 	if (!isRecomputed(tape, config, "moe")) return yield* mixExperts(tape, context, router, u.y, () => u.drop());

@@ -14,6 +14,7 @@ import { linear } from "../../tensor/ops/linear.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import { recompute } from "../../tensor/recompute.ts";
+import { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { predictionLayers, predictionPrefix, storedDepths } from "./layer-places.ts";
@@ -33,28 +34,36 @@ export function predictDepth(
 	ids: Tensor,
 	previous: Tensor,
 	input: ForwardInput,
-	observe: Observer = () => {},
+	observe?: Observer,
 ): Tensor {
 	const { config } = parts;
 	const stored = depth % storedDepths(config);
 	const weight = (name: string) => parts.parameter(predictionPrefix(stored) + name);
 	tape.begin(`mtp.${depth}`);
 	using entering = project(tape, parts, weight, ids, previous);
-	observe(`mtp.${depth}.eh_proj`, entering);
+	observe?.(`mtp.${depth}.eh_proj`, entering);
 	const layers = predictionLayers(config, stored);
 	const run = (on: Tape, first: Tensor) => {
-		let x = first.share();
+		let x = ResidualSum.of(first);
 		for (const [at, place] of layers.entries()) {
 			using before = x;
 			x = exhaust(runLayer(on, parts, place, before, input, `mtp.${depth}.layer.${at}`));
-			if (!on.replaying) observe(`mtp.${depth}.layer.${at}`, x);
+			if (!on.replaying) observe?.(`mtp.${depth}.layer.${at}`, x.written());
 		}
 		return x;
 	};
+	const again = () => {
+		using y = recompute(tape, entering, (on, first) => {
+			using x = run(on, first);
+			return x.written().share();
+		});
+		return ResidualSum.of(y);
+	};
 	const whole = config.recompute?.granularity === "full" && config.recompute.method === "uniform";
-	using hidden = whole ? recompute(tape, entering, run) : run(tape, entering);
-	const normed = rmsNorm(tape, hidden, weight("final_layernorm.weight"), config.normEpsilon);
-	observe(`mtp.${depth}.final_layernorm`, normed);
+	using hidden = whole ? again() : run(tape, entering);
+	const final = weight("final_layernorm.weight");
+	const normed = rmsNorm(tape, hidden.tensor, final, config.normEpsilon, { sum: hidden });
+	observe?.(`mtp.${depth}.final_layernorm`, normed);
 	return normed;
 }
 

@@ -2,6 +2,7 @@
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
 import { gatherSequence } from "../../parallel/tensor-parallel.ts";
 import { type Computation, Recomputed } from "../../tensor/recompute.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { HybridConfig } from "./config.ts";
@@ -34,15 +35,18 @@ export function runModule(
 	return kept(compute(tape, ...inputs));
 }
 
-/** The norm in front of a layer, of this rank's tokens, and of the channels that an elastic model has left: u_(T/tp)H. */
+/**
+ * The norm in front of a layer, of this rank's tokens, and of the channels that an elastic model has left: u_(T/tp)H. It writes
+ * the sum x; computed again, it reads what it has written.
+ */
 export function normed(
 	tape: Tape,
 	{ config, weights, probe, masks }: LayerContext,
-	x: Tensor,
+	x: ResidualSum,
 	weight: string,
 ): ModuleOutput {
-	const u = runModule(tape, config, "layernorm", [x], (on, value) =>
-		maskedNorm(on, value, weights(weight), config.normEpsilon, masks?.norm, { columns: masks?.hidden ?? null }),
+	const u = runModule(tape, config, "layernorm", [x.tensor], (on, value) =>
+		maskedNorm(on, value, weights(weight), config.normEpsilon, masks?.norm, { columns: masks?.hidden ?? null, sum: x }),
 	);
 	probe?.("normed", u.y);
 	return u;

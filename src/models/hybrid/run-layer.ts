@@ -1,5 +1,6 @@
 /** One layer of the hybrid language model with its residual (docs/spec/language-model.md §1.5). */
 import { dropout } from "../../tensor/ops/dropout.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
@@ -8,22 +9,22 @@ import { configOfLayer } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 import type { LayerPlace } from "./layer-places.ts";
 import { mambaLayer } from "./mamba.ts";
-import { addMasked } from "./masks.ts";
+import { addBranch } from "./masks.ts";
 import { wholeSequences } from "./mixing.ts";
 import { mlpLayer } from "./mlp.ts";
 import { moeLayer } from "./moe.ts";
 import type { Nodes } from "./nodes.ts";
 import type { ForwardInput, StageParts } from "./stage.ts";
 
-/** x + dropout(branch(x)), x_(T/tp)H. `name` keys the layer's dropout masks. */
+/** x + dropout(branch(x)), x_(T/tp)H, which the next norm may write. `name` keys the layer's dropout masks. */
 export function* runLayer(
 	tape: Tape,
 	parts: StageParts,
 	place: LayerPlace,
-	x: Tensor,
+	x: ResidualSum,
 	input: ForwardInput,
 	name = `layer.${place.index}`,
-): Nodes<Tensor> {
+): Nodes<ResidualSum> {
 	const probe = parts.probe?.() ?? null;
 	const context: LayerContext = {
 		config: configOfLayer(parts.config, place.index),
@@ -40,7 +41,7 @@ export function* runLayer(
 	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
 	context.probe?.("branch", branch);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
-	return addMasked(tape, x, dropped, context.masks?.hidden, context.layerMasks?.keep);
+	return addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
 }
 
 function* runBranch(
@@ -48,7 +49,7 @@ function* runBranch(
 	parts: StageParts,
 	place: LayerPlace,
 	context: LayerContext,
-	x: Tensor,
+	x: ResidualSum,
 	input: ForwardInput,
 	name: string,
 ): Nodes<Tensor> {

@@ -10,6 +10,7 @@ import { linear } from "../../tensor/ops/linear.ts";
 import { type SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import { recompute } from "../../tensor/recompute.ts";
+import { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
@@ -75,7 +76,7 @@ export class HybridStage {
 	 * From the ids, or from the stage before's hidden states_(T/tp)H: hidden states_(T/tp)H for the next stage, or with a head
 	 * logits_T(V/tp): all tokens, this rank's part of the vocabulary.
 	 */
-	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Tensor {
+	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Tensor {
 		const hidden = exhaust(this.hidden(tape, input, entered, observe));
 		if (!this.segment.hasHead) return hidden;
 		using normed = hidden;
@@ -86,26 +87,29 @@ export class HybridStage {
 	 * Hidden states_(T/tp)H for the next stage; where the head is, those that it reads, normed. Yields before and after every
 	 * block, and where a block's rows are on their way.
 	 */
-	*hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe: Observer = () => {}): Nodes<Tensor> {
+	*hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Nodes<Tensor> {
 		using first = entered?.share() ?? this.#embed(tape, input, observe);
-		if (this.segment.embeds) observe("embedding", first);
+		if (this.segment.embeds) observe?.("embedding", first);
 		using last = yield* this.#layers(tape, first, input, observe);
+		if (!this.segment.hasHead) last.written();
 		yield;
-		if (!this.segment.hasHead) return last.share();
+		if (!this.segment.hasHead) return last.tensor.share();
 		tape.begin("output");
 		const weight = this.#parameter("decoder.final_norm.weight");
-		const normed = maskedNorm(tape, last, weight, this.parts.config.normEpsilon, input.masks?.norm);
-		observe("final_norm", normed);
+		const normed = maskedNorm(tape, last.tensor, weight, this.parts.config.normEpsilon, input.masks?.norm, {
+			sum: last,
+		});
+		observe?.("final_norm", normed);
 		return normed;
 	}
 
 	/** The output layer on normed hidden states_(T/tp)H: logits_T(V/tp), all tokens, this rank's part of the vocabulary. */
-	logits(tape: Tape, normed: Tensor, observe: Observer = () => {}, wanted?: SparseMatrix): Tensor {
+	logits(tape: Tape, normed: Tensor, observe?: Observer, wanted?: SparseMatrix): Tensor {
 		using gathered = gatherSequence(tape, normed, this.parts.parallel.tp);
 		using everyToken = wanted ? spmm(tape, wanted, gathered) : gathered.share();
 		const output = this.parts.config.tieWordEmbeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
 		const logits = linear(tape, everyToken, this.#parameter(output), null, { weightGradientLate: false });
-		observe("logits", logits);
+		observe?.("logits", logits);
 		return logits;
 	}
 
@@ -113,27 +117,27 @@ export class HybridStage {
 		return this.parts.parameter(languageModelPrefix + name);
 	}
 
-	#embed(tape: Tape, input: ForwardInput, observe: Observer): Tensor {
+	#embed(tape: Tape, input: ForwardInput, observe: Observer | undefined): Tensor {
 		const table = this.#parameter("embedding.word_embeddings.weight");
 		using partial = embedding(tape, input.ids, table, this.parts.vocabularyStart);
 		using embedded = reduceScatterSequence(tape, partial, this.parts.parallel.tp);
 		using dropped = hiddenDropout(tape, this.parts, embedded, input, "embedding");
-		observe("text_embedding", dropped);
+		observe?.("text_embedding", dropped);
 		using whole = input.addToEmbedding?.(dropped) ?? dropped.share();
 		return masked(tape, whole, input.masks?.masksEmbedding ? input.masks.hidden : null);
 	}
 
-	*#layers(tape: Tape, first: Tensor, input: ForwardInput, observe: Observer): Nodes<Tensor> {
-		let x = first.share();
+	*#layers(tape: Tape, first: Tensor, input: ForwardInput, observe: Observer | undefined): Nodes<ResidualSum> {
+		let x = ResidualSum.of(first);
 		const starts = new Set(this.#blocks.map(({ begin }) => begin));
 		for (const { begin, end, recomputed } of this.#runs) {
 			using previous = x;
 			if (starts.has(begin)) yield;
 			tape.begin(`layer.${begin}`);
 			x = recomputed
-				? recompute(tape, previous, (again, value) => this.#run(again, begin, end, value, input))
+				? this.#recompute(tape, begin, end, previous.written(), input)
 				: yield* runLayer(tape, this.parts, mainLayer(this.parts.config, begin), previous, input);
-			observe(`layer.${end - 1}`, x);
+			observe?.(`layer.${end - 1}`, x.written());
 		}
 		return x;
 	}
@@ -163,13 +167,17 @@ export class HybridStage {
 		return blocksOf(this.parts.config.blocks, this.segment);
 	}
 
-	/** Layers [begin, end) one after the other. */
-	#run(tape: Tape, begin: number, end: number, first: Tensor, input: ForwardInput): Tensor {
-		let x = first.share();
-		for (let index = begin; index < end; index++) {
-			using previous = x;
-			x = exhaust(runLayer(tape, this.parts, mainLayer(this.parts.config, index), previous, input));
-		}
-		return x;
+	/** Layers [begin, end), of which only what enters the first of them is kept. */
+	#recompute(tape: Tape, begin: number, end: number, first: Tensor, input: ForwardInput): ResidualSum {
+		using y = recompute(tape, first, (again, value) => {
+			let x = ResidualSum.of(value);
+			for (let index = begin; index < end; index++) {
+				using previous = x;
+				x = exhaust(runLayer(again, this.parts, mainLayer(this.parts.config, index), previous, input));
+			}
+			using last = x;
+			return last.written().share();
+		});
+		return ResidualSum.of(y);
 	}
 }

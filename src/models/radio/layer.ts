@@ -5,10 +5,11 @@
 import type { Group } from "../../parallel/group.ts";
 import { columnParallelLinear, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
-import { add } from "../../tensor/ops/add.ts";
+import { addLater } from "../../tensor/ops/add.ts";
 import { attention } from "../../tensor/ops/attention.ts";
 import { layerNorm } from "../../tensor/ops/layer-norm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
@@ -23,22 +24,22 @@ export interface RadioLayerContext {
 	readonly sequences: Sequences;
 }
 
-/** x_TC → x + attention(norm(x)), then that + mlp(norm(that)). */
-export function radioLayer(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
+/** x_TC → x + attention(norm(x)), then that + mlp(norm(that)): a sum that the next norm may write. */
+export function radioLayer(tape: Tape, context: RadioLayerContext, x: ResidualSum): ResidualSum {
 	using attended = selfAttention(tape, context, x);
-	using middle = add(tape, x, attended);
+	using middle = addLater(tape, x.written(), attended);
 	using fed = feedForward(tape, context, middle);
-	return add(tape, middle, fed);
+	return addLater(tape, middle.written(), fed);
 }
 
 /** The norm and first projection of a branch: norm(x) Wᵀ + b of the linear layer named `name`, own part of its outputs. */
-function normedLinear(tape: Tape, { config, tp, weights }: RadioLayerContext, x: Tensor, name: string): Tensor {
+function normedLinear(tape: Tape, { config, tp, weights }: RadioLayerContext, x: ResidualSum, name: string): Tensor {
 	const [gamma, beta] = [weights(`${name}.layer_norm_weight`), weights(`${name}.layer_norm_bias`)];
-	using normed = layerNorm(tape, x, gamma, beta, config.normEpsilon);
+	using normed = layerNorm(tape, x.tensor, gamma, beta, config.normEpsilon, { sum: x });
 	return columnParallelLinear(tape, normed, weights(`${name}.weight`), weights(`${name}.bias`), tp);
 }
 
-function selfAttention(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
+function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
 	const { config, tp, weights, sequences } = context;
 	using qkv = normedLinear(tape, context, x, "self_attention.linear_qkv");
 	const heads = config.heads / tp.size;
@@ -54,7 +55,7 @@ function selfAttention(tape: Tape, context: RadioLayerContext, x: Tensor): Tenso
 	return rowParallelLinear(tape, attended, weights(`${name}.weight`), weights(`${name}.bias`), tp);
 }
 
-function feedForward(tape: Tape, context: RadioLayerContext, x: Tensor): Tensor {
+function feedForward(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
 	const { config, tp, weights } = context;
 	using hidden = normedLinear(tape, context, x, "mlp.linear_fc1");
 	using activated = activation(tape, hidden, config.activation);

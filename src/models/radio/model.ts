@@ -9,6 +9,7 @@ import { layerNorm } from "../../tensor/ops/layer-norm.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { spmm } from "../../tensor/ops/spmm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
+import { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { outputWidth, type RadioConfig } from "./config.ts";
@@ -28,26 +29,26 @@ export class RadioModel {
 	) {}
 
 	/** patches_N(3p²) → features, [packed.rows, outputWidth]. At least one image. */
-	forward(tape: Tape, patches: Tensor, packed: PackedImages, observe: RadioObserver = () => {}): Tensor {
+	forward(tape: Tape, patches: Tensor, packed: PackedImages, observe?: RadioObserver): Tensor {
 		using first = this.#embed(tape, patches, packed, observe);
 		using last = this.#layers(tape, first, packed, observe);
 		using normed = this.#finalNorm(tape, last);
-		observe("radio_out", normed);
+		observe?.("radio_out", normed);
 		const shape = [packed.rows, outputWidth(this.config)];
 		const features = packed.output ? spmm(tape, packed.output, normed, { shape }) : normed.share();
-		observe("encoder_out", features);
+		observe?.("encoder_out", features);
 		return features;
 	}
 
-	#embed(tape: Tape, patches: Tensor, packed: PackedImages, observe: RadioObserver): Tensor {
+	#embed(tape: Tape, patches: Tensor, packed: PackedImages, observe: RadioObserver | undefined): Tensor {
 		tape.begin("encoder.embedding");
 		using part = linear(tape, patches, this.#parameter("embedder.weight"));
 		using embedded = gatherColumns(tape, part, this.tp);
-		observe("embedder", embedded);
+		observe?.("embedder", embedded);
 		using positions = spmm(tape, packed.positions, this.#parameter("position_embeddings"));
 		using placed = add(tape, embedded, positions);
 		using stream = this.#addClassTokens(tape, placed, packed);
-		observe("decoder_input", stream);
+		observe?.("decoder_input", stream);
 		return stream.share();
 	}
 
@@ -57,26 +58,26 @@ export class RadioModel {
 		return spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
 	}
 
-	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: RadioObserver): Tensor {
-		let x = first.share();
+	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: RadioObserver | undefined): ResidualSum {
+		let x = ResidualSum.of(first);
 		for (let index = 0; index < this.config.layers; index++) {
 			using previous = x;
 			tape.begin(`encoder.layer.${index}`);
 			const weights = (name: string) => this.parameters.get(radioLayerPrefix(index) + name);
 			x = radioLayer(tape, { config: this.config, tp: this.tp, weights, sequences: packed.sequences }, previous);
-			observe(`layer.${index}`, x);
+			observe?.(`layer.${index}`, x.written());
 		}
 		tape.begin("encoder.output");
 		return x;
 	}
 
-	#finalNorm(tape: Tape, x: Tensor): Tensor {
-		if (!this.config.finalLayerNorm) return x.share();
+	#finalNorm(tape: Tape, x: ResidualSum): Tensor {
+		if (!this.config.finalLayerNorm) return x.written().share();
 		const [weight, bias] = [
 			this.#parameter("decoder.final_layernorm.weight"),
 			this.#parameter("decoder.final_layernorm.bias"),
 		];
-		return layerNorm(tape, x, weight, bias, this.config.normEpsilon);
+		return layerNorm(tape, x.tensor, weight, bias, this.config.normEpsilon, { sum: x });
 	}
 
 	#parameter(name: string): Parameter {

@@ -89,7 +89,7 @@ export class EncoderModule implements Disposable {
 	 * Rows_RH of all images in order, on every tensor-parallel rank; rowsPerImage says whose they are. Without images: no
 	 * rows, and no parameter takes part (all ranks of a tensor-parallel group see the same images).
 	 */
-	forward(tape: Tape, input: EncoderInput, observe: RadioObserver = () => {}): EncodedImages {
+	forward(tape: Tape, input: EncoderInput, observe?: RadioObserver): EncodedImages {
 		const { tower } = this.config;
 		if (input.grids.length === 0) {
 			return { rows: Tensor.empty(this.device, [0, this.width], tower.dtype), rowsPerImage: [] };
@@ -108,9 +108,9 @@ export class EncoderModule implements Disposable {
 	}
 
 	/** Rows of the language model's width from the tower's features, which stay the caller's. */
-	project(tape: Tape, { features, rowsPerImage }: EncodedFeatures, observe: RadioObserver = () => {}): EncodedImages {
+	project(tape: Tape, { features, rowsPerImage }: EncodedFeatures, observe?: RadioObserver): EncodedImages {
 		const rows = project(tape, this.config.projector, this.#parameters, features, this.parallel.tp);
-		observe("projector", rows);
+		observe?.("projector", rows);
 		return { rows, rowsPerImage };
 	}
 
