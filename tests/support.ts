@@ -27,6 +27,12 @@ export function randomValues(count: number, seed: number, scale = 1): Float32Arr
 	});
 }
 
+export function bytesOf(tensor: Tensor): Uint8Array {
+	const bytes = new Uint8Array(tensor.bytes);
+	tensor.device.copyToHost(bytes, tensor);
+	return bytes;
+}
+
 /** Root mean square of the difference over the reference's, with a floor for all-zero references. */
 export function relativeRms(actual: ArrayLike<number>, expected: ArrayLike<number>): number {
 	let difference = 0;

@@ -58,9 +58,13 @@ export class Parameter implements Disposable {
 		this.#unwritten = false;
 	}
 
-	/** The value [experts, rows, columns] rounded to e4m3: once, until the value changes. */
-	inE4m3(): E4m3Matrices {
-		this.#inE4m3 ??= new E4m3Matrices(this.value);
+	/**
+	 * The value [experts, rows, columns] rounded to e4m3: once, until the value changes. `transposed`: in the other order too,
+	 * which only a backward pass reads.
+	 */
+	inE4m3({ transposed }: { readonly transposed: boolean }): E4m3Matrices {
+		this.#inE4m3 ??= new E4m3Matrices(this.value, { transposed });
+		if (transposed && this.#inE4m3.transposed === null) this.#inE4m3.transpose(this.value);
 		return this.#inE4m3;
 	}
 

@@ -4,9 +4,9 @@ import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { groupedMlp } from "../../src/tensor/ops/grouped-mlp.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
-import { Tape } from "../../src/tensor/tape.ts";
+import { Tape, type TapeOptions } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { randomValues, relativeRms, testDevice } from "../support.ts";
+import { bytesOf, randomValues, relativeRms, testDevice } from "../support.ts";
 import { offsetsOf } from "./expert-reference.ts";
 
 let device: Device;
@@ -149,4 +149,42 @@ test("forward and backward are those of rounded operands, and far from those of 
 	const plain = run("plain", loads, hidden, width, x);
 	expect(relativeRms(got.y, plain.y)).toBeWithin(0.02, 0.2);
 	expect(relativeRms(got.dx, plain.dx)).toBeWithin(0.02, 0.2);
+});
+
+test("a forward pass without a backward one keeps matrices in one order, recomputation in both at once", () => {
+	const [experts, hidden, width] = [2, 160, 144];
+	const parameter = (name: string, shape: number[]) =>
+		new Parameter(name, Tensor.from(device, randomValues(experts * width * hidden, 5, 0.1), shape), null);
+	using fc1 = parameter("w1", [experts, width, hidden]);
+	using fc2 = parameter("w2", [experts, hidden, width]);
+	using offsets = Tensor.from(device, offsetsOf([2, 3]));
+	using rows = Tensor.from(device, randomValues(5 * hidden, 6), [5, hidden]);
+	using rowProbability = Tensor.from(device, new Float32Array(5).fill(0.5));
+	const of = (parameter: Parameter) => parameter.inE4m3({ transposed: false });
+	const forward = (options: TapeOptions) => {
+		const sorted = { rows, rowProbability, offsets };
+		const weights = { fc1, fc2, fc1Bias: null, fc2Bias: null };
+		using y = groupedMlp(new Tape(device, options), sorted, weights, {
+			activation: "squaredRelu",
+			recipe: "e4m3Blockwise",
+		});
+		return y.toFloat32();
+	};
+	const bytes = () => device.memoryStatistics().liveBytesByTag.parameter;
+	const before = bytes();
+	const evaluated = forward({ recording: false });
+	const elements = experts * hidden * width;
+	// Allocations are rounded up, at most to 512 bytes: two of values and two of 2 × 2 factors an expert.
+	expect(bytes() - before).toBeWithin(2 * elements, 2 * elements + 4 * 512 + 1);
+	expect([of(fc1).transposed, of(fc2).transposed]).toEqual([null, null]);
+	const kept = bytesOf(of(fc1).values);
+	expect(forward({ recording: false, training: true })).toEqual(evaluated);
+	expect(bytes() - before).toBeWithin(4 * elements, 4 * elements + 6 * 512 + 1);
+	expect(bytesOf(of(fc1).values)).toEqual(kept);
+	const turned = bytesOf(of(fc1).transposed!);
+	const [row, column] = [31, 150];
+	expect(turned[column * width + row]).toBe(kept[row * hidden + column]!);
+	fc1.valueChanged();
+	fc2.valueChanged();
+	expect(bytes()).toBe(before);
 });

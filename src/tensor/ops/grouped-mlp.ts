@@ -52,7 +52,9 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 				`[${x.shape}] with ${offsets.elements} offsets.`,
 		);
 	}
-	const inE4m3 = options.recipe === "e4m3Blockwise" ? { fc1: fc1.inE4m3(), fc2: fc2.inE4m3() } : null;
+	// Where recomputation follows, its second forward wants gradients: both orders are made in one pass here.
+	const order = { transposed: tape.recording || tape.training };
+	const inE4m3 = options.recipe === "e4m3Blockwise" ? { fc1: fc1.inE4m3(order), fc2: fc2.inE4m3(order) } : null;
 	const factors = { w1_factors: inE4m3?.fc1.factors ?? null, w2_factors: inE4m3?.fc2.factors ?? null };
 	const args = {
 		...factors,
