@@ -85,6 +85,9 @@ function withChoice(resolved: ResolvedConfiguration): ResolvedConfiguration {
 /** The machine that the flags describe, measured where they say so. */
 export async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {
 	const stated = command.gpu === undefined ? null : acceleratorRates(command.gpu);
+	if (stated?.e4m3 === false && c.fp8Format !== null) {
+		throw new UserError(`--gpu ${command.gpu}: it has no products in e4m3 (fp8-format).`, exitCodes.usage);
+	}
 	const { worldSize } = topologyOf(c);
 	const ranksPerHost = stated ? number(command, "gpus-per-host", 1, 8) : worldSize;
 	const cores = availableParallelism();

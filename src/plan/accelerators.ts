@@ -2,11 +2,11 @@
  * Rates of GPUs that are not here: calls timed on an H200, at the sizes of a 20-layer Nemotron model, and for other GPUs
  * the same shares of their vendors' peaks. `mimo plan --measure` replaces them with the machine's own.
  */
-import { Dtype, type OperationName } from "../native/abi.ts";
+import { Activation, Dtype, MlpRecipe, type OperationName } from "../native/abi.ts";
 import type { OperationValues } from "../native/counting-library.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import { amountOf, isProduct, workOf } from "./operation-work.ts";
+import { amountOf, isProduct, ratedName, workOf } from "./operation-work.ts";
 import type { Rates } from "./rates.ts";
 
 interface Accelerator {
@@ -15,12 +15,14 @@ interface Accelerator {
 	/** Of memory, a second. */
 	readonly bytes: number;
 	readonly memory: number;
+	/** Whether its tensor cores multiply e4m3. */
+	readonly e4m3: boolean;
 }
 
-const h200: Accelerator = { flops: 989e12, bytes: 4.8e12, memory: 141e9 };
+const h200: Accelerator = { flops: 989e12, bytes: 4.8e12, memory: 141e9, e4m3: true };
 const accelerators: Readonly<Record<string, Accelerator>> = {
-	a100: { flops: 312e12, bytes: 2.0e12, memory: 80e9 },
-	h100: { flops: 989e12, bytes: 3.35e12, memory: 80e9 },
+	a100: { flops: 312e12, bytes: 2.0e12, memory: 80e9, e4m3: false },
+	h100: { flops: 989e12, bytes: 3.35e12, memory: 80e9, e4m3: true },
 	h200,
 };
 
@@ -28,6 +30,11 @@ export const acceleratorNames = Object.keys(accelerators);
 
 /** What an H200 does of operations that were not timed: products, and bytes of everything else. */
 const untimed = { product: 640e12, bytes: 3.7e12 };
+/**
+ * Time of a layer of experts in e4m3 over that in bf16, forward and backward without the gradients of weights, of matrices that
+ * are rounded: 1.59 + 1.79 over 1.67 + 1.84 ms (docs/measurements/2026-11-23-h200-experts.md).
+ */
+const e4m3Time = 0.96;
 /** Seconds between two kernels, and of one with hardly anything to do. */
 const [launchGap, leastKernel] = [2.5e-6, 4e-6];
 
@@ -46,6 +53,10 @@ export const gpuLinks: Pick<Rates, "inside" | "between" | "exchange" | "peers"> 
 const dtype = Dtype.bf16;
 const gemm = (m: number, n: number, k: number) => ({ m, n, k, batch: 1, beta: 0 });
 const experts = { rows: 49152, n: 1856, k: 2688, groups: 64 };
+const mlpInE4m3 = {
+	...{ rows: 49152, hidden: 2688, width: 1856, groups: 64, kind: Activation.squaredRelu },
+	...{ recipe: MlpRecipe.e4m3Blockwise, dtype },
+};
 const packed = (sequences: number, heads: number) => ({
 	...{ tokens: 16384, sequences, mask: 0, query_heads: heads, key_heads: heads, head_dim: 80, dtype },
 });
@@ -59,7 +70,11 @@ const logits = { tokens: 8192, vocabulary_rows: 131072, dtype };
 const gated = { rows: 49152, width: 1856, dtype };
 const routed = { tokens: 8192, experts: 128 };
 
-/** Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md; docs/decisions/planning.md). */
+function untimedMilliseconds(name: OperationName, values: OperationValues): number {
+	return (1000 * workOf(name, values).flops) / untimed.product;
+}
+
+/** Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, docs/decisions/planning.md). */
 const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
 	["gemm", gemm(16384, 1280, 640), 0.0486],
 	["gemm", gemm(8192, 3712, 2688), 0.256],
@@ -67,6 +82,8 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["gemm", gemm(8192, 8192, 8192), 1.618],
 	["grouped_gemm", experts, 0.794],
 	["grouped_gemm_weight_gradient", experts, 0.976],
+	["grouped_mlp_forward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_forward", mlpInE4m3)],
+	["grouped_mlp_backward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_backward", mlpInE4m3)],
 	["attention_forward", packed(64, 8), 0.0795],
 	["attention_forward", packed(16, 8), 0.116],
 	["attention_forward", packed(4, 8), 0.346],
@@ -98,18 +115,26 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["sum_of_squares", { elements: 2 ** 28 }, 0.249],
 ];
 
+export interface AcceleratorRates {
+	readonly rates: Rates;
+	readonly memoryBytes: number;
+	/** Whether it multiplies e4m3. */
+	readonly e4m3: boolean;
+}
+
 /** Rates of a GPU by its short name. */
-export function acceleratorRates(name: string): { readonly rates: Rates; readonly memoryBytes: number } {
+export function acceleratorRates(name: string): AcceleratorRates {
 	const known = accelerators[name];
 	if (!known)
 		throw new UserError(`There are no rates of a ${name}; known are ${acceleratorNames.join(", ")}.`, exitCodes.usage);
 	const slower = { product: h200.flops / known.flops, bytes: h200.bytes / known.bytes };
 	const operations: Rates["operations"] = {};
 	for (const [operation, values, milliseconds] of timedCalls) {
-		const amount = amountOf(operation, workOf(operation, values));
-		const seconds = (milliseconds / 1000) * slower[isProduct(operation) ? "product" : "bytes"];
-		operations[operation] ??= [];
-		operations[operation].push({ amount, seconds });
+		const rated = ratedName(operation, values);
+		const amount = amountOf(rated, workOf(operation, values));
+		const seconds = (milliseconds / 1000) * slower[isProduct(rated) ? "product" : "bytes"];
+		operations[rated] ??= [];
+		operations[rated].push({ amount, seconds });
 	}
 	for (const points of Object.values(operations)) {
 		points.sort((a, b) => a.amount - b.amount);
@@ -119,6 +144,7 @@ export function acceleratorRates(name: string): { readonly rates: Rates; readonl
 	}
 	return {
 		memoryBytes: known.memory,
+		e4m3: known.e4m3,
 		rates: {
 			device: name.toUpperCase(),
 			cores: null,

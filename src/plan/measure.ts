@@ -9,7 +9,7 @@ import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { gpuLinks } from "./accelerators.ts";
 import { Company } from "./company.ts";
-import { amountOf, isProduct, workOf } from "./operation-work.ts";
+import { amountOf, isProduct, type RatedName, ratedName, workOf } from "./operation-work.ts";
 import { enoughMicrobatches } from "./rank-plan.ts";
 import { openRank } from "./rank-run.ts";
 import type { Rates } from "./rates.ts";
@@ -21,7 +21,7 @@ const settling = { steps: 2.5, operations: 1, most: 20 };
 const fall = 0.005;
 
 interface Sample {
-	readonly name: string;
+	readonly name: RatedName;
 	readonly amount: number;
 	readonly seconds: number[];
 }
@@ -141,9 +141,10 @@ async function timeOperations(
 	const timed = timingLibrary(library, (name, values, seconds) => {
 		inside += seconds;
 		if (!observing) return;
-		const amount = amountOf(name, workOf(name, values));
-		const key = `${name} ${amount}`;
-		if (!operations.has(key)) operations.set(key, { name, amount, seconds: [] });
+		const rated = ratedName(name, values);
+		const amount = amountOf(rated, workOf(name, values));
+		const key = `${rated} ${amount}`;
+		if (!operations.has(key)) operations.set(key, { name: rated, amount, seconds: [] });
 		operations.get(key)!.seconds.push(seconds);
 	});
 	using device = Device.open(timed, { threads });
@@ -178,7 +179,7 @@ function pointsOf(samples: Iterable<Sample>): Rates["operations"] {
 function overall(samples: Iterable<Sample>): Pick<Rates, "product" | "bytes"> {
 	const totals = { product: [0, 0], bytes: [0, 0] };
 	for (const { name, amount, seconds } of samples) {
-		const total = totals[isProduct(name as Parameters<typeof isProduct>[0]) ? "product" : "bytes"];
+		const total = totals[isProduct(name) ? "product" : "bytes"];
 		total[0]! += amount * seconds.length;
 		total[1]! += seconds.reduce((sum, one) => sum + one, 0);
 	}

@@ -2,12 +2,22 @@
  * Cost of an operation by its arguments: floating-point operations (a multiply-add counts 2) and bytes moved. Time
  * follows the first where it is a product, the second elsewhere.
  */
-import { Activation, Dtype, type OperationName } from "../native/abi.ts";
+import { Activation, Dtype, MlpRecipe, type OperationName } from "../native/abi.ts";
 import type { OperationValues } from "../native/counting-library.ts";
 
 export interface Work {
 	readonly flops: number;
 	readonly bytes: number;
+}
+
+type RoundedName = "grouped_mlp_forward" | "grouped_mlp_backward";
+
+/** What has a rate of its own: an operation, with how its products round where that changes its kernels. */
+export type RatedName = OperationName | `${RoundedName} e4m3`;
+
+export function ratedName(name: OperationName, { recipe }: OperationValues): RatedName {
+	const isRounded = name === "grouped_mlp_forward" || name === "grouped_mlp_backward";
+	return isRounded && recipe === MlpRecipe.e4m3Blockwise ? `${name} e4m3` : name;
 }
 
 const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : 4);
@@ -117,10 +127,10 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		case "grouped_mlp_backward": {
 			const gated = v.kind === Activation.swiglu || v.kind === Activation.quickGeglu;
 			const perExpert = v.hidden! * v.width! * (gated ? 3 : 2);
+			const matrices = v.groups! * perExpert * (v.recipe === MlpRecipe.e4m3Blockwise ? 1 : size(v.dtype));
 			// x, z, y and the rows between; backward reads z and writes as much again.
 			const columns = 2 * v.hidden! + (gated ? 4 : 3) * v.width! * (name === "grouped_mlp_forward" ? 1 : 2);
-			const bytes = (v.rows! * columns + v.groups! * perExpert) * size(v.dtype);
-			return { flops: 2 * v.rows! * perExpert, bytes };
+			return { flops: 2 * v.rows! * perExpert, bytes: v.rows! * columns * size(v.dtype) + matrices };
 		}
 		case "attention_forward":
 		case "attention_backward": {
@@ -156,12 +166,14 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 	}
 }
 
-const products: readonly OperationName[] = [
+const products: readonly RatedName[] = [
 	"gemm",
 	"grouped_gemm",
 	"grouped_gemm_weight_gradient",
 	"grouped_mlp_forward",
 	"grouped_mlp_backward",
+	"grouped_mlp_forward e4m3",
+	"grouped_mlp_backward e4m3",
 	"attention_forward",
 	"attention_backward",
 	"ssd_forward",
@@ -169,11 +181,11 @@ const products: readonly OperationName[] = [
 ];
 
 /** Whether an operation's time follows its floating-point operations. */
-export function isProduct(name: OperationName): boolean {
+export function isProduct(name: RatedName): boolean {
 	return products.includes(name);
 }
 
 /** The amount that an operation's time is proportional to: operations for a product, bytes otherwise; at least 1. */
-export function amountOf(name: OperationName, { flops, bytes }: Work): number {
+export function amountOf(name: RatedName, { flops, bytes }: Work): number {
 	return Math.max(1, isProduct(name) ? flops : bytes);
 }

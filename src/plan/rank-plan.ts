@@ -11,12 +11,12 @@ import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/specification.ts";
 import type { Transfer } from "./imagined-group.ts";
-import { amountOf, workOf } from "./operation-work.ts";
+import { amountOf, type RatedName, ratedName, workOf } from "./operation-work.ts";
 import { microbatchesOf, openRank, type Phase } from "./rank-run.ts";
 
 /** Calls of one operation with equal work. */
 export interface OperationTally {
-	readonly name: OperationName;
+	readonly name: RatedName;
 	/** What its time follows: floating-point operations or bytes of one call. */
 	readonly amount: number;
 	calls: number;
@@ -70,12 +70,13 @@ export class Tally implements PhaseTally {
 	/** `calls`: how often, in the mean. */
 	add(name: OperationName, values: OperationValues, calls: number): void {
 		const work = workOf(name, values);
-		const amount = amountOf(name, work);
+		const rated = ratedName(name, values);
+		const amount = amountOf(rated, work);
 		this.flops += calls * work.flops;
-		const key = `${name} ${amount}`;
+		const key = `${rated} ${amount}`;
 		const known = this.#operations.get(key);
 		if (known) known.calls += calls;
-		else this.#operations.set(key, { name, amount, calls });
+		else this.#operations.set(key, { name: rated, amount, calls });
 	}
 
 	get operations(): OperationTally[] {
@@ -120,6 +121,7 @@ export async function planRank(
 		if (!work.has(name)) work.set(name, emptyWork());
 		return work.get(name)![kind];
 	};
+	let counting = false;
 	let working: Chunk | null = null;
 	let tallies: readonly Tally[] = [];
 	let held: { readonly name: OperationName; readonly values: OperationValues } | null = null;
@@ -134,10 +136,11 @@ export async function planRank(
 			observe: (name, values) => {
 				flush();
 				held = { name, values };
+				// Weights are rounded once a step, by the first pass that reads them.
+				if (counting && name === "e4m3_matrices") flush([phases.prepare]);
 			},
 		}),
 	);
-	let counting = false;
 	using run = await openRank(c, device, rank, {
 		phase: (phase, chunk) => {
 			if (!counting) return;

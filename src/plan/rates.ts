@@ -3,7 +3,6 @@
  * in operations a second, everything else in bytes a second.
  */
 import * as v from "valibot";
-import type { OperationName } from "../native/abi.ts";
 import type { Transfer } from "./imagined-group.ts";
 import { isProduct } from "./operation-work.ts";
 import type { OperationTally } from "./rank-plan.ts";
@@ -55,7 +54,7 @@ export function processorRates(cores: number, threads: number): Rates {
 export function secondsOf({ name, amount, calls }: OperationTally, rates: Rates): number {
 	const points = rates.operations[name];
 	if (!points || points.length === 0) {
-		return calls * (rates.call + amount / (isProduct(name as OperationName) ? rates.product : rates.bytes));
+		return calls * (rates.call + amount / (isProduct(name) ? rates.product : rates.bytes));
 	}
 	return calls * (rates.call + interpolate(points, amount));
 }

@@ -113,3 +113,12 @@ test("what cannot be planned is a sentence", () => {
 	const split = mimo(["plan", "--preset", "nemotron-tiny", "--split", "x"]);
 	expect([split.exitCode, split.stderr]).toEqual([2, "mimo: --split x: allowed is a number of at least 1.\n"]);
 });
+
+test("a GPU without products in e4m3 is refused", () => {
+	const fp8 = ["--device", "cuda", "--bf16", "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"];
+	const planOn = (gpu: string) => mimo(["plan", "--preset", "nemotron-tiny", "--gpu", gpu, ...fp8]);
+	expect(planOn("h100").exitCode).toBe(0);
+	const { stderr, exitCode } = planOn("a100");
+	expect(exitCode).toBe(2);
+	expect(stderr).toBe("mimo: --gpu a100: it has no products in e4m3 (fp8-format).\n");
+});

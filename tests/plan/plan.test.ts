@@ -23,9 +23,15 @@ const images: Keys = { preset: "nemotron-vlm-tiny", "train-iters": 200 };
 const counting = { kind: "cpu", imbalance: 1 } as const;
 const nobody = { phase() {}, transfer() {} };
 
+const inE4m3: Keys = {
+	...{ ...text, device: "cpu", bf16: true },
+	...{ "fp8-format": "e4m3", "fp8-recipe": "blockwise", "fp8-emulate": true },
+};
+
 const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share?: number])[] = [
 	["one rank", text, 0],
 	["layers recomputed", { ...text, "recompute-granularity": "full" }, 0],
+	["experts in e4m3, layers recomputed", { ...inE4m3, "recompute-granularity": "full" }, 0],
 	["tensor parallel", { ...text, "llm-tp": 2 }, 1],
 	["ZeRO-1 over two lanes", { ...text, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true }, 3],
 	[
@@ -239,4 +245,20 @@ test("an operation's time lies between the timed ones", () => {
 	expect(seconds(20000)).toBe(100);
 	expect(seconds(80)).toBeLessThan(2);
 	expect(secondsOf({ name: "add", amount: 5e9, calls: 1 }, rates)).toBeCloseTo(1, 9);
+});
+
+test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates of their own", async () => {
+	const { phases } = await planRank(configurationOf({ ...inE4m3, "global-batch-size": 32 }), 0, counting);
+	const calls = (phase: keyof typeof phases, name: string) =>
+		phases[phase].operations.filter((one) => one.name === name).reduce((sum, one) => sum + one.calls, 0);
+	expect(calls("prepare", "e4m3_matrices")).toBe(4);
+	expect(calls("forward", "e4m3_matrices")).toBe(0);
+	expect([calls("forward", "grouped_mlp_forward e4m3"), calls("backward", "grouped_mlp_backward e4m3")]).toEqual([
+		2, 2,
+	]);
+	expect(calls("forward", "grouped_mlp_forward")).toBe(0);
+	const { rates } = acceleratorRates("h200");
+	const seconds = (name: "grouped_mlp_forward" | "grouped_mlp_forward e4m3") =>
+		secondsOf({ name, amount: 1e12, calls: 1 }, rates);
+	expect(seconds("grouped_mlp_forward e4m3")).toBeLessThan(seconds("grouped_mlp_forward"));
 });
