@@ -3,34 +3,15 @@
  * the other, in the file OUTPUT.RANK on ranks of the last stage: f32 [choices, tokens, this rank's columns].
  */
 import { writeFileSync } from "node:fs";
-import { segmentLengths } from "../../src/config/pipeline.ts";
 import { withoutNoise } from "../../src/elastic/router-network.ts";
-import { segmentsOf } from "../../src/models/hybrid/segments.ts";
-import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
-import { World } from "../../src/parallel/world.ts";
-import { assemble } from "../../src/train/assemble.ts";
 import { Losses } from "../../src/train/losses.ts";
-import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
-import { budgets, expertBias, familyOf, parentSeed, text } from "./family-model.ts";
+import { budgets, expertBias, text } from "./family-model.ts";
+import { FamilyRank } from "./family-run.ts";
 
 const [layout, keys, seeds, output] = process.argv.slice(2) as [string, string, string, string];
-const { topology } = namedTopology(parseLayout(layout));
-const { tensor, pipeline } = topology.language.shape;
-const { c, model, elastic } = familyOf({ ...JSON.parse(keys), "llm-tp": tensor });
-const place = await placeOfRank();
-using device = await deviceOfRank();
-using world = World.join(device, place.run, place.rank, place.backend);
-using run = await assemble(
-	{
-		...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language: model, elastic: { config: elastic } },
-		segments: segmentsOf(segmentLengths(c.hybridLayerPattern, pipeline)),
-		frozen: { tower: true, projector: true, language: true },
-		adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
-	},
-	topology,
-	world,
-);
-run.initialise(parentSeed);
+const frozen = { tower: true, projector: true, language: true };
+using rank = await FamilyRank.open(layout, JSON.parse(keys), { frozen });
+const { device, world, run } = rank;
 for (const router of run.language!.routers.values()) device.copyToDevice(router.expertBias, expertBias);
 const { state } = run;
 const found: Float32Array[] = [];
@@ -48,4 +29,4 @@ for (let seed = 0; seed < Number(seeds); seed++) {
 	world.progress(seed + 1);
 }
 const bytes = found.map((values) => new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
-if (bytes.length > 0) writeFileSync(`${output}.${place.rank}`, Buffer.concat(bytes));
+if (bytes.length > 0) writeFileSync(`${output}.${world.rank}`, Buffer.concat(bytes));

@@ -16,11 +16,9 @@ import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import type { ModelMasks } from "../../src/models/hybrid/masks.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
 import type { Device } from "../../src/native/device.ts";
-import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";
-import { World } from "../../src/parallel/world.ts";
+import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { TokenSlice } from "../../src/tensor/token-slice.ts";
-import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { runRanks } from "../parallel/ranks.ts";
@@ -36,6 +34,7 @@ import {
 	text,
 	vocabulary,
 } from "./family-model.ts";
+import { openFamily } from "./family-run.ts";
 
 const folder = new Scratch();
 let device: Device;
@@ -169,16 +168,7 @@ describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 	test("choices of a trained router", async () => {
 		const family = familyOf({ ...byLayer, "lr-mult-router": 10, "init-method-std": 0.1 });
 		const { model, elastic } = family;
-		using run = await assemble(
-			{
-				...{ encoder: null, imageTokenId: null, clipGrad: 1, seed: 1, language: model, elastic: { config: elastic } },
-				frozen: { tower: true, projector: true, language: false },
-				adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
-			},
-			namedTopology(languageAlone).topology,
-			World.alone(device),
-		);
-		run.initialise(parentSeed);
+		using run = await openFamily(family, device, { clipGrad: 1 });
 		const before = JSON.stringify([...run.elastic!.weights().values()].map(({ second }) => [...second]));
 		for (let iteration = 0; iteration < 20; iteration++)
 			trainStep(run.state, { microbatches: [text], iteration, learningRate: 3e-3, weightDecay: 0 });

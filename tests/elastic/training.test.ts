@@ -8,12 +8,11 @@ import { type Draw, sampleAxis, withoutNoise } from "../../src/elastic/router-ne
 import { unitsOfSubmodel } from "../../src/elastic/submodel-configuration.ts";
 import { selectionsOf } from "../../src/elastic/units.ts";
 import type { Device } from "../../src/native/device.ts";
-import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
-import { World } from "../../src/parallel/world.ts";
-import { assemble, type Run, type RunSpecification } from "../../src/train/assemble.ts";
+import type { Run, RunSpecification } from "../../src/train/assemble.ts";
 import { type StepResult, trainStep } from "../../src/train/step.ts";
 import { testDevice } from "../support.ts";
-import { byLayer, type Family, familyOf, parentSeed, softMasks, text } from "./family-model.ts";
+import { byLayer, type Family, familyOf, softMasks, text } from "./family-model.ts";
+import { openFamily } from "./family-run.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -21,26 +20,16 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-async function open(
-	{ model }: Family,
+const open = (
+	family: Family,
 	elastic: ElasticConfig | null,
 	changes: Partial<RunSpecification> = {},
 	draw?: Draw,
-): Promise<Run> {
-	const run = await assemble(
-		{
-			...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language: model },
-			elastic: elastic && { config: elastic, ...(draw && { draw: () => draw }) },
-			frozen: { tower: true, projector: true, language: false },
-			adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
-			...changes,
-		},
-		namedTopology(languageAlone).topology,
-		World.alone(device),
-	);
-	run.initialise(parentSeed);
-	return run;
-}
+): Promise<Run> =>
+	openFamily(family, device, {
+		elastic: elastic && { config: elastic, ...(draw && { draw: () => draw }) },
+		...changes,
+	});
 
 const step = (run: Run, iteration = 0, learningRate = 0, gradients: () => void = () => {}): StepResult =>
 	trainStep(run.state, { microbatches: [text], iteration, learningRate, weightDecay: 0 }, { gradients });
