@@ -14,6 +14,9 @@ struct Mlp {
   int64_t interleave;
   float clamp;
   bool biases;
+  int32_t recipe = MIMO_MLP_RECIPE_PLAIN;
+
+  bool rounded() const { return recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE; }
 };
 
 bool gated(int32_t kind) { return kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU; }
@@ -29,73 +32,115 @@ void describe(const Mlp& m, int32_t dtype, int64_t rows, Args& args) {
   args.rows = rows, args.groups = static_cast<int64_t>(m.counts.size());
   args.hidden = m.hidden, args.width = m.width, args.interleave = m.interleave;
   args.clamp = m.clamp, args.linear_offset = m.kind == MIMO_ACTIVATION_QUICK_GEGLU ? 0.5f : 0.0f;
-  args.kind = m.kind, args.recipe = MIMO_MLP_RECIPE_PLAIN, args.dtype = dtype;
+  args.kind = m.kind, args.recipe = m.recipe, args.dtype = dtype;
 }
+
+/// Matrices of all groups as a pass reads them; factors of those in e4m3.
+struct Matrices {
+  const void* values;
+  const float* factors;
+};
 
 /// Sizes and inputs that both directions have.
 struct Layer {
   Run& run;
   const Mlp& m;
+  int32_t dtype;  // storage of tensors
   std::vector<int32_t> offsets = cumulative(m.counts);
   int64_t rows = offsets.back() + spare, groups = static_cast<int64_t>(m.counts.size());
   int64_t z_width = gated(m.kind) ? 2 * m.width : m.width;
 
-  std::vector<float> matrices(int64_t outputs, int64_t inputs) {
+  void* tensor(std::vector<float> values) { return run.typed(std::move(values), run.precision, dtype); }
+  void* bias(int64_t width) { return m.biases ? tensor(run.normal(groups * width, 0.5)) : nullptr; }
+  std::vector<float> weights(int64_t outputs, int64_t inputs) {
     return run.normal(groups * outputs * inputs, 1 / std::sqrt(static_cast<double>(inputs)));
   }
   std::vector<float> input(int64_t width) { return poisoned(run.normal(rows * width), width); }
-  float* probability() { return run.upload(poisoned(run.uniform(rows, 0, 1), 1)); }
   /// Stays where no row of a group is.
   std::vector<float> kept(int64_t width) { return std::vector<float>(static_cast<size_t>(rows * width), 7.0f); }
+  std::vector<float> whole(int64_t count, double most) {
+    std::vector<float> values = run.uniform(count, -most - 0.5, most + 0.5);
+    for (float& value : values) value = std::round(value);
+    return values;
+  }
+
+  /// In the other order where a backward pass reads e4m3.
+  Matrices matrices(std::vector<float> values, int64_t outputs, int64_t inputs, bool transposed) {
+    if (!m.rounded()) return {tensor(std::move(values)), nullptr};
+    mimo_e4m3_matrices_args a{};
+    const int64_t elements = groups * outputs * inputs, factors = groups * ((outputs + 127) / 128) * ((inputs + 127) / 128);
+    a.matrices = tensor(std::move(values));
+    a.values = run.output(elements, MIMO_DTYPE_U8);
+    a.transposed = transposed ? run.output(elements, MIMO_DTYPE_U8) : nullptr;
+    a.factors = run.floats(factors);
+    a.count = groups, a.rows = outputs, a.width = inputs, a.dtype = dtype;
+    run.call("mimo_e4m3_matrices", a);
+    run.compare("values", a.values, elements, MIMO_DTYPE_U8, true);
+    run.compare("factors", a.factors, factors, MIMO_DTYPE_F32, true);
+    if (transposed) run.compare("transposed", a.transposed, elements, MIMO_DTYPE_U8, true);
+    return {transposed ? a.transposed : a.values, a.factors};
+  }
 };
 
 /// The reference stores what the library under test stores, since z is rounded before the activation, which may square it: an
 /// error of two roundings, beside those of hs and y.
 void forward(Run& run, const Mlp& m) {
-  Layer layer{run, m};
-  const int32_t dtype = run.precision;
-  const auto tensor = [&](std::vector<float> values) { return run.typed(std::move(values), dtype, dtype); };
+  Layer layer{run, m, run.precision};
   mimo_grouped_mlp_forward_args f{};
-  describe(m, dtype, layer.rows, f);
-  f.x = tensor(layer.input(m.hidden));
-  f.w1 = tensor(layer.matrices(layer.z_width, m.hidden));
-  f.w2 = tensor(layer.matrices(m.hidden, m.width));
-  f.b1 = m.biases ? tensor(run.normal(layer.groups * layer.z_width, 0.5)) : nullptr;
-  f.b2 = m.biases ? tensor(run.normal(layer.groups * m.hidden, 0.5)) : nullptr;
-  f.row_probability = layer.probability();
+  describe(m, layer.dtype, layer.rows, f);
+  const Matrices w1 = layer.matrices(layer.weights(layer.z_width, m.hidden), layer.z_width, m.hidden, false);
+  const Matrices w2 = layer.matrices(layer.weights(m.hidden, m.width), m.hidden, m.width, false);
+  f.x = layer.tensor(layer.input(m.hidden));
+  f.w1 = w1.values, f.w1_factors = w1.factors, f.w2 = w2.values, f.w2_factors = w2.factors;
+  f.b1 = layer.bias(layer.z_width);
+  f.b2 = layer.bias(m.hidden);
+  f.row_probability = run.upload(poisoned(run.uniform(layer.rows, 0, 1), 1));
   f.offsets = run.upload(layer.offsets);
-  f.z = tensor(layer.kept(layer.z_width));
-  f.y = tensor(layer.kept(m.hidden));
+  f.z = layer.tensor(layer.kept(layer.z_width));
+  f.y = layer.tensor(layer.kept(m.hidden));
   run.call("mimo_grouped_mlp_forward", f);
-  run.compare("z", f.z, layer.rows * layer.z_width, dtype);
-  run.compare("y", f.y, layer.rows * m.hidden, dtype);
+  run.compare("z", f.z, layer.rows * layer.z_width, layer.dtype);
+  run.compare("y", f.y, layer.rows * m.hidden, layer.dtype);
   f.z = nullptr;
-  f.y = tensor(layer.kept(m.hidden));
+  f.y = layer.tensor(layer.kept(m.hidden));
   run.call("mimo_grouped_mlp_forward", f);
-  run.compare("y without z", f.y, layer.rows * m.hidden, dtype);
+  run.compare("y without z", f.y, layer.rows * m.hidden, layer.dtype);
 }
 
+/// In e4m3, whose storage is bf16 in the reference too, inputs are small whole numbers, so that sums are exact. A dz that differs in
+/// its last bit would still round to another e4m3, and dx would tell nothing: it is compared where slopes are exact.
 void backward(Run& run, const Mlp& m) {
-  Layer layer{run, m};
+  const bool exact = m.rounded();
+  Layer layer{run, m, exact ? run.precision : run.dtype()};
+  const auto input = [&](int64_t width, double most) {
+    return layer.tensor(exact ? poisoned(layer.whole(layer.rows * width, most), width) : layer.input(width));
+  };
+  const auto matrices = [&](int64_t outputs, int64_t inputs, double most) {
+    std::vector<float> values =
+        exact ? layer.whole(layer.groups * outputs * inputs, most) : layer.weights(outputs, inputs);
+    return layer.matrices(std::move(values), outputs, inputs, true);
+  };
   mimo_grouped_mlp_backward_args b{};
-  describe(m, run.dtype(), layer.rows, b);
-  b.dy = run.tensor(layer.input(m.hidden));
-  b.z = run.tensor(layer.input(layer.z_width));
-  b.w1 = run.tensor(layer.matrices(layer.z_width, m.hidden));
-  b.w2 = run.tensor(layer.matrices(m.hidden, m.width));
-  b.b2 = m.biases ? run.tensor(layer.groups * m.hidden, 0.5) : nullptr;
-  b.row_probability = layer.probability();
+  describe(m, layer.dtype, layer.rows, b);
+  const Matrices w1 = matrices(layer.z_width, m.hidden, 3), w2 = matrices(m.hidden, m.width, 1);
+  b.dy = input(m.hidden, 1);
+  b.z = input(layer.z_width, 2);
+  b.w1 = w1.values, b.w1_factors = w1.factors, b.w2 = w2.values, b.w2_factors = w2.factors;
+  b.b2 = layer.bias(m.hidden);
+  std::vector<float> probability = run.uniform(layer.rows, 0, 1);
+  for (float& p : probability) p = !exact ? p : p < 0.5f ? 0.5f : 1.0f;
+  b.row_probability = run.upload(poisoned(std::move(probability), 1));
   b.offsets = run.upload(layer.offsets);
-  b.dx = run.tensor(layer.kept(m.hidden));
-  b.dz = run.tensor(layer.kept(layer.z_width));
-  b.hs = run.tensor(layer.kept(m.width));
+  b.dx = layer.tensor(layer.kept(m.hidden));
+  b.dz = layer.tensor(layer.kept(layer.z_width));
+  b.hs = layer.tensor(layer.kept(m.width));
   b.drow_probability = run.upload(layer.kept(1));
   b.db1 = m.biases ? run.floats(layer.groups * layer.z_width) : nullptr;
   b.db2 = m.biases ? run.floats(layer.groups * m.hidden) : nullptr;
   run.call("mimo_grouped_mlp_backward", b);
-  run.compare("dx", b.dx, layer.rows * m.hidden);
-  run.compare("dz", b.dz, layer.rows * layer.z_width);
-  run.compare("hs", b.hs, layer.rows * m.width);
+  if (!exact || m.kind == MIMO_ACTIVATION_SQUARED_RELU) run.compare("dx", b.dx, layer.rows * m.hidden, layer.dtype);
+  run.compare("dz", b.dz, layer.rows * layer.z_width, layer.dtype);
+  run.compare("hs", b.hs, layer.rows * m.width, layer.dtype);
   run.compare("dp", b.drow_probability, layer.rows, MIMO_DTYPE_F32);
   if (!m.biases) return;
   run.compare("db1", b.db1, layer.groups * layer.z_width, MIMO_DTYPE_F32);
@@ -103,94 +148,9 @@ void backward(Run& run, const Mlp& m) {
 }
 
 void mlp(Run& run, const Mlp& m) {
+  if (m.rounded() && run.precision != MIMO_DTYPE_BF16) return;
   forward(run, m);
   backward(run, m);
-}
-
-// ---- e4m3: storage is bf16 on both libraries --------------------------------------------------------------------------
-
-struct Rounded {
-  void *values, *transposed;
-  float* factors;
-};
-Rounded round_matrices(Run& run, std::vector<float> values, int64_t count, int64_t rows, int64_t width) {
-  mimo_e4m3_matrices_args a{};
-  const int64_t elements = count * rows * width, factors = count * ((rows + 127) / 128) * ((width + 127) / 128);
-  a.matrices = run.typed(std::move(values), MIMO_DTYPE_BF16, MIMO_DTYPE_BF16);
-  a.values = run.output(elements, MIMO_DTYPE_U8), a.transposed = run.output(elements, MIMO_DTYPE_U8);
-  a.factors = run.floats(factors);
-  a.count = count, a.rows = rows, a.width = width, a.dtype = MIMO_DTYPE_BF16;
-  run.call("mimo_e4m3_matrices", a);
-  run.compare("values", a.values, elements, MIMO_DTYPE_U8, true);
-  run.compare("transposed", a.transposed, elements, MIMO_DTYPE_U8, true);
-  run.compare("factors", a.factors, factors, MIMO_DTYPE_F32, true);
-  return {a.values, a.transposed, a.factors};
-}
-
-void e4m3_forward(Run& run, const Mlp& m) {
-  Layer layer{run, m};
-  const auto tensor = [&](std::vector<float> values) { return run.typed(std::move(values), MIMO_DTYPE_BF16, MIMO_DTYPE_BF16); };
-  const Rounded w1 = round_matrices(run, layer.matrices(layer.z_width, m.hidden), layer.groups, layer.z_width, m.hidden);
-  const Rounded w2 = round_matrices(run, layer.matrices(m.hidden, m.width), layer.groups, m.hidden, m.width);
-  mimo_grouped_mlp_forward_args f{};
-  describe(m, MIMO_DTYPE_BF16, layer.rows, f);
-  f.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
-  f.x = tensor(layer.input(m.hidden));
-  f.w1 = w1.values, f.w1_factors = w1.factors, f.w2 = w2.values, f.w2_factors = w2.factors;
-  f.b1 = m.biases ? tensor(run.normal(layer.groups * layer.z_width, 0.5)) : nullptr;
-  f.b2 = m.biases ? tensor(run.normal(layer.groups * m.hidden, 0.5)) : nullptr;
-  f.row_probability = layer.probability();
-  f.offsets = run.upload(layer.offsets);
-  f.z = tensor(layer.kept(layer.z_width));
-  f.y = tensor(layer.kept(m.hidden));
-  run.call("mimo_grouped_mlp_forward", f);
-  run.compare("z", f.z, layer.rows * layer.z_width, MIMO_DTYPE_BF16);
-  run.compare("y", f.y, layer.rows * m.hidden, MIMO_DTYPE_BF16);
-}
-
-/// All inputs are small whole numbers, so that sums are exact. A dz that differs in its last bit would round to another e4m3, and
-/// dx would tell nothing: it is compared where slopes are exact.
-void e4m3_backward(Run& run, const Mlp& m) {
-  Layer layer{run, m};
-  const auto whole = [&](int64_t count, double most) {
-    std::vector<float> values = run.uniform(count, -most - 0.5, most + 0.5);
-    for (float& value : values) value = std::round(value);
-    return values;
-  };
-  const auto tensor = [&](std::vector<float> values) { return run.typed(std::move(values), MIMO_DTYPE_BF16, MIMO_DTYPE_BF16); };
-  const Rounded w1 = round_matrices(run, whole(layer.groups * layer.z_width * m.hidden, 3), layer.groups, layer.z_width, m.hidden);
-  const Rounded w2 = round_matrices(run, whole(layer.groups * m.hidden * m.width, 1), layer.groups, m.hidden, m.width);
-  mimo_grouped_mlp_backward_args b{};
-  describe(m, MIMO_DTYPE_BF16, layer.rows, b);
-  b.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
-  b.dy = tensor(poisoned(whole(layer.rows * m.hidden, 1), m.hidden));
-  b.z = tensor(poisoned(whole(layer.rows * layer.z_width, 2), layer.z_width));
-  b.w1 = w1.transposed, b.w1_factors = w1.factors, b.w2 = w2.transposed, b.w2_factors = w2.factors;
-  b.b2 = m.biases ? tensor(run.normal(layer.groups * m.hidden, 0.5)) : nullptr;
-  std::vector<float> probability = run.uniform(layer.rows, 0, 2);
-  for (float& p : probability) p = p < 1 ? 0.5f : 1.0f;
-  b.row_probability = run.upload(poisoned(std::move(probability), 1));
-  b.offsets = run.upload(layer.offsets);
-  b.dx = tensor(layer.kept(m.hidden));
-  b.dz = tensor(layer.kept(layer.z_width));
-  b.hs = tensor(layer.kept(m.width));
-  b.drow_probability = run.upload(layer.kept(1));
-  b.db1 = m.biases ? run.floats(layer.groups * layer.z_width) : nullptr;
-  b.db2 = m.biases ? run.floats(layer.groups * m.hidden) : nullptr;
-  run.call("mimo_grouped_mlp_backward", b);
-  if (m.kind == MIMO_ACTIVATION_SQUARED_RELU) run.compare("dx", b.dx, layer.rows * m.hidden, MIMO_DTYPE_BF16);
-  run.compare("dz", b.dz, layer.rows * layer.z_width, MIMO_DTYPE_BF16);
-  run.compare("hs", b.hs, layer.rows * m.width, MIMO_DTYPE_BF16);
-  run.compare("dp", b.drow_probability, layer.rows, MIMO_DTYPE_F32);
-  if (!m.biases) return;
-  run.compare("db1", b.db1, layer.groups * layer.z_width, MIMO_DTYPE_F32);
-  run.compare("db2", b.db2, layer.groups * m.hidden, MIMO_DTYPE_F32);
-}
-
-void e4m3_mlp(Run& run, const Mlp& m) {
-  if (run.precision != MIMO_DTYPE_BF16) return;
-  e4m3_forward(run, m);
-  e4m3_backward(run, m);
 }
 
 void bias(Run& run, const std::vector<int32_t>& counts, int64_t width, bool weighted, bool accumulate) {
@@ -256,7 +216,8 @@ void add_grouped_mlp(Cases& cases, bool large) {
   add("swiglu blocks of 64", {{3, 0, 130, 1}, 136, 320, MIMO_ACTIVATION_SWIGLU, 64, INFINITY, true});
   add("tanh gelu", {{33, 0, 129, 7}, 64, 128, MIMO_ACTIVATION_GELU_TANH, 0, INFINITY, true});
   const auto add_e4m3 = [&](const std::string& name, Mlp m) {
-    cases.push_back({"grouped_mlp e4m3 " + name, [m](Run& run) { e4m3_mlp(run, m); }});
+    m.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
+    add("e4m3 " + name, m);
   };
   const std::vector<int32_t> few{3, 0, 130, 1, 64, 0, 17};
   add_e4m3("squared_relu", {few, 256, 384, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
