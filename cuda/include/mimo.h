@@ -1129,6 +1129,34 @@ typedef struct mimo_expert_exchange_plan_args {
 } mimo_expert_exchange_plan_args;
 MIMO_API int32_t mimo_expert_exchange_plan(mimo_stream* stream, const mimo_expert_exchange_plan_args* args);
 
+/* The nodes that hold a token's experts, each once: a token's row goes to each of them once, whatever the number of its experts
+ * there. Expert e lies on node e / node_experts. Beside the row goes its routing, from which the node finds its own experts. */
+typedef struct mimo_moe_token_nodes_args {
+  const int32_t* expert_index; /* [T, K]; outside 0 .. nodes node_experts - 1 = dropped */
+  const float* probabilities;  /* [T, K] */
+  int32_t* node_index;         /* [T, W]: in the order of the first choice that lies there, then -1 */
+  float* routing;              /* [T, 2 K]: experts as numbers, -1 = dropped; then probabilities */
+  int64_t tokens;
+  int64_t topk;
+  int64_t nodes;
+  int64_t node_experts;
+  int64_t node_slots; /* W, at least the smaller of K and nodes */
+} mimo_moe_token_nodes_args;
+MIMO_API int32_t mimo_moe_token_nodes(mimo_stream* stream, const mimo_moe_token_nodes_args* args);
+
+/* Experts of one node in the routing that came beside rows. */
+typedef struct mimo_moe_node_experts_args {
+  const float* routing;     /* [R, 2 K] of mimo_moe_token_nodes */
+  const int32_t* row_count; /* rows that are live, or null = R */
+  int32_t* expert_index;    /* [R, K] counted from first_expert; -1: of another node, dropped, or of a row that is not live */
+  float* probabilities;     /* [R, K]; 0 where the index is -1 */
+  int64_t rows;
+  int64_t topk;
+  int64_t first_expert;
+  int64_t experts;
+} mimo_moe_node_experts_args;
+MIMO_API int32_t mimo_moe_node_experts(mimo_stream* stream, const mimo_moe_node_experts_args* args);
+
 /* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]. Backward of moe_unpermute. */
 typedef struct mimo_moe_permute_args {
   const void* x;              /* [T, width] */

@@ -83,18 +83,19 @@ function flopsTable({ modules }: RunPlan): string[] {
 
 function trafficTable(modules: readonly ModulePlan[]): string[] {
 	const rows = modules.flatMap(({ plan, traffic }) =>
-		traffic.map(({ group, members, transfers, bytes, betweenHosts, seconds }) => [
+		traffic.map(({ group, members, transfers, bytes, networkBytes, betweenHosts, seconds }) => [
 			plan.module,
 			group,
 			`${members}`,
 			betweenHosts ? "between hosts" : "in a host",
 			`${transfers}`,
 			bytesText(bytes),
+			betweenHosts ? bytesText(networkBytes) : "",
 			secondsText(seconds),
 		]),
 	);
 	if (rows.length === 0) return ["nothing: one rank"];
-	return columns([["of", "group", "ranks", "where", "transfers", "bytes", "time"], ...rows]);
+	return columns([["of", "group", "ranks", "where", "transfers", "bytes", "of these to other hosts", "time"], ...rows]);
 }
 
 function stepTable({ modules, seconds }: StepEstimate, microbatches: number): string[] {

@@ -70,6 +70,19 @@ const expertShardsDivideStage: Check = (c) => {
 	);
 };
 
+/** Ranks that exchange experts' rows lie on one node, or fill several. */
+const expertNodesAreEqual: Check = (c) => {
+	const [group, node] = [c.llmEp * c.llmExptTp, c.moeHybridepRanksPerNvlinkDomain];
+	const [less, more] = [Math.min(group, node), Math.max(group, node)];
+	return unless(
+		c.moeTokenDispatcherType !== "flex" ||
+			group === 1 ||
+			(more % less === 0 && c.llmOffset % less === 0 && node % c.llmExptTp === 0),
+		"moe-hybridep-ranks-per-nvlink-domain",
+		`allowed is a number that divides llm-ep × llm-expt-tp (${group}) and llm-offset (${c.llmOffset}), or a multiple of the first which the second is too; llm-expt-tp (${c.llmExptTp}) divides it`,
+	);
+};
+
 /** A route joins whole lanes: each lane of one side serves as many of the other. */
 const lanesNest: Check = (c) =>
 	unless(
@@ -118,6 +131,7 @@ export const layoutChecks: readonly Check[] = [
 			"overlap-moe-expert-parallel-comm",
 			"allowed only where experts (E) lie on several ranks: llm-ep or llm-expt-tp above 1",
 		),
+	expertNodesAreEqual,
 	(c) =>
 		unless(
 			!c.epOverlapEarlyAttnMemoryRelease || c.overlapMoeExpertParallelComm,

@@ -51,7 +51,37 @@ class LiveRows {
 	}
 }
 
+/** How many rows a sort of tokens by node, or of a node's rows by expert, has: tokens choose their experts evenly. */
+class NodeRows {
+	/** By where the sorted indices are. */
+	readonly #rows = new Map<number, number>();
+	/** Of the last tokens: choices of a token that lie on a node which it goes to. */
+	#choices = 0;
+
+	/** A token goes to each node that any of its experts lies on (docs/spec/moe-performance.md §2.3). */
+	tokens({ node_index: at, tokens, topk, nodes, node_experts: experts }: OperationValues): void {
+		let without = 1;
+		for (let k = 0; k < topk!; k++) without *= Math.max(0, (nodes! - 1) * experts! - k) / (nodes! * experts! - k);
+		this.#choices = topk! / (nodes! * (1 - without));
+		this.#rows.set(at!, Math.round(tokens! * nodes! * (1 - without)));
+	}
+
+	experts({ expert_index: at }: OperationValues, live: number): void {
+		this.#rows.set(at!, Math.round(live * this.#choices));
+	}
+
+	rowsOf({ expert_index: at, tokens, topk }: OperationValues): number {
+		return this.#rows.get(at!) ?? tokens! * topk!;
+	}
+
+	/** Memory is freed. */
+	forget(address: number): void {
+		this.#rows.delete(address);
+	}
+}
+
 class Books {
+	readonly nodes = new NodeRows();
 	#next = 4096;
 	readonly #live = new Map<number, { readonly bytes: number; readonly tag: number }>();
 	readonly liveByTag = new Array<number>(tagCount).fill(0);
@@ -75,6 +105,7 @@ class Books {
 		this.#live.delete(address);
 		this.integers.delete(address);
 		this.liveRows.forget(address);
+		this.nodes.forget(address);
 		this.#change(-bytes, tag);
 	}
 
@@ -102,7 +133,9 @@ export function countingLibrary(options: CountingOptions): Library {
 		const layout = layoutOf(fields);
 		table[`mimo_${name}`] = (_stream, bytes) => {
 			const values = readScalars(bytes as Uint8Array, layout);
-			if (name === "moe_sort") books.integers.set(values.offsets!, evenOffsets(values));
+			if (name === "moe_token_nodes") books.nodes.tokens(values);
+			if (name === "moe_node_experts") books.nodes.experts(values, books.liveRows.in(values).rows!);
+			if (name === "moe_sort") books.integers.set(values.offsets!, evenOffsets(values, books.nodes.rowsOf(values)));
 			if (name === "expert_exchange_plan") planExchange(books, values);
 			const live = books.liveRows.in(values);
 			const workspace = workspaceBytes(name as OperationName, options.kind === "cpu" ? live : values, options.kind);
@@ -256,8 +289,7 @@ function planExchange(books: Books, values: OperationValues): void {
 }
 
 /** Offsets of a sort whose experts get equally many rows, the first ones one more where that does not divide. */
-function evenOffsets({ tokens, topk, experts }: OperationValues): Int32Array {
-	const rows = tokens! * topk!;
+function evenOffsets({ experts }: OperationValues, rows: number): Int32Array {
 	return Int32Array.from({ length: experts! + 1 }, (_, expert) => Math.ceil((rows * expert) / experts!));
 }
 

@@ -10,14 +10,28 @@ import { Tensor } from "../tensor/tensor.ts";
 import { type ExpertCapacity, rowCapacity } from "./expert-capacity.ts";
 import type { DeviceRanges, Group, Pending, RowsOfMember } from "./group.ts";
 
-export interface ExpertParallel {
-	/** The dispatch group (tp_ep). */
+export interface ExchangeMembers {
+	/** The dispatch group (tp_ep), or a part of it. */
 	readonly group: Group;
 	/** Ranks over which one expert's channels are cut. */
 	readonly expertTensor: number;
 	/** Experts of this rank. */
 	readonly localExperts: number;
 	readonly capacity: ExpertCapacity;
+}
+
+/** Of a module. */
+export interface ExpertParallel extends ExchangeMembers {
+	/** Rows go to a node once; null: to each of their experts by themselves. */
+	readonly nodes: ExpertNodes | null;
+}
+
+/** The dispatch group by nodes, each of equally many members side by side. */
+export interface ExpertNodes {
+	/** The members at this rank's place in every node, in the order of the nodes. */
+	readonly between: Group;
+	/** The members of this rank's node. */
+	readonly within: Group;
 }
 
 /** Where every row of one dispatch goes and comes from; made once, used by rows and probabilities, both ways. */
@@ -28,7 +42,7 @@ export class Exchange implements Disposable {
 	readonly sentCount: Tensor;
 
 	private constructor(
-		readonly parallel: ExpertParallel,
+		readonly parallel: ExchangeMembers,
 		/** Rows of this rank's tokens, live ones first: an upper bound. */
 		readonly slots: number,
 		/** The same at all members, as many as any of them has. */
@@ -50,7 +64,7 @@ export class Exchange implements Disposable {
 	 * Tells every member this rank's counts and plans the exchange. `overflow`, i32 [2]: filled in when more rows are sent to
 	 * this rank than it has room for, the last of which stay away.
 	 */
-	static plan(tape: Tape, order: ExpertOrder, parallel: ExpertParallel, overflow: Tensor | null): Exchange {
+	static plan(tape: Tape, order: ExpertOrder, parallel: ExchangeMembers, overflow: Tensor | null): Exchange {
 		const { group, expertTensor, localExperts } = parallel;
 		const { device } = tape;
 		const tokens = tokensOfAnyMember(tape, order, parallel);
@@ -101,7 +115,7 @@ function onHost({ out, in: coming }: Pick<DeviceRanges, "out" | "in">, group: Gr
 }
 
 /** As many tokens as any member may have in this layer, on which all agree. */
-function tokensOfAnyMember(tape: Tape, { tokens }: ExpertOrder, { group, capacity }: ExpertParallel): number {
+function tokensOfAnyMember(tape: Tape, { tokens }: ExpertOrder, { group, capacity }: ExchangeMembers): number {
 	const { mostTokens } = capacity;
 	if (mostTokens === null || !tape.training) {
 		return Math.max(...group.exchange(Int32Array.of(tokens)).map(([one]) => one!));

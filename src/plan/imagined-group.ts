@@ -29,6 +29,8 @@ export interface Transfer {
 	readonly ranks: readonly number[];
 	/** Bytes this rank sends, with ring algorithms; of a receive: those it gets. */
 	readonly bytes: number;
+	/** Of experts' rows: the rank that sends, and the bytes to each of the ranks. */
+	readonly rows?: { readonly from: number; readonly bytes: readonly number[] };
 }
 
 export interface Imagination {
@@ -50,8 +52,9 @@ export function imaginedGroup(
 ): Group {
 	const size = ranks.length;
 	const rank = ranks.indexOf(globalRank);
-	const count = (kind: TransferKind, bytes: number, among = ranks): Pending => {
-		if (size > 1) observe({ group: name, kind, ranks: among, bytes });
+	const count = (kind: TransferKind, bytes: number, among = ranks, toEach?: readonly number[]): Pending => {
+		const rows = toEach && { rows: { from: globalRank, bytes: toEach } };
+		if (size > 1) observe({ group: name, kind, ranks: among, bytes, ...rows });
 		return done;
 	};
 	/** What GPUs open for each other's rows. */
@@ -99,17 +102,23 @@ export function imaginedGroup(
 		},
 		exchangeRows: (send, receive, ranges, stage) => {
 			openWindow(send, stage.rows);
-			const sent = rowsForOthers(ranges.out.toInt32(), size, rank);
-			let bytes = 0;
+			const sent = rowsForEach(ranges.out.toInt32(), size);
+			let rowBytes = 0;
 			for (const [from, to] of [
 				[send.rows, receive.rows],
 				[send.beside, receive.beside],
 			] as const) {
 				if (!from || !to || from.rows === 0) continue;
 				to.device.copy(to, from, Math.min(from.bytes, to.bytes));
-				bytes += (sent * from.bytes) / from.rows;
+				rowBytes += from.bytes / from.rows;
 			}
-			return count("exchangeRows", bytes);
+			const toEach = sent.map((rows, member) => (member === rank ? 0 : rows * rowBytes));
+			return count(
+				"exchangeRows",
+				toEach.reduce((sum, bytes) => sum + bytes, 0),
+				ranks,
+				toEach,
+			);
 		},
 		rowTransport: () => "host",
 		send: (x, to) => count("send", x.bytes, [globalRank, ranks[to]!]),
@@ -141,11 +150,11 @@ function everyOffsets(own: Int32Array, size: number, rank: number, factor: numbe
 	return all;
 }
 
-/** Rows of the ranges of all members but this one. */
-function rowsForOthers(ranges: Int32Array, size: number, rank: number): number {
+/** Rows of the ranges of each member. */
+function rowsForEach(ranges: Int32Array, size: number): number[] {
+	const rows = new Array<number>(size).fill(0);
 	const length = ranges.length / size;
-	let rows = 0;
-	for (let at = 2; at < ranges.length; at += 3) if (Math.floor(at / length) !== rank) rows += ranges[at]!;
+	for (let at = 2; at < ranges.length; at += 3) rows[Math.floor(at / length)]! += ranges[at]!;
 	return rows;
 }
 

@@ -53,6 +53,8 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	moe_permute: 2,
 	moe_unpermute: 2,
 	expert_exchange_plan: 1,
+	moe_token_nodes: 4,
+	moe_node_experts: 4,
 	embedding_forward: 2,
 	embedding_backward: 3,
 	mask_factors_forward: 1,
@@ -100,6 +102,7 @@ function elementsOf(name: OperationName, v: OperationValues): number {
 	// Their field named rows is a pointer.
 	if (name === "moe_permute" || name === "moe_unpermute") return v.tokens! * v.topk! * v.width!;
 	if (v.elements !== undefined) return v.elements;
+	if (name === "moe_token_nodes" || name === "moe_node_experts") return (v.tokens ?? v.rows!) * v.topk!;
 	const rows = v.rows ?? v.tokens ?? 0;
 	const width = v.width && v.channels === undefined ? v.width : (v.channels ?? v.vocabulary_rows ?? v.experts ?? 1);
 	return rows * width;

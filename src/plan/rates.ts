@@ -74,11 +74,25 @@ export function spansHosts(ranks: readonly number[], ranksPerHost: number): bool
 	return new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost))).size > 1;
 }
 
-/** Seconds of a transfer; `ranksPerHost`: hosts hold consecutive ranks. */
-export function transferSeconds({ kind, ranks, bytes }: Transfer, rates: Rates, ranksPerHost: number): number {
+/**
+ * Bytes of a transfer that leave the host of the rank that sends: of rows that go to each rank by themselves those to other hosts,
+ * and else all of a transfer among several hosts. `ranksPerHost`: hosts hold consecutive ranks.
+ */
+export function networkBytes({ ranks, bytes, rows }: Transfer, ranksPerHost: number): number {
+	if (!spansHosts(ranks, ranksPerHost)) return 0;
+	if (!rows) return bytes;
+	const hostOf = (rank: number) => Math.floor(rank / ranksPerHost);
+	const leaves = (member: number) => hostOf(ranks[member]!) !== hostOf(rows.from);
+	return rows.bytes.reduce((sum, one, member) => sum + (leaves(member) ? one : 0), 0);
+}
+
+/** Seconds of a transfer: what goes to other hosts, then what stays. */
+export function transferSeconds(transfer: Transfer, rates: Rates, ranksPerHost: number): number {
+	const { kind, ranks, bytes } = transfer;
 	if (kind === "exchange") return rates.exchange;
 	const between = spansHosts(ranks, ranksPerHost);
-	const { bytes: speed, latency } = between ? rates.between : rates.inside;
+	const outside = networkBytes(transfer, ranksPerHost);
+	const moving = outside / rates.between.bytes + (bytes - outside) / rates.inside.bytes;
 	const waits = kind === "planRows" && (between || !rates.peers);
-	return latency + bytes / speed + (waits ? rates.exchange : 0);
+	return (between ? rates.between : rates.inside).latency + moving + (waits ? rates.exchange : 0);
 }

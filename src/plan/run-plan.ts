@@ -10,7 +10,7 @@ import { estimateStep, type StepConditions, type StepEstimate } from "./estimate
 import type { Transfer } from "./imagined-group.ts";
 import { planRank, type RankMemoryPlan, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
-import { type Rates, spansHosts, transferSeconds } from "./rates.ts";
+import { networkBytes, type Rates, spansHosts, transferSeconds } from "./rates.ts";
 
 export interface Machine {
 	readonly rates: Rates;
@@ -29,6 +29,8 @@ export interface GroupTraffic {
 	readonly members: number;
 	readonly transfers: number;
 	readonly bytes: number;
+	/** Of these, to other hosts. */
+	readonly networkBytes: number;
 	/** Whether its ranks are on several hosts. */
 	readonly betweenHosts: boolean;
 	readonly seconds: number;
@@ -175,6 +177,7 @@ export function trafficOf(
 			members: ranks.length,
 			transfers: Math.ceil(total(() => 1)),
 			bytes: total(({ bytes }) => bytes),
+			networkBytes: total((transfer) => networkBytes(transfer, ranksPerHost)),
 			betweenHosts: spansHosts(ranks, ranksPerHost),
 			seconds: total((transfer) => transferSeconds(transfer, rates, ranksPerHost)),
 		};

@@ -76,6 +76,8 @@ export interface RunSpecification {
 	readonly prefetch?: PrefetchOptions | null;
 	/** How many rows the experts of a rank have room for; default: as many as can come. */
 	readonly expertCapacity?: ExpertCapacity;
+	/** Experts' rows go once to each node of so many consecutive ranks; default, and null: to each expert by themselves. */
+	readonly ranksPerNode?: number | null;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }
@@ -247,6 +249,7 @@ async function holdLanguage(
 		sequenceParallel: true,
 		copies: config.tieWordEmbeddings || config.prediction !== null,
 		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
+		ranksPerNode: specification.ranksPerNode ?? null,
 	});
 	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
 	const module = new HybridModel(world.device, config, {

@@ -42,6 +42,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 			bound: c.moeExpertCapacityBound,
 			mostTokens: Math.ceil((c.microBatchSize * c.seqLength) / c.llmTp),
 		},
+		ranksPerNode: ranksPerNodeOf(c),
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,
 	};
@@ -95,6 +96,11 @@ export async function openRun(c: TrainingConfiguration, world: World): Promise<R
 /** How passes take turns, as the configuration says. */
 export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: boolean } | null {
 	return c.overlapMoeExpertParallelComm ? { earlyRelease: c.epOverlapEarlyAttnMemoryRelease } : null;
+}
+
+/** Consecutive ranks between which experts' rows go by themselves; null: all. */
+export function ranksPerNodeOf(c: TrainingConfiguration): number | null {
+	return c.moeTokenDispatcherType === "flex" ? c.moeHybridepRanksPerNvlinkDomain : null;
 }
 
 function debugOf(c: TrainingConfiguration, rank: number): ((line: string) => void) | null {

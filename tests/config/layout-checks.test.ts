@@ -66,6 +66,11 @@ test.each([
 		tiny,
 		"--expert-tensor-parallel-num-weight-shards: the value is 4; times llm-ep (2) it has to divide the 4 ranks of llm-tp × data lanes.",
 	],
+	[
+		"--llm-dp 4 --llm-ep 4 --moe-token-dispatcher-type flex --moe-hybridep-ranks-per-nvlink-domain 3",
+		tiny,
+		"--moe-hybridep-ranks-per-nvlink-domain: the value is 3; allowed is a number that divides llm-ep × llm-expt-tp (4) and llm-offset (0), or a multiple of the first which the second is too; llm-expt-tp (1) divides it.",
+	],
 	["--llm-dp 3 --llm-ep 3", tiny, "--llm-ep: the value is 3; allowed is a divisor of num-experts (8)."],
 	[
 		"--llm-tp 2 --llm-ep 2 --llm-expt-tp 2",

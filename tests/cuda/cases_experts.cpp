@@ -188,6 +188,31 @@ void exchange(Run& run, int64_t members, int64_t expert_tensor, int64_t local_ex
   }
 }
 
+/// The nodes that tokens go to, and the experts that each node finds in the routing of all of them, of which some are not live.
+void nodes(Run& run, int64_t tokens, int64_t topk, int64_t count, int64_t node_experts, int64_t dropped) {
+  std::vector<int32_t> index = run.integers(tokens * topk, 0, count * node_experts);
+  for (int64_t i = 0; i < dropped; ++i) index[static_cast<size_t>(i * 3 % (tokens * topk))] = i % 2 == 0 ? -1 : 1 << 20;
+  const int64_t slots = std::min(topk, count);
+  mimo_moe_token_nodes_args t{};
+  t.expert_index = run.upload(index);
+  t.probabilities = run.floats(tokens * topk);
+  t.node_index = static_cast<int32_t*>(run.output(tokens * slots, MIMO_DTYPE_I32));
+  t.routing = static_cast<float*>(run.output(tokens * 2 * topk, MIMO_DTYPE_F32));
+  t.tokens = tokens, t.topk = topk, t.nodes = count, t.node_experts = node_experts, t.node_slots = slots;
+  run.call("mimo_moe_token_nodes", t);
+  run.compare("node_index", t.node_index, tokens * slots, MIMO_DTYPE_I32, true);
+  run.compare("routing", t.routing, tokens * 2 * topk, MIMO_DTYPE_F32, true);
+  mimo_moe_node_experts_args e{};
+  e.routing = t.routing;
+  e.row_count = run.upload(std::vector<int32_t>{static_cast<int32_t>(tokens - tokens / 4)});
+  e.expert_index = static_cast<int32_t*>(run.output(tokens * topk, MIMO_DTYPE_I32));
+  e.probabilities = static_cast<float*>(run.output(tokens * topk, MIMO_DTYPE_F32));
+  e.rows = tokens, e.topk = topk, e.first_expert = (count - 1) * node_experts, e.experts = node_experts;
+  run.call("mimo_moe_node_experts", e);
+  run.compare("expert_index", e.expert_index, tokens * topk, MIMO_DTYPE_I32, true);
+  run.compare("probabilities", e.probabilities, tokens * topk, MIMO_DTYPE_F32, true);
+}
+
 }  // namespace
 
 void add_experts(Cases& cases, bool large) {
@@ -222,6 +247,9 @@ void add_experts(Cases& cases, bool large) {
   cases.push_back({"moe moves, dropped, odd", [](Run& run) { moves(run, 501, 6, 33, 13, 100); }});
   cases.push_back({"moe moves, many experts", [](Run& run) { moves(run, 900, 3, 1100, 8, 5); }});
   cases.push_back({"moe moves, no rows", [](Run& run) { moves(run, 30, 2, 9, 0, 10); }});
+  cases.push_back({"moe nodes", [](Run& run) { nodes(run, 50, 6, 2, 8, 0); }});
+  cases.push_back({"moe nodes, dropped, odd", [](Run& run) { nodes(run, 333, 3, 5, 7, 90); }});
+  cases.push_back({"moe nodes, many, top 1", [](Run& run) { nodes(run, 701, 1, 64, 4, 20); }});
   cases.push_back({"expert exchange", [](Run& run) { exchange(run, 4, 1, 8, 50, 1 << 20); }});
   cases.push_back({"expert exchange, tensor parallel", [](Run& run) { exchange(run, 6, 2, 5, 9, 1 << 20); }});
   cases.push_back({"expert exchange, one expert each", [](Run& run) { exchange(run, 5, 1, 1, 7, 1 << 20); }});

@@ -60,6 +60,16 @@ test("a language model alone is compared on pipelines, with uneven and empty seg
 	expect(exitCode).toBe(0);
 }, 60_000);
 
+test("experts' rows that go to a node of two ranks once give what one process gives, in turns too", () => {
+	const nodes = "--moe-token-dispatcher-type flex --moe-hybridep-ranks-per-nvlink-domain 2";
+	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";
+	const layouts = "dp4|dp4ep4,dp4|tp2dp2ep2etp2";
+	const { exitCode, stdout } = verify("--layouts", layouts, ...nodes.split(" "), ...turns.split(" "));
+	expect(stdout).toMatch(/^dp4\|dp4ep4 .* bitwise equal +bitwise +bitwise .* ok\b/m);
+	expect(stdout).toMatch(/^dp4\|tp2dp2ep2etp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
+	expect(exitCode).toBe(0);
+}, 60_000);
+
 test("--json holds every parameter", () => {
 	const { exitCode, stdout, stderr } = verify("--layouts", "1", "--json");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });

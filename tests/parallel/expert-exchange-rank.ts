@@ -2,7 +2,7 @@
  * Rank program of expert-exchange.test.ts: random exchanges among an even number of ranks, forward and backward, against the exchange
  * that the host plans, bit for bit; and one that has no room. Prints what the rank found.
  */
-import { Exchange, type ExpertParallel, startCombine, startDispatch } from "../../src/parallel/expert-parallel.ts";
+import { Exchange, type ExchangeMembers, startCombine, startDispatch } from "../../src/parallel/expert-parallel.ts";
 import type { Group } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
@@ -64,7 +64,7 @@ function compare(shape: Shape, seed: number): void {
 	using expertIndex = Tensor.from(device, chosen, [tokens, topk]);
 	using order = ExpertOrder.of(device, expertIndex, experts);
 	const mostTokens = shape.agreed ? 16 : null;
-	const parallel: ExpertParallel = {
+	const parallel: ExchangeMembers = {
 		group: members,
 		expertTensor,
 		localExperts,

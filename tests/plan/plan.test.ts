@@ -151,6 +151,29 @@ test("the production layout: 264 ranks are planned from one rank of each module"
 	expect(plan.step.modules.every(({ idle }) => idle >= 0 && idle < 1)).toBe(true);
 });
 
+test("experts on two nodes: fewer bytes leave a node where rows go there once", async () => {
+	const layout = { ...twenty, "llm-tp": 1, "llm-dp": 16, "llm-ep": 16, "encoder-dp": 16, "llm-offset": 0 };
+	const traffic = async (values: Readonly<Record<string, unknown>>) => {
+		const c = configurationOf({ ...layout, "global-batch-size": 16, ...values });
+		const { modules } = await planRun(c, { ...machine, ranksPerHost: 8 });
+		return { c, groups: modules[0]!.traffic.filter(({ group }) => group.startsWith("language.tp_ep")) };
+	};
+	const { c, groups: direct } = await traffic({});
+	const { groups: nodes } = await traffic({ "moe-token-dispatcher-type": "flex" });
+	const layers = [...c.hybridLayerPattern].filter((symbol) => symbol === "E").length;
+	const [{ numExperts: experts, moeRouterTopk: topk }, row] = [c, 2 * c.hiddenSize];
+	// There and back, rows and gradients; a probability, or a token's routing, goes one way of each.
+	const bytes = (rows: number, beside: number) => layers * c.seqLength * rows * (4 * row + 2 * beside);
+	expect(direct.length).toBe(1);
+	expect(Math.abs(direct[0]!.networkBytes / bytes(topk / 2, 4) - 1)).toBeLessThan(0.01);
+	const between = nodes.find(({ group }) => group.endsWith("between_nodes"))!;
+	const within = nodes.find(({ group }) => group.endsWith("within_node"))!;
+	let without = 1;
+	for (let k = 0; k < topk; k++) without *= (experts / 2 - k) / (experts - k);
+	expect(Math.abs(between.networkBytes / bytes(1 - without, 8 * topk) - 1)).toBeLessThan(0.01);
+	expect([within.networkBytes, within.betweenHosts, nodes.length]).toEqual([0, false, 2]);
+});
+
 test("a step is the slower module's work and the pipeline's ends", async () => {
 	const c = configurationOf({ ...twenty, "encoder-dp": 2, "llm-dp": 2, "llm-ep": 2 });
 	const plan = await planRun(c, machine);

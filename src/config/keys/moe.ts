@@ -89,10 +89,22 @@ export const moeKeys = {
 		noEffect: "it orders work and changes no value",
 	}),
 	"moe-token-dispatcher-type": defaulting(
-		choice(["alltoall"], ["allgather", "flex"]),
+		choice(["alltoall", "flex"], ["allgather"]),
 		"alltoall",
-		"How tokens reach experts of other ranks.",
+		"How tokens reach experts of other ranks: alltoall, a row for each expert; flex, a row for each node, which spreads it.",
 		{ model: false, megatron: "allgather" },
+	),
+	"moe-flex-dispatcher-backend": defaulting(
+		choice(["hybridep"], ["deepep"]),
+		"hybridep",
+		"What moves rows with moe-token-dispatcher-type flex.",
+		{ model: false, megatron: "deepep" },
+	),
+	"moe-hybridep-ranks-per-nvlink-domain": defaulting(
+		integer(1),
+		8,
+		"With moe-token-dispatcher-type flex: consecutive ranks that are one node. Megatron reads NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN.",
+		{ model: false },
 	),
 	"moe-expert-capacity-bound": optional(
 		number(1),

@@ -1,7 +1,7 @@
 /** Token copies on their way to their experts and back: in this rank's memory, or over the ranks that hold experts. */
 import {
 	Exchange,
-	type ExpertParallel,
+	type ExchangeMembers,
 	startCombine,
 	startDispatch,
 	type Travelling,
@@ -28,7 +28,7 @@ export interface RowJourney extends Disposable {
 	finishCombine(): Tensor;
 }
 
-/** Where this rank holds every expert: nothing travels. */
+/** Where this rank holds every expert: nothing travels. Takes the order over. */
 export class LocalRows implements RowJourney {
 	readonly #permuted: PermutedRows;
 	#outputs: Tensor | null = null;
@@ -36,7 +36,7 @@ export class LocalRows implements RowJourney {
 	constructor(
 		private readonly tape: Tape,
 		u: Tensor,
-		{ probabilities }: Routing,
+		{ probabilities }: Pick<Routing, "probabilities">,
 		private readonly order: ExpertOrder,
 	) {
 		this.#permuted = permute(tape, u, probabilities, order);
@@ -55,11 +55,12 @@ export class LocalRows implements RowJourney {
 	}
 
 	[Symbol.dispose](): void {
-		for (const owned of [this.#permuted.rows, this.#permuted.rowProbability, this.#outputs]) owned?.[Symbol.dispose]();
+		const { rows, rowProbability } = this.#permuted;
+		for (const owned of [rows, rowProbability, this.#outputs, this.order]) owned?.[Symbol.dispose]();
 	}
 }
 
-/** Over the ranks of an expert-parallel group. */
+/** Over the ranks of an expert-parallel group. Takes the order over. */
 export class RowExchange implements RowJourney {
 	readonly #exchange: Exchange;
 	readonly #dispatch: Travelling;
@@ -68,9 +69,9 @@ export class RowExchange implements RowJourney {
 	constructor(
 		private readonly tape: Tape,
 		u: Tensor,
-		{ probabilities }: Routing,
+		{ probabilities }: Pick<Routing, "probabilities">,
 		private readonly order: ExpertOrder,
-		parallel: ExpertParallel,
+		parallel: ExchangeMembers,
 		overflow: Tensor | null,
 	) {
 		const { rows, rowProbability } = permute(tape, u, probabilities, order);
@@ -95,7 +96,7 @@ export class RowExchange implements RowJourney {
 	}
 
 	[Symbol.dispose](): void {
-		for (const owned of [this.#exchange, this.#dispatch, this.#combine]) owned?.[Symbol.dispose]();
+		for (const owned of [this.#exchange, this.#dispatch, this.#combine, this.order]) owned?.[Symbol.dispose]();
 	}
 }
 

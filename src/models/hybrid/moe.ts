@@ -14,8 +14,9 @@ import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing.ts";
 import { expertMlp } from "./expert-mlp.ts";
-import { LocalRows, RowExchange } from "./expert-rows.ts";
+import { LocalRows, RowExchange, type RowJourney } from "./expert-rows.ts";
 import { drawLogits } from "./forced-balance.ts";
+import { HierarchicalRows } from "./hierarchical-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { addMasked, masked } from "./masks.ts";
 import { feedForward } from "./mlp.ts";
@@ -47,12 +48,9 @@ function* mixExperts(
 	const { config } = context;
 	const experts = expertParallelOf(context);
 	using routing = routeTokens(tape, context, router, u);
-	using order = ExpertOrder.of(tape.device, routing.expertIndex, config.moe.experts);
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
-	using travelling = experts
-		? new RowExchange(tape, entering, routing, order, experts, router.overflow)
-		: new LocalRows(tape, entering, routing, order);
+	using travelling = journey(tape, entering, routing, experts, router, config.moe.experts);
 	// While the rows are on their way.
 	using shared = config.moe.sharedExpertSize > 0 ? sharedExpert(tape, context, u) : null;
 	read();
@@ -65,6 +63,22 @@ function* mixExperts(
 	if (experts) yield* nextNode(tape, "combine");
 	using routed = travelling.finishCombine();
 	return shared ? addMasked(tape, shared.y, routed, hidden) : masked(tape, routed, hidden);
+}
+
+/** Rows on their way to their experts. */
+function journey(
+	tape: Tape,
+	u: Tensor,
+	routing: Routing,
+	parallel: ExpertParallel | null,
+	{ overflow }: RouterState,
+	experts: number,
+): RowJourney {
+	if (parallel?.nodes) return new HierarchicalRows(tape, u, routing, { ...parallel, nodes: parallel.nodes }, overflow);
+	const order = ExpertOrder.of(tape.device, routing.expertIndex, experts);
+	return parallel
+		? new RowExchange(tape, u, routing, order, parallel, overflow)
+		: new LocalRows(tape, u, routing, order);
 }
 
 function sharedExpert(tape: Tape, context: LayerContext, u: Tensor): ModuleOutput {

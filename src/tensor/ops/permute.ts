@@ -102,6 +102,52 @@ export function permute(tape: Tape, x: Tensor, probabilities: Tensor, order: Exp
 	return { rows, rowProbability };
 }
 
+/** Matrices of T rows → a row of each for every slot that is not dropped. Gradients of a token's copies are summed in fp32. */
+export function permuteRows(tape: Tape, matrices: readonly Tensor[], order: ExpertOrder): Tensor[] {
+	const { device } = tape;
+	const { tokens, topk, slots, rowCount } = order;
+	const wanted = matrices.some(({ gradient }) => gradient !== null);
+	const shapes = matrices.map((x) => ({ tokens, topk, width: x.width, dtype: x.dtypeCode }));
+	const permuted = matrices.map((x, index) => {
+		if (!x.contiguous || x.rows !== tokens) throw new RangeError(`Rows of [${x.shape}] cannot be permuted.`);
+		using all = tape.output(Tensor.empty(device, [slots, x.width], x.dtype), wanted);
+		const rows = all.withRowCount(rowCount);
+		device.run("moe_permute", {
+			...shapes[index]!,
+			x,
+			probabilities: null,
+			slot_of_row: order.slotOfRow,
+			row_count: rowCount,
+			rows,
+			row_probability: null,
+		});
+		return rows;
+	});
+	tape.record({
+		name: "permute rows",
+		outputs: permuted,
+		keep: order.tensors,
+		backward: (gradients) => {
+			for (const [index, x] of matrices.entries()) {
+				const gradient = gradients[index];
+				if (!gradient || !x.gradient) continue;
+				using drows = contiguous(gradient);
+				const dx = x.gradient.contiguousTarget();
+				device.run("moe_unpermute", {
+					...shapes[index]!,
+					rows: drows,
+					row_probability: null,
+					row_of_slot: order.rowOfSlot,
+					y: dx,
+					probabilities: null,
+				});
+				x.gradient.accumulate(dx);
+			}
+		},
+	});
+	return permuted;
+}
+
 /** y_TW = Σ over a token's slots of rows_RW, summed in fp32 and rounded once; a token without slots gets zeros. */
 export function unpermute(tape: Tape, rows: Tensor, order: ExpertOrder): Tensor {
 	const { device } = tape;

@@ -1,0 +1,100 @@
+/**
+ * Token copies on their way to experts of several nodes (docs/spec/moe-performance.md §2.3), as HybridEP and DeepEP move them:
+ * between nodes a token's row goes once to each node that holds any of its experts, to the member there that has this rank's place;
+ * inside the node it is spread to its experts. On the way back the node sums a token's outputs before one row returns, rounded once
+ * more than without; gradients of copies go the same ways.
+ */
+import {
+	Exchange,
+	type ExpertNodes,
+	type ExpertParallel,
+	startCombine,
+	startDispatch,
+	type Travelling,
+} from "../../parallel/expert-parallel.ts";
+import { nodeExperts, tokenNodes } from "../../tensor/ops/node-routing.ts";
+import { ExpertOrder, permuteRows, unpermute } from "../../tensor/ops/permute.ts";
+import type { Routing } from "../../tensor/ops/router.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { type ExpertRows, LocalRows, RowExchange, type RowJourney } from "./expert-rows.ts";
+
+export class HierarchicalRows implements RowJourney {
+	/** Tokens by node: a node is to the exchange between nodes what an expert is to that inside. */
+	readonly #byNode: ExpertOrder;
+	readonly #between: Exchange;
+	readonly #coming: Travelling;
+	/** From where rows have come to this node to its experts, and back. */
+	#within: RowJourney | null = null;
+	#returning: Travelling | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		u: Tensor,
+		routing: Pick<Routing, "expertIndex" | "probabilities">,
+		private readonly parallel: ExpertParallel & { readonly nodes: ExpertNodes },
+		private readonly overflow: Tensor | null,
+	) {
+		const { between } = parallel.nodes;
+		const found = tokenNodes(tape, routing, { nodes: between.size, nodeExperts: this.#nodeExperts });
+		using nodeIndex = found.nodeIndex;
+		using routed = found.routing;
+		this.#byNode = ExpertOrder.of(tape.device, nodeIndex, between.size);
+		const [rows, beside] = permuteRows(tape, [u, routed], this.#byNode);
+		using sentRows = rows!;
+		using sentRouting = beside!;
+		const { mostTokens } = parallel.capacity;
+		const ofNodes = { group: between, expertTensor: 1, localExperts: 1, capacity: { bound: null, mostTokens } };
+		this.#between = Exchange.plan(tape, this.#byNode, ofNodes, null);
+		this.#coming = startDispatch(tape, { rows: sentRows, beside: sentRouting }, this.#between);
+	}
+
+	/** Experts of a node. */
+	get #nodeExperts(): number {
+		const { nodes, expertTensor, localExperts } = this.parallel;
+		return (nodes.within.size / expertTensor) * localExperts;
+	}
+
+	finishDispatch(): ExpertRows {
+		const { tape, parallel, overflow } = this;
+		const { nodes, capacity } = parallel;
+		const { between, within } = nodes;
+		const { rows, beside } = this.#coming.finish();
+		using come = rows;
+		using routing = beside!;
+		const experts = this.#nodeExperts;
+		const options = { rowCount: this.#between.rowCount, firstExpert: between.rank * experts, experts };
+		const chosen = nodeExperts(tape, routing, options);
+		using expertIndex = chosen.expertIndex;
+		using probabilities = chosen.probabilities;
+		const byExpert = ExpertOrder.of(tape.device, expertIndex, experts);
+		const own = { probabilities };
+		// Of each member's tokens, `between.size` times as many may come to a node as it has, and as many rows as before come to experts.
+		const room = {
+			bound: capacity.bound === null ? null : capacity.bound / between.size,
+			mostTokens: capacity.mostTokens === null ? null : capacity.mostTokens * between.size,
+		};
+		this.#within =
+			within.size === 1
+				? new LocalRows(tape, come, own, byExpert)
+				: new RowExchange(tape, come, own, byExpert, { ...parallel, group: within, capacity: room }, overflow);
+		return this.#within.finishDispatch();
+	}
+
+	startCombine(outputs: Tensor): void {
+		this.#within!.startCombine(outputs);
+		using sums = this.#within!.finishCombine();
+		this.#returning = startCombine(this.tape, sums, this.#between);
+	}
+
+	finishCombine(): Tensor {
+		using rows = this.#returning!.finish().rows;
+		return unpermute(this.tape, rows, this.#byNode);
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#between, this.#coming, this.#within, this.#returning, this.#byNode]) {
+			owned?.[Symbol.dispose]();
+		}
+	}
+}

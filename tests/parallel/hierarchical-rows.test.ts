@@ -1,0 +1,65 @@
+/** Experts' rows that go to a node once, among four processes played as nodes; hierarchical-rows-rank.ts is each of them. */
+import { expect, test } from "bun:test";
+import { HierarchicalRows } from "../../src/models/hybrid/hierarchical-rows.ts";
+import { countingLibrary } from "../../src/native/counting-library.ts";
+import { Device } from "../../src/native/device.ts";
+import { imaginedGroup, type Transfer } from "../../src/plan/imagined-group.ts";
+import { networkBytes } from "../../src/plan/rates.ts";
+import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { Tape } from "../../src/tensor/tape.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
+import type { SentBytes } from "./hierarchical-rows-rank.ts";
+import { runRanks } from "./ranks.ts";
+
+const ways = ["direct", "nodes"] as const;
+
+test("outputs and gradients are those of rows that go to each expert; what leaves a node is what is counted", async () => {
+	const outcomes = await runRanks("hierarchical-rows-rank.ts", 4);
+	for (const { stderr, exitCode } of outcomes) expect({ stderr, exitCode }).toEqual({ stderr: "", exitCode: 0 });
+	const found = outcomes.map(({ stdout }) => JSON.parse(stdout) as SentBytes[]);
+	const total = (one: number, value: (of: SentBytes) => number) =>
+		found.map((cases) => value(cases[one]!)).reduce((sum, own) => sum + own, 0);
+	expect(found[0]!.length).toBe(7);
+	for (const [one, { rowBytes, besideBytes }] of found[0]!.entries()) {
+		for (const way of ways) {
+			// Rows with what goes beside them one way, rows alone the other.
+			const expected = total(one, ({ rows }) => rows[way]) * (2 * rowBytes + besideBytes[way]);
+			for (const pass of ["forward", "backward"] as const) {
+				expect(total(one, ({ sent }) => sent[way][pass])).toBe(expected);
+			}
+		}
+		expect(total(one, ({ rows }) => rows.nodes)).toBeLessThan(total(one, ({ rows }) => rows.direct));
+	}
+	// The last case has even routing: what a plan counts of it is what was sent.
+	const mean = total(6, ({ sent }) => sent.nodes.forward + sent.nodes.backward) / found.length;
+	expect(Math.abs(plannedBytes() / mean - 1)).toBeLessThan(0.01);
+}, 60_000);
+
+/** Bytes to other nodes of the last case, as a plan counts them for one of four ranks. */
+function plannedBytes(): number {
+	const [tokens, topk, width, localExperts] = [700, 6, 5, 8];
+	const seen: Transfer[] = [];
+	using device = Device.open(countingLibrary({ kind: "cpu", observe: () => {} }));
+	const imagination = { observe: (one: Transfer) => seen.push(one), integers: () => new Int32Array(0), imbalance: 1 };
+	const group = (name: string, ranks: number[]) => imaginedGroup(name, ranks, 0, imagination);
+	const nodes = { within: group("within", [0, 1]), between: group("between", [0, 2]) };
+	const capacity = { bound: null, mostTokens: tokens };
+	const members = { group: group("all", [0, 1, 2, 3]), expertTensor: 1, localExperts, capacity, nodes };
+	const slotted = (shape: number[]) => {
+		using plain = Tensor.empty(device, shape);
+		return plain.withGradient(new GradientSlot(device, shape, "f32"));
+	};
+	const tape = new Tape(device, { recording: true, training: true });
+	using u = slotted([tokens, width]);
+	using probabilities = slotted([tokens, topk]);
+	using expertIndex = Tensor.empty(device, [tokens, topk], "i32");
+	using travelling = new HierarchicalRows(tape, u, { expertIndex, probabilities }, members, null);
+	{
+		using arrived = travelling.finishDispatch();
+		travelling.startCombine(arrived.rows);
+	}
+	using y = travelling.finishCombine();
+	y.gradient!.accumulate(Tensor.empty(device, y.shape));
+	tape.backward();
+	return seen.filter(({ kind }) => kind === "exchangeRows").reduce((sum, one) => sum + networkBytes(one, 2), 0);
+}
