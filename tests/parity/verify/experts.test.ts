@@ -1,5 +1,7 @@
 /** Gated experts with biases, as one operation and one after the other, train the same on every layout. */
-import { afterAll, describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, spyOn, test } from "bun:test";
+import type { E4m3Matrices } from "../../../src/tensor/ops/e4m3-matrices.ts";
+import { Parameter } from "../../../src/tensor/parameter.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = await SmallRun.open();
@@ -37,14 +39,15 @@ describe("layouts give what one process gives", () => {
 	}
 });
 
+const rounded = {
+	"hybrid-layer-pattern": "ME*E",
+	device: "cpu",
+	"fp8-format": "e4m3",
+	"fp8-recipe": "blockwise",
+	"fp8-emulate": true,
+};
+
 describe("layouts round experts to e4m3 as one process does", () => {
-	const rounded = {
-		"hybrid-layer-pattern": "ME*E",
-		device: "cpu",
-		"fp8-format": "e4m3",
-		"fp8-recipe": "blockwise",
-		"fp8-emulate": true,
-	};
 	const quick = [
 		["1+tp2dp2ep4", {}],
 		["1+dp2ep2", { "hybrid-layer-pattern": "ME|*E", "delay-wgrad-compute": true }],
@@ -68,3 +71,27 @@ describe("layouts round experts to e4m3 as one process does", () => {
 		}, 60_000);
 	}
 });
+
+test("verify finds a block of an expert's matrix with another's factor", async () => {
+	const { inE4m3 } = Parameter.prototype;
+	let plant: ReturnType<typeof spyOn> | null = null;
+	const planted = new WeakSet<E4m3Matrices>();
+	const swapFactors = () => {
+		plant = spyOn(Parameter.prototype, "inE4m3").mockImplementation(function (this: Parameter, options) {
+			const made = inE4m3.call(this, options);
+			if (this.name.includes("layers.1.") && this.name.includes("linear_fc1") && !planted.has(made)) {
+				const [first, ...others] = made.factors.toFloat32();
+				made.factors.device.copyToDevice(made.factors, Float32Array.of(2 * first!, ...others));
+				planted.add(made);
+			}
+			return made;
+		});
+	};
+	try {
+		const { failures } = await run.reportOf("1", rounded, swapFactors);
+		expect(plant).toHaveBeenCalled();
+		expect(failures.join("\n")).toContain("layers.1.mlp.experts.linear_fc1.weight0 is off by");
+	} finally {
+		plant!.mockRestore();
+	}
+}, 60_000);

@@ -19,8 +19,12 @@ export class SmallRun implements Disposable {
 		return new SmallRun(World.alone(await testDevice(1)));
 	}
 
-	/** The report of the layout for the small subject with these keys changed. */
-	async reportOf(layout: string, changes: Readonly<Record<string, unknown>>): Promise<LayoutReport> {
+	/** The report of the layout for the small subject with these keys changed; `onReference`: called between the two. */
+	async reportOf(
+		layout: string,
+		changes: Readonly<Record<string, unknown>>,
+		onReference: () => void = () => {},
+	): Promise<LayoutReport> {
 		const subject = smallSubject(changes);
 		const { reports } = await verify({
 			subject,
@@ -28,6 +32,7 @@ export class SmallRun implements Disposable {
 			folder: this.folder.path,
 			tolerance: 1e-5,
 			alone: this.alone,
+			onReference,
 			launch: async ({ name, topology }) => {
 				const args = [this.folder.path, name, JSON.stringify(changes)];
 				const outcomes = await runRanks("../parity/verify/verify-rank.ts", topology.worldSize, args);
