@@ -211,7 +211,7 @@ export class RendezvousHost implements Disposable {
 				this.#fail(word.output.trouble);
 			} else if ("neighbours" in word.output) {
 				for (const about of word.output.neighbours)
-					this.#join({ identity: { ...identity, ...about }, connection: null });
+					this.#take({ identity: { ...identity, ...about }, connection: null });
 			} else {
 				member.answer?.(word.output);
 			}
@@ -223,22 +223,27 @@ export class RendezvousHost implements Disposable {
 
 	/** Returns why the rank does not fit, which ends the meeting for all. */
 	#join(member: Member): string | null {
+		const wrong = objection(member.identity, this.reference);
+		if (wrong === null) return this.#take(member);
+		this.#fail(wrong);
+		return wrong;
+	}
+
+	/** Of a rank that is like this one, also because one that is has found it so. */
+	#take(member: Member): string | null {
 		const { rank } = member.identity;
 		const known = this.#members.get(rank ?? -1);
-		const wrong =
-			objection(member.identity, this.reference) ??
-			(rank === null || rank >= this.reference.worldSize || rank === this.reference.rank
-				? `${describeIdentity(member.identity)} is not expected by ${describeIdentity(this.reference)}.`
-				: known === undefined
-					? null
-					: `${describeIdentity(member.identity)} and ${describeIdentity(known.identity)} are the same rank.`);
-		if (wrong !== null) {
-			this.#fail(wrong);
-			return wrong;
+		const expected = rank !== null && rank < this.reference.worldSize && rank !== this.reference.rank;
+		if (expected && known === undefined) {
+			this.#members.set(rank, member);
+			this.#changed?.();
+			return null;
 		}
-		this.#members.set(rank!, member);
-		this.#changed?.();
-		return null;
+		const wrong = expected
+			? `${describeIdentity(member.identity)} and ${describeIdentity(known!.identity)} are the same rank.`
+			: `${describeIdentity(member.identity)} is not expected by ${describeIdentity(this.reference)}.`;
+		this.#fail(wrong);
+		return wrong;
 	}
 
 	#fail(reason: string): void {

@@ -4,8 +4,9 @@
  *
  *   bun tests/bench/ranks.ts [--hosts 8,64,512] [--ranks-a-host 8] [--failures say,kill,stop]
  *
- * Prints for each number of hosts: seconds from the first rank to the moment when rank 0 knows that all have joined (all hosts
- * share this machine's processors), of these the processor time of rank 0's process; its memory, beyond that before the ranks met
+ * Prints for each number of hosts: seconds from the first rank to the moments when rank 0 has met all hosts and has had them make
+ * their parts, and when it knows that all have joined (all hosts share this machine's processors); of both the processor time of rank
+ * 0's process, and that of all other hosts; rank 0's memory, beyond that before the ranks met
  * and the part of it that ranks share; its sockets, at most and once all have met; its messages while ranks meet, while the run
  * starts, and in a second of the run. Then, on the largest run, for each failure how long it takes until every host knows of
  * it and by which name: "say": a rank of a host furthest down says so; "kill", "stop": the process of host 1, which has hosts
@@ -93,8 +94,10 @@ class PlayedRun {
 	private constructor(
 		readonly centre: Player,
 		readonly others: readonly Player[],
+		/** When rank 0 has met all, and when it knows that all have joined. */
+		readonly met: Status,
 		readonly joined: Status,
-		readonly seconds: number,
+		readonly seconds: { readonly met: number; readonly joined: number },
 	) {}
 
 	static async start(hosts: number, each: number): Promise<PlayedRun> {
@@ -111,7 +114,20 @@ class PlayedRun {
 		for (let first = 2; first < hosts; first += share) play(first, Math.min(share, hosts - first));
 		const began = await centre.said("begins", limit.start);
 		const joined = (await centre.said("joined", limit.start)) as Status;
-		return new PlayedRun(centre, others, joined, (joined.at - began.at) / 1000);
+		const met = centre.events.find(({ event }) => event === "met") as Status;
+		const seconds = { met: (met.at - began.at) / 1000, joined: (joined.at - began.at) / 1000 };
+		return new PlayedRun(centre, others, met, joined, seconds);
+	}
+
+	/** Seconds that the processes of the other hosts have worked since they began. */
+	async processorOfOthers(): Promise<number> {
+		let sum = 0;
+		for (const player of this.others) {
+			player.ask("status");
+			const begins = (await player.said("begins", 10_000)) as Status;
+			sum += ((await player.said("status", 10_000)) as Status).processor - begins.processor;
+		}
+		return sum;
 	}
 
 	/** What rank 0's process has done `seconds` after the run began. */
@@ -172,9 +188,12 @@ async function failureOf(run: PlayedRun, kind: string, hosts: number, each: numb
 export interface Started {
 	readonly hosts: number;
 	readonly ranks: number;
-	readonly seconds: number;
+	readonly seconds: PlayedRun["seconds"];
+	readonly met: Status;
 	readonly joined: Status;
 	readonly before: Status;
+	/** Seconds that the processes of all other hosts have worked. */
+	readonly others: number;
 	/** Messages of rank 0's relay in a second. */
 	readonly rate: number;
 	readonly after: Status;
@@ -183,13 +202,15 @@ export interface Started {
 export async function startOf(hosts: number, each: number): Promise<Started> {
 	const run = await PlayedRun.start(hosts, each);
 	try {
+		const others = await run.processorOfOthers();
 		const early = await run.statusAfter(1);
 		const after = await run.statusAfter(3);
 		const count = ({ relayed }: Status) => relayed.sent + relayed.received;
 		const rate = (count(after) - count(early)) / ((after.at - early.at) / 1000);
 		const before = run.centre.events.find(({ event }) => event === "begins") as Status;
 		await run.finish();
-		return { hosts, ranks: hosts * each, seconds: run.seconds, joined: run.joined, before, rate, after };
+		const { seconds, met, joined } = run;
+		return { hosts, ranks: hosts * each, seconds, met, joined, before, rate, after, others };
 	} finally {
 		await run.stop();
 	}
@@ -222,15 +243,17 @@ if (import.meta.main) {
 	const each = Number(flags["ranks-a-host"]);
 	const megabytes = (kilobytes: number) => (kilobytes / 1024).toFixed(1);
 	console.log(
-		"hosts  ranks  seconds  rank 0's  memory, MiB  shared, MiB  sockets  then  meeting in/out  start in/out  per second",
+		"hosts  ranks  met, s  joined, s  rank 0's: met, joined  all others'  memory, MiB  shared, MiB  sockets  then  meeting in/out  start in/out  per second",
 	);
 	for (const hosts of sizes) {
-		const { ranks, seconds, joined, before, rate, after } = await startOf(hosts, each);
+		const { ranks, seconds, met, joined, before, others, rate, after } = await startOf(hosts, each);
 		const columns: readonly [string | number, number][] = [
 			[hosts, 6],
 			[ranks, 6],
-			[seconds.toFixed(1), 8],
-			[(joined.processor - before.processor).toFixed(2), 9],
+			[seconds.met.toFixed(1), 7],
+			[seconds.joined.toFixed(1), 10],
+			[[met, joined].map(({ processor }) => (processor - before.processor).toFixed(2)).join(", "), 22],
+			[others.toFixed(1), 12],
 			[megabytes(after.resident - before.resident), 12],
 			[megabytes(after.shared - before.shared), 12],
 			[joined.mostSockets, 8],
