@@ -88,11 +88,11 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 		"hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
 		(c) => c.device !== "cuda" || [c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
 	],
-	["experts as one operation (moe-fused-mlp)", (c) => runsFused(c)],
 ];
 
-function runsFused(c: TrainingConfiguration): boolean {
-	return c.moeFusedMlp !== "off" && fusedMlpObstacle(expertLayerOf(c)) === null;
+/** What keeps experts from being one operation, as the end of "… and"; null: nothing does. */
+function notFused(c: TrainingConfiguration): string | null {
+	return c.moeFusedMlp === "off" ? "moe-fused-mlp is off" : fusedMlpObstacle(expertLayerOf(c));
 }
 
 const fp8: readonly Check[] = [
@@ -101,6 +101,12 @@ const fp8: readonly Check[] = [
 			(c) =>
 				unless(c.fp8Format === null || holds(c), "fp8-format", `it needs ${what}`),
 	),
+	(c) =>
+		unless(
+			c.fp8Format === null || notFused(c) === null,
+			"fp8-format",
+			`it needs experts as one operation, and ${notFused(c)}`,
+		),
 	(c) => unless(c.fp8Recipe === null || c.fp8Format !== null, "fp8-recipe", "it needs fp8-format"),
 	(c) => unless(!c.fp8Emulate || c.fp8Format !== null, "fp8-emulate", "it needs fp8-format"),
 ];

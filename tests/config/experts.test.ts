@@ -33,7 +33,11 @@ describe("refused by name", () => {
 			"it needs hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
 		],
 		[{ ...fp8, bf16: false, device: "cuda", "fp8-emulate": false }, "it needs bf16, or fp8-emulate"],
-		[{ ...fp8, "moe-fused-mlp": "off" }, "it needs experts as one operation"],
+		[{ ...fp8, "moe-fused-mlp": "off" }, "it needs experts as one operation, and moe-fused-mlp is off"],
+		[
+			{ ...fp8, "llm-tp": 2, "llm-expt-tp": 2 },
+			"it needs experts as one operation, and llm-expt-tp is 2 and the sum over an expert's parts comes between",
+		],
 		[{ ...fp8, "fp8-recipe": null }, "it needs fp8-recipe blockwise"],
 		[{ ...fp8, "fp8-format": null }, 'fp8-recipe (program): the value is "blockwise"; it needs fp8-format'],
 		[{ ...fp8, "fp8-format": "hybrid" }, "hybrid is not built yet"],
