@@ -26,7 +26,16 @@ export function checkData(c: TrainingConfiguration): void {
 			checkTextFile(c.dataPath!);
 			if (c.validDataPath !== null) checkTextFile(c.validDataPath);
 			break;
+		case "mock":
+			refuseMockText(c);
+			break;
 	}
+}
+
+/** Mock data are pictures with captions. */
+export function refuseMockText(c: TrainingConfiguration): void {
+	if (c.modelProvider !== "hybrid") return;
+	throw new UserError("A language model without an encoder trains on files: give --data-path.");
 }
 
 /** The tokenizer of a run against its vocabulary and image token. */

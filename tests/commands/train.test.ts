@@ -120,3 +120,9 @@ test("--help WORD has the flags about it alone", () => {
 	expect(none.stderr).toStartWith("mimo: --help learning-rtae: no flag's name or description has that");
 	expect(mimo(["--help", "train"]).stdout).toBe(mimo(["train", "--help"]).stdout);
 });
+
+test("a language model without data is refused before ranks start", () => {
+	const { exitCode, stderr } = mimo(["train", "--preset", "nemotron-tiny", "--device", "cpu", "--llm-tp", "2"]);
+	expect(exitCode).toBe(1);
+	expect(stderr).toBe("mimo: A language model without an encoder trains on files: give --data-path.\n");
+});

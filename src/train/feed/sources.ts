@@ -1,6 +1,7 @@
 /** The training and validation samples a configuration names. */
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { refuseMockText } from "../../data/check.ts";
 import { noImages } from "../../data/images.ts";
 import { type Microbatch, nextTokenMicrobatch } from "../../data/microbatch.ts";
 import { mockData } from "../../data/mock.ts";
@@ -32,9 +33,7 @@ export async function openSources(c: TrainingConfiguration, place: DataPlace, op
 		case "energon":
 			return await energonSources(c, place, options);
 		case "mock":
-			if (c.modelProvider === "hybrid") {
-				throw new UserError("A language model without an encoder trains on files: give --data-path.");
-			}
+			refuseMockText(c);
 			return mockSources(c, place, options.consumedValidSamples);
 		case "tokens":
 			return textOnly(c, place, tokenSources(c));
