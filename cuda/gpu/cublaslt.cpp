@@ -22,6 +22,21 @@ int32_t alignment_of(const void* pointer) {
   return 2;
 }
 
+cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::gelu_gradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    default:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+  }
+}
+
+bool has_gelu(Epilogue epilogue) { return epilogue == Epilogue::gelu || epilogue == Epilogue::gelu_gradient; }
+
 cudaDataType_t type_of(int32_t dtype) { return dtype == MIMO_DTYPE_F32 ? CUDA_R_32F : CUDA_R_16BF; }
 
 cublasLtMatrixLayout_t layout(const CublasLtFunctions& lt, int32_t dtype, int64_t rows, int64_t columns, int64_t stride,
@@ -56,7 +71,8 @@ ProductPlan CublasLt::State::make_plan(const ProductShape& s) const {
   set(lt, plan.description, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(lt, plan.description, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (s.multiprocessors > 0) set(lt, plan.description, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, s.multiprocessors);
-  if (s.with_bias) set(lt, plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  set(lt, plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(s.epilogue));
+  if (has_gelu(s.epilogue)) set(lt, plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, s.c_stride);
   plan.left = layout(lt, s.dtype, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.b_stride, s.batch,
                      s.b_batch_stride);
   plan.right = layout(lt, s.dtype, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.a_stride, s.batch,
@@ -69,7 +85,9 @@ ProductPlan CublasLt::State::make_plan(const ProductShape& s) const {
                                             ": choose again with this GPU, driver and cuBLASLt.");
   }
   const auto found = answers(s, plan, 1, CUBLASLT_REDUCTION_SCHEME_MASK, most_workspace);
-  if (found.empty()) {
+  plan.exists = !found.empty();
+  if (!plan.exists && has_gelu(s.epilogue)) return plan;
+  if (!plan.exists) {
     throw Error(MIMO_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for a product of [" + std::to_string(s.m) + ", " +
                                             std::to_string(s.k) + "] and [" + std::to_string(s.k) + ", " +
                                             std::to_string(s.n) + "] with row strides " + std::to_string(s.a_stride) +
@@ -116,6 +134,7 @@ bool CublasLt::State::fits(const ProductPlan& plan, const cublasLtMatmulAlgo_t& 
 void CublasLt::State::launch(mimo_stream& stream, const ProductPlan& plan, const ProductOperands& operands, float alpha,
                              float beta) const {
   if (operands.bias != nullptr) set(lt, plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+  if (operands.beside != nullptr) set(lt, plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.beside);
   Workspace workspace(&stream, static_cast<int64_t>(plan.workspace_bytes));
   lt.check(lt.cublasLtMatmul(handle, plan.description, &alpha, operands.left, plan.left, operands.right, plan.right, &beta,
                              operands.result, plan.result, operands.result, plan.result, &plan.algorithm,
@@ -145,7 +164,7 @@ void CublasLt::forget_plans() { state_->destroy_plans(); }
 
 int32_t CublasLt::time_algorithms(mimo_stream& stream) { return state_->time_algorithms(stream); }
 
-void CublasLt::multiply(mimo_stream& stream, const DenseProduct& p) {
+bool CublasLt::multiply(mimo_stream& stream, const DenseProduct& p) {
   const ProductShape shape{p.m,
                     p.n,
                     p.k,
@@ -160,7 +179,7 @@ void CublasLt::multiply(mimo_stream& stream, const DenseProduct& p) {
                     p.transpose_b,
                     p.dtype,
                     p.c_dtype,
-                    p.bias != nullptr,
+                    p.epilogue == Epilogue::none && p.bias != nullptr ? Epilogue::bias : p.epilogue,
                     p.beta != 0,
                     alignment_of(p.a),
                     alignment_of(p.b),
@@ -168,7 +187,9 @@ void CublasLt::multiply(mimo_stream& stream, const DenseProduct& p) {
                     p.beside_collective ? stream.device->multiprocessors - collective_multiprocessors : 0};
   auto found = state_->plans.find(shape);
   if (found == state_->plans.end()) found = state_->plans.emplace(shape, state_->make_plan(shape)).first;
-  state_->launch(stream, found->second, {p.b, p.a, p.c, p.bias}, p.alpha, p.beta);
+  if (!found->second.exists) return false;
+  state_->launch(stream, found->second, {p.b, p.a, p.c, p.bias, p.beside}, p.alpha, p.beta);
+  return true;
 }
 
 }  // namespace mimo::cuda

@@ -7,12 +7,22 @@
 
 namespace mimo::cuda {
 
+/// What a product does with its result before it writes it.
+enum class Epilogue : int32_t {
+  none,
+  bias,
+  gelu,           // result + bias is written beside c, c is its GELU by tanh
+  gelu_gradient,  // c is the result times the slope of that GELU at what lies beside it
+};
+
 /// c = alpha op(a) op(b) + beta c + bias, row major, as mimo_gemm_args says; a and b of one storage type, bias of c's.
 struct DenseProduct {
   const void* a;
   const void* b;
   void* c;
   const void* bias;  // or null
+  void* beside;      // of a GELU; lies as c does
+  Epilogue epilogue;
   int64_t m, n, k;
   int64_t a_stride, b_stride, c_stride;
   int64_t batch;
@@ -30,7 +40,8 @@ class CublasLt {
  public:
   CublasLt(Algorithms& algorithms, int32_t multiprocessors);
   ~CublasLt();
-  void multiply(mimo_stream& stream, const DenseProduct& product);
+  /// False where cuBLASLt has no algorithm for a GELU's product; without any for another it throws.
+  bool multiply(mimo_stream& stream, const DenseProduct& product);
   /// Times the algorithms of all products so far that have no choice; returns how many there was no memory for.
   int32_t time_algorithms(mimo_stream& stream);
   /// Algorithms are looked up again.

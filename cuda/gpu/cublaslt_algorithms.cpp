@@ -65,7 +65,9 @@ std::string text_of(const ProductShape& s) {
   if (s.batch > 1) add_values(text, "batch", {s.batch, s.a_batch_stride, s.b_batch_stride, s.c_batch_stride});
   add_values(text, "dtypes", {s.dtype, s.c_dtype});
   add_values(text, "aligned", {s.a_alignment, s.b_alignment, s.c_alignment});
-  if (s.with_bias) text += " with bias";
+  if (s.epilogue == Epilogue::bias) text += " with bias";
+  if (s.epilogue == Epilogue::gelu) text += " with bias and GELU";
+  if (s.epilogue == Epilogue::gelu_gradient) text += " with a GELU's gradient";
   if (s.accumulates) text += " added";
   if (s.multiprocessors > 0) add_values(text, "multiprocessors", {s.multiprocessors});
   return text;
@@ -94,7 +96,7 @@ bool read_algorithm(const std::string& text, cublasLtMatmulAlgo_t* algorithm) {
 int32_t CublasLt::State::time_algorithms(mimo_stream& stream) {
   int32_t left_out = 0;
   for (const auto& [shape, plan] : plans) {
-    if (!algorithms.wanted(text_of(shape))) continue;
+    if (!plan.exists || !algorithms.wanted(text_of(shape))) continue;
     try {
       time_product(stream, shape, plan);
     } catch (const Error& error) {
@@ -144,8 +146,11 @@ void CublasLt::State::time_product(mimo_stream& stream, const ProductShape& s, c
   const Span b(s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.b_stride, s.batch, s.b_batch_stride, s.dtype,
                s.b_alignment);
   const Span c(s.m, s.n, s.c_stride, s.batch, s.c_batch_stride, s.c_dtype, s.c_alignment);
-  const int64_t sets = operand_sets(stream, a.bytes() + b.bytes() + c.bytes());
+  const int64_t sets = operand_sets(stream, a.bytes() + b.bytes() + 2 * c.bytes());
   const Operands left(stream, b, sets, 0.02), right(stream, a, sets, 1), results(stream, c, sets, 1);
+  const bool biased = s.epilogue == Epilogue::bias || s.epilogue == Epilogue::gelu;
+  const bool with_gelu = s.epilogue == Epilogue::gelu || s.epilogue == Epilogue::gelu_gradient;
+  const Operands beside(stream, with_gelu ? c : Span(1, 1, 1, 1, 0, s.c_dtype, 256), with_gelu ? sets : 1, 1);
   const Operands bias(stream, Span(1, s.n, s.n, 1, 0, s.c_dtype, 256), 1, 1);
   const std::vector<ProductPlan> plans_of_candidates = candidates(s, first);
   const float beta = s.accumulates ? 1 : 0;
@@ -154,7 +159,10 @@ void CublasLt::State::time_product(mimo_stream& stream, const ProductShape& s, c
   for (const ProductPlan& plan : plans_of_candidates) {
     Candidate candidate = [&, beta](int64_t turn) {
       const int64_t set = turn % sets;
-      launch(stream, plan, {left.set(set), right.set(set), results.set(set), s.with_bias ? bias.set(0) : nullptr}, 1, beta);
+      launch(stream, plan,
+             {left.set(set), right.set(set), results.set(set), biased ? bias.set(0) : nullptr,
+              with_gelu ? beside.set(set) : nullptr},
+             1, beta);
     };
     // Also loads its code, which must not happen beside the kernel that occupies multiprocessors: loading may wait for it.
     if (!runs(candidate)) continue;

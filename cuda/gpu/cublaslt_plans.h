@@ -44,7 +44,9 @@ struct CublasLtFunctions {
 /// Everything an algorithm depends on. No padding: compared and hashed as bytes.
 struct ProductShape {
   int64_t m, n, k, a_stride, b_stride, c_stride, batch, a_batch_stride, b_batch_stride, c_batch_stride;
-  int32_t transpose_a, transpose_b, dtype, c_dtype, with_bias, accumulates;
+  int32_t transpose_a, transpose_b, dtype, c_dtype;
+  Epilogue epilogue;
+  int32_t accumulates;
   int32_t a_alignment, b_alignment, c_alignment;
   int32_t multiprocessors;  // 0: all
 
@@ -67,6 +69,7 @@ struct ProductOperands {
   const void *left, *right;
   void* result;
   const void* bias;
+  void* beside;
 };
 
 struct ProductPlan {
@@ -74,6 +77,7 @@ struct ProductPlan {
   cublasLtMatrixLayout_t left = nullptr, right = nullptr, result = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
   size_t workspace_bytes = 0;
+  bool exists = true;  // whether there is an algorithm
 };
 
 struct CublasLt::State {

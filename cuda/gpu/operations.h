@@ -7,6 +7,7 @@ namespace mimo::cuda {
 void activation_forward(mimo_stream& stream, const mimo_activation_forward_args& args);
 void activation_backward(mimo_stream& stream, const mimo_activation_backward_args& args);
 void axpby(mimo_stream& stream, const mimo_axpby_args& args);
+void gemm(mimo_stream& stream, const mimo_gemm_args& args);
 void grouped_bias_forward(mimo_stream& stream, const mimo_grouped_bias_forward_args& args);
 void grouped_bias_backward(mimo_stream& stream, const mimo_grouped_bias_backward_args& args);
 void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);

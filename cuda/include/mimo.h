@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 14
+#define MIMO_ABI_VERSION 15
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -406,6 +406,36 @@ typedef struct mimo_gemm_args {
   int32_t beside_collective; /* 1: one runs meanwhile, to which a GPU leaves some of its multiprocessors */
 } mimo_gemm_args;
 MIMO_API int32_t mimo_gemm(mimo_stream* stream, const mimo_gemm_args* args);
+
+/* z = x wᵀ + bias and y = GELU(z), by tanh (MIMO_ACTIVATION_GELU_TANH). z is rounded to its type; y is the GELU of z as it is
+ * rounded, or before, as the vendor's product has it. */
+typedef struct mimo_gelu_gemm_forward_args {
+  const void* x;    /* [rows, inputs] */
+  const void* w;    /* [outputs, inputs] */
+  const void* bias; /* [outputs] or null */
+  void* z;          /* [rows, outputs] */
+  void* y;          /* [rows, outputs] */
+  int64_t rows;
+  int64_t inputs;
+  int64_t outputs;
+  int64_t x_stride;
+  int32_t dtype; /* of all */
+} mimo_gelu_gemm_forward_args;
+MIMO_API int32_t mimo_gelu_gemm_forward(mimo_stream* stream, const mimo_gelu_gemm_forward_args* args);
+
+/* dz = GELU'(z) (dy w): the gradient of what entered the GELU whose values the product with w read. */
+typedef struct mimo_gelu_gemm_backward_args {
+  const void* dy; /* [rows, outputs] */
+  const void* w;  /* [outputs, inputs] */
+  const void* z;  /* [rows, inputs] */
+  void* dz;       /* [rows, inputs] */
+  int64_t rows;
+  int64_t inputs;
+  int64_t outputs;
+  int64_t dy_stride;
+  int32_t dtype; /* of all */
+} mimo_gelu_gemm_backward_args;
+MIMO_API int32_t mimo_gelu_gemm_backward(mimo_stream* stream, const mimo_gelu_gemm_backward_args* args);
 
 /* Rows of group g, offsets[g] <= row < offsets[g+1], times that group's matrix. Groups may be empty.
  * transpose_b = 1: b is [groups, n, k] (a forward product with weights [out, in]); 0: [groups, k, n] (its input

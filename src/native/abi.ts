@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 14;
+export const ABI_VERSION = 15;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -158,6 +158,29 @@ export const operations = {
 		b_dtype: "i32",
 		c_dtype: "i32",
 		beside_collective: "i32",
+	},
+	gelu_gemm_forward: {
+		x: "ptr",
+		w: "ptr",
+		bias: "ptr",
+		z: "ptr",
+		y: "ptr",
+		rows: "i64",
+		inputs: "i64",
+		outputs: "i64",
+		x_stride: "i64",
+		dtype: "i32",
+	},
+	gelu_gemm_backward: {
+		dy: "ptr",
+		w: "ptr",
+		z: "ptr",
+		dz: "ptr",
+		rows: "i64",
+		inputs: "i64",
+		outputs: "i64",
+		dy_stride: "i64",
+		dtype: "i32",
 	},
 	grouped_gemm: {
 		a: "ptr",

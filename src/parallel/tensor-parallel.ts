@@ -3,7 +3,7 @@
  * holds its own run of the microbatch's tokens (sequence parallelism); inside a layer all tokens and a part of the
  * channels. The encoder keeps all tokens on every rank.
  */
-import { columnSum, linear } from "../tensor/ops/linear.ts";
+import { columnSum, type LinearOptions, linear } from "../tensor/ops/linear.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
@@ -124,8 +124,10 @@ export function columnParallelLinear(
 	weight: Parameter,
 	bias: Parameter | null,
 	tp: Group,
+	options: Pick<LinearOptions, "gelu"> = {},
 ): Tensor {
-	return linear(tape, x, weight, bias, tp.size === 1 ? {} : { sumInputGradient: (dx) => tp.allReduce(dx) });
+	const sum = tp.size === 1 ? {} : { sumInputGradient: (dx: Tensor) => tp.allReduce(dx) };
+	return linear(tape, x, weight, bias, { ...options, ...sum });
 }
 
 /**
@@ -133,8 +135,15 @@ export function columnParallelLinear(
  * every rank forms the bias's gradient, which is the same everywhere. Backward leaves the weight's gradient for the sum of
  * the column-parallel product before it, which it hides.
  */
-export function rowParallelLinear(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | null, tp: Group): Tensor {
-	const options = { weightGradientHides: tp.size > 1 };
+export function rowParallelLinear(
+	tape: Tape,
+	x: Tensor,
+	weight: Parameter,
+	bias: Parameter | null,
+	tp: Group,
+	{ geluOf = null }: Pick<LinearOptions, "geluOf"> = {},
+): Tensor {
+	const options = { weightGradientHides: tp.size > 1, geluOf };
 	if (bias === null || tp.rank === 0) return reduceFromTensorParallel(linear(tape, x, weight, bias, options), tp);
 	const y = linear(tape, x, weight, null, options);
 	tape.record({

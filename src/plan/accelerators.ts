@@ -52,6 +52,7 @@ export const gpuLinks: Pick<Rates, "inside" | "between" | "exchange" | "peers"> 
 
 const dtype = Dtype.bf16;
 const gemm = (m: number, n: number, k: number) => ({ m, n, k, batch: 1, beta: 0 });
+const gelu = (inputs: number, outputs: number) => ({ rows: 16384, inputs, outputs, dtype });
 const experts = { rows: 49152, n: 1856, k: 2688, groups: 64 };
 const mlpInE4m3 = {
 	...{ rows: 49152, hidden: 2688, width: 1856, groups: 64, kind: Activation.squaredRelu },
@@ -74,12 +75,19 @@ function untimedMilliseconds(name: OperationName, values: OperationValues): numb
 	return (1000 * workOf(name, values).flops) / untimed.product;
 }
 
-/** Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, docs/decisions/planning.md). */
+/**
+ * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md and 2026-11-23-h200-norms.md,
+ * docs/decisions/planning.md).
+ */
 const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
 	["gemm", gemm(16384, 1280, 640), 0.0486],
 	["gemm", gemm(8192, 3712, 2688), 0.256],
 	["gemm", gemm(8192, 2688, 4096), 0.279],
 	["gemm", gemm(8192, 8192, 8192), 1.618],
+	["gelu_gemm_forward", gelu(1280, 2560), 0.208],
+	["gelu_gemm_forward", gelu(1280, 5120), 0.391],
+	["gelu_gemm_backward", gelu(2560, 1280), 0.194],
+	["gelu_gemm_backward", gelu(5120, 1280), 0.352],
 	["grouped_gemm", experts, 0.794],
 	["grouped_gemm_weight_gradient", experts, 0.976],
 	["grouped_mlp_forward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_forward", mlpInE4m3)],

@@ -25,6 +25,8 @@ const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : 
 /** Operations whose work workOf() counts by a formula of their own. */
 type OwnFormula =
 	| "gemm"
+	| "gelu_gemm_forward"
+	| "gelu_gemm_backward"
 	| "grouped_gemm"
 	| "grouped_gemm_weight_gradient"
 	| "e4m3_matrices"
@@ -117,6 +119,13 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const bytes = a * size(v.a_dtype) + b * size(v.b_dtype) + results;
 			return { flops: 2 * v.m! * v.n! * v.k! * batch, bytes: batch * bytes };
 		}
+		case "gelu_gemm_forward":
+		case "gelu_gemm_backward": {
+			// On the wide side lie what enters the GELU and what leaves it, or their gradients.
+			const wide = name === "gelu_gemm_forward" ? v.outputs! : v.inputs!;
+			const bytes = v.rows! * (v.inputs! + v.outputs! + wide) + v.inputs! * v.outputs!;
+			return { flops: 2 * v.rows! * v.inputs! * v.outputs!, bytes: bytes * size(v.dtype) };
+		}
 		case "grouped_gemm":
 		case "grouped_gemm_weight_gradient": {
 			// Matrices are read, or written, or read and written where the gradient is added.
@@ -171,6 +180,8 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 
 const products: readonly RatedName[] = [
 	"gemm",
+	"gelu_gemm_forward",
+	"gelu_gemm_backward",
 	"grouped_gemm",
 	"grouped_gemm_weight_gradient",
 	"grouped_mlp_forward",

@@ -49,6 +49,31 @@ void mixed_gemm(Run& run) {
   run.compare("c", args.c, m * n, MIMO_DTYPE_F32);
 }
 
+/// z, its GELU, and the gradient of z through the product that reads the GELU.
+void gelu_gemm(Run& run, int64_t rows, int64_t inputs, int64_t outputs, bool bias, int64_t pad) {
+  mimo_gelu_gemm_forward_args f{};
+  f.x = run.tensor(rows * (inputs + pad));
+  f.w = run.tensor(outputs * inputs, 1 / std::sqrt(static_cast<double>(inputs)));
+  f.bias = bias ? run.tensor(outputs) : nullptr;
+  f.z = run.output(rows * outputs);
+  f.y = run.output(rows * outputs);
+  f.rows = rows, f.inputs = inputs, f.outputs = outputs, f.x_stride = inputs + pad;
+  f.dtype = run.dtype();
+  run.call("mimo_gelu_gemm_forward", f);
+  run.compare("z", f.z, rows * outputs);
+  run.compare("y", f.y, rows * outputs);
+
+  mimo_gelu_gemm_backward_args b{};
+  b.dy = run.tensor(rows * (inputs + pad));
+  b.w = run.tensor(inputs * outputs, 1 / std::sqrt(static_cast<double>(inputs)));
+  b.z = run.tensor(rows * outputs, 2);
+  b.dz = run.output(rows * outputs);
+  b.rows = rows, b.inputs = outputs, b.outputs = inputs, b.dy_stride = inputs + pad;
+  b.dtype = run.dtype();
+  run.call("mimo_gelu_gemm_backward", b);
+  run.compare("dz", b.dz, rows * outputs);
+}
+
 std::vector<int32_t> offsets_of(const std::vector<int32_t>& counts) { return cumulative(counts); }
 
 void grouped(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool transpose_b, bool f32_result) {
@@ -132,6 +157,10 @@ void add_products(Cases& cases, bool large) {
   add_gemm("one row", {1, 64, 40, 1, false, true, true, false, 1, 0, 0});
   add_gemm("empty k", {4, 8, 0, 1, false, true, true, false, 1, 0.5f, 0});
   cases.push_back({"gemm mixed types", mixed_gemm});
+  cases.push_back({"gelu gemm", [](Run& run) { gelu_gemm(run, 100, 64, 256, true, 0); }});
+  cases.push_back({"gelu gemm strided, without bias", [](Run& run) { gelu_gemm(run, 33, 48, 72, false, 8); }});
+  cases.push_back({"gelu gemm odd", [](Run& run) { gelu_gemm(run, 19, 21, 35, true, 3); }});
+  cases.push_back({"gelu gemm of a row", [](Run& run) { gelu_gemm(run, 1, 80, 320, true, 0); }});
   if (large) {
     add_gemm("large", {2048, 2688, 1856, 1, false, true, false, false, 1, 0, 0});
     add_gemm("large weight gradient", {2688, 1856, 4096, 1, true, false, false, true, 1, 1, 0});

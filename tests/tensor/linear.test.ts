@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { activation } from "../../src/tensor/ops/activation.ts";
 import { linear } from "../../src/tensor/ops/linear.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
@@ -156,5 +157,91 @@ describe("linear", () => {
 		using y = linear(tape, x, weight);
 		expect(y.gradient).toBeNull();
 		expect(tape.segments.every((segment) => segment.entries.length === 0)).toBe(true);
+	});
+});
+
+describe("two products with a GELU between them", () => {
+	const gelu = (x: number) => 0.5 * x * (1 + Math.tanh(0.7978845608028654 * x * (1 + 0.044715 * x * x)));
+
+	/** fc2(GELU(fc1(x))); `apart`: the GELU is an operation of its own. */
+	function twoProducts(
+		tape: Tape,
+		x: Tensor,
+		w: Record<string, Parameter>,
+		apart: boolean,
+		biases: readonly (Parameter | null)[],
+	): Tensor {
+		if (apart) {
+			using hidden = linear(tape, x, w.fc1!, biases[0]);
+			using activated = activation(tape, hidden, "geluTanh");
+			return linear(tape, activated, w.fc2!, biases[1]);
+		}
+		using activated = Tensor.empty(device, [x.rows, w.fc1!.shape[0]!], x.dtype);
+		using hidden = linear(tape, x, w.fc1!, biases[0], { gelu: activated });
+		return linear(tape, activated, w.fc2!, biases[1], { geluOf: hidden });
+	}
+
+	for (const [rows, inputs, width, biased] of [
+		[5, 6, 9, true],
+		[17, 4, 16, false],
+		[0, 4, 8, true],
+	] as const) {
+		test(`gradients, [${rows}, ${inputs}] by ${width}${biased ? " with biases" : ""}`, () => {
+			const biases = {
+				b1: { values: randomValues(width, 4, 0.5), shape: [width] },
+				b2: { values: randomValues(inputs, 5, 0.5), shape: [inputs] },
+			};
+			checkGradients(device, {
+				inputs: { x: { values: randomValues(rows * inputs, 1), shape: [rows, inputs] } },
+				parameters: {
+					fc1: { values: randomValues(width * inputs, 2), shape: [width, inputs] },
+					fc2: { values: randomValues(inputs * width, 3), shape: [inputs, width] },
+					...(biased ? biases : {}),
+				},
+				forward: (tape, { x }, w) => twoProducts(tape, x!, w, false, [w.b1 ?? null, w.b2 ?? null]),
+				reference: ({ x, fc1, fc2, b1, b2 }) => {
+					const hidden = reference(x!, fc1!, b1 ?? null, inputs);
+					return reference(hidden.map(gelu), fc2!, b2 ?? null, width);
+				},
+			});
+		});
+	}
+
+	for (const dtype of ["f32", "bf16"] as const) {
+		test(`on processors the bits of a GELU apart, ${dtype}`, () => {
+			if (process.env.MIMO_TEST_DEVICE === "cuda") return;
+			const [rows, inputs, width] = [40, 24, 72];
+			const outcome = (apart: boolean) => {
+				using stack = new DisposableStack();
+				const parameter = (name: string, shape: number[], seed: number) => {
+					const values = randomValues(
+						shape.reduce((a, b) => a * b),
+						seed,
+					);
+					const value = Tensor.from(device, values, shape, { dtype });
+					return stack.use(new Parameter(name, value, Tensor.zeros(device, shape)));
+				};
+				const fc1 = parameter("fc1", [width, inputs], 2);
+				const fc2 = parameter("fc2", [inputs, width], 3);
+				const biases = [parameter("b1", [width], 4), parameter("b2", [inputs], 5)];
+				using plain = Tensor.from(device, randomValues(rows * inputs, 1), [rows, inputs], { dtype });
+				using x = plain.withGradient(new GradientSlot(device, plain.shape, dtype));
+				const tape = new Tape(device, { recording: true });
+				using y = twoProducts(tape, x, { fc1, fc2 }, apart, biases);
+				y.gradient!.accumulate(Tensor.from(device, randomValues(rows * inputs, 6), [rows, inputs], { dtype }));
+				tape.backward();
+				using dx = x.gradient!.take()!;
+				return [y, dx, ...[fc1, fc2, ...biases].map((one) => one.mainGradient!)].map((one) => one.toFloat32());
+			};
+			expect(outcome(false)).toEqual(outcome(true));
+		});
+	}
+
+	test("tensors that do not fit are refused", () => {
+		const tape = new Tape(device, { recording: false });
+		using x = Tensor.zeros(device, [4, 8]);
+		using w = new Parameter("w", Tensor.zeros(device, [6, 8]), null);
+		using narrow = Tensor.zeros(device, [4, 5]);
+		expect(() => linear(tape, x, w, null, { gelu: narrow })).toThrow("A GELU takes contiguous tensors");
 	});
 });

@@ -53,6 +53,10 @@ export interface LinearOptions {
 	readonly weightGradientHides?: boolean;
 	/** Whether the weight's gradient may be late (default): not where the gradient that it holds is as large as logits. */
 	readonly weightGradientLate?: boolean;
+	/** Memory for the GELU of y (by tanh), which the same product writes: [T, O], contiguous, of y's type. It has no gradient. */
+	readonly gelu?: Tensor | null;
+	/** What x is the GELU of, [T, I], contiguous: it gets the gradient in x's place, from the product that computes x's. */
+	readonly geluOf?: Tensor | null;
 }
 
 /** x_TI · weight_OIᵀ + bias_O → y_TO. */
@@ -65,22 +69,27 @@ export function linear(
 ): Tensor {
 	const { device } = tape;
 	const { outputDtype = x.dtype as FloatDtype, sumInputGradient } = options;
-	const { weightGradientHides = false, weightGradientLate = true } = options;
+	const { weightGradientHides = false, weightGradientLate = true, gelu = null, geluOf = null } = options;
 	const outputs = weight.shape[0]!;
-	const wanted = x.gradient !== null || weight.trainable || (bias?.trainable ?? false);
+	const source = geluOf ?? x;
+	const wanted = source.gradient !== null || weight.trainable || (bias?.trainable ?? false);
 	const y = tape.output(Tensor.empty(device, [x.rows, outputs], outputDtype), wanted);
 	const w = weight.value;
-	gemm(device, { tensor: x, transposed: false }, { tensor: w, transposed: true }, y, { bias: bias?.value ?? null });
+	if (gelu) geluProduct(x, w, bias?.value ?? null, y, gelu);
+	else
+		gemm(device, { tensor: x, transposed: false }, { tensor: w, transposed: true }, y, { bias: bias?.value ?? null });
 	tape.record({
 		name: "linear",
 		outputs: [y],
 		// A frozen weight's gradient reads nothing.
-		keep: [weight.trainable ? x : null],
+		keep: [weight.trainable ? x : null, geluOf],
 		parameters: [weight, bias],
 		backward: ([gradient]) => {
 			const dy = gradient!;
-			const dx = sumInputGradient ? x.gradient?.contiguousTarget() : x.gradient?.target();
-			if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
+			const slot = source.gradient;
+			const dx = sumInputGradient || geluOf ? slot?.contiguousTarget() : slot?.target();
+			if (dx && geluOf) geluProductGradient(dy, w, geluOf, dx);
+			else if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
 			const sum = dx && sumInputGradient?.(dx);
 			if (sum) tape.drainBesideSum();
 			const besideCollective = weightGradientHides || Boolean(sum);
@@ -95,10 +104,39 @@ export function linear(
 				tape.weightGradient(reads, weightGradient, { hides: weightGradientHides });
 			}
 			sum?.wait();
-			if (dx) x.gradient!.accumulate(dx);
+			if (dx) slot!.accumulate(dx);
 		},
 	});
 	return y;
+}
+
+/** z_TO = x_TI wᵀ_OI + bias and y_TO = GELU(z), all of one storage type. */
+function geluProduct(x: Tensor, w: Tensor, bias: Tensor | null, z: Tensor, y: Tensor): void {
+	const sizes = { rows: x.rows, inputs: x.width, outputs: w.rows, x_stride: x.stride };
+	requireLike(z, y, w);
+	x.device.run("gelu_gemm_forward", { x, w, bias, z, y, ...sizes, dtype: x.dtypeCode });
+}
+
+/** dz_TI = GELU'(z) (dy_TO w_OI). */
+function geluProductGradient(dy: Tensor, w: Tensor, z: Tensor, dz: Tensor): void {
+	const sizes = { rows: dy.rows, inputs: w.width, outputs: w.rows, dy_stride: dy.stride };
+	requireLike(z, dz, w);
+	dy.device.run("gelu_gemm_backward", { dy, w, z, dz, ...sizes, dtype: dy.dtypeCode });
+}
+
+function requireLike(a: Tensor, b: Tensor, w: Tensor): void {
+	if (
+		a.elements === b.elements &&
+		a.width === b.width &&
+		a.contiguous &&
+		b.contiguous &&
+		a.dtype === b.dtype &&
+		a.dtype === w.dtype
+	)
+		return;
+	throw new RangeError(
+		`A GELU takes contiguous tensors of one kind, not ${a.dtype} [${a.shape}] and ${b.dtype} [${b.shape}].`,
+	);
 }
 
 /** dweight_OI += dy_TOᵀ · x_TI. */
