@@ -12,7 +12,7 @@ import type { Parameter } from "../../tensor/parameter.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { Tensor } from "../../tensor/tensor.ts";
 import type { RadioConfig } from "./config.ts";
 
 export interface RadioLayerContext {
@@ -32,11 +32,20 @@ export function radioLayer(tape: Tape, context: RadioLayerContext, x: ResidualSu
 	return addLater(tape, middle.written(), fed);
 }
 
-/** The norm and first projection of a branch: norm(x) Wᵀ + b of the linear layer named `name`, own part of its outputs. */
-function normedLinear(tape: Tape, { config, tp, weights }: RadioLayerContext, x: ResidualSum, name: string): Tensor {
+/**
+ * The norm and first projection of a branch: norm(x) Wᵀ + b of the linear layer named `name`, own part of its outputs. `gelu`
+ * gets their GELU.
+ */
+function normedLinear(
+	tape: Tape,
+	{ config, tp, weights }: RadioLayerContext,
+	x: ResidualSum,
+	name: string,
+	gelu: Tensor | null = null,
+): Tensor {
 	const [gamma, beta] = [weights(`${name}.layer_norm_weight`), weights(`${name}.layer_norm_bias`)];
 	using normed = layerNorm(tape, x.tensor, gamma, beta, config.normEpsilon, { sum: x });
-	return columnParallelLinear(tape, normed, weights(`${name}.weight`), weights(`${name}.bias`), tp);
+	return columnParallelLinear(tape, normed, weights(`${name}.weight`), weights(`${name}.bias`), tp, { gelu });
 }
 
 function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
@@ -57,7 +66,14 @@ function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): 
 
 function feedForward(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
 	const { config, tp, weights } = context;
+	const [weight, bias] = [weights("mlp.linear_fc2.weight"), weights("mlp.linear_fc2.bias")];
+	if (config.activation === "geluTanh") {
+		// Both products have the GELU in them.
+		using activated = Tensor.empty(tape.device, [x.tensor.rows, weight.value.width], x.tensor.dtype);
+		using hidden = normedLinear(tape, context, x, "mlp.linear_fc1", activated);
+		return rowParallelLinear(tape, activated, weight, bias, tp, { geluOf: hidden });
+	}
 	using hidden = normedLinear(tape, context, x, "mlp.linear_fc1");
 	using activated = activation(tape, hidden, config.activation);
-	return rowParallelLinear(tape, activated, weights("mlp.linear_fc2.weight"), weights("mlp.linear_fc2.bias"), tp);
+	return rowParallelLinear(tape, activated, weight, bias, tp);
 }
