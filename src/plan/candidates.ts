@@ -1,5 +1,5 @@
 /**
- * Every layout of N devices that the configuration's own checks allow: the encoder on the language model's ranks or on ranks
+ * Layouts of N devices, and the configuration's own checks of them: the encoder on the language model's ranks or on ranks
  * of its own, the language model in one piece or in a pipeline of one or several segments a stage.
  */
 import { hasEncoder, sharesRanks } from "../config/derive.ts";
@@ -11,11 +11,6 @@ import { UserError } from "../native/errors.ts";
 
 /** Keys of a layout, as `mimo train` takes them. */
 export type LayoutFlags = Readonly<Partial<Record<Key, number | string>>>;
-
-export interface Candidate {
-	readonly layout: LayoutFlags;
-	readonly configuration: TrainingConfiguration;
-}
 
 /** A layout before the configuration's checks have seen it. */
 export interface UncheckedLayout {
@@ -45,15 +40,6 @@ const pipelines = [1, 2, 4, 8].flatMap((stages) =>
 );
 /** Devices that may be left idle: so many, or this share of them. */
 const idle = { devices: 3, share: 0.05 };
-
-/** All of them that the checks allow. */
-export function* candidates(resolved: ResolvedConfiguration, devices: number): Generator<Candidate> {
-	const check = layoutCheck(resolved);
-	for (const { layout } of layouts(resolved, devices)) {
-		const configuration = check(layout);
-		if (configuration !== null) yield { layout, configuration };
-	}
-}
 
 /** The configuration with a layout; null: its checks refuse it. */
 export function layoutCheck(resolved: ResolvedConfiguration): (layout: LayoutFlags) => TrainingConfiguration | null {

@@ -29,6 +29,9 @@ test("the layouts of 33 nodes: the best fits, and each says what bounds it", () 
 	expect(bytes).toBeLessThan(2 ** 30);
 	expect(result.length).toBeGreaterThan(20);
 	expect(result[0].fits).toBe(true);
+	// The layout of the example is among those that are counted.
+	const example = { "encoder-tp": 1, "encoder-dp": 8, "llm-tp": 2, "llm-dp": 128, "llm-pp": 1, "llm-ep": 8 };
+	expect(result.map(({ layout }: { layout: object }) => layout)).toContainEqual(expect.objectContaining(example));
 	for (const { bound, fits, step } of result) {
 		expect(fits).toBe(bound.limit !== "memory");
 		const { computation, inHost, betweenHosts, waiting } = bound;

@@ -3,7 +3,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { withoutCuts } from "../../src/config/hybrid-pattern.ts";
 import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
 import { acceleratorRates } from "../../src/plan/accelerators.ts";
-import { balancedCuts, candidates, kindOf } from "../../src/plan/candidates.ts";
+import { balancedCuts, kindOf, layoutCheck, layouts } from "../../src/plan/candidates.ts";
 import { type Machine, planRun } from "../../src/plan/run-plan.ts";
 import { rankSplits } from "../../src/plan/splits.ts";
 import { randomValues } from "../support.ts";
@@ -22,7 +22,12 @@ const preset = "nemotron-vlm-tiny";
 const resolved = resolveConfiguration(["--preset", preset], {}, { trains: false });
 
 test("four devices: both modules together and apart, in one piece, in a pipeline and with virtual stages", () => {
-	const all = [...candidates(resolved, 4)];
+	const check = layoutCheck(resolved);
+	const all = [...layouts(resolved, 4)].flatMap(({ layout, kind }) => {
+		const configuration = check(layout);
+		return configuration === null ? [] : [{ layout, kind, configuration }];
+	});
+	for (const { kind, configuration } of all) expect(kindOf(configuration)).toEqual(kind);
 	const kinds = new Set(
 		all.map(({ configuration }) => kindOf(configuration)).map((one) => Object.values(one).join(" ")),
 	);
