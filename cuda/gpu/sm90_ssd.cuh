@@ -119,15 +119,16 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(all_lanes, value, 2);
 }
 
-/// Stores a product as a tile of bf16.
-__device__ __forceinline__ void store_tile(char* tile, const SsdPlace& own, const float (&sum)[32]) {
+/// Stores pairs of a product, as mma's left operand has them, as a tile of bf16.
+__device__ __forceinline__ void store_tile(char* tile, const SsdPlace& own, const uint32_t (&packed)[16]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) packed[i] = pack_bf16(sum[8 * k + 2 * i], sum[8 * k + 2 * i + 1]);
-    store_matrices(tile + tile_offset(own.warp * 16 + own.lane % 16, 2 * k + own.lane / 16), packed);
+    store_matrices(tile + tile_offset(own.warp * 16 + own.lane % 16, 2 * k + own.lane / 16), packed + 4 * k);
   }
+}
+__device__ __forceinline__ void pack_tile(const float (&sum)[32], uint32_t (&packed)[16]) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) packed[j] = pack_bf16(sum[2 * j], sum[2 * j + 1]);
 }
 /// Copies the first `count` rows of a tile to memory, by a warpgroup.
 __device__ __forceinline__ void copy_rows(const char* tile, int count, bf16* to, int64_t stride) {
@@ -139,6 +140,19 @@ __device__ __forceinline__ void copy_rows(const char* tile, int count, bf16* to,
           *reinterpret_cast<const uint4*>(tile + tile_offset(row, chunk));
     }
   }
+}
+/// Writes rows row .. of a head of the tokens first .. last - 1 to a heads_map, without those behind the end.
+__device__ __forceinline__ void write_head_tile(const char* tile, const CUtensorMap& map, int head, int row, int first, int last) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map), "r"(0),
+      "r"(head), "r"(ragged_end - (last - first) + row), "r"(last), "r"(ragged_end), "r"(shared_address(tile))
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until at most `Pending` of what this thread has given to the copy engine to write are still being read.
+template <int Pending>
+__device__ __forceinline__ void wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 /// A barrier of some of the block's threads, whole warps.
 template <int Number, int Threads>

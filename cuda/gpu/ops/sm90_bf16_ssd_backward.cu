@@ -1,10 +1,11 @@
 // Backward of the state space scan on Hopper (docs/spec/language-model.md §2.4). Letters as there: w is the gradient of Δ x,
 // E = dG ∘ G.
 //
-// A block owns a chunk and walks the heads of one group. The first warpgroup serves: a warp has the copy engine bring a head's
-// x, dy and states, two multiply the states, and the last turns sums into the gradients of the steps. The second computes
-// what belongs to pairs of tokens, transposed, with tokens j as rows and i >= j as columns, so that the decayed scores are in
-// registers as the product for w wants them. The third computes dB and dC, which it sums over the heads in registers.
+// A block takes chunks and groups, one after the other, and walks the heads of each. The first warpgroup serves: a warp has the
+// copy engine bring the heads' x, dy and states, another B and C, and the last turns sums into the gradients of the steps. The
+// second computes what belongs to pairs of tokens, transposed, with tokens j as rows and i >= j as columns, so that the decayed
+// scores are in registers as the product for w wants them. The third computes dB and dC, which it sums over the heads in
+// registers.
 #include "sm90_ssd_backward.cuh"
 
 namespace mimo::cuda {
@@ -14,8 +15,8 @@ using namespace sm90;
 using namespace sm90::ssd_backward;
 
 constexpr int threads = 3 * 128;
-/// Of 64 Ki: 128 threads keep 40, 128 get 224, 128 get 240.
-constexpr int service_registers = 40, pair_registers = 224, state_registers = 240;
+/// Of 64 Ki: 128 threads keep 56, 128 get 208, 128 get 240.
+constexpr int service_registers = 56, pair_registers = 208, state_registers = 240;
 
 // ---- the second ------------------------------------------------------------------------------------------------
 
@@ -35,6 +36,19 @@ __device__ __forceinline__ float2 column_sums(float (&sum)[16], int lane) {
   add_half<4>(sum, lane);
   add_half<2>(sum, lane);
   return make_float2(sum[0], sum[1]);
+}
+
+/// The numbers of this thread on the diagonal of a product: lanes 4 r + r / 2 have two.
+__device__ __forceinline__ float diagonal(const float (&sum)[32], const SsdPlace& own) {
+  float total = 0;
+#pragma unroll
+  for (int warp = 0; warp < 4; ++warp) {
+    if (warp == own.warp) total = own.lane & 4 ? sum[8 * warp + 1] + sum[8 * warp + 7] : sum[8 * warp] + sum[8 * warp + 6];
+  }
+  return total;
+}
+__device__ __forceinline__ void put_diagonal(const float (&sum)[32], const SsdPlace& own, float (&to)[32]) {
+  if (own.lane / 8 == own.lane % 4) to[own.warp * 8 + own.lane / 4] = diagonal(sum, own);
 }
 
 /// From dmᵀ: dGᵀ is added, E summed, and `mixed` becomes the decayed scores as a left operand.
@@ -67,10 +81,10 @@ __device__ __forceinline__ void differentiate_scores(const float (&dm)[32], cons
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int at = 4 * j + 2 * half + i;
-          const float gradient = dm[at] * decay[i] * step[half];
-          dg[at] += gradient;
+          const float gradient = dm[at] * decay[i], stepped = gradient * step[half];
+          dg[at] += stepped;
           rows[half] += gradient * g[at];
-          columns[2 * j + i] += gradient * g[at];
+          columns[2 * j + i] += stepped * g[at];
           decay[i] *= g[at];
         }
         mixed[2 * j + half] = pack_bf16(decay[0], decay[1]);
@@ -78,183 +92,205 @@ __device__ __forceinline__ void differentiate_scores(const float (&dm)[32], cons
     }
   }
   const float upper = quad_sum(rows[0]), lower = quad_sum(rows[1]);
-  if (own.column == 0) parts.e_columns[own.row] = upper, parts.e_columns[own.row + 8] = lower;
+  if (own.column == 0) parts.inside[own.row] = upper, parts.inside[own.row + 8] = lower;
   const float2 sums = column_sums(columns, own.lane);
-  const int column = own.lane / 4 * 8 + own.column;
-  *reinterpret_cast<float2*>(&parts.e_rows[own.warp][column]) = sums;
+  *reinterpret_cast<float2*>(&parts.e_rows[own.warp][own.lane / 4 * 8 + own.column]) = sums;
 }
 
 template <int N>
-__device__ __forceinline__ void compute_pairs(const Problem& problem, const Work& work, Shared<N>& shared) {
-  const mimo_ssd_backward_args& args = problem.args;
+__device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>& shared) {
   const SsdPlace own = own_place();
-  const int count = static_cast<int>(work.piece.count);
-  float g[32], dg[32] = {};
-  wait(&shared.operands, 0);
-  begin_products();
-  queue_product<N / 16, false, false>(g, shared.b[0], shared.c[0], false);
-  commit_products();
-  wait_products<0>();
-  settle(g);
-  for (int i = 0; i < work.heads; ++i) {
-    const int slot = i % stages, head = work.first_head + i;
-    const typename Shared<N>::Stage& stage = shared.stage[slot];
-    const SsdChunkTokens& tokens = shared.tokens[slot];
-    Parts& parts = shared.parts[i % 2];
-    char* const dx = shared.dx[i % 2];
-    const float d = args.d[head];
-    wait(&shared.full[slot], i / stages & 1);
-    float dm[32], w[32];
+  const bool writes = threadIdx.x % 128 == 0;
+  for (int k = 0, step_number = 0;; ++k) {
+    wait(&shared.operands_full, k & 1);
+    const Work work = shared.work;
+    if (work.count == 0) break;
+    float g[32], dg[32];
     begin_products();
-    queue_product<4, false, false>(dm, stage.x, stage.dy, false);
+    queue_product<N / 16, false, false>(g, shared.b[0], shared.c[0], false);
     commit_products();
-    queue_product<N / 16, false, false>(w, shared.b[0], stage.dstate[0], false);
-    commit_products();
-    wait(&shared.parts_empty[i % 2], (i / 2 & 1) ^ 1);
-    wait_products<1>();
-    settle(dm);
-    uint32_t mixed[16];
-    differentiate_scores(dm, g, dg, tokens, own, parts, mixed);
-    const float to_end[2] = {tokens.to_end[own.row], tokens.to_end[own.row + 8]};
-    const float step[2] = {tokens.step[own.row], tokens.step[own.row + 8]};
+#pragma unroll
+    for (float& value : dg) value = 0;
     wait_products<0>();
-    settle(w);
-    // w: through the state after the chunk, then inside.
-    uint32_t x[16];
-    float b_dot[2] = {0, 0}, x_dot[2] = {0, 0}, d_sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = 4 * j + 2 * half;
-        const uint32_t pair = x[2 * j + half] = pair_of(stage.x, own, j, half);
-        w[at] *= to_end[half], w[at + 1] *= to_end[half];
-        b_dot[half] += w[at] * lower_bf16(pair) + w[at + 1] * upper_bf16(pair);
-      }
-    }
-    begin_products();
-    queue_product(w, mixed, stage.dy);
-    commit_products();
-    b_dot[0] = quad_sum(b_dot[0]), b_dot[1] = quad_sum(b_dot[1]);
-    wait_products<0>();
-    settle(w);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = 4 * j + 2 * half;
-        const uint32_t gradient = pair_of(stage.dy, own, j, half), pair = x[2 * j + half];
-        x_dot[half] += w[at] * lower_bf16(pair) + w[at + 1] * upper_bf16(pair);
-        d_sum += lower_bf16(gradient) * lower_bf16(pair) + upper_bf16(gradient) * upper_bf16(pair);
-        pair_of(dx, own, j, half) =
-            pack_bf16(step[half] * w[at] + d * lower_bf16(gradient), step[half] * w[at + 1] + d * upper_bf16(gradient));
-      }
-    }
-    arrive_warp(&shared.empty[slot]);
-    x_dot[0] = quad_sum(x_dot[0]), x_dot[1] = quad_sum(x_dot[1]);
-    d_sum = warp_sum(d_sum);
-    if (own.column == 0) {
-      parts.b_dot[own.row] = b_dot[0], parts.b_dot[own.row + 8] = b_dot[1];
-      parts.x_dot[own.row] = x_dot[0], parts.x_dot[own.row + 8] = x_dot[1];
-    }
-    if (own.lane == 0) parts.d[own.warp] = d_sum;
-    arrive_warp(&shared.parts_full[i % 2]);
-    meet<1, 128>();
-    copy_rows(dx, count, static_cast<bf16*>(args.dx) + work.piece.begin * args.dxbc_stride + head * ssd_head,
-              args.dxbc_stride);
-  }
-  store_tile(shared.dg, own, dg);
-  publish_stores();
-  meet<2, 256>();
-}
-
-// ---- the third -------------------------------------------------------------------------------------------------
-
-template <int N>
-__device__ __forceinline__ void compute_states(const Problem& problem, const Work& work, Shared<N>& shared) {
-  constexpr int slices = N / 64;
-  const mimo_ssd_backward_args& args = problem.args;
-  const SsdPlace own = own_place();
-  float db[slices][32] = {}, dc[slices][32] = {};
-  wait(&shared.operands, 0);
-  for (int i = 0; i < work.heads; ++i) {
-    const int slot = i % stages;
-    const typename Shared<N>::Stage& stage = shared.stage[slot];
-    const SsdChunkTokens& tokens = shared.tokens[slot];
-    wait(&shared.full[slot], i / stages & 1);
-    float b_part[32], c_part[32], dots[2] = {0, 0};
-    begin_products();
-    queue_product<4, false, true>(b_part, stage.x, stage.dstate[0], false);
-    commit_products();
-    queue_product<4, false, true>(c_part, stage.dy, stage.state[0], false);
-    commit_products();
-    const float weight[2] = {tokens.weight[own.row], tokens.weight[own.row + 8]};
-    const float from_start[2] = {tokens.from_start[own.row], tokens.from_start[own.row + 8]};
-#pragma unroll
-    for (int slice = 0; slice < slices; ++slice) {
+    settle(g);
+    for (int i = 0; i < problem.heads; ++i, ++step_number) {
+      const int slot = step_number % stages, head = work.group * problem.heads + i;
+      const typename Shared<N>::Stage& stage = shared.stage[slot];
+      const SsdChunkTokens& tokens = shared.tokens[slot];
+      Parts& parts = shared.parts[step_number % 2];
+      char* const dx = shared.dx[step_number % 2];
+      const float d = problem.args.d[head];
+      wait(&shared.full[slot], step_number / stages & 1);
+      float dm[32], w[32];
+      begin_products();
+      queue_product<4, false, false>(dm, stage.x, stage.dy, false);
+      commit_products();
+      queue_product<N / 16, false, false>(w, shared.b[0], stage.dstate[0], false);
+      commit_products();
+      wait(&shared.parts_empty[step_number % 2], (step_number / 2 & 1) ^ 1);
       wait_products<1>();
-      settle(b_part);
-#pragma unroll
-      for (int j = 0; j < 32; ++j) db[slice][j] += weight[j / 2 % 2] * b_part[j];
-      if (slice + 1 < slices) {
-        begin_products();
-        queue_product<4, false, true>(b_part, stage.x, stage.dstate[slice + 1], false);
-        commit_products();
-        wait_products<1>();
-      } else {
-        wait_products<0>();
-      }
-      settle(c_part);
+      settle(dm);
+      put_diagonal(dm, own, parts.d);
+      uint32_t mixed[16];
+      differentiate_scores(dm, g, dg, tokens, own, parts, mixed);
+      const float to_end[2] = {tokens.to_end[own.row], tokens.to_end[own.row + 8]};
+      const float step[2] = {tokens.step[own.row], tokens.step[own.row + 8]};
+      wait_products<0>();
+      settle(w);
+      // w: through the state after the chunk, then inside.
+      float b_dot[2] = {0, 0};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = 4 * j + 2 * half;
-          const uint32_t pair = pair_of(shared.c[slice], own, j, half);
-          const float first = from_start[half] * c_part[at], second = from_start[half] * c_part[at + 1];
-          dots[half] += first * lower_bf16(pair) + second * upper_bf16(pair);
-          dc[slice][at] += first, dc[slice][at + 1] += second;
+          const uint32_t x = pair_of(stage.x, own, j, half);
+          w[at] *= to_end[half], w[at + 1] *= to_end[half];
+          b_dot[half] += w[at] * lower_bf16(x) + w[at + 1] * upper_bf16(x);
         }
       }
-      if (slice + 1 < slices) {
-        begin_products();
-        queue_product<4, false, true>(c_part, stage.dy, stage.state[slice + 1], false);
-        commit_products();
-      }
-    }
-    arrive_warp(&shared.empty[slot]);
-    dots[0] = quad_sum(dots[0]), dots[1] = quad_sum(dots[1]);
-    wait(&shared.parts_empty[i % 2], (i / 2 & 1) ^ 1);
-    Parts& parts = shared.parts[i % 2];
-    if (own.column == 0) parts.c_dot[own.row] = dots[0], parts.c_dot[own.row + 8] = dots[1];
-    arrive_warp(&shared.parts_full[i % 2]);
-  }
-  meet<2, 256>();
-  begin_products();
-#pragma unroll
-  for (int slice = 0; slice < slices; ++slice) {
-    queue_product<4, false, true>(db[slice], shared.dg, shared.c[slice], true);
-    queue_product<4, true, true>(dc[slice], shared.dg, shared.b[slice], true);
-  }
-  commit_products();
-  wait_products<0>();
-  const int64_t to = work.piece.begin * args.dxbc_stride + work.group * N + own.column;
-#pragma unroll
-  for (int slice = 0; slice < slices; ++slice) {
-    settle(db[slice]);
-    settle(dc[slice]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = own.row + 8 * half;
-      if (row >= work.piece.count) continue;
-      const int64_t at = to + row * args.dxbc_stride + slice * 64;
+      begin_products();
+      queue_product(w, mixed, stage.dy);
+      commit_products();
+      b_dot[0] = quad_sum(b_dot[0]), b_dot[1] = quad_sum(b_dot[1]);
+      if (own.column == 0) parts.b_dot[own.row] = b_dot[0], parts.b_dot[own.row + 8] = b_dot[1];
+      wait_products<0>();
+      settle(w);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const int i = 4 * j + 2 * half;
-        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(args.db) + at + 8 * j) = pack_bf16(db[slice][i], db[slice][i + 1]);
-        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(args.dc) + at + 8 * j) = pack_bf16(dc[slice][i], dc[slice][i + 1]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = 4 * j + 2 * half;
+          const uint32_t dy = pair_of(stage.dy, own, j, half);
+          pair_of(dx, own, j, half) =
+              pack_bf16(step[half] * w[at] + d * lower_bf16(dy), step[half] * w[at + 1] + d * upper_bf16(dy));
+        }
+      }
+      // ⟨H_c, dS_c⟩ is the trace of their product.
+      begin_products();
+      queue_product<N / 16, false, false>(w, stage.state[0], stage.dstate[0], false);
+      commit_products();
+      publish_stores();
+      if (writes) wait_read<0>();  // the other dx is free
+      meet<1, 128>();
+      if (writes) write_head_tile(dx, problem.dx, head, work.row, work.first, work.last);
+      wait_products<0>();
+      settle(w);
+      put_diagonal(w, own, parts.states);
+      arrive_warp(&shared.empty[slot]);
+      arrive_warp(&shared.parts_full[step_number % 2]);
+    }
+    uint32_t packed[16];
+    pack_tile(dg, packed);
+    store_tile(shared.dg, own, packed);
+    publish_stores();
+    meet<2, 256>();
+  }
+  if (writes) wait_read<0>();
+}
+
+// ---- the third -------------------------------------------------------------------------------------------------
+
+/// Adds a head's b_j and c_i, and leaves C_i · c_i.
+template <int N>
+__device__ __forceinline__ void add_head(const Shared<N>& shared, int slot, const SsdPlace& own, float (&db)[N / 64][32],
+                                         float (&dc)[N / 64][32], float (&dots)[2]) {
+  constexpr int slices = N / 64;
+  const typename Shared<N>::Stage& stage = shared.stage[slot];
+  const SsdChunkTokens& tokens = shared.tokens[slot];
+  float b_part[32], c_part[32];
+  begin_products();
+  queue_product<4, false, true>(b_part, stage.x, stage.dstate[0], false);
+  commit_products();
+  queue_product<4, false, true>(c_part, stage.dy, stage.state[0], false);
+  commit_products();
+  const float weight[2] = {tokens.weight[own.row], tokens.weight[own.row + 8]};
+  const float from_start[2] = {tokens.from_start[own.row], tokens.from_start[own.row + 8]};
+  dots[0] = dots[1] = 0;
+#pragma unroll
+  for (int slice = 0; slice < slices; ++slice) {
+    wait_products<1>();
+    settle(b_part);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) db[slice][j] += weight[j / 2 % 2] * b_part[j];
+    if (slice + 1 < slices) {
+      begin_products();
+      queue_product<4, false, true>(b_part, stage.x, stage.dstate[slice + 1], false);
+      commit_products();
+      wait_products<1>();
+    } else {
+      wait_products<0>();
+    }
+    settle(c_part);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = 4 * j + 2 * half;
+        const uint32_t c = pair_of(shared.c[slice], own, j, half);
+        dots[half] += c_part[at] * lower_bf16(c) + c_part[at + 1] * upper_bf16(c);
+        dc[slice][at] += from_start[half] * c_part[at], dc[slice][at + 1] += from_start[half] * c_part[at + 1];
       }
     }
+    if (slice + 1 < slices) {
+      begin_products();
+      queue_product<4, false, true>(c_part, stage.dy, stage.state[slice + 1], false);
+      commit_products();
+    }
+  }
+  dots[0] = from_start[0] * quad_sum(dots[0]), dots[1] = from_start[1] * quad_sum(dots[1]);
+}
+
+template <int N>
+__device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>& shared) {
+  constexpr int slices = N / 64;
+  const mimo_ssd_backward_args& args = problem.args;
+  const SsdPlace own = own_place();
+  for (int k = 0, step_number = 0;; ++k) {
+    wait(&shared.operands_full, k & 1);
+    const Work work = shared.work;
+    if (work.count == 0) break;
+    float db[slices][32] = {}, dc[slices][32] = {};
+    for (int i = 0; i < problem.heads; ++i, ++step_number) {
+      const int slot = step_number % stages;
+      wait(&shared.full[slot], step_number / stages & 1);
+      float dots[2];
+      add_head(shared, slot, own, db, dc, dots);
+      arrive_warp(&shared.empty[slot]);
+      wait(&shared.parts_empty[step_number % 2], (step_number / 2 & 1) ^ 1);
+      Parts& parts = shared.parts[step_number % 2];
+      if (own.column == 0) parts.c_dot[own.row] = dots[0], parts.c_dot[own.row + 8] = dots[1];
+      arrive_warp(&shared.parts_full[step_number % 2]);
+    }
+    meet<2, 256>();
+    begin_products();
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice) {
+      queue_product<4, false, true>(db[slice], shared.dg, shared.c[slice], true);
+      queue_product<4, true, true>(dc[slice], shared.dg, shared.b[slice], true);
+    }
+    commit_products();
+    wait_products<0>();
+    meet<3, 128>();  // the gradients take the place of B and C
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice) {
+      uint32_t packed[16];
+      settle(db[slice]);
+      pack_tile(db[slice], packed);
+      store_tile(shared.b[slice], own, packed);
+      settle(dc[slice]);
+      pack_tile(dc[slice], packed);
+      store_tile(shared.c[slice], own, packed);
+    }
+    meet<3, 128>();
+    const int64_t to = work.begin * args.dxbc_stride + work.group * N;
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice) {
+      copy_rows(shared.b[slice], work.count, static_cast<bf16*>(args.db) + to + slice * 64, args.dxbc_stride);
+      copy_rows(shared.c[slice], work.count, static_cast<bf16*>(args.dc) + to + slice * 64, args.dxbc_stride);
+    }
+    publish_stores();
+    arrive_warp(&shared.operands_empty);
   }
 }
 
@@ -265,37 +301,29 @@ __global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_const
 #ifdef MIMO_ON_SM90A
   extern __shared__ char unaligned[];
   Shared<N>& shared = *reinterpret_cast<Shared<N>*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
-  const mimo_ssd_backward_args& args = problem.args;
-  const int groups = static_cast<int>(args.groups);
-  Work work;
-  work.number = blockIdx.x / groups, work.group = blockIdx.x % groups;
-  work.heads = static_cast<int>(args.heads) / groups, work.first_head = work.group * work.heads;
-  work.piece = piece_at(args.cu_seqlens, args.sequences, ssd_chunk, work.number);
-  if (work.piece.count == 0) return;
   if (threadIdx.x == 0) {
-    initialise(&shared.operands, 1);
-    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], 8 + dot_warps);
-    for (int i = 0; i < 2; ++i) initialise(&shared.parts_full[i], 8 + dot_warps), initialise(&shared.parts_empty[i], 1);
+    initialise(&shared.operands_full, 1), initialise(&shared.operands_empty, 5);
+    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], 8);
+    for (int i = 0; i < 2; ++i) initialise(&shared.parts_full[i], 8), initialise(&shared.parts_empty[i], 1);
     publish_barriers();
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     shrink_registers<service_registers>();
-    const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
-      fetch(problem, work, shared);
-    } else if (warp == 1 || warp == 2) {
-      multiply_states(work, shared, warp - 1);
-    } else if (warp == 3) {
-      finish_steps(problem, work, shared);
+      fetch_heads(problem, shared);
+    } else if (threadIdx.x == 32) {
+      fetch_operands(problem, shared);
+    } else if (threadIdx.x >= 96) {
+      finish_steps(problem, shared);
     }
   } else if (warpgroup == 1) {
     grow_registers<pair_registers>();
-    compute_pairs(problem, work, shared);
+    compute_pairs(problem, shared);
   } else {
     grow_registers<state_registers>();
-    compute_states(problem, work, shared);
+    compute_states(problem, shared);
   }
 #endif
 }
@@ -315,11 +343,14 @@ void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& a
   problem.b = heads_map(args.b, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
   problem.c = heads_map(args.c, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
   problem.dy = heads_map(dy_space.as<bf16>(), args.heads, ssd_head, ssd_head, width, ssd_chunk);
+  problem.dx = heads_map(args.dx, args.heads, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
   problem.args = args;
   problem.states = state_space.as<bf16>();
   problem.dstates = problem.states + state_elements;
   problem.tokens = tokens;
   problem.sums = sum_space.as<SsdHeadSums>();
+  problem.heads = static_cast<int>(args.heads / args.groups);
+  problem.units = static_cast<int>(pieces * args.groups);
   sm90_bf16_ssd_tokens(stream, args, tokens);
   sm80_bf16_ssd_gate(stream, args, dy_space.as<bf16>());
   const SsdSizes sizes{args.cu_seqlens, args.sequences, args.tokens, args.heads, args.groups, args.state_dim};
@@ -327,7 +358,7 @@ void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& a
                                {problem.dy, problem.c, state_space.as<bf16>() + state_elements, nullptr, true}};
   sm90_bf16_ssd_states(stream, sizes, tokens, carries, 2);
   const auto run = [&](auto n) {
-    launch(stream, backward_kernel<n>, grid_of(pieces * args.groups), dim3(threads), 1024 + sizeof(Shared<n>), problem);
+    launch(stream, backward_kernel<n>, grid_of(smaller(problem.units, stream.device->multiprocessors)), dim3(threads), 1024 + sizeof(Shared<n>), problem);
   };
   if (args.state_dim == 64) {
     run(std::integral_constant<int, 64>{});

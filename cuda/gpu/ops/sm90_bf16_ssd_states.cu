@@ -9,7 +9,7 @@ namespace mimo::cuda {
 namespace sm90 {
 namespace {
 
-constexpr int stages = 5, outputs = 3, consumers = 128, threads = consumers + 32;
+constexpr int stages = 4, outputs = 4, consumers = 128, threads = consumers + 2 * 32;
 
 struct Shared {
   char output[outputs][ssd_tile_bytes];
@@ -17,7 +17,7 @@ struct Shared {
     char a[ssd_tile_bytes], b[ssd_tile_bytes];
   } stage[stages];
   SsdChunkTokens tokens[stages];
-  uint64_t full[stages], empty[stages];
+  uint64_t full[stages], empty[stages], output_full[outputs], output_empty[outputs];
 };
 constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
@@ -48,6 +48,23 @@ __device__ __forceinline__ void fetch(const Problem& problem, const SsdCarry& ca
   }
 }
 
+/// Has the copy engine write the states that the warpgroup leaves in shared memory.
+__device__ __forceinline__ void write_states(const Problem& problem, const SsdCarry& carry, const Work& work, Shared& shared) {
+  const int64_t slices = problem.sizes.state_dim / 64, step = problem.sizes.heads * slices * ssd_tile_elements;
+  bf16* to = carry.states + ((work.piece * problem.sizes.heads + work.head) * slices + work.slice) * ssd_tile_elements;
+  if (carry.reverse) to += (work.chunks - 1) * step;
+  for (int i = 0; i < work.chunks; ++i, to += carry.reverse ? -step : step) {
+    wait(&shared.output_full[i % outputs], i / outputs & 1);
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(shared.output[i % outputs])), "n"(ssd_tile_bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    wait_read<1>();
+    if (i > 0) arrive(&shared.output_empty[(i - 1) % outputs]);
+  }
+  wait_read<0>();
+}
+
 /// aᵀ with its columns weighted, as a left operand.
 __device__ __forceinline__ void weigh(uint32_t (&left)[16], const char* a, const float* weight, const SsdPlace& own) {
 #pragma unroll
@@ -74,27 +91,21 @@ __device__ __forceinline__ void carry_states(const Problem& problem, const SsdCa
   };
   if (work.chunks > 0) prepare(0, left);
   for (int i = 0; i < work.chunks; ++i) {
-    const int slot = i % stages, chunk = carry.reverse ? work.chunks - 1 - i : i;
-    char* const output = shared.output[i % outputs];
-    store_tile(output, own, state);
-    publish_stores();
-    // The tile of the next chunk is free once no more than the last store is still being read.
-    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-    meet<1, consumers>();
-    if (threadIdx.x == 0) {
-      bf16* const to =
-          carry.states + (((work.piece + chunk) * heads + work.head) * slices + work.slice) * ssd_tile_elements;
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(output)),
-                   "n"(ssd_tile_bytes)
-                   : "memory");
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    }
+    const int slot = i % stages;
+    uint32_t packed[16];
+    pack_tile(state, packed);
     const float decay = shared.tokens[slot].from_start[ssd_chunk - 1];
 #pragma unroll
     for (float& value : state) value *= decay;
     begin_products();
     queue_product(state, left, shared.stage[slot].b);
     commit_products();
+    // Meanwhile the state goes to memory, and the next chunk's operand comes.
+    char* const output = shared.output[i % outputs];
+    wait(&shared.output_empty[i % outputs], (i / outputs & 1) ^ 1);
+    store_tile(output, own, packed);
+    publish_stores();
+    arrive_warp(&shared.output_full[i % outputs]);
     if (i + 1 < work.chunks) prepare(i + 1, next);
     wait_products<0>();
     settle(state);
@@ -102,7 +113,6 @@ __device__ __forceinline__ void carry_states(const Problem& problem, const SsdCa
     for (int j = 0; j < 16; ++j) left[j] = next[j];
     arrive_warp(&shared.empty[slot]);
   }
-  if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   if (carry.last == nullptr) return;
   float* const to = carry.last + ((blockIdx.y * heads + work.head) * ssd_head + own.row) * problem.sizes.state_dim +
                     work.slice * 64 + own.column;
@@ -119,6 +129,7 @@ __global__ void __launch_bounds__(threads) states_kernel(const __grid_constant__
   Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], consumers / 32);
+    for (int i = 0; i < outputs; ++i) initialise(&shared.output_full[i], consumers / 32), initialise(&shared.output_empty[i], 1);
     publish_barriers();
   }
   __syncthreads();
@@ -134,6 +145,8 @@ __global__ void __launch_bounds__(threads) states_kernel(const __grid_constant__
     carry_states(problem, carry, work, shared);
   } else if (threadIdx.x == consumers) {
     fetch(problem, carry, work, shared);
+  } else if (threadIdx.x == consumers + 32) {
+    write_states(problem, carry, work, shared);
   }
 #endif
 }
