@@ -40,7 +40,7 @@ struct Shared {
 };
 
 struct Problem {
-  CUtensorMap x, b, c, dy, dx;
+  CUtensorMap x, b, c, dy, dx, db, dc;
   mimo_ssd_backward_args args;
   const bf16* states;
   const bf16* dstates;

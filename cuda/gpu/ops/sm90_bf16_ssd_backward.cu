@@ -244,7 +244,6 @@ __device__ __forceinline__ void add_head(const Shared<N>& shared, int slot, cons
 template <int N>
 __device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>& shared) {
   constexpr int slices = N / 64;
-  const mimo_ssd_backward_args& args = problem.args;
   const SsdPlace own = own_place();
   for (int k = 0, step_number = 0;; ++k) {
     wait(&shared.operands_full, k & 1);
@@ -282,14 +281,17 @@ __device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>
       pack_tile(dc[slice], packed);
       store_tile(shared.c[slice], own, packed);
     }
-    meet<3, 128>();
-    const int64_t to = work.begin * args.dxbc_stride + work.group * N;
-#pragma unroll
-    for (int slice = 0; slice < slices; ++slice) {
-      copy_rows(shared.b[slice], work.count, static_cast<bf16*>(args.db) + to + slice * 64, args.dxbc_stride);
-      copy_rows(shared.c[slice], work.count, static_cast<bf16*>(args.dc) + to + slice * 64, args.dxbc_stride);
-    }
     publish_stores();
+    meet<3, 128>();
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+      for (int slice = 0; slice < slices; ++slice) {
+        const int tile = work.group * slices + slice;
+        write_head_tile(shared.b[slice], problem.db, tile, work.row, work.first, work.last);
+        write_head_tile(shared.c[slice], problem.dc, tile, work.row, work.first, work.last);
+      }
+      wait_read<0>();
+    }
     arrive_warp(&shared.operands_empty);
   }
 }
@@ -344,6 +346,8 @@ void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& a
   problem.c = heads_map(args.c, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
   problem.dy = heads_map(dy_space.as<bf16>(), args.heads, ssd_head, ssd_head, width, ssd_chunk);
   problem.dx = heads_map(args.dx, args.heads, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
+  problem.db = heads_map(args.db, args.groups * slices, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
+  problem.dc = heads_map(args.dc, args.groups * slices, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
   problem.args = args;
   problem.states = state_space.as<bf16>();
   problem.dstates = problem.states + state_elements;

@@ -171,7 +171,8 @@ __global__ void __launch_bounds__(threads, blocks_at_once) output_kernel(const _
   const mimo_ssd_forward_args& args = problem.args;
   const int groups = static_cast<int>(args.groups);
   Work work;
-  work.number = blockIdx.x / groups, work.group = blockIdx.x % groups;
+  // Backwards: the last states are still in the L2 cache.
+  work.number = (gridDim.x - 1 - blockIdx.x) / groups, work.group = blockIdx.x % groups;
   work.heads = static_cast<int>(args.heads) / groups, work.first_head = work.group * work.heads;
   work.piece = piece_at(args.cu_seqlens, args.sequences, ssd_chunk, work.number);
   if (work.piece.count == 0) return;

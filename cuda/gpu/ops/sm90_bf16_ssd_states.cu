@@ -1,5 +1,5 @@
-// States of the scan on Hopper: a warpgroup owns 64 numbers of the state of a head and carries them, in fp32 registers, over
-// the chunks of a sequence. Memory sees the states as bf16, once.
+// States of the scan on Hopper: a block owns 64 of the state's columns of a head. A warpgroup carries them, in fp32 registers,
+// over the chunks of a sequence, and a second one weighs the tokens before it needs them. Memory sees the states as bf16, once.
 //
 // Forward  H_{c+1} = exp(cs_Q) H_c + Σ_j exp(cs_Q - cs_j) Δ_j x_j ⊗ B_j; in reverse  dS_{c-1} = exp(cs_Q) dS_c + Σ_i exp(cs_i)
 // dy_i ⊗ C_i (docs/spec/language-model.md §2.3, §2.4).
@@ -9,17 +9,19 @@ namespace mimo::cuda {
 namespace sm90 {
 namespace {
 
-constexpr int stages = 4, outputs = 4, consumers = 128, threads = consumers + 2 * 32;
+constexpr int outputs = 4, threads = 2 * 128 + 2 * 32;
+/// Of a block that has a multiprocessor for itself, and of one that shares it with another.
+constexpr int stages_of_one = 8, stages_of_two = 4;
 
+template <int stages>
 struct Shared {
   char output[outputs][ssd_tile_bytes];
   struct {
     char a[ssd_tile_bytes], b[ssd_tile_bytes];
   } stage[stages];
   SsdChunkTokens tokens[stages];
-  uint64_t full[stages], empty[stages], output_full[outputs], output_empty[outputs];
+  uint64_t full[stages], weighed[stages], empty[stages], output_full[outputs], output_empty[outputs];
 };
-constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
 struct Problem {
   SsdCarry carries[2];
@@ -33,7 +35,8 @@ struct Work {
   int64_t piece;
 };
 
-__device__ __forceinline__ void fetch(const Problem& problem, const SsdCarry& carry, const Work& work, Shared& shared) {
+template <int stages>
+__device__ __forceinline__ void fetch(const Problem& problem, const SsdCarry& carry, const Work& work, Shared<stages>& shared) {
   const int heads = static_cast<int>(problem.sizes.heads), slices = static_cast<int>(problem.sizes.state_dim / 64);
   const int group = work.head / static_cast<int>(problem.sizes.heads / problem.sizes.groups);
   for (int i = 0; i < work.chunks; ++i) {
@@ -49,7 +52,9 @@ __device__ __forceinline__ void fetch(const Problem& problem, const SsdCarry& ca
 }
 
 /// Has the copy engine write the states that the warpgroup leaves in shared memory.
-__device__ __forceinline__ void write_states(const Problem& problem, const SsdCarry& carry, const Work& work, Shared& shared) {
+template <int stages>
+__device__ __forceinline__ void write_states(const Problem& problem, const SsdCarry& carry, const Work& work,
+                                             Shared<stages>& shared) {
   const int64_t slices = problem.sizes.state_dim / 64, step = problem.sizes.heads * slices * ssd_tile_elements;
   bf16* to = carry.states + ((work.piece * problem.sizes.heads + work.head) * slices + work.slice) * ssd_tile_elements;
   if (carry.reverse) to += (work.chunks - 1) * step;
@@ -65,56 +70,58 @@ __device__ __forceinline__ void write_states(const Problem& problem, const SsdCa
   wait_read<0>();
 }
 
-/// aᵀ with its columns weighted, as a left operand.
-__device__ __forceinline__ void weigh(uint32_t (&left)[16], const char* a, const float* weight, const SsdPlace& own) {
+/// Weighs the rows of a where they lie.
+template <int stages>
+__device__ __forceinline__ void weigh(const SsdCarry& carry, const Work& work, Shared<stages>& shared) {
+  const int thread = threadIdx.x % 128, column = thread % 8;
+  for (int i = 0; i < work.chunks; ++i) {
+    const int slot = i % stages;
+    const SsdChunkTokens& tokens = shared.tokens[slot];
+    const float* const weight = carry.reverse ? tokens.from_start : tokens.weight;
+    wait(&shared.full[slot], i / stages & 1);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint32_t part[4];
-    left_k_rows(part, a, own.warp * 16, 16 * k);
+    for (int j = 0; j < 4; ++j) {
+      const int row = j * 16 + thread / 8;
+      bf16* const at = reinterpret_cast<bf16*>(shared.stage[slot].a + tile_offset(row, column));
+      float value[8];
+      read(at, value);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 w = pair_at(weight, 16 * k + i / 2 * 8 + own.column);
-      left[4 * k + i] = pack_bf16(lower_bf16(part[i]) * w.x, upper_bf16(part[i]) * w.y);
+      for (float& one : value) one *= weight[row];
+      write(at, value);
     }
+    publish_stores();
+    arrive_warp(&shared.weighed[slot]);
   }
 }
 
-__device__ __forceinline__ void carry_states(const Problem& problem, const SsdCarry& carry, const Work& work, Shared& shared) {
+template <int stages>
+__device__ __forceinline__ void carry_states(const Problem& problem, const SsdCarry& carry, const Work& work,
+                                             Shared<stages>& shared) {
   const SsdPlace own = own_place();
-  const int64_t heads = problem.sizes.heads, slices = problem.sizes.state_dim / 64;
   float state[32] = {};
-  uint32_t left[16], next[16];
-  const auto prepare = [&](int i, uint32_t(&to)[16]) {
-    const int slot = i % stages;
-    wait(&shared.full[slot], i / stages & 1);
-    weigh(to, shared.stage[slot].a, carry.reverse ? shared.tokens[slot].from_start : shared.tokens[slot].weight, own);
-  };
-  if (work.chunks > 0) prepare(0, left);
   for (int i = 0; i < work.chunks; ++i) {
     const int slot = i % stages;
     uint32_t packed[16];
     pack_tile(state, packed);
+    wait(&shared.full[slot], i / stages & 1);
+    wait(&shared.weighed[slot], i / stages & 1);
     const float decay = shared.tokens[slot].from_start[ssd_chunk - 1];
 #pragma unroll
     for (float& value : state) value *= decay;
     begin_products();
-    queue_product(state, left, shared.stage[slot].b);
+    queue_product<4, true, true>(state, shared.stage[slot].a, shared.stage[slot].b, true);
     commit_products();
-    // Meanwhile the state goes to memory, and the next chunk's operand comes.
-    char* const output = shared.output[i % outputs];
+    // Meanwhile the state before the chunk goes to memory.
     wait(&shared.output_empty[i % outputs], (i / outputs & 1) ^ 1);
-    store_tile(output, own, packed);
+    store_tile(shared.output[i % outputs], own, packed);
     publish_stores();
     arrive_warp(&shared.output_full[i % outputs]);
-    if (i + 1 < work.chunks) prepare(i + 1, next);
     wait_products<0>();
     settle(state);
-#pragma unroll
-    for (int j = 0; j < 16; ++j) left[j] = next[j];
     arrive_warp(&shared.empty[slot]);
   }
   if (carry.last == nullptr) return;
-  float* const to = carry.last + ((blockIdx.y * heads + work.head) * ssd_head + own.row) * problem.sizes.state_dim +
+  float* const to = carry.last + ((blockIdx.y * problem.sizes.heads + work.head) * ssd_head + own.row) * problem.sizes.state_dim +
                     work.slice * 64 + own.column;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -123,13 +130,16 @@ __device__ __forceinline__ void carry_states(const Problem& problem, const SsdCa
   }
 }
 
+template <int stages>
 __global__ void __launch_bounds__(threads) states_kernel(const __grid_constant__ Problem problem) {
 #ifdef MIMO_ON_SM90A
   extern __shared__ char unaligned[];
-  Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+  Shared<stages>& shared = *reinterpret_cast<Shared<stages>*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], consumers / 32);
-    for (int i = 0; i < outputs; ++i) initialise(&shared.output_full[i], consumers / 32), initialise(&shared.output_empty[i], 1);
+    for (int i = 0; i < stages; ++i) {
+      initialise(&shared.full[i], 1), initialise(&shared.weighed[i], 4), initialise(&shared.empty[i], 4);
+    }
+    for (int i = 0; i < outputs; ++i) initialise(&shared.output_full[i], 4), initialise(&shared.output_empty[i], 1);
     publish_barriers();
   }
   __syncthreads();
@@ -141,11 +151,14 @@ __global__ void __launch_bounds__(threads) states_kernel(const __grid_constant__
   work.chunks = (work.last - work.first + ssd_chunk - 1) / ssd_chunk;
   work.head = static_cast<int>(blockIdx.x) / slices, work.slice = static_cast<int>(blockIdx.x) % slices;
   work.piece = first_piece(sizes.cu_seqlens, blockIdx.y, ssd_chunk);
-  if (threadIdx.x < consumers) {
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
     carry_states(problem, carry, work, shared);
-  } else if (threadIdx.x == consumers) {
+  } else if (warpgroup == 1) {
+    weigh(carry, work, shared);
+  } else if (threadIdx.x == 256) {
     fetch(problem, carry, work, shared);
-  } else if (threadIdx.x == consumers + 32) {
+  } else if (threadIdx.x == 256 + 32) {
     write_states(problem, carry, work, shared);
   }
 #endif
@@ -207,8 +220,15 @@ void sm90_bf16_ssd_states(mimo_stream& stream, const SsdSizes& sizes, const SsdC
   Problem problem{};
   for (int i = 0; i < directions; ++i) problem.carries[i] = carries[i];
   problem.sizes = sizes, problem.tokens = tokens;
-  launch(stream, states_kernel, grid_of(sizes.heads * (sizes.state_dim / 64), sizes.sequences, directions), dim3(threads),
-         shared_bytes, problem);
+  const auto run = [&](auto stages) {
+    launch(stream, states_kernel<stages>, grid_of(sizes.heads * (sizes.state_dim / 64), sizes.sequences, directions),
+           dim3(threads), 1024 + sizeof(Shared<stages>), problem);
+  };
+  if (sizes.heads * (sizes.state_dim / 64) * sizes.sequences * directions <= stream.device->multiprocessors) {
+    run(std::integral_constant<int, stages_of_one>{});
+  } else {
+    run(std::integral_constant<int, stages_of_two>{});
+  }
 }
 
 }  // namespace sm90
