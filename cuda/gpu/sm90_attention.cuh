@@ -36,6 +36,23 @@ __device__ __forceinline__ uint64_t head_along_columns(const char* tile, int row
   return operand(tile, true, half_tile_bytes(rows)) + step * operand_step<true>;
 }
 
+// Of an operand whose k runs along the head alone, the second tile can be as narrow as it has columns: 160 bytes a row.
+
+constexpr int narrow_row_bytes = 2 * (head_dim - tile_width);
+constexpr int narrow_tile_bytes(int rows) { return half_tile_bytes(rows) + rows * narrow_row_bytes; }
+
+/// The same copy to such tiles, from a heads_map and a heads_end_map; `rows` a multiple of 8.
+__device__ __forceinline__ void copy_narrow_head(char* to, const CUtensorMap& map, const CUtensorMap& end, int rows, int head,
+                                                 int row, int first, int last, uint64_t* barrier) {
+  copy_head_box(to, map, 0, head, row, first, last, barrier);
+  copy_head_box(to + half_tile_bytes(rows), end, 0, head, row, first, last, barrier);
+}
+__device__ __forceinline__ uint64_t narrow_head_along_k(const char* tile, int rows, int step) {
+  if (step < 4) return operand(tile, false, 0) + step * operand_step<false>;
+  constexpr uint64_t swizzle_32 = uint64_t(3) << 62, eight_rows = uint64_t(8 * narrow_row_bytes >> 4) << 32;
+  return swizzle_32 | eight_rows | uint64_t(1) << 16 | ((shared_address(tile + half_tile_bytes(rows)) & 0x3FFFF) >> 4);
+}
+
 #define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define MIMO_16(i) MIMO_4(i), MIMO_4(i + 4), MIMO_4(i + 8), MIMO_4(i + 12)
 #define MIMO_SUMS_32                                                                                                 \
@@ -92,5 +109,36 @@ __device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t*
 #undef MIMO_SUMS_32
 #undef MIMO_16
 #undef MIMO_4
+
+/// A barrier of the 128 threads of a warpgroup; `number` 1 .. 15.
+__device__ __forceinline__ void synchronise_warpgroup(int number) {
+  asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
+}
+
+/// Bytes of shared memory through which a warp stores 16 rows, and of each of them.
+constexpr int room_row_bytes = 2 * head_dim, room_bytes = 16 * room_row_bytes;
+
+/// Stores a warp's 16 rows of [64, 80] sums times `factor`, `stride` elements from row to row of `to`, rows below `count`
+/// alone, in pieces of 16 bytes. `room`: room_bytes on 16 bytes, the warp's own.
+__device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], float factor, char* room, bf16* to, int64_t stride,
+                                                int count) {
+  const int lane = threadIdx.x % 32;
+  char* const from = room + lane % 16 * room_row_bytes + lane / 16 * 16;
+  __syncwarp();
+#pragma unroll
+  for (int k = 0; k < head_dim / 16; ++k) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) packed[j] = pack_bf16(factor * sum[8 * k + 2 * j], factor * sum[8 * k + 2 * j + 1]);
+    store_matrices(from + k * 32, packed);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16 * (head_dim / 8) / 32; ++i) {
+    const int piece = i * 32 + lane, r = piece / (head_dim / 8), chunk = piece % (head_dim / 8);
+    const uint4 value = *reinterpret_cast<const uint4*>(room + r * room_row_bytes + chunk * 16);
+    if (r < count) *reinterpret_cast<uint4*>(to + r * stride + chunk * 8) = value;
+  }
+}
 
 }  // namespace mimo::cuda::sm90

@@ -28,11 +28,15 @@ bool attention_fits(const mimo_stream& stream, const Args& args) {
 
 }  // namespace sm90
 
-/// Sequences far shorter than its tiles (of 192 queries) are left to cuDNN.
+/// Sequences far shorter than a piece of 64 queries are left to cuDNN.
 inline bool sm90_attention_forward_fits(const mimo_stream& stream, const mimo_attention_forward_args& args) {
   return sm90::attention_fits(stream, args) && args.tokens >= 128 * args.sequences;
 }
+/// Faster from this length on, where a block's first and last steps do not count.
+constexpr int64_t sm90_long_sequence = 4096;
 void sm90_bf16_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
+/// Faster below.
+void sm90_bf16_packed_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
 
 inline bool sm90_attention_backward_fits(const mimo_stream& stream, const mimo_attention_backward_args& args) {
   return sm90::attention_fits(stream, args) && sm90::in_pieces_of_16(args.d_o, args.d_o_stride) &&
@@ -40,5 +44,8 @@ inline bool sm90_attention_backward_fits(const mimo_stream& stream, const mimo_a
          sm90::in_pieces_of_16(args.dv, 0);
 }
 void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);
+/// Faster where no sequence is longer than this: a block then has a whole one.
+constexpr int64_t sm90_short_sequence = 384;
+void sm90_bf16_short_attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);
 
 }  // namespace mimo::cuda

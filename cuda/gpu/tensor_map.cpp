@@ -84,4 +84,13 @@ CUtensorMap heads_map(const void* data, int64_t heads, int64_t head_dim, int64_t
   return tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 5, size, stride, box);
 }
 
+CUtensorMap heads_end_map(const void* data, int64_t heads, int64_t head_stride, int64_t token_stride, uint32_t box_rows) {
+  const int64_t row = 2 * token_stride;
+  const int64_t size[5] = {16, heads, ragged_end, int64_t{1} << 31, int64_t{1} << 31};
+  const int64_t stride[4] = {2 * head_stride, row, row, (int64_t{1} << 34) - row};
+  const uint32_t box[5] = {16, 1, box_rows, 1, 1};
+  return tensor_map(static_cast<const char*>(data) + 128, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_32B, 5, size,
+                    stride, box);
+}
+
 }  // namespace mimo::cuda

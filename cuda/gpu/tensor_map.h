@@ -29,4 +29,8 @@ CUtensorMap byte_ragged_map(const void* data, int64_t width, uint32_t box_rows);
 CUtensorMap heads_map(const void* data, int64_t heads, int64_t head_dim, int64_t head_stride, int64_t token_stride,
                       uint32_t box_rows);
 
+/// Columns 64 .. of the same heads, 16 of them, as rows of 32 bytes in shared memory: the second half of a tile whose columns
+/// no product has as its own, which so takes 160 bytes a row.
+CUtensorMap heads_end_map(const void* data, int64_t heads, int64_t head_stride, int64_t token_stride, uint32_t box_rows);
+
 }  // namespace mimo::cuda

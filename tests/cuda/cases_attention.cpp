@@ -114,6 +114,12 @@ void add_attention(Cases& cases, bool large) {
   add("packed vision", {{300, 1, 0, 77, 128, 129, 400}, 3, 3, 80, false, 0});
   add("vision tiles", {{112, 113, 191, 192, 193, 224}, 2, 2, 80, false, 0});
   add("short vision", {{0, 5, 1, 1, 33, 0, 2, 64, 65, 0}, 2, 2, 80, false, 0});
+  // Around pieces of 256 queries: of equal lengths, of others, and of more sequences than a warp has lanes.
+  add("equal vision", {{256, 256, 256}, 3, 3, 80, false, 0});
+  add("vision pieces", {{255, 256, 257, 0, 511, 513, 65}, 2, 2, 80, false, 0});
+  std::vector<int32_t> many;
+  for (int32_t i = 0; i < 70; ++i) many.push_back(i * 37 % 90);
+  add("many vision", {many, 2, 2, 80, false, 0});
   add("one token", {{1}, 1, 1, 80, false, 0});
   add("equal lengths", {{64, 64}, 4, 1, 72, true, 0});
   add("wide heads", {{50}, 2, 1, 128, true, 0});
@@ -124,6 +130,8 @@ void add_attention(Cases& cases, bool large) {
     add("large causal", {{2048}, 8, 2, 128, true, 0});
     add("large packed", {{1000, 3, 700, 345}, 8, 2, 128, true, 0});
     add("large vision", {{1024, 1024}, 4, 4, 80, false, 0});
+    add("large short vision", {std::vector<int32_t>(64, 256), 8, 8, 80, false, 0});
+    add("large unequal vision", {{320, 192, 256, 300, 129, 256, 64, 250, 640, 1}, 16, 16, 80, false, 0});
     add("large packed vision", {{1500, 0, 256, 900, 1, 1391}, 8, 8, 80, false, 0});
     add("large 64", {{900, 124}, 4, 4, 64, true, 0});
     add("large 72", {{512}, 4, 4, 72, false, 0});

@@ -3,42 +3,41 @@
 //
 //   p = exp(scale q kᵀ - lse)   dv = pᵀ do   dp = do vᵀ   ds = p (dp - Σ_i do_i o_i)   dq = scale ds k   dk = scale dsᵀ q
 //
-// A block owns 128 keys of a head and walks the sequence's queries, 64 at a time. Two warpgroups have 64 keys each: they
-// compute sᵀ and dpᵀ with keys as rows, so that pᵀ and dsᵀ are in registers already what the products for dv and dk want on
-// their left, and leave dsᵀ in shared memory too. A third warpgroup multiplies that with the keys: dq of 64 queries, summed
-// over the block's keys. The fourth has a warp that fetches and warps that add dq to the sums of all blocks.
+// One block a multiprocessor takes pieces of 128 keys of a head, one after the other, and walks the sequence's queries for
+// each, 64 at a time. Two warpgroups have 64 keys each: they compute sᵀ and dpᵀ with keys as rows, so that pᵀ and dsᵀ are in
+// registers already what the products for dv and dk want on their left, and leave dsᵀ in shared memory too. A third
+// warpgroup multiplies that with the keys: dq of 64 queries, summed over the piece's keys. The fourth has a warp that takes
+// pieces, one that fetches, across the ends of pieces, and two that add dq to the sums in memory.
 //
-// Those sums are added in a fixed order, that of the keys: a block adds to a tile of queries after the block before it
-// has. Blocks take their numbers when they start, and a block waits for lower numbers alone: there is always a block
-// that does not wait. Heads alternate from block to block, so that of the blocks that run at a time few belong to one
-// head; these start one after the other, two microseconds apart, and do not hold each other up from then on.
-#include "kernel.cuh"
-#include "sm90_attention.cuh"
+// Those sums are added in a fixed order, that of the keys: a piece is added to a tile of queries after the piece before it.
+// The last piece of a sequence reads the sums instead, adds its own and rounds. Pieces are taken in the order of their numbers
+// and a block waits for lower numbers alone: there is always a block that does not wait. Heads alternate from number to
+// number, so that of the pieces that are worked on at a time few belong to one head; these come to run one after the other,
+// two microseconds apart, and do not hold each other up from then on.
 #include "sm90_attention.h"
+#include "sm90_attention_backward.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 using namespace sm90;
 
-constexpr int query_rows = 64, key_rows = 128;
-constexpr int query_steps = query_rows / 16, key_steps = key_rows / 16, head_steps = head_dim / 16;
-constexpr int query_bytes = head_tile_bytes(query_rows), key_bytes = head_tile_bytes(key_rows);
-constexpr int ds_bytes = key_rows * tile_row_bytes;
-constexpr int dq_floats = query_rows * head_dim, dq_bytes = dq_floats * 4;
-constexpr int statistics_floats = 2 * query_rows, statistics_bytes = statistics_floats * 4;
-constexpr int stages = 2, ds_buffers = 2, adders = 2;
-constexpr int stage_bytes = 2 * query_bytes;
-constexpr int main_warps = 8, threads = 4 * 128;
-/// Of 64 Ki: 128 threads keep 24, 128 have 72, 256 get 208.
-constexpr int service_registers = 24, dq_registers = 72, main_registers = 208;
+constexpr int slots = 2, adders = 2;
+constexpr int near_end_tiles = 4;  // of queries: about as long as finding a piece and fetching its keys
 
+/// A piece of a head's keys: piece `index` of a sequence, tokens first .. last - 1.
+struct Work {
+  int head, first, last, index;
+  int tile;  // first of the sequence's tiles of queries among all; head -1: the end
+};
 struct Barriers {
-  uint64_t keys;
+  uint64_t work_full[slots], work_empty[slots];
+  uint64_t key_full, key_empty, value_full, value_empty;
+  uint64_t near_end;
   uint64_t full[stages], empty[stages];
   uint64_t ds_full[ds_buffers], ds_empty[ds_buffers];
-  uint64_t dq_full[adders], dq_empty[adders];
-  int32_t number;
+  uint64_t dq_full[adders], dq_empty[adders];      // sums on their way to memory
+  uint64_t sums_full[adders], sums_empty[adders];  // and back
 };
 struct Shared {
   char key[key_bytes], value[key_bytes];
@@ -46,7 +45,9 @@ struct Shared {
   char ds[ds_buffers][ds_bytes];    // [key][query]
   float dq[adders][dq_floats];      // float4 j of thread t at j * 128 + t
   float statistics[stages][statistics_floats];
+  char room[main_warps][room_bytes];
   Barriers barriers;
+  Work work[slots];
 };
 constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
@@ -55,312 +56,298 @@ struct Problem {
   mimo_attention_backward_args args;
   const float* statistics;  // [head][tile of queries][lse log2 e, Σ do o][64]
   float* dq;                // [head][tile of queries], each as Shared::dq has it
-  int32_t* added;           // [head][tile of queries]: blocks that have added
-  int32_t* numbers;         // the next block's
+  int32_t* added;           // [head][tile of queries]: pieces that have been added
+  int32_t* next;            // the next piece's number
   int32_t query_tiles;      // piece_count
+  int32_t key_tiles;        // the same
 };
 
-/// The part of the work that a block has.
-struct Work {
-  int head, sequence_tile, first, last;  // sequence_tile: its number among the sequence's keys
-  int key_count, query_tiles, tile;      // tile: first of the sequence's in the arrays above
-};
+__device__ __forceinline__ int query_tiles_of(const Work& work) {
+  return (work.last - work.first + query_rows - 1) / query_rows;
+}
+__device__ __forceinline__ bool is_last(const Work& work) {
+  return (work.index + 1) * key_rows >= work.last - work.first;
+}
 
-// ---- the fourth warpgroup --------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void fetch(const Problem& problem, const Work& work, Shared& shared) {
-  Barriers& barriers = shared.barriers;
-  const int key = work.sequence_tile * key_rows;
-  arrive_expecting(&barriers.keys, 2 * key_bytes);
-  copy_head(shared.key, problem.k, key_rows, work.head, key, work.first, work.last, &barriers.keys);
-  copy_head(shared.value, problem.v, key_rows, work.head, key, work.first, work.last, &barriers.keys);
-  const float* statistics =
-      problem.statistics + (static_cast<int64_t>(work.head) * problem.query_tiles + work.tile) * statistics_floats;
-  for (int i = 0; i < work.query_tiles; ++i) {
-    const int slot = i % stages;
-    uint64_t* const full = &barriers.full[slot];
-    wait(&barriers.empty[slot], (i / stages & 1) ^ 1);
-    arrive_expecting(full, stage_bytes + statistics_bytes);
-    copy_head(shared.stage[slot], problem.q, query_rows, work.head, i * query_rows, work.first, work.last, full);
-    copy_head(shared.stage[slot] + query_bytes, problem.d_o, query_rows, work.head, i * query_rows, work.first, work.last,
-              full);
-    copy_bytes(shared.statistics[slot], statistics + i * statistics_floats, statistics_bytes, full);
+/// Calls body(work) for every piece that this block takes.
+template <class Body>
+__device__ __forceinline__ void for_each_work(Shared& shared, Body&& body) {
+  for (int turn = 0;; ++turn) {
+    const int slot = turn % slots;
+    wait(&shared.barriers.work_full[slot], turn / slots & 1);
+    const Work work = shared.work[slot];
+    if (work.head < 0) return;
+    body(work);
+    __syncwarp(__activemask());
+    if (threadIdx.x % 32 == 0) arrive(&shared.barriers.work_empty[slot]);
   }
 }
 
-/// Adds every `adders`-th tile of dq from `own` on.
-__device__ __forceinline__ void add_dq(const Problem& problem, const Work& work, Shared& shared, int own) {
-  Barriers& barriers = shared.barriers;
-  const int64_t first = static_cast<int64_t>(work.head) * problem.query_tiles + work.tile;
-  for (int i = own; i < work.query_tiles; i += adders) {
-    wait(&barriers.dq_full[own], i / adders & 1);
-    float* const to = problem.dq + (first + i) * dq_floats;
-    int32_t* const added = problem.added + first + i;
-    if (work.sequence_tile == 0) {
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                   "r"(shared_address(shared.dq[own])), "r"(dq_bytes)
-                   : "memory");
-    } else {
-      int32_t count;
-      do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(added) : "memory");
-      } while (count != work.sequence_tile);
-      asm volatile("fence.proxy.async;" ::: "memory");
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-                   "r"(shared_address(shared.dq[own])), "r"(dq_bytes)
-                   : "memory");
+// ---- the fourth warpgroup --------------------------------------------------------------------------------------
+
+/// Waits until so many pieces have been added to a tile of queries.
+__device__ __forceinline__ void await_added(const int32_t* added, int pieces) {
+  int32_t count;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(added) : "memory");
+  } while (count != pieces);
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+/// Takes the next piece when the block is about to end one. Taken earlier, it would hold up the pieces that wait for it.
+__device__ __forceinline__ void take(const Problem& problem, Shared& shared) {
+  const mimo_attention_backward_args& args = problem.args;
+  const int heads = static_cast<int>(args.query_heads), numbers = problem.key_tiles * heads;
+  uint32_t parity = 0;
+  for (int turn = 0;;) {
+    const int number = atomicAdd(problem.next, 1), slot = turn % slots;
+    Work work{-1, 0, 0, 0, 0};
+    if (number < numbers) {
+      const Piece piece = piece_at(args.cu_seqlens, args.sequences, key_rows, number / heads);
+      if (piece.count == 0) continue;
+      work = {number % heads, static_cast<int>(piece.first), static_cast<int>(piece.last), static_cast<int>(piece.index),
+              static_cast<int>(first_piece(args.cu_seqlens, piece.sequence, query_rows))};
     }
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    arrive(&barriers.dq_empty[own]);
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(added), "r"(work.sequence_tile + 1) : "memory");
+    wait(&shared.barriers.work_empty[slot], (turn / slots & 1) ^ 1);
+    shared.work[slot] = work;
+    arrive(&shared.barriers.work_full[slot]);
+    if (work.head < 0) return;
+    wait(&shared.barriers.near_end, parity);
+    parity ^= 1;
+    ++turn;
   }
+}
+
+/// The first queries come before the keys: their place is free earlier.
+__device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
+  Barriers& barriers = shared.barriers;
+  int step = 0;
+  uint32_t parity = 1;
+  for_each_work(shared, [&](const Work& work) {
+    const int query_tiles = query_tiles_of(work);
+    const float* const statistics =
+        problem.statistics + (static_cast<int64_t>(work.head) * problem.query_tiles + work.tile) * statistics_floats;
+    for (int i = 0; i < query_tiles; ++i, ++step) {
+      const int slot = step % stages;
+      uint64_t* const full = &barriers.full[slot];
+      wait(&barriers.empty[slot], (step / stages & 1) ^ 1);
+      copy_queries(shared.stage[slot], shared.statistics[slot], problem.q, problem.d_o, statistics, i, work.head, work.first,
+                   work.last, full);
+      if (i > 0) continue;
+      wait(&barriers.value_empty, parity);
+      arrive_expecting(&barriers.value_full, key_bytes);
+      copy_head(shared.value, problem.v, key_rows, work.head, work.index * key_rows, work.first, work.last,
+                &barriers.value_full);
+      wait(&barriers.key_empty, parity);
+      arrive_expecting(&barriers.key_full, key_bytes);
+      copy_head(shared.key, problem.k, key_rows, work.head, work.index * key_rows, work.first, work.last, &barriers.key_full);
+      parity ^= 1;
+    }
+  });
+}
+
+/// Adds every `adders`-th tile of dq from `own` on, or, for the last piece of a sequence, brings the sums of those before.
+__device__ __forceinline__ void add_dq(const Problem& problem, Shared& shared, int own) {
+  Barriers& barriers = shared.barriers;
+  uint32_t full = 0, empty = 1;
+  for_each_work(shared, [&](const Work& work) {
+    const bool last = is_last(work);
+    if (last && work.index == 0) return;
+    const int64_t first = static_cast<int64_t>(work.head) * problem.query_tiles + work.tile;
+    const int query_tiles = query_tiles_of(work);
+    for (int i = own; i < query_tiles; i += adders) {
+      float* const sums = problem.dq + (first + i) * dq_floats;
+      int32_t* const added = problem.added + first + i;
+      if (last) {
+        wait(&barriers.sums_empty[own], empty);
+        empty ^= 1;
+        await_added(added, work.index);
+        arrive_expecting(&barriers.sums_full[own], dq_bytes);
+        copy_bytes(shared.dq[own], sums, dq_bytes, &barriers.sums_full[own]);
+        continue;
+      }
+      wait(&barriers.dq_full[own], full);
+      full ^= 1;
+      if (work.index == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums),
+                     "r"(shared_address(shared.dq[own])), "r"(dq_bytes)
+                     : "memory");
+      } else {
+        await_added(added, work.index);
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                     "r"(shared_address(shared.dq[own])), "r"(dq_bytes)
+                     : "memory");
+      }
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      arrive(&barriers.dq_empty[own]);
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+      asm volatile("fence.proxy.async;" ::: "memory");
+      asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(added), "r"(work.index + 1) : "memory");
+    }
+  });
 }
 
 // ---- the third -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void multiply_dq(const Work& work, Shared& shared) {
+__device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shared) {
   Barriers& barriers = shared.barriers;
-  const int thread = threadIdx.x % 128;
+  const int thread = threadIdx.x % 128, warp = thread / 32;
   const bool signals = thread % 32 == 0;
-  wait(&barriers.keys, 0);
-  for (int i = 0; i < work.query_tiles; ++i) {
-    float sum[head_sums];
-    const int buffer = i % ds_buffers, adder = i % adders;
-    wait(&barriers.ds_full[buffer], i / ds_buffers & 1);
-    begin_products();
+  int step = 0;
+  uint32_t parity = 0, sums_full = 0, dq_empty = (1 << adders) - 1;  // a bit an adder
+  for_each_work(shared, [&](const Work& work) {
+    const int query_tiles = query_tiles_of(work);
+    const bool last = is_last(work);
+    wait(&barriers.key_full, parity);
+    parity ^= 1;
+    for (int i = 0; i < query_tiles; ++i, ++step) {
+      float sum[head_sums];
+      const int buffer = step % ds_buffers, adder = i % adders;
+      float4* const staged = reinterpret_cast<float4*>(shared.dq[adder]) + thread;
+      wait(&barriers.ds_full[buffer], step / ds_buffers & 1);
+      begin_products();
 #pragma unroll
-    for (int k = 0; k < key_steps; ++k) {
-      multiply_64x80(sum, operand(shared.ds[buffer], true, 0) + k * operand_step<true>,
-                     head_along_columns(shared.key, key_rows, k), k > 0);
-    }
-    commit_products();
-    wait_products<0>();
-    settle(sum);
-    if (signals) arrive(&barriers.ds_empty[buffer]);
-    wait(&barriers.dq_empty[adder], (i / adders & 1) ^ 1);
-    float4* const to = reinterpret_cast<float4*>(shared.dq[adder]) + thread;
+      for (int k = 0; k < key_steps; ++k) {
+        multiply_64x80(sum, operand(shared.ds[buffer], true, 0) + k * operand_step<true>,
+                       head_along_columns(shared.key, key_rows, k), k > 0);
+      }
+      commit_products();
+      wait_products<0>();
+      settle(sum);
+      if (signals && i + 1 == query_tiles) arrive(&barriers.key_empty);
+      if (!last) {
+        if (signals) arrive(&barriers.ds_empty[buffer]);
+        wait(&barriers.dq_empty[adder], dq_empty >> adder & 1);
+        dq_empty ^= 1 << adder;
 #pragma unroll
-    for (int j = 0; j < head_sums / 4; ++j) {
-      to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+        for (int n = 0; n < head_sums / 4; ++n) {
+          staged[n * 128] = make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
+        }
+        publish_stores();
+        __syncwarp();
+        if (signals) arrive(&barriers.dq_full[adder]);
+        continue;
+      }
+      if (work.index > 0) {
+        wait(&barriers.sums_full[adder], sums_full >> adder & 1);
+        sums_full ^= 1 << adder;
+#pragma unroll
+        for (int n = 0; n < head_sums / 4; ++n) {
+          const float4 before = staged[n * 128];
+          sum[4 * n] += before.x, sum[4 * n + 1] += before.y, sum[4 * n + 2] += before.z, sum[4 * n + 3] += before.w;
+        }
+        publish_stores();
+        __syncwarp();
+        if (signals) arrive(&barriers.sums_empty[adder]);
+      }
+      // All products have read dsᵀ: its place takes the result on its way.
+      synchronise_warpgroup(1);
+      const int64_t row = i * query_rows + warp * 16, stride = problem.args.d_token_stride;
+      store_head_rows(sum, problem.args.softmax_scale, shared.ds[buffer] + warp * (ds_bytes / 4),
+                      static_cast<bf16*>(problem.args.dq) + (work.first + row) * stride + work.head * problem.args.group_stride,
+                      stride, static_cast<int>(work.last - work.first - row));
+      __syncwarp();
+      if (signals) arrive(&barriers.ds_empty[buffer]);
     }
-    publish_stores();
-    __syncwarp();
-    if (signals) arrive(&barriers.dq_full[adder]);
-  }
+  });
 }
 
 // ---- the first two ---------------------------------------------------------------------------------------------
 
-/// Stores this thread's part of [64, 80] times `factor` in rows of a token each.
-__device__ __forceinline__ void store_gradient(const float (&sum)[head_sums], float factor, bf16* to, int64_t stride, int row,
-                                               int count) {
-  const int column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= count) continue;
-    bf16* const at = to + (row + 8 * half) * stride + column;
-#pragma unroll
-    for (int j = 0; j < head_dim / 8; ++j) {
-      *reinterpret_cast<uint32_t*>(at + 8 * j) =
-          pack_bf16(factor * sum[4 * j + 2 * half], factor * sum[4 * j + 2 * half + 1]);
-    }
-  }
-}
-
-__device__ __forceinline__ void multiply_keys(const Problem& problem, const Work& work, Shared& shared, int own) {
+__device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& shared, int own) {
   Barriers& barriers = shared.barriers;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool signals = lane == 0, cut = work.key_count < key_rows;
-  const int row = own * 64 + warp * 16 + lane / 4;  // and row + 8
-  const float scale = problem.args.softmax_scale, scale_log2 = scale * log2_e;
-  // Where this lane stores a row of eight of dsᵀ: 16 keys of the warp, 16 queries a step.
-  const int ds_row = own * 64 + warp * 16 + lane % 16, ds_chunk = lane / 16;
-
-  wait(&barriers.keys, 0);
-  const char* const own_key = shared.key + own * 64 * tile_row_bytes;
-  const char* const own_value = shared.value + own * 64 * tile_row_bytes;
-
-  float dk[head_sums], dv[head_sums];
-  for (int i = 0; i < work.query_tiles; ++i) {
-    const int slot = i % stages, buffer = i % ds_buffers;
-    const char* const query = shared.stage[slot];
-    const char* const d_o = query + query_bytes;
-    wait(&barriers.full[slot], i / stages & 1);
-    float s[query_rows / 2], dp[query_rows / 2], p[query_rows / 2];
-    uint32_t p_packed[query_rows / 4], ds_packed[query_rows / 4];
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < head_steps; ++k) {
-      multiply_64x64(s, head_along_k(own_key, key_rows, k), head_along_k(query, query_rows, k), k > 0);
-    }
-    commit_products();
-#pragma unroll
-    for (int k = 0; k < head_steps; ++k) {
-      multiply_64x64(dp, head_along_k(own_value, key_rows, k), head_along_k(d_o, query_rows, k), k > 0);
-    }
-    commit_products();
-    wait_products<1>();
-    settle(s);
-    // dk of the tile before is through as well: its stage is free. Every lane says so, for it has read statistics there.
-    if (i > 0) arrive(&barriers.empty[(i - 1) % stages]);
-    const float2* const lse = reinterpret_cast<const float2*>(shared.statistics[slot]) + lane % 4;
-#pragma unroll
-    for (int j = 0; j < query_rows / 8; ++j) {
-      const float2 l = lse[4 * j];
-      p[4 * j] = exp2_fast(s[4 * j] * scale_log2 - l.x);
-      p[4 * j + 1] = exp2_fast(s[4 * j + 1] * scale_log2 - l.y);
-      p[4 * j + 2] = exp2_fast(s[4 * j + 2] * scale_log2 - l.x);
-      p[4 * j + 3] = exp2_fast(s[4 * j + 3] * scale_log2 - l.y);
-      p_packed[2 * j] = pack_bf16(p[4 * j], p[4 * j + 1]);
-      p_packed[2 * j + 1] = pack_bf16(p[4 * j + 2], p[4 * j + 3]);
-    }
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < query_steps; ++k) {
-      multiply_64x80(dv, p_packed + 4 * k, head_along_columns(d_o, query_rows, k), i > 0 || k > 0);
-    }
-    commit_products();
-    wait_products<1>();
-    settle(dp);
-    const float2* const dot = lse + query_rows / 2;
-#pragma unroll
-    for (int j = 0; j < query_rows / 8; ++j) {
-      const float2 d = dot[4 * j];
-      ds_packed[2 * j] = pack_bf16(p[4 * j] * (dp[4 * j] - d.x), p[4 * j + 1] * (dp[4 * j + 1] - d.y));
-      ds_packed[2 * j + 1] = pack_bf16(p[4 * j + 2] * (dp[4 * j + 2] - d.x), p[4 * j + 3] * (dp[4 * j + 3] - d.y));
-    }
-    // Rows behind the sequence have scores of 0, whatever that gives: dq must not see them.
-    if (cut) {
-#pragma unroll
-      for (int j = 0; j < query_rows / 8; ++j) {
-        if (row >= work.key_count) ds_packed[2 * j] = 0;
-        if (row + 8 >= work.key_count) ds_packed[2 * j + 1] = 0;
-      }
-    }
-    wait(&barriers.ds_empty[buffer], (i / ds_buffers & 1) ^ 1);
-#pragma unroll
-    for (int k = 0; k < query_steps; ++k) {
-      store_matrices(shared.ds[buffer] + tile_offset(ds_row, 2 * k + ds_chunk), ds_packed + 4 * k);
-    }
-    publish_stores();
-    __syncwarp();
-    if (signals) arrive(&barriers.ds_full[buffer]);
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < query_steps; ++k) {
-      multiply_64x80(dk, ds_packed + 4 * k, head_along_columns(query, query_rows, k), i > 0 || k > 0);
-    }
-    commit_products();
-  }
-  wait_products<0>();
-  settle(dk);
-  settle(dv);
+  const int warp = threadIdx.x / 32 % 4, first_row = own * 64 + warp * 16;
+  const bool signals = threadIdx.x % 32 == 0;
+  const float scale = problem.args.softmax_scale;
   const int64_t stride = problem.args.d_token_stride;
-  const int64_t to = (work.first + static_cast<int64_t>(work.sequence_tile) * key_rows) * stride +
-                     work.head * problem.args.group_stride;
-  store_gradient(dk, scale, static_cast<bf16*>(problem.args.dk) + to, stride, row, work.key_count);
-  store_gradient(dv, 1, static_cast<bf16*>(problem.args.dv) + to, stride, row, work.key_count);
+  char* const room = shared.room[own * 4 + warp];
+  int step = 0;
+  uint32_t parity = 0;
+  for_each_work(shared, [&](const Work& work) {
+    const int query_tiles = query_tiles_of(work), key_count = min(key_rows, work.last - work.first - work.index * key_rows);
+    wait(&barriers.key_full, parity);
+    wait(&barriers.value_full, parity);
+    parity ^= 1;
+    float dk[head_sums], dv[head_sums];
+    multiply_keys_with_queries(
+        shared, shared.key + own * 64 * tile_row_bytes, shared.value + own * 64 * tile_row_bytes, own, key_count, query_tiles,
+        scale * log2_e, step, dk, dv,
+        [&](int i) {
+          if (signals && i == max(0, query_tiles - near_end_tiles)) arrive(&barriers.near_end);
+        },
+        [&](int i) {
+          if (signals && i + 1 == query_tiles) arrive(&barriers.key_empty);
+        },
+        [&](int i) {
+          if (signals && i + 1 == query_tiles) arrive(&barriers.value_empty);
+        });
+    const int64_t to = (work.first + static_cast<int64_t>(work.index) * key_rows + first_row) * stride +
+                       work.head * problem.args.group_stride;
+    store_head_rows(dv, 1, room, static_cast<bf16*>(problem.args.dv) + to, stride, key_count - first_row);
+    store_head_rows(dk, scale, room, static_cast<bf16*>(problem.args.dk) + to, stride, key_count - first_row);
+  });
 }
 
 // ---- kernels ---------------------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_constant__ Problem problem) {
+__global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const __grid_constant__ Problem problem) {
 #ifdef MIMO_ON_SM90A
   extern __shared__ char unaligned[];
   Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
   Barriers& barriers = shared.barriers;
   if (threadIdx.x == 0) {
-    barriers.number = atomicAdd(problem.numbers, 1);
-    initialise(&barriers.keys, 1);
+    for (int i = 0; i < slots; ++i) {
+      initialise(&barriers.work_full[i], 1);
+      initialise(&barriers.work_empty[i], main_warps + dq_warps + 1 + adders);
+    }
+    initialise(&barriers.near_end, main_warps);
+    initialise(&barriers.key_full, 1), initialise(&barriers.key_empty, main_warps + dq_warps);
+    initialise(&barriers.value_full, 1), initialise(&barriers.value_empty, main_warps);
+    for (int i = 0; i < adders; ++i) {
+      initialise(&barriers.dq_full[i], dq_warps), initialise(&barriers.dq_empty[i], 1);
+      initialise(&barriers.sums_full[i], 1), initialise(&barriers.sums_empty[i], dq_warps);
+    }
     for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], 32 * main_warps);
     for (int i = 0; i < ds_buffers; ++i) {
       initialise(&barriers.ds_full[i], main_warps);
-      initialise(&barriers.ds_empty[i], 4);
+      initialise(&barriers.ds_empty[i], dq_warps);
     }
-    for (int i = 0; i < adders; ++i) initialise(&barriers.dq_full[i], 4), initialise(&barriers.dq_empty[i], 1);
     publish_barriers();
   }
   __syncthreads();
-  const mimo_attention_backward_args& args = problem.args;
-  const int number = barriers.number, heads = static_cast<int>(args.query_heads);
-  const Piece piece = piece_at(args.cu_seqlens, args.sequences, key_rows, number / heads);
-  if (piece.count == 0) return;
-  Work work;
-  work.head = number % heads;
-  work.sequence_tile = static_cast<int>(piece.index);
-  work.first = static_cast<int>(piece.first), work.last = static_cast<int>(piece.last);
-  work.key_count = static_cast<int>(piece.count);
-  work.query_tiles = (work.last - work.first + query_rows - 1) / query_rows;
-  work.tile = static_cast<int>(first_piece(args.cu_seqlens, piece.sequence, query_rows));
-
+  previous_is_done();
   const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     shrink_registers<service_registers>();
-    if (threadIdx.x == 0) {
-      fetch(problem, work, shared);
-    } else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= adders) {
-      add_dq(problem, work, shared, threadIdx.x / 32 - 1);
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 != 0) return;
+    if (warp == 0) {
+      fetch(problem, shared);
+    } else if (warp <= adders) {
+      add_dq(problem, shared, warp - 1);
+    } else {
+      take(problem, shared);
     }
   } else if (warpgroup == 1) {
     shrink_registers<dq_registers>();
-    multiply_dq(work, shared);
+    multiply_dq(problem, shared);
   } else {
     grow_registers<main_registers>();
-    multiply_keys(problem, work, shared, warpgroup - 2);
+    multiply_keys(problem, shared, warpgroup - 2);
   }
 #endif
 }
 
-/// lse log2 e and Σ_i do_i o_i of every query, tile by tile; two threads a query. Rows behind a sequence: p becomes 0.
-__global__ void __launch_bounds__(256) statistics_kernel(mimo_attention_backward_args args, int64_t query_tiles, float* to) {
-  const Piece piece = piece_at(args.cu_seqlens, args.sequences, query_rows, blockIdx.x);
-  if (piece.count == 0) return;
-  const int64_t index = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, pair = index / 2;
-  const int64_t heads = args.query_heads, head = pair % heads, row = pair / heads;
-  const bool exists = row < query_rows, live = row < piece.count;
-  float sum = 0;
-  if (live) {
-    const int64_t token = piece.begin + row, offset = head * head_dim + index % 2 * (head_dim / 2);
-    const bf16* const d_o = static_cast<const bf16*>(args.d_o) + token * args.d_o_stride + offset;
-    const bf16* const o = static_cast<const bf16*>(args.o) + token * heads * head_dim + offset;
-#pragma unroll
-    for (int i = 0; i < head_dim / 2; i += 8) {
-      float a[8], b[8];
-      read(d_o + i, a);
-      read(o + i, b);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sum += a[j] * b[j];
-    }
-  }
-  sum += __shfl_xor_sync(all_lanes, sum, 1);
-  if (!exists || index % 2 != 0) return;
-  float* const at = to + (head * query_tiles + blockIdx.x) * statistics_floats + row;
-  at[0] = live ? args.lse[(piece.begin + row) * heads + head] * log2_e : INFINITY;
-  at[query_rows] = sum;
-}
-
-/// dq in bf16 from the sums; a thread has 8 columns of two rows.
-__global__ void __launch_bounds__(320) dq_kernel(mimo_attention_backward_args args, int64_t query_tiles, const float* sums) {
-  const Piece piece = piece_at(args.cu_seqlens, args.sequences, query_rows, blockIdx.x);
-  if (piece.count == 0) return;
-  const int j = threadIdx.x % (head_dim / 8), pair = threadIdx.x / (head_dim / 8), row = pair / 8 * 16 + pair % 8;
-  const float* const from = sums + (static_cast<int64_t>(blockIdx.y) * query_tiles + blockIdx.x) * dq_floats +
-                            (j * 128 + pair / 8 * 32 + pair % 8 * 4) * 4;
-  float upper[8], lower[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float part[4];
-    read(from + 4 * i, part);
-    upper[2 * i] = args.softmax_scale * part[0], upper[2 * i + 1] = args.softmax_scale * part[1];
-    lower[2 * i] = args.softmax_scale * part[2], lower[2 * i + 1] = args.softmax_scale * part[3];
-  }
-  bf16* const to = static_cast<bf16*>(args.dq) + (piece.begin + row) * args.d_token_stride +
-                   static_cast<int64_t>(blockIdx.y) * args.group_stride + j * 8;
-  if (row < piece.count) write(to, upper);
-  if (row + 8 < piece.count) write(to + 8 * args.d_token_stride, lower);
+/// And the counters, which start at 0.
+__global__ void __launch_bounds__(256) statistics_kernel(mimo_attention_backward_args args, int64_t query_tiles, float* to,
+                                                         int32_t* added, int32_t* next) {
+  previous_is_done();
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+  if (first == 0 && blockIdx.x == 0) *next = 0;
+  if (first < args.query_heads) added[first * query_tiles + blockIdx.x] = 0;
+  const Piece piece = find_piece(args.cu_seqlens, args.sequences, query_rows, blockIdx.x);
+  if (piece.count > 0) write_statistics(args, piece, query_tiles, to);
 }
 
 }  // namespace
@@ -369,9 +356,7 @@ void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_back
   const int64_t heads = args.query_heads, query_tiles = piece_count(args.tokens, args.sequences, query_rows);
   const int64_t key_tiles = piece_count(args.tokens, args.sequences, key_rows);
   Workspace statistics(&stream, heads * query_tiles * statistics_bytes), dq(&stream, heads * query_tiles * dq_bytes);
-  const int64_t counters_bytes = (heads * query_tiles + 1) * 4;
-  Workspace counters(&stream, counters_bytes);
-  check(cudaMemsetAsync(counters.as<void>(), 0, static_cast<size_t>(counters_bytes), stream.handle()), "clearing counters");
+  Workspace counters(&stream, (heads * query_tiles + 1) * 4);
   Problem problem;
   problem.q = heads_map(args.q, heads, head_dim, args.group_stride, args.token_stride, query_rows);
   problem.k = heads_map(args.k, heads, head_dim, args.group_stride, args.token_stride, key_rows);
@@ -380,13 +365,14 @@ void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_back
   problem.args = args;
   problem.statistics = statistics.as<float>();
   problem.dq = dq.as<float>();
-  problem.numbers = counters.as<int32_t>();
-  problem.added = problem.numbers + 1;
+  problem.next = counters.as<int32_t>();
+  problem.added = problem.next + 1;
   problem.query_tiles = static_cast<int32_t>(query_tiles);
-  launch(stream, statistics_kernel, grid_of(query_tiles, ceil_div(2 * query_rows * heads, 256)), dim3(256), 0, args,
-         query_tiles, statistics.as<float>());
-  launch(stream, backward_kernel, grid_of(key_tiles * heads), dim3(threads), shared_bytes, problem);
-  launch(stream, dq_kernel, grid_of(query_tiles, heads), dim3(320), 0, args, query_tiles, dq.as<float>());
+  problem.key_tiles = static_cast<int32_t>(key_tiles);
+  launch_early(stream, statistics_kernel, grid_of(query_tiles, ceil_div(2 * query_rows * heads, 256)), dim3(256), 0, args,
+               query_tiles, statistics.as<float>(), problem.added, problem.next);
+  launch_early(stream, backward_kernel, grid_of(smaller(key_tiles * heads, stream.device->multiprocessors)),
+               dim3(backward_threads), shared_bytes, problem);
 }
 
 }  // namespace mimo::cuda

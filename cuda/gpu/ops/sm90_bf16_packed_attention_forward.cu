@@ -1,0 +1,319 @@
+// Attention forward on Hopper for packed sequences of any length: heads of 80, full attention within each sequence,
+// o = softmax(scale q kᵀ) v over tiles of keys with a running maximum and sum (Dao et al., FlashAttention-2; Shah et al.,
+// FlashAttention-3).
+//
+// One block a multiprocessor walks pieces of 256 queries of a head. Four warpgroups have 64 of them each and are in step
+// with no other, so that while one takes exponentials the tensor cores work for the others. A further warp fetches, across
+// the ends of pieces: the next piece's queries and keys arrive while this one's are multiplied. Keys are walked, 64 at a
+// time, from the last tile, the only one that can be part of one, to the first.
+#include "early.cuh"
+#include "kernel.cuh"
+#include "sm90_attention.cuh"
+#include "sm90_attention.h"
+
+namespace mimo::cuda {
+namespace {
+
+using namespace sm90;
+
+constexpr int warpgroups = 4, query_rows = 64 * warpgroups, key_rows = 64;
+constexpr int head_steps = head_dim / 16, key_steps = key_rows / 16;
+constexpr int narrow_bytes = narrow_tile_bytes(64);  // of 64 queries or keys
+constexpr int tile_bytes = head_tile_bytes(64);      // of 64 values
+constexpr int stages = 8, slots = 2, threads = 128 * (warpgroups + 1);
+/// Of the 96 that a thread starts with, so that 640 fit.
+constexpr int fetch_registers = 24, main_registers = 112;
+/// How far, as a power of 2, a row's weights may grow before its sums are scaled down: seldom, then.
+constexpr float slack = 8;
+
+/// A piece of a head's queries: rows row .. row + count - 1 of a sequence.
+struct Work {
+  int head, first, last, row, count;  // count 0: the end
+};
+struct Shared {
+  char query[slots][warpgroups][narrow_bytes];
+  char stage[stages][tile_bytes];  // keys and values in turn
+  uint64_t query_full[slots], query_empty[slots], full[stages], empty[stages];
+  Work work[slots];
+};
+constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
+
+struct Problem {
+  CUtensorMap q, k, v, q_end, k_end;
+  int32_t* next;  // number of the next piece; without it pieces are dealt out, which is as good where all take equally long
+  mimo_attention_forward_args args;
+};
+
+/// Finds pieces by number: a warp together, numbers that rise.
+struct Walk {
+  const int32_t* cu_seqlens;
+  int sequences, base = 0, before = 0;  // before: pieces of the sequences below `base`
+
+  __device__ __forceinline__ Work find(int number, int heads) {
+    const int lane = threadIdx.x % 32, piece = number / heads;
+    for (; base < sequences; base += 32) {
+      const int sequence = base + lane;
+      const int first = sequence < sequences ? cu_seqlens[sequence] : 0;
+      const int last = sequence < sequences ? cu_seqlens[sequence + 1] : 0;
+      const int pieces = (last - first + query_rows - 1) / query_rows;
+      int through = pieces;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(all_lanes, through, offset);
+        if (lane >= offset) through += other;
+      }
+      through += before;
+      const unsigned here = __ballot_sync(all_lanes, piece < through);
+      if (here != 0) {
+        const int owner = __ffs(static_cast<int>(here)) - 1;
+        Work work;
+        work.head = number % heads;
+        work.first = __shfl_sync(all_lanes, first, owner), work.last = __shfl_sync(all_lanes, last, owner);
+        work.row = (piece - __shfl_sync(all_lanes, through - pieces, owner)) * query_rows;
+        work.count = min(query_rows, work.last - work.first - work.row);
+        return work;
+      }
+      before = __shfl_sync(all_lanes, through, 31);
+    }
+    return {0, 0, 0, 0, 0};
+  }
+};
+
+__device__ __forceinline__ int tiles_of(const Work& work) { return (work.last - work.first + key_rows - 1) / key_rows; }
+
+__device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
+  const mimo_attention_forward_args& args = problem.args;
+  const bool leads = threadIdx.x % 32 == 0;
+  Walk walk{args.cu_seqlens, static_cast<int>(args.sequences)};
+  int step = 0, count = 0;
+  for (int number = static_cast<int>(blockIdx.x);; ++count) {
+    const Work work = walk.find(number, static_cast<int>(args.query_heads));
+    if (leads) {
+      const int slot = count % slots;
+      wait(&shared.query_empty[slot], (count / slots & 1) ^ 1);
+      shared.work[slot] = work;
+      const int parts = (work.count + 63) / 64;
+      arrive_expecting(&shared.query_full[slot], static_cast<uint32_t>(parts * narrow_bytes));
+      for (int part = 0; part < parts; ++part) {
+        copy_narrow_head(shared.query[slot][part], problem.q, problem.q_end, 64, work.head, work.row + 64 * part, work.first,
+                         work.last, &shared.query_full[slot]);
+      }
+      for (int i = work.count > 0 ? tiles_of(work) - 1 : -1; i >= 0; --i) {
+#pragma unroll
+        for (int values = 0; values < 2; ++values, ++step) {
+          const int at = step % stages;
+          wait(&shared.empty[at], (step / stages & 1) ^ 1);
+          arrive_expecting(&shared.full[at], values ? tile_bytes : narrow_bytes);
+          if (values) {
+            copy_head(shared.stage[at], problem.v, key_rows, work.head, i * key_rows, work.first, work.last, &shared.full[at]);
+          } else {
+            copy_narrow_head(shared.stage[at], problem.k, problem.k_end, key_rows, work.head, i * key_rows, work.first, work.last,
+                             &shared.full[at]);
+          }
+        }
+      }
+    }
+    if (problem.next == nullptr) {
+      number += static_cast<int>(gridDim.x);
+    } else {
+      if (leads) number = static_cast<int>(gridDim.x) + atomicAdd(problem.next, 1);
+      number = __shfl_sync(all_lanes, number, 0);
+    }
+    __syncwarp();
+    if (work.count == 0) return;
+  }
+}
+
+/// Over the four threads that share a row.
+__device__ __forceinline__ float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+  x += __shfl_xor_sync(all_lanes, x, 1);
+  return x + __shfl_xor_sync(all_lanes, x, 2);
+}
+
+// Whether value j of a thread's values of [64, columns] belongs to the lower of its two rows.
+__device__ constexpr int row_of(int j) { return j / 2 % 2; }
+using Scores = float[key_rows / 2];
+
+/// The weights of a thread's two rows: 2^(scale s - maximum), and their sum over this thread's columns. `maximum` is the
+/// row's largest scaled score, or up to `slack` below it.
+struct Softmax {
+  float scale;  // of scores, times log2 e
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  float factor[2];  // factor for the sums so far
+  bool changes;     // whether one of the warp's factors is not 1
+
+  __device__ __forceinline__ void weigh(Scores& s) {
+    changes = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = s[2 * half];
+#pragma unroll
+      for (int j = 0; j < key_rows / 2; j += 4) largest = fmaxf(largest, fmaxf(s[j + 2 * half], s[j + 2 * half + 1]));
+      largest = row_max(largest) * scale;
+      factor[half] = 1;
+      if (largest > maximum[half] + slack) {
+        factor[half] = exp2_fast(maximum[half] - largest);
+        maximum[half] = largest;
+        changes = true;
+      }
+      sum[half] *= factor[half];
+    }
+#pragma unroll
+    for (int j = 0; j < key_rows / 2; ++j) {
+      s[j] = exp2_fast(s[j] * scale - maximum[row_of(j)]);
+      sum[row_of(j)] += s[j];
+    }
+    changes = __any_sync(all_lanes, changes);
+  }
+};
+
+__device__ __forceinline__ void multiply_queries(const Problem& problem, const Work& work, char* query, Shared& shared,
+                                                 int own, int step) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool signals = lane == 0;
+  int left = tiles_of(work);
+  Softmax softmax{problem.args.softmax_scale * log2_e};
+  float o[head_sums];
+  uint32_t packed[key_rows / 4];
+
+  const auto start_scores = [&](Scores& s, int at) {
+    wait(&shared.full[at % stages], at / stages & 1);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < head_steps; ++k) {
+      multiply_64x64(s, narrow_head_along_k(query, 64, k), narrow_head_along_k(shared.stage[at % stages], key_rows, k), k > 0);
+    }
+    commit_products();
+  };
+  const auto start_values = [&](int at, bool add) {
+    wait(&shared.full[at % stages], at / stages & 1);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < key_steps; ++k) {
+      multiply_64x80(o, packed + 4 * k, head_along_columns(shared.stage[at % stages], key_rows, k), add || k > 0);
+    }
+    commit_products();
+  };
+  const auto pack = [&](const Scores& weight) {
+#pragma unroll
+    for (int j = 0; j < key_rows / 4; ++j) packed[j] = pack_bf16(weight[2 * j], weight[2 * j + 1]);
+  };
+
+  // A warpgroup waits for its own products; other warpgroups' exponentials run meanwhile.
+  for (bool first = true; left > 0; first = false, --left, step += 2) {
+    Scores s;
+    start_scores(s, step);
+    wait_products<0>();
+    settle(s);
+    if (signals) arrive(&shared.empty[step % stages]);
+    if (first) {
+      const int live = work.last - work.first - (left - 1) * key_rows;
+      if (live < key_rows) {
+#pragma unroll
+        for (int j = 0; j < key_rows / 2; ++j) {
+          if (j / 4 * 8 + lane % 4 * 2 + j % 2 >= live) s[j] = -INFINITY;
+        }
+      }
+    }
+    softmax.weigh(s);
+    pack(s);
+    if (!first && softmax.changes) {
+#pragma unroll
+      for (int j = 0; j < head_sums; ++j) o[j] *= softmax.factor[row_of(j)];
+    }
+    start_values(step + 1, !first);
+    wait_products<0>();
+    settle(o);
+    if (signals) arrive(&shared.empty[(step + 1) % stages]);
+  }
+
+  const int64_t heads = problem.args.query_heads, begin = work.first + work.row;
+  const int row = own * 64 + warp * 16;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = row_sum(softmax.sum[half]), factor = 1 / sum;
+#pragma unroll
+    for (int j = 0; j < head_sums; j += 4) o[j + 2 * half] *= factor, o[j + 2 * half + 1] *= factor;
+    const int at = row + lane / 4 + 8 * half;
+    if (lane % 4 == 0 && at < work.count) {
+      problem.args.lse[(begin + at) * heads + work.head] = (softmax.maximum[half] + log2f(sum)) * ln_2;
+    }
+  }
+  // The warpgroup's products have read all its queries: their place takes the results.
+  synchronise_warpgroup(1 + own);
+  store_head_rows(o, 1, query + warp * (narrow_bytes / 4),
+                  static_cast<bf16*>(problem.args.o) + ((begin + row) * heads + work.head) * head_dim, heads * head_dim,
+                  work.count - row);
+}
+
+__global__ void __launch_bounds__(threads, 1) forward_kernel(const __grid_constant__ Problem problem) {
+#ifdef MIMO_ON_SM90A
+  extern __shared__ char unaligned[];
+  Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < slots; ++i) initialise(&shared.query_full[i], 1), initialise(&shared.query_empty[i], 4 * warpgroups);
+    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], 4 * warpgroups);
+    publish_barriers();
+  }
+  __syncthreads();
+  previous_is_done();
+  const int own = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
+  if (own == warpgroups) {
+    shrink_registers<fetch_registers>();
+    if (threadIdx.x / 32 == 4 * warpgroups) fetch(problem, shared);
+    return;
+  }
+  grow_registers<main_registers>();
+  const bool signals = threadIdx.x % 32 == 0;
+  int step = 0;
+  for (int count = 0;; ++count) {
+    const int slot = count % slots;
+    wait(&shared.query_full[slot], count / slots & 1);
+    const Work& work = shared.work[slot];  // read again where it is wanted: registers are scarce
+    if (work.count == 0) return;
+    const int steps = 2 * tiles_of(work);
+    if (64 * own < work.count) {
+      multiply_queries(problem, work, shared.query[slot][own], shared, own, step);
+      publish_stores();
+      __syncwarp();
+    } else {
+      for (int i = step; i < step + steps; ++i) {
+        wait(&shared.full[i % stages], i / stages & 1);
+        if (signals) arrive(&shared.empty[i % stages]);
+      }
+    }
+    step += steps;
+    if (signals) arrive(&shared.query_empty[slot]);
+  }
+#endif
+}
+
+}  // namespace
+
+void sm90_bf16_packed_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args) {
+  const int64_t heads = args.query_heads;
+  Problem problem;
+  problem.q = heads_map(args.q, heads, head_dim, args.group_stride, args.token_stride, 64);
+  problem.k = heads_map(args.k, heads, head_dim, args.group_stride, args.token_stride, key_rows);
+  problem.v = heads_map(args.v, heads, head_dim, args.group_stride, args.token_stride, key_rows);
+  problem.q_end = heads_end_map(args.q, heads, args.group_stride, args.token_stride, 64);
+  problem.k_end = heads_end_map(args.k, heads, args.group_stride, args.token_stride, key_rows);
+  problem.args = args;
+  const bool equal = args.tokens == args.sequences * args.max_seqlen;
+  const Workspace next(&stream, equal ? 0 : 4);
+  problem.next = equal ? nullptr : next.as<int32_t>();
+  const int64_t most = piece_count(args.tokens, args.sequences, query_rows) * heads;
+  const dim3 grid = grid_of(smaller(most, stream.device->multiprocessors));
+  if (equal) {
+    launch_early(stream, forward_kernel, grid, dim3(threads), shared_bytes, problem);
+  } else {
+    check(cudaMemsetAsync(problem.next, 0, 4, stream.handle()), "clearing a counter");
+    launch(stream, forward_kernel, grid, dim3(threads), shared_bytes, problem);
+  }
+}
+
+}  // namespace mimo::cuda
