@@ -76,8 +76,8 @@ function untimedMilliseconds(name: OperationName, values: OperationValues): numb
 }
 
 /**
- * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md and 2026-11-23-h200-norms.md,
- * docs/decisions/planning.md).
+ * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, 2026-11-23-h200-norms.md and
+ * 2026-11-23-h200-attention.md, docs/decisions/planning.md).
  */
 const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
 	["gemm", gemm(16384, 1280, 640), 0.0486],
@@ -92,15 +92,15 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["grouped_gemm_weight_gradient", experts, 0.976],
 	["grouped_mlp_forward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_forward", mlpInE4m3)],
 	["grouped_mlp_backward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_backward", mlpInE4m3)],
-	["attention_forward", packed(64, 8), 0.0795],
-	["attention_forward", packed(16, 8), 0.116],
+	["attention_forward", packed(64, 8), 0.0345],
+	["attention_forward", packed(16, 8), 0.0965],
 	["attention_forward", packed(4, 8), 0.346],
 	["attention_forward", causal, 1.0],
 	["attention_forward", packed(1, 8), 1.27],
 	["attention_forward", packed(1, 16), 2.561],
-	["attention_backward", packed(64, 8), 0.215],
-	["attention_backward", packed(16, 8), 0.366],
-	["attention_backward", packed(4, 8), 1.04],
+	["attention_backward", packed(64, 8), 0.0986],
+	["attention_backward", packed(16, 8), 0.28],
+	["attention_backward", packed(4, 8), 0.945],
 	["attention_backward", causal, 2.849],
 	["attention_backward", packed(1, 8), 3.72],
 	["attention_backward", packed(1, 16), 7.486],
