@@ -23,13 +23,14 @@ __device__ __forceinline__ float factor_for(float largest, int power) {
 }
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }
 
-__device__ __forceinline__ float largest_of(const float (&value)[8]) {
+template <int Width>
+__device__ __forceinline__ float largest_of(const float (&value)[Width]) {
   float largest = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(value[i]));
+  for (int i = 0; i < Width; ++i) largest = fmaxf(largest, fabsf(value[i]));
   return largest;
 }
-__device__ __forceinline__ uint2 eight_e4m3(const float (&value)[8], float factor) {
+__device__ __forceinline__ uint2 eight_e4m3(const float* value, float factor) {
   uint32_t pair[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -38,16 +39,30 @@ __device__ __forceinline__ uint2 eight_e4m3(const float (&value)[8], float facto
   return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 
-/// Writes a run that sixteen neighbouring lanes hold, eight columns each, and its factor. All lanes of the warp call; values
-/// of lanes that do not live are 0.
-__device__ __forceinline__ void store_run(const float (&value)[8], uint8_t* values, float* factor, bool lives) {
+/// Eight bf16 as they lie in memory, for loads that are started together and used later.
+__device__ __forceinline__ uint4 eight_bf16(const bf16* from) { return *reinterpret_cast<const uint4*>(from); }
+__device__ __forceinline__ void read(const uint4& from, float (&to)[8]) { read(reinterpret_cast<const bf16*>(&from), to); }
+
+/// Writes a run that neighbouring lanes hold, eight or sixteen columns each, and its factor. All lanes of the warp call;
+/// values of lanes that do not live are 0.
+template <int Width>
+__device__ __forceinline__ void store_run(const float (&value)[Width], uint8_t* values, float* factor, bool lives) {
+  static_assert(Width == 8 || Width == 16);
+  constexpr int lanes = run / Width;
   float largest = largest_of(value);
 #pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, offset));
+  for (int offset = lanes / 2; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, offset));
   const int power = power_for(largest);
   if (!lives) return;
-  *reinterpret_cast<uint2*>(values) = eight_e4m3(value, factor_for(largest, power));
-  if (threadIdx.x % 16 == 0) *factor = power_of_two(-power);
+  const float by = factor_for(largest, power);
+  const uint2 first = eight_e4m3(value, by);
+  if constexpr (Width == 8) {
+    *reinterpret_cast<uint2*>(values) = first;
+  } else {
+    const uint2 second = eight_e4m3(value + 8, by);
+    *reinterpret_cast<uint4*>(values) = make_uint4(first.x, first.y, second.x, second.y);
+  }
+  if (threadIdx.x % lanes == 0) *factor = power_of_two(-power);
 }
 
 }  // namespace mimo::cuda

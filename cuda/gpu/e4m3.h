@@ -9,10 +9,11 @@ constexpr int64_t e4m3_run = 128;
 /// Values, and the inverses of the powers of two that they were multiplied by.
 struct E4m3Operand {
   uint8_t* values;
-  float* factors;
+  float* factors;  // [runs, factor_stride]
+  int64_t factor_stride;
 };
 
-/// x [rows, width] in bf16 in runs of 128 columns: values [rows, width], factors [runs, rows]. Rows from `live` on are left
+/// x [rows, width] in bf16 in runs of 128 columns: values [rows, width], factors of every run and row. Rows from `live` on are left
 /// alone; width a multiple of 16.
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to);
 

@@ -2,26 +2,31 @@
 // §1.7): c_g = a_g b_gᵀ. Rows have a factor for every run of 128 columns, matrices a factor for every block of 128 x 128.
 // Tensor cores add the products of a run; such a sum is multiplied by both factors and added to fp32 sums in registers.
 //
-// One block a multiprocessor walks results of 128 x 128, two blocks next to each other the same way. One thread copies
-// operands, a run deep, six steps ahead; two warpgroups have 64 rows of a result each. A warpgroup queues the products of a
-// step before it adds those of the step before, and does so across results: while it stores a result the first products of
-// the next one are under way.
+// One block a multiprocessor walks results of 256 x 128, two blocks next to each other the same way. One thread copies
+// operands and their factors, a run deep, four steps ahead. Two warpgroups take the 64-row slices of a result in turn, two
+// slices each: while one adds the products of a slice, the tensor cores work for the other. A slice is stored while the first
+// products of the next result's slice are under way.
 //
 // A pair of blocks reads one operand once (multicast): the rows of two results side by side or, in the last of an odd number
 // of columns, the matrix of two results one below the other.
 #pragma once
+#include "early.cuh"
 #include "sm90_grouped.cuh"
 
 namespace mimo::cuda::sm90 {
 
 struct E4m3Products {
-  static constexpr int side = 128, stages = 6;  // of a result, and of a run
-  static constexpr int operand_bytes = side * side, stage_bytes = 2 * operand_bytes;
+  static constexpr int rows_of_result = 256, columns_of_result = 128, run = 128, stages = 4;
+  static constexpr int slice = 64, slices = rows_of_result / slice;  // rows of a box of the copy engine and of one product
+  static constexpr int box_bytes = slice * run, left_bytes = slices * box_bytes, right_bytes = 2 * box_bytes;
+  static constexpr int stage_bytes = left_bytes + right_bytes;
+  static constexpr int row_factor_bytes = (rows_of_result + 4) * 4, block_factor_bytes = 16;  // copies begin on 16 bytes
+  static constexpr int staging_bytes = 16 * tile_row_bytes;  // of a warp: 16 rows of 64 columns in bf16
 
-  CUtensorMap a, b;          // boxes of 64 rows
-  const float* row_factors;  // [runs, row_count]
-  const float* block_factors;
-  int64_t row_count;
+  CUtensorMap a, b;            // boxes of 64 rows
+  const float* row_factors;    // on 16 bytes, row_factor_bytes behind the last may be read
+  const float* block_factors;  // on 16 bytes
+  int64_t factor_stride;       // of row_factors, from one run to the next, a multiple of 4
   int32_t group_stride, column_stride, run_stride;  // of block_factors
   const int32_t* offsets;
   const bf16* bias;           // [groups, n], or null
@@ -30,9 +35,9 @@ struct E4m3Products {
   int32_t n, k;
 
   __device__ __forceinline__ int rows(int group) const { return offsets[group + 1] - offsets[group]; }
-  __device__ __forceinline__ int row_results(int group) const { return (rows(group) + side - 1) / side; }
-  __device__ __forceinline__ int columns() const { return (n + side - 1) / side; }
-  __device__ __forceinline__ int steps() const { return (k + side - 1) / side; }
+  __device__ __forceinline__ int row_results(int group) const { return (rows(group) + rows_of_result - 1) / rows_of_result; }
+  __device__ __forceinline__ int columns() const { return (n + columns_of_result - 1) / columns_of_result; }
+  __device__ __forceinline__ int steps() const { return (k + run - 1) / run; }
   /// Of pairs of blocks: neighbouring columns of every row, and rows of the column that is left over.
   __device__ __forceinline__ int units(int group) const {
     const int high = row_results(group), wide = columns();
@@ -43,6 +48,7 @@ struct E4m3Products {
 struct E4m3Result {
   int group, row, column;
   bool shares_rows;  // with the other block of the pair; else it shares the matrix
+  int slices;        // that have a row
 };
 
 /// Finds a block's results by the number of their pair; numbers must not fall.
@@ -53,23 +59,34 @@ class E4m3Walk {
   __device__ __forceinline__ E4m3Result at(int number) {
     while (units_[group_ + 1] <= number) ++group_;
     const int local = number - units_[group_], pairs = wide_ / 2, rows = problem_.row_results(group_);
-    if (local >= rows * pairs) return {group_, (local - rows * pairs) * 2 + rank_, wide_ - 1, false};
+    if (local >= rows * pairs) return result((local - rows * pairs) * 2 + rank_, wide_ - 1, false);
     const int top = local / (band * pairs) * band, high = min(band, rows - top), in_band = local - top * pairs;
-    return {group_, top + in_band % high, in_band / high * 2 + rank_, true};
+    return result(top + in_band % high, in_band / high * 2 + rank_, true);
   }
 
  private:
+  __device__ __forceinline__ E4m3Result result(int row, int column, bool shares_rows) const {
+    const int live = problem_.rows(group_) - row * E4m3Products::rows_of_result;
+    return {group_, row, column, shares_rows,
+            max(0, min(E4m3Products::slices, (live + E4m3Products::slice - 1) / E4m3Products::slice))};
+  }
+
   const E4m3Products& problem_;
   const int32_t* units_;
   int rank_, wide_, group_ = 0;
 };
 
 struct E4m3Shared {
+  struct alignas(128) Factors {
+    float of_rows[E4m3Products::rows_of_result + 4], of_block[4];
+  };
+  Factors factors[E4m3Products::stages];
   uint64_t full[E4m3Products::stages], empty[E4m3Products::stages];
   int32_t units[];  // before each group, and of all
 };
 inline int64_t e4m3_shared_bytes(int64_t groups) {
-  return 1024 + E4m3Products::stages * E4m3Products::stage_bytes + static_cast<int64_t>(sizeof(E4m3Shared)) + (groups + 1) * 4;
+  return 1024 + E4m3Products::stages * E4m3Products::stage_bytes + consumer_warps * E4m3Products::staging_bytes +
+         static_cast<int64_t>(sizeof(E4m3Shared)) + (groups + 1) * 4;
 }
 
 /// The stage of a step, and the parity of its barriers.
@@ -101,203 +118,217 @@ __device__ __forceinline__ void multiply_64x128_e4m3(float (&sum)[64], uint64_t 
 #endif
 }
 
-/// Copies the operands of all steps of a block's results. One thread.
+/// Copies the operands and factors of all steps of a block's results. One thread.
 __device__ __forceinline__ void copy_e4m3_operands(const E4m3Products& problem, E4m3Walk walk, int rank, int units,
                                                    char* stage_memory, E4m3Shared* shared) {
-  constexpr int half = E4m3Products::operand_bytes / 2;
+  constexpr int box = E4m3Products::box_bytes, slice = E4m3Products::slice;
   const int steps = problem.steps();
   E4m3Ring ring;
   for (int number = blockIdx.x / pair; number < units; number += gridDim.x / pair) {
     const E4m3Result at = walk.at(number);
     const int first = problem.offsets[at.group], last = problem.offsets[at.group + 1];
-    const int row = at.row * E4m3Products::side, column = at.column * E4m3Products::side;
+    const int row = at.row * E4m3Products::rows_of_result, column = at.column * E4m3Products::columns_of_result;
+    const bool has_rows = at.slices > 0;
+    const int factor_bytes = (has_rows ? E4m3Products::row_factor_bytes : 0) + E4m3Products::block_factor_bytes;
+    const uint32_t bytes = static_cast<uint32_t>(at.slices * box + E4m3Products::right_bytes + factor_bytes);
+    const float* of_rows = problem.row_factors + ((first + row) & ~3);
+    int of_block = at.group * problem.group_stride + at.column * problem.column_stride;
     for (int step = 0; step < steps; ++step) {
       uint64_t* const full = &shared->full[ring.slot];
       char* const left = stage_memory + ring.slot * E4m3Products::stage_bytes;
-      char* const right = left + E4m3Products::operand_bytes;
-      const int x = step * E4m3Products::side;
+      char* const right = left + E4m3Products::left_bytes;
+      E4m3Shared::Factors& factors = shared->factors[ring.slot];
+      const int x = step * E4m3Products::run;
       wait(&shared->empty[ring.slot], ring.parity ^ 1);
-      arrive_expecting(full, E4m3Products::stage_bytes);
+      arrive_expecting(full, bytes);
       if (at.shares_rows) {
-        copy_ragged_box_to_pair(left + rank * half, problem.a, x, row + rank * 64, first, last, full);
-        copy_box(right, problem.b, x, column, at.group, full);
-        copy_box(right + half, problem.b, x, column + 64, at.group, full);
+#pragma unroll 1
+        for (int i = rank; i < at.slices; i += pair) {
+          copy_ragged_box_to_pair(left + i * box, problem.a, x, row + i * slice, first, last, full);
+        }
+        for (int i = 0; i < 2; ++i) copy_box(right + i * box, problem.b, x, column + i * slice, at.group, full);
       } else {
-        copy_ragged_box(left, problem.a, x, row, first, last, full);
-        copy_ragged_box(left + half, problem.a, x, row + 64, first, last, full);
-        copy_box_to_pair(right + rank * half, problem.b, x, column + rank * 64, at.group, full);
+#pragma unroll 1
+        for (int i = 0; i < at.slices; ++i) {
+          copy_ragged_box(left + i * box, problem.a, x, row + i * slice, first, last, full);
+        }
+        copy_box_to_pair(right + rank * box, problem.b, x, column + rank * slice, at.group, full);
       }
+      if (has_rows) copy_bytes(factors.of_rows, of_rows, E4m3Products::row_factor_bytes, full);
+      copy_bytes(factors.of_block, problem.block_factors + (of_block & ~3), E4m3Products::block_factor_bytes, full);
+      of_rows += problem.factor_stride, of_block += problem.run_stride;
       ring.advance();
     }
   }
 }
 
-/// A warpgroup's half of a block's results.
+/// A warpgroup's slices of a block's results: `half`, and the next but one.
 class E4m3Half {
  public:
   __device__ E4m3Half(const E4m3Products& problem, const E4m3Walk& walk, int half, int units, const char* stage_memory,
-                      E4m3Shared* shared)
-      : problem_(problem), walk_(walk), units_(units), own_row_(half * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
-        left_(operand(stage_memory + half * (E4m3Products::operand_bytes / 2), false, 0)),
-        right_(operand(stage_memory + E4m3Products::operand_bytes, false, 0)), shared_(shared) {}
+                      char* staging, E4m3Shared* shared)
+      : problem_(problem), walk_(walk), units_(units), half_(half),
+        warp_row_(half * E4m3Products::slice + threadIdx.x / 32 % 4 * 16),
+        left_(operand(stage_memory + half * E4m3Products::box_bytes, false, 0)),
+        right_(operand(stage_memory + E4m3Products::left_bytes, false, 0)), staging_(staging), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    const int first_number = blockIdx.x / pair, stride = gridDim.x / pair;
-    if (first_number >= units_) return;
-    const int steps = problem_.steps();
-    int left = (units_ - first_number + stride - 1) / stride * steps - 1;  // steps that are not queued
-    float even[64], odd[64];
-    Step first, second;
-    clear();
-    find(first_number);
-    look_ahead();
-    result_ = ahead_;
-    queue(even, first);
-    // Two turns at a time, because registers have no index.
-    for (; left >= 2; left -= 2) {
-      turn(even, first, odd, second);
-      turn(odd, second, even, first);
+    const int stride = gridDim.x / pair;
+    float sums[2][64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sums[0][i] = sums[1][i] = 0;
+    E4m3Result finished{};
+    finished.row = 1 << 20;  // no row of a group: there is nothing to store yet
+    for (int number = blockIdx.x / pair; number < units_; number += stride) {
+      const E4m3Result at = walk_.at(number);
+      // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
+      const int slices = __shfl_sync(all_lanes, (at.slices - half_ + 1) / 2, 0);
+      of_block_ = at.group * problem_.group_stride + at.column * problem_.column_stride;
+      own_factor_ = (problem_.offsets[at.group] + at.row * E4m3Products::rows_of_result) % 4 + warp_row_ + threadIdx.x % 32 / 4;
+      if (slices == 2) {
+        multiply<2>(finished, sums);
+      } else if (slices == 1) {
+        multiply<1>(finished, sums);
+      } else {
+        multiply<0>(finished, sums);
+      }
+      finished = at;
     }
-    if (left == 1) {
-      turn(even, first, odd, second);
-      end(odd, second);
-    } else {
-      end(even, first);
-    }
+    store<0>(finished, sums), store<1>(finished, sums);
   }
 
  private:
-  /// What the products of a step are multiplied by.
-  struct Factors {
-    float upper, lower, block;
-  };
-  /// Products under way, and the stage they read.
-  struct Step {
-    Factors factors;
-    int slot;
-  };
-
-  /// Queues the products of the next step, then adds those of `now`.
-  __device__ __forceinline__ void turn(float (&products)[64], const Step& now, float (&next_products)[64], Step& next) {
-    const bool ends = queued_ == problem_.steps();
-    const E4m3Result result = result_;
-    if (ends) result_ = ahead_, queued_ = 0;
-    queue(next_products, next);
-    wait_products<1>();
-    add(products, now);
-    if (!ends) return;
-    store(result);
-    clear();
+  __device__ __forceinline__ void release_stage() const {
+    if (threadIdx.x % 32 == 0) release(&shared_->empty[ring_.slot]);
   }
-  __device__ __forceinline__ void end(float (&products)[64], const Step& now) {
-    wait_products<0>();
-    add(products, now);
-    store(result_);
+  /// All steps of a result of which this warpgroup has `Slices`; the one before is stored beside the first products.
+  template <int Slices>
+  __device__ __forceinline__ void multiply(const E4m3Result& finished, float (&sums)[2][64]) {
+    multiply_step<Slices, true>(finished, sums);
+    for (int step = problem_.steps(); step > 1; --step) multiply_step<Slices, false>(finished, sums);
   }
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sums_[i] = 0;
-  }
-
-  __device__ __forceinline__ void add(float (&products)[64], const Step& now) {
-    // Keeps the compiler from reading the products before they are there.
-#pragma unroll
-    for (float& product : products) asm volatile("" : "+f"(product)::"memory");
-    if (threadIdx.x % 32 == 0) release(&shared_->empty[now.slot]);
-    const float upper = now.factors.upper * now.factors.block, lower = now.factors.lower * now.factors.block;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sums_[i] = fmaf(products[i], i % 4 < 2 ? upper : lower, sums_[i]);
-  }
-
-  // ---- factors are read a step before the products are queued, two before they are used: memory takes that long ----
-
-  /// Goes to a result. Behind the last the factors of no row are read.
-  __device__ __forceinline__ void find(int number) {
-    number_ = number, looked_ = 0;
-    upper_lives_ = lower_lives_ = false, of_block_ = problem_.block_factors;
-    if (number >= units_) return;
-    ahead_ = walk_.at(number);
-    const int row = ahead_.row * E4m3Products::side + own_row_, rows = problem_.rows(ahead_.group);
-    upper_lives_ = row < rows, lower_lives_ = row + 8 < rows;
-    of_rows_ = problem_.row_factors + problem_.offsets[ahead_.group] + row;
-    of_block_ = problem_.block_factors + ahead_.group * problem_.group_stride + ahead_.column * problem_.column_stride;
-  }
-  __device__ __forceinline__ void look_ahead() {
-    if (looked_ == problem_.steps()) find(number_ + gridDim.x / pair);
-    next_factors_.upper = upper_lives_ ? __ldg(of_rows_) : 0.0f;
-    next_factors_.lower = lower_lives_ ? __ldg(of_rows_ + 8) : 0.0f;
-    next_factors_.block = __ldg(of_block_);
-    of_rows_ += problem_.row_count, of_block_ += problem_.run_stride;
-    ++looked_;
-  }
-
-  __device__ __forceinline__ void queue(float (&products)[64], Step& step) {
-    const uint64_t stage = static_cast<uint32_t>(ring_.slot) * (E4m3Products::stage_bytes >> 4);
-    const uint64_t left = left_ + stage, right = right_ + stage;
+  template <int Slices, bool first>
+  __device__ __forceinline__ void multiply_step(const E4m3Result& finished, float (&sums)[2][64]) {
     wait(&shared_->full[ring_.slot], ring_.parity);
+    const uint64_t stage = static_cast<uint32_t>(ring_.slot) * (E4m3Products::stage_bytes >> 4);
+    const E4m3Shared::Factors& factors = shared_->factors[ring_.slot];
+    const float block = factors.of_block[of_block_ & 3];
+    of_block_ += problem_.run_stride;
+    float factor[2][2];
+#pragma unroll
+    for (int i = 0; i < Slices; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) factor[i][j] = factors.of_rows[own_factor_ + i * 2 * E4m3Products::slice + j * 8] * block;
+    }
+    if constexpr (Slices == 0) {
+      release_stage();
+      if constexpr (first) store<0>(finished, sums), store<1>(finished, sums);
+    } else {
+      float products[64];
+      queue(products, left_ + stage, right_ + stage);
+      if constexpr (first) store<0>(finished, sums);
+      if constexpr (first && Slices == 1) store<1>(finished, sums);
+      wait_products<0>();
+      if constexpr (Slices == 1) release_stage();
+      add(sums[0], products, factor[0][0], factor[0][1]);
+      if constexpr (Slices == 2) {
+        queue(products, left_ + stage + 2 * (E4m3Products::box_bytes >> 4), right_ + stage);
+        if constexpr (first) store<1>(finished, sums);
+        wait_products<0>();
+        release_stage();
+        add(sums[1], products, factor[1][0], factor[1][1]);
+      }
+    }
+    ring_.advance();
+  }
+  __device__ __forceinline__ void queue(float (&products)[64], uint64_t left, uint64_t right) const {
     begin_products();
 #pragma unroll
     for (int k = 0; k < 4; ++k) multiply_64x128_e4m3(products, left + 2 * k, right + 2 * k, k > 0);
     commit_products();
-    step.slot = ring_.slot, step.factors = next_factors_;
-    ring_.advance();
-    ++queued_;
-    look_ahead();
+  }
+  __device__ __forceinline__ void add(float (&sums)[64], float (&products)[64], float upper, float lower) const {
+    // Keeps the compiler from reading the products before they are there.
+#pragma unroll
+    for (float& product : products) asm volatile("" : "+f"(product)::"memory");
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sums[i] = fmaf(products[i], i % 4 < 2 ? upper : lower, sums[i]);
   }
 
-  __device__ __forceinline__ void store(const E4m3Result& result) const {
-    const int quarter = threadIdx.x % 4, rows = problem_.rows(result.group), first = result.row * E4m3Products::side + own_row_;
-    const int first_column = result.column * E4m3Products::side, live = problem_.n - first_column;
-    const int64_t group_row = problem_.offsets[result.group];
-    const bf16* const bias = problem_.bias == nullptr
-                                 ? nullptr
-                                 : problem_.bias + static_cast<int64_t>(result.group) * problem_.n + first_column;
+  /// Stores a slice of a result, and clears its sums.
+  template <int slice>
+  __device__ __forceinline__ void store(const E4m3Result& result, float (&sums)[2][64]) const {
+    const int row = result.row * E4m3Products::rows_of_result + slice * 2 * E4m3Products::slice + warp_row_;
+    const int live = problem_.rows(result.group) - row;
+    if (problem_.bias != nullptr) add_bias(result, row, live, sums[slice]);
+    store_slice(result, row, live, sums[slice]);
+#pragma unroll
+    for (float& sum : sums[slice]) sum = 0;
+  }
+  __device__ __forceinline__ void add_bias(const E4m3Result& result, int row, int live, float (&sums)[64]) const {
+    const int lane = threadIdx.x % 32, column = result.column * E4m3Products::columns_of_result + lane % 4 * 2;
+    const bf16* const bias = problem_.bias + static_cast<int64_t>(result.group) * problem_.n + column;
+    float weight[2] = {1.0f, 1.0f};
+    if (problem_.bias_factors != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int local = lane / 4 + 8 * i;
+        weight[i] = local < live ? problem_.bias_factors[problem_.offsets[result.group] + row + local] : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int eight = 0; eight < 16; ++eight) {
+      const uint32_t two = column + eight * 8 < problem_.n ? *reinterpret_cast<const uint32_t*>(bias + eight * 8) : 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sums[eight * 4 + 2 * i] += weight[i] * lower_bf16(two), sums[eight * 4 + 2 * i + 1] += weight[i] * upper_bf16(two);
+      }
+    }
+  }
+  /// Through shared memory of the warp, so that 16 bytes of eight lanes are a whole line.
+  __device__ __forceinline__ void store_slice(const E4m3Result& result, int row, int live, const float (&sums)[64]) const {
+    const int lane = threadIdx.x % 32, first_column = result.column * E4m3Products::columns_of_result + lane % 8 * 8;
+    char* const to_row = staging_ + lane % 16 * tile_row_bytes;
+    const char* const from = staging_ + lane / 8 * tile_row_bytes;
+    bf16* to = problem_.c + (static_cast<int64_t>(problem_.offsets[result.group]) + row + lane / 8) * problem_.n + first_column;
+    const int64_t four_rows = 4 * static_cast<int64_t>(problem_.n);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      const int row = first + part * 8;
-      bf16* const to = problem_.c + (group_row + row) * problem_.n + first_column;
-      float weight = 1.0f;
-      if (bias != nullptr && problem_.bias_factors != nullptr && row < rows) weight = problem_.bias_factors[group_row + row];
+      __syncwarp();
 #pragma unroll
-      for (int j = 0; j < 16; j += 4) {
+      for (int j = 0; j < 8; j += 2) {
+        const float* const from_sums = sums + (part * 8 + j) * 4;
         uint32_t word[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float2 value = make_float2(sums_[(j + i) * 4 + part * 2], sums_[(j + i) * 4 + part * 2 + 1]);
-          const int at = (j + i) * 8 + quarter * 2;
-          if (bias != nullptr && at < live) {
-            value.x += weight * __bfloat162float(bias[at]);
-            value.y += weight * __bfloat162float(bias[at + 1]);
-          }
-          word[i] = pack_bf16(value.x, value.y);
-        }
-        transpose_quad(word, quarter);
-        const int at = j * 8 + quarter * 8;
-        if (row < rows && at < live) *reinterpret_cast<uint4*>(to + at) = make_uint4(word[0], word[1], word[2], word[3]);
+        for (int i = 0; i < 4; ++i) word[i] = pack_bf16(from_sums[2 * i], from_sums[2 * i + 1]);
+        store_matrices(to_row + (((j + lane / 16) ^ (lane % 8)) * 16), word);
+      }
+      __syncwarp();
+      const bool in_matrix = first_column + part * 64 < problem_.n;
+#pragma unroll
+      for (int pass = 0; pass < 4; ++pass) {
+        const int local = pass * 4 + lane / 8;
+        const uint4 eight = *reinterpret_cast<const uint4*>(from + pass * 4 * tile_row_bytes + ((lane % 8 ^ (local % 8)) * 16));
+        if (in_matrix && local < live) *reinterpret_cast<uint4*>(to + pass * four_rows + part * 64) = eight;
       }
     }
   }
 
   const E4m3Products& problem_;
   E4m3Walk walk_;
-  const int units_, own_row_;  // of this thread's upper sums in a result; the lower ones are eight rows below
+  const int units_, half_, warp_row_;  // the warp's first row in a result
   const uint64_t left_, right_;
+  char* const staging_;
   E4m3Shared* const shared_;
   E4m3Ring ring_;
-  E4m3Result result_, ahead_;       // of the step that was queued last, and of the factors that were read last
-  int queued_ = 0, looked_ = 0;     // steps of these results
-  int number_ = 0;                  // of ahead_
-  bool upper_lives_ = false, lower_lives_ = false;
-  const float *of_rows_ = nullptr, *of_block_ = nullptr;
-  Factors next_factors_;
-  float sums_[64];
+  int of_block_ = 0, own_factor_ = 0;  // of the next step, and of this thread's first row in a stage
 };
 
 __device__ __forceinline__ void multiply_e4m3_groups(const E4m3Products& problem, int groups) {
   extern __shared__ char unaligned[];
   char* const stage_memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  E4m3Shared* const shared = reinterpret_cast<E4m3Shared*>(stage_memory + E4m3Products::stages * E4m3Products::stage_bytes);
+  char* const staging = stage_memory + E4m3Products::stages * E4m3Products::stage_bytes;
+  E4m3Shared* const shared = reinterpret_cast<E4m3Shared*>(staging + consumer_warps * E4m3Products::staging_bytes);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < E4m3Products::stages; ++stage) {
       initialise(&shared->full[stage], 1);
@@ -305,17 +336,20 @@ __device__ __forceinline__ void multiply_e4m3_groups(const E4m3Products& problem
     }
     publish_barriers();
   }
+  previous_is_done();
+  let_next_start();
   find_units(problem, groups, shared->units);
   synchronise_pair();
-  // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
-  const int rank = blockIdx.x % pair, units = __shfl_sync(all_lanes, shared->units[groups], 0), warpgroup = threadIdx.x / 128;
+  const int rank = blockIdx.x % pair, units = __shfl_sync(all_lanes, shared->units[groups], 0);
+  const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
   const E4m3Walk walk(problem, shared->units, rank);
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) copy_e4m3_operands(problem, walk, rank, units, stage_memory, shared);
   } else {
     grow_registers<consumer_registers>();
-    E4m3Half(problem, walk, warpgroup - 1, units, stage_memory, shared).run();
+    char* const own_staging = staging + (threadIdx.x / 32 - 4) * E4m3Products::staging_bytes;
+    E4m3Half(problem, walk, warpgroup - 1, units, stage_memory, own_staging, shared).run();
   }
   __syncwarp();
   synchronise_pair();  // the other block may still write here

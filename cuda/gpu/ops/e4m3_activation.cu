@@ -2,12 +2,13 @@
 // once, and writes what the next product reads in one byte an element, with a factor for every run of 128 columns.
 #include "activation.cuh"
 #include "e4m3.cuh"
+#include "early.cuh"
 #include "operations.h"
 
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 256, lanes = 16;  // of a run: eight columns each
+constexpr int threads = 256, block_rows = 8, lanes = 16;  // of a run: eight columns each
 
 /// A plain kind with the face of a gated one.
 template <class Kind>
@@ -42,63 +43,110 @@ void with_activation(const Args& args, Body&& body) {
   with_plain_kind(args.kind, [&](auto kind) { body(Plain<decltype(kind)>{}); });
 }
 
+/// Eight rows a block, whose runs its groups of lanes take in turn: eight lanes a run or, of gated kinds, sixteen.
 template <class Activation>
-__global__ void forward_kernel(const bf16* z, const float* probability, const int32_t* live, int64_t rows, GatedColumns columns,
-                               int runs, Activation activation, E4m3Operand hs) {
-  const int64_t number = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / lanes, row = number / runs;
-  const int index = static_cast<int>(number - row * runs), column = index * run + threadIdx.x % lanes * 8;
-  const bool lives = row < *live && column < columns.width;
-  float value[8] = {};
-  if (lives) {
-    const float p = probability != nullptr ? probability[row] : 1.0f;
-    float linear[8] = {};
-    if constexpr (Activation::gated) {
-      const bf16* const from = z + 2 * row * columns.width + columns.gate(column);
-      read(from, value);
-      read(from + columns.to_linear(), linear);
-    } else {
-      read(z + row * columns.width + column, value);
+__global__ void __launch_bounds__(threads)
+    forward_kernel(const bf16* z, const float* probability, const int32_t* live, GatedColumns columns, int runs,
+                   Activation activation, E4m3Operand hs) {
+  previous_is_done();
+  let_next_start();
+  constexpr int own_columns = Activation::gated ? 8 : 16, pieces = own_columns / 8;
+  constexpr int at_once = 2, own_lanes = run / own_columns, groups = threads / own_lanes;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * block_rows, z_width = (Activation::gated ? 2 : 1) * columns.width;
+  const int count = static_cast<int>(min(static_cast<int64_t>(block_rows), *live - first)) * runs;
+  const int lane = threadIdx.x % own_lanes, own = threadIdx.x / own_lanes;
+  for (int base = 0; base < count; base += at_once * groups) {
+    uint4 gate[at_once][pieces], linear[at_once][pieces];
+    float p[at_once];
+    int row[at_once], index[at_once];
+    bool lives[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {  // loads that are on their way together
+      const int number = base + i * groups + own;
+      row[i] = number / runs, index[i] = number - row[i] * runs, p[i] = 1.0f;
+      const int column = index[i] * run + lane * own_columns;
+      lives[i] = number < count && column < columns.width;
+#pragma unroll
+      for (int piece = 0; piece < pieces; ++piece) {
+        gate[i][piece] = linear[i][piece] = make_uint4(0, 0, 0, 0);
+        if (!lives[i]) continue;
+        const int at = column + piece * 8;
+        const bf16* const from = z + (first + row[i]) * z_width + (Activation::gated ? columns.gate(at) : at);
+        gate[i][piece] = eight_bf16(from);
+        if constexpr (Activation::gated) linear[i][piece] = eight_bf16(from + columns.to_linear());
+      }
+      if (lives[i] && probability != nullptr) p[i] = probability[first + row[i]];
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) value[i] = rounded(static_cast<const bf16*>(nullptr), p * activation.value(value[i], linear[i]));
+    for (int i = 0; i < at_once; ++i) {
+      if (base + i * groups >= count) break;
+      float value[own_columns];
+#pragma unroll
+      for (int piece = 0; piece < pieces; ++piece) {
+        float gates[8], linears[8];
+        read(gate[i][piece], gates), read(linear[i][piece], linears);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) value[piece * 8 + j] = rounded(z, p[i] * activation.value(gates[j], linears[j]));
+      }
+#pragma unroll
+      for (float& element : value) element = lives[i] ? element : 0.0f;
+      store_run(value, hs.values + (first + row[i]) * columns.width + index[i] * run + lane * own_columns,
+                hs.factors + index[i] * hs.factor_stride + first + row[i], lives[i]);
+    }
   }
-  store_run(value, hs.values + row * columns.width + column, hs.factors + index * rows + row, lives);
 }
 
-/// A warp a row, two runs at a time. Gated kinds in halves of whole runs: a half of each is a run of dz.
+/// A warp a row, two runs side by side. Gated kinds in halves of whole runs: a half of each is a run of dz.
 template <class Activation>
-__global__ void gradient_kernel(const bf16* dhs, const bf16* z, const float* probability, const int32_t* live, int64_t rows,
-                                int width, int runs, Activation activation, bf16* dz, bf16* hs, float* dprobability,
-                                E4m3Operand to) {
+__global__ void __launch_bounds__(threads, 4)
+    gradient_kernel(const bf16* dhs, const bf16* z, const float* probability, const int32_t* live, int width, int runs,
+                    Activation activation, bf16* dz, bf16* hs, float* dprobability, E4m3Operand to) {
+  previous_is_done();
+  let_next_start();
+  constexpr int at_once = 2;  // pairs of runs on their way
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (threads / 32) + threadIdx.x / 32;
   if (row >= *live) return;
   const float p = probability != nullptr ? probability[row] : 1.0f;
   const int64_t z_width = Activation::gated ? 2 * static_cast<int64_t>(width) : width;
   float sum = 0;
-  for (int pair = 0; pair < runs; pair += 2) {
-    const int index = pair + threadIdx.x % 32 / lanes, column = index * run + threadIdx.x % lanes * 8;
-    const bool lives = column < width;
-    const int64_t at = row * z_width + column;
-    float gate[8] = {}, linear[8] = {}, gradient[8] = {};
-    if (lives) {
-      float value[8];
-      read(z + at, gate);
-      if constexpr (Activation::gated) read(z + at + width, linear);
-      read(dhs + row * width + column, gradient);
+  const int side = threadIdx.x % 32 / lanes;
+  for (int base = 0; base < runs; base += 2 * at_once) {
+    uint4 read_gate[at_once], read_linear[at_once], read_gradient[at_once];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const Gate::Gradient a = activation.gradient(gate[i], linear[i]);
-        const float da = p * gradient[i];
-        sum += gradient[i] * a.value;
-        value[i] = p * a.value;
-        gate[i] = rounded(dz, da * a.gate), linear[i] = rounded(dz, da * a.linear);
-      }
-      write(dz + at, gate);
-      if constexpr (Activation::gated) write(dz + at + width, linear);
-      if (hs != nullptr) write(hs + row * width + column, value);
+    for (int i = 0; i < at_once; ++i) {
+      const int column = (base + 2 * i + side) * run + threadIdx.x % lanes * 8;
+      read_gate[i] = read_linear[i] = read_gradient[i] = make_uint4(0, 0, 0, 0);
+      if (column >= width) continue;
+      read_gate[i] = eight_bf16(z + row * z_width + column);
+      if constexpr (Activation::gated) read_linear[i] = eight_bf16(z + row * z_width + column + width);
+      read_gradient[i] = eight_bf16(dhs + row * width + column);
     }
-    store_run(gate, to.values + at, to.factors + index * rows + row, lives);
-    if constexpr (Activation::gated) store_run(linear, to.values + at + width, to.factors + (runs + index) * rows + row, lives);
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (base + 2 * i >= runs) break;
+      const int index = base + 2 * i + side, column = index * run + threadIdx.x % lanes * 8;
+      const bool lives = column < width;
+      const int64_t at = row * z_width + column;
+      float gate[8], linear[8], gradient[8], value[8];
+      read(read_gate[i], gate), read(read_linear[i], linear), read(read_gradient[i], gradient);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const Gate::Gradient a = activation.gradient(gate[j], linear[j]);
+        const float da = p * gradient[j];
+        if (lives) sum += gradient[j] * a.value;
+        value[j] = p * a.value;
+        gate[j] = lives ? rounded(dz, da * a.gate) : 0.0f, linear[j] = lives ? rounded(dz, da * a.linear) : 0.0f;
+      }
+      if (lives) {
+        write(dz + at, gate);
+        if constexpr (Activation::gated) write(dz + at + width, linear);
+        if (hs != nullptr) write(hs + row * width + column, value);
+      }
+      store_run(gate, to.values + at, to.factors + index * to.factor_stride + row, lives);
+      if constexpr (Activation::gated) {
+        store_run(linear, to.values + at + width, to.factors + (runs + index) * to.factor_stride + row, lives);
+      }
+    }
   }
   sum = warp_sum(sum);
   if (dprobability != nullptr && threadIdx.x % 32 == 0) dprobability[row] = sum;
@@ -128,9 +176,9 @@ void gradient_in_steps(mimo_stream& stream, const mimo_grouped_mlp_backward_args
 void activate_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args, const void* z, const E4m3Operand& hs) {
   const int64_t runs = ceil_div(args.width, e4m3_run);
   with_activation(args, [&](auto activation) {
-    launch(stream, forward_kernel<decltype(activation)>, grid_of(ceil_div(args.rows * runs * lanes, threads)), dim3(threads), 0,
-           static_cast<const bf16*>(z), args.row_probability, args.offsets + args.groups, args.rows,
-           GatedColumns{static_cast<int32_t>(args.width), static_cast<int32_t>(args.interleave)}, runs, activation, hs);
+    launch_early(stream, forward_kernel<decltype(activation)>, grid_of(ceil_div(args.rows, block_rows)), dim3(threads), 0,
+                 static_cast<const bf16*>(z), args.row_probability, args.offsets + args.groups,
+                 GatedColumns{static_cast<int32_t>(args.width), static_cast<int32_t>(args.interleave)}, runs, activation, hs);
   });
 }
 
@@ -140,10 +188,10 @@ void activation_gradient_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_bac
     return gradient_in_steps(stream, args, dhs, dz);
   }
   with_activation(args, [&](auto activation) {
-    launch(stream, gradient_kernel<decltype(activation)>, grid_of(ceil_div(args.rows, threads / 32)), dim3(threads), 0,
-           static_cast<const bf16*>(dhs), static_cast<const bf16*>(args.z), args.row_probability, args.offsets + args.groups,
-           args.rows, args.width, ceil_div(args.width, e4m3_run), activation, static_cast<bf16*>(args.dz),
-           static_cast<bf16*>(args.hs), args.drow_probability, dz);
+    launch_early(stream, gradient_kernel<decltype(activation)>, grid_of(ceil_div(args.rows, threads / 32)), dim3(threads), 0,
+                 static_cast<const bf16*>(dhs), static_cast<const bf16*>(args.z), args.row_probability, args.offsets + args.groups,
+                 args.width, ceil_div(args.width, e4m3_run), activation, static_cast<bf16*>(args.dz),
+                 static_cast<bf16*>(args.hs), args.drow_probability, dz);
   });
 }
 

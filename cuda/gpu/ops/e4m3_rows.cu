@@ -1,30 +1,48 @@
 // Rounds rows to e4m3 in runs of 128 columns, each times a power of two (docs/spec/moe-performance.md §1.7).
 #include "e4m3.cuh"
+#include "early.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 256;
+constexpr int threads = 256, block_rows = 8, lanes = 16;  // of a run: eight columns each
+constexpr int at_once = 4;                                 // runs that a lane has on their way
 
-/// Sixteen lanes a run, eight columns a lane.
-__global__ void rows_kernel(const bf16* x, int64_t rows, int64_t width, int runs, const int32_t* live, uint8_t* values,
-                            float* factors) {
-  const int64_t number = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / 16;
-  const int64_t row = number / runs;
-  const int index = static_cast<int>(number - row * runs);
-  const int64_t column = static_cast<int64_t>(index) * e4m3_run + threadIdx.x % 16 * 8;
-  const bool lives = row < *live && column < width;
-  float value[8] = {};
-  if (lives) read(x + row * width + column, value);
-  store_run(value, values + row * width + column, factors + index * rows + row, lives);
+/// Eight rows a block, whose runs its groups of lanes take in turn.
+__global__ void __launch_bounds__(threads)
+    rows_kernel(const bf16* x, int width, int runs, const int32_t* live, E4m3Operand to) {
+  previous_is_done();
+  let_next_start();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * block_rows;
+  const int count = static_cast<int>(min(static_cast<int64_t>(block_rows), *live - first)) * runs;
+  const int lane = threadIdx.x % lanes, own = threadIdx.x / lanes;
+  for (int base = 0; base < count; base += at_once * (threads / lanes)) {
+    uint4 read_value[at_once];
+    int row[at_once], index[at_once];
+    bool lives[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int number = base + i * (threads / lanes) + own;
+      row[i] = number / runs, index[i] = number - row[i] * runs;
+      const int column = index[i] * run + lane * 8;
+      lives[i] = number < count && column < width;
+      read_value[i] = lives[i] ? eight_bf16(x + (first + row[i]) * width + column) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      float value[8];
+      read(read_value[i], value);
+      store_run(value, to.values + (first + row[i]) * width + index[i] * run + lane * 8,
+                to.factors + index[i] * to.factor_stride + first + row[i], lives[i]);
+    }
+  }
 }
 
 }  // namespace
 
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to) {
-  const int64_t runs = ceil_div(width, e4m3_run);
-  launch(stream, rows_kernel, grid_of(ceil_div(rows * runs * 16, threads)), dim3(threads), 0, static_cast<const bf16*>(x), rows,
-         width, static_cast<int>(runs), live, to.values, to.factors);
+  launch_early(stream, rows_kernel, grid_of(ceil_div(rows, block_rows)), dim3(threads), 0, static_cast<const bf16*>(x),
+               static_cast<int>(width), static_cast<int>(ceil_div(width, e4m3_run)), live, to);
 }
 
 }  // namespace mimo::cuda

@@ -21,9 +21,12 @@ __global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
 /// Rows [rows, width] of an operand.
 struct Rounded {
   Rounded(mimo_stream& stream, int64_t rows, int64_t width)
-      : rows(rows), memory(&stream, round_up(rows * width, 16) + rows * ceil_div(width, e4m3_run) * static_cast<int64_t>(sizeof(float))),
-        operand{memory.as<uint8_t>(), reinterpret_cast<float*>(memory.as<uint8_t>() + round_up(rows * width, 16))} {}
-  int64_t rows;
+      : rows(rows), factor_stride(round_up(rows, 4)),
+        memory(&stream, value_bytes(rows, width) + factor_stride * ceil_div(width, e4m3_run) * static_cast<int64_t>(sizeof(float)) +
+                            E4m3Products::row_factor_bytes),
+        operand{memory.as<uint8_t>(), reinterpret_cast<float*>(memory.as<uint8_t>() + value_bytes(rows, width)), factor_stride} {}
+  static int64_t value_bytes(int64_t rows, int64_t width) { return round_up(rows * width, 16); }
+  int64_t rows, factor_stride;
   Workspace memory;
   E4m3Operand operand;
 };
@@ -41,16 +44,16 @@ void multiply(mimo_stream& stream, const Rounded& a, const Matrices& b, const in
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const int64_t blocks_n = ceil_div(n, e4m3_run), blocks_k = ceil_div(k, e4m3_run);
   E4m3Products problem;
-  problem.a = byte_ragged_map(a.operand.values, k, E4m3Products::side / 2);
-  problem.b = byte_matrices_map(b.values, groups, n, k, E4m3Products::side / 2);
-  problem.row_factors = a.operand.factors, problem.row_count = a.rows, problem.block_factors = b.factors;
+  problem.a = byte_ragged_map(a.operand.values, k, E4m3Products::slice);
+  problem.b = byte_matrices_map(b.values, groups, n, k, E4m3Products::slice);
+  problem.row_factors = a.operand.factors, problem.factor_stride = a.factor_stride, problem.block_factors = b.factors;
   problem.group_stride = narrow(blocks_n * blocks_k);
   problem.column_stride = narrow(b.transposed ? 1 : blocks_k), problem.run_stride = narrow(b.transposed ? blocks_n : 1);
   problem.offsets = offsets;
   problem.bias = static_cast<const bf16*>(bias), problem.bias_factors = bias_factors;
   problem.c = static_cast<bf16*>(c), problem.n = narrow(n), problem.k = narrow(k);
-  launch(stream, e4m3_kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), e4m3_shared_bytes(groups),
-         problem, narrow(groups));
+  launch_early(stream, e4m3_kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), e4m3_shared_bytes(groups),
+               problem, narrow(groups));
 }
 
 template <class Args>
@@ -64,7 +67,8 @@ bool fits(const mimo_stream& stream, const Args& args, const void* rows, const v
   const auto readable = [](const void* pointer, int64_t width) { return packs_fit<bf16>(pointer, width, width, 16); };
   return args.dtype == MIMO_DTYPE_BF16 && (!is_gated(args.kind) || (args.interleave % 8 == 0 && args.clamp > 0)) &&
          readable(rows, args.hidden) && readable(other_rows, args.hidden) && readable(args.w1, args.hidden) &&
-         readable(args.w2, args.width) && readable(args.z, z_width) &&
+         readable(args.w2, args.width) && readable(args.z, z_width) && packs_fit<float>(args.w1_factors, 4, 4, 4) &&
+         packs_fit<float>(args.w2_factors, 4, 4, 4) &&
          sm90_grouped_gemm_fits(stream, args.rows, args.groups, larger(z_width, args.hidden), args.hidden) &&
          args.groups * ceil_div(larger(z_width, args.width), e4m3_run) * ceil_div(args.hidden, e4m3_run) <= INT32_MAX;
 }
