@@ -2,40 +2,12 @@
 // it is stored, where OpenBLAS copies it first. A sum's order depends on k alone, so a row's results are the same whatever
 // rows are beside it.
 #pragma once
-#include "panel_product.h"
+#include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
 /// Rows for which this is faster than OpenBLAS's way.
 constexpr int64_t few_rows = 16;
-
-typedef uint16_t HalfVector __attribute__((vector_size(lanes * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias));
-typedef uint32_t WordVector __attribute__((vector_size(lanes * sizeof(uint32_t))));
-
-static inline Vector load_vector(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-static inline Vector load_vector(const bf16* from) {
-  const WordVector bits = __builtin_convertvector(*reinterpret_cast<const HalfVector*>(from), WordVector) << 16;
-  return reinterpret_cast<Vector>(bits);
-}
-
-/// The lanes of a vector, folded to four. Without intrinsics: GCC 12 warns of those for halves.
-static inline __m128 folded(Vector sums) {
-  typedef float Eight __attribute__((vector_size(32)));
-#if defined(__AVX512F__)
-  const Eight half = __builtin_shufflevector(sums, sums, 0, 1, 2, 3, 4, 5, 6, 7) +
-                     __builtin_shufflevector(sums, sums, 8, 9, 10, 11, 12, 13, 14, 15);
-#else
-  const Eight half = sums;
-#endif
-  return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
-}
-
-/// Sums over the lanes of four vectors.
-static inline __m128 four_sums(const Vector* sums) {
-  __m128 a = folded(sums[0]), b = folded(sums[1]), c = folded(sums[2]), d = folded(sums[3]);
-  _MM_TRANSPOSE4_PS(a, b, c, d);
-  return _mm_add_ps(_mm_add_ps(a, c), _mm_add_ps(b, d));
-}
 
 /// c[r][j] = Σ_i a[r][i] b[j][i] for R rows of a and C rows of b, C a multiple of 4.
 template <int R, int C, class B>

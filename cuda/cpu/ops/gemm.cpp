@@ -6,6 +6,7 @@
 
 #include "few_rows.h"
 #include "kernel.h"
+#include "tile_product.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -119,6 +120,8 @@ void require_matrices(const Matrices& x) {
 }  // namespace
 
 void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  // Multiplications up to which tiles are faster than OpenBLAS, which copies operands for the second-level cache too.
+  constexpr double most_of_tiles = 64e6;
   if (rows <= 0 || columns <= 0) return;
   const float* a = p.a + (p.transpose_a ? row : row * p.a_stride);
   const float* b = p.b + (p.transpose_b ? column * p.b_stride : column);
@@ -127,6 +130,12 @@ void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < columns; ++i) c[r * p.c_stride + i] = p.beta == 0 ? 0 : p.beta * c[r * p.c_stride + i];
     return;
+  }
+  if (static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(p.k) <= most_of_tiles) {
+    const Matrix<float> right{b, p.b_stride, p.transpose_b};
+    const TileResult result{c, p.c_stride, p.alpha, p.beta};
+    if (p.transpose_a) return tile_product(LeftRows<true>{a, p.a_stride}, right, rows, columns, p.k, result);
+    return tile_product(LeftRows<false>{a, p.a_stride}, right, rows, columns, p.k, result);
   }
   sgemm(p.transpose_a, p.transpose_b, rows, columns, p.k, p.alpha, a, p.a_stride, b, p.b_stride, p.beta, c, p.c_stride);
 }

@@ -83,6 +83,15 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
     }
     return;
   }
+  if constexpr (std::is_same_v<B, float> && std::is_same_v<C, float>) {
+    // A matrix of this size stays in the second-level cache: there is nothing to fetch ahead.
+    constexpr int64_t cached_elements = 1 << 16;
+    if (args.n * args.k <= cached_elements) {
+      const Product p{a + block.row * args.k, b.values, c - block.column, args.k, args.k, b.stride, args.n, 1.0f, 0.0f,
+                      false,                  b.transposed};
+      return product(p, 0, block.rows, block.column, block.columns);
+    }
+  }
   const auto in_place = [&](int64_t j) { return std::is_same_v<C, float> && j + panel_width <= block.columns; };
   multiply_panels(a + block.row * args.k, args.k, block.rows, b, args.k, block.column, block.columns, scratch,
                   [&](int64_t j) -> PanelSums {

@@ -3,19 +3,18 @@
 // of tile_rows x panel_width sums stays in registers.
 #pragma once
 #include "transpose.h"
+#include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
 #if defined(__AVX512F__)
-constexpr int64_t lanes = 16, tile_rows = 8;
+constexpr int64_t tile_rows = 8;
 #else
-constexpr int64_t lanes = 8, tile_rows = 4;
+constexpr int64_t tile_rows = 4;
 #endif
 constexpr int64_t tile_vectors = 3, panel_width = lanes * tile_vectors, panel_depth = 256;
 /// Rows of a panel multiplied between two prefetches: a cache line of fp32.
 constexpr int64_t prefetch_rows = 16;
-
-typedef float Vector __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 
 /// A right operand: [k, n] with `stride` between rows, or [n, k] when transposed.
 template <class T>
@@ -101,16 +100,17 @@ void multiply_rows(const float* a, int64_t a_stride, const float* panel, int64_t
   if constexpr (M > 1) multiply_rows<M / 2>(a, a_stride, panel, depth, c, c_stride, first, rows, tile, share);
 }
 
-/// panel[k][j] = b[row + k][column + j] for `depth` rows; 0 from `columns` on.
+/// panel[k][j] = b[row + k][column + j] for `depth` rows of `width` columns; 0 from `columns` on.
 template <class T>
-void pack_panel(const Matrix<T>& b, int64_t row, int64_t depth, int64_t column, int64_t columns, float* panel) {
+void pack_panel(const Matrix<T>& b, int64_t row, int64_t depth, int64_t column, int64_t columns, float* panel,
+                int64_t width = panel_width) {
   if (!b.transposed) {
     for (int64_t k = 0; k < depth; ++k) {
       const T* from = b.at(row + k, column);
-      float* to = panel + k * panel_width;
+      float* to = panel + k * width;
 #pragma omp simd
       for (int64_t j = 0; j < columns; ++j) to[j] = load(from[j]);
-      for (int64_t j = columns; j < panel_width; ++j) to[j] = 0.0f;
+      for (int64_t j = columns; j < width; ++j) to[j] = 0.0f;
     }
     return;
   }
@@ -118,13 +118,13 @@ void pack_panel(const Matrix<T>& b, int64_t row, int64_t depth, int64_t column, 
   for (int64_t j = 0; j < whole; j += 8) {
     const T* from = b.at(row, column + j);
     int64_t k = 0;
-    for (; k + 8 <= depth; k += 8) transpose_8x8(from + k, b.stride, panel + k * panel_width + j, panel_width);
+    for (; k + 8 <= depth; k += 8) transpose_8x8(from + k, b.stride, panel + k * width + j, width);
     for (; k < depth; ++k)
-      for (int64_t i = 0; i < 8; ++i) panel[k * panel_width + j + i] = load(from[i * b.stride + k]);
+      for (int64_t i = 0; i < 8; ++i) panel[k * width + j + i] = load(from[i * b.stride + k]);
   }
-  for (int64_t j = whole; j < panel_width; ++j) {
+  for (int64_t j = whole; j < width; ++j) {
     for (int64_t k = 0; k < depth; ++k) {
-      panel[k * panel_width + j] = j < columns ? load(*b.at(row + k, column + j)) : 0.0f;
+      panel[k * width + j] = j < columns ? load(*b.at(row + k, column + j)) : 0.0f;
     }
   }
 }

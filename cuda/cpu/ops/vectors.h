@@ -1,0 +1,89 @@
+// Vectors of fp32 lanes, as wide as the processor's, and loops over the short rows of heads and chunks.
+#pragma once
+#include <immintrin.h>
+
+#include "kernel.h"
+
+namespace mimo::MIMO_ISA {
+
+#if defined(__AVX512F__)
+constexpr int64_t lanes = 16;
+#else
+constexpr int64_t lanes = 8;
+#endif
+
+typedef float Vector __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+typedef uint16_t HalfVector __attribute__((vector_size(lanes * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias));
+typedef uint32_t WordVector __attribute__((vector_size(lanes * sizeof(uint32_t))));
+
+static inline Vector load_vector(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+static inline Vector load_vector(const bf16* from) {
+  const WordVector bits = __builtin_convertvector(*reinterpret_cast<const HalfVector*>(from), WordVector) << 16;
+  return reinterpret_cast<Vector>(bits);
+}
+
+template <class T>
+static inline void store_vector(T* to, Vector values) {
+#pragma omp simd
+  for (int64_t i = 0; i < lanes; ++i) store(&to[i], values[i]);
+}
+
+/// The lanes of a vector, folded to four. Without intrinsics: GCC 12 warns of those for halves.
+static inline __m128 folded(Vector sums) {
+  typedef float Eight __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+  const Eight half = __builtin_shufflevector(sums, sums, 0, 1, 2, 3, 4, 5, 6, 7) +
+                     __builtin_shufflevector(sums, sums, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  const Eight half = sums;
+#endif
+  return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+}
+
+/// Sums over the lanes of four vectors.
+static inline __m128 four_sums(const Vector* sums) {
+  __m128 a = folded(sums[0]), b = folded(sums[1]), c = folded(sums[2]), d = folded(sums[3]);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  return _mm_add_ps(_mm_add_ps(a, c), _mm_add_ps(b, d));
+}
+
+/// The sum over the lanes of a vector.
+static inline float vector_sum(Vector sums) {
+  const __m128 four = folded(sums), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+/// body(i) for i in [0, count): for rows as short as a head, whose loop by itself takes longer to enter than to run. `body`
+/// captures by copy, so that the compiler knows its pointers do not change.
+template <class Body>
+static inline void short_loop(int64_t count, Body body) {
+  constexpr int64_t run = 16;
+  int64_t i = 0;
+  for (; i + run <= count; i += run) {
+#pragma omp simd
+    for (int64_t k = 0; k < run; ++k) body(i + k);
+  }
+  if (i == count) return;
+#pragma omp simd
+  for (int64_t k = i; k < count; ++k) body(k);
+}
+
+/// Σ a[i] of a whole number of vectors. The compiler's own reduction adds the lanes one after the other.
+static inline float sum_of_vectors(const float* a, int64_t count) {
+  Vector sums{};
+  for (int64_t i = 0; i < count; i += lanes) sums += load_vector(a + i);
+  return vector_sum(sums);
+}
+
+/// Σ a[i] b[i].
+template <class T>
+static inline float short_dot(const T* a, const float* b, int64_t count) {
+  Vector sums{};
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) sums += load_vector(a + i) * load_vector(b + i);
+  float sum = vector_sum(sums);
+  for (; i < count; ++i) sum += load(a[i]) * b[i];
+  return sum;
+}
+
+}  // namespace mimo::MIMO_ISA
