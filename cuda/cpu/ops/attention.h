@@ -5,14 +5,23 @@
 #include "kernel.h"
 #include "philox.h"
 #include "transpose.h"
+#include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float ln_2 = 0.693147180559945309f;
 
-/// Queries handled at once. Queries x keys x head dimension stays below OpenBLAS's limit for products without packing.
-constexpr int64_t query_block = 64;
+/// The most queries handled at once.
+constexpr int64_t longest_query_block = 64;
+
+/// Queries handled at once: a causal block computes scores as far as its last row sees, so that shorter blocks compute fewer
+/// in vain; narrow heads have products small enough to gain by it.
+static inline int64_t query_block(int64_t head_dim) { return head_dim <= 32 ? 32 : longest_query_block; }
+
+/// Loops over a row of scores run to a whole number of vectors: room is there, and the last few elements of a plain loop
+/// take as long as all others.
+static inline int64_t whole_vectors(int64_t keys) { return (keys + 15) / 16 * 16; }
 
 static inline int64_t key_block(int64_t head_dim) {
   if (head_dim <= 32) return 256;
@@ -58,8 +67,7 @@ void require_attention(const Args& args) {
 template <class T>
 void gather(const T* from, int64_t stride, int64_t rows, int64_t width, float factor, float* to) {
   for (int64_t r = 0; r < rows; ++r) {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) to[r * width + i] = factor * load(from[r * stride + i]);
+    short_loop(width, [=](int64_t i) { to[r * width + i] = factor * load(from[r * stride + i]); });
   }
 }
 
@@ -67,8 +75,7 @@ void gather(const T* from, int64_t stride, int64_t rows, int64_t width, float fa
 template <class T>
 void scatter(const float* from, int64_t rows, int64_t width, float factor, T* to, int64_t stride) {
   for (int64_t r = 0; r < rows; ++r) {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) store(&to[r * stride + i], factor * from[r * width + i]);
+    short_loop(width, [=](int64_t i) { store(&to[r * stride + i], factor * from[r * width + i]); });
   }
 }
 

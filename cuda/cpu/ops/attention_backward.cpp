@@ -33,19 +33,20 @@ void pack_keys(const mimo_attention_backward_args& args, const SequenceBlock& bl
   transpose(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, d, to.v_transposed + at);
 }
 
-/// One row: scores become (dropped) probabilities, dp becomes ds. keep: dropout factors, or null.
+/// One row: scores become (dropped) probabilities, dp becomes ds. keep: dropout factors, or null. Writes as far as
+/// whole_vectors(live).
 void softmax_backward_row(float* scores, float* dp, int64_t live, int64_t keys, float lse, float dot,
                           const float* keep) {
+  const int64_t whole = whole_vectors(live);
   if (keep == nullptr) {
-#pragma omp simd
-    for (int64_t j = 0; j < live; ++j) {
+    short_loop(whole, [=](int64_t j) {
       const float p = exp2_fast(scores[j] - lse);
       scores[j] = p;
       dp[j] = p * (dp[j] - dot);
-    }
+    });
   } else {
 #pragma omp simd
-    for (int64_t j = 0; j < live; ++j) {
+    for (int64_t j = 0; j < whole; ++j) {
       const float p = exp2_fast(scores[j] - lse);
       scores[j] = p * keep[j];
       dp[j] = p * (dp[j] * keep[j] - dot);
@@ -58,19 +59,19 @@ void softmax_backward_row(float* scores, float* dp, int64_t live, int64_t keys, 
 template <class T>
 void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args, int64_t begin, int64_t length,
                    int64_t head, const PackedKeys& packed, const PartialGradients& partial) {
-  const int64_t d = args.head_dim, keys_at_once = key_block(d), width = length * d;
+  const int64_t d = args.head_dim, keys_at_once = key_block(d), queries_at_once = query_block(d), width = length * d;
   const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
   const int64_t head_offset = group * args.group_stride + head % heads_per_group * d;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
 
-  Workspace workspace(&stream, (3 * width + 2 * length + 2 * query_block * keys_at_once + 2 * keys_at_once * d +
+  Workspace workspace(&stream, (3 * width + 2 * length + 2 * queries_at_once * keys_at_once + 2 * keys_at_once * d +
                                 keys_at_once) * static_cast<int64_t>(sizeof(float)));
   float* const q = workspace.as<float>();
   float* const d_o = q + width;
   float* const dq = d_o + width;
   float* const scores = dq + width;
-  float* const dp = scores + query_block * keys_at_once;
-  float* const dk = dp + query_block * keys_at_once;
+  float* const dp = scores + queries_at_once * keys_at_once;
+  float* const dk = dp + queries_at_once * keys_at_once;
   float* const dv = dk + keys_at_once * d;
   float* const keep = dv + keys_at_once * d;
   float* const lse = keep + keys_at_once;
@@ -82,10 +83,7 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
   std::memset(dq, 0, static_cast<size_t>(width) * sizeof(float));
   for (int64_t r = 0; r < length; ++r) {
     const T* o = static_cast<const T*>(args.o) + ((begin + r) * args.query_heads + head) * d;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < d; ++i) sum += load(o[i]) * d_o[r * d + i];
-    dot[r] = sum;
+    dot[r] = short_dot(o, d_o + r * d, d);
     lse[r] = args.lse[(begin + r) * args.query_heads + head] * log2_e;
   }
 
@@ -94,8 +92,9 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
     const int64_t at = (group * args.tokens + begin + first_key) * d;
     std::memset(dk, 0, static_cast<size_t>(stored * d) * sizeof(float));
     std::memset(dv, 0, static_cast<size_t>(stored * d) * sizeof(float));
-    for (int64_t first = causal ? first_key / query_block * query_block : 0; first < length; first += query_block) {
-      const int64_t rows = length - first < query_block ? length - first : query_block;
+    for (int64_t first = causal ? first_key / queries_at_once * queries_at_once : 0; first < length;
+         first += queries_at_once) {
+      const int64_t rows = length - first < queries_at_once ? length - first : queries_at_once;
       const int64_t seen_last = causal ? first + rows - first_key : stored;
       const int64_t keys = seen_last < stored ? seen_last : stored;
       const float* q_rows = q + first * d;
@@ -140,12 +139,17 @@ void sum_heads(const mimo_attention_backward_args& args, const float* partial, i
                void* gradient) {
   const int64_t d = args.head_dim, heads_per_group = args.query_heads / args.key_heads;
   T* to = static_cast<T*>(gradient) + token * args.d_token_stride + group * args.group_stride;
-#pragma omp simd
-  for (int64_t i = 0; i < d; ++i) {
+  const float* const first = partial + (group * heads_per_group * args.tokens + token) * d;
+  const int64_t between = args.tokens * d;
+  int64_t i = 0;
+  for (; i + lanes <= d; i += lanes) {
+    Vector sum = load_vector(first + i);
+    for (int64_t r = 1; r < heads_per_group; ++r) sum += load_vector(first + r * between + i);
+    store_vector(to + i, sum);
+  }
+  for (; i < d; ++i) {
     float sum = 0;
-    for (int64_t r = 0; r < heads_per_group; ++r) {
-      sum += partial[((group * heads_per_group + r) * args.tokens + token) * d + i];
-    }
+    for (int64_t r = 0; r < heads_per_group; ++r) sum += first[r * between + i];
     store(&to[i], sum);
   }
 }

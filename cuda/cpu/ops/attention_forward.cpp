@@ -28,11 +28,13 @@ void pack_keys(const mimo_attention_forward_args& args, const SequenceBlock& blo
 }
 
 /// Scores of `live` keys become unnormalised probabilities; the other `keys - live` are masked. Rescales the row's sums
-/// when its maximum grows.
+/// when its maximum grows. Writes as far as whole_vectors(live).
 void softmax_row(float* scores, int64_t live, int64_t keys, RunningRow& row, float* o, int64_t head_dim) {
+  const int64_t whole = whole_vectors(live);
+  for (int64_t j = live; j < whole; ++j) scores[j] = -INFINITY;
   float maximum = row.maximum;
 #pragma omp simd reduction(max : maximum)
-  for (int64_t j = 0; j < live; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
+  for (int64_t j = 0; j < whole; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
   if (maximum > row.maximum) {
     const float rescale = exp2_fast(row.maximum - maximum);
     row.sum *= rescale;
@@ -40,31 +42,25 @@ void softmax_row(float* scores, int64_t live, int64_t keys, RunningRow& row, flo
     for (int64_t i = 0; i < head_dim; ++i) o[i] *= rescale;
     row.maximum = maximum;
   }
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < live; ++j) {
-    const float p = exp2_fast(scores[j] - maximum);
-    scores[j] = p;
-    sum += p;
-  }
-  row.sum += sum;
+  short_loop(whole, [=](int64_t j) { scores[j] = exp2_fast(scores[j] - maximum); });
+  row.sum += sum_of_vectors(scores, whole);
   for (int64_t j = live; j < keys; ++j) scores[j] = 0;
 }
 
 template <class T>
 void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const SequenceBlock& block, int64_t head,
             const PackedKeys& packed) {
-  const int64_t d = args.head_dim, keys_at_once = key_block(d);
+  const int64_t d = args.head_dim, keys_at_once = key_block(d), queries_at_once = query_block(d);
   const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
   const int64_t token = block.begin + block.first;
 
-  Workspace workspace(&stream, (2 * query_block * d + query_block * keys_at_once + keys_at_once) * 4);
+  Workspace workspace(&stream, (2 * queries_at_once * d + queries_at_once * keys_at_once + keys_at_once) * 4);
   float* const q = workspace.as<float>();
-  float* const o = q + query_block * d;
-  float* const scores = o + query_block * d;
-  float* const keep = scores + query_block * keys_at_once;
-  RunningRow rows[query_block];
+  float* const o = q + queries_at_once * d;
+  float* const scores = o + queries_at_once * d;
+  float* const keep = scores + queries_at_once * keys_at_once;
+  RunningRow rows[longest_query_block];
   for (auto& row : rows) row = RunningRow{-INFINITY, 0};
   std::memset(o, 0, static_cast<size_t>(block.rows * d) * sizeof(float));
   const T* q_head = static_cast<const T*>(args.q) + group * args.group_stride + head % heads_per_group * d;
@@ -101,12 +97,12 @@ void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const 
 
 void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args) {
   require_attention(args);
-  const int64_t query_blocks = count_blocks(args.cu_seqlens, args.sequences, query_block);
+  const int64_t query_blocks = count_blocks(args.cu_seqlens, args.sequences, query_block(args.head_dim));
   const int64_t key_blocks = count_blocks(args.cu_seqlens, args.sequences, key_block(args.head_dim));
   Workspace blocks(&stream, (query_blocks + key_blocks) * static_cast<int64_t>(sizeof(SequenceBlock)));
   SequenceBlock* const queries = blocks.as<SequenceBlock>();
   SequenceBlock* const keys = queries + query_blocks;
-  cut_blocks(args.cu_seqlens, args.sequences, query_block, queries);
+  cut_blocks(args.cu_seqlens, args.sequences, query_block(args.head_dim), queries);
   cut_blocks(args.cu_seqlens, args.sequences, key_block(args.head_dim), keys);
 
   const int64_t packed_elements = args.tokens * args.key_heads * args.head_dim;

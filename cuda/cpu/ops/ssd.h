@@ -10,6 +10,7 @@
 #include "kernel.h"
 #include "prefetch.h"
 #include "transpose.h"
+#include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
@@ -120,16 +121,14 @@ static inline void load_tile(const T* x, int64_t stride, int64_t rows, int64_t w
   for (int64_t r = 0; r < rows; ++r) {
     const T* from = x + r * stride;
     float* to = tile + r * width;
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) to[i] = load(from[i]);
+    short_loop(width, [=](int64_t i) { to[i] = load(from[i]); });
   }
 }
 
 /// to[r][i] = factor[i] from[r][i].
 static inline void scale_columns(const float* from, const float* factor, int64_t rows, int64_t width, float* to) {
   for (int64_t r = 0; r < rows; ++r) {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) to[r * width + i] = factor[i] * from[r * width + i];
+    short_loop(width, [=](int64_t i) { to[r * width + i] = factor[i] * from[r * width + i]; });
   }
 }
 
@@ -138,8 +137,7 @@ static inline void scale_rows(const float* from, const float* factor, int64_t ro
                               int64_t to_stride) {
   for (int64_t r = 0; r < rows; ++r) {
     const float f = factor[r];
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) to[r * to_stride + i] = f * from[r * width + i];
+    short_loop(width, [=](int64_t i) { to[r * to_stride + i] = f * from[r * width + i]; });
   }
 }
 

@@ -42,13 +42,6 @@ struct Partials {
   float *db, *dc;  // [T, G N] of each block, or null
 };
 
-float dot(const float* a, const float* b, int64_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 template <class T>
 struct Backward {
   const mimo_ssd_backward_args& args;
@@ -126,21 +119,21 @@ struct Backward {
         const float* factors = args.z_factors == nullptr ? nullptr : args.z_factors + column;
         float* to = dy(index) + i * p();
         with_factors(factors, [=, width = p()](auto factor) {
-#pragma omp simd
-          for (int64_t k = 0; k < width; ++k) {
+          short_loop(width, [=](int64_t k) {
             const float m = factor(k), gate = m * load(z[k]), s = sigmoid(gate), gradient = load(d_o[k]);
             to[k] = gradient * gate * s;
             store(&dz[k], m * (gradient * load(y[k]) * s * (1.0f + gate * (1.0f - s))));
-          }
+          });
         });
       }
     }
     for (int64_t index = 0; index < task.heads; ++index) {
-      sums[task.head + index].d += dot(dy(index), x(index), count * p());
+      sums[task.head + index].d += short_dot(dy(index), x(index), count * p());
     }
   }
 
-  /// decay = L, mixed = G ∘ L, both zero above the diagonal as far as the row's block reaches; dscore = dY Xᵀ.
+  /// decay = L as far as the vector of the diagonal, mixed = G ∘ L as far as the row's block, both zero above the diagonal;
+  /// dscore = dY Xᵀ.
   void score_tiles(int64_t index, int64_t count) const {
     const float* sum = tiles.decays.sum;
     for (int64_t i = 0; i < count; ++i) {
@@ -148,12 +141,13 @@ struct Backward {
       const float* g = tiles.g + i * plan.row_width;
       float *decay = tiles.decay + i * plan.row_width, *mixed = tiles.mixed + i * plan.row_width;
       const float here = sum[i];
-#pragma omp simd
-      for (int64_t j = 0; j < width; ++j) {
+      const int64_t seen = round_up(i + 1, ssd_vector);
+      short_loop(seen, [=](int64_t j) {
         const float l = j <= i ? exp_fast(here - sum[j]) : 0.0f;
         decay[j] = l;
         mixed[j] = j <= i ? l * g[j] : 0.0f;
-      }
+      });
+      for (int64_t j = seen; j < width; ++j) mixed[j] = 0;
     }
     transpose(x(index), p(), count, p(), tiles.xt);
     const Product dscore{dy(index), tiles.xt, tiles.dscore, p(), p(), count, plan.row_width, 1.0f, 0.0f, false, false};
@@ -172,7 +166,7 @@ struct Backward {
       const Product after{tiles.b, dstate, tiles.w, n(), n(), p(), p(), 1.0f, 0.0f, false, false};
       product(after, 0, count, 0, p());
       for (int64_t j = 0; j < count; ++j) {
-        tiles.b_dot[j] = decays.into_state[j] * dot(tiles.w + j * p(), x(index) + j * p(), p());
+        tiles.b_dot[j] = decays.into_state[j] * short_dot(tiles.w + j * p(), x(index) + j * p(), p());
       }
       scale_rows(tiles.w, decays.to_end, count, p(), tiles.w, p());
       scale_columns(tiles.xt, decays.into_state, p(), count, tiles.scaled_t);
@@ -199,9 +193,8 @@ struct Backward {
       T* dx = static_cast<T*>(args.dx) + (begin + j) * args.dxbc_stride + head * p();
       const float *w = tiles.w + j * p(), *gradient = dy(index) + j * p();
       const float step = decays.step[j];
-      tiles.x_dot[j] = dot(w, x(index) + j * p(), p());
-#pragma omp simd
-      for (int64_t k = 0; k < p(); ++k) store(&dx[k], step * w[k] + d * gradient[k]);
+      tiles.x_dot[j] = short_dot(w, x(index) + j * p(), p());
+      short_loop(p(), [=](int64_t k) { store(&dx[k], step * w[k] + d * gradient[k]); });
     }
   }
 
@@ -210,7 +203,7 @@ struct Backward {
   float state_gradient(int64_t index, int64_t chunk, int64_t count, bool has_next) const {
     float *dstate = tiles.dstate + index * p() * n(), *before = state(chunk, index);
     const float total = tiles.decays.total;
-    const float carried = has_next ? total * dot(dstate, before, p() * n()) : 0.0f;
+    const float carried = has_next ? total * short_dot(dstate, before, p() * n()) : 0.0f;
     scale_rows(dy(index), tiles.decays.from_start, count, p(), tiles.scaled, p());
     transpose(tiles.scaled, p(), count, p(), tiles.scaled_t);
     const Product through{before, tiles.scaled_t, tiles.through, p(), p(), count, count, 1.0f, 0.0f, false, false};
@@ -219,11 +212,10 @@ struct Backward {
     for (int64_t k = 0; k < n(); ++k) {
       const float *row = tiles.through + k * count, *c = tiles.ct + k * count;
       float *dc = tiles.dct + k * count, *sum = tiles.c_dot;
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) {
+      short_loop(count, [=](int64_t i) {
         dc[i] += row[i];
         sum[i] += row[i] * c[i];
-      }
+      });
     }
     const Product next{tiles.ct, tiles.scaled, dstate, count, count, p(), p(), 1.0f, has_next ? total : 0.0f,
                        false,    false};
@@ -240,15 +232,17 @@ struct Backward {
       const int64_t offset = i * plan.row_width, width = round_up(i + 1, ssd_vector);
       const float *g = tiles.g + offset, *decay = tiles.decay + offset, *dscore = tiles.dscore + offset;
       float* dg = tiles.dg + offset;
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < width; ++j) {
+      short_loop(width, [=](int64_t j) {
         const float gradient = dscore[j] * step[j] * decay[j];
         dg[j] += gradient;
         column_sum[j] += gradient * g[j];
-        sum += j < i ? column_sum[j] : 0.0f;
-      }
-      tiles.da[i] = sum;
+      });
+      Vector sum{};
+      int64_t j = 0;
+      for (; j + lanes <= i; j += lanes) sum += load_vector(column_sum + j);
+      float rest = 0;
+      for (; j < i; ++j) rest += column_sum[j];
+      tiles.da[i] = vector_sum(sum) + rest;
     }
   }
 
@@ -269,10 +263,13 @@ struct Backward {
     const SsdDecays& decays = tiles.decays;
     float da_sum = 0, bias_sum = 0;
     T* ddt = static_cast<T*>(args.ddt) + begin * args.ddt_stride + head;
+    float* const slope = tiles.column_sum;
+    // Δ that is held at its minimum does not move.
+    short_loop(round_up(count, ssd_vector), [=, &decays, minimum = args.dt_minimum](int64_t i) {
+      slope[i] = decays.step[i] <= minimum ? 0.0f : sigmoid(decays.argument[i]);
+    });
     for (int64_t i = 0; i < count; ++i) {
-      // Δ that is held at its minimum does not move.
-      const float slope = decays.step[i] <= args.dt_minimum ? 0.0f : sigmoid(decays.argument[i]);
-      const float gradient = (tiles.x_dot[i] + a * tiles.da[i]) * slope;
+      const float gradient = (tiles.x_dot[i] + a * tiles.da[i]) * slope[i];
       da_sum += tiles.da[i] * decays.step[i];
       bias_sum += gradient;
       store(&ddt[i * args.ddt_stride], gradient);

@@ -38,8 +38,9 @@ void mix(const Tiles& tiles, const SsdPlan& plan, int64_t count) {
     const float* g = tiles.g + i * plan.row_width;
     float* out = tiles.left + i * stride + plan.state_dim;
     const float here = sum[i];
-#pragma omp simd
-    for (int64_t j = 0; j < width; ++j) out[j] = j <= i ? g[j] * exp_fast(here - sum[j]) * step[j] : 0.0f;
+    const int64_t seen = round_up(i + 1, ssd_vector);
+    short_loop(seen, [=](int64_t j) { out[j] = j <= i ? g[j] * exp_fast(here - sum[j]) * step[j] : 0.0f; });
+    for (int64_t j = seen; j < width; ++j) out[j] = 0;
   }
 }
 
@@ -92,8 +93,8 @@ struct Forward {
     const float d = args.d[head];
     for (int64_t i = 0; i < count; ++i) {
       float* y = tiles.y + i * y_stride + index * p();
-#pragma omp simd
-      for (int64_t k = 0; k < p(); ++k) y[k] += d * x[i * p() + k];
+      const float* from = x + i * p();
+      short_loop(p(), [=](int64_t k) { y[k] += d * from[k]; });
     }
     if (!has_next) return;
     scale_rows(x, decays.into_state, count, p(), tiles.scaled, p());
