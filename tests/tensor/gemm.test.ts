@@ -208,6 +208,16 @@ describe("gemm", () => {
 		}
 	});
 
+	test("widths around panels of registers, sums longer than a panel, with every factor", () => {
+		for (const [i, n] of [24, 40, 47, 48, 49, 64, 97].entries()) {
+			for (const [j, k] of [127, 128, 129, 300].entries()) {
+				const transposes = { transposeA: j % 2 === 0, transposeB: i % 2 === 0 };
+				check({ m: 41 + j, n, k, ...transposes, gap: 1, alpha: -1.25, beta: 0.75 });
+				check({ m: 21, n, k, ...transposes });
+			}
+		}
+	});
+
 	test("few rows with a matrix as it is stored: every storage type and option", () => {
 		for (const m of [1, 2, 3, 4, 7, 16, 17]) {
 			for (const [n, k] of [
