@@ -1,5 +1,7 @@
 /** Attention, the state space scan and the whole training step against PyTorch on as many threads. */
 
+import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
 import { loadModel } from "../../src/checkpoint/model-store.ts";
@@ -33,12 +35,65 @@ const scanSizes = [
 	{ batch: 1, length: 1024, heads: 16, width: 64, groups: 4, state: 128, chunk: 128 },
 ] as const;
 const trainedFolders = ["hybrid-tiny", "hybrid-text"] as const;
+/** Larger models of the same kind, made with transformers: the larger, the more of a step is products of matrices. */
+const trainedSizes = {
+	"11 M": {
+		...{ batch: 2, seq: 256, vocab_size: 4096, hidden_size: 256, layers_block_type: layersOf("MEM*EMEM-E") },
+		...{ mamba_num_heads: 16, mamba_head_dim: 32, ssm_state_size: 64, n_groups: 2, chunk_size: 64 },
+		...{ num_attention_heads: 8, num_key_value_heads: 2, head_dim: 32, intermediate_size: 512 },
+		...{ n_routed_experts: 16, moe_intermediate_size: 192, moe_shared_expert_intermediate_size: 384 },
+	},
+	"38 M": {
+		...{ batch: 2, seq: 512, vocab_size: 8192, hidden_size: 512, layers_block_type: layersOf("MEM*EM-E") },
+		...{ mamba_num_heads: 16, mamba_head_dim: 64, ssm_state_size: 128, n_groups: 4, chunk_size: 128 },
+		...{ num_attention_heads: 8, num_key_value_heads: 2, head_dim: 64, intermediate_size: 1024 },
+		...{ n_routed_experts: 16, moe_intermediate_size: 384, moe_shared_expert_intermediate_size: 768 },
+	},
+} as const;
+
+/** Hugging Face's names of the layers of a pattern. */
+function layersOf(pattern: string): string[] {
+	const names: Readonly<Record<string, string>> = {
+		M: "linear_attention",
+		E: "moe",
+		"*": "full_attention",
+		"-": "mlp",
+	};
+	return [...pattern].map((letter) => names[letter]!);
+}
 
 /** An interpreter that has PyTorch: MIMO_PYTHON, or python3 on the PATH; null when there is none. */
 export function findPython(): string | null {
 	const python = process.env.MIMO_PYTHON ?? Bun.which("python3");
 	if (!python) return null;
 	return Bun.spawnSync([python, "-c", "import torch"]).success ? python : null;
+}
+
+/** Folders with models of `trainedSizes`, as the references have them; none without transformers. */
+class MadeFolders implements Disposable {
+	readonly folders: readonly string[];
+
+	constructor(
+		python: string,
+		private readonly root = mkdtempSync(join(tmpdir(), "mimo-bench-")),
+	) {
+		if (!Bun.spawnSync([python, "-c", "import transformers"]).success) {
+			this.folders = [];
+			return;
+		}
+		const script = join(import.meta.dir, "pytorch_model.py");
+		this.folders = Object.entries(trainedSizes).map(([name, sizes]) => {
+			const folder = join(root, name);
+			mkdirSync(folder);
+			const made = Bun.spawnSync([python, script, golden("hybrid-text"), folder, JSON.stringify(sizes)]);
+			if (!made.success) throw new Error(`pytorch_model.py failed: ${made.stderr}`);
+			return folder;
+		});
+	}
+
+	[Symbol.dispose](): void {
+		rmSync(this.root, { recursive: true });
+	}
 }
 
 /** PyTorch with its cases set up, in a process of its own: case after case is timed when asked. */
@@ -188,7 +243,8 @@ const describe = (size: Readonly<Record<string, number>>) =>
 
 export async function benchPyTorch(device: Device, python: string): Promise<Row[]> {
 	const { threads } = device.describe();
-	const folders = trainedFolders.map(golden);
+	using made = new MadeFolders(python);
+	const folders = [...trainedFolders.map(golden), ...made.folders];
 	using pytorch = await PyTorch.start(python, threads, [
 		...attentionSizes.map((size) => ({ kind: "attention", ...size })),
 		...scanSizes.map((size) => ({ kind: "scan", ...size })),

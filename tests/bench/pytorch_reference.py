@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import pytorch_nemotron
+from pytorch_values import plain
 
 try:
     from transformers import NemotronHConfig, NemotronHForCausalLM
@@ -79,13 +80,6 @@ def read_safetensors(path):
         for name, entry in header.items()
         for begin, end in [entry["data_offsets"]]
     }
-
-
-def plain(value):
-    """Undoes the spelling of infinity in config.json."""
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return float(value["__float__"]) if isinstance(value, dict) and "__float__" in value else value
 
 
 def step_case(case):
