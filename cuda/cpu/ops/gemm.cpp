@@ -1,5 +1,5 @@
-// Dense matrix products over OpenBLAS's single-threaded sgemm; our pool takes blocks of the results. bf16 operands are
-// widened to fp32 copies first, a bf16 result is rounded once at the end.
+// Dense matrix products by tiles or, when large, by OpenBLAS's single-threaded sgemm; our pool takes blocks of the results. bf16
+// operands are widened to fp32 copies first, a bf16 result is rounded once at the end.
 #include "gemm.h"
 
 #include <climits>

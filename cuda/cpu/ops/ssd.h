@@ -3,8 +3,8 @@
 //
 // A task is one sequence and a block of heads of one group. It walks the sequence in chunks, anchored at the sequence's
 // first token, with the heads' states in scratch; the matrices of a chunk (Q x Q, Q x N, Q x P) are small enough for the
-// second-level cache and for OpenBLAS's products without packing, which are fast unless the right operand is transposed:
-// hence the tiles kept both ways round, and states as Hᵀ [N, P]. C Bᵀ is made once for the heads of a task.
+// second-level cache, and their products are fast unless the right operand is transposed: hence the tiles kept both ways
+// round, and states as Hᵀ [N, P]. C Bᵀ is made once for the heads of a task.
 #pragma once
 #include "gemm.h"
 #include "kernel.h"
