@@ -37,10 +37,10 @@ const recomputing = {
 } as const satisfies Partial<Record<Key, unknown>>;
 
 /**
- * Layouts that are counted where there are many: first so many of each kind, then until there are so many in all, and as many of
- * each again while none of a kind fits.
+ * Layouts that are counted where there are many: first so many of each kind, more of a kind while its layouts do not fit, then until
+ * there are so many in all, and on to `most` until so many fit.
  */
-const counted = { ofKind: 2, all: 40, unfit: 6 };
+const counted = { ofKind: 2, unfit: 6, all: 40, fitting: 10, most: 120 };
 
 export interface RankedSplits {
 	/** Most tokens a second first. */
@@ -66,6 +66,7 @@ export async function rankSplits(
 	const splits: Split[] = [];
 	const ofKind = new Map<string, { counted: number; fits: boolean }>();
 	const left = new Set(found);
+	let fitting = 0;
 	const count = async (wanted: (kind: { readonly counted: number; readonly fits: boolean }) => boolean) => {
 		for (const one of left) {
 			const name = Object.values(one.kind).join(" ");
@@ -79,11 +80,12 @@ export async function rankSplits(
 			splits.push(split);
 			kind.counted++;
 			kind.fits ||= split.fits;
+			fitting += Number(split.fits);
 		}
 	};
 	await count((kind) => kind.counted < counted.ofKind);
 	await count((kind) => !kind.fits && kind.counted < counted.unfit);
-	await count(() => splits.length < counted.all);
+	await count(() => splits.length < counted.all || (fitting < counted.fitting && splits.length < counted.most));
 	splits.sort(
 		(a, b) => Number(b.fits) - Number(a.fits) || b.tokensPerSecond - a.tokensPerSecond || ranksOf(a) - ranksOf(b),
 	);
