@@ -19,6 +19,12 @@ test.each(planned.map((recipe) => [recipe.file, recipe] as const))(
 	60_000,
 );
 
+test.each(recipes.map(({ file, text }) => [file, text] as const))("%s fits into the memory of its GPUs", (_, text) => {
+	const shares = [...text.matchAll(/^# {3}\S+ .* ([\d.]+) %$/gm)].map(([, share]) => Number(share));
+	expect(shares.length).toBeGreaterThan(0);
+	expect(Math.max(...shares)).toBeLessThan(100);
+});
+
 /** Tasks that the header's sbatch line asks for, with what train.sbatch asks for itself. */
 function tasks({ sbatch }: Recipe): number {
 	const script = readFileSync("examples/slurm/train.sbatch", "utf8");

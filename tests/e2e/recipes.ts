@@ -38,13 +38,13 @@ export function readRecipe(file: string): Recipe {
 	return { file, text, plan: command("mimo plan"), sbatch: command("sbatch") };
 }
 
-/** Lines of the plan that a header has: ranks and batch, memory of a rank, the step's time and rate. */
+/** Lines of the plan that a header has: ranks and batch, memory of a rank, the step's time and rate, and what bounds it. */
 export async function planLines(recipe: Recipe): Promise<string[]> {
 	const resolved = resolveConfiguration(recipe.plan, ownFlags, { trains: false });
 	const machine = await machineOf(resolved);
 	const lines = planText(await planRun(resolved.configuration, machine), machine).split("\n");
 	const memory = lines.indexOf("# Memory of a rank") + 1;
-	return [lines[0]!, ...lines.slice(memory, lines.indexOf("", memory)), ...lines.slice(-2)];
+	return [lines[0]!, ...lines.slice(memory, lines.indexOf("", memory)), ...lines.slice(-3)];
 }
 
 /** The recipe's text with these lines after its plan command. */
