@@ -24,7 +24,7 @@ constexpr int look_milliseconds = 5, idle_look_milliseconds = 20;
 constexpr int64_t busy_time = 1000 * millisecond;
 /// Strangers: how long one has to prove that it is a host of the run, how many are held, and how many come in at a look.
 /// Where every place is taken, each newcomer costs an older connection its place and this thread the time to close it: 800
-/// a second are 2 % of a processor, and leave a host 80 ms for its proof.
+/// a second are 4 % of a processor, and leave a host 80 ms for its proof.
 constexpr int64_t proof_limit = 5'000 * millisecond;
 constexpr int64_t most_strangers = 64;
 constexpr int accepted_at_once = 16, replaced_at_once = 4;
