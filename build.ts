@@ -234,7 +234,7 @@ function writeTables(): void {
 	for (const [path, text] of tables()) install(Buffer.from(text), join(root, path));
 }
 
-/** What a build of a target leaves in its folder. */
+/** Library that each target builds, within its folder. */
 const built = { cpu: "cpu/libmimo_cpu.so", release: "link/libmimo_cpu.so", cuda: "gpu/libmimo_cuda.so" } as const;
 
 /** Configures and builds a library in build/FOLDER; returns its path. */

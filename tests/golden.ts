@@ -54,7 +54,7 @@ function unpack(archive: string, name: string): string {
 	return join(target, name);
 }
 
-/** What a test does about a thing it needs and this machine lacks: an error in CI, else a printed skip and null. */
+/** Reports a thing that a test needs and this machine lacks: an error in CI, else a printed skip and null. */
 export function absent(what: string): null {
 	if (process.env.CI === "true") throw new Error(`In CI nothing may be skipped: ${what}.`);
 	return skip(what);

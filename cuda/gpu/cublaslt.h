@@ -7,7 +7,7 @@
 
 namespace mimo::cuda {
 
-/// What a product does with its result before it writes it.
+/// Function that a product applies to its result before writing it.
 enum class Epilogue : int32_t {
   none,
   bias,

@@ -64,7 +64,7 @@ struct HashProductShape {
   }
 };
 
-/// What a product reads and writes, in cuBLASLt's order: a row-major b comes first.
+/// Operands and outputs of a product, in cuBLASLt's order: a row-major b comes first.
 struct ProductOperands {
   const void *left, *right;
   void* result;

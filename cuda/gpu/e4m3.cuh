@@ -17,7 +17,7 @@ __device__ __forceinline__ int power_for(float largest) {
   const int exponent = static_cast<int>(bits >> 23) - 127;
   return max(-126, min(126, ((bits & 0x7FFFFFu) <= 0x600000u ? 8 : 7) - exponent));
 }
-/// What a run with this largest magnitude is multiplied by. Infinity makes NaN of it: e4m3 knows no infinity.
+/// Factor of a run with this largest magnitude; NaN for infinity, which e4m3 does not have.
 __device__ __forceinline__ float factor_for(float largest, int power) {
   return largest < INFINITY ? __uint_as_float(static_cast<uint32_t>(127 + power) << 23) : NAN;
 }

@@ -1,4 +1,4 @@
-// What the layer of experts uses of grouped_bias.
+// The function of grouped_bias that the layer of experts uses.
 #pragma once
 #include "device.h"
 

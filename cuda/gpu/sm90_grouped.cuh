@@ -2,7 +2,7 @@
 // to each other the same way. One thread copies operands, 64 deep, five steps ahead; two warpgroups take results in turn,
 // so that one multiplies while the other stores.
 //
-// What a kernel brings is a Problem:
+// A kernel brings a Problem:
 //   static constexpr bool left_rows, right_rows    whether an operand's rows run along k
 //   static constexpr bool halves                   whether a result of which half is live costs half
 //   int units(int group)                           its results from top to bottom; 0 leaves the group out

@@ -14,7 +14,7 @@ constexpr int ssd_chunk = 64, ssd_head = 64;
 constexpr int ssd_tile_bytes = ssd_chunk * tile_row_bytes;
 constexpr int ssd_tile_elements = ssd_tile_bytes / 2;
 
-/// What a head's decays are in a chunk; tokens behind the chunk's end have Δ = 0 and the last cs.
+/// Decays of a head in a chunk; tokens behind the chunk's end have Δ = 0 and the last cs.
 struct SsdChunkTokens {
   float sum[ssd_chunk];         // cs log2 e
   float step[ssd_chunk];        // Δ

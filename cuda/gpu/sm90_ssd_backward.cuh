@@ -1,4 +1,4 @@
-// What the scan's backward on Hopper shares between warps, and the warps that serve: the copies of operands, and the gradients
+// Data that warps of the scan's backward on Hopper share, and the warps that serve: the copies of operands, and the gradients
 // of the heads' steps (docs/spec/language-model.md §2.4).
 #pragma once
 #include "sm90_ssd.cuh"

@@ -5,7 +5,7 @@
 import { dtypes, elementCount } from "./dtype.ts";
 import { type TensorStore, type TensorType, typeOf } from "./store.ts";
 
-/** What a tensor is made of. */
+/** Rows and columns that make up a tensor. */
 export interface Selection {
 	readonly source: string;
 	/** Places along the first axis; null: all in order. */

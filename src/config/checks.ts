@@ -331,7 +331,7 @@ const prefetch = prefetchNeeds.map(
 			unless(!c.mimoEncoderPrefetch || holds(c), "mimo-encoder-prefetch", `it needs ${what}`),
 );
 
-/** What a vision-language model is in Hugging Face's form (docs/spec/checkpoint.md §4.4, transformers' NemotronH_Omni). */
+/** Properties of Hugging Face's vision-language models (docs/spec/checkpoint.md §4.4, transformers' NemotronH_Omni). */
 const publishedNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
 	["vision-projection-type mlp", (c) => c.visionProjectionType === "mlp"],
 	["vision-projection-norm", (c) => c.visionProjectionNorm],

@@ -1,4 +1,4 @@
-/** What the keys of distillation must satisfy (docs/spec/elastic.md §11). */
+/** Constraints on the keys of distillation (docs/spec/elastic.md §11). */
 import { type Check, unless } from "./check.ts";
 import { hasEncoder } from "./derive.ts";
 import { parsePattern } from "./hybrid-pattern.ts";

@@ -1,4 +1,4 @@
-/** What the keys of elastic models must satisfy (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
+/** Constraints on the keys of elastic models (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
 import { type Check, unless } from "./check.ts";
 import { parsePattern } from "./hybrid-pattern.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";
@@ -28,7 +28,7 @@ const given: readonly (readonly [Key, (c: TrainingConfiguration) => boolean])[] 
 	["flextron-compat", (c) => c.flextronCompat],
 ];
 
-/** What an elastic model cannot be combined with. */
+/** Settings that an elastic model cannot be combined with. */
 const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, string])[] = [
 	[
 		"hybrid-layer-pattern",

@@ -1,4 +1,4 @@
-/** What the keys of low-rank adapters must satisfy. */
+/** Constraints on the keys of low-rank adapters. */
 import { type Check, unless } from "./check.ts";
 import type { LoraModule } from "./keys/lora.ts";
 import type { Key, TrainingConfiguration } from "./schema.ts";

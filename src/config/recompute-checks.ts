@@ -1,4 +1,4 @@
-/** What the keys of recomputation must satisfy. */
+/** Constraints on the keys of recomputation. */
 import { type Check, unless } from "./check.ts";
 import { defaultRecomputeModules, recomputeModules } from "./recompute-modules.ts";
 import type { TrainingConfiguration } from "./schema.ts";

@@ -141,7 +141,7 @@ function resolveEntries(
 			refuse(key, "allowed is true: it is always so here");
 		}
 	}
-	// What an unknown preset, an unreadable file or a folder would have given is not known to be missing.
+	// Keys that an unknown preset, an unreadable file or a folder would have set are not known to be missing.
 	const known = complete && (understood || !named) && (preset === undefined || preset === null || isPresetName(preset));
 	const lacking = (key: Key) => {
 		if (known) problems.push(missing(key));

@@ -19,7 +19,7 @@ export interface Entry {
 	readonly origin: Origin;
 }
 
-/** What a folder that the run starts from says of a key. */
+/** A key's value in a folder that the run starts from. */
 export interface FolderValue {
 	readonly key: Key;
 	readonly value: unknown;

@@ -1,6 +1,6 @@
 import { type ImageSet, noImages } from "./images.ts";
 
-/** What a language model trains on at once: `lengths.length` sequences laid one after the other. */
+/** Tokens that a language model trains on at once: `lengths.length` sequences laid one after the other. */
 export interface Microbatch {
 	/** Token ids, [T]. */
 	readonly ids: Int32Array;
@@ -19,7 +19,7 @@ export interface Microbatch {
 	readonly padding?: number;
 }
 
-/** What a model with an encoder trains on at once. */
+/** Text and images that a model with an encoder trains on at once. */
 export interface ImageTextMicrobatch {
 	/** Ids hold the image token wherever an image row belongs. */
 	readonly text: Microbatch;

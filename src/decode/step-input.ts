@@ -1,4 +1,4 @@
-/** What the model reads in a step of decoding: a token of each of some sequences, and where the cache has those before. */
+/** Model input of a step of decoding: a token of each of some sequences, and where the cache has those before. */
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { ForwardInput } from "../models/hybrid/stage.ts";
 import { Sequences } from "../tensor/sequences.ts";

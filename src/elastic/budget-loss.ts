@@ -25,7 +25,7 @@ export interface BudgetLoss {
 	readonly expected: Sizes;
 }
 
-/** What a budget is compared with: parameters relative to the parent's, or GB. */
+/** Usage that is compared with a budget: parameters relative to the parent's, or GB. */
 export function usageOf(config: ElasticConfig, model: HybridConfig, sizes: Sizes): Differentiable {
 	const rule = countRule(config);
 	if (config.budget.type === "mem") return memoryOf(model, sizes, config.budget.use, rule);

@@ -3,7 +3,7 @@ import type { Axis } from "./axes.ts";
 import type { CountRule, CountTarget } from "./counts.ts";
 import type { MemoryUse } from "./memory.ts";
 
-/** What a budget limits: a share of the parent's parameters, or GB of memory. */
+/** Quantity that a budget limits: a share of the parent's parameters, or GB of memory. */
 export type BudgetKind =
 	| { readonly type: "param"; readonly target: CountTarget }
 	| { readonly type: "mem"; readonly use: MemoryUse };

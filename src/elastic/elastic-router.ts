@@ -37,7 +37,7 @@ export class SampledStep implements Disposable {
 		readonly values: Float32Array,
 		/** Of every factor, f32 [microbatches, factors]; null: not wanted. */
 		readonly gradients: Tensor | null,
-		/** What the masks read. */
+		/** Memory that the masks read. */
 		private readonly memory: readonly Tensor[],
 	) {}
 

@@ -1,4 +1,4 @@
-/** What a log and `mimo elastic list` say of the submodel of every budget. */
+/** Records of the submodel of every budget, for a log and `mimo elastic list`. */
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import type { BudgetRecord } from "../observe/logged-family.ts";
 import type { AxisName } from "./axes.ts";

@@ -26,7 +26,7 @@ const layerSchema = v.object({
 const importanceSchema = v.object({
 	format: v.literal("mimo-elastic-importance"),
 	version: v.literal(1),
-	/** What it was measured on. */
+	/** Data that it was measured on. */
 	data: v.array(v.string()),
 	tokens: v.pipe(v.number(), v.integer(), v.minValue(1)),
 	pattern: v.string(),

@@ -25,7 +25,7 @@ export interface MaskedPart {
 export type PartName =
 	/** Hidden columns. */
 	| "hidden"
-	/** What an expert's first projection puts out. */
+	/** Outputs of an expert's first projection. */
 	| "channels"
 	| "experts"
 	/** Of a Mamba layer: z, dt, the convolution's weight by element, its bias, what the gated norm puts out. */

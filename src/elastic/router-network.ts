@@ -42,7 +42,7 @@ export interface DrawnBudget {
 	readonly parent: boolean;
 }
 
-/** What a microbatch's sample is drawn from. */
+/** Budget and noise of a microbatch's sample. */
 export interface Draw {
 	readonly budget: DrawnBudget;
 	/** The sample is one-hot, its gradient that of the probabilities. */

@@ -9,7 +9,7 @@ import { type Axis, type AxisName, parentSize, rowsOf } from "./axes.ts";
 import type { ElasticConfig } from "./config.ts";
 import type { AxisSample, RouterSample } from "./router-network.ts";
 
-/** What a table's factors are for. */
+/** Purpose of a table's factors. */
 export type TablePurpose =
 	/** A factor for every ring: 1 where the choice keeps it. */
 	| "prefix"

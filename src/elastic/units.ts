@@ -138,7 +138,7 @@ function addOfLayer(
 /** Tensors of no layer. */
 function outsideLayers(name: string, hidden: Places, width: number, path: string): readonly [Rows, Places] {
 	if (name.startsWith("modality_submodules.")) {
-		// What the projector gives is added to the embedding.
+		// The projector's output is added to the embedding.
 		const gives = name === affineName || name === `${projectorPrefix}linear_fc2.weight`;
 		return [gives ? hidden : null, null];
 	}

@@ -14,7 +14,7 @@ import type { ReadRequest, RequestReader } from "./reader.ts";
 
 export interface Answered {
 	readonly kind: Question["kind"];
-	/** What the model wrote, or the choice it took. */
+	/** Text that the model wrote, or the choice it took. */
 	readonly text: string;
 	readonly right: boolean;
 	/** Mean token loss of every choice. */

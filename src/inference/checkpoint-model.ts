@@ -49,7 +49,7 @@ function textOf(given: readonly Entry[], key: Key): string | null {
 	return typeof value === "string" ? value : null;
 }
 
-/** What the checkpoint that `given` names says of its model: entries beneath all others. */
+/** Entries beneath all others that describe the model of the checkpoint that `given` names. */
 export function checkpointEntries(given: readonly Entry[]): Entry[] {
 	const load = textOf(given, "load");
 	const loadHf = textOf(given, "load-hf");

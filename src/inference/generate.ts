@@ -28,7 +28,7 @@ export type Pace = DecodingTimes;
 
 const noPace: Pace = { prefill: { tokens: 0, seconds: 0 }, decode: { tokens: 0, seconds: 0 } };
 
-/** What a lane says of a round. */
+/** A lane's report on a round. */
 interface Part {
 	readonly answers: readonly { readonly place: number; readonly ids: readonly number[] }[];
 	readonly times: Pace;

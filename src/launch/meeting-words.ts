@@ -36,5 +36,5 @@ const neighboursSchema = v.strictObject({
 /** A neighbour does not fit, or has left. */
 const troubleSchema = v.strictObject({ trouble: v.string(), left: v.nullable(index) });
 export const wordSchema = v.union([ledSchema, neighboursSchema, troubleSchema]);
-/** What the first rank of a machine says of the others there. */
+/** Message from the first rank of a machine about the others there. */
 export type Word = v.InferOutput<typeof neighboursSchema> | v.InferOutput<typeof troubleSchema>;

@@ -5,7 +5,7 @@
 import type { RunEvent } from "./report.ts";
 import { Series } from "./series.ts";
 
-/** What an event says of one budget. */
+/** An event's record of one budget. */
 export interface BudgetRecord {
 	readonly budget: number;
 	/** Sizes by configuration key, means where layers differ; "layers": those that stay. */

@@ -36,7 +36,7 @@ const status = { running: 1, finished: 3, failed: 4, killed: 5 } as const;
 /** SourceType LOCAL. */
 const localSource = 4;
 const metaFile = "meta.yaml";
-/** What the store keeps of a parameter's value. */
+/** Characters of a parameter's value that the store keeps. */
 const longestParameter = 6000;
 const defaultExperiment = "Default";
 

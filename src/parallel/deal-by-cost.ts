@@ -3,7 +3,7 @@
  * more than the others (docs/spec/runtime.md §2.4). Every lane computes it from the same numbers and gets the same.
  */
 
-/** What a lane may have more than in the most even deal where fewer items move: a move costs about as much. */
+/** Ratio of a lane's work to that in the most even deal, allowed where fewer items move: a move costs about as much. */
 const slack = 1.01;
 
 interface Item {

@@ -109,7 +109,7 @@ export class Exchange implements Disposable {
 	}
 }
 
-/** What the device has found, where messages cannot do without: the host waits for it. */
+/** Ranges that the device has found, where messages cannot do without: the host waits for them. */
 function onHost({ out, in: coming }: Pick<DeviceRanges, "out" | "in">, group: Group): Int32Array | null {
 	return group.rowTransport() === "counts" ? Int32Array.from([...out.toInt32(), ...coming.toInt32()]) : null;
 }

@@ -120,7 +120,7 @@ function drawOf(golden: ElasticGolden, iteration: number, microbatch: number): D
 	};
 }
 
-/** What a step's microbatches drew and lost, as they are compared. */
+/** Draws and losses of a step's microbatches, as they are compared. */
 class ElasticWatch implements StepWatch {
 	/** Σ mask · loss of every microbatch. */
 	readonly #losses: Float64Array;

@@ -13,7 +13,7 @@ import type { Plan } from "./verify/plan.ts";
 
 const parameterGradientLimit = 2e-5;
 
-/** What a reference recorded inside step 1. */
+/** Values that a reference recorded inside step 1. */
 export interface StepOne {
 	/** Samples of one of its microbatches, and tokens of a sample. */
 	readonly batch: number;

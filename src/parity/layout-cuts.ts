@@ -1,4 +1,4 @@
-/** What a layout's sizes cut of a reference's model: refused by name, before a rank starts, where they do not divide it. */
+/** Sizes of a reference's model that a layout cuts: refused by name, before a rank starts, if it cannot divide them. */
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import { UserError } from "../native/errors.ts";

@@ -1,5 +1,5 @@
 /**
- * What a run on any layout compares with a mimo-* folder: its names, the rule of weight decay, step 1 value by value, and
+ * Comparison of any layout's run with a mimo-* folder: its names, the rule of weight decay, step 1 value by value, and
  * of every step the loss, norms and balancing losses. One process and many compare the same values.
  */
 import { requireMatch } from "../checkpoint/mapping.ts";

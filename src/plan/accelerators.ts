@@ -28,7 +28,7 @@ const accelerators: Readonly<Record<string, Accelerator>> = {
 
 export const acceleratorNames = Object.keys(accelerators);
 
-/** What an H200 does of operations that were not timed: products, and bytes of everything else. */
+/** Rates of an H200 in operations that were not timed: products, and bytes of everything else. */
 const untimed = { product: 640e12, bytes: 3.7e12 };
 /**
  * Time of a layer of experts in e4m3 over that in bf16, forward and backward without the gradients of weights, of matrices that

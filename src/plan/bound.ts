@@ -1,4 +1,4 @@
-/** What a step's time is bound by: where its busiest ranks spend it, and what does not fit. */
+/** Bound of a step's time: where its busiest ranks spend it, and what does not fit. */
 import { type PlannedActor, type StepConditions, type StepEstimate, timeOf } from "./estimate.ts";
 
 /** "pipeline": its stages wait for each other. */

@@ -73,7 +73,7 @@ export function* layouts({ configuration: c }: ResolvedConfiguration, devices: n
 	}
 }
 
-/** What the user has set, but for the layout. */
+/** Keys that the user has set, but for the layout. */
 function givenKeys({ configuration, origins }: ResolvedConfiguration): Readonly<Partial<Record<Key, unknown>>> {
 	const set = keys.filter((key) => !layoutKeys.includes(key) && !["default", "derived"].includes(origins[key].source));
 	return {

@@ -58,7 +58,7 @@ export interface PlannedActor {
 	readonly ranks: number;
 }
 
-/** What a step's time depends on besides its ranks' work. */
+/** Conditions of a step's time besides its ranks' work. */
 export interface StepConditions {
 	readonly rates: Rates;
 	/** Hosts hold so many consecutive ranks. */

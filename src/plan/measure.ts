@@ -175,7 +175,7 @@ function pointsOf(samples: Iterable<Sample>): Rates["operations"] {
 	return byName;
 }
 
-/** What an operation that was not met is given: the rate of all products, and of all others. */
+/** Rates for operations that were not met: the rate of all products, and of all others. */
 function overall(samples: Iterable<Sample>): Pick<Rates, "product" | "bytes"> {
 	const totals = { product: [0, 0], bytes: [0, 0] };
 	for (const { name, amount, seconds } of samples) {

@@ -1,5 +1,5 @@
 /**
- * What a layout would roughly need, from sizes alone: in which order `mimo plan --split` counts layouts when there are too many
+ * Rough needs of a layout, from sizes alone: in which order `mimo plan --split` counts layouts when there are too many
  * to count all. Nothing that is printed comes from here.
  */
 import { hasEncoder } from "../config/derive.ts";

@@ -146,7 +146,7 @@ async function recomputedMemory(
 	return (await planRank(recomputing, rank, machine)).memory;
 }
 
-/** What a rank of the language model would need if its weights trained instead of adapters. */
+/** Memory of a rank of the language model if its weights trained instead of adapters. */
 async function fullyTrainedMemory(
 	c: TrainingConfiguration,
 	rank: number,

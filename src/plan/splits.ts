@@ -29,7 +29,7 @@ export interface Split {
 	readonly reason: string;
 }
 
-/** What a layout that does not fit is tried with. */
+/** Keys that are tried with a layout that does not fit. */
 const recomputing = {
 	"recompute-granularity": "full",
 	"recompute-method": "uniform",

@@ -35,7 +35,7 @@ export interface WeightGradientAction {
 	readonly node?: number;
 }
 
-/** What a rank computes. */
+/** A computation of a rank. */
 export type Work = PassAction | WeightGradientAction;
 
 /** Rows of a microbatch, or their gradient, over the edge that enters chunk `to`. A send does not wait for its receiver. */

@@ -13,7 +13,7 @@ import {
 } from "./actions.ts";
 import type { ModulePasses, Pass } from "./pass.ts";
 
-/** What a rank has to execute its actions with. */
+/** Modules, edges and hooks with which a rank executes its actions. */
 export interface Equipment {
 	/** Modules of this rank. */
 	readonly modules: Readonly<Partial<Record<Chunk["module"], ModulePasses>>>;

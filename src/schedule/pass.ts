@@ -1,10 +1,10 @@
-/** What a chunk of a module does with one microbatch: forward, and backward when its gradient has come. */
+/** Passes of a module's chunk over one microbatch: forward, and backward when its gradient has come. */
 import type { Rows } from "../parallel/edge.ts";
 import type { WeightGradients } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
 export interface Pass extends Disposable {
-	/** What the next chunk takes, owned by the pass; null: the chunk is the last one, or has not gone forward yet. */
+	/** Input of the next chunk, owned by the pass; null: the chunk is the last one, or has not gone forward yet. */
 	readonly output: Rows | null;
 	/** Whether it goes backward. */
 	readonly returns: boolean;
@@ -23,7 +23,7 @@ export interface Pass extends Disposable {
 export interface ModulePasses {
 	/** A pass that has not gone forward yet. Takes over `input`: what the chunk before has sent; null for the first one. */
 	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
-	/** What a chunk's edge is to receive of a microbatch: samples of every source, whose rows are counted, or rows. */
+	/** Numbers that a chunk's edge receives of a microbatch: samples by source, whose rows are counted, or rows. */
 	expected(chunk: number, microbatch: number): readonly number[];
 	/** Whether rows without a gradient travel beside a microbatch's between its chunks; default: not. */
 	besides?(microbatch: number): boolean;

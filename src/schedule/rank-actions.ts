@@ -6,7 +6,7 @@ import { interleaved, interleavedWarmUp } from "./interleaved.ts";
 import { withLateWeightGradients } from "./late-weight-gradients.ts";
 import { oneForwardOneBackward, warmUpOf } from "./one-f-one-b.ts";
 
-/** What the ranks of one actor do in a step, in order. */
+/** Actions of one actor's ranks in a step, in order. */
 export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
 	const work = workOf(shape, actor);
 	return [...work.flatMap((one) => withTransfers(shape, one)), ...reductions(shape, work)];

@@ -66,7 +66,7 @@ export class ResidualSum implements Disposable {
 		return this.tensor;
 	}
 
-	/** What the caller adds and writes to `tensor` itself; null: the values are there. The caller disposes it. */
+	/** Addends for the caller to add and write to `tensor`; null: the values are there. The caller disposes them. */
 	takeAddends(): PendingAddends | null {
 		const pending = this.#pending;
 		this.#pending = null;

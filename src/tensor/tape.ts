@@ -44,7 +44,7 @@ interface Running {
 	readonly weightGradients: WeightGradients;
 }
 
-/** What an operation tells the tape about itself. */
+/** Description of an operation for the tape. */
 export interface Operation {
 	readonly name: string;
 	/** Outputs that may receive gradients, as made by Tape.output. */

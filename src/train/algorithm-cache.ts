@@ -68,7 +68,7 @@ export class AlgorithmCache {
 	}
 }
 
-/** What a choice holds for: the GPU and the versions of CUDA, cuBLASLt and cuDNN, without their paths. */
+/** Environment that a choice holds for: the GPU and the versions of CUDA, cuBLASLt and cuDNN, without their paths. */
 function environmentOf(device: Device): string {
 	const { name, threads } = device.describe();
 	const versions = device.library.versions.split("; ").filter((part) => !part.startsWith("NCCL"));

@@ -10,7 +10,7 @@ export function depthLoss(depth: number): string {
 	return `mtp_${depth + 1} loss`;
 }
 
-/** What a depth predicts of a microbatch. */
+/** Target of a depth in a microbatch. */
 export interface DepthTarget extends Disposable {
 	/** Name of its loss. */
 	readonly name: string;

@@ -111,7 +111,7 @@ export async function benchLanes(): Promise<Row[]> {
 		shape: `encoder operations say ${expected!.toFixed(2)}`,
 		threads: 1,
 		baseline: "by number",
-		// What the language model takes is the same by both rules.
+		// The language model's time is the same by both rules.
 		target: 1 + (expected! - 1) / 2,
 	};
 	return [{ ...row(about, [cost!, number!]), ratio: ratio! }];

@@ -1,4 +1,4 @@
-/** What the keys of experts need of each other, and how the path of experts is told. */
+/** Constraints between the keys of experts, and the description of the path of experts. */
 import { describe, expect, test } from "bun:test";
 import { describeExpertPath } from "../../src/config/fused-mlp.ts";
 import { configurationOf } from "../../src/config/resolve.ts";

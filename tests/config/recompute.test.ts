@@ -1,4 +1,4 @@
-/** What the keys of recomputation and of routing for benchmarks refuse, by name. */
+/** Values that the keys of recomputation and of routing for benchmarks refuse, by name. */
 import { expect, test } from "bun:test";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
 import { UserError } from "../../src/native/errors.ts";

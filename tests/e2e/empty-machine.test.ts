@@ -33,7 +33,7 @@ describe.skipIf(reason !== null)("in an empty Debian", () => {
 			expect([made.exitCode, made.exitCode === 0 ? "" : made.stdout.toString().slice(-500)]).toEqual([0, ""]);
 			copyFileSync(archive!, join(root, basename(archive!)));
 			const inside = (script: string) => {
-				// What a container gives: /proc and shared memory. They go with the process.
+				// /proc and shared memory, as in a container. They go with the process.
 				const mounts = `mount -t proc proc ${root}/proc && mount -t tmpfs shm ${root}/dev/shm`;
 				const enter = `${mounts} && exec chroot ${root} /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp sh -ec "$1"`;
 				const { exitCode, stdout, stderr } = Bun.spawnSync(["unshare", "--mount", "sh", "-c", enter, "sh", script]);

@@ -49,7 +49,7 @@ function run(command: readonly string[], name: string): Ran {
 }
 
 const ran: Ran[] = [];
-/** What the command that begins so has printed. */
+/** Output of the command that begins so. */
 const printed = (begin: string) => ran.find(({ command }) => command.startsWith(begin))?.printed ?? "";
 
 beforeAll(() => {

@@ -1,4 +1,4 @@
-/** What a router chooses for a budget is extracted as a model that computes what the parent does under those masks. */
+/** A router's choice for a budget is extracted as a model that computes what the parent does under those masks. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";

@@ -1,4 +1,4 @@
-/** What a step of an elastic model trains, and what a few hundred come to (docs/spec/elastic.md §12). */
+/** Training of an elastic model: one step, and the result of a few hundred (docs/spec/elastic.md §12). */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { copyBlocks, loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { expectedSizes, usageOf } from "../../src/elastic/budget-loss.ts";

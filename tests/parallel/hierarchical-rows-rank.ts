@@ -42,7 +42,7 @@ function counting(group: Group, ranksPerNode: number, counted: { bytes: number }
 	});
 }
 
-/** What an expert makes of a row: it is told apart from every other, and its parts add up. */
+/** An expert's output for a row: it is told apart from every other, and its parts add up. */
 function playExperts(tape: Tape, arrived: ExpertRows, firstExpert: number, part: number): Tensor {
 	const { rows, rowProbability } = arrived;
 	const offsets = arrived.offsets.toInt32();
@@ -95,7 +95,7 @@ interface Case {
 	readonly dropped: number;
 }
 
-/** What a rank has found of a case. */
+/** Rows and bytes that a rank has counted in a case. */
 export interface SentBytes {
 	/** Rows of its tokens that have to leave its node: one for each expert elsewhere, or for each node. */
 	readonly rows: { readonly direct: number; readonly nodes: number };

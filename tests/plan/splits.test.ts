@@ -55,7 +55,7 @@ test("most tokens a second first; what does not fit comes last, or recomputes it
 		expect(kind.modules === "colocated" ? languageRanks : encoderRanks + languageRanks).toBeLessThanOrEqual(2);
 		expect(communication.bytes > 0).toBe(languageRanks > 1 || kind.modules === "disjoint");
 	}
-	// What a layout's own plan says.
+	// A layout's own plan gives the same time.
 	const [best] = roomy;
 	const c = configurationOf({ preset, ...best!.layout });
 	expect((await planRun(c, machine)).step.seconds).toBeCloseTo(best!.step.seconds, 12);

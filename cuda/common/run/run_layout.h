@@ -85,7 +85,7 @@ struct BegunRun {
   int32_t first, last;
 };
 
-/// What a host tells of all ranks on it and on the hosts below it in the tree (relay.h), or the centre of all.
+/// Report of a host on all ranks of it and of the hosts below it in the tree (relay.h), or of the centre on all ranks.
 struct Outlook {
   int32_t joined, finished;  // ranks; those that have finished have joined too
   int32_t absent;            // the first that has not joined; -1: all have

@@ -9,7 +9,7 @@ namespace {
 /// Keys of a task: the cut depends on lengths alone, never on the number of threads.
 constexpr int64_t keys_per_run = 256;
 
-/// What a run of keys gives to one query head: Σ 2^(s - maximum) and Σ 2^(s - maximum) v.
+/// Result of a run of keys for one query head: Σ 2^(s - maximum) and Σ 2^(s - maximum) v.
 struct Part {
   float maximum;  // base 2
   float sum;

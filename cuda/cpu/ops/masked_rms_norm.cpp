@@ -22,7 +22,7 @@ void scale_group(const float* h, const W* weight, float factor, T* y, int64_t si
   for (int64_t i = 0; i < size; ++i) store(&y[i], h[i] * factor * load(weight[i]));
 }
 
-/// What the gradients of the group's columns are made of.
+/// Sums that make up the gradients of the group's columns.
 struct GroupSums {
   float* products;  // Σ over rows of dy x rstd
   float* squares;   // Σ over rows of x² rstd³ mean, mean = s Σ γ dy h / size

@@ -12,7 +12,7 @@ struct ValueAndSlopes {
   float value, slope[Inputs];
 };
 
-/// What a kind that is not gated computes from a column of x, and where that column is.
+/// Value and slope of a kind that is not gated at a column of x, and where that column is.
 template <class Kind>
 struct PlainRule {
   static constexpr int inputs = 1;
@@ -23,7 +23,7 @@ struct PlainRule {
   __device__ __forceinline__ int64_t pack_of(int, int64_t pack) const { return pack; }
 };
 
-/// What a gated kind computes from a gate column and a linear one.
+/// Value and slopes of a gated kind at a gate column and a linear one.
 struct GatedRule {
   static constexpr int inputs = 2;
   Gate g;

@@ -9,7 +9,7 @@ import { scaleOf } from "../lora/tensors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import type { FormatName, SourceCheckpoint } from "./source.ts";
 
-/** What a conversion may write. */
+/** A format that a conversion may write. */
 export type TargetName = FormatName | "peft";
 
 /**

@@ -63,7 +63,7 @@ export interface PlannedConversion extends Disposable {
 	readonly bytes: number;
 	/** Whether the target, read again, has its tensors under other canonical names, as a GPT model has. */
 	readonly otherNames: boolean;
-	/** What the user should know. */
+	/** Messages for the user. */
 	readonly notices: readonly string[];
 	/** Writes the target; `onBytes` is called with the progress. Returns the target's path. */
 	readonly run: (onBytes: (bytes: number) => void) => Promise<string>;

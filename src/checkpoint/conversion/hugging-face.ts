@@ -42,7 +42,7 @@ export function spellingObject({ language, tower, projector }: FolderSpelling): 
 	return { huggingFace: language, ...vision } as unknown as JsonObject;
 }
 
-/** What a native checkpoint's `source` and objects keep of a folder; null: it came from none. */
+/** Parts of a folder that a native checkpoint's `source` and objects keep; null: it came from none. */
 export function keptInSource(
 	{ source, objects }: { readonly source: JsonObject; readonly objects: Readonly<Record<string, KeptObject>> },
 	path: string,
@@ -88,7 +88,7 @@ export function huggingFaceTarget(
 	return planFolder(model, path, options);
 }
 
-/** What a folder of --hf-reference gives; it may hold no weights at all. */
+/** Kept parts of a folder of --hf-reference; it may hold no weights at all. */
 function referenceFolder(path: string, spelling: FolderSpelling): KeptFolder {
 	const configText = readConfig(path);
 	const filled = [singleFile, indexFile].some((name) => existsSync(join(path, name)));

@@ -146,7 +146,7 @@ export interface TorchDistTarget {
 	readonly tensors: TensorStore;
 	/** Whether it is of a GPT model, whose tensors have other names when they are read again. */
 	readonly otherNames: boolean;
-	/** What the user should know. */
+	/** Messages for the user. */
 	readonly notices: readonly string[];
 	/** Name of the iteration's folder, and the tracker's text. */
 	readonly folder: string;
@@ -212,7 +212,7 @@ export function torchDistTarget(
 	};
 }
 
-/** What a native checkpoint keeps of the one it came from; older ones do not say how layers were numbered. */
+/** Key style that a native checkpoint keeps of its source; older ones do not say how layers were numbered. */
 type KeptStyle = KeyStyle & { readonly layerNames?: LayerNames };
 
 function layersFor(source: SourceCheckpoint, { layerNames, pattern: given }: TorchDistTargetOptions): MegatronLayers {

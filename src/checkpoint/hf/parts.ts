@@ -43,7 +43,7 @@ export interface FolderParts extends Disposable {
 	readonly stored: TensorStore;
 	/** Names of the layer scales there. */
 	readonly scales: readonly string[];
-	/** What the user should know. */
+	/** Messages for the user. */
 	readonly notices: readonly string[];
 }
 
@@ -156,7 +156,7 @@ function requireGivenSizes(
 	}
 }
 
-/** What the config.json of a vision-language model says of its projector and of how patches are joined. */
+/** Checks config.json of a vision-language model: its projector, and how patches are joined. */
 function requireConfig(
 	json: FolderParts["json"],
 	projector: ProjectorSizes | null,
@@ -191,7 +191,7 @@ function imageTokenOf(json: FolderParts["json"], path: string): number | null {
 	throw new UserError(`${path}: image_token_id is ${JSON.stringify(id)}, expected a whole number.`);
 }
 
-/** What the folder says of its model, under the program's keys. */
+/** The folder's description of its model, under the program's keys. */
 export function describeParts({ language, tower, projector, imageTokenId }: FolderParts): Record<string, unknown> {
 	const described: Record<string, unknown> = { ...language?.configuration };
 	if (tower) {

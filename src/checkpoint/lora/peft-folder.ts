@@ -33,7 +33,7 @@ export interface AdapterSettings {
 export interface PlannedAdapters {
 	/** Under PEFT's names. */
 	readonly tensors: TensorStore;
-	/** What the user should know. */
+	/** Messages for the user. */
 	readonly notices: readonly string[];
 	readonly write: (folder: string, onBytes?: (bytes: number) => void) => void;
 }

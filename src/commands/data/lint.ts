@@ -54,7 +54,7 @@ const command = defineCommand({
 });
 export default { ...command, ownFlags: { json: false } };
 
-/** What a training configuration would cut off of a sample. */
+/** Check for the part of a sample that a training configuration would cut off. */
 async function fitCheck(path: string, flags: readonly string[]): Promise<(sample: Sample) => string | null> {
 	const { resolveConfiguration } = await import("../../config/resolve.ts");
 	const { configuration: c } = resolveConfiguration([...flags, "--data-path", path], {}, { trains: false });

@@ -49,7 +49,7 @@ const suffixKinds: Readonly<Record<string, ImportKind>> = {
 /** Looks at most at this many names of a folder before it is no folder of pictures. */
 const LOOKED_AT = 100_000;
 
-/** What a path holds; null for what no form of data is. `forced` is taken for granted. */
+/** Kind and files of the data at a path; null: they are of no known kind. `forced` is taken for granted. */
 export function detect(path: string, forced: ImportKind | null = null): Detected | null {
 	const stat = statusOf(path);
 	if (stat === undefined) return null;
@@ -190,7 +190,7 @@ function jsonIn(path: string): Record<string, unknown> | null {
 	}
 }
 
-/** What a folder holds, for a message about one that no form of data is. */
+/** Names in a folder, for a message about one without data of a known kind. */
 export function namesIn(folder: string): string {
 	const names = readdirSync(folder).slice(0, 5);
 	return names.length === 0 ? "nothing" : names.join(", ");

@@ -251,7 +251,7 @@ function assembled(key: string, { record }: Draft, files: readonly ImageFile[]):
 	return sampleParts(key, record, files);
 }
 
-/** What a step gives, a SkippedRow that it throws included. */
+/** The result of a step, or the SkippedRow that it throws. */
 function attempted<Result>(step: () => Result): Result | SkippedRow {
 	try {
 		return step();

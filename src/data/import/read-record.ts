@@ -15,7 +15,7 @@ interface Message {
 	readonly content: string;
 }
 
-/** What the JSON part of a sample holds. */
+/** The JSON part of a sample. */
 export type SampleRecord =
 	| { readonly messages: readonly Message[] }
 	| { readonly caption: string }

@@ -1,4 +1,4 @@
-/** What a source of any form gives: rows, each a record of named fields, perhaps with pictures that lie beside it. */
+/** Rows of a source of any form: each a record of named fields, perhaps with pictures that lie beside it. */
 
 /** Parts of a data set that rows are divided among. */
 export const parts = ["train", "val", "test"] as const;

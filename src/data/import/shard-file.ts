@@ -20,7 +20,7 @@ import { memberBytes, putMember, tarEnd } from "./tar-bytes.ts";
 
 export type SamplePart = readonly [extension: string, content: Uint8Array];
 
-/** What a shard held when the journal was written. */
+/** State of a shard when the journal was written. */
 export interface OpenShard {
 	readonly number: number;
 	readonly bytes: number;

@@ -22,7 +22,7 @@ export interface ShardOptions {
 /** Shards of a part that are open at once while shuffling. */
 const OPEN_AT_ONCE = 8;
 
-/** What the journal keeps of a part. */
+/** State of a part in the journal. */
 export interface PartState {
 	/** Samples so far. */
 	readonly samples: number;

@@ -1,4 +1,4 @@
-/** What a conversation lacks to teach a model anything, beyond what makes it unreadable. */
+/** Faults that keep a readable conversation from teaching a model anything. */
 import type { Conversation } from "./conversation.ts";
 
 /** Why training would learn nothing, or the wrong thing, from a conversation; null: the conversation is sound. */

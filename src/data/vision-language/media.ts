@@ -48,7 +48,7 @@ export const imagesInTars = "images are read from tar files, beside the JSON par
 /** Field of a crude sample with the images that its record names, in the order of the record: from auxiliary data. */
 export const NAMED_IMAGES = "__images__";
 
-/** What a record names as its images, in order: the entries of a document, a field, or those in its turns. */
+/** The images that a record names, in order: the entries of a document, a field, or those in its turns. */
 export function imageNamesOf(record: Readonly<Record<string, unknown>>): readonly unknown[] {
 	const document = interleavedRecord(record);
 	if (document !== null) return typeof document === "string" ? [] : document.names;

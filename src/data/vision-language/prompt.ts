@@ -1,5 +1,5 @@
 /**
- * What a model is to go on with: a conversation up to where the assistant speaks, or a text, as token ids and images. The
+ * Prompts of a model: a conversation up to where the assistant speaks, or a text, as token ids and images. The
  * pieces of a conversation come from the template that training renders; only promptPieces knows how.
  */
 import { UserError } from "../../native/errors.ts";

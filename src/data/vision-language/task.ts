@@ -21,13 +21,13 @@ import { choosePacks, type PackingMethod } from "./packing.ts";
 import { imagePatches } from "./pixels.ts";
 import { render, type TemplateName } from "./template.ts";
 
-/** What a Jinja chat template needs. */
+/** Settings of a Jinja chat template. */
 export interface ChatSettings {
 	/** null: none is used. */
 	readonly template: ChatTemplateText | null;
 	/** Further variables. */
 	readonly variables: Readonly<Record<string, unknown>>;
-	/** What it takes for today; null: it has no date. */
+	/** The date that it takes for today; null: it has none. */
 	readonly date: string | null;
 }
 

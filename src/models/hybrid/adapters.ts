@@ -36,7 +36,7 @@ export function adaptedWeight(name: string): string {
 	return name.replace(/\.adapter\.linear_(?:in|out)\.weight(\d*)$/, ".weight$1");
 }
 
-/** What an adapter's product is multiplied by. */
+/** Factor of an adapter's product. */
 export function adapterScale({ rank, alpha }: Pick<LoraConfig, "rank" | "alpha">): number {
 	return alpha / rank;
 }

@@ -9,7 +9,7 @@ import type { HybridConfig } from "./config.ts";
 import type { LayerContext } from "./layer.ts";
 import { maskedNorm } from "./masks.ts";
 
-/** What a part has computed. */
+/** Output of a part. */
 export interface ModuleOutput extends Disposable {
 	readonly y: Tensor;
 	/** Everything that reads y forward is recorded: its memory may go where the part is recomputed (Recomputed.drop). */

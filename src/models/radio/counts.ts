@@ -41,7 +41,7 @@ export function encoderFlops(modules: Modules, grid: PatchGrid): number {
 const [trainedProducts, trainedAttention] = [3, 3.5];
 
 /**
- * What an image costs to train on, in operations that run: a·S² + b·S with the S patches of the image. A frozen tower
+ * Cost of training on an image, in operations that run: a·S² + b·S with the S patches of the image. A frozen tower
  * runs forward alone.
  */
 export function imageCost(modules: Modules, grid: PatchGrid, frozenTower: boolean): number {

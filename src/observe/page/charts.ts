@@ -42,7 +42,7 @@ function marks(events: readonly Mark[], steps: Scale): string {
 const keysOf = (curves: readonly Pick<Curve, "name" | "colour">[]): string =>
 	curves.map(({ name, colour }) => `<span class="key c${colour}">${escapeHtml(name)}</span>`).join("");
 
-/** What the pointer shows: the first step of a bin, its mean and, where it has several steps, its last and its extremes. */
+/** Pointer data: the first step of a bin, its mean and, where it has several steps, its last and its extremes. */
 function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stacked: boolean): string {
 	const short = (value: number) => Number(value.toPrecision(5));
 	const data = {

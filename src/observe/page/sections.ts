@@ -32,7 +32,7 @@ export function stateOf(log: RunLog, now: number): { readonly text: string; read
 	return { text: "running", kind: "" };
 }
 
-/** What a run is at, in a few words. */
+/** State of a run, in a few words. */
 export function factsOf(log: RunLog, now: number): readonly (readonly [name: string, value: string])[] {
 	const state = stateOf(log, now);
 	const planned = plannedSteps(log);

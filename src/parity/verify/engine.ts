@@ -26,7 +26,7 @@ export interface EngineOptions {
 export interface Engine extends Disposable {
 	readonly world: Group;
 	readonly state: TrainingState;
-	/** What the routers of this rank chose in the last step. */
+	/** Choices of this rank's routers in the last step. */
 	readonly routing: RoutingRecorder;
 	/** Draws the initial weights and forgets what the optimizer knows. */
 	restart(): void;

@@ -19,7 +19,7 @@ export interface Difference {
 	readonly different: number;
 }
 
-/** What an order of work has beyond the plain one. */
+/** Difference between an order of work and the plain one. */
 export type Reordering = "late weight gradients" | "passes in turns";
 
 /** Elements that differ between two ways to train: gradients of step 1, weights after the real steps, on all ranks. */

@@ -53,7 +53,7 @@ export interface Subject {
 	readonly origin: string;
 }
 
-/** What a subject is made for: layouts are compared, or the participation policies in every layout. */
+/** Purpose of a subject: layouts are compared, or the participation policies in every layout. */
 export type Purpose = "layouts" | "policies";
 
 /** With random samples. `textOnly`: how many at the end of the batch have no image. */

@@ -113,7 +113,7 @@ export class SparseMatrix implements Disposable {
 		return this.#transposed;
 	}
 
-	/** What a backward closure must keep. */
+	/** Tensors that a backward closure must keep. */
 	get tensors(): readonly (Tensor | null)[] {
 		return [this.#offsets, this.#column, this.#value];
 	}

@@ -1,4 +1,4 @@
-/** What the routers of all stages report of a step, on every rank of the language model. */
+/** Reports of the routers of all stages on a step, on every rank of the language model. */
 import { configOfLayer } from "../../models/hybrid/config.ts";
 import { allLayers } from "../../models/hybrid/layer-places.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";

@@ -26,7 +26,7 @@ export function settleOf(device: Device): () => void {
 	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
 }
 
-/** What the ranks have told the reporting one. */
+/** Figures that the ranks have sent to the reporting rank. */
 export type Collected = Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert" | "padding">;
 
 export class StepMetrics {

@@ -10,14 +10,14 @@ import type { Start } from "../../checkpoint/training/own-steps.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 
-/** What a run reads of a checkpoint, whatever its format. */
+/** Parts of a checkpoint that a run reads, whatever its format. */
 export interface StoredTraining extends TensorStore {
 	readonly manifest: Pick<Manifest, "iteration" | "model" | "common" | "source" | "objects">;
 	readObject(name: string): Uint8Array;
 }
 
 export interface MegatronTraining extends StoredTraining {
-	/** What the user should know. */
+	/** Messages for the user. */
 	readonly notices: readonly string[];
 	/** Draws the initial values of layers that the checkpoint lacks; to be awaited before values are read. */
 	readonly prepare: () => Promise<void>;

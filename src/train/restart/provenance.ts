@@ -1,6 +1,6 @@
 /**
- * What a checkpoint keeps of the Hugging Face folders that a training began from, so that converting it back restores names,
- * config.json, tokenizer and preprocessor: through any number of resumes.
+ * A checkpoint's record of the Hugging Face folders that a training began from, so that converting it back restores
+ * names, config.json, tokenizer and preprocessor: through any number of resumes.
  */
 import { spellingObject } from "../../checkpoint/conversion/hugging-face.ts";
 import { isKeptObject, objectsOf } from "../../checkpoint/hf/kept.ts";

@@ -27,7 +27,7 @@ const stored: Readonly<Record<string, ReturnType<typeof tensor>>> = {
 	[`${layer}mixer.norm.weight`]: tensor([inputs], 8),
 };
 
-/** What a merged weight is, in float64. */
+/** A merged weight, in float64. */
 function merged(weight: string, a: string, b: string): number[] {
 	const [w, down, up] = [weight, a, b].map((name) => stored[layer + name]!.values);
 	const r = down!.length / inputs;

@@ -73,7 +73,7 @@ for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) 
 		const images = imagesOf(encoderOf(p).flat()).sort(([a], [b]) => a - b);
 		expect(images).toEqual(imagesOf(one.map((batch) => batch.images)));
 		for (const batches of encoderOf(p)) expect(batches).toHaveLength(p.microbatches);
-		// What a language lane receives: the parts of its sources, or its part of its source's.
+		// Images that a language lane receives: the parts of its sources, or its part of its source's.
 		const [sources, destinations] = [p.topology.encoder!.lanes, p.topology.language.lanes];
 		for (const [lane, batches] of languageOf(p).entries()) {
 			for (const [m, text] of batches.entries()) {

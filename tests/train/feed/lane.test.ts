@@ -1,4 +1,4 @@
-/** What the rank of a lane that reads sends to the others. */
+/** Microbatches that the reading rank of a lane sends to the others. */
 import { afterAll, expect, test } from "bun:test";
 import { defaultLoaderConfiguration } from "../../../src/data/energon/loader/configuration.ts";
 import type { ImageTextMicrobatch } from "../../../src/data/microbatch.ts";

@@ -1,4 +1,4 @@
-/** What an opened vision-language model computes of pictures and of ids, to be compared with transformers. */
+/** Outputs of an opened vision-language model for pictures and for ids, to be compared with transformers. */
 import { DeviceInput } from "../../../src/data/device-input.ts";
 import { placeImageRows, placement } from "../../../src/models/vision/merge.ts";
 import type { Device } from "../../../src/native/device.ts";

@@ -48,7 +48,7 @@ export function openFileStore(storage: Storage, name: string, { kind, path }: Au
 
 function readBelow(storage: Storage, folder: string, name: string): Uint8Array | null {
 	const path = resolvePath(folder, name);
-	// What a record names must not lead out of the folder.
+	// A name in a record must not lead out of the folder.
 	if (path !== folder && !path.startsWith(folder.endsWith("/") ? folder : `${folder}/`)) return null;
 	if (name.includes("\0") || !storage.isFile(path)) return null;
 	if (!isUrl(path)) return readWholeFile(path, LARGEST_SAMPLE);

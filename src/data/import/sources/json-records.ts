@@ -65,7 +65,7 @@ export function* jsonEntries(path: string, from: number, firstLine: number): Gen
 	let line = firstLine;
 	let entryLine = line;
 	let place = (from === 0 ? "before" : "between") as Place;
-	/** What the next entry needs before it. */
+	/** Whether the next entry needs a comma before it. */
 	let needsComma = from !== 0;
 	let afterComma = false;
 	let depth = 0;

@@ -1,5 +1,5 @@
 /**
- * What an assistant says in a rendered conversation, for templates without `{% generation %}` blocks. A turn begins where
+ * The assistant's text in a rendered conversation, for templates without `{% generation %}` blocks. A turn begins where
  * the rendering of the turns before it with the generation prompt ends, and ends where the rendering up to it does: all that
  * a model writes after the prompt, the end-of-turn token too. Of a prompt for a model that thinks and one for a model that
  * does not, that counts which the turn has. Templates that write the turns of a beginning otherwise (a system prompt before

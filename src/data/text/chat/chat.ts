@@ -27,7 +27,7 @@ export interface ChatOptions {
 	readonly specialTokens: readonly string[];
 	/** Special tokens that the data may write. */
 	readonly dataSpecialTokens: readonly string[];
-	/** What a template that knows images writes for one. */
+	/** Text for an image, as a template that knows images writes it. */
 	readonly imageText: string;
 	/** Further variables of the template. */
 	readonly variables: Readonly<Record<string, unknown>>;
@@ -104,7 +104,7 @@ export class Chat {
 		return { ...rest, role, content: parts };
 	}
 
-	/** What the template does with a text, with a list of parts, and with an image among them. */
+	/** How the template treats a text, a list of parts, and an image among them. */
 	#probe(): { images: boolean; always: boolean } {
 		const needle = "mimo-needle";
 		const text = { type: "text", text: needle };
