@@ -1,4 +1,5 @@
-// Shared by the state space scan's tensor-core kernels: heads of 64, chunks of 64 tokens, states of 64 or 128, bf16.
+// Shared by the state space scan's kernels for mma.sync, which GPUs other than Hopper take: heads of 64, chunks of 64 tokens,
+// states of 64 or 128, bf16.
 //
 // A block owns a chunk and walks the heads of one group, whose B, C and scores C Bᵀ are the same. Its 8 warps cut a 64 x W
 // result into 16 rows (warp / 2) and W / 2 columns (warp % 2). Matrices lie in shared memory as tiles of 64 x 64 (mma.cuh),

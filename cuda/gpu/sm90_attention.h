@@ -28,7 +28,7 @@ bool attention_fits(const mimo_stream& stream, const Args& args) {
 
 }  // namespace sm90
 
-/// Sequences far shorter than a piece of 64 queries are left to cuDNN.
+/// Sequences of under 128 tokens on average are left to cuDNN.
 inline bool sm90_attention_forward_fits(const mimo_stream& stream, const mimo_attention_forward_args& args) {
   return sm90::attention_fits(stream, args) && args.tokens >= 128 * args.sequences;
 }

@@ -1,6 +1,6 @@
 // Shared by the kernels of the state space scan (docs/spec/language-model.md §2.3, §2.4). Sequences are cut into chunks
 // anchored at their first tokens ("pieces" of kernel.cuh); chunks run side by side, and a pass over the chunks of a
-// sequence carries the states from each to the next.
+// sequence carries the states from each to the next; on Hopper the kernel that makes the states carries them (sm90_ssd.cuh).
 //
 // Letters as in the specification: Q tokens of a chunk, cs the inclusive cumulative sum of a = A Δ inside a chunk, H_c the
 // state before chunk c, S_c what the chunk adds to it, dS_c the gradient of the state after it.

@@ -76,8 +76,8 @@ function untimedMilliseconds(name: OperationName, values: OperationValues): numb
 }
 
 /**
- * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, 2026-11-23-h200-norms.md and
- * 2026-11-23-h200-attention.md, docs/decisions/planning.md).
+ * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, 2026-11-23-h200-norms.md,
+ * 2026-11-23-h200-attention.md and, of the scan, 2026-11-23-h200.md; docs/decisions/planning.md).
  */
 const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
 	["gemm", gemm(16384, 1280, 640), 0.0486],

@@ -1,4 +1,7 @@
-/** Plans with the built-in rates of an H200 against steps that H200s took (docs/measurements, in which hosts waited for the counts of experts' rows). */
+/**
+ * Plans with the built-in rates of an H200, in which hosts wait for the counts of experts' rows, against steps that H200s took
+ * (docs/measurements; docs/decisions/planning.md says in which of them hosts did not).
+ */
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

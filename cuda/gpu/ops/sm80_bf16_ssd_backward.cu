@@ -1,6 +1,6 @@
-// Backward of the state space scan on tensor cores (docs/spec/language-model.md §2.4). Letters as there: w is the
-// gradient of Δ x, E = dG ∘ G. The gradients of b and c, and of the scores, are summed over the group's heads in
-// registers.
+// Backward of the state space scan on tensor cores through mma.sync (docs/spec/language-model.md §2.4). Letters as there: w is
+// the gradient of Δ x, E = dG ∘ G. The gradients of b and c, and of the scores, are summed over the group's heads in registers.
+// The gate's kernel serves Hopper too.
 #include "sm80_ssd.cuh"
 #include "ssd.h"
 

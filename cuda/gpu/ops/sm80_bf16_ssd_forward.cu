@@ -1,4 +1,4 @@
-// Forward of the state space scan on tensor cores.
+// Forward of the state space scan on tensor cores through mma.sync.
 #include "sm80_ssd.cuh"
 #include "ssd.h"
 

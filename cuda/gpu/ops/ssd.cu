@@ -1,5 +1,5 @@
-// The state space scan's choice of kernels, and the parts that all of them use: decays, the pass over the chunks, sums of
-// the heads' gradients.
+// The state space scan's choice of kernels, and the parts that several use: decays and the pass over the chunks, which
+// Hopper's have of their own, and sums of the heads' gradients.
 #include <initializer_list>
 #include <utility>
 
