@@ -113,7 +113,8 @@ function judge(kind: string | null, outcome: Outcome, undisturbed: Outcome): boo
 	const { attack } = outcome;
 	const { attacked, resting } = compare(outcome);
 	const control = kind === null ? [] : Object.values(compare(undisturbed));
-	const later = Math.max(...(["ends", "news"] as const).map((of) => laterBy(attacked, [resting, ...control], of))) / period;
+	const later =
+		Math.max(...(["ends", "news"] as const).map((of) => laterBy(attacked, [resting, ...control], of))) / period;
 	const more = outcome.resident - undisturbed.resident;
 	const equal = outcome.results.every((result, rank) => result !== "" && result === undisturbed.results[rank]);
 	const wrong = [
