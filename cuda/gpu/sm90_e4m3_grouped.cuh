@@ -201,7 +201,8 @@ class E4m3Half {
   __device__ __forceinline__ void release_stage() const {
     if (threadIdx.x % 32 == 0) release(&shared_->empty[ring_.slot]);
   }
-  /// All steps of a result of which this warpgroup has `Slices`; the one before is stored beside the first products.
+  /// Multiplies all steps of a result that has `Slices` slices in this warpgroup, and stores the `finished` result beside the first
+  /// products.
   template <int Slices>
   __device__ __forceinline__ void multiply(const E4m3Result& finished, float (&sums)[2][64]) {
     multiply_step<Slices, true>(finished, sums);

@@ -56,8 +56,8 @@ export function openOwnFolder(parent: string, name: string, flag: string): strin
 }
 
 /**
- * The bytes of a file in a user's own folder; null where there is none. Throws a UserError where it cannot be opened;
- * `refuse` throws where it is no file of this user's alone.
+ * Reads a file in a user's own folder; null if the file does not exist. Throws a UserError if the file cannot be opened. Calls
+ * `refuse`, which throws, if the path is no regular file, or another user owns the file or has access to it.
  */
 export function readOwnFile(path: string, refuse: () => never): Uint8Array | null {
 	let descriptor: number;

@@ -35,7 +35,7 @@ export class ResidualSum implements Disposable {
 	#pending: PendingAddends | null;
 
 	private constructor(
-		/** The sum. Its values are undefined until written() or whoever called takeAddends() has written them. */
+		/** The sum. Its values are undefined until written() returns, or until the caller of takeAddends() writes them. */
 		readonly tensor: Tensor,
 		pending: PendingAddends | null,
 		private readonly write: (sum: Tensor, addends: Addends) => void,

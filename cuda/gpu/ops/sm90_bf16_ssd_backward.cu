@@ -30,7 +30,8 @@ __device__ __forceinline__ void add_half(float (&sum)[16], int lane) {
     sum[j] = own + __shfl_xor_sync(all_lanes, given, 2 * Kept);
   }
 }
-/// Σ over the warp's 16 rows of its 16 columns of this thread, of which it keeps 8 (lane / 4) + 2 (lane % 4) + {0, 1}.
+/// Sums 64 columns over a warp's 16 rows; a lane brings its part of 16 of them. A lane returns two sums, of column
+/// 8 (lane / 4) + 2 (lane % 4) and the next.
 __device__ __forceinline__ float2 column_sums(float (&sum)[16], int lane) {
   add_half<8>(sum, lane);
   add_half<4>(sum, lane);

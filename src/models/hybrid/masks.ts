@@ -61,12 +61,12 @@ export function masked(tape: Tape, x: Tensor, columns: ColumnMask | null | undef
 	return columns ? maskColumns(tape, x, { columns, scale: null }) : x.share();
 }
 
-/** a + b, of which b may be masked. */
+/** The sum of a and b; b may be masked. */
 export function addMasked(tape: Tape, a: Tensor, b: Tensor, columns: ColumnMask | null | undefined): Tensor {
 	return columns ? addMaskedColumns(tape, a, b, { columns, scale: null }) : add(tape, a, b);
 }
 
-/** x + branch, of which the branch may be masked: a sum that the next norm may write. */
+/** The sum of x and a branch, which may be masked. The next norm may write the sum. */
 export function addBranch(
 	tape: Tape,
 	x: Tensor,

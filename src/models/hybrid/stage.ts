@@ -167,7 +167,7 @@ export class HybridStage {
 		return blocksOf(this.parts.config.blocks, this.segment);
 	}
 
-	/** Layers [begin, end), of which only what enters the first of them is kept. */
+	/** Runs layers [begin, end) and keeps the first layer's input alone: backward computes the rest again. */
 	#recompute(tape: Tape, begin: number, end: number, first: Tensor, input: ForwardInput): ResidualSum {
 		using y = recompute(tape, first, (again, value) => {
 			let x = ResidualSum.of(value);

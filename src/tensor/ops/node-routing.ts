@@ -19,7 +19,7 @@ export interface TokenNodes {
 	readonly routing: Tensor;
 }
 
-/** Experts of a node in [R, 2 K] routing, of which `rowCount` rows are live. */
+/** The choices of R received rows among the experts of one node. Rows from `rowCount` on are unused. */
 export interface NodeExperts {
 	/** i32 [R, K], counted from the node's first; -1: of another node. */
 	readonly expertIndex: Tensor;
