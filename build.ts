@@ -9,7 +9,8 @@
  *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     only fetches what release needs to be built
  *
- * What is unchanged is not built again. Missing Debian packages are installed when this runs as root, else named.
+ * A library or program whose inputs are unchanged is not built again. Missing Debian packages are installed when this runs
+ * as root, else named.
  */
 import { existsSync, mkdirSync, readFileSync, realpathSync, renameSync, symlinkSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";

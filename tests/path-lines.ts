@@ -25,7 +25,7 @@ const single = [
 	"data/images.ts",
 	"native/device.ts",
 ];
-/** What only a run with an encoder goes through. */
+/** Files that only a run with an encoder goes through. */
 const ofEncoder =
 	/^(models\/(vision|radio)\/.*|parallel\/(edge|edge-layout|bridge)\.ts|train\/(encoder-pass|feature-prefetch|participation|encoder-microbatch|bridge-schedule|colocated-schedule|mimo-run|side-run|colocated-run)\.ts|data\/images\.ts)$/;
 /** Reports, sources and restarts, in a tree whose train/ has no folders, and launching where parallel/ holds it. */

@@ -51,7 +51,7 @@ struct Gate {
     const float g = clamp_gate(gate, clamp);
     return g * sigmoid(alpha * g) * (clamp_linear(linear, clamp) + offset);
   }
-  /// What lies on a limit lets gradients through.
+  /// A value on a limit lets its gradient through.
   __device__ __forceinline__ Gradient gradient(float gate, float linear) const {
     const float g = clamp_gate(gate, clamp), l = clamp_linear(linear, clamp) + offset, s = sigmoid(alpha * g);
     const bool clamped = linear > clamp || linear < -clamp;

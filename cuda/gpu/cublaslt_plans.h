@@ -105,7 +105,7 @@ struct CublasLt::State {
   void time_product(mimo_stream& stream, const ProductShape& s, const ProductPlan& first);
 };
 
-/// What `Algorithms` keeps a choice by.
+/// The key under which `Algorithms` keeps a choice.
 std::string text_of(const ProductShape& shape);
 /// The algorithm's bytes, which a cuBLASLt of the same version reads again.
 std::string text_of(const cublasLtMatmulAlgo_t& algorithm);

@@ -127,7 +127,7 @@ class Builder {
   std::shared_ptr<fe::graph::Graph> graph_;
 };
 
-/// What `Algorithms` keeps a choice by.
+/// The key under which `Algorithms` keeps a choice.
 std::string text_of(const GraphKey& key) {
   std::string text = key.backward ? "attention backward" : "attention";
   if (key.ragged) add_values(text, "packed", {key.tokens});

@@ -11,7 +11,7 @@ namespace mimo::cuda {
 /// GPUs of a host.
 constexpr int32_t most_peers = 32;
 
-/// What members tell each other, each a counter of exchanges.
+/// Moments of an exchange that members tell each other, each by a counter of exchanges.
 enum class Moment : int32_t { filled = 0, done = 1 };
 
 /// Addresses under which this GPU reaches the others', itself among them.

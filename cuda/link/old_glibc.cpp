@@ -1,4 +1,4 @@
-// What g++'s libstdc++ takes from a C library younger than the one that a release is linked for.
+// Symbols that g++'s libstdc++ takes from a C library younger than the one that a release is linked for.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <time.h>

@@ -76,7 +76,7 @@ export default configuredCommand({
 	},
 });
 
-/** What is to be done, from the command's own flags. */
+/** The job that the command's own flags describe. Throws a UserError for values that are out of range. */
 function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 	const whole = (value: number) => Number.isSafeInteger(value) && value >= 1;
 	const temperature = numberFlag(flags, "temperature", 0, "a number from 0", (value) => value >= 0);

@@ -1,6 +1,6 @@
 /**
- * What `mimo train --print-schedule` prints: what every rank does when, if a backward pass takes two forward passes, half of
- * it for the gradients of weights.
+ * The output of `mimo train --print-schedule`: every rank's actions over time, if a backward pass takes as long as two
+ * forward passes, half of it for the gradients of weights.
  */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import { columns } from "../observe/columns.ts";

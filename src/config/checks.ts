@@ -75,7 +75,7 @@ const expertWidths = (c: TrainingConfiguration) => [
 	...new Set([c.moeFfnHiddenSize, ...(c.moeFfnHiddenSizePerLayer ?? [])]),
 ];
 
-/** What FP8 products of experts need beside fp8-format. */
+/** Conditions that FP8 products of experts need beside fp8-format. */
 const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
 	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
 	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
@@ -90,7 +90,7 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 	],
 ];
 
-/** What keeps experts from being one operation, as the end of "… and"; null: nothing does. */
+/** The obstacle that keeps experts from being one operation, as the end of "… and"; null: there is no obstacle. */
 function notFused(c: TrainingConfiguration): string | null {
 	return c.moeFusedMlp === "off" ? "moe-fused-mlp is off" : fusedMlpObstacle(expertLayerOf(c));
 }

@@ -1,10 +1,10 @@
-/** What sizes of single layers must satisfy: as many as layers, and of each what holds of the one size of all. */
+/** Checks of lists with a size for every layer: the list's length, and the divisors that a size common to all has too. */
 import { type Check, unless } from "./check.ts";
 import { parseHybridPattern } from "./hybrid-pattern.ts";
 import { type PerLayerSize, perLayerSizes } from "./per-layer.ts";
 import type { TrainingConfiguration } from "./schema.ts";
 
-/** What has to divide every size of a list, and the least it may be. */
+/** The divisors that every size of a list must have. */
 const conditions: Readonly<
 	Record<PerLayerSize["list"], readonly (readonly [key: string, divisor: (c: TrainingConfiguration) => number])[]>
 > = {

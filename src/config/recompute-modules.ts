@@ -4,7 +4,7 @@ import type { LayerSymbol } from "./hybrid-pattern.ts";
 interface RecomputedPart {
 	/** Layers that have it. */
 	readonly layers: readonly LayerSymbol[];
-	/** What is not kept. */
+	/** The values that are not kept, for messages. */
 	readonly dropped: string;
 }
 

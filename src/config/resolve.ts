@@ -101,14 +101,14 @@ function resolveEntries(
 		}
 	}
 	for (const { key, value, origin } of given) apply(key, value, origin);
-	// What is not understood may be what names the folders.
+	// A flag or key that was not understood may have been meant to name a folder, so folders are read only without problems.
 	const understood = complete && problems.length === 0;
 	const named = folderKeys.some((key) => key in raw);
 	for (const { key, value, from, fixed } of understood ? folders((name) => raw[name]) : []) {
 		const origin: Origin = { source: "folder", file: from };
 		if (key in raw && fixed && !sameValue(key, raw, value)) {
 			problems.push(problem(key, raw[key], origins[key], `${from} says ${JSON.stringify(value)}`));
-			// What else is checked is checked of the model that is there.
+			// The folder's value takes its place, so that the other checks are of the model that is there.
 			delete raw[key];
 		}
 		if (!(key in raw)) apply(key, value, origin);

@@ -60,7 +60,7 @@ export class LeftOutTally {
 		return this.#counts;
 	}
 
-	/** What was added since it was last taken. */
+	/** Takes the kinds that were added since the last call. */
 	take(): LeftOutKind[] {
 		const taken = [...this.#fresh].map(([kind, fresh]) => ({ kind, ...fresh }));
 		this.#fresh.clear();
@@ -68,7 +68,7 @@ export class LeftOutTally {
 	}
 }
 
-/** The same for two samples with the same mistake. */
+/** The kind of a reason: its sentence without names and numbers, equal for two samples with the same mistake. */
 function kindOf(reason: string): string {
 	return reason
 		.replace(/^Sample [^\s:]+/, "Sample")

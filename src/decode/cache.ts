@@ -1,5 +1,5 @@
 /**
- * What decoding keeps of the tokens that sequences have so far: keys and values of the attention layers, the last inputs of the
+ * Decoding's memory of the tokens that sequences have so far: keys and values of the attention layers, the last inputs of the
  * convolutions and the states of the Mamba-2 layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts fills it;
  * a step reads it and adds a token to some of the sequences.
  */

@@ -57,7 +57,7 @@ export interface DecodingTimes {
 }
 
 export interface Decoded {
-	/** What follows each prompt. */
+	/** The ids that follow each prompt. */
 	readonly ids: readonly (readonly number[])[];
 	readonly times: DecodingTimes;
 }

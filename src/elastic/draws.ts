@@ -1,5 +1,5 @@
 /**
- * What every microbatch draws: its budget, the noise of its router and whether its sample is one-hot (docs/spec/elastic.md
+ * The random draws of every microbatch: its budget, the noise of its router and whether its sample is one-hot (docs/spec/elastic.md
  * §4, §5). Philox is keyed by seed, iteration, microbatch and purpose, so a resumed training draws the same, and neither
  * evaluations nor pipeline stages change it.
  */

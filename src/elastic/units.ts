@@ -69,8 +69,9 @@ type Rows = Places;
 type LayerTensors = ReadonlyMap<string, readonly [rows: Rows, columns: Places]>;
 
 /**
- * What every model tensor of `store` becomes, by its new name; those that are left out are in no selection. Optimizer state has to
- * be selected by the caller. Throws a UserError for a tensor that the model has no place for.
+ * The selection that makes every model tensor of a submodel out of `store`, by the tensor's new name; tensors that are left out
+ * have no selection. Optimizer state has to be selected by the caller. Throws a UserError for a tensor that the model has no
+ * place for.
  */
 export function selectionsOf(
 	store: Pick<TensorStore, "path" | "tensors">,

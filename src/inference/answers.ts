@@ -60,7 +60,7 @@ export function answer(
 	return answers;
 }
 
-/** What follows the questions at `exact`, as many tokens as the longest of their answers and an end. */
+/** The texts that the model writes after the questions at `exact`: as many tokens as the longest answer and an end. */
 function write(
 	run: Run,
 	world: World,

@@ -102,7 +102,10 @@ function nativeValues(path: string, step: number | null): Partial<Record<Key, un
 	return values;
 }
 
-/** What makes the model is read with the configuration, from all folders that it names; this is how the model is used. */
+/**
+ * Values of a folder for the model's use: length, type, chat template. The keys that make the model are read with the
+ * configuration.
+ */
 function folderValues(path: string): Partial<Record<Key, unknown>> {
 	using pretrained = openPretrained({ loadHf: path, loadVision: null, loadProjector: null });
 	const { weights, language } = pretrained!;

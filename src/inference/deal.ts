@@ -19,7 +19,7 @@ export function sequencesPerLane({ encoder, language }: Topology, requests: numb
 	return Math.ceil(needed / unit) * unit;
 }
 
-/** What takes the place of a sequence that a lane has too few of. */
+/** The prompt that fills up a lane with too few sequences. */
 const filler: EncodedPrompt = { ids: Int32Array.of(0), images: [] };
 
 export interface Dealt {

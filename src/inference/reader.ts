@@ -77,7 +77,7 @@ export class RequestReader {
 		);
 	}
 
-	/** What ids stand for; those that the tokenizer does not have are left out. */
+	/** The text of ids; ids that the tokenizer does not have are left out. */
 	decode(ids: readonly number[]): string {
 		const known = ids.filter((id) => id < this.tokenizer.vocabularySize);
 		return known.length === 0 ? "" : this.tokenizer.decode(known);

@@ -1,5 +1,5 @@
 /**
- * What people ask of a model: a prompt of the command line, or the records of a JSONL file, each a `prompt` (text) or
+ * Requests to a model: a prompt of the command line, or the records of a JSONL file, each a `prompt` (text) or
  * `messages` ([{role, content}]; `conversations` too), with `image` or `images` (files) at the `<image>` tags of the text.
  */
 import { readFileSync } from "node:fs";
@@ -15,7 +15,7 @@ import { UserError } from "../native/errors.ts";
 import type { Images } from "../native/images.ts";
 
 export interface Request {
-	/** What messages call it: "the prompt", "questions.jsonl, line 7". */
+	/** The request's name in messages: "the prompt", "questions.jsonl, line 7". */
 	readonly name: string;
 	/** The record it came in; empty for the command line's. */
 	readonly record: Readonly<Record<string, unknown>>;

@@ -1,4 +1,4 @@
-/** What `mimo evaluate` does on a rank: opens the model, measures, reports. */
+/** `mimo evaluate` on a rank: opens the model, measures, reports. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";

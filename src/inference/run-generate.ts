@@ -1,4 +1,4 @@
-/** What `mimo generate` does on a rank: opens the model, answers, writes. */
+/** `mimo generate` on a rank: opens the model, answers, writes. */
 import { appendFileSync, existsSync, writeFileSync, writeSync } from "node:fs";
 import { fileError } from "../checkpoint/files.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";

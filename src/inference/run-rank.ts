@@ -1,4 +1,4 @@
-/** What `mimo elastic rank` does on a rank: opens the model, measures its units, and each layer by leaving it out. */
+/** `mimo elastic rank` on a rank: opens the model, measures its units, and each layer by leaving it out. */
 
 import { withoutCuts } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";

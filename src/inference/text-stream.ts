@@ -1,6 +1,6 @@
 /** Tokens to text as they come: a character of several tokens is written when its last one is there. */
 
-/** What decoders write for bytes that are no character yet. */
+/** The replacement character, which decoders write for bytes that are no character yet. */
 const incomplete = "\ufffd";
 
 export class TextStream {

@@ -1,4 +1,4 @@
-/** What ranks that meet and their host say to each other (rendezvous.ts), as JSON. */
+/** Messages between ranks that meet and their host (rendezvous.ts), as JSON. */
 import * as v from "valibot";
 
 const index = v.pipe(v.number(), v.integer(), v.minValue(0));

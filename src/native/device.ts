@@ -270,7 +270,7 @@ export class Device implements Disposable {
 
 	/**
 	 * Takes these algorithms of vendor libraries in place of earlier ones, as mimo_device_set_algorithms says; a line each.
-	 * What has none takes the library's first answer.
+	 * A call without such a line takes the library's first answer.
 	 */
 	setAlgorithms(choices: string): void {
 		this.#call("mimo_device_set_algorithms", this.handle, zeroTerminated(choices));

@@ -1,4 +1,4 @@
-/** What expert_exchange_plan finds (mimo.h), computed by the host: for a library that only counts. */
+/** The result of expert_exchange_plan (mimo.h), computed by the host: for a library that only counts. */
 
 export interface ExchangeSizes {
 	readonly members: number;

@@ -1,4 +1,4 @@
-/** What operations take of a device's memory while they run and give back at their end. */
+/** Memory of a device that operations take while they run and give back at their end. */
 import { Activation, Dtype, MlpRecipe, type OperationName } from "./abi.ts";
 import type { OperationValues } from "./counting-library.ts";
 import type { DeviceKind } from "./library.ts";

@@ -41,7 +41,7 @@ export class Message {
 		return this.bytes(field, value.encoded());
 	}
 
-	/** What was added so far; valid until more is added. */
+	/** The bytes of all fields added so far; valid until more is added. */
 	encoded(): Uint8Array {
 		return this.#bytes.subarray(0, this.#length);
 	}

@@ -71,7 +71,7 @@ class Totals {
 	}
 }
 
-/** What spans cover together: several sends may be under way at once. They come in the order of their begins. */
+/** Time that spans cover together: several sends may be under way at once. They come in the order of their begins. */
 class Cover {
 	readonly #reached = new Map<string, number>();
 

@@ -31,7 +31,7 @@ const rowNames = ["", "step", "operations", "collectives", "queueing"];
 /** Microseconds by which an operation of a GPU may seem to begin before the one before it has ended. */
 const gpuSlack = 2;
 
-/** What happened on a row. */
+/** A span on a row of the trace. */
 interface RowSpan extends Span {
 	readonly name: string;
 	readonly row: number;

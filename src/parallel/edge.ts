@@ -17,7 +17,7 @@ export interface Rows {
 	readonly beside?: Tensor | null;
 }
 
-/** What comes of a microbatch's rows. */
+/** Whether a gradient comes back for a microbatch's rows, and whether other rows travel with them. */
 export interface Passage {
 	/** A gradient comes back. */
 	readonly returns: boolean;

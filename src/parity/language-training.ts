@@ -41,7 +41,7 @@ export interface LanguageReference {
 	readonly batches: readonly (readonly ImageTextMicrobatch[])[];
 	/** Puts the reference's weights into a run, of which this process may have a part. */
 	readonly load: (run: Run, partial: boolean) => void;
-	/** What is compared before the first step. */
+	/** Comparisons before the first step. */
 	readonly before?: (run: Run) => Check[];
 	/** Looks at a step, counted from 0, on this rank's microbatches. */
 	readonly watch: (run: Run, step: number, microbatches: readonly ImageTextMicrobatch[]) => StepWatch;

@@ -99,7 +99,7 @@ export function readPredictionGolden(folder: string): {
 	return { config, golden };
 }
 
-/** What decides the model of a Megatron reference. */
+/** The part of a Megatron reference's configuration that decides its model. */
 export type DescribedModel = Pick<PredictionConfigFile, "pattern" | "vocab_size" | "layernorm_epsilon"> & {
 	readonly transformer_config: PredictionConfigFile["transformer_config"];
 	readonly fixed: Pick<

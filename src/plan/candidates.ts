@@ -168,7 +168,7 @@ export function balancedCuts(work: readonly number[], pieces: number): number[] 
 	return [...best.at(-1)!.begins, work.length];
 }
 
-/** What tells apart ways to lay out a run. */
+/** The kind of a layout; a comparison shows the best of every kind. */
 export interface LayoutKind {
 	readonly modules: "colocated" | "disjoint" | "language alone";
 	readonly stages: number;

@@ -57,7 +57,7 @@ export function imaginedGroup(
 		if (size > 1) observe({ group: name, kind, ranks: among, bytes, ...rows });
 		return done;
 	};
-	/** What GPUs open for each other's rows. */
+	/** The window that a GPU opens for the others' rows. */
 	let window: Tensor | null = null;
 	const openWindow = ({ rows, beside }: RowsOfMember, stageRows: number) => {
 		const rowBytes = (x: Tensor | null) => (x === null || x.rows === 0 ? 0 : x.bytes / x.rows);

@@ -12,7 +12,7 @@ export interface Work {
 
 type RoundedName = "grouped_mlp_forward" | "grouped_mlp_backward";
 
-/** What has a rate of its own: an operation, with how its products round where that changes its kernels. */
+/** Name of an operation with a rate of its own, with the rounding of its products where that changes its kernels. */
 export type RatedName = OperationName | `${RoundedName} e4m3`;
 
 export function ratedName(name: OperationName, { recipe }: OperationValues): RatedName {

@@ -1,4 +1,4 @@
-/** What one rank needs and does: memory, operations and transfers, found by running it on a library that only counts. */
+/** One rank's memory, operations and transfers, found by running it on a library that only counts. */
 import { encoderTurns } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { MemoryTagName, OperationName } from "../native/abi.ts";
@@ -17,7 +17,7 @@ import { microbatchesOf, openRank, type Phase } from "./rank-run.ts";
 /** Calls of one operation with equal work. */
 export interface OperationTally {
 	readonly name: RatedName;
-	/** What its time follows: floating-point operations or bytes of one call. */
+	/** The amount that the operation's time follows: floating-point operations or bytes of one call. */
 	readonly amount: number;
 	calls: number;
 }
@@ -27,7 +27,7 @@ export interface TransferTally extends Transfer {
 	readonly calls: number;
 }
 
-/** What happens in a phase of a step of one microbatch: the mean of the microbatches. */
+/** Work in a phase of a step of one microbatch: the mean of the microbatches. */
 export interface PhaseTally {
 	flops: number;
 	readonly operations: OperationTally[];

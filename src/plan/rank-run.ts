@@ -134,7 +134,7 @@ function step(
 	);
 }
 
-/** What moves over an edge belongs to the pass that it comes from or goes to. */
+/** The phase of an action, and its chunk for work. Rows on an edge belong to the forward pass, gradients to the backward pass. */
 function phaseOf(action: Action): [Phase, Chunk | null] {
 	if (action.kind === "reduce") return ["reduce", null];
 	return isWork(action) ? [action.kind, action.chunk] : [action.way, null];

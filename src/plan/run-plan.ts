@@ -23,7 +23,7 @@ export interface Machine {
 	readonly imbalance: number;
 }
 
-/** What one rank sends over one group in a step. */
+/** One rank's traffic over one group in a step. */
 export interface GroupTraffic {
 	readonly group: string;
 	readonly members: number;

@@ -25,7 +25,7 @@ export interface Split {
 	/** Of the rank that sends most, in a step. */
 	readonly communication: { readonly bytes: number; readonly seconds: number };
 	readonly bound: StepBound;
-	/** What holds the step up. */
+	/** The reason for the step's time, or for too much memory, in words. */
 	readonly reason: string;
 }
 

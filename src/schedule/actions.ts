@@ -60,7 +60,7 @@ export function languageChunk(index: number): Chunk {
 	return { module: "language", index };
 }
 
-/** What decides a step's order on every rank. */
+/** The sizes and options that decide a step's order on every rank. */
 export interface ScheduleShape {
 	/** Of a step of one lane. */
 	readonly microbatches: number;
@@ -112,7 +112,7 @@ export function isWork(action: Action): action is Work {
 	return "chunk" in action;
 }
 
-/** What tells an action from all others of its rank, such as "forward language.0 microbatch 3". */
+/** A text that tells an action from all others of its rank, such as "forward language.0 microbatch 3". */
 export function describeAction(action: Action): string {
 	if (action.kind === "reduce") return `reduce ${action.module}`;
 	const { microbatch } = action;

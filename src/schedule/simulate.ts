@@ -121,7 +121,7 @@ class Worker {
 	}
 }
 
-/** What is on its way: a message has arrived when all that send it have sent their part. */
+/** Messages on their way: a message has arrived when every sender has sent its part. */
 class Messages {
 	/** Parts still to be sent, and when the last of the others arrives, by the message's text. */
 	readonly #parts = new Map<string, { missing: number; arrival: number }>();

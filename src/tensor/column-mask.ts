@@ -18,7 +18,7 @@ export interface ScaleMask {
 	readonly gradients: Tensor | null;
 }
 
-/** What multiplies columns: scale · columns. */
+/** The factors of a tensor's columns: scale · columns. */
 export interface Mask {
 	readonly columns: ColumnMask | null;
 	readonly scale: ScaleMask | null;
@@ -38,7 +38,7 @@ export function maskGradients({ columns, scale }: Mask) {
 	return { dfactors: columns?.gradients ?? null, dscale: scale?.gradients ?? null };
 }
 
-/** What backward reads of a mask. */
+/** The tensors of a mask that backward reads, for Operation.keep; null where the mask lacks them. */
 export function maskTensors({ columns, scale }: Mask): (Tensor | null)[] {
 	return [columns?.factors, columns?.gradients, scale?.value, scale?.gradients].map((tensor) => tensor ?? null);
 }

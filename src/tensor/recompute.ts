@@ -1,6 +1,6 @@
 /**
  * Activation recomputation: keep what enters a part of the model, run its forward again when its backward needs the rest.
- * What such a part computes itself may be given up too, where the operations that read it are recorded right behind it.
+ * The output of such a part may be given up too, where the operations that read it are recorded right behind it.
  */
 import { Tape } from "./tape.ts";
 import type { Tensor } from "./tensor.ts";

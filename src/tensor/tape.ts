@@ -37,7 +37,7 @@ export interface Segment {
 	readonly tasks: Task[];
 }
 
-/** What runs backward now. */
+/** The operation that runs backward now. */
 interface Running {
 	readonly segment: Segment;
 	readonly entry: Entry;
@@ -51,7 +51,7 @@ export interface Operation {
 	readonly outputs: readonly Tensor[];
 	/** Tensors backward reads; the tape shares them (the caller still disposes its own). */
 	readonly keep?: readonly (Tensor | null)[];
-	/** What was made for backward alone; the tape takes it over. */
+	/** Objects made for backward alone; the tape takes them over. */
 	readonly own?: readonly (Disposable | null)[];
 	/** Parameters whose gradients backward adds to. */
 	readonly parameters?: readonly (Parameter | null)[];
@@ -212,7 +212,7 @@ export class Tape {
 
 	/** Runs every segment backward, last to first. Without `weightGradients`: as the tape whose backward records this one. */
 	backward(weightGradients = this.#replayed?.weightGradients ?? "immediate"): void {
-		// What was recorded anew stands for what the outer tape's operation said that it uses.
+		// The operations recorded anew count their own uses of parameters, in place of those that the outer operation announced.
 		if (this.#replayed) this.#uses.finish(this.#replayed.entry.parameters);
 		for (const segment of this.segments.toReversed()) this.backwardSegment(segment, weightGradients);
 		if (this.options.outer) this.options.outer.#continueScope();
@@ -237,7 +237,7 @@ export class Tape {
 		this.#running = null;
 	}
 
-	/** What is queued next belongs to the segment that runs backward, as before another tape's operations. */
+	/** Sets the tracer's scope to the segment that runs backward, as it was before another tape's operations. */
 	#continueScope(): void {
 		if (this.#running !== null) this.device.tracer?.scope(`${this.#running.segment.name} backward`);
 	}

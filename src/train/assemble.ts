@@ -89,7 +89,7 @@ export interface ElasticSpecification {
 	 * be compared; default: every microbatch, and every set of lanes that shares experts, has its own.
 	 */
 	readonly period?: number;
-	/** What microbatches draw instead, by iteration and microbatch of the lane. */
+	/** The draw of a microbatch in place of the random one, by iteration and microbatch of the lane. */
 	readonly draw?: (iteration: number, microbatch: number) => Draw;
 }
 

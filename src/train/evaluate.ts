@@ -5,7 +5,7 @@ import { isOfTraining, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
-/** What evaluation needs of a training's state. */
+/** The part of a training's state that evaluation needs. */
 export type EvaluationState = Pick<
 	TrainingState,
 	"world" | "passes" | "lossOwner" | "lossNames" | "scalars" | "elastic"
@@ -30,7 +30,7 @@ export function evaluate(
 	return { losses: meansOf(totals), tokens: totals.get(languageModelLoss)!.tokens };
 }
 
-/** What evaluations look at. */
+/** The models that evaluations look at: the whole one, and submodels. */
 export interface EvaluatedBudgets {
 	/** The model as it is. */
 	readonly parent: boolean;

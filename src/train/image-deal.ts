@@ -81,7 +81,7 @@ function readByAll(lanes: Group, microbatches: readonly PlacedImages[]): PlacedI
 }
 
 export class ImageDeal {
-	/** What this lane encodes, in the order of the lanes that have read it. */
+	/** Images that this lane encodes, in the order of the lanes that have read them. */
 	readonly grids: readonly PatchGrid[];
 	readonly indices: readonly number[];
 	/** Images that this lane has read, by the lane that encodes them. */

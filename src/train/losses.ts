@@ -36,7 +36,7 @@ export interface LossOwner {
 	readonly counts: boolean;
 }
 
-/** What all tokens of a microbatch count together. */
+/** The sum of the loss weights of all tokens of a microbatch. */
 export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
 	return lossMask.reduce((sum, weight) => sum + weight, 0);
 }

@@ -211,7 +211,7 @@ function sampleStep({ elastic }: TrainingState, { microbatches, iteration }: Ste
 	return elastic.router.sample(draws, iteration, { trains: true });
 }
 
-/** What every microbatch's budget loss counts here: as much as its loss tokens, on the rank that counts their loss. */
+/** Weights of the microbatches' budget losses on this rank: their loss tokens, on the rank that counts their loss, else 0. */
 function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: StepInput): number[] {
 	const { lossWeight } = elastic!.router.config;
 	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));

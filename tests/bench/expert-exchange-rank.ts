@@ -46,7 +46,7 @@ function byHost(): void {
 	using _back = exchange.combine(outputs);
 }
 
-/** What every row costs at least: read once and written once, each way, by all ranks at the same time. */
+/** The least work for every row: it is read once and written once, each way, by all ranks at the same time. */
 function copies(): void {
 	using there = Tensor.empty(device, [tokens * topk, width], "bf16");
 	using back = Tensor.empty(device, [tokens * topk, width], "bf16");

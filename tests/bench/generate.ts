@@ -170,7 +170,7 @@ export async function benchGenerate(device: Device, python: string): Promise<{ r
 					]),
 					row({ ...what, operation: "decode, a step", target: 2 }, [ours.decode, theirs.decode]),
 				);
-				// What disturbs a machine only takes away.
+				// Disturbances of the machine only lower the measured bandwidth, so the largest is the nearest to the truth.
 				bandwidth = Math.max(bandwidth, readBandwidth(device));
 				notes.push(
 					(highest) =>

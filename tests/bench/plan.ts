@@ -1,7 +1,7 @@
 /**
- * What `mimo plan` says of a run against the run itself, given the experts' imbalance that the run's log shows: the step's time
+ * The forecast of `mimo plan` against the run itself, given the experts' imbalance that the run's log shows: the step's time
  * after --measure has timed this machine, and the peak memory of every module's largest rank. Run and plan take turns, until
- * the least time of each has settled: what disturbs a machine only adds, and a slow minute meets both. Medians over the turns
+ * the least time of each has settled: disturbances only add time, and a slow minute meets both. Medians over the turns
  * are printed beside the least times.
  */
 import { mkdtempSync, rmSync } from "node:fs";

@@ -130,7 +130,7 @@ class PlayedRun {
 		return sum;
 	}
 
-	/** What rank 0's process has done `seconds` after the run began. */
+	/** The status that rank 0's process reports after `seconds` more. */
 	async statusAfter(seconds: number): Promise<Status> {
 		await Bun.sleep(seconds * 1000);
 		const count = this.centre.events.filter(({ event }) => event === "status").length;

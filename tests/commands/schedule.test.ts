@@ -1,4 +1,4 @@
-/** What --print-schedule shows. */
+/** The table and the JSON of --print-schedule. */
 import { expect, test } from "bun:test";
 import { scheduleJson, scheduleTable } from "../../src/commands/schedule.ts";
 import { resolveConfiguration } from "../../src/config/resolve.ts";

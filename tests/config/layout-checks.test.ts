@@ -11,7 +11,7 @@ function resolve(base: readonly string[], flags: string) {
 	return resolveConfiguration([...base, ...(flags === "" ? [] : flags.split(" "))]);
 }
 
-/** What these flags are refused with. */
+/** The sentences that refuse these flags. */
 function mistakes(base: readonly string[], flags: string): string[] {
 	try {
 		resolve(base, flags);
@@ -82,7 +82,7 @@ test.each([
 		tiny,
 		"llm-ep (default): the value is 1; times llm-expt-tp (4) it has to divide the 2 ranks of llm-tp × data lanes.",
 	],
-	// What tensor parallelism cuts.
+	// Sizes that tensor parallelism cuts.
 	[
 		"--llm-tp 3",
 		tiny,

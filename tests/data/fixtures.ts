@@ -7,7 +7,7 @@ import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/p
 import { joinImages } from "../../src/data/images.ts";
 import type { ImageTextBatch } from "../../src/data/vision-language/batch.ts";
 
-/** What is read of several lanes: images of one after the other, text of the first. */
+/** The batch of a rank that reads several lanes: images of all, lane after lane, and text of the first. */
 export function joinLanes(lanes: ReadonlyMap<number, ImageTextBatch>): ImageTextBatch {
 	const batches = [...lanes.values()];
 	return {

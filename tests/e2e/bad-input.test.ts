@@ -1,4 +1,4 @@
-/** What is wrong with the input or the machine is one sentence and an exit code, and leaves no file behind. */
+/** A mistake in the input or a lack of the machine gives one sentence and an exit code, and leaves no file behind. */
 import { afterAll, describe, expect, test } from "bun:test";
 import { cpSync, existsSync, truncateSync, writeFileSync } from "node:fs";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../src/checkpoint/safetensors.ts";

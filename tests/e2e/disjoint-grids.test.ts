@@ -64,7 +64,7 @@ describe("a layout that cannot be", () => {
 	}
 });
 
-/** What every failed run must look like. */
+/** Expects of a failed run one diagnosis that matches both patterns, exit code 1, and an end within ten seconds. */
 function expectDiagnosis(ended: Ended, first: RegExp, other: RegExp): void {
 	expect(ended.stderr).toMatch(first);
 	expect(ended.stderr).toMatch(other);

@@ -1,4 +1,4 @@
-/** What `mimo train` may write to: one run a folder, its own checkpoints, its own Hugging Face folder. */
+/** Folders that `mimo train` may write to: one run a folder, its own checkpoints, its own Hugging Face folder. */
 import { afterAll, expect, test } from "bun:test";
 import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { executable } from "../commands/mimo.ts";

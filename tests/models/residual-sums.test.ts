@@ -21,7 +21,7 @@ beforeAll(async () => {
 afterAll(() => device[Symbol.dispose]());
 
 interface Outcome {
-	/** What must not depend on where sums are written. */
+	/** The results, which must not depend on where sums are written. */
 	readonly bits: unknown;
 	/** How often each operation ran. */
 	readonly operations: ReadonlyMap<string, number>;
@@ -68,7 +68,7 @@ describe("a step of the language model", () => {
 		["bf16 with dropout", { bf16: true, ...dropout }, 0],
 		["multi-token prediction", { bf16: true, "hybrid-layer-pattern": "M*-/M*" }, 0],
 		["selective recomputation", { bf16: true, ...dropout, ...selective }, 0],
-		// What leaves a recomputed run is what is kept; its second forward ends with the sum too.
+		// The output of a recomputed run of layers is kept: its sum is written apart, and once more in the second forward.
 		["full recomputation, runs of 2 layers", { bf16: true, ...dropout, ...full("uniform", 2) }, 4],
 		["full recomputation of a layer", { bf16: true, ...full("block", 1) }, 2],
 	];

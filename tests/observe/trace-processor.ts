@@ -1,5 +1,5 @@
 /**
- * What Perfetto's trace processor does with complete events of a JSON trace, from its sources at ec5d16b14b
+ * The way in which Perfetto's trace processor reads complete events of a JSON trace, from its sources at ec5d16b14b
  * (src/trace_processor/importers): numbers of threads and times as json_trace_tokenizer.cc reads them, nesting as
  * SliceTracker::MaybeCloseStack in slice_tracker.cc decides it. Its binary is not part of any package that tests could take.
  */

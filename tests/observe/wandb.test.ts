@@ -61,7 +61,7 @@ test("a run as the client leaves it: run, environment, files, rows, summary, exi
 	const folder = folderOf();
 	const run = open(folder, 0);
 	train(run, 1, 1);
-	// What belongs to a step is one row.
+	// All values of a step are one row.
 	run.evaluation({ iteration: 1, consumedSamples: 8, split: "validation", label: "", losses: { "lm loss": 2 } });
 	train(run, 2, 2, () => Number.NaN);
 	run.event(event("end"));

@@ -93,7 +93,7 @@ function compare(shape: Shape, seed: number): void {
 	same("dispatched rows", arrived, wantedRows);
 	same("dispatched weights", arrivedWeights, wantedWeights);
 
-	// What experts make of them is another matrix, of another width.
+	// The experts' outputs are another matrix, of another width.
 	using outputs = withSlot(matrix(exchange.capacity, 3));
 	using combine = startCombine(tape, outputs, exchange);
 	using back = combine.finish().rows;

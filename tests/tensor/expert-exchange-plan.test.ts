@@ -121,7 +121,7 @@ test(`${cases} random plans place every row where the host places it`, () => {
 				}
 			}
 			expect([...rows]).toEqual([...sourceOfRow.subarray(0, capacity)]);
-			// What one says of another, the other says of it.
+			// Two members' plans agree: the ranges that the first sends are those that the second receives.
 			for (const other of counts.keys()) {
 				const theirs = planned[other]!.found;
 				const turned = (ranges: [number, number, number][]) => ranges.map(([here, there, n]) => [there, here, n]);

@@ -144,7 +144,7 @@ function gradientsOf(use: Use, memory: "zeros" | "NaN", dtype: FloatDtype, weigh
 		const dy = randomValues(y.elements, 10 + microbatch);
 		y.gradient!.accumulate(Tensor.from(device, dy, y.shape, { dtype }));
 		tape.backward(weightGradients);
-		// What forward made may be gone before late weight gradients are computed.
+		// The tensors that forward made may be gone before late weight gradients are computed.
 		own.dispose();
 		tape.drain();
 		x.gradient!.clear();

@@ -13,7 +13,7 @@ function spread(tape: Tape, values: Tensor, rings: readonly number[]) {
 		using gradient = sources.gather(gradients);
 		values.gradient!.accumulate(gradient.view(values.shape));
 	};
-	// What is recorded first goes back last.
+	// The gathering is recorded first, so it goes back last, after all columns have added to the gradients.
 	tape.onReturn("mask factors", gather, [sources, factors, gradients]);
 	return { factors, gradients };
 }

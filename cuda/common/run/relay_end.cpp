@@ -1,4 +1,4 @@
-// What relays tell each other when the run has failed.
+// Relays of a failed run exchange the failure, the collectives that ranks had begun, and the ranks that they waited for.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What masks of elastic models are made of, columns times factors (docs/spec/elastic.md §9), and router logits of masked
+// Factors of an elastic model's masks, columns times factors (docs/spec/elastic.md §9), and router logits of masked
 // experts (§10). The sums of a factor's gradient are cut by rows alone and added in order.
 #include "masks.h"
 

@@ -26,7 +26,7 @@ struct LeftRows {
   LeftRows from(int64_t row) const { return {values + (Transposed ? row : row * stride), stride}; }
 };
 
-/// What becomes of sums: c = alpha sums + beta c.
+/// The matrix c that a product's sums go to: c = alpha sums + beta c.
 struct TileResult {
   float* c;
   int64_t stride;

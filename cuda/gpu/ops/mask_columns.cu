@@ -1,4 +1,4 @@
-// What masks of elastic models are made of, and columns times factors (docs/spec/elastic.md §9). The sums of a factor's
+// Factors of an elastic model's masks, and columns times factors (docs/spec/elastic.md §9). The sums of a factor's
 // gradient are cut by sizes alone and added in order.
 #include "early.cuh"
 #include "mask_gradients.cuh"

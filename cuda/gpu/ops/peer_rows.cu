@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t load_acquired(const uint32_t* from) {
 __global__ void tell_kernel(PeerTable peers, int moment, uint32_t number) {
   const int member = static_cast<int>(threadIdx.x);
   if (member >= peers.size || member == peers.rank) return;
-  // What kernels before this one wrote comes first.
+  // Writes of the kernels before this one are visible before the counter.
   __threadfence_system();
   store_released(peers.counters[member] + moment * most_peers + peers.rank, number);
 }

@@ -125,7 +125,7 @@ const fixed: Readonly<Record<string, unknown>> = {
 	moe_latent_size: null,
 };
 
-/** What every NemotronH model of Hugging Face's is, without a field that says so. */
+/** Values that hold for every NemotronH model of Hugging Face, whose config.json has no field for them. */
 const always = {
 	squaredRelu: true,
 	swiglu: false,

@@ -1,5 +1,5 @@
 /**
- * What is kept of the Hugging Face folders that a model came from, so that a folder written later has their config.json,
+ * The parts kept of the Hugging Face folders that a model came from, so that a folder written later has their config.json,
  * names, tokenizer and preprocessor, and the tensors that the model has no place for. A native checkpoint carries it as
  * objects and in its `source`.
  */

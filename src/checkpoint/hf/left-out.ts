@@ -13,7 +13,7 @@ interface LeftOut {
 	readonly name: RegExp;
 	/** Why nothing is lost; completes "NAME is left out: …". */
 	readonly reason: string;
-	/** What its values must be for that to hold. */
+	/** Values that the tensor must have for the reason to hold. */
 	readonly values?: readonly number[];
 	/** Of a module of its own, gigabytes perhaps: a checkpoint of another format keeps none of it. */
 	readonly module?: boolean;

@@ -46,7 +46,7 @@ function fixedValues({ descriptions, tower }: Pretrained, given: Parameters<Fold
 	return [...provider, ...values];
 }
 
-/** What no tensor depends on, where the user says nothing else. */
+/** Keys on which no tensor depends, with the folder's values; the user's values take precedence. */
 function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
 	const values: FolderValue[] = [];
 	const add = (from: string, more: Partial<Record<Key, unknown>>) => {

@@ -1,5 +1,5 @@
 /**
- * What of a model a Hugging Face folder holds: a NemotronH language model, a RADIO tower, the projector between them, or all
+ * The parts of a model that a Hugging Face folder holds: a NemotronH language model, a RADIO tower, the projector between them, or all
  * of a vision-language model. Every tensor has a place, is left out by name (left-out.ts), or is an error.
  */
 import { UserError } from "../../native/errors.ts";

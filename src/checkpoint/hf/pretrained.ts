@@ -22,7 +22,7 @@ export interface PretrainedPaths {
 	readonly loadProjector: string | null;
 }
 
-/** What folders say of a model under the program's keys, and where it stands. */
+/** Values that a folder states for a model, under the program's keys, and the file that states them. */
 export interface Description {
 	/** config.json, or a file of weights. */
 	readonly from: string;

@@ -174,7 +174,7 @@ function headsOf(values: Json, width: number, flag: number | null, path: string)
 	throw new UserError(`${path}: ${heads} heads do not divide a vision tower of width ${width}.`);
 }
 
-/** What images are normalised by, where config.json says it. */
+/** Throws unless the mean and deviation by which config.json has images normalised, if it has them, are CLIP's. */
 function requireStatistics(values: Json, bad: (sentence: string) => never): void {
 	for (const [name, expected] of [
 		["norm_mean", clipStatistics.mean],

@@ -28,7 +28,7 @@ export interface WritableModel {
 	readonly weights: TensorStore;
 	/** null: unknown. */
 	readonly language: LanguageModelConfiguration | null;
-	/** What else is known of it, under the program's keys. */
+	/** Other known values of the model, under the program's keys. */
 	readonly described: Readonly<Record<string, unknown>>;
 	/** Of the folder that it came from; null: it came from none. */
 	readonly kept: Omit<KeptFolder, "companions"> | null;
@@ -50,7 +50,7 @@ export interface PlannedFolder {
 
 type Json = Readonly<Record<string, unknown>>;
 
-/** What of a model is there. */
+/** The parts of a model that are there; null: absent. */
 interface Present {
 	readonly language: boolean;
 	readonly tower: TowerSizes | null;

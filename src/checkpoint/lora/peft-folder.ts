@@ -23,7 +23,7 @@ import {
 
 const files = { config: "adapter_config.json", values: "adapter_model.safetensors" } as const;
 
-/** What decides an adapter's function. */
+/** The settings that decide an adapter's function. */
 export interface AdapterSettings {
 	readonly rank: number;
 	readonly alpha: number;
@@ -110,7 +110,7 @@ function isAbsent(value: unknown): boolean {
 	return !value || value === "none" || (typeof value === "object" && Object.keys(value).length === 0);
 }
 
-/** What makes another function than W + (α / r) B A is refused by name. */
+/** Fields that make another function than W + (α / r) B A are refused by name. */
 const configSchema = v.looseObject({
 	peft_type: v.literal("LORA"),
 	r: v.pipe(v.number(), v.integer(), v.minValue(1)),

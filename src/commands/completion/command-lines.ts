@@ -1,10 +1,10 @@
-/** What can be typed after `mimo`, from the command table, the commands' own flags and the configuration's keys. */
+/** The words that can follow `mimo`, from the command table, the commands' own flags and the configuration's keys. */
 import type { ArgsDef, CommandDef } from "citty";
 import type { Field } from "../../config/field.ts";
 import type { CommandFlags } from "../../config/flags.ts";
 import { fieldOf, keyOf, keys } from "../../config/schema.ts";
 
-/** What follows a flag: nothing, a path, one of these words, or text that only the user knows. */
+/** The value of a flag: none, a path, one of these words, or text that only the user knows. */
 export type Values = "none" | "path" | "text" | readonly string[];
 
 export interface Flag {

@@ -159,7 +159,7 @@ class ImportRun {
 			for (const { row, outcome } of waiting) this.#take(row, await outcome);
 			waiting = [];
 		} catch (error) {
-			// What still waits fails unheard.
+			// Rows that still wait may fail too: their errors are dropped in favour of the first.
 			await Promise.allSettled(waiting.map(({ outcome }) => outcome));
 			this.#shards.close();
 			throw error;

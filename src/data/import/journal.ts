@@ -20,7 +20,7 @@ const part = v.object({
 
 const schema = v.object({
 	version: v.literal(1),
-	/** What is read and how, as text by name: another import is not continued. */
+	/** The input and the settings of the import, as text by name: an import with others is not continued. */
 	settings: v.record(v.string(), v.string()),
 	/** "rows" are being read; all are, and the indexes are "missing"; everything is "done". */
 	stage: v.picklist(["rows", "missing", "done"]),

@@ -28,7 +28,7 @@ export class SkippedRow extends Error {
 }
 
 export interface Source {
-	/** What is read, such as "2 Parquet files". */
+	/** The input in words, such as "2 Parquet files". */
 	readonly description: string;
 	/** Tells this input from any other: names, sizes and times of its files. */
 	readonly identity: string;

@@ -114,7 +114,7 @@ export class Shards {
 		for (const part of parts) for (const shard of this.#parts[part].open) shard?.sync();
 	}
 
-	/** What finished shards leave behind goes, once the journal knows of them. */
+	/** Removes the partial files of finished shards; called once the journal lists these shards. */
 	clean(): void {
 		for (const shard of this.#finished) shard.clean();
 		this.#finished = [];

@@ -1,4 +1,4 @@
-/** What was skipped: counts by reason with their first examples, and a list of all in a file. */
+/** Skipped rows: counts by reason with their first examples. */
 import { UserError } from "../../native/errors.ts";
 
 export interface SkippedReason {

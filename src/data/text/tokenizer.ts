@@ -24,7 +24,7 @@ export interface Tokenizer {
 	readonly specialTokens: readonly string[];
 	/** The text of a special or added token; null for every other id. */
 	addedText(id: number): string | null;
-	/** What text an id stands for; null for special and added tokens, and for ids that the tokenizer does not have. */
+	/** The text that an id stands for; null for special and added tokens, and for ids that the tokenizer does not have. */
 	ordinaryText(id: number): string | null;
 }
 

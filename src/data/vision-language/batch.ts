@@ -33,7 +33,7 @@ export interface ImageTextBatch extends Keyed {
 	readonly damaged: readonly DamagedSample[];
 }
 
-/** What of a batch follows from its samples alone. */
+/** The fields of a batch that follow from its samples' text alone. */
 export type TextOfBatch = Pick<ImageTextBatch, "names" | "spans" | "text">;
 
 /** A sample's name in messages, previews and the running hash: data set, shard, key. */

@@ -28,7 +28,7 @@ export interface Conversation {
 	readonly variables?: Readonly<Record<string, unknown>>;
 }
 
-/** What users are made to ask for where the data have no question. */
+/** The user's questions for data that have none, by kind of data. */
 export interface Prompts {
 	readonly caption: string;
 	readonly ocr: string;

@@ -35,7 +35,7 @@ type OwnKey = (typeof ownKeys)[number];
 type ValueOf<K extends OwnKey> = v.InferOutput<(typeof energonKeys)[K]["type"]["schema"]>;
 type OwnValues = { readonly [K in OwnKey]?: ValueOf<K> };
 
-/** What is written before and after an image (Megatron's --image-tag-type). */
+/** The text before and after an image (Megatron's --image-tag-type). */
 export const imageTags = { none: ["", ""], internvl: ["<img>", "</img>"], nvlm: ["<Image>", "</Image>"] } as const;
 
 /** The keys that a data set sets for itself. Throws a UserError that names data set and key. */

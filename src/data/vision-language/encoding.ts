@@ -25,7 +25,7 @@ export interface EncodingOptions {
 	readonly endId: number | null;
 	readonly sizing: ImageSizing;
 	readonly tower: TowerGeometry;
-	/** What becomes of a sample of more tokens: its end is cut off, or it is left out. */
+	/** Treatment of a sample of more tokens: truncate cuts off its end, skip leaves it out. */
 	readonly tooLong: "truncate" | "skip";
 }
 

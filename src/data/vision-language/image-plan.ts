@@ -1,11 +1,11 @@
-/** What becomes of a sample's images: the size each is resized to, and the tiles it is cut into. */
+/** Plans of a sample's images: the size each is resized to, and the tiles it is cut into. */
 
 import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
 import type { ImageSize } from "../../native/images.ts";
 import { imageGrids } from "./dynamic-resolution.ts";
 import { type Tiling, tileGrids } from "./tiling.ts";
 
-/** What of the tower decides on patches and rows. */
+/** The tower's settings that decide the numbers of patches and rows. */
 export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
 
 /**
@@ -83,7 +83,7 @@ export function planRows(plan: ImagePlan, tower: TowerGeometry): number {
 	return rowsOfTiles(plan, tower).reduce((sum, rows) => sum + rows, 0);
 }
 
-/** What is written before every tile of a plan, as NVLM does: its number, or that it is the whole image. */
+/** The text before every tile of a plan, as NVLM writes it: the tile's number, or that it is the whole image. */
 export function tileTags({ columns, rows, thumbnail }: ImagePlan): string[] {
 	const numbered = Array.from({ length: columns * rows }, (_, i) => `<tile_${i + 1}>`);
 	return thumbnail === null ? numbered : [...numbered, "<tile_global_thumbnail>"];

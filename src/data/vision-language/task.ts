@@ -52,7 +52,7 @@ export interface VisionLanguageTask extends EncodingOptions {
 	/** Fill every sample or pack up to the sequence length. */
 	readonly pad: boolean;
 	readonly padId: number;
-	/** What is handed on: encoder ranks need no text, language ranks no pixels, and decode none. */
+	/** The half that is handed on: encoder ranks need no text; language ranks need no pixels, and decode no images. */
 	readonly keep: "both" | "text" | "images";
 	/** Part of every batch's images that is decoded and handed on: encoder ranks may share a lane. */
 	readonly share: Share;
@@ -139,7 +139,7 @@ export function chatOf(
 	});
 }
 
-/** What of the task comes before packing: enough to look at samples. */
+/** The steps of the task before packing: enough to look at samples. */
 export function encodingSteps(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images) {
 	return {
 		decode: { images: (bytes: Uint8Array) => inspectImage(images, bytes) },

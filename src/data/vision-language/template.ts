@@ -72,7 +72,7 @@ function chatTurn({ role, fragments, fields }: Turn): ChatTurn {
 	return { role: role ?? "user", content: fragments, fields: fields ?? {} };
 }
 
-/** What is around a turn: `open` never counts, `close` counts as the turn does, `after` never. */
+/** The markup around a turn. `open` never counts in the loss, `close` counts as the turn does, `after` never counts. */
 interface Frame {
 	readonly open: string;
 	readonly close: string;

@@ -1,4 +1,4 @@
-/** What data sets must not ask for, because nothing would be done about it. */
+/** Refusal of settings and media of data sets that training would ignore. */
 import { UserError } from "../../native/errors.ts";
 import type { LoadedDataset } from "../energon/task-encoder.ts";
 import { taskOfDataset } from "./data-settings.ts";

@@ -81,7 +81,7 @@ function adapterOf(spec: ParameterSpec, lora: LoraConfig): ParameterSpec[] {
 	];
 }
 
-/** What makes (α / r) b a about as large as the weight, where a is uniform in ±bound. */
+/** The initialisation of b that makes (α / r) b a about as large as the weight, where a is uniform in ±bound. */
 function drawn({ name, initialisation }: ParameterSpec, lora: LoraConfig, bound: number): Initialisation {
 	if (initialisation.kind !== "normal") throw new RangeError(`${name} is no projection.`);
 	const deviationOfSum = Math.sqrt(lora.rank) * (bound / Math.sqrt(3));

@@ -17,7 +17,7 @@ export interface PredictionConfig {
 	readonly pattern: readonly LayerSymbol[];
 	/** Every depth runs the first one's parameters. */
 	readonly repeated: boolean;
-	/** What all depths' losses together weigh beside the language model's. */
+	/** Weight of all depths' losses together beside the language model's. */
 	readonly lossScalingFactor: number;
 }
 
@@ -114,11 +114,11 @@ export interface HybridConfig {
 		/** How experts as one operation multiply. */
 		readonly recipe: MlpRecipeName;
 	};
-	/** What single layers of the main part have otherwise than the model, by layer index. */
+	/** Differences between single layers of the main part and the model, by layer index. */
 	readonly ofLayer: ReadonlyMap<number, LayerDifference>;
 	/** Low-rank adapters, which train in the place of all weights; null: none. */
 	readonly lora: LoraConfig | null;
-	/** What backward computes again; null: nothing. */
+	/** The parts that backward computes again; null: backward computes nothing again. */
 	readonly recompute: FullRecompute | SelectiveRecompute | null;
 }
 

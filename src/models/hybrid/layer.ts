@@ -29,7 +29,7 @@ export interface LayerContext {
 	/** Masks of an elastic model's microbatch; null: none. */
 	readonly masks: ModelMasks | null;
 	readonly layerMasks: LayerMasks | null;
-	/** What looks along the sequences. */
+	/** The operations that look along the sequences: attention, convolution, scan. */
 	readonly mixing: Mixing;
 	/** Sees values as they arise; null: they are not measured. */
 	readonly probe: ((name: ProbeName, value: Tensor, offsets?: Tensor) => void) | null;

@@ -28,7 +28,7 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: ResidualSum): T
 	return reduceScatterSequence(tape, partial, tp);
 }
 
-/** What lies between the projections, of this rank's heads: the convolution, the scan with its gate, the norm. */
+/** The computation between the projections, of this rank's heads: the convolution, the scan with its gate, the norm. */
 function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	const { config, weights, sequences, mixing } = context;
 	const { tp } = context.parallel;

@@ -47,7 +47,7 @@ export interface ForwardInput {
 	readonly addToEmbedding?: (embedded: Tensor) => Tensor;
 	/** Masks of an elastic model's microbatch; default: none. */
 	readonly masks?: ModelMasks | undefined;
-	/** What looks along the sequences in a layer; default: over whole sequences, nothing is kept. */
+	/** The operations of a layer that look along the sequences; default: they see whole sequences and keep nothing. */
 	readonly mixing?: (layer: number) => Mixing;
 	/** Picks the tokens whose logits are wanted; default: all. */
 	readonly wanted?: SparseMatrix;
@@ -62,7 +62,7 @@ export interface StageParts {
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** First row of this rank's part of the vocabulary. */
 	readonly vocabularyStart: number;
-	/** What measures the layers, if anything does; absent: nothing ever does. */
+	/** Gives the probe that measures the layers of the pass to come, or null; absent: the layers are never measured. */
 	readonly probe?: () => LayerProbe | null;
 }
 

@@ -149,7 +149,7 @@ export class WandbRun implements Observer {
 		});
 	}
 
-	/** What clients before 0.20 wrote instead of an environment record. */
+	/** Writes the file that clients before 0.20 wrote instead of an environment record. */
 	#writeMetadata(folder: string): void {
 		const metadata = {
 			os: `${type()}-${release()}-${arch()}`,

@@ -1,5 +1,5 @@
 /**
- * What every rank of a layout trains on, when all layouts get the same samples: lane l of L takes the l-th run of them,
+ * The data of every rank of a layout, when all layouts get the same samples: lane l of L takes the l-th run of them,
  * in microbatches of a size that the layout can cut.
  */
 import { type ImageSet, noImages } from "../../data/images.ts";

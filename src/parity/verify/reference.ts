@@ -23,7 +23,7 @@ import { type Flip, RoutingTable } from "./routing.ts";
 import { numbersFrom } from "./samples.ts";
 import { microBatchSizes, plainOrder, type Subject } from "./subject.ts";
 
-/** What is compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
+/** Values that are compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
 export const kinds = ["gradient", "updated", "stepped"] as const;
 export type Kind = (typeof kinds)[number];
 

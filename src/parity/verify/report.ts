@@ -1,4 +1,4 @@
-/** What `mimo verify` prints: the reference and its noise, a line for every layout, what does not hold. */
+/** The output of `mimo verify`: the reference and its noise, a line for every layout, and the failures. */
 import { columns } from "../../observe/columns.ts";
 import type { LayoutResult } from "./layout-run.ts";
 import { type Reference, realSteps } from "./reference.ts";
@@ -12,7 +12,7 @@ export interface LayoutReport {
 	/** null: the run itself failed. */
 	readonly result: LayoutResult | null;
 	readonly verdict: Verdict | null;
-	/** What does not hold, one sentence each. */
+	/** Failures, one sentence each. */
 	readonly failures: readonly string[];
 }
 

@@ -1,4 +1,4 @@
-/** What `mimo verify` compares over layouts: a configuration's modules, its optimizer, and one global batch. */
+/** The subject that `mimo verify` compares over layouts: a configuration's modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -16,7 +16,7 @@ import type { DistillationOptions } from "../../train/distillation.ts";
 import { distillationOf, elasticOf, frozenOf, overlapOf, ranksPerNodeOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
-/** What changes the order of a layout's work, and no value. */
+/** Options that change the order of a layout's work, and no value. */
 export type WorkOrder = Required<Pick<RunSpecification, "lateWeightGradients" | "overlap">>;
 
 /** One pass after the other. */
@@ -167,7 +167,7 @@ export function microBatchSizes(subject: Subject): { readonly reference: number;
 	return { reference: 1, layouts: Math.max(2, microBatchSize) };
 }
 
-/** What makes results depend on the layout by definition is refused by name: a wide tolerance would hide mistakes. */
+/** Refuses keys that make results depend on the layout by definition: a wide tolerance would hide mistakes. */
 function refuseLayoutDependent(c: TrainingConfiguration, purpose: Purpose): void {
 	if (purpose === "policies" && !hasEncoder(c)) {
 		throw new UserError(

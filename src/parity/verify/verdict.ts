@@ -28,7 +28,7 @@ export interface Verdict {
 	readonly weights: readonly Judged[];
 	/** Numbers and gradients whose limit noise or ties have raised above the tolerance. */
 	readonly raised: readonly Judged[];
-	/** What does not hold, one sentence each. */
+	/** Failures, one sentence each. */
 	readonly failures: readonly string[];
 }
 

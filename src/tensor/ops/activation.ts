@@ -7,7 +7,7 @@ import { type Mask, maskArguments, maskGradients, maskTensors, wantsGradient } f
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
 
-/** What gated kinds read besides x; defaults: halves, no clamp, nothing added. */
+/** Options of gated kinds; defaults: x is two halves, no clamp, nothing added. */
 export interface GatedOptions {
 	/** x has blocks of so many gate columns and linear columns in turn; 0: the gate half, then the linear half. */
 	readonly interleave?: number;

@@ -55,7 +55,7 @@ export interface LinearOptions {
 	readonly weightGradientLate?: boolean;
 	/** Memory for the GELU of y (by tanh), which the same product writes: [T, O], contiguous, of y's type. It has no gradient. */
 	readonly gelu?: Tensor | null;
-	/** What x is the GELU of, [T, I], contiguous: it gets the gradient in x's place, from the product that computes x's. */
+	/** The tensor whose GELU x is, [T, I], contiguous: it gets the gradient in x's place, from the product that computes x's. */
 	readonly geluOf?: Tensor | null;
 }
 

@@ -151,7 +151,7 @@ export interface ScoreMask extends ColumnMask {
 	readonly sigmoid: boolean;
 	/** Bias of an expert whose factor is 0. */
 	readonly blockedBias: number;
-	/** What masks the bias, where that is not what masks the logits. */
+	/** The mask of the bias, where it is another than that of the logits. */
 	readonly ofBias: ColumnMask | null;
 }
 

@@ -62,7 +62,7 @@ export function tokenNodes(
 	return { nodeIndex, routing };
 }
 
-/** What of the routing is for the `experts` experts from `firstExpert` on. */
+/** The part of the routing that is for the `experts` experts from `firstExpert` on. */
 export function nodeExperts(
 	tape: Tape,
 	routing: Tensor,

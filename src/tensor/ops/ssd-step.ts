@@ -3,7 +3,7 @@ import { Tensor } from "../tensor.ts";
 import type { SsdInputs } from "./ssd.ts";
 
 /**
- * What ssdScan gives for the new token of S sequences: inputs of S rows. `state` [.., H, P, N] f32 holds the states of many
+ * The output of ssdScan for the new token of S sequences: inputs of S rows. `state` [.., H, P, N] f32 holds the states of many
  * sequences, as a scan's finalState; that of sequence s, at slots[s], moves on. → o_S(HP), of xBC's type.
  */
 export function ssdStep(

@@ -1,5 +1,5 @@
 /**
- * What is said of samples that are left out: a line a kind of mistake, with how many there are over all ranks, when the
+ * Messages about samples that are left out: a line a kind of mistake, with how many there are over all ranks, when the
  * first, tenth, hundredth … has come, and at the end.
  */
 import { KnownNames, type LeftOutKind, type LeftOutTally } from "../../data/left-out.ts";

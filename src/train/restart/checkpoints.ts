@@ -101,7 +101,7 @@ export class Checkpoints implements Listener {
 		return this.#lineage;
 	}
 
-	/** What is kept of the Hugging Face folders that the training began from. */
+	/** The parts kept of the Hugging Face folders that the training began from. */
 	get provenance(): Provenance {
 		return this.#provenance;
 	}

@@ -41,7 +41,7 @@ export function openFolders(c: TrainingConfiguration): Pretrained | null {
 	return pretrained;
 }
 
-/** What is kept of them for folders and checkpoints that are written later. */
+/** The parts kept of the folders that a run starts from, for folders and checkpoints that are written later. */
 export function keptOfFolders(c: TrainingConfiguration, pretrained: Pretrained, beside: boolean): KeptFolder | null {
 	const projector = {
 		...({ visionProjectionType: "mlp", visionProjectionNorm: c.visionProjectionNorm, output: c.hiddenSize } as const),

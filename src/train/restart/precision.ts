@@ -6,7 +6,7 @@ export function precisionOf(c: TrainingConfiguration): TrainingRecord["precision
 	return { expAvg: c.expAvgDtype, expAvgSq: c.expAvgSqDtype, gradientSums: c.gradReduceInBf16 ? "bf16" : "fp32" };
 }
 
-/** What is other in a run that goes on with a training's optimizer, and what becomes of it: parts of sentences. */
+/** Differences of precision between a run and the training whose optimizer it takes over, and their effect: parts of sentences. */
 export function precisionChanges(c: TrainingConfiguration, before: TrainingRecord["precision"]): string[] {
 	const now = precisionOf(c);
 	const moment = (key: string, was: string, is: string) =>

@@ -1,4 +1,4 @@
-/** What cannot be imported is said by name: rows that are skipped, inputs that are refused. */
+/** Skipped rows and refused inputs of an import are named. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

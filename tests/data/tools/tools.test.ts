@@ -1,4 +1,4 @@
-/** What `mimo data info`, `lint`, `preview` and `bench` say of small data sets. */
+/** Output of `mimo data info`, `lint`, `preview` and `bench` for small data sets. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

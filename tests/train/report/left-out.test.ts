@@ -1,4 +1,4 @@
-/** What is said of samples that are left out: of each kind of mistake, over all ranks, and not too often. */
+/** Messages about samples that are left out: of each kind of mistake, over all ranks, and not too often. */
 import { describe, expect, test } from "bun:test";
 import { LeftOutTally } from "../../../src/data/left-out.ts";
 import type { Observer } from "../../../src/observe/report.ts";

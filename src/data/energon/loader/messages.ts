@@ -7,7 +7,7 @@ export interface SkippedSample {
 	readonly rank: number;
 	/** null: of all workers of the rank. */
 	readonly worker: number | null;
-	/** What failed, in one sentence. */
+	/** The failure, in one sentence. */
 	readonly reason: string;
 	/** A setting leaves such samples out: they do not count as damage. */
 	readonly expected: boolean;

@@ -31,7 +31,10 @@ export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder 
 	};
 }
 
-/** What of a task decides on the stream: the content of tokenizer and chat template, not where they lie; not which half is handed on. */
+/**
+ * The part of a task that decides the stream: the content of tokenizer and chat template without their paths, and not which
+ * half is handed on.
+ */
 export function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;
 	const { tokenizer, chat, keep: _, share: __, ...rest } = task;

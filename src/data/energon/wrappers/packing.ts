@@ -16,7 +16,7 @@ export type Groups<Item> = readonly (readonly Item[])[];
 export interface Division<Item> {
 	/** Packs to make now. */
 	readonly groups: Groups<Item>;
-	/** What waits for the next buffer; Energon's own division has none. */
+	/** Samples that wait for the next buffer; empty in Energon's own division. */
 	readonly carried: readonly Item[];
 }
 

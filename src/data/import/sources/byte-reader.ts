@@ -53,7 +53,7 @@ export class RecordBytes {
 		else this.#pieces.push(piece);
 	}
 
-	/** What was gathered; the next record begins empty. */
+	/** Takes the gathered bytes; the next record begins empty. */
 	take(): Uint8Array {
 		const bytes = this.#pieces.length === 1 ? this.#pieces[0]! : Buffer.concat(this.#pieces);
 		this.#pieces = [];

@@ -1,4 +1,4 @@
-/** What tells the files of an import from others. */
+/** The digest that tells the files of an import from others. */
 
 import { statSync } from "node:fs";
 import { basename } from "node:path";

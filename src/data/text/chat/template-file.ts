@@ -44,7 +44,7 @@ export function readChatTemplate(path: string, tokenizer: string | null): ChatTe
 	const file = isFolder(folder) ? templateIn(folder) : path;
 	const text = file.endsWith(".json") ? templateOf(file) : readText(file);
 	if (text === null) throw noTemplate(path);
-	// What is wrong with it is said here, before anything is read with it.
+	// Throws for a template with mistakes here, before any sample is read with it.
 	new JinjaTemplate(text, file);
 	const beside = [dirname(file), tokenizer === null ? null : isFolder(tokenizer) ? tokenizer : dirname(tokenizer)];
 	const configured = beside
