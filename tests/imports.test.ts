@@ -26,7 +26,7 @@ const level: Readonly<Record<string, number>> = {
 	tensor: 2,
 	native: 1,
 };
-/** Whoever wants may import these; they import `native` alone. */
+/** Every folder may import these; they import `native` alone. */
 const everywhere = ["config", "observe"];
 
 interface Import {

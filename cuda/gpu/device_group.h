@@ -7,7 +7,7 @@
 // before the stream's later work: the host waits for nothing.
 //
 // A thread of the process looks at the calls under way: it notes those that are done in the flight recorder, says which
-// call this rank waits for, and when the run has failed it ends NCCL's kernels and notes who was missing.
+// call this rank waits for, and when the run has failed it ends NCCL's kernels and notes the absent ranks.
 #pragma once
 #include <deque>
 #include <functional>

@@ -13,7 +13,8 @@ void grouped_gemm_weight_gradient_plain(mimo_stream& stream, const mimo_grouped_
 void sm80_bf16_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
 void sm80_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
 
-/// The same on sm_90 through its own instructions: also c and dw on 16 bytes, where sm90_grouped_gemm_fits.
+/// Grouped products on sm_90 through its own instructions, where sm90_grouped_gemm_fits: operands as above, c and dw on 16
+/// bytes too.
 bool sm90_grouped_gemm_fits(const mimo_stream& stream, int64_t rows, int64_t groups, int64_t n, int64_t k);
 void sm90_bf16_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
 void sm90_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);

@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 __device__ __forceinline__ int tile_offset(int row, int chunk) {
   return row * tile_row_bytes + ((chunk ^ (row & 7)) << 4);
 }
-/// The same for an element; `column` in 0 .. 63.
+/// Byte offset of an element of a tile; `column` in 0 .. 63.
 __device__ __forceinline__ int tile_element(int row, int column) {
   return tile_offset(row, column >> 3) + ((column & 7) << 1);
 }
@@ -52,7 +52,7 @@ __device__ __forceinline__ void copy_async(char* to, const void* from, bool live
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
-/// The same of 8 or 16 bytes that live.
+/// Starts copying 8 or 16 live bytes to shared memory.
 template <int Bytes>
 __device__ __forceinline__ void copy_piece_async(char* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(Bytes) : "memory");
@@ -72,7 +72,7 @@ __device__ __forceinline__ void left_k_major(uint32_t (&a)[4], const char* tile,
   const int lane = threadIdx.x & 31;
   ldmatrix(a, tile + tile_offset(row + (lane & 15), (k >> 3) + (lane >> 4)));
 }
-/// The same of a tile whose rows run along k: rows k .. k + 15, columns row .. row + 15.
+/// Left operand of a tile whose rows run along k: rows k .. k + 15, columns row .. row + 15.
 __device__ __forceinline__ void left_k_rows(uint32_t (&a)[4], const char* tile, int row, int k) {
   const int lane = threadIdx.x & 31;
   ldmatrix_transposed(a, tile + tile_offset(k + ((lane >> 4) << 3) + (lane & 7), (row >> 3) + ((lane >> 3) & 1)));

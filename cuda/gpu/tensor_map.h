@@ -11,7 +11,7 @@ namespace mimo::cuda {
 /// matrices[count][rows][width]; a box is at (column, row, matrix).
 CUtensorMap matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
 
-/// The same of fp32 matrices and boxes of 32 columns; `width` a multiple of 4.
+/// matrices_map for fp32 matrices and boxes of 32 columns; `width` a multiple of 4.
 CUtensorMap sums_map(float* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
 
 /// Groups of rows of one matrix. A box that starts at row r of the group of rows first .. last - 1 is at (column,
@@ -23,7 +23,7 @@ constexpr int ragged_end = 1 << 30;
 CUtensorMap byte_matrices_map(const void* data, int64_t count, int64_t rows, int64_t width, uint32_t box_rows);
 CUtensorMap byte_ragged_map(const void* data, int64_t width, uint32_t box_rows);
 
-/// The same of heads of a token, `head_stride` elements from one to the next: a box is rows of one head, at
+/// ragged_map for heads of a token, `head_stride` elements from one to the next: a box is rows of one head, at
 /// (column, head, ragged_end - (last - first) + r, last, ragged_end), and columns behind the head read as zeros too.
 /// Strides in multiples of 8.
 CUtensorMap heads_map(const void* data, int64_t heads, int64_t head_dim, int64_t head_stride, int64_t token_stride,

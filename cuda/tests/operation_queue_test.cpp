@@ -166,7 +166,7 @@ void unfit() {
   CHECK(machine.queue.statistics().graphs == 0);
 }
 
-/// Those before a failed one are done, those behind it are lost, and the queue works on.
+/// Operations before a failed one are done, operations behind it are lost, and the queue works on.
 void failures_pass() {
   Machine machine;
   int64_t x = 0;

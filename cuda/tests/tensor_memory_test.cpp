@@ -122,7 +122,7 @@ class Rank {
   }
 
  private:
-  /// The same call on near and on far memory.
+  /// Makes a call on near and on far memory, and compares the results.
   void compare(const char* what, int64_t x_bytes, int64_t y_bytes, const std::function<void(Group&, char*, char*)>& call) {
     std::vector<char> x(static_cast<size_t>(x_bytes) + 1), y(static_cast<size_t>(y_bytes) + 1);
     uint32_t state = 12345u + static_cast<uint32_t>(near_->rank());

@@ -89,7 +89,7 @@ export function openSafetensors(path: string, options: { followLinks?: boolean }
 	}
 }
 
-/** The same for bytes that lie elsewhere; owns them. */
+/** The tensors of a safetensors file whose bytes lie elsewhere; owns `file`. Throws a UserError for a file that is not valid. */
 export function parseSafetensors(file: ByteSource & Partial<Disposable>): SafetensorsFile {
 	const { path, size } = file;
 	const bad = (sentence: string): never => {

@@ -21,7 +21,7 @@ export function configurationTable({ configuration, origins, notes }: ResolvedCo
 	return [...lines, ...notes].join("\n").trimEnd();
 }
 
-/** The same as one JSON object: `configuration` by key, `origins` by key, `notes`. */
+/** A resolved configuration as one JSON object: `configuration` by key, `origins` by key, `notes`. */
 export function configurationJson({ configuration, origins, notes }: ResolvedConfiguration): string {
 	const byKey = <T>(value: (key: (typeof keys)[number]) => T) =>
 		Object.fromEntries(keys.map((key) => [key, value(key)]));

@@ -66,7 +66,7 @@ const lists = {
 	head: ["headIntList", "headPerList", "flexHeteroHead"],
 } as const;
 
-/** None where the model has no layers of the axis, or the axis is one that is asked for and was not. */
+/** The axis, or an empty list where the model has no layers of it, or where it is optional and not asked for. */
 function axisOf(c: TrainingConfiguration, model: HybridConfig, name: AxisName): Axis[] {
 	if (name === "skip_layer") {
 		const left = (c.layerRankingList ?? []).length;

@@ -63,7 +63,7 @@ export interface AxisSample {
 	readonly scaledLogits: Float64Array;
 	/** softmax((scaled logits + noise) / τ). */
 	readonly soft: Float64Array;
-	/** The same, or one-hot. */
+	/** `soft`, or one-hot at its largest entry. */
 	readonly probabilities: Float64Array;
 	/** Index of every row's choice. */
 	readonly chosen: readonly number[];

@@ -13,9 +13,9 @@ import type { AxisSample, RouterSample } from "./router-network.ts";
 export type TablePurpose =
 	/** A factor for every ring: 1 where the choice keeps it. */
 	| "prefix"
-	/** Its square: of a weight whose input has the same mask. */
+	/** The square of a prefix's factor: of a weight whose input has the same mask. */
 	| "square"
-	/** The same of experts' scores, in Megatron never 0: an expert of score 0 may be chosen, and its factor has a gradient. */
+	/** A prefix of experts' scores, in Megatron never 0: an expert of score 0 may be chosen, and its factor has a gradient. */
 	| "scores"
 	/** √(size / parent's size), behind a norm. */
 	| "norm"

@@ -1,6 +1,6 @@
 /**
  * Signals that ask for an end after the current step: SIGTERM, and SIGUSR1, which batch systems send ahead of time, mean to
- * save first; SIGINT is a person's, who gives it twice to end at once.
+ * save first; SIGINT comes from a terminal, and a second one ends the run at once.
  */
 
 import { exitCodes } from "../native/exit-codes.ts";

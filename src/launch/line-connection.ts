@@ -134,7 +134,7 @@ export class LineConnection implements Disposable {
 		else this.#wake?.();
 	}
 
-	/** The other side says more than anybody may. */
+	/** Ends the connection: the other side has sent more than is allowed. */
 	#refuse(): void {
 		this.#ending = true;
 		this.#rest = "";

@@ -92,7 +92,7 @@ async function meetAt(
 	return await converse(connection, describeSpot(spot), identity, left, lead, neighbours);
 }
 
-/** Says who this rank is, and does what the host asks. */
+/** Sends this rank's identity, and follows the host's requests. */
 async function converse(
 	connection: ProvenConnection,
 	where: string,

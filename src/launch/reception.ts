@@ -64,7 +64,7 @@ export class Reception implements Disposable {
 		else this.options.admit(outcome);
 	}
 
-	/** It has had the most time to prove itself. */
+	/** Drops the stranger that has had the most time to prove itself. */
 	#dropOldest(): void {
 		const [oldest] = this.#strangers;
 		this.#strangers.delete(oldest!);

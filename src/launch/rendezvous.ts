@@ -116,7 +116,7 @@ export class RendezvousHost implements Disposable {
 		const end = performance.now() + milliseconds;
 		while (true) {
 			if (this.#failure !== null) this.#giveUp(this.#failure);
-			// None comes twice, and none but these.
+			// No rank comes twice, and only these ranks come: their number is enough.
 			if (this.#members.size === ranks.length) {
 				for (const reception of this.#receptions) reception[Symbol.dispose]();
 				return;

@@ -50,7 +50,7 @@ interface Operation {
 export interface DeviceTracer {
 	/** An operation will be queued next. */
 	beforeOperation(stream: Stream): void;
-	/** It has been queued (a CPU library has also done it). */
+	/** An operation has been queued (a CPU library has also done it). */
 	operation(name: OperationName, stream: Stream): void;
 	/** The next operations belong to this part of a model, such as "layer.3 backward". */
 	scope(name: string): void;

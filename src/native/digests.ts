@@ -3,7 +3,7 @@ import { Status } from "./abi.ts";
 import { NativeError, UserError } from "./errors.ts";
 import type { Library } from "./library.ts";
 
-/** It hashes two ranges at once, faster than files are written. */
+/** A single thread hashes two ranges at once, faster than files are written. */
 const threads = 1;
 const sumBytes = 32;
 

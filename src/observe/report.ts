@@ -115,7 +115,7 @@ export interface TimersReport {
 export interface TrainingStart {
 	/** Steps done by then. */
 	readonly step: number;
-	/** 64 hexadecimal digits, the same in every process of one training: whoever goes on from its checkpoints finds its records. */
+	/** 64 hexadecimal digits, equal in every process of one training: a run that goes on from its checkpoints finds its records. */
 	readonly training: string;
 	/** Every key with a value. */
 	readonly configuration: Readonly<Record<string, unknown>>;
@@ -141,7 +141,7 @@ export interface Observer {
 	note(sentence: string): void;
 	/** After a step's report, where timers are asked for. */
 	timers?(report: TimersReport): void;
-	/** For those who keep a record. */
+	/** For reporters that keep a record. */
 	event?(event: RunEvent): void;
 	close(): void;
 }

@@ -1,4 +1,4 @@
-/** Whoever runs this; a container may run as a number without a name. */
+/** The name of the process's user; a container may run as a number without a name. */
 export function userName(): string {
 	return process.env.USER ?? process.env.LOGNAME ?? `uid ${process.getuid?.()}`;
 }

@@ -36,7 +36,7 @@ export function gradientSquares(replicas: readonly DataParallel[], scalars: Step
 	return scalars.sumOfSquares.item();
 }
 
-/** The same in scalars.sumOfSquares. */
+/** Puts Σ g² of the elements this rank owns and counts into scalars.sumOfSquares, without waiting. */
 export function sumSquares(replicas: readonly DataParallel[], { device, sumOfSquares }: StepScalars): void {
 	device.setZero(sumOfSquares, sumOfSquares.bytes);
 	forOwned(replicas, (gradient, counted) => {

@@ -168,7 +168,7 @@ const goldenSchema = v.object({
 			grad_norm: v.number(),
 			/** Absent without a balancing loss of sequences. */
 			seq_load_balancing_loss: v.optional(v.number()),
-			/** The same by layer. */
+			/** The balancing loss of sequences by layer. */
 			seq_load_balancing_loss_layers: v.optional(v.record(v.string(), v.number())),
 			lr: v.number(),
 			loss_tokens: v.number(),

@@ -31,7 +31,7 @@ export interface RankSeconds {
 	readonly optimizer: number;
 	/** Of both: what comes before all ranks agree on the gradient's norm. */
 	readonly reduce: number;
-	/** And what comes after it, up to the next step's first pass. */
+	/** Of both: what comes after all ranks agree on the gradient's norm, up to the next step's first pass. */
 	readonly update: number;
 }
 
@@ -223,7 +223,7 @@ function durationsOf(
 	};
 }
 
-/** The same function, which computes the result of equal arguments once. */
+/** `compute`, which computes the result of equal arguments once. */
 function memoized<Arguments extends readonly (string | number)[]>(
 	compute: (...given: Arguments) => number,
 ): (...given: Arguments) => number {

@@ -135,7 +135,7 @@ export function imaginedGroup(
 	};
 }
 
-/** The same sum, times `factor`, in equal parts: what other ranks' routers send to every expert. */
+/** The sum of `values`, times `factor`, in equal parts: rows that other ranks' routers send to every expert. */
 function even(values: Int32Array, factor: number): Int32Array {
 	const total = factor * values.reduce((sum, value) => sum + value, 0);
 	return values.map((_, i) => Math.ceil((total * (i + 1)) / values.length) - Math.ceil((total * i) / values.length));

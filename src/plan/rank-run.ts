@@ -1,6 +1,6 @@
 /**
  * One rank of a run with all others imagined: its part of the model, its optimizer, and the microbatches of mock data that
- * it would train on. The code that trains builds and runs it, so that what is counted is what a run does.
+ * it would train on. The code that trains builds and runs it, so that the counts are those of a run.
  */
 import { dataLanes, encoderMicroBatchSize, encoderTurns } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";

@@ -44,9 +44,9 @@ export interface ModulePlan {
 	readonly ranks: number;
 	/** Of a rank. */
 	readonly memory: RankMemoryPlan;
-	/** The same with every layer recomputed; null: the module has no layers of the language model. */
+	/** A rank's memory with every layer recomputed; null: the module has no layers of the language model. */
 	readonly recomputed: RankMemoryPlan | null;
-	/** The same with every weight training in place of low-rank adapters; null: the run has no adapters. */
+	/** A rank's memory with every weight training in place of low-rank adapters; null: the run has no adapters. */
 	readonly withoutAdapters: RankMemoryPlan | null;
 	/** Floating-point operations of all ranks in a step. */
 	readonly flops: { readonly forward: number; readonly backward: number };

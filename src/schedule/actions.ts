@@ -31,7 +31,7 @@ export interface WeightGradientAction {
 	readonly kind: "weight gradient";
 	readonly chunk: Chunk;
 	readonly microbatch: number;
-	/** Those of one node; absent: all that are left. */
+	/** The node whose weight gradients are computed; absent: all that are left. */
 	readonly node?: number;
 }
 

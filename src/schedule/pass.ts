@@ -15,7 +15,7 @@ export interface Pass extends Disposable {
 	 * wanted; "more": nodes are left. Late weight gradients are left for computeWeightGradients.
 	 */
 	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more";
-	/** Those of one node, or all that are left. */
+	/** Computes the late weight gradients of one node, or all that are left. */
 	computeWeightGradients(node?: number): void;
 }
 

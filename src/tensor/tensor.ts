@@ -114,12 +114,12 @@ export class Tensor implements DeviceMemory, Disposable {
 		return this.#with({});
 	}
 
-	/** The same value with a gradient slot (or none): an owner of its own. */
+	/** This value with another gradient slot (null: without): an owner of its own. */
 	withGradient(gradient: GradientSlot | null): Tensor {
 		return this.#with({ gradient });
 	}
 
-	/** The same memory under another shape; needs contiguous rows. */
+	/** This memory under another shape; needs contiguous rows. */
 	view(shape: readonly number[]): Tensor {
 		if (!this.contiguous || elementCount(shape) !== this.elements) {
 			throw new RangeError(`A tensor of shape [${this.shape}] cannot be seen as [${shape}].`);
@@ -147,7 +147,7 @@ export class Tensor implements DeviceMemory, Disposable {
 		});
 	}
 
-	/** The same value of which only rowCount[0] rows are live (null: all). `rowCount` must outlive this tensor. */
+	/** This value with rowCount[0] live rows (null: all are live). `rowCount` must outlive the new tensor. */
 	withRowCount(rowCount: Tensor | null): Tensor {
 		return this.#with({ rowCount });
 	}
@@ -235,7 +235,7 @@ export function cast(from: Tensor, dtype: FloatDtype, tag: MemoryTagName = "acti
 	return to;
 }
 
-/** The same value with its rows side by side: itself, shared, or a copy. The caller disposes it. */
+/** The value of x with its rows side by side: x itself, shared, or a copy. The caller disposes it. */
 export function contiguous(x: Tensor): Tensor {
 	return x.contiguous ? x.share() : cast(x, x.dtype as FloatDtype);
 }

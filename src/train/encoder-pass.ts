@@ -81,7 +81,7 @@ export class EncoderPass implements Pass {
 		return this.options.training;
 	}
 
-	/** It has gone forward when it is made. */
+	/** Done at once: the constructor has run the forward pass. */
 	forward(): boolean {
 		return true;
 	}

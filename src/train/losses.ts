@@ -11,7 +11,7 @@ export const languageModelLoss = "lm loss";
 export const budgetLossName = "budget loss";
 /** A token's divergence from the teacher (docs/spec/elastic.md §11). */
 export const distillationLossName = "logits distillation loss";
-/** The same of the microbatches at a budget. */
+/** Name of the divergence from the teacher of the microbatches at a budget. */
 export function distillationLossOf(budget: number): string {
 	return `${distillationLossName} ${budget.toFixed(3)}`;
 }
@@ -60,7 +60,7 @@ export class Losses implements Disposable {
 		readonly device: Device,
 		/** null: this rank's modules have no loss. */
 		readonly owner: LossOwner | null,
-		/** The same on every rank. */
+		/** Names of the losses, equal on every rank. */
 		readonly names: readonly string[] = [languageModelLoss],
 	) {
 		this.#totals = Tensor.zeros(device, [2 * names.length], "f64");

@@ -158,7 +158,7 @@ export class RankPasses {
 		});
 	}
 
-	/** Images of a step's microbatches, and who encodes them. All ranks of the encoder call this together. */
+	/** Images of a step's microbatches, and the lanes that encode them. All ranks of the encoder call this together. */
 	#dealt(microbatches: readonly ImageTextMicrobatch[]) {
 		const { encoder, encoderLanes } = this.parts;
 		const images = placesInStep(microbatches.map(({ images }) => images));

@@ -59,7 +59,7 @@ export interface TrainingState {
 export interface StepInput {
 	/** This rank's. */
 	readonly microbatches: readonly ImageTextMicrobatch[];
-	/** Those of the step after, where they are known. */
+	/** This rank's microbatches of the step after, where they are known. */
 	readonly upcoming?: readonly ImageTextMicrobatch[];
 	/** The microbatches' tokens, in order, among those of the step's global batch; default: from its first on. */
 	readonly tokens?: TokenSlice;
@@ -85,7 +85,7 @@ export interface StepResult {
 	readonly parametersNorm: number | null;
 	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
 	readonly balancing: Readonly<Record<string, number>>;
-	/** The same for each layer; empty on ranks without the language model. */
+	/** Balancing losses of each layer; empty on ranks without the language model. */
 	readonly balancingByLayer: LossesByLayer;
 	/** null without an encoder. */
 	readonly participation: ParticipationResult | null;

@@ -36,7 +36,7 @@ function idleShare(loads: readonly number[][]): number {
 	return 1 - mean / sum(loads.map((one) => Math.max(...one)));
 }
 
-/** The same, when they wait for each other at the end of a step alone. */
+/** The idle share of lanes that wait for each other at the end of a step alone. */
 function idleShareOfSteps(loads: readonly number[][]): number {
 	const stepsOf = Array.from({ length: loads.length / microbatches }, (_, step) => {
 		const own = loads.slice(step * microbatches, (step + 1) * microbatches);

@@ -11,7 +11,7 @@ import { executable } from "../commands/mimo.ts";
 import { type Row, row } from "./measure.ts";
 
 const steps = 40;
-/** Their steps warm up: memory is taken, code compiled. */
+/** First steps, which are not measured: they take memory, and code is compiled. */
 const leftOut = 5;
 const run = `--preset nemotron-vlm-tiny --llm-offset 1 --train-iters ${steps} --lr-warmup-iters 0 --log-interval 1 --device cpu --threads 1`;
 

@@ -63,7 +63,7 @@ function measured(shape: Shape, log: string): number {
 	return median(fastest.map(({ modules: [one] }) => (one!.bridge_ms + one!.wait_ms) / one!.compute_ms));
 }
 
-/** The same of a plan, a mean over stages; all shapes have the same operations, which the first of a turn measures. */
+/** Waiting over working by a plan, a mean over stages; all shapes have the same operations, which the first of a turn measures. */
 function planned(shape: Shape, rates: string): number {
 	const measure = existsSync(rates) ? [] : ["--measure"];
 	const plan = JSON.parse(mimo("plan", [...flagsOf(shape), ...measure, "--rates", rates, "--json"])) as {

@@ -61,7 +61,7 @@ function wholePasses(model: HybridModel): Float32Array[][] {
 	});
 }
 
-/** The same with a cache; a sequence leaves the batch after `until(s)` steps. */
+/** Logits of every step with a cache; a sequence leaves the batch after `until(s)` steps. */
 function cachedSteps(model: HybridModel, until: (sequence: number) => number = () => steps): Float32Array[][] {
 	using cache = new DecodingCache(device, [...sequences.map(({ length }) => length), 1]);
 	const starts = sequences.map((ids, s) => ids.slice(0, prompts[s]!));

@@ -1,5 +1,5 @@
 /**
- * docs/fine-tune.md: its commands run as they stand, one after another, and what comes of them is what the page says. Where
+ * docs/fine-tune.md: its commands run as they stand, one after another, and give the output that the page shows. Where
  * MIMO_PYTHON names a Python with transformers, that computes with the written folder too; elsewhere
  * tests/train/restart/hugging-face.test.ts holds the untrained folders to what transformers gave.
  */

@@ -8,7 +8,7 @@ import { topologyOf } from "../../src/parallel/topology.ts";
 import { planLines, type Recipe, readRecipe, recipeFiles, withPlan } from "./recipes.ts";
 
 const recipes = recipeFiles.map(readRecipe);
-/** Those that people start from; the others, for many nodes, with the long counts. */
+/** The recipes that people start from; with MIMO_TEST_FULL also the others, which are for many nodes. */
 const planned = process.env.MIMO_TEST_FULL ? recipes : recipes.filter(({ file }) => file.includes("nemotron-nano"));
 
 test.each(planned.map((recipe) => [recipe.file, recipe] as const))(

@@ -94,7 +94,7 @@ class Run {
 		}
 	}
 
-	/** The same with its time and memory; a case that is over a bound is run again, since others share the machine. */
+	/** Runs a case and bounds its time and memory; a case over a bound is run again, since others share the machine. */
 	async #measured(bytes: Uint8Array): Promise<Outcome> {
 		const { milliseconds = defaultMilliseconds, bytes: most = defaultBytes } = this.target;
 		let outcome: Outcome = "";

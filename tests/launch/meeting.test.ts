@@ -1,7 +1,7 @@
 /**
  * Ranks come to the first collectives of their groups in orders that fit each other. Of three encoder ranks here one has no
- * image in its last microbatch, so that its backward starts no sum, which the others wait for before they can meet anybody
- * else: it has to start it before it comes to the whole run's group.
+ * image in its last microbatch, so that its backward starts no sum. The others wait for this sum before they can meet other
+ * ranks: it has to start before the rank comes to the whole run's group.
  */
 import { afterAll, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";

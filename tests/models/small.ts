@@ -15,7 +15,7 @@ export const smallModel = {
 	"moe-shared-expert-intermediate-size": 24,
 } as const;
 
-/** The same, divisible among the tensor-parallel ranks of the tests. */
+/** The small model with sizes that the tensor-parallel ranks of the tests divide. */
 export const divisibleModel = {
 	...smallModel,
 	"make-vocab-size-divisible-by": 4,

@@ -30,7 +30,7 @@ test("outputs and gradients are those of rows that go to each expert; what leave
 		}
 		expect(total(one, ({ rows }) => rows.nodes)).toBeLessThan(total(one, ({ rows }) => rows.direct));
 	}
-	// The last case has even routing: what a plan counts of it is what was sent.
+	// The last case has even routing: a plan counts as many bytes as were sent.
 	const mean = total(6, ({ sent }) => sent.nodes.forward + sent.nodes.backward) / found.length;
 	expect(Math.abs(plannedBytes() / mean - 1)).toBeLessThan(0.01);
 }, 60_000);

@@ -84,7 +84,7 @@ test("routing that is forced to balance is the same on every layout", async () =
 }, 60_000);
 
 describe("a pipeline gives what one process gives", () => {
-	/** The same layers, cut into segments: more than stages, uneven ones, empty ones. */
+	/** The tests' layers, cut into segments: more than stages, uneven ones, empty ones. */
 	const cuts = [
 		{ pipeline: 2, pattern: "M|E|M*|-" },
 		{ pipeline: 2, pattern: "|ME|M*-|" },

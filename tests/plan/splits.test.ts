@@ -41,7 +41,7 @@ test("four devices: both modules together and apart, in one piece, in a pipeline
 	]) {
 		expect(kinds).toContain(kind);
 	}
-	// None twice; no layer is lost.
+	// No layout comes twice; no layer is lost.
 	expect(new Set(all.map(({ layout }) => JSON.stringify(layout))).size).toBe(all.length);
 	for (const { configuration: c } of all) expect(withoutCuts(c.hybridLayerPattern)).toBe("ME*-ME");
 });

@@ -1,4 +1,4 @@
-/** A gradient that is zero without zeros in its memory: written by the first product, never seen by anybody else. */
+/** A gradient that is zero without zeros in its memory: the first product writes it, and no other operation sees it before. */
 import { afterAll, describe, expect, test } from "bun:test";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { embedding } from "../../src/tensor/ops/embedding.ts";

@@ -68,7 +68,7 @@ function normOfSum(tape: Tape, norm: Norm, { a, b, m, s, weight, bias }: Operand
 /** The columns' factors alone. */
 const ringed = <Columns>({ columns }: { readonly columns: Columns }) => ({ columns, scale: null });
 
-/** The same in float64: y + the sum. */
+/** The norm's output plus the sum before it, in float64. */
 function reference(norm: Norm, width: number, values: Record<string, Float64Array>): Float64Array {
 	const { a, b, m, s, weight, bias } = values as Record<"a" | "b" | "m" | "s" | "weight" | "bias", Float64Array>;
 	const rings = ringsOf(width);

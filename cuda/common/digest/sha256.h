@@ -17,7 +17,7 @@ Sha256State sha256_begin();
 /// `blocks` more blocks of `streams` (1 or 2) streams, each from its own memory.
 void sha256_update(Sha256State* const* states, const uint8_t* const* data, int streams, size_t blocks);
 
-/// The same for one stream without the processor's instructions for it.
+/// `blocks` more blocks of one stream, without the processor's instructions for SHA-256.
 void sha256_update_plain(Sha256State& state, const uint8_t* data, size_t blocks);
 
 /// The stream's last bytes (fewer than a block) and the length of the whole; writes the 32 bytes of the sum.

@@ -1,4 +1,4 @@
-// The engine of a group: its area, the queues of calls, who works on them, and the flight recorder's entries.
+// The engine of a group: its area, the queues of calls, the threads that work on them, and the flight recorder's entries.
 #include "group.h"
 
 #include <sched.h>

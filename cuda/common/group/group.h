@@ -31,7 +31,7 @@ class Group;
 
 /// The hash `state` goes on with these bytes.
 uint64_t hash(uint64_t state, const void* data, size_t bytes);
-/// The same at all members.
+/// The key of a group, equal at all members.
 uint64_t group_key(const std::string& name, const std::vector<int32_t>& ranks);
 /// The index of `rank`, or -1.
 int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank);

@@ -63,7 +63,7 @@ Taps<double> make_taps(int from, int to) {
   return taps;
 }
 
-/// The same in fixed point.
+/// The taps of make_taps in fixed point.
 Taps<int32_t> make_integer_taps(int from, int to) {
   const Taps<double> exact = make_taps(from, to);
   Taps<int32_t> taps{{}, std::vector<int32_t>(exact.weights.size()), exact.longest};

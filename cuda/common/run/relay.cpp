@@ -155,7 +155,7 @@ bool Relay::drop_oldest_stranger() {
   return true;
 }
 
-/// Those that have gone, said something else than a proof, or taken too long for it, whether they say something or not.
+/// Drops strangers that have gone, said something else than a proof, or taken too long for it, whether they say something or not.
 void Relay::drop_strangers() {
   const int64_t now = monotonic_nanoseconds();
   peers_.remove_if([&](const Peer& peer) {

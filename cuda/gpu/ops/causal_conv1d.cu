@@ -12,7 +12,8 @@ constexpr int threads = 128;
 constexpr int64_t forward_run = 128;  // tokens
 /// Tokens read at once, while those before are computed: one at a time, every token would wait for memory.
 constexpr int batch_tokens = 4;
-/// Also the tokens of one partial sum of the weights' gradients: 44 runs of 6144 channels occupy an H200 once.
+/// Tokens of a run of the backward pass, and of one partial sum of the weights' gradients: 44 runs of 6144 channels occupy an
+/// H200 once.
 inline int64_t backward_run(int64_t tokens) {
   return larger(48, smaller(188, round_up(ceil_div(tokens, 44), batch_tokens)));
 }

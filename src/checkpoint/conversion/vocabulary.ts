@@ -8,7 +8,7 @@ import type { SourceCheckpoint } from "./source.ts";
 const vocabularyTensor =
 	/^(?:optimizer\.state\.[^.]+\.)?language_model\.(?:embedding\.word_embeddings|output_layer)\.weight$/;
 
-/** The same tensors; those with a row for each token get `rows` rows: zeros are added, or padding rows cut off. */
+/** The tensors of `weights`; tensors with a row for each token get `rows` rows: zeros are added, or padding rows cut off. */
 export function padVocabulary(weights: TensorStore, rows: number, source: SourceCheckpoint): TensorStore {
 	const least = source.configuration?.vocabSize ?? 0;
 	if (rows < least) throw new UserError(`${rows} rows are too few for a vocabulary of ${least} tokens.`);

@@ -91,7 +91,7 @@ export function languageCorrespondence(
 	return builder;
 }
 
-/** The same, added to other modules' tensors. */
+/** Adds a language model's tensors, of both formats, to those of other modules in `builder`. */
 export function addLanguage(
 	builder: CorrespondenceBuilder,
 	configuration: LanguageModelConfiguration,

@@ -53,7 +53,7 @@ export const towerStyles = {
 		attention: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
 		projection: "attention.o_proj",
 	},
-	/** The same before its attention was renamed. */
+	/** transformers' RADIO before its attention was renamed. */
 	"transformers-bert": {
 		outsideNames: transformersOutside,
 		blocks: "encoder.layer.",

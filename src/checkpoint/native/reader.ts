@@ -60,7 +60,7 @@ export class NativeCheckpoint implements TensorStore {
 		}
 	}
 
-	/** The same without looking for others: an iteration's folder, or the one that a root's `latest` names. */
+	/** Opens an iteration's folder, or the folder that a root's `latest` names, without looking for others if it is bad. */
 	static openExactly(path: string): NativeCheckpoint {
 		if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 		if (existsSync(join(path, indexName))) return NativeCheckpoint.#openFolder(path, null, null);

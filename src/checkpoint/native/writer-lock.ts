@@ -31,7 +31,7 @@ export interface LockTimes {
 	readonly silence: number;
 	/** How long a run waits for the end of another run that lives: it may be about to end. */
 	readonly farewell: number;
-	/** The same where both are of one job, which was put back into the queue or started again. */
+	/** How long a run waits for the end of a run of the same job, which was put back into the queue or started again. */
 	readonly handover: number;
 }
 

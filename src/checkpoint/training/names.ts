@@ -12,7 +12,7 @@ export function isOptimizerName(name: string): boolean {
 	return name.startsWith("optimizer.");
 }
 
-/** Their first dimension may be padded with rows that mean nothing (docs/spec/checkpoint.md §6.3). */
+/** Whether a tensor has a row a token, padded perhaps with rows that mean nothing (docs/spec/checkpoint.md §6.3). */
 export function isVocabulary(name: string): boolean {
 	return /(^|\.)(embedding\.word_embeddings|output_layer)\.weight$/.test(name);
 }

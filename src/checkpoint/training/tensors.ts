@@ -87,7 +87,7 @@ export class TrainingTensors implements Disposable {
 		}));
 	}
 
-	/** Those that a checkpoint has: low-rank adapters and an elastic model's router train in buffers of their own. */
+	/** The tensors that a checkpoint has: low-rank adapters and an elastic model's router train in buffers of their own. */
 	of(checkpoint: { readonly adapters: boolean; readonly router: boolean }): StoredTensors {
 		const lacking = (name: string) =>
 			(!checkpoint.adapters && isAdapterName(name)) || (!checkpoint.router && name.startsWith("elastic_router."));

@@ -151,7 +151,7 @@ function readRandom(rng: EnergonRecord): SystemRandomState {
 	};
 }
 
-/** The same state as the Python package would hold it; `simple`: of a loader without workers. */
+/** A rank's state as the Python package would hold it; `simple`: of a loader without workers. */
 export function writeEnergonState(state: RankState, simple: boolean): EnergonRecord {
 	return {
 		__type__: "SavableDataLoaderState",

@@ -94,7 +94,7 @@ export function shardWorkers(counts: readonly number[], division: Division): num
 	return divide(cuts[cuts.length - 1]!, division, cuts);
 }
 
-/** The same for rows without shards (joined datasets). */
+/** Divides rows without shards (joined datasets) among workers: offsets of every worker's slices. */
 export function sliceWorkers(total: number, division: Division): number[][] {
 	return divide(total, division, []);
 }

@@ -1,4 +1,4 @@
-/** Tar members as bytes: the same content gives the same bytes, whoever writes it and when. */
+/** Tar members as bytes: the same content gives the same bytes, for every writer and at any time. */
 
 const BLOCK = 512;
 

@@ -22,14 +22,14 @@ export interface Pack extends Keyed {
 export interface ImageTextBatch extends Keyed {
 	/** Names of its samples, in order. */
 	readonly names: readonly string[];
-	/** Their tokens [begin, end). */
+	/** Tokens [begin, end) of its samples, in order. */
 	readonly spans: readonly (readonly [begin: number, end: number])[];
 	/** Its `samples` are the packs. */
 	readonly text: Microbatch;
 	readonly images: ImageSet;
 	/** Images of all its samples, whether they are handed on or not. */
 	readonly imageCount: number;
-	/** Those of its samples whose images this rank could not decode. */
+	/** Samples whose images this rank could not decode. */
 	readonly damaged: readonly DamagedSample[];
 }
 

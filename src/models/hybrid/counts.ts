@@ -17,7 +17,7 @@ import { hybridParameters } from "./names.ts";
 export interface ParameterCounts {
 	/** Padding of the vocabulary included. */
 	readonly total: number;
-	/** Those of layers and final norm that a token meets: of all experts only the chosen ones. */
+	/** Parameters of layers and final norm that a token meets: of all experts only the chosen ones. */
 	readonly active: number;
 	/** Word embedding; the output layer has as many when it is not tied. */
 	readonly embedding: number;
@@ -72,7 +72,7 @@ function passedLayers(c: TrainingConfiguration): PassedLayer[] {
 export interface FlopCounts {
 	/** Forward pass of one layer of the model's sizes, one token. */
 	readonly layer: PerLayer;
-	/** The same of every layer of the main part, by index. */
+	/** Forward pass of every layer of the main part, by index, one token. */
 	readonly layers: readonly number[];
 	readonly logits: number;
 	/** Forward pass of the model, one token. */

@@ -52,7 +52,10 @@ export function normed(
 	return u;
 }
 
-/** The same of all tensor-parallel ranks' tokens, u_TH. It goes with the norm: its gradient's sum needs no copy of it. */
+/**
+ * The normed tokens of all tensor-parallel ranks, u_TH. The gathering is recomputed with the norm: its gradient's sum needs no
+ * copy of u.
+ */
 export function everyRanksTokens(tape: Tape, { config, parallel: { tp } }: LayerContext, u: Tensor): ModuleOutput {
 	if (tp.size === 1) return kept(u.share());
 	return runModule(tape, config, "layernorm", [u], (on, own) => gatherSequence(on, own, tp));

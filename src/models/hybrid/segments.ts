@@ -40,7 +40,7 @@ export function blocksOf(
 		.filter((block) => block.begin >= segment.begin && block.end <= segment.end);
 }
 
-/** Those of stage `stage` of `stages`: every `stages`-th. */
+/** The segments of stage `stage` of `stages`: every `stages`-th. */
 export function segmentsOfStage(segments: readonly Segment[], stage: number, stages: number): Segment[] {
 	return segments.filter((_, index) => index % stages === stage);
 }

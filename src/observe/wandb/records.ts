@@ -40,7 +40,7 @@ function itemsOf(values: Iterable<readonly [string, unknown]>, field = 1): Messa
 	return message;
 }
 
-/** Whoever wrote the file, and the oldest server that reads it. */
+/** The file's first record: the program that wrote it, and the oldest server that reads it. */
 export const header = (producer: string): NumberedRecord =>
 	recordOf("header", new Message().message(1, new Message().text(1, producer).text(2, "0.70.0")));
 

@@ -36,7 +36,7 @@ export interface LayoutResult {
 	 * Between ZeRO-1 (reduced in buckets during backward) and none (after it; with NCCL in the same buckets).
 	 */
 	readonly zero: Unequal;
-	/** The same between the subject's order of work and the plain one; null: they are one. */
+	/** Between the subject's order of work and the plain one; null: they are one. */
 	readonly reordered: ({ readonly what: Reordering } & Unequal) | null;
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };

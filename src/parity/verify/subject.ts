@@ -28,7 +28,7 @@ export interface Subject {
 	readonly language: HybridConfig;
 	/** The language model is an elastic parent; null: it is not. */
 	readonly elastic: ElasticSpecification | null;
-	/** It learns from a teacher, of drawn weights where it is frozen; null: from labels alone. */
+	/** The language model learns from a teacher, of drawn weights where it is frozen; null: from labels alone. */
 	readonly distillation: DistillationOptions | null;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;

@@ -61,7 +61,7 @@ export async function verifyOnRank(world: World, plan: Plan, subject: Subject, f
 	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));
 }
 
-/** The same for the values that the participation correction changes. */
+/** Runs a layout for the values that the participation correction changes; a rank of the language model writes the result. */
 export async function policyOnRank(world: World, plan: Plan, subject: Subject, folder: string): Promise<void> {
 	const result = await runPolicy(world, plan, subject);
 	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));

@@ -12,7 +12,7 @@ export function add(tape: Tape, a: Tensor, b: Tensor): Tensor {
 	return sum.written().share();
 }
 
-/** The same sum, which the norm that reads it may write. */
+/** a + b, which the norm that reads it may write. */
 export function addLater(tape: Tape, a: Tensor, b: Tensor): ResidualSum {
 	if (a.elements !== b.elements || a.dtype !== b.dtype || !a.contiguous || !b.contiguous) {
 		throw new RangeError(

@@ -27,7 +27,7 @@ export function addMaskedColumns(tape: Tape, a: Tensor | null, x: Tensor, mask: 
 	return y;
 }
 
-/** The same sum, which the norm that reads it may write. */
+/** a + x masked by `mask`, which the norm that reads it may write. */
 export function addMaskedColumnsLater(tape: Tape, a: Tensor, x: Tensor, mask: Mask): ResidualSum {
 	const sum = ResidualSum.later(recordMaskedSum(tape, a, x, mask), { residual: a, branch: x, mask }, (y, addends) =>
 		writeMaskedSum(y, addends.residual, addends.branch, mask),

@@ -50,7 +50,7 @@ export class RouterStatistics implements Disposable {
 		readonly topk: number,
 	) {}
 
-	/** The same routing with the whole microbatch as one sequence, which aux_loss reads beside seq_aux_loss. */
+	/** These statistics with the whole microbatch as one sequence, which aux_loss reads beside seq_aux_loss. */
 	pooled(): RouterStatistics {
 		using tokens = this.tokens.view([this.tokens.elements, 1]);
 		return new RouterStatistics(

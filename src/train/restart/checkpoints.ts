@@ -86,7 +86,7 @@ export class Checkpoints implements Listener {
 		this.#signals = c.exitSignalHandler ? new ExitSignals() : null;
 	}
 
-	/** Those that the training follows: the configuration's, unless a checkpoint's were asked for. */
+	/** The schedules that the training follows: the configuration's, unless a checkpoint's were asked for. */
 	get schedules(): Schedules {
 		return this.#schedules;
 	}

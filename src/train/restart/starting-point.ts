@@ -22,7 +22,7 @@ import { type Provenance, provenanceIn } from "./provenance.ts";
 export interface StartingPoint {
 	readonly progress: Progress;
 	readonly optimizerSteps: number;
-	/** Those of the checkpoint under --use-checkpoint-opt-param-scheduler, else those of the configuration. */
+	/** The checkpoint's schedules under --use-checkpoint-opt-param-scheduler, else the configuration's. */
 	readonly schedules: Schedules;
 	/** States of the data by rank of the run that saved them; null: the data begin anew. */
 	readonly data: readonly unknown[] | null;

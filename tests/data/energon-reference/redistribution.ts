@@ -103,7 +103,7 @@ export interface GlobalFile {
 	readonly dataset: string;
 	readonly parameters: Parameters;
 	readonly outputs_before_save: number;
-	/** Those of every rank. */
+	/** Shards of every rank. */
 	readonly shards: readonly (readonly string[])[];
 	readonly global_state: readonly unknown[];
 	readonly ranks: readonly { readonly rank: number; readonly before: readonly Row[]; readonly next: readonly Row[] }[];

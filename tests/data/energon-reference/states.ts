@@ -89,7 +89,7 @@ export function stateDifference(
 	return difference(comparable(written), comparable(revive(golden)), what);
 }
 
-/** The same state in a file of torch.save, when there is one. */
+/** Difference of a state in a file of torch.save, if the file exists. */
 function torchFileDifference(path: string, golden: unknown, what: string): string | null {
 	if (!existsSync(path)) return null;
 	return difference(comparable(readTorchState(path)), comparable(revive(golden)), `${what}, .pt file`);

@@ -23,7 +23,7 @@ export interface Leaf {
 		  }
 		| { readonly kind: "join"; readonly join: Join };
 	readonly splitPart: string;
-	/** Those of the metadatasets, outer over inner; the dataset's own come below. */
+	/** Subflavors of the metadatasets, outer over inner; the dataset's own come below. */
 	readonly subflavors: Subflavors;
 	/** null = no shuffling. */
 	readonly shuffleOverEpochs: number | null;

@@ -78,7 +78,7 @@ export class TorchGenerator {
 		return weights.length === 1 ? 0 : this.choiceByCumulative(cumulative(weights));
 	}
 
-	/** The same by cumulative weights: the first entry not below a uniform draw times the last one. */
+	/** Draws an index by cumulative weights: the first entry not below a uniform draw times the last one. */
 	choiceByCumulative(sums: Float32Array): number {
 		if (sums.length === 1) return 0;
 		const value = Math.fround(this.unit() * sums[sums.length - 1]!);
