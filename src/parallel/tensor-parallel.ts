@@ -15,16 +15,7 @@ export function gatherSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	const { device } = tape;
 	const y = tape.output(Tensor.empty(device, [x.rows * tp.size, x.width], x.dtype), x.gradient !== null);
 	tp.allGather(x, y).wait();
-	tape.record({
-		name: "gather_sequence",
-		outputs: [y],
-		backward: ([dy]) => {
-			const dx = x.gradient!.contiguousTarget();
-			tp.reduceScatter(dy!, dx).wait();
-			x.gradient!.accumulate(dx);
-		},
-	});
-	return y;
+	return recordMove(tape, "gather_sequence", x, y, (dy, dx) => tp.reduceScatter(dy, dx).wait());
 }
 
 /** Partial sums x_TH of every rank → their sum, own rows: y_(T/tp)H. Backward: all ranks' gradients, gathered. */
@@ -33,16 +24,7 @@ export function reduceScatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor 
 	const { device } = tape;
 	const y = tape.output(Tensor.empty(device, [x.rows / tp.size, x.width], x.dtype), x.gradient !== null);
 	tp.reduceScatter(x, y).wait();
-	tape.record({
-		name: "reduce_scatter_sequence",
-		outputs: [y],
-		backward: ([dy]) => {
-			const dx = x.gradient!.contiguousTarget();
-			tp.allGather(dy!, dx).wait();
-			x.gradient!.accumulate(dx);
-		},
-	});
-	return y;
+	return recordMove(tape, "reduce_scatter_sequence", x, y, (dy, dx) => tp.allGather(dy, dx).wait());
 }
 
 /** x_TH, the same on every rank → its own rows: y_(T/tp)H. Backward: all ranks' gradients, gathered. */
@@ -51,30 +33,28 @@ export function scatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	const rows = x.rows / tp.size;
 	using own = x.rowsFrom(tp.rank * rows, rows);
 	const y = tape.output(own.withGradient(null), x.gradient !== null);
-	tape.record({
-		name: "scatter_sequence",
-		outputs: [y],
-		backward: ([dy]) => {
-			const dx = x.gradient!.contiguousTarget();
-			tp.allGather(dy!, dx).wait();
-			x.gradient!.accumulate(dx);
-		},
-	});
-	return y;
+	return recordMove(tape, "scatter_sequence", x, y, (dy, dx) => tp.allGather(dy, dx).wait());
 }
 
 /** The same x on every rank enters a region where each uses it in part. Backward: the sum of all ranks' gradients. */
 export function copyToTensorParallel(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1 || x.gradient === null) return x.share();
 	const y = tape.output(x.withGradient(null), true);
+	return recordMove(tape, "copy_to_tensor_parallel", x, y, (dy, dx) => {
+		// Own memory: the gradient that came may be shared with another value.
+		copyInto(dy, dx);
+		tp.allReduce(dx).wait();
+	});
+}
+
+/** Records y, made of x, on the tape; `back` writes the gradient of x into dx, contiguous and of x's shape. Returns y. */
+function recordMove(tape: Tape, name: string, x: Tensor, y: Tensor, back: (dy: Tensor, dx: Tensor) => void): Tensor {
 	tape.record({
-		name: "copy_to_tensor_parallel",
+		name,
 		outputs: [y],
 		backward: ([dy]) => {
-			// Own memory: the gradient that came may be shared with another value.
 			const dx = x.gradient!.contiguousTarget();
-			copyInto(dy!, dx);
-			tp.allReduce(dx).wait();
+			back(dy!, dx);
 			x.gradient!.accumulate(dx);
 		},
 	});

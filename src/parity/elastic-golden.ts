@@ -6,6 +6,7 @@ import type { ElasticConfig } from "../elastic/config.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { requireBands } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
+import { adamW, fixedModel, modelSizes, valueProbe } from "./golden-fields.ts";
 import { predictionModel } from "./prediction-golden.ts";
 import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
@@ -20,23 +21,8 @@ const configSchema = v.object({
 	steps: v.number(),
 	layernorm_epsilon: v.number(),
 	transformer_config: v.object({
-		hidden_size: v.number(),
-		num_attention_heads: v.number(),
-		num_query_groups: v.number(),
-		kv_channels: v.number(),
-		ffn_hidden_size: v.number(),
-		num_moe_experts: v.number(),
-		moe_router_topk: v.number(),
-		moe_ffn_hidden_size: v.number(),
-		moe_shared_expert_intermediate_size: v.number(),
-		moe_router_topk_scaling_factor: v.number(),
-		mamba_num_heads: v.number(),
-		mamba_head_dim: v.number(),
-		mamba_num_groups: v.number(),
-		mamba_state_dim: v.number(),
+		...modelSizes,
 		moe_router_load_balancing_type: v.literal("none"),
-		moe_aux_loss_coeff: v.number(),
-		moe_router_bias_update_rate: v.number(),
 	}),
 	flextron: v.object({
 		soft_mask: v.boolean(),
@@ -61,14 +47,7 @@ const configSchema = v.object({
 	}),
 	lr_mult_router: v.number(),
 	fixed: v.object({
-		normalization: v.literal("RMSNorm"),
-		position_embedding_type: v.literal("none"),
-		untied: v.literal(true),
-		router_score: v.literal("sigmoid"),
-		dropout: v.literal(0),
-		mamba_chunk: v.number(),
-		conv_width: v.number(),
-		bias: v.literal(false),
+		...fixedModel,
 		activation: v.literal("squared ReLU"),
 	}),
 });
@@ -80,13 +59,7 @@ const band = v.number();
 
 const goldenSchema = v.object({
 	optimizer: v.object({
-		name: v.literal("AdamW"),
-		lr: v.number(),
-		betas: v.tuple([v.number(), v.number()]),
-		eps: v.number(),
-		weight_decay: v.number(),
-		clip_grad: v.number(),
-		schedule: v.literal("constant"),
+		...adamW,
 		no_weight_decay: v.array(v.string()),
 	}),
 	exact_steps: v.number(),
@@ -95,7 +68,7 @@ const goldenSchema = v.object({
 		v.object({
 			sizes: v.record(v.string(), row),
 			loss: v.number(),
-			logits: v.object({ mean: v.number(), rms: v.number(), absmax: v.number(), head: v.array(v.number()) }),
+			logits: valueProbe,
 		}),
 	),
 	parent_parameters: v.object({ total: v.number(), active: v.number() }),

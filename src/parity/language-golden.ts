@@ -4,6 +4,7 @@ import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
 import { requireBands } from "./bands.ts";
+import { adamW } from "./golden-fields.ts";
 import { readReferenceJson } from "./reference-json.ts";
 
 const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
@@ -11,14 +12,8 @@ const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.numb
 const languageGoldenSchema = v.object({
 	dtype: v.literal("float32"),
 	optimizer: v.object({
-		name: v.literal("AdamW"),
-		lr: v.number(),
-		betas: v.tuple([v.number(), v.number()]),
-		eps: v.number(),
-		weight_decay: v.number(),
+		...adamW,
 		no_weight_decay: v.array(v.string()),
-		clip_grad: v.number(),
-		schedule: v.literal("constant"),
 	}),
 	/** Steps before the first routing decision that rounding flips. */
 	exact_steps: v.number(),

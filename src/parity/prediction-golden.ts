@@ -5,6 +5,7 @@ import { parsePattern } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { requireBands } from "./bands.ts";
 import type { Precision } from "./bf16.ts";
+import { adamW, fixedModel, modelSizes, valueProbe } from "./golden-fields.ts";
 import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
 const configSchema = v.object({
@@ -16,50 +17,20 @@ const configSchema = v.object({
 	layernorm_epsilon: v.number(),
 	activation: v.literal("squared ReLU"),
 	transformer_config: v.object({
-		hidden_size: v.number(),
-		num_attention_heads: v.number(),
-		num_query_groups: v.number(),
-		kv_channels: v.number(),
-		ffn_hidden_size: v.number(),
-		num_moe_experts: v.number(),
-		moe_router_topk: v.number(),
-		moe_ffn_hidden_size: v.number(),
-		moe_shared_expert_intermediate_size: v.number(),
-		moe_router_topk_scaling_factor: v.number(),
-		mamba_num_heads: v.number(),
-		mamba_head_dim: v.number(),
-		mamba_num_groups: v.number(),
-		mamba_state_dim: v.number(),
+		...modelSizes,
 		moe_router_load_balancing_type: v.picklist(["none", "seq_aux_loss"]),
-		moe_aux_loss_coeff: v.number(),
-		moe_router_bias_update_rate: v.number(),
 		mtp_loss_scaling_factor: v.number(),
 	}),
 	fixed: v.object({
-		normalization: v.literal("RMSNorm"),
-		position_embedding_type: v.literal("none"),
-		untied: v.literal(true),
-		router_score: v.literal("sigmoid"),
+		...fixedModel,
 		router_dtype: v.literal("fp32"),
-		dropout: v.literal(0),
-		mamba_chunk: v.number(),
-		conv_width: v.number(),
-		bias: v.literal(false),
 	}),
 	no_weight_decay: v.array(v.string()),
 });
 
-const probe = v.object({ mean: v.number(), rms: v.number(), absmax: v.number(), head: v.array(v.number()) });
-
 const goldenSchema = v.object({
 	optimizer: v.object({
-		name: v.literal("AdamW"),
-		lr: v.number(),
-		betas: v.tuple([v.number(), v.number()]),
-		eps: v.number(),
-		weight_decay: v.number(),
-		clip_grad: v.number(),
-		schedule: v.literal("constant"),
+		...adamW,
 	}),
 	/** Steps before the first routing decision that rounding flips. */
 	exact_steps: v.number(),
@@ -77,7 +48,7 @@ const goldenSchema = v.object({
 	),
 	expert_bias_after_last_step: v.record(v.string(), v.array(v.number())),
 	/** Values of every call of a module in step 1: each further call has one more ' after its name. */
-	step1_probe: v.object({ layers: v.record(v.string(), probe), grad_norm: v.record(v.string(), v.number()) }),
+	step1_probe: v.object({ layers: v.record(v.string(), valueProbe), grad_norm: v.record(v.string(), v.number()) }),
 });
 
 export type PredictionConfigFile = v.InferOutput<typeof configSchema>;

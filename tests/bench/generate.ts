@@ -15,6 +15,7 @@ import { groupOfOne } from "../../src/parallel/group.ts";
 import { huggingFaceConfig } from "../../src/parity/language-model.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { type Row, row } from "./measure.ts";
+import { PythonScript } from "./python-script.ts";
 
 const dtypes = ["f32", "bf16"] as const;
 const batches = [1, 8] as const;
@@ -33,49 +34,24 @@ interface Answer {
 /** transformers in a process of its own. */
 class Transformers implements Disposable {
 	private constructor(
-		private readonly child: Bun.Subprocess<"pipe", "pipe", "inherit">,
-		private readonly lines: AsyncIterator<string>,
+		private readonly script: PythonScript,
 		readonly version: string,
 		readonly parameters: number,
 	) {}
 
 	static async start(python: string, threads: number, folder: string): Promise<Transformers> {
-		const child = Bun.spawn([python, join(import.meta.dir, "pytorch_generate.py")], {
-			stdin: "pipe",
-			stdout: "pipe",
-			stderr: "inherit",
-			env: { ...process.env, TRANSFORMERS_VERBOSITY: "error", HF_HUB_DISABLE_PROGRESS_BARS: "1" },
-		});
-		const lines = linesOf(child.stdout);
-		child.stdin.write(`${JSON.stringify({ threads, folder })}\n`);
-		const { version, parameters } = JSON.parse(await nextLine(lines));
-		return new Transformers(child, lines, version, parameters);
+		const script = new PythonScript(python, "pytorch_generate.py");
+		const { version, parameters } = JSON.parse(await script.ask({ threads, folder }));
+		return new Transformers(script, version, parameters);
 	}
 
 	async ask(dtype: string, prompt: readonly (readonly number[])[]): Promise<Answer> {
-		this.child.stdin.write(`${JSON.stringify({ dtype, prompt, tokens: newTokens })}\n`);
-		return JSON.parse(await nextLine(this.lines)) as Answer;
+		return JSON.parse(await this.script.ask({ dtype, prompt, tokens: newTokens })) as Answer;
 	}
 
 	[Symbol.dispose](): void {
-		this.child.kill();
+		this.script[Symbol.dispose]();
 	}
-}
-
-async function* linesOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
-	const decoder = new TextDecoder();
-	let rest = "";
-	for await (const chunk of stream) {
-		const parts = (rest + decoder.decode(chunk, { stream: true })).split("\n");
-		rest = parts.pop()!;
-		yield* parts;
-	}
-}
-
-async function nextLine(lines: AsyncIterator<string>): Promise<string> {
-	const { value, done } = await lines.next();
-	if (done) throw new Error("pytorch_generate.py ended early; what it said is above.");
-	return value;
 }
 
 function answerOf(model: HybridModel, prompt: readonly (readonly number[])[]): Answer {

@@ -24,6 +24,7 @@ import { trainStep } from "../../src/train/step.ts";
 import { golden } from "../golden.ts";
 import { randomValues } from "../support.ts";
 import { compare, type Row, row, type Timed, timed } from "./measure.ts";
+import { PythonScript } from "./python-script.ts";
 
 const attentionSizes = [
 	{ batch: 4, length: 256, queries: 4, keys: 2, width: 32 },
@@ -99,8 +100,7 @@ class MadeFolders implements Disposable {
 /** PyTorch with its cases set up, in a process of its own: case after case is timed when asked. */
 class PyTorch implements Disposable {
 	private constructor(
-		private readonly child: Bun.Subprocess<"pipe", "pipe", "inherit">,
-		private readonly lines: AsyncIterator<string>,
+		private readonly script: PythonScript,
 		readonly version: string,
 		readonly implementation: string,
 		/** Loss of each case's first step; null where a case has none. */
@@ -108,45 +108,19 @@ class PyTorch implements Disposable {
 	) {}
 
 	static async start(python: string, threads: number, cases: readonly object[]): Promise<PyTorch> {
-		const child = Bun.spawn([python, join(import.meta.dir, "pytorch_reference.py")], {
-			stdin: "pipe",
-			stdout: "pipe",
-			stderr: "inherit",
-			env: { ...process.env, TRANSFORMERS_VERBOSITY: "error" },
-		});
-		const lines = linesOf(child.stdout);
-		child.stdin.write(`${JSON.stringify({ threads, cases })}\n`);
-		const { version, implementation, losses } = JSON.parse(await nextLine(lines));
-		return new PyTorch(child, lines, version, implementation, losses);
+		const script = new PythonScript(python, "pytorch_reference.py");
+		const { version, implementation, losses } = JSON.parse(await script.ask({ threads, cases }));
+		return new PyTorch(script, version, implementation, losses);
 	}
 
 	/** Case `index` as one side of a comparison. */
 	timed(index: number): Timed {
-		return async (calls) => {
-			this.child.stdin.write(`${JSON.stringify([index, calls])}\n`);
-			return Number(await nextLine(this.lines));
-		};
+		return async (calls) => Number(await this.script.ask([index, calls]));
 	}
 
 	[Symbol.dispose](): void {
-		this.child.kill();
+		this.script[Symbol.dispose]();
 	}
-}
-
-async function* linesOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
-	const decoder = new TextDecoder();
-	let rest = "";
-	for await (const chunk of stream) {
-		const parts = (rest + decoder.decode(chunk, { stream: true })).split("\n");
-		rest = parts.pop()!;
-		yield* parts;
-	}
-}
-
-async function nextLine(lines: AsyncIterator<string>): Promise<string> {
-	const { value, done } = await lines.next();
-	if (done) throw new Error("pytorch_reference.py ended early; what it said is above.");
-	return value;
 }
 
 function withGradient(device: Device, shape: readonly number[], seed: number): Tensor {

@@ -1,5 +1,5 @@
 /** The script of `mimo completion bash`. */
-import { byValues, type CommandLine, configurationFlags, type Flag, quoted, type Values } from "./command-lines.ts";
+import { alternatives, type CommandLine, configurationFlags, flagCases, quoted, type Values } from "./command-lines.ts";
 
 export function bashScript(lines: readonly CommandLine[]): string {
 	const configured = lines.filter((line) => line.configured).map(({ path }) => path);
@@ -17,13 +17,13 @@ _mimo() {
   done
   COMPREPLY=()
   case "$path $flag" in
-${lines.map((line) => answers(line.flags, `${line.path} `)).join("")}  esac
+${lines.map((line) => flagCases(line.flags, `${line.path} `, answer)).join("")}  esac
   case "$path" in
     ${alternatives(configured)}) configuration=yes ;;
   esac
   if [[ $configuration ]]; then
     case "$flag" in
-${answers(configurationFlags, "", "  ")}    esac
+${flagCases(configurationFlags, "", answer, "  ")}    esac
   fi
   case "$path" in
 ${lines.map((line) => `    ${quoted(line.path)}) words=${quoted(words(line))} ;;\n`).join("")}  esac
@@ -37,20 +37,8 @@ complete -F _mimo mimo
 `;
 }
 
-/** Cases of a flag that a value follows: what is offered for it. */
-function answers(flags: readonly Flag[], prefix: string, indent = ""): string {
-	return byValues(flags)
-		.filter(({ values }) => values !== "none")
-		.map(({ flags: names, values }) => {
-			return `    ${indent}${alternatives(names.map((name) => prefix + name))}) ${answer(values)}return ;;\n`;
-		})
-		.join("");
-}
-
 function answer(values: Values): string {
 	if (values === "text") return "";
 	const offer = values === "path" ? "-f" : `-W ${quoted((values as readonly string[]).join(" "))}`;
 	return `${values === "path" ? "compopt -o filenames 2>/dev/null; " : ""}COMPREPLY=($(compgen ${offer} -- "$word")); `;
 }
-
-const alternatives = (words: readonly string[]) => words.map(quoted).join("|");

@@ -102,3 +102,21 @@ export function byValues(flags: readonly Flag[]): { readonly flags: readonly str
 export function quoted(text: string): string {
 	return `'${text.replaceAll("'", "'\\''")}'`;
 }
+
+/** Words as a pattern of bash's and zsh's `case`. */
+export const alternatives = (words: readonly string[]): string => words.map(quoted).join("|");
+
+/** Cases of bash and zsh for the flags that a value follows; `answer`: the commands that offer values. */
+export function flagCases(
+	flags: readonly Flag[],
+	prefix: string,
+	answer: (values: Values) => string,
+	indent = "",
+): string {
+	return byValues(flags)
+		.filter(({ values }) => values !== "none")
+		.map(({ flags: names, values }) => {
+			return `    ${indent}${alternatives(names.map((name) => prefix + name))}) ${answer(values)}return ;;\n`;
+		})
+		.join("");
+}

@@ -1,5 +1,5 @@
 /** The script of `mimo completion zsh`. */
-import { byValues, type CommandLine, configurationFlags, type Flag, quoted, type Values } from "./command-lines.ts";
+import { alternatives, type CommandLine, configurationFlags, flagCases, quoted, type Values } from "./command-lines.ts";
 
 export function zshScript(lines: readonly CommandLine[]): string {
 	const configured = lines.filter((line) => line.configured).map(({ path }) => path);
@@ -15,13 +15,13 @@ _mimo() {
     esac
   done
   case "$route $flag" in
-${lines.map((line) => answers(line.flags, `${line.path} `)).join("")}  esac
+${lines.map((line) => flagCases(line.flags, `${line.path} `, answer)).join("")}  esac
   case "$route" in
     ${alternatives(configured)}) configuration=yes ;;
   esac
   if [[ -n $configuration ]]; then
     case "$flag" in
-${answers(configurationFlags, "", "  ")}    esac
+${flagCases(configurationFlags, "", answer, "  ")}    esac
   fi
   case "$route" in
 ${lines.map((line) => described(line, lines)).join("")}  esac
@@ -46,18 +46,7 @@ function described({ path, below, flags }: CommandLine, lines: readonly CommandL
 /** "name:description" for _describe; a colon of the name would end it. */
 const item = (name: string, description: string) => quoted(`${name.replaceAll(":", "\\:")}:${description}`);
 
-function answers(flags: readonly Flag[], prefix: string, indent = ""): string {
-	return byValues(flags)
-		.filter(({ values }) => values !== "none")
-		.map(({ flags: names, values }) => {
-			return `    ${indent}${alternatives(names.map((name) => prefix + name))}) ${answer(values)}return ;;\n`;
-		})
-		.join("");
-}
-
 function answer(values: Values): string {
 	if (values === "text") return "";
 	return values === "path" ? "_files; " : `compadd -- ${(values as readonly string[]).map(quoted).join(" ")}; `;
 }
-
-const alternatives = (words: readonly string[]) => words.map(quoted).join("|");
