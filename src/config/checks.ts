@@ -1,10 +1,11 @@
-/** Conditions over several keys; those of the layout are in layout-checks.ts. */
+/** Conditions over several keys; each larger subject has a file of its own. */
 import { type Check, divides, unless } from "./check.ts";
 import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
 import { distillationChecks } from "./distillation-checks.ts";
 import { elasticChecks } from "./elastic-checks.ts";
 import { energonChecks } from "./energon-checks.ts";
-import { expertLayerOf, fusedMlpObstacle } from "./fused-mlp.ts";
+import { expertChecks } from "./expert-checks.ts";
+import { isGated } from "./fused-mlp.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
 import { loraChecks } from "./lora-checks.ts";
@@ -22,8 +23,6 @@ export const patternIsLegal: Check = (c) => {
 		throw error;
 	}
 };
-
-const gated = (c: TrainingConfiguration) => c.swiglu || c.quickGeglu;
 
 const model: readonly Check[] = [
 	divides(
@@ -52,7 +51,7 @@ const model: readonly Check[] = [
 	},
 	(c) =>
 		unless(
-			c.activationFuncClampValue === null || gated(c),
+			c.activationFuncClampValue === null || isGated(c),
 			"activation-func-clamp-value",
 			"allowed only with swiglu or quick-geglu",
 		),
@@ -68,127 +67,6 @@ const model: readonly Check[] = [
 			c.positionEmbeddingType !== "rope" || (c.kvChannels * c.rotaryPercent) % 2 === 0,
 			"rotary-percent",
 			`allowed is a share that makes an even number of kv-channels (${c.kvChannels})`,
-		),
-];
-
-const expertWidths = (c: TrainingConfiguration) => [
-	...new Set([c.moeFfnHiddenSize, ...(c.moeFfnHiddenSizePerLayer ?? [])]),
-];
-
-/** Conditions that FP8 products of experts need beside fp8-format. */
-const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
-	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
-	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
-	["bf16, or fp8-emulate", (c) => c.bf16 || c.fp8Emulate],
-	[
-		"device cuda (Hopper), or device cpu with fp8-emulate",
-		(c) => (c.fp8Emulate ? c.device === "cpu" : c.device === "cuda"),
-	],
-	[
-		"hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
-		(c) => c.device !== "cuda" || [c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
-	],
-];
-
-/** The obstacle that keeps experts from being one operation, as the end of "… and"; null: there is no obstacle. */
-function notFused(c: TrainingConfiguration): string | null {
-	return c.moeFusedMlp === "off" ? "moe-fused-mlp is off" : fusedMlpObstacle(expertLayerOf(c));
-}
-
-const fp8: readonly Check[] = [
-	...fp8Needs.map(
-		([what, holds]): Check =>
-			(c) =>
-				unless(c.fp8Format === null || holds(c), "fp8-format", `it needs ${what}`),
-	),
-	(c) =>
-		unless(
-			c.fp8Format === null || notFused(c) === null,
-			"fp8-format",
-			`it needs experts as one operation, and ${notFused(c)}`,
-		),
-	(c) => unless(c.fp8Recipe === null || c.fp8Format !== null, "fp8-recipe", "it needs fp8-format"),
-	(c) => unless(!c.fp8Emulate || c.fp8Format !== null, "fp8-emulate", "it needs fp8-format"),
-];
-
-const moe: readonly Check[] = [
-	(c) =>
-		unless(
-			!c.hybridLayerPattern.includes("E") || c.numExperts > 0,
-			"num-experts",
-			"allowed is at least 1 when the pattern has E",
-		),
-	(c) =>
-		unless(
-			c.numExperts === 0 || c.moeRouterTopk <= c.numExperts,
-			"moe-router-topk",
-			`allowed is at most num-experts (${c.numExperts})`,
-		),
-	(c) =>
-		unless(
-			c.numExperts % c.moeRouterNumGroups === 0,
-			"moe-router-num-groups",
-			`allowed is a divisor of num-experts (${c.numExperts})`,
-		),
-	(c) =>
-		unless(
-			c.moeRouterGroupTopk <= c.moeRouterNumGroups,
-			"moe-router-group-topk",
-			`allowed is at most moe-router-num-groups (${c.moeRouterNumGroups})`,
-		),
-	(c) =>
-		unless(
-			c.numExperts === 0 ||
-				c.moeRouterNumGroups === 1 ||
-				(c.moeRouterTopk % c.moeRouterGroupTopk === 0 &&
-					c.moeRouterTopk <= (c.moeRouterGroupTopk * c.numExperts) / c.moeRouterNumGroups),
-			"moe-router-topk",
-			"allowed is a multiple of moe-router-group-topk that its groups of experts can hold",
-		),
-	(c) =>
-		unless(
-			!c.moeRouterEnableExpertBias || c.moeRouterScoreFunction === "sigmoid",
-			"moe-router-enable-expert-bias",
-			"allowed is false unless moe-router-score-function is sigmoid",
-		),
-	(c) =>
-		unless(
-			!c.moeRouterForceLoadBalancing || c.hybridLayerPattern.includes("E"),
-			"moe-router-force-load-balancing",
-			"allowed only with a mixture of experts (E) in hybrid-layer-pattern",
-		),
-	(c) =>
-		unless(
-			c.moeAuxLossCoeff.length === c.moeRouterLoadBalancingType.length,
-			"moe-aux-loss-coeff",
-			`allowed is one coefficient for each of ${c.moeRouterLoadBalancingType.join(", ")}`,
-		),
-	(c) => {
-		const types = c.moeRouterLoadBalancingType;
-		return unless(
-			new Set(types).size === types.length && (types.length === 1 || !types.includes("none")),
-			"moe-router-load-balancing-type",
-			"allowed is each loss once, and none only alone",
-		);
-	},
-	(c) =>
-		unless(
-			!c.addBiasLinear || !c.hybridLayerPattern.includes("E") || c.moeSharedExpertIntermediateSize === 0,
-			"add-bias-linear",
-			"allowed is false with moe-shared-expert-intermediate-size: shared experts have no biases in Megatron",
-		),
-	(c) => {
-		const obstacle = fusedMlpObstacle(expertLayerOf(c));
-		return unless(c.moeFusedMlp !== "on" || obstacle === null, "moe-fused-mlp", `allowed is auto or off: ${obstacle}`);
-	},
-	(c) =>
-		unless(!c.moeSingleGroupedBias || c.addBiasLinear, "moe-single-grouped-bias", "allowed only with add-bias-linear"),
-	(c) =>
-		unless(
-			c.moeMlpGluInterleaveSize === null ||
-				(gated(c) && expertWidths(c).every((width) => width % c.moeMlpGluInterleaveSize! === 0)),
-			"moe-mlp-glu-interleave-size",
-			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${expertWidths(c).join(", ")})`,
 		),
 ];
 
@@ -420,8 +298,7 @@ const other: readonly Check[] = [
 export const checks: readonly Check[] = [
 	...weightShardChecks,
 	...model,
-	...moe,
-	...fp8,
+	...expertChecks,
 	...optimizer,
 	...schedule,
 	...layoutChecks,

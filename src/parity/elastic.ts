@@ -21,9 +21,10 @@ import { UserError } from "../native/errors.ts";
 import { gradientSquares, sumSquares } from "../optim/gradient-norm.ts";
 import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
 import { World } from "../parallel/world.ts";
-import type { Run, RunSpecification } from "../train/assemble.ts";
+import type { Run } from "../train/assemble.ts";
 import { Losses, languageModelLoss, meansOf } from "../train/losses.ts";
 import type { MicrobatchObserver } from "../train/rank-passes.ts";
+import type { RunSpecification } from "../train/run-specification.ts";
 import { bandLimit } from "./bands.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 import {

@@ -4,101 +4,32 @@
  * same ranks or on ranks of their own differ in the topology alone.
  */
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
-import type { ElasticConfig } from "../elastic/config.ts";
-import { drawFor } from "../elastic/draws.ts";
-import { ElasticRouter } from "../elastic/elastic-router.ts";
-import type { Draw } from "../elastic/router-network.ts";
+import type { ElasticRouter } from "../elastic/elastic-router.ts";
 import { routerPrefix } from "../elastic/router-parameters.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
-import { HybridModel } from "../models/hybrid/model.ts";
+import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
-import { blocksOf, type Segment, segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
+import { blocksOf, wholeModel } from "../models/hybrid/segments.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
-import { type EncoderConfig, EncoderModule } from "../models/vision/encoder.ts";
+import type { EncoderModule } from "../models/vision/encoder.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
-import { DataParallel } from "../parallel/data-parallel.ts";
 import { Edge, type EdgeOptions } from "../parallel/edge.ts";
 import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
-import type { ExpertCapacity } from "../parallel/expert-capacity.ts";
 import type { Grid } from "../parallel/grid.ts";
 import { type Group, groupOfOne } from "../parallel/group.ts";
-import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
-import type { BucketSize } from "../parallel/parameter-set.ts";
+import type { ModuleGroups } from "../parallel/module-groups.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
-import type { Chunk } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
-import type { FloatDtype } from "../tensor/tensor.ts";
-import type { DistillationOptions, Teacher } from "./distillation.ts";
-import { FeaturePrefetch, type PrefetchOptions } from "./feature-prefetch.ts";
+import { FeaturePrefetch } from "./feature-prefetch.ts";
+import { type Held, holdEncoder, holdLanguage, holdRouter, holdTeacher } from "./held.ts";
 import { sharingLanes } from "./image-deal.ts";
 import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
 import { RankPasses } from "./rank-passes.ts";
+import type { RunSpecification } from "./run-specification.ts";
 import type { TrainingState } from "./step.ts";
-
-/** The modules that a run trains, and the options of its training. */
-export interface RunSpecification {
-	/** null: the language model alone. */
-	readonly encoder: EncoderConfig | null;
-	readonly language: HybridConfig;
-	/** Runs of layers that a pipeline stage passes at once, in order, a multiple of the stages; default: one, all layers. */
-	readonly segments?: readonly Segment[];
-	/** Microbatches that pass a stage's segment before its next one has its turn; default: as many as stages. */
-	readonly microbatchGroup?: number | null;
-	/** The language model is an elastic parent; absent or null: it is not. */
-	readonly elastic?: ElasticSpecification | null;
-	/** The language model learns from a teacher of the same sizes; absent or null: from labels alone. */
-	readonly distillation?: DistillationOptions | null;
-	/** Stands for image rows in the text; null without an encoder. */
-	readonly imageTokenId: number | null;
-	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
-	readonly adam: AdamWOptions;
-	readonly clipGrad: number;
-	readonly seed: number;
-	/** Whether the language model's stages leave gradients of their weights for the time in which they wait; default: not. */
-	readonly lateWeightGradients?: boolean;
-	/** Passes of the language model take turns while experts' rows are exchanged; default: not. */
-	readonly overlap?: { readonly earlyRelease: boolean } | null;
-	/** ZeRO-1; default: not. */
-	readonly distributedOptimizer?: boolean;
-	/** Type in which gradients are summed over replicas; default fp32. */
-	readonly gradientSums?: FloatDtype;
-	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
-	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
-	/** Whether the encoder's lanes encode what they have read, or share images by what they cost; default: what they read. */
-	readonly encoderBalance?: "number" | "cost";
-	/** Default: the exact gradient. */
-	readonly participation?: Pick<Participation, "policy">;
-	/** A frozen tower runs ahead; absent or null: it does not. */
-	readonly prefetch?: PrefetchOptions | null;
-	/** How many rows the experts of a rank have room for; default: as many as can come. */
-	readonly expertCapacity?: ExpertCapacity;
-	/** Experts' rows go once to each node of so many consecutive ranks; default, and null: to each expert by themselves. */
-	readonly ranksPerNode?: number | null;
-	readonly logNumZeros?: boolean;
-	readonly logParametersNorm?: boolean;
-}
-
-export interface ElasticSpecification {
-	readonly config: ElasticConfig;
-	/**
-	 * Draws repeat after so many microbatches of a lane and are the same in all lanes, so that layouts of different lanes can
-	 * be compared; default: every microbatch, and every set of lanes that shares experts, has its own.
-	 */
-	readonly period?: number;
-	/** The draw of a microbatch in place of the random one, by iteration and microbatch of the lane. */
-	readonly draw?: (iteration: number, microbatch: number) => Draw;
-}
-
-/** A module's part on this rank. */
-interface Held<Module> {
-	readonly module: Module;
-	readonly groups: ModuleGroups;
-	readonly replica: DataParallel;
-}
 
 export interface Run extends Disposable {
 	readonly topology: Topology;
@@ -216,102 +147,6 @@ function optimizerOptions({ adam, elastic }: RunSpecification): AdamWOptions {
 /** Whether gradients go back into the encoder. */
 function trainsEncoder({ encoder, frozen }: RunSpecification): boolean {
 	return encoder !== null && !(frozen.tower && frozen.projector);
-}
-
-async function holdEncoder(
-	specification: RunSpecification,
-	{ encoder: grid }: Topology,
-	world: World,
-): Promise<Held<EncoderModule> | null> {
-	const { encoder: config, frozen } = specification;
-	if (config === null || !grid?.contains(world.rank)) return null;
-	const groups = await moduleGroups(world, grid, { experts: 0, sequenceParallel: false });
-	const buckets = specification.buckets?.("encoder", groups.replicas.dense.size) ?? null;
-	const module = new EncoderModule(world.device, config, {
-		...(buckets && { buckets }),
-		frozenTower: frozen.tower,
-		frozenProjector: frozen.projector,
-		parallel: groups.model,
-		replicas: replicasOf(groups),
-	});
-	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
-}
-
-async function holdLanguage(
-	specification: RunSpecification,
-	{ language: grid }: Topology,
-	world: World,
-): Promise<Held<HybridModel> | null> {
-	const { language: config, frozen, segments = [wholeModel(config.pattern.length)] } = specification;
-	if (!grid.contains(world.rank)) return null;
-	const groups = await moduleGroups(world, grid, {
-		experts: config.moe.experts,
-		sequenceParallel: true,
-		copies: config.tieWordEmbeddings || config.prediction !== null,
-		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
-		ranksPerNode: specification.ranksPerNode ?? null,
-	});
-	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
-	const module = new HybridModel(world.device, config, {
-		...(buckets && { buckets }),
-		frozen: frozen.language,
-		parallel: groups.model,
-		segments: segmentsOfStage(segments, groups.stages.rank, groups.stages.size),
-		replicas: replicasOf(groups),
-	});
-	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
-}
-
-function holdTeacher(
-	{ distillation = null }: RunSpecification,
-	{ module: student }: Held<HybridModel>,
-): Teacher | null {
-	if (distillation === null) return null;
-	if (distillation.teacher === "self") return { ...distillation, model: student };
-	const { device, config, parallel, stages } = student;
-	const segments = stages.map(({ segment }) => segment);
-	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
-	return { ...distillation, model };
-}
-
-/** The router's weights are whole on every rank of the language model, and their gradients are sums over all of them. */
-function holdRouter(
-	{ elastic = null }: RunSpecification,
-	{ language: grid }: Topology,
-	{ module: model, groups }: Held<HybridModel>,
-) {
-	if (elastic === null) return null;
-	const { config, period } = elastic;
-	const module = new ElasticRouter(config, model);
-	const ranks = { dense: groups.module, expert: groups.module, sequenceParallel: null, copies: null };
-	const replica = new DataParallel(module.parameters, ranks, false, true);
-	const sharing = groups.model.experts?.group ?? groups.model.tp;
-	const lanes = period === undefined ? Math.min(...sharing.ranks.map((rank) => grid.coordinates(rank).dp)) : 0;
-	const drawn = (iteration: number, microbatch: number) =>
-		drawFor(config, { iteration, microbatch: microbatch % (period ?? Infinity), lanes }, module.parentBudget);
-	return { module, replica, draw: elastic.draw ?? drawn };
-}
-
-function replicasOf({ replicas }: ModuleGroups) {
-	return { dense: replicas.dense.size, expert: replicas.expert.size };
-}
-
-function replicaOf(
-	{ distributedOptimizer = false, gradientSums }: RunSpecification,
-	{ parameters }: EncoderModule | HybridModel,
-	{ replicas, model }: ModuleGroups,
-	overlaps: boolean,
-): DataParallel {
-	const replica = new DataParallel(
-		parameters,
-		replicas,
-		distributedOptimizer,
-		model.tp.rank === 0,
-		overlaps,
-		gradientSums,
-	);
-	replica.connect();
-	return replica;
 }
 
 export function shapeOf(specification: RunSpecification, { language, colocated }: Topology): Order {

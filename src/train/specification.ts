@@ -9,10 +9,11 @@ import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
-import { assemble, type Run, type RunSpecification } from "./assemble.ts";
+import { assemble, type Run } from "./assemble.ts";
 import type { DistillationOptions } from "./distillation.ts";
 import type { EvaluatedBudgets } from "./evaluate.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
+import type { RunSpecification } from "./run-specification.ts";
 
 /** `rank`: in lines of --mimo-encoder-prefetch-debug. */
 export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {

@@ -5,7 +5,8 @@ import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import type { Topology } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
-import { assemble, type Run, type RunSpecification } from "../../src/train/assemble.ts";
+import { assemble, type Run } from "../../src/train/assemble.ts";
+import type { RunSpecification } from "../../src/train/run-specification.ts";
 import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
 import { type Family, familyOf, parentSeed } from "./family-model.ts";
 

@@ -8,7 +8,8 @@ import { type Draw, sampleAxis, withoutNoise } from "../../src/elastic/router-ne
 import { unitsOfSubmodel } from "../../src/elastic/submodel-configuration.ts";
 import { selectionsOf } from "../../src/elastic/units.ts";
 import type { Device } from "../../src/native/device.ts";
-import type { Run, RunSpecification } from "../../src/train/assemble.ts";
+import type { Run } from "../../src/train/assemble.ts";
+import type { RunSpecification } from "../../src/train/run-specification.ts";
 import { type StepResult, trainStep } from "../../src/train/step.ts";
 import { testDevice } from "../support.ts";
 import { byLayer, type Family, familyOf, softMasks, text } from "./family-model.ts";

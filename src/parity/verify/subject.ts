@@ -11,8 +11,8 @@ import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Topology } from "../../parallel/topology.ts";
-import type { ElasticSpecification, RunSpecification } from "../../train/assemble.ts";
 import type { DistillationOptions } from "../../train/distillation.ts";
+import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { distillationOf, elasticOf, frozenOf, overlapOf, ranksPerNodeOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 

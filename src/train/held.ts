@@ -1,0 +1,115 @@
+/** A rank's parts of the modules: each with its groups, and the sums of its gradients over replicas. */
+import { drawFor } from "../elastic/draws.ts";
+import { ElasticRouter } from "../elastic/elastic-router.ts";
+import { HybridModel } from "../models/hybrid/model.ts";
+import { segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
+import { EncoderModule } from "../models/vision/encoder.ts";
+import { DataParallel } from "../parallel/data-parallel.ts";
+import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
+import type { Topology } from "../parallel/topology.ts";
+import type { World } from "../parallel/world.ts";
+import type { Teacher } from "./distillation.ts";
+import type { RunSpecification } from "./run-specification.ts";
+
+/** A module's part on this rank. */
+export interface Held<Module> {
+	readonly module: Module;
+	readonly groups: ModuleGroups;
+	readonly replica: DataParallel;
+}
+
+export async function holdEncoder(
+	specification: RunSpecification,
+	{ encoder: grid }: Topology,
+	world: World,
+): Promise<Held<EncoderModule> | null> {
+	const { encoder: config, frozen } = specification;
+	if (config === null || !grid?.contains(world.rank)) return null;
+	const groups = await moduleGroups(world, grid, { experts: 0, sequenceParallel: false });
+	const buckets = specification.buckets?.("encoder", groups.replicas.dense.size) ?? null;
+	const module = new EncoderModule(world.device, config, {
+		...(buckets && { buckets }),
+		frozenTower: frozen.tower,
+		frozenProjector: frozen.projector,
+		parallel: groups.model,
+		replicas: replicasOf(groups),
+	});
+	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+export async function holdLanguage(
+	specification: RunSpecification,
+	{ language: grid }: Topology,
+	world: World,
+): Promise<Held<HybridModel> | null> {
+	const { language: config, frozen, segments = [wholeModel(config.pattern.length)] } = specification;
+	if (!grid.contains(world.rank)) return null;
+	const groups = await moduleGroups(world, grid, {
+		experts: config.moe.experts,
+		sequenceParallel: true,
+		copies: config.tieWordEmbeddings || config.prediction !== null,
+		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
+		ranksPerNode: specification.ranksPerNode ?? null,
+	});
+	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
+	const module = new HybridModel(world.device, config, {
+		...(buckets && { buckets }),
+		frozen: frozen.language,
+		parallel: groups.model,
+		segments: segmentsOfStage(segments, groups.stages.rank, groups.stages.size),
+		replicas: replicasOf(groups),
+	});
+	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+export function holdTeacher(
+	{ distillation = null }: RunSpecification,
+	{ module: student }: Held<HybridModel>,
+): Teacher | null {
+	if (distillation === null) return null;
+	if (distillation.teacher === "self") return { ...distillation, model: student };
+	const { device, config, parallel, stages } = student;
+	const segments = stages.map(({ segment }) => segment);
+	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
+	return { ...distillation, model };
+}
+
+/** The router's weights are whole on every rank of the language model, and their gradients are sums over all of them. */
+export function holdRouter(
+	{ elastic = null }: RunSpecification,
+	{ language: grid }: Topology,
+	{ module: model, groups }: Held<HybridModel>,
+) {
+	if (elastic === null) return null;
+	const { config, period } = elastic;
+	const module = new ElasticRouter(config, model);
+	const ranks = { dense: groups.module, expert: groups.module, sequenceParallel: null, copies: null };
+	const replica = new DataParallel(module.parameters, ranks, false, true);
+	const sharing = groups.model.experts?.group ?? groups.model.tp;
+	const lanes = period === undefined ? Math.min(...sharing.ranks.map((rank) => grid.coordinates(rank).dp)) : 0;
+	const drawn = (iteration: number, microbatch: number) =>
+		drawFor(config, { iteration, microbatch: microbatch % (period ?? Infinity), lanes }, module.parentBudget);
+	return { module, replica, draw: elastic.draw ?? drawn };
+}
+
+function replicasOf({ replicas }: ModuleGroups) {
+	return { dense: replicas.dense.size, expert: replicas.expert.size };
+}
+
+function replicaOf(
+	{ distributedOptimizer = false, gradientSums }: RunSpecification,
+	{ parameters }: EncoderModule | HybridModel,
+	{ replicas, model }: ModuleGroups,
+	overlaps: boolean,
+): DataParallel {
+	const replica = new DataParallel(
+		parameters,
+		replicas,
+		distributedOptimizer,
+		model.tp.rank === 0,
+		overlaps,
+		gradientSums,
+	);
+	replica.connect();
+	return replica;
+}
