@@ -24,7 +24,7 @@ language1)
 	source "$here/twenty_layers_flags.sh"
 	# Upstream's schedule ends after ten steps, and long sequences are costly: 8192 tokens a step in four samples.
 	twenty_layers language1 "$steps" --dataset-provider text --seq-length 2048 --global-batch-size 4 \
-		--lr 5e-4 --min-lr 5e-5 --lr-warmup-iters 20 --lr-decay-iters "$steps" --device cuda "${@:5}"
+		--lr 1e-4 --min-lr 1e-5 --lr-warmup-iters 20 --lr-decay-iters "$steps" --device cuda "${@:5}"
 	cut=(--micro-batch-size 2)
 	;;
 *)
