@@ -1,6 +1,6 @@
 // Depthwise causal convolution with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4). A thread owns a few
 // channels and walks a run of tokens with the window of taps in registers: every input is read once (and its halo).
-#include "early.cuh"
+#include "column_sums.cuh"
 #include "mma.cuh"
 #include "packed.cuh"
 
@@ -282,28 +282,19 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
   write(own + args.width * args.channels, dbias);
 }
 
-constexpr int partial_lanes = 16;
-
-/// dweight and dbias += the partial sums, [runs, width + 1, channels]: several lanes of runs a column, then a sum over the
-/// lanes, so that loads do not wait for each other.
+/// dweight and dbias += the partial sums, [runs, width + 1, channels].
 __global__ void add_weight_gradients_kernel(const float* partial, int64_t runs, int64_t channels, int64_t width,
                                             float* dweight, float* dbias) {
   previous_is_done();
   let_next_start();
-  __shared__ float shared[partial_lanes][33];
   const int64_t columns = (width + 1) * channels, column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-  const float sum = column < columns ? strided_sum(partial + column, runs, columns, threadIdx.y, partial_lanes) : 0.0f;
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
+  const float sum = sum_partials(partial, runs, columns, column);
   if (threadIdx.y != 0 || column >= columns) return;
-  float all = 0;
-#pragma unroll
-  for (int lane = 0; lane < partial_lanes; ++lane) all += shared[lane][threadIdx.x];
   const int64_t tap = column / channels, channel = column % channels;
   if (tap < width) {
-    if (dweight != nullptr) dweight[channel * width + tap] += all;
+    if (dweight != nullptr) dweight[channel * width + tap] += sum;
   } else if (dbias != nullptr) {
-    dbias[channel] += all;
+    dbias[channel] += sum;
   }
 }
 

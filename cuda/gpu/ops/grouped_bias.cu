@@ -2,13 +2,12 @@
 // rows are summed in pieces cut at their distance from its first row, and the pieces in order.
 #include "grouped_bias.h"
 
-#include "kernel.cuh"
+#include "column_sums.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 constexpr int64_t rows_per_piece = 128;
-constexpr int row_lanes = 8;
 
 /// Rows of the groups, found on the device; without offsets one group of all rows.
 struct Groups {
@@ -47,7 +46,6 @@ __global__ void add_bias_kernel(const S* from, const T* bias, const float* facto
 /// partial[piece][c] = Σ over the piece's rows of factor * dy; 32 packs of columns by 8 lanes of rows.
 template <class T, int Width>
 __global__ void bias_gradient_kernel(const T* dy, const float* factor, Groups groups, int64_t width, float* partial) {
-  __shared__ float shared[row_lanes][32 * Width + 1];
   const Piece piece = groups.piece(blockIdx.y);
   if (piece.count == 0) return;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
@@ -61,18 +59,7 @@ __global__ void bias_gradient_kernel(const T* dy, const float* factor, Groups gr
       for (int i = 0; i < Width; ++i) sum[i] += weight * value[i];
     }
   }
-#pragma unroll
-  for (int i = 0; i < Width; ++i) shared[threadIdx.y][threadIdx.x * Width + i] = sum[i];
-  __syncthreads();
-  const int thread = threadIdx.y * 32 + threadIdx.x;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * 32 * Width;
-  for (int c = thread; c < 32 * Width; c += 32 * row_lanes) {
-    if (first + c >= width) break;
-    float total = 0;
-#pragma unroll
-    for (int lane = 0; lane < row_lanes; ++lane) total += shared[lane][c];
-    partial[blockIdx.y * width + first + c] = total;
-  }
+  write_column_sums(sum, width, partial);
 }
 
 /// dbias of a group += its pieces in order.

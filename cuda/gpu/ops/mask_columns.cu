@@ -30,7 +30,6 @@ __global__ void factors_backward_kernel(mimo_mask_factors_backward_args args) {
 
 // A thread has its columns' factors, and several rows on their way.
 constexpr int rows_at_once = 4;
-constexpr int row_lanes = mask_row_lanes;
 constexpr int64_t rows_per_block = mask_rows_per_block;
 
 template <int Width>
@@ -112,24 +111,15 @@ __global__ void __launch_bounds__(32 * row_lanes) backward_kernel(mimo_mask_colu
   if (partial != nullptr) write_column_sums(sum, args.width, partial);
 }
 
-constexpr int partial_lanes = 16;
-
 /// 32 columns by 16 lanes of partials.
 __global__ void gradients_kernel(PartialSums sums, const float* factors, const float* scale, float* dfactors, float* dscale) {
-  __shared__ float shared[partial_lanes][33];
   previous_is_done();
   let_next_start();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
   const int64_t partials =
       (live_rows(sums.rows, sums.row_count) + sums.rows_per_partial - 1) / sums.rows_per_partial;
-  const bool live = column < sums.width;
-  shared[threadIdx.y][threadIdx.x] =
-      live ? strided_sum(sums.partial + column, partials, sums.width, static_cast<int>(threadIdx.y), partial_lanes) : 0.0f;
-  __syncthreads();
-  if (threadIdx.y != 0 || !live) return;
-  float sum = 0;
-#pragma unroll
-  for (int lane = 0; lane < partial_lanes; ++lane) sum += shared[lane][threadIdx.x];
+  const float sum = sum_partials(sums.partial, partials, sums.width, column);
+  if (threadIdx.y != 0 || column >= sums.width) return;
   if (dfactors != nullptr) dfactors[column] += scale == nullptr ? sum : *scale * sum;
   if (dscale != nullptr) dscale[column] += factors == nullptr ? sum : factors[column] * sum;
 }

@@ -1,4 +1,5 @@
 // Sums over whole buffers and over rows. Partial sums are cut by size alone and added in order.
+#include "column_sums.cuh"
 #include "norm.cuh"
 
 namespace mimo::cuda {
@@ -77,13 +78,11 @@ __global__ void find_nonfinite_kernel(const T* x, int64_t packs, int32_t* flag) 
 // ---- rows ------------------------------------------------------------------------------------------------------
 
 constexpr int64_t rows_per_partial = 128;
-constexpr int row_lanes = 8;
 
 /// partial[blockIdx.y][c] = Σ over the block's rows of dy[r][c]; 32 packs of columns by 8 lanes of rows.
 template <class T, int Width>
 __global__ void column_sum_kernel(const T* dy, const int32_t* row_count, int64_t rows, int64_t width, int64_t stride,
                                   float* partial) {
-  __shared__ float shared[row_lanes][32 * Width + 1];
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_partial;
   const int64_t end = smaller(begin + rows_per_partial, live_rows(rows, row_count));
@@ -96,34 +95,15 @@ __global__ void column_sum_kernel(const T* dy, const int32_t* row_count, int64_t
       for (int i = 0; i < Width; ++i) sum[i] += value[i];
     }
   }
-#pragma unroll
-  for (int i = 0; i < Width; ++i) shared[threadIdx.y][threadIdx.x * Width + i] = sum[i];
-  __syncthreads();
-  const int thread = threadIdx.y * 32 + threadIdx.x;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * 32 * Width;
-  for (int c = thread; c < 32 * Width; c += 32 * row_lanes) {
-    if (first + c >= width) break;
-    float total = 0;
-#pragma unroll
-    for (int lane = 0; lane < row_lanes; ++lane) total += shared[lane][c];
-    partial[blockIdx.y * width + first + c] = total;
-  }
+  write_column_sums(sum, width, partial);
 }
 
-constexpr int partial_lanes = 16;
-
-/// Several lanes of partials a column, then a sum over the lanes: one long chain of additions would wait for each load.
+/// total += the partials of every column.
 __device__ __forceinline__ void add_own_columns(const float* partial, int64_t partials, int64_t width, float* total) {
-  __shared__ float shared[partial_lanes][33];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-  const float sum = column < width ? strided_sum(partial + column, partials, width, threadIdx.y, partial_lanes) : 0.0f;
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
+  const float sum = sum_partials(partial, partials, width, column);
   if (threadIdx.y != 0 || column >= width) return;
-  float all = 0;
-#pragma unroll
-  for (int lane = 0; lane < partial_lanes; ++lane) all += shared[lane][threadIdx.x];
-  total[column] += all;
+  total[column] += sum;
 }
 
 __global__ void add_partials_kernel(const float* partial, int64_t partials, int64_t width, float* total) {

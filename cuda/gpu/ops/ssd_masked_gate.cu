@@ -10,7 +10,7 @@ constexpr int rows_at_once = 2;
 
 /// dz, dy, and partial[blockIdx.y][c] = Σ over the block's tokens of z times the gradient of m z.
 template <class T, class D, int Width>
-__global__ void __launch_bounds__(32 * mask_row_lanes)
+__global__ void __launch_bounds__(32 * row_lanes)
     masked_gate_kernel(mimo_ssd_backward_args args, D* dy, float* partial) {
   const int64_t width = args.heads * args.head_dim;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
@@ -20,11 +20,11 @@ __global__ void __launch_bounds__(32 * mask_row_lanes)
   float factor[Width], sum[Width] = {};
 #pragma unroll
   for (int i = 0; i < Width; ++i) factor[i] = live ? args.z_factors[column + i] : 0.0f;
-  for (int64_t first = begin + threadIdx.y; live && first < end; first += mask_row_lanes * rows_at_once) {
+  for (int64_t first = begin + threadIdx.y; live && first < end; first += row_lanes * rows_at_once) {
     Packed<T, Width> z[rows_at_once], y[rows_at_once], d_o[rows_at_once];
 #pragma unroll
     for (int j = 0; j < rows_at_once; ++j) {
-      const int64_t token = first + j * mask_row_lanes;
+      const int64_t token = first + j * row_lanes;
       if (token >= end) continue;
       z[j] = read_packed<Width>(static_cast<const T*>(args.z) + token * args.z_stride + column);
       y[j] = read_packed<Width>(static_cast<const T*>(args.y) + token * width + column);
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(32 * mask_row_lanes)
     }
 #pragma unroll
     for (int j = 0; j < rows_at_once; ++j) {
-      const int64_t token = first + j * mask_row_lanes;
+      const int64_t token = first + j * row_lanes;
       if (token >= end) continue;
       float dz[Width], to_y[Width];
 #pragma unroll
@@ -66,7 +66,7 @@ void ssd_masked_gate(mimo_stream& stream, const mimo_ssd_backward_args& args, vo
       const bool whole = fits(args.z, args.z_stride) && fits(args.y, width) && fits(args.d_o, width) &&
                          fits(args.dz, args.dz_stride) && packs_fit<D>(dy, width, width, wide);
       with_width<wide>(whole, [&](auto w) {
-        launch(stream, masked_gate_kernel<T, D, w>, grid_of(ceil_div(width, 32 * w), blocks), dim3(32, mask_row_lanes), 0,
+        launch(stream, masked_gate_kernel<T, D, w>, grid_of(ceil_div(width, 32 * w), blocks), dim3(32, row_lanes), 0,
                args, static_cast<D*>(dy), partial);
       });
     });
