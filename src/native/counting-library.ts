@@ -57,6 +57,7 @@ class NodeRows {
 	readonly #rows = new Map<number, number>();
 	/** Of the last tokens: choices of a token that lie on a node which it goes to. */
 	#choices = 0;
+	#experts = 1;
 
 	/** A token goes to each node that any of its experts lies on (docs/spec/moe-performance.md §2.3). */
 	tokens({ node_index: at, tokens, topk, nodes, node_experts: experts }: OperationValues): void {
@@ -64,14 +65,18 @@ class NodeRows {
 		for (let k = 0; k < topk!; k++) without *= Math.max(0, (nodes! - 1) * experts! - k) / (nodes! * experts! - k);
 		this.#choices = topk! / (nodes! * (1 - without));
 		this.#rows.set(at!, Math.round(tokens! * nodes! * (1 - without)));
+		this.#experts = nodes! * experts!;
 	}
 
-	experts({ expert_index: at }: OperationValues, live: number): void {
-		this.#rows.set(at!, Math.round(live * this.#choices));
+	/** Rows that are all live are all tokens, whether or not their experts lie here. */
+	experts({ expert_index: at, row_count: count, topk, experts }: OperationValues, live: number): void {
+		const choices = count ? this.#choices : (topk! * experts!) / this.#experts;
+		this.#rows.set(at!, Math.round(live * choices));
 	}
 
-	rowsOf({ expert_index: at, tokens, topk }: OperationValues): number {
-		return this.#rows.get(at!) ?? tokens! * topk!;
+	/** undefined: every choice is a row. */
+	rowsOf({ expert_index: at }: OperationValues): number | undefined {
+		return this.#rows.get(at!);
 	}
 
 	/** Memory is freed. */
@@ -135,7 +140,7 @@ export function countingLibrary(options: CountingOptions): Library {
 			const values = readScalars(bytes as Uint8Array, layout);
 			if (name === "moe_token_nodes") books.nodes.tokens(values);
 			if (name === "moe_node_experts") books.nodes.experts(values, books.liveRows.in(values).rows!);
-			if (name === "moe_sort") books.integers.set(values.offsets!, evenOffsets(values, books.nodes.rowsOf(values)));
+			if (name === "moe_sort") sortRows(books, values);
 			if (name === "expert_exchange_plan") planExchange(books, values);
 			const live = books.liveRows.in(values);
 			const workspace = workspaceBytes(name as OperationName, options.kind === "cpu" ? live : values, options.kind);
@@ -286,6 +291,14 @@ function planExchange(books: Books, values: OperationValues): void {
 	books.integers.set(values.back_receive!, found.backReceive);
 	books.integers.set(values.local_offsets!, found.localOffsets);
 	books.liveRows.set(values, found.localOffsets.at(-1)!);
+}
+
+/** A sort by expert, of all choices or of as many as the nodes of the rows are known to have. */
+function sortRows(books: Books, values: OperationValues): void {
+	const { offsets, experts, tokens, topk } = values;
+	const rows = books.nodes.rowsOf(values);
+	books.integers.set(offsets!, evenOffsets(values, rows ?? tokens! * topk!));
+	if (rows !== undefined) books.liveRows.set({ local_offsets: offsets!, local_experts: experts! }, rows);
 }
 
 /** Offsets of a sort whose experts get equally many rows, the first ones one more where that does not divide. */

@@ -8,7 +8,8 @@ import type { ExpertOrder } from "../tensor/ops/permute.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { type ExpertCapacity, rowCapacity } from "./expert-capacity.ts";
-import type { DeviceRanges, Group, Pending, RowsOfMember } from "./group.ts";
+import type { DeviceRanges, Group, RowsOfMember } from "./group.ts";
+import { type Journey, journeyOf, parts, type Travelling, travel } from "./travel.ts";
 
 export interface ExchangeMembers {
 	/** The dispatch group (tp_ep), or a part of it. */
@@ -22,9 +23,14 @@ export interface ExchangeMembers {
 
 /** Of a module. */
 export interface ExpertParallel extends ExchangeMembers {
+	/** Every member has the rows of all, instead of those that its experts were sent. */
+	readonly gathers: boolean;
 	/** Rows go to a node once; null: to each of their experts by themselves. */
 	readonly nodes: ExpertNodes | null;
 }
+
+/** How rows reach experts of other ranks: one for each expert, all to every member, or one to each node of consecutive ranks. */
+export type Dispatcher = "alltoall" | "allgather" | { readonly ranksPerNode: number };
 
 /** The dispatch group by nodes, each of equally many members side by side. */
 export interface ExpertNodes {
@@ -115,7 +121,11 @@ function onHost({ out, in: coming }: Pick<DeviceRanges, "out" | "in">, group: Gr
 }
 
 /** As many tokens as any member may have in this layer, on which all agree. */
-function tokensOfAnyMember(tape: Tape, { tokens }: ExpertOrder, { group, capacity }: ExchangeMembers): number {
+export function tokensOfAnyMember(
+	tape: Tape,
+	{ tokens }: Pick<ExpertOrder, "tokens">,
+	{ group, capacity }: Pick<ExchangeMembers, "group" | "capacity">,
+): number {
 	const { mostTokens } = capacity;
 	if (mostTokens === null || !tape.training) {
 		return Math.max(...group.exchange(Int32Array.of(tokens)).map(([one]) => one!));
@@ -125,25 +135,11 @@ function tokensOfAnyMember(tape: Tape, { tokens }: ExpertOrder, { group, capacit
 }
 
 /**
- * Rows on their way to other ranks. What is queued between start and finish hides the time that they take. Backward the same:
- * where they were finished their gradients' way back is started, and where they were started that way ends.
- */
-export interface Travelling extends Disposable {
-	/** The rows that have come. Called once. */
-	finish(): RowsOfMember;
-}
-
-/** One way, started: `end` waits and gives what has come. Both ends stay allocated until then. */
-interface Journey extends Disposable {
-	end(): RowsOfMember;
-}
-
-/**
  * Starts rows_RW in global expert order, and what goes beside them, on their way to their experts; they come by (local expert,
  * source, row).
  */
 export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange): Travelling {
-	return travel(tape, "dispatch", exchange, sent, {
+	return travel(tape, "dispatch", exchange.tensors, sent, {
 		out: () => toExperts(sent, exchange),
 		back: (gradients) => {
 			const [rows, beside] = parts(sent).map(({ gradient }) => gradient!.contiguousTarget());
@@ -155,68 +151,13 @@ export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange
 /** Starts the outputs of this rank's experts on their way back; they come in global expert order of this rank's tokens. */
 export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): Travelling {
 	const sent = { rows: outputs, beside: null };
-	return travel(tape, "combine", exchange, sent, {
+	return travel(tape, "combine", exchange.tensors, sent, {
 		out: () => {
 			using all = Tensor.empty(tape.device, [exchange.slots, outputs.width], outputs.dtype);
 			return fromExperts(sent, { rows: all.withRowCount(exchange.sentCount), beside: null }, exchange);
 		},
 		back: (gradients) => toExperts(gradients, exchange),
 	});
-}
-
-function parts({ rows, beside }: RowsOfMember): Tensor[] {
-	return beside ? [rows, beside] : [rows];
-}
-
-/** An exchange as two records of the tape; the second is made by finish. */
-function travel(
-	tape: Tape,
-	name: string,
-	exchange: Exchange,
-	sent: RowsOfMember,
-	ways: { readonly out: () => Journey; readonly back: (gradients: RowsOfMember) => Journey },
-): Travelling {
-	const journey = ways.out();
-	let wayBack: Journey | null = null;
-	const leaving = parts(sent);
-	// Nothing reads it: its gradient tells the first record that the way back has been started.
-	using ticket = tape.output(Tensor.empty(tape.device, [1]), sent.rows.gradient !== null);
-	const started = ticket.gradient;
-	tape.record({
-		name: `start ${name}`,
-		outputs: [ticket],
-		// The way back ends here, and nothing else may be left that holds where its rows go.
-		keep: exchange.tensors,
-		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
-		backward: () => {
-			for (const [index, gradient] of parts(wayBack!.end()).entries()) leaving[index]!.gradient!.accumulate(gradient);
-			wayBack = null;
-		},
-	});
-	return {
-		finish: () => {
-			const come = parts(journey.end()).map((one, index) => tape.output(one, leaving[index]!.gradient !== null));
-			const shapes = come.map(({ shape, dtype }) => ({ shape, dtype }));
-			tape.record({
-				name,
-				outputs: come,
-				keep: exchange.tensors,
-				backward: (gradients) => {
-					const [rows, beside] = gradients.map((gradient, index) => gradient?.share() ?? zeros(tape, shapes[index]!));
-					const returning = { rows: rows!, beside: beside ?? null };
-					wayBack = ways.back(returning);
-					for (const one of parts(returning)) one[Symbol.dispose]();
-					started!.accumulate(Tensor.empty(tape.device, [1]));
-				},
-			});
-			return { rows: come[0]!, beside: come[1] ?? null };
-		},
-		[Symbol.dispose]: () => journey[Symbol.dispose](),
-	};
-}
-
-function zeros(tape: Tape, { shape, dtype }: Pick<Tensor, "shape" | "dtype">): Tensor {
-	return Tensor.zeros(tape.device, shape, dtype);
 }
 
 /** Sends rows in expert order to where their experts are; what arrives is sorted by local expert. */
@@ -227,7 +168,7 @@ function toExperts(sent: RowsOfMember, exchange: Exchange): Journey {
 	const leaving = matrices(sent);
 	const stage = { at: "sender", rows: regionRows } as const;
 	const pending = exchange.parallel.group.exchangeRows(leaving, come, out, stage);
-	return journeyOf(pending, [...parts(leaving), ...parts(come)], () => ({
+	return journeyOf([pending], [...parts(leaving), ...parts(come)], () => ({
 		rows: live(come.rows, sent.rows, rowCount),
 		beside: come.beside && live(come.beside, sent.beside!, rowCount),
 	}));
@@ -255,7 +196,7 @@ function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Excha
 	const stage = { at: "receiver", rows: expertTensor * regionRows } as const;
 	const pending = group.exchangeRows(leaving, come, back, stage);
 	const ends = [leaving, come, whole, target].flatMap(parts);
-	return journeyOf(pending, ends, () => {
+	return journeyOf([pending], ends, () => {
 		if (expertTensor > 1) {
 			for (const [index, sum] of parts(whole).entries()) addRegions(parts(come)[index]!, sum, exchange);
 		}
@@ -291,22 +232,4 @@ function matrices({ rows, beside }: RowsOfMember): RowsOfMember {
 
 function widthOf(x: Tensor): number {
 	return x.shape.length > 1 ? x.width : 1;
-}
-
-/** A journey that holds `ends` until it has ended, or is given up. */
-function journeyOf(pending: Pending, ends: readonly Tensor[], arrive: () => RowsOfMember): Journey {
-	let under = true;
-	const release = () => {
-		if (under) for (const end of ends) end[Symbol.dispose]();
-		under = false;
-	};
-	return {
-		end: () => {
-			pending.wait();
-			const come = arrive();
-			release();
-			return come;
-		},
-		[Symbol.dispose]: release,
-	};
 }

@@ -1,7 +1,7 @@
 /** The communication groups of one module as one of its ranks sees them (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
 import type { ExpertCapacity } from "./expert-capacity.ts";
-import type { ExpertNodes, ExpertParallel } from "./expert-parallel.ts";
+import type { Dispatcher, ExpertNodes, ExpertParallel } from "./expert-parallel.ts";
 import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import type { ModelParallel } from "./model-parallel.ts";
@@ -28,8 +28,8 @@ export interface ModuleGroups {
 /**
  * Makes this rank's groups of its module. `experts`: routed experts of the language model, 0 for the encoder.
  * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers. `copies`: the first and the last stage
- * hold copies of one parameter. `expertCapacity`: default as many rows as can come. `ranksPerNode`: experts' rows
- * go once to each node of so many consecutive ranks; null, and by default: to each expert.
+ * hold copies of one parameter. `expertCapacity`: default as many rows as can come. `dispatcher`: by default experts' rows
+ * go to each expert.
  */
 export async function moduleGroups(
 	factory: GroupFactory,
@@ -39,7 +39,7 @@ export async function moduleGroups(
 		readonly sequenceParallel: boolean;
 		readonly copies?: boolean;
 		readonly expertCapacity?: ExpertCapacity;
-		readonly ranksPerNode?: number | null;
+		readonly dispatcher?: Dispatcher;
 	},
 ): Promise<ModuleGroups> {
 	const made: Partial<Record<GroupKind, Group>> = {};
@@ -48,6 +48,7 @@ export async function moduleGroups(
 	}
 	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = made as Record<GroupKind, Group>;
 	const stages = made.pp ?? groupOfOne(`${grid.name}.pp`, factory.rank);
+	const { dispatcher = "alltoall" } = options;
 	const experts: ExpertParallel | null =
 		options.experts > 0 && dispatch.size > 1
 			? {
@@ -55,12 +56,12 @@ export async function moduleGroups(
 					expertTensor: grid.shape.expertTensor,
 					localExperts: options.experts / grid.shape.expert,
 					capacity: options.expertCapacity ?? { bound: null, mostTokens: null },
-					nodes: await expertNodes(factory, dispatch, options.ranksPerNode ?? null),
+					gathers: dispatcher === "allgather",
+					nodes: typeof dispatcher === "string" ? null : await expertNodes(factory, dispatch, dispatcher.ranksPerNode),
 				}
 			: null;
 	// Members meet here, not inside a layer.
-	const exchanging = experts?.nodes ? [experts.nodes.between, experts.nodes.within] : experts ? [experts.group] : [];
-	for (const group of exchanging) if (group.size > 1) group.rowTransport();
+	for (const group of experts ? exchanging(experts) : []) if (group.size > 1) group.rowTransport();
 	const ends = [stages.ranks[0]!, stages.ranks.at(-1)!];
 	const copied = options.copies === true && stages.size > 1 && ends.includes(factory.rank);
 	return {
@@ -78,13 +79,18 @@ export async function moduleGroups(
 	};
 }
 
+/** The groups in which rows go by runs that the device knows. */
+function exchanging({ group, gathers, nodes }: ExpertParallel): Group[] {
+	if (nodes) return [nodes.between, nodes.within];
+	return gathers ? [] : [group];
+}
+
 /** The nodes of a dispatch group; null: it is on one. Throws a RangeError where nodes have unequal parts of it. */
 async function expertNodes(
 	factory: GroupFactory,
 	{ name, ranks }: Group,
-	ranksPerNode: number | null,
+	ranksPerNode: number,
 ): Promise<ExpertNodes | null> {
-	if (ranksPerNode === null) return null;
 	const nodes = [...Map.groupBy(ranks, (rank) => Math.floor(rank / ranksPerNode)).values()];
 	if (nodes.length === 1) return null;
 	if (nodes.some((members) => members.length !== nodes[0]!.length)) {

@@ -49,7 +49,7 @@ export async function holdLanguage(
 		sequenceParallel: true,
 		copies: config.tieWordEmbeddings || config.prediction !== null,
 		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
-		ranksPerNode: specification.ranksPerNode ?? null,
+		...(specification.dispatcher && { dispatcher: specification.dispatcher }),
 	});
 	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
 	const module = new HybridModel(world.device, config, {

@@ -6,6 +6,7 @@ import type { Segment } from "../models/hybrid/segments.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
 import type { ExpertCapacity } from "../parallel/expert-capacity.ts";
+import type { Dispatcher } from "../parallel/expert-parallel.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";
 import type { Chunk } from "../schedule/actions.ts";
 import type { FloatDtype } from "../tensor/tensor.ts";
@@ -50,8 +51,8 @@ export interface RunSpecification {
 	readonly prefetch?: PrefetchOptions | null;
 	/** How many rows the experts of a rank have room for; default: as many as can come. */
 	readonly expertCapacity?: ExpertCapacity;
-	/** Experts' rows go once to each node of so many consecutive ranks; default, and null: to each expert by themselves. */
-	readonly ranksPerNode?: number | null;
+	/** How experts' rows reach other ranks; default: one for each expert. */
+	readonly dispatcher?: Dispatcher;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }

@@ -7,6 +7,7 @@ import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
+import type { Dispatcher } from "../parallel/expert-parallel.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run } from "./assemble.ts";
@@ -43,7 +44,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 			bound: c.moeExpertCapacityBound,
 			mostTokens: Math.ceil((c.microBatchSize * c.seqLength) / c.llmTp),
 		},
-		ranksPerNode: ranksPerNodeOf(c),
+		dispatcher: dispatcherOf(c),
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,
 	};
@@ -99,9 +100,10 @@ export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: bo
 	return c.overlapMoeExpertParallelComm ? { earlyRelease: c.epOverlapEarlyAttnMemoryRelease } : null;
 }
 
-/** Consecutive ranks between which experts' rows go by themselves; null: all. */
-export function ranksPerNodeOf(c: TrainingConfiguration): number | null {
-	return c.moeTokenDispatcherType === "flex" ? c.moeHybridepRanksPerNvlinkDomain : null;
+/** How experts' rows reach other ranks. */
+export function dispatcherOf(c: TrainingConfiguration): Dispatcher {
+	const { moeTokenDispatcherType: type } = c;
+	return type === "flex" ? { ranksPerNode: c.moeHybridepRanksPerNvlinkDomain } : type;
 }
 
 function debugOf(c: TrainingConfiguration, rank: number): ((line: string) => void) | null {

@@ -70,6 +70,19 @@ test("experts' rows that go to a node of two ranks once give what one process gi
 	expect(exitCode).toBe(0);
 }, 60_000);
 
+test("experts' rows that all ranks gather give what one process gives, in turns too", () => {
+	const gathered = ["--moe-token-dispatcher-type", "allgather"];
+	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";
+	for (const order of [[], turns.split(" ")]) {
+		const { exitCode, stdout } = verify("--layouts", "dp2|dp2ep2,dp4|tp2dp2ep2etp2", ...gathered, ...order);
+		const apart = order.length === 0 ? "" : " +bitwise";
+		for (const layout of ["dp2\\|dp2ep2", "dp4\\|tp2dp2ep2etp2"]) {
+			expect(stdout).toMatch(new RegExp(`^${layout} .* bitwise equal +bitwise${apart} .* ok\\b`, "m"));
+		}
+		expect(exitCode).toBe(0);
+	}
+}, 120_000);
+
 test("--json holds every parameter", () => {
 	const { exitCode, stdout, stderr } = verify("--layouts", "1", "--json");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });

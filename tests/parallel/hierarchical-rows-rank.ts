@@ -1,9 +1,10 @@
 /**
  * Rank program of hierarchical-rows.test.ts: layers of experts over ranks that are played as nodes, with rows that go to a node once
- * and with rows that go to each expert. Compares outputs and gradients, and counts the rows that really leave for other nodes.
+ * with all rows at every rank, and with rows that go to each expert. Compares outputs and gradients, and counts the rows that really leave for other nodes.
  */
 import type { ExpertRows, RowJourney } from "../../src/models/hybrid/expert-rows.ts";
 import { RowExchange } from "../../src/models/hybrid/expert-rows.ts";
+import { GatheredRows } from "../../src/models/hybrid/gathered-rows.ts";
 import { HierarchicalRows } from "../../src/models/hybrid/hierarchical-rows.ts";
 import type { ExchangeMembers } from "../../src/parallel/expert-parallel.ts";
 import type { Group } from "../../src/parallel/group.ts";
@@ -80,6 +81,9 @@ function playExperts(tape: Tape, arrived: ExpertRows, firstExpert: number, part:
 	return outputs;
 }
 
+/** How rows go. */
+type Way = "direct" | "nodes" | "gathered";
+
 interface Case {
 	readonly ranksPerNode: number;
 	readonly expertTensor: number;
@@ -117,12 +121,7 @@ function choicesOf({ tokens, topk, dropped }: Case, experts: number, seed: numbe
 }
 
 /** A pass through a journey and back. */
-function pass(
-	one: Case,
-	values: Record<"x" | "p" | "dy", Float32Array>,
-	journey: typeof open,
-	kind: "direct" | "nodes",
-) {
+function pass(one: Case, values: Record<"x" | "p" | "dy", Float32Array>, journey: typeof open, kind: Way) {
 	const { tokens, topk, width, dtype } = one;
 	const slotted = (x: Float32Array, shape: number[], of: FloatDtype) => {
 		using plain = Tensor.from(device, x, shape, { dtype: of });
@@ -166,7 +165,7 @@ function open(
 	tape: Tape,
 	u: Tensor,
 	probabilities: Tensor,
-	kind: "direct" | "nodes",
+	kind: Way,
 	counted: { bytes: number },
 ): RowJourney {
 	const { expertTensor, localExperts, ranksPerNode, topk, tokens } = one;
@@ -179,6 +178,7 @@ function open(
 		const nodes = { within: seen(within), between: seen(between) };
 		return new HierarchicalRows(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null);
 	}
+	if (kind === "gathered") return new GatheredRows(tape, u, { expertIndex, probabilities }, members);
 	const order = ExpertOrder.of(device, expertIndex, (world.size / expertTensor) * localExperts);
 	return new RowExchange(tape, u, { probabilities }, order, members, null);
 }
@@ -210,15 +210,24 @@ for (const [seed, one] of cases.entries()) {
 	const values = { x: own(tokens * width, 1), p: own(tokens * topk, 2), dy: own(tokens * width, 3) };
 	const direct = pass(one, values, open, "direct");
 	const nodes = pass(one, values, open, "nodes");
+	const gathered = pass(one, values, open, "gathered");
 	for (const name of ["y", "du", "dp"] as const) {
-		// In bf16 a node's sum is rounded before it returns.
+		// In bf16 the sum of a node, or of a rank, is rounded before it returns.
 		const tolerance = dtype === "bf16" && name !== "dp" ? 6e-3 : 2e-6;
-		const error = relativeRms(nodes[name], direct[name]);
-		if (!(error <= tolerance)) throw new Error(`case ${seed}: ${name} is off by ${error}.`);
+		for (const [kind, other] of Object.entries({ nodes, gathered })) {
+			const error = relativeRms(other[name], direct[name]);
+			if (!(error <= tolerance)) throw new Error(`case ${seed}: ${name} of ${kind} is off by ${error}.`);
+		}
 	}
-	const again = pass(one, values, open, "nodes");
-	for (const name of ["y", "du", "dp"] as const) {
-		if (nodes[name].some((value, i) => !Object.is(value, again[name][i]))) throw new Error(`${name} does not repeat.`);
+	for (const [kind, first] of [
+		["nodes", nodes],
+		["gathered", gathered],
+	] as const) {
+		const again = pass(one, values, open, kind);
+		for (const name of ["y", "du", "dp"] as const) {
+			if (first[name].some((value, i) => !Object.is(value, again[name][i])))
+				throw new Error(`${name} does not repeat.`);
+		}
 	}
 	// Rows that have to leave: of each expert on another node, of each other node with any.
 	const nodeExperts = (ranksPerNode / expertTensor) * localExperts;

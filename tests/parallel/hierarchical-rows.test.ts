@@ -1,5 +1,6 @@
 /** Experts' rows that go to a node once, among four processes played as nodes; hierarchical-rows-rank.ts is each of them. */
 import { expect, test } from "bun:test";
+import { GatheredRows } from "../../src/models/hybrid/gathered-rows.ts";
 import { HierarchicalRows } from "../../src/models/hybrid/hierarchical-rows.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
@@ -32,11 +33,11 @@ test("outputs and gradients are those of rows that go to each expert; what leave
 	}
 	// The last case has even routing: a plan counts as many bytes as were sent.
 	const mean = total(6, ({ sent }) => sent.nodes.forward + sent.nodes.backward) / found.length;
-	expect(Math.abs(plannedBytes() / mean - 1)).toBeLessThan(0.01);
+	expect(Math.abs(planned("nodes").bytes("exchangeRows", 2) / mean - 1)).toBeLessThan(0.01);
 }, 60_000);
 
-/** Bytes to other nodes of the last case, as a plan counts them for one of four ranks. */
-function plannedBytes(): number {
+/** A journey of 700 tokens of 6 choices among 8 experts on each of four ranks, as a plan counts it for one of them. */
+function planned(kind: "nodes" | "gathered") {
 	const [tokens, topk, width, localExperts] = [700, 6, 5, 8];
 	const seen: Transfer[] = [];
 	using device = Device.open(countingLibrary({ kind: "cpu", observe: () => {} }));
@@ -53,13 +54,31 @@ function plannedBytes(): number {
 	using u = slotted([tokens, width]);
 	using probabilities = slotted([tokens, topk]);
 	using expertIndex = Tensor.empty(device, [tokens, topk], "i32");
-	using travelling = new HierarchicalRows(tape, u, { expertIndex, probabilities }, members, null);
+	const routing = { expertIndex, probabilities };
+	using travelling =
+		kind === "nodes"
+			? new HierarchicalRows(tape, u, routing, members, null)
+			: new GatheredRows(tape, u, routing, members);
+	let expertRows = 0;
 	{
 		using arrived = travelling.finishDispatch();
+		expertRows = arrived.offsets.toInt32().at(-1)!;
 		travelling.startCombine(arrived.rows);
 	}
 	using y = travelling.finishCombine();
 	y.gradient!.accumulate(Tensor.empty(device, y.shape));
 	tape.backward();
-	return seen.filter(({ kind }) => kind === "exchangeRows").reduce((sum, one) => sum + networkBytes(one, 2), 0);
+	const bytes = (of: Transfer["kind"], ranksPerNode: number) =>
+		seen.filter(({ kind }) => kind === of).reduce((sum, one) => sum + networkBytes(one, ranksPerNode), 0);
+	return { expertRows, bytes };
 }
+
+test("a plan counts the rows that reach a rank's experts, whichever way they go, and all bytes of gathered rows", () => {
+	// Of each node's rows a whole number.
+	expect(Math.abs(planned("nodes").expertRows - 700 * 6)).toBeLessThan(4);
+	expect(planned("gathered").expertRows).toBe(700 * 6);
+	// To the three others go 700 rows of 5 and their routing of 12, gradients of both come back; sums and their gradients are rows.
+	const { bytes } = planned("gathered");
+	expect(bytes("allGather", 1)).toBe(3 * 700 * (5 + 12 + 5) * 4);
+	expect(bytes("reduceScatter", 1)).toBe(3 * 700 * (5 + 12 + 5) * 4);
+});

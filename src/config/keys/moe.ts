@@ -89,9 +89,9 @@ export const moeKeys = {
 		noEffect: "it orders work and changes no value",
 	}),
 	"moe-token-dispatcher-type": defaulting(
-		choice(["alltoall", "flex"], ["allgather"]),
+		choice(["alltoall", "allgather", "flex"]),
 		"alltoall",
-		"How tokens reach experts of other ranks: alltoall, a row for each expert; flex, a row for each node, which spreads it.",
+		"How tokens reach experts of other ranks: alltoall, a row for each expert; allgather, all rows to all ranks, the least where these are fewer than a token's experts; flex, a row for each node, which spreads it.",
 		{ model: false, megatron: "allgather" },
 	),
 	"moe-flex-dispatcher-backend": defaulting(

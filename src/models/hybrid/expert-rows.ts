@@ -1,11 +1,6 @@
 /** Token copies on their way to their experts and back: in this rank's memory, or over the ranks that hold experts. */
-import {
-	Exchange,
-	type ExchangeMembers,
-	startCombine,
-	startDispatch,
-	type Travelling,
-} from "../../parallel/expert-parallel.ts";
+import { Exchange, type ExchangeMembers, startCombine, startDispatch } from "../../parallel/expert-parallel.ts";
+import type { Travelling } from "../../parallel/travel.ts";
 import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../tensor/ops/permute.ts";
 import type { Routing } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";

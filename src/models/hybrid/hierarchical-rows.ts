@@ -6,12 +6,12 @@
  */
 import {
 	Exchange,
+	type ExchangeMembers,
 	type ExpertNodes,
-	type ExpertParallel,
 	startCombine,
 	startDispatch,
-	type Travelling,
 } from "../../parallel/expert-parallel.ts";
+import type { Travelling } from "../../parallel/travel.ts";
 import { nodeExperts, tokenNodes } from "../../tensor/ops/node-routing.ts";
 import { ExpertOrder, permuteRows, unpermute } from "../../tensor/ops/permute.ts";
 import type { Routing } from "../../tensor/ops/router.ts";
@@ -32,7 +32,7 @@ export class HierarchicalRows implements RowJourney {
 		private readonly tape: Tape,
 		u: Tensor,
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
-		private readonly parallel: ExpertParallel & { readonly nodes: ExpertNodes },
+		private readonly parallel: ExchangeMembers & { readonly nodes: ExpertNodes },
 		private readonly overflow: Tensor | null,
 	) {
 		const { between } = parallel.nodes;

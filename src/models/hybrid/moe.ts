@@ -16,6 +16,7 @@ import { addBalancingLosses } from "./balancing.ts";
 import { expertMlp } from "./expert-mlp.ts";
 import { LocalRows, RowExchange, type RowJourney } from "./expert-rows.ts";
 import { drawLogits } from "./forced-balance.ts";
+import { GatheredRows } from "./gathered-rows.ts";
 import { HierarchicalRows } from "./hierarchical-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { addMasked, masked } from "./masks.ts";
@@ -75,6 +76,7 @@ function journey(
 	experts: number,
 ): RowJourney {
 	if (parallel?.nodes) return new HierarchicalRows(tape, u, routing, { ...parallel, nodes: parallel.nodes }, overflow);
+	if (parallel?.gathers) return new GatheredRows(tape, u, routing, parallel);
 	const order = ExpertOrder.of(tape.device, routing.expertIndex, experts);
 	return parallel
 		? new RowExchange(tape, u, routing, order, parallel, overflow)

@@ -10,10 +10,11 @@ import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
+import type { Dispatcher } from "../../parallel/expert-parallel.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import type { DistillationOptions } from "../../train/distillation.ts";
 import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";
-import { distillationOf, elasticOf, frozenOf, overlapOf, ranksPerNodeOf } from "../../train/specification.ts";
+import { dispatcherOf, distillationOf, elasticOf, frozenOf, overlapOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** Options that change the order of a layout's work, and no value. */
@@ -40,8 +41,8 @@ export interface Subject {
 	readonly clipGrad: number;
 	/** In which order layouts compute; the reference computes one pass after the other, weight gradients with the others. */
 	readonly order: WorkOrder;
-	/** Experts' rows go once to each node of so many consecutive ranks; null: to each expert by themselves. */
-	readonly ranksPerNode: number | null;
+	/** How experts' rows reach other ranks. */
+	readonly dispatcher: Dispatcher;
 	readonly seed: number;
 	readonly learningRate: number;
 	readonly weightDecay: number;
@@ -90,7 +91,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
 		order: { lateWeightGradients: c.delayWgradCompute, overlap: overlapOf(c) },
-		ranksPerNode: ranksPerNodeOf(c),
+		dispatcher: dispatcherOf(c),
 		seed: c.seed,
 		learningRate: c.lr,
 		weightDecay: c.weightDecay,

@@ -66,7 +66,7 @@ export function tokenNodes(
 export function nodeExperts(
 	tape: Tape,
 	routing: Tensor,
-	options: { readonly rowCount: Tensor; readonly firstExpert: number; readonly experts: number },
+	options: { readonly rowCount: Tensor | null; readonly firstExpert: number; readonly experts: number },
 ): NodeExperts {
 	const { device } = tape;
 	const { rowCount, firstExpert, experts } = options;

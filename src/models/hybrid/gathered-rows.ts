@@ -1,0 +1,64 @@
+/**
+ * Token copies whose experts lie on few ranks: every rank has the rows of all, copies those that its experts are to have, and sums
+ * their outputs token by token; the ranks' sums add up. Each rank's sum is rounded before it is added, and so are gradients.
+ */
+import { type ExchangeMembers, tokensOfAnyMember } from "../../parallel/expert-parallel.ts";
+import { type Gathering, startGather, startSum } from "../../parallel/gathered-rows.ts";
+import type { Travelling } from "../../parallel/travel.ts";
+import { nodeExperts, tokenNodes } from "../../tensor/ops/node-routing.ts";
+import { ExpertOrder } from "../../tensor/ops/permute.ts";
+import type { Routing } from "../../tensor/ops/router.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { type ExpertRows, LocalRows, type RowJourney } from "./expert-rows.ts";
+
+export class GatheredRows implements RowJourney {
+	readonly #tokens: number;
+	readonly #gathering: Gathering;
+	readonly #coming: Travelling;
+	#local: LocalRows | null = null;
+	#returning: Travelling | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		u: Tensor,
+		routing: Pick<Routing, "expertIndex" | "probabilities">,
+		private readonly parallel: ExchangeMembers,
+	) {
+		const { group, expertTensor, localExperts } = parallel;
+		this.#tokens = u.rows;
+		this.#gathering = { group, rows: tokensOfAnyMember(tape, { tokens: u.rows }, parallel) };
+		const found = tokenNodes(tape, routing, { nodes: group.size / expertTensor, nodeExperts: localExperts });
+		found.nodeIndex[Symbol.dispose]();
+		using beside = found.routing;
+		this.#coming = startGather(tape, { rows: u, beside }, this.#gathering);
+	}
+
+	finishDispatch(): ExpertRows {
+		const { tape, parallel } = this;
+		const { group, expertTensor, localExperts: experts } = parallel;
+		const { rows, beside } = this.#coming.finish();
+		using come = rows;
+		using routing = beside!;
+		const firstExpert = Math.floor(group.rank / expertTensor) * experts;
+		const chosen = nodeExperts(tape, routing, { rowCount: null, firstExpert, experts });
+		using expertIndex = chosen.expertIndex;
+		using probabilities = chosen.probabilities;
+		this.#local = new LocalRows(tape, come, { probabilities }, ExpertOrder.of(tape.device, expertIndex, experts));
+		return this.#local.finishDispatch();
+	}
+
+	startCombine(outputs: Tensor): void {
+		this.#local!.startCombine(outputs);
+		using sums = this.#local!.finishCombine();
+		this.#returning = startSum(this.tape, sums, this.#tokens, this.#gathering);
+	}
+
+	finishCombine(): Tensor {
+		return this.#returning!.finish().rows;
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#coming, this.#local, this.#returning]) owned?.[Symbol.dispose]();
+	}
+}

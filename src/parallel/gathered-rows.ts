@@ -1,0 +1,76 @@
+/**
+ * Rows of all members at every member, and sums of all members' rows at the member whose they are: the exchange of experts' rows
+ * with the fewest bytes where a group is smaller than the number of a token's experts. How many rows go is known without looking.
+ */
+import type { Tape } from "../tensor/tape.ts";
+import { contiguous, copyInto, Tensor } from "../tensor/tensor.ts";
+import type { Group, RowsOfMember } from "./group.ts";
+import { type Journey, journeyOf, parts, type Travelling, travel } from "./travel.ts";
+
+/** Members' rows lie side by side: `rows` of each, at least as many as any has. */
+export interface Gathering {
+	readonly group: Group;
+	readonly rows: number;
+}
+
+/**
+ * Starts this member's rows, and what goes beside them, on their way to all members. Rows come in the order of the members; where
+ * a member has fewer than `rows`, its last ones are -1. Backward: the sum of all members' gradients of this member's rows.
+ */
+export function startGather(tape: Tape, sent: RowsOfMember, gathering: Gathering): Travelling {
+	return travel(tape, "gather rows", [], sent, {
+		out: () => gathered(sent, gathering),
+		back: (gradients) => summed(gradients, sent.rows.rows, gathering),
+	});
+}
+
+/** Starts parts of all members' rows on their way to whose they are: the sum of this member's, `own` rows. Backward: all gradients. */
+export function startSum(tape: Tape, partial: Tensor, own: number, gathering: Gathering): Travelling {
+	const sent = { rows: partial, beside: null };
+	return travel(tape, "sum rows", [], sent, {
+		out: () => summed(sent, own, gathering),
+		back: (gradients) => gathered(gradients, gathering),
+	});
+}
+
+function gathered(sent: RowsOfMember, gathering: Gathering): Journey {
+	const { group } = gathering;
+	const moves = parts(sent).map((part) => {
+		const all = Tensor.empty(part.device, [group.size * gathering.rows, part.width], part.dtype);
+		const own = ownPlace(all, part, gathering);
+		return { own, all, pending: group.allGather(own, all) };
+	});
+	const ends = moves.flatMap(({ own, all }) => [own, all]);
+	return journeyOf(
+		moves.map(({ pending }) => pending),
+		ends,
+		() => ({ rows: moves[0]!.all.share(), beside: moves[1]?.all.share() ?? null }),
+	);
+}
+
+/** This member's part of all rows, filled: what is sent may be given up before the others have it. */
+function ownPlace(all: Tensor, part: Tensor, { group, rows }: Gathering): Tensor {
+	const first = group.rank * rows;
+	using filled = all.rowsFrom(first, part.rows);
+	copyInto(part, filled);
+	if (part.rows < rows) {
+		using missing = all.rowsFrom(first + part.rows, rows - part.rows);
+		using none = Tensor.from(all.device, new Float32Array(missing.elements).fill(-1), missing.shape);
+		copyInto(none, missing);
+	}
+	return all.rowsFrom(first, rows);
+}
+
+function summed(partial: RowsOfMember, own: number, { group, rows }: Gathering): Journey {
+	const moves = parts(partial).map((part) => {
+		const sum = Tensor.empty(part.device, [rows, part.width], part.dtype);
+		const whole = contiguous(part);
+		return { whole, sum, pending: group.reduceScatter(whole, sum) };
+	});
+	const ends = moves.flatMap(({ whole, sum }) => [whole, sum]);
+	return journeyOf(
+		moves.map(({ pending }) => pending),
+		ends,
+		() => ({ rows: moves[0]!.sum.rowsFrom(0, own), beside: moves[1]?.sum.rowsFrom(0, own) ?? null }),
+	);
+}
