@@ -24,6 +24,7 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 		throw new RangeError("Biases of experts that are cut over ranks would be added once a rank.");
 	}
 	const options = { clamp: mlp.clamp, linearOffset: mlp.linearOffset, interleave: moe.interleave };
+	const weightGradientsHide = context.parallel.experts !== null;
 	if (runsFused(context, expertTensor)) {
 		const weights = {
 			fc1: context.weights(first),
@@ -31,15 +32,24 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 			fc1Bias: biasOf(context, first),
 			fc2Bias: biasOf(context, second),
 		};
-		return groupedMlp(tape, sorted, weights, { ...options, activation: mlp.activation, recipe: moe.recipe });
+		return groupedMlp(tape, sorted, weights, {
+			...options,
+			activation: mlp.activation,
+			recipe: moe.recipe,
+			weightGradientsHide,
+		});
 	}
 	const mask = context.layerMasks?.moe?.channels ?? null;
-	using channels = projectByExpert(tape, context, rows, first, { offsets });
+	using channels = projectByExpert(tape, context, rows, first, { offsets, weightGradientHides: weightGradientsHide });
 	using weighted = runModule(tape, context.config, "moe_act", [channels, rowProbability], (on, x, probability) =>
 		activation(on, x, mlp.activation, { ...options, rowProbability: probability, mask }),
 	);
 	context.probe?.("channels", weighted.y, offsets);
-	const outputs = projectByExpert(tape, context, weighted.y, second, { offsets, factor: rowProbability });
+	const outputs = projectByExpert(tape, context, weighted.y, second, {
+		offsets,
+		factor: rowProbability,
+		weightGradientHides: weightGradientsHide,
+	});
 	context.probe?.("experts", outputs, offsets);
 	weighted.drop();
 	return outputs;

@@ -13,12 +13,22 @@ import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
 /** fc2(act(fc1(u))) of the two projections named `prefix`…; u_TH and the result are this rank's tokens. */
 export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
-	const { tp } = context.parallel;
+	using activated = enterFeedForward(tape, context, u, prefix);
+	return leaveFeedForward(tape, context, activated, prefix);
+}
+
+/** Its first half: act(fc1(u)) of all tokens, this rank's part of the channels. */
+export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
 	using everyToken = everyRanksTokens(tape, context, u);
 	using hidden = project(tape, context, everyToken.y, `${prefix}linear_fc1.weight`);
 	everyToken.drop();
 	const { activation: kind, clamp, linearOffset } = context.config.mlp;
-	using activated = activation(tape, hidden, kind, { clamp, linearOffset });
+	return activation(tape, hidden, kind, { clamp, linearOffset });
+}
+
+/** Its second half: fc2 of what the first gives; this rank's tokens. */
+export function leaveFeedForward(tape: Tape, context: LayerContext, activated: Tensor, prefix: string): Tensor {
+	const { tp } = context.parallel;
 	const second = `${prefix}linear_fc2.weight`;
 	using partial = project(tape, context, activated, second);
 	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), second);

@@ -20,11 +20,13 @@ import { GatheredRows } from "./gathered-rows.ts";
 import { HierarchicalRows } from "./hierarchical-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { addMasked, masked } from "./masks.ts";
-import { feedForward } from "./mlp.ts";
+import { enterFeedForward, feedForward, leaveFeedForward } from "./mlp.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import { biasOf } from "./projection.ts";
 import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed-module.ts";
 import type { RouterState } from "./router-state.ts";
+
+const prefix = "mlp.shared_experts.";
 
 /** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
 export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: ResidualSum): Nodes<Tensor> {
@@ -52,14 +54,15 @@ function* mixExperts(
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
 	using travelling = journey(tape, entering, routing, experts, router, config.moe.experts);
-	// While the rows are on their way.
-	using shared = config.moe.sharedExpertSize > 0 ? sharedExpert(tape, context, u) : null;
+	// While rows are on their way to the experts, and the other half while they are on their way back.
+	using shared = config.moe.sharedExpertSize > 0 ? new SharedExpert(tape, context, u) : null;
 	read();
 	if (experts) yield* nextNode(tape, "experts");
 	{
 		using arrived = travelling.finishDispatch();
 		using outputs = expertMlp(tape, context, arrived);
 		travelling.startCombine(outputs);
+		shared?.finish();
 	}
 	if (experts) yield* nextNode(tape, "combine");
 	using routed = travelling.finishCombine();
@@ -83,10 +86,35 @@ function journey(
 		: new LocalRows(tape, u, routing, order);
 }
 
-function sharedExpert(tape: Tape, context: LayerContext, u: Tensor): ModuleOutput {
-	return runModule(tape, context.config, "shared_experts", [u], (on, value) =>
-		feedForward(on, context, value, "mlp.shared_experts."),
-	);
+/** The expert of all tokens in two halves, each beside an exchange and backward the same; recomputed it is one piece, the first. */
+class SharedExpert implements Disposable {
+	readonly #whole: ModuleOutput | null;
+	readonly #activated: Tensor | null;
+	#y: Tensor | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		private readonly context: LayerContext,
+		u: Tensor,
+	) {
+		const { config } = context;
+		this.#whole = isRecomputed(tape, config, "shared_experts")
+			? runModule(tape, config, "shared_experts", [u], (on, value) => feedForward(on, context, value, prefix))
+			: null;
+		this.#activated = this.#whole ? null : enterFeedForward(tape, context, u, prefix);
+	}
+
+	finish(): void {
+		if (this.#activated) this.#y = leaveFeedForward(this.tape, this.context, this.#activated, prefix);
+	}
+
+	get y(): Tensor {
+		return this.#whole?.y ?? this.#y!;
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#whole, this.#activated, this.#y]) owned?.[Symbol.dispose]();
+	}
 }
 
 /** With as many experts on a rank as this layer has. */

@@ -32,9 +32,13 @@ export function projectByExpert(
 	context: LayerContext,
 	x: Tensor,
 	name: string,
-	{ offsets, factor = null }: { readonly offsets: Tensor; readonly factor?: Tensor | null },
+	{
+		offsets,
+		factor = null,
+		weightGradientHides = false,
+	}: { readonly offsets: Tensor; readonly factor?: Tensor | null; readonly weightGradientHides?: boolean },
 ): Tensor {
-	const product = groupedLinear(tape, x, context.weights(name), offsets);
+	const product = groupedLinear(tape, x, context.weights(name), offsets, { weightGradientHides });
 	const bias = biasOf(context, name);
 	const base = bias ? addBias(tape, product, bias, { offsets, factor }) : product;
 	const adapter = adapterOf(context, name);

@@ -5,6 +5,7 @@ import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
+import type { LinearOptions } from "./linear.ts";
 
 /** c_R = a_R · weight_gᵀ where `transposed`, else a_R · weight_g, of the rows of every expert g. */
 export function groupedGemm(
@@ -36,7 +37,13 @@ export function groupedGemm(
  * is int32 [experts + 1]; rows from its last entry on are left alone. An expert without rows adds nothing to its weight
  * gradient.
  */
-export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets: Tensor): Tensor {
+export function groupedLinear(
+	tape: Tape,
+	x: Tensor,
+	weight: Parameter,
+	offsets: Tensor,
+	{ weightGradientHides = false }: Pick<LinearOptions, "weightGradientHides"> = {},
+): Tensor {
 	const { device } = tape;
 	const [experts, outputs, inputs] = weight.shape as readonly [number, number, number];
 	if (!x.contiguous || x.width !== inputs || offsets.elements !== experts + 1) {
@@ -60,7 +67,9 @@ export function groupedLinear(tape: Tape, x: Tensor, weight: Parameter, offsets:
 				x.gradient.accumulate(dx);
 			}
 			if (!weight.trainable) return;
-			tape.weightGradient([x, dy, offsets], () => addGroupedWeightGradient(device, dy, x, weight, offsets));
+			tape.weightGradient([x, dy, offsets], () => addGroupedWeightGradient(device, dy, x, weight, offsets), {
+				hides: weightGradientHides,
+			});
 		},
 	});
 	return y;

@@ -34,6 +34,8 @@ export interface SortedRows {
 export interface GroupedMlpOptions extends GatedOptions {
 	readonly activation: ActivationName;
 	readonly recipe?: MlpRecipeName;
+	/** Weight gradients come after what is recorded before in this segment, such as the exchange of the rows: they hide its way back. */
+	readonly weightGradientsHide?: boolean;
 }
 
 /**
@@ -105,9 +107,12 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 				db1: fc1Bias?.mainGradient ?? null,
 				db2: fc2Bias?.mainGradient ?? null,
 			});
-			if (hs) tape.weightGradient([dy, hs, offsets], () => addGroupedWeightGradient(device, dy, hs, fc2, offsets));
+			const order = { hides: options.weightGradientsHide ?? false };
+			if (hs) {
+				tape.weightGradient([dy, hs, offsets], () => addGroupedWeightGradient(device, dy, hs, fc2, offsets), order);
+			}
 			if (fc1.trainable) {
-				tape.weightGradient([dz, x, offsets], () => addGroupedWeightGradient(device, dz, x, fc1, offsets));
+				tape.weightGradient([dz, x, offsets], () => addGroupedWeightGradient(device, dz, x, fc1, offsets), order);
 			}
 			if (dx) x.gradient!.accumulate(dx);
 			if (dp) p.gradient!.accumulate(dp);
