@@ -1,4 +1,4 @@
-/** The shape of the source tree: who may import whom, what stays inside src/native, how long a file may be. */
+/** The shape of the source tree: allowed imports, symbols that stay inside src/native, lengths of files. */
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";

@@ -46,7 +46,7 @@ class PeerMemory {
 class PeerRows {
  public:
   using Tell = PeerMemory::Tell;
-  /// Null where a member cannot reach another's memory: at all members then. `queue`: what exchange() is given.
+  /// Null at all members if any member cannot reach another's memory. `queue`: the stream that exchange() is given.
   static std::unique_ptr<PeerRows> meet(mimo_device& device, int32_t size, int32_t rank, cudaStream_t queue, Tell tell);
   ~PeerRows();
 

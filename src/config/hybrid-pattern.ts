@@ -1,7 +1,7 @@
 /**
  * Layer patterns (docs/spec/language-model.md §1.1, §1.2, §1.4): one symbol a layer, `|` between pipeline segments, `[` and `]` around
- * layers that are one block, `/` before each multi-token prediction depth. What Megatron knows and this program does not build
- * yet is refused by name; every error gives the position in the string, counted from 1.
+ * layers that are one block, `/` before each multi-token prediction depth. Symbols of Megatron that this program does not build
+ * yet are refused by name; every error gives the position in the string, counted from 1.
  */
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";

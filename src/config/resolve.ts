@@ -39,7 +39,7 @@ export interface ResolvedConfiguration {
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
  * value). `trains`: whether the command needs to know how long; `folders` reads what folders of weights say of the model.
- * `beneath`: from what is given, entries that everything given wins over, such as what a checkpoint says of its model.
+ * `beneath`: from the given entries, further ones that all given entries win over, such as a checkpoint's values of its model.
  * `unchecked`: keys whose values do not count, so that checks that read them are left out.
  * Throws one UserError with every mistake.
  */
@@ -58,7 +58,7 @@ export function resolveConfiguration(
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
-	// Mistakes in what is given come before those of what it names.
+	// Mistakes in the given entries are reported before mistakes in the folders that they name.
 	const base = beneath && problems.length === 0 ? beneath(given) : [];
 	const resolved = resolveEntries(given, problems, file?.complete ?? true, trains, folders, base, unchecked);
 	return { ...resolved, command: flags.command };

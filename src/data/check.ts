@@ -1,6 +1,6 @@
 /**
- * A look at a run's data before anything is trained: what can be known to be wrong is said at once, not by a rank or
- * when the first evaluation comes.
+ * A look at a run's data before anything is trained: mistakes that can be found by then are reported at once, not by a rank
+ * or when the first evaluation comes.
  */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";

@@ -17,7 +17,7 @@ import { addAxisGradient, type Draw, type GateWeights, type RouterSample, sample
 import { gateName, routerParameters } from "./router-parameters.ts";
 import { TableLayout } from "./tables.ts";
 
-/** A microbatch's sample and what follows from it. */
+/** A microbatch's sample, the masks and the loss that follow from it. */
 export interface Sampled {
 	readonly draw: Draw;
 	readonly sample: RouterSample;

@@ -36,7 +36,7 @@ export function parentOf({ path, configuration, weights }: SourceCheckpoint): {
 	return { configuration, config: describedConfig(configuration, { bf16: false }) };
 }
 
-/** A checkpoint's submodel, which reads from it and owns it. What belongs to its training alone is left out. */
+/** A checkpoint's submodel, which reads from it and owns it. The router and the optimizer's state are left out. */
 export function submodelSource(source: SourceCheckpoint, submodel: Submodel): SourceCheckpoint {
 	const { configuration } = parentOf(source);
 	const keys = submodelKeys(configuration, submodel);

@@ -1,6 +1,6 @@
 /**
- * How important the units of a model are, measured on data, and the order that follows (docs/spec/elastic.md §23): what `mimo elastic
- * rank` writes and `mimo convert-ckpt --permute` reads.
+ * How important the units of a model are, measured on data, and the order that follows (docs/spec/elastic.md §23): the file that
+ * `mimo elastic rank` writes and `mimo convert-ckpt --permute` reads.
  */
 import { readFileSync } from "node:fs";
 import * as v from "valibot";

@@ -1,6 +1,6 @@
 /**
- * The model that a checkpoint holds, for commands that do not train it: what its index or config.json says of it stands
- * beneath the configuration that is given.
+ * The model that a checkpoint holds, for commands that do not train it: values of its index or config.json stand beneath the
+ * configuration that is given.
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";

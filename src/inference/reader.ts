@@ -47,7 +47,7 @@ export class RequestReader {
 		this.endIds = this.#endIds();
 	}
 
-	/** `system`: what a conversation begins with, or null. Throws a UserError for what the model cannot read. */
+	/** `system`: text of the system turn that begins a conversation, or null. Throws a UserError where the model cannot read it. */
 	read(request: Request, system: string | null = null): ReadRequest {
 		const { c, task } = this;
 		if (request.images.length > 0 && !hasEncoder(c)) {

@@ -1,6 +1,6 @@
 /**
- * The submodels of an elastic training over steps, from events "budgets" of a log: what the router chooses for every budget, how
- * large that is, and its loss.
+ * The submodels of an elastic training over steps, from events "budgets" of a log: the router's choice for every budget, its
+ * size, and its loss.
  */
 import type { RunEvent } from "./report.ts";
 import { Series } from "./series.ts";

@@ -1,6 +1,6 @@
 /**
- * A run's curves by Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases alike. What Megatron
- * lacks (modules, balancing losses by layer) has names of its own.
+ * A run's curves by Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases alike. Values
+ * that Megatron lacks (modules, balancing losses by layer) have names of their own.
  */
 import type { EvaluationReport, StepReport, TimersReport } from "./report.ts";
 

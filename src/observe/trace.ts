@@ -123,7 +123,7 @@ export class Tracer implements DeviceTracer {
 		this.#log.add(memoryRow, 0, now, now, 0, liveBytes, reservedBytes);
 	}
 
-	/** Writes this rank's events, one a line. What happens at the same time on a row gets lanes of its own. */
+	/** Writes this rank's events, one a line. Spans of a row that overlap get lanes of their own. */
 	write(file: string): void {
 		const logged = this.#log.events();
 		const spans = [...logged.flatMap((event) => this.#describe(event)), ...this.#gpuSpans()];

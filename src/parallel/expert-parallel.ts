@@ -160,7 +160,7 @@ export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): T
 	});
 }
 
-/** Sends rows in expert order to where their experts are; what arrives is sorted by local expert. */
+/** Sends rows in expert order to their experts' ranks; the rows that arrive are sorted by local expert. */
 function toExperts(sent: RowsOfMember, exchange: Exchange): Journey {
 	const { capacity, regionRows, rowCount, out } = exchange;
 	const room = (like: Tensor) => Tensor.empty(like.device, [capacity, widthOf(like)], like.dtype);

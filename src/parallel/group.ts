@@ -26,8 +26,8 @@ export function consecutive(counts: readonly number[]): RowRanges {
 
 /**
  * Runs of rows that the device knows, i32 [size, runs, 3]: for each member, of every run its first row here, its first row at
- * the member, and how many rows. `out` go to the members, `in` come from them; what one member's `out` says of another, the
- * other's `in` says of it.
+ * the member, and how many rows. `out` go to the members, `in` come from them; the `in` of a member
+ * B says of a member A the same as A's `out` says of B.
  */
 export interface DeviceRanges {
 	readonly out: Tensor;

@@ -105,7 +105,7 @@ export class ParameterBuffer implements Disposable {
 		return this.#parameters;
 	}
 
-	/** Memory of the values was written: what parameters made of theirs is old. */
+	/** Tells parameters that the memory of their values was written: copies that they made of it are old. */
 	valuesChanged(): void {
 		for (const parameter of this.#parameters) parameter.valueChanged();
 	}

@@ -7,8 +7,8 @@ import { Tensor } from "../tensor/tensor.ts";
 import type { Pending, RowsOfMember } from "./group.ts";
 
 /**
- * Rows on their way to other ranks. What is queued between start and finish hides the time that they take. Backward the same:
- * where they were finished their gradients' way back is started, and where they were started that way ends.
+ * Rows on their way to other ranks. Work queued between start and finish hides the time that they take. In backward their
+ * gradients start where the rows finished, and finish where the rows started.
  */
 export interface Travelling extends Disposable {
 	/** The rows that have come. Called once. */

@@ -99,7 +99,7 @@ export class LanguageProbes {
 		});
 	};
 
-	/** After step 1: what the sums of all ranks say. */
+	/** Comparisons of the sums of all ranks; after step 1. */
 	checks(): Check[] {
 		const { world, scalars } = this.run.state;
 		return [...this.#probes.checks(world, scalars.device), ...this.#gradients];

@@ -100,7 +100,7 @@ function namesOf({ world, modules }: ComparedRank): { readonly trained: string[]
 	return { trained: names(true), others: names(false) };
 }
 
-/** A rank loads its own tensors; what no rank has asked for belongs to another model. */
+/** Throws for tensors that no rank loads: they belong to another model. */
 function requireNoOthers({ path, tensors }: TensorStore, names: readonly string[]): void {
 	const known = new Set(names);
 	const unexpected = [...tensors.keys()].filter((name) => !known.has(name));

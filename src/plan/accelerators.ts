@@ -39,9 +39,9 @@ const e4m3Time = 0.75;
 const [launchGap, leastKernel] = [2.5e-6, 4e-6];
 
 /**
- * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: what collectives of 10 to 40 MB reach
- * (docs/measurements/2026-11-22-h200-twenty-layers.md). An exchange: what the language model's step on two GPUs takes beyond its operations
- * and bytes, a layer of experts: the queue runs empty, and experts chosen unevenly keep one rank waiting for the other.
+ * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: the rate of collectives of 10 to 40 MB
+ * (docs/measurements/2026-11-22-h200-twenty-layers.md). An exchange: time that the language model's step on two GPUs takes beyond
+ * its operations and bytes, a layer of experts: the queue runs empty, and experts chosen unevenly keep one rank waiting for the other.
  */
 export const gpuLinks: Pick<Rates, "inside" | "between" | "exchange" | "peers"> = {
 	inside: { bytes: 240e9, latency: 15e-6 },

@@ -29,9 +29,9 @@ export interface RankSeconds {
 	readonly gradients: number;
 	/** Zeroing gradients, norm, clipping, update. */
 	readonly optimizer: number;
-	/** Of both: what comes before all ranks agree on the gradient's norm. */
+	/** The part of `gradients` and `optimizer` before all ranks agree on the gradient's norm. */
 	readonly reduce: number;
-	/** Of both: what comes after all ranks agree on the gradient's norm, up to the next step's first pass. */
+	/** The part of `gradients` and `optimizer` after all ranks agree on the gradient's norm, up to the next step's first pass. */
 	readonly update: number;
 }
 

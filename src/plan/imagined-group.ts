@@ -67,7 +67,7 @@ export function imaginedGroup(
 		window = Tensor.empty(rows.device, [bytes], "u8", "communication");
 	};
 	const others = (size - 1) / size;
-	// This rank's own routing is even: what is more comes from the others.
+	// This rank's own routing is even: rows beyond that come from the others.
 	const fromOthers = (imbalance * size - 1) / (size - 1);
 	return {
 		name,

@@ -18,8 +18,8 @@ import { type TrainingState, trainStep } from "../train/step.ts";
 import { imaginedGroup, type Transfer } from "./imagined-group.ts";
 
 /**
- * Parts of a step in order. Reduce: sums over replicas, scaling, the norm's squares: what a rank does before all ranks
- * agree on the norm. Update: what it does after that.
+ * Parts of a step in order. Reduce: sums over replicas, scaling, the norm's squares, until all ranks agree on the norm.
+ * Update: the rest of the step.
  */
 export type Phase = "prepare" | Work["kind"] | "reduce" | "update";
 

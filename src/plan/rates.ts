@@ -86,7 +86,7 @@ export function networkBytes({ ranks, bytes, rows }: Transfer, ranksPerHost: num
 	return rows.bytes.reduce((sum, one, member) => sum + (leaves(member) ? one : 0), 0);
 }
 
-/** Seconds of a transfer: what goes to other hosts, then what stays. */
+/** Seconds of a transfer: the part between hosts, then the part inside the host. */
 export function transferSeconds(transfer: Transfer, rates: Rates, ranksPerHost: number): number {
 	const { kind, ranks, bytes } = transfer;
 	if (kind === "exchange") return rates.exchange;

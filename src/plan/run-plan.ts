@@ -1,4 +1,4 @@
-/** A whole run: what a rank of each module needs and does, what moves, and how long a step takes. */
+/** A whole run: memory and work of a rank of each module, traffic, and the time of a step. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";

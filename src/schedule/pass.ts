@@ -21,7 +21,7 @@ export interface Pass extends Disposable {
 
 /** The passes of one module's chunks on this rank. */
 export interface ModulePasses {
-	/** A pass that has not gone forward yet. Takes over `input`: what the chunk before has sent; null for the first one. */
+	/** A pass that has not gone forward yet. Takes over `input`: the rows that the chunk before has sent; null for the first one. */
 	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
 	/** Numbers that a chunk's edge receives of a microbatch: samples by source, whose rows are counted, or rows. */
 	expected(chunk: number, microbatch: number): readonly number[];

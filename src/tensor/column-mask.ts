@@ -14,7 +14,7 @@ export interface ColumnMask {
 export interface ScaleMask {
 	/** f32 [1]. */
 	readonly value: Tensor;
-	/** f32 [W]: what every column adds to the value's gradient, added to; null: not wanted. */
+	/** f32 [W]: every column's part of the value's gradient, added to; null: not wanted. */
 	readonly gradients: Tensor | null;
 }
 

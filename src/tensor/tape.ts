@@ -125,7 +125,7 @@ export class Tape {
 		return this.#uses.parameters;
 	}
 
-	/** Starts a segment: what is recorded from now on belongs to it. */
+	/** Starts a segment: operations recorded from now on belong to it. */
 	begin(name: string): Segment {
 		this.device.tracer?.scope(name);
 		const segment: Segment = { name, entries: [], tasks: this.#replayed?.segment.tasks ?? [] };
@@ -168,7 +168,7 @@ export class Tape {
 	}
 
 	/**
-	 * Runs `run` when a backward pass comes back to this point, before the backward of what was recorded so far. `held` is
+	 * Runs `run` when a backward pass comes back to this point, before the backward of the operations recorded so far. `held` is
 	 * released with it.
 	 */
 	onReturn(name: string, run: () => void, held: readonly Disposable[] = []): void {

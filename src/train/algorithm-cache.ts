@@ -1,7 +1,7 @@
 /**
  * Algorithms of cuBLASLt and cuDNN that were timed for later runs (docs/decisions/cuda.md, "Timed algorithms"). A run takes
- * the choices that its file has when it starts, the same at all ranks, and no others: what it times itself is for the runs
- * after it, so that no result depends on a clock.
+ * the choices that its file has when it starts, the same at all ranks, and no others: the algorithms that it times are for the
+ * runs after it, so that no result depends on a clock.
  */
 import { createHash } from "node:crypto";
 import { join } from "node:path";

@@ -29,7 +29,7 @@ export function patchTensor({ device, config: { tower } }: EncoderModule, { patc
 	const { dtype } = tower;
 	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), patchWidth(tower)];
 	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
-	// Of what is only counted no pixels were made.
+	// On a library that only counts there are no pixels: the tensor's size is all that is needed.
 	const wide = Tensor.empty(device, shape, "f32", "data");
 	if (dtype === "f32") return wide;
 	using _wide = wide;

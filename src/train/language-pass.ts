@@ -57,7 +57,7 @@ export class LanguagePass implements Pass {
 	/** Gradient of the rows that enter; null: none is wanted. */
 	#slot: GradientSlot | null = null;
 	#output: Rows | null = null;
-	/** Of every token, and what one token's counts: its gradient. None where the stage has no head. */
+	/** Losses of every token, and the weight of a token's loss as its gradient; empty where the stage has no head. */
 	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
 	readonly #nodes: Nodes<void>;
 	/** How many segments the tape had at the end of every node. */
@@ -133,7 +133,7 @@ export class LanguagePass implements Pass {
 		if (losses.names.includes(kind)) losses.add(loss, input.mask, kind);
 	}
 
-	/** The loss_T of every token from normed hidden states; `gradient`: what each counts. */
+	/** The loss_T of every token from normed hidden states; `gradient`: weight of each token's loss. */
 	#loss(normed: Tensor, labels: Tensor, gradient: Tensor, observe?: Observer): Tensor {
 		using logits = this.stage.logits(this.#tape, normed, observe);
 		const loss = this.#own(tokenLoss(this.#tape, this.model, logits, labels));

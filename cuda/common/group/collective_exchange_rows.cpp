@@ -1,4 +1,4 @@
-// Rows to and from every member, in ranges that lie in the tensors' memory. What a member is sent is a run of bytes: its ranges
+// Rows to and from every member, in ranges that lie in the tensors' memory. The bytes sent to a member are a run: its ranges
 // of the one tensor, then of the one beside it. Every round carries an equal part of each such run through slots of their own;
 // the first round's common slots say how long the runs are: so many rounds follow as the longest needs.
 #include <algorithm>

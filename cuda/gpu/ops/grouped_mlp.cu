@@ -1,5 +1,5 @@
 // Feed-forward layers of experts (docs/spec/moe-performance.md §1), composed of the grouped products, the activation and the
-// biases: what takes every case. In e4m3 products and activation are kernels of Hopper.
+// biases, for every case. In e4m3 products and activation are kernels of Hopper.
 #include "grouped_bias.h"
 #include "grouped_mlp.h"
 #include "kernel.cuh"

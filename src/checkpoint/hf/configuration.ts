@@ -1,7 +1,7 @@
 /**
  * config.json of Hugging Face's NemotronH ↔ the program's configuration keys (Megatron's flag names in camelCase).
- * docs/spec/language-model.md §10, docs/spec/checkpoint.md §4.1. What this program's model does not have is refused by
- * name.
+ * docs/spec/language-model.md §10, docs/spec/checkpoint.md §4.1. Fields of models that this program does not have are
+ * refused by name.
  */
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes } from "../../config/per-layer.ts";

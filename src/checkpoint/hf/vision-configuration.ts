@@ -1,6 +1,6 @@
 /**
- * A vision tower and a projector in the program's keys. Sizes are those of the tensors; what config.json says of them has
- * to agree. It alone tells the number of heads and the activation. Read from transformers' RadioConfig and from the
+ * A vision tower and a projector in the program's keys. Sizes are those of the tensors; the sizes in config.json have
+ * to agree. config.json alone tells the number of heads and the activation. Read from transformers' RadioConfig and from the
  * config.json of RADIO's own code, which keeps timm's model name and its arguments in `args`.
  */
 import { UserError } from "../../native/errors.ts";

@@ -13,7 +13,7 @@ type Json = Readonly<Record<string, unknown>>;
 
 const activationNames = { gelu: "gelu", "gelu-tanh": "gelu_pytorch_tanh" } as const;
 
-/** RadioConfig of a tower; what `original` says beside the sizes stays. */
+/** RadioConfig of a tower; the fields of `original` beside the sizes stay. */
 export function towerJson(
 	tower: TowerSizes,
 	activation: keyof typeof activationNames,

@@ -2,7 +2,7 @@
  * Names of adapters in PEFT's files: `base_model.model.`, the module's name in the Hugging Face model, `.lora_A.weight` or
  * `.lora_B.weight`. They follow from where the weights' values lie in a Hugging Face folder: rows of a weight that go to
  * several modules, as those of linear_qkv, take their rows of B with them, and each of the modules has a whole A. PEFT trains
- * an A of each module; what it has trained is read as an adapter in which they stand one above the other.
+ * an A of each module; its folders are read as adapters in which these A stand one above the other.
  */
 import { adapterName } from "../../models/hybrid/adapters.ts";
 import { UserError } from "../../native/errors.ts";

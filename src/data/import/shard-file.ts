@@ -50,7 +50,7 @@ export class ShardFile {
 		return new ShardFile(path, number, open(`${path}.tar.part`, "w+"), 0, 0);
 	}
 
-	/** A shard as the journal has it: what was written later is cut off, an end that it was given is taken away. */
+	/** A shard as the journal has it: later bytes are cut off, and a finished shard becomes an unfinished one again. */
 	static reopen(path: string, { number, bytes, samples }: OpenShard): ShardFile {
 		if (!existsSync(`${path}.tar.part`) && existsSync(`${path}.tar`)) renameSync(`${path}.tar`, `${path}.tar.part`);
 		const descriptor = open(`${path}.tar.part`, "r+");

@@ -9,9 +9,9 @@ import type { LayerMasks, ModelMasks } from "./masks.ts";
 import type { Mixing } from "./mixing.ts";
 
 /**
- * Values of a layer that are measured: its normed input u_(T/tp)H; what enters the projection back, head by head, of all tokens
+ * Values of a layer that are measured: its normed input u_(T/tp)H; the input of the projection back, head by head, of all tokens
  * (heads_T(heads·channels)/tp); of routed experts this rank's rows by expert, before (channels) and behind (experts) their second
- * projection, with the first row of every expert; and what the layer adds, branch_(T/tp)H, which may be changed.
+ * projection, with the first row of every expert; and the layer's addend, branch_(T/tp)H, which may be changed.
  */
 export type ProbeName = "normed" | "heads" | "channels" | "experts" | "branch";
 export type LayerProbe = (layer: number, name: ProbeName, value: Tensor, offsets?: Tensor) => void;

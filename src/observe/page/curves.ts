@@ -96,7 +96,7 @@ export function stepTimeSection(runs: readonly DrawnRun[]): string {
 	return section("Step time", charts([["step time", curves]], { unit: " ms", clips: true }));
 }
 
-/** Of one run: what its modules do in a step. */
+/** The section of one run that shows the parts of a step of its modules. */
 export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
 	const modules = [...run.log.modules.values()];
 	if (modules.length === 0) return stepTimeSection([run]);

@@ -8,5 +8,5 @@ const of = (bins: Bins): number =>
 /** NaN of nothing. */
 export const meanOf = ({ bins }: Series): number => of(bins);
 
-/** Mean of the last bins: what the run does now. */
+/** Mean of the last bins: the present value of a curve. */
 export const recentOf = (series: Series | undefined): number => of(series?.bins.slice(-8) ?? []);

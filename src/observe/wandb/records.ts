@@ -80,7 +80,7 @@ export interface EnvironmentFields {
 	readonly writer: string;
 }
 
-/** EnvironmentRecord: what W&B's overview shows of the machine. */
+/** EnvironmentRecord: facts about the machine, for W&B's overview. */
 export function environment(about: EnvironmentFields): NumberedRecord {
 	const message = new Message().text(1, about.system).message(3, timestamp(about.began));
 	for (const argument of about.arguments) message.text(5, argument);

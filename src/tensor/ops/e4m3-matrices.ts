@@ -10,7 +10,7 @@ const block = 128;
 export class E4m3Matrices implements Disposable {
 	/** Bytes [M, R, C]. */
 	readonly values: Tensor;
-	/** f32 [M, blocks of R, blocks of C]: what the values of a block are multiplied by. */
+	/** f32 [M, blocks of R, blocks of C]: factor of the values of a block. */
 	readonly factors: Tensor;
 	#transposed: Tensor | null = null;
 

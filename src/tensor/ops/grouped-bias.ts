@@ -9,7 +9,7 @@ import { contiguous, type Tensor } from "../tensor.ts";
 export interface BiasOptions {
 	/** int32 [experts + 1]: first row of every expert; null: one bias for all rows. */
 	readonly offsets?: Tensor | null;
-	/** f32 [rows]: what a row's bias is multiplied by. */
+	/** f32 [rows]: factor of a row's bias. */
 	readonly factor?: Tensor | null;
 }
 

@@ -1,6 +1,6 @@
 /**
  * Feed-forward layers of experts as one operation (docs/spec/moe-performance.md §1): both projections, the activation
- * between them and the biases. Of a row z is kept, and what stands before it; the activation is made anew.
+ * between them and the biases. Of a row x and z are kept for backward; the activation is made anew.
  */
 import { Activation, type ActivationName, MlpRecipe, type MlpRecipeName } from "../../native/abi.ts";
 import type { Parameter } from "../parameter.ts";

@@ -1,4 +1,4 @@
-/** Y = base + s (X Aᵀ) Bᵀ: what a low-rank adapter adds to its frozen projection (Hu et al., LoRA, equation 3). */
+/** Y = base + s (X Aᵀ) Bᵀ: a frozen projection with its low-rank adapter (Hu et al., LoRA, equation 3). */
 import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";

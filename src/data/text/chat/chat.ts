@@ -1,6 +1,6 @@
 /**
- * Conversations through a chat template: the text it makes of them, where the images are in it, and what of it an
- * assistant says. What counts is found in the text itself, so that a template may strip, move and add what it likes.
+ * Conversations through a chat template: the text it makes of them, the places of the images, and the parts that an
+ * assistant says. The parts that count are found in the text itself, so that a template may strip, move and add text.
  */
 import type { CountedPart } from "../counted.ts";
 import { assistantSpans, type Span, type Write } from "./assistant-spans.ts";
@@ -146,7 +146,7 @@ export class Chat {
 			: new ChatError(`${where} fails at ${which}: ${error.message.replace(/\.$/, "")}${hint}`);
 	}
 
-	/** Rendered text as pieces. `spans`: what counts; null: between the template's own marks. */
+	/** Rendered text as pieces. `spans`: the parts that count; null: the parts between the template's own marks. */
 	#pieces(text: string, spans: readonly Span[] | null, turns: readonly ChatTurn[]): ChatPiece[] {
 		const images = turns.flatMap(({ content }) =>
 			(content ?? []).flatMap((part) => (typeof part === "string" ? [] : [part.image])),
