@@ -17,8 +17,8 @@ import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { TokenSlice } from "../../src/tensor/token-slice.ts";
 import { memoryStore } from "../checkpoint/memory-store.ts";
-import { smallModel } from "../models/small.ts";
 import { randomValues, relativeRms, testDevice } from "../support.ts";
+import { parentModel } from "./family-model.ts";
 import { maskExperts, maskedConfig, maskedWeights } from "./masked-parent.ts";
 
 let device: Device;
@@ -26,18 +26,6 @@ beforeAll(async () => {
 	device = await testDevice();
 });
 afterAll(() => device[Symbol.dispose]());
-
-const parentKeys = {
-	...smallModel,
-	"hybrid-layer-pattern": "MEM*EM-E*",
-	"mamba-num-heads": 8,
-	"mamba-num-groups": 2,
-	"num-attention-heads": 8,
-	"num-query-groups": 2,
-	"num-experts": 6,
-	"moe-router-topk": 2,
-	"init-method-std": 0.3,
-} as const;
 
 const parents: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 	"sigmoid router, squared ReLU": {},
@@ -104,7 +92,7 @@ function distance(c: TrainingConfiguration, parent: ValueStore, submodel: Submod
 
 describe.each(Object.entries(parents))("%s", (_, changes) => {
 	test("50 submodels of random sizes in every layer equal their masked parents to 1e-5", () => {
-		const c = configurationOf({ ...parentKeys, ...changes });
+		const c = configurationOf({ ...parentModel, ...changes });
 		const config = hybridConfig(c);
 		using whole = new HybridModel(device, config, { frozen: true });
 		whole.initialise(5);
@@ -130,7 +118,7 @@ describe.each(Object.entries(parents))("%s", (_, changes) => {
 });
 
 test("without one of the rules a submodel is another", () => {
-	const c = configurationOf(parentKeys);
+	const c = configurationOf(parentModel);
 	const config = hybridConfig(c);
 	using whole = new HybridModel(device, config, { frozen: true });
 	whole.initialise(5);
@@ -154,7 +142,7 @@ test("without one of the rules a submodel is another", () => {
 });
 
 describe("choices", () => {
-	const parent = hybridConfig(configurationOf(parentKeys));
+	const parent = hybridConfig(configurationOf(parentModel));
 	const read = (choice: unknown) => choiceOf(choice, parent, "choice.yaml");
 
 	test("a size for all layers, or one for each, and what is not named stays", () => {

@@ -8,7 +8,8 @@ import type { HybridConfig } from "../../src/models/hybrid/config.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { smallModel } from "../models/small.ts";
 
-const parent = {
+/** A small model with units of every kind to choose from. */
+export const parentModel = {
 	...smallModel,
 	"hybrid-layer-pattern": "MEM*EM-E*",
 	"mamba-num-heads": 8,
@@ -17,8 +18,12 @@ const parent = {
 	"num-query-groups": 2,
 	"num-experts": 6,
 	"moe-router-topk": 2,
-	"moe-router-bias-update-rate": 0,
 	"init-method-std": 0.3,
+} as const;
+
+const parent = {
+	...parentModel,
+	"moe-router-bias-update-rate": 0,
 	flextron: true,
 	"enable-router": true,
 	"emb-int-list": [32, 27, 20, 12],
