@@ -9,7 +9,7 @@ export interface LeftOutKind {
 	readonly reason: string;
 	/** Digests of the samples' names. */
 	readonly names: readonly string[];
-	/** Further samples, of which no name is known. */
+	/** Further samples, without known names. */
 	readonly unnamed: number;
 }
 

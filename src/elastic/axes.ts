@@ -58,7 +58,7 @@ export function parentSize({ hiddenSize, mamba, moe, attention }: HybridConfig, 
 	}
 }
 
-/** The sizes of an axis from its two lists, of which one may be given; null: the parent's size alone. */
+/** The sizes of an axis from its two lists, at most one of them given; null: the parent's size alone. */
 export function sizesOf(
 	axis: keyof typeof flagPrefix,
 	parent: number,

@@ -20,7 +20,7 @@ export interface TrainedRouter {
 	readonly weights: ReadonlyMap<AxisName, GateWeights>;
 }
 
-/** The router in a checkpoint. `model`: of the checkpoint. Throws a UserError where there is none, or one of another family. */
+/** The router in a checkpoint. `model`: of the checkpoint. Throws a UserError where the checkpoint has no router, or a router of another family. */
 export function routerOf({ path, model: keys, weights }: SourceCheckpoint, model: HybridConfig): TrainedRouter {
 	const config = keys.flextron === true ? elasticConfig(keys as unknown as TrainingConfiguration, model, 1) : null;
 	if (config === null) {

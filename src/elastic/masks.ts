@@ -102,8 +102,8 @@ export class MaskBuilder {
 	}
 
 	/**
-	 * Megatron leaves experts that are masked with bias 0, so that they can be chosen; without soft masks it blocks samples of
-	 * a microbatch in their place, of which there are hardly ever as many, and so none of them.
+	 * Megatron leaves experts that are masked with bias 0, so that they can be chosen. Without soft masks it blocks samples of
+	 * a microbatch by the experts' numbers; there are hardly ever as many samples as experts, so nothing is blocked.
 	 */
 	#scores(experts: Axis, row: number): ScoreMask {
 		const { config } = this.parts;

@@ -121,7 +121,7 @@ function addHeadNorms(sums: Float64Array, values: Float32Array, width: number): 
 	}
 }
 
-/** Rows lie by expert, of which `first` is the first of this rank. */
+/** Adds rows that lie by expert; `first` is this rank's first expert. */
 function addOfExperts(
 	sums: LayerSums,
 	name: "channels" | "experts",

@@ -10,7 +10,7 @@ import type { Axis, AxisName } from "./axes.ts";
 import type { ElasticConfig } from "./config.ts";
 import type { Table, TableLayout, TablePurpose } from "./tables.ts";
 
-/** Ring of the unit at a place of its run, of which a choice keeps the first so many: `limits`, descending. */
+/** Ring of the unit at a place of its run; choices keep the first `limits[choice]` units, a descending list. */
 export function ringOf(place: number, limits: readonly number[]): number {
 	return limits.findLastIndex((limit) => place < limit);
 }

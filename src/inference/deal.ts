@@ -28,7 +28,7 @@ export interface Dealt {
 	readonly places: readonly number[];
 }
 
-/** A prompt of which some tokens' losses are wanted; −100 where not. */
+/** A prompt with the labels of the tokens whose losses are wanted; −100 for the others. */
 export interface LabelledPrompt extends EncodedPrompt {
 	readonly labels?: Int32Array;
 }

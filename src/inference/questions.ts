@@ -1,6 +1,6 @@
 /**
  * Questions with known answers, a record a line of JSONL: `prompt` or `messages`, with images as for requests, and `answer` (a
- * text, or several as `answers`), or `choices` of which `answer` is one: its text, its number from 0, or its letter.
+ * text, or several as `answers`), or `choices` that include `answer`: its text, its number from 0, or its letter.
  */
 import { UserError } from "../native/errors.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";

@@ -35,7 +35,7 @@ export interface GatheringOptions {
 
 /** Milliseconds: between attempts, for a word, for an answer that takes work, for the next question. */
 const knock = { milliseconds: 200, answer: 20_000, work: 900_000, patience: 600_000 };
-/** Questions for the time of which the quickest counts. */
+/** Questions for the time; the quickest answer counts. */
 const questions = 5;
 
 interface Hello<Report> {

@@ -1,4 +1,4 @@
-/** At which address of which interface the ranks of a run meet. */
+/** The address and the interface at which the ranks of a run meet. */
 import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
 import { UserError } from "../native/errors.ts";

@@ -1,6 +1,6 @@
 /**
- * Reads scalars from TensorBoard event files: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers,
- * of which only step, tag and value are looked at.
+ * Reads scalars from TensorBoard event files: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers.
+ * Only step, tag and value of an event are looked at.
  */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";

@@ -68,7 +68,7 @@ export class Exchange implements Disposable {
 
 	/**
 	 * Tells every member this rank's counts and plans the exchange. `overflow`, i32 [2]: filled in when more rows are sent to
-	 * this rank than it has room for, the last of which stay away.
+	 * this rank than it has room for; the last rows stay away then.
 	 */
 	static plan(tape: Tape, order: ExpertOrder, parallel: ExchangeMembers, overflow: Tensor | null): Exchange {
 		const { group, expertTensor, localExperts } = parallel;

@@ -1,6 +1,6 @@
 /**
- * Memory of a model's parameters: flat buffers, one for each storage type and gradient-reduction group, of which every
- * parameter is a view. Flat, because the optimizer, the gradient norm and (data parallel) reduce-scatter and all-gather
+ * Memory of a model's parameters: flat buffers, one for each storage type and gradient-reduction group; every
+ * parameter is a view of a buffer. Flat, because the optimizer, the gradient norm and (data parallel) reduce-scatter and all-gather
  * work on whole buffers.
  */
 import type { Device } from "../native/device.ts";

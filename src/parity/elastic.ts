@@ -155,7 +155,7 @@ class ElasticWatch implements StepWatch {
 
 	readonly gradients = (): void => {
 		const { replicas, scalars, world } = this.run.state;
-		// Not from the norm of both, of which the router may be nearly all.
+		// Not from the norm of both: the router's part may be nearly all of it.
 		const ofModel = replicas.filter(({ parameters }) => parameters !== this.run.elastic!.parameters);
 		const sum = Float64Array.of(gradientSquares(ofModel, scalars));
 		sumSquares(replicas, scalars);

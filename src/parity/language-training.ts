@@ -40,7 +40,7 @@ export interface LanguageReference {
 	readonly stepOne: StepOne;
 	/** Samples of every step. */
 	readonly batches: readonly (readonly ImageTextMicrobatch[])[];
-	/** Puts the reference's weights into a run, of which this process may have a part. */
+	/** Puts the reference's weights into a run; `partial`: this process has a part of it. */
 	readonly load: (run: Run, partial: boolean) => void;
 	/** Comparisons before the first step. */
 	readonly before?: (run: Run) => Check[];

@@ -109,7 +109,7 @@ function megatronNames(weights: TensorStore, path: string): Correspondence {
 	return builder;
 }
 
-/** Calls of a module in step 1: `of` a microbatch, of which this one is number `call`. */
+/** Probes and gradient norms of step 1. A microbatch makes `of` calls of a module, and `call` is the number of a call. */
 function stepOneOf(
 	{ batch, seq, microbatches, pattern }: PredictionConfigFile,
 	{ step1_probe: { layers, grad_norm } }: PredictionGolden,

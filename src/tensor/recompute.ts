@@ -11,7 +11,7 @@ import type { Tensor } from "./tensor.ts";
  */
 export type Computation = (tape: Tape, ...inputs: Tensor[]) => Tensor;
 
-/** y = layer(tape, x), of which only x is kept for backward. */
+/** y = layer(tape, x); x alone is kept for backward. */
 export function recompute(tape: Tape, x: Tensor, layer: Computation): Tensor {
 	return new Recomputed(tape, [x], layer).y;
 }

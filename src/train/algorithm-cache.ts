@@ -79,7 +79,7 @@ function digestOf(text: string): Buffer {
 	return createHash("sha256").update(text).digest().subarray(0, 8);
 }
 
-/** The lines of choices in a file; empty where there is none. */
+/** The lines of choices in a file; empty without the file. */
 export function readChoices(path: string, environment: string): string[] {
 	const damaged = (): never => {
 		throw new UserError(`${path} holds no algorithms that this user's runs timed for ${environment}: remove it.`);

@@ -153,7 +153,7 @@ export class LanguagePass implements Pass {
 		return teacherHidden(teacher, this.model.stages.indexOf(this.stage), input, entered?.beside ?? null);
 	}
 
-	/** The language model's loss_T, of which what the teacher leaves has a gradient, beside the divergence from the teacher. */
+	/** The language model's loss_T, whose weight is the teacher's rest 1 − α, beside the divergence from the teacher, of weight α. */
 	#taughtLoss(teacher: Teacher, taught: Tensor, normed: Tensor, input: DeviceInput, losses: Losses): Tensor {
 		const { alpha } = teacher;
 		using logits = this.stage.logits(this.#tape, normed, this.options.observe);

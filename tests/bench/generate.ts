@@ -114,7 +114,7 @@ export async function benchGenerate(device: Device, python: string): Promise<{ r
 			const config = huggingFaceConfig(source, join(path, "config.json"), dtype);
 			using model = new HybridModel(device, config, { frozen: true });
 			loadModel(model, source.weights);
-			// A step reads every weight but those of the embedding, of which it reads a row a sequence.
+			// A step reads every weight, but a single row of the embedding for each sequence.
 			const table = config.paddedVocabularySize * config.hiddenSize;
 			const bytes = (reference.parameters - table) * (dtype === "bf16" ? 2 : 4);
 			for (const batch of batches) {

@@ -132,7 +132,7 @@ void masked_rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, Masks
   compare_mask_gradients(run, b, width);
 }
 
-/// The norm of residual + x, of which x is masked by `of_x`, and what is normalised by `masks`.
+/// The norm of residual + x: `of_x` masks x, and `masks` the sum that is normalised.
 void masked_residual_norm(Run& run, int64_t rows, int64_t width, int64_t group, Masks of_x, Masks masks) {
   mimo_masked_rms_norm_forward_args f{};
   f.x = run.tensor(rows * width);

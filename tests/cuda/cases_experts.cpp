@@ -188,7 +188,7 @@ void exchange(Run& run, int64_t members, int64_t expert_tensor, int64_t local_ex
   }
 }
 
-/// The nodes that tokens go to, and the experts that each node finds in the routing of all of them, of which some are not live.
+/// The nodes that tokens go to, and the experts that each node finds in the routing of all of them; some tokens are not live.
 void nodes(Run& run, int64_t tokens, int64_t topk, int64_t count, int64_t node_experts, int64_t dropped) {
   std::vector<int32_t> index = run.integers(tokens * topk, 0, count * node_experts);
   for (int64_t i = 0; i < dropped; ++i) index[static_cast<size_t>(i * 3 % (tokens * topk))] = i % 2 == 0 ? -1 : 1 << 20;

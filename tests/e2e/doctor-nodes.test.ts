@@ -1,4 +1,4 @@
-/** `mimo doctor` on four hosts, made of network namespaces, of which one has a slow card: it is the one that is named. */
+/** `mimo doctor` on four hosts, made of network namespaces: it names the host that has a slow card. */
 import { expect, test } from "bun:test";
 import { executable } from "../commands/mimo.ts";
 

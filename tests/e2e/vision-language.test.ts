@@ -29,7 +29,7 @@ describe("mock data", () => {
 		expect([one.exitCode, one.stderr]).toEqual([0, ""]);
 		expect(one.steps.map(({ iteration }) => iteration)).toEqual([1, 2, 2]);
 		expect(one.steps[0]!["lm loss"]).toBeWithin(6, 6.6);
-		// Half of every sequence is one image's tokens, the last of which predicts the first word.
+		// Half of every sequence is one image's tokens; the last image token predicts the first word.
 		expect(one.steps[0]!.tokens).toBe(8 * 16);
 		expect(one.stdout).toContain(" validation loss at iteration 2 | lm loss value: ");
 	});

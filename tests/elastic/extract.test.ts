@@ -59,7 +59,7 @@ function logitsOf(model: HybridModel): Float32Array {
 	return values.filter((_, i) => i % logits.width < vocabulary);
 }
 
-/** A submodel with sizes of its own in every layer, of which some may be left out. */
+/** A submodel with sizes of its own in every layer; some layers may be left out. */
 function randomSubmodel(parent: Submodel, seed: number): Submodel {
 	const draws = randomValues(64, seed);
 	let drawn = 0;

@@ -2,7 +2,7 @@
 import type { ShardBlock } from "../../src/parallel/shard.ts";
 
 export interface PrintedGradients {
-	/** Full tensors of which only the rank's blocks are filled. */
+	/** Full tensors; the rank's blocks alone are filled. */
 	readonly gradients: Readonly<Record<string, readonly number[]>>;
 	readonly blocks: Readonly<Record<string, { readonly width: number; readonly blocks: readonly ShardBlock[] }>>;
 }

@@ -46,7 +46,7 @@ export function referenceRouting(logits: Float64Array, experts: number, options:
 		const row = [...logits.subarray(t * experts, (t + 1) * experts)];
 		const sigmoid = options.scoreFunction === "sigmoid";
 		const scores = sigmoid ? row.map((l) => 1 / (1 + Math.exp(-l))) : softmax(row);
-		// Megatron selects by the scores; with softmax after top-k, by the logits, of which groups are scored by sums too.
+		// Megatron selects by the scores; with softmax after top-k, by the logits, and scores groups by sums of logits too.
 		let key = (sigmoid || options.preSoftmax ? scores : row).map((s, e) => s + (options.bias?.[e] ?? 0));
 		if (groups) {
 			const size = experts / groups.count;

@@ -227,7 +227,7 @@ describe("memory", () => {
 		tape.backward("late");
 		const live = () => device.memoryStatistics().liveBytes - before;
 		const rows = tokens * width * 4;
-		// x, its gradient, and of both projections input and output gradient, of which the second's is y's own.
+		// x, its gradient, and input and output gradient of both projections; the second output gradient is y's own.
 		const all = live();
 		expect(all).toBe(6 * rows);
 		tape.drain(second);

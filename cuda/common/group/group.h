@@ -1,8 +1,8 @@
 // Groups of processes of one host: collectives through shared memory. The CPU library moves tensors this way; the CUDA
 // library moves barriers and host values, and tensors too where ranks share a GPU.
 //
-// A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds, of which all
-// members know the number. In round r a member
+// A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds; all members know
+// their number. In round r a member
 //   1. waits until everybody has read what its slot r mod 2 held two rounds ago (`read` >= r - 2),
 //   2. writes its part into that slot and publishes `written` = r,
 //   3. waits until those it needs have written round r, reads their slots and publishes `read` = r.
@@ -130,7 +130,7 @@ class Group {
   uint64_t round = 1;
   void ring(int32_t member) const { place(member).doorbell.ring(); }
   void ring_others() const;
-  /// The channel of a pair, of which this member is one. Throws for others.
+  /// The channel of a pair that includes this member. Throws for other pairs.
   Channel& channel(int32_t from, int32_t to);
   /// The name as errors have it: "language.tp all_reduce 12".
   std::string describe(const Call& call) const;

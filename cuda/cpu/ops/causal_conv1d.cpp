@@ -25,7 +25,7 @@ void load_taps(const W* weight, const W* bias, int64_t channels, int64_t width, 
   }
 }
 
-/// p[c] = bias + Σ_k taps[k] x[t - width + 1 + k] over `count` channels, of which the first `missing` taps see nothing.
+/// p[c] = bias + Σ_k taps[k] x[t - width + 1 + k] over `count` channels; the first `missing` taps lie before the sequence.
 template <class T>
 void convolve(const T* x, int64_t x_stride, const float* taps, int64_t channels, int64_t width, int64_t missing,
               int64_t count, float* p) {

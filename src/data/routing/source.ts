@@ -28,7 +28,7 @@ export interface SourceOptions {
 	readonly configuration: LoaderConfiguration;
 	/** Lanes that this rank reads as the configuration's task says, ascending. */
 	readonly lanes: readonly number[];
-	/** Further lanes, of which this rank reads only the text. */
+	/** Further lanes whose text alone this rank reads. */
 	readonly textLanes?: readonly number[];
 	/** This rank's turns where encoder lanes take whole microbatches; absent: every microbatch is its turn. */
 	readonly turn?: Share;

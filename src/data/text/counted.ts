@@ -1,4 +1,4 @@
-/** Text of which parts count in the loss, as tokens of which some count. */
+/** Text whose parts count in the loss or do not, and its tokens, each with whether it counts. */
 import type { TextPart, Tokenizer } from "./tokenizer.ts";
 
 /** A part of a text that counts in the loss, or does not. */

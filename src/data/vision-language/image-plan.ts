@@ -33,7 +33,7 @@ export interface ImagePlan {
 
 const whole = (size: ImageSize): ImagePlan => ({ size, columns: 1, rows: 1, thumbnail: null });
 
-/** Plans of a sample's images; `rows`: image rows that fit beside the text, of which a tile's tag takes `tagTokens`. */
+/** Plans of a sample's images; `rows`: image rows that fit beside the text; a tile's tag takes `tagTokens` of them. */
 export function planImages(
 	sizes: readonly ImageSize[],
 	rows: number,

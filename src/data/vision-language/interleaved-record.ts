@@ -1,5 +1,5 @@
 /**
- * Documents of text and images in the forms of OBELICS (`texts` and `images`, of which each place has one) and MMC4
+ * Documents of text and images in the forms of OBELICS (`texts` and `images`; each place has either) and MMC4
  * (`text_list` and `image_info`, each image with the sentence that it belongs to).
  */
 

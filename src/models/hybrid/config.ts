@@ -22,8 +22,8 @@ export interface PredictionConfig {
 }
 
 /**
- * Blocks of every stage. uniform: all of them, in runs of so many of which only the input is kept. block: the first so many, one
- * by one.
+ * Blocks of every stage that backward computes again. uniform: all blocks, in runs of `layers`; each run's input alone is kept.
+ * block: the first `layers` blocks, one by one.
  */
 export interface FullRecompute {
 	readonly granularity: "full";

@@ -14,5 +14,5 @@ export interface Mixing {
 	readonly scan: typeof ssdScan;
 }
 
-/** Whole sequences, of which nothing is kept. */
+/** The operations over whole sequences, which keep nothing for later tokens. */
 export const wholeSequences: Mixing = { rope, attention, convolution: causalConv1d, scan: ssdScan };

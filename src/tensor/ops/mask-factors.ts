@@ -1,6 +1,6 @@
 /**
- * Factors of masks from a few values, each of which many columns have (docs/spec/elastic.md §9): all masks of several
- * microbatches at once.
+ * Factors of masks from a few values, each for many columns (docs/spec/elastic.md §9): all masks of several microbatches at
+ * once.
  */
 import type { Device } from "../../native/device.ts";
 import { Tensor } from "../tensor.ts";

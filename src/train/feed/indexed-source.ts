@@ -16,7 +16,7 @@ export interface SampleRange {
 }
 
 export interface IndexedData {
-	/** Text and images of a range, of which only what `place` wants is looked at. */
+	/** Text and images of a range; parts that `place` does not want are not looked at. */
 	microbatch(range: SampleRange, place: DataPlace): ImageTextMicrobatch;
 }
 

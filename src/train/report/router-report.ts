@@ -14,7 +14,7 @@ function layersOf({ config }: HybridModel): number[] {
 	return allLayers(config).flatMap(({ index, symbol }) => (symbol === "E" ? [index] : []));
 }
 
-/** So many numbers of every MoE layer, of which this rank has those of its own stage. `stages`: one rank a stage. */
+/** Numbers of every MoE layer, `widthOf` each, from the `own` numbers of every stage's layers. `stages`: one rank a stage. */
 function overStages(
 	model: HybridModel,
 	stages: Group,
