@@ -220,17 +220,20 @@ export function timingLibrary(
 			const started = performance.now();
 			const status = call(...args);
 			library.symbols.mimo_stream_synchronize!(args[0]!);
-			observe(name, valuesOf(args), (performance.now() - started) / 1000);
+			const seconds = (performance.now() - started) / 1000;
+			observe(name, valuesOf(args), seconds);
 			return status;
 		};
 	const table: Record<string, NativeFunction> = {};
 	const liveRows = new LiveRows();
 	const valuesOf = (name: string, stream: unknown, values: OperationValues): OperationValues => {
-		if (name !== "expert_exchange_plan") return liveRows.in(values);
+		if (name !== "expert_exchange_plan" && name !== "moe_sort") return liveRows.in(values);
+		const { offsets, experts } = values;
+		const sorted = name === "moe_sort" ? { local_offsets: offsets!, local_experts: experts! } : values;
 		const count = new Int32Array(1);
-		const address = values.local_offsets! + 4 * values.local_experts!;
+		const address = sorted.local_offsets! + 4 * sorted.local_experts!;
 		library.symbols.mimo_memory_copy_to_host!(stream as number, count, address, count.byteLength);
-		liveRows.set(values, count[0]!);
+		liveRows.set(sorted, count[0]!);
 		return values;
 	};
 	for (const [name, fields] of Object.entries(operations)) {
