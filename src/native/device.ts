@@ -54,6 +54,8 @@ export interface DeviceTracer {
 	operation(name: OperationName, stream: Stream): void;
 	/** The next operations belong to this part of a model, such as "layer.3 backward". */
 	scope(name: string): void;
+	/** Work queued on the stream from now on waits for a collective or message, of which collective() tells. */
+	beforeWait(stream: Stream): void;
 	/** A collective or message of a group: started, and done when `wait` ran. */
 	collective(call: {
 		readonly group: string;

@@ -22,6 +22,8 @@ export interface ModuleSummary {
 	readonly operations: readonly Total[];
 	readonly scopes: readonly Total[];
 	readonly collectives: readonly Total[];
+	/** Times in which a GPU had nothing to do but wait for a collective, by group and kind; empty for a CPU library. */
+	readonly waits: readonly Total[];
 	/** Milliseconds of the passes in which neither an operation nor a collective ran: the host's own work. */
 	readonly host: number;
 	/** null: a CPU library, whose operations are the host's own work. */
@@ -152,6 +154,7 @@ export function summariseTrace(events: readonly TraceEvent[]): TraceSummary {
 
 function summariseModule(name: string, ranks: number, events: readonly TraceEvent[]): ModuleSummary {
 	const [parts, operations, scopes, collectives] = [new Totals(), new Totals(), new Totals(), new Totals()];
+	const waits = new Totals();
 	let busy = 0;
 	let peakBytes = 0;
 	const passes = events.filter(({ cat, name: part }) => cat === "step" && part === "compute");
@@ -164,6 +167,7 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 		if (ph !== "X") continue;
 		const milliseconds = dur! / 1000;
 		if (cat === "step") parts.add(what, milliseconds);
+		if (cat === "waits") waits.add(what, milliseconds);
 		if (cat === "operations") {
 			operations.add(what, milliseconds);
 			scopes.add(String(args?.scope ?? ""), milliseconds);
@@ -185,6 +189,7 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 		operations: operations.means(ranks),
 		scopes: scopes.means(ranks),
 		collectives: collectives.means(ranks),
+		waits: waits.means(ranks),
 		host: Math.max(0, whole - busy) / ranks,
 		gpu: gpuTime(events, ranks),
 		peakBytes,

@@ -24,10 +24,12 @@ export interface TraceEvent {
 }
 
 /** On a GPU `operations` is when it worked, `queueing` when the host queued it. No thread has the number 0. */
-const rows = { step: 1, operations: 2, collectives: 3, queueing: 4 } as const;
+const rows = { step: 1, operations: 2, collectives: 3, queueing: 4, waits: 5 } as const;
 /** Device memory, which has no row of its own. */
 const memoryRow = -1;
-const rowNames = ["", "step", "operations", "collectives", "queueing"];
+const rowNames = ["", "step", "operations", "collectives", "queueing", "waits"];
+/** Microseconds up to which an operation that waits for a collective waits for none: two moments of a GPU are as far apart. */
+const noWait = 5;
 /** Microseconds by which an operation of a GPU may seem to begin before the one before it has ended. */
 const gpuSlack = 2;
 
@@ -38,8 +40,9 @@ interface RowSpan extends Span {
 	readonly args: NonNullable<TraceEvent["args"]>;
 }
 
-/** An operation of a GPU, whose times are known once it has worked. */
+/** An operation of a GPU, or a wait of its stream for a collective, whose times are known once it has worked. */
 interface Pending {
+	readonly row: typeof rows.operations | typeof rows.waits;
 	readonly name: string;
 	readonly scope: string;
 	readonly began: DeviceEvent;
@@ -55,6 +58,8 @@ export class Tracer implements DeviceTracer {
 	/** null: the library works while it is called, so the host's clock is enough. */
 	readonly #gpu: { readonly start: DeviceEvent; readonly startedAt: number; pending: Pending[] } | null;
 	#before: DeviceEvent | null = null;
+	/** Where the stream is when it comes to a wait. */
+	#waiting: { readonly stream: Stream; readonly began: DeviceEvent } | null = null;
 
 	constructor(
 		private readonly device: Device,
@@ -98,7 +103,8 @@ export class Tracer implements DeviceTracer {
 		if (gpu === null) return;
 		const after = this.device.createEvent();
 		after.record(stream);
-		gpu.pending.push({ name, scope: this.#log.text(this.#scope), began: this.#before!, ended: after });
+		const scope = this.#log.text(this.#scope);
+		gpu.pending.push({ row: rows.operations, name, scope, began: this.#before!, ended: after });
 	}
 
 	scope(name: string): void {
@@ -106,9 +112,26 @@ export class Tracer implements DeviceTracer {
 		this.memory();
 	}
 
+	beforeWait(stream: Stream): void {
+		if (this.#gpu === null) return;
+		const began = this.device.createEvent();
+		began.record(stream);
+		this.#waiting = { stream, began };
+	}
+
 	collective({ group, kind, sequence, bytes, began }: Parameters<DeviceTracer["collective"]>[0]): void {
+		this.#endWait(`${group} ${kind}`);
 		const [name, members] = [this.#log.number(kind), this.#log.number(group)];
 		this.#log.add(rows.collectives, name, began, performance.now(), this.#scope, members, sequence, bytes);
+	}
+
+	#endWait(name: string): void {
+		if (this.#waiting === null) return;
+		const { stream, began } = this.#waiting;
+		this.#waiting = null;
+		const ended = this.device.createEvent();
+		ended.record(stream);
+		this.#gpu!.pending.push({ row: rows.waits, name, scope: this.#log.text(this.#scope), began, ended });
 	}
 
 	/** A part of the step, such as "bridge", between two moments of performance.now(). */
@@ -142,7 +165,7 @@ export class Tracer implements DeviceTracer {
 	}
 
 	#row(row: number, spans: readonly RowSpan[]): TraceEvent[] {
-		const slack = row === rows.operations && this.#gpu !== null ? gpuSlack : 0;
+		const slack = (row === rows.operations || row === rows.waits) && this.#gpu !== null ? gpuSlack : 0;
 		const placed = lanesOf(spans, slack);
 		const lanes = placed.reduce((most, { lane }) => Math.max(most, lane + 1), 0);
 		const thread = (lane: number) => row + lane * rowNames.length;
@@ -177,15 +200,15 @@ export class Tracer implements DeviceTracer {
 		if (this.#gpu === null) return [];
 		this.device.synchronize();
 		const { start, startedAt, pending } = this.#gpu;
-		const spans = pending.map(({ name, scope, began, ended }): RowSpan => {
+		const spans = pending.map(({ row, name, scope, began, ended }): RowSpan => {
 			const at = startedAt + began.millisecondsSince(start);
 			const [begin, end] = [this.#time(at), this.#time(at + ended.millisecondsSince(began))];
 			began[Symbol.dispose]();
 			ended[Symbol.dispose]();
-			return { name, row: rows.operations, begin, end, args: { scope } };
+			return { name, row, begin, end, args: { scope } };
 		});
 		start[Symbol.dispose]();
-		return spans;
+		return spans.filter(({ row, begin, end }) => row !== rows.waits || end - begin > noWait);
 	}
 
 	/** Microseconds of the trace's clock at a moment of performance.now(). */

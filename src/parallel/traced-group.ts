@@ -13,6 +13,7 @@ export function tracedGroup(group: Group, device: Device): Group {
 		const pending = start();
 		return {
 			wait: () => {
+				device.tracer?.beforeWait(device.stream);
 				pending.wait();
 				device.tracer?.collective({ group: name, kind, sequence: number, bytes, began });
 			},

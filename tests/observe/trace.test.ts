@@ -3,9 +3,15 @@ import { afterAll, expect, test } from "bun:test";
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { mergeTrace, partName, type TraceEvent } from "../../src/observe/trace.ts";
+import { countingLibrary } from "../../src/native/counting-library.ts";
+import { Device } from "../../src/native/device.ts";
+import type { NativeFunction } from "../../src/native/library.ts";
+import { mergeTrace, partName, type TraceEvent, Tracer } from "../../src/observe/trace.ts";
 import { exactTime, lanesOf } from "../../src/observe/trace-lanes.ts";
 import { readTrace, summariseTrace } from "../../src/observe/trace-summary.ts";
+import { groupOfOne } from "../../src/parallel/group.ts";
+import { tracedGroup } from "../../src/parallel/traced-group.ts";
+import { Tensor } from "../../src/tensor/tensor.ts";
 import { mimo } from "../commands/mimo.ts";
 import { complaintsOf } from "./trace-processor.ts";
 
@@ -64,6 +70,53 @@ test("a GPU's time is what it worked, gaps between launches and waits, streams s
 	const other = [title(1, "rank 1: language, tp 1"), span(1, "queueing", "gemm", 5, 1), operation(1, 110, 40)];
 	expect(summariseTrace([...events, ...other]).modules[0]!.gpu).toEqual({ busy: 0.145, launchGaps: 0.02, waits: 0.25 });
 	expect(language!.operations).toMatchObject([{ name: "gemm", calls: 4 }]);
+});
+
+test("a GPU's waits for collectives are named, those that it does not notice left out", () => {
+	// A GPU on which time passes when the test says so: an event's moment is when it was recorded.
+	let now = 0;
+	const moments = new Map<number, number>();
+	const library = countingLibrary({ kind: "cuda", observe: () => {} });
+	const events: Record<string, NativeFunction> = {
+		mimo_event_create: (_device, out) => {
+			moments.set(moments.size + 1, 0);
+			(out as BigUint64Array)[0] = BigInt(moments.size);
+			return 0;
+		},
+		mimo_event_record: (event) => {
+			moments.set(event as number, now);
+			return 0;
+		},
+		mimo_event_elapsed: (began, ended, out) => {
+			(out as Float32Array)[0] = moments.get(ended as number)! - moments.get(began as number)!;
+			return 0;
+		},
+	};
+	const known = library.symbols;
+	const symbols = new Proxy(events, { get: (own, name: string) => own[name] ?? known[name] });
+	using device = Device.open({ ...library, symbols });
+	const alone = groupOfOne("language.tp", 0);
+	const group = tracedGroup({ ...alone, allReduce: () => ({ wait: () => (now += 3) }) }, device);
+	using x = Tensor.empty(device, [4]);
+	const tracer = new Tracer(device, 0, "rank 0: language, tp 0", 0);
+	device.tracer = tracer;
+	tracer.scope("layer.0");
+	group.allReduce(x).wait();
+	group.broadcast(x, 0).wait();
+	group.allReduce(x).wait();
+	device.tracer = null;
+	const file = join(folder, "waits.json");
+	tracer.write(partName(file, 0));
+	mergeTrace(file, 1);
+	const written = readTrace(file);
+	const waits = written.filter(({ cat }) => cat === "waits");
+	expect(waits.map(({ name, dur, args }) => [name, dur, args?.scope])).toEqual([
+		["language.tp all_reduce", 3000, "layer.0"],
+		["language.tp all_reduce", 3000, "layer.0"],
+	]);
+	expect(summariseTrace(written).modules[0]!.waits).toEqual([
+		{ name: "language.tp all_reduce", calls: 2, milliseconds: 6, bytes: 0 },
+	]);
 });
 
 test("collectives under way at once are counted once in the sums", () => {

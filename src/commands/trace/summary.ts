@@ -52,6 +52,7 @@ function moduleText(module: ModuleSummary, steps: number): string {
 		...table("operation", module.operations),
 		...table("layer", module.scopes),
 		...table("collective", module.collectives),
+		...table("waited for", module.waits),
 		module.gpu === null
 			? `Between operations the host works ${(module.host / steps).toFixed(2)} ms of the passes.`
 			: gpuText(module.gpu, steps),
