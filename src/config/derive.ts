@@ -66,7 +66,7 @@ export function paddedVocabularySize({
 	return Math.ceil(vocabSize / unit) * unit;
 }
 
-/** Where the run's folder for Weights & Biases goes, as Megatron chooses it; null: none is written. */
+/** Where the run's folder for Weights & Biases goes, as Megatron chooses it; null: no folder is written. */
 export function wandbFolder({ wandbSaveDir, wandbProject, save }: TrainingConfiguration): string | null {
 	return wandbSaveDir ?? (wandbProject === null || save === null ? null : join(save, "wandb"));
 }

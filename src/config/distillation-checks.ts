@@ -14,7 +14,7 @@ const needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration)
 	["no z-loss-coeff", (c) => c.zLossCoeff === 0],
 ];
 
-/** The key that asks for a teacher; null: none does. */
+/** The key that asks for a teacher; null: no key does. */
 function teacherKey({ exportKdTeacherLoad, selfDistillation }: TrainingConfiguration): Key | null {
 	if (exportKdTeacherLoad !== null) return "export-kd-teacher-load";
 	return selfDistillation ? "self-distillation" : null;

@@ -82,7 +82,7 @@ export class LineConnection implements Disposable {
 		if (!this.#closed && !this.#ending) this.socket.write(`${line}\n`);
 	}
 
-	/** The next line; undefined when none came in time or the other side has closed. */
+	/** The next line; undefined when no line came in time or the other side has closed. */
 	async receive(milliseconds: number): Promise<string | undefined> {
 		const end = performance.now() + milliseconds;
 		while (this.#lines.length === 0 && !this.#closed) {

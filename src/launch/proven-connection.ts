@@ -156,7 +156,7 @@ export class ProvenConnection implements Disposable {
 		this.connection.send(JSON.stringify({ body, tag: tagOf(this.#keys.own, this.#sent++, body) }));
 	}
 
-	/** The next value; undefined when none came in time, or the connection has ended, also for a wrong tag. */
+	/** The next value; undefined when no value came in time, or the connection has ended, also for a wrong tag. */
 	async receive(milliseconds: number): Promise<unknown> {
 		const line = await this.connection.receive(milliseconds);
 		if (line === undefined) return undefined;

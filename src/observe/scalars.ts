@@ -65,7 +65,7 @@ export class Scalars {
 		]);
 	}
 
-	/** The slowest rank's, in seconds; none where they are not asked for. */
+	/** The slowest rank's, in seconds; empty where timers are not asked for. */
 	timers({ seconds }: TimersReport): Scalar[] {
 		if (!this.options.timers) return [];
 		return [...seconds]

@@ -80,7 +80,7 @@ export class AdamW implements Disposable {
 		}
 	}
 
-	/** Makes one update from the gradients, scaled by the clip factor; none when found-inf is set. */
+	/** Makes one update from the gradients, scaled by the clip factor; leaves all as it is when found-inf is set. */
 	step(): void {
 		const { scalars, options } = this;
 		const { device } = scalars;

@@ -79,7 +79,7 @@ export interface ScheduleShape {
 	} | null;
 	/** Whether the language model's backward passes leave the gradients of its weights for later. */
 	readonly lateWeightGradients: boolean;
-	/** Language model passes that take turns, so that each hides the other's exchange of experts' rows; null: none do. */
+	/** Language model passes that take turns, so that each hides the other's exchange of experts' rows; null: no passes do. */
 	readonly overlap: Overlap | null;
 	/** Forward alone: an evaluation. */
 	readonly forwardOnly: boolean;

@@ -11,7 +11,7 @@ export interface Pass extends Disposable {
 	/** Goes forward, through one node where it is told which; true when it has gone through the last. */
 	forward(node?: number): boolean;
 	/**
-	 * From the output's gradient (null: none came, or an earlier node took it; taken over) that of the input; null: it is not
+	 * From the output's gradient (null: no gradient came, or an earlier node took it; taken over) that of the input; null: it is not
 	 * wanted; "more": nodes are left. Late weight gradients are left for computeWeightGradients.
 	 */
 	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more";

@@ -80,7 +80,7 @@ export class GradientSlot {
 		if (previous !== null && previous !== this.#gradient) previous[Symbol.dispose]();
 	}
 
-	/** The gathered gradient, null if none came; the caller owns it. */
+	/** The gathered gradient, null if no gradient came; the caller owns it. */
 	take(): Tensor | null {
 		const gradient = this.#gradient;
 		this.#gradient = null;

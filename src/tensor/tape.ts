@@ -55,7 +55,7 @@ export interface Operation {
 	readonly own?: readonly (Disposable | null)[];
 	/** Parameters whose gradients backward adds to. */
 	readonly parameters?: readonly (Parameter | null)[];
-	/** Gradients of the outputs in order (null: none came). The tape releases them and what it held afterwards. */
+	/** Gradients of the outputs in order (null: no gradient came). The tape releases them and what it held afterwards. */
 	readonly backward: (gradients: readonly (Tensor | null)[]) => void;
 }
 

@@ -54,7 +54,7 @@ export interface LanguagePassOptions {
 export class LanguagePass implements Pass {
 	readonly #tape: Tape;
 	readonly #owned: Disposable[] = [];
-	/** Gradient of the rows that enter; null: none is wanted. */
+	/** Gradient of the rows that enter; null: the gradient is not wanted. */
 	#slot: GradientSlot | null = null;
 	#output: Rows | null = null;
 	/** Losses of every token, and the weight of a token's loss as its gradient; empty where the stage has no head. */

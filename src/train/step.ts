@@ -227,7 +227,7 @@ function reduce({ replicas, scalars }: TrainingState, tokens: number, { part, ti
 	scaleGradients(replicas, scalars);
 }
 
-/** Updates expert biases and takes the balancing losses of all layers, none of whose experts may have lacked room. */
+/** Updates expert biases and takes the balancing losses of all layers. Throws where experts of a layer lacked room. */
 function finishRouters({ language, passes }: TrainingState, { microbatches }: StepInput): LossesByLayer {
 	if (language === null) return new Map();
 	passes.requireRoomForRows();

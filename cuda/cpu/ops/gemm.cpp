@@ -19,7 +19,7 @@ struct Matrices {
   int64_t distinct(int64_t batch) const { return batch_stride == 0 && batch > 1 ? 1 : batch; }
 };
 
-/// Bytes of an fp32 copy; none is needed of f32 storage.
+/// Bytes of an fp32 copy; f32 storage needs no copy.
 int64_t copy_bytes(const Matrices& x, int64_t batch, int32_t dtype) {
   if (dtype == MIMO_DTYPE_F32) return 0;
   return x.distinct(batch) * x.rows * x.width * static_cast<int64_t>(sizeof(float));

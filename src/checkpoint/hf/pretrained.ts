@@ -44,7 +44,7 @@ const isTower = (name: string) => name.startsWith(towerPrefix);
 const isProjector = (name: string) => name.startsWith(projectorPrefix);
 const isLanguage = (name: string) => !isTower(name) && !isProjector(name);
 
-/** Opens the folders and checks that they fit together; null: none is given. No weights are read yet. */
+/** Opens the folders and checks that they fit together; null: no folder is given. No weights are read yet. */
 export function openPretrained(paths: PretrainedPaths, visionHeads: number | null = null): Pretrained | null {
 	const opened = new Map<string, FolderParts>();
 	const open = (path: string | null): FolderParts | null => {

@@ -140,7 +140,7 @@ function copyOf(tensor: Tensor, memory: SnapshotMemory): SharedArrayBuffer {
 function widenedCopyOf(tensor: Tensor, memory: SnapshotMemory): SharedArrayBuffer {
 	const { elements } = tensor;
 	const block = memory.take(4 * elements);
-	// They lie in the second half until each is widened, first to last: none is overwritten before it is read.
+	// They lie in the second half until each is widened, first to last: no value is overwritten before it is read.
 	const bits = new Uint16Array(block, 2 * elements, elements);
 	tensor.device.copyToHost(bits, tensor);
 	const wide = new Uint32Array(block, 0, elements);

@@ -23,7 +23,7 @@ import { render, type TemplateName } from "./template.ts";
 
 /** Settings of a Jinja chat template. */
 export interface ChatSettings {
-	/** null: none is used. */
+	/** The Jinja template; null: no template is used. */
 	readonly template: ChatTemplateText | null;
 	/** Further variables. */
 	readonly variables: Readonly<Record<string, unknown>>;

@@ -53,7 +53,7 @@ export interface Reference {
 	readonly scalars: Scalars;
 	/** Of the run that is rounded otherwise. */
 	readonly noise: Scalars;
-	/** Routing decisions that it flips: then its differences are no measure of noise, and none is granted. */
+	/** Routing decisions that it flips: then its differences are no measure of noise, and no noise is granted. */
 	readonly noiseFlips: number;
 	/** How products of experts round their operands. */
 	readonly recipe: MlpRecipeName;
@@ -122,7 +122,7 @@ export class StoredReference implements Disposable {
 		this.#file = openSafetensors(join(folder, files.values));
 	}
 
-	/** A whole tensor, or null where the reference has none of the kind. */
+	/** A whole tensor, or null where the reference has no tensor of the kind. */
 	values(kind: Kind, name: string): Float32Array | null {
 		const key = `${kind}.${name}`;
 		return this.#file.tensors.has(key) ? (this.#file.read(key) as Float32Array) : null;

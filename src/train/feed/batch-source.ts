@@ -57,7 +57,7 @@ export interface RunData {
 	readonly heldOutBytes: Int32Array | null;
 	/** Absent or null: no captions are read. */
 	readonly captions?: CaptionSource | null;
-	/** Counts the samples left out that this rank tells of, evaluations' too; absent: none are. */
+	/** Counts the samples left out that this rank tells of, evaluations' too; absent: they are not counted. */
 	readonly leftOut?: LeftOutTally;
 }
 

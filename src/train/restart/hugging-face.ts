@@ -29,7 +29,7 @@ import type { World } from "../../parallel/world.ts";
 import type { Run } from "../assemble.ts";
 import type { Provenance } from "./provenance.ts";
 
-/** The folders that a run starts from, compared with its configuration; null: none is given. */
+/** The folders that a run starts from, compared with its configuration; null: no folder is given. */
 export function openFolders(c: TrainingConfiguration): Pretrained | null {
 	const pretrained = openPretrained(c, null);
 	try {

@@ -21,7 +21,7 @@ import type { World } from "../../parallel/world.ts";
 import type { Run } from "../assemble.ts";
 import { languageKeys } from "./hugging-face.ts";
 
-/** The folder of --load-peft, whose rank and α are the run's; null: none is given. */
+/** The folder of --load-peft, whose rank and α are the run's; null: no folder is given. */
 export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
 	if (c.loadPeft === null) return null;
 	const adapters = openPeftFolder(c.loadPeft, languageKeys(c));

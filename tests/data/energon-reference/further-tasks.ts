@@ -25,7 +25,7 @@ function* copies(element: Element, count: number): Generator<Element, void, void
 	for (let i = 0; i < count; i++) yield { ...element, extra: i };
 }
 
-/** Task encoder `name`, on the base of `encode`; null when it is none of these. */
+/** Task encoder `name`, on the base of `encode`; null for other names. */
 export function furtherTask(
 	name: string,
 	encode: TaskEncoder,

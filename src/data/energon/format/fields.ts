@@ -32,7 +32,7 @@ export function matchesPart(part: string, extension: string): boolean {
 	return extension.length - last.length >= at && extension.endsWith(last);
 }
 
-/** The first alternative that is there. Throws a FieldAccessError when none is. */
+/** The first alternative that is there. Throws a FieldAccessError when no alternative is. */
 export function accessField(parts: Readonly<Record<string, unknown>>, access: FieldAccess, key: string): unknown {
 	for (const path of access) {
 		const found = follow(parts, path);

@@ -335,7 +335,7 @@ function yamlString(text: string): string {
 	return plain && !looksLikeOther ? text : `'${text.replaceAll("'", "''")}'`;
 }
 
-/** Text of dataset.yaml, or null when none is wanted. */
+/** Text of dataset.yaml, or null when the file is not wanted. */
 function datasetConfig({ sampleType, fieldMap, tarIndexOnly }: PrepareOptions): string | null {
 	if (sampleType === null || tarIndexOnly) return null;
 	if (sampleType === "CrudeWebdataset") return "__module__: megatron.energon\n__class__: CrudeWebdataset\n";

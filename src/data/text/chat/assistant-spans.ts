@@ -97,7 +97,7 @@ class ContentPlaces {
 		return this.#places.get(turn);
 	}
 
-	/** Renders with marks around the contents; none are known when that changes anything else. */
+	/** Renders with marks around the contents; no spans are known when the marks change other text. */
 	#find(): ReadonlyMap<number, Partial<Span>> {
 		const places = new Map<number, { begin?: number; end?: number }>();
 		let marked: string;
