@@ -105,7 +105,7 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["attention_backward", packed(1, 8), 3.72],
 	["attention_backward", packed(1, 16), 7.486],
 	["ssd_forward", scan, 0.189],
-	["ssd_backward", scan, 0.395],
+	["ssd_backward", scan, 0.382],
 	["rms_norm_forward", hidden, 0.024],
 	["rms_norm_backward", hidden, 0.05],
 	["layer_norm_forward", patches, 0.022],

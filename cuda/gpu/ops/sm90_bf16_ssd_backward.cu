@@ -155,17 +155,16 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
       commit_products();
       b_dot[0] = quad_sum(b_dot[0]), b_dot[1] = quad_sum(b_dot[1]);
       if (own.column == 0) parts.b_dot[own.row] = b_dot[0], parts.b_dot[own.row + 8] = b_dot[1];
+      uint32_t dy[16];  // all of it before dx is written, which the compiler cannot tell from it
+#pragma unroll
+      for (int j = 0; j < 16; ++j) dy[j] = pair_of(stage.dy, own, j / 2, j % 2);
       wait_products<0>();
       settle(w);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = 4 * j + 2 * half;
-          const uint32_t dy = pair_of(stage.dy, own, j, half);
-          pair_of(dx, own, j, half) =
-              pack_bf16(step[half] * w[at] + d * lower_bf16(dy), step[half] * w[at + 1] + d * upper_bf16(dy));
-        }
+      for (int j = 0; j < 16; ++j) {
+        const float part = step[j % 2];
+        pair_of(dx, own, j / 2, j % 2) = pack_bf16(part * w[2 * j] + d * lower_bf16(dy[j]),
+                                                   part * w[2 * j + 1] + d * upper_bf16(dy[j]));
       }
       // ⟨H_c, dS_c⟩ is the trace of their product.
       begin_products();
