@@ -49,6 +49,30 @@ void mixed_gemm(Run& run) {
   run.compare("c", args.c, m * n, MIMO_DTYPE_F32);
 }
 
+/// The gradients of a router: of its tokens, fp32 times the weights, and of its weights, the transpose times the tokens.
+void router_gradients(Run& run, int64_t tokens, int64_t width, int64_t experts, float beta, int64_t pad) {
+  mimo_gemm_args of_tokens{};
+  of_tokens.m = tokens, of_tokens.n = width, of_tokens.k = experts, of_tokens.batch = 1;
+  of_tokens.a_stride = experts + pad, of_tokens.b_stride = of_tokens.c_stride = width + pad;
+  of_tokens.a = run.floats(tokens * of_tokens.a_stride, 0.2);
+  of_tokens.b = run.tensor(experts * of_tokens.b_stride);
+  of_tokens.c = run.tensor(tokens * of_tokens.c_stride);
+  of_tokens.alpha = 1, of_tokens.beta = beta;
+  of_tokens.a_dtype = MIMO_DTYPE_F32;
+  of_tokens.b_dtype = of_tokens.c_dtype = run.dtype();
+  run.call("mimo_gemm", of_tokens);
+  run.compare("of tokens", of_tokens.c, tokens * of_tokens.c_stride);
+
+  mimo_gemm_args of_weights = of_tokens;
+  of_weights.m = experts, of_weights.n = width, of_weights.k = tokens;
+  of_weights.b = run.tensor(tokens * of_weights.b_stride, 1 / std::sqrt(static_cast<double>(tokens)));
+  of_weights.c = run.floats(experts * of_weights.c_stride);
+  of_weights.transpose_a = 1;
+  of_weights.c_dtype = MIMO_DTYPE_F32;
+  run.call("mimo_gemm", of_weights);
+  run.compare("of weights", of_weights.c, experts * of_weights.c_stride, MIMO_DTYPE_F32);
+}
+
 /// z, its GELU, and the gradient of z through the product that reads the GELU.
 void gelu_gemm(Run& run, int64_t rows, int64_t inputs, int64_t outputs, bool bias, int64_t pad) {
   mimo_gelu_gemm_forward_args f{};
@@ -157,6 +181,10 @@ void add_products(Cases& cases, bool large) {
   add_gemm("one row", {1, 64, 40, 1, false, true, true, false, 1, 0, 0});
   add_gemm("empty k", {4, 8, 0, 1, false, true, true, false, 1, 0.5f, 0});
   cases.push_back({"gemm mixed types", mixed_gemm});
+  cases.push_back({"gemm router gradients", [](Run& run) { router_gradients(run, 300, 136, 32, 0, 0); }});
+  cases.push_back({"gemm router gradients added", [](Run& run) { router_gradients(run, 1500, 72, 64, 1, 8); }});
+  cases.push_back({"gemm router gradients, many experts", [](Run& run) { router_gradients(run, 129, 200, 256, 0.5f, 0); }});
+  cases.push_back({"gemm router gradients, odd sizes", [](Run& run) { router_gradients(run, 37, 45, 7, 1, 3); }});
   cases.push_back({"gelu gemm", [](Run& run) { gelu_gemm(run, 100, 64, 256, true, 0); }});
   cases.push_back({"gelu gemm strided, without bias", [](Run& run) { gelu_gemm(run, 33, 48, 72, false, 8); }});
   cases.push_back({"gelu gemm odd", [](Run& run) { gelu_gemm(run, 19, 21, 35, true, 3); }});

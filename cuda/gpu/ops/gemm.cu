@@ -1,8 +1,9 @@
-// Dense matrix products (cuBLASLt) and the cases that it does not cover: operands of different storage types are
-// widened to fp32 first, a bf16 result of fp32 operands is rounded in a pass of its own, as is a bias of another type
-// than the result.
+// Dense matrix products (cuBLASLt) and the cases that it does not cover: operands of different storage types have kernels of
+// their own (mixed_gemm.h) or are widened to fp32 first, a bf16 result of fp32 operands is rounded in a pass of its own, as
+// is a bias of another type than the result.
 #include "cublaslt.h"
 #include "kernel.cuh"
+#include "mixed_gemm.h"
 #include "operations.h"
 
 namespace mimo::cuda {
@@ -79,6 +80,7 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
                "gemm");
   if (args.m == 0 || args.n == 0 || args.batch == 0) return;
   if (args.k == 0) return finish(stream, args, nullptr, false, args.beta);
+  if (mixed_gemm_fits(args)) return sm80_mixed_gemm(stream, args);
 
   const bool mixed = args.a_dtype != args.b_dtype;
   const auto copy_bytes = [&](int32_t dtype, int64_t elements, int64_t batch_stride) {
