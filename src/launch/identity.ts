@@ -1,7 +1,9 @@
 /** A rank's description of itself when ranks meet, and reasons why a rank may not take part. */
+import { createHash } from "node:crypto";
 import * as v from "valibot";
 
-export const identitySchema = v.strictObject({
+/** A rank's identity as it sends it first. */
+export const introductionSchema = v.strictObject({
 	/** null: the launcher. */
 	rank: v.nullable(v.pipe(v.number(), v.integer(), v.minValue(0))),
 	worldSize: v.pipe(v.number(), v.integer(), v.minValue(1)),
@@ -14,18 +16,34 @@ export const identitySchema = v.strictObject({
 	abi: v.number(),
 	/** Native library: "cpu" or "cuda". */
 	library: v.string(),
-	/** Every configuration key as text. */
-	configuration: v.record(v.string(), v.string()),
+	/** Of the configuration, some hundred keys that nearly always are the host's: digestOf. */
+	digest: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
 });
-export type Identity = v.InferOutput<typeof identitySchema>;
+export type Introduction = v.InferOutput<typeof introductionSchema>;
+export const configurationSchema = v.record(v.string(), v.string());
+export type Identity = Omit<Introduction, "digest"> & {
+	/** Every configuration key as text. */
+	readonly configuration: v.InferOutput<typeof configurationSchema>;
+};
+
+/** SHA-256, the same for equal configurations, whatever the order of their keys. */
+export function digestOf(configuration: Identity["configuration"]): string {
+	const entries = Object.entries(configuration).sort(([a], [b]) => (a < b ? -1 : 1));
+	return createHash("sha256").update(JSON.stringify(entries)).digest("hex");
+}
+
+export function introductionOf({ configuration, ...about }: Identity): Introduction {
+	return { ...about, digest: digestOf(configuration) };
+}
 
 /** "rank 2 (host box, process 4711)". */
-export function describeIdentity({ rank, host, pid }: Identity): string {
+export function describeIdentity({ rank, host, pid }: Pick<Identity, "rank" | "host" | "pid">): string {
 	return `${rank === null ? "the launcher" : `rank ${rank}`} (host ${host}, process ${pid})`;
 }
 
 /** Configuration keys whose values differ, at most `most` of them. */
 function differences(a: Identity, b: Identity, most = 3): string {
+	if (a.configuration === b.configuration) return "";
 	const keys = [...new Set([...Object.keys(a.configuration), ...Object.keys(b.configuration)])].filter(
 		(key) => a.configuration[key] !== b.configuration[key],
 	);

@@ -1,9 +1,9 @@
 /** A rank meets its host, or the first rank of its machine, which speaks for it (rendezvous.ts). */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
-import type { Identity } from "./identity.ts";
+import { type Identity, introductionOf } from "./identity.ts";
 import { describeSpot, LineConnection, type Spot } from "./line-connection.ts";
-import { answerSchema, type Lead, type Led, type Part, type Word } from "./meeting-words.ts";
+import { answerSchema, type Lead, type Led, type Part, type Told, type Word } from "./meeting-words.ts";
 import type { Place } from "./place.ts";
 import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-connection.ts";
 
@@ -102,7 +102,7 @@ async function converse(
 	neighbours: Neighbours | null = null,
 ): Promise<string> {
 	const end = performance.now() + milliseconds;
-	connection.send(identity);
+	connection.send(introductionOf(identity));
 	neighbours?.tell((word) => connection.send(word));
 	while (true) {
 		const answer = v.safeParse(answerSchema, await connection.receive(end - performance.now()));
@@ -115,6 +115,10 @@ async function converse(
 		}
 		if ("refused" in answer.output) throw new RefusedError(answer.output.refused);
 		if ("run" in answer.output) return answer.output.run;
+		if ("tell" in answer.output) {
+			reply(connection, { configuration: identity.configuration });
+			continue;
+		}
 		try {
 			reply(connection, lead(answer.output.lead, { host: connection.address, own: connection.localAddress }));
 		} catch (error) {
@@ -180,6 +184,6 @@ async function reach(spot: Spot, end: number): Promise<LineConnection> {
 	}
 }
 
-function reply(connection: ProvenConnection, led: Led): void {
-	connection.send(led);
+function reply(connection: ProvenConnection, answer: Led | Told): void {
+	connection.send(answer);
 }

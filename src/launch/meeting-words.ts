@@ -1,5 +1,6 @@
 /** Messages between ranks that meet and their host (rendezvous.ts), as JSON. */
 import * as v from "valibot";
+import { configurationSchema } from "./identity.ts";
 
 const index = v.pipe(v.number(), v.integer(), v.minValue(0));
 const port = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(65535));
@@ -16,6 +17,7 @@ const leadSchema = v.strictObject({
 export const answerSchema = v.union([
 	v.strictObject({ run: v.string() }),
 	v.strictObject({ lead: leadSchema }),
+	v.strictObject({ tell: v.literal("configuration") }),
 	v.strictObject({ refused: v.string() }),
 ]);
 export type Answer = v.InferOutput<typeof answerSchema>;
@@ -30,6 +32,9 @@ const partSchema = v.strictObject({
 export type Part = v.InferOutput<typeof partSchema>;
 export const ledSchema = v.union([partSchema, v.strictObject({ failed: v.string() })]);
 export type Led = v.InferOutput<typeof ledSchema>;
+/** The answer to "tell". */
+export const toldSchema = v.strictObject({ configuration: configurationSchema });
+export type Told = v.InferOutput<typeof toldSchema>;
 const neighboursSchema = v.strictObject({
 	neighbours: v.array(v.strictObject({ rank: index, pid: index, host: v.string() })),
 });

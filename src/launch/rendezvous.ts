@@ -1,11 +1,13 @@
 /**
  * Ranks of a run find each other over TCP, on connections whose sides have proved that they know the run's secret
  * (proven-connection.ts). A rank describes itself, and the host (our launcher, or rank 0) compares the description with
- * its own. Where there are several machines the first rank of each speaks for its neighbours too (neighbours.ts). When all
- * ranks are there the host tells them where the shared memory of the run is. On every other machine the first rank is asked to
- * make that first.
+ * its own; it asks for the whole configuration only where the digests differ, to say in which keys. Where there are several
+ * machines the first rank of each speaks for its neighbours too (neighbours.ts). When all ranks are there the host tells them
+ * where the shared memory of the run is. On every other machine the first rank is asked to make that first.
  *
- *     rank → host   IDENTITY
+ *     rank → host   INTRODUCTION
+ *     host → rank   TELL                    where the digests differ
+ *     rank → host   CONFIGURATION           then
  *     rank → host   NEIGHBOURS or TROUBLE   by the first rank of a machine, as they come
  *     host → rank   LEAD                    to the first rank of another machine
  *     rank → host   LED or FAILED           by that
@@ -15,14 +17,23 @@
  */
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
-import { describeIdentity, type Identity, identitySchema, objection } from "./identity.ts";
+import {
+	describeIdentity,
+	digestOf,
+	type Identity,
+	type Introduction,
+	introductionSchema,
+	objection,
+} from "./identity.ts";
 import type { Spot } from "./line-connection.ts";
-import { type Answer, type Lead, type Led, type Part, wordSchema } from "./meeting-words.ts";
+import { type Answer, type Lead, type Led, type Part, toldSchema, wordSchema } from "./meeting-words.ts";
 import { answerTime, type ProvenConnection } from "./proven-connection.ts";
 import { Reception } from "./reception.ts";
 
 /** Milliseconds in which a machine has made its part of the run and met rank 0's. */
 const leadTime = 30_000;
+/** Milliseconds in which news of a rank that left arrive, when another has noticed. */
+const newsTime = 200;
 /** Until the other side says something or leaves. */
 const longWait = 2 ** 31 - 1;
 
@@ -32,6 +43,8 @@ interface Member {
 	readonly connection: ProvenConnection | null;
 	/** Takes its answer to a request. */
 	answer?: ((led: Led | null) => void) | undefined;
+	/** It has said why it cannot go on: that it leaves is no news. */
+	gaveUp?: boolean;
 }
 
 export class RendezvousHost implements Disposable {
@@ -41,12 +54,15 @@ export class RendezvousHost implements Disposable {
 	#left: number | null = null;
 	#changed: (() => void) | null = null;
 	readonly #receptions: Reception[] = [];
+	readonly #digest: string;
 
 	private constructor(
 		/** The identity with which every rank's is compared. */
 		private readonly reference: Identity,
 		private readonly secret: string | null,
-	) {}
+	) {
+		this.#digest = digestOf(reference.configuration);
+	}
 
 	/** `secret` null: processes of this user on this host may join. Throws a UserError that names a port in use. */
 	static async open(
@@ -142,7 +158,10 @@ export class RendezvousHost implements Disposable {
 		return new Map([...this.#members].map(([rank, { identity }]) => [rank, identity]));
 	}
 
-	/** Asks a rank to make its host's part of the run; resolves with that and the address it came from. Throws a UserError. */
+	/**
+	 * Asks a rank to make its host's part of the run; resolves with that and the address it came from. Throws a UserError, which names
+	 * another rank where that one has left: its host may be the one that this one should have been connected to.
+	 */
 	async ask(rank: number, lead: Lead): Promise<Part & { readonly address: string }> {
 		const member = this.#members.get(rank)!;
 		const { identity, connection } = member;
@@ -155,8 +174,11 @@ export class RendezvousHost implements Disposable {
 		const led = await answered;
 		clearTimeout(late);
 		if (led !== null && "run" in led) return { ...led, address: connection.from };
+		await Bun.sleep(newsTime);
 		const why = led === null ? "It gave no answer." : led.failed;
-		throw new UserError(`${describeIdentity(identity)} could not make its host's part of the run: ${why}`);
+		throw new UserError(
+			this.#failure ?? `${describeIdentity(identity)} could not make its host's part of the run: ${why}`,
+		);
 	}
 
 	/** Tells every rank where the shared memory of the run is, on its machine. */
@@ -183,13 +205,34 @@ export class RendezvousHost implements Disposable {
 	}
 
 	async #admit(connection: ProvenConnection): Promise<void> {
-		const identity = v.safeParse(identitySchema, await connection.receive(answerTime));
-		if (identity.success) return this.#serve({ identity: identity.output, connection });
+		const introduction = v.safeParse(introductionSchema, await connection.receive(answerTime));
+		if (introduction.success) {
+			const identity = await this.#identify(introduction.output, connection);
+			if (identity !== null) await this.#serve({ identity, connection });
+			return;
+		}
 		send(connection, {
 			refused: "The rendezvous does not understand what this rank says it is: it is of another version.",
 		});
 		connection[Symbol.dispose]();
 		this.#strangers = `A process of another version wanted to join from ${connection.from} and was refused.`;
+	}
+
+	/** The rank's whole identity; null, and the meeting has failed, where it does not tell its configuration. */
+	async #identify({ digest, ...about }: Introduction, connection: ProvenConnection): Promise<Identity | null> {
+		if (digest === this.#digest) return { ...about, configuration: this.reference.configuration };
+		send(connection, { tell: "configuration" });
+		const end = performance.now() + answerTime;
+		while (performance.now() < end && !connection.closed) {
+			// Words about neighbours may come before: the meeting fails in any case.
+			const word = v.safeParse(toldSchema, await connection.receive(end - performance.now()));
+			if (word.success) return { ...about, ...word.output };
+		}
+		const wrong = `${describeIdentity(about)} has another configuration than ${describeIdentity(this.reference)}, and does not tell it.`;
+		send(connection, { refused: wrong });
+		connection[Symbol.dispose]();
+		this.#fail(wrong);
+		return null;
 	}
 
 	/** Takes a rank in, and what it says until it leaves. */
@@ -213,10 +256,12 @@ export class RendezvousHost implements Disposable {
 				for (const about of word.output.neighbours)
 					this.#take({ identity: { ...identity, ...about }, connection: null });
 			} else {
+				if ("failed" in word.output) member.gaveUp = true;
 				member.answer?.(word.output);
 			}
 		}
 		member.answer?.(null);
+		if (member.gaveUp) return;
 		if (this.#failure === null) this.#left = identity.rank!;
 		this.#fail(`${describeIdentity(identity)} left before all had joined.`);
 	}

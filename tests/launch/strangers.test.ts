@@ -3,7 +3,7 @@
  */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer, type Server, type Socket } from "node:net";
-import type { Identity } from "../../src/launch/identity.ts";
+import { digestOf, type Identity, introductionOf } from "../../src/launch/identity.ts";
 import { LineConnection, listen } from "../../src/launch/line-connection.ts";
 import { meet } from "../../src/launch/meet.ts";
 import { ProvenConnection } from "../../src/launch/proven-connection.ts";
@@ -150,6 +150,35 @@ test("a process of the run that says what no rank says is refused, and harms nob
 		lines.drop();
 	}
 	await runBegins(here);
+});
+
+test("a rank sends its configuration only when asked, and one that then does not tell it ends the run by name", async () => {
+	const here = await host();
+	const gathered = here.gather([1, 2], 5000).then(String, (error: Error) => error.message);
+	const guests = await Promise.all(
+		[1, 2].map(async (rank) => {
+			const lines = await LineConnection.open({ host: address, port: here.port }, 1000);
+			const guest = (await ProvenConnection.introduce(lines, secret)) as ProvenConnection;
+			const configuration: Record<string, string> = rank === 1 ? {} : { seed: "2" };
+			guest.send(introductionOf({ ...identity(rank), configuration }));
+			return { guest, lines };
+		}),
+	);
+	expect(await guests[1]!.guest.receive(2000)).toEqual({ tell: "configuration" });
+	guests[1]!.lines.drop();
+	const sentence =
+		"rank 2 (host box, process 102) has another configuration than rank 0 (host box, process 100), and does not tell it.";
+	// The first rank's digest is the host's: the first word to it is the refusal.
+	expect(await guests[0]!.guest.receive(2000)).toEqual({ refused: sentence });
+	expect(await gathered).toBe(sentence);
+	guests[0]!.lines.drop();
+});
+
+test("the order of a configuration's keys does not matter to its digest, and every key and value does", () => {
+	const same = [digestOf({ a: "1", b: "2" }), digestOf({ b: "2", a: "1" })];
+	expect(new Set(same).size).toBe(1);
+	const others = [{ a: "1" }, { a: "2", b: "1" }, { a: "1", b: "2", c: "" }, { 'a","1': "2" }, {}].map(digestOf);
+	expect(new Set([...same, ...others]).size).toBe(6);
 });
 
 test("a rank that is crowded out tries again, and is told so when its time is over", async () => {
