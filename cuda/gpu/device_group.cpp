@@ -164,38 +164,47 @@ DeviceGroup::Line& DeviceGroup::line_of_members(int32_t number, int32_t channels
   return line;
 }
 
-DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, bool sends) {
+/// The line of a message to or from a member; `alone`: no other direction is to be made with it.
+DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, bool sends, bool alone) {
   MIMO_REQUIRE(peer >= 0 && peer < size() && peer != rank(), "A message between two members");
   const int32_t number = sends ? to(peer) : from(peer);
   const auto known = lines_.find(number);
   if (known != lines_.end()) return known->second;
-  prepare();
-  // Both directions at once: a pair that meets for the first time may send both ways.
-  const bool lower = rank() < peer;
-  const uint64_t key = key_for(std::to_string(std::min(rank(), peer)) + " " + std::to_string(std::max(rank(), peer)));
-  const Reach reach = run_.is_local(ranks_[static_cast<size_t>(peer)]) ? Reach::host : Reach::run;
-  ncclUniqueId ids[2];  // upwards, downwards
-  if (lower) {
-    for (ncclUniqueId& id : ids) id = new_unique_id();
-    run_.post(key, ids, sizeof(ids), reach);
-  } else {
-    run_.read_posted(key, ids, sizeof(ids), reach);
-  }
+  // Both in one order: a pair that meets for the first time may send both ways.
   for (const bool up : {true, false}) {
-    auto made = std::make_unique<Communicator>(run_, ids[up ? 0 : 1], 2, lower ? 0 : 1, message_channels);
-    // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are.
-    Workspace byte(&stream, 1);
-    made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {
-      return up == lower ? nccl().Send(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue)
-                         : nccl().Recv(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue);
-    });
-    check(cudaStreamSynchronize(made->stream()), "connecting");
-    std::lock_guard<std::mutex> lock(mutex_);
-    Line& line = lines_[up == lower ? to(peer) : from(peer)];
-    line.communicator = std::move(made);
-    line.peer = peer;
+    const bool outwards = up == (rank() < peer);
+    if (!(alone && outwards != sends)) make_line_with(stream, peer, outwards);
   }
   return lines_.at(number);
+}
+
+void DeviceGroup::make_line_with(mimo_stream& stream, int32_t peer, bool sends) {
+  const int32_t number = sends ? to(peer) : from(peer);
+  if (lines_.count(number) > 0) return;
+  prepare();
+  const bool lower = rank() < peer;
+  const std::string pair = std::to_string(std::min(rank(), peer)) + " " + std::to_string(std::max(rank(), peer));
+  const uint64_t key = key_for(pair + (sends == lower ? " up" : " down"));
+  const Reach reach = run_.is_local(ranks_[static_cast<size_t>(peer)]) ? Reach::host : Reach::run;
+  ncclUniqueId id;
+  if (lower) {
+    id = new_unique_id();
+    run_.post(key, &id, sizeof(id), reach);
+  } else {
+    run_.read_posted(key, &id, sizeof(id), reach);
+  }
+  auto made = std::make_unique<Communicator>(run_, id, 2, lower ? 0 : 1, message_channels);
+  // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are.
+  Workspace byte(&stream, 1);
+  made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {
+    return sends ? nccl().Send(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue)
+                 : nccl().Recv(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue);
+  });
+  check(cudaStreamSynchronize(made->stream()), "connecting");
+  std::lock_guard<std::mutex> lock(mutex_);
+  Line& line = lines_[number];
+  line.communicator = std::move(made);
+  line.peer = peer;
 }
 
 void DeviceGroup::barrier() {
@@ -303,7 +312,7 @@ int64_t DeviceGroup::collective(mimo_stream& stream, int32_t kind, int64_t bytes
 
 int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int32_t peer) {
   MIMO_REQUIRE(bytes >= 0, "mimo_group_send");
-  Line& line = line_with(stream, peer, true);
+  Line& line = line_with(stream, peer, true, bytes == 0);
   const int32_t there = rank() < peer ? 1 : 0;
   return start(stream, to(peer), line, MIMO_COLLECTIVE_SEND, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
     return nccl().Send(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
@@ -312,7 +321,7 @@ int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int
 
 int64_t DeviceGroup::receive(mimo_stream& stream, void* x, int64_t bytes, int32_t peer) {
   MIMO_REQUIRE(bytes >= 0, "mimo_group_receive");
-  Line& line = line_with(stream, peer, false);
+  Line& line = line_with(stream, peer, false, bytes == 0);
   const int32_t there = rank() < peer ? 1 : 0;
   return start(stream, from(peer), line, MIMO_COLLECTIVE_RECEIVE, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
     return nccl().Recv(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);

@@ -1,10 +1,11 @@
 // Groups of the nccl backend: tensors move through NCCL, on streams of their own; host values through shared memory, or
 // through NCCL too where the members are on several hosts.
 //
-// Collectives have one communicator; every pair that talks has two more, one a direction, so that messages wait for
-// nothing but their receiver; host values of several hosts have one. Communicators are made at their first use: one member
-// posts its identifier on the run's board. A call is queued behind what its stream holds, and mimo_group_wait puts an event
-// before the stream's later work: the host waits for nothing.
+// Collectives have one communicator; every pair that talks has one more for each direction, so that messages wait for nothing
+// but their receiver; host values of several hosts have one. Communicators are made at their first use: one member posts its
+// identifier on the run's board. A pair's first message makes both of its, because the other member may send first too; one
+// without bytes makes that of its own direction alone. A call is queued behind what its stream holds, and mimo_group_wait puts
+// an event before the stream's later work: the host waits for nothing.
 //
 // A thread of the process looks at the calls under way: it notes those that are done in the flight recorder, says which
 // call this rank waits for, and when the run has failed it ends NCCL's kernels and notes the absent ranks.
@@ -40,6 +41,7 @@ class DeviceGroup {
   using Body = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
   /// Queues a collective of all members behind the stream's work; returns its ticket.
   int64_t collective(mimo_stream& stream, int32_t kind, int64_t bytes, const Body& body);
+  /// Without bytes it meets the receiver, for this direction alone, and moves nothing; so does receive().
   int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to);
   int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from);
   /// Later work of the stream starts when the call is done.
@@ -75,7 +77,8 @@ class DeviceGroup {
   void prepare();
   uint64_t key_for(const std::string& what);
   Line& line_of_members(int32_t number, int32_t channels);
-  Line& line_with(mimo_stream& stream, int32_t peer, bool sends);
+  Line& line_with(mimo_stream& stream, int32_t peer, bool sends, bool alone);
+  void make_line_with(mimo_stream& stream, int32_t peer, bool sends);
   void exchange_between_hosts(int32_t kind, const void* x, void* y, int64_t bytes);
   int64_t start(mimo_stream& stream, int32_t number, Line& line, int32_t kind, int64_t bytes, const Body& body);
   cudaEvent_t queue(Line& line, int32_t kind, int64_t bytes, const Body& body);

@@ -69,19 +69,23 @@ class Line {
 	) {}
 
 	/**
-	 * Exchanges a first message with every rank that this line sends to or receives from, in the order of the pairs: of all
-	 * pairs that have not met, both members of the lowest one are free to.
+	 * Exchanges a message without rows, each way that this line uses, with every rank that it sends to or receives from: in the order
+	 * of the pairs, and of a pair towards the higher rank first. So of all that are still to be exchanged, both ranks of the lowest
+	 * are free to. NCCL gives memory and time to each direction that has met.
 	 */
 	connect(): void {
 		const { rank } = this.options;
-		const peers = new Set([...this.links.sends, ...this.links.receives].map(({ peer }) => peer));
-		peers.delete(rank);
+		const sends = new Set(this.links.sends.map(({ peer }) => peer));
+		const receives = new Set(this.links.receives.map(({ peer }) => peer));
+		const peers = [...sends.union(receives)].filter((peer) => peer !== rank);
 		const below = (a: number, b: number) =>
 			Math.min(a, rank) - Math.min(b, rank) || Math.max(a, rank) - Math.max(b, rank);
-		using nothing = peers.size > 0 ? Tensor.zeros(this.device, [1]) : null;
-		for (const peer of [...peers].sort(below)) {
+		using nothing = peers.length > 0 ? Tensor.empty(this.device, [0]) : null;
+		for (const peer of peers.sort(below)) {
 			const place = this.#place(peer);
-			(rank < peer ? this.#group.send(nothing!, place) : this.#group.receive(nothing!, place)).wait();
+			const send = () => sends.has(peer) && this.#group.send(nothing!, place).wait();
+			const receive = () => receives.has(peer) && this.#group.receive(nothing!, place).wait();
+			for (const exchange of rank < peer ? [send, receive] : [receive, send]) exchange();
 		}
 	}
 

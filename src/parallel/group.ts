@@ -82,7 +82,10 @@ export interface Group {
 	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending;
 	/** How exchangeRows moves rows, the same at all members. Each calls this before the first exchange; then it waits for the others. */
 	rowTransport(): RowTransportName;
-	/** Sends x to a member, which receives a tensor of as many bytes. */
+	/**
+	 * Sends x to a member, which receives a tensor of as many bytes. The first message of two members waits for both; one without
+	 * elements has them meet for its direction alone, any other for both.
+	 */
 	send(x: Tensor, to: number): Pending;
 	receive(x: Tensor, from: number): Pending;
 	/** Returns when every member has called it. */

@@ -1,6 +1,6 @@
 /**
- * Loaded into every rank of meeting.test.ts: members of a group wait for each other at its first collective, pairs at their
- * first message, and each of them for the calls that it has under way, as NCCL's do when they make their communicator; and
+ * Loaded into every rank of meeting.test.ts: members of a group wait for each other at its first collective, pairs at the
+ * first message of a direction, and each of them for the calls that it has under way, as NCCL's do when they make their communicator; and
  * sums are not made in the order of the ranks. Groups and pairs met are written to a file.
  */
 import { appendFileSync, existsSync, writeFileSync } from "node:fs";
@@ -35,7 +35,7 @@ const pairs = new Set<string>();
 for (const name of ["send", "receive"] as const) {
 	const plain = RunGroup.prototype[name] as (x: Tensor, peer: number) => Pending;
 	const meeting = function (this: RunGroup, x: Tensor, peer: number): Pending {
-		const pair = `${this.name}.${[this.rank, peer].toSorted().join("-")}`;
+		const pair = `${this.name}.${(name === "send" ? [this.rank, peer] : [peer, this.rank]).join("-")}`;
 		if (!pairs.has(pair)) {
 			pairs.add(pair);
 			settle();
