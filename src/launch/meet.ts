@@ -9,8 +9,12 @@ import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-c
 
 /** Milliseconds. */
 const retryInterval = 100;
-/** Attempts without an answer, each of `answerTime`: another program that listens there may wait for us to begin. */
-const silentAttempts = 3;
+/**
+ * Until the host's first word: of the first attempt, each later one waits twice as long, at most `answerTime`; and of all together,
+ * because another program that listens there may wait for us to begin. Where more come at once than the kernel keeps for the host, it
+ * forgets some connections that look open here.
+ */
+const silence = { first: 1000, most: 3 * answerTime };
 
 /** The run is refused: the host's sentence, which all ranks receive. */
 export class RefusedError extends UserError {}
@@ -131,14 +135,17 @@ async function converse(
 /** Tries until the host takes this rank in: strangers may crowd it out for a while. */
 async function prove(spot: Spot, secret: string | null, end: number): Promise<ProvenConnection> {
 	const where = describeSpot(spot);
-	for (let silent = 0, attempts = 1; ; attempts++) {
+	for (let silent = 0, patience = silence.first, attempts = 1; ; attempts++) {
 		const connection = await reach(spot, end);
-		const outcome = await ProvenConnection.introduce(connection, secret);
+		const began = performance.now();
+		const outcome = await ProvenConnection.introduce(connection, secret, patience);
 		if (outcome instanceof ProvenConnection) return outcome;
 		connection.drop();
-		if (outcome.kind === "silent") silent++;
-		else if (outcome.kind !== "gone") throw new UserError(notOurs(where, outcome));
-		if (silent === silentAttempts) {
+		if (outcome.kind === "silent") {
+			silent += performance.now() - began;
+			patience = Math.min(answerTime, 2 * patience);
+		} else if (outcome.kind !== "gone") throw new UserError(notOurs(where, outcome));
+		if (silent >= silence.most) {
 			throw new UserError(
 				`What listens at ${where} says nothing: it is no rendezvous of mimo, or its host is overloaded; give another MASTER_PORT.`,
 			);

@@ -111,10 +111,14 @@ export class ProvenConnection implements Disposable {
 
 	/**
 	 * The guest's side: resolves with the connection when both have proved themselves, or with the reason why the host
-	 * was not accepted.
+	 * was not accepted. `patience`: milliseconds until the host's first word.
 	 */
-	static async introduce(connection: LineConnection, secret: string | null): Promise<ProvenConnection | Failure> {
-		const first = await connection.receive(answerTime);
+	static async introduce(
+		connection: LineConnection,
+		secret: string | null,
+		patience = answerTime,
+	): Promise<ProvenConnection | Failure> {
+		const first = await connection.receive(patience);
 		if (first === undefined) return { kind: connection.closed ? "gone" : "silent" };
 		const greeting = v.safeParse(greetingSchema, parse(first));
 		if (!greeting.success) return { kind: "stranger" };

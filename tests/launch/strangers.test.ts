@@ -51,6 +51,14 @@ function knock(port: number): { readonly socket: Socket; readonly closed: Promis
 	return knocking;
 }
 
+/** Joins a connection to one of its own to `port`. */
+function passOn(socket: Socket, port: number): void {
+	const onward = connect({ host: address, port });
+	onward.on("error", () => {});
+	socket.pipe(onward);
+	onward.pipe(socket);
+}
+
 /** The two ranks that are missing come, and the run begins. */
 async function runBegins(here: RendezvousHost): Promise<void> {
 	const ranks = [join(here.port, 1), join(here.port, 2)];
@@ -190,10 +198,7 @@ test("a rank that is crowded out tries again, and is told so when its time is ov
 			socket.destroy();
 			return;
 		}
-		const onward = connect({ host: address, port: here.port });
-		onward.on("error", () => {});
-		socket.pipe(onward);
-		onward.pipe(socket);
+		passOn(socket, here.port);
 	});
 	const ranks = [join(await listening(crowd), 1), join(here.port, 2)];
 	await here.gather([1, 2], 5000);
@@ -205,6 +210,25 @@ test("a rank that is crowded out tries again, and is told so when its time is ov
 		/^The rendezvous at \S+ has not taken this rank in, in \d+ attempts: others connect there all the time and keep it busy\.$/,
 	);
 });
+
+test("a connection that the host's kernel has forgotten costs a rank a second, not ten", async () => {
+	const here = await host();
+	let came = 0;
+	// It looks open to the rank, and nothing ever comes.
+	const forgetful = createServer((socket) => {
+		socket.on("error", () => {});
+		if (came++ === 0) {
+			open.push({ [Symbol.dispose]: () => socket.destroy() });
+			return;
+		}
+		passOn(socket, here.port);
+	});
+	const ranks = [join(await listening(forgetful), 1), join(here.port, 2)];
+	await here.gather([1, 2], 5000);
+	here.welcome("run");
+	expect(await Promise.all(ranks)).toEqual(["run", "run"]);
+	expect(came).toBe(2);
+}, 10_000);
 
 describe("after the proof", () => {
 	/** Both ends of a connection, and the guest's bytes on the wire. */
