@@ -43,26 +43,49 @@ __device__ __forceinline__ uint2 eight_e4m3(const float* value, float factor) {
 __device__ __forceinline__ uint4 eight_bf16(const bf16* from) { return *reinterpret_cast<const uint4*>(from); }
 __device__ __forceinline__ void read(const uint4& from, float (&to)[8]) { read(reinterpret_cast<const bf16*>(&from), to); }
 
-/// Writes a run that neighbouring lanes hold, eight or sixteen columns each, and its factor. All lanes of the warp call;
-/// values of lanes that do not live are 0.
+/// A lane's columns of a run, and what they are multiplied by.
 template <int Width>
-__device__ __forceinline__ void store_run(const float (&value)[Width], uint8_t* values, float* factor, bool lives) {
+struct RoundedColumns {
+  uint2 bytes[Width / 8];
+  float factor;
+};
+/// Rounds a run that neighbouring lanes hold, eight or sixteen columns each. All lanes of the warp call; values of lanes that hold
+/// no columns are 0.
+template <int Width>
+__device__ __forceinline__ RoundedColumns<Width> round_run(const float (&value)[Width]) {
   static_assert(Width == 8 || Width == 16);
-  constexpr int lanes = run / Width;
   float largest = largest_of(value);
 #pragma unroll
-  for (int offset = lanes / 2; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, offset));
+  for (int offset = run / Width / 2; offset > 0; offset /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, offset));
+  }
   const int power = power_for(largest);
-  if (!lives) return;
   const float by = factor_for(largest, power);
-  const uint2 first = eight_e4m3(value, by);
+  RoundedColumns<Width> rounded;
+#pragma unroll
+  for (int i = 0; i < Width / 8; ++i) rounded.bytes[i] = eight_e4m3(value + 8 * i, by);
+  rounded.factor = power_of_two(-power);
+  return rounded;
+}
+/// Whether this lane writes its run's factor.
+template <int Width>
+__device__ __forceinline__ bool has_factor() {
+  return threadIdx.x % (run / Width) == 0;
+}
+
+/// Rounds a run and writes it, and its factor; lanes that do not live write nothing.
+template <int Width>
+__device__ __forceinline__ void store_run(const float (&value)[Width], uint8_t* values, float* factor, bool lives) {
+  const RoundedColumns<Width> rounded = round_run(value);
+  if (!lives) return;
+  const uint2 first = rounded.bytes[0];
   if constexpr (Width == 8) {
     *reinterpret_cast<uint2*>(values) = first;
   } else {
-    const uint2 second = eight_e4m3(value + 8, by);
+    const uint2 second = rounded.bytes[1];
     *reinterpret_cast<uint4*>(values) = make_uint4(first.x, first.y, second.x, second.y);
   }
-  if (threadIdx.x % lanes == 0) *factor = power_of_two(-power);
+  if (has_factor<Width>()) *factor = rounded.factor;
 }
 
 }  // namespace mimo::cuda

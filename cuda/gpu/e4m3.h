@@ -6,6 +6,9 @@ namespace mimo::cuda {
 
 constexpr int64_t e4m3_run = 128;
 
+/// Elements from one run's factors to the next one's: the copy engine takes four at a time.
+constexpr int64_t e4m3_factor_stride(int64_t rows) { return (rows + 3) / 4 * 4; }
+
 /// Values, and the inverses of the powers of two that they were multiplied by.
 struct E4m3Operand {
   uint8_t* values;
@@ -16,6 +19,9 @@ struct E4m3Operand {
 /// x [rows, width] in bf16 in runs of 128 columns: values [rows, width], factors of every run and row. Rows from `live` on are left
 /// alone; width a multiple of 16.
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to);
+
+/// The rows of moe_permute in bf16 and in e4m3. row_of_slot: -1 for slots without a row.
+void permute_in_e4m3(mimo_stream& stream, const mimo_moe_permute_args& args, const int32_t* row_of_slot);
 
 /// hs of grouped_mlp_forward, rounded to bf16 and then to e4m3 in runs of 128 columns.
 void activate_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args, const void* z, const E4m3Operand& hs);

@@ -46,13 +46,15 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 15
+#define MIMO_ABI_VERSION 16
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
 #define MIMO_MODULE_BYTES 32
 #define MIMO_COORDINATES_BYTES 64
 #define MIMO_SENTENCE_BYTES 512
+/* Numbers behind the factors of rows in e4m3 that kernels may read. */
+#define MIMO_E4M3_SPARE_FACTORS 260
 
 #if defined(_WIN32)
 #define MIMO_API
@@ -701,6 +703,8 @@ MIMO_API int32_t mimo_e4m3_matrices(mimo_stream* stream, const mimo_e4m3_matrice
  * 64 is what fast kernels are for. */
 typedef struct mimo_grouped_mlp_forward_args {
   const void* x;                /* [rows, hidden] */
+  const void* x_e4m3;           /* e4m3: x as moe_permute rounds it, or null: it is rounded here */
+  const float* x_factors;       /* of x_e4m3, MIMO_E4M3_SPARE_FACTORS behind them; or null */
   const void* w1;               /* [groups, z_width, hidden]; e4m3: its values */
   const float* w1_factors;      /* e4m3: of e4m3_matrices; else null */
   const void* b1;               /* [groups, z_width], or null */
@@ -732,9 +736,11 @@ MIMO_API int32_t mimo_grouped_mlp_forward(mimo_stream* stream, const mimo_groupe
  *     dx_r  = dz_r w1_g
  *     db1_g += Σ dz_r (as stored),  db2_g += Σ p_r dy_r      over the group's rows */
 typedef struct mimo_grouped_mlp_backward_args {
-  const void* dy; /* [rows, hidden] */
-  const void* z;  /* of _forward */
-  const void* w1; /* e4m3: its transposed values */
+  const void* dy;          /* [rows, hidden] */
+  const void* dy_e4m3;     /* as x_e4m3 */
+  const float* dy_factors; /* as x_factors */
+  const void* z;           /* of _forward */
+  const void* w1;          /* e4m3: its transposed values */
   const float* w1_factors;
   const void* w2; /* e4m3: its transposed values */
   const float* w2_factors;
@@ -1187,7 +1193,8 @@ typedef struct mimo_moe_node_experts_args {
 } mimo_moe_node_experts_args;
 MIMO_API int32_t mimo_moe_node_experts(mimo_stream* stream, const mimo_moe_node_experts_args* args);
 
-/* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]. Backward of moe_unpermute. */
+/* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]. Backward of moe_unpermute. The rows may be
+ * written in e4m3 too, as MIMO_MLP_RECIPE_E4M3_BLOCKWISE rounds them. */
 typedef struct mimo_moe_permute_args {
   const void* x;              /* [T, width] */
   const float* probabilities; /* [T, K], or null */
@@ -1195,6 +1202,8 @@ typedef struct mimo_moe_permute_args {
   const int32_t* row_count;   /* offsets + E, or null = T K */
   void* rows;                 /* [T K, width] */
   float* row_probability;     /* [T K], or null */
+  void* e4m3;                 /* [T K, width] a byte an element, or null; GPUs: bf16, width a multiple of 16 */
+  float* e4m3_factors;        /* [ceil(width / 128), T K rounded up to 4] what a run's bytes are multiplied by; or null */
   int64_t tokens;
   int64_t topk;
   int64_t width;

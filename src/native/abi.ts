@@ -4,12 +4,13 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 15;
+export const ABI_VERSION = 16;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
 export const COORDINATES_BYTES = 64;
 export const SENTENCE_BYTES = 512;
+export const E4M3_SPARE_FACTORS = 260;
 export const HOST_FAN_OUT = 32;
 
 export const Status = {
@@ -350,6 +351,8 @@ export const operations = {
 	},
 	grouped_mlp_forward: {
 		x: "ptr",
+		x_e4m3: "ptr",
+		x_factors: "ptr",
 		w1: "ptr",
 		w1_factors: "ptr",
 		b1: "ptr",
@@ -373,6 +376,8 @@ export const operations = {
 	},
 	grouped_mlp_backward: {
 		dy: "ptr",
+		dy_e4m3: "ptr",
+		dy_factors: "ptr",
 		z: "ptr",
 		w1: "ptr",
 		w1_factors: "ptr",
@@ -737,6 +742,8 @@ export const operations = {
 		row_count: "ptr",
 		rows: "ptr",
 		row_probability: "ptr",
+		e4m3: "ptr",
+		e4m3_factors: "ptr",
 		tokens: "i64",
 		topk: "i64",
 		width: "i64",

@@ -18,8 +18,11 @@ export function workspaceBytes(name: OperationName, values: OperationValues, kin
 	if (kind === "cuda" && values.recipe === MlpRecipe.e4m3Blockwise) {
 		// Rows of one operand, a byte an element and a factor for 128 of them.
 		const operand = (columns: number) => rows * (columns + 4 * Math.ceil(columns / 128));
-		if (name === "grouped_mlp_backward") return rows * width * 2 + Math.max(operand(hidden), operand(zWidth));
-		return (z === 0 ? rows * zWidth * 2 : 0) + Math.max(operand(hidden), operand(width));
+		// What enters the layer may have been rounded where it was written.
+		const given = name === "grouped_mlp_backward" ? values.dy_e4m3 : values.x_e4m3;
+		const entering = given ? 0 : operand(hidden);
+		if (name === "grouped_mlp_backward") return rows * width * 2 + Math.max(entering, operand(zWidth));
+		return (z === 0 ? rows * zWidth * 2 : 0) + Math.max(entering, operand(width));
 	}
 	if (name === "grouped_mlp_backward") return rows * width * (kind === "cpu" ? 4 : element);
 	const sums = (columns: number, bias = 0) => (bias !== 0 && element === 2 ? rows * columns * 4 : 0);

@@ -29,6 +29,7 @@ type OwnFormula =
 	| "gelu_gemm_backward"
 	| "grouped_gemm"
 	| "grouped_gemm_weight_gradient"
+	| "moe_permute"
 	| "e4m3_matrices"
 	| "grouped_mlp_forward"
 	| "grouped_mlp_backward"
@@ -52,7 +53,6 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	ssd_step: 3,
 	attention_step: 3,
 	rope_forward: 2,
-	moe_permute: 2,
 	moe_unpermute: 2,
 	expert_exchange_plan: 1,
 	moe_token_nodes: 4,
@@ -101,8 +101,8 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 
 /** Rows × width, in elements. */
 function elementsOf(name: OperationName, v: OperationValues): number {
-	// Their field named rows is a pointer.
-	if (name === "moe_permute" || name === "moe_unpermute") return v.tokens! * v.topk! * v.width!;
+	// Its field named rows is a pointer.
+	if (name === "moe_unpermute") return v.tokens! * v.topk! * v.width!;
 	if (v.elements !== undefined) return v.elements;
 	if (name === "moe_token_nodes" || name === "moe_node_experts") return (v.tokens ?? v.rows!) * v.topk!;
 	const rows = v.rows ?? v.tokens ?? 0;
@@ -132,6 +132,11 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const matrices = v.groups! * v.n! * v.k! * 4 * (v.accumulate ? 2 : 1);
 			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + matrices;
 			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
+		}
+		case "moe_permute": {
+			// A token is read once.
+			const [read, written] = [v.tokens! * v.width!, v.tokens! * v.topk! * v.width!];
+			return { flops: 0, bytes: (read + written) * size(v.dtype) + (v.e4m3 ? written : 0) };
 		}
 		case "e4m3_matrices":
 			return { flops: 0, bytes: v.count! * v.rows! * v.width! * (size(v.dtype) + (v.transposed === 0 ? 1 : 2)) };

@@ -1,11 +1,15 @@
 /** Where the gradients of one value gather during a backward pass. */
 import type { Device } from "../native/device.ts";
+import type { E4m3Rows } from "./ops/e4m3-rows.ts";
 import { axpby, type FloatDtype, Tensor } from "./tensor.ts";
 
 export class GradientSlot {
 	#gradient: Tensor | null = null;
 	/** The window, from when it is asked for until the gradient is taken. */
 	#opened: Tensor | null = null;
+	#inE4m3: E4m3Rows | null = null;
+	/** Whether the reader of the gradient wants it rounded to e4m3 too, where the operation that computes it can do that. */
+	wantsE4m3 = false;
 
 	/**
 	 * A slot for a value of this shape and storage type. `openWindow` makes an owner of a part of a larger gradient,
@@ -41,8 +45,9 @@ export class GradientSlot {
 		return Tensor.empty(this.device, this.shape, this.dtype);
 	}
 
-	/** Adds a gradient; takes ownership of it. */
-	accumulate(gradient: Tensor): void {
+	/** Adds a gradient, which may come rounded too; takes ownership of both. */
+	accumulate(gradient: Tensor, inE4m3: E4m3Rows | null = null): void {
+		const first = this.#gradient === null;
 		this.update((previous, target) => {
 			if (previous === null) return gradient;
 			if (target === previous) {
@@ -54,6 +59,8 @@ export class GradientSlot {
 			gradient[Symbol.dispose]();
 			return target;
 		});
+		if (first) this.#inE4m3 = inE4m3;
+		else inE4m3?.[Symbol.dispose]();
 	}
 
 	/**
@@ -69,6 +76,8 @@ export class GradientSlot {
 	}
 
 	private update(next: (previous: Tensor | null, target: Tensor) => Tensor): void {
+		// A sum is another value than what was rounded.
+		this.takeE4m3()?.[Symbol.dispose]();
 		const previous = this.#gradient;
 		let target: Tensor | null = null;
 		if (previous !== null) {
@@ -88,8 +97,16 @@ export class GradientSlot {
 		return gradient;
 	}
 
+	/** The gathered gradient in e4m3, null if it did not come so; the caller owns it. Stays when the gradient is taken. */
+	takeE4m3(): E4m3Rows | null {
+		const inE4m3 = this.#inE4m3;
+		this.#inE4m3 = null;
+		return inE4m3;
+	}
+
 	/** Drops the gradient gathered so far. */
 	clear(): void {
 		this.take()?.[Symbol.dispose]();
+		this.takeE4m3()?.[Symbol.dispose]();
 	}
 }

@@ -181,6 +181,8 @@ export function expertCases(x: Tensors): Case[] {
 					row_count: null,
 					rows: input,
 					row_probability: null,
+					e4m3: null,
+					e4m3_factors: null,
 				}),
 		},
 		{

@@ -147,6 +147,16 @@ void moves(Run& run, int64_t tokens, int64_t topk, int64_t experts, int64_t widt
   run.call("mimo_moe_permute", p);
   run.compare("rows", p.rows, tokens * topk * width, run.dtype(), true);
   run.compare("row_probability", p.row_probability, tokens * topk, MIMO_DTYPE_F32, true);
+  if (run.precision == MIMO_DTYPE_BF16 && width % 16 == 0 && width > 0) {
+    const int64_t factors = (width + 127) / 128 * ((tokens * topk + 3) / 4 * 4);
+    p.rows = run.tensor(std::vector<float>(static_cast<size_t>(tokens * topk * width), 4.0f));
+    p.e4m3 = run.output(tokens * topk * width, MIMO_DTYPE_U8);
+    p.e4m3_factors = static_cast<float*>(run.output(factors, MIMO_DTYPE_F32));
+    run.call("mimo_moe_permute", p);
+    run.compare("rows beside e4m3", p.rows, tokens * topk * width, run.dtype(), true);
+    run.compare("rows in e4m3", p.e4m3, tokens * topk * width, MIMO_DTYPE_U8, true);
+    run.compare("factors", p.e4m3_factors, factors, MIMO_DTYPE_F32, true);
+  }
   mimo_moe_unpermute_args u{};
   u.rows = run.tensor(tokens * topk * width);
   u.row_probability = p.row_probability;
@@ -245,6 +255,9 @@ void add_experts(Cases& cases, bool large) {
   cases.push_back({"router near ties", [](Run& run) { near_ties(run); }});
   cases.push_back({"moe moves", [](Run& run) { moves(run, 50, 3, 7, 40, 0); }});
   cases.push_back({"moe moves, dropped, odd", [](Run& run) { moves(run, 501, 6, 33, 13, 100); }});
+  cases.push_back({"moe moves, runs of e4m3", [](Run& run) { moves(run, 77, 2, 5, 272, 20); }});
+  cases.push_back({"moe moves, one run", [](Run& run) { moves(run, 301, 1, 4, 16, 0); }});
+  cases.push_back({"moe moves, wide", [](Run& run) { moves(run, 37, 3, 6, 3088, 9); }});
   cases.push_back({"moe moves, many experts", [](Run& run) { moves(run, 900, 3, 1100, 8, 5); }});
   cases.push_back({"moe moves, no rows", [](Run& run) { moves(run, 30, 2, 9, 0, 10); }});
   cases.push_back({"moe nodes", [](Run& run) { nodes(run, 50, 6, 2, 8, 0); }});

@@ -41,6 +41,12 @@ struct Matrices {
   const float* factors;
 };
 
+/// Rows that were rounded where they were written.
+struct RoundedRows {
+  const void* values = nullptr;
+  const float* factors = nullptr;
+};
+
 /// Sizes and inputs that both directions have.
 struct Layer {
   Run& run;
@@ -80,6 +86,30 @@ struct Layer {
     if (transposed) run.compare("transposed", a.transposed, elements, MIMO_DTYPE_U8, true);
     return {transposed ? a.transposed : a.values, a.factors};
   }
+
+  /// Rows [rows, hidden] as a permutation writes them that leaves them in place.
+  RoundedRows rounded(const void* x) {
+    std::vector<int32_t> places(static_cast<size_t>(rows));
+    for (size_t row = 0; row < places.size(); ++row) places[row] = static_cast<int32_t>(row);
+    const int64_t factors = (m.hidden + 127) / 128 * ((rows + 3) / 4 * 4);
+    mimo_moe_permute_args p{};
+    p.x = x, p.slot_of_row = run.upload(places), p.row_count = run.upload(std::vector<int32_t>{offsets.back()});
+    p.rows = run.output(rows * m.hidden, dtype);
+    p.e4m3 = run.output(rows * m.hidden, MIMO_DTYPE_U8);
+    p.e4m3_factors = static_cast<float*>(run.output(factors + MIMO_E4M3_SPARE_FACTORS, MIMO_DTYPE_F32));
+    p.tokens = rows, p.topk = 1, p.width = m.hidden, p.dtype = dtype;
+    run.call("mimo_moe_permute", p);
+    run.compare("rounded rows", p.e4m3, offsets.back() * m.hidden, MIMO_DTYPE_U8, true);
+    run.compare("factors of rounded rows", p.e4m3_factors, factors, MIMO_DTYPE_F32, true);
+    return {p.e4m3, p.e4m3_factors};
+  }
+  /// The bits of a result must not depend on where its rows were rounded: notes how many numbers differ.
+  void same(const std::string& name, const void* one, const void* other, int64_t width) {
+    const std::vector<double> a = run.fetch(one, rows * width, dtype), b = run.fetch(other, rows * width, dtype);
+    double differences = 0;
+    for (size_t i = 0; i < a.size(); ++i) differences += a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i])) ? 1 : 0;
+    run.outputs.push_back({name + " of rows rounded before", {differences}, true});
+  }
 };
 
 /// The reference stores what the library under test stores, since z is rounded before the activation, which may square it: an
@@ -101,6 +131,15 @@ void forward(Run& run, const Mlp& m) {
   run.call("mimo_grouped_mlp_forward", f);
   run.compare("z", f.z, layer.rows * layer.z_width, layer.dtype);
   run.compare("y", f.y, layer.rows * m.hidden, layer.dtype);
+  if (m.rounded()) {
+    const RoundedRows x = layer.rounded(f.x);
+    mimo_grouped_mlp_forward_args given = f;
+    given.x_e4m3 = x.values, given.x_factors = x.factors;
+    given.z = layer.tensor(layer.kept(layer.z_width)), given.y = layer.tensor(layer.kept(m.hidden));
+    run.call("mimo_grouped_mlp_forward", given);
+    layer.same("z", f.z, given.z, layer.z_width);
+    layer.same("y", f.y, given.y, m.hidden);
+  }
   f.z = nullptr;
   f.y = layer.tensor(layer.kept(m.hidden));
   run.call("mimo_grouped_mlp_forward", f);
@@ -142,6 +181,16 @@ void backward(Run& run, const Mlp& m) {
   run.compare("dz", b.dz, layer.rows * layer.z_width, layer.dtype);
   run.compare("hs", b.hs, layer.rows * m.width, layer.dtype);
   run.compare("dp", b.drow_probability, layer.rows, MIMO_DTYPE_F32);
+  if (m.rounded()) {
+    const RoundedRows dy = layer.rounded(b.dy);
+    mimo_grouped_mlp_backward_args given = b;
+    given.dy_e4m3 = dy.values, given.dy_factors = dy.factors, given.db1 = given.db2 = nullptr;
+    given.dx = layer.tensor(layer.kept(m.hidden)), given.dz = layer.tensor(layer.kept(layer.z_width));
+    given.hs = layer.tensor(layer.kept(m.width)), given.drow_probability = run.upload(layer.kept(1));
+    run.call("mimo_grouped_mlp_backward", given);
+    layer.same("dx", b.dx, given.dx, m.hidden);
+    layer.same("dz", b.dz, given.dz, layer.z_width);
+  }
   if (!m.biases) return;
   run.compare("db1", b.db1, layer.groups * layer.z_width, MIMO_DTYPE_F32);
   run.compare("db2", b.db2, layer.groups * m.hidden, MIMO_DTYPE_F32);

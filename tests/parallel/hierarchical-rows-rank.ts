@@ -176,9 +176,9 @@ function open(
 	if (kind === "nodes") {
 		const { within, between } = groups.nodes.get(ranksPerNode)!;
 		const nodes = { within: seen(within), between: seen(between) };
-		return new HierarchicalRows(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null);
+		return new HierarchicalRows(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null, false);
 	}
-	if (kind === "gathered") return new GatheredRows(tape, u, { expertIndex, probabilities }, members);
+	if (kind === "gathered") return new GatheredRows(tape, u, { expertIndex, probabilities }, members, false);
 	const order = ExpertOrder.of(device, expertIndex, (world.size / expertTensor) * localExperts);
 	return new RowExchange(tape, u, { probabilities }, order, members, null);
 }

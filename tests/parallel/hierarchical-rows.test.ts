@@ -57,8 +57,8 @@ function planned(kind: "nodes" | "gathered") {
 	const routing = { expertIndex, probabilities };
 	using travelling =
 		kind === "nodes"
-			? new HierarchicalRows(tape, u, routing, members, null)
-			: new GatheredRows(tape, u, routing, members);
+			? new HierarchicalRows(tape, u, routing, members, null, false)
+			: new GatheredRows(tape, u, routing, members, false);
 	let expertRows = 0;
 	{
 		using arrived = travelling.finishDispatch();

@@ -139,6 +139,8 @@ function gatherRows(from: Tensor, index: Tensor, to: Tensor): void {
 		row_count: null,
 		rows: to,
 		row_probability: null,
+		e4m3: null,
+		e4m3_factors: null,
 		tokens: to.rows,
 		topk: 1,
 		width: to.width,

@@ -284,4 +284,12 @@ test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates 
 	const seconds = (name: "grouped_mlp_forward" | "grouped_mlp_forward e4m3") =>
 		secondsOf({ name, amount: 1e12, calls: 1 }, rates);
 	expect(seconds("grouped_mlp_forward e4m3")).toBeLessThan(seconds("grouped_mlp_forward"));
+	// Permutations write rows rounded too: x forward, dy backward.
+	const inBf16 = { ...text, device: "cpu", bf16: true, "global-batch-size": 32 };
+	const plain = await planRank(configurationOf(inBf16), 0, counting);
+	for (const phase of ["forward", "backward"] as const) {
+		const moved = (of: typeof phases) =>
+			of[phase].operations.filter((one) => one.name === "moe_permute").reduce((sum, one) => sum + one.amount, 0);
+		expect(moved(phases)).toBeGreaterThan(moved(plain.phases));
+	}
 });

@@ -1,8 +1,10 @@
 /** Experts whose operands are rounded to e4m3 in blocks (docs/spec/moe-performance.md §1.7). */
-import { afterAll, beforeAll, expect, test } from "bun:test";
+import { afterAll, beforeAll, expect, spyOn, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { E4m3Rows } from "../../src/tensor/ops/e4m3-rows.ts";
 import { groupedMlp } from "../../src/tensor/ops/grouped-mlp.ts";
+import { ExpertOrder, permute, unpermute } from "../../src/tensor/ops/permute.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape, type TapeOptions } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
@@ -187,4 +189,112 @@ test("a forward pass without a backward one keeps matrices in one order, recompu
 	fc1.valueChanged();
 	fc2.valueChanged();
 	expect(bytes()).toBe(before);
+});
+
+const choices = Int32Array.of(0, 2, 1, -1, 0, 1, 2, 2, -1, 0);
+/** Slots in expert order. */
+const slots = [0, 4, 9, 2, 5, 1, 6, 7];
+const [tokens, topk, experts] = [5, 2, 3];
+
+function orderOfChoices(): ExpertOrder {
+	using index = Tensor.from(device, choices, [tokens, topk]);
+	return ExpertOrder.of(device, index, experts);
+}
+
+test("a permutation writes its rows in e4m3 too", () => {
+	const width = 150;
+	// Tokens of very different sizes, one of zeros and one with an infinity.
+	const x = randomValues(tokens * width, 7).map(
+		(value, i) => value * [1, 1e-4, 300, 0, 2][Math.floor(i / width) % tokens]!,
+	);
+	x[4 * width + 3] = Number.POSITIVE_INFINITY;
+	using order = orderOfChoices();
+	using input = Tensor.from(device, x, [tokens, width]);
+	using probabilities = Tensor.from(device, new Float32Array(tokens * topk), [tokens, topk]);
+	const tape = new Tape(device, { recording: false });
+	const permuted = permute(tape, input, probabilities, order, { inE4m3: true });
+	using _rows = permuted.rows;
+	using _rowProbability = permuted.rowProbability;
+	using inE4m3 = permuted.inE4m3!;
+	const bytes = bytesOf(inE4m3.values);
+	const factors = inE4m3.factors.toFloat32();
+	const stride = Math.ceil((tokens * topk) / 4) * 4;
+	const numberOf = (byte: number) => (byte & 0x80 ? -1 : 1) * (codes[byte & 0x7f] ?? Number.NaN);
+	for (const [row, slot] of slots.entries()) {
+		const token = Math.floor(slot / topk);
+		const numbers = Float64Array.from({ length: width }, (_, i) => {
+			return numberOf(bytes[row * width + i]!) * factors[Math.floor(i / 128) * stride + row]!;
+		});
+		const expected = rows(x.subarray(token * width, (token + 1) * width), width);
+		// A run with an infinity is NaN, the one after it is not.
+		if (token === 4) expected.fill(Number.NaN, 0, 128);
+		expect([...numbers].map((value) => value + 0)).toEqual([...expected].map((value) => value + 0));
+	}
+});
+
+for (const dtype of ["f32", "bf16"] as const) {
+	test(`experts compute the same bits from rows that were rounded where they were written, ${dtype}`, () => {
+		const [hidden, width] = [160, 144];
+		const calls = spyOn(device, "run");
+		const pass = (before: boolean) => {
+			calls.mockClear();
+			const of = (seed: number, shape: readonly number[], scale: number) =>
+				Tensor.from(device, randomValues(shape[0]! * shape[1]! * (shape[2] ?? 1), seed, scale), shape, { dtype });
+			const parameter = (name: string, seed: number, shape: readonly number[]) =>
+				new Parameter(name, of(seed, shape, 0.1), Tensor.zeros(device, shape));
+			using fc1 = parameter("w1", 11, [experts, 2 * width, hidden]);
+			using fc2 = parameter("w2", 12, [experts, hidden, width]);
+			using order = orderOfChoices();
+			using plainX = of(13, [tokens, hidden], 3);
+			using x = plainX.withGradient(new GradientSlot(device, plainX.shape, dtype));
+			using plainP = Tensor.from(device, randomValues(tokens * topk, 14), [tokens, topk]);
+			using probabilities = plainP.withGradient(new GradientSlot(device, plainP.shape, "f32"));
+			const tape = new Tape(device, { recording: true });
+			const { rows, inE4m3, rowProbability } = permute(tape, x, probabilities, order, { inE4m3: before });
+			const sorted = { rows, inE4m3, rowProbability, offsets: order.offsets };
+			const weights = { fc1, fc2, fc1Bias: null, fc2Bias: null };
+			const outputs = groupedMlp(tape, sorted, weights, { activation: "swiglu", recipe: "e4m3Blockwise" });
+			for (const one of [rows, inE4m3, rowProbability]) one?.[Symbol.dispose]();
+			expect(outputs.gradient!.wantsE4m3).toBe(true);
+			outputs.gradient!.wantsE4m3 = before;
+			using y = unpermute(tape, outputs, order);
+			outputs[Symbol.dispose]();
+			y.gradient!.accumulate(of(15, y.shape, 1));
+			tape.backward();
+			using dx = x.gradient!.take()!;
+			using dp = probabilities.gradient!.take()!;
+			const given = calls.mock.calls.flatMap(([name, args]) => {
+				const { x_e4m3, dy_e4m3 } = args as { x_e4m3?: object | null; dy_e4m3?: object | null };
+				return name.startsWith("grouped_mlp") ? [(x_e4m3 ?? dy_e4m3 ?? null) !== null] : [];
+			});
+			expect(given).toEqual([before, before]);
+			return [y, dx, dp, fc1.mainGradient!, fc2.mainGradient!].map((tensor) => bytesOf(tensor));
+		};
+		try {
+			const live = device.memoryStatistics().liveBytes;
+			const apart = pass(false);
+			expect(pass(true)).toEqual(apart);
+			expect(device.memoryStatistics().liveBytes).toBe(live);
+		} finally {
+			calls.mockRestore();
+		}
+	});
+}
+
+test("a second gradient is added, and what was rounded is dropped", () => {
+	const slot = new GradientSlot(device, [3, 4], "f32");
+	const live = device.memoryStatistics().liveBytes;
+	const add = (inE4m3: E4m3Rows | null) => slot.accumulate(Tensor.zeros(device, [3, 4]), inE4m3);
+	add(new E4m3Rows(device, 3, 4));
+	slot.take()![Symbol.dispose]();
+	slot.takeE4m3()![Symbol.dispose]();
+	for (const second of [null, new E4m3Rows(device, 3, 4)]) {
+		add(new E4m3Rows(device, 3, 4));
+		add(second);
+		expect(slot.takeE4m3()).toBeNull();
+		slot.take()![Symbol.dispose]();
+	}
+	add(new E4m3Rows(device, 3, 4));
+	slot.clear();
+	expect(device.memoryStatistics().liveBytes).toBe(live);
 });

@@ -53,4 +53,30 @@ inline float e4m3_power(float magnitude) {
   return ratio < 0x1p126f ? std::ldexp(1.0f, std::ilogb(ratio)) : 0x1p126f;
 }
 
+/// Rows in runs of 128 columns: bytes [rows, width], and what they are multiplied by, [runs, factor_stride].
+struct E4m3Rows {
+  uint8_t* values;
+  float* factors;
+  int64_t factor_stride;
+};
+inline int64_t e4m3_runs(int64_t width) { return (width + e4m3_run - 1) / e4m3_run; }
+/// Elements from one run's factors to the next one's.
+inline int64_t e4m3_factor_stride(int64_t rows) { return (rows + 3) / 4 * 4; }
+
+/// Rounds row `row` of `to`. Runs with an infinity are NaN.
+template <class T>
+void round_row_to_e4m3(const T* from, int64_t width, const E4m3Rows& to, int64_t row) {
+  for (int64_t first = 0; first < width; first += e4m3_run) {
+    const int64_t last = first + e4m3_run < width ? first + e4m3_run : width;
+    float magnitude = 0;
+    for (int64_t i = first; i < last; ++i) {
+      const float x = std::fabs(load(from[i]));
+      magnitude = x > magnitude ? x : magnitude;
+    }
+    const float power = magnitude < INFINITY ? e4m3_power(magnitude) : NAN;
+    for (int64_t i = first; i < last; ++i) to.values[row * width + i] = e4m3_byte(round_to_e4m3(load(from[i]) * power));
+    to.factors[first / e4m3_run * to.factor_stride + row] = std::isnan(power) ? 1.0f : 1 / power;
+  }
+}
+
 }  // namespace mimo::MIMO_ISA

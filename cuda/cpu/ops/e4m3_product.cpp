@@ -10,31 +10,31 @@ namespace {
 
 constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
-/// A row in runs of 128 columns.
-template <class T>
-void round_row(const T* from, int64_t width, float* to) {
-  for (int64_t first = 0; first < width; first += e4m3_run) {
-    const int64_t last = std::min(width, first + e4m3_run);
-    float magnitude = 0;
-    for (int64_t i = first; i < last; ++i) {
-      const float x = std::fabs(load(from[i]));
-      magnitude = x > magnitude ? x : magnitude;
-    }
-    const float power = e4m3_power(magnitude);
-    for (int64_t i = first; i < last; ++i) to[i] = round_to_e4m3(load(from[i]) * power) / power;
+/// The numbers of all bytes.
+struct Numbers {
+  float of_byte[256];
+  Numbers() {
+    for (int byte = 0; byte < 256; ++byte) of_byte[byte] = e4m3_number(static_cast<uint8_t>(byte));
+  }
+};
+
+/// The numbers of a row.
+void read_row(const Numbers& numbers, const E4m3Rows& rows, int64_t row, int64_t width, float* to) {
+  for (int64_t i = 0; i < width; ++i) {
+    to[i] = numbers.of_byte[rows.values[row * width + i]] * rows.factors[i / e4m3_run * rows.factor_stride + row];
   }
 }
 
 /// The numbers of a group's matrix [n, k].
-void read_matrix(mimo_stream& stream, const E4m3Product& p, int64_t group, float* to) {
+void read_matrix(mimo_stream& stream, const Numbers& numbers, const E4m3Product& p, int64_t group, float* to) {
   const int64_t blocks_n = (p.n + e4m3_run - 1) / e4m3_run, blocks_k = (p.k + e4m3_run - 1) / e4m3_run;
   const uint8_t* const values = p.b + group * p.n * p.k;
-  const float* const factors = p.factors + group * blocks_n * blocks_k;
+  const float* const factors = p.b_factors + group * blocks_n * blocks_k;
   parallel_for(stream.device->threads, p.n, [&](int64_t row) {
     for (int64_t i = 0; i < p.k; ++i) {
       const int64_t block_n = row / e4m3_run, block_k = i / e4m3_run;
       const float factor = factors[p.transposed ? block_k * blocks_n + block_n : block_n * blocks_k + block_k];
-      to[row * p.k + i] = e4m3_number(values[row * p.k + i]) * factor;
+      to[row * p.k + i] = numbers.of_byte[values[row * p.k + i]] * factor;
     }
   });
 }
@@ -51,19 +51,20 @@ void multiply_row(const float* a, const float* b, int64_t n, int64_t k, float* s
   }
 }
 
-template <class T, class C>
-void multiply_groups(mimo_stream& stream, const E4m3Product& p) {
+template <class C>
+void multiply_groups(mimo_stream& stream, const E4m3Product& p, const E4m3Rows& a) {
+  const Numbers numbers;
   Workspace matrix(&stream, p.n * p.k * float_bytes);
   for (int64_t group = 0; group < p.groups; ++group) {
     const int64_t begin = p.offsets[group], rows = p.offsets[group + 1] - begin;
     if (rows == 0) continue;
-    read_matrix(stream, p, group, matrix.as<float>());
+    read_matrix(stream, numbers, p, group, matrix.as<float>());
     Workspace own(&stream, rows * (p.k + p.n) * float_bytes);
     parallel_for(stream.device->threads, rows, [&](int64_t row) {
-      float* const a = own.as<float>() + row * (p.k + p.n);
-      float* const sums = a + p.k;
-      round_row(static_cast<const T*>(p.a) + (begin + row) * p.k, p.k, a);
-      multiply_row(a, matrix.as<float>(), p.n, p.k, sums);
+      float* const of_row = own.as<float>() + row * (p.k + p.n);
+      float* const sums = of_row + p.k;
+      read_row(numbers, a, begin + row, p.k, of_row);
+      multiply_row(of_row, matrix.as<float>(), p.n, p.k, sums);
       C* const to = static_cast<C*>(p.c) + (begin + row) * p.n;
       for (int64_t j = 0; j < p.n; ++j) store(&to[j], sums[j]);
     });
@@ -72,13 +73,25 @@ void multiply_groups(mimo_stream& stream, const E4m3Product& p) {
 
 }  // namespace
 
-void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& product) {
-  MIMO_REQUIRE(product.factors != nullptr && product.groups >= 1 && product.n >= 0 && product.k >= 1, "e4m3_grouped_product");
-  with_dtype(product.a_dtype, [&](auto* t) {
-    with_dtype(product.c_dtype, [&](auto* c) {
-      multiply_groups<std::remove_pointer_t<decltype(t)>, std::remove_pointer_t<decltype(c)>>(stream, product);
+void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& p) {
+  MIMO_REQUIRE(p.b_factors != nullptr && p.groups >= 1 && p.n >= 0 && p.k >= 1, "e4m3_grouped_product");
+  MIMO_REQUIRE((p.a_e4m3 == nullptr) == (p.a_factors == nullptr), "e4m3_grouped_product");
+  const bool rounds = p.a_e4m3 == nullptr;
+  const int64_t live = p.offsets[p.groups], stride = e4m3_factor_stride(rounds ? live : p.rows);
+  Workspace factors(&stream, rounds ? e4m3_runs(p.k) * stride * float_bytes : 0);
+  Workspace values(&stream, rounds ? live * p.k : 0);
+  // What is given is read alone.
+  const E4m3Rows a = rounds ? E4m3Rows{values.as<uint8_t>(), factors.as<float>(), stride}
+                            : E4m3Rows{const_cast<uint8_t*>(p.a_e4m3), const_cast<float*>(p.a_factors), stride};
+  if (rounds) {
+    with_dtype(p.a_dtype, [&](auto* t) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      parallel_range(stream.device->threads, live, rows_per_partial, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) round_row_to_e4m3(static_cast<const T*>(p.a) + row * p.k, p.k, a, row);
+      });
     });
-  });
+  }
+  with_dtype(p.c_dtype, [&](auto* c) { multiply_groups<std::remove_pointer_t<decltype(c)>>(stream, p, a); });
 }
 
 }  // namespace mimo::MIMO_ISA

@@ -5,15 +5,18 @@
 
 namespace mimo::MIMO_ISA {
 
-/// c_g = a_g b_gᵀ of rows a [rows, k] that are rounded here and matrices b [groups, n, k] in e4m3.
+/// c_g = a_g b_gᵀ of rows a [rows, k] and matrices b [groups, n, k] in e4m3. Rows are rounded here unless they are given rounded,
+/// as moe_permute writes them.
 struct E4m3Product {
   const void* a;
+  const uint8_t* a_e4m3;  // or null
+  const float* a_factors;
   const uint8_t* b;
-  const float* factors;  // of e4m3_matrices
-  bool transposed;       // b: then factors are [groups, blocks of k, blocks of n]
+  const float* b_factors;  // of e4m3_matrices
+  bool transposed;         // b: then its factors are [groups, blocks of k, blocks of n]
   void* c;
   const int32_t* offsets;
-  int64_t groups, n, k;
+  int64_t rows, groups, n, k;  // rows: upper bound of offsets[groups]
   int32_t a_dtype, c_dtype;
 };
 void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& product);

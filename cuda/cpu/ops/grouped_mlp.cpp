@@ -11,6 +11,13 @@ constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
 int64_t bytes_of(int32_t dtype) { return dtype == MIMO_DTYPE_F32 ? 4 : 2; }
 
+/// An operand: rows as they are stored and, where they are given so, in e4m3.
+struct Operand {
+  const void* rows;
+  const void* e4m3 = nullptr;
+  const float* factors = nullptr;
+};
+
 /// The rows of the groups, and the widths of both operations.
 template <class Args>
 struct Layer {
@@ -28,21 +35,22 @@ struct Layer {
   }
 
   /// c [rows, n] = a [rows, k] times the groups' matrices, b [n, k] or, backward, [k, n]. Matrices in e4m3 are [n, k] in both.
-  void product(const void* a, const void* b, const float* b_factors, bool backward, int64_t n, int64_t k, void* c,
+  void product(const Operand& a, const void* b, const float* b_factors, bool backward, int64_t n, int64_t k, void* c,
                int32_t c_dtype) const {
     if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE) {
-      return e4m3_grouped_product(stream, {a, static_cast<const uint8_t*>(b), b_factors, backward, c, args.offsets,
-                                           args.groups, n, k, args.dtype, c_dtype});
+      return e4m3_grouped_product(
+          stream, {a.rows, static_cast<const uint8_t*>(a.e4m3), a.factors, static_cast<const uint8_t*>(b), b_factors, backward, c,
+                   args.offsets, args.rows, args.groups, n, k, args.dtype, c_dtype});
     }
     mimo_grouped_gemm_args p{};
-    p.a = a, p.b = b, p.c = c, p.offsets = args.offsets;
+    p.a = a.rows, p.b = b, p.c = c, p.offsets = args.offsets;
     p.rows = args.rows, p.groups = args.groups, p.n = n, p.k = k;
     p.transpose_b = !backward, p.a_dtype = p.b_dtype = args.dtype, p.c_dtype = c_dtype;
     grouped_gemm(stream, p);
   }
 
   /// y [rows, n] = a bᵀ + factor * bias, rounded once.
-  void project(const void* a, const void* b, const float* b_factors, const void* bias, const float* factor, int64_t n, int64_t k,
+  void project(const Operand& a, const void* b, const float* b_factors, const void* bias, const float* factor, int64_t n, int64_t k,
                void* y) const {
     if (bias == nullptr) return product(a, b, b_factors, false, n, k, y, args.dtype);
     if (args.dtype == MIMO_DTYPE_F32) {
@@ -122,9 +130,9 @@ void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_arg
   Workspace z_copy(&stream, args.z == nullptr ? layer.live() * z_width * element : 0);
   Workspace hs(&stream, layer.live() * args.width * element);
   void* z = args.z == nullptr ? z_copy.as<char>() : args.z;
-  layer.project(args.x, args.w1, args.w1_factors, args.b1, nullptr, z_width, args.hidden, z);
+  layer.project({args.x, args.x_e4m3, args.x_factors}, args.w1, args.w1_factors, args.b1, nullptr, z_width, args.hidden, z);
   with_dtype(args.dtype, [&](auto* t) { forward_rows<std::remove_pointer_t<decltype(t)>>(layer, z, hs.as<char>()); });
-  layer.project(hs.as<char>(), args.w2, args.w2_factors, args.b2, args.row_probability, args.hidden, args.width, args.y);
+  layer.project({hs.as<char>()}, args.w2, args.w2_factors, args.b2, args.row_probability, args.hidden, args.width, args.y);
 }
 
 void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args) {
@@ -132,14 +140,17 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
   layer.require_legal();
   {
     Workspace dhs(&stream, layer.live() * args.width * float_bytes);
-    layer.product(args.dy, args.w2, args.w2_factors, true, args.width, args.hidden, dhs.as<float>(), MIMO_DTYPE_F32);
+    layer.product({args.dy, args.dy_e4m3, args.dy_factors}, args.w2, args.w2_factors, true, args.width, args.hidden,
+                  dhs.as<float>(), MIMO_DTYPE_F32);
     with_dtype(args.dtype, [&](auto* t) {
       using T = std::remove_pointer_t<decltype(t)>;
       backward_rows<T>(layer, dhs.as<float>());
       if (args.hs != nullptr) forward_rows<T>(layer, args.z, args.hs);
     });
   }
-  if (args.dx != nullptr) layer.product(args.dz, args.w1, args.w1_factors, true, args.hidden, layer.z_width(), args.dx, args.dtype);
+  if (args.dx != nullptr) {
+    layer.product({args.dz}, args.w1, args.w1_factors, true, args.hidden, layer.z_width(), args.dx, args.dtype);
+  }
   layer.add_bias_gradient(args.dz, layer.z_width(), nullptr, args.db1);
   layer.add_bias_gradient(args.dy, args.hidden, args.row_probability, args.db2);
   if (args.b2 == nullptr || args.drow_probability == nullptr) return;

@@ -1,5 +1,6 @@
 // Token copies into expert order and their sum back into token order (docs/spec/language-model.md §4.5). Each is the
 // other's backward. A width of 0 moves the probabilities alone.
+#include "e4m3.h"
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -65,6 +66,8 @@ void unpermute_token(const mimo_moe_unpermute_args& args, int64_t token, const T
 
 void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   MIMO_REQUIRE((args.probabilities == nullptr) == (args.row_probability == nullptr), "moe_permute");
+  MIMO_REQUIRE((args.e4m3 == nullptr) == (args.e4m3_factors == nullptr), "moe_permute");
+  const E4m3Rows in_e4m3{static_cast<uint8_t*>(args.e4m3), args.e4m3_factors, e4m3_factor_stride(args.tokens * args.topk)};
   const int64_t rows = live_rows(args.tokens * args.topk, args.row_count);
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -77,6 +80,7 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
           std::memcpy(to + row * args.width, x + slot / args.topk * args.width,
                       static_cast<size_t>(args.width) * sizeof(T));
         }
+        if (args.e4m3) round_row_to_e4m3(to + row * args.width, args.width, in_e4m3, row);
         if (args.probabilities) args.row_probability[row] = args.probabilities[slot];
       }
     });

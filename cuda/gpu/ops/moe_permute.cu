@@ -1,5 +1,6 @@
 // Token copies into expert order and their sum back into token order (docs/spec/language-model.md §4.5). Each is the
 // other's backward. A width of 0 moves the probabilities alone.
+#include "e4m3.h"
 #include "early.cuh"
 
 namespace mimo::cuda {
@@ -87,6 +88,7 @@ __global__ void unpermute_kernel(mimo_moe_unpermute_args args, int64_t packs) {
 
 void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   MIMO_REQUIRE((args.probabilities == nullptr) == (args.row_probability == nullptr), "moe_permute");
+  MIMO_REQUIRE((args.e4m3 == nullptr) == (args.e4m3_factors == nullptr), "moe_permute");
   const int64_t slots = args.tokens * args.topk;
   if (slots == 0) return;
   MIMO_REQUIRE(slots <= INT32_MAX, "moe_permute");
@@ -99,6 +101,7 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   }
   launch_early(stream, invert_kernel, grid_of(ceil_div(slots, 256)), dim3(256), 0, args, row_of_slot);
   if (args.width == 0) return;
+  if (args.e4m3 != nullptr) return permute_in_e4m3(stream, args, row_of_slot);
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;

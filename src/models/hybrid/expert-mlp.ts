@@ -19,13 +19,12 @@ const second = "mlp.experts.linear_fc2.weight";
 export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows): Tensor {
 	const { mlp, moe } = context.config;
 	const { rows, rowProbability, offsets } = sorted;
-	const { expertTensor = 1 } = context.parallel.experts ?? {};
-	if (expertTensor > 1 && context.config.biases !== "none") {
+	if (expertTensorOf(context) > 1 && context.config.biases !== "none") {
 		throw new RangeError("Biases of experts that are cut over ranks would be added once a rank.");
 	}
 	const options = { clamp: mlp.clamp, linearOffset: mlp.linearOffset, interleave: moe.interleave };
 	const weightGradientsHide = context.parallel.experts !== null;
-	if (runsFused(context, expertTensor)) {
+	if (runsFused(context)) {
 		const weights = {
 			fc1: context.weights(first),
 			fc2: context.weights(second),
@@ -55,13 +54,23 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	return outputs;
 }
 
-function runsFused(context: LayerContext, expertTensor: number): boolean {
+/** Whether the rows are read in e4m3, so that whatever writes them may round them too. */
+export function readsE4m3(context: LayerContext): boolean {
+	return context.config.moe.recipe === "e4m3Blockwise" && runsFused(context);
+}
+
+/** Over how many ranks an expert's channels are cut. */
+function expertTensorOf({ parallel: { experts } }: LayerContext): number {
+	return experts?.expertTensor ?? 1;
+}
+
+function runsFused(context: LayerContext): boolean {
 	const { moe, mlp } = context.config;
 	// A probe looks between the projections.
 	if (moe.fused === "off" || context.probe) return false;
 	return (
 		fusedMlpObstacle({
-			expertTensor,
+			expertTensor: expertTensorOf(context),
 			activation: mlp.activation,
 			adapters: hasAdapter(context, first) || hasAdapter(context, second),
 			masks: context.masks !== null,

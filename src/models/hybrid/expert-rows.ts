@@ -1,6 +1,7 @@
 /** Token copies on their way to their experts and back: in this rank's memory, or over the ranks that hold experts. */
 import { Exchange, type ExchangeMembers, startCombine, startDispatch } from "../../parallel/expert-parallel.ts";
 import type { Travelling } from "../../parallel/travel.ts";
+import type { E4m3Rows } from "../../tensor/ops/e4m3-rows.ts";
 import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../tensor/ops/permute.ts";
 import type { Routing } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -9,6 +10,8 @@ import type { Tensor } from "../../tensor/tensor.ts";
 /** Rows of this rank's experts, side by side by expert. */
 export interface ExpertRows extends Disposable {
 	readonly rows: Tensor;
+	/** The same in e4m3; null: they are not wanted so, or have travelled. */
+	readonly inE4m3: E4m3Rows | null;
 	/** f32: the routing weight of every row. */
 	readonly rowProbability: Tensor;
 	/** i32 [local experts + 1]: first row of every expert. */
@@ -25,7 +28,8 @@ export interface RowJourney extends Disposable {
 
 /** Where this rank holds every expert: nothing travels. Takes the order over. */
 export class LocalRows implements RowJourney {
-	readonly #permuted: PermutedRows;
+	/** Until they are handed over. */
+	#permuted: PermutedRows | null;
 	#outputs: Tensor | null = null;
 
 	constructor(
@@ -33,12 +37,16 @@ export class LocalRows implements RowJourney {
 		u: Tensor,
 		{ probabilities }: Pick<Routing, "probabilities">,
 		private readonly order: ExpertOrder,
+		/** Whether the experts read rows in e4m3. */
+		inE4m3: boolean,
 	) {
-		this.#permuted = permute(tape, u, probabilities, order);
+		this.#permuted = permute(tape, u, probabilities, order, { inE4m3 });
 	}
 
 	finishDispatch(): ExpertRows {
-		return expertRows(this.#permuted.rows.share(), this.#permuted.rowProbability.share(), this.order.offsets);
+		const permuted = this.#permuted!;
+		this.#permuted = null;
+		return expertRows({ ...permuted, offsets: this.order.offsets });
 	}
 
 	startCombine(outputs: Tensor): void {
@@ -50,8 +58,8 @@ export class LocalRows implements RowJourney {
 	}
 
 	[Symbol.dispose](): void {
-		const { rows, rowProbability } = this.#permuted;
-		for (const owned of [rows, rowProbability, this.#outputs, this.order]) owned?.[Symbol.dispose]();
+		const { rows, inE4m3, rowProbability } = this.#permuted ?? { rows: null, inE4m3: null, rowProbability: null };
+		for (const owned of [rows, inE4m3, rowProbability, this.#outputs, this.order]) owned?.[Symbol.dispose]();
 	}
 }
 
@@ -78,7 +86,7 @@ export class RowExchange implements RowJourney {
 
 	finishDispatch(): ExpertRows {
 		const { rows, beside } = this.#dispatch.finish();
-		return expertRows(rows, beside!, this.#exchange.offsets);
+		return expertRows({ rows, inE4m3: null, rowProbability: beside!, offsets: this.#exchange.offsets });
 	}
 
 	startCombine(outputs: Tensor): void {
@@ -95,14 +103,15 @@ export class RowExchange implements RowJourney {
 	}
 }
 
-function expertRows(rows: Tensor, rowProbability: Tensor, offsets: Tensor): ExpertRows {
+/** Takes over all but the offsets. */
+function expertRows({ rows, inE4m3, rowProbability, offsets }: Omit<ExpertRows, keyof Disposable>): ExpertRows {
 	return {
 		rows,
+		inE4m3,
 		rowProbability,
 		offsets,
 		[Symbol.dispose]() {
-			rows[Symbol.dispose]();
-			rowProbability[Symbol.dispose]();
+			for (const owned of [rows, inE4m3, rowProbability]) owned?.[Symbol.dispose]();
 		},
 	};
 }

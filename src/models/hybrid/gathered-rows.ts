@@ -24,6 +24,8 @@ export class GatheredRows implements RowJourney {
 		u: Tensor,
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
 		private readonly parallel: ExchangeMembers,
+		/** Whether the experts read rows in e4m3. */
+		private readonly inE4m3: boolean,
 	) {
 		const { group, expertTensor, localExperts } = parallel;
 		this.#tokens = u.rows;
@@ -44,7 +46,8 @@ export class GatheredRows implements RowJourney {
 		const chosen = nodeExperts(tape, routing, { rowCount: null, firstExpert, experts });
 		using expertIndex = chosen.expertIndex;
 		using probabilities = chosen.probabilities;
-		this.#local = new LocalRows(tape, come, { probabilities }, ExpertOrder.of(tape.device, expertIndex, experts));
+		const order = ExpertOrder.of(tape.device, expertIndex, experts);
+		this.#local = new LocalRows(tape, come, { probabilities }, order, this.inE4m3);
 		return this.#local.finishDispatch();
 	}
 

@@ -34,6 +34,8 @@ export class HierarchicalRows implements RowJourney {
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
 		private readonly parallel: ExchangeMembers & { readonly nodes: ExpertNodes },
 		private readonly overflow: Tensor | null,
+		/** Whether the experts read rows in e4m3. */
+		private readonly inE4m3: boolean,
 	) {
 		const { between } = parallel.nodes;
 		const found = tokenNodes(tape, routing, { nodes: between.size, nodeExperts: this.#nodeExperts });
@@ -76,7 +78,7 @@ export class HierarchicalRows implements RowJourney {
 		};
 		this.#within =
 			within.size === 1
-				? new LocalRows(tape, come, own, byExpert)
+				? new LocalRows(tape, come, own, byExpert, this.inE4m3)
 				: new RowExchange(tape, come, own, byExpert, { ...parallel, group: within, capacity: room }, overflow);
 		return this.#within.finishDispatch();
 	}

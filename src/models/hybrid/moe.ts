@@ -13,7 +13,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing.ts";
-import { expertMlp } from "./expert-mlp.ts";
+import { expertMlp, readsE4m3 } from "./expert-mlp.ts";
 import { LocalRows, RowExchange, type RowJourney } from "./expert-rows.ts";
 import { drawLogits } from "./forced-balance.ts";
 import { GatheredRows } from "./gathered-rows.ts";
@@ -53,7 +53,7 @@ function* mixExperts(
 	using routing = routeTokens(tape, context, router, u);
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
-	using travelling = journey(tape, entering, routing, experts, router, config.moe.experts);
+	using travelling = journey(tape, context, entering, routing, experts, router);
 	// While rows are on their way to the experts, and the other half while they are on their way back.
 	using shared = config.moe.sharedExpertSize > 0 ? new SharedExpert(tape, context, u) : null;
 	read();
@@ -72,18 +72,21 @@ function* mixExperts(
 /** Rows on their way to their experts. */
 function journey(
 	tape: Tape,
+	context: LayerContext,
 	u: Tensor,
 	routing: Routing,
 	parallel: ExpertParallel | null,
 	{ overflow }: RouterState,
-	experts: number,
 ): RowJourney {
-	if (parallel?.nodes) return new HierarchicalRows(tape, u, routing, { ...parallel, nodes: parallel.nodes }, overflow);
-	if (parallel?.gathers) return new GatheredRows(tape, u, routing, parallel);
-	const order = ExpertOrder.of(tape.device, routing.expertIndex, experts);
+	const inE4m3 = readsE4m3(context);
+	if (parallel?.nodes) {
+		return new HierarchicalRows(tape, u, routing, { ...parallel, nodes: parallel.nodes }, overflow, inE4m3);
+	}
+	if (parallel?.gathers) return new GatheredRows(tape, u, routing, parallel, inE4m3);
+	const order = ExpertOrder.of(tape.device, routing.expertIndex, context.config.moe.experts);
 	return parallel
 		? new RowExchange(tape, u, routing, order, parallel, overflow)
-		: new LocalRows(tape, u, routing, order);
+		: new LocalRows(tape, u, routing, order, inE4m3);
 }
 
 /** The expert of all tokens in two halves, each beside an exchange and backward the same; recomputed it is one piece, the first. */

@@ -7,6 +7,7 @@ import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
 import { type GatedOptions, isGatedActivation } from "./activation.ts";
+import type { E4m3Rows } from "./e4m3-rows.ts";
 import { addGroupedWeightGradient } from "./grouped-linear.ts";
 
 /** Stacks by expert. */
@@ -25,6 +26,8 @@ export interface ExpertWeights {
 export interface SortedRows {
 	/** x_RH, f32 or bf16 as the weights. */
 	readonly rows: Tensor;
+	/** The same, where the operation that wrote them rounded them too; read in e4m3 alone. */
+	readonly inE4m3?: E4m3Rows | null;
 	/** f32 [R]: weight of every row. */
 	readonly rowProbability: Tensor;
 	/** int32 [experts + 1]: first row of every expert; rows from the last entry on are left alone. */
@@ -56,7 +59,8 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 	}
 	// Where recomputation follows, its second forward wants gradients: both orders are made in one pass here.
 	const order = { transposed: tape.recording || tape.training };
-	const inE4m3 = options.recipe === "e4m3Blockwise" ? { fc1: fc1.inE4m3(order), fc2: fc2.inE4m3(order) } : null;
+	const rounds = options.recipe === "e4m3Blockwise";
+	const inE4m3 = rounds ? { fc1: fc1.inE4m3(order), fc2: fc2.inE4m3(order) } : null;
 	const factors = { w1_factors: inE4m3?.fc1.factors ?? null, w2_factors: inE4m3?.fc2.factors ?? null };
 	const args = {
 		...factors,
@@ -79,9 +83,12 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 	const wanted = tape.recording && (x.gradient !== null || p.gradient !== null || trains);
 	using all = tape.output(Tensor.empty(device, [x.rows, hidden], x.dtype), wanted);
 	const y = all.withRowCount(x.rowCount);
+	const slot = y.gradient;
+	if (slot) slot.wantsE4m3 = rounds;
 	const z = wanted ? Tensor.empty(device, [x.rows, zWidth], x.dtype) : null;
 	const read = inE4m3 ? { w1: inE4m3.fc1.values, w2: inE4m3.fc2.values } : { w1: fc1.value, w2: fc2.value };
-	device.run("grouped_mlp_forward", { ...args, ...read, x, b1: fc1Bias?.value ?? null, z, y });
+	const rounded = { x_e4m3: sorted.inE4m3?.values ?? null, x_factors: sorted.inE4m3?.factors ?? null };
+	device.run("grouped_mlp_forward", { ...args, ...read, ...rounded, x, b1: fc1Bias?.value ?? null, z, y });
 	tape.record({
 		name: "grouped_mlp",
 		outputs: [y],
@@ -90,6 +97,7 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 		parameters,
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
+			using dyInE4m3 = slot!.takeE4m3();
 			const dx = x.gradient?.contiguousTarget() ?? null;
 			const dp = p.gradient?.contiguousTarget() ?? null;
 			using dz = Tensor.empty(device, [x.rows, zWidth], x.dtype);
@@ -99,6 +107,8 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 				...args,
 				...read,
 				dy,
+				dy_e4m3: dyInE4m3?.values ?? null,
+				dy_factors: dyInE4m3?.factors ?? null,
 				z,
 				dx,
 				dz,

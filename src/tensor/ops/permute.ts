@@ -2,6 +2,7 @@
 import type { Device } from "../../native/device.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
+import { E4m3Rows } from "./e4m3-rows.ts";
 
 /** The row of every routed token copy: rows are sorted by (expert, token). */
 export class ExpertOrder implements Disposable {
@@ -55,12 +56,28 @@ export class ExpertOrder implements Disposable {
 export interface PermutedRows {
 	/** [T K, width] in expert order; rowCount says how many are live. */
 	readonly rows: Tensor;
+	/** The same, if they were asked for. */
+	readonly inE4m3: E4m3Rows | null;
 	/** f32 [T K]: the routing weight of every row. */
 	readonly rowProbability: Tensor;
 }
 
-/** x_TW and probabilities_TK → one row for every slot that is not dropped, with its probability. */
-export function permute(tape: Tape, x: Tensor, probabilities: Tensor, order: ExpertOrder): PermutedRows {
+/** Where moe_permute writes the rows in e4m3. */
+function roundedFields(inE4m3: E4m3Rows | null) {
+	return { e4m3: inE4m3?.values ?? null, e4m3_factors: inE4m3?.factors ?? null };
+}
+
+/**
+ * x_TW and probabilities_TK → one row for every slot that is not dropped, with its probability. `inE4m3`: rounded too; on a GPU
+ * bf16, W a multiple of 16.
+ */
+export function permute(
+	tape: Tape,
+	x: Tensor,
+	probabilities: Tensor,
+	order: ExpertOrder,
+	options: { readonly inE4m3: boolean } = { inE4m3: false },
+): PermutedRows {
 	const { device } = tape;
 	if (!x.contiguous || x.rows !== order.tokens) throw new RangeError(`Rows of [${x.shape}] cannot be permuted.`);
 	const shape = { tokens: order.tokens, topk: order.topk, width: x.width, dtype: x.dtypeCode };
@@ -69,8 +86,10 @@ export function permute(tape: Tape, x: Tensor, probabilities: Tensor, order: Exp
 	using allProbabilities = tape.output(Tensor.empty(device, [order.slots]), wanted);
 	const rows = allRows.withRowCount(order.rowCount);
 	const rowProbability = allProbabilities.withRowCount(order.rowCount);
+	const inE4m3 = options.inE4m3 ? new E4m3Rows(device, order.slots, x.width) : null;
 	device.run("moe_permute", {
 		...shape,
+		...roundedFields(inE4m3),
 		x,
 		probabilities,
 		slot_of_row: order.slotOfRow,
@@ -99,7 +118,7 @@ export function permute(tape: Tape, x: Tensor, probabilities: Tensor, order: Exp
 			if (dprobabilities) probabilities.gradient!.accumulate(dprobabilities);
 		},
 	});
-	return { rows, rowProbability };
+	return { rows, inE4m3, rowProbability };
 }
 
 /** Matrices of T rows → a row of each for every slot that is not dropped. Gradients of a token's copies are summed in fp32. */
@@ -114,6 +133,7 @@ export function permuteRows(tape: Tape, matrices: readonly Tensor[], order: Expe
 		const rows = all.withRowCount(rowCount);
 		device.run("moe_permute", {
 			...shapes[index]!,
+			...roundedFields(null),
 			x,
 			probabilities: null,
 			slot_of_row: order.slotOfRow,
@@ -168,9 +188,12 @@ export function unpermute(tape: Tape, rows: Tensor, order: ExpertOrder): Tensor 
 		keep: order.tensors,
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
-			const drows = rows.gradient!.contiguousTarget();
+			const { gradient: slot } = rows;
+			const drows = slot!.contiguousTarget();
+			const inE4m3 = slot!.wantsE4m3 ? new E4m3Rows(device, drows.rows, drows.width) : null;
 			device.run("moe_permute", {
 				...shape,
+				...roundedFields(inE4m3),
 				x: dy,
 				probabilities: null,
 				slot_of_row: order.slotOfRow,
@@ -178,7 +201,7 @@ export function unpermute(tape: Tape, rows: Tensor, order: ExpertOrder): Tensor 
 				rows: drows,
 				row_probability: null,
 			});
-			rows.gradient!.accumulate(drows);
+			slot!.accumulate(drows, inE4m3);
 		},
 	});
 	return y;
