@@ -30,6 +30,15 @@ __device__ __forceinline__ float largest_of(const float (&value)[Width]) {
   for (int i = 0; i < Width; ++i) largest = fmaxf(largest, fabsf(value[i]));
   return largest;
 }
+/// rounded() of bf16 in pairs: a conversion of one number takes the units of special functions.
+template <int Width>
+__device__ __forceinline__ void round_to_bf16(float (&value)[Width]) {
+#pragma unroll
+  for (int i = 0; i < Width; i += 2) {
+    const uint32_t pair = pack_bf16(value[i], value[i + 1]);
+    value[i] = __uint_as_float(pair << 16), value[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
+  }
+}
 __device__ __forceinline__ uint2 eight_e4m3(const float* value, float factor) {
   uint32_t pair[4];
 #pragma unroll

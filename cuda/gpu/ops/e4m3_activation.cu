@@ -8,23 +8,57 @@
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 256, block_rows = 8, lanes = 16;  // of a run: eight columns each
+constexpr int threads = 256, lanes = 16;  // of a run: eight columns each
+constexpr int block_rows = threads / 32;   // a warp a row
 
 /// A plain kind with the face of a gated one.
 template <class Kind>
 struct Plain {
   static constexpr bool gated = false;
-  __device__ __forceinline__ float value(float x, float) const { return Kind::at(x).value; }
+  __device__ __forceinline__ void values(const float (&x)[8], const float (&)[8], float (&to)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = Kind::at(x[i]).value;
+  }
   __device__ __forceinline__ Gate::Gradient gradient(float x, float) const {
     const ValueAndSlope a = Kind::at(x);
     return {a.value, a.slope, 0.0f};
   }
 };
+
+/// 1 / x rounded to nearest, for x from 1 to 2^126.
+__device__ __forceinline__ float inverse(float x) {
+  float near;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  return fmaf(near, -fmaf(x, near, -1.0f), near);
+}
+
+/// Usual: SwiGLU without a clamp, whose constants the compiler knows.
+template <bool Usual>
 struct Gated {
   static constexpr bool gated = true;
-  Gate gate;
-  __device__ __forceinline__ float value(float x, float linear) const { return gate.value(x, linear); }
-  __device__ __forceinline__ Gate::Gradient gradient(float x, float linear) const { return gate.gradient(x, linear); }
+  Gate given;
+  __device__ __forceinline__ Gate gate() const { return Usual ? Gate{1.0f, 0.0f, INFINITY} : given; }
+  /// Gate::value() of eight. A division tests whether a number is too large for the short way to divide: eight have one test here.
+  __device__ __forceinline__ void values(const float (&x)[8], const float (&linear)[8], float (&to)[8]) const {
+    const Gate g = gate();
+    float gates[8], sum[8], sigma[8], largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      gates[i] = clamp_gate(x[i], g.clamp);
+      sum[i] = 1.0f + expf(-(g.alpha * gates[i]));
+      largest = fmaxf(largest, sum[i]);
+    }
+    if (largest < 0x1p126f) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sigma[i] = inverse(sum[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sigma[i] = 1.0f / sum[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = gates[i] * sigma[i] * (clamp_linear(linear[i], g.clamp) + g.offset);
+  }
+  __device__ __forceinline__ Gate::Gradient gradient(float x, float linear) const { return gate().gradient(x, linear); }
 };
 
 /// Where the gate and the linear value of an output column are in a row of 2 width columns: halves, or blocks of
@@ -39,59 +73,56 @@ struct GatedColumns {
 
 template <class Args, class Body>
 void with_activation(const Args& args, Body&& body) {
-  if (is_gated(args.kind)) return body(Gated{gate_of(args)});
+  if (args.kind == MIMO_ACTIVATION_SWIGLU && args.clamp == INFINITY) return body(Gated<true>{gate_of(args)});
+  if (is_gated(args.kind)) return body(Gated<false>{gate_of(args)});
   with_plain_kind(args.kind, [&](auto kind) { body(Plain<decltype(kind)>{}); });
 }
 
-/// Eight rows a block, whose runs its groups of lanes take in turn: eight lanes a run or, of gated kinds, sixteen.
+/// A warp a row, four runs side by side or, of gated kinds, two.
 template <class Activation>
 __global__ void __launch_bounds__(threads)
     forward_kernel(const bf16* z, const float* probability, const int32_t* live, GatedColumns columns, int runs,
                    Activation activation, E4m3Operand hs) {
   previous_is_done();
   let_next_start();
-  constexpr int own_columns = Activation::gated ? 8 : 16, pieces = own_columns / 8;
-  constexpr int at_once = 2, own_lanes = run / own_columns, groups = threads / own_lanes;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * block_rows, z_width = (Activation::gated ? 2 : 1) * columns.width;
-  const int count = static_cast<int>(min(static_cast<int64_t>(block_rows), *live - first)) * runs;
-  const int lane = threadIdx.x % own_lanes, own = threadIdx.x / own_lanes;
-  for (int base = 0; base < count; base += at_once * groups) {
+  constexpr int own_columns = Activation::gated ? 8 : 16, pieces = own_columns / 8, at_once = Activation::gated ? 2 : 4;
+  constexpr int own_lanes = run / own_columns, sides = 32 / own_lanes;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / 32;
+  if (row >= *live) return;
+  const float p = probability != nullptr ? probability[row] : 1.0f;
+  const bf16* const of_row = z + row * (Activation::gated ? 2 : 1) * columns.width;
+  const int lane = threadIdx.x % own_lanes, side = threadIdx.x % 32 / own_lanes;
+  for (int base = 0; base < runs; base += sides * at_once) {
     uint4 gate[at_once][pieces], linear[at_once][pieces];
-    float p[at_once];
-    int row[at_once], index[at_once];
-    bool lives[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {  // loads that are on their way together
-      const int number = base + i * groups + own;
-      row[i] = number / runs, index[i] = number - row[i] * runs, p[i] = 1.0f;
-      const int column = index[i] * run + lane * own_columns;
-      lives[i] = number < count && column < columns.width;
+      const int column = (base + i * sides + side) * run + lane * own_columns;
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
         gate[i][piece] = linear[i][piece] = make_uint4(0, 0, 0, 0);
-        if (!lives[i]) continue;
+        if (column >= columns.width) continue;
         const int at = column + piece * 8;
-        const bf16* const from = z + (first + row[i]) * z_width + (Activation::gated ? columns.gate(at) : at);
+        const bf16* const from = of_row + (Activation::gated ? columns.gate(at) : at);
         gate[i][piece] = eight_bf16(from);
         if constexpr (Activation::gated) linear[i][piece] = eight_bf16(from + columns.to_linear());
       }
-      if (lives[i] && probability != nullptr) p[i] = probability[first + row[i]];
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      if (base + i * groups >= count) break;
+      if (base + i * sides >= runs) break;
+      const int index = base + i * sides + side, column = index * run + lane * own_columns;
+      const bool lives = column < columns.width;
       float value[own_columns];
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
-        float gates[8], linears[8];
+        float gates[8], linears[8], activated[8];
         read(gate[i][piece], gates), read(linear[i][piece], linears);
+        activation.values(gates, linears, activated);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) value[piece * 8 + j] = rounded(z, p[i] * activation.value(gates[j], linears[j]));
+        for (int j = 0; j < 8; ++j) value[piece * 8 + j] = p * activated[j];
       }
-#pragma unroll
-      for (float& element : value) element = lives[i] ? element : 0.0f;
-      store_run(value, hs.values + (first + row[i]) * columns.width + index[i] * run + lane * own_columns,
-                hs.factors + index[i] * hs.factor_stride + first + row[i], lives[i]);
+      round_to_bf16(value);  // columns that are not there are zeros, and so is what becomes of them
+      store_run(value, hs.values + row * columns.width + column, hs.factors + index * hs.factor_stride + row, lives);
     }
   }
 }
@@ -104,7 +135,7 @@ __global__ void __launch_bounds__(threads, 4)
   previous_is_done();
   let_next_start();
   constexpr int at_once = 2;  // pairs of runs on their way
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (threads / 32) + threadIdx.x / 32;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / 32;
   if (row >= *live) return;
   const float p = probability != nullptr ? probability[row] : 1.0f;
   const int64_t z_width = Activation::gated ? 2 * static_cast<int64_t>(width) : width;
@@ -135,8 +166,10 @@ __global__ void __launch_bounds__(threads, 4)
         const float da = p * gradient[j];
         if (lives) sum += gradient[j] * a.value;
         value[j] = p * a.value;
-        gate[j] = lives ? rounded(dz, da * a.gate) : 0.0f, linear[j] = lives ? rounded(dz, da * a.linear) : 0.0f;
+        gate[j] = lives ? da * a.gate : 0.0f, linear[j] = lives ? da * a.linear : 0.0f;
       }
+      round_to_bf16(gate);
+      if constexpr (Activation::gated) round_to_bf16(linear);
       if (lives) {
         write(dz + at, gate);
         if constexpr (Activation::gated) write(dz + at + width, linear);
@@ -188,7 +221,7 @@ void activation_gradient_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_bac
     return gradient_in_steps(stream, args, dhs, dz);
   }
   with_activation(args, [&](auto activation) {
-    launch_early(stream, gradient_kernel<decltype(activation)>, grid_of(ceil_div(args.rows, threads / 32)), dim3(threads), 0,
+    launch_early(stream, gradient_kernel<decltype(activation)>, grid_of(ceil_div(args.rows, block_rows)), dim3(threads), 0,
                  static_cast<const bf16*>(dhs), static_cast<const bf16*>(args.z), args.row_probability, args.offsets + args.groups,
                  args.width, ceil_div(args.width, e4m3_run), activation, static_cast<bf16*>(args.dz),
                  static_cast<bf16*>(args.hs), args.drow_probability, dz);
