@@ -92,7 +92,7 @@ enum mimo_memory_tag {
 MIMO_API int32_t mimo_abi_version(void);
 /* "cpu" or "cuda". */
 MIMO_API const char* mimo_library_kind(void);
-/* One line naming the embedded or opened libraries and their versions. */
+/* A line that names the embedded or opened libraries and their versions. */
 MIMO_API const char* mimo_library_versions(void);
 /* The sentence of the last failed call of this thread; "" when none failed. */
 MIMO_API const char* mimo_last_error(void);
@@ -122,14 +122,14 @@ MIMO_API int32_t mimo_device_describe(mimo_device* device, mimo_device_info* inf
 MIMO_API int32_t mimo_device_set_deterministic(mimo_device* device, int32_t deterministic);
 
 /* Vendor libraries offer several algorithms for a product or an attention, and guess which is fastest: that one is taken unless
- * a choice is given. Choices replace earlier ones, and work may be under way, but none that is recorded in graphs. A choice is a
- * line: what it is for, a tab, the algorithm, and what may follow behind another tab. Algorithms add in other orders, so that
+ * a choice is given. Choices replace earlier ones. Work may be under way, but not work recorded in graphs. A choice is a line: the
+ * call it is for, a tab, the algorithm; text behind another tab is ignored. Algorithms add in other orders, so that
  * choices change the last bits of results, but each repeats bit for bit. A choice for another GPU or vendor library is refused
  * with MIMO_ERROR_UNSUPPORTED by the first operation that meets it. The CPU library offers nothing and reads nothing. */
 MIMO_API int32_t mimo_device_set_algorithms(mimo_device* device, const char* choices);
 /* Times, on memory of its own, the algorithms of all products and attentions that were called since the device was opened and
- * have no choice. The GPU should have nothing else to do. Operations take none of them: that needs mimo_device_set_algorithms.
- * left_out: how many there was no memory for. */
+ * have no choice. The GPU should have nothing else to do. Operations take the timed algorithms only after
+ * mimo_device_set_algorithms. left_out: calls for which there was no memory. */
 MIMO_API int32_t mimo_device_time_algorithms(mimo_device* device, mimo_stream* stream, int32_t* left_out);
 /* The choices that were timed so far, with three fields more: microseconds of the choice, of the vendor's first answer, and the
  * number of algorithms timed. `text` gets the first `capacity` bytes, without a zero; bytes: of the whole. */
@@ -158,7 +158,7 @@ MIMO_API int32_t mimo_stream_graph_statistics(mimo_stream* stream, mimo_graph_st
 MIMO_API int32_t mimo_event_create(mimo_device* device, mimo_event** event);
 MIMO_API int32_t mimo_event_destroy(mimo_event* event);
 MIMO_API int32_t mimo_event_record(mimo_event* event, mimo_stream* stream);
-/* Work queued on `stream` from now on starts after what `event` recorded. */
+/* Work queued on `stream` from now on starts after the work that `event` recorded. */
 MIMO_API int32_t mimo_stream_wait_event(mimo_stream* stream, mimo_event* event);
 MIMO_API int32_t mimo_event_synchronize(mimo_event* event);
 /* Milliseconds from `start` to `end`, both recorded and finished. */
@@ -194,10 +194,10 @@ MIMO_API int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination
 MIMO_API int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_set_zero(mimo_stream* stream, void* destination, int64_t bytes);
 
-/* ---- runs: what the ranks of one host share ------------------------------------------------------------------ */
+/* ---- runs: memory that the ranks of one host share ----------------------------------------------------------- */
 
-/* One unnamed file in /dev/shm holds everything: the ranks' names, whether they live, which call each waits for, and
- * the memory of groups. It disappears with the last process that has it open, however that ends. */
+/* An unnamed file in /dev/shm holds a run: the ranks' names, whether they live, which call each waits for, and the memory of
+ * groups. The file disappears with the last process that has it open, however that process ends. */
 typedef struct mimo_run mimo_run;
 
 enum mimo_rank_phase {
@@ -238,7 +238,7 @@ typedef struct mimo_rank_state {
   int64_t waiting_call;  /* the call its training thread waits for, or -1 */
 } mimo_rank_state;
 
-/* One collective call of a rank: an entry of the flight recorder. */
+/* A collective call of a rank: an entry of the flight recorder. */
 typedef struct mimo_call_record {
   char group[64];
   int64_t call;     /* counts this rank's calls */
@@ -306,7 +306,7 @@ MIMO_API int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code);
 /* ---- groups and collectives ---------------------------------------------------------------------------------- */
 
 /* Members call the same operations of a group in the same order; send and receive are matched by pair and direction.
- * A call reads and writes what earlier work of the stream left, goes on by itself, and has a ticket; work queued after
+ * A call starts after the stream's earlier work, goes on by itself, and has a ticket; work queued after
  * mimo_group_wait sees its result. Tensors stay as they are until then. Reductions (f32, bf16, f64, i32) add in the order
  * of the members, bf16 with fp32 sums, so that results repeat bit for bit; on CUDA in NCCL's order, which
  * mimo_device_set_deterministic fixes. Every member may have several calls under way, of
@@ -315,7 +315,7 @@ typedef struct mimo_group mimo_group;
 
 enum mimo_reduction { MIMO_REDUCTION_SUM = 0, MIMO_REDUCTION_MAX = 1 };
 
-/* `ranks`: global ranks of the members, in the group's order; this process must be one. A rank makes each group once. */
+/* host_ranks: global ranks of the members, in the group's order, this process among them. A rank makes each group once. */
 MIMO_API int32_t mimo_group_create(mimo_run* run, const char* name, const int32_t* host_ranks, int32_t size,
                                    mimo_group** group);
 MIMO_API int32_t mimo_group_destroy(mimo_group* group);
@@ -336,8 +336,8 @@ MIMO_API int32_t mimo_group_broadcast(mimo_group* group, mimo_stream* stream, vo
 MIMO_API int32_t mimo_group_all_to_all(mimo_group* group, mimo_stream* stream, const void* x, void* y,
                                        const int32_t* host_rows, int64_t row_bytes, int64_t* ticket);
 /* Rows whose places the device knows: those that mimo_expert_exchange_plan finds. Ranges [size, ranges, 3] say for each member, of
- * every run of rows, its first row here, its first row at the member, and how many rows; what one member's send_ranges say of
- * another, the other's receive_ranges say of it. Ranges of y do not overlap. */
+ * every run of rows, its first row here, its first row at the member, and how many rows; the receive_ranges of a member B say of
+ * a member A the same as A's send_ranges say of B. Ranges of y do not overlap. */
 typedef struct mimo_row_exchange {
   const void* x; /* rows of row_bytes */
   void* y;
@@ -364,8 +364,8 @@ enum mimo_row_transport {
   MIMO_ROW_TRANSPORT_COUNTS = 2 /* NCCL's messages, for which the host has to know the ranges */
 };
 
-/* host_ranges [2, size, ranges, 3]: what send_ranges and receive_ranges hold; only MIMO_ROW_TRANSPORT_COUNTS reads it, elsewhere
- * it may be null. */
+/* host_ranges [2, size, ranges, 3]: copies of send_ranges and receive_ranges; only MIMO_ROW_TRANSPORT_COUNTS reads it, for other
+ * transports it may be null. */
 MIMO_API int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream* stream, const mimo_row_exchange* rows,
                                           const int32_t* host_ranges, int64_t* ticket);
 /* Prepares mimo_group_exchange_rows: every member calls it. `transport`: MIMO_ROW_TRANSPORT_*, the same at all. */
@@ -376,7 +376,8 @@ MIMO_API int32_t mimo_group_receive(mimo_group* group, mimo_stream* stream, void
                                     int64_t* ticket);
 /* Returns when every member has called it. */
 MIMO_API int32_t mimo_group_barrier(mimo_group* group);
-/* host_y [size, bytes] = every member's host_x [bytes]; host memory, waits. With host_y null it gives and waits for none. */
+/* host_y [size, bytes] = every member's host_x [bytes]; host memory, waits. With host_y null this member gives its own bytes and
+ * waits for no others. */
 MIMO_API int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y, int64_t bytes);
 
 /* ---- operations: matrix products ---------------------------------------------------------------------------- */
@@ -425,7 +426,7 @@ typedef struct mimo_gelu_gemm_forward_args {
 } mimo_gelu_gemm_forward_args;
 MIMO_API int32_t mimo_gelu_gemm_forward(mimo_stream* stream, const mimo_gelu_gemm_forward_args* args);
 
-/* dz = GELU'(z) (dy w): the gradient of what entered the GELU whose values the product with w read. */
+/* dz = GELU'(z) (dy w): the gradient of z, whose GELU the product with w reads. */
 typedef struct mimo_gelu_gemm_backward_args {
   const void* dy; /* [rows, outputs] */
   const void* w;  /* [outputs, inputs] */
@@ -695,12 +696,12 @@ MIMO_API int32_t mimo_e4m3_matrices(mimo_stream* stream, const mimo_e4m3_matrice
  * Groups may be empty, all of them too. Rows from offsets[groups] on are neither read nor written, in any operand.
  *
  * A training step runs _forward with z and keeps x, z and row_probability; runs _backward, which gives the gradients of the
- * rows, of row_probability and of the biases, and in dz and hs what the gradients of the weights read; and then, at once or
+ * rows, of row_probability and of the biases, and dz and hs, which the gradients of the weights read; and then, at once or
  * later, grouped_gemm_weight_gradient twice: dw2 of (dy, hs), dw1 of (dz, x). The sums behind dp, db1 and db2 have an order
  * that the sizes and offsets alone decide.
  *
- * Kernels may keep dhs (below) in fp32 or round it once to `dtype`. Every shape works; bf16 with hidden and width multiples of
- * 64 is what fast kernels are for. */
+ * Kernels may keep dhs (of _backward) in fp32 or round it once to `dtype`. Every shape works; fast kernels take bf16 with hidden
+ * and width multiples of 64. */
 typedef struct mimo_grouped_mlp_forward_args {
   const void* x;                /* [rows, hidden] */
   const void* x_e4m3;           /* e4m3: x as moe_permute rounds it, or null: it is rounded here */
@@ -731,7 +732,7 @@ MIMO_API int32_t mimo_grouped_mlp_forward(mimo_stream* stream, const mimo_groupe
 /* With a_r = activation(z_r), made anew (p may be 0), and dhs_r = dy_r w2_g:
  *
  *     dp_r  = dhs_r · a_r + dy_r · b2_g          fp32
- *     dz_r  = p_r * dhs_r * activation'(z_r)     rounded once; a clamped half lets through what lies on its limit
+ *     dz_r  = p_r * dhs_r * activation'(z_r)     rounded once; a value on the limit of a clamped half lets its gradient through
  *     hs_r  = p_r * a_r                          as in _forward
  *     dx_r  = dz_r w1_g
  *     db1_g += Σ dz_r (as stored),  db2_g += Σ p_r dy_r      over the group's rows */
@@ -808,7 +809,7 @@ typedef struct mimo_causal_conv1d_backward_args {
 } mimo_causal_conv1d_backward_args;
 MIMO_API int32_t mimo_causal_conv1d_backward(mimo_stream* stream, const mimo_causal_conv1d_backward_args* args);
 
-/* The same convolution one token further, for S sequences: `state` holds the last width - 1 inputs of many sequences, oldest
+/* Causal convolution of one more token of S sequences: `state` holds the last width - 1 inputs of many sequences, oldest
  * first, those of sequence s at slots[s]; they move on by one. No two slots are equal. */
 typedef struct mimo_causal_conv1d_step_args {
   const void* x;        /* [S, channels] */
@@ -899,8 +900,8 @@ typedef struct mimo_ssd_backward_args {
 } mimo_ssd_backward_args;
 MIMO_API int32_t mimo_ssd_backward(mimo_stream* stream, const mimo_ssd_backward_args* args);
 
-/* The same scan one token further, for S sequences: `state` holds the states of many, as ssd_forward leaves them, that of
- * sequence s at slots[s]; it moves on by one token. No two slots are equal. */
+/* The scan of ssd_forward for one more token of S sequences: `state` holds the states of many, as ssd_forward leaves them, the
+ * state of sequence s at slots[s]; it moves on by one token. No two slots are equal. */
 typedef struct mimo_ssd_step_args {
   const void* x;        /* [S, H P] */
   const void* b;        /* [S, G N] */
@@ -1147,7 +1148,7 @@ MIMO_API int32_t mimo_moe_sort(mimo_stream* stream, const mimo_moe_sort_args* ar
  * e / local_experts. Rows lie in expert order where their tokens are; where their expert is, by (local expert, member, row).
  * Ranges are what mimo_group_exchange_rows reads: first row here, first row at the member, rows; one for each local expert of the
  * receiver of the way out. On the way back rows of the p-th member of an expert come to rows p * region_rows and on.
- * A member has room for `capacity` rows: of what does not fit the last rows stay away, in both directions. */
+ * A member has room for `capacity` rows: the last rows, which do not fit, stay away, in both directions. */
 typedef struct mimo_expert_exchange_plan_args {
   const int32_t* offsets;    /* [members, experts + 1]: every member's first rows of all experts */
   int32_t* out_send;         /* [members, local_experts, 3] */
@@ -1237,7 +1238,7 @@ MIMO_API int32_t mimo_router_bias_update(mimo_stream* stream, const mimo_router_
 
 /* ---- operations: elastic masks ------------------------------------------------------------------------------ */
 
-/* factors[b][i] = values[b][sources[i]], 1 where the source is -1: what masks are made of (docs/spec/elastic.md §9). */
+/* Factors of masks (docs/spec/elastic.md §9): factors[b][i] = values[b][sources[i]], 1 where the source is -1. */
 typedef struct mimo_mask_factors_forward_args {
   const float* values;    /* [batch, value_count] */
   const int32_t* sources; /* [factor_count] below value_count */
@@ -1277,8 +1278,8 @@ typedef struct mimo_mask_columns_forward_args {
 } mimo_mask_columns_forward_args;
 MIMO_API int32_t mimo_mask_columns_forward(mimo_stream* stream, const mimo_mask_columns_forward_args* args);
 
-/* dx[r][c] = scale factors[c] dy[r][c]. With S_c = sum over the rows of dy[r][c] x[r][c]: dfactors[c] += scale S_c; what the
- * column adds to the gradient of the scale, dscale[c] += factors[c] S_c. */
+/* dx[r][c] = scale factors[c] dy[r][c]. With S_c = sum over the rows of dy[r][c] x[r][c]: dfactors[c] += scale S_c, and
+ * dscale[c] += factors[c] S_c, the part of column c in the gradient of the scale. */
 typedef struct mimo_mask_columns_backward_args {
   const void* dy;
   const void* x; /* or null where neither sum is wanted */
@@ -1335,7 +1336,7 @@ typedef struct mimo_masked_rms_norm_backward_args {
   void* dx;
   float* dweight;  /* [width], or null when the weight is frozen */
   float* dfactors; /* [width], or null */
-  float* dscale;   /* [width]: what every column adds to the gradient of the scale; or null */
+  float* dscale;   /* [width]: every column's part of the gradient of the scale; or null */
   int64_t rows;
   int64_t width;
   int64_t group_size;
@@ -1374,7 +1375,7 @@ typedef struct mimo_masked_activation_backward_args {
   void* dx;
   float* drow_probability; /* [rows], written; or null */
   float* dfactors;         /* [columns of x], added to; or null */
-  float* dscale;           /* [columns of x]: what every column adds to the gradient of the scale; or null */
+  float* dscale;           /* [columns of x]: every column's part of the gradient of the scale; or null */
   const int32_t* row_count;
   int64_t rows;
   int64_t width;
@@ -1401,7 +1402,7 @@ typedef struct mimo_mask_scores_forward_args {
 } mimo_mask_scores_forward_args;
 MIMO_API int32_t mimo_mask_scores_forward(mimo_stream* stream, const mimo_mask_scores_forward_args* args);
 
-/* The bias has no gradient, and blocked experts none. */
+/* Neither the bias nor a blocked expert has a gradient. */
 typedef struct mimo_mask_scores_backward_args {
   const float* dy;     /* [T, E] */
   const float* logits; /* [T, E] */
@@ -1584,8 +1585,8 @@ typedef struct mimo_fill_args {
 MIMO_API int32_t mimo_fill(mimo_stream* stream, const mimo_fill_args* args);
 
 /* y = x * (u >= probability) / (1 - probability); u is word 0..3 of philox(seed, index / 4) with
- * index = (first_row + row) * full_width + first_column + column: the mask is the same under every layout. Its own
- * backward. */
+ * index = (first_row + row) * full_width + first_column + column: the mask is the same under every layout. Backward: the same
+ * operation on dy. */
 typedef struct mimo_dropout_args {
   const void* x;
   void* y;
