@@ -81,6 +81,8 @@ def random(*shape, scale=1.0, dtype=torch.bfloat16):
 
 
 infinity = math.inf
+tokens = 8192
+spare_factors = int(re.search(r"#define MIMO_E4M3_SPARE_FACTORS (\d+)", header)[1])
 activations = {
     name: int(re.search(rf"MIMO_ACTIVATION_{constant} = (\d)", header)[1])
     for name, constant in {"squared ReLU": "SQUARED_RELU", "SwiGLU": "SWIGLU"}.items()
@@ -162,8 +164,9 @@ class Layer:
         results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
         return forward, inference, backward, self.weight_gradients(library, self.dy, hs, dz), results
 
-    def in_e4m3(self, library):
-        """The layer in e4m3, and the call that rounds its matrices, which a training step makes once."""
+    def in_e4m3(self, library, rounded=({}, {})):
+        """The layer in e4m3, and the call that rounds its matrices, which a training step makes once. `rounded`: forward's and
+        backward's rows in e4m3 where something else has rounded them."""
         z, hs, y, dz, dx = self.empty(self.z_width, self.width, self.hidden, self.z_width, self.hidden)
         dp = torch.empty(self.rows, device="cuda")
         rounding, names = [], {"forward": {}, "backward": {}}
@@ -180,10 +183,10 @@ class Layer:
             names["backward"] |= {name: turned, f"{name}_factors": factors}
         sizes = dict(hidden=self.hidden, width=self.width)
         layer = dict(row_probability=self.p, clamp=infinity, kind=self.kind, recipe=1, dtype=1, **sizes)
-        forward = [self.call(library, "grouped_mlp_forward", x=self.x, z=z, y=y, **names["forward"], **layer)]
+        forward = [self.call(library, "grouped_mlp_forward", x=self.x, z=z, y=y, **rounded[0], **names["forward"], **layer)]
         results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
         gradients = dict(dy=self.dy, z=z, dx=dx, dz=dz, hs=hs, drow_probability=dp)
-        backward = [self.call(library, "grouped_mlp_backward", **gradients, **names["backward"], **layer)]
+        backward = [self.call(library, "grouped_mlp_backward", **gradients, **rounded[1], **names["backward"], **layer)]
         return rounding, forward, backward, results
 
     def e4m3_errors(self, got):
@@ -233,6 +236,26 @@ class Layer:
             gate, linear = z.chunk(2, -1)
             return (torch.nn.functional.silu(gate) * linear * p[:, None].to(z.dtype)).contiguous()
         return torch.relu(z).square() * p[:, None].to(z.dtype)
+
+
+    def permutations(self, library, recipe):
+        """The permutations before forward, of tokens, and before backward, of their gradients, as a rank that has every expert
+        makes them, and the arguments of grouped_mlp that come from them: in e4m3 they round the rows too."""
+        topk = self.rows // tokens
+        order = torch.randperm(self.rows, device="cuda").to(torch.int32)
+        runs, arguments = [], []
+        for name, rows in (("x", self.x), ("dy", self.dy)):
+            rounded = {}
+            if recipe == "e4m3":
+                values = torch.empty(self.rows, self.hidden, device="cuda", dtype=torch.uint8)
+                factors = torch.empty(-(-self.hidden // 128) * self.rows + spare_factors, device="cuda")
+                rounded = dict(e4m3=values, e4m3_factors=factors)
+                arguments.append({f"{name}_e4m3": values, f"{name}_factors": factors})
+            sizes = dict(tokens=tokens, topk=topk, width=self.hidden, dtype=1)
+            run, keep = library.call("moe_permute", x=random(tokens, self.hidden), slot_of_row=order, rows=rows, **rounded, **sizes)
+            self.kept.append(keep)
+            runs.append(run)
+        return runs, arguments
 
 
 def in_order(calls):
@@ -309,6 +332,9 @@ for sizes in [
     print("  e4m3 against bf16: " + ", ".join(f"{name} {error(in_e4m3[name], expected[name]):.1e}" for name in expected))
     errors = layer.e4m3_errors(in_e4m3)
     print("  e4m3 against PyTorch's rounding: " + ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))
+    permute, _ = layer.permutations(library, "bf16")
+    permute_e4m3, rounded = layer.permutations(library, "e4m3")
+    _, permuted_forward, permuted_backward, _ = layer.in_e4m3(library, rounded)
     compiled = torch.compile(layer.activation)
     leaves = [leaf.detach().requires_grad_() for leaf in (layer.x, layer.w1, layer.w2, layer.p)]
 
@@ -344,6 +370,12 @@ for sizes in [
             "in e4m3": in_order(e4m3_forward + e4m3_backward),
             "in e4m3, matrices rounded every call": in_order(rounding + e4m3_forward + e4m3_backward),
         },
+        "permutation, forward and input gradient": {
+            "grouped_mlp": in_order(permute[:1] + own_forward + permute[1:] + own_backward),
+            "separate": in_order(permute[:1] + forward + permute[1:] + backward),
+            "in e4m3": in_order(permute[:1] + e4m3_forward + permute[1:] + e4m3_backward),
+            "in e4m3, rounded by the permutation": in_order(permute_e4m3[:1] + permuted_forward + permute_e4m3[1:] + permuted_backward),
+        },
         "all": {
             "separate": in_order(forward + backward + weights),
             "grouped_mlp": in_order(own_forward + own_backward + own_weights),
@@ -351,7 +383,9 @@ for sizes in [
             "PyTorch compiled": compiled_all,
         },
     }
-    work = {"forward": flops, "backward": flops, "forward and input gradient": 2 * flops, "all": 3 * flops}
+    both = 2 * flops
+    work = {"forward": flops, "backward": flops, "forward and input gradient": both, "all": 3 * flops}
+    work["permutation, forward and input gradient"] = both
     for part, contenders in rows.items():
         if options.without_pytorch:
             contenders = {name: run for name, run in contenders.items() if "PyTorch" not in name}
