@@ -5,9 +5,8 @@
 // while one takes exponentials the tensor cores work for the others; a warpgroup's own products with the values of a
 // tile run under the exponentials of the next. A fourth warpgroup fetches. Keys are walked from the last tile, the only
 // one that can be part of one, to the first.
-#include "kernel.cuh"
-#include "sm90_attention.cuh"
 #include "sm90_attention.h"
+#include "sm90_attention_forward.cuh"
 
 namespace mimo::cuda {
 namespace {
@@ -20,8 +19,6 @@ constexpr int query_bytes = head_tile_bytes(query_rows), key_bytes = head_tile_b
 constexpr int stages = 2, threads = 128 * (warpgroups + 1);
 /// Of 64 Ki: 128 threads keep 32, 384 get 160.
 constexpr int fetch_registers = 32, main_registers = 160;
-/// How far, as a power of 2, a row's weights may grow before its sums are scaled down: seldom, then.
-constexpr float slack = 8;
 
 struct Shared {
   char query[query_bytes];
@@ -52,53 +49,6 @@ __device__ __forceinline__ void fetch(const Problem& problem, const Piece& piece
   }
 }
 
-/// Over the four threads that share a row.
-__device__ __forceinline__ float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-  x += __shfl_xor_sync(all_lanes, x, 1);
-  return x + __shfl_xor_sync(all_lanes, x, 2);
-}
-
-// Whether value j of a thread's values of [64, columns] belongs to the lower of its two rows.
-__device__ constexpr int row_of(int j) { return j / 2 % 2; }
-using Scores = float[key_rows / 2];
-
-/// The weights of a thread's two rows: 2^(scale s - maximum), and their sum over this thread's columns. `maximum` is the
-/// row's largest scaled score, or up to `slack` below it.
-struct Softmax {
-  float scale;  // of scores, times log2 e
-  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  float factor[2];  // factor for the sums so far
-  bool changes;     // whether one of the warp's factors is not 1
-
-  __device__ __forceinline__ void weigh(const Scores& s, Scores& weight) {
-    changes = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = s[2 * half];
-#pragma unroll
-      for (int j = 0; j < key_rows / 2; j += 4) largest = fmaxf(largest, fmaxf(s[j + 2 * half], s[j + 2 * half + 1]));
-      largest = row_max(largest) * scale;
-      factor[half] = 1;
-      if (largest > maximum[half] + slack) {
-        factor[half] = exp2_fast(maximum[half] - largest);
-        maximum[half] = largest;
-        changes = true;
-      }
-      sum[half] *= factor[half];
-    }
-#pragma unroll
-    for (int j = 0; j < key_rows / 2; ++j) {
-      weight[j] = exp2_fast(s[j] * scale - maximum[row_of(j)]);
-      sum[row_of(j)] += weight[j];
-    }
-    changes = __any_sync(all_lanes, changes);
-  }
-};
-
 __device__ __forceinline__ void multiply_queries(const Problem& problem, const Piece& piece, int head, int tiles,
                                                  Shared& shared, int own) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -108,7 +58,7 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const P
   float o[head_sums];
   uint32_t packed[key_rows / 4];
 
-  const auto start_scores = [&](Scores& s, int i) {
+  const auto start_scores = [&](float (&s)[key_rows / 2], int i) {
     const int slot = i % stages;
     wait(&shared.key_full[slot], i / stages & 1);
     begin_products();
@@ -128,30 +78,20 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const P
     }
     commit_products();
   };
-  const auto pack = [&](const Scores& weight) {
-#pragma unroll
-    for (int j = 0; j < key_rows / 4; ++j) packed[j] = pack_bf16(weight[2 * j], weight[2 * j + 1]);
-  };
 
   wait(&shared.query_full, 0);
   {
-    Scores s, weight;
+    float s[key_rows / 2], weight[key_rows / 2];
     start_scores(s, 0);
     wait_products<0>();
     settle(s);
     if (signals) arrive(&shared.key_empty[0]);
-    const int live = static_cast<int>(piece.last - piece.first) - (tiles - 1) * key_rows;
-    if (live < key_rows) {
-#pragma unroll
-      for (int j = 0; j < key_rows / 2; ++j) {
-        if (j / 4 * 8 + lane % 4 * 2 + j % 2 >= live) s[j] = -INFINITY;
-      }
-    }
+    hide_keys(s, static_cast<int>(piece.last - piece.first) - (tiles - 1) * key_rows);
     softmax.weigh(s, weight);
-    pack(weight);
+    pack_weights(weight, packed);
   }
   for (int i = 1; i < tiles; ++i) {
-    Scores s, weight;
+    float s[key_rows / 2], weight[key_rows / 2];
     start_scores(s, i);
     start_values(i - 1);
     wait_products<1>();
@@ -161,11 +101,8 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const P
     wait_products<0>();
     settle(o);
     if (signals) arrive(&shared.value_empty[(i - 1) % stages]);
-    if (softmax.changes) {
-#pragma unroll
-      for (int j = 0; j < head_sums; ++j) o[j] *= softmax.factor[row_of(j)];
-    }
-    pack(weight);
+    softmax.rescale(o);
+    pack_weights(weight, packed);
   }
   start_values(tiles - 1);
   wait_products<0>();

@@ -7,9 +7,8 @@
 // the ends of pieces: the next piece's queries and keys arrive while this one's are multiplied. Keys are walked, 64 at a
 // time, from the last tile, the only one that can be part of one, to the first.
 #include "early.cuh"
-#include "kernel.cuh"
-#include "sm90_attention.cuh"
 #include "sm90_attention.h"
+#include "sm90_attention_forward.cuh"
 
 namespace mimo::cuda {
 namespace {
@@ -23,8 +22,6 @@ constexpr int tile_bytes = head_tile_bytes(64);      // of 64 values
 constexpr int stages = 8, slots = 2, threads = 128 * (warpgroups + 1);
 /// Of the 96 that a thread starts with, so that 640 fit.
 constexpr int fetch_registers = 24, main_registers = 112;
-/// How far, as a power of 2, a row's weights may grow before its sums are scaled down: seldom, then.
-constexpr float slack = 8;
 
 /// A piece of a head's queries: rows row .. row + count - 1 of a sequence.
 struct Work {
@@ -124,53 +121,6 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
   }
 }
 
-/// Over the four threads that share a row.
-__device__ __forceinline__ float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-  x += __shfl_xor_sync(all_lanes, x, 1);
-  return x + __shfl_xor_sync(all_lanes, x, 2);
-}
-
-// Whether value j of a thread's values of [64, columns] belongs to the lower of its two rows.
-__device__ constexpr int row_of(int j) { return j / 2 % 2; }
-using Scores = float[key_rows / 2];
-
-/// The weights of a thread's two rows: 2^(scale s - maximum), and their sum over this thread's columns. `maximum` is the
-/// row's largest scaled score, or up to `slack` below it.
-struct Softmax {
-  float scale;  // of scores, times log2 e
-  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  float factor[2];  // factor for the sums so far
-  bool changes;     // whether one of the warp's factors is not 1
-
-  __device__ __forceinline__ void weigh(Scores& s) {
-    changes = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = s[2 * half];
-#pragma unroll
-      for (int j = 0; j < key_rows / 2; j += 4) largest = fmaxf(largest, fmaxf(s[j + 2 * half], s[j + 2 * half + 1]));
-      largest = row_max(largest) * scale;
-      factor[half] = 1;
-      if (largest > maximum[half] + slack) {
-        factor[half] = exp2_fast(maximum[half] - largest);
-        maximum[half] = largest;
-        changes = true;
-      }
-      sum[half] *= factor[half];
-    }
-#pragma unroll
-    for (int j = 0; j < key_rows / 2; ++j) {
-      s[j] = exp2_fast(s[j] * scale - maximum[row_of(j)]);
-      sum[row_of(j)] += s[j];
-    }
-    changes = __any_sync(all_lanes, changes);
-  }
-};
-
 __device__ __forceinline__ void multiply_queries(const Problem& problem, const Work& work, char* query, Shared& shared,
                                                  int own, int step) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -180,7 +130,7 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const W
   float o[head_sums];
   uint32_t packed[key_rows / 4];
 
-  const auto start_scores = [&](Scores& s, int at) {
+  const auto start_scores = [&](float (&s)[key_rows / 2], int at) {
     wait(&shared.full[at % stages], at / stages & 1);
     begin_products();
 #pragma unroll
@@ -198,33 +148,18 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const W
     }
     commit_products();
   };
-  const auto pack = [&](const Scores& weight) {
-#pragma unroll
-    for (int j = 0; j < key_rows / 4; ++j) packed[j] = pack_bf16(weight[2 * j], weight[2 * j + 1]);
-  };
 
   // A warpgroup waits for its own products; other warpgroups' exponentials run meanwhile.
   for (bool first = true; left > 0; first = false, --left, step += 2) {
-    Scores s;
+    float s[key_rows / 2];
     start_scores(s, step);
     wait_products<0>();
     settle(s);
     if (signals) arrive(&shared.empty[step % stages]);
-    if (first) {
-      const int live = work.last - work.first - (left - 1) * key_rows;
-      if (live < key_rows) {
-#pragma unroll
-        for (int j = 0; j < key_rows / 2; ++j) {
-          if (j / 4 * 8 + lane % 4 * 2 + j % 2 >= live) s[j] = -INFINITY;
-        }
-      }
-    }
-    softmax.weigh(s);
-    pack(s);
-    if (!first && softmax.changes) {
-#pragma unroll
-      for (int j = 0; j < head_sums; ++j) o[j] *= softmax.factor[row_of(j)];
-    }
+    if (first) hide_keys(s, work.last - work.first - (left - 1) * key_rows);
+    softmax.weigh(s, s);
+    pack_weights(s, packed);
+    if (!first) softmax.rescale(o);
     start_values(step + 1, !first);
     wait_products<0>();
     settle(o);
