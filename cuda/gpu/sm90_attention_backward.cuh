@@ -18,6 +18,39 @@ constexpr int main_warps = 8, dq_warps = 4, backward_threads = 4 * 128;
 /// Of 64 Ki: 128 threads keep 24, 128 have 72, 256 get 208.
 constexpr int service_registers = 24, dq_registers = 72, main_registers = 208;
 
+/// What both kernels are given.
+struct BackwardProblem {
+  CUtensorMap q, k, v, d_o;
+  mimo_attention_backward_args args;
+  const float* statistics;  // [head][tile of queries][lse log2 e, Σ do o][64]
+  int32_t query_tiles;      // piece_count
+};
+
+inline void describe(const mimo_attention_backward_args& args, const float* statistics, BackwardProblem& problem) {
+  const int64_t heads = args.query_heads;
+  problem.q = heads_map(args.q, heads, head_dim, args.group_stride, args.token_stride, query_rows);
+  problem.k = heads_map(args.k, heads, head_dim, args.group_stride, args.token_stride, key_rows);
+  problem.v = heads_map(args.v, heads, head_dim, args.group_stride, args.token_stride, key_rows);
+  problem.d_o = heads_map(args.d_o, heads, head_dim, head_dim, args.d_o_stride, query_rows);
+  problem.args = args;
+  problem.statistics = statistics;
+  problem.query_tiles = static_cast<int32_t>(piece_count(args.tokens, args.sequences, query_rows));
+}
+
+/// Statistics of a head's queries from tile `tile` on.
+__device__ __forceinline__ const float* statistics_of(const BackwardProblem& problem, int head, int tile) {
+  return problem.statistics + (static_cast<int64_t>(head) * problem.query_tiles + tile) * statistics_floats;
+}
+
+template <class Barriers>
+__device__ __forceinline__ void initialise_stages(Barriers& barriers) {
+  for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], 32 * main_warps);
+  for (int i = 0; i < ds_buffers; ++i) {
+    initialise(&barriers.ds_full[i], main_warps);
+    initialise(&barriers.ds_empty[i], dq_warps);
+  }
+}
+
 // ---- statistics ------------------------------------------------------------------------------------------------
 
 /// piece_at by a whole warp: each step leaves a thirty-second of the sequences.
@@ -90,9 +123,47 @@ __device__ __forceinline__ void copy_queries(char* stage, float* to, const CUten
 
 // ---- products --------------------------------------------------------------------------------------------------
 
+// Two warpgroups take their exponentials in turn. At the same time they would halve each other's rate and then both wait for the
+// tensor cores; in turn the products of one run beside the exponentials of the other.
+
+/// Waits until the other warpgroup has passed the turn to warpgroup `own`.
+__device__ __forceinline__ void await_turn(int own) { asm volatile("bar.sync %0, 256;" ::"r"(4 + own) : "memory"); }
+__device__ __forceinline__ void pass_turn(int own) { asm volatile("bar.arrive %0, 256;" ::"r"(5 - own) : "memory"); }
+
+/// Calls serve(), multiply_dq() and, in two warpgroups, multiply_keys(own). Both await and pass as many turns, `own` 0 first.
+template <class Serve, class MultiplyDq, class MultiplyKeys>
+__device__ __forceinline__ void divide_labour(Serve&& serve, MultiplyDq&& multiply_dq, MultiplyKeys&& multiply_keys) {
+  const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0), own = warpgroup - 2;
+  if (warpgroup == 0) {
+    shrink_registers<service_registers>();
+    serve();
+  } else if (warpgroup == 1) {
+    shrink_registers<dq_registers>();
+    multiply_dq();
+  } else {
+    grow_registers<main_registers>();
+    if (own == 1) pass_turn(own);
+    multiply_keys(own);
+    if (own == 0) await_turn(own);
+  }
+}
+
+/// sum (+)= dsᵀ, of 64 queries and 128 keys, times the keys; finished on return.
+__device__ __forceinline__ void multiply_ds_with_keys(float (&sum)[head_sums], const char* ds, const char* key, bool add) {
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < key_steps; ++k) {
+    multiply_64x80(sum, operand(ds, true, 0) + k * operand_step<true>, head_along_columns(key, key_rows, k), add || k > 0);
+  }
+  commit_products();
+  wait_products<0>();
+  settle(sum);
+}
+
 /// dk and dv of the 64 keys of warpgroup `own`, dk without the scale, from all queries; ds stays in shared memory, tile by
 /// tile, for dq. `key` and `value`: the warpgroup's rows; key_count: keys of the piece that exist; step: tiles of queries so
-/// far. Calls starts(i) before a tile of queries, has_scores(i) when its scores and has_products(i) when dp are there.
+/// far. Calls starts(i) before a tile of queries, has_scores(i) when its scores and has_products(i) when dp are
+/// there. Awaits and passes a turn a tile.
 template <class Shared, class Starts, class HasScores, class HasProducts>
 __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const char* key, const char* value, int own,
                                                            int key_count, int query_tiles, float scale_log2, int& step,
@@ -129,6 +200,7 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
     // dk of the tile before is through as well: its stage is free. Every lane says so, for it has read statistics there.
     if (i > 0) arrive(&barriers.empty[(step - 1) % stages]);
     const float2* const lse = reinterpret_cast<const float2*>(shared.statistics[slot]) + lane % 4;
+    await_turn(own);
 #pragma unroll
     for (int j = 0; j < query_rows / 8; ++j) {
       const float2 l = lse[4 * j];
@@ -139,6 +211,7 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
       p_packed[2 * j] = pack_bf16(p[4 * j], p[4 * j + 1]);
       p_packed[2 * j + 1] = pack_bf16(p[4 * j + 2], p[4 * j + 3]);
     }
+    pass_turn(own);
     begin_products();
 #pragma unroll
     for (int k = 0; k < query_steps; ++k) {
@@ -163,6 +236,12 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
         if (row + 8 >= key_count) ds_packed[2 * j + 1] = 0;
       }
     }
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < query_steps; ++k) {
+      multiply_64x80(dk, ds_packed + 4 * k, head_along_columns(query, query_rows, k), i > 0 || k > 0);
+    }
+    commit_products();
     wait(&barriers.ds_empty[buffer], (step / ds_buffers & 1) ^ 1);
 #pragma unroll
     for (int k = 0; k < query_steps; ++k) {
@@ -171,12 +250,6 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
     publish_stores();
     __syncwarp();
     if (signals) arrive(&barriers.ds_full[buffer]);
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < query_steps; ++k) {
-      multiply_64x80(dk, ds_packed + 4 * k, head_along_columns(query, query_rows, k), i > 0 || k > 0);
-    }
-    commit_products();
   }
   wait_products<0>();
   settle(dk);

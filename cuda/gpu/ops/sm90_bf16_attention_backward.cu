@@ -12,8 +12,8 @@
 // Those sums are added in a fixed order, that of the keys: a piece is added to a tile of queries after the piece before it.
 // The last piece of a sequence reads the sums instead, adds its own and rounds. Pieces are taken in the order of their numbers
 // and a block waits for lower numbers alone: there is always a block that does not wait. Heads alternate from number to
-// number, so that of the pieces that are worked on at a time few belong to one head; these come to run one after the other,
-// two microseconds apart, and do not hold each other up from then on.
+// number, and so do those of a few short sequences, so that of the pieces that are worked on at a time few belong to one head of
+// a sequence; these come to run one after the other, two microseconds apart, and do not hold each other up from then on.
 #include "sm90_attention.h"
 #include "sm90_attention_backward.cuh"
 
@@ -23,6 +23,8 @@ namespace {
 using namespace sm90;
 
 constexpr int slots = 2, adders = 2;
+/// Heads of sequences whose pieces alternate: more have too many sums under way for the L2 cache.
+constexpr int alternating_heads = 32;
 constexpr int near_end_tiles = 4;  // of queries: about as long as finding a piece and fetching its keys
 
 /// A piece of a head's keys: piece `index` of a sequence, tokens first .. last - 1.
@@ -51,15 +53,11 @@ struct Shared {
 };
 constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
-struct Problem {
-  CUtensorMap q, k, v, d_o;
-  mimo_attention_backward_args args;
-  const float* statistics;  // [head][tile of queries][lse log2 e, Σ do o][64]
+struct Problem : BackwardProblem {
   float* dq;                // [head][tile of queries], each as Shared::dq has it
   int32_t* added;           // [head][tile of queries]: pieces that have been added
   int32_t* next;            // the next piece's number
-  int32_t query_tiles;      // piece_count
-  int32_t key_tiles;        // the same
+  int32_t key_tiles;        // piece_count
 };
 
 __device__ __forceinline__ int query_tiles_of(const Work& work) {
@@ -94,23 +92,63 @@ __device__ __forceinline__ void await_added(const int32_t* added, int pieces) {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+/// Finds pieces by number: a warp together, numbers that rise. A few sequences make a group. Its numbers begin with the first
+/// piece of each head of each sequence; all second pieces follow.
+struct Walk {
+  const int32_t* cu_seqlens;
+  int sequences, heads, in_group;  // in_group: at most 32
+  int group = 0, pieces = 0;       // first sequence, and pieces of the lane's own
+  int index = 0, before = 0;       // before: numbers below that of the first piece `index`
+
+  __device__ __forceinline__ Walk(const mimo_attention_backward_args& args)
+      : cu_seqlens(args.cu_seqlens), sequences(static_cast<int>(args.sequences)), heads(static_cast<int>(args.query_heads)),
+        in_group(max(1, alternating_heads / heads)) {
+    count_pieces();
+  }
+  __device__ __forceinline__ void count_pieces() {
+    const int lane = threadIdx.x % 32, own = group + lane;
+    pieces = lane < in_group && own < sequences ? static_cast<int>(first_piece(cu_seqlens, own + 1, key_rows) -
+                                                                   first_piece(cu_seqlens, own, key_rows))
+                                                : 0;
+  }
+  /// Some numbers have a piece that begins behind its sequence.
+  __device__ __forceinline__ Work find(int number) {
+    unsigned live;
+    for (;;) {
+      live = __ballot_sync(all_lanes, pieces > index);
+      const int here = __popc(live) * heads;
+      if (number < before + here) break;
+      before += here, ++index;
+      if (live != 0) continue;
+      group += in_group, index = 0;
+      count_pieces();
+    }
+    const int left = number - before, lane = threadIdx.x % 32;
+    const bool owns = pieces > index && __popc(live & ((1u << lane) - 1)) == left / heads;
+    const int sequence = group + __ffs(static_cast<int>(__ballot_sync(all_lanes, owns))) - 1;
+    return {left % heads, cu_seqlens[sequence], cu_seqlens[sequence + 1], index,
+            static_cast<int>(first_piece(cu_seqlens, sequence, query_rows))};
+  }
+};
+
 /// Takes the next piece when the block is about to end one. Taken earlier, it would hold up the pieces that wait for it.
 __device__ __forceinline__ void take(const Problem& problem, Shared& shared) {
-  const mimo_attention_backward_args& args = problem.args;
-  const int heads = static_cast<int>(args.query_heads), numbers = problem.key_tiles * heads;
+  Walk walk(problem.args);
+  const int numbers = problem.key_tiles * walk.heads;
+  const bool leads = threadIdx.x % 32 == 0;
   uint32_t parity = 0;
   for (int turn = 0;;) {
-    const int number = atomicAdd(problem.next, 1), slot = turn % slots;
+    const int number = __shfl_sync(all_lanes, leads ? atomicAdd(problem.next, 1) : 0, 0), slot = turn % slots;
     Work work{-1, 0, 0, 0, 0};
     if (number < numbers) {
-      const Piece piece = piece_at(args.cu_seqlens, args.sequences, key_rows, number / heads);
-      if (piece.count == 0) continue;
-      work = {number % heads, static_cast<int>(piece.first), static_cast<int>(piece.last), static_cast<int>(piece.index),
-              static_cast<int>(first_piece(args.cu_seqlens, piece.sequence, query_rows))};
+      work = walk.find(number);
+      if (work.index * key_rows >= work.last - work.first) continue;
     }
     wait(&shared.barriers.work_empty[slot], (turn / slots & 1) ^ 1);
-    shared.work[slot] = work;
-    arrive(&shared.barriers.work_full[slot]);
+    if (leads) {
+      shared.work[slot] = work;
+      arrive(&shared.barriers.work_full[slot]);
+    }
     if (work.head < 0) return;
     wait(&shared.barriers.near_end, parity);
     parity ^= 1;
@@ -125,8 +163,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
   uint32_t parity = 1;
   for_each_work(shared, [&](const Work& work) {
     const int query_tiles = query_tiles_of(work);
-    const float* const statistics =
-        problem.statistics + (static_cast<int64_t>(work.head) * problem.query_tiles + work.tile) * statistics_floats;
+    const float* const statistics = statistics_of(problem, work.head, work.tile);
     for (int i = 0; i < query_tiles; ++i, ++step) {
       const int slot = step % stages;
       uint64_t* const full = &barriers.full[slot];
@@ -206,15 +243,7 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
       const int buffer = step % ds_buffers, adder = i % adders;
       float4* const staged = reinterpret_cast<float4*>(shared.dq[adder]) + thread;
       wait(&barriers.ds_full[buffer], step / ds_buffers & 1);
-      begin_products();
-#pragma unroll
-      for (int k = 0; k < key_steps; ++k) {
-        multiply_64x80(sum, operand(shared.ds[buffer], true, 0) + k * operand_step<true>,
-                       head_along_columns(shared.key, key_rows, k), k > 0);
-      }
-      commit_products();
-      wait_products<0>();
-      settle(sum);
+      multiply_ds_with_keys(sum, shared.ds[buffer], shared.key, false);
       if (signals && i + 1 == query_tiles) arrive(&barriers.key_empty);
       if (!last) {
         if (signals) arrive(&barriers.ds_empty[buffer]);
@@ -308,34 +337,23 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const __g
       initialise(&barriers.dq_full[i], dq_warps), initialise(&barriers.dq_empty[i], 1);
       initialise(&barriers.sums_full[i], 1), initialise(&barriers.sums_empty[i], dq_warps);
     }
-    for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], 32 * main_warps);
-    for (int i = 0; i < ds_buffers; ++i) {
-      initialise(&barriers.ds_full[i], main_warps);
-      initialise(&barriers.ds_empty[i], dq_warps);
-    }
+    initialise_stages(barriers);
     publish_barriers();
   }
   __syncthreads();
   previous_is_done();
-  const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
-  if (warpgroup == 0) {
-    shrink_registers<service_registers>();
-    const int warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 != 0) return;
-    if (warp == 0) {
-      fetch(problem, shared);
-    } else if (warp <= adders) {
-      add_dq(problem, shared, warp - 1);
-    } else {
-      take(problem, shared);
-    }
-  } else if (warpgroup == 1) {
-    shrink_registers<dq_registers>();
-    multiply_dq(problem, shared);
-  } else {
-    grow_registers<main_registers>();
-    multiply_keys(problem, shared, warpgroup - 2);
-  }
+  divide_labour(
+      [&] {
+        const int warp = threadIdx.x / 32;
+        if (warp > adders) {
+          take(problem, shared);
+        } else if (threadIdx.x % 32 == 0 && warp == 0) {
+          fetch(problem, shared);
+        } else if (threadIdx.x % 32 == 0) {
+          add_dq(problem, shared, warp - 1);
+        }
+      },
+      [&] { multiply_dq(problem, shared); }, [&](int own) { multiply_keys(problem, shared, own); });
 #endif
 }
 
@@ -358,16 +376,10 @@ void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_back
   Workspace statistics(&stream, heads * query_tiles * statistics_bytes), dq(&stream, heads * query_tiles * dq_bytes);
   Workspace counters(&stream, (heads * query_tiles + 1) * 4);
   Problem problem;
-  problem.q = heads_map(args.q, heads, head_dim, args.group_stride, args.token_stride, query_rows);
-  problem.k = heads_map(args.k, heads, head_dim, args.group_stride, args.token_stride, key_rows);
-  problem.v = heads_map(args.v, heads, head_dim, args.group_stride, args.token_stride, key_rows);
-  problem.d_o = heads_map(args.d_o, heads, head_dim, head_dim, args.d_o_stride, query_rows);
-  problem.args = args;
-  problem.statistics = statistics.as<float>();
+  describe(args, statistics.as<float>(), problem);
   problem.dq = dq.as<float>();
   problem.next = counters.as<int32_t>();
   problem.added = problem.next + 1;
-  problem.query_tiles = static_cast<int32_t>(query_tiles);
   problem.key_tiles = static_cast<int32_t>(key_tiles);
   launch_early(stream, statistics_kernel, grid_of(query_tiles, ceil_div(2 * query_rows * heads, 256)), dim3(256), 0, args,
                query_tiles, statistics.as<float>(), problem.added, problem.next);

@@ -39,14 +39,10 @@ struct Shared {
 };
 constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
-struct Problem {
-  CUtensorMap q, k, v, d_o;
-  mimo_attention_backward_args args;
-  const float* statistics;  // [head][tile of queries][lse log2 e, Σ do o][64]
+struct Problem : BackwardProblem {
   float* dq;                // [block][tile of queries]: float4 j of thread t at j * 128 + t
   const int32_t* order;     // sequences, the longest first
   int32_t* next;            // number of the next head of a sequence
-  int32_t query_tiles;      // piece_count
   int32_t most_tiles;       // of queries of a sequence
 };
 
@@ -85,8 +81,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
     arrive(&barriers.work_empty[slot]);
     if (work.head < 0) return;
     const int query_tiles = tiles_of(work, query_rows), key_tiles = tiles_of(work, key_rows);
-    const float* const statistics =
-        problem.statistics + (static_cast<int64_t>(work.head) * problem.query_tiles + work.tile) * statistics_floats;
+    const float* const statistics = statistics_of(problem, work.head, work.tile);
     for (int j = 0; j < key_tiles; ++j, ++key_step) {
       const int at = key_step % slots;
       uint64_t* const keys = &barriers.keys_full[at];
@@ -145,15 +140,7 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
           }
         }
         wait(&barriers.ds_full[buffer], step / ds_buffers & 1);
-        begin_products();
-#pragma unroll
-        for (int k = 0; k < key_steps; ++k) {
-          multiply_64x80(sum, operand(shared.ds[buffer], true, 0) + k * operand_step<true>, head_along_columns(key, key_rows, k),
-                         j > 0 || k > 0);
-        }
-        commit_products();
-        wait_products<0>();
-        settle(sum);
+        multiply_ds_with_keys(sum, shared.ds[buffer], key, j > 0);
         if (j + 1 < key_tiles) {
           if (signals) arrive(&barriers.ds_empty[buffer]);
 #pragma unroll
@@ -222,27 +209,17 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const __g
       initialise(&barriers.work_full[i], 1), initialise(&barriers.work_empty[i], main_warps + dq_warps + 1);
       initialise(&barriers.keys_full[i], 1), initialise(&barriers.keys_empty[i], main_warps + dq_warps);
     }
-    for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], 32 * main_warps);
-    for (int i = 0; i < ds_buffers; ++i) {
-      initialise(&barriers.ds_full[i], main_warps);
-      initialise(&barriers.ds_empty[i], dq_warps);
-    }
+    initialise_stages(barriers);
     publish_barriers();
   }
   __syncthreads();
   previous_is_done();
-  const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
-  if (warpgroup == 0) {
-    shrink_registers<service_registers>();
-    if (threadIdx.x == 0) fetch(problem, shared);
-    if (threadIdx.x == 96) take(problem, shared);
-  } else if (warpgroup == 1) {
-    shrink_registers<dq_registers>();
-    multiply_dq(problem, shared);
-  } else {
-    grow_registers<main_registers>();
-    multiply_keys(problem, shared, warpgroup - 2);
-  }
+  divide_labour(
+      [&] {
+        if (threadIdx.x == 0) fetch(problem, shared);
+        if (threadIdx.x == 96) take(problem, shared);
+      },
+      [&] { multiply_dq(problem, shared); }, [&](int own) { multiply_keys(problem, shared, own); });
 #endif
 }
 
@@ -278,16 +255,10 @@ void sm90_bf16_short_attention_backward(mimo_stream& stream, const mimo_attentio
   Workspace statistics(&stream, heads * query_tiles * statistics_bytes), dq(&stream, blocks * most_tiles * dq_bytes);
   Workspace order(&stream, (args.sequences + 1) * 4);
   Problem problem;
-  problem.q = heads_map(args.q, heads, head_dim, args.group_stride, args.token_stride, query_rows);
-  problem.k = heads_map(args.k, heads, head_dim, args.group_stride, args.token_stride, key_rows);
-  problem.v = heads_map(args.v, heads, head_dim, args.group_stride, args.token_stride, key_rows);
-  problem.d_o = heads_map(args.d_o, heads, head_dim, head_dim, args.d_o_stride, query_rows);
-  problem.args = args;
-  problem.statistics = statistics.as<float>();
+  describe(args, statistics.as<float>(), problem);
   problem.dq = dq.as<float>();
   problem.order = order.as<int32_t>();
   problem.next = order.as<int32_t>() + args.sequences;
-  problem.query_tiles = static_cast<int32_t>(query_tiles);
   problem.most_tiles = static_cast<int32_t>(most_tiles);
   launch_early(stream, statistics_kernel, grid_of(query_tiles, ceil_div(2 * query_rows * heads, 256)), dim3(256), 0, args,
                query_tiles, statistics.as<float>(), order.as<int32_t>(), problem.next);
