@@ -2,7 +2,7 @@
 import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
-import { type FloatDtype, Tensor } from "../tensor.ts";
+import { copyInto, type FloatDtype, Tensor } from "../tensor.ts";
 
 /** A matrix operand of gemm: `transposed` when stored the other way round. */
 export interface Operand {
@@ -87,9 +87,10 @@ export function linear(
 		backward: ([gradient]) => {
 			const dy = gradient!;
 			const slot = source.gradient;
-			const dx = sumInputGradient || geluOf ? slot?.contiguousTarget() : slot?.target();
+			const dx = sumInputGradient || geluOf ? slot?.contiguousTarget() : null;
 			if (dx && geluOf) geluProductGradient(dy, w, geluOf, dx);
 			else if (dx) gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, dx);
+			else slot?.fuse((previous, into) => addInputGradient(device, dy, w, previous, into));
 			const sum = dx && sumInputGradient?.(dx);
 			if (sum) tape.drainBesideSum();
 			const besideCollective = weightGradientHides || Boolean(sum);
@@ -137,6 +138,13 @@ function requireLike(a: Tensor, b: Tensor, w: Tensor): void {
 	throw new RangeError(
 		`A GELU takes contiguous tensors of one kind, not ${a.dtype} [${a.shape}] and ${b.dtype} [${b.shape}].`,
 	);
+}
+
+/** into_TI = previous_TI (null: 0) + dy_TO · weight_OI; `into` may be `previous`. */
+function addInputGradient(device: Device, dy: Tensor, w: Tensor, previous: Tensor | null, into: Tensor): void {
+	if (previous !== null && previous !== into) copyInto(previous, into);
+	const options = { beta: previous === null ? 0 : 1 };
+	gemm(device, { tensor: dy, transposed: false }, { tensor: w, transposed: false }, into, options);
 }
 
 /** dweight_OI += dy_TOᵀ · x_TI. */
