@@ -9,25 +9,33 @@ import type { ParameterBuffer } from "../parallel/parameter-set.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { StepScalars } from "./step-scalars.ts";
 
-/** gradient *= scalars.gradientScale (1 / loss tokens) for the elements that this rank owns. */
-export function scaleGradients(replicas: readonly DataParallel[], scalars: StepScalars): void {
+/** gradient *= `factor` for the elements that this rank owns. */
+export function scaleGradients(replicas: readonly DataParallel[], scalars: StepScalars, factor: number): void {
+	scalars.set("factor", factor);
 	forOwned(replicas, (gradient) => {
-		scalars.device.run("scale", { x: gradient, factor: scalars.get("gradientScale"), elements: gradient.elements });
+		scalars.device.run("scale", { x: gradient, factor: scalars.get("factor"), elements: gradient.elements });
 	});
 }
 
-/** scalars.gradientNorm, clipFactor and foundInf from every rank's scalars.sumOfSquares. maxNorm 0: no clipping. */
-export function clipGradients(scalars: StepScalars, maxNorm: number, world: Group): void {
-	const { device } = scalars;
+/**
+ * scalars.gradientNorm and foundInf of all gradients times `scale`, from every rank's scalars.sumOfSquares of the gradients as they
+ * are. scalars.clipFactor holds `scale` too: the update multiplies gradients once, and no pass of their own divides them
+ * by the loss tokens. maxNorm 0: no clipping.
+ */
+export function clipGradients(scalars: StepScalars, scale: number, maxNorm: number, world: Group): void {
+	const { device, sumOfSquares } = scalars;
 	scalars.set("foundInf", 0);
-	world.allReduce(scalars.sumOfSquares).wait();
+	scalars.set("factor", scale);
+	world.allReduce(sumOfSquares).wait();
+	device.copyToDevice(sumOfSquares, Float64Array.of(sumOfSquares.item() * scale ** 2));
 	device.run("clip_factor", {
-		sum_of_squares: scalars.sumOfSquares,
+		sum_of_squares: sumOfSquares,
 		norm: scalars.get("gradientNorm"),
 		clip_factor: scalars.get("clipFactor"),
 		found_inf: scalars.get("foundInf"),
 		max_norm: maxNorm,
 	});
+	device.run("scale", { x: scalars.get("clipFactor"), factor: scalars.get("factor"), elements: 1 });
 }
 
 /** Σ g² of the elements this rank owns and counts; waits for the device. */

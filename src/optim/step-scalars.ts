@@ -8,7 +8,7 @@ import { Tensor } from "../tensor/tensor.ts";
 const floats = [
 	"learningRate",
 	"weightDecay",
-	"gradientScale",
+	"factor",
 	"gradientNorm",
 	"clipFactor",
 	"foundInf",

@@ -49,14 +49,18 @@ export function participationFactor(participants: number, ranks: number): number
 	return participants > 0 && participants < ranks ? ranks / participants : 1;
 }
 
-/** Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. */
+/**
+ * Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. `scale`: what gradients
+ * are still to be multiplied by.
+ */
 export function participate(
 	{ policy, ranks, replica, votes }: Participation,
 	microbatches: readonly ImageTextMicrobatch[],
 	scalars: StepScalars,
+	scale: number,
 	world: Group,
 ): Participated {
-	const own = [votes(microbatches), replica ? gradientSquares([replica], scalars) : 0];
+	const own = [votes(microbatches), replica ? gradientSquares([replica], scalars) * scale ** 2 : 0];
 	using sums = Tensor.from(scalars.device, Float64Array.from(own));
 	world.allReduce(sums).wait();
 	const totals = new Float64Array(2);
@@ -64,10 +68,7 @@ export function participate(
 	const [participants, squares] = totals as unknown as [number, number];
 	const factor = participationFactor(participants, ranks);
 	const changed = policy === "corrected" && replica !== null && factor !== 1;
-	if (changed) {
-		scalars.set("gradientScale", factor);
-		scaleGradients([replica], scalars);
-	}
+	if (changed) scaleGradients([replica], scalars, factor);
 	return { policy, participants, ranks, squares, changed };
 }
 

@@ -1,8 +1,8 @@
 /**
  * One training step, in the order of the algorithm: zero gradients → every microbatch forward and backward → sum over
- * replicas → divide by the loss tokens → global norm and clip | AdamW → gather. The loss of a microbatch is a sum over
- * its tokens, so the gradient is that of the token mean over the whole step, however it is cut into microbatches and
- * ranks. Every rank of the run calls this together, whatever modules it holds.
+ * replicas → global norm and clip | AdamW → gather. The norm and AdamW divide gradients by the loss tokens. The loss of a
+ * microbatch is a sum over its tokens, so the gradient is that of the token mean over the whole step, however it is cut into
+ * microbatches and ranks. Every rank of the run calls this together, whatever modules it holds.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { ElasticRouter, SampledStep } from "../elastic/elastic-router.ts";
@@ -94,7 +94,10 @@ export interface StepResult {
 /** Looks into a step: values as they arise, gradients before the update. */
 export interface StepObserver {
 	readonly forward?: MicrobatchObserver;
-	/** Called when gradients are final (divided by the loss tokens, not clipped). */
+	/**
+	 * Called when gradients are final (divided by the loss tokens, not clipped). For this they are divided in memory, which AdamW
+	 * otherwise does as it clips: the update may differ in its last bit.
+	 */
 	readonly gradients?: () => void;
 	/** Called when another part of the step begins. */
 	readonly part?: (part: StepPart) => void;
@@ -128,20 +131,20 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 	part?.("wait");
 	// Ranks of the loss know it before all others have done their passes.
 	const known = lossOwner ? losses.totalsOfOwner(lossOwner) : losses.totals(world);
-	reduce(state, known.get(languageModelLoss)!.tokens, observer);
+	const scale = reduce(state, known.get(languageModelLoss)!.tokens, observer);
 	part?.("optimizer");
 	if (!participation?.replica) sumSquares(replicas, scalars);
 	const balancingByLayer = finishRouters(state, input);
 	part?.("wait");
 	const totals = lossOwner ? losses.totals(world) : known;
-	const participated = participation && participate(participation, input.microbatches, scalars, world);
+	const participated = participation && participate(participation, input.microbatches, scalars, scale, world);
 	timers?.stop("forward-backward");
 	observer.gradients?.();
 	part?.("optimizer");
 	timers?.start("optimizer");
 	timed(timers, "optimizer-clip-main-grad", () => {
 		if (participation?.replica) sumSquares(replicas, scalars);
-		clipGradients(scalars, state.clipGrad, world);
+		clipGradients(scalars, scale, state.clipGrad, world);
 	});
 	const { gradientNorm, foundInf } = scalars.read();
 	const means = meansOf(new Map([...totals].filter(([name, { tokens }]) => tokens > 0 || !isOfBudgets(name))));
@@ -217,14 +220,20 @@ function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: 
 	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));
 }
 
-/** Makes gradients those of the mean of the step's loss tokens. */
-function reduce({ replicas, scalars }: TrainingState, tokens: number, { part, timers }: StepObserver): void {
+/** Sums gradients over replicas. Returns what makes them those of the mean of the step's loss tokens, in fp32. */
+function reduce(
+	{ replicas, scalars }: TrainingState,
+	tokens: number,
+	{ part, timers, gradients }: StepObserver,
+): number {
 	part?.("gradients");
 	timed(timers, "all-grads-sync", () => {
 		for (const replica of replicas) replica.reduce();
 	});
-	scalars.set("gradientScale", 1 / Math.max(1, tokens));
-	scaleGradients(replicas, scalars);
+	const scale = Math.fround(1 / Math.max(1, tokens));
+	if (!gradients) return scale;
+	scaleGradients(replicas, scalars, scale);
+	return 1;
 }
 
 /** Updates expert biases and takes the balancing losses of all layers. Throws where experts of a layer lacked room. */

@@ -84,9 +84,11 @@ for (let step = 0; step < 3; step++) {
 	const result = trainStep(
 		run.state,
 		{ microbatches, tokens, iteration: step, learningRate: 1e-3, weightDecay: 0.1 },
-		step === 0 && !layout.zero
+		step === 0
 			? {
+					// Gradients that are looked at round once more: every layout has them looked at.
 					gradients: () => {
+						if (layout.zero) return;
 						using store = new ValueStore("gradients", gradientsOf(model));
 						for (const name of store.tensors.keys()) {
 							gradients[name] = [...(readTensor(store, name) as Float32Array)];

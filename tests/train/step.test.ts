@@ -6,7 +6,8 @@ import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { NativeError } from "../../src/native/errors.ts";
 import { describeNonFinite } from "../../src/train/report/non-finite.ts";
-import { testDevice } from "../support.ts";
+import type { StepObserver } from "../../src/train/step.ts";
+import { relativeRms, testDevice } from "../support.ts";
 import { batch, Training, tiny, train } from "./training.ts";
 
 let device: Device;
@@ -158,6 +159,25 @@ test("bf16 with fp32 master weights learns the batch as fp32 does", async () => 
 	const bf16 = (await train(device, tiny({ bf16: true }), 30, () => same)).results;
 	expect(f32.at(-1)!.loss).toBeLessThan(f32[0]!.loss - 1);
 	for (const [step, { loss }] of f32.entries()) expect(Math.abs(bf16[step]!.loss / loss - 1)).toBeLessThan(0.03);
+});
+
+test("gradients that are divided in memory for an observer make the same update", async () => {
+	const after = async (observer: StepObserver) => {
+		using run = await Training.open(tiny(), device);
+		const norms = [0, 1].map(
+			(iteration) => run.step(batch(2, iteration + 1), iteration, 1e-3, 0.1, observer).gradientNorm,
+		);
+		return { norms, weights: run.weights() };
+	};
+	const seen: number[] = [];
+	const [alone, observed] = [await after({}), await after({ gradients: () => seen.push(seen.length) })];
+	expect(seen).toEqual([0, 1]);
+	// Above 1: the gradients are clipped too.
+	for (const [step, norm] of alone.norms.entries()) {
+		expect(norm).toBeGreaterThan(1);
+		expect(Math.abs(observed.norms[step]! / norm - 1)).toBeLessThan(1e-6);
+	}
+	expect(relativeRms(observed.weights, alone.weights)).toBeLessThan(1e-6);
 });
 
 test("a frozen model has no gradients and nothing changes", async () => {

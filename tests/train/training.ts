@@ -7,7 +7,7 @@ import type { Device } from "../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
-import { type StepResult, trainStep } from "../../src/train/step.ts";
+import { type StepObserver, type StepResult, trainStep } from "../../src/train/step.ts";
 import { smallModel } from "../models/small.ts";
 
 export const tiny = (keys: Record<string, unknown> = {}): HybridConfig =>
@@ -49,9 +49,15 @@ export class Training implements Disposable {
 		return new Training(run);
 	}
 
-	step(microbatches: readonly Microbatch[], iteration = 0, learningRate = 1e-3, weightDecay = 0.1): StepResult {
+	step(
+		microbatches: readonly Microbatch[],
+		iteration = 0,
+		learningRate = 1e-3,
+		weightDecay = 0.1,
+		observer: StepObserver = {},
+	): StepResult {
 		const about = { iteration, learningRate, weightDecay };
-		return trainStep(this.run.state, { microbatches: microbatches.map(withoutImages), ...about });
+		return trainStep(this.run.state, { microbatches: microbatches.map(withoutImages), ...about }, observer);
 	}
 
 	weights(): number[] {

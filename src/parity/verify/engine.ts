@@ -75,10 +75,14 @@ export async function openEngine(
 			scalars.device.setZero(scalars.step, scalars.step.bytes);
 			optimizer.refreshMasters();
 		},
-		step(gradients: () => void = () => {}) {
+		step(gradients) {
 			routing.clear();
 			const { learningRate, weightDecay } = subject;
-			return trainStep(state, { ...input, iteration: iteration++, learningRate, weightDecay }, { gradients });
+			return trainStep(
+				state,
+				{ ...input, iteration: iteration++, learningRate, weightDecay },
+				gradients && { gradients },
+			);
 		},
 		tensors: () => run.logicalTensors(),
 		counts: (tensor) => run.counts(tensor),
