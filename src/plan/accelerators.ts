@@ -78,9 +78,12 @@ function untimedMilliseconds(name: OperationName, values: OperationValues): numb
 
 /**
  * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, 2026-11-23-h200-norms.md,
- * 2026-11-23-h200-attention.md and, of the scan, 2026-11-23-h200.md; docs/decisions/planning.md).
+ * 2026-11-23-h200-attention.md and, of the scan, 2026-11-23-h200.md; docs/decisions/planning.md). Products of 32 and 64: the mean of a
+ * router's three.
  */
 const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
+	["gemm", gemm(8192, 2688, 32), 0.033],
+	["gemm", gemm(8192, 2688, 64), 0.042],
 	["gemm", gemm(16384, 1280, 640), 0.0486],
 	["gemm", gemm(8192, 3712, 2688), 0.256],
 	["gemm", gemm(8192, 2688, 4096), 0.279],
@@ -116,6 +119,7 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["router_forward", routed, 0.005],
 	["moe_permute", chosen, 0.085],
 	["moe_unpermute", chosen, 0.082],
+	["embedding_backward", { tokens: 8192, width: 2688, vocabulary_rows: 131072, dtype }, 0.209],
 	["causal_conv1d_forward", convolution, 0.055],
 	["causal_conv1d_backward", convolution, 0.088],
 	["cross_entropy_statistics", logits, 0.478],
