@@ -2,10 +2,11 @@
 // §1.7): c_g = a_g b_gᵀ. Rows have a factor for every run of 128 columns, matrices a factor for every block of 128 x 128.
 // Tensor cores add the products of a run; such a sum is multiplied by both factors and added to fp32 sums in registers.
 //
-// One block a multiprocessor walks results of 256 x 128, two blocks next to each other the same way. One thread copies
-// operands and their factors, a run deep, four steps ahead. Two warpgroups take the 64-row slices of a result in turn, two
-// slices each: while one adds the products of a slice, the tensor cores work for the other. A slice is stored while the first
-// products of the next result's slice are under way.
+// One block a multiprocessor walks results of 256 x 128, two blocks next to each other the same way. One thread finds the
+// results and copies operands and their factors, a run deep, four steps ahead. It leaves a result's place beside the result's
+// first operands, so that the other threads need not wait for memory to find it. Two warpgroups take the 64-row slices of a
+// result in turn, two slices each: while one adds the products of a slice, the tensor cores work for the other. A slice is
+// stored while the first products of the next result's slice are under way.
 //
 // A pair of blocks reads one operand once (multicast): the rows of two results side by side or, in the last of an odd number
 // of columns, the matrix of two results one below the other.
@@ -45,8 +46,9 @@ struct E4m3Products {
   }
 };
 
-struct E4m3Result {
+struct alignas(16) E4m3Result {
   int group, row, column;
+  int first, last;   // rows of the group
   bool shares_rows;  // with the other block of the pair; else it shares the matrix
   int slices;        // that have a row
 };
@@ -66,8 +68,9 @@ class E4m3Walk {
 
  private:
   __device__ __forceinline__ E4m3Result result(int row, int column, bool shares_rows) const {
-    const int live = problem_.rows(group_) - row * E4m3Products::rows_of_result;
-    return {group_, row, column, shares_rows,
+    const int first = problem_.offsets[group_], last = problem_.offsets[group_ + 1];
+    const int live = last - first - row * E4m3Products::rows_of_result;
+    return {group_, row, column, first, last, shares_rows,
             max(0, min(E4m3Products::slices, (live + E4m3Products::slice - 1) / E4m3Products::slice))};
   }
 
@@ -79,6 +82,7 @@ class E4m3Walk {
 struct E4m3Shared {
   struct alignas(128) Factors {
     float of_rows[E4m3Products::rows_of_result + 4], of_block[4];
+    E4m3Result result;  // that begins with this step, else undefined
   };
   Factors factors[E4m3Products::stages];
   uint64_t full[E4m3Products::stages], empty[E4m3Products::stages];
@@ -126,12 +130,11 @@ __device__ __forceinline__ void copy_e4m3_operands(const E4m3Products& problem, 
   E4m3Ring ring;
   for (int number = blockIdx.x / pair; number < units; number += gridDim.x / pair) {
     const E4m3Result at = walk.at(number);
-    const int first = problem.offsets[at.group], last = problem.offsets[at.group + 1];
     const int row = at.row * E4m3Products::rows_of_result, column = at.column * E4m3Products::columns_of_result;
     const bool has_rows = at.slices > 0;
     const int factor_bytes = (has_rows ? E4m3Products::row_factor_bytes : 0) + E4m3Products::block_factor_bytes;
     const uint32_t bytes = static_cast<uint32_t>(at.slices * box + E4m3Products::right_bytes + factor_bytes);
-    const float* of_rows = problem.row_factors + ((first + row) & ~3);
+    const float* of_rows = problem.row_factors + ((at.first + row) & ~3);
     int of_block = at.group * problem.group_stride + at.column * problem.column_stride;
     for (int step = 0; step < steps; ++step) {
       uint64_t* const full = &shared->full[ring.slot];
@@ -140,17 +143,18 @@ __device__ __forceinline__ void copy_e4m3_operands(const E4m3Products& problem, 
       E4m3Shared::Factors& factors = shared->factors[ring.slot];
       const int x = step * E4m3Products::run;
       wait(&shared->empty[ring.slot], ring.parity ^ 1);
+      if (step == 0) factors.result = at;
       arrive_expecting(full, bytes);
       if (at.shares_rows) {
 #pragma unroll 1
         for (int i = rank; i < at.slices; i += pair) {
-          copy_ragged_box_to_pair(left + i * box, problem.a, x, row + i * slice, first, last, full);
+          copy_ragged_box_to_pair(left + i * box, problem.a, x, row + i * slice, at.first, at.last, full);
         }
         for (int i = 0; i < 2; ++i) copy_box(right + i * box, problem.b, x, column + i * slice, at.group, full);
       } else {
 #pragma unroll 1
         for (int i = 0; i < at.slices; ++i) {
-          copy_ragged_box(left + i * box, problem.a, x, row + i * slice, first, last, full);
+          copy_ragged_box(left + i * box, problem.a, x, row + i * slice, at.first, at.last, full);
         }
         copy_box_to_pair(right + rank * box, problem.b, x, column + rank * slice, at.group, full);
       }
@@ -165,9 +169,9 @@ __device__ __forceinline__ void copy_e4m3_operands(const E4m3Products& problem, 
 /// A warpgroup's slices of a block's results: `half`, and the next but one.
 class E4m3Half {
  public:
-  __device__ E4m3Half(const E4m3Products& problem, const E4m3Walk& walk, int half, int units, const char* stage_memory,
-                      char* staging, E4m3Shared* shared)
-      : problem_(problem), walk_(walk), units_(units), half_(half),
+  __device__ E4m3Half(const E4m3Products& problem, int half, int units, const char* stage_memory, char* staging,
+                      E4m3Shared* shared)
+      : problem_(problem), units_(units), half_(half),
         warp_row_(half * E4m3Products::slice + threadIdx.x / 32 % 4 * 16),
         left_(operand(stage_memory + half * E4m3Products::box_bytes, false, 0)),
         right_(operand(stage_memory + E4m3Products::left_bytes, false, 0)), staging_(staging), shared_(shared) {}
@@ -180,11 +184,12 @@ class E4m3Half {
     E4m3Result finished{};
     finished.row = 1 << 20;  // no row of a group: there is nothing to store yet
     for (int number = blockIdx.x / pair; number < units_; number += stride) {
-      const E4m3Result at = walk_.at(number);
+      wait(&shared_->full[ring_.slot], ring_.parity);
+      const E4m3Result at = shared_->factors[ring_.slot].result;
       // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
       const int slices = __shfl_sync(all_lanes, (at.slices - half_ + 1) / 2, 0);
       of_block_ = at.group * problem_.group_stride + at.column * problem_.column_stride;
-      own_factor_ = (problem_.offsets[at.group] + at.row * E4m3Products::rows_of_result) % 4 + warp_row_ + threadIdx.x % 32 / 4;
+      own_factor_ = (at.first + at.row * E4m3Products::rows_of_result) % 4 + warp_row_ + threadIdx.x % 32 / 4;
       if (slices == 2) {
         multiply<2>(finished, sums);
       } else if (slices == 1) {
@@ -260,7 +265,7 @@ class E4m3Half {
   template <int slice>
   __device__ __forceinline__ void store(const E4m3Result& result, float (&sums)[2][64]) const {
     const int row = result.row * E4m3Products::rows_of_result + slice * 2 * E4m3Products::slice + warp_row_;
-    const int live = problem_.rows(result.group) - row;
+    const int live = result.last - result.first - row;
     if (problem_.bias != nullptr) add_bias(result, row, live, sums[slice]);
     store_slice(result, row, live, sums[slice]);
 #pragma unroll
@@ -274,7 +279,7 @@ class E4m3Half {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int local = lane / 4 + 8 * i;
-        weight[i] = local < live ? problem_.bias_factors[problem_.offsets[result.group] + row + local] : 0.0f;
+        weight[i] = local < live ? problem_.bias_factors[result.first + row + local] : 0.0f;
       }
     }
 #pragma unroll
@@ -291,7 +296,7 @@ class E4m3Half {
     const int lane = threadIdx.x % 32, first_column = result.column * E4m3Products::columns_of_result + lane % 8 * 8;
     char* const to_row = staging_ + lane % 16 * tile_row_bytes;
     const char* const from = staging_ + lane / 8 * tile_row_bytes;
-    bf16* to = problem_.c + (static_cast<int64_t>(problem_.offsets[result.group]) + row + lane / 8) * problem_.n + first_column;
+    bf16* to = problem_.c + (static_cast<int64_t>(result.first) + row + lane / 8) * problem_.n + first_column;
     const int64_t four_rows = 4 * static_cast<int64_t>(problem_.n);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -316,7 +321,6 @@ class E4m3Half {
   }
 
   const E4m3Products& problem_;
-  E4m3Walk walk_;
   const int units_, half_, warp_row_;  // the warp's first row in a result
   const uint64_t left_, right_;
   char* const staging_;
@@ -350,7 +354,7 @@ __device__ __forceinline__ void multiply_e4m3_groups(const E4m3Products& problem
   } else {
     grow_registers<consumer_registers>();
     char* const own_staging = staging + (threadIdx.x / 32 - 4) * E4m3Products::staging_bytes;
-    E4m3Half(problem, walk, warpgroup - 1, units, stage_memory, own_staging, shared).run();
+    E4m3Half(problem, warpgroup - 1, units, stage_memory, own_staging, shared).run();
   }
   __syncwarp();
   synchronise_pair();  // the other block may still write here
