@@ -50,8 +50,6 @@ class DeviceGroup {
   /// How members reach each other's memory; null where they do not. The first call waits for all members, at which it finds the
   /// same.
   PeerRows* peer_rows();
-  /// The same once that call has been made; null before.
-  PeerRows* met_peer_rows() const { return peer_rows_.get(); }
 
   /// One look at the calls under way. Returns the number and start of the oldest, or -1. When the run has failed, `ended`
   /// receives the communicators that are to be aborted.

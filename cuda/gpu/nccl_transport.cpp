@@ -12,9 +12,6 @@ struct Storage {
   int64_t bytes;
 };
 
-/// Of a member: less than this is a matter of latency, which NCCL has less of.
-constexpr int64_t engine_bytes = 64 << 10;
-
 Storage storage_of(int32_t dtype) {
   switch (dtype) {
     case MIMO_DTYPE_F32:
@@ -116,17 +113,7 @@ class NcclTransport final : public Transport {
 
   int64_t reduce_scatter(mimo_stream& stream, const void* x, void* y, int64_t elements, int32_t dtype) override {
     const Storage storage = storage_of(dtype);
-    const int64_t bytes = elements * storage.bytes;
-    if (dtype == MIMO_DTYPE_F32 || dtype == MIMO_DTYPE_BF16) {
-      if (PeerRows* const peers = engines_for(bytes)) {
-        peers->reserve(size() * bytes);
-        return group_.collective(stream, MIMO_COLLECTIVE_REDUCE_SCATTER, bytes, [&](ncclComm_t, cudaStream_t queue) {
-          peers->sum_parts(x, y, bytes, dtype, queue);
-          return ncclSuccess;
-        });
-      }
-    }
-    return group_.collective(stream, MIMO_COLLECTIVE_REDUCE_SCATTER, bytes,
+    return group_.collective(stream, MIMO_COLLECTIVE_REDUCE_SCATTER, elements * storage.bytes,
                              [&](ncclComm_t comm, cudaStream_t queue) {
                                return nccl().ReduceScatter(x, y, static_cast<size_t>(elements), storage.type, ncclSum,
                                                            comm, queue);
@@ -134,13 +121,6 @@ class NcclTransport final : public Transport {
   }
 
   int64_t all_gather(mimo_stream& stream, const void* x, void* y, int64_t bytes) override {
-    if (PeerRows* const peers = engines_for(bytes)) {
-      peers->reserve(size() * bytes);
-      return group_.collective(stream, MIMO_COLLECTIVE_ALL_GATHER, bytes, [&](ncclComm_t, cudaStream_t queue) {
-        peers->gather(x, y, bytes, queue);
-        return ncclSuccess;
-      });
-    }
     return group_.collective(stream, MIMO_COLLECTIVE_ALL_GATHER, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
       return nccl().AllGather(x, y, static_cast<size_t>(bytes), ncclUint8, comm, queue);
     });
@@ -184,10 +164,6 @@ class NcclTransport final : public Transport {
   void wait(mimo_stream& stream, int64_t ticket) override { group_.wait(stream, ticket); }
 
  private:
-  /// The windows of members that exchange experts' rows, for calls of so many bytes a member: products beside them keep every
-  /// multiprocessor, which NCCL's kernels would wait for and then hold. Null: NCCL.
-  PeerRows* engines_for(int64_t bytes) const { return bytes >= engine_bytes ? group_.met_peer_rows() : nullptr; }
-
   DeviceGroup group_;
 };
 

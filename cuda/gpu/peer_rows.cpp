@@ -125,10 +125,6 @@ bool PeerRows::counters_work() {
 void PeerRows::reserve(const mimo_row_exchange& rows) {
   int64_t bytes = beside_offset(rows.stage_rows, rows.row_bytes);
   if (rows.beside_x != nullptr) bytes += rows.stage_rows * rows.beside_row_bytes;
-  reserve(bytes);
-}
-
-void PeerRows::reserve(int64_t bytes) {
   if (bytes <= window_bytes_) return;
   check(cudaStreamSynchronize(queue_), "exchanges of rows");
   // First all members have ended their exchanges; then all have closed each other's windows.
@@ -169,39 +165,6 @@ void PeerRows::exchange(const mimo_row_exchange& rows, cudaStream_t queue) {
     if (rows.beside_y != nullptr) copy(rows.beside_y, beside, rows.y_rows * rows.beside_row_bytes);
   }
   tell_peers(peers_, Moment::done, number, queue);
-}
-
-void PeerRows::push(const char* x, int64_t stride, int64_t bytes, cudaStream_t queue) {
-  const uint32_t number = ++exchanges_;
-  wait_for_peers(peers_, Moment::done, number - 1, queue);
-  // From the next member on, so that members meet different ones.
-  for (int32_t step = 1; step < size_; ++step) {
-    const int32_t member = (rank_ + step) % size_;
-    check(cudaMemcpyAsync(peers_.windows[member] + rank_ * bytes, x + member * stride, static_cast<size_t>(bytes),
-                          cudaMemcpyDeviceToDevice, queue),
-          "a copy to another GPU");
-  }
-  tell_peers(peers_, Moment::filled, number, queue);
-  wait_for_peers(peers_, Moment::filled, number, queue);
-}
-
-void PeerRows::gather(const void* x, void* y, int64_t bytes, cudaStream_t queue) {
-  push(static_cast<const char*>(x), 0, bytes, queue);
-  char* const all = static_cast<char*>(y);
-  for (int32_t member = 0; member < size_; ++member) {
-    const void* const from = member == rank_ ? x : peers_.windows[rank_] + member * bytes;
-    if (from == all + member * bytes) continue;
-    check(cudaMemcpyAsync(all + member * bytes, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, queue),
-          "a copy on the device");
-  }
-  tell_peers(peers_, Moment::done, exchanges_, queue);
-}
-
-void PeerRows::sum_parts(const void* x, void* y, int64_t bytes, int32_t dtype, cudaStream_t queue) {
-  const char* const parts = static_cast<const char*>(x);
-  push(parts, bytes, bytes, queue);
-  add_peer_parts(peers_, parts + rank_ * bytes, y, bytes, dtype, queue);
-  tell_peers(peers_, Moment::done, exchanges_, queue);
 }
 
 void PeerRows::give_up() { __atomic_store_n(ended_, 1, __ATOMIC_RELEASE); }

@@ -53,14 +53,6 @@ class PeerRows {
   /// Room in the windows for an exchange. Where it is too small all members find so, wait for each other's exchanges and make it anew.
   void reserve(const mimo_row_exchange& rows);
   void exchange(const mimo_row_exchange& rows, cudaStream_t queue);
-  /// Room in the windows for `bytes`, as above.
-  void reserve(int64_t bytes);
-  /// y [size, bytes] = every member's x; x may be its own part of y. Copy engines move it, so that no kernel waits for
-  /// multiprocessors which products hold. Needs room for size x bytes.
-  void gather(const void* x, void* y, int64_t bytes, cudaStream_t queue);
-  /// y = the sum of all members' parts of x for this one, `bytes` each of fp32 or bf16, in their order, rounded once; y may be its
-  /// own part of x. Copy engines move the parts, a kernel adds them. Needs room for size x bytes.
-  void sum_parts(const void* x, void* y, int64_t bytes, int32_t dtype, cudaStream_t queue);
   /// Ends kernels that wait for others. From any thread.
   void give_up();
   /// Returns when no member needs this one's window any more, or after some seconds.
@@ -69,8 +61,6 @@ class PeerRows {
  private:
   PeerRows(mimo_device& device, int32_t size, int32_t rank, cudaStream_t queue, Tell tell);
   bool counters_work();
-  /// `bytes` from x + to x stride to every other member's window, at this one's place there; they are filled then.
-  void push(const char* x, int64_t stride, int64_t bytes, cudaStream_t queue);
   mimo_device& device_;
   const int32_t size_, rank_;
   const cudaStream_t queue_;

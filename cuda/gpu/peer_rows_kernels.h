@@ -35,8 +35,4 @@ constexpr int64_t beside_offset(int64_t stage_rows, int64_t row_bytes) {
 /// Rows of the windows of all into y (stage: the sender), or rows of x into them (the receiver).
 void copy_peer_rows(const PeerTable& peers, const mimo_row_exchange& rows, cudaStream_t stream);
 
-/// y = the sum of a part of each member, `bytes` each, in their order, in fp32: this member's `own`, the others' in its window. y may
-/// be `own`.
-void add_peer_parts(const PeerTable& peers, const void* own, void* y, int64_t bytes, int32_t dtype, cudaStream_t stream);
-
 }  // namespace mimo::cuda

@@ -79,9 +79,10 @@ export async function moduleGroups(
 	};
 }
 
-/** The groups in which experts' rows go. */
-function exchanging({ group, nodes }: ExpertParallel): Group[] {
-	return nodes ? [nodes.between, nodes.within] : [group];
+/** The groups in which rows go by runs that the device knows. */
+function exchanging({ group, gathers, nodes }: ExpertParallel): Group[] {
+	if (nodes) return [nodes.between, nodes.within];
+	return gathers ? [] : [group];
 }
 
 /** The nodes of a dispatch group; null: it is on one. Throws a RangeError where nodes have unequal parts of it. */
