@@ -218,6 +218,20 @@ describe("gemm", () => {
 		}
 	});
 
+	test("widths around two panels and more, with a matrix past the caches", () => {
+		const k = 353;
+		for (const [i, n] of [95, 96, 97, 111, 113, 145, 192, 225].entries()) {
+			for (const transposeA of both) {
+				for (const transposeB of both) {
+					check({ m: 7 + i, n, k, transposeA, transposeB, gap: 3, beta: i % 2 });
+					check({ m: 21, n, k, transposeA, transposeB, beta: 1 - (i % 2) });
+				}
+			}
+		}
+		check({ m: 1030, n: 161, k, gap: 1, beta: 1 });
+		check({ m: 1030, n: 97, k, transposeB: true });
+	});
+
 	test("few rows with a matrix as it is stored: every storage type and option", () => {
 		for (const m of [1, 2, 3, 4, 7, 16, 17]) {
 			for (const [n, k] of [

@@ -1,4 +1,4 @@
-// Dense matrix products by tiles or, when large, by OpenBLAS's single-threaded sgemm; our pool takes blocks of the results. bf16
+// Dense matrix products by panels, by tiles or by OpenBLAS's single-threaded sgemm; our pool takes blocks of the results. bf16
 // operands are widened to fp32 copies first, a bf16 result is rounded once at the end.
 #include "gemm.h"
 
@@ -112,6 +112,30 @@ void multiply_as_stored(mimo_stream& stream, const mimo_gemm_args& args, const f
   });
 }
 
+/// Computes columns [0, whole) of a product, alpha being 1 and beta 0 or 1, panel by panel, and returns `whole`: 0 when
+/// operands are small enough to stay in the caches, where reading them in place is faster, or when the left one is read
+/// across rows that lie far apart; otherwise what is left is less than two panels.
+template <bool Transposed>
+int64_t multiply_whole_panels(const LeftRows<Transposed>& a, const Matrix<float>& b, int64_t rows, int64_t columns,
+                              const Product& p, float* c) {
+  constexpr int64_t least_elements = 1 << 15, far_stride = 512;
+  // Of the left operand, panel_depth columns of so many rows stay in the second-level cache.
+  constexpr int64_t most_rows = 512;
+  if (p.alpha != 1.0f || (p.beta != 0.0f && p.beta != 1.0f) || columns < 2 * panel_width || rows < tile_rows) return 0;
+  if (columns * p.k < least_elements || (Transposed && a.stride > far_stride)) return 0;
+  int64_t whole = columns / panel_width * panel_width;
+  // Two tiles of two vectors rather than a tile of three and a tile of a single vector.
+  if (columns > whole && columns - whole <= lanes) whole -= panel_width;
+  alignas(64) float panel[panel_depth * panel_width];
+  for (int64_t r = 0; r < rows; r += most_rows) {
+    const int64_t some = rows - r < most_rows ? rows - r : most_rows;
+    float* const sums = c + r * p.c_stride;
+    multiply_panels(a.from(r), some, b, p.k, 0, whole, p.beta == 0.0f, panel,
+                    [&](int64_t j) -> PanelSums { return {sums + j, p.c_stride}; });
+  }
+  return whole;
+}
+
 void require_matrices(const Matrices& x) {
   MIMO_REQUIRE(x.rows <= INT_MAX && x.width <= INT_MAX && x.stride <= INT_MAX, "gemm");
   MIMO_REQUIRE(x.rows <= 1 || x.stride >= x.width, "gemm");
@@ -131,8 +155,16 @@ void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_
       for (int64_t i = 0; i < columns; ++i) c[r * p.c_stride + i] = p.beta == 0 ? 0 : p.beta * c[r * p.c_stride + i];
     return;
   }
-  if (static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(p.k) <= most_of_tiles) {
-    const Matrix<float> right{b, p.b_stride, p.transpose_b};
+  const bool small = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(p.k) <= most_of_tiles;
+  const Matrix<float> right{b, p.b_stride, p.transpose_b};
+  // A sum that needs one panel is as fast or faster than OpenBLAS's at any size.
+  if (small || p.k <= panel_depth) {
+    const int64_t whole = p.transpose_a
+                              ? multiply_whole_panels(LeftRows<true>{a, p.a_stride}, right, rows, columns, p, c)
+                              : multiply_whole_panels(LeftRows<false>{a, p.a_stride}, right, rows, columns, p, c);
+    if (whole > 0) return product(p, row, rows, column + whole, columns - whole);
+  }
+  if (small) {
     const TileResult result{c, p.c_stride, p.alpha, p.beta};
     if (p.transpose_a) return tile_product(LeftRows<true>{a, p.a_stride}, right, rows, columns, p.k, result);
     return tile_product(LeftRows<false>{a, p.a_stride}, right, rows, columns, p.k, result);

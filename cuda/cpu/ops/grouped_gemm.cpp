@@ -93,7 +93,8 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
     }
   }
   const auto in_place = [&](int64_t j) { return std::is_same_v<C, float> && j + panel_width <= block.columns; };
-  multiply_panels(a + block.row * args.k, args.k, block.rows, b, args.k, block.column, block.columns, scratch,
+  const LeftRows<false> left{a + block.row * args.k, args.k};
+  multiply_panels(left, block.rows, b, args.k, block.column, block.columns, true, scratch,
                   [&](int64_t j) -> PanelSums {
                     if (in_place(j)) return {reinterpret_cast<float*>(c) + j, args.n};
                     return {aside + j, columns_per_block};

@@ -1,6 +1,6 @@
-// Products of few rows with large matrices, as experts have them. OpenBLAS spends a third of its time there on copying
-// the matrix; here it is copied panel by panel, each fetched from memory while the one before is multiplied, and a tile
-// of tile_rows x panel_width sums stays in registers.
+// Products with matrices that lie in memory, not in a core's caches, as weights do. OpenBLAS waits for the matrix while it
+// copies it, a third of its time where rows are few; here it is copied panel by panel, each fetched from memory while the
+// one before is multiplied, and a tile of tile_rows x panel_width sums stays in registers.
 #pragma once
 #include "transpose.h"
 #include "vectors.h"
@@ -28,6 +28,17 @@ struct Matrix {
   }
 };
 
+/// The left operand [rows, k]: element (r, i) at r * stride + i, or at i * stride + r when transposed.
+template <bool Transposed>
+struct LeftRows {
+  const float* values;
+  int64_t stride;
+
+  float at(int64_t row, int64_t k) const { return Transposed ? values[k * stride + row] : values[row * stride + k]; }
+  LeftRows from(int64_t row) const { return {values + (Transposed ? row : row * stride), stride}; }
+  LeftRows from_step(int64_t k) const { return {values + (Transposed ? k * stride : k), stride}; }
+};
+
 /// Part of the next panel that one tile fetches while it multiplies: `count` runs, each `lines` cache lines, for every
 /// prefetch_rows rows.
 struct Prefetch {
@@ -49,8 +60,8 @@ Prefetch share_of(const Matrix<T>& b, const T* next, int64_t columns, int64_t ti
 }
 
 /// c[0 .. M, 0 .. panel_width] = (previous c, or 0 when `first`) + a[0 .. M, 0 .. depth] panel.
-template <int64_t M>
-void multiply_tile(const float* a, int64_t a_stride, const float* panel, int64_t depth, float* c, int64_t c_stride,
+template <int64_t M, bool Transposed>
+void multiply_tile(const LeftRows<Transposed>& a, const float* panel, int64_t depth, float* c, int64_t c_stride,
                    bool first, const Prefetch& prefetch) {
   Vector sums[M][tile_vectors];
 #pragma GCC unroll 8
@@ -74,7 +85,7 @@ void multiply_tile(const float* a, int64_t a_stride, const float* panel, int64_t
       }
 #pragma GCC unroll 8
       for (int64_t r = 0; r < M; ++r) {
-        const float factor = a[r * a_stride + k];
+        const float factor = a.at(r, k);
 #pragma GCC unroll 3
         for (int64_t v = 0; v < tile_vectors; ++v) sums[r][v] += factor * b[v];
       }
@@ -91,13 +102,15 @@ void multiply_tile(const float* a, int64_t a_stride, const float* panel, int64_t
 
 /// multiply_tile over all rows: tiles of M rows, then of half as many for the rest. `share(tile)` says what each tile
 /// prefetches.
-template <int64_t M, class Share>
-void multiply_rows(const float* a, int64_t a_stride, const float* panel, int64_t depth, float* c, int64_t c_stride,
-                   bool first, int64_t rows, int64_t tile, Share&& share) {
-  for (; rows >= M; rows -= M, a += M * a_stride, c += M * c_stride) {
-    multiply_tile<M>(a, a_stride, panel, depth, c, c_stride, first, share(tile++));
+template <int64_t M, bool Transposed, class Share>
+void multiply_rows(LeftRows<Transposed> a, const float* panel, int64_t depth, float* c, int64_t c_stride, bool first,
+                   int64_t rows, int64_t tile, Share&& share) {
+  for (; rows >= M; rows -= M, a = a.from(M), c += M * c_stride) {
+    multiply_tile<M>(a, panel, depth, c, c_stride, first, share(tile++));
   }
-  if constexpr (M > 1) multiply_rows<M / 2>(a, a_stride, panel, depth, c, c_stride, first, rows, tile, share);
+  if constexpr (M > 1) {
+    if (rows > 0) multiply_rows<M / 2>(a, panel, depth, c, c_stride, first, rows, tile, share);
+  }
 }
 
 /// panel[k][j] = b[row + k][column + j] for `depth` rows of `width` columns; 0 from `columns` on.
@@ -136,10 +149,10 @@ struct PanelSums {
 };
 
 /// a[rows, k] b for columns [column, column + columns) of b, panel by panel: place(j) says where the sums of the panel at
-/// column + j go. `panel` has room for panel_depth rows.
-template <class T, class Place>
-void multiply_panels(const float* a, int64_t a_stride, int64_t rows, const Matrix<T>& b, int64_t k, int64_t column,
-                     int64_t columns, float* panel, Place&& place) {
+/// column + j go, or, unless `fresh`, what they are added to. `panel` has room for panel_depth rows.
+template <bool Transposed, class T, class Place>
+void multiply_panels(const LeftRows<Transposed>& a, int64_t rows, const Matrix<T>& b, int64_t k, int64_t column,
+                     int64_t columns, bool fresh, float* panel, Place&& place) {
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const auto width_at = [&](int64_t j) { return columns - j < panel_width ? columns - j : panel_width; };
   for (int64_t row = 0; row < k; row += panel_depth) {
@@ -153,7 +166,7 @@ void multiply_panels(const float* a, int64_t a_stride, int64_t rows, const Matri
         return share_of(b, b.at(next_row, column + next_j), width_at(next_j), tile, tiles);
       };
       const PanelSums sums = place(j);
-      multiply_rows<tile_rows>(a + row, a_stride, panel, depth, sums.c, sums.stride, row == 0, rows, 0, share);
+      multiply_rows<tile_rows>(a.from_step(row), panel, depth, sums.c, sums.stride, fresh && row == 0, rows, 0, share);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Products small enough for the caches: tiles of sums stay in registers, and the right operand is read where it lies, or is
+// Products of operands small enough for the caches: tiles of sums stay in registers, and the right operand is read where it lies, or is
 // copied panel by panel when it lies the other way round. OpenBLAS copies both operands of all but the smallest products,
 // takes a lock for the room to do so, and has kernels for small products with AVX-512 only.
 #pragma once
@@ -15,16 +15,6 @@ constexpr int64_t tile_rows_of(int64_t) { return 8; }
 #else
 constexpr int64_t tile_rows_of(int64_t vectors) { return vectors == 3 ? 4 : (vectors == 2 ? 6 : 8); }
 #endif
-
-/// The left operand [rows, k]: element (r, i) at r * stride + i, or at i * stride + r when transposed.
-template <bool Transposed>
-struct LeftRows {
-  const float* values;
-  int64_t stride;
-
-  float at(int64_t row, int64_t k) const { return Transposed ? values[k * stride + row] : values[row * stride + k]; }
-  LeftRows from(int64_t row) const { return {values + (Transposed ? row : row * stride), stride}; }
-};
 
 /// The matrix c that a product's sums go to: c = alpha sums + beta c.
 struct TileResult {
@@ -94,7 +84,7 @@ void tile_product(LeftRows<Transposed> a, const Matrix<float>& b, int64_t rows, 
   alignas(64) float aside[rows_aside * panel_width];
   for (int64_t first = 0; first < k; first += tile_depth) {
     const int64_t depth = k - first < tile_depth ? k - first : tile_depth;
-    const LeftRows<Transposed> left{a.values + (Transposed ? first * a.stride : first), a.stride};
+    const LeftRows<Transposed> left = a.from_step(first);
     const float beta = first == 0 ? c.beta : 1.0f;
     for (int64_t j = 0; j < columns;) {
       const int64_t vectors = panel_vectors((columns - j + lanes - 1) / lanes), width = vectors * lanes;
