@@ -1,6 +1,7 @@
 /**
- * Rows of all members at every member, and sums of all members' rows at the member whose they are: the exchange of experts' rows
- * with the fewest bytes where a group is smaller than the number of a token's experts. How many rows go is known without looking.
+ * Gathers all members' rows at every member, and sums all members' parts of a row at the member that owns the row: the exchange
+ * of experts' rows with the fewest bytes where a group is smaller than the number of a token's experts. The number of rows is
+ * known without reading the device.
  */
 import type { Tape } from "../tensor/tape.ts";
 import { contiguous, copyInto, Tensor } from "../tensor/tensor.ts";
@@ -24,7 +25,7 @@ export function startGather(tape: Tape, sent: RowsOfMember, gathering: Gathering
 	});
 }
 
-/** Starts parts of all members' rows on their way to whose they are: the sum of this member's, `own` rows. Backward: all gradients. */
+/** Starts the sum of all members' parts: this member receives the sum of its `own` rows. Backward: every member receives all gradients. */
 export function startSum(tape: Tape, partial: Tensor, own: number, gathering: Gathering): Travelling {
 	const sent = { rows: partial, beside: null };
 	return travel(tape, "sum rows", [], sent, {
@@ -48,7 +49,7 @@ function gathered(sent: RowsOfMember, gathering: Gathering): Journey {
 	);
 }
 
-/** This member's part of all rows, filled: what is sent may be given up before the others have it. */
+/** This member's place among all rows, filled with a copy, because the sent rows may be freed before other members have them. */
 function ownPlace(all: Tensor, part: Tensor, { group, rows }: Gathering): Tensor {
 	const first = group.rank * rows;
 	using filled = all.rowsFrom(first, part.rows);

@@ -15,7 +15,7 @@ export interface Travelling extends Disposable {
 	finish(): RowsOfMember;
 }
 
-/** One way, started: `end` waits and gives what has come. Both ends stay allocated until then. */
+/** A started way: `end` waits for the rows and returns them. Both ends stay allocated until then. */
 export interface Journey extends Disposable {
 	end(): RowsOfMember;
 }
@@ -35,13 +35,13 @@ export function travel(
 	const journey = ways.out();
 	let wayBack: Journey | null = null;
 	const leaving = parts(sent);
-	// Nothing reads it: its gradient tells the first record that the way back has been started.
+	// No operation reads the ticket: its gradient tells the first record that the way back has started.
 	using ticket = tape.output(Tensor.empty(tape.device, [1]), sent.rows.gradient !== null);
 	const started = ticket.gradient;
 	tape.record({
 		name: `start ${name}`,
 		outputs: [ticket],
-		// The way back ends here, and nothing else may be left that holds where its rows go.
+		// The way back ends here, and no other holder of the rows' destination may be left.
 		keep,
 		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
 		backward: () => {

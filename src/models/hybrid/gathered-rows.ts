@@ -1,6 +1,7 @@
 /**
- * Token copies whose experts lie on few ranks: every rank has the rows of all, copies those that its experts are to have, and sums
- * their outputs token by token; the ranks' sums add up. Each rank's sum is rounded before it is added, and so are gradients.
+ * Token copies whose experts lie on few ranks: every rank receives the rows of all ranks, copies the rows that its experts take,
+ * and sums the experts' outputs token by token; then the ranks' sums are added. Each rank's sum is rounded before it is added, and
+ * so are gradients.
  */
 import { type ExchangeMembers, tokensOfAnyMember } from "../../parallel/expert-parallel.ts";
 import { type Gathering, startGather, startSum } from "../../parallel/gathered-rows.ts";

@@ -17,7 +17,7 @@ export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix
 	return leaveFeedForward(tape, context, activated, prefix);
 }
 
-/** Its first half: act(fc1(u)) of all tokens, this rank's part of the channels. */
+/** The first half of feedForward: act(fc1(u)) of all tokens, this rank's part of the channels. */
 export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
 	using everyToken = everyRanksTokens(tape, context, u);
 	using hidden = project(tape, context, everyToken.y, `${prefix}linear_fc1.weight`);
@@ -26,7 +26,7 @@ export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, p
 	return activation(tape, hidden, kind, { clamp, linearOffset });
 }
 
-/** Its second half: fc2 of what the first gives; this rank's tokens. */
+/** The second half of feedForward: fc2 of the activated channels; this rank's tokens. */
 export function leaveFeedForward(tape: Tape, context: LayerContext, activated: Tensor, prefix: string): Tensor {
 	const { tp } = context.parallel;
 	const second = `${prefix}linear_fc2.weight`;

@@ -89,7 +89,10 @@ function journey(
 		: new LocalRows(tape, u, routing, order, inE4m3);
 }
 
-/** The expert of all tokens in two halves, each beside an exchange and backward the same; recomputed it is one piece, the first. */
+/**
+ * The shared expert in two halves, forward and backward: each half hides an exchange of rows. Where it is recomputed it is one
+ * piece, beside the first exchange.
+ */
 class SharedExpert implements Disposable {
 	readonly #whole: ModuleOutput | null;
 	readonly #activated: Tensor | null;
