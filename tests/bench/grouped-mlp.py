@@ -124,9 +124,9 @@ class Layer:
     def product(self, library, a, b, c, n, k, transpose_b):
         return self.call(library, "grouped_gemm", a=a, b=b, c=c, n=n, k=k, transpose_b=transpose_b, a_dtype=1, b_dtype=1, c_dtype=1)
 
-    def weight_gradients(self, library, dy, hs, dz):
+    def weight_gradients(self, library, dy, hs, dz, accumulate=1):
         def of(dy, x, dw, n, k):
-            types = dict(accumulate=1, dy_dtype=1, x_dtype=1)
+            types = dict(accumulate=accumulate, dy_dtype=1, x_dtype=1)
             return self.call(library, "grouped_gemm_weight_gradient", dy=dy, x=x, dw=dw, n=n, k=k, **types)
 
         return [of(dy, hs, self.dw2, self.hidden, self.width), of(dz, self.x, self.dw1, self.z_width, self.hidden)]
@@ -166,11 +166,8 @@ class Layer:
         results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
         return forward, inference, backward, self.weight_gradients(library, self.dy, hs, dz), results
 
-    def in_e4m3(self, library, rounded=({}, {})):
-        """The layer in e4m3, and the call that rounds its matrices, which a training step makes once. `rounded`: forward's and
-        backward's rows in e4m3 where something else has rounded them."""
-        z, hs, y, dz, dx = self.empty(self.z_width, self.width, self.hidden, self.z_width, self.hidden)
-        dp = torch.empty(self.rows, device="cuda")
+    def matrices_in_e4m3(self, library):
+        """The calls that round the layer's matrices, which a training step makes once, and the arguments that name the results."""
         rounding, names = [], {"forward": {}, "backward": {}}
         for name, matrices in (("w1", self.w1), ("w2", self.w2)):
             count, rows, width = matrices.shape
@@ -183,13 +180,20 @@ class Layer:
             rounding.append(run)
             names["forward"] |= {name: values, f"{name}_factors": factors}
             names["backward"] |= {name: turned, f"{name}_factors": factors}
+        return rounding, names
+
+    def in_e4m3(self, library, names, rounded=({}, {})):
+        """The layer in e4m3. `names`: its matrices; `rounded`: forward's and backward's rows in e4m3 where something else has
+        rounded them."""
+        z, hs, y, dz, dx = self.empty(self.z_width, self.width, self.hidden, self.z_width, self.hidden)
+        dp = torch.empty(self.rows, device="cuda")
         sizes = dict(hidden=self.hidden, width=self.width)
         layer = dict(row_probability=self.p, clamp=infinity, kind=self.kind, recipe=1, dtype=1, **sizes)
         forward = [self.call(library, "grouped_mlp_forward", x=self.x, z=z, y=y, **rounded[0], **names["forward"], **layer)]
         results = dict(z=z, y=y, dz=dz, dx=dx, dp=dp, hs=hs)
         gradients = dict(dy=self.dy, z=z, dx=dx, dz=dz, hs=hs, drow_probability=dp)
         backward = [self.call(library, "grouped_mlp_backward", **gradients, **rounded[1], **names["backward"], **layer)]
-        return rounding, forward, backward, results
+        return forward, backward, results
 
     def e4m3_errors(self, got):
         """Of the first group's first rows, against products of operands that PyTorch rounded to e4m3."""
@@ -329,7 +333,8 @@ for sizes in [
     in_order(own_forward + own_backward)()
     torch.cuda.synchronize()
     print("  differences of the results: " + ", ".join(f"{name} {error(actual[name], expected[name]):.1e}" for name in expected))
-    rounding, e4m3_forward, e4m3_backward, in_e4m3 = layer.in_e4m3(library)
+    rounding, matrices = layer.matrices_in_e4m3(library)
+    e4m3_forward, e4m3_backward, in_e4m3 = layer.in_e4m3(library, matrices)
     in_order(rounding + e4m3_forward + e4m3_backward)()
     torch.cuda.synchronize()
     print("  e4m3 against bf16: " + ", ".join(f"{name} {error(in_e4m3[name], expected[name]):.1e}" for name in expected))
@@ -337,7 +342,12 @@ for sizes in [
     print("  e4m3 against PyTorch's rounding: " + ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))
     permute, _ = layer.permutations(library, "bf16")
     permute_e4m3, rounded = layer.permutations(library, "e4m3")
-    _, permuted_forward, permuted_backward, _ = layer.in_e4m3(library, rounded)
+    permuted_forward, permuted_backward, permuted = layer.in_e4m3(library, matrices, rounded)
+    # The permutations write the layer's rows, so both forms read the same rows here.
+    in_order(permute_e4m3 + permuted_forward + permuted_backward + e4m3_forward + e4m3_backward)()
+    torch.cuda.synchronize()
+    unequal = [name for name in permuted if not torch.equal(permuted[name], in_e4m3[name])]
+    print(f"  e4m3 rounded by the permutation: {'bits differ in ' + ', '.join(unequal) if unequal else 'equal bits'}")
     compiled = torch.compile(layer.activation)
     leaves = [leaf.detach().requires_grad_() for leaf in (layer.x, layer.w1, layer.w2, layer.p)]
 
@@ -347,12 +357,18 @@ for sizes in [
                 layer.torch_forward(act, layer.x, layer.w1, layer.w2, layer.p)
 
         def whole():
-            torch.autograd.grad(layer.torch_forward(act, *leaves), leaves, layer.dy)
+            return torch.autograd.grad(layer.torch_forward(act, *leaves), leaves, layer.dy)
 
-        return forward_only, whole
+        def whole_added():
+            _, dw1, dw2, _ = whole()
+            layer.dw1.add_(dw1)
+            layer.dw2.add_(dw2)
 
-    eager_forward, eager_all = torch_runs(layer.activation)
-    compiled_forward, compiled_all = torch_runs(compiled)
+        return forward_only, whole, whole_added
+
+    eager_forward, eager_all, eager_added = torch_runs(layer.activation)
+    compiled_forward, compiled_all, compiled_added = torch_runs(compiled)
+    first_weights = layer.weight_gradients(library, layer.dy, actual["hs"], actual["dz"], accumulate=0)
     rows = {
         "forward": {
             "separate": in_order(forward),
@@ -382,8 +398,13 @@ for sizes in [
         "all": {
             "separate": in_order(forward + backward + weights),
             "grouped_mlp": in_order(own_forward + own_backward + own_weights),
+            # As the first microbatch of a step does it, and PyTorch, whose gradients are new and in bf16.
+            "grouped_mlp, gradients written": in_order(own_forward + own_backward + first_weights),
             "PyTorch": eager_all,
             "PyTorch compiled": compiled_all,
+            # As Megatron-LM's main gradients need it.
+            "PyTorch, gradients added to fp32": eager_added,
+            "PyTorch compiled, gradients added to fp32": compiled_added,
         },
     }
     both = 2 * flops
@@ -405,7 +426,7 @@ for sizes in [
     if options.kernels:
         kernels("separate", in_order(forward + backward + weights))
         kernels("grouped_mlp", in_order(own_forward + own_backward + own_weights))
-    del layer, leaves, forward, backward, weights, own_forward, own_backward, own_weights, inference, rows, contenders
+    del layer, leaves, forward, backward, weights, own_forward, own_backward, own_weights, first_weights, inference, rows, contenders
     del expected, actual
     torch.cuda.empty_cache()
 if options.json:
