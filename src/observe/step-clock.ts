@@ -1,51 +1,67 @@
-/** Divides a step's wall clock into parts, on one rank. */
+/** Divides a step's time into parts, on one rank. */
 import type { StepSeconds } from "./report.ts";
 
 export type StepPart = keyof StepSeconds;
 
 const nothing: StepSeconds = { compute: 0, bridge: 0, wait: 0, gradients: 0, optimizer: 0, data: 0, other: 0 };
 
+/**
+ * Moments at which a device has done what was queued before them. Noting one does not wait: a host that waited at every part would
+ * queue the next one's work late.
+ */
+export interface Moments {
+	note(): void;
+	/** All moments noted since the last call, in milliseconds of performance.now(), ascending; waits for the last. */
+	take(): number[];
+}
+
+/** A device that has done its work when a call returns. */
+export function hostMoments(now: () => number = () => performance.now()): Moments {
+	let noted: number[] = [];
+	return {
+		note: () => void noted.push(now()),
+		take: () => {
+			const taken = noted;
+			noted = [];
+			return taken;
+		},
+	};
+}
+
 export class StepClock {
-	#seconds: Record<StepPart, number> = { ...nothing };
-	#part: StepPart = "other";
-	#since = 0;
+	/** The step's parts in order; each began at the moment of its number. */
+	#parts: StepPart[] = [];
 	#watcher: ((part: StepPart, began: number, ended: number) => void) | null = null;
 
-	/**
-	 * `settle`: returns when the device has done all queued work, so that its time counts for the part that queued it.
-	 */
-	constructor(
-		private readonly settle: () => void,
-		private readonly now: () => number = () => performance.now(),
-	) {}
+	constructor(private readonly moments: Moments) {}
 
 	/** A step begins, with `part`. */
 	start(part: StepPart): void {
-		this.#seconds = { ...nothing };
-		this.#part = part;
-		this.#since = this.now();
+		this.#parts = [];
+		this.enter(part);
 	}
 
-	/** From now on time belongs to `part`. Returns the part it belonged to. */
-	enter(part: StepPart): StepPart {
-		this.settle();
-		const now = this.now();
-		const previous = this.#part;
-		this.#seconds[previous] += (now - this.#since) / 1000;
-		this.#watcher?.(previous, this.#since, now);
-		this.#part = part;
-		this.#since = now;
-		return previous;
+	/** What is queued from now on belongs to `part`, and the time that it takes. */
+	enter(part: StepPart): void {
+		this.moments.note();
+		this.#parts.push(part);
 	}
 
-	/** Calls `watcher` with every part that ends, when it began and when it ended; null: no watcher. */
+	/** Calls `watcher` with every part of a step when the step is over; null: no watcher. */
 	watch(watcher: ((part: StepPart, began: number, ended: number) => void) | null): void {
 		this.#watcher = watcher;
 	}
 
-	/** The step is over. */
+	/** The step is over; waits until the device has done all of it. */
 	stop(): StepSeconds {
-		this.enter("other");
-		return this.#seconds;
+		this.moments.note();
+		const moments = this.moments.take();
+		const seconds: Record<StepPart, number> = { ...nothing };
+		for (const [index, part] of this.#parts.entries()) {
+			const [began, ended] = [moments[index]!, moments[index + 1]!];
+			seconds[part] += (ended - began) / 1000;
+			this.#watcher?.(part, began, ended);
+		}
+		return seconds;
 	}
 }

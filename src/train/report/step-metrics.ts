@@ -7,9 +7,9 @@ import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { countFlopsPerToken } from "../../models/hybrid/counts.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import { encoderFlops } from "../../models/radio/counts.ts";
-import type { Device } from "../../native/device.ts";
+import type { Device, DeviceEvent } from "../../native/device.ts";
 import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../../observe/report.ts";
-import { StepClock, type StepPart } from "../../observe/step-clock.ts";
+import { hostMoments, type Moments, StepClock, type StepPart } from "../../observe/step-clock.ts";
 import type { Grid } from "../../parallel/grid.ts";
 import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";
@@ -26,6 +26,27 @@ export function settleOf(device: Device): () => void {
 	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
 }
 
+/** The CPU library has done its work when a call returns; a GPU passes events. */
+function momentsOf(device: Device): Moments {
+	if (device.library.kind === "cpu") return hostMoments();
+	let events: DeviceEvent[] = [];
+	return {
+		note: () => {
+			const event = device.createEvent();
+			event.record(device.stream);
+			events.push(event);
+		},
+		take: () => {
+			device.synchronize();
+			const [now, last] = [performance.now(), events.at(-1)];
+			const moments = events.map((event) => now - last!.millisecondsSince(event));
+			for (const event of events) event[Symbol.dispose]();
+			events = [];
+			return moments;
+		},
+	};
+}
+
 /** Figures that the ranks have sent to the reporting rank. */
 export type Collected = Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert" | "padding">;
 
@@ -39,7 +60,7 @@ export class StepMetrics {
 		private readonly world: World,
 	) {
 		const { device } = world;
-		this.clock = new StepClock(settleOf(device));
+		this.clock = new StepClock(momentsOf(device));
 		this.#flopsPerToken = run.language ? flopsPerToken(c, run.language) : 0;
 	}
 
