@@ -34,8 +34,6 @@ export interface StepEvent {
 	readonly weightDecay: number;
 	/** Wall clock of the step, its data included. */
 	readonly seconds: number;
-	/** The part of these seconds spent waiting for data. */
-	readonly dataSeconds: number;
 }
 
 /** A wish to end the training. All ranks must have the same at the same step. */

@@ -75,17 +75,16 @@ export async function trainingLoop(
 	const own = [profile, timing?.listener ?? null].filter((one) => one !== null);
 	const listeners = [...given, ...own];
 	using interrupts = new ExitSignals(["SIGINT"]);
-	const batches = new BatchQueue(data.training, c.mimoEncoderPrefetch);
+	const batches = new BatchQueue(data.training, iterations, c.mimoEncoderPrefetch ? 1 : 0);
 	while (progress.iteration < iterations && stop === null) {
 		const iteration = progress.iteration + 1;
 		for (const listener of listeners) await listener.beforeStep?.(iteration);
 		const started = performance.now();
 		metrics.clock.start("data");
 		timing?.timers.start("batch-generator");
-		const { microbatches, upcoming } = await batches.step(iteration, iterations);
+		const { microbatches, upcoming } = await batches.step(iteration);
 		timing?.timers.stop("batch-generator");
 		metrics.clock.enter("other");
-		const dataSeconds = (performance.now() - started) / 1000;
 		const rate = learningRateAt(learningRate, progress.scheduledSamples);
 		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
 		const tokens = TokenSlice.of(firstToken, tokensIn(microbatches));
@@ -99,6 +98,11 @@ export async function trainingLoop(
 		const { interrupted, news } = await agree(run, interrupts, leftOut.hasNews);
 		for (const listener of listeners) await listener.beforeUpdate?.();
 		const result = update(run.state, input, gradients, watch);
+		// A GPU works on the optimizer meanwhile.
+		metrics.clock.enter("data");
+		timing?.timers.start("batch-generator");
+		if (!interrupted) await batches.readAhead(iteration);
+		timing?.timers.stop("batch-generator");
 		const partSeconds = metrics.clock.stop();
 		world.progress(iteration);
 		progress = {
@@ -141,7 +145,6 @@ export async function trainingLoop(
 			nextLearningRate,
 			weightDecay: decay,
 			seconds: stepSeconds,
-			dataSeconds,
 		};
 		if (interrupted)
 			stop = { exitCode: exitCodes.interrupted, reason: `Interrupted: stopped after step ${iteration}.` };

@@ -1,35 +1,47 @@
-/** A rank's batches step by step, and where it is wanted those of the next step beside them. */
+/** A rank's batches step by step, read while a GPU still works on the step before. */
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import type { BatchSource } from "./batch-source.ts";
 
+type Microbatches = readonly ImageTextMicrobatch[];
+
 export class BatchQueue {
-	#next: { readonly iteration: number; readonly microbatches: readonly ImageTextMicrobatch[] } | null = null;
+	readonly #read = new Map<number, Promise<Microbatches>>();
 
 	/**
-	 * `ahead`: whether the next step's batches are read too. A source that keeps a state is never read ahead: the state
-	 * in a checkpoint must be that of the saved step.
+	 * `last`: the training's last step. `upcoming`: how many steps beyond its own a step wants the batches of. A source that
+	 * keeps a state is never read ahead: the state in a checkpoint must be that of the saved step.
 	 */
 	constructor(
-		private readonly source: BatchSource,
-		private readonly ahead: boolean,
+		private readonly source: Pick<BatchSource, "step" | "save">,
+		private readonly last: number,
+		private readonly upcoming: 0 | 1,
 	) {}
 
-	/** `last`: the training's last step. */
-	async step(
-		iteration: number,
-		last: number,
-	): Promise<{
-		readonly microbatches: readonly ImageTextMicrobatch[];
-		readonly upcoming: readonly ImageTextMicrobatch[];
-	}> {
-		const microbatches = this.#next?.iteration === iteration ? this.#next.microbatches : await this.#read(iteration);
-		this.#next = null;
-		if (!this.ahead || iteration === last || this.source.save !== undefined) return { microbatches, upcoming: [] };
-		this.#next = { iteration: iteration + 1, microbatches: await this.#read(iteration + 1) };
-		return { microbatches, upcoming: this.#next.microbatches };
+	/** The batches of a step, and those of the next where they are wanted. */
+	async step(iteration: number): Promise<{ readonly microbatches: Microbatches; readonly upcoming: Microbatches }> {
+		for (const earlier of this.#read.keys()) if (earlier < iteration) this.#read.delete(earlier);
+		const microbatches = await this.#want(iteration);
+		const next = iteration + 1;
+		const upcoming = this.upcoming === 1 && this.#mayRead(next) ? await this.#want(next) : [];
+		return { microbatches, upcoming };
 	}
 
-	async #read(iteration: number): Promise<readonly ImageTextMicrobatch[]> {
-		return await this.source.step(iteration);
+	/**
+	 * Reads all that the step after `iteration` wants. A failure is that step's: this one is reported and saved as if nothing
+	 * had been read.
+	 */
+	async readAhead(iteration: number): Promise<void> {
+		const wanted = Array.from({ length: 1 + this.upcoming }, (_, index) => iteration + 1 + index);
+		for (const step of wanted.filter((step) => this.#mayRead(step))) await Promise.allSettled([this.#want(step)]);
+	}
+
+	#mayRead(iteration: number): boolean {
+		return iteration <= this.last && this.source.save === undefined;
+	}
+
+	#want(iteration: number): Promise<Microbatches> {
+		const read = this.#read.get(iteration) ?? (async () => await this.source.step(iteration))();
+		this.#read.set(iteration, read);
+		return read;
 	}
 }
