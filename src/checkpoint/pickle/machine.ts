@@ -5,7 +5,9 @@
  * partial result.
  */
 import { Cursor } from "./cursor.ts";
-import { Global, NumpyArray, NumpyDtype, PythonObject, Tuple } from "./values.ts";
+import { PickleStack, type StackLimits } from "./stack.ts";
+import { setState } from "./state.ts";
+import { Global, PythonObject, Tuple } from "./values.ts";
 
 /** Uses of a global: to be called (REDUCE), to be instantiated (NEWOBJ), or to stand as a value. */
 export interface AllowedGlobal {
@@ -17,11 +19,8 @@ export interface AllowedGlobal {
 /** Looks a global up; undefined refuses it by name. */
 export type AllowedGlobals = (module: string, name: string) => AllowedGlobal | undefined;
 
-export interface PickleLimits {
+export interface PickleLimits extends StackLimits {
 	readonly bytes: number;
-	readonly stack: number;
-	readonly marks: number;
-	readonly memo: number;
 	readonly string: number;
 	/** Containers, texts, instances, entries of dictionaries and items that calls copy: about 100 bytes each. */
 	readonly values: number;
@@ -40,9 +39,6 @@ export const defaultLimits: PickleLimits = {
 const CHARACTERS_A_VALUE = 64;
 /** Items of a list or tuple at that price. */
 const ITEMS_A_VALUE = 4;
-
-/** Memo numbers may skip a few (old picklers begin at 1), not be arbitrary. */
-const LARGEST_MEMO_GAP = 16;
 
 export interface UnpickleOptions {
 	readonly allowed: AllowedGlobals;
@@ -64,14 +60,10 @@ class Reference {
 	) {}
 }
 
-const hole = Symbol("memo hole");
-
 class Machine {
 	readonly #cursor: Cursor;
 	readonly #limits: PickleLimits;
-	readonly #stack: unknown[] = [];
-	readonly #marks: number[] = [];
-	readonly #memo: unknown[] = [];
+	readonly #stack: PickleStack;
 	readonly #references = new Map<string, Reference>();
 	#values = 0;
 
@@ -82,6 +74,7 @@ class Machine {
 	) {
 		this.#limits = { ...defaultLimits, ...options.limits };
 		this.#cursor = new Cursor(bytes, where, this.#limits.string);
+		this.#stack = new PickleStack(this.#limits, (reason) => this.#refuse(reason));
 		if (bytes.byteLength > this.#limits.bytes) this.#refuse(`it has ${bytes.byteLength} bytes`);
 	}
 
@@ -91,10 +84,9 @@ class Machine {
 				const opcode = this.#cursor.byte();
 				if (opcode === 0x2e) return this.#result();
 				this.#step(opcode);
-				if (this.#stack.length > this.#limits.stack) this.#refuse("its stack grows without bound");
 			}
 		} catch (error) {
-			// An error of an allowed global's function about its arguments has no position yet.
+			// An error of setState or of an allowed global's function has no position yet.
 			if (error instanceof RangeError) this.#refuse(error.message);
 			throw error;
 		}
@@ -120,8 +112,8 @@ class Machine {
 	}
 
 	#result(): unknown {
-		const value = this.#pop();
-		if (this.#stack.length > 0 || this.#marks.length > 0) this.#refuse("it ends with values left over");
+		const value = this.#stack.pop();
+		if (!this.#stack.empty) this.#refuse("it ends with values left over");
 		if (value instanceof Reference && value.allowed.value === undefined) this.#refuse(`it is ${value.name}`);
 		return plain(value);
 	}
@@ -136,18 +128,16 @@ class Machine {
 				this.#cursor.length(this.#cursor.u64());
 				break;
 			case 0x28: // MARK
-				if (this.#marks.length >= this.#limits.marks) this.#refuse("it is nested too deeply");
-				this.#marks.push(stack.length);
+				stack.mark();
 				break;
 			case 0x30: // POP
-				if (this.#marks.at(-1) === stack.length) this.#marks.pop();
-				else this.#pop();
+				stack.drop();
 				break;
 			case 0x31: // POP_MARK
-				this.#popMark();
+				stack.popMark();
 				break;
 			case 0x32: // DUP
-				stack.push(this.#top());
+				stack.push(stack.top());
 				break;
 			case 0x4e: // NONE
 				stack.push(null);
@@ -211,22 +201,22 @@ class Machine {
 				this.#make([]);
 				break;
 			case 0x61: // APPEND
-				this.#append([this.#pop()]);
+				this.#append([this.#stack.pop()]);
 				break;
 			case 0x65: // APPENDS
-				this.#append(this.#popMark());
+				this.#append(this.#stack.popMark());
 				break;
 			case 0x7d: // EMPTY_DICT
 				this.#make(new Map());
 				break;
 			case 0x73: {
 				// SETITEM
-				const value = this.#pop();
-				this.#setItems([this.#pop(), value]);
+				const value = this.#stack.pop();
+				this.#setItems([this.#stack.pop(), value]);
 				break;
 			}
 			case 0x75: // SETITEMS
-				this.#setItems(this.#popMark());
+				this.#setItems(this.#stack.popMark());
 				break;
 			case 0x29: // EMPTY_TUPLE
 				this.#make(new Tuple([]));
@@ -234,40 +224,40 @@ class Machine {
 			case 0x85: // TUPLE1
 			case 0x86: // TUPLE2
 			case 0x87: // TUPLE3
-				this.#make(new Tuple(this.#popCount(opcode - 0x84).map(plain)));
+				this.#make(new Tuple(this.#stack.popCount(opcode - 0x84).map(plain)));
 				break;
 			case 0x74: // TUPLE
-				this.#makeOf(this.#popMark(), (items) => new Tuple(items));
+				this.#makeOf(this.#stack.popMark(), (items) => new Tuple(items));
 				break;
 			case 0x8f: // EMPTY_SET
 				this.#make(new Set());
 				break;
 			case 0x90: {
 				// ADDITEMS
-				const items = this.#popMark();
-				const set = this.#top();
+				const items = this.#stack.popMark();
+				const set = this.#stack.top();
 				if (!(set instanceof Set)) this.#refuse("it adds to what is no set");
 				this.#charge(items.length);
 				for (const item of items) set.add(plain(item));
 				break;
 			}
 			case 0x91: // FROZENSET
-				this.#makeOf(this.#popMark(), (items) => new Set(items));
+				this.#makeOf(this.#stack.popMark(), (items) => new Set(items));
 				break;
 			case 0x71: // BINPUT
-				this.#remember(this.#cursor.byte());
+				this.#stack.remember(this.#cursor.byte());
 				break;
 			case 0x72: // LONG_BINPUT
-				this.#remember(this.#cursor.u32());
+				this.#stack.remember(this.#cursor.u32());
 				break;
 			case 0x94: // MEMOIZE
-				this.#remember(this.#memo.length);
+				this.#stack.remember();
 				break;
 			case 0x68: // BINGET
-				this.#recall(this.#cursor.byte());
+				this.#stack.recall(this.#cursor.byte());
 				break;
 			case 0x6a: // LONG_BINGET
-				this.#recall(this.#cursor.u32());
+				this.#stack.recall(this.#cursor.u32());
 				break;
 			default:
 				this.#stepObject(opcode);
@@ -284,7 +274,7 @@ class Machine {
 			}
 			case 0x93: {
 				// STACK_GLOBAL
-				const [module, name] = this.#popCount(2);
+				const [module, name] = this.#stack.popCount(2);
 				if (typeof module !== "string" || typeof name !== "string") {
 					this.#refuse("it names a class by what is no text");
 				}
@@ -297,12 +287,15 @@ class Machine {
 			case 0x81: // NEWOBJ
 				this.#invoke("create");
 				break;
-			case 0x62: // BUILD
-				this.#build(plain(this.#pop()));
+			case 0x62: {
+				// BUILD
+				const state = plain(this.#stack.pop());
+				setState(this.#stack.top(), state);
 				break;
+			}
 			case 0x51: {
 				// BINPERSID
-				const id = this.#pop();
+				const id = this.#stack.pop();
 				if (!this.options.persistent) this.#refuse("it refers to a storage, and there is none here");
 				this.#stack.push(this.options.persistent(id));
 				break;
@@ -326,7 +319,7 @@ class Machine {
 	}
 
 	#invoke(how: "call" | "create"): void {
-		const [callee, args] = this.#popCount(2);
+		const [callee, args] = this.#stack.popCount(2);
 		if (!(callee instanceof Reference)) this.#refuse("it calls what is no class");
 		if (!(args instanceof Tuple)) this.#refuse(`it calls ${callee.name} without a tuple`);
 		const action = callee.allowed[how];
@@ -336,43 +329,8 @@ class Machine {
 		this.#make(action(args.items));
 	}
 
-	#build(state: unknown): void {
-		const object = this.#top();
-		if (object instanceof PythonObject) {
-			if (object.state !== undefined) this.#refuse(`it sets the state of a ${object.type} twice`);
-			object.state = state;
-		} else if (object instanceof NumpyDtype) {
-			const order = state instanceof Tuple ? state.items[1] : null;
-			if (order !== "<" && order !== ">" && order !== "|" && order !== "=") {
-				this.#refuse("a numpy dtype has an impossible state");
-			}
-			object.bigEndian = order === ">";
-		} else if (object instanceof NumpyArray) {
-			this.#buildArray(object, state);
-		} else if (!(object instanceof Map && state instanceof Map)) {
-			// An OrderedDict's attributes are of no use here and dropped.
-			this.#refuse("it sets the state of what has none");
-		}
-	}
-
-	#buildArray(array: NumpyArray, state: unknown): void {
-		const [, shape, dtype, fortran, data] = state instanceof Tuple ? state.items : [];
-		if (
-			!(shape instanceof Tuple) ||
-			!shape.items.every((size) => Number.isSafeInteger(size) && (size as number) >= 0) ||
-			!(dtype instanceof NumpyDtype) ||
-			!(data instanceof Uint8Array || Array.isArray(data))
-		) {
-			this.#refuse("a numpy array has an impossible state");
-		}
-		array.shape = shape.items as number[];
-		array.dtype = dtype;
-		array.fortranOrder = fortran === true;
-		array.data = data;
-	}
-
 	#append(items: unknown[]): void {
-		const list = this.#top();
+		const list = this.#stack.top();
 		if (list instanceof PythonObject) list.items ??= [];
 		const target = list instanceof PythonObject ? list.items : list;
 		if (!Array.isArray(target)) this.#refuse("it appends to what is no list");
@@ -381,49 +339,13 @@ class Machine {
 	}
 
 	#setItems(items: unknown[]): void {
-		const top = this.#top();
+		const top = this.#stack.top();
 		if (top instanceof PythonObject) top.entries ??= new Map();
 		const map = top instanceof PythonObject ? top.entries : top;
 		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is no dict");
 		// An entry counts twice: its key and its value have their places in a table.
 		this.#charge(items.length);
 		for (let i = 0; i < items.length; i += 2) map.set(plain(items[i]), plain(items[i + 1]));
-	}
-
-	#remember(index: number): void {
-		const memo = this.#memo;
-		if (index >= this.#limits.memo || index > memo.length + LARGEST_MEMO_GAP) {
-			this.#refuse(`memo number ${index} is out of order`);
-		}
-		while (memo.length < index) memo.push(hole);
-		memo[index] = this.#top();
-	}
-
-	#recall(index: number): void {
-		const value = index < this.#memo.length ? this.#memo[index] : hole;
-		if (value === hole) this.#refuse(`memo number ${index} was never set`);
-		this.#stack.push(value);
-	}
-
-	#top(): unknown {
-		if (this.#stack.length <= (this.#marks.at(-1) ?? 0)) this.#refuse("its stack is empty");
-		return this.#stack.at(-1);
-	}
-
-	#pop(): unknown {
-		this.#top();
-		return this.#stack.pop();
-	}
-
-	#popCount(count: number): unknown[] {
-		if (this.#stack.length - count < (this.#marks.at(-1) ?? 0)) this.#refuse("its stack is empty");
-		return this.#stack.splice(this.#stack.length - count);
-	}
-
-	#popMark(): unknown[] {
-		const mark = this.#marks.pop();
-		if (mark === undefined) return this.#refuse("a mark is missing");
-		return this.#stack.splice(mark);
 	}
 }
 
