@@ -56,8 +56,7 @@ function ownPlace(all: Tensor, part: Tensor, { group, rows }: Gathering): Tensor
 	copyInto(part, filled);
 	if (part.rows < rows) {
 		using missing = all.rowsFrom(first + part.rows, rows - part.rows);
-		using none = Tensor.from(all.device, new Float32Array(missing.elements).fill(-1), missing.shape);
-		copyInto(none, missing);
+		all.device.run("fill", { y: missing, elements: missing.elements, value: -1, dtype: missing.dtypeCode });
 	}
 	return all.rowsFrom(first, rows);
 }
