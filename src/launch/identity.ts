@@ -16,7 +16,7 @@ export const introductionSchema = v.strictObject({
 	abi: v.number(),
 	/** Native library: "cpu" or "cuda". */
 	library: v.string(),
-	/** Of the configuration, some hundred keys that nearly always are the host's: digestOf. */
+	/** digestOf(configuration): a configuration has hundreds of keys and is nearly always equal to the host's. */
 	digest: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
 });
 export type Introduction = v.InferOutput<typeof introductionSchema>;

@@ -10,9 +10,9 @@ import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-c
 /** Milliseconds. */
 const retryInterval = 100;
 /**
- * Until the host's first word: of the first attempt, each later one waits twice as long, at most `answerTime`; and of all together,
- * because another program that listens there may wait for us to begin. Where more come at once than the kernel keeps for the host, it
- * forgets some connections that look open here.
+ * Time until the host's first word. `first`: in the first attempt; every further attempt waits twice as long, up to `answerTime`,
+ * because the host's kernel drops some of many connections that come at once, and these look open here. `most`: in all attempts
+ * together, because another program that listens at the port may wait for our first word.
  */
 const silence = { first: 1000, most: 3 * answerTime };
 

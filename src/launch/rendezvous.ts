@@ -32,7 +32,7 @@ import { Reception } from "./reception.ts";
 
 /** Milliseconds in which a machine has made its part of the run and met rank 0's. */
 const leadTime = 30_000;
-/** Milliseconds in which news of a rank that left arrive, when another has noticed. */
+/** Milliseconds in which the host learns that a rank has left, once another rank has failed because of it. */
 const newsTime = 200;
 /** Until the other side says something or leaves. */
 const longWait = 2 ** 31 - 1;
@@ -43,7 +43,7 @@ interface Member {
 	readonly connection: ProvenConnection | null;
 	/** Takes its answer to a request. */
 	answer?: ((led: Led | null) => void) | undefined;
-	/** It has said why it cannot go on: that it leaves is no news. */
+	/** The rank has told why it cannot go on, so that its leaving needs no further report. */
 	gaveUp?: boolean;
 }
 
@@ -159,8 +159,8 @@ export class RendezvousHost implements Disposable {
 	}
 
 	/**
-	 * Asks a rank to make its host's part of the run; resolves with that and the address it came from. Throws a UserError, which names
-	 * another rank where that one has left: its host may be the one that this one should have been connected to.
+	 * Asks a rank to make its host's part of the run; resolves with this part and the address that it came from. Throws a UserError.
+	 * Where a rank has left in the meantime the error names that rank: its host may be the parent that the asked host needs.
 	 */
 	async ask(rank: number, lead: Lead): Promise<Part & { readonly address: string }> {
 		const member = this.#members.get(rank)!;

@@ -28,7 +28,7 @@ const tagCount = Object.keys(MemoryTag).length;
 /** How many rows the experts here were sent: there is memory for more than operations work on. */
 class LiveRows {
 	readonly #rows = new Map<number, number>();
-	/** Where their number lies, the last of the offsets, by where the offsets begin. */
+	/** Addresses of the last offset, which is the number of rows, by the address of the first offset. */
 	readonly #counts = new Map<number, number>();
 
 	set({ local_offsets: offsets, local_experts: experts }: OperationValues, rows: number): void {
@@ -53,10 +53,11 @@ class LiveRows {
 
 /** How many rows a sort of tokens by node, or of a node's rows by expert, has: tokens choose their experts evenly. */
 class NodeRows {
-	/** By where the sorted indices are. */
+	/** By the address of the indices that are sorted. */
 	readonly #rows = new Map<number, number>();
-	/** Of the last tokens: choices of a token that lie on a node which it goes to. */
+	/** Experts of one token on one node that its row goes to, for the last tokens. */
 	#choices = 0;
+	/** Experts of all nodes, for the last tokens. */
 	#experts = 1;
 
 	/** A token goes to each node that any of its experts lies on (docs/spec/moe-performance.md §2.3). */
@@ -68,7 +69,7 @@ class NodeRows {
 		this.#experts = nodes! * experts!;
 	}
 
-	/** Rows that are all live are all tokens, whether or not their experts lie here. */
+	/** Without a row count the rows are the tokens of all ranks, whether or not their experts lie on this node. */
 	experts({ expert_index: at, row_count: count, topk, experts }: OperationValues, live: number): void {
 		const choices = count ? this.#choices : (topk! * experts!) / this.#experts;
 		this.#rows.set(at!, Math.round(live * choices));

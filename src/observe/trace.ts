@@ -28,7 +28,7 @@ const rows = { step: 1, operations: 2, collectives: 3, queueing: 4, waits: 5 } a
 /** Device memory, which has no row of its own. */
 const memoryRow = -1;
 const rowNames = ["", "step", "operations", "collectives", "queueing", "waits"];
-/** Microseconds up to which an operation that waits for a collective waits for none: two moments of a GPU are as far apart. */
+/** Microseconds between two events that a GPU meets one after the other: a wait that lasts no longer is left out. */
 const noWait = 5;
 /** Microseconds by which an operation of a GPU may seem to begin before the one before it has ended. */
 const gpuSlack = 2;

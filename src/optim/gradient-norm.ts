@@ -18,9 +18,9 @@ export function scaleGradients(replicas: readonly DataParallel[], scalars: StepS
 }
 
 /**
- * scalars.gradientNorm and foundInf of all gradients times `scale`, from every rank's scalars.sumOfSquares of the gradients as they
- * are. scalars.clipFactor holds `scale` too: the update multiplies gradients once, and no pass of their own divides them
- * by the loss tokens. maxNorm 0: no clipping.
+ * Puts the norm of all gradients times `scale`, and whether it is finite, into scalars.gradientNorm and foundInf, from every rank's
+ * scalars.sumOfSquares of the unscaled gradients. scalars.clipFactor becomes the clip factor times `scale`, so that the
+ * update multiplies each gradient once. maxNorm 0: no clipping.
  */
 export function clipGradients(scalars: StepScalars, scale: number, maxNorm: number, world: Group): void {
 	const { device, sumOfSquares } = scalars;

@@ -57,7 +57,7 @@ const sum = (values: readonly number[]) => values.reduce((total, value) => total
 
 /** Messages of one way. */
 class Line {
-	/** On the way, a microbatch a list, oldest first. */
+	/** Messages on their way, a list for each microbatch, the oldest first. */
 	readonly #sent: Message[][] = [];
 	readonly #handed: Handed[] = [];
 
@@ -69,9 +69,10 @@ class Line {
 	) {}
 
 	/**
-	 * Exchanges a message without rows, each way that this line uses, with every rank that it sends to or receives from: in the order
-	 * of the pairs, and of a pair towards the higher rank first. So of all that are still to be exchanged, both ranks of the lowest
-	 * are free to. NCCL gives memory and time to each direction that has met.
+	 * Sends a message without rows to every rank that this line sends to, and receives such a message from every rank that it receives
+	 * from; other directions would cost memory and time of NCCL. All ranks take messages in one order: by the pair of ranks, and
+	 * within a pair the message to the higher rank first. So both ranks of the first message that is left come to it, and no
+	 * ranks wait for each other.
 	 */
 	connect(): void {
 		const { rank } = this.options;

@@ -8,7 +8,7 @@ import { contiguous, copyInto, Tensor } from "../tensor/tensor.ts";
 import type { Group, RowsOfMember } from "./group.ts";
 import { type Journey, journeyOf, parts, type Travelling, travel } from "./travel.ts";
 
-/** Members' rows lie side by side: `rows` of each, at least as many as any has. */
+/** Members' rows lie one after the other: `rows` of each member, at least as many as any member has. */
 export interface Gathering {
 	readonly group: Group;
 	readonly rows: number;

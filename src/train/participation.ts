@@ -50,8 +50,8 @@ export function participationFactor(participants: number, ranks: number): number
 }
 
 /**
- * Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. `scale`: what gradients
- * are still to be multiplied by.
+ * Counts the encoder ranks that saw images, and corrects the encoder's gradient where the policy says so. `scale`: factor by which
+ * the update will multiply gradients.
  */
 export function participate(
 	{ policy, ranks, replica, votes }: Participation,

@@ -220,7 +220,7 @@ function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: 
 	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));
 }
 
-/** Sums gradients over replicas. Returns what makes them those of the mean of the step's loss tokens, in fp32. */
+/** Sums gradients over replicas. Returns the factor, in fp32, that makes them gradients of the mean over the step's loss tokens. */
 function reduce(
 	{ replicas, scalars }: TrainingState,
 	tokens: number,

@@ -1,6 +1,6 @@
 /**
- * Rank program of hierarchical-rows.test.ts: layers of experts over ranks that are played as nodes, with rows that go to a node once
- * with all rows at every rank, and with rows that go to each expert. Compares outputs and gradients, and counts the rows that really leave for other nodes.
+ * Rank program of hierarchical-rows.test.ts: layers of experts over ranks that are played as nodes. Rows go to a node once, to all
+ * ranks, or to each expert. Compares outputs and gradients, and counts the rows that really leave for other nodes.
  */
 import type { ExpertRows, RowJourney } from "../../src/models/hybrid/expert-rows.ts";
 import { RowExchange } from "../../src/models/hybrid/expert-rows.ts";

@@ -28,7 +28,7 @@ export interface RowJourney extends Disposable {
 
 /** Where this rank holds every expert: nothing travels. Takes the order over. */
 export class LocalRows implements RowJourney {
-	/** Until they are handed over. */
+	/** null: finishDispatch has handed them over. */
 	#permuted: PermutedRows | null;
 	#outputs: Tensor | null = null;
 

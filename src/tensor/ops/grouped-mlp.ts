@@ -37,7 +37,7 @@ export interface SortedRows {
 export interface GroupedMlpOptions extends GatedOptions {
 	readonly activation: ActivationName;
 	readonly recipe?: MlpRecipeName;
-	/** Weight gradients come after what is recorded before in this segment, such as the exchange of the rows: they hide its way back. */
+	/** Weight gradients run at the end of the segment, so that they hide the way back of the exchange that brought the rows. */
 	readonly weightGradientsHide?: boolean;
 }
 
