@@ -23,10 +23,8 @@ export interface ExchangeMembers {
 
 /** Of a module. */
 export interface ExpertParallel extends ExchangeMembers {
-	/** Every member has the rows of all, instead of those that its experts were sent. */
-	readonly gathers: boolean;
-	/** Rows go to a node once; null: to each of their experts by themselves. */
-	readonly nodes: ExpertNodes | null;
+	/** alltoall: a row for each expert; allgather: all rows to every member; nodes: a row for each node. */
+	readonly dispatcher: "alltoall" | "allgather" | ExpertNodes;
 }
 
 /** How rows reach experts of other ranks: one for each expert, all to every member, or one to each node of consecutive ranks. */

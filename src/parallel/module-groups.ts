@@ -56,8 +56,10 @@ export async function moduleGroups(
 					expertTensor: grid.shape.expertTensor,
 					localExperts: options.experts / grid.shape.expert,
 					capacity: options.expertCapacity ?? { bound: null, mostTokens: null },
-					gathers: dispatcher === "allgather",
-					nodes: typeof dispatcher === "string" ? null : await expertNodes(factory, dispatch, dispatcher.ranksPerNode),
+					dispatcher:
+						typeof dispatcher === "string"
+							? dispatcher
+							: ((await expertNodes(factory, dispatch, dispatcher.ranksPerNode)) ?? "alltoall"),
 				}
 			: null;
 	// Members meet here, not inside a layer.
@@ -80,9 +82,9 @@ export async function moduleGroups(
 }
 
 /** The groups in which rows go by runs that the device knows. */
-function exchanging({ group, gathers, nodes }: ExpertParallel): Group[] {
-	if (nodes) return [nodes.between, nodes.within];
-	return gathers ? [] : [group];
+function exchanging({ group, dispatcher }: ExpertParallel): Group[] {
+	if (dispatcher === "alltoall") return [group];
+	return dispatcher === "allgather" ? [] : [dispatcher.between, dispatcher.within];
 }
 
 /** The nodes of a dispatch group; null: it is on one. Throws a RangeError where nodes have unequal parts of it. */

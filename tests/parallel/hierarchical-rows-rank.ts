@@ -2,10 +2,11 @@
  * Rank program of hierarchical-rows.test.ts: layers of experts over ranks that are played as nodes. Rows go to a node once, to all
  * ranks, or to each expert. Compares outputs and gradients, and counts the rows that really leave for other nodes.
  */
-import type { ExpertRows, RowJourney } from "../../src/models/hybrid/expert-rows.ts";
-import { RowExchange } from "../../src/models/hybrid/expert-rows.ts";
-import { GatheredRows } from "../../src/models/hybrid/gathered-rows.ts";
-import { HierarchicalRows } from "../../src/models/hybrid/hierarchical-rows.ts";
+
+import { AllGatherDispatcher } from "../../src/models/hybrid/token-dispatcher/all-gather.ts";
+import { AllToAllDispatcher } from "../../src/models/hybrid/token-dispatcher/all-to-all.ts";
+import type { ExpertRows, TokenDispatcher } from "../../src/models/hybrid/token-dispatcher/dispatcher.ts";
+import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher/hierarchical.ts";
 import type { ExchangeMembers } from "../../src/parallel/expert-parallel.ts";
 import type { Group } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";
@@ -167,7 +168,7 @@ function open(
 	probabilities: Tensor,
 	kind: Way,
 	counted: { bytes: number },
-): RowJourney {
+): TokenDispatcher {
 	const { expertTensor, localExperts, ranksPerNode, topk, tokens } = one;
 	using expertIndex = Tensor.from(device, chosen, [tokens, topk]);
 	const seen = (group: Group) => counting(group, ranksPerNode, counted);
@@ -176,11 +177,11 @@ function open(
 	if (kind === "nodes") {
 		const { within, between } = groups.nodes.get(ranksPerNode)!;
 		const nodes = { within: seen(within), between: seen(between) };
-		return new HierarchicalRows(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null, false);
+		return new HierarchicalDispatcher(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null, false);
 	}
-	if (kind === "gathered") return new GatheredRows(tape, u, { expertIndex, probabilities }, members, false);
+	if (kind === "gathered") return new AllGatherDispatcher(tape, u, { expertIndex, probabilities }, members, false);
 	const order = ExpertOrder.of(device, expertIndex, (world.size / expertTensor) * localExperts);
-	return new RowExchange(tape, u, { probabilities }, order, members, null);
+	return new AllToAllDispatcher(tape, u, { probabilities }, order, members, null);
 }
 
 const usual = {

@@ -1,7 +1,7 @@
 /** Experts' rows that go to a node once, among four processes played as nodes; hierarchical-rows-rank.ts is each of them. */
 import { expect, test } from "bun:test";
-import { GatheredRows } from "../../src/models/hybrid/gathered-rows.ts";
-import { HierarchicalRows } from "../../src/models/hybrid/hierarchical-rows.ts";
+import { AllGatherDispatcher } from "../../src/models/hybrid/token-dispatcher/all-gather.ts";
+import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher/hierarchical.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { imaginedGroup, type Transfer } from "../../src/plan/imagined-group.ts";
@@ -57,8 +57,8 @@ function planned(kind: "nodes" | "gathered") {
 	const routing = { expertIndex, probabilities };
 	using travelling =
 		kind === "nodes"
-			? new HierarchicalRows(tape, u, routing, members, null, false)
-			: new GatheredRows(tape, u, routing, members, false);
+			? new HierarchicalDispatcher(tape, u, routing, members, null, false)
+			: new AllGatherDispatcher(tape, u, routing, members, false);
 	let expertRows = 0;
 	{
 		using arrived = travelling.finishDispatch();

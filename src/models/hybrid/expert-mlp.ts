@@ -4,10 +4,10 @@ import { activation } from "../../tensor/ops/activation.ts";
 import { groupedMlp } from "../../tensor/ops/grouped-mlp.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
-import type { ExpertRows } from "./expert-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
 import { runModule } from "./recomputed-module.ts";
+import type { ExpertRows } from "./token-dispatcher/dispatcher.ts";
 
 const first = "mlp.experts.linear_fc1.weight";
 const second = "mlp.experts.linear_fc2.weight";

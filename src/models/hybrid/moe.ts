@@ -14,19 +14,19 @@ import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing.ts";
 import { expertMlp, readsE4m3 } from "./expert-mlp.ts";
-import { LocalRows, RowExchange, type RowJourney } from "./expert-rows.ts";
 import { drawLogits } from "./forced-balance.ts";
-import { GatheredRows } from "./gathered-rows.ts";
-import { HierarchicalRows } from "./hierarchical-rows.ts";
 import type { LayerContext } from "./layer.ts";
 import { addMasked, masked } from "./masks.ts";
-import { enterFeedForward, feedForward, leaveFeedForward } from "./mlp.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import { biasOf } from "./projection.ts";
-import { isRecomputed, type ModuleOutput, normed, runModule } from "./recomputed-module.ts";
+import { isRecomputed, normed, runModule } from "./recomputed-module.ts";
 import type { RouterState } from "./router-state.ts";
-
-const prefix = "mlp.shared_experts.";
+import { SharedExpert } from "./shared-expert.ts";
+import { AllGatherDispatcher } from "./token-dispatcher/all-gather.ts";
+import { AllToAllDispatcher } from "./token-dispatcher/all-to-all.ts";
+import type { TokenDispatcher } from "./token-dispatcher/dispatcher.ts";
+import { HierarchicalDispatcher } from "./token-dispatcher/hierarchical.ts";
+import { LocalDispatcher } from "./token-dispatcher/local.ts";
 
 /** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
 export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: ResidualSum): Nodes<Tensor> {
@@ -53,74 +53,38 @@ function* mixExperts(
 	using routing = routeTokens(tape, context, router, u);
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
-	using travelling = journey(tape, context, entering, routing, experts, router);
-	// While rows are on their way to the experts, and the other half while they are on their way back.
+	using dispatcher = dispatcherOf(tape, context, entering, routing, experts, router);
+	// Its first half hides the dispatch, its second half the combine.
 	using shared = config.moe.sharedExpertSize > 0 ? new SharedExpert(tape, context, u) : null;
 	read();
 	if (experts) yield* nextNode(tape, "experts");
 	{
-		using arrived = travelling.finishDispatch();
+		using arrived = dispatcher.finishDispatch();
 		using outputs = expertMlp(tape, context, arrived);
-		travelling.startCombine(outputs);
+		dispatcher.startCombine(outputs);
 		shared?.finish();
 	}
 	if (experts) yield* nextNode(tape, "combine");
-	using routed = travelling.finishCombine();
+	using routed = dispatcher.finishCombine();
 	return shared ? addMasked(tape, shared.y, routed, hidden) : masked(tape, routed, hidden);
 }
 
-/** Rows on their way to their experts. */
-function journey(
+/** Starts the dispatch of rows to their experts. */
+function dispatcherOf(
 	tape: Tape,
 	context: LayerContext,
 	u: Tensor,
 	routing: Routing,
 	parallel: ExpertParallel | null,
 	{ overflow }: RouterState,
-): RowJourney {
+): TokenDispatcher {
 	const inE4m3 = readsE4m3(context);
-	if (parallel?.nodes) {
-		return new HierarchicalRows(tape, u, routing, { ...parallel, nodes: parallel.nodes }, overflow, inE4m3);
-	}
-	if (parallel?.gathers) return new GatheredRows(tape, u, routing, parallel, inE4m3);
-	const order = ExpertOrder.of(tape.device, routing.expertIndex, context.config.moe.experts);
-	return parallel
-		? new RowExchange(tape, u, routing, order, parallel, overflow)
-		: new LocalRows(tape, u, routing, order, inE4m3);
-}
-
-/**
- * The shared expert in two halves, forward and backward: each half hides an exchange of rows. Where it is recomputed it is one
- * piece, beside the first exchange.
- */
-class SharedExpert implements Disposable {
-	readonly #whole: ModuleOutput | null;
-	readonly #activated: Tensor | null;
-	#y: Tensor | null = null;
-
-	constructor(
-		private readonly tape: Tape,
-		private readonly context: LayerContext,
-		u: Tensor,
-	) {
-		const { config } = context;
-		this.#whole = isRecomputed(tape, config, "shared_experts")
-			? runModule(tape, config, "shared_experts", [u], (on, value) => feedForward(on, context, value, prefix))
-			: null;
-		this.#activated = this.#whole ? null : enterFeedForward(tape, context, u, prefix);
-	}
-
-	finish(): void {
-		if (this.#activated) this.#y = leaveFeedForward(this.tape, this.context, this.#activated, prefix);
-	}
-
-	get y(): Tensor {
-		return this.#whole?.y ?? this.#y!;
-	}
-
-	[Symbol.dispose](): void {
-		for (const owned of [this.#whole, this.#activated, this.#y]) owned?.[Symbol.dispose]();
-	}
+	const byExpert = () => ExpertOrder.of(tape.device, routing.expertIndex, context.config.moe.experts);
+	if (parallel === null) return new LocalDispatcher(tape, u, routing, byExpert(), inE4m3);
+	const { dispatcher } = parallel;
+	if (dispatcher === "alltoall") return new AllToAllDispatcher(tape, u, routing, byExpert(), parallel, overflow);
+	if (dispatcher === "allgather") return new AllGatherDispatcher(tape, u, routing, parallel, inE4m3);
+	return new HierarchicalDispatcher(tape, u, routing, { ...parallel, nodes: dispatcher }, overflow, inE4m3);
 }
 
 /** With as many experts on a rank as this layer has. */

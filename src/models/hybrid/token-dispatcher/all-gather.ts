@@ -3,21 +3,22 @@
  * and sums the experts' outputs token by token; then the ranks' sums are added. Each rank's sum is rounded before it is added, and
  * so are gradients.
  */
-import { type ExchangeMembers, tokensOfAnyMember } from "../../parallel/expert-parallel.ts";
-import { type Gathering, startGather, startSum } from "../../parallel/gathered-rows.ts";
-import type { Travelling } from "../../parallel/travel.ts";
-import { nodeExperts, tokenNodes } from "../../tensor/ops/node-routing.ts";
-import { ExpertOrder } from "../../tensor/ops/permute.ts";
-import type { Routing } from "../../tensor/ops/router.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
-import { type ExpertRows, LocalRows, type RowJourney } from "./expert-rows.ts";
+import { type ExchangeMembers, tokensOfAnyMember } from "../../../parallel/expert-parallel.ts";
+import { type Gathering, startGather, startSum } from "../../../parallel/gathered-rows.ts";
+import type { Travelling } from "../../../parallel/travel.ts";
+import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
+import { ExpertOrder } from "../../../tensor/ops/permute.ts";
+import type { Routing } from "../../../tensor/ops/router.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import type { ExpertRows, TokenDispatcher } from "./dispatcher.ts";
+import { LocalDispatcher } from "./local.ts";
 
-export class GatheredRows implements RowJourney {
+export class AllGatherDispatcher implements TokenDispatcher {
 	readonly #tokens: number;
 	readonly #gathering: Gathering;
 	readonly #coming: Travelling;
-	#local: LocalRows | null = null;
+	#local: LocalDispatcher | null = null;
 	#returning: Travelling | null = null;
 
 	constructor(
@@ -48,7 +49,7 @@ export class GatheredRows implements RowJourney {
 		using expertIndex = chosen.expertIndex;
 		using probabilities = chosen.probabilities;
 		const order = ExpertOrder.of(tape.device, expertIndex, experts);
-		this.#local = new LocalRows(tape, come, { probabilities }, order, this.inE4m3);
+		this.#local = new LocalDispatcher(tape, come, { probabilities }, order, this.inE4m3);
 		return this.#local.finishDispatch();
 	}
 

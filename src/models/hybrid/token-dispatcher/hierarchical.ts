@@ -10,22 +10,24 @@ import {
 	type ExpertNodes,
 	startCombine,
 	startDispatch,
-} from "../../parallel/expert-parallel.ts";
-import type { Travelling } from "../../parallel/travel.ts";
-import { nodeExperts, tokenNodes } from "../../tensor/ops/node-routing.ts";
-import { ExpertOrder, permuteRows, unpermute } from "../../tensor/ops/permute.ts";
-import type { Routing } from "../../tensor/ops/router.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
-import { type ExpertRows, LocalRows, RowExchange, type RowJourney } from "./expert-rows.ts";
+} from "../../../parallel/expert-parallel.ts";
+import type { Travelling } from "../../../parallel/travel.ts";
+import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
+import { ExpertOrder, permuteRows, unpermute } from "../../../tensor/ops/permute.ts";
+import type { Routing } from "../../../tensor/ops/router.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import { AllToAllDispatcher } from "./all-to-all.ts";
+import type { ExpertRows, TokenDispatcher } from "./dispatcher.ts";
+import { LocalDispatcher } from "./local.ts";
 
-export class HierarchicalRows implements RowJourney {
+export class HierarchicalDispatcher implements TokenDispatcher {
 	/** Tokens by node: a node is to the exchange between nodes what an expert is to that inside. */
 	readonly #byNode: ExpertOrder;
 	readonly #between: Exchange;
 	readonly #coming: Travelling;
 	/** From where rows have come to this node to its experts, and back. */
-	#within: RowJourney | null = null;
+	#within: TokenDispatcher | null = null;
 	#returning: Travelling | null = null;
 
 	constructor(
@@ -78,8 +80,8 @@ export class HierarchicalRows implements RowJourney {
 		};
 		this.#within =
 			within.size === 1
-				? new LocalRows(tape, come, own, byExpert, this.inE4m3)
-				: new RowExchange(tape, come, own, byExpert, { ...parallel, group: within, capacity: room }, overflow);
+				? new LocalDispatcher(tape, come, own, byExpert, this.inE4m3)
+				: new AllToAllDispatcher(tape, come, own, byExpert, { ...parallel, group: within, capacity: room }, overflow);
 		return this.#within.finishDispatch();
 	}
 

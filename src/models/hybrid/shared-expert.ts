@@ -1,0 +1,43 @@
+/** The expert that every token passes, beside the experts that a router chooses (docs/spec/language-model.md §4). */
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import type { LayerContext } from "./layer.ts";
+import { enterFeedForward, feedForward, leaveFeedForward } from "./mlp.ts";
+import { isRecomputed, type ModuleOutput, runModule } from "./recomputed-module.ts";
+
+const prefix = "mlp.shared_experts.";
+
+/**
+ * The shared expert in two halves, forward and backward: each half hides an exchange of rows. The constructor runs the first half,
+ * finish() the second. A shared expert that is recomputed has no halves: the constructor runs all of it.
+ */
+export class SharedExpert implements Disposable {
+	readonly #whole: ModuleOutput | null;
+	readonly #activated: Tensor | null;
+	#y: Tensor | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		private readonly context: LayerContext,
+		u: Tensor,
+	) {
+		const { config } = context;
+		this.#whole = isRecomputed(tape, config, "shared_experts")
+			? runModule(tape, config, "shared_experts", [u], (on, value) => feedForward(on, context, value, prefix))
+			: null;
+		this.#activated = this.#whole ? null : enterFeedForward(tape, context, u, prefix);
+	}
+
+	finish(): void {
+		if (this.#activated) this.#y = leaveFeedForward(this.tape, this.context, this.#activated, prefix);
+	}
+
+	/** Of this rank's tokens; there after finish(). */
+	get y(): Tensor {
+		return this.#whole?.y ?? this.#y!;
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#whole, this.#activated, this.#y]) owned?.[Symbol.dispose]();
+	}
+}

@@ -1,0 +1,48 @@
+/** Token copies that go to the ranks of their experts, a row for each expert. */
+import { Exchange, type ExchangeMembers, startCombine, startDispatch } from "../../../parallel/expert-parallel.ts";
+import type { Travelling } from "../../../parallel/travel.ts";
+import { type ExpertOrder, permute, unpermute } from "../../../tensor/ops/permute.ts";
+import type { Routing } from "../../../tensor/ops/router.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.ts";
+
+/** Takes the order over. */
+export class AllToAllDispatcher implements TokenDispatcher {
+	readonly #exchange: Exchange;
+	readonly #dispatch: Travelling;
+	#combine: Travelling | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		u: Tensor,
+		{ probabilities }: Pick<Routing, "probabilities">,
+		private readonly order: ExpertOrder,
+		parallel: ExchangeMembers,
+		overflow: Tensor | null,
+	) {
+		const { rows, rowProbability } = permute(tape, u, probabilities, order);
+		using sentRows = rows;
+		using sentProbability = rowProbability;
+		this.#exchange = Exchange.plan(tape, order, parallel, overflow);
+		this.#dispatch = startDispatch(tape, { rows: sentRows, beside: sentProbability }, this.#exchange);
+	}
+
+	finishDispatch(): ExpertRows {
+		const { rows, beside } = this.#dispatch.finish();
+		return expertRows({ rows, inE4m3: null, rowProbability: beside!, offsets: this.#exchange.offsets });
+	}
+
+	startCombine(outputs: Tensor): void {
+		this.#combine = startCombine(this.tape, outputs, this.#exchange);
+	}
+
+	finishCombine(): Tensor {
+		using rows = this.#combine!.finish().rows;
+		return unpermute(this.tape, rows, this.order);
+	}
+
+	[Symbol.dispose](): void {
+		for (const owned of [this.#exchange, this.#dispatch, this.#combine, this.order]) owned?.[Symbol.dispose]();
+	}
+}

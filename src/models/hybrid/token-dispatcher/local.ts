@@ -1,0 +1,43 @@
+/** Token copies by expert where this rank holds every expert. */
+import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../../tensor/ops/permute.ts";
+import type { Routing } from "../../../tensor/ops/router.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.ts";
+
+/** Takes the order over. */
+export class LocalDispatcher implements TokenDispatcher {
+	/** null: finishDispatch has handed them over. */
+	#permuted: PermutedRows | null;
+	#outputs: Tensor | null = null;
+
+	constructor(
+		private readonly tape: Tape,
+		u: Tensor,
+		{ probabilities }: Pick<Routing, "probabilities">,
+		private readonly order: ExpertOrder,
+		/** Whether the experts read rows in e4m3. */
+		inE4m3: boolean,
+	) {
+		this.#permuted = permute(tape, u, probabilities, order, { inE4m3 });
+	}
+
+	finishDispatch(): ExpertRows {
+		const permuted = this.#permuted!;
+		this.#permuted = null;
+		return expertRows({ ...permuted, offsets: this.order.offsets });
+	}
+
+	startCombine(outputs: Tensor): void {
+		this.#outputs = outputs.share();
+	}
+
+	finishCombine(): Tensor {
+		return unpermute(this.tape, this.#outputs!, this.order);
+	}
+
+	[Symbol.dispose](): void {
+		const { rows, inE4m3, rowProbability } = this.#permuted ?? { rows: null, inE4m3: null, rowProbability: null };
+		for (const owned of [rows, inE4m3, rowProbability, this.#outputs, this.order]) owned?.[Symbol.dispose]();
+	}
+}
