@@ -6,7 +6,7 @@ const scratch = new Float32Array(1);
 const scratchBits = new Uint32Array(scratch.buffer);
 
 /** bf16 bits of a number; NaN stays NaN. */
-export function bf16Bits(value: number): number {
+function bf16Bits(value: number): number {
 	scratch[0] = value;
 	let bits = scratchBits[0]!;
 	const rounded = scratch[0]!;

@@ -218,7 +218,7 @@ export interface TensorEntry {
 }
 
 /** Entries in the order of their data: larger elements first, then by name, so that every tensor is aligned. */
-export function safetensorsOrder<T extends Pick<TensorEntry, "name" | "dtype">>(entries: readonly T[]): T[] {
+function safetensorsOrder<T extends Pick<TensorEntry, "name" | "dtype">>(entries: readonly T[]): T[] {
 	return [...entries].sort(
 		(a, b) => dtypes[b.dtype].bits - dtypes[a.dtype].bits || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0),
 	);

@@ -19,7 +19,7 @@ const throttled = { "hardware slowdown": 0x8, "software thermal slowdown": 0x20,
 /** Output of `nvidia-smi`; null where it is absent or fails. */
 export type DriverTool = (args: readonly string[]) => string | null;
 
-export const nvidiaSmi: DriverTool = (args) => {
+const nvidiaSmi: DriverTool = (args) => {
 	if (!Bun.which("nvidia-smi")) return null;
 	const { stdout, success } = Bun.spawnSync(["nvidia-smi", ...args], {
 		stdout: "pipe",

@@ -76,7 +76,7 @@ export interface Way {
 	readonly node: string;
 	readonly pair: string;
 }
-export const overTcp: Way = {
+const overTcp: Way = {
 	name: "network",
 	over: "TCP",
 	node: "check its card, its cable and its port, or leave it out",

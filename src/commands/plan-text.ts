@@ -18,7 +18,7 @@ export function bytesText(bytes: number): string {
 }
 
 /** "1.25 s", "31.4 ms". */
-export function secondsText(seconds: number): string {
+function secondsText(seconds: number): string {
 	return seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(seconds * 1000).toFixed(1)} ms`;
 }
 

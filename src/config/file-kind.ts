@@ -111,7 +111,7 @@ export function fileKind(path: string): FileKind | null {
 }
 
 /** The binary format that a file with these first bytes has; null for any other. */
-export function binaryKind(head: Uint8Array): string | null {
+function binaryKind(head: Uint8Array): string | null {
 	const start = Buffer.from(head.buffer, head.byteOffset, Math.min(HEAD, head.byteLength)).toString("latin1");
 	const found = signatures.find(([, bytes]) =>
 		Object.entries(bytes).every(([offset, expected]) => start.startsWith(expected, Number(offset))),

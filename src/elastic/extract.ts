@@ -37,7 +37,7 @@ export function parentOf({ path, configuration, weights }: SourceCheckpoint): {
 }
 
 /** A checkpoint's submodel, which reads from it and owns it. The router and the optimizer's state are left out. */
-export function submodelSource(source: SourceCheckpoint, submodel: Submodel): SourceCheckpoint {
+function submodelSource(source: SourceCheckpoint, submodel: Submodel): SourceCheckpoint {
 	const { configuration } = parentOf(source);
 	const keys = submodelKeys(configuration, submodel);
 	const own: LanguageModelConfiguration = { ...configuration, ...keys };

@@ -32,7 +32,7 @@ export function budgetRecords(
 }
 
 /** The name under which an evaluation reports a budget's loss. */
-export function budgetLossKey(budget: number): string {
+function budgetLossKey(budget: number): string {
 	return `lm loss (budget ${budget})`;
 }
 

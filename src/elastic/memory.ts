@@ -37,7 +37,6 @@ export const memoryProfiles = {
 	int8: preset(1, 1, 1, 2),
 	fp4: preset(0.5625, 0.5625, 1, 2),
 } as const;
-export type MemoryProfileName = keyof typeof memoryProfiles;
 
 /** Keys of a profile in a file, Megatron's. */
 const fileKeys = {

@@ -11,7 +11,7 @@ import type { ElasticConfig } from "./config.ts";
 import type { Table, TableLayout, TablePurpose } from "./tables.ts";
 
 /** Ring of the unit at a place of its run; choices keep the first `limits[choice]` units, a descending list. */
-export function ringOf(place: number, limits: readonly number[]): number {
+function ringOf(place: number, limits: readonly number[]): number {
 	return limits.findLastIndex((limit) => place < limit);
 }
 
@@ -41,7 +41,7 @@ export type PartName =
 const repeated = (ring: number, times: number) => Array.from({ length: times }, () => ring);
 
 /** `compat`: Megatron keeps the first Mamba heads of a tensor-parallel rank, whatever their groups. */
-export function maskedParts(
+function maskedParts(
 	{ name, sizes }: Axis,
 	{ config, parallel }: Pick<HybridModel, "config" | "parallel">,
 	{ compat, softMask }: Pick<ElasticConfig, "compat" | "softMask">,

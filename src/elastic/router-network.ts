@@ -83,17 +83,14 @@ export interface AxisSample {
 export type RouterSample = ReadonlyMap<AxisName, AxisSample>;
 
 /** The factor of the logits in an iteration, from 0. */
-export function logitScale({ scale }: Pick<ElasticConfig, "scale">, iteration: number): number {
+function logitScale({ scale }: Pick<ElasticConfig, "scale">, iteration: number): number {
 	if (scale === null) return 1;
 	const { start, end, iterations } = scale;
 	if (iterations <= 1) return start;
 	return start + ((end - start) * Math.min(iteration, iterations - 1)) / (iterations - 1);
 }
 
-export function temperatureAt(
-	{ temperature: { initial, decay } }: Pick<ElasticConfig, "temperature">,
-	iteration: number,
-) {
+function temperatureAt({ temperature: { initial, decay } }: Pick<ElasticConfig, "temperature">, iteration: number) {
 	return initial * decay ** iteration;
 }
 

@@ -35,7 +35,7 @@ export interface KeptUnits {
 export const wholeLayer: LayerUnits = { mambaHeads: null, queryHeads: null, experts: null, channels: () => null };
 
 /** Places of blocks of `size` that follow each other: head h is [h · size, (h + 1) · size). */
-export function blocksAt(blocks: Uint32Array, size: number): Uint32Array {
+function blocksAt(blocks: Uint32Array, size: number): Uint32Array {
 	const places = new Uint32Array(blocks.length * size);
 	for (const [at, block] of blocks.entries()) {
 		for (let i = 0; i < size; i++) places[at * size + i] = block * size + i;

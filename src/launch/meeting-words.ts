@@ -30,7 +30,7 @@ const partSchema = v.strictObject({
 });
 /** A host's part of the run. */
 export type Part = v.InferOutput<typeof partSchema>;
-export const ledSchema = v.union([partSchema, v.strictObject({ failed: v.string() })]);
+const ledSchema = v.union([partSchema, v.strictObject({ failed: v.string() })]);
 export type Led = v.InferOutput<typeof ledSchema>;
 /** The answer to "tell". */
 export const toldSchema = v.strictObject({ configuration: configurationSchema });

@@ -29,7 +29,7 @@ export interface Place {
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Variables of our own launcher. */
-export const launcherVariable = "MIMO_LAUNCHER_PID";
+const launcherVariable = "MIMO_LAUNCHER_PID";
 /** The descriptor under which ranks have their launcher's standard error; their own may be a pipe to it. */
 export const launcherErrors = 3;
 

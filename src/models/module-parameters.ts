@@ -154,7 +154,7 @@ export class ModuleParameters implements Disposable {
 }
 
 /** The window of a local [rows, columns] tensor that a block covers. */
-export function rectangleOf(part: Tensor, block: ShardBlock): Tensor {
+function rectangleOf(part: Tensor, block: ShardBlock): Tensor {
 	using rows = part.rowsFrom(block.localRow, block.rows);
 	return rows.columns(block.localColumn, block.columns);
 }

@@ -48,11 +48,6 @@ interface Message {
 /** Rows that a rank hands to itself. */
 type Handed = { readonly rows: Tensor | null; readonly rowsPerSample: readonly number[] };
 
-/** Sums of consecutive runs of `per` numbers. */
-export function sumRuns(values: readonly number[], per: number): number[] {
-	return Array.from({ length: values.length / per }, (_, run) => sum(values.slice(run * per, (run + 1) * per)));
-}
-
 const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
 
 /** Messages of one way. */

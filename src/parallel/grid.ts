@@ -109,7 +109,7 @@ export class Grid {
 }
 
 /** The groups that the ranks of a module make (docs/spec/runtime.md §1.2). */
-export const groupKinds = {
+const groupKinds = {
 	tp: ["dense", ["tp"]],
 	dp: ["dense", ["dp"]],
 	tp_dp: ["dense", ["tp", "dp"]],

@@ -62,7 +62,7 @@ function recordMove(tape: Tape, name: string, x: Tensor, y: Tensor, back: (dy: T
 }
 
 /** Partial sums of every rank → their sum on every rank. Takes over x. Backward: the gradient as it is. */
-export function reduceFromTensorParallel(x: Tensor, tp: Group): Tensor {
+function reduceFromTensorParallel(x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x;
 	tp.allReduce(x).wait();
 	return x;

@@ -22,7 +22,7 @@ export const CompanionWord = { asked: 0, finished: 1 } as const;
 /** In `asked`. */
 export const askedToEnd = -1;
 /** In `finished`: before it is ready for a first step, and after it has ended (or was never able to begin). */
-export const notReady = -1;
+const notReady = -1;
 export const gone = 2 ** 31 - 1;
 
 /** Milliseconds between two looks at a companion that starts or ends. */

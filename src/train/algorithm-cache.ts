@@ -80,7 +80,7 @@ function digestOf(text: string): Buffer {
 }
 
 /** The lines of choices in a file; empty without the file. */
-export function readChoices(path: string, environment: string): string[] {
+function readChoices(path: string, environment: string): string[] {
 	const damaged = (): never => {
 		throw new UserError(`${path} holds no algorithms that this user's runs timed for ${environment}: remove it.`);
 	};
@@ -93,7 +93,7 @@ export function readChoices(path: string, environment: string): string[] {
 }
 
 /** The first line for each thing that is chosen for. */
-export function mergeChoices(lines: readonly string[]): string[] {
+function mergeChoices(lines: readonly string[]): string[] {
 	const first = new Map<string, string>();
 	for (const line of lines) {
 		const [what] = line.split("\t") as [string];

@@ -45,7 +45,7 @@ export function sawImages(microbatches: readonly ImageTextMicrobatch[]): number 
 }
 
 /** `participants`: data-parallel ranks of the encoder with an image in any microbatch of the step. */
-export function participationFactor(participants: number, ranks: number): number {
+function participationFactor(participants: number, ranks: number): number {
 	return participants > 0 && participants < ranks ? ranks / participants : 1;
 }
 

@@ -330,7 +330,7 @@ function predictionArguments(configuration: LanguageModelConfiguration): JsonObj
 }
 
 /** Lists of layers with sizes of their own, which Megatron's models do not have, under names as its arguments have them. */
-export function ownSizeArguments(configuration: LanguageModelConfiguration): JsonObject {
+function ownSizeArguments(configuration: LanguageModelConfiguration): JsonObject {
 	const lists = perLayerSizes.map(({ list, key }) => [key.replaceAll("-", "_"), configuration[list] ?? null] as const);
 	return Object.fromEntries(lists.filter(([, sizes]) => sizes !== null));
 }

@@ -125,7 +125,7 @@ function openShards(folder: string, files: SafetensorsFile[], fileOf: Map<string
 }
 
 /** Tensors in files of at most `shardBytes` (one larger tensor fills a file of its own). */
-export function planShards(
+function planShards(
 	tensors: ReadonlyMap<string, TensorType>,
 	shardBytes: number,
 ): { readonly file: string; readonly names: readonly string[] }[] {

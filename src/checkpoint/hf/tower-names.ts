@@ -38,7 +38,7 @@ const transformersOutside = [
 ] as const;
 
 /** How folders name the same tensors. */
-export const towerStyles = {
+const towerStyles = {
 	/** NVlabs' RADIO, published vision-language models, and what transformers writes. */
 	published: {
 		outsideNames: ["patch_generator.cls_token.token", "patch_generator.pos_embed", "patch_generator.embedder.weight"],

@@ -7,7 +7,7 @@ import type { ProjectorSizes } from "./projector-names.ts";
 import type { TowerSizes } from "./tower-names.ts";
 
 /** Frames that the class joins; it cannot be told that there are no videos. */
-export const temporalPatch = 2;
+const temporalPatch = 2;
 
 type Json = Readonly<Record<string, unknown>>;
 

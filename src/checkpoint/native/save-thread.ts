@@ -51,8 +51,8 @@ export interface SaveMessage {
 }
 
 /** Values of a status word; after it come the length of the failure's sentence and the sentence. */
-export const SaveState = { posted: 0, running: 1, done: 2, failed: 3 } as const;
-export const longestSentence = 4096;
+const SaveState = { posted: 0, running: 1, done: 2, failed: 3 } as const;
+const longestSentence = 4096;
 const headBytes = 8;
 
 /** Milliseconds for the thread to begin. */

@@ -26,7 +26,7 @@ export interface PickleLimits extends StackLimits {
 	readonly values: number;
 }
 
-export const defaultLimits: PickleLimits = {
+const defaultLimits: PickleLimits = {
 	bytes: 2 ** 27,
 	stack: 100_000,
 	marks: 10_000,

@@ -127,7 +127,7 @@ class RollingFiles implements Disposable {
 }
 
 /** Boxes of a tensor that are consecutive in memory, each of about CHUNK_BYTES. */
-export function cutTensor(
+function cutTensor(
 	{ dtype, shape }: TensorType,
 	chunkBytes = CHUNK_BYTES,
 ): (Box & { readonly begin: number; readonly bytes: number })[] {

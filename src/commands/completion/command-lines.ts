@@ -90,7 +90,7 @@ function valuesOf(type: Field["type"]): Values {
 }
 
 /** Flags by what follows them, for scripts that ask of a flag: those of one kind of values together. */
-export function byValues(flags: readonly Flag[]): { readonly flags: readonly string[]; readonly values: Values }[] {
+function byValues(flags: readonly Flag[]): { readonly flags: readonly string[]; readonly values: Values }[] {
 	const groups = Map.groupBy(flags, ({ values }) => (typeof values === "string" ? values : values.join(" ")));
 	return [...groups.values()].map((group) => ({
 		flags: group.map(({ name }) => `--${name}`),

@@ -96,7 +96,7 @@ function load(dataset: LoadedDataset, rotation: number, task: TaskEncoder, worke
 }
 
 /** First cooker whose subflavors the data set has; throws a UserError when no cooker matches. */
-export function cookerOf(dataset: Pick<LoadedDataset, "subflavors">, task: TaskEncoder): Cooker {
+function cookerOf(dataset: Pick<LoadedDataset, "subflavors">, task: TaskEncoder): Cooker {
 	if (task.cookers.length === 0) throw new UserError("The data set is crude, but the task has no cookers.");
 	const cooker = task.cookers.find(({ hasSubflavors }) =>
 		Object.entries(hasSubflavors).every(([name, value]) => dataset.subflavors[name] === value),

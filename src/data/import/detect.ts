@@ -1,5 +1,5 @@
 /** Which form of data a path holds, by names and first bytes alone. */
-import { readdirSync, readFileSync, type Stats, statSync } from "node:fs";
+import { readFileSync, type Stats, statSync } from "node:fs";
 import { join } from "node:path";
 import { fileKind } from "../../config/file-kind.ts";
 import { byPathParts, META_FOLDER } from "../energon/format/names.ts";
@@ -188,10 +188,4 @@ function jsonIn(path: string): Record<string, unknown> | null {
 	} catch {
 		return null;
 	}
-}
-
-/** Names in a folder, for a message about one without data of a known kind. */
-export function namesIn(folder: string): string {
-	const names = readdirSync(folder).slice(0, 5);
-	return names.length === 0 ? "nothing" : names.join(", ");
 }

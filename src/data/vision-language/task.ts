@@ -86,7 +86,7 @@ export const visionLanguageDefaults = {
 const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
 
 /** Samples to tokens, their images waiting as files. Throws a UserError for a tokenizer that the model is too small for. */
-export function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => EncodedSample {
+function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => EncodedSample {
 	const { sequenceLength, vocabularySize } = task;
 	if (!(Number.isInteger(sequenceLength) && sequenceLength >= 2)) {
 		throw new UserError(`A sequence length of ${sequenceLength} has no next token to learn; it must be 2 or more.`);

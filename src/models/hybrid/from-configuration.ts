@@ -206,7 +206,7 @@ export function segmentsOfConfiguration(c: Pick<TrainingConfiguration, "hybridLa
 }
 
 /** null: no adapters. */
-export function loraConfig(
+function loraConfig(
 	c: Pick<LanguageModelKeys, "loraAlpha" | "loraDropout" | "loraRank" | "loraTargetModules">,
 ): LoraConfig | null {
 	if (c.loraRank === null) return null;

@@ -3,12 +3,13 @@
  * to worker processes in turn, each worker keeps checkpoints of its past, and a restored loader rotates its workers for
  * good (docs/spec/energon.md §2.3, §4.3). Workers are taken to be fast: a task is done when it is handed out.
  */
-import type { RankState, WorkerCheckpoint } from "../../../src/data/energon/energon-state.ts";
+
 import type { Keyed, RestoreKey } from "../../../src/data/energon/sample.ts";
 import type { StreamState, WorkerStream } from "../../../src/data/energon/worker-stream.ts";
 import { BatchDataset } from "../../../src/data/energon/wrappers/batch.ts";
 import type { Dataset } from "../../../src/data/energon/wrappers/dataset.ts";
 import { UserError } from "../../../src/native/errors.ts";
+import type { RankState, WorkerCheckpoint } from "./python-state.ts";
 import { type Parameters, rankStreams, type Setting } from "./setup.ts";
 
 export interface EmulatedOutput {

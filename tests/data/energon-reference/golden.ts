@@ -1,10 +1,10 @@
 /** Reading and comparing the reference files of megatron-energon; their README describes them. */
 import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import type { EnergonRecord, EnergonValue } from "../../../src/data/energon/energon-state.ts";
 import type { Keyed } from "../../../src/data/energon/sample.ts";
 import { UserError } from "../../../src/native/errors.ts";
 import { elementOf } from "./elements.ts";
+import type { EnergonRecord, EnergonValue } from "./python-state.ts";
 import type { Parameters } from "./setup.ts";
 
 /** [worker, keys, sources, restore key, extra] of one output. */

@@ -1,9 +1,10 @@
 /** Replays the states of several ranks: redistribution to another number of ranks, global states, refusals. */
-import { type RankState, readEnergonState } from "../../../src/data/energon/energon-state.ts";
-import { redistribute } from "../../../src/data/energon/redistribute.ts";
+
 import { EmulatedLoader, type EmulatedOutput } from "./emulated-loader.ts";
 import { difference, type Row, readGolden, revive, rowDifference, rowOf, type StateFile } from "./golden.ts";
 import { deliver } from "./orders.ts";
+import { type RankState, readEnergonState } from "./python-state.ts";
+import { redistribute } from "./redistribute.ts";
 import type { Parameters, Setting } from "./setup.ts";
 import { stateDifference } from "./states.ts";
 

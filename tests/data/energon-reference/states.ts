@@ -3,12 +3,6 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { CryptoHasher } from "bun";
-import {
-	type EnergonValue,
-	type RankState,
-	readEnergonState,
-	writeEnergonState,
-} from "../../../src/data/energon/energon-state.ts";
 import type { Keyed, RestoreKey } from "../../../src/data/energon/sample.ts";
 import { elementOf } from "./elements.ts";
 import { EmulatedLoader } from "./emulated-loader.ts";
@@ -23,6 +17,7 @@ import {
 	type StateFile,
 } from "./golden.ts";
 import { deliver } from "./orders.ts";
+import { type EnergonValue, type RankState, readEnergonState, writeEnergonState } from "./python-state.ts";
 import type { Parameters, Setting } from "./setup.ts";
 import { readTorchState } from "./torch-state.ts";
 

@@ -5,15 +5,6 @@ import { DecodingError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import { parseJsonBytes } from "./python-json.ts";
 
-/** An image in memory: rows from the top, channels interleaved, 8 bits each. */
-export interface DecodedImage {
-	readonly width: number;
-	readonly height: number;
-	/** 1 = grey, 3 = RGB, 4 = RGBA. */
-	readonly channels: 1 | 3 | 4;
-	readonly pixels: Uint8Array;
-}
-
 /** Reads an image file; throws when it is damaged or of an unknown kind. */
 export type ImageDecoder = (bytes: Uint8Array) => unknown;
 

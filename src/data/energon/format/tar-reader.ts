@@ -11,7 +11,7 @@ import type { SplitPart } from "./webdataset.ts";
 /** Bytes of the largest sample that is read: all its parts and their headers. */
 export const LARGEST_SAMPLE = 2 ** 30;
 /** The bound, for messages. */
-export const sampleLimit = `a sample has at most ${LARGEST_SAMPLE}`;
+const sampleLimit = `a sample has at most ${LARGEST_SAMPLE}`;
 
 /** The wanted parts of a sample, by extension. */
 export type PartFilter = (extension: string) => boolean;

@@ -43,7 +43,7 @@ export function readMap(storage: Storage, path: string): YamlMap {
 }
 
 /** JSON as the maps and lists that YAML becomes. */
-export function parseJson(text: string, name: string): YamlValue {
+function parseJson(text: string, name: string): YamlValue {
 	let value: unknown;
 	try {
 		value = JSON.parse(text);

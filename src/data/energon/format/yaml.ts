@@ -49,7 +49,7 @@ function convert(node: Node | null, refuse: (node: Node) => UserError): YamlValu
 }
 
 /** A plain scalar by Energon's rules. */
-export function castScalar(text: string): null | boolean | number | string {
+function castScalar(text: string): null | boolean | number | string {
 	const lower = text.toLowerCase();
 	if (lower === "null" || lower === "~" || lower === "") return null;
 	if (lower === "true" || lower === "yes") return true;

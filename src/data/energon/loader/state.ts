@@ -1,6 +1,5 @@
 /** The loader's own state: versioned JSON, compressed with zstd. Restoring it continues exactly. */
 import { UserError } from "../../../native/errors.ts";
-import type { RankState } from "../energon-state.ts";
 import type { SystemRandomState } from "../random/system-random.ts";
 import { TorchGenerator } from "../random/torch-generator.ts";
 import { GeneratorState, type NodeState, type StateValue } from "../wrappers/dataset.ts";
@@ -181,21 +180,4 @@ export function checkSettings(
 function divides(value: string, saved: string | undefined): boolean {
 	const [now, before] = [Number(value), Number(saved)];
 	return Number.isInteger(now) && Number.isInteger(before) && now > 0 && before % now === 0;
-}
-
-/**
- * Positions out of a state of the Python package. Outputs its workers had made beyond their checkpoints (`offset`) must
- * be made again and thrown away: they are returned as `skip`.
- */
-export function fromEnergonState(state: RankState): {
-	readonly nextWorker: number;
-	readonly workers: readonly { readonly position: WorkerPosition | null; readonly skip: number }[];
-} {
-	return {
-		nextWorker: state.nextWorker,
-		workers: state.workers.map(({ state: inner, offset }) => ({
-			position: inner,
-			skip: offset,
-		})),
-	};
 }

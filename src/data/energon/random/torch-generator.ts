@@ -6,7 +6,7 @@ import { UserError } from "../../../native/errors.ts";
 import { MersenneTwister, seedByInteger } from "./mersenne-twister.ts";
 
 /** Bytes of `torch.Generator.get_state()` on the CPU. */
-export const TORCH_STATE_BYTES = 5056;
+const TORCH_STATE_BYTES = 5056;
 
 /** From this bound on torch draws 64 bits. */
 const WIDE_BOUND = 2 ** 28;

@@ -69,12 +69,7 @@ export interface ArrowRow {
 }
 
 /** Rows from the batch at byte `from` on, without the first `skip` of it; 0 is the first batch. */
-export function* arrowRows(
-	path: string,
-	columns: Columns,
-	from: number,
-	skip: number,
-): Generator<ArrowRow, void, void> {
+function* arrowRows(path: string, columns: Columns, from: number, skip: number): Generator<ArrowRow, void, void> {
 	using file = OpenFile.open(path);
 	let fields: readonly ArrowField[] | null = null;
 	let names: readonly string[] = [];

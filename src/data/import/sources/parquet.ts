@@ -42,11 +42,7 @@ export async function parquetSource(
 }
 
 /** Rows of a file from a row on, with the columns that are read. Throws a UserError for a file that is damaged. */
-export async function* parquetRows(
-	path: string,
-	columns: Columns,
-	from: number,
-): AsyncGenerator<Record<string, unknown>> {
+async function* parquetRows(path: string, columns: Columns, from: number): AsyncGenerator<Record<string, unknown>> {
 	const metadata = await metadataOf(path);
 	const wanted = wantedColumns(topColumns(metadata), columns);
 	using file = OpenFile.open(path);

@@ -18,12 +18,7 @@ export const marks = {
 	contentEnd: "\ufdd6",
 } as const;
 
-export const anyMark = /[\ufdd0-\ufdef]/g;
-
-/** A text without marks. */
-export function unmarked(text: string): string {
-	return text.replace(anyMark, "");
-}
+const anyMark = /[\ufdd0-\ufdef]/g;
 
 /** Marks the special tokens in what a sample says. */
 export class DataMarks {

@@ -1,6 +1,6 @@
 /** Another number of data ranks over the same logical workers (docs/spec/energon.md §4.3, §6). */
-import { UserError } from "../../native/errors.ts";
-import type { RankState } from "./energon-state.ts";
+import { UserError } from "../../../src/native/errors.ts";
+import type { RankState } from "./python-state.ts";
 
 /**
  * States of `ranks` ranks out of those of any other number: all workers in order, cut into equal runs. The order of the

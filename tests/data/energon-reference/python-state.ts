@@ -2,12 +2,13 @@
  * Loader states of the Python package: to and from this program's (docs/spec/energon.md §4.1). The values here are
  * those of its JSON dumps and unpickled files: records with `__type__`, bytes, lists, numbers.
  */
-import { UserError } from "../../native/errors.ts";
-import type { NumpyState } from "./random/numpy-generator.ts";
-import type { SystemRandomState } from "./random/system-random.ts";
-import { TorchGenerator } from "./random/torch-generator.ts";
-import type { StreamState } from "./worker-stream.ts";
-import { GeneratorState, type NodeState, type StateValue } from "./wrappers/dataset.ts";
+
+import type { NumpyState } from "../../../src/data/energon/random/numpy-generator.ts";
+import type { SystemRandomState } from "../../../src/data/energon/random/system-random.ts";
+import { TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
+import type { StreamState } from "../../../src/data/energon/worker-stream.ts";
+import { GeneratorState, type NodeState, type StateValue } from "../../../src/data/energon/wrappers/dataset.ts";
+import { UserError } from "../../../src/native/errors.ts";
 
 export type EnergonValue =
 	| null
