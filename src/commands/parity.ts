@@ -56,9 +56,9 @@ export default defineCommand({
 		json: { type: "boolean", description: "Print every compared value as JSON." },
 	},
 	run: async ({ args }) => {
-		const { isMimoGolden } = await import("../parity/mimo-golden.ts");
-		const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
-		const { isElasticGolden } = await import("../parity/elastic-golden.ts");
+		const { isMimoGolden } = await import("../parity/mimo/golden.ts");
+		const { isPredictionGolden } = await import("../parity/prediction/golden.ts");
+		const { isElasticGolden } = await import("../parity/elastic/golden.ts");
 		const own = [isMimoGolden, isPredictionGolden, isElasticGolden].some((isOne) => isOne(args.golden));
 		const onRanks = own || args.layout !== undefined;
 		if (args.log === undefined && onRanks) {
@@ -100,35 +100,35 @@ interface LayoutArguments {
 async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	const { golden, layout, weights } = args;
 	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
-	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo-golden.ts");
-	const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
+	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo/golden.ts");
+	const { isPredictionGolden } = await import("../parity/prediction/golden.ts");
 	if (isPredictionGolden(golden)) {
 		if (weights !== undefined) {
 			throw new UserError(`--weights ${weights}: a reference of multi-token prediction has its own.`, exitCodes.usage);
 		}
-		const { planOfPredictionGolden } = await import("../parity/prediction.ts");
+		const { planOfPredictionGolden } = await import("../parity/prediction/parity.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
 		planOfPredictionGolden(named, golden);
 		return named;
 	}
-	const { isElasticGolden } = await import("../parity/elastic-golden.ts");
+	const { isElasticGolden } = await import("../parity/elastic/golden.ts");
 	if (isElasticGolden(golden)) {
 		if (weights !== undefined) {
 			throw new UserError(`--weights ${weights}: a reference of an elastic model has its own.`, exitCodes.usage);
 		}
 		if (args.bf16) throw new UserError("--bf16: a reference of an elastic model is compared in fp32.", exitCodes.usage);
-		const { planOfElasticGolden } = await import("../parity/elastic.ts");
+		const { planOfElasticGolden } = await import("../parity/elastic/parity.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
 		planOfElasticGolden(named, golden);
 		return named;
 	}
 	if (!isMimoGolden(golden)) {
-		const { planOfLanguageGolden } = await import("../parity/language.ts");
+		const { planOfLanguageGolden } = await import("../parity/language/parity.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout!), false));
 		planOfLanguageGolden(named, golden);
 		return named;
 	}
-	const { checkParticipation, planOfGolden } = await import("../parity/mimo-layout-check.ts");
+	const { checkParticipation, planOfGolden } = await import("../parity/mimo/layout-check.ts");
 	const { config } = readMimoGolden(golden);
 	const named = namedTopology(layoutFor(parseLayout(layout ?? goldenLayout(config)), true));
 	checkParticipation(golden, config, planOfGolden(named, config));
@@ -161,26 +161,26 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	const precision = args.bf16 ? "bf16" : "f32";
-	const { isPredictionGolden } = await import("../parity/prediction-golden.ts");
+	const { isPredictionGolden } = await import("../parity/prediction/golden.ts");
 	if (isPredictionGolden(args.golden)) {
-		const { predictionLayoutParity } = await import("../parity/prediction.ts");
+		const { predictionLayoutParity } = await import("../parity/prediction/parity.ts");
 		const segmentsPerStage = virtualStages(args["num-virtual-stages-per-pipeline-rank"]);
 		return await predictionLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
 	}
-	const { isElasticGolden } = await import("../parity/elastic-golden.ts");
+	const { isElasticGolden } = await import("../parity/elastic/golden.ts");
 	if (isElasticGolden(args.golden)) {
-		const { elasticLayoutParity } = await import("../parity/elastic.ts");
+		const { elasticLayoutParity } = await import("../parity/elastic/parity.ts");
 		return await elasticLayoutParity(world, layout, args.golden);
 	}
 	if (layout.topology.encoder === null) {
-		const { languageLayoutParity } = await import("../parity/language.ts");
+		const { languageLayoutParity } = await import("../parity/language/parity.ts");
 		return await languageLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
 	}
 	if (layout.topology.worldSize === 1) {
-		const { mimoParity } = await import("../parity/mimo.ts");
+		const { mimoParity } = await import("../parity/mimo/one-process.ts");
 		return mimoParity(world.device, args.golden, { weights: args.weights, precision });
 	}
-	const { mimoLayoutParity } = await import("../parity/mimo-layout.ts");
+	const { mimoLayoutParity } = await import("../parity/mimo/layout.ts");
 	return await mimoLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
 }
 

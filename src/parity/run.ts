@@ -5,7 +5,7 @@ import { UserError } from "../native/errors.ts";
 import { openDevice } from "../native/open-device.ts";
 import type { Precision } from "./bf16.ts";
 import type { ParityReport } from "./comparison.ts";
-import { languageParity } from "./language.ts";
+import { languageParity } from "./language/parity.ts";
 import { logParity } from "./log.ts";
 
 export interface ParityOptions {

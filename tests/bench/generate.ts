@@ -12,7 +12,7 @@ import { decode } from "../../src/decode/decode.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
 import type { Device } from "../../src/native/device.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
-import { huggingFaceConfig } from "../../src/parity/language-model.ts";
+import { huggingFaceConfig } from "../../src/parity/language/model.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { type Row, row } from "./measure.ts";
 import { PythonScript } from "./python-script.ts";

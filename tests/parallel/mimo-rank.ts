@@ -1,7 +1,7 @@
 /** Rank program of mimo.test.ts: a reference folder on a layout; the last rank prints the report. */
 import { layOut, type SideLayout } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
-import { mimoLayoutParity } from "../../src/parity/mimo-layout.ts";
+import { mimoLayoutParity } from "../../src/parity/mimo/layout.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
 const [folder, layout] = process.argv.slice(2) as [string, string];

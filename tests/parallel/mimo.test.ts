@@ -1,7 +1,7 @@
 /** Reference runs of Megatron-LM with encoder and language model on disjoint grids of processes. */
 import { afterAll, describe, expect, test } from "bun:test";
 import { type ParityReport, renderReport } from "../../src/parity/comparison.ts";
-import { mimoParity } from "../../src/parity/mimo.ts";
+import { mimoParity } from "../../src/parity/mimo/one-process.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 import { runRanks } from "./ranks.ts";

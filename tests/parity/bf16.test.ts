@@ -4,8 +4,8 @@ import { join } from "node:path";
 import type { Device } from "../../src/native/device.ts";
 import { bf16Report } from "../../src/parity/bf16.ts";
 import { firstFailure, relative, renderReport } from "../../src/parity/comparison.ts";
-import { languageParity } from "../../src/parity/language.ts";
-import { mimoParity } from "../../src/parity/mimo.ts";
+import { languageParity } from "../../src/parity/language/parity.ts";
+import { mimoParity } from "../../src/parity/mimo/one-process.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 

@@ -7,7 +7,7 @@ import { planConversion } from "../../src/checkpoint/conversion/convert.ts";
 import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, type ParityReport, renderReport } from "../../src/parity/comparison.ts";
-import { languageParity } from "../../src/parity/language.ts";
+import { languageParity } from "../../src/parity/language/parity.ts";
 import { conversionOptions } from "../checkpoint/conversion/options.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";

@@ -4,9 +4,9 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { writeSafetensors } from "../../src/checkpoint/safetensors.ts";
-import { hashImage, MimoBatches } from "../../src/parity/mimo-batches.ts";
-import type { MimoGoldenConfig } from "../../src/parity/mimo-golden.ts";
-import { participantsOf } from "../../src/parity/mimo-golden-checks.ts";
+import { hashImage, MimoBatches } from "../../src/parity/mimo/batches.ts";
+import type { MimoGoldenConfig } from "../../src/parity/mimo/golden.ts";
+import { participantsOf } from "../../src/parity/mimo/golden-checks.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-batches-"));
 afterAll(() => rmSync(folder, { recursive: true }));

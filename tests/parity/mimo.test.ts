@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
-import { type MimoParityOptions, mimoParity } from "../../src/parity/mimo.ts";
+import { type MimoParityOptions, mimoParity } from "../../src/parity/mimo/one-process.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 

@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
-import { predictionParity } from "../../src/parity/prediction.ts";
+import { predictionParity } from "../../src/parity/prediction/parity.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 

@@ -2,10 +2,10 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
-import { requireBands } from "./bands.ts";
-import { adamW } from "./golden-fields.ts";
-import { readReferenceJson } from "./reference-json.ts";
+import { UserError } from "../../native/errors.ts";
+import { requireBands } from "../bands.ts";
+import { adamW } from "../golden-fields.ts";
+import { readReferenceJson } from "../reference-json.ts";
 
 const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
 

@@ -2,18 +2,18 @@
  * Compares values that a mimo-* folder recorded inside step 1, wherever their parts lie: activations and routing
  * weights of every lane's first microbatch, tokens per expert of every microbatch, the expert bias after the step.
  */
-import type { HybridModel } from "../models/hybrid/model.ts";
-import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
-import type { Tensor } from "../tensor/tensor.ts";
-import type { MicrobatchObserver } from "../train/rank-passes.ts";
-import { type Check, relative } from "./comparison.ts";
-import type { MimoBatches } from "./mimo-batches.ts";
-import type { MimoGolden, MimoGoldenConfig, MimoProbe } from "./mimo-golden.ts";
-import { hasImage, languageLayerName, probeNames, routersOf } from "./mimo-golden-checks.ts";
-import { ProbeSums } from "./probe-sums.ts";
-import { reduceHost } from "./reduce-host.ts";
-import { encoderSamples, languageSamples, type Plan } from "./verify/plan.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { Device } from "../../native/device.ts";
+import type { Group } from "../../parallel/group.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import type { MicrobatchObserver } from "../../train/rank-passes.ts";
+import { type Check, relative } from "../comparison.ts";
+import { ProbeSums } from "../probe-sums.ts";
+import { reduceHost } from "../reduce-host.ts";
+import { encoderSamples, languageSamples, type Plan } from "../verify/plan.ts";
+import type { MimoBatches } from "./batches.ts";
+import type { MimoGolden, MimoGoldenConfig, MimoProbe } from "./golden.ts";
+import { hasImage, languageLayerName, probeNames, routersOf } from "./golden-checks.ts";
 
 /** The parts of a run on this rank. */
 export interface RankView {

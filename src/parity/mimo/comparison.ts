@@ -2,25 +2,25 @@
  * Comparison of any layout's run with a mimo-* folder: its names, the rule of weight decay, step 1 value by value, and
  * of every step the loss, norms and balancing losses. One process and many compare the same values.
  */
-import { requireMatch } from "../checkpoint/mapping.ts";
-import type { NamedTensors } from "../checkpoint/model-store.ts";
-import type { TensorStore } from "../checkpoint/store.ts";
-import type { LogicalTensor } from "../models/module-parameters.ts";
-import { decayMultiplier } from "../optim/adamw.ts";
-import { exchangeTexts } from "../parallel/exchange-texts.ts";
-import type { StepObserver, StepResult } from "../train/step.ts";
-import { bandLimit } from "./bands.ts";
-import type { Precision } from "./bf16.ts";
-import { type Check, type ParityReport, relative } from "./comparison.ts";
-import type { MimoBatches } from "./mimo-batches.ts";
-import type { MimoGolden, MimoGoldenConfig } from "./mimo-golden.ts";
-import { samplesWithImages } from "./mimo-layout-check.ts";
-import { MimoProbes, type RankView } from "./mimo-probes.ts";
-import { reduceHost } from "./reduce-host.ts";
-import { requireKeys } from "./required-keys.ts";
-import { compareSteps, gatherOver } from "./resolve-ties.ts";
-import type { Trained } from "./snapshot.ts";
-import { participants } from "./verify/plan.ts";
+import { requireMatch } from "../../checkpoint/mapping.ts";
+import type { NamedTensors } from "../../checkpoint/model-store.ts";
+import type { TensorStore } from "../../checkpoint/store.ts";
+import type { LogicalTensor } from "../../models/module-parameters.ts";
+import { decayMultiplier } from "../../optim/adamw.ts";
+import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import type { StepObserver, StepResult } from "../../train/step.ts";
+import { bandLimit } from "../bands.ts";
+import type { Precision } from "../bf16.ts";
+import { type Check, type ParityReport, relative } from "../comparison.ts";
+import { reduceHost } from "../reduce-host.ts";
+import { requireKeys } from "../required-keys.ts";
+import { compareSteps, gatherOver } from "../resolve-ties.ts";
+import type { Trained } from "../snapshot.ts";
+import { participants } from "../verify/plan.ts";
+import type { MimoBatches } from "./batches.ts";
+import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
+import { samplesWithImages } from "./layout-check.ts";
+import { MimoProbes, type RankView } from "./probes.ts";
 
 export const parameterGradientLimit = 2e-5;
 

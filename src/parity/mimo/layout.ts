@@ -3,25 +3,25 @@
  * reference's losses, norms and gradients.
  */
 import { join } from "node:path";
-import { openWeights } from "../checkpoint/conversion/weights.ts";
-import { loadModel } from "../checkpoint/model-store.ts";
-import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { segmentsOf } from "../models/hybrid/segments.ts";
-import type { NamedTopology } from "../parallel/layout.ts";
-import type { World } from "../parallel/world.ts";
-import { assemble } from "../train/assemble.ts";
-import type { RunSpecification } from "../train/run-specification.ts";
-import { type StepObserver, trainStep } from "../train/step.ts";
-import type { Precision } from "./bf16.ts";
-import type { ParityReport } from "./comparison.ts";
-import { evenSegments } from "./layout-cuts.ts";
-import type { MimoParityOptions } from "./mimo.ts";
-import { MimoBatches } from "./mimo-batches.ts";
-import { compareMimoRun } from "./mimo-comparison.ts";
-import { type MimoGoldenConfig, readMimoGolden } from "./mimo-golden.ts";
-import { checkParticipation, planOfGolden } from "./mimo-layout-check.ts";
-import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
-import { dealtTo } from "./verify/plan.ts";
+import { openWeights } from "../../checkpoint/conversion/weights.ts";
+import { loadModel } from "../../checkpoint/model-store.ts";
+import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { segmentsOf } from "../../models/hybrid/segments.ts";
+import type { NamedTopology } from "../../parallel/layout.ts";
+import type { World } from "../../parallel/world.ts";
+import { assemble } from "../../train/assemble.ts";
+import type { RunSpecification } from "../../train/run-specification.ts";
+import { type StepObserver, trainStep } from "../../train/step.ts";
+import type { Precision } from "../bf16.ts";
+import type { ParityReport } from "../comparison.ts";
+import { evenSegments } from "../layout-cuts.ts";
+import { dealtTo } from "../verify/plan.ts";
+import { MimoBatches } from "./batches.ts";
+import { compareMimoRun } from "./comparison.ts";
+import { type MimoGoldenConfig, readMimoGolden } from "./golden.ts";
+import { checkParticipation, planOfGolden } from "./layout-check.ts";
+import { goldenEncoderConfig, goldenLanguageConfig } from "./model.ts";
+import type { MimoParityOptions } from "./one-process.ts";
 
 export interface MimoLayoutOptions extends MimoParityOptions {
 	readonly distributedOptimizer?: boolean;

@@ -1,15 +1,15 @@
 /** Compares what a reference recorded inside step 1, wherever its parts lie: layers, logits, gradient norms. */
-import { gatherTensors } from "../checkpoint/gathered-store.ts";
-import type { Correspondence } from "../checkpoint/mapping.ts";
-import { MappedStore, planTensors } from "../checkpoint/mapping.ts";
-import { gradientsOf } from "../checkpoint/model-store.ts";
-import { readTensor } from "../checkpoint/store.ts";
-import type { Run } from "../train/assemble.ts";
-import type { MicrobatchObserver } from "../train/rank-passes.ts";
-import { type Check, relative } from "./comparison.ts";
-import { type Probe, ProbeSums } from "./probe-sums.ts";
-import { reduceHost } from "./reduce-host.ts";
-import type { Plan } from "./verify/plan.ts";
+import { gatherTensors } from "../../checkpoint/gathered-store.ts";
+import type { Correspondence } from "../../checkpoint/mapping.ts";
+import { MappedStore, planTensors } from "../../checkpoint/mapping.ts";
+import { gradientsOf } from "../../checkpoint/model-store.ts";
+import { readTensor } from "../../checkpoint/store.ts";
+import type { Run } from "../../train/assemble.ts";
+import type { MicrobatchObserver } from "../../train/rank-passes.ts";
+import { type Check, relative } from "../comparison.ts";
+import { type Probe, ProbeSums } from "../probe-sums.ts";
+import { reduceHost } from "../reduce-host.ts";
+import type { Plan } from "../verify/plan.ts";
 
 const parameterGradientLimit = 2e-5;
 

@@ -1,11 +1,11 @@
 /** The microbatches of a mimo-* folder: token ids from its file, images from the integer hash its config.json gives. */
 import { join } from "node:path";
-import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { type ImageSet, patchify } from "../data/images.ts";
-import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import { UserError } from "../native/errors.ts";
-import type { MimoGoldenConfig } from "./mimo-golden.ts";
-import { hasImage } from "./mimo-golden-checks.ts";
+import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { type ImageSet, patchify } from "../../data/images.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { UserError } from "../../native/errors.ts";
+import type { MimoGoldenConfig } from "./golden.ts";
+import { hasImage } from "./golden-checks.ts";
 
 const no: ImageSet = { patches: new Float32Array(0), grids: [], imagesPerSample: [0] };
 

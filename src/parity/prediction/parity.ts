@@ -3,33 +3,28 @@
  * every step's losses and gradient norm, at the end the expert biases. Tolerances are those of the references' README.
  */
 import { join } from "node:path";
-import { gatherTensors } from "../checkpoint/gathered-store.ts";
-import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../checkpoint/mapping.ts";
-import { loadModel } from "../checkpoint/model-store.ts";
-import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { readTensor, type TensorStore } from "../checkpoint/store.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
-import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
-import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
-import { World } from "../parallel/world.ts";
-import type { Run } from "../train/assemble.ts";
-import { bandLimit } from "./bands.ts";
-import type { Precision } from "./bf16.ts";
-import type { Check, ParityReport } from "./comparison.ts";
-import type { StepOne } from "./language-probes.ts";
-import { checksOfStep, compareLanguageTraining } from "./language-training.ts";
-import { requireCuts } from "./layout-cuts.ts";
-import {
-	type PredictionConfigFile,
-	type PredictionGolden,
-	predictionModel,
-	readPredictionGolden,
-} from "./prediction-golden.ts";
-import { reduceHost } from "./reduce-host.ts";
-import { readTokenBatches } from "./token-batches.ts";
-import { type Plan, planOf } from "./verify/plan.ts";
+import { gatherTensors } from "../../checkpoint/gathered-store.ts";
+import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../../checkpoint/mapping.ts";
+import { loadModel } from "../../checkpoint/model-store.ts";
+import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-places.ts";
+import type { Device } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
+import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
+import { World } from "../../parallel/world.ts";
+import type { Run } from "../../train/assemble.ts";
+import { bandLimit } from "../bands.ts";
+import type { Precision } from "../bf16.ts";
+import type { Check, ParityReport } from "../comparison.ts";
+import type { StepOne } from "../language/probes.ts";
+import { checksOfStep, compareLanguageTraining } from "../language/training.ts";
+import { requireCuts } from "../layout-cuts.ts";
+import { reduceHost } from "../reduce-host.ts";
+import { readTokenBatches } from "../token-batches.ts";
+import { type Plan, planOf } from "../verify/plan.ts";
+import { type PredictionConfigFile, type PredictionGolden, predictionModel, readPredictionGolden } from "./golden.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;

@@ -2,11 +2,11 @@
  * Whether golden.json of a mimo-* folder has everything that its config.json says was recorded, and says it once: a value
  * that is missing, or that contradicts another, is an error before a step is trained.
  */
-import { layerPrefix } from "../models/hybrid/layer-places.ts";
-import { UserError } from "../native/errors.ts";
-import { requireBands } from "./bands.ts";
-import type { MimoGolden, MimoGoldenConfig } from "./mimo-golden.ts";
-import { requireKeys } from "./required-keys.ts";
+import { layerPrefix } from "../../models/hybrid/layer-places.ts";
+import { UserError } from "../../native/errors.ts";
+import { requireBands } from "../bands.ts";
+import { requireKeys } from "../required-keys.ts";
+import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
 
 /** Layers by their class upstream. */
 const layerClasses = { M: "MambaLayer", "*": "TransformerLayer", E: "MoETransformerLayer", "-": "MLPLayer" } as const;

@@ -1,8 +1,8 @@
 /** config.json and golden.json of a mimo-* folder: a vision-language training run by Megatron-LM (see its README). */
 import { join } from "node:path";
 import * as v from "valibot";
-import { checkMimoGolden } from "./mimo-golden-checks.ts";
-import { configurationHas, readReferenceJson } from "./reference-json.ts";
+import { configurationHas, readReferenceJson } from "../reference-json.ts";
+import { checkMimoGolden } from "./golden-checks.ts";
 
 const layerSymbols = ["M", "*", "-", "E"] as const;
 

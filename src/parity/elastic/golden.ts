@@ -1,14 +1,14 @@
 /** config.json and golden.json of an elastic-* folder: an elastic model trained by Megatron-LM (see its README). */
 import { join } from "node:path";
 import * as v from "valibot";
-import { type Axis, type AxisName, axisNames, layerKind } from "../elastic/axes.ts";
-import type { ElasticConfig } from "../elastic/config.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { requireBands } from "./bands.ts";
-import type { Precision } from "./bf16.ts";
-import { adamW, fixedModel, modelSizes, valueProbe } from "./golden-fields.ts";
-import { predictionModel } from "./prediction-golden.ts";
-import { configurationHas, readReferenceJson } from "./reference-json.ts";
+import { type Axis, type AxisName, axisNames, layerKind } from "../../elastic/axes.ts";
+import type { ElasticConfig } from "../../elastic/config.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { requireBands } from "../bands.ts";
+import type { Precision } from "../bf16.ts";
+import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
+import { predictionModel } from "../prediction/golden.ts";
+import { configurationHas, readReferenceJson } from "../reference-json.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
 

@@ -1,8 +1,8 @@
 /** The two modules that config.json of a mimo-* folder describes. */
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import type { EncoderConfig } from "../models/vision/encoder.ts";
-import type { Precision } from "./bf16.ts";
-import type { MimoGoldenConfig } from "./mimo-golden.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { EncoderConfig } from "../../models/vision/encoder.ts";
+import type { Precision } from "../bf16.ts";
+import type { MimoGoldenConfig } from "./golden.ts";
 
 export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Precision): HybridConfig {
 	const { attention, mamba, moe } = l;

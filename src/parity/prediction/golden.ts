@@ -1,12 +1,12 @@
 /** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
 import { join } from "node:path";
 import * as v from "valibot";
-import { parsePattern } from "../config/hybrid-pattern.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { requireBands } from "./bands.ts";
-import type { Precision } from "./bf16.ts";
-import { adamW, fixedModel, modelSizes, valueProbe } from "./golden-fields.ts";
-import { configurationHas, readReferenceJson } from "./reference-json.ts";
+import { parsePattern } from "../../config/hybrid-pattern.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { requireBands } from "../bands.ts";
+import type { Precision } from "../bf16.ts";
+import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
+import { configurationHas, readReferenceJson } from "../reference-json.ts";
 
 const configSchema = v.object({
 	pattern: v.string(),

@@ -1,11 +1,11 @@
 /** Whether a mimo-* reference folder can run on a layout: known before a rank starts. */
-import { UserError } from "../native/errors.ts";
-import type { NamedTopology } from "../parallel/layout.ts";
-import { requireCuts } from "./layout-cuts.ts";
-import type { MimoGoldenConfig } from "./mimo-golden.ts";
-import { hasImage, participantsOf } from "./mimo-golden-checks.ts";
-import { goldenEncoderConfig, goldenLanguageConfig } from "./mimo-model.ts";
-import { type Plan, participants, planOf } from "./verify/plan.ts";
+import { UserError } from "../../native/errors.ts";
+import type { NamedTopology } from "../../parallel/layout.ts";
+import { requireCuts } from "../layout-cuts.ts";
+import { type Plan, participants, planOf } from "../verify/plan.ts";
+import type { MimoGoldenConfig } from "./golden.ts";
+import { hasImage, participantsOf } from "./golden-checks.ts";
+import { goldenEncoderConfig, goldenLanguageConfig } from "./model.ts";
 
 /**
  * How the reference's samples are dealt out on a layout. Its microbatches hold one sample, or as many as tensor-parallel

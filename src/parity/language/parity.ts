@@ -4,31 +4,31 @@
  */
 
 import { join } from "node:path";
-import { openWeights } from "../checkpoint/conversion/weights.ts";
-import { languageCorrespondence } from "../checkpoint/hf/language-names.ts";
-import { openHuggingFaceModel } from "../checkpoint/hf/model.ts";
-import type { Correspondence } from "../checkpoint/mapping.ts";
-import { loadModel } from "../checkpoint/model-store.ts";
-import { openSafetensors } from "../checkpoint/safetensors.ts";
-import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../data/microbatch.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { hybridParameters } from "../models/hybrid/names.ts";
-import { decays } from "../models/parameter-spec.ts";
-import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
-import { type AdamWOptions, decayMultiplier } from "../optim/adamw.ts";
-import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
-import { World } from "../parallel/world.ts";
-import { bandLimit } from "./bands.ts";
-import type { Precision } from "./bf16.ts";
-import type { ParityReport } from "./comparison.ts";
-import { type LanguageGolden, readLanguageGolden } from "./language-golden.ts";
-import { huggingFaceConfig } from "./language-model.ts";
-import type { StepOne } from "./language-probes.ts";
-import { checksOfStep, compareLanguageTraining } from "./language-training.ts";
-import { requireCuts } from "./layout-cuts.ts";
-import { requireKeys } from "./required-keys.ts";
-import { type Plan, planOf } from "./verify/plan.ts";
+import { openWeights } from "../../checkpoint/conversion/weights.ts";
+import { languageCorrespondence } from "../../checkpoint/hf/language-names.ts";
+import { openHuggingFaceModel } from "../../checkpoint/hf/model.ts";
+import type { Correspondence } from "../../checkpoint/mapping.ts";
+import { loadModel } from "../../checkpoint/model-store.ts";
+import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../../data/microbatch.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { hybridParameters } from "../../models/hybrid/names.ts";
+import { decays } from "../../models/parameter-spec.ts";
+import type { Device } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
+import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
+import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
+import { World } from "../../parallel/world.ts";
+import { bandLimit } from "../bands.ts";
+import type { Precision } from "../bf16.ts";
+import type { ParityReport } from "../comparison.ts";
+import { requireCuts } from "../layout-cuts.ts";
+import { requireKeys } from "../required-keys.ts";
+import { type Plan, planOf } from "../verify/plan.ts";
+import { type LanguageGolden, readLanguageGolden } from "./golden.ts";
+import { huggingFaceConfig } from "./model.ts";
+import type { StepOne } from "./probes.ts";
+import { checksOfStep, compareLanguageTraining } from "./training.ts";
 
 export interface LanguageParityOptions {
 	readonly onStep?: (step: number, of: number) => void;

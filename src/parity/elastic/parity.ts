@@ -4,42 +4,42 @@
  * Tolerances are those of the references' README.
  */
 import { join } from "node:path";
-import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../checkpoint/mapping.ts";
-import { loadModel } from "../checkpoint/model-store.ts";
-import { openSafetensors } from "../checkpoint/safetensors.ts";
-import type { TensorStore } from "../checkpoint/store.ts";
-import { type ImageTextMicrobatch, withoutImages } from "../data/microbatch.ts";
-import type { AxisName } from "../elastic/axes.ts";
-import { countParameters, type Sizes } from "../elastic/counts.ts";
-import type { Sampled } from "../elastic/elastic-router.ts";
-import type { Draw } from "../elastic/router-network.ts";
-import { routerPrefix } from "../elastic/router-parameters.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
-import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
-import { gradientSquares, sumSquares } from "../optim/gradient-norm.ts";
-import { languageAlone, type NamedTopology, namedTopology } from "../parallel/layout.ts";
-import { World } from "../parallel/world.ts";
-import type { Run } from "../train/assemble.ts";
-import { Losses, languageModelLoss, meansOf } from "../train/losses.ts";
-import type { MicrobatchObserver } from "../train/rank-passes.ts";
-import type { RunSpecification } from "../train/run-specification.ts";
-import { bandLimit } from "./bands.ts";
-import { type Check, type ParityReport, relative } from "./comparison.ts";
+import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../../checkpoint/mapping.ts";
+import { loadModel } from "../../checkpoint/model-store.ts";
+import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import type { TensorStore } from "../../checkpoint/store.ts";
+import { type ImageTextMicrobatch, withoutImages } from "../../data/microbatch.ts";
+import type { AxisName } from "../../elastic/axes.ts";
+import { countParameters, type Sizes } from "../../elastic/counts.ts";
+import type { Sampled } from "../../elastic/elastic-router.ts";
+import type { Draw } from "../../elastic/router-network.ts";
+import { routerPrefix } from "../../elastic/router-parameters.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-places.ts";
+import type { Device } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
+import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";
+import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
+import { World } from "../../parallel/world.ts";
+import type { Run } from "../../train/assemble.ts";
+import { Losses, languageModelLoss, meansOf } from "../../train/losses.ts";
+import type { MicrobatchObserver } from "../../train/rank-passes.ts";
+import type { RunSpecification } from "../../train/run-specification.ts";
+import { bandLimit } from "../bands.ts";
+import { type Check, type ParityReport, relative } from "../comparison.ts";
+import { LanguageProbes } from "../language/probes.ts";
+import { checksOfStep, compareLanguageTraining, type StepWatch } from "../language/training.ts";
+import { requireCuts } from "../layout-cuts.ts";
+import { reduceHost } from "../reduce-host.ts";
+import { readTokenBatches } from "../token-batches.ts";
+import { type Plan, planOf } from "../verify/plan.ts";
 import {
 	type ElasticConfigFile,
 	type ElasticGolden,
 	elasticConfig,
 	elasticModel,
 	readElasticGolden,
-} from "./elastic-golden.ts";
-import { LanguageProbes } from "./language-probes.ts";
-import { checksOfStep, compareLanguageTraining, type StepWatch } from "./language-training.ts";
-import { requireCuts } from "./layout-cuts.ts";
-import { reduceHost } from "./reduce-host.ts";
-import { readTokenBatches } from "./token-batches.ts";
-import { type Plan, planOf } from "./verify/plan.ts";
+} from "./golden.ts";
 
 /** Largest difference of a probability. */
 const probabilityLimit = 1e-5;

@@ -2,21 +2,21 @@
  * Trains a language model as a reference of any kind did and compares: step 1 value by value, then what each kind of
  * reference knows of a step.
  */
-import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { segmentsOf } from "../models/hybrid/segments.ts";
-import type { AdamWOptions } from "../optim/adamw.ts";
-import type { NamedTopology } from "../parallel/layout.ts";
-import type { World } from "../parallel/world.ts";
-import { assemble, type Run } from "../train/assemble.ts";
-import type { RunSpecification } from "../train/run-specification.ts";
-import { type StepObserver, type StepResult, trainStep } from "../train/step.ts";
-import type { Precision } from "./bf16.ts";
-import { type Check, type ParityReport, relative } from "./comparison.ts";
-import { LanguageProbes, type StepOne } from "./language-probes.ts";
-import { evenSegments } from "./layout-cuts.ts";
-import { compareSteps, gatherOver } from "./resolve-ties.ts";
-import { dealtTo, type Plan } from "./verify/plan.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { segmentsOf } from "../../models/hybrid/segments.ts";
+import type { AdamWOptions } from "../../optim/adamw.ts";
+import type { NamedTopology } from "../../parallel/layout.ts";
+import type { World } from "../../parallel/world.ts";
+import { assemble, type Run } from "../../train/assemble.ts";
+import type { RunSpecification } from "../../train/run-specification.ts";
+import { type StepObserver, type StepResult, trainStep } from "../../train/step.ts";
+import type { Precision } from "../bf16.ts";
+import { type Check, type ParityReport, relative } from "../comparison.ts";
+import { evenSegments } from "../layout-cuts.ts";
+import { compareSteps, gatherOver } from "../resolve-ties.ts";
+import { dealtTo, type Plan } from "../verify/plan.ts";
+import { LanguageProbes, type StepOne } from "./probes.ts";
 
 /** A reference and how it is compared. */
 export interface LanguageReference {
