@@ -5,7 +5,7 @@ import { defineCommand } from "citty";
 import { UserError } from "../native/errors.ts";
 import { note } from "../observe/messages.ts";
 import { comparisonPage, reportPage } from "../observe/page/page.ts";
-import { type RunLog, readRunLog } from "../observe/run-log.ts";
+import { type RunLog, readRunLog } from "../observe/run-log/reader.ts";
 
 export default defineCommand({
 	meta: {

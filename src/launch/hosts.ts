@@ -3,9 +3,9 @@ import { createHmac, randomBytes } from "node:crypto";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import type { Identity } from "./identity.ts";
-import type { Lead } from "./meeting-words.ts";
 import { hostsFrom, levelsOf, parentOf, placementOf } from "./placement.ts";
 import type { RendezvousHost } from "./rendezvous.ts";
+import type { Lead } from "./rendezvous-messages.ts";
 
 /** The index of the machine each rank is on, counted in the order of their first ranks. */
 export function hostsOf(identities: readonly Pick<Identity, "machine">[]): number[] {

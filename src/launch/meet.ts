@@ -3,9 +3,9 @@ import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
 import { type Identity, introductionOf } from "./identity.ts";
 import { describeSpot, LineConnection, type Spot } from "./line-connection.ts";
-import { answerSchema, type Lead, type Led, type Part, type Told, type Word } from "./meeting-words.ts";
 import type { Place } from "./place.ts";
 import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-connection.ts";
+import { answerSchema, type Lead, type Led, type Part, type Told, type Word } from "./rendezvous-messages.ts";
 
 /** Milliseconds. */
 const retryInterval = 100;

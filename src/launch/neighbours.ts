@@ -6,9 +6,9 @@
 import { createHmac } from "node:crypto";
 import type { Identity } from "./identity.ts";
 import { meetNeighbour } from "./meet.ts";
-import type { Word } from "./meeting-words.ts";
 import type { Place } from "./place.ts";
 import { RendezvousHost } from "./rendezvous.ts";
+import type { Word } from "./rendezvous-messages.ts";
 
 /** Milliseconds in which the first rank of a machine is found, and in which news of several ranks are told together. */
 const patience = 15_000;

@@ -1,11 +1,12 @@
 /** The observer of a training run: log lines, a progress line, a JSON log, TensorBoard, MLflow, Weights & Biases. */
-import { JsonLog } from "./json-log.ts";
+
 import { LogLine, type LogLineOptions } from "./log-line.ts";
 import { type MlflowOptions, MlflowRun } from "./mlflow.ts";
 import { ProgressLine, Terminal, type TerminalStream } from "./progress.ts";
 import { type Observer, together } from "./report.ts";
+import { JsonLog } from "./run-log/writer.ts";
 import type { ScalarOptions } from "./scalars.ts";
-import { TensorBoard } from "./tensorboard.ts";
+import { TensorBoard } from "./tensorboard/writer.ts";
 import { type WandbOptions, WandbRun } from "./wandb/run.ts";
 
 export interface ObserverOptions

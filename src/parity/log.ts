@@ -2,7 +2,7 @@
 import { readFileSync, statSync } from "node:fs";
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
-import { readScalars } from "../observe/tensorboard-reader.ts";
+import { readScalars } from "../observe/tensorboard/reader.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 
 /** Values by metric and step. */

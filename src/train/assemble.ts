@@ -23,10 +23,10 @@ import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { FeaturePrefetch } from "./feature-prefetch.ts";
-import { type Held, holdEncoder, holdLanguage, holdRouter, holdTeacher } from "./held.ts";
 import { sharingLanes } from "./image-deal.ts";
 import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
+import { type HeldModule, holdEncoder, holdLanguage, holdRouter, holdTeacher } from "./rank-modules.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { RunSpecification } from "./run-specification.ts";
 import type { TrainingState } from "./step.ts";
@@ -224,14 +224,14 @@ async function waysOf(world: World, name: string, layout: EdgeLayout): Promise<E
 }
 
 /** Ranks with a head hold the losses; of those that hold the same, the first tensor-parallel one counts. */
-function ownsLoss({ module, groups }: Held<HybridModel>): boolean {
+function ownsLoss({ module, groups }: HeldModule<HybridModel>): boolean {
 	return groups.model.tp.rank === 0 && module.stages.some(({ segment }) => segment.hasHead);
 }
 
 function participationOf(
 	{ participation: wanted }: RunSpecification,
 	topology: Topology,
-	encoder: Held<EncoderModule> | null,
+	encoder: HeldModule<EncoderModule> | null,
 ): Participation | null {
 	if (topology.encoder === null || wanted === undefined) return null;
 	return {
@@ -245,8 +245,8 @@ function participationOf(
 
 function countsTensor(
 	tensor: LogicalTensor,
-	encoder: Held<EncoderModule> | null,
-	language: Held<HybridModel> | null,
+	encoder: HeldModule<EncoderModule> | null,
+	language: HeldModule<HybridModel> | null,
 ): boolean {
 	const held = tensor.name.startsWith(languageModelPrefix) ? language! : (encoder ?? language)!;
 	const { replicas, model } = held.groups;

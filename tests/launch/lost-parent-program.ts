@@ -6,8 +6,8 @@
 import { leadHost, type RunOptions } from "../../src/launch/hosts.ts";
 import { type Identity, introductionOf } from "../../src/launch/identity.ts";
 import { LineConnection } from "../../src/launch/line-connection.ts";
-import type { Lead } from "../../src/launch/meeting-words.ts";
 import { ProvenConnection } from "../../src/launch/proven-connection.ts";
+import type { Lead } from "../../src/launch/rendezvous-messages.ts";
 import { testLibrary } from "../support.ts";
 
 interface About {

@@ -6,10 +6,10 @@ import { connect, createServer } from "node:net";
 import { hostsOf } from "../../src/launch/hosts.ts";
 import type { Identity } from "../../src/launch/identity.ts";
 import { meet } from "../../src/launch/meet.ts";
-import type { Lead } from "../../src/launch/meeting-words.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
 import { placementOf } from "../../src/launch/placement.ts";
 import { RendezvousHost } from "../../src/launch/rendezvous.ts";
+import type { Lead } from "../../src/launch/rendezvous-messages.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";

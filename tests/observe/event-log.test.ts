@@ -1,6 +1,6 @@
 /** A tracer's notes come back unchanged, in order, over more than one piece of memory. */
 import { expect, test } from "bun:test";
-import { EventLog } from "../../src/observe/event-log.ts";
+import { EventLog } from "../../src/observe/trace/event-log.ts";
 
 test("texts have numbers of their own, and keep them", () => {
 	const log = new EventLog();

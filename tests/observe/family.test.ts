@@ -1,10 +1,10 @@
 /** An elastic run's log: what the router chose for every budget, and the losses, on the page. */
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
-import { JsonLog } from "../../src/observe/json-log.ts";
-import { familyEvent } from "../../src/observe/logged-family.ts";
 import { reportPage } from "../../src/observe/page/page.ts";
-import { readRunLog } from "../../src/observe/run-log.ts";
+import { familyEvent } from "../../src/observe/run-log/family.ts";
+import { readRunLog } from "../../src/observe/run-log/reader.ts";
+import { JsonLog } from "../../src/observe/run-log/writer.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { step } from "./step.ts";
 

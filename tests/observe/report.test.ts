@@ -3,10 +3,10 @@ import { afterEach, expect, test } from "bun:test";
 import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { JsonLog } from "../../src/observe/json-log.ts";
 import { logTicks } from "../../src/observe/page/axes.ts";
 import { comparisonPage, distinctNames, reportPage } from "../../src/observe/page/page.ts";
-import { findLog, readRunLog } from "../../src/observe/run-log.ts";
+import { findLog, readRunLog } from "../../src/observe/run-log/reader.ts";
+import { JsonLog } from "../../src/observe/run-log/writer.ts";
 import { Series } from "../../src/observe/series.ts";
 import { clock, plantedRun } from "./planted-run.ts";
 import { step } from "./step.ts";
@@ -123,7 +123,7 @@ test("a long log is read in bounded memory", () => {
 		appendFileSync(file, `${lines.join("\n")}\n`);
 	}
 	const program = `
-		import { readRunLog } from "${join(import.meta.dir, "../../src/observe/run-log.ts")}";
+		import { readRunLog } from "${join(import.meta.dir, "../../src/observe/run-log/reader.ts")}";
 		import { reportPage } from "${join(import.meta.dir, "../../src/observe/page/page.ts")}";
 		const log = readRunLog(process.argv[1]);
 		const page = reportPage(log, 0);

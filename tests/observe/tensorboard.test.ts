@@ -3,8 +3,8 @@ import { afterEach, expect, test } from "bun:test";
 import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { TensorBoard } from "../../src/observe/tensorboard.ts";
-import { readScalars } from "../../src/observe/tensorboard-reader.ts";
+import { readScalars } from "../../src/observe/tensorboard/reader.ts";
+import { TensorBoard } from "../../src/observe/tensorboard/writer.ts";
 import { step } from "./step.ts";
 
 const folders: string[] = [];

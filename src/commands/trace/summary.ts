@@ -7,7 +7,7 @@ import {
 	readTrace,
 	summariseTrace,
 	type Total,
-} from "../../observe/trace-summary.ts";
+} from "../../observe/trace/summary.ts";
 import { bytesText } from "../plan-text.ts";
 
 /** Lines of a table. */

@@ -1,6 +1,6 @@
 /** An elastic run's submodels: the loss of every budget by its size, and what the router chose over time. */
-import type { LoggedBudget } from "../logged-family.ts";
-import type { RunLog } from "../run-log.ts";
+import type { LoggedBudget } from "../run-log/family.ts";
+import type { RunLog } from "../run-log/reader.ts";
 import { frame, ticks, x, y } from "./axes.ts";
 import { type Curve, lineChart } from "./charts.ts";
 import { runColours } from "./curves.ts";

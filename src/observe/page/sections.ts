@@ -1,5 +1,5 @@
 /** The parts of a run's page, each "" where the log has nothing for it. */
-import type { RunLog } from "../run-log.ts";
+import type { RunLog } from "../run-log/reader.ts";
 import { bars, heatMap } from "./bars.ts";
 import { lineChart } from "./charts.ts";
 import { bytesText, durationText, escapeHtml, millisecondsText, numberText, section } from "./html.ts";

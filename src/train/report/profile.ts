@@ -1,7 +1,7 @@
 /** Profiles some steps of a run: every rank traces its own, the reporting rank puts them into one file. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { StepClock } from "../../observe/step-clock.ts";
-import { mergeTrace, partName, Tracer } from "../../observe/trace.ts";
+import { mergeTrace, partName, Tracer } from "../../observe/trace/tracer.ts";
 import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";
 import type { Listener } from "../listeners.ts";

@@ -1,4 +1,4 @@
-import { readRunLog } from "../../../src/observe/run-log.ts";
+import { readRunLog } from "../../../src/observe/run-log/reader.ts";
 import { FileInput } from "../file-input.ts";
 import type { FuzzParser } from "../parser.ts";
 

@@ -1,4 +1,4 @@
-import { readTrace, summariseTrace } from "../../../src/observe/trace-summary.ts";
+import { readTrace, summariseTrace } from "../../../src/observe/trace/summary.ts";
 import { FileInput } from "../file-input.ts";
 import type { FuzzParser } from "../parser.ts";
 

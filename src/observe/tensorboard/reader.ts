@@ -4,8 +4,8 @@
  */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../native/errors.ts";
-import { fields } from "./protobuf.ts";
+import { UserError } from "../../native/errors.ts";
+import { fields } from "../protobuf.ts";
 
 /** Values by tag and step of all event files of a folder, later files winning. */
 export function readScalars(folder: string): Map<string, Map<number, number>> {

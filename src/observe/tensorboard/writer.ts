@@ -3,9 +3,10 @@
  * x is the number of consumed samples. Scalars that Megatron lacks (modules, memory by rank) have names of their own
  * without twins.
  */
+
+import type { EvaluationReport, Observer, StepReport, TimersReport } from "../report.ts";
+import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
 import { EventFile, type Histogram } from "./event-file.ts";
-import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";
-import { type Scalar, type ScalarOptions, Scalars } from "./scalars.ts";
 
 export class TensorBoard implements Observer {
 	readonly #events: EventFile;

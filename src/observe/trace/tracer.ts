@@ -4,10 +4,10 @@
  * them.
  */
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import type { Device, DeviceEvent, DeviceTracer, Stream } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
+import type { Device, DeviceEvent, DeviceTracer, Stream } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
 import { EventLog, type LoggedEvent } from "./event-log.ts";
-import { exactTime, lanesOf, type Span } from "./trace-lanes.ts";
+import { exactTime, lanesOf, type Span } from "./lanes.ts";
 
 /** A complete event ("X"), counter ("C") or name ("M") of the trace format; times in microseconds. */
 export interface TraceEvent {

@@ -1,8 +1,8 @@
 /** Where the steps of a trace went: parts, operations, layers and collectives, by module and summed over its ranks. */
 import { readFileSync } from "node:fs";
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
-import type { TraceEvent } from "./trace.ts";
+import { UserError } from "../../native/errors.ts";
+import type { TraceEvent } from "./tracer.ts";
 
 /** Calls of one kind. */
 export interface Total {

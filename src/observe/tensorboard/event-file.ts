@@ -5,9 +5,9 @@
 import { closeSync, mkdirSync, openSync, writeSync } from "node:fs";
 import { hostname } from "node:os";
 import { join } from "node:path";
-import { UserError } from "../native/errors.ts";
-import { Message } from "./protobuf.ts";
-import { maskedCrc } from "./tensorboard-reader.ts";
+import { UserError } from "../../native/errors.ts";
+import { Message } from "../protobuf.ts";
+import { maskedCrc } from "./reader.ts";
 
 /** Counts of neighbouring buckets; bucket i ends at limits[i]. */
 export interface Histogram {

@@ -12,7 +12,7 @@ import type { Teacher } from "./distillation.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
 /** A module's part on this rank. */
-export interface Held<Module> {
+export interface HeldModule<Module> {
 	readonly module: Module;
 	readonly groups: ModuleGroups;
 	readonly replica: DataParallel;
@@ -22,7 +22,7 @@ export async function holdEncoder(
 	specification: RunSpecification,
 	{ encoder: grid }: Topology,
 	world: World,
-): Promise<Held<EncoderModule> | null> {
+): Promise<HeldModule<EncoderModule> | null> {
 	const { encoder: config, frozen } = specification;
 	if (config === null || !grid?.contains(world.rank)) return null;
 	const groups = await moduleGroups(world, grid, { experts: 0, sequenceParallel: false });
@@ -41,7 +41,7 @@ export async function holdLanguage(
 	specification: RunSpecification,
 	{ language: grid }: Topology,
 	world: World,
-): Promise<Held<HybridModel> | null> {
+): Promise<HeldModule<HybridModel> | null> {
 	const { language: config, frozen, segments = [wholeModel(config.pattern.length)] } = specification;
 	if (!grid.contains(world.rank)) return null;
 	const groups = await moduleGroups(world, grid, {
@@ -64,7 +64,7 @@ export async function holdLanguage(
 
 export function holdTeacher(
 	{ distillation = null }: RunSpecification,
-	{ module: student }: Held<HybridModel>,
+	{ module: student }: HeldModule<HybridModel>,
 ): Teacher | null {
 	if (distillation === null) return null;
 	if (distillation.teacher === "self") return { ...distillation, model: student };
@@ -78,7 +78,7 @@ export function holdTeacher(
 export function holdRouter(
 	{ elastic = null }: RunSpecification,
 	{ language: grid }: Topology,
-	{ module: model, groups }: Held<HybridModel>,
+	{ module: model, groups }: HeldModule<HybridModel>,
 ) {
 	if (elastic === null) return null;
 	const { config, period } = elastic;

@@ -4,10 +4,10 @@
  */
 import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../native/errors.ts";
-import { linesOf } from "./lines.ts";
-import { addFamily, type LoggedBudget, seriesOfFamily } from "./logged-family.ts";
-import { Series } from "./series.ts";
+import { UserError } from "../../native/errors.ts";
+import { linesOf } from "../lines.ts";
+import { Series } from "../series.ts";
+import { addFamily, type LoggedBudget, seriesOfFamily } from "./family.ts";
 
 /** Something that happened between steps, from the log's own words. */
 export interface LoggedEvent {
