@@ -2,6 +2,7 @@
 // §1.3), with the row probability that weights an expert's activation before its second projection. y = p act(x), one
 // rounding.
 #include "activation.cuh"
+#include "activation_backward.h"
 
 namespace mimo::cuda {
 namespace {
@@ -37,7 +38,7 @@ __global__ void gated_forward_kernel(const T* x, const float* row_probability, T
 
 /// One block a row: the gradient of the row's probability is a sum over it.
 template <class Kind, class T, int Width>
-__global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx,
+__global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx, T* y,
                                       float* drow_probability, const int32_t* row_count, int64_t rows, int64_t packs) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
@@ -46,16 +47,18 @@ __global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_
   float sum[1] = {0};
   for (int64_t pack = threadIdx.x; pack < packs; pack += blockDim.x) {
     const int64_t at = (row * packs + pack) * Width;
-    float value[Width], gradient[Width];
+    float value[Width], gradient[Width], weighted[Width];
     read(x + at, value);
     read(dy + at, gradient);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
       const ValueAndSlope a = Kind::at(value[i]);
       sum[0] += gradient[i] * a.value;
+      weighted[i] = probability * a.value;
       value[i] = probability * gradient[i] * a.slope;
     }
     write(dx + at, value);
+    if (y != nullptr) write(y + at, weighted);
   }
   if (drow_probability == nullptr) return;
   block_sum(sum, shared);
@@ -63,7 +66,7 @@ __global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_
 }
 
 template <class T, int Width>
-__global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx,
+__global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx, T* y,
                                       float* drow_probability, const int32_t* row_count, int64_t rows, int64_t packs,
                                       uint32_t gate_block, Gate g) {
   __shared__ float shared[32];
@@ -74,20 +77,23 @@ __global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_
   for (int64_t pack = threadIdx.x; pack < packs; pack += blockDim.x) {
     const int64_t gate_at = (2 * row * packs + gate_pack(pack, gate_block)) * Width;
     const int64_t linear_at = gate_at + static_cast<int64_t>(gate_block) * Width;
-    float value[Width], linear_value[Width], gradient[Width];
+    const int64_t at = (row * packs + pack) * Width;
+    float value[Width], linear_value[Width], gradient[Width], weighted[Width];
     read(x + gate_at, value);
     read(x + linear_at, linear_value);
-    read(dy + (row * packs + pack) * Width, gradient);
+    read(dy + at, gradient);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
       const Gate::Gradient a = g.gradient(value[i], linear_value[i]);
       const float da = probability * gradient[i];
       sum[0] += gradient[i] * a.value;
+      weighted[i] = probability * a.value;
       value[i] = da * a.gate;
       linear_value[i] = da * a.linear;
     }
     write(dx + gate_at, value);
     write(dx + linear_at, linear_value);
+    if (y != nullptr) write(y + at, weighted);
   }
   if (drow_probability == nullptr) return;
   block_sum(sum, shared);
@@ -124,26 +130,31 @@ void activation_forward(mimo_stream& stream, const mimo_activation_forward_args&
 }
 
 void activation_backward(mimo_stream& stream, const mimo_activation_backward_args& args) {
+  activation_backward_and_forward(stream, args, nullptr);
+}
+
+void activation_backward_and_forward(mimo_stream& stream, const mimo_activation_backward_args& args, void* activated) {
   require_legal(args);
   if (args.rows == 0 || args.width == 0) return;
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;
     const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, gate_block(args), args.width, wide); };
-    with_width<wide>(fits(args.dy) && fits(args.x) && fits(args.dx), [&](auto w) {
+    with_width<wide>(fits(args.dy) && fits(args.x) && fits(args.dx) && fits(activated), [&](auto w) {
       const int64_t packs = args.width / w;
       const T* dy = static_cast<const T*>(args.dy);
       const T* x = static_cast<const T*>(args.x);
       T* dx = static_cast<T*>(args.dx);
+      T* y = static_cast<T*>(activated);
       const dim3 grid = grid_of(args.rows), block(backward_threads(packs));
       if (is_gated(args.kind)) {
-        launch(stream, gated_backward_kernel<T, w>, grid, block, 0, dy, x, args.row_probability, dx,
+        launch(stream, gated_backward_kernel<T, w>, grid, block, 0, dy, x, args.row_probability, dx, y,
                args.drow_probability, args.row_count, args.rows, packs, static_cast<uint32_t>(gate_block(args) / w),
                gate_of(args));
         return;
       }
       with_plain_kind(args.kind, [&](auto kind) {
-        launch(stream, plain_backward_kernel<decltype(kind), T, w>, grid, block, 0, dy, x, args.row_probability, dx,
+        launch(stream, plain_backward_kernel<decltype(kind), T, w>, grid, block, 0, dy, x, args.row_probability, dx, y,
                args.drow_probability, args.row_count, args.rows, packs);
       });
     });

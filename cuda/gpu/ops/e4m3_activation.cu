@@ -1,6 +1,7 @@
 // The activation of experts between two products in e4m3 (docs/spec/moe-performance.md §1.2, §1.3, §1.7): reads z (and dhs)
 // once, and writes what the next product reads in one byte an element, with a factor for every run of 128 columns.
 #include "activation.cuh"
+#include "activation_backward.h"
 #include "e4m3.cuh"
 #include "early.cuh"
 #include "operations.h"
@@ -193,14 +194,7 @@ void gradient_in_steps(mimo_stream& stream, const mimo_grouped_mlp_backward_args
   b.drow_probability = args.drow_probability, b.row_count = live;
   b.rows = args.rows, b.width = args.width, b.interleave = args.interleave;
   b.clamp = args.clamp, b.linear_offset = args.linear_offset, b.kind = args.kind, b.dtype = args.dtype;
-  activation_backward(stream, b);
-  if (args.hs != nullptr) {
-    mimo_activation_forward_args f{};
-    f.x = args.z, f.row_probability = args.row_probability, f.y = args.hs, f.row_count = live;
-    f.rows = args.rows, f.width = args.width, f.interleave = args.interleave;
-    f.clamp = args.clamp, f.linear_offset = args.linear_offset, f.kind = args.kind, f.dtype = args.dtype;
-    activation_forward(stream, f);
-  }
+  activation_backward_and_forward(stream, b, args.hs);
   quantize_rows(stream, args.dz, args.rows, 2 * args.width, live, dz);
 }
 

@@ -1,5 +1,6 @@
 // Feed-forward layers of experts (docs/spec/moe-performance.md §1), composed of the grouped products, the activation and the
 // biases, for every case. In e4m3 products and activation are kernels of Hopper.
+#include "activation_backward.h"
 #include "grouped_bias.h"
 #include "grouped_mlp.h"
 #include "kernel.cuh"
@@ -99,8 +100,7 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
     b.drow_probability = args.drow_probability, b.row_count = args.offsets + args.groups;
     b.rows = args.rows, b.width = args.width, b.interleave = args.interleave;
     b.clamp = args.clamp, b.linear_offset = args.linear_offset, b.kind = args.kind, b.dtype = args.dtype;
-    activation_backward(stream, b);
-    if (args.hs != nullptr) layer.activate(args.z, args.hs);
+    activation_backward_and_forward(stream, b, args.hs);
     if (args.dx != nullptr) layer.product(args.dz, args.w1, false, args.hidden, layer.z_width(), args.dx, args.dtype);
   }
   layer.add_bias_gradient(args.dz, layer.z_width(), nullptr, args.db1);
