@@ -42,20 +42,63 @@ __device__ __forceinline__ float clamp_linear(float x, float clamp) {
 /// Gated kinds: gate σ(alpha gate) (linear + offset), both clamped first.
 struct Gate {
   float alpha, offset, clamp;
+};
 
+/// 1 / x rounded to nearest, for x from 1 to 2^126.
+__device__ __forceinline__ float inverse(float x) {
+  float near;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  return fmaf(near, -fmaf(x, near, -1.0f), near);
+}
+
+/// A gated kind at several columns. Usual: SwiGLU without a clamp, whose constants the compiler knows.
+template <bool Usual>
+struct Gated {
   struct Gradient {
     float value, gate, linear;  // activation, and its derivatives
   };
 
-  __device__ __forceinline__ float value(float gate, float linear) const {
-    const float g = clamp_gate(gate, clamp);
-    return g * sigmoid(alpha * g) * (clamp_linear(linear, clamp) + offset);
+  Gate given;
+
+  __device__ __forceinline__ Gate gate() const { return Usual ? Gate{1.0f, 0.0f, INFINITY} : given; }
+
+  /// σ(alpha gate). A division tests whether a number is too large for the short way to divide: all columns have one test here.
+  template <int Width>
+  __device__ __forceinline__ void sigmas(const float (&x)[Width], float (&to)[Width]) const {
+    const Gate g = gate();
+    float sum[Width], largest = 0;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      sum[i] = 1.0f + expf(-(g.alpha * clamp_gate(x[i], g.clamp)));
+      largest = fmaxf(largest, sum[i]);
+    }
+    if (largest < 0x1p126f) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) to[i] = inverse(sum[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) to[i] = 1.0f / sum[i];
+    }
   }
-  /// A value on a limit lets its gradient through.
-  __device__ __forceinline__ Gradient gradient(float gate, float linear) const {
-    const float g = clamp_gate(gate, clamp), l = clamp_linear(linear, clamp) + offset, s = sigmoid(alpha * g);
-    const bool clamped = linear > clamp || linear < -clamp;
-    return {g * s * l, gate > clamp ? 0.0f : l * (s + alpha * g * s * (1.0f - s)), clamped ? 0.0f : g * s};
+
+  template <int Width>
+  __device__ __forceinline__ void values(const float (&x)[Width], const float (&linear)[Width], float (&to)[Width]) const {
+    const Gate g = gate();
+    float sigma[Width];
+    sigmas(x, sigma);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      to[i] = clamp_gate(x[i], g.clamp) * sigma[i] * (clamp_linear(linear[i], g.clamp) + g.offset);
+    }
+  }
+
+  /// Of one column, with its sigma. A value on a limit lets its gradient through.
+  __device__ __forceinline__ Gradient gradient(float x, float linear, float sigma) const {
+    const Gate g = gate();
+    const float v = clamp_gate(x, g.clamp), l = clamp_linear(linear, g.clamp) + g.offset;
+    const bool clamped = linear > g.clamp || linear < -g.clamp;
+    const float slope = l * (sigma + g.alpha * v * sigma * (1.0f - sigma));
+    return {v * sigma * l, x > g.clamp ? 0.0f : slope, clamped ? 0.0f : v * sigma};
   }
 };
 
@@ -80,6 +123,13 @@ template <class Args>
 Gate gate_of(const Args& args) {
   if (args.kind == MIMO_ACTIVATION_SWIGLU) return {1.0f, 0.0f, args.clamp};
   return {1.702f, args.linear_offset, args.clamp};
+}
+
+/// Calls body with the gated kind.
+template <class Args, class Body>
+void with_gated_kind(const Args& args, Body&& body) {
+  if (args.kind == MIMO_ACTIVATION_SWIGLU && args.clamp == INFINITY) return body(Gated<true>{gate_of(args)});
+  body(Gated<false>{gate_of(args)});
 }
 
 /// Columns of a block of gate columns; the width where they are halves.

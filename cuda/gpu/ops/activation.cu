@@ -21,17 +21,18 @@ __global__ void plain_forward_kernel(const T* x, const float* row_probability, T
   });
 }
 
-template <class T, int Width>
+template <class Kind, class T, int Width>
 __global__ void gated_forward_kernel(const T* x, const float* row_probability, T* y, const int32_t* row_count,
-                                     int64_t rows, int64_t packs, uint32_t block, Gate g) {
+                                     int64_t rows, int64_t packs, uint32_t block, Kind kind) {
   for_each_pack(live_rows(rows, row_count), packs, [&](int64_t row, int64_t pack) {
     const float probability = row_probability != nullptr ? row_probability[row] : 1.0f;
-    float value[Width], linear[Width];
+    float gate[Width], linear[Width], value[Width];
     const int64_t gate_at = 2 * row * packs + gate_pack(pack, block);
-    read(x + gate_at * Width, value);
+    read(x + gate_at * Width, gate);
     read(x + (gate_at + block) * Width, linear);
+    kind.values(gate, linear, value);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) value[i] = probability * g.value(value[i], linear[i]);
+    for (int i = 0; i < Width; ++i) value[i] *= probability;
     write(y + (row * packs + pack) * Width, value);
   });
 }
@@ -65,10 +66,10 @@ __global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_
   if (threadIdx.x == 0) drow_probability[row] = sum[0];
 }
 
-template <class T, int Width>
+template <class Kind, class T, int Width>
 __global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx, T* y,
                                       float* drow_probability, const int32_t* row_count, int64_t rows, int64_t packs,
-                                      uint32_t gate_block, Gate g) {
+                                      uint32_t gate_block, Kind kind) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   if (row >= live_rows(rows, row_count)) return;
@@ -78,13 +79,14 @@ __global__ void gated_backward_kernel(const T* dy, const T* x, const float* row_
     const int64_t gate_at = (2 * row * packs + gate_pack(pack, gate_block)) * Width;
     const int64_t linear_at = gate_at + static_cast<int64_t>(gate_block) * Width;
     const int64_t at = (row * packs + pack) * Width;
-    float value[Width], linear_value[Width], gradient[Width], weighted[Width];
+    float value[Width], linear_value[Width], gradient[Width], weighted[Width], sigma[Width];
     read(x + gate_at, value);
     read(x + linear_at, linear_value);
     read(dy + at, gradient);
+    kind.sigmas(value, sigma);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      const Gate::Gradient a = g.gradient(value[i], linear_value[i]);
+      const auto a = kind.gradient(value[i], linear_value[i], sigma[i]);
       const float da = probability * gradient[i];
       sum[0] += gradient[i] * a.value;
       weighted[i] = probability * a.value;
@@ -117,9 +119,10 @@ void activation_forward(mimo_stream& stream, const mimo_activation_forward_args&
       const T* x = static_cast<const T*>(args.x);
       T* y = static_cast<T*>(args.y);
       if (is_gated(args.kind)) {
-        launch(stream, gated_forward_kernel<T, w>, covered.grid, covered.block, 0, x, args.row_probability, y, args.row_count,
-               args.rows, packs, static_cast<uint32_t>(gate_block(args) / w), gate_of(args));
-        return;
+        return with_gated_kind(args, [&](auto kind) {
+          launch(stream, gated_forward_kernel<decltype(kind), T, w>, covered.grid, covered.block, 0, x, args.row_probability, y,
+                 args.row_count, args.rows, packs, static_cast<uint32_t>(gate_block(args) / w), kind);
+        });
       }
       with_plain_kind(args.kind, [&](auto kind) {
         launch(stream, plain_forward_kernel<decltype(kind), T, w>, covered.grid, covered.block, 0, x,
@@ -148,10 +151,10 @@ void activation_backward_and_forward(mimo_stream& stream, const mimo_activation_
       T* y = static_cast<T*>(activated);
       const dim3 grid = grid_of(args.rows), block(backward_threads(packs));
       if (is_gated(args.kind)) {
-        launch(stream, gated_backward_kernel<T, w>, grid, block, 0, dy, x, args.row_probability, dx, y,
-               args.drow_probability, args.row_count, args.rows, packs, static_cast<uint32_t>(gate_block(args) / w),
-               gate_of(args));
-        return;
+        return with_gated_kind(args, [&](auto kind) {
+          launch(stream, gated_backward_kernel<decltype(kind), T, w>, grid, block, 0, dy, x, args.row_probability, dx, y,
+                 args.drow_probability, args.row_count, args.rows, packs, static_cast<uint32_t>(gate_block(args) / w), kind);
+        });
       }
       with_plain_kind(args.kind, [&](auto kind) {
         launch(stream, plain_backward_kernel<decltype(kind), T, w>, grid, block, 0, dy, x, args.row_probability, dx, y,

@@ -12,54 +12,23 @@ namespace {
 constexpr int threads = 256, lanes = 16;  // of a run: eight columns each
 constexpr int block_rows = threads / 32;   // a warp a row
 
+template <class Kind>
+constexpr bool is_gate = false;
+template <bool Usual>
+constexpr bool is_gate<Gated<Usual>> = true;
+
 /// A plain kind with the face of a gated one.
 template <class Kind>
 struct Plain {
-  static constexpr bool gated = false;
   __device__ __forceinline__ void values(const float (&x)[8], const float (&)[8], float (&to)[8]) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) to[i] = Kind::at(x[i]).value;
   }
-  __device__ __forceinline__ Gate::Gradient gradient(float x, float) const {
+  __device__ __forceinline__ void sigmas(const float (&)[8], float (&)[8]) const {}
+  __device__ __forceinline__ Gated<false>::Gradient gradient(float x, float, float) const {
     const ValueAndSlope a = Kind::at(x);
     return {a.value, a.slope, 0.0f};
   }
-};
-
-/// 1 / x rounded to nearest, for x from 1 to 2^126.
-__device__ __forceinline__ float inverse(float x) {
-  float near;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
-  return fmaf(near, -fmaf(x, near, -1.0f), near);
-}
-
-/// Usual: SwiGLU without a clamp, whose constants the compiler knows.
-template <bool Usual>
-struct Gated {
-  static constexpr bool gated = true;
-  Gate given;
-  __device__ __forceinline__ Gate gate() const { return Usual ? Gate{1.0f, 0.0f, INFINITY} : given; }
-  /// Gate::value() of eight. A division tests whether a number is too large for the short way to divide: eight have one test here.
-  __device__ __forceinline__ void values(const float (&x)[8], const float (&linear)[8], float (&to)[8]) const {
-    const Gate g = gate();
-    float gates[8], sum[8], sigma[8], largest = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      gates[i] = clamp_gate(x[i], g.clamp);
-      sum[i] = 1.0f + expf(-(g.alpha * gates[i]));
-      largest = fmaxf(largest, sum[i]);
-    }
-    if (largest < 0x1p126f) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sigma[i] = inverse(sum[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sigma[i] = 1.0f / sum[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = gates[i] * sigma[i] * (clamp_linear(linear[i], g.clamp) + g.offset);
-  }
-  __device__ __forceinline__ Gate::Gradient gradient(float x, float linear) const { return gate().gradient(x, linear); }
 };
 
 /// Where the gate and the linear value of an output column are in a row of 2 width columns: halves, or blocks of
@@ -74,8 +43,7 @@ struct GatedColumns {
 
 template <class Args, class Body>
 void with_activation(const Args& args, Body&& body) {
-  if (args.kind == MIMO_ACTIVATION_SWIGLU && args.clamp == INFINITY) return body(Gated<true>{gate_of(args)});
-  if (is_gated(args.kind)) return body(Gated<false>{gate_of(args)});
+  if (is_gated(args.kind)) return with_gated_kind(args, body);
   with_plain_kind(args.kind, [&](auto kind) { body(Plain<decltype(kind)>{}); });
 }
 
@@ -86,12 +54,12 @@ __global__ void __launch_bounds__(threads)
                    Activation activation, E4m3Operand hs) {
   previous_is_done();
   let_next_start();
-  constexpr int own_columns = Activation::gated ? 8 : 16, pieces = own_columns / 8, at_once = Activation::gated ? 2 : 4;
+  constexpr int own_columns = is_gate<Activation> ? 8 : 16, pieces = own_columns / 8, at_once = is_gate<Activation> ? 2 : 4;
   constexpr int own_lanes = run / own_columns, sides = 32 / own_lanes;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / 32;
   if (row >= *live) return;
   const float p = probability != nullptr ? probability[row] : 1.0f;
-  const bf16* const of_row = z + row * (Activation::gated ? 2 : 1) * columns.width;
+  const bf16* const of_row = z + row * (is_gate<Activation> ? 2 : 1) * columns.width;
   const int lane = threadIdx.x % own_lanes, side = threadIdx.x % 32 / own_lanes;
   for (int base = 0; base < runs; base += sides * at_once) {
     uint4 gate[at_once][pieces], linear[at_once][pieces];
@@ -103,9 +71,9 @@ __global__ void __launch_bounds__(threads)
         gate[i][piece] = linear[i][piece] = make_uint4(0, 0, 0, 0);
         if (column >= columns.width) continue;
         const int at = column + piece * 8;
-        const bf16* const from = of_row + (Activation::gated ? columns.gate(at) : at);
+        const bf16* const from = of_row + (is_gate<Activation> ? columns.gate(at) : at);
         gate[i][piece] = eight_bf16(from);
-        if constexpr (Activation::gated) linear[i][piece] = eight_bf16(from + columns.to_linear());
+        if constexpr (is_gate<Activation>) linear[i][piece] = eight_bf16(from + columns.to_linear());
       }
     }
 #pragma unroll
@@ -139,7 +107,7 @@ __global__ void __launch_bounds__(threads, 4)
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / 32;
   if (row >= *live) return;
   const float p = probability != nullptr ? probability[row] : 1.0f;
-  const int64_t z_width = Activation::gated ? 2 * static_cast<int64_t>(width) : width;
+  const int64_t z_width = is_gate<Activation> ? 2 * static_cast<int64_t>(width) : width;
   float sum = 0;
   const int side = threadIdx.x % 32 / lanes;
   for (int base = 0; base < runs; base += 2 * at_once) {
@@ -150,7 +118,7 @@ __global__ void __launch_bounds__(threads, 4)
       read_gate[i] = read_linear[i] = read_gradient[i] = make_uint4(0, 0, 0, 0);
       if (column >= width) continue;
       read_gate[i] = eight_bf16(z + row * z_width + column);
-      if constexpr (Activation::gated) read_linear[i] = eight_bf16(z + row * z_width + column + width);
+      if constexpr (is_gate<Activation>) read_linear[i] = eight_bf16(z + row * z_width + column + width);
       read_gradient[i] = eight_bf16(dhs + row * width + column);
     }
 #pragma unroll
@@ -159,25 +127,26 @@ __global__ void __launch_bounds__(threads, 4)
       const int index = base + 2 * i + side, column = index * run + threadIdx.x % lanes * 8;
       const bool lives = column < width;
       const int64_t at = row * z_width + column;
-      float gate[8], linear[8], gradient[8], value[8];
+      float gate[8], linear[8], gradient[8], value[8], sigma[8];
       read(read_gate[i], gate), read(read_linear[i], linear), read(read_gradient[i], gradient);
+      activation.sigmas(gate, sigma);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const Gate::Gradient a = activation.gradient(gate[j], linear[j]);
+        const auto a = activation.gradient(gate[j], linear[j], sigma[j]);
         const float da = p * gradient[j];
         if (lives) sum += gradient[j] * a.value;
         value[j] = p * a.value;
         gate[j] = lives ? da * a.gate : 0.0f, linear[j] = lives ? da * a.linear : 0.0f;
       }
       round_to_bf16(gate);
-      if constexpr (Activation::gated) round_to_bf16(linear);
+      if constexpr (is_gate<Activation>) round_to_bf16(linear);
       if (lives) {
         write(dz + at, gate);
-        if constexpr (Activation::gated) write(dz + at + width, linear);
+        if constexpr (is_gate<Activation>) write(dz + at + width, linear);
         if (hs != nullptr) write(hs + row * width + column, value);
       }
       store_run(gate, to.values + at, to.factors + index * to.factor_stride + row, lives);
-      if constexpr (Activation::gated) {
+      if constexpr (is_gate<Activation>) {
         store_run(linear, to.values + at + width, to.factors + (runs + index) * to.factor_stride + row, lives);
       }
     }
