@@ -83,8 +83,9 @@ export interface Group {
 	/** How exchangeRows moves rows, the same at all members. Each calls this before the first exchange; then it waits for the others. */
 	rowTransport(): RowTransportName;
 	/**
-	 * Sends x to a member, which receives a tensor of as many bytes. The first message of two members waits for both; one without
-	 * elements has them meet for its direction alone, any other for both.
+	 * Sends x to a member, which receives a tensor of as many bytes. The first message of two members waits for both, and connects
+	 * them in both directions; without elements it connects its own direction alone. First messages that two members send
+	 * each other at once must both have elements or both have none: else each waits for the direction that the other is not at.
 	 */
 	send(x: Tensor, to: number): Pending;
 	receive(x: Tensor, from: number): Pending;

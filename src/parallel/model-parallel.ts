@@ -1,5 +1,5 @@
 /** The groups inside one replica of a module, over which its layers communicate. */
-import type { ExpertParallel } from "./expert-parallel.ts";
+import type { ExpertParallel } from "./experts/members.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import type { ShardPlace } from "./shard.ts";
 

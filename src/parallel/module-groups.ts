@@ -1,7 +1,7 @@
 /** The communication groups of one module as one of its ranks sees them (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
-import type { ExpertCapacity } from "./expert-capacity.ts";
-import type { Dispatcher, ExpertNodes, ExpertParallel } from "./expert-parallel.ts";
+import type { ExpertCapacity } from "./experts/capacity.ts";
+import type { Dispatcher, ExpertNodes, ExpertParallel } from "./experts/members.ts";
 import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import type { ModelParallel } from "./model-parallel.ts";

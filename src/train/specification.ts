@@ -7,7 +7,7 @@ import type { HybridConfig } from "../models/hybrid/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/hybrid/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
-import type { Dispatcher } from "../parallel/expert-parallel.ts";
+import type { Dispatcher } from "../parallel/experts/members.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run } from "./assemble.ts";

@@ -2,7 +2,7 @@
  * Rank program of expert-exchange.ts: experts' rows to the ranks that hold them and back, planned by the device and by the
  * host, in turns; rank 0 prints the least seconds of each as JSON.
  */
-import { Exchange, startCombine, startDispatch } from "../../src/parallel/expert-parallel.ts";
+import { Exchange, startCombine, startDispatch } from "../../src/parallel/experts/all-to-all.ts";
 import { World } from "../../src/parallel/world.ts";
 import { ExpertOrder } from "../../src/tensor/ops/permute.ts";
 import { Tape } from "../../src/tensor/tape.ts";

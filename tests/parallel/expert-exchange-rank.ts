@@ -2,7 +2,8 @@
  * Rank program of expert-exchange.test.ts: random exchanges among an even number of ranks, forward and backward, against the exchange
  * that the host plans, bit for bit; and one that has no room. Prints what the rank found.
  */
-import { Exchange, type ExchangeMembers, startCombine, startDispatch } from "../../src/parallel/expert-parallel.ts";
+import { Exchange, startCombine, startDispatch } from "../../src/parallel/experts/all-to-all.ts";
+import type { ExchangeMembers } from "../../src/parallel/experts/members.ts";
 import type { Group } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";

@@ -7,7 +7,7 @@ import { AllGatherDispatcher } from "../../src/models/hybrid/token-dispatcher/al
 import { AllToAllDispatcher } from "../../src/models/hybrid/token-dispatcher/all-to-all.ts";
 import type { ExpertRows, TokenDispatcher } from "../../src/models/hybrid/token-dispatcher/dispatcher.ts";
 import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher/hierarchical.ts";
-import type { ExchangeMembers } from "../../src/parallel/expert-parallel.ts";
+import type { ExchangeMembers } from "../../src/parallel/experts/members.ts";
 import type { Group } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
@@ -121,8 +121,8 @@ function choicesOf({ tokens, topk, dropped }: Case, experts: number, seed: numbe
 	);
 }
 
-/** A pass through a journey and back. */
-function pass(one: Case, values: Record<"x" | "p" | "dy", Float32Array>, journey: typeof open, kind: Way) {
+/** Dispatch, experts and combine, forward and backward. */
+function pass(one: Case, values: Record<"x" | "p" | "dy", Float32Array>, start: typeof open, kind: Way) {
 	const { tokens, topk, width, dtype } = one;
 	const slotted = (x: Float32Array, shape: number[], of: FloatDtype) => {
 		using plain = Tensor.from(device, x, shape, { dtype: of });
@@ -132,14 +132,14 @@ function pass(one: Case, values: Record<"x" | "p" | "dy", Float32Array>, journey
 	using u = slotted(values.x, [tokens, width], dtype);
 	using probabilities = slotted(values.p, [tokens, topk], "f32");
 	const counted = { bytes: 0 };
-	using travelling = journey(one, tape, u, probabilities, kind, counted);
+	using dispatcher = start(one, tape, u, probabilities, kind, counted);
 	{
-		using arrived = travelling.finishDispatch();
+		using arrived = dispatcher.finishDispatch();
 		const local = Math.floor(world.rank / one.expertTensor) * one.localExperts;
 		using outputs = playExperts(tape, arrived, local, world.rank % one.expertTensor);
-		travelling.startCombine(outputs);
+		dispatcher.startCombine(outputs);
 	}
-	using y = travelling.finishCombine();
+	using y = dispatcher.finishCombine();
 	const forward = counted.bytes;
 	y.gradient!.accumulate(Tensor.from(device, values.dy, [tokens, width], { dtype }));
 	tape.backward();

@@ -36,7 +36,7 @@ test("outputs and gradients are those of rows that go to each expert; what leave
 	expect(Math.abs(planned("nodes").bytes("exchangeRows", 2) / mean - 1)).toBeLessThan(0.01);
 }, 60_000);
 
-/** A journey of 700 tokens of 6 choices among 8 experts on each of four ranks, as a plan counts it for one of them. */
+/** Dispatch and combine of 700 tokens of 6 choices among 8 experts on each of four ranks, as a plan counts it for one of them. */
 function planned(kind: "nodes" | "gathered") {
 	const [tokens, topk, width, localExperts] = [700, 6, 5, 8];
 	const seen: Transfer[] = [];
@@ -55,17 +55,17 @@ function planned(kind: "nodes" | "gathered") {
 	using probabilities = slotted([tokens, topk]);
 	using expertIndex = Tensor.empty(device, [tokens, topk], "i32");
 	const routing = { expertIndex, probabilities };
-	using travelling =
+	using dispatcher =
 		kind === "nodes"
 			? new HierarchicalDispatcher(tape, u, routing, members, null, false)
 			: new AllGatherDispatcher(tape, u, routing, members, false);
 	let expertRows = 0;
 	{
-		using arrived = travelling.finishDispatch();
+		using arrived = dispatcher.finishDispatch();
 		expertRows = arrived.offsets.toInt32().at(-1)!;
-		travelling.startCombine(arrived.rows);
+		dispatcher.startCombine(arrived.rows);
 	}
-	using y = travelling.finishCombine();
+	using y = dispatcher.finishCombine();
 	y.gradient!.accumulate(Tensor.empty(device, y.shape));
 	tape.backward();
 	const bytes = (of: Transfer["kind"], ranksPerNode: number) =>

@@ -1,7 +1,7 @@
 /** Whether experts of this rank were sent more rows than they have room for: noted on the device, found out once a step. */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
-import type { ExpertParallel } from "../../parallel/expert-parallel.ts";
+import type { ExpertParallel } from "../../parallel/experts/members.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 import type { RouterState } from "./router-state.ts";
 

@@ -3,7 +3,7 @@
  * without the residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank
  * routes its own tokens; with expert parallelism their copies travel to where the experts are.
  */
-import type { ExpertParallel } from "../../parallel/expert-parallel.ts";
+import type { ExpertParallel } from "../../parallel/experts/members.ts";
 import { linear } from "../../tensor/ops/linear.ts";
 import { maskScores } from "../../tensor/ops/mask-columns.ts";
 import { ExpertOrder } from "../../tensor/ops/permute.ts";

@@ -10,7 +10,7 @@ import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
-import type { Dispatcher } from "../../parallel/expert-parallel.ts";
+import type { Dispatcher } from "../../parallel/experts/members.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import type { DistillationOptions } from "../../train/distillation.ts";
 import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";

@@ -3,9 +3,10 @@
  * and sums the experts' outputs token by token; then the ranks' sums are added. Each rank's sum is rounded before it is added, and
  * so are gradients.
  */
-import { type ExchangeMembers, tokensOfAnyMember } from "../../../parallel/expert-parallel.ts";
-import { type Gathering, startGather, startSum } from "../../../parallel/gathered-rows.ts";
-import type { Travelling } from "../../../parallel/travel.ts";
+
+import { type Gathering, startGather, startSum } from "../../../parallel/experts/all-gather.ts";
+import { type ExchangeMembers, tokensOfAnyMember } from "../../../parallel/experts/members.ts";
+import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
 import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
 import { ExpertOrder } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
@@ -17,9 +18,9 @@ import { LocalDispatcher } from "./local.ts";
 export class AllGatherDispatcher implements TokenDispatcher {
 	readonly #tokens: number;
 	readonly #gathering: Gathering;
-	readonly #coming: Travelling;
+	readonly #coming: StartedExchange;
 	#local: LocalDispatcher | null = null;
-	#returning: Travelling | null = null;
+	#returning: StartedExchange | null = null;
 
 	constructor(
 		private readonly tape: Tape,

@@ -1,6 +1,7 @@
 /** Token copies that go to the ranks of their experts, a row for each expert. */
-import { Exchange, type ExchangeMembers, startCombine, startDispatch } from "../../../parallel/expert-parallel.ts";
-import type { Travelling } from "../../../parallel/travel.ts";
+import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
+import type { ExchangeMembers } from "../../../parallel/experts/members.ts";
+import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
 import { type ExpertOrder, permute, unpermute } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
 import type { Tape } from "../../../tensor/tape.ts";
@@ -10,8 +11,8 @@ import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.
 /** Takes the order over. */
 export class AllToAllDispatcher implements TokenDispatcher {
 	readonly #exchange: Exchange;
-	readonly #dispatch: Travelling;
-	#combine: Travelling | null = null;
+	readonly #dispatch: StartedExchange;
+	#combine: StartedExchange | null = null;
 
 	constructor(
 		private readonly tape: Tape,

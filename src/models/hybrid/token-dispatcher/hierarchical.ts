@@ -4,14 +4,9 @@
  * inside the node it is spread to its experts. On the way back the node sums a token's outputs before one row returns, rounded once
  * more than without; gradients of copies go the same ways.
  */
-import {
-	Exchange,
-	type ExchangeMembers,
-	type ExpertNodes,
-	startCombine,
-	startDispatch,
-} from "../../../parallel/expert-parallel.ts";
-import type { Travelling } from "../../../parallel/travel.ts";
+import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
+import type { ExchangeMembers, ExpertNodes } from "../../../parallel/experts/members.ts";
+import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
 import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
 import { ExpertOrder, permuteRows, unpermute } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
@@ -25,10 +20,10 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 	/** Tokens by node: a node is to the exchange between nodes what an expert is to that inside. */
 	readonly #byNode: ExpertOrder;
 	readonly #between: Exchange;
-	readonly #coming: Travelling;
+	readonly #coming: StartedExchange;
 	/** From where rows have come to this node to its experts, and back. */
 	#within: TokenDispatcher | null = null;
-	#returning: Travelling | null = null;
+	#returning: StartedExchange | null = null;
 
 	constructor(
 		private readonly tape: Tape,

@@ -3,10 +3,10 @@
  * of experts' rows with the fewest bytes where a group is smaller than the number of a token's experts. The number of rows is
  * known without reading the device.
  */
-import type { Tape } from "../tensor/tape.ts";
-import { contiguous, copyInto, Tensor } from "../tensor/tensor.ts";
-import type { Group, RowsOfMember } from "./group.ts";
-import { type Journey, journeyOf, parts, type Travelling, travel } from "./travel.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import { contiguous, copyInto, Tensor } from "../../tensor/tensor.ts";
+import type { Group, RowsOfMember } from "../group.ts";
+import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 
 /** Members' rows lie one after the other: `rows` of each member, at least as many as any member has. */
 export interface Gathering {
@@ -18,23 +18,23 @@ export interface Gathering {
  * Starts this member's rows, and what goes beside them, on their way to all members. Rows come in the order of the members; where
  * a member has fewer than `rows`, its last ones are -1. Backward: the sum of all members' gradients of this member's rows.
  */
-export function startGather(tape: Tape, sent: RowsOfMember, gathering: Gathering): Travelling {
-	return travel(tape, "gather rows", [], sent, {
+export function startGather(tape: Tape, sent: RowsOfMember, gathering: Gathering): StartedExchange {
+	return recordExchange(tape, "gather rows", [], sent, {
 		out: () => gathered(sent, gathering),
 		back: (gradients) => summed(gradients, sent.rows.rows, gathering),
 	});
 }
 
 /** Starts the sum of all members' parts: this member receives the sum of its `own` rows. Backward: every member receives all gradients. */
-export function startSum(tape: Tape, partial: Tensor, own: number, gathering: Gathering): Travelling {
+export function startSum(tape: Tape, partial: Tensor, own: number, gathering: Gathering): StartedExchange {
 	const sent = { rows: partial, beside: null };
-	return travel(tape, "sum rows", [], sent, {
+	return recordExchange(tape, "sum rows", [], sent, {
 		out: () => summed(sent, own, gathering),
 		back: (gradients) => gathered(gradients, gathering),
 	});
 }
 
-function gathered(sent: RowsOfMember, gathering: Gathering): Journey {
+function gathered(sent: RowsOfMember, gathering: Gathering): Transfer {
 	const { group } = gathering;
 	const moves = parts(sent).map((part) => {
 		const all = Tensor.empty(part.device, [group.size * gathering.rows, part.width], part.dtype);
@@ -42,7 +42,7 @@ function gathered(sent: RowsOfMember, gathering: Gathering): Journey {
 		return { own, all, pending: group.allGather(own, all) };
 	});
 	const ends = moves.flatMap(({ own, all }) => [own, all]);
-	return journeyOf(
+	return transferOf(
 		moves.map(({ pending }) => pending),
 		ends,
 		() => ({ rows: moves[0]!.all.share(), beside: moves[1]?.all.share() ?? null }),
@@ -61,14 +61,14 @@ function ownPlace(all: Tensor, part: Tensor, { group, rows }: Gathering): Tensor
 	return all.rowsFrom(first, rows);
 }
 
-function summed(partial: RowsOfMember, own: number, { group, rows }: Gathering): Journey {
+function summed(partial: RowsOfMember, own: number, { group, rows }: Gathering): Transfer {
 	const moves = parts(partial).map((part) => {
 		const sum = Tensor.empty(part.device, [rows, part.width], part.dtype);
 		const whole = contiguous(part);
 		return { whole, sum, pending: group.reduceScatter(whole, sum) };
 	});
 	const ends = moves.flatMap(({ whole, sum }) => [whole, sum]);
-	return journeyOf(
+	return transferOf(
 		moves.map(({ pending }) => pending),
 		ends,
 		() => ({ rows: moves[0]!.sum.rowsFrom(0, own), beside: moves[1]?.sum.rowsFrom(0, own) ?? null }),

@@ -1,39 +1,43 @@
 /**
- * Rows that travel between ranks as records of a tape: what is queued between start and finish hides the time that they take,
- * forward and backward.
+ * An exchange of rows between ranks as two records of a tape, its start and its finish: work queued between them hides the
+ * exchange, forward and backward.
  */
-import type { Tape } from "../tensor/tape.ts";
-import { Tensor } from "../tensor/tensor.ts";
-import type { Pending, RowsOfMember } from "./group.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import { Tensor } from "../../tensor/tensor.ts";
+import type { Pending, RowsOfMember } from "../group.ts";
 
 /**
- * Rows on their way to other ranks. Work queued between start and finish hides the time that they take. In backward their
- * gradients start where the rows finished, and finish where the rows started.
+ * An exchange that has started. In backward the gradients start their way back where the rows finished, and finish it where the
+ * rows started.
  */
-export interface Travelling extends Disposable {
-	/** The rows that have come. Called once. */
+export interface StartedExchange extends Disposable {
+	/** Waits for the rows and returns them. Called once. */
 	finish(): RowsOfMember;
 }
 
-/** A started way: `end` waits for the rows and returns them. Both ends stay allocated until then. */
-export interface Journey extends Disposable {
+/** One way of an exchange, started: `end` waits for the rows and returns them. Source and destination stay allocated until then. */
+export interface Transfer extends Disposable {
 	end(): RowsOfMember;
 }
 
+/** The rows, and the rows beside them if there are such. */
 export function parts({ rows, beside }: RowsOfMember): Tensor[] {
 	return beside ? [rows, beside] : [rows];
 }
 
-/** A journey as two records of the tape, which keep `keep`; the second is made by finish. */
-export function travel(
+/**
+ * Starts `ways.out` and records the start; finish() records the finish. Both records share `keep`, the tensors that `ways.back`
+ * reads.
+ */
+export function recordExchange(
 	tape: Tape,
 	name: string,
 	keep: readonly Tensor[],
 	sent: RowsOfMember,
-	ways: { readonly out: () => Journey; readonly back: (gradients: RowsOfMember) => Journey },
-): Travelling {
-	const journey = ways.out();
-	let wayBack: Journey | null = null;
+	ways: { readonly out: () => Transfer; readonly back: (gradients: RowsOfMember) => Transfer },
+): StartedExchange {
+	const wayOut = ways.out();
+	let wayBack: Transfer | null = null;
 	const leaving = parts(sent);
 	// No operation reads the ticket: its gradient tells the first record that the way back has started.
 	using ticket = tape.output(Tensor.empty(tape.device, [1]), sent.rows.gradient !== null);
@@ -41,7 +45,7 @@ export function travel(
 	tape.record({
 		name: `start ${name}`,
 		outputs: [ticket],
-		// The way back ends here, and no other holder of the rows' destination may be left.
+		// The way back ends in this record, when the tape may be the only owner of these tensors.
 		keep,
 		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
 		backward: () => {
@@ -51,7 +55,7 @@ export function travel(
 	});
 	return {
 		finish: () => {
-			const come = parts(journey.end()).map((one, index) => tape.output(one, leaving[index]!.gradient !== null));
+			const come = parts(wayOut.end()).map((one, index) => tape.output(one, leaving[index]!.gradient !== null));
 			const shapes = come.map(({ shape, dtype }) => ({ shape, dtype }));
 			tape.record({
 				name,
@@ -67,7 +71,7 @@ export function travel(
 			});
 			return { rows: come[0]!, beside: come[1] ?? null };
 		},
-		[Symbol.dispose]: () => journey[Symbol.dispose](),
+		[Symbol.dispose]: () => wayOut[Symbol.dispose](),
 	};
 }
 
@@ -75,8 +79,8 @@ function zeros(tape: Tape, { shape, dtype }: Pick<Tensor, "shape" | "dtype">): T
 	return Tensor.zeros(tape.device, shape, dtype);
 }
 
-/** A journey that holds `ends` until it has ended, or is given up. */
-export function journeyOf(pending: readonly Pending[], ends: readonly Tensor[], arrive: () => RowsOfMember): Journey {
+/** A transfer that owns the tensors `ends` until its end, or until it is disposed; `arrive` makes the rows of them. */
+export function transferOf(pending: readonly Pending[], ends: readonly Tensor[], arrive: () => RowsOfMember): Transfer {
 	let under = true;
 	const release = () => {
 		if (under) for (const end of ends) end[Symbol.dispose]();

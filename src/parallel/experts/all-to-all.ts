@@ -4,39 +4,13 @@
  * its channels. A token copy goes to all of them, and their partial outputs are summed on the way back. Which rows go where
  * is found on the device, from every member's counts: the host does not wait for them, but where the row transport needs them.
  */
-import type { ExpertOrder } from "../tensor/ops/permute.ts";
-import type { Tape } from "../tensor/tape.ts";
-import { Tensor } from "../tensor/tensor.ts";
-import { type ExpertCapacity, rowCapacity } from "./expert-capacity.ts";
-import type { DeviceRanges, Group, RowsOfMember } from "./group.ts";
-import { type Journey, journeyOf, parts, type Travelling, travel } from "./travel.ts";
-
-export interface ExchangeMembers {
-	/** The dispatch group (tp_ep), or a part of it. */
-	readonly group: Group;
-	/** Ranks over which one expert's channels are cut. */
-	readonly expertTensor: number;
-	/** Experts of this rank. */
-	readonly localExperts: number;
-	readonly capacity: ExpertCapacity;
-}
-
-/** Of a module. */
-export interface ExpertParallel extends ExchangeMembers {
-	/** alltoall: a row for each expert; allgather: all rows to every member; nodes: a row for each node. */
-	readonly dispatcher: "alltoall" | "allgather" | ExpertNodes;
-}
-
-/** How rows reach experts of other ranks: one for each expert, all to every member, or one to each node of consecutive ranks. */
-export type Dispatcher = "alltoall" | "allgather" | { readonly ranksPerNode: number };
-
-/** The dispatch group by nodes, each of equally many members side by side. */
-export interface ExpertNodes {
-	/** The members at this rank's place in every node, in the order of the nodes. */
-	readonly between: Group;
-	/** The members of this rank's node. */
-	readonly within: Group;
-}
+import type { ExpertOrder } from "../../tensor/ops/permute.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import { Tensor } from "../../tensor/tensor.ts";
+import type { DeviceRanges, Group, RowsOfMember } from "../group.ts";
+import { rowCapacity } from "./capacity.ts";
+import { type ExchangeMembers, tokensOfAnyMember } from "./members.ts";
+import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 
 /** Where every row of one dispatch goes and comes from; made once, used by rows and probabilities, both ways. */
 export class Exchange implements Disposable {
@@ -49,7 +23,7 @@ export class Exchange implements Disposable {
 		readonly parallel: ExchangeMembers,
 		/** Rows of this rank's tokens, live ones first: an upper bound. */
 		readonly slots: number,
-		/** The same at all members, as many as any of them has. */
+		/** Room for the rows of one member, equal at all members: as many rows as any member sends. */
 		readonly regionRows: number,
 		/** Rows that this rank's experts have room for. */
 		readonly capacity: number,
@@ -118,26 +92,12 @@ function onHost({ out, in: coming }: Pick<DeviceRanges, "out" | "in">, group: Gr
 	return group.rowTransport() === "counts" ? Int32Array.from([...out.toInt32(), ...coming.toInt32()]) : null;
 }
 
-/** As many tokens as any member may have in this layer, on which all agree. */
-export function tokensOfAnyMember(
-	tape: Tape,
-	{ tokens }: Pick<ExpertOrder, "tokens">,
-	{ group, capacity }: Pick<ExchangeMembers, "group" | "capacity">,
-): number {
-	const { mostTokens } = capacity;
-	if (mostTokens === null || !tape.training) {
-		return Math.max(...group.exchange(Int32Array.of(tokens)).map(([one]) => one!));
-	}
-	if (tokens > mostTokens) throw new RangeError(`${group.name}: ${tokens} tokens, where ${mostTokens} are the most.`);
-	return mostTokens;
-}
-
 /**
  * Starts rows_RW in global expert order, and what goes beside them, on their way to their experts; they come by (local expert,
  * source, row).
  */
-export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange): Travelling {
-	return travel(tape, "dispatch", exchange.tensors, sent, {
+export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange): StartedExchange {
+	return recordExchange(tape, "dispatch", exchange.tensors, sent, {
 		out: () => toExperts(sent, exchange),
 		back: (gradients) => {
 			const [rows, beside] = parts(sent).map(({ gradient }) => gradient!.contiguousTarget());
@@ -147,9 +107,9 @@ export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange
 }
 
 /** Starts the outputs of this rank's experts on their way back; they come in global expert order of this rank's tokens. */
-export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): Travelling {
+export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): StartedExchange {
 	const sent = { rows: outputs, beside: null };
-	return travel(tape, "combine", exchange.tensors, sent, {
+	return recordExchange(tape, "combine", exchange.tensors, sent, {
 		out: () => {
 			using all = Tensor.empty(tape.device, [exchange.slots, outputs.width], outputs.dtype);
 			return fromExperts(sent, { rows: all.withRowCount(exchange.sentCount), beside: null }, exchange);
@@ -159,14 +119,14 @@ export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): T
 }
 
 /** Sends rows in expert order to their experts' ranks; the rows that arrive are sorted by local expert. */
-function toExperts(sent: RowsOfMember, exchange: Exchange): Journey {
+function toExperts(sent: RowsOfMember, exchange: Exchange): Transfer {
 	const { capacity, regionRows, rowCount, out } = exchange;
 	const room = (like: Tensor) => Tensor.empty(like.device, [capacity, widthOf(like)], like.dtype);
 	const come = { rows: room(sent.rows), beside: sent.beside && room(sent.beside) };
 	const leaving = matrices(sent);
 	const stage = { at: "sender", rows: regionRows } as const;
 	const pending = exchange.parallel.group.exchangeRows(leaving, come, out, stage);
-	return journeyOf([pending], [...parts(leaving), ...parts(come)], () => ({
+	return transferOf([pending], [...parts(leaving), ...parts(come)], () => ({
 		rows: live(come.rows, sent.rows, rowCount),
 		beside: come.beside && live(come.beside, sent.beside!, rowCount),
 	}));
@@ -182,7 +142,7 @@ function live(matrix: Tensor, like: Tensor, rowCount: Tensor): Tensor {
  * The way back: rows by local expert return to their tokens' ranks, into `target` (taken over); parts from several members of
  * an expert add up.
  */
-function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Exchange): Journey {
+function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Exchange): Transfer {
 	const { back, regionRows } = exchange;
 	const { group, expertTensor } = exchange.parallel;
 	const leaving = matrices(sorted);
@@ -194,7 +154,7 @@ function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Excha
 	const stage = { at: "receiver", rows: expertTensor * regionRows } as const;
 	const pending = group.exchangeRows(leaving, come, back, stage);
 	const ends = [leaving, come, whole, target].flatMap(parts);
-	return journeyOf([pending], ends, () => {
+	return transferOf([pending], ends, () => {
 		if (expertTensor > 1) {
 			for (const [index, sum] of parts(whole).entries()) addRegions(parts(come)[index]!, sum, exchange);
 		}
