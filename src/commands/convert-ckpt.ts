@@ -18,8 +18,8 @@ import {
 import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
 import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
-import { readImportance } from "../elastic/importance.ts";
-import { permutedSource } from "../elastic/permute.ts";
+import { readImportance } from "../elastic/importance/importance.ts";
+import { permutedSource } from "../elastic/importance/permute.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";

@@ -14,10 +14,10 @@ import {
 	sizesOf,
 	sizesProblem,
 } from "./axes.ts";
-import { usageOf } from "./budget-loss.ts";
 import type { BudgetKind, ElasticConfig } from "./config.ts";
 import { parentSizes, type Sizes } from "./counts.ts";
 import { resolveProfile } from "./memory.ts";
+import { usageOf } from "./router/budget-loss.ts";
 import { readYaml } from "./yaml-file.ts";
 
 const refuse = (sentence: string): never => {

@@ -5,7 +5,7 @@ import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
 import { LeftOutTally } from "../data/left-out.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
-import type { DrawnBudget } from "../elastic/router-network.ts";
+import type { DrawnBudget } from "../elastic/router/network.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";

@@ -4,8 +4,8 @@
  * same ranks or on ranks of their own differ in the topology alone.
  */
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
-import type { ElasticRouter } from "../elastic/elastic-router.ts";
-import { routerPrefix } from "../elastic/router-parameters.ts";
+import { routerPrefix } from "../elastic/router/parameters.ts";
+import type { ElasticRouter } from "../elastic/router/router.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";

@@ -1,6 +1,6 @@
 /** The loss without training: dropout is off, routers do not count. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import { type DrawnBudget, withoutNoise } from "../elastic/router-network.ts";
+import { type DrawnBudget, withoutNoise } from "../elastic/router/network.ts";
 import { isOfTraining, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";

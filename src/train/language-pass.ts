@@ -2,7 +2,7 @@
 
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
-import type { Sampled } from "../elastic/elastic-router.ts";
+import type { Sampled } from "../elastic/router/router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { Nodes } from "../models/hybrid/nodes.ts";
 import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";

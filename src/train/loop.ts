@@ -2,8 +2,8 @@
 import { plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import type { ElasticRouter } from "../elastic/elastic-router.ts";
-import { budgetRecords } from "../elastic/family-records.ts";
+import type { ElasticRouter } from "../elastic/router/router.ts";
+import { budgetRecords } from "../elastic/submodel/family-records.ts";
 import { ExitSignals } from "../launch/exit-signals.ts";
 import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";

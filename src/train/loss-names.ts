@@ -1,6 +1,7 @@
 /** Names of a run's losses, Megatron's. */
-import { parentBudget } from "../elastic/budget-loss.ts";
+
 import type { ElasticConfig } from "../elastic/config.ts";
+import { parentBudget } from "../elastic/router/budget-loss.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import {
 	budgetLossName,

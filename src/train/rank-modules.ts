@@ -1,6 +1,6 @@
 /** A rank's parts of the modules: each with its groups, and the sums of its gradients over replicas. */
-import { drawFor } from "../elastic/draws.ts";
-import { ElasticRouter } from "../elastic/elastic-router.ts";
+import { drawFor } from "../elastic/router/draws.ts";
+import { ElasticRouter } from "../elastic/router/router.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
 import { segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
 import { EncoderModule } from "../models/vision/encoder.ts";

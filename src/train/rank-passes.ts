@@ -3,7 +3,7 @@ import { placesInStep } from "../data/images.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
-import type { Sampled } from "../elastic/elastic-router.ts";
+import type { Sampled } from "../elastic/router/router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";

@@ -1,6 +1,6 @@
 /** Modules and options of a run, as assemble() takes them. */
 import type { ElasticConfig } from "../elastic/config.ts";
-import type { Draw } from "../elastic/router-network.ts";
+import type { Draw } from "../elastic/router/network.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import type { Segment } from "../models/hybrid/segments.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";

@@ -5,8 +5,8 @@
  * microbatches and ranks. Every rank of the run calls this together, whatever modules it holds.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import type { ElasticRouter, SampledStep } from "../elastic/elastic-router.ts";
-import type { Draw } from "../elastic/router-network.ts";
+import type { Draw } from "../elastic/router/network.ts";
+import type { ElasticRouter, SampledStep } from "../elastic/router/router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";

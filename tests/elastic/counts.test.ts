@@ -1,17 +1,17 @@
 /** Counts of parameters, memory and budget losses against the vectors of docs/spec/elastic.md §6–§8, and their gradients. */
 import { describe, expect, test } from "bun:test";
 import { rowsOf } from "../../src/elastic/axes.ts";
-import { budgetLoss, parentBudget, usageOf } from "../../src/elastic/budget-loss.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
 import { type CountRule, countParameters, parentSizes, type Sizes } from "../../src/elastic/counts.ts";
 import { memoryOf, memoryProfiles, resolveProfile } from "../../src/elastic/memory.ts";
+import { budgetLoss, parentBudget, usageOf } from "../../src/elastic/router/budget-loss.ts";
 import {
 	addAxisGradient,
 	type Draw,
 	type RouterSample,
 	sampleAxis,
 	withoutNoise,
-} from "../../src/elastic/router-network.ts";
+} from "../../src/elastic/router/network.ts";
 import type { HybridConfig } from "../../src/models/hybrid/config.ts";
 import { randomValues } from "../support.ts";
 import { familyOf } from "./family-model.ts";

@@ -3,7 +3,7 @@
  * the other, in the file OUTPUT.RANK on ranks of the last stage: f32 [choices, tokens, this rank's columns].
  */
 import { writeFileSync } from "node:fs";
-import { withoutNoise } from "../../src/elastic/router-network.ts";
+import { withoutNoise } from "../../src/elastic/router/network.ts";
 import { Losses } from "../../src/train/losses.ts";
 import { budgets, expertBias, text } from "./family-model.ts";
 import { FamilyRank } from "./family-run.ts";

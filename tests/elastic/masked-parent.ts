@@ -3,7 +3,7 @@
  * norms over fewer live channels are made those of the live ones by a factor √(e/H) on their weights and an ε of ε·e/H.
  */
 import { readTensor, type TensorStore } from "../../src/checkpoint/store.ts";
-import type { Submodel } from "../../src/elastic/submodel.ts";
+import type { Submodel } from "../../src/elastic/submodel/submodel.ts";
 import { type HybridConfig, isGated, type LayerDifference } from "../../src/models/hybrid/config.ts";
 import type { HybridModel } from "../../src/models/hybrid/model.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";

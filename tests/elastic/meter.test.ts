@@ -4,8 +4,13 @@ import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { DeviceInput } from "../../src/data/device-input.ts";
-import { formatImportance, type Importance, layerRanking, unitsOfImportance } from "../../src/elastic/importance.ts";
-import { ImportanceMeter } from "../../src/elastic/meter.ts";
+import {
+	formatImportance,
+	type Importance,
+	layerRanking,
+	unitsOfImportance,
+} from "../../src/elastic/importance/importance.ts";
+import { ImportanceMeter } from "../../src/elastic/importance/meter.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
 import type { Device } from "../../src/native/device.ts";

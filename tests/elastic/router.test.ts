@@ -2,16 +2,16 @@
 import { describe, expect, test } from "bun:test";
 import { type Axis, rankingProblem, sizesOf, sizesProblem } from "../../src/elastic/axes.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
-import { drawBudget, drawFor } from "../../src/elastic/draws.ts";
 import { memoryProfiles } from "../../src/elastic/memory.ts";
+import { drawBudget, drawFor } from "../../src/elastic/router/draws.ts";
 import {
 	addAxisGradient,
 	budgetVector,
 	type Draw,
 	sampleAxis,
 	withoutNoise,
-} from "../../src/elastic/router-network.ts";
-import { routerParameters } from "../../src/elastic/router-parameters.ts";
+} from "../../src/elastic/router/network.ts";
+import { routerParameters } from "../../src/elastic/router/parameters.ts";
 import { randomValues } from "../support.ts";
 import { familyOf } from "./family-model.ts";
 import { elasticModel, testElastic } from "./models.ts";

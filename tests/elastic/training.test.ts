@@ -1,12 +1,12 @@
 /** Training of an elastic model: one step, and the result of a few hundred (docs/spec/elastic.md §12). */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { copyBlocks, loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
-import { expectedSizes, usageOf } from "../../src/elastic/budget-loss.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
-import { submodelOfSizes } from "../../src/elastic/family.ts";
-import { type Draw, sampleAxis, withoutNoise } from "../../src/elastic/router-network.ts";
-import { unitsOfSubmodel } from "../../src/elastic/submodel-configuration.ts";
-import { selectionsOf } from "../../src/elastic/units.ts";
+import { expectedSizes, usageOf } from "../../src/elastic/router/budget-loss.ts";
+import { type Draw, sampleAxis, withoutNoise } from "../../src/elastic/router/network.ts";
+import { unitsOfSubmodel } from "../../src/elastic/submodel/configuration.ts";
+import { submodelOfSizes } from "../../src/elastic/submodel/family.ts";
+import { selectionsOf } from "../../src/elastic/submodel/units.ts";
 import type { Device } from "../../src/native/device.ts";
 import type { Run } from "../../src/train/assemble.ts";
 import type { RunSpecification } from "../../src/train/run-specification.ts";

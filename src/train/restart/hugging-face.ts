@@ -23,7 +23,7 @@ import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { routerPrefix } from "../../elastic/router-parameters.ts";
+import { routerPrefix } from "../../elastic/router/parameters.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
 import type { Run } from "../assemble.ts";

@@ -1,8 +1,8 @@
 /** A run's configuration with a submodel in the place of its model. */
-import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
-import { type Key, keys, propertyOf } from "../config/schema.ts";
+import { configurationOf, type ResolvedConfiguration } from "../../config/resolve.ts";
+import { type Key, keys, propertyOf } from "../../config/schema.ts";
+import { submodelKeys } from "./configuration.ts";
 import type { Submodel } from "./submodel.ts";
-import { submodelKeys } from "./submodel-configuration.ts";
 
 /** Sizes that follow from others unless they are given: the submodel has the parent's. */
 const kept: readonly Key[] = [

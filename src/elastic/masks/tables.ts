@@ -4,10 +4,10 @@
  * masks, c of the chosen size times its probability without.
  */
 
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { type Axis, type AxisName, parentSize, rowsOf } from "./axes.ts";
-import type { ElasticConfig } from "./config.ts";
-import type { AxisSample, RouterSample } from "./router-network.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { type Axis, type AxisName, parentSize, rowsOf } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
+import type { AxisSample, RouterSample } from "../router/network.ts";
 
 /** Purpose of a table's factors. */
 export type TablePurpose =

@@ -3,13 +3,13 @@
  * the first units of every axis, a permutation keeps all in another order.
  */
 
-import type { LanguageModelConfiguration } from "../checkpoint/hf/configuration.ts";
-import { affineName, projectorPrefix } from "../checkpoint/hf/projector-names.ts";
-import type { Selection } from "../checkpoint/selected-store.ts";
-import type { TensorStore } from "../checkpoint/store.ts";
-import { parsePattern } from "../config/hybrid-pattern.ts";
-import { modelOfLayer } from "../config/per-layer.ts";
-import { UserError } from "../native/errors.ts";
+import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
+import { affineName, projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
+import type { Selection } from "../../checkpoint/selected-store.ts";
+import type { TensorStore } from "../../checkpoint/store.ts";
+import { parsePattern } from "../../config/hybrid-pattern.ts";
+import { modelOfLayer } from "../../config/per-layer.ts";
+import { UserError } from "../../native/errors.ts";
 
 /** Places of kept units among the stored ones, in their new order; null: all in order. */
 export type Places = Uint32Array | null;

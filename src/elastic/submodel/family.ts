@@ -1,17 +1,17 @@
 /** The submodels that a trained router chooses: one for every budget, without noise (docs/spec/elastic.md §3, §16). */
-import type { SourceCheckpoint } from "../checkpoint/conversion/source.ts";
-import { readTensor, type TensorStore } from "../checkpoint/store.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
-import type { AxisName } from "./axes.ts";
-import { expectedSizes } from "./budget-loss.ts";
-import type { ElasticConfig } from "./config.ts";
-import type { Sizes } from "./counts.ts";
-import { elasticConfig } from "./from-configuration.ts";
-import { type GateWeights, sampleAxis, withoutNoise } from "./router-network.ts";
-import { gateName } from "./router-parameters.ts";
+import type { SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
+import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { UserError } from "../../native/errors.ts";
+import { exitCodes } from "../../native/exit-codes.ts";
+import type { AxisName } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
+import type { Sizes } from "../counts.ts";
+import { elasticConfig } from "../from-configuration.ts";
+import { expectedSizes } from "../router/budget-loss.ts";
+import { type GateWeights, sampleAxis, withoutNoise } from "../router/network.ts";
+import { gateName } from "../router/parameters.ts";
 import type { Submodel } from "./submodel.ts";
 
 /** A trained router: its axes and budgets, and the weights of its networks. */

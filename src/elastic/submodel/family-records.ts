@@ -1,8 +1,8 @@
 /** Records of the submodel of every budget, for a log and `mimo elastic list`. */
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import type { BudgetRecord } from "../observe/run-log/family.ts";
-import type { AxisName } from "./axes.ts";
-import { countParameters, type Sizes } from "./counts.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { BudgetRecord } from "../../observe/run-log/family.ts";
+import type { AxisName } from "../axes.ts";
+import { countParameters, type Sizes } from "../counts.ts";
 import { sizesOfBudget, type TrainedRouter } from "./family.ts";
 
 /** The configuration's names of sizes, in the order in which they are shown. */

@@ -1,7 +1,7 @@
 /** Parameters of the router: two matrices for each axis, the same on every rank (docs/spec/elastic.md §3, §15). */
-import type { Initialisation, ParameterSpec } from "../models/parameter-spec.ts";
-import { type Axis, rowsOf } from "./axes.ts";
-import type { ElasticConfig } from "./config.ts";
+import type { Initialisation, ParameterSpec } from "../../models/parameter-spec.ts";
+import { type Axis, rowsOf } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
 
 export const routerPrefix = "elastic_router.";
 

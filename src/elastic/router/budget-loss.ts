@@ -1,10 +1,10 @@
 /** How far a sample's expected sizes are from its budget (docs/spec/elastic.md §8). */
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { type AxisName, rowsOf } from "./axes.ts";
-import { countRule, type ElasticConfig } from "./config.ts";
-import { countParameters, type Differentiable, emptySizes, parentSizes, type Sizes } from "./counts.ts";
-import { memoryOf } from "./memory.ts";
-import type { AxisSample, DrawnBudget, RouterSample } from "./router-network.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { type AxisName, rowsOf } from "../axes.ts";
+import { countRule, type ElasticConfig } from "../config.ts";
+import { countParameters, type Differentiable, emptySizes, parentSizes, type Sizes } from "../counts.ts";
+import { memoryOf } from "../memory.ts";
+import type { AxisSample, DrawnBudget, RouterSample } from "./network.ts";
 
 /** A relative difference below this counts as none. */
 const deadBand = 0.05;

@@ -3,19 +3,19 @@
  * from the masks' gradients to the router's weights (docs/spec/elastic.md §3, §9, §13). Every rank draws the same samples and
  * has the gradients of its own part of the model; their sum over the module's ranks is the gradient.
  */
-import type { ModelMasks } from "../models/hybrid/masks.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import { ModuleParameters } from "../models/module-parameters.ts";
-import { FactorSources } from "../tensor/ops/mask-factors.ts";
-import { Tensor } from "../tensor/tensor.ts";
-import { type AxisName, rowsOf } from "./axes.ts";
+import type { ModelMasks } from "../../models/hybrid/masks.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import { ModuleParameters } from "../../models/module-parameters.ts";
+import { FactorSources } from "../../tensor/ops/mask-factors.ts";
+import { Tensor } from "../../tensor/tensor.ts";
+import { type AxisName, rowsOf } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
+import { MaskBuilder } from "../masks/masks.ts";
+import { FactorLayout, type PartPlace } from "../masks/rings.ts";
+import { TableLayout } from "../masks/tables.ts";
 import { type BudgetLoss, budgetLoss, parentBudget } from "./budget-loss.ts";
-import type { ElasticConfig } from "./config.ts";
-import { MaskBuilder } from "./masks.ts";
-import { FactorLayout, type PartPlace } from "./rings.ts";
-import { addAxisGradient, type Draw, type GateWeights, type RouterSample, sampleAxis } from "./router-network.ts";
-import { gateName, routerParameters } from "./router-parameters.ts";
-import { TableLayout } from "./tables.ts";
+import { addAxisGradient, type Draw, type GateWeights, type RouterSample, sampleAxis } from "./network.ts";
+import { gateName, routerParameters } from "./parameters.ts";
 
 /** A microbatch's sample, the masks and the loss that follow from it. */
 export interface Sampled {

@@ -3,10 +3,10 @@
  * §4, §5). Philox is keyed by seed, iteration, microbatch and purpose, so a resumed training draws the same, and neither
  * evaluations nor pipeline stages change it.
  */
-import { philoxKey } from "../models/initialise.ts";
-import { philox4x32 } from "../models/philox.ts";
-import type { ElasticConfig } from "./config.ts";
-import type { Draw, DrawnBudget } from "./router-network.ts";
+import { philoxKey } from "../../models/initialise.ts";
+import { philox4x32 } from "../../models/philox.ts";
+import type { ElasticConfig } from "../config.ts";
+import type { Draw, DrawnBudget } from "./network.ts";
 
 /** A microbatch of a step. */
 export interface DrawPlace {

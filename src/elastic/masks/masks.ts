@@ -1,12 +1,12 @@
 /** The masks of one microbatch from its sample (docs/spec/elastic.md §9, §10). */
-import type { LayerMasks, ModelMasks, NormMask } from "../models/hybrid/masks.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ColumnMask, ScaleMask } from "../tensor/column-mask.ts";
-import type { ScoreMask } from "../tensor/ops/mask-columns.ts";
-import { type Axis, type AxisName, layerKind, parentSize } from "./axes.ts";
-import type { ElasticConfig } from "./config.ts";
+import type { LayerMasks, ModelMasks, NormMask } from "../../models/hybrid/masks.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { ColumnMask, ScaleMask } from "../../tensor/column-mask.ts";
+import type { ScoreMask } from "../../tensor/ops/mask-columns.ts";
+import { type Axis, type AxisName, layerKind, parentSize } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
+import type { RouterSample } from "../router/network.ts";
 import type { FactorLayout, PartName, PartPlace } from "./rings.ts";
-import type { RouterSample } from "./router-network.ts";
 import type { TableLayout, TablePurpose } from "./tables.ts";
 
 /** Bias of an expert that is left out: no score reaches it. */

@@ -4,22 +4,22 @@ import {
 	openSource,
 	type PlannedConversion,
 	planConversion,
-} from "../checkpoint/conversion/convert.ts";
-import type { JsonObject, SourceCheckpoint } from "../checkpoint/conversion/source.ts";
-import { configurationToHuggingFace, type LanguageModelConfiguration } from "../checkpoint/hf/configuration.ts";
-import { formatPythonJson, parseKeepingFloats } from "../checkpoint/hf/json.ts";
-import { configObject, isKeptObject } from "../checkpoint/hf/kept.ts";
-import { languageKey } from "../checkpoint/hf/parts.ts";
-import { SelectedStore } from "../checkpoint/selected-store.ts";
-import { selectTensors } from "../checkpoint/store.ts";
-import { elasticKeys } from "../config/keys/elastic.ts";
-import { type Key, propertyOf } from "../config/schema.ts";
-import { isAdapterName } from "../models/hybrid/adapters.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { describedConfig } from "../models/hybrid/from-configuration.ts";
-import { UserError } from "../native/errors.ts";
+} from "../../checkpoint/conversion/convert.ts";
+import type { JsonObject, SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
+import { configurationToHuggingFace, type LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
+import { formatPythonJson, parseKeepingFloats } from "../../checkpoint/hf/json.ts";
+import { configObject, isKeptObject } from "../../checkpoint/hf/kept.ts";
+import { languageKey } from "../../checkpoint/hf/parts.ts";
+import { SelectedStore } from "../../checkpoint/selected-store.ts";
+import { selectTensors } from "../../checkpoint/store.ts";
+import { elasticKeys } from "../../config/keys/elastic.ts";
+import { type Key, propertyOf } from "../../config/schema.ts";
+import { isAdapterName } from "../../models/hybrid/adapters.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { describedConfig } from "../../models/hybrid/from-configuration.ts";
+import { UserError } from "../../native/errors.ts";
+import { submodelKeys, unitsOfSubmodel } from "./configuration.ts";
 import type { Submodel } from "./submodel.ts";
-import { submodelKeys, unitsOfSubmodel } from "./submodel-configuration.ts";
 import { selectionsOf } from "./units.ts";
 
 /** The model that a checkpoint says it holds. Throws a UserError where it says none, or holds adapters beside it. */

@@ -2,12 +2,12 @@
  * Measures how important the units of a language model are, while it runs (docs/spec/elastic.md §23). Every rank adds what it has of units
  * and tokens; the sum over ranks is the model's.
  */
-import { configOfLayer, type HybridConfig } from "../models/hybrid/config.ts";
-import type { LayerProbe } from "../models/hybrid/layer.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
+import type { LayerProbe } from "../../models/hybrid/layer.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { Device } from "../../native/device.ts";
+import type { Group } from "../../parallel/group.ts";
+import { Tensor } from "../../tensor/tensor.ts";
 import type { LayerImportance } from "./importance.ts";
 
 /** Sums of one layer, over whole units. */

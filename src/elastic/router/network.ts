@@ -3,8 +3,8 @@
  * It runs on the host in float64: it has a few thousand weights, and every mask of a microbatch is known before its first
  * kernel.
  */
-import { type Axis, type AxisName, rowsOf } from "./axes.ts";
-import type { ElasticConfig } from "./config.ts";
+import { type Axis, type AxisName, rowsOf } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
 
 const slope = 0.1;
 const leastDeviation = 1e-6;

@@ -4,7 +4,7 @@
  * channels [0, width), of every Mamba group its first heads / groups heads, and of every query group its first
  * heads / groups query heads.
  */
-import { configOfLayer, type HybridConfig } from "../models/hybrid/config.ts";
+import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
 
 /** Sizes of one submodel of a nested family: the first units of every axis of the parent are kept. */
 export interface Submodel {

@@ -2,11 +2,11 @@
  * A submodel's sizes as a file says them, YAML or JSON: the configuration's keys of the elastic axes, each with a size for all layers or
  * a list with one for every layer of the kind, and the layers to leave out. An axis that is not named has the parent's size.
  */
-import { nearestHint } from "../config/names.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import { UserError } from "../native/errors.ts";
+import { nearestHint } from "../../config/names.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { UserError } from "../../native/errors.ts";
+import { readYaml } from "../yaml-file.ts";
 import { parentSubmodel, type Submodel } from "./submodel.ts";
-import { readYaml } from "./yaml-file.ts";
 
 type ListedAxis = "mambaNumHeads" | "moeFfnHiddenSize" | "numMoeExperts" | "numAttentionHeads";
 

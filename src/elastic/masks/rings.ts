@@ -3,11 +3,11 @@
  * (docs/spec/elastic.md §9). Ring r is kept by choices 0 to r.
  */
 
-import { isGated } from "../models/hybrid/config.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import { placeOf } from "../parallel/model-parallel.ts";
-import type { Axis, AxisName } from "./axes.ts";
-import type { ElasticConfig } from "./config.ts";
+import { isGated } from "../../models/hybrid/config.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
+import { placeOf } from "../../parallel/model-parallel.ts";
+import type { Axis, AxisName } from "../axes.ts";
+import type { ElasticConfig } from "../config.ts";
 import type { Table, TableLayout, TablePurpose } from "./tables.ts";
 
 /** Ring of the unit at a place of its run; choices keep the first `limits[choice]` units, a descending list. */

@@ -1,10 +1,10 @@
 /** A checkpoint whose units are sorted by importance: the same function in another order, optimizer state along with its weights. */
-import type { SourceCheckpoint } from "../checkpoint/conversion/source.ts";
-import { SelectedStore, type Selection } from "../checkpoint/selected-store.ts";
-import { selectTensors } from "../checkpoint/store.ts";
-import { parentOf } from "./extract.ts";
+import type { SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
+import { SelectedStore, type Selection } from "../../checkpoint/selected-store.ts";
+import { selectTensors } from "../../checkpoint/store.ts";
+import { parentOf } from "../submodel/extract.ts";
+import { selectionsOf } from "../submodel/units.ts";
 import { type Importance, unitsOfImportance } from "./importance.ts";
-import { selectionsOf } from "./units.ts";
 
 /** Owns `source`. `path`: of the ranking, for errors. */
 export function permutedSource(source: SourceCheckpoint, importance: Importance, path: string): SourceCheckpoint {
