@@ -166,6 +166,8 @@ class Reader {
 	lastTime: string | null = null;
 	eventsLeftOut = 0;
 	damaged = 0;
+	/** Whether the next step is the first of a new run. */
+	#new = true;
 
 	read(line: string): void {
 		if (line.trim() === "") return;
@@ -190,7 +192,10 @@ class Reader {
 	}
 
 	#event(entry: Entry, kind: string): void {
-		if (kind === "start") this.start = entry;
+		if (kind === "start") {
+			this.start = entry;
+			this.#new = entry.step === 0;
+		}
 		const step = Number.isFinite(numberOf(entry.step)) ? numberOf(entry.step) : this.lastStep;
 		if (kind === "budgets") {
 			addFamily(this.family, step, entry.budgets);
@@ -227,7 +232,12 @@ class Reader {
 
 	#step(entry: Entry, step: number): void {
 		const time = textOf(entry.time);
-		if (step <= this.lastStep && this.steps > 0) this.#rewind(step);
+		if (step <= this.lastStep && this.steps > 0) {
+			this.#rewind(step);
+			// A log has every step of its run. The steps of a new run are no repetition of an earlier one's.
+			if (!this.#new) this.steps = Math.max(0, this.steps - (this.lastStep - step + 1));
+		}
+		this.#new = false;
 		this.steps++;
 		this.lastStep = step;
 		this.last = entry;
