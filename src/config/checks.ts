@@ -258,6 +258,14 @@ const other: readonly Check[] = [
 			"algorithm-cache-folder",
 			"it needs algorithm-choice cached or timed",
 		),
+	(c) =>
+		unless(c.profileStepEnd === null || c.profileStepStart !== null, "profile-step-end", "it needs profile-step-start"),
+	(c) =>
+		unless(
+			c.profileStepStart === null || (c.profileStepEnd ?? c.profileStepStart) >= c.profileStepStart,
+			"profile-step-end",
+			`allowed is at least profile-step-start, which is ${c.profileStepStart}`,
+		),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),

@@ -207,3 +207,14 @@ test("a run's trace: all ranks on one clock, layers, collectives in one order", 
 	for (const scope of ["layer.0", "layer.5 backward", "output"]) expect(scopes).toContain(scope);
 	expect(events.some(({ ph, args }) => ph === "C" && Number(args?.allocated) > 0)).toBe(true);
 }, 60_000);
+
+test("a training that ends before the last step to trace leaves those that it did", () => {
+	const file = join(folder, "short.json");
+	const { exitCode, stdout } = mimo([
+		...["train", "--preset", "nemotron-vlm-tiny", "--device", "cpu", "--train-iters", "2", "--lr-warmup-iters", "0"],
+		...["--profile-step-start", "2", "--profile-step-end", "9", "--profile-file", file],
+	]);
+	expect(exitCode).toBe(0);
+	expect(stdout).toContain(`Traced steps 2 to 2: ${file}.`);
+	expect(summariseTrace(readTrace(file)).steps).toBe(1);
+}, 60_000);

@@ -4,7 +4,7 @@ import type { StepClock } from "../../observe/step-clock.ts";
 import { mergeTrace, partName, Tracer } from "../../observe/trace/tracer.ts";
 import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";
-import type { Listener } from "../listeners.ts";
+import type { Listener, Progress } from "../listeners.ts";
 
 /** Rounds in which hosts compare their clocks; the one in which ranks were closest together counts. */
 const rounds = 8;
@@ -35,17 +35,23 @@ export function openProfile(
 			tracer?.step(iteration);
 		},
 		afterStep: ({ progress }) => {
-			if (tracer === null || progress.iteration < last) return;
-			device.tracer = null;
-			clock.watch(null);
-			tracer.write(partName(c.profileFile, world.rank));
-			tracer = null;
-			everyone.barrier();
-			if (!reports(run)) return;
-			mergeTrace(c.profileFile, world.size);
-			say(`Traced steps ${first} to ${progress.iteration}: ${c.profileFile}.`);
+			if (progress.iteration >= last) write(progress);
 		},
+		// A training that ends before the last step to trace.
+		afterTraining: write,
 	};
+
+	function write(progress: Progress): void {
+		if (tracer === null) return;
+		device.tracer = null;
+		clock.watch(null);
+		tracer.write(partName(c.profileFile, world.rank));
+		tracer = null;
+		everyone.barrier();
+		if (!reports(run)) return;
+		mergeTrace(c.profileFile, world.size);
+		say(`Traced steps ${first} to ${progress.iteration}: ${c.profileFile}.`);
+	}
 
 	/** Microseconds of the trace's clock at performance.now() = 0. It is rank 0's, and a second when the ranks compare theirs. */
 	function clockOrigin(): number {
