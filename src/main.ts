@@ -2,6 +2,7 @@
 import { defineCommand, runCommand } from "citty";
 import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
 import { exitCodes } from "./native/exit-codes.ts";
+import { print } from "./observe/output.ts";
 
 const description = "Trains multimodal mixture-of-experts models.";
 
@@ -44,7 +45,7 @@ async function run(args: readonly string[]): Promise<void> {
 	if (name === undefined || name === "--help" || name === "-h") return showHelp(rest);
 	if (name === "--version" || name === "-v") {
 		const { versionLine } = await import("./commands/version.ts");
-		console.log(await versionLine());
+		print(await versionLine());
 		return;
 	}
 	if (!Object.hasOwn(commands, name)) await refuse(name, Object.keys(commands), "mimo");
@@ -54,11 +55,11 @@ async function run(args: readonly string[]): Promise<void> {
 /** All commands; the help of the one that `about` names, or the flags about its words. */
 async function showHelp(about: readonly string[]): Promise<void> {
 	const [name, ...below] = about;
-	if (name === undefined) console.log(help);
+	if (name === undefined) print(help);
 	else if (Object.hasOwn(commands, name)) await run([name, ...below, "--help"]);
 	else {
 		const { flagsAbout } = await import("./config/help.ts");
-		console.log(flagsAbout(about));
+		print(flagsAbout(about));
 	}
 }
 
@@ -75,7 +76,7 @@ async function runNamed(command: AnyCommand, args: readonly string[], path: stri
 		const { checkFlags, usage } = await import("./commands/command.ts");
 		if (below !== undefined || args.includes("--help") || args.includes("-h")) {
 			const parent = path.split(" ").slice(0, -1).join(" ");
-			console.log(await usage(command, defineCommand({ meta: { name: parent } })));
+			print(await usage(command, defineCommand({ meta: { name: parent } })));
 			return;
 		}
 		checkFlags(args, command.args as Parameters<typeof checkFlags>[1]);
@@ -104,7 +105,7 @@ async function fail(error: unknown): Promise<never> {
 /** A reader may leave early, as `head` does; a terminal that was closed reports EIO. */
 async function outputFailed(name: string, error: NodeJS.ErrnoException): Promise<void> {
 	if (error.code === "EPIPE") process.exit(exitCodes.unread);
-	const { fileError } = await import("./checkpoint/files.ts");
+	const { fileError } = await import("./native/system-errors.ts");
 	await fail(fileError("write", name, error));
 }
 

@@ -6,41 +6,11 @@ import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameS
 import { dirname } from "node:path";
 import { UserError } from "../native/errors.ts";
 import { reserve } from "../native/reserve.ts";
+import { fileError } from "../native/system-errors.ts";
 import { WriteBack } from "./write-back.ts";
 
 /** One call reads or writes at most this much: larger ones are cut by the system at 2 GiB. */
 const LARGEST_TRANSFER = 2 ** 30;
-
-const reasons: Readonly<Record<string, string>> = {
-	ENOENT: "it does not exist",
-	EACCES: "permission denied",
-	EPERM: "permission denied",
-	EISDIR: "it is a folder",
-	ENOTDIR: "a part of its path is no folder",
-	ENOSPC: "no space left on the device",
-	EDQUOT: "the disk quota is exceeded",
-	EROFS: "the file system is read-only",
-	EIO: "the device reported an input/output error",
-	EFBIG: "the file would be larger than the file system or ulimit -f allows",
-	EMFILE: "too many open files (ulimit -n)",
-	ENFILE: "the system has too many open files",
-	ELOOP: "it is a symbolic link",
-	ENXIO: "it is no regular file",
-	ENAMETOOLONG: "its name is too long",
-};
-
-/** Why the system refused something, as the end of a sentence. */
-export function systemReason(error: unknown): string {
-	const { code, message } = error as NodeJS.ErrnoException;
-	return reasons[code ?? ""] ?? message;
-}
-
-/** `Cannot <action> <path>: <reason>.` as a UserError that keeps the system's error as its cause. */
-export function fileError(action: string, path: string, error: unknown): UserError {
-	const failure = new UserError(`Cannot ${action} ${path}: ${systemReason(error)}.`);
-	failure.cause = error;
-	return failure;
-}
 
 /** Bytes that are read by position. Reading outside is an error that names the path. */
 export interface ByteSource {

@@ -2,7 +2,8 @@
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync } from "node:fs";
 import { basename, dirname, resolve } from "node:path";
 import { UserError } from "../native/errors.ts";
-import { type Durability, fileError, syncFolder, temporaryName } from "./files.ts";
+import { fileError } from "../native/system-errors.ts";
+import { type Durability, syncFolder, temporaryName } from "./files.ts";
 
 /** Refuses a target that already holds something. */
 export function requireEmptyTarget(path: string): void {

@@ -1,9 +1,10 @@
 /** Tries the folders that a run will write to before its first step, not at its first save. */
 import { existsSync, mkdirSync, readdirSync, readlinkSync, rmSync, statfsSync, statSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { dirname, join, resolve } from "node:path";
 import { UserError } from "../native/errors.ts";
+import { fileError, systemReason } from "../native/system-errors.ts";
 import { formatBytes } from "./conversion/inspect.ts";
-import { fileError, OutputFile, systemReason, temporaryName } from "./files.ts";
+import { OutputFile, temporaryName } from "./files.ts";
 import { latestName } from "./native/manifest.ts";
 import { leftoverPattern } from "./native/writer.ts";
 
@@ -32,6 +33,14 @@ export function tryFolder(what: string, folder: string, target = folder): void {
 		// The system says of /proc that it does not exist.
 		refuse((cause as NodeJS.ErrnoException).code === "ENOENT" ? "no folder can be made there" : systemReason(cause));
 	}
+}
+
+/** As `tryFolder` for the folder of a file that a run will write much later; the file itself is not touched. */
+export function tryFile(what: string, file: string): void {
+	if (existsSync(file) && statSync(file).isDirectory()) {
+		throw new UserError(`${what} cannot be written: it is a folder.`);
+	}
+	tryFolder(what, dirname(resolve(file)));
 }
 
 /** The first part of a path that is not a folder, with its kind; null: every part that exists is a folder. */

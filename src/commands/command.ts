@@ -1,10 +1,10 @@
 /** Shared by the commands: strict flags for commands that declare theirs, and how an error ends the program. */
 import { type ArgsDef, type CommandDef, renderUsage } from "citty";
-import { systemReason } from "../checkpoint/files.ts";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
 import { NativeError, UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
+import { systemReason } from "../native/system-errors.ts";
 
 /** citty ignores flags it does not know: refuses them, with the nearest known one. */
 export function checkFlags(args: readonly string[], known: ArgsDef): void {
@@ -43,7 +43,8 @@ export function describeError(error: unknown): { readonly sentence: string; read
 	}
 	if (error instanceof NativeError) {
 		if (error.status === Status.outOfMemory) {
-			return { sentence: `Out of memory: ${error.message}`, exitCode: exitCodes.failure };
+			const sentence = /^Out of /.test(error.message) ? error.message : `Out of memory: ${error.message}`;
+			return { sentence, exitCode: exitCodes.failure };
 		}
 		if (explained.includes(error.status)) return { sentence: error.message, exitCode: exitCodes.failure };
 	}

@@ -1,5 +1,6 @@
 /** `mimo completion SHELL`: a script that completes commands, flags and their values in that shell. */
 import { defineCommand } from "citty";
+import { writeOut } from "../observe/output.ts";
 import { bashScript } from "./completion/bash.ts";
 import { type CommandTable, commandLines } from "./completion/command-lines.ts";
 import { fishScript } from "./completion/fish.ts";
@@ -14,7 +15,7 @@ export function completionCommand(table: CommandTable) {
 		const command = defineCommand({
 			meta: { name: shell, description: `Print the script for ${shell}; its first lines say where it goes.` },
 			args: {},
-			run: async () => void process.stdout.write(script(await commandLines(table))),
+			run: async () => writeOut(script(await commandLines(table))),
 		});
 		return [shell, async () => command] as const;
 	});

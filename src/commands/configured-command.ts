@@ -1,6 +1,7 @@
 /** Commands whose flags are the keys of the configuration and a few of their own. */
 import { defineCommand } from "citty";
 import { askedHelp } from "../config/help.ts";
+import { print } from "../observe/output.ts";
 
 interface Definition<Flags> {
 	readonly name: string;
@@ -20,7 +21,7 @@ export function configuredCommand<Flags>({ name, description, help, ownFlags, ru
 		run: async ({ rawArgs }) => {
 			const asked = askedHelp(rawArgs, help);
 			if (asked === null) await run(rawArgs);
-			else console.log(asked);
+			else print(asked);
 		},
 	});
 	return { ...command, ownFlags };

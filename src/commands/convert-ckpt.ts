@@ -24,6 +24,7 @@ import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";
 import { warn } from "../observe/messages.ts";
+import { print } from "../observe/output.ts";
 import { type Arguments, bytesOf, choice, dtypeOf, list, text, whole } from "./arguments.ts";
 import { ByteProgress } from "./byte-progress.ts";
 
@@ -134,8 +135,8 @@ function inspect(path: string, given: Arguments): void {
 	});
 	progress.done();
 	for (const notice of inspection.notices) warn(notice);
-	if (given.json) console.log(JSON.stringify(inspection, null, 2));
-	else for (const line of formatInspection(inspection)) console.log(line);
+	if (given.json) print(JSON.stringify(inspection, null, 2));
+	else for (const line of formatInspection(inspection)) print(line);
 	const [first, ...others] = damages(inspection);
 	if (first === undefined) return;
 	throw new UserError(others.length === 0 ? first : `${first} (${others.length} more are damaged.)`);
@@ -167,9 +168,9 @@ async function convert(source: string, target: string, given: Arguments): Promis
 	for (const notice of planned.notices) warn(notice);
 	if (given["dry-run"]) {
 		const lines = planLines(planned.tensors);
-		if (given.json) console.log(JSON.stringify(lines, null, 2));
-		else for (const line of lines) console.log(formatPlanLine(line));
-		if (!given.json) console.log(`${lines.length} tensors, ${formatBytes(planned.bytes)}; nothing was written.`);
+		if (given.json) print(JSON.stringify(lines, null, 2));
+		else for (const line of lines) print(formatPlanLine(line));
+		if (!given.json) print(`${lines.length} tensors, ${formatBytes(planned.bytes)}; nothing was written.`);
 		return;
 	}
 	const start = performance.now();
@@ -177,7 +178,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 	const written = await planned.run((bytes) => progress.add(bytes));
 	progress.done();
 	const seconds = (performance.now() - start) / 1000;
-	console.log(
+	print(
 		`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)} in ${seconds.toFixed(1)} s.`,
 	);
 	if (given.verify) verify(planned, written, options);
@@ -214,7 +215,7 @@ function verify(planned: ReturnType<typeof planConversion>, written: string, opt
 		planned.otherNames && "stored" in again ? [planned.tensors, again.stored] : [planned.weights, again.weights];
 	const count = requireEqual(own, other, (bytes) => progress.add(bytes));
 	progress.done();
-	console.log(`Verified: ${count} tensors are equal on both sides.`);
+	print(`Verified: ${count} tensors are equal on both sides.`);
 }
 
 function sourceOptions(given: Arguments): SourceOptions {

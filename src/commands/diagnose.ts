@@ -5,6 +5,7 @@ import { NativeError, UserError } from "../native/errors.ts";
 import { type Library, openLibrary } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import { warn } from "../observe/messages.ts";
+import { print } from "../observe/output.ts";
 
 export default defineCommand({
 	meta: { name: "diagnose", description: "Why a run ended, from what its ranks have left." },
@@ -18,8 +19,8 @@ export default defineCommand({
 		if (whole.length === 0) throw new UserError(damaged[0]!);
 		for (const sentence of damaged) warn(`${sentence} It is left out.`);
 		using run = read(library, whole);
-		if (args.json) console.log(JSON.stringify(takeSnapshot(run, run.watch()!), null, 2));
-		else console.log(run.diagnosis());
+		if (args.json) print(JSON.stringify(takeSnapshot(run, run.watch()!), null, 2));
+		else print(run.diagnosis());
 	},
 });
 

@@ -8,6 +8,7 @@ import { ByteSink, type Destination, measureRate } from "../launch/bandwidth.ts"
 import { gather, type Teller, type Told } from "../launch/gathering.ts";
 import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { exitCodes } from "../native/exit-codes.ts";
+import { print } from "../observe/output.ts";
 import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./links.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
 import { hasNccl, measureNcclRates, type NcclQuestion, type NcclRate } from "./nccl-links.ts";
@@ -34,10 +35,10 @@ export default defineCommand({
 		if (place !== null && several === null) return;
 		const { shown, nodes } = several ?? { shown: findings, nodes: null };
 		const ready = shown.every(({ state }) => state !== "problem");
-		if (args.json) console.log(JSON.stringify({ ready, findings: shown, ...(nodes ? { nodes } : {}) }, null, 2));
+		if (args.json) print(JSON.stringify({ ready, findings: shown, ...(nodes ? { nodes } : {}) }, null, 2));
 		else {
-			for (const finding of shown) console.log(line(finding));
-			console.log(ready ? "\nTraining can run here." : "\nTraining cannot run here; see x.");
+			for (const finding of shown) print(line(finding));
+			print(ready ? "\nTraining can run here." : "\nTraining cannot run here; see x.");
 		}
 		if (!ready) process.exitCode = exitCodes.failure;
 	},

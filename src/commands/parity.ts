@@ -3,6 +3,7 @@ import { defineCommand } from "citty";
 import type { BackendName } from "../native/abi.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
+import { print } from "../observe/output.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
 import type { ParityReport } from "../parity/comparison.ts";
@@ -79,7 +80,7 @@ export default defineCommand({
 			graphs: withGraphs(args["cuda-graph-impl"]),
 			precision: args.bf16 ? "bf16" : "f32",
 		});
-		await print(report, args.json ?? false);
+		await printReport(report, args.json ?? false);
 	},
 });
 
@@ -155,7 +156,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 	};
 	await onEveryRank(options, async (world) => {
 		const report = await reportOf(world, named, args);
-		if (world.rank === topology.worldSize - 1) await print(report, args.json ?? false);
+		if (world.rank === topology.worldSize - 1) await printReport(report, args.json ?? false);
 	});
 }
 
@@ -184,10 +185,10 @@ async function reportOf(world: World, layout: NamedTopology, args: LayoutArgumen
 	return await mimoLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
 }
 
-async function print(report: ParityReport, json: boolean): Promise<void> {
+async function printReport(report: ParityReport, json: boolean): Promise<void> {
 	const { renderReport, holds } = await import("../parity/comparison.ts");
 	const passed = report.checks.every(holds);
-	console.log(json ? JSON.stringify({ ...report, passed }, null, 2) : renderReport(report));
+	print(json ? JSON.stringify({ ...report, passed }, null, 2) : renderReport(report));
 	if (!passed) process.exitCode = exitCodes.failure;
 }
 

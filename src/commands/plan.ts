@@ -10,6 +10,7 @@ import { hybridConfig } from "../models/hybrid/from-configuration.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { openLibraryOf } from "../native/open-device.ts";
+import { print } from "../observe/output.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { acceleratorNames, acceleratorRates } from "../plan/accelerators.ts";
 import { measuredImbalance } from "../plan/imbalance.ts";
@@ -67,11 +68,11 @@ export default configuredCommand({
 					`--split ${command.split}: no layout of so many devices divides global-batch-size ${configuration.globalBatchSize} and the model's sizes.`,
 				);
 			}
-			console.log("json" in command ? splitsJson(ranked) : splitsText(ranked, machine, configuration));
+			print("json" in command ? splitsJson(ranked) : splitsText(ranked, machine, configuration));
 			return;
 		}
 		const plan = await planRun(configuration, machine);
-		console.log("json" in command ? planJson(plan, machine) : planText(plan, machine));
+		print("json" in command ? planJson(plan, machine) : planText(plan, machine));
 	},
 });
 

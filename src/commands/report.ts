@@ -3,6 +3,7 @@ import { writeFileSync } from "node:fs";
 import { basename, extname } from "node:path";
 import { defineCommand } from "citty";
 import { UserError } from "../native/errors.ts";
+import { systemReason } from "../native/system-errors.ts";
 import { note } from "../observe/messages.ts";
 import { comparisonPage, reportPage } from "../observe/page/page.ts";
 import { type RunLog, readRunLog } from "../observe/run-log/reader.ts";
@@ -30,7 +31,7 @@ export default defineCommand({
 		try {
 			writeFileSync(page, text);
 		} catch (error) {
-			throw new UserError(`The page ${page} cannot be written: ${(error as Error).message}.`);
+			throw new UserError(`The page ${page} cannot be written: ${systemReason(error)}.`);
 		}
 		const steps = logs.map((log) => log.steps).join(" and ");
 		note(`${page}: ${steps} steps, ${(text.length / 1024).toFixed(0)} KiB.`);

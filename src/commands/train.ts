@@ -1,8 +1,10 @@
 /** `mimo train`: flags in, one training, exit code out. */
+import { availableParallelism } from "node:os";
 import { dirname, resolve } from "node:path";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { note } from "../observe/messages.ts";
+import { note, warn } from "../observe/messages.ts";
+import { print } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
 import { configurationOfArguments } from "./configuration.ts";
@@ -35,17 +37,17 @@ export default configuredCommand({
 	run: async (args) => {
 		const resolved = configurationOfArguments(args, ownFlags);
 		if ("print-config" in resolved.command) {
-			console.log("json" in resolved.command ? configurationJson(resolved) : configurationTable(resolved));
+			print("json" in resolved.command ? configurationJson(resolved) : configurationTable(resolved));
 			return;
 		}
 		if ("print-topology" in resolved.command) {
 			const { topologyJson, topologyTable } = await import("./topology.ts");
-			console.log("json" in resolved.command ? topologyJson(resolved) : topologyTable(resolved));
+			print("json" in resolved.command ? topologyJson(resolved) : topologyTable(resolved));
 			return;
 		}
 		if ("print-schedule" in resolved.command) {
 			const { scheduleJson, scheduleTable } = await import("./schedule.ts");
-			console.log("json" in resolved.command ? scheduleJson(resolved) : scheduleTable(resolved));
+			print("json" in resolved.command ? scheduleJson(resolved) : scheduleTable(resolved));
 			return;
 		}
 		const { checkRankCount, onEveryRank, rankOptions, speaksForAll, startsTheRun } = await import("./ranks.ts");
@@ -62,6 +64,15 @@ export default configuredCommand({
 			checkData(configuration);
 		}
 		checkRankCount(topology, resolved.command.nproc);
+		const cores = availableParallelism();
+		if (startsTheRun() && configuration.threads > cores) {
+			warn(
+				`threads ${configuration.threads}: this process may use ${cores} cores, and more threads only wait for them.`,
+			);
+		}
+		if (topology.worldSize === 1 && configuration.flightRecorderDir !== null) {
+			warn("flight-recorder-dir: a run of one process keeps no recording.");
+		}
 		const options = rankOptions(configuration, topology, topology.worldSize - 1);
 		const { placeFromEnvironment } = await import("../launch/place.ts");
 		const { requireMemory } = await import("../plan/require-memory.ts");
@@ -92,7 +103,7 @@ function sharedDevice(c: TrainingConfiguration, { rank, size, device }: World): 
 }
 
 /**
- * Checks the checkpoint that the run starts from, and the folders that it will write much later; a launcher does so for
+ * Checks the checkpoint that the run starts from, and the folders and files that it will write much later; a launcher does so for
  * its ranks.
  */
 async function tryStart(c: TrainingConfiguration): Promise<void> {
@@ -102,9 +113,12 @@ async function tryStart(c: TrainingConfiguration): Promise<void> {
 	const { requireStart } = await import("../train/restart/before-training.ts");
 	// Ranks of another launcher have to meet first, so that all of them report an error together.
 	if (place === null) requireStart(c);
-	const { save, saveHf } = c;
-	const { tryFolder } = await import("../checkpoint/save-folder.ts");
+	const { save, saveHf, flightRecorderDir, dataSkippedFile, profileFile } = c;
+	const { tryFile, tryFolder } = await import("../checkpoint/save-folder.ts");
 	if (save !== null) tryFolder(`--save ${save}`, save);
 	// Built beside its name.
 	if (saveHf !== null) tryFolder(`--save-hf ${saveHf}`, dirname(resolve(saveHf)), saveHf);
+	if (flightRecorderDir !== null) tryFolder(`--flight-recorder-dir ${flightRecorderDir}`, flightRecorderDir);
+	if (dataSkippedFile !== null) tryFile(`--data-skipped-file ${dataSkippedFile}`, dataSkippedFile);
+	if (c.profileStepStart !== null) tryFile(`--profile-file ${profileFile}`, profileFile);
 }

@@ -3,6 +3,7 @@ import { hasEncoder } from "../config/derive.ts";
 import { type Key, type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes, signalled } from "../native/exit-codes.ts";
+import { print } from "../observe/output.ts";
 import type { Layout } from "../parallel/layout.ts";
 import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
@@ -201,7 +202,7 @@ async function compareAsRank(
 		if (launcher !== null || policy || !last) return;
 		const { reportJson, renderLayouts } = await import("../parity/verify/report.ts");
 		const { reference, report } = reportOfRanks(plan!, folder, toleranceOf(flags.tolerance));
-		console.log("json" in flags ? reportJson(reference, [report]) : renderLayouts([report]));
+		print("json" in flags ? reportJson(reference, [report]) : renderLayouts([report]));
 		if (report.failures.length > 0) process.exitCode = exitCodes.failure;
 	});
 }
@@ -244,7 +245,7 @@ async function compareAll(
 	if ("policy" in flags) {
 		const { renderPolicy } = await import("../parity/verify/policy.ts");
 		const reports = await comparePolicies(options);
-		console.log(json ? JSON.stringify(reports, null, 2) : renderPolicy(reports));
+		print(json ? JSON.stringify(reports, null, 2) : renderPolicy(reports));
 		if (reports.some(({ result }) => result === null)) process.exitCode = exitCodes.failure;
 		return;
 	}
@@ -252,9 +253,9 @@ async function compareAll(
 		...options,
 		tolerance,
 		onReference: (made) => {
-			if (!json) console.log(renderReference(subject, made));
+			if (!json) print(renderReference(subject, made));
 		},
 	});
-	console.log(json ? reportJson(reference, reports) : renderLayouts(reports));
+	print(json ? reportJson(reference, reports) : renderLayouts(reports));
 	if (reports.some(({ failures }) => failures.length > 0)) process.exitCode = exitCodes.failure;
 }

@@ -1,5 +1,5 @@
 /** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
-import { statSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { fileKind } from "./file-kind.ts";
 import { parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
@@ -74,7 +74,7 @@ export function wandbFolder({ wandbSaveDir, wandbProject, save }: TrainingConfig
 /** Paths that only Energon data have: URLs, folders, JSONL and metadatasets. */
 function isEnergonPath(path: string): boolean {
 	if (/^[a-z][a-z0-9+.-]*:\/\//i.test(path) || /\.(?:jsonl|yaml)$/.test(path)) return true;
-	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
+	return existsSync(path) && statSync(path).isDirectory();
 }
 
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {

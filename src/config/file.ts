@@ -2,6 +2,7 @@
 import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isAlias, isMap, isScalar, LineCounter, parseDocument } from "yaml";
+import { systemReason } from "../native/system-errors.ts";
 import { nearestHint } from "./names.ts";
 import { fieldOf, type Key, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";
@@ -19,8 +20,8 @@ export function parseFile(file: string): ParsedFile {
 	try {
 		source = readFileSync(file, "utf8");
 	} catch (error) {
-		const code = (error as NodeJS.ErrnoException).code;
-		const message = code === "ENOENT" ? "there is no such file" : `it cannot be read (${code})`;
+		const absent = (error as NodeJS.ErrnoException).code === "ENOENT";
+		const message = absent ? "there is no such file" : `it cannot be read: ${systemReason(error)}`;
 		return { entries: [], problems: [{ where: `--config ${file}`, message }], complete: false };
 	}
 	return parseText(source, file);
@@ -36,6 +37,8 @@ export function parseText(source: string, file: string): ParsedFile {
 		const where = `${file}:${lineAt(error.pos[0])}`;
 		if (error.code === "DUPLICATE_KEY") {
 			problems.push({ where, message: `${duplicateName(source, error.pos[0])} is given a second time` });
+		} else if (error.code === "MULTIPLE_DOCS") {
+			problems.push({ where, message: "`---` begins a second document; a configuration is one" });
 		} else {
 			problems.push({ where, message: `this is no YAML: ${sentencePart(error.message)}` });
 		}
@@ -85,6 +88,10 @@ export function parseText(source: string, file: string): ParsedFile {
 		}
 		let value: unknown = (pair.value as { toJSON(): unknown } | null)?.toJSON() ?? null;
 		const { type } = fieldOf(key);
+		if (type.kind === "path" && typeof value === "string" && /^~(\/|$)/.test(value)) {
+			problems.push({ where, message: `${name} begins with ~, which only a shell replaces; write the folder's name` });
+			continue;
+		}
 		if (type.kind === "path" && typeof value === "string" && value !== "" && !value.includes("://")) {
 			value = resolve(dirname(file), value);
 		}

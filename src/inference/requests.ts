@@ -4,7 +4,6 @@
  */
 import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
-import { systemReason } from "../checkpoint/files.ts";
 import { SampleError } from "../data/energon/errors.ts";
 import type { Conversation } from "../data/vision-language/conversation.ts";
 import { crudeConversation } from "../data/vision-language/crude-conversation.ts";
@@ -13,6 +12,7 @@ import { imagesInTars } from "../data/vision-language/media.ts";
 import { withImages } from "../data/vision-language/prompt.ts";
 import { UserError } from "../native/errors.ts";
 import type { Images } from "../native/images.ts";
+import { systemReason } from "../native/system-errors.ts";
 
 export interface Request {
 	/** The request's name in messages: "the prompt", "questions.jsonl, line 7". */

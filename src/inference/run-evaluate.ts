@@ -4,6 +4,7 @@ import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
 import { columns } from "../observe/columns.ts";
 import { warn } from "../observe/messages.ts";
+import { print } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
 import { type Answered, answer } from "./answers.ts";
 import { openModel } from "./checkpoint-model.ts";
@@ -65,7 +66,7 @@ export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, 
 	if (bare && c.conversationTemplate !== "plain") {
 		warn("The model has a chat template, and prompts were read without it: --chat writes it around them.");
 	}
-	console.log(job.json ? JSON.stringify({ datasets, questions }, null, "\t") : tables(datasets, questions).join("\n"));
+	print(job.json ? JSON.stringify({ datasets, questions }, null, "\t") : tables(datasets, questions).join("\n"));
 }
 
 /** Whether a question is a text that goes on as it stands. */

@@ -1,12 +1,13 @@
 /** `mimo generate` on a rank: opens the model, answers, writes. */
-import { appendFileSync, existsSync, writeFileSync, writeSync } from "node:fs";
-import { fileError } from "../checkpoint/files.ts";
+import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { SamplingOptions } from "../decode/choice.ts";
 import { UserError } from "../native/errors.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
+import { fileError } from "../native/system-errors.ts";
 import { warn } from "../observe/messages.ts";
+import { writeOut } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
 import { openModel } from "./checkpoint-model.ts";
@@ -126,19 +127,6 @@ function answerPrompt(
 	return pace;
 }
 
-/** At once: standard output of the event loop would wait until all is generated. */
-function writeOut(text: string): void {
-	const bytes = Buffer.from(text);
-	for (let written = 0; written < bytes.length; ) {
-		try {
-			written += writeSync(1, bytes, written);
-		} catch (error) {
-			if ((error as NodeJS.ErrnoException).code !== "EAGAIN") throw fileError("write", "standard output", error);
-			Bun.sleepSync(1);
-		}
-	}
-}
-
 /** A line of JSON for every record. */
 function answerRecords(
 	run: Run,
@@ -186,7 +174,7 @@ async function converse(
 ): Promise<void> {
 	const messages: { role: string; content: string }[] = [];
 	const terminal = process.stdin.isTTY;
-	if (terminal) process.stdout.write("> ");
+	if (terminal) writeOut("> ");
 	for await (const line of console) {
 		if (line.trim() === "") continue;
 		messages.push({ role: "user", content: line });
@@ -201,6 +189,6 @@ async function converse(
 			messages.push({ role: "assistant", content: text }),
 		);
 		process.stderr.write(`${describePace(pace)}\n`);
-		if (terminal) process.stdout.write("> ");
+		if (terminal) writeOut("> ");
 	}
 }

@@ -18,6 +18,7 @@ import { basename, dirname, join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { parse, stringify } from "yaml";
 import { UserError } from "../native/errors.ts";
+import { systemReason } from "../native/system-errors.ts";
 import { replaceFile } from "./replace-file.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "./report.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "./scalars.ts";
@@ -204,7 +205,7 @@ export class MlflowRun implements Observer {
 			action();
 		} catch (error) {
 			const { folder } = this.#options;
-			throw new UserError(`mlflow-dir ${folder} cannot be written: ${(error as Error).message}.`);
+			throw new UserError(`mlflow-dir ${folder} cannot be written: ${systemReason(error)}.`);
 		}
 	}
 }

@@ -5,6 +5,7 @@ import {
 	mkdirSync,
 	mkdtempSync,
 	readdirSync,
+	readFileSync,
 	rmSync,
 	statfsSync,
 	symlinkSync,
@@ -12,7 +13,7 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { roomProblem, tryFolder } from "../../src/checkpoint/save-folder.ts";
+import { roomProblem, tryFile, tryFolder } from "../../src/checkpoint/save-folder.ts";
 import { UserError } from "../../src/native/errors.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-save-folder-"));
@@ -56,4 +57,16 @@ test("a checkpoint that does not fit is refused with its bytes", () => {
 			`^--save ${at("room")}: a checkpoint needs [\\d.]+ .B \\(${bsize * blocks + 1} bytes\\), but only [\\d.]+ .?B \\(\\d+ bytes\\) are free there\\.$`,
 		),
 	);
+});
+
+test("a file that will be written later is tried by its folder, and left alone", () => {
+	expect(() => tryFile("--data-skipped-file PATH", folder)).toThrow(
+		"--data-skipped-file PATH cannot be written: it is a folder.",
+	);
+	expect(() => tryFile("--profile-file PATH", at("file/trace.json"))).toThrow(
+		`cannot be written: ${at("file")} is no folder.`,
+	);
+	writeFileSync(at("kept"), "text");
+	tryFile("--profile-file PATH", at("kept"));
+	expect(readFileSync(at("kept"), "utf8")).toBe("text");
 });

@@ -62,6 +62,12 @@ test("an error is one sentence; what only the programmer understands says how to
 		sentence: "Out of memory: 8 GiB were refused.",
 		exitCode: 1,
 	});
+	const room = new NativeError(
+		"mimo_memory_allocate",
+		Status.outOfMemory,
+		"Out of device memory: no room for 8 bytes.",
+	);
+	expect(describeError(room)).toEqual({ sentence: "Out of device memory: no room for 8 bytes.", exitCode: 1 });
 	expect(describeError(new NativeError("mimo_device_open", Status.unsupported, "This processor has no AVX2."))).toEqual(
 		{
 			sentence: "This processor has no AVX2.",

@@ -55,7 +55,7 @@ test("a file that is not there is named", () => {
 
 test("a folder is no configuration file", () => {
 	const { exitCode, stderr } = mimo(["train", "--config", folder]);
-	expect([exitCode, stderr]).toEqual([2, `mimo: --config ${folder}: it cannot be read (EISDIR).\n`]);
+	expect([exitCode, stderr]).toEqual([2, `mimo: --config ${folder}: it cannot be read: it is a folder.\n`]);
 });
 
 test("a stray word is no flag", () => {

@@ -52,3 +52,32 @@ for (const ranks of ["1", "2"]) {
 		]);
 	});
 }
+
+for (const command of [
+	"--help",
+	"--version",
+	"doctor",
+	"train --help",
+	"train --preset nemotron-tiny --print-config",
+	"completion bash",
+]) {
+	test(`what ${command} prints does not fit`, () => {
+		const full = openSync("/dev/full", "w");
+		const ended = Bun.spawnSync([executable, ...command.split(" ")], { cwd: run.folder, stdout: full, stderr: "pipe" });
+		expect([ended.exitCode, ended.stderr.toString()]).toEqual([
+			1,
+			"mimo: Cannot write standard output: no space left on the device.\n",
+		]);
+	});
+}
+
+test("a long text reaches a slow reader whole, and none that has left", () => {
+	const through = (reader: string) => {
+		const shell = `"$0" train --help | (${reader}); echo "\${PIPESTATUS[0]}" >&2`;
+		const { stdout, stderr } = Bun.spawnSync(["bash", "-c", shell, executable], { stdout: "pipe", stderr: "pipe" });
+		return [stdout.toString().length, stderr.toString()] as const;
+	};
+	const [length, code] = through("sleep 0.3; cat");
+	expect([length > 40_000, code]).toEqual([true, "0\n"]);
+	expect(through("exec 0<&-; sleep 0.1")).toEqual([0, "141\n"]);
+});

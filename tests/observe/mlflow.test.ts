@@ -130,5 +130,7 @@ test("experiments: the one of that name is used, Default is number 0, a folder t
 	open(folder, 0, "other");
 	expect(readdirSync(folder)).toHaveLength(2);
 	writeFileSync(`${folder}-file`, "");
-	expect(() => open(`${folder}-file`, 0)).toThrow(`mlflow-dir ${folder}-file cannot be written: EEXIST`);
+	expect(() => open(`${folder}-file`, 0)).toThrow(
+		`mlflow-dir ${folder}-file cannot be written: a file of that name is in the way`,
+	);
 });

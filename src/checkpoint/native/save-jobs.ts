@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import type { Library } from "../../native/library.ts";
-import { fileError } from "../files.ts";
+import { fileError } from "../../native/system-errors.ts";
 import { bytesOfType } from "../store.ts";
 import { indexName } from "./manifest.ts";
 import { applyRetention } from "./retention.ts";

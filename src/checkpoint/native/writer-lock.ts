@@ -10,8 +10,8 @@ import { closeSync, openSync, readdirSync, readFileSync, rmSync, writeSync } fro
 import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
+import { fileError } from "../../native/system-errors.ts";
 import { openWorker } from "../../native/worker.ts";
-import { fileError } from "../files.ts";
 import { describeProcess, lives, ownProcess, processSchema } from "./process-identity.ts";
 
 const holderSchema = v.object({

@@ -8,9 +8,10 @@ import { basename, join } from "node:path";
 import { FileDigests } from "../../native/digests.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Library } from "../../native/library.ts";
+import { fileError } from "../../native/system-errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
-import { type Durability, fileError, OutputFile, syncFolder, writeFileAtomically } from "../files.ts";
+import { type Durability, OutputFile, syncFolder, writeFileAtomically } from "../files.ts";
 import { streamSafetensors, type TensorEntry } from "../safetensors.ts";
 import { bytesOfType } from "../store.ts";
 import {

@@ -2,6 +2,7 @@
 import { defineCommand } from "citty";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { print } from "../../observe/output.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
@@ -42,11 +43,11 @@ export default defineCommand({
 			batchSize: number("batch-size", given["batch-size"]),
 		});
 		if (given.json) {
-			console.log(JSON.stringify(result));
+			print(JSON.stringify(result));
 			return;
 		}
 		const { samplesPerSecond, samplesPerCoreSecond, megabytesPerSecond, firstSampleSeconds, anonymousBytes } = result;
-		console.log(
+		print(
 			`${samplesPerSecond.toFixed(0)} ${given.raw ? "raw" : "decoded"} samples/s, ${samplesPerCoreSecond.toFixed(0)} a core, ${megabytesPerSecond.toFixed(1)} MB/s; ` +
 				`first after ${firstSampleSeconds.toFixed(2)} s; ${(anonymousBytes / 2 ** 20).toFixed(0)} MiB of memory`,
 		);

@@ -4,6 +4,7 @@ import { type ImportKind, importKinds } from "../../data/import/detect.ts";
 import type { ImportResult } from "../../data/import/import.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { print } from "../../observe/output.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const args = {
@@ -109,14 +110,14 @@ export default defineCommand({
 		};
 		const result = await importData(options, new Images(await openLibrary("cpu")));
 		if (result.wasDone) process.stderr.write(`${output} was complete already\n`);
-		for (const line of summary(result)) console.log(line);
+		for (const line of summary(result)) print(line);
 		const { skipped } = result;
 		if (skipped.length > 0) {
 			const count = skipped.reduce((sum, reason) => sum + reason.count, 0);
-			console.log(`${count} of ${result.rows} rows skipped; ${output}/${SKIPPED_LIST} lists all:`);
-			for (const line of skippedLines(skipped)) console.log(line);
+			print(`${count} of ${result.rows} rows skipped; ${output}/${SKIPPED_LIST} lists all:`);
+			for (const line of skippedLines(skipped)) print(line);
 		}
-		console.log(
+		print(
 			`Look at it: mimo data info ${output}; train on it: mimo train with --data-path ${output}, after mimo data preview with the same flags`,
 		);
 	},

@@ -1,6 +1,7 @@
 /** `mimo data info` describes a data set. */
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
+import { print } from "../../observe/output.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
@@ -16,7 +17,7 @@ export default defineCommand({
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
 		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
 		const description = describeDataset(storage, datasetPath(given.path));
-		console.log(given.json ? JSON.stringify(description, null, 2) : render(description));
+		print(given.json ? JSON.stringify(description, null, 2) : render(description));
 	},
 });
 

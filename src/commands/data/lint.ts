@@ -3,6 +3,7 @@ import { defineCommand } from "citty";
 import type { Sample } from "../../data/energon/sample.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { print } from "../../observe/output.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const help = `mimo data lint PATH [--json] [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -17,7 +18,7 @@ const command = defineCommand({
 	meta: { name: "lint", description: "Check indexes and decode every sample; exit 1 when anything is damaged." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+			print(help);
 			return;
 		}
 		const json = rawArgs.includes("--json");
@@ -43,12 +44,12 @@ const command = defineCommand({
 		};
 		const result = lint(storage, path, { images: decode, check }, (problem) => {
 			const { where, key, what } = problem;
-			console.log(json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`);
+			print(json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`);
 		});
 		const { shards, samples, bad, problems } = result;
 		const summary = `${samples} samples in ${shards} shards, ${bad} bad samples, ${problems} problems`;
 		if (json) process.stderr.write(`${summary}\n`);
-		else console.log(summary);
+		else print(summary);
 		if (problems > 0) process.exitCode = exitCodes.failure;
 	},
 });

@@ -3,6 +3,7 @@ import { defineCommand } from "citty";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { print } from "../../observe/output.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const args = {
@@ -59,6 +60,6 @@ export default defineCommand({
 			report: (line) => process.stderr.write(`${line}\n`),
 		});
 		const parts = prepared.parts.length === 0 ? "" : `, parts ${prepared.parts.join(", ")}`;
-		console.log(`${prepared.samples} samples in ${prepared.shards} shards${parts}`);
+		print(`${prepared.samples} samples in ${prepared.shards} shards${parts}`);
 	},
 });

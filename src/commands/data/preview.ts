@@ -2,6 +2,7 @@
 import { defineCommand } from "citty";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { print } from "../../observe/output.ts";
 import { configurationOfArguments } from "../configuration.ts";
 
 const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH
@@ -19,7 +20,7 @@ const command = defineCommand({
 	meta: { name: "preview", description: "Show samples as they will be trained on." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
-			console.log(help);
+			print(help);
 			return;
 		}
 		const { configuration: c, command } = configurationOfArguments(rawArgs, ownFlags, { trains: false });
@@ -63,7 +64,7 @@ const command = defineCommand({
 		if (command.html !== undefined) {
 			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
 			await Bun.write(command.html, previewPage(samples, tokenizer, task));
-			console.log(`${samples.length} samples in ${command.html}`);
+			print(`${samples.length} samples in ${command.html}`);
 			return;
 		}
 		const { headline, imageLines, spansOf } = await import("../../data/vision-language/preview.ts");
@@ -74,9 +75,9 @@ const command = defineCommand({
 				if ("image" in span) return `<image ${span.image}: ${span.rows} rows>`;
 				return span.loss ? `${mark[0]}${span.text}${mark[1]}` : span.text;
 			});
-			console.log(headline(sample, task.sequenceLength));
-			for (const line of imageLines(sample, spans, task.tower)) console.log(`  ${line}`);
-			console.log(`  ${text.join("").replaceAll("\n", "\n  ")}\n`);
+			print(headline(sample, task.sequenceLength));
+			for (const line of imageLines(sample, spans, task.tower)) print(`  ${line}`);
+			print(`  ${text.join("").replaceAll("\n", "\n  ")}\n`);
 		}
 	},
 });

@@ -14,6 +14,7 @@ import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { programVersion } from "../../native/program-version.ts";
 import { warn } from "../../observe/messages.ts";
+import { print } from "../../observe/output.ts";
 import { type Arguments, bytesOf, choice, dtypeOf, text } from "../arguments.ts";
 import { ByteProgress } from "../byte-progress.ts";
 
@@ -68,9 +69,7 @@ export default defineCommand({
 		const progress = new ByteProgress("writing", planned.bytes);
 		const written = await planned.run((bytes) => progress.add(bytes));
 		progress.done();
-		console.log(
-			`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)}; ${summary(planned)}.`,
-		);
+		print(`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)}; ${summary(planned)}.`);
 	},
 });
 

@@ -15,6 +15,7 @@ import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { columns } from "../../observe/columns.ts";
 import { readRunLog } from "../../observe/run-log/reader.ts";
+import { print } from "../../observe/output.ts";
 import { type Arguments, list as listOf, text } from "../arguments.ts";
 
 const args = {
@@ -53,8 +54,8 @@ export default defineCommand({
 		const load = text(parsed, "load");
 		if (load === null) throw new UserError("--load is missing; it names the parent's checkpoint.", exitCodes.usage);
 		const rows = rowsOf(load, listOf(parsed, "choice"), text(parsed, "log"));
-		if (parsed.json) console.log(JSON.stringify(rows, null, "\t"));
-		else for (const line of columns(tableOf(rows))) console.log(line);
+		if (parsed.json) print(JSON.stringify(rows, null, "\t"));
+		else for (const line of columns(tableOf(rows))) print(line);
 	},
 });
 

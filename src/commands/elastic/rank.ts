@@ -1,6 +1,7 @@
 /** `mimo elastic rank`: how important the units of a model are, measured on data. */
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
+import { print } from "../../observe/output.ts";
 import { configurationOfArguments } from "../configuration.ts";
 import { configuredCommand } from "../configured-command.ts";
 import { numberFlag, takeRepeated } from "../own-flags.ts";
@@ -60,8 +61,8 @@ export default configuredCommand({
 			const text = new TextEncoder().encode(formatImportance(importance));
 			writeFileAtomically(output, (file) => file.write(text), { sync: false });
 			const ranking = layerRanking(importance);
-			console.log(`${output}: measured on ${importance.tokens} tokens.`);
-			if (ranking !== null) console.log(`Layers, the least important first: ${ranking.join(", ")}.`);
+			print(`${output}: measured on ${importance.tokens} tokens.`);
+			if (ranking !== null) print(`Layers, the least important first: ${ranking.join(", ")}.`);
 		});
 	},
 });

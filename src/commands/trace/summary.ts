@@ -1,6 +1,7 @@
 /** `mimo trace summary`: where the traced steps went. */
 import { defineCommand } from "citty";
 import { columns } from "../../observe/columns.ts";
+import { print } from "../../observe/output.ts";
 import {
 	type GpuTime,
 	type ModuleSummary,
@@ -22,12 +23,12 @@ export default defineCommand({
 	run: ({ args }) => {
 		const summary = summariseTrace(readTrace(args.file));
 		if (args.json) {
-			console.log(JSON.stringify(summary, null, 2));
+			print(JSON.stringify(summary, null, 2));
 			return;
 		}
 		const { steps, ranks, milliseconds, modules } = summary;
-		console.log(`${steps} step${steps === 1 ? "" : "s"} of ${ranks} ranks, ${milliseconds.toFixed(1)} ms.`);
-		for (const module of modules) console.log(`\n${moduleText(module, steps)}`);
+		print(`${steps} step${steps === 1 ? "" : "s"} of ${ranks} ranks, ${milliseconds.toFixed(1)} ms.`);
+		for (const module of modules) print(`\n${moduleText(module, steps)}`);
 	},
 });
 

@@ -1,8 +1,9 @@
 /** Tokens to train on: text files through a tokenizer, or ready-made rows in a safetensors file. */
 import { isUtf8 } from "node:buffer";
-import { readFileSync, statSync } from "node:fs";
+import { existsSync, readFileSync, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../native/errors.ts";
+import { systemReason } from "../../native/system-errors.ts";
 import { importLine } from "../import/import-line.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 
@@ -20,8 +21,8 @@ const LARGEST_FILE = 2 ** 30;
 
 /** Throws a UserError for a file that cannot be text to train on: missing, too large, or of another known format. */
 export function checkTextFile(path: string): void {
-	const stat = statSync(path, { throwIfNoEntry: false });
-	if (stat === undefined) throw new UserError(`The data file ${path} does not exist.`);
+	if (!existsSync(path)) throw new UserError(`The data file ${path} does not exist.`);
+	const stat = statSync(path);
 	if (!stat.isFile()) throw new UserError(`The data file ${path} is no file.`);
 	if (stat.size > LARGEST_FILE) {
 		throw new UserError(`The data file ${path} has ${stat.size} bytes; text is read whole, at most ${LARGEST_FILE}.`);
@@ -41,7 +42,7 @@ export function readTokens(path: string, tokenizer: Tokenizer): Int32Array {
 	try {
 		bytes = readFileSync(path);
 	} catch (error) {
-		throw new UserError(`The data file ${path} cannot be read: ${(error as Error).message}.`);
+		throw new UserError(`The data file ${path} cannot be read: ${systemReason(error)}.`);
 	}
 	if (!isUtf8(bytes))
 		throw new UserError(`The data file ${path} is not text in UTF-8: convert it, for example with iconv.`);

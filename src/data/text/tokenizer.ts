@@ -1,8 +1,9 @@
 /** Text to token ids: bytes as they are, or a Hugging Face tokenizer.json. */
-import { readFileSync, statSync } from "node:fs";
+import { existsSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import { UserError } from "../../native/errors.ts";
+import { systemReason } from "../../native/system-errors.ts";
 import { markSpecialTokens } from "./special-tokens.ts";
 import { parseTokenizerFile, type TokenizerFile } from "./tokenizer-file.ts";
 
@@ -43,7 +44,7 @@ export const byteTokenizer: Tokenizer = {
 
 /** The tokenizer.json of a path: itself, or the one of a folder. */
 export function tokenizerFile(path: string): string {
-	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ? join(path, "tokenizer.json") : path;
+	return existsSync(path) && statSync(path).isDirectory() ? join(path, "tokenizer.json") : path;
 }
 
 /** Reads a tokenizer.json, or that of a folder. Special tokens are not added to encoded text. */
@@ -91,10 +92,8 @@ function readTokenizer(path: string): TokenizerFile {
 	try {
 		text = readFileSync(path, "utf8");
 	} catch (error) {
-		const { code, message } = error as NodeJS.ErrnoException;
-		const reason = code === "ENOENT" ? "it does not exist" : message;
 		throw new UserError(
-			`The tokenizer file ${path} cannot be read: ${reason}; --tokenizer takes a tokenizer.json or a folder with one.`,
+			`The tokenizer file ${path} cannot be read: ${systemReason(error)}; --tokenizer takes a tokenizer.json or a folder with one.`,
 		);
 	}
 	return parseTokenizerFile(text, path);

@@ -4,12 +4,12 @@
  */
 import { readFileSync } from "node:fs";
 import * as v from "valibot";
-import { systemReason } from "../../checkpoint/files.ts";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { parseHybridPattern, withoutCuts } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
 import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
+import { systemReason } from "../../native/system-errors.ts";
 
 const scores = v.array(v.pipe(v.number(), v.finite(), v.minValue(0)));
 

@@ -20,6 +20,7 @@ import { dirname, join, parse as parsePath } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { linesOf } from "../lines.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../report.ts";
+import { systemReason } from "../../native/system-errors.ts";
 
 /** A module's step: milliseconds by part, its rate, its slowest rank. */
 function moduleFields({ name, ranks, seconds, flops, idle, slowest }: ModuleReport): Record<string, unknown> {
@@ -151,7 +152,7 @@ export class JsonLog implements Observer {
 		try {
 			return action();
 		} catch (error) {
-			throw new UserError(`The log ${this.#file} cannot be written: ${(error as Error).message}.`);
+			throw new UserError(`The log ${this.#file} cannot be written: ${systemReason(error)}.`);
 		}
 	}
 

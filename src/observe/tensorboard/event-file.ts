@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { Message } from "../protobuf.ts";
 import { maskedCrc } from "./reader.ts";
+import { systemReason } from "../../native/system-errors.ts";
 
 /** Counts of neighbouring buckets; bucket i ends at limits[i]. */
 export interface Histogram {
@@ -54,7 +55,7 @@ export class EventFile {
 			mkdirSync(folder, { recursive: true });
 			this.#descriptor = openSync(this.path, "a");
 		} catch (error) {
-			throw new UserError(`tensorboard-dir ${folder} cannot be written: ${(error as Error).message}.`);
+			throw new UserError(`tensorboard-dir ${folder} cannot be written: ${systemReason(error)}.`);
 		}
 		this.#write(new Message().double(1, now()).text(3, "brain.Event:2"));
 	}
@@ -83,7 +84,7 @@ export class EventFile {
 		try {
 			if (writeSync(this.#descriptor, record) === record.length) return;
 		} catch (error) {
-			throw new UserError(`The event file ${this.path} cannot be written: ${(error as Error).message}.`);
+			throw new UserError(`The event file ${this.path} cannot be written: ${systemReason(error)}.`);
 		}
 		throw new UserError(`The event file ${this.path} cannot be written: the disk is full.`);
 	}

@@ -6,6 +6,7 @@
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import type { Device, DeviceEvent, DeviceTracer, Stream } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
+import { systemReason } from "../../native/system-errors.ts";
 import { EventLog, type LoggedEvent } from "./event-log.ts";
 import { exactTime, lanesOf, type Span } from "./lanes.ts";
 
@@ -233,6 +234,6 @@ export function mergeTrace(file: string, ranks: number): void {
 		}
 		appendFileSync(file, "]}\n");
 	} catch (error) {
-		throw new UserError(`The trace ${file} cannot be written: ${(error as Error).message}.`);
+		throw new UserError(`The trace ${file} cannot be written: ${systemReason(error)}.`);
 	}
 }

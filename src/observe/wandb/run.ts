@@ -8,6 +8,7 @@ import { arch, availableParallelism, hostname, release, type } from "node:os";
 import { basename, join, resolve } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { programVersion } from "../../native/program-version.ts";
+import { systemReason } from "../../native/system-errors.ts";
 import { replaceFile } from "../replace-file.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "../report.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
@@ -196,7 +197,7 @@ export class WandbRun implements Observer {
 			action();
 		} catch (error) {
 			if (error instanceof UserError) throw error;
-			throw new UserError(`wandb-save-dir ${this.#options.folder} cannot be written: ${(error as Error).message}.`);
+			throw new UserError(`wandb-save-dir ${this.#options.folder} cannot be written: ${systemReason(error)}.`);
 		}
 	}
 }

@@ -4,6 +4,7 @@
 import { appendFileSync, mkdirSync } from "node:fs";
 import { dirname } from "node:path";
 import { UserError } from "../../../native/errors.ts";
+import { fileError } from "../../../native/system-errors.ts";
 import { type ErrorHandler, ExpectedLoss, raiseError } from "../errors.ts";
 import type { RawRecord, Sample } from "../sample.ts";
 import type { SkippedSample } from "./messages.ts";
@@ -57,7 +58,12 @@ export class SkipLog {
 		/** Whether this process writes and counts the samples that a data rank skips. */
 		private readonly tells: (rank: number) => boolean,
 	) {
-		if (path !== null) mkdirSync(dirname(path), { recursive: true });
+		if (path === null) return;
+		try {
+			mkdirSync(dirname(path), { recursive: true });
+		} catch (error) {
+			throw fileError("make", dirname(path), error);
+		}
 	}
 
 	get count(): number {
@@ -70,7 +76,7 @@ export class SkipLog {
 		const told = this.tells(skipped.rank);
 		if (told) this.#told += samples;
 		if (!skipped.expected) this.#damaged += samples;
-		if (told && this.path !== null) appendFileSync(this.path, `${JSON.stringify(skipped)}\n`);
+		if (told && this.path !== null) this.#write(this.path, `${JSON.stringify(skipped)}\n`);
 		if (this.#damaged > this.budget) {
 			const where = this.path === null ? "" : ` ${this.path} lists them.`;
 			throw new UserError(
@@ -78,5 +84,13 @@ export class SkipLog {
 			);
 		}
 		return told;
+	}
+
+	#write(path: string, line: string): void {
+		try {
+			appendFileSync(path, line);
+		} catch (error) {
+			throw fileError("write", path, error);
+		}
 	}
 }

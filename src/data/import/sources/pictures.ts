@@ -3,8 +3,9 @@
 import { type Dirent, readdirSync, statSync } from "node:fs";
 import { join, relative } from "node:path";
 import { CryptoHasher } from "bun";
-import { fileError, readWholeFile } from "../../../checkpoint/files.ts";
+import { readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../native/errors.ts";
+import { fileError } from "../../../native/system-errors.ts";
 import { LARGEST_TEXT_PART } from "../../energon/format/decode.ts";
 import { isPictureName, partOf } from "../detect.ts";
 import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts";

@@ -55,7 +55,7 @@ export function readChatTemplate(path: string, tokenizer: string | null): ChatTe
 }
 
 function isFolder(path: string): boolean {
-	return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
+	return existsSync(path) && statSync(path).isDirectory();
 }
 
 /** Whether a folder has a template. */

@@ -1,0 +1,24 @@
+/** Text for standard output that is written at once and whole, or is an error: `console.log` ignores that a disk is full. */
+import { writeSync } from "node:fs";
+import { exitCodes } from "../native/exit-codes.ts";
+import { fileError } from "../native/system-errors.ts";
+
+/** Writes `text` to standard output. Throws a UserError where the system refuses it; ends the process where its reader is gone. */
+export function writeOut(text: string): void {
+	const bytes = Buffer.from(text);
+	for (let written = 0; written < bytes.length; ) {
+		try {
+			written += writeSync(1, bytes, written);
+		} catch (error) {
+			const { code } = error as NodeJS.ErrnoException;
+			if (code === "EPIPE") process.exit(exitCodes.unread);
+			if (code !== "EAGAIN") throw fileError("write", "standard output", error);
+			Bun.sleepSync(1);
+		}
+	}
+}
+
+/** Writes `text` as a line, or lines, to standard output; errors as of `writeOut`. */
+export function print(text: string): void {
+	writeOut(`${text}\n`);
+}
