@@ -50,6 +50,18 @@ const spansMeet: Check = (c) => {
 	);
 };
 
+/** Most ranks of a run, as in the native library (cuda/common/run/run_layout.h). */
+const mostRanks = 65_536;
+
+const ranksAreFew: Check = (c) => {
+	const ranks = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
+	return unless(
+		ranks <= mostRanks,
+		"llm-dp",
+		`with it the run has ${ranks} ranks, and at most ${mostRanks} are allowed`,
+	);
+};
+
 /** The expert view divides the ranks of a pipeline stage again. */
 const expertsDivideStage: Check = (c) => {
 	const stage = c.llmTp * dataLanes(c);
@@ -109,6 +121,7 @@ export const weightShardChecks: readonly Check[] = [
 
 /** Sizes that cut the model come last: refusing one skips every check that reads it. */
 export const layoutChecks: readonly Check[] = [
+	ranksAreFew,
 	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),
 	(c) => {
 		const objection = pipelineObjection(c.hybridLayerPattern, c.llmPp);

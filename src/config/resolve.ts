@@ -202,6 +202,8 @@ function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, said: unknown):
 /** The end of a sentence about a value of the wrong type or outside its bounds. */
 function disallowed(key: Key, value: unknown): string {
 	const { type } = fieldOf(key);
+	const huge = typeof value === "number" && value > Number.MAX_SAFE_INTEGER && type.placeholder === "INTEGER";
+	if (huge) return `allowed is ${type.allowed} and at most ${Number.MAX_SAFE_INTEGER}`;
 	const unbuilt = [value].flat().find((item) => typeof item === "string" && type.notBuilt.includes(item));
 	return unbuilt === undefined
 		? `allowed is ${type.allowed}`
@@ -210,7 +212,9 @@ function disallowed(key: Key, value: unknown): string {
 
 /** A mistake in a value: the place where it was given, the value, and the allowed ones. */
 function problem(key: Key, value: unknown, origin: Origin, message: string): Problem {
-	const sentence = `is ${JSON.stringify(value)}; ${message}`;
+	// JSON knows no infinity.
+	const shown = typeof value === "number" ? String(value) : JSON.stringify(value);
+	const sentence = `is ${shown}; ${message}`;
 	switch (origin.source) {
 		case "flag":
 			return { where: origin.name, message: `the value ${sentence}` };

@@ -29,7 +29,7 @@ export function findRecordings(folder: string): string[] {
 	});
 	if (ranks.length === 0) {
 		throw new UserError(
-			`${folder} holds no recordings (rank-N.flight): its runs have ended well, or none wrote there.`,
+			`${folder} holds no recordings (rank-N.flight): its runs have ended well, or none wrote there with --flight-recorder-dir.`,
 		);
 	}
 	return ranks.sort((a, b) => a - b).map((rank) => join(folder, recordingName(rank)));

@@ -84,6 +84,8 @@ describe("convert-ckpt", () => {
 		refuse(["--to", "torch_dist", "--layer-names", "gpt", tiny, "x"], 1, "is of no GPT model: it has both - and E");
 		refuse(["inspect"], 2, "`mimo convert-ckpt inspect PATH`");
 		refuse(["inspect", folder], 1, "is no checkpoint of a known format");
+		refuse(["inspect", "absent"], 1, "Cannot open absent: it does not exist.");
+		refuse(["--to", "native", "absent", "x"], 1, "Cannot open absent: it does not exist.");
 		expect(existsSync(join(folder, "x"))).toBe(false);
 	});
 

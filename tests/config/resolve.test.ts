@@ -131,6 +131,14 @@ test("files: duplicate keys, unknown keys, nested keys, aliases, syntax, absence
 	]);
 	expect(inFile("hybrid-layer-pattern: *M\n")[0]).toContain("is an alias in YAML; put it in quotes");
 	expect(inFile("lr: [1\n")[0]).toMatch(/^\/run\.yaml:\d+: this is no YAML: /);
+	expect(inFile("---\nlr: 1\n")).toEqual(["/run.yaml:2: `---` begins a second document; a configuration is one."]);
+	expect(inFile("load: ~/runs\n")).toEqual([
+		"/run.yaml:2: load begins with ~, which only a shell replaces; write the folder's name.",
+	]);
+	expect(inFile("lr: .inf\nmin-lr: .nan\n")).toEqual([
+		"/run.yaml:2: lr is Infinity; allowed is a number of at least 0.",
+		"/run.yaml:3: min-lr is NaN; allowed is a number of at least 0.",
+	]);
 	expect(inFile("vocab-size:\n")).toEqual(["/run.yaml:2: vocab-size is null; allowed is an integer of at least 1."]);
 	expect(mistakes("--config", join(folder, "none.yaml"))).toEqual([
 		`--config ${join(folder, "none.yaml")}: there is no such file.`,
@@ -188,6 +196,15 @@ test("what keys must satisfy together", () => {
 	expect(blamed("--moe-aux-loss-coeff", "1", "2")).toEqual(["--moe-aux-loss-coeff"]);
 	expect(blamed("--overlap-param-gather")).toEqual(["--overlap-param-gather"]);
 	expect(blamed("--llm-cp", "2")).toEqual(["--llm-cp"]);
+	expect(blamed("--profile-step-end", "2")).toEqual(["--profile-step-end"]);
+	expect(blamed("--profile-step-start", "3", "--profile-step-end", "2")).toEqual(["--profile-step-end"]);
+	expect(blamed("--threads", "100000")).toEqual(["--threads"]);
+	expect(mistakes(...tiny, "--llm-dp", "65537", "--global-batch-size", "262148")).toEqual([
+		"--llm-dp: the value is 65537; with it the run has 65537 ranks, and at most 65536 are allowed.",
+	]);
+	expect(mistakes(...tiny, "--train-iters", "99999999999999999999")).toEqual([
+		"--train-iters: the value is 100000000000000000000; allowed is an integer of at least 1 and at most 9007199254740991.",
+	]);
 });
 
 test("a value of Megatron that is not built is refused by name", () => {

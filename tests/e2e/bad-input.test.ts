@@ -1,6 +1,6 @@
 /** A mistake in the input or a lack of the machine gives one sentence and an exit code, and leaves no file behind. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { cpSync, existsSync, truncateSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, symlinkSync, truncateSync, writeFileSync } from "node:fs";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { golden } from "../golden.ts";
 import { SmallRun } from "./small-run.ts";
@@ -28,9 +28,47 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 	[
 		"a model larger than memory",
 		["--hidden-size", "131072", "--vocab-size", "1000000000"],
-		/^mimo: Out of memory: .* no room for \d+ bytes of parameters .*\.$/,
+		/^mimo: Out of device memory: no room for \d+ bytes of parameters .*\.$/,
 	],
+	[
+		"a file where checkpoints should go",
+		["--save", "text.txt", "--save-interval", "2"],
+		/^mimo: --save text\.txt cannot be written: .*text\.txt is no folder\.$/,
+	],
+	[
+		"a file where checkpoints should be",
+		["--load", "text.txt"],
+		/^mimo: text\.txt \(load\) is no folder of checkpoints\.$/,
+	],
+	[
+		"a file as weights to begin with",
+		["--pretrained-checkpoint", "text.txt"],
+		/^mimo: text\.txt \(pretrained-checkpoint\) holds no/,
+	],
+	["a link to itself as data", ["--data-path", "circle"], /^mimo: The data file circle does not exist\.$/],
+	[
+		"a link to itself as tokenizer",
+		["--tokenizer", "circle"],
+		/^mimo: The tokenizer file circle cannot be read: it is a symbolic link/,
+	],
+	[
+		"a trace that cannot be written when its steps are over",
+		["--profile-step-start", "3", "--profile-file", "text.txt/trace.json"],
+		/^mimo: --profile-file text\.txt\/trace\.json cannot be written: .*text\.txt is no folder\.$/,
+	],
+	[
+		"a list of skipped samples that cannot be written when the first is skipped",
+		["--data-skipped-file", "."],
+		/^mimo: --data-skipped-file \. cannot be written: it is a folder\.$/,
+	],
+	[
+		"a file where recordings should go",
+		["--flight-recorder-dir", "text.txt"],
+		/^mimo: --flight-recorder-dir text\.txt cannot be written: .*text\.txt is no folder\.$/,
+	],
+	["a log in a folder's place", ["--log-json", "."], /^mimo: The log \. cannot be written: it is a folder\.$/],
 ];
+symlinkSync("circle", run.path("circle"));
 for (const [name, flags, message] of cases) test(name, () => expect(refusal(flags)).toMatch(message));
 
 test("a bound that leaves experts without room", () => {

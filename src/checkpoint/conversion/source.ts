@@ -75,6 +75,7 @@ export function detectFormat(path: string): FormatName | null {
 
 /** The format of a path, which must be what `expected` says if it is given. */
 export function requireFormat(path: string, expected: FormatName | null): FormatName {
+	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	const found = detectFormat(path);
 	if (expected !== null) {
 		if (found !== null && found !== expected) {

@@ -2,7 +2,7 @@
  * Chooses the checkpoint that a run starts from: the newest, or a named one, after every byte of it was compared with
  * its checksum. The ranks share the work of checking and agree on the answer.
  */
-import { existsSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
@@ -22,7 +22,7 @@ export interface Choice {
 
 /** Whether there is any checkpoint at a path. */
 export function hasCheckpoint(path: string): boolean {
-	if (!existsSync(path)) return false;
+	if (!existsSync(path) || !statSync(path).isDirectory()) return false;
 	return existsSync(join(path, latestName)) || existsSync(join(path, indexName)) || listIterations(path).length > 0;
 }
 

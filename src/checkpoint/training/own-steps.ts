@@ -1,5 +1,5 @@
 /** Finds the checkpoints of a folder that belong to a run that saves there: those that it goes on from. */
-import { existsSync, realpathSync } from "node:fs";
+import { existsSync, realpathSync, statSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { indexName } from "../native/manifest.ts";
@@ -22,7 +22,8 @@ export interface Start {
  * others, if there are any.
  */
 export function requireOwnSteps(save: string, start: Start | null): string[] {
-	if (!existsSync(save)) return [];
+	// What is there and no folder is refused where the folder is tried.
+	if (!existsSync(save) || !statSync(save).isDirectory()) return [];
 	const names = listIterations(save);
 	const loaded = start === null ? null : loadedName(save, start, names);
 	const position = loaded === null ? -1 : names.indexOf(loaded);

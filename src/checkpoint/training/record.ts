@@ -53,9 +53,10 @@ export const dataObject = "data.json";
 export function readRecord({ common }: Pick<Manifest, "common">, path: string): TrainingRecord {
 	const { success, output, issues } = v.safeParse(recordSchema, fromMegatron(common) ?? common);
 	if (success) return output;
-	const what = v.getDotPath(issues[0]) ?? "its record";
+	const key = v.getDotPath(issues[0]) ?? "";
+	const what = issues[0].received === "undefined" ? `has no ${key}` : `has another ${key || "form"} than a training's`;
 	throw new UserError(
-		`${path} is no checkpoint that a training can go on from (${what}: ${issues[0].message}); --finetune takes its weights alone.`,
+		`${path} is no checkpoint that a training can go on from: its record ${what}; --finetune takes its weights alone.`,
 	);
 }
 

@@ -5,7 +5,7 @@ import { presetNames } from "../preset-names.ts";
 export const runKeys = {
 	preset: optional(choice(presetNames), "A known model and recipe; files and flags override it."),
 	device: defaulting(choice(["auto", "cpu", "cuda"]), "auto", "Native library: auto takes CUDA where it works."),
-	threads: defaulting(integer(0), 0, "CPU threads of a rank; 0: one a core."),
+	threads: defaulting(integer(0, 1024), 0, "CPU threads of a rank; 0: one a core."),
 	seed: defaulting(integer(1), 1234, "Seed of initial weights, dropout and data order."),
 	"data-parallel-random-init": off("Other initial weights on every data-parallel rank.", {
 		noEffect: "initial weights never depend on the layout",

@@ -1,4 +1,5 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
+import { existsSync, statSync } from "node:fs";
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
 import { canonicalCheckpoint } from "../../checkpoint/training/canonical.ts";
 import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";
@@ -51,6 +52,9 @@ export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => 
 		return { path: c.pretrainedCheckpoint, iteration: null, finetune: true };
 	}
 	if (c.load === null) return null;
+	if (existsSync(c.load) && !statSync(c.load).isDirectory()) {
+		throw new UserError(`${c.load} (load) is no folder of checkpoints.`);
+	}
 	const format = detectFormat(c.load);
 	if (format !== null) {
 		throw new UserError(
