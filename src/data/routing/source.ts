@@ -232,6 +232,12 @@ function checkState(state: unknown): SourceState {
 	return state as SourceState;
 }
 
+/** Throws a UserError unless the saved states of all ranks are whole and go on exactly with these lanes and workers. */
+export function requireFittingStates(states: readonly unknown[], lanes: number, numWorkers: number): void {
+	const state = mergeStates(states);
+	if (state !== null) statesOf(state, lanes, numWorkers);
+}
+
 /** Loader states and hashes of this run's lanes. Where their number changed, hashes begin anew. */
 function statesOf(state: SourceState, lanes: number, numWorkers: number): { loaders: LoaderState[]; trails: string[] } {
 	checkState(state);

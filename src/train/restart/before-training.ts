@@ -8,12 +8,14 @@ import { requireWritable } from "../../checkpoint/hf/ownership.ts";
 import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";
 import { requireOwnSteps, type Start } from "../../checkpoint/training/own-steps.ts";
+import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { requireFittingStates } from "../../data/routing/source.ts";
 import { UserError } from "../../native/errors.ts";
 import { languageKeys, openFolders } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
 import { openAdapters, requirePeftNames } from "./peft.ts";
-import { requireAgreement, startOf } from "./starting-point.ts";
+import { dataStates, requireAgreement, startOf } from "./starting-point.ts";
 
 /** Throws a UserError for the first thing that the run could not start from, or would have to write over at its end. */
 export function requireStart(c: TrainingConfiguration): void {
@@ -47,5 +49,26 @@ function lineageOf(c: TrainingConfiguration, start: Start): string | null {
 		throw error;
 	}
 	using _ = checkpoint;
-	return requireAgreement(c, start, checkpoint)?.lineage ?? null;
+	const record = requireAgreement(c, start, checkpoint);
+	if (record !== null) requireFittingData(c, checkpoint);
+	return record?.lineage ?? null;
+}
+
+/** Energon data go on exactly, or not at all, with other lanes and workers. */
+function requireFittingData(c: TrainingConfiguration, checkpoint: NativeCheckpoint): void {
+	if (c.datasetProvider !== "energon" || c.overrideCkptIteration !== null) return;
+	let states: readonly unknown[] | null;
+	try {
+		states = dataStates(checkpoint);
+	} catch (error) {
+		// Damage, as above.
+		if (error instanceof UserError) return;
+		throw error;
+	}
+	if (states === null) return;
+	try {
+		requireFittingStates(states, dataLanes(c), c.numWorkers);
+	} catch (error) {
+		throw error instanceof UserError ? new UserError(`${checkpoint.path}: ${error.message}`) : error;
+	}
 }

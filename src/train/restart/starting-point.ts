@@ -140,7 +140,8 @@ async function openStart(
 	return checkpoint;
 }
 
-function dataStates(checkpoint: StoredTraining): readonly unknown[] | null {
+/** States of the data by rank of the run that saved them; null: the checkpoint has none. */
+export function dataStates(checkpoint: Pick<StoredTraining, "manifest" | "readObject">): readonly unknown[] | null {
 	if (!(dataObject in checkpoint.manifest.objects)) return null;
 	return JSON.parse(new TextDecoder().decode(checkpoint.readObject(dataObject)));
 }
