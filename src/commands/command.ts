@@ -10,7 +10,8 @@ import { systemReason } from "../native/system-errors.ts";
 export function checkFlags(args: readonly string[], known: ArgsDef): void {
 	const names = Object.keys(known);
 	for (const argument of args) {
-		if (!argument.startsWith("-") || argument === "-") continue;
+		// A negative number is a value, which its flag refuses or takes.
+		if (!argument.startsWith("-") || argument === "-" || /^-\.?\d/.test(argument)) continue;
 		const name = argument.replace(/^--?/, "").split("=")[0]!;
 		const positive = name.startsWith("no-") ? name.slice(3) : name;
 		if (names.includes(name) || known[positive]?.type === "boolean") continue;

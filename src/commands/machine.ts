@@ -1,5 +1,5 @@
 /** Looks at the machine without changing it: processor, memory, limits, native library, devices. */
-import { accessSync, constants, existsSync, readFileSync, statfsSync } from "node:fs";
+import { accessSync, constants, existsSync, readFileSync, statfsSync, statSync } from "node:fs";
 import { availableParallelism, freemem, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { ABI_VERSION } from "../native/abi.ts";
@@ -135,6 +135,7 @@ function disk(folder: string): Finding {
 	const name = "disk";
 	let at = resolve(folder);
 	while (!existsSync(at)) at = dirname(at);
+	if (!statSync(at).isDirectory()) return { name, value: folder, state: "problem", advice: `${at} is no folder` };
 	try {
 		const { bsize, blocks, bavail } = statfsSync(at);
 		const details = { folder, total: bsize * blocks, available: bsize * bavail };

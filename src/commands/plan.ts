@@ -1,7 +1,9 @@
 /** `mimo plan`: from flags to a run's memory and the time of a step, without training. */
+
 import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import * as v from "valibot";
+import { mostRanks } from "../config/layout-checks.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { readChoice } from "../elastic/submodel/choice.ts";
@@ -62,7 +64,11 @@ export default configuredCommand({
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {
-			const ranked = await rankSplits(resolved, number(command, "split", 1), machine);
+			const devices = number(command, "split", 1);
+			if (devices > mostRanks) {
+				throw new UserError(`--split ${command.split}: a run has at most ${mostRanks} ranks.`, exitCodes.usage);
+			}
+			const ranked = await rankSplits(resolved, devices, machine);
 			if (ranked.splits.length === 0) {
 				throw new UserError(
 					`--split ${command.split}: no layout of so many devices divides global-batch-size ${configuration.globalBatchSize} and the model's sizes.`,

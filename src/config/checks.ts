@@ -300,7 +300,11 @@ const other: readonly Check[] = [
 			`allowed is at least eval-micro-batch-size × data lanes (${c.evalMicroBatchSize * dataLanes(c)})`,
 		),
 	(c) =>
-		unless(/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split), "split", "allowed are three numbers such as 969,30,1"),
+		unless(
+			/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split) && /[1-9]/.test(c.split),
+			"split",
+			"allowed are three numbers such as 969,30,1",
+		),
 ];
 
 export const checks: readonly Check[] = [

@@ -51,7 +51,7 @@ const spansMeet: Check = (c) => {
 };
 
 /** Most ranks of a run, as in the native library (cuda/common/run/run_layout.h). */
-const mostRanks = 65_536;
+export const mostRanks = 65_536;
 
 const ranksAreFew: Check = (c) => {
 	const ranks = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);

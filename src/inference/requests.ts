@@ -81,7 +81,8 @@ export function openImages(request: Request, library: Images): EncodedImage[] {
 		try {
 			return inspectImage(library, file);
 		} catch (error) {
-			if (error instanceof UserError) throw new UserError(`The image ${path} of ${name}: ${error.message}`);
+			if (error instanceof UserError)
+				throw new UserError(`The image ${path} of ${name}: ${error.message.replace(/\.?$/, ".")}`);
 			throw error;
 		}
 	});

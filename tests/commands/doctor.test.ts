@@ -40,3 +40,9 @@ test("doctor refuses flags it does not know", () => {
 	expect(exitCode).toBe(2);
 	expect(stderr).toBe("mimo: --jsno: there is no such flag; the nearest is --json.\n");
 });
+
+test("doctor fails for a file in the place of the run's folder", () => {
+	const { exitCode, stdout } = mimo(["doctor", "--folder", import.meta.path]);
+	expect(exitCode).toBe(1);
+	expect(stdout).toContain(`${import.meta.path} is no folder`);
+});

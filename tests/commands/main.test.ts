@@ -40,6 +40,14 @@ test("an unknown command or flag is refused with the nearest", () => {
 	}
 });
 
+test("a negative number is the value of its flag, which refuses it", () => {
+	const { exitCode, stderr } = mimo(["data", "import", "absent", "--output", "set", "--shard-samples", "-1"]);
+	expect([exitCode, stderr]).toEqual([
+		2,
+		'mimo: --shard-samples is "-1"; allowed is a whole number from 1 to 10000000.\n',
+	]);
+});
+
 test("MIMO_DEBUG=1 shows where an error came from", () => {
 	expect(mimo(["trian"]).stderr).not.toMatch(/^\s+at /m);
 	expect(mimo(["trian"], ".", { MIMO_DEBUG: "1" }).stderr).toMatch(/^\s+at /m);

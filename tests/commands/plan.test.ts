@@ -112,6 +112,8 @@ test("what cannot be planned is a sentence", () => {
 	expect([gpu.exitCode, gpu.stderr]).toEqual([2, "mimo: There are no rates of a z80; known are a100, h100, h200.\n"]);
 	const split = mimo(["plan", "--preset", "nemotron-tiny", "--split", "x"]);
 	expect([split.exitCode, split.stderr]).toEqual([2, "mimo: --split x: allowed is a number of at least 1.\n"]);
+	const many = mimo(["plan", "--preset", "nemotron-tiny", "--split", "65537"]);
+	expect([many.exitCode, many.stderr]).toEqual([2, "mimo: --split 65537: a run has at most 65536 ranks.\n"]);
 });
 
 test("a GPU without products in e4m3 is refused", () => {

@@ -198,6 +198,7 @@ test("what keys must satisfy together", () => {
 	expect(blamed("--llm-cp", "2")).toEqual(["--llm-cp"]);
 	expect(blamed("--profile-step-end", "2")).toEqual(["--profile-step-end"]);
 	expect(blamed("--profile-step-start", "3", "--profile-step-end", "2")).toEqual(["--profile-step-end"]);
+	expect(blamed("--split", "0,0,0")).toEqual(["--split"]);
 	expect(blamed("--threads", "100000")).toEqual(["--threads"]);
 	expect(mistakes(...tiny, "--llm-dp", "65537", "--global-batch-size", "262148")).toEqual([
 		"--llm-dp: the value is 65537; with it the run has 65537 ranks, and at most 65536 are allowed.",

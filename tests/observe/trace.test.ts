@@ -166,7 +166,7 @@ test("what is no trace is named", () => {
 	const file = join(folder, "none.json");
 	writeFileSync(file, '{"traceEvents":[]}');
 	expect(() => readTrace(file)).toThrow("is no trace of mimo train");
-	expect(() => readTrace(join(folder, "absent.json"))).toThrow("cannot be read: ENOENT");
+	expect(() => readTrace(join(folder, "absent.json"))).toThrow("cannot be read: it does not exist");
 });
 
 test("a run's trace: all ranks on one clock, layers, collectives in one order", () => {

@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
 import type { TraceEvent } from "./tracer.ts";
+import { systemReason } from "../../native/system-errors.ts";
 
 /** Calls of one kind. */
 export interface Total {
@@ -109,7 +110,7 @@ export function readTrace(file: string): TraceEvent[] {
 	try {
 		text = readFileSync(file, "utf8");
 	} catch (error) {
-		throw new UserError(`${file} cannot be read: ${(error as NodeJS.ErrnoException).code}.`);
+		throw new UserError(`${file} cannot be read: ${systemReason(error)}.`);
 	}
 	let json: unknown;
 	try {

@@ -1,6 +1,7 @@
 /** Local files: mapped into memory, or read piece by piece when they are too large for one view. */
 import { closeSync, constants, existsSync, fstatSync, openSync, readSync, statSync } from "node:fs";
 import { UserError } from "../../../native/errors.ts";
+import { systemReason } from "../../../native/system-errors.ts";
 import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
 
 export class LocalStorage implements Storage {
@@ -19,15 +20,6 @@ export class LocalStorage implements Storage {
 	isFolder(path: string): boolean {
 		return existsSync(path) && statSync(path).isDirectory();
 	}
-}
-
-/** Short reason of a file system error. */
-function reason(error: unknown): string {
-	const { code, message } = error as { code?: string; message?: string };
-	if (code === "ENOENT") return "it does not exist";
-	if (code === "EACCES") return "permission denied";
-	if (code === "EISDIR") return "it is a folder";
-	return message ?? String(error);
 }
 
 /** Views of native memory stop at 4 GiB. */
@@ -57,7 +49,7 @@ export class LocalFile implements RandomAccessFile {
 			return new LocalFile(path, mapped.length, mapped, null);
 		} catch (error) {
 			if (error instanceof UserError) throw error;
-			throw new UserError(`${path} cannot be opened: ${reason(error)}.`);
+			throw new UserError(`${path} cannot be opened: ${systemReason(error)}.`);
 		}
 	}
 

@@ -3,6 +3,7 @@ import { existsSync, readFileSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../../../native/errors.ts";
+import { systemReason } from "../../../native/system-errors.ts";
 import { JinjaTemplate } from "./jinja.ts";
 
 /** Plain values, so that they reach other threads. */
@@ -118,9 +119,6 @@ function readText(file: string): string {
 	try {
 		return readFileSync(file, "utf8");
 	} catch (error) {
-		const { code, message } = error as NodeJS.ErrnoException;
-		throw new UserError(
-			`The chat template ${file} cannot be read: ${code === "ENOENT" ? "it does not exist" : message}.`,
-		);
+		throw new UserError(`The chat template ${file} cannot be read: ${systemReason(error)}.`);
 	}
 }
