@@ -14,8 +14,8 @@ import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { columns } from "../../observe/columns.ts";
-import { readRunLog } from "../../observe/run-log/reader.ts";
 import { print } from "../../observe/output.ts";
+import { readRunLog } from "../../observe/run-log/reader.ts";
 import { type Arguments, list as listOf, text } from "../arguments.ts";
 
 const args = {

@@ -8,8 +8,8 @@ import type { LanguageModelConfiguration } from "../../checkpoint/hf/configurati
 import { parseHybridPattern, withoutCuts } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
-import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
 import { systemReason } from "../../native/system-errors.ts";
+import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
 
 const scores = v.array(v.pipe(v.number(), v.finite(), v.minValue(0)));
 

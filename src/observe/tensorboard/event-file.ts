@@ -6,9 +6,9 @@ import { closeSync, mkdirSync, openSync, writeSync } from "node:fs";
 import { hostname } from "node:os";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
+import { systemReason } from "../../native/system-errors.ts";
 import { Message } from "../protobuf.ts";
 import { maskedCrc } from "./reader.ts";
-import { systemReason } from "../../native/system-errors.ts";
 
 /** Counts of neighbouring buckets; bucket i ends at limits[i]. */
 export interface Histogram {

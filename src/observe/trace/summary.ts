@@ -2,8 +2,8 @@
 import { readFileSync } from "node:fs";
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
-import type { TraceEvent } from "./tracer.ts";
 import { systemReason } from "../../native/system-errors.ts";
+import type { TraceEvent } from "./tracer.ts";
 
 /** Calls of one kind. */
 export interface Total {

@@ -159,9 +159,9 @@ async function retried<Result>(url: string, options: RequestOptions, run: () => 
 		} catch (error) {
 			if (error instanceof RemoteError) throw error;
 			if (attempt >= options.attempts) {
-				throw new RemoteError(
-					`${url} could not be read after ${attempt} tries; the last: ${(error as Error).message}.`,
-				);
+				// Of several sentences the first; the others are questions.
+				const [reason] = (error as Error).message.split(/[.?!](?=\s|$)/);
+				throw new RemoteError(`${url} could not be read after ${attempt} tries; the last: ${reason}.`);
 			}
 			await Bun.sleep(options.backoffMilliseconds * 2 ** (attempt - 1));
 		}
