@@ -40,8 +40,8 @@ export function hasOwnSizes(c: SizedModel): boolean {
 }
 
 /**
- * The same description as it is of layer `index`, from 0, of the main part alone: its own sizes in the place of the model's.
- * Layers of prediction depths have the model's.
+ * The description `c` with the sizes of layer `index` of the main part, from 0, in the place of the model's sizes. Layers of
+ * prediction depths have the model's sizes.
  */
 export function modelOfLayer<Model extends SizedModel>(c: Model, index: number): Model {
 	if (!hasOwnSizes(c)) return c;

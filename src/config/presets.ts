@@ -89,7 +89,7 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"adam-beta2": 0.95,
 		"log-interval": 10,
 	},
-	// The same with a small RADIO tower: bytes as tokens, and above them the image token.
+	// nemotron-tiny with a small RADIO tower; tokens are bytes, and the image token above them.
 	"nemotron-vlm-tiny": {
 		"model-provider": "nemotron-moe-vlm",
 		"hybrid-layer-pattern": "ME*-ME",

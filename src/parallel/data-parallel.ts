@@ -27,7 +27,7 @@ export interface OwnedRange {
 	readonly counted: boolean;
 }
 
-/** Buckets that are on their way in a narrower type at once. */
+/** Most buffers whose sums are under way in a narrower type at once: each has a copy of its gradients. */
 const mostRounded = 4;
 
 export class DataParallel {
@@ -36,7 +36,7 @@ export class DataParallel {
 	readonly #bufferOf = new Map<string, ParameterBuffer>();
 	/** Parameters of each buffer whose gradients are not final yet. */
 	readonly #awaited = new Map<ParameterBuffer, Set<string>>();
-	/** Sums under way, as far as #order. */
+	/** Sums that have started, those of the first buffers of #order. */
 	readonly #pending: Pending[] = [];
 
 	constructor(
@@ -108,7 +108,7 @@ export class DataParallel {
 		for (let next = this.#next; next; next = this.#next) this.#pending.push(this.#start(next));
 	}
 
-	/** Waits for all sums, those included that have to be started yet. */
+	/** Starts the sums that are left and waits for all. */
 	reduce(): void {
 		this.startSums();
 		for (const pending of this.#pending.splice(0)) pending.wait();
@@ -152,8 +152,8 @@ export class DataParallel {
 	}
 
 	/**
-	 * The same in a narrower type, in memory of its own until the sum is back in the gradients. Replicas start sums in one
-	 * order, so one that waits for an early sum waits for nothing that comes after it.
+	 * Starts a sum in a narrower type, in memory of its own until the sum is back in the gradients. All replicas start sums in
+	 * one order, so that a replica that waits for an early sum does not wait for later ones.
 	 */
 	#startRounded(buffer: ParameterBuffer, gradients: Tensor): Pending {
 		const group = this.groupOf(buffer);
@@ -196,7 +196,7 @@ export class DataParallel {
 		}
 	}
 
-	/** After an update: every replica has all values again. */
+	/** Gathers the values that each replica has updated: every replica has all values again. */
 	gather(): void {
 		if (!this.distributedOptimizer) return;
 		for (const buffer of this.parameters.buffers) {

@@ -29,7 +29,7 @@ export interface Link {
 export interface Links {
 	/** Equal parts go to different lanes; several ranks of a lane get the same part. */
 	readonly sends: readonly Link[];
-	/** In row order. */
+	/** In the order of their rows. */
 	readonly receives: readonly Link[];
 }
 

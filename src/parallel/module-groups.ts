@@ -6,7 +6,7 @@ import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import type { ModelParallel } from "./model-parallel.ts";
 
-/** Creates groups: a World does. Members call it in equal order. */
+/** Creates groups, as World does. All members of groups create them in one order. */
 export interface GroupFactory {
 	readonly rank: number;
 	group(name: string, ranks: readonly number[]): Promise<Group>;
@@ -15,11 +15,11 @@ export interface GroupFactory {
 export interface ModuleGroups {
 	readonly model: ModelParallel;
 	readonly replicas: ReplicaGroups;
-	/** Ranks with the same routers: they share tokens or replicate each other. */
+	/** Ranks that hold the same routers: tensor-parallel ranks and replicas. */
 	readonly tpDp: Group;
 	/** The stages of this rank's pipeline, one rank each. */
 	readonly stages: Group;
-	/** Ranks that take the same microbatches: tensor-parallel ones of all stages. */
+	/** Ranks that take the same microbatches: the tensor-parallel ranks of all stages. */
 	readonly lane: Group;
 	/** Every rank of the module. */
 	readonly module: Group;

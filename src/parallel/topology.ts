@@ -31,7 +31,7 @@ export class Topology {
 		}
 	}
 
-	/** In the order in which a microbatch meets them. */
+	/** Grids in the order in which a microbatch passes their modules. */
 	get modules(): readonly Grid[] {
 		return this.encoder ? [this.encoder, this.language] : [this.language];
 	}

@@ -11,7 +11,7 @@ export interface Chunk {
 	readonly index: number;
 }
 
-/** With the rows, or with their gradients. */
+/** The direction over an edge: forward for rows, backward for their gradients. */
 export type Way = "forward" | "backward";
 
 /**
@@ -62,7 +62,7 @@ export function languageChunk(index: number): Chunk {
 
 /** The sizes and options that decide a step's order on every rank. */
 export interface ScheduleShape {
-	/** Of a step of one lane. */
+	/** Microbatches of a lane in a step. */
 	readonly microbatches: number;
 	/** Pipeline stages of the language model. */
 	readonly stages: number;

@@ -1,4 +1,4 @@
-/** When every action of every rank begins and ends, if passes take as long as they are said to. */
+/** Simulates a schedule: the begin and the end of every action of every rank, from given durations. */
 import { type Action, type Actor, describeAction, type TransferAction } from "./actions.ts";
 
 export interface ActorActions {
@@ -8,16 +8,16 @@ export interface ActorActions {
 
 /** Seconds, or any unit of time. */
 export interface Durations {
-	/** Of a pass or a sum; how long a rank is busy with a send or a receive is 0 unless said. */
+	/** Duration of an action at an actor: of a pass or a sum; of a send or receive the time for which it keeps the rank busy. */
 	readonly of: (action: Action, actor: Actor) => number;
-	/** From the end of a send until its receiver has it. */
+	/** Time from the end of a send until its receiver has the rows; default 0. */
 	readonly transfer?: (action: Action) => number;
 	/**
 	 * Actors of one name do the action together, waiting for each other: the encoder's passes, cut over ranks of several
 	 * stages. null: an actor does it by itself.
 	 */
 	readonly together?: (action: Action, actor: Actor) => string | null;
-	/** When an actor is free for its first action: 0 unless said. */
+	/** Time at which an actor is free for its first action; default 0. */
 	readonly begin?: (actor: Actor) => number;
 	/** Cores that all share, and how many an actor's ranks use while they work: with fewer, all work at the same lower speed. */
 	readonly cores?: { readonly shared: number; readonly of: (actor: Actor) => number };
@@ -30,7 +30,7 @@ export interface Timed {
 }
 
 export interface Simulation {
-	/** In the order of the lists. */
+	/** A timeline for each list of actions, in their order. */
 	readonly timelines: readonly { readonly actor: Actor; readonly actions: readonly Timed[] }[];
 	/** When the last rank is done. */
 	readonly end: number;
@@ -85,7 +85,7 @@ export function simulate(lists: readonly ActorActions[], durations: Durations): 
 class Worker {
 	readonly actor: Actor;
 	readonly done: Timed[] = [];
-	/** Of the action that it has begun; null: of none. */
+	/** Work left of the action that the worker has begun; null: it has begun no action. */
 	left: number | null = null;
 	#began = 0;
 
@@ -179,7 +179,7 @@ function companionsOf(workers: readonly Worker[], together: NonNullable<Duration
 	};
 }
 
-/** Of all that work at once. */
+/** Speed of the workers that are busy at once, at most 1. */
 function speedOf(busy: readonly Worker[], { cores }: Durations): number {
 	const wanted = cores ? busy.reduce((sum, { actor }) => sum + cores.of(actor), 0) : 0;
 	return cores && wanted > cores.shared ? cores.shared / wanted : 1;

@@ -40,7 +40,7 @@ export interface Run extends Disposable {
 	readonly language: HybridModel | null;
 	/** With the language model, where it has a frozen teacher, whose weights are to be loaded. */
 	readonly teacher: HybridModel | null;
-	/** With the language model, where it is elastic. */
+	/** The router of an elastic language model; null where this rank has no such model. */
 	readonly elastic: ElasticRouter | null;
 	readonly encoder: EncoderModule | null;
 	readonly groups: { readonly encoder: ModuleGroups | null; readonly language: ModuleGroups | null };

@@ -34,7 +34,7 @@ export function evaluate(
 export interface EvaluatedBudgets {
 	/** The model as it is. */
 	readonly parent: boolean;
-	/** Of an elastic model. */
+	/** Budgets of an elastic model that are evaluated too. */
 	readonly budgets: readonly DrawnBudget[];
 }
 

@@ -52,7 +52,7 @@ export interface LoopParts {
 	readonly leftOut: LeftOutReport;
 	readonly observer: Observer;
 	readonly listeners: readonly Listener[];
-	/** Where it begins. */
+	/** Progress at which the loop begins. */
 	readonly start: Progress;
 	readonly schedules: Schedules;
 }

@@ -51,7 +51,7 @@ export interface PassParts {
 	readonly language: HybridModel | null;
 	/** null without an encoder. */
 	readonly imageTokenId: number | null;
-	/** Of the language model; null: it has none. */
+	/** The language model's teacher; null: it has none. */
 	readonly teacher: Teacher | null;
 	/** The encoder's data-parallel ranks, which share images by cost; null: each encodes what it has read. */
 	readonly encoderLanes: EncoderLanes | null;
@@ -183,7 +183,7 @@ export class RankPasses {
 				});
 			},
 			expected: () => [],
-			// The gradient is on its way: time for images to come.
+			// While the gradient is on its way the tower may run ahead on images to come.
 			beforeWait: () => prefetch?.fill(),
 		};
 	}

@@ -138,8 +138,8 @@ async function requeue(): Promise<void> {
 }
 
 /**
- * The same for all runs that go on with a training in its folder of checkpoints; a run that takes a checkpoint elsewhere, or
- * keeps none, has records of its own.
+ * A name that all runs share which continue a training in its folder of checkpoints. A run that takes a checkpoint to another
+ * folder, or saves none, has a name and records of its own.
  */
 function trainingName(lineage: string, save: string | null): string {
 	const folder = save === null ? crypto.randomUUID() : resolve(save);

@@ -63,7 +63,7 @@ export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
 	return c.flextron ? elasticConfig(c, hybridConfig(c), trains ? plannedIterations(c) : 1) : null;
 }
 
-/** Where a configuration's model learns from; null: from labels alone. */
+/** The teacher of a configuration's model; null: it learns from labels alone. */
 export function distillationOf(c: TrainingConfiguration): DistillationOptions | null {
 	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
 	const teacher = c.selfDistillation ? "self" : "frozen";

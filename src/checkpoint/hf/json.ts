@@ -16,8 +16,8 @@ export function parsePythonJson(text: string, path: string): Record<string, unkn
 }
 
 /**
- * The same for values that are written again and not computed with: a whole number that is spelled as a float, such as 0.0,
- * stays one for Python.
+ * Parses JSON whose values are written again and not computed with: a whole number that is spelled as a float, such as 0.0,
+ * stays a float for Python.
  */
 export function parseKeepingFloats(text: string, path: string): Record<string, unknown> {
 	return parse(text, path, (value, source) =>

@@ -10,7 +10,7 @@ import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 export interface LoraConfig {
 	readonly rank: number;
 	readonly alpha: number;
-	/** Of what enters a. */
+	/** Probability of dropout before matrix a. */
 	readonly dropout: number;
 	readonly targets: readonly LoraModule[];
 	/** How b begins: at zero, so that an adapter adds nothing yet, or drawn, so that no gradient is 0 by definition. */

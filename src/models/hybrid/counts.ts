@@ -22,7 +22,7 @@ export interface ParameterCounts {
 	/** Word embedding; the output layer has as many when it is not tied. */
 	readonly embedding: number;
 	readonly output: number;
-	/** Of low-rank adapters, which count in none of the others. */
+	/** Parameters of low-rank adapters; the other counts leave them out. */
 	readonly adapters: number;
 }
 

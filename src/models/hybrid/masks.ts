@@ -18,11 +18,11 @@ import type { Tensor } from "../../tensor/tensor.ts";
 /** A norm over masked columns. */
 export interface NormMask {
 	readonly epsilonFactor: number;
-	/** Of what it puts out. */
+	/** Scale of the norm's output. */
 	readonly scale: ScaleMask;
 }
 
-/** Masks of one layer; of a kind of layers that it is not of, null. */
+/** Masks of one layer; null for the kinds of layers that it does not belong to. */
 export interface LayerMasks {
 	readonly mamba: {
 		/** Columns of z and of dt. */
@@ -42,7 +42,7 @@ export interface LayerMasks {
 		/** Between an expert's projections; null: none. */
 		readonly channels: Mask | null;
 	} | null;
-	/** Of all that the layer adds; null: it is never left out. */
+	/** Scale of the layer's branch, 0 to leave the layer out; null: it is never left out. */
 	readonly keep: ScaleMask | null;
 }
 

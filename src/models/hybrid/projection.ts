@@ -25,7 +25,7 @@ export function project(tape: Tape, context: LayerContext, x: Tensor, name: stri
 }
 
 /**
- * The same of routed experts: x_RI sorted by expert. `factor`: f32 [R], what a row's bias is multiplied by; default 1.
+ * The projection `name` of routed experts: x_RI sorted by expert → y_RO. `factor`: f32 [R], factor of a row's bias; default 1.
  */
 export function projectByExpert(
 	tape: Tape,

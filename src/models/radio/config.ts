@@ -29,7 +29,7 @@ export interface RadioConfig {
 	/** Learned positions, in patches. */
 	readonly positionTable: { readonly rows: number; readonly columns: number };
 	readonly positions: PositionOptions;
-	/** Of the MLP: Megatron's GELU by tanh, or transformers' exact one. */
+	/** Activation of the MLP: Megatron's GELU by tanh, or transformers' exact GELU. */
 	readonly activation: "geluTanh" | "geluErf";
 	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (docs/spec/vision.md §1.6). */
 	readonly finalLayerNorm: boolean;
@@ -37,7 +37,7 @@ export interface RadioConfig {
 	/** Join 2 × 2 patches into one output row, four times as wide. */
 	readonly pixelShuffle: boolean;
 	readonly initMethodStd: number;
-	/** Of projections back into the residual stream. */
+	/** Standard deviation of projections back into the residual stream. */
 	readonly outputInitMethodStd: number;
 	readonly dtype: "f32" | "bf16";
 }

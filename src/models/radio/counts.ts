@@ -13,7 +13,7 @@ interface Modules {
 interface EncoderWork {
 	/** Of queries with keys and of scores with values in the tower: they grow with the square of the patches. */
 	readonly attention: number;
-	/** Of activations with weights: they grow with the patches. */
+	/** Products of activations with weights, which grow with the number of patches. */
 	readonly towerProducts: number;
 	readonly projectorProducts: number;
 }

@@ -10,7 +10,7 @@ import { Sequences } from "../../tensor/sequences.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "./config.ts";
 import { type PositionCrop, positionMatrix } from "./positions.ts";
 
-/** Where everything of one microbatch is, as the tower's products. */
+/** A microbatch's images in the tower's rows, and the sparse matrices that move rows to their places. */
 export class PackedImages implements Disposable {
 	/** Images with their class tokens. */
 	readonly sequences: Sequences;

@@ -80,7 +80,7 @@ export function distinctNames(files: readonly string[]): string[] {
 		...parts.map(({ length }) => length - first - 1),
 	);
 	const names = parts.map((list) => list.slice(first, list.length - last).join("/"));
-	// The same file twice is told apart by its place.
+	// A file that is given twice gets its place in the list behind its name.
 	return names.map((name, i) => (names.indexOf(name) === i ? name : `${name} (${i + 1})`));
 }
 

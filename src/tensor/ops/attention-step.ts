@@ -11,7 +11,7 @@ export interface KeyValueCache {
 	readonly rows: number;
 }
 
-/** Where the sequences of a step have their tokens in a cache. */
+/** Places of a step's sequences in a cache of keys and values. */
 export interface CachePlaces {
 	/** First row of every sequence, i32 [S]. */
 	readonly firstRows: Tensor;

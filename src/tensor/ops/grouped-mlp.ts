@@ -26,7 +26,7 @@ export interface ExpertWeights {
 export interface SortedRows {
 	/** x_RH, f32 or bf16 as the weights. */
 	readonly rows: Tensor;
-	/** The same, where the operation that wrote them rounded them too; read in e4m3 alone. */
+	/** `rows` in e4m3, where the operation that wrote them rounded them too; the recipe e4m3Blockwise alone reads it. */
 	readonly inE4m3?: E4m3Rows | null;
 	/** f32 [R]: weight of every row. */
 	readonly rowProbability: Tensor;

@@ -34,8 +34,8 @@ export function addLowRank(tape: Tape, base: Tensor, x: Tensor, adapter: LowRank
 }
 
 /**
- * The same for rows sorted by expert: rows offsets[g] ≤ r < offsets[g + 1] times a_gRI, then b_gOR. x: contiguous; what
- * `base` holds in rows from the last offset on means nothing.
+ * addLowRank for rows sorted by expert: rows offsets[g] ≤ r < offsets[g + 1] times a_gRI, then b_gOR. x: contiguous. Rows of
+ * `base` from the last offset on are undefined.
  */
 export function addGroupedLowRank(tape: Tape, base: Tensor, x: Tensor, adapter: LowRank, offsets: Tensor): Tensor {
 	return addProducts(tape, base, x, adapter, groupedProducts(tape.device, offsets));

@@ -56,7 +56,7 @@ export class ExpertOrder implements Disposable {
 export interface PermutedRows {
 	/** [T K, width] in expert order; rowCount says how many are live. */
 	readonly rows: Tensor;
-	/** The same, if they were asked for. */
+	/** `rows` in e4m3; null: not asked for. */
 	readonly inE4m3: E4m3Rows | null;
 	/** f32 [T K]: the routing weight of every row. */
 	readonly rowProbability: Tensor;

@@ -71,7 +71,7 @@ export class StepMetrics {
 	collect(microbatches: readonly ImageTextMicrobatch[], result: StepResult, seconds: StepSeconds): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
-		// Of the ranks that share a lane's samples one speaks for all.
+		// Ranks of a lane have the same samples: one of them counts them.
 		const counts = this.run.state.lossOwner?.counts ?? false;
 		const filled = counts ? microbatches.filter(({ text }) => text.padding !== undefined) : [];
 		const own = Int32Array.from([
@@ -114,7 +114,7 @@ export class StepMetrics {
 
 	#modules(everyone: readonly RankStep[]): ModuleReport[] {
 		const { modules, language, colocated } = this.run.topology;
-		// Where modules share ranks their times are not told apart.
+		// Modules that share ranks share their times too: they have one report.
 		return (colocated ? [language] : modules).map((grid) => moduleReport(grid, everyone));
 	}
 

@@ -137,7 +137,7 @@ export class HuggingFaceWeights implements Disposable {
 		});
 	}
 
-	/** With the adapters merged; null on ranks that do not write. */
+	/** The whole weights with the adapters merged; null on ranks that do not write. */
 	#mergedWeights(path: string): TensorStore | null {
 		const weights = this.#wholeWeights(path);
 		return weights && mergeAdapters(weights, scaleOf(this.c));

@@ -17,7 +17,7 @@ export interface Provenance {
 
 const none: Provenance = { source: {}, objects: {} };
 
-/** Of the folders that a run starts from. */
+/** The provenance of a run that starts from Hugging Face folders. */
 export function provenanceOfFolders(c: TrainingConfiguration): Provenance {
 	using pretrained = openFolders(c);
 	const kept = pretrained && keptOfFolders(c, pretrained, true);

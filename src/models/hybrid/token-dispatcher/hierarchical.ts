@@ -21,7 +21,7 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 	readonly #byNode: ExpertOrder;
 	readonly #between: Exchange;
 	readonly #coming: StartedExchange;
-	/** From where rows have come to this node to its experts, and back. */
+	/** The exchange inside this node: from the members that received rows to the experts, and back. */
 	#within: TokenDispatcher | null = null;
 	#returning: StartedExchange | null = null;
 
@@ -68,7 +68,7 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 		using probabilities = chosen.probabilities;
 		const byExpert = ExpertOrder.of(tape.device, expertIndex, experts);
 		const own = { probabilities };
-		// Of each member's tokens, `between.size` times as many may come to a node as it has, and as many rows as before come to experts.
+		// A member of a node may hold the tokens of `between.size` members; experts receive as many rows as without nodes.
 		const room = {
 			bound: capacity.bound === null ? null : capacity.bound / between.size,
 			mostTokens: capacity.mostTokens === null ? null : capacity.mostTokens * between.size,
