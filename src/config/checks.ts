@@ -1,11 +1,10 @@
 /** Conditions over several keys; each larger subject has a file of its own. */
 import { type Check, divides, unless } from "./check.ts";
-import { dataLanes, hasEncoder, sharesRanks, wandbFolder } from "./derive.ts";
+import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "./derive.ts";
 import { distillationChecks } from "./distillation-checks.ts";
 import { elasticChecks } from "./elastic-checks.ts";
 import { energonChecks } from "./energon-checks.ts";
 import { expertChecks } from "./expert-checks.ts";
-import { isGated } from "./fused-mlp.ts";
 import { PatternError, parseHybridPattern } from "./hybrid-pattern.ts";
 import { layoutChecks, weightShardChecks } from "./layout-checks.ts";
 import { loraChecks } from "./lora-checks.ts";
@@ -51,7 +50,7 @@ const model: readonly Check[] = [
 	},
 	(c) =>
 		unless(
-			c.activationFuncClampValue === null || isGated(c),
+			c.activationFuncClampValue === null || hasGatedActivation(c),
 			"activation-func-clamp-value",
 			"allowed only with swiglu or quick-geglu",
 		),

@@ -50,6 +50,11 @@ export function hasEncoder(c: TrainingConfiguration): boolean {
 	return c.modelProvider === "nemotron-moe-vlm" && !c.llmOnly;
 }
 
+/** Whether the activation of MLPs and experts multiplies a gate half with a linear half. */
+export function hasGatedActivation(c: Pick<TrainingConfiguration, "quickGeglu" | "swiglu">): boolean {
+	return c.swiglu || c.quickGeglu;
+}
+
 /** Width of the rows that the tower gives to the projector. */
 export function projectorInput(c: Pick<TrainingConfiguration, "visionHiddenSize" | "pixelShuffle">): number {
 	return c.pixelShuffle ? 4 * c.visionHiddenSize : c.visionHiddenSize;

@@ -1,6 +1,7 @@
 /** Conditions on mixtures of experts: their routing, their activation, and FP8 products. */
 import { type Check, unless } from "./check.ts";
-import { expertLayerOf, fusedMlpObstacle, isGated } from "./fused-mlp.ts";
+import { hasGatedActivation } from "./derive.ts";
+import { expertLayerOf, fusedMlpObstacle } from "./fused-mlp.ts";
 import type { TrainingConfiguration } from "./schema.ts";
 
 const expertWidths = (c: TrainingConfiguration) => [
@@ -118,7 +119,7 @@ const routingChecks: readonly Check[] = [
 	(c) =>
 		unless(
 			c.moeMlpGluInterleaveSize === null ||
-				(isGated(c) && expertWidths(c).every((width) => width % c.moeMlpGluInterleaveSize! === 0)),
+				(hasGatedActivation(c) && expertWidths(c).every((width) => width % c.moeMlpGluInterleaveSize! === 0)),
 			"moe-mlp-glu-interleave-size",
 			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${expertWidths(c).join(", ")})`,
 		),

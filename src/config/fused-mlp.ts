@@ -61,8 +61,3 @@ export function describeExpertPath(
 		"weight gradients and master weights are not rounded."
 	);
 }
-
-/** Whether the activation multiplies a gate half with a linear half. */
-export function isGated(c: Pick<TrainingConfiguration, "quickGeglu" | "swiglu">): boolean {
-	return c.swiglu || c.quickGeglu;
-}

@@ -2,7 +2,8 @@
  * Parameters of an elastic model as a function of its expected sizes, with the gradient (docs/spec/elastic.md §6). Sizes are
  * expectations, so they need not be whole; of each layer the sizes of its own kind are read.
  */
-import { type HybridConfig, isGated } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/hybrid/config.ts";
+import { isGatedActivation } from "../tensor/ops/activation.ts";
 
 /** Sizes of a model; lists have an entry for every layer of the main part. */
 export interface Sizes {
@@ -108,12 +109,12 @@ const attentionCount: CountLayer = ({ attention }, { hidden: h, heads }, index) 
 };
 
 const denseCount: CountLayer = ({ mlp }, { hidden: h }) => {
-	const matrices = isGated(mlp.activation) ? 3 : 2;
+	const matrices = isGatedActivation(mlp.activation) ? 3 : 2;
 	return { value: h + matrices * h * mlp.ffnHiddenSize, hidden: 1 + matrices * mlp.ffnHiddenSize };
 };
 
 const expertCount: CountLayer = ({ moe, mlp }, { hidden: h, ffn, experts }, index, target, rule) => {
-	const matrices = isGated(mlp.activation) ? 3 : 2;
+	const matrices = isGatedActivation(mlp.activation) ? 3 : 2;
 	const f = ffn[index]!;
 	const e = experts[index]!;
 	const met = target === "active" ? moe.topk : e;

@@ -4,8 +4,9 @@
  */
 import { readTensor, type TensorStore } from "../../src/checkpoint/store.ts";
 import type { Submodel } from "../../src/elastic/submodel/submodel.ts";
-import { type HybridConfig, isGated, type LayerDifference } from "../../src/models/hybrid/config.ts";
+import type { HybridConfig, LayerDifference } from "../../src/models/hybrid/config.ts";
 import type { HybridModel } from "../../src/models/hybrid/model.ts";
+import { isGatedActivation } from "../../src/tensor/ops/activation.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { memoryStore } from "../checkpoint/memory-store.ts";
 
@@ -81,7 +82,7 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 			norm(`${prefix}pre_mlp_layernorm.weight`);
 			for (let expert = 0; expert < experts; expert++) {
 				// Zero halves too where the activation is gated: the masked products are zero either way.
-				if (isGated(config.mlp.activation)) {
+				if (isGatedActivation(config.mlp.activation)) {
 					scaleBy(`${prefix}mlp.experts.linear_fc1.weight${expert}`, (row) => (row % f < width ? 1 : 0));
 				}
 				outward(`${prefix}mlp.experts.linear_fc2.weight${expert}`, kept, (c) => c < width);

@@ -1,4 +1,5 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
+import { hasGatedActivation } from "../../config/derive.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Durability } from "../files.ts";
@@ -354,7 +355,7 @@ function argumentsOf(configuration: LanguageModelConfiguration | null, weights: 
 		squared_relu: configuration.squaredRelu,
 		swiglu: configuration.swiglu,
 		quick_geglu: configuration.quickGeglu,
-		gated_linear_unit: configuration.swiglu || configuration.quickGeglu,
+		gated_linear_unit: hasGatedActivation(configuration),
 		activation_func_clamp_value: configuration.activationFuncClampValue ?? null,
 		glu_linear_offset: configuration.gluLinearOffset ?? 0,
 		add_bias_linear: configuration.addBiasLinear ?? false,

@@ -3,9 +3,9 @@
  * (docs/spec/elastic.md §9). Ring r is kept by choices 0 to r.
  */
 
-import { isGated } from "../../models/hybrid/config.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import { placeOf } from "../../parallel/model-parallel.ts";
+import { isGatedActivation } from "../../tensor/ops/activation.ts";
 import type { Axis, AxisName } from "../axes.ts";
 import type { ElasticConfig } from "../config.ts";
 import type { Table, TableLayout, TablePurpose } from "./tables.ts";
@@ -55,7 +55,7 @@ function maskedParts(
 	// Columns that every choice keeps: their factor is the sum of all probabilities, or the chosen one's.
 	const always = softMask ? -1 : sizes.length - 1;
 	const ownWidth = config.moe.ffnHiddenSize / expertTensor.size;
-	const halves = isGated(config.mlp.activation) ? 2 : 1;
+	const halves = isGatedActivation(config.mlp.activation) ? 2 : 1;
 	switch (name) {
 		case "emb":
 			return [

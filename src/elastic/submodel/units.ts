@@ -7,6 +7,7 @@ import type { LanguageModelConfiguration } from "../../checkpoint/hf/configurati
 import { affineName, projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
 import type { Selection } from "../../checkpoint/selected-store.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
+import { hasGatedActivation } from "../../config/derive.ts";
 import { parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../native/errors.ts";
@@ -220,7 +221,7 @@ function attentionTensors(c: LanguageModelConfiguration, heads: Places, hidden: 
 
 function expertTensors(c: LanguageModelConfiguration, units: LayerUnits, hidden: Places): LayerTensors {
 	const { numExperts, moeFfnHiddenSize: f } = c;
-	const gated = c.swiglu || c.quickGeglu;
+	const gated = hasGatedActivation(c);
 	const table = new Map<string, readonly [Rows, Places]>([
 		["pre_mlp_layernorm.weight", [hidden, null]],
 		["mlp.router.weight", [units.experts, hidden]],

@@ -141,11 +141,6 @@ export function configOfLayer(config: HybridConfig, index: number): HybridConfig
 	};
 }
 
-/** Gated activations read two halves. */
-export function isGated(activation: ActivationName): boolean {
-	return activation === "swiglu" || activation === "quickGeglu";
-}
-
 /** d_inner = H P and the widths that follow from it (docs/spec/language-model.md §2.1). */
 export function mambaSizes(mamba: HybridConfig["mamba"]) {
 	const inner = mamba.heads * mamba.headDim;

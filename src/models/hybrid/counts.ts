@@ -2,7 +2,7 @@
  * How many parameters a hybrid language model has and what a token costs (docs/spec/language-model.md §9.2, §9.3),
  * exactly. No buffer (expert bias) is counted.
  */
-import { paddedVocabularySize } from "../../config/derive.ts";
+import { hasGatedActivation, paddedVocabularySize } from "../../config/derive.ts";
 import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -48,7 +48,7 @@ type PerLayer = Readonly<Record<LayerSymbol, number>>;
 
 /** fc1 has a gate half too when the activation is gated. */
 function firstLayerFactor(c: TrainingConfiguration): number {
-	return c.swiglu || c.quickGeglu ? 2 : 1;
+	return hasGatedActivation(c) ? 2 : 1;
 }
 
 /** A layer of the main part with its own sizes, or one of a prediction depth. */

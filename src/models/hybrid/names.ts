@@ -1,9 +1,10 @@
 /** Every parameter of the hybrid language model: Megatron's logical names, shapes, initial values and sharding. */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { Shard } from "../../parallel/shard.ts";
+import { isGatedActivation } from "../../tensor/ops/activation.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { withAdapters } from "./adapters.ts";
-import { configOfLayer, type HybridConfig, isGated, mambaSizes } from "./config.ts";
+import { configOfLayer, type HybridConfig, mambaSizes } from "./config.ts";
 import { languageModelPrefix, layersOfSegment, predictionPrefix, storedDepths } from "./layer-places.ts";
 import { type Segment, wholeModel } from "./segments.ts";
 
@@ -165,14 +166,14 @@ function biases(config: HybridConfig, name: string, width: number, shard: Shard)
 
 /** Gated fc1 holds the gate half, then the linear half, or both in turns: each is cut on its own. */
 function firstLayerShard(config: HybridConfig, width: number, interleave: number): Shard {
-	if (!isGated(config.mlp.activation)) return rows;
+	if (!isGatedActivation(config.mlp.activation)) return rows;
 	return { kind: "split", dimension: 0, blocks: [width, width], ...(interleave > 0 && { interleave }) };
 }
 
 function feedForward(config: HybridConfig, prefix: string, width: number, interleave = 0): ParameterSpec[] {
 	const { inward, outward } = distributions(config);
 	const h = config.hiddenSize;
-	const firstRows = isGated(config.mlp.activation) ? 2 * width : width;
+	const firstRows = isGatedActivation(config.mlp.activation) ? 2 * width : width;
 	const shard = firstLayerShard(config, width, interleave);
 	return [
 		{ name: `${prefix}linear_fc1.weight`, shape: [firstRows, h], initialisation: inward, shard },
