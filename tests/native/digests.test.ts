@@ -1,6 +1,6 @@
 /** Sums of the library's thread are those of Bun, however the bytes of a file come. */
 import { beforeAll, expect, test } from "bun:test";
-import { closeSync, ftruncateSync, mkdtempSync, openSync, rmSync, writeSync } from "node:fs";
+import { closeSync, ftruncateSync, mkdtempSync, openSync, readdirSync, rmSync, writeSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { FileDigests } from "../../src/native/digests.ts";
@@ -76,11 +76,16 @@ test("a file that lacks what was written is an error, and so is a wait for what 
 	});
 });
 
-test("one that is given up ends its thread", () => {
+test("digests that are given up end their thread", () => {
+	const threads = () => readdirSync("/proc/self/task").length;
 	withFile((file) => {
-		for (let i = 0; i < 20; i++) {
+		const before = threads();
+		const count = 40;
+		for (let i = 0; i < count; i++) {
 			using digests = new FileDigests(library, { path: "a file", descriptor: file, position: 0 });
 			digests.range(1000);
 		}
+		// The runtime starts a few threads of its own.
+		expect(threads() - before).toBeLessThan(count / 2);
 	});
 });
