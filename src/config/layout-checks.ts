@@ -95,6 +95,14 @@ const expertNodesAreEqual: Check = (c) => {
 	);
 };
 
+/** Gathered rows are all rows: a bound on the rows that experts are sent would save no memory. */
+const gatheringHasNoBound: Check = (c) =>
+	unless(
+		c.moeExpertCapacityBound === null || c.moeTokenDispatcherType !== "allgather",
+		"moe-expert-capacity-bound",
+		"it limits nothing with moe-token-dispatcher-type allgather, which gives every rank all rows",
+	);
+
 /** A route joins whole lanes: each lane of one side serves as many of the other. */
 const lanesNest: Check = (c) =>
 	unless(
@@ -145,6 +153,7 @@ export const layoutChecks: readonly Check[] = [
 			"allowed only where experts (E) lie on several ranks: llm-ep or llm-expt-tp above 1",
 		),
 	expertNodesAreEqual,
+	gatheringHasNoBound,
 	(c) =>
 		unless(
 			!c.epOverlapEarlyAttnMemoryRelease || c.overlapMoeExpertParallelComm,

@@ -71,6 +71,11 @@ test.each([
 		tiny,
 		"--moe-hybridep-ranks-per-nvlink-domain: the value is 3; allowed is a number that divides llm-ep × llm-expt-tp (4) and llm-offset (0), or a multiple of the first which the second is too; llm-expt-tp (1) divides it.",
 	],
+	[
+		"--llm-dp 2 --llm-ep 2 --moe-token-dispatcher-type allgather --moe-expert-capacity-bound 2",
+		tiny,
+		"--moe-expert-capacity-bound: the value is 2; it limits nothing with moe-token-dispatcher-type allgather, which gives every rank all rows.",
+	],
 	["--llm-dp 3 --llm-ep 3", tiny, "--llm-ep: the value is 3; allowed is a divisor of num-experts (8)."],
 	[
 		"--llm-tp 2 --llm-ep 2 --llm-expt-tp 2",
