@@ -3,12 +3,12 @@
  * compares the others' clocks with its own.
  */
 import { UserError } from "../native/errors.ts";
-import { LineConnection } from "./line-connection.ts";
-import { meetingAddress } from "./meeting-address.ts";
 import type { Place } from "./place.ts";
-import { ProvenConnection } from "./proven-connection.ts";
-import { Reception } from "./reception.ts";
-import { isLoopback } from "./socket-owner.ts";
+import { meetingAddress } from "./rendezvous/address.ts";
+import { LineConnection } from "./rendezvous/line-connection.ts";
+import { ProvenConnection } from "./rendezvous/proven-connection.ts";
+import { Reception } from "./rendezvous/reception.ts";
+import { isLoopback } from "./rendezvous/socket-owner.ts";
 
 export interface Told<Report> {
 	readonly rank: number;

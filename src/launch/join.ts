@@ -10,12 +10,12 @@ import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
 import { requireDescriptors } from "./descriptors.ts";
 import { leadHost, makeRun } from "./hosts.ts";
-import type { Identity } from "./identity.ts";
-import { type MakePart, meet } from "./meet.ts";
-import { meetingAddress } from "./meeting-address.ts";
-import { askNeighbour, Neighbours, roomOf } from "./neighbours.ts";
 import type { Place } from "./place.ts";
-import { RendezvousHost } from "./rendezvous.ts";
+import { meetingAddress } from "./rendezvous/address.ts";
+import { type MakePart, meet } from "./rendezvous/guest.ts";
+import { RendezvousHost } from "./rendezvous/host.ts";
+import type { Identity } from "./rendezvous/identity.ts";
+import { askNeighbour, Neighbours, roomOf } from "./rendezvous/neighbours.ts";
 
 /** This process's description of itself; `rank` null: the launcher. */
 export function identityOf(

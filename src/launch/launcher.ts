@@ -11,11 +11,11 @@ import { exitCodes, signalExit } from "../native/exit-codes.ts";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import { recordingName } from "./diagnosis.ts";
-import type { Identity } from "./identity.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
-import { RendezvousHost } from "./rendezvous.ts";
-import { loopback } from "./socket-owner.ts";
+import { RendezvousHost } from "./rendezvous/host.ts";
+import type { Identity } from "./rendezvous/identity.ts";
+import { loopback } from "./rendezvous/socket-owner.ts";
 
 /** The name of a rank in diagnoses and output. */
 export interface RankDescription {

@@ -3,9 +3,9 @@
  * MASTER_ADDR, MASTER_PORT), which our own launcher sets too, or those of a Slurm job step.
  */
 import { UserError } from "../native/errors.ts";
+import { loopback } from "./rendezvous/socket-owner.ts";
 import { secretFromEnvironment, secretVariable } from "./secret.ts";
 import { placeFromSlurm } from "./slurm.ts";
-import { loopback } from "./socket-owner.ts";
 
 export interface Place {
 	readonly rank: number;

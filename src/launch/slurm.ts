@@ -1,8 +1,8 @@
 /** A process's place in a job step of Slurm, from the variables that `srun` sets. */
 import { UserError } from "../native/errors.ts";
 import type { Place } from "./place.ts";
+import { loopback } from "./rendezvous/socket-owner.ts";
 import { secretFromEnvironment } from "./secret.ts";
-import { loopback } from "./socket-owner.ts";
 
 type Environment = Readonly<Record<string, string | undefined>>;
 

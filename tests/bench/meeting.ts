@@ -10,10 +10,10 @@
 import { parseArgs } from "node:util";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { textOf } from "../../src/config/schema.ts";
-import type { Identity } from "../../src/launch/identity.ts";
-import { meet } from "../../src/launch/meet.ts";
 import { levelsOf, parentOf, placementOf } from "../../src/launch/placement.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous.ts";
+import { meet } from "../../src/launch/rendezvous/guest.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import type { Identity } from "../../src/launch/rendezvous/identity.ts";
 import { divisibleModel } from "../models/small.ts";
 
 const address = "127.0.0.1";

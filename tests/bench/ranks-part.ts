@@ -12,7 +12,7 @@ import { createInterface } from "node:readline";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { textOf } from "../../src/config/schema.ts";
 import { findRun, identityOf } from "../../src/launch/join.ts";
-import { ProvenConnection } from "../../src/launch/proven-connection.ts";
+import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
 import type { Run } from "../../src/native/run.ts";
 import { divisibleModel } from "../models/small.ts";
 import { testLibrary } from "../support.ts";

@@ -5,8 +5,8 @@ import { compareNodes } from "../../src/commands/doctor.ts";
 import { compareLinks, type Link, linksOf, type NodeReport, overNccl } from "../../src/commands/links.ts";
 import type { Finding } from "../../src/commands/machine.ts";
 import { gather } from "../../src/launch/gathering.ts";
-import { listen } from "../../src/launch/line-connection.ts";
 import type { Place } from "../../src/launch/place.ts";
+import { listen } from "../../src/launch/rendezvous/line-connection.ts";
 
 const healthy = "NVIDIA H100 80GB HBM3, 570.1, 81559, 4, 1980, 1980, 0x0000000000000000, 0";
 

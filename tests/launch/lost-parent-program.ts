@@ -4,10 +4,10 @@
  *   bun lost-parent-program.ts {"port", "identity", "options"}      as JSON
  */
 import { leadHost, type RunOptions } from "../../src/launch/hosts.ts";
-import { type Identity, introductionOf } from "../../src/launch/identity.ts";
-import { LineConnection } from "../../src/launch/line-connection.ts";
-import { ProvenConnection } from "../../src/launch/proven-connection.ts";
-import type { Lead } from "../../src/launch/rendezvous-messages.ts";
+import { type Identity, introductionOf } from "../../src/launch/rendezvous/identity.ts";
+import { LineConnection } from "../../src/launch/rendezvous/line-connection.ts";
+import type { Lead } from "../../src/launch/rendezvous/messages.ts";
+import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
 import { testLibrary } from "../support.ts";
 
 interface About {

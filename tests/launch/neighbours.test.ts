@@ -1,11 +1,11 @@
 /** The first rank of a machine speaks for its neighbours when ranks meet. Over real sockets, in one process. */
 import { afterEach, expect, test } from "bun:test";
-import type { Identity } from "../../src/launch/identity.ts";
-import { meet, meetNeighbour } from "../../src/launch/meet.ts";
-import { askNeighbour, Neighbours, roomOf } from "../../src/launch/neighbours.ts";
 import type { Place } from "../../src/launch/place.ts";
-import { ProvenConnection } from "../../src/launch/proven-connection.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous.ts";
+import { meet, meetNeighbour } from "../../src/launch/rendezvous/guest.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import type { Identity } from "../../src/launch/rendezvous/identity.ts";
+import { askNeighbour, Neighbours, roomOf } from "../../src/launch/rendezvous/neighbours.ts";
+import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";

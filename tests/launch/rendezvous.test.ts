@@ -4,12 +4,12 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
 import { hostsOf } from "../../src/launch/hosts.ts";
-import type { Identity } from "../../src/launch/identity.ts";
-import { meet } from "../../src/launch/meet.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
 import { placementOf } from "../../src/launch/placement.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous.ts";
-import type { Lead } from "../../src/launch/rendezvous-messages.ts";
+import { meet } from "../../src/launch/rendezvous/guest.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import type { Identity } from "../../src/launch/rendezvous/identity.ts";
+import type { Lead } from "../../src/launch/rendezvous/messages.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
@@ -237,7 +237,7 @@ test("a rank that leaves before all are there ends it", async () => {
 /** A program that joins as rank 1 and is gone before an answer. */
 function leavingRank(port: number): string {
 	const place = { rank: 1, worldSize: 3, localRank: 1, localSize: 3, address, port, secret, launcher: null };
-	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/meet.ts`);
+	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/rendezvous/guest.ts`);
 	return `const { meet } = await import(${module});
 		void meet(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");
 		await Bun.sleep(500);

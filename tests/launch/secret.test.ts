@@ -3,8 +3,8 @@ import { afterAll, expect, test } from "bun:test";
 import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { meetingAddress } from "../../src/launch/meeting-address.ts";
 import type { Place } from "../../src/launch/place.ts";
+import { meetingAddress } from "../../src/launch/rendezvous/address.ts";
 import { readSecretFile, secretFromEnvironment } from "../../src/launch/secret.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-secret-"));

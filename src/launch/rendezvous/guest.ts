@@ -1,11 +1,11 @@
-/** A rank meets its host, or the first rank of its machine, which speaks for it (rendezvous.ts). */
+/** A rank meets its host, or the first rank of its machine, which speaks for it (host.ts). */
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../../native/errors.ts";
+import type { Place } from "../place.ts";
 import { type Identity, introductionOf } from "./identity.ts";
 import { describeSpot, LineConnection, type Spot } from "./line-connection.ts";
-import type { Place } from "./place.ts";
+import { answerSchema, type Lead, type Led, type Part, type Told, type Word } from "./messages.ts";
 import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-connection.ts";
-import { answerSchema, type Lead, type Led, type Part, type Told, type Word } from "./rendezvous-messages.ts";
 
 /** Milliseconds. */
 const retryInterval = 100;

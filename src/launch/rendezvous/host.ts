@@ -16,7 +16,7 @@
  * Strangers are turned away and harm no rank; a rank of the run that does not fit ends it for all.
  */
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../../native/errors.ts";
 import {
 	describeIdentity,
 	digestOf,
@@ -26,9 +26,9 @@ import {
 	objection,
 } from "./identity.ts";
 import type { Spot } from "./line-connection.ts";
+import { type Answer, type Lead, type Led, type Part, toldSchema, wordSchema } from "./messages.ts";
 import { answerTime, type ProvenConnection } from "./proven-connection.ts";
 import { Reception } from "./reception.ts";
-import { type Answer, type Lead, type Led, type Part, toldSchema, wordSchema } from "./rendezvous-messages.ts";
 
 /** Milliseconds in which a machine has made its part of the run and met rank 0's. */
 const leadTime = 30_000;

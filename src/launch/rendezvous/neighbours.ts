@@ -4,11 +4,11 @@
  * runs in a container of its own, meets rank 0 by itself.
  */
 import { createHmac } from "node:crypto";
+import type { Place } from "../place.ts";
+import { meetNeighbour } from "./guest.ts";
+import { RendezvousHost } from "./host.ts";
 import type { Identity } from "./identity.ts";
-import { meetNeighbour } from "./meet.ts";
-import type { Place } from "./place.ts";
-import { RendezvousHost } from "./rendezvous.ts";
-import type { Word } from "./rendezvous-messages.ts";
+import type { Word } from "./messages.ts";
 
 /** Milliseconds in which the first rank of a machine is found, and in which news of several ranks are told together. */
 const patience = 15_000;

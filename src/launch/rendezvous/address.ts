@@ -1,9 +1,9 @@
 /** The address and the interface at which the ranks of a run meet. */
 import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
-import { UserError } from "../native/errors.ts";
-import type { Place } from "./place.ts";
-import { secretFileVariable, secretVariable } from "./secret.ts";
+import { UserError } from "../../native/errors.ts";
+import type { Place } from "../place.ts";
+import { secretFileVariable, secretVariable } from "../secret.ts";
 import { isLoopback } from "./socket-owner.ts";
 
 const everyInterface = "0.0.0.0";

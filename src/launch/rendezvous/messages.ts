@@ -1,4 +1,4 @@
-/** Messages between ranks that meet and their host (rendezvous.ts), as JSON. */
+/** Messages between ranks that meet and their host (host.ts), as JSON. */
 import * as v from "valibot";
 import { configurationSchema } from "./identity.ts";
 
