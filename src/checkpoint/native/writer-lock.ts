@@ -52,6 +52,11 @@ export interface HeartMessage extends LockReference {
 const lockPattern = /^writer-(\d+)\.lock$/;
 const counterDigits = 12;
 
+/** Whether a file of a folder is a writer's lock, by its name. */
+export function isLock(name: string): boolean {
+	return lockPattern.test(name);
+}
+
 function lockPath(root: string, generation: number): string {
 	return join(root, `writer-${generation}.lock`);
 }
@@ -166,6 +171,8 @@ export class WriterClaim {
 		private readonly root: string,
 		private readonly own: LockHolder,
 		private readonly times: LockTimes = lockTimes,
+		/** The flag that names the folder. */
+		private readonly flag = "--save",
 	) {}
 
 	/**
@@ -198,7 +205,7 @@ export class WriterClaim {
 
 	/** A sentence that says which owner of a lock to wait for; null: the owner is dead. */
 	#objection(generation: number): string | null {
-		const { root, own, times } = this;
+		const { root, own, times, flag } = this;
 		const found = readLock(root, generation);
 		if (found === null) return null;
 		const { text, holder } = found;
@@ -213,16 +220,16 @@ export class WriterClaim {
 		const requeued = holder !== null && holder.process.job !== null && holder.process.job === own.process.job;
 		const limit = requeued ? times.handover : times.farewell;
 		if (life === null && !beats && !requeued) {
-			return `${who} holds ${root} (--save): waiting up to ${times.silence / 1000} s for a sign of its life.`;
+			return `${who} holds ${root} (${flag}): waiting up to ${times.silence / 1000} s for a sign of its life.`;
 		}
 		if (now - this.#began >= limit && (life === true || beats)) {
 			const since = holder === null ? "" : ` since ${holder.since}`;
 			const asked = requeued ? `, and has not ended within ${limit / 1000} s` : "";
 			throw new UserError(
-				`${root} (--save) is written by ${who}${since}${asked}: one run writes to a folder at a time.`,
+				`${root} (${flag}) is written by ${who}${since}${asked}: one run writes to a folder at a time.`,
 			);
 		}
-		return `${who} writes to ${root} (--save): waiting up to ${limit / 1000} s for its end.`;
+		return `${who} writes to ${root} (${flag}): waiting up to ${limit / 1000} s for its end.`;
 	}
 }
 

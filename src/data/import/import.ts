@@ -1,6 +1,7 @@
 /** Imports data of any known form: rows → samples → shards → an Energon data set. */
 import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
+import { lockTimes, newRunName, ownHolder, WriterClaim, type WriterLock } from "../../checkpoint/native/writer-lock.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Images } from "../../native/images.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
@@ -59,15 +60,33 @@ const REPORT_MILLISECONDS = 10_000;
 
 /** Runs or continues an import. Throws a UserError; what was written by then is continued by the same call. */
 export async function importData(options: ImportOptions, images: Images): Promise<ImportResult> {
-	const journal = readJournal(options.output);
+	readJournal(options.output);
 	const { kind, source } = await openSource(options);
 	const settings = settingsOf(options, kind, source);
+	using _ = await claimFolder(options);
+	const journal = readJournal(options.output);
 	if (journal !== null) checkSettings(options.output, journal, settings);
 	options.report(`${options.paths.join(", ")}: ${source.description} (--from ${kind})`);
 	const run = new ImportRun(options, source, settings, journal, images);
 	if (run.stage === "rows") await run.rows();
 	if (run.stage === "missing") run.prepare();
 	return run.result(journal?.stage === "done");
+}
+
+/** Milliseconds between looks at another import's lock. */
+const LOOK_MILLISECONDS = 500;
+
+/** Waits until no other import writes into the folder. Throws a UserError when another one stays. */
+async function claimFolder({ output, report }: ImportOptions): Promise<WriterLock> {
+	mkdirSync(output, { recursive: true });
+	const claim = new WriterClaim(output, ownHolder(newRunName()), lockTimes, "--output");
+	for (let said = ""; ; ) {
+		const { lock, waiting } = claim.attempt();
+		if (lock !== undefined) return lock;
+		if (waiting !== said) report(waiting);
+		said = waiting;
+		await Bun.sleep(LOOK_MILLISECONDS);
+	}
 }
 
 function settingsOf(options: ImportOptions, kind: ImportKind, source: Source): Record<string, string> {
@@ -107,7 +126,6 @@ class ImportRun {
 		private readonly images: Images,
 	) {
 		const { output, shardSamples: samples, shardBytes: bytes, shares, shuffle, report } = options;
-		mkdirSync(output, { recursive: true });
 		this.#list = join(output, SKIPPED_LIST);
 		this.stage = journal?.stage ?? "rows";
 		this.#position = journal?.position ?? [];

@@ -6,6 +6,7 @@ import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { writeFileAtomically } from "../../checkpoint/files.ts";
+import { isLock } from "../../checkpoint/native/writer-lock.ts";
 import { UserError } from "../../native/errors.ts";
 import { parts } from "./row.ts";
 
@@ -41,7 +42,8 @@ export function readJournal(folder: string): Journal | null {
 	const path = join(folder, JOURNAL);
 	if (!existsSync(path)) {
 		if (!existsSync(folder)) return null;
-		const names = listed(folder);
+		// An import may have been killed before it wrote its journal.
+		const names = listed(folder).filter((name) => !isLock(name));
 		if (names.length === 0) return null;
 		throw new UserError(`--output ${folder} is not empty and was begun by no import: name a new folder.`);
 	}

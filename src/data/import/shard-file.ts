@@ -34,6 +34,7 @@ export class ShardFile {
 	readonly #descriptor: number;
 	#gathered: Buffer[] = [];
 	#waiting = 0;
+	#closed = false;
 
 	private constructor(
 		/** Without ".tar". */
@@ -114,7 +115,10 @@ export class ShardFile {
 		rmSync(`${this.path}.tar.part`, { force: true });
 	}
 
+	/** A second call, as after an error behind the first, does nothing. */
 	close(): void {
+		if (this.#closed) return;
+		this.#closed = true;
 		fsyncSync(this.#descriptor);
 		closeSync(this.#descriptor);
 	}

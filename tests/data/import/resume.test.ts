@@ -2,6 +2,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, utimesSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { ownHolder } from "../../../src/checkpoint/native/writer-lock.ts";
 import { noColumns } from "../../../src/data/import/columns.ts";
 import type { ImportOptions } from "../../../src/data/import/import.ts";
 import { JOURNAL } from "../../../src/data/import/journal.ts";
@@ -158,4 +159,25 @@ test("the limit of skipped rows ends an import, a higher one goes on", async () 
 	const listed = readFileSync(join(output, "skipped.jsonl"), "utf8").trim().split("\n");
 	expect(listed).toHaveLength(4);
 	expect(JSON.parse(listed[0]!).where).toBe(`${jsonl}, line 5`);
+});
+
+test("two imports into one folder take turns", async () => {
+	const options = { shardSamples: 2, skipLimit: { share: 0.5 } };
+	const [alone, shared] = [join(scratch.path, "alone"), join(scratch.path, "shared")];
+	await importing(jsonl, alone, options);
+	const said: string[] = [];
+	const both = ["a", "b"].map(() => importing(jsonl, shared, { ...options, report: (line) => said.push(line) }));
+	const results = await Promise.all(both);
+	expect(results.map(({ wasDone }) => wasDone).sort()).toEqual([false, true]);
+	expect(said.filter((line) => /writes to .*shared \(--output\): waiting/.test(line))).toHaveLength(1);
+	expect(filesOf(shared)).toEqual(filesOf(alone));
+});
+
+test("a folder in which an import was killed at once is taken", async () => {
+	const folder = join(scratch.path, "begun");
+	scratch.file("begun/writer-1.lock", "");
+	const text = `000000000000\n${JSON.stringify({ ...ownHolder("other"), process: { ...ownHolder("other").process, pid: 2 ** 30 } })}\n`;
+	writeFileSync(join(folder, "writer-1.lock"), text);
+	await importing(jsonl, folder, { skipLimit: { share: 0.5 } });
+	expect(existsSync(join(folder, "writer-1.lock"))).toBeFalse();
 });
