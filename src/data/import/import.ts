@@ -1,7 +1,7 @@
 /** Imports data of any known form: rows → samples → shards → an Energon data set. */
 import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
-import { lockTimes, newRunName, ownHolder, WriterClaim, type WriterLock } from "../../checkpoint/native/writer-lock.ts";
+import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Images } from "../../native/images.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
@@ -63,7 +63,8 @@ export async function importData(options: ImportOptions, images: Images): Promis
 	readJournal(options.output);
 	const { kind, source } = await openSource(options);
 	const settings = settingsOf(options, kind, source);
-	using _ = await claimFolder(options);
+	mkdirSync(options.output, { recursive: true });
+	using _ = await claimFolder(options.output, "--output", options.report);
 	const journal = readJournal(options.output);
 	if (journal !== null) checkSettings(options.output, journal, settings);
 	options.report(`${options.paths.join(", ")}: ${source.description} (--from ${kind})`);
@@ -71,22 +72,6 @@ export async function importData(options: ImportOptions, images: Images): Promis
 	if (run.stage === "rows") await run.rows();
 	if (run.stage === "missing") run.prepare();
 	return run.result(journal?.stage === "done");
-}
-
-/** Milliseconds between looks at another import's lock. */
-const LOOK_MILLISECONDS = 500;
-
-/** Waits until no other import writes into the folder. Throws a UserError when another one stays. */
-async function claimFolder({ output, report }: ImportOptions): Promise<WriterLock> {
-	mkdirSync(output, { recursive: true });
-	const claim = new WriterClaim(output, ownHolder(newRunName()), lockTimes, "--output");
-	for (let said = ""; ; ) {
-		const { lock, waiting } = claim.attempt();
-		if (lock !== undefined) return lock;
-		if (waiting !== said) report(waiting);
-		said = waiting;
-		await Bun.sleep(LOOK_MILLISECONDS);
-	}
 }
 
 function settingsOf(options: ImportOptions, kind: ImportKind, source: Source): Record<string, string> {
