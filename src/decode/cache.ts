@@ -15,7 +15,7 @@ import { ssdScan } from "../tensor/ops/ssd.ts";
 import { ssdStep } from "../tensor/ops/ssd-step.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
-/** Which sequences a step adds a token to, and where theirs are. */
+/** The sequences to which a step adds a token, and the places of their earlier tokens. */
 export interface StepPlaces extends CachePlaces {
 	/** Number of every sequence in the cache, i32 [S]. */
 	readonly slots: Tensor;

@@ -1,7 +1,7 @@
 /** A model's description of its parameters before any memory exists. */
 import type { Shard } from "../parallel/shard.ts";
 
-/** How initial values are drawn (docs/spec/language-model.md §6.1). */
+/** The distribution of initial values (docs/spec/language-model.md §6.1). */
 export type Initialisation =
 	| { readonly kind: "normal"; readonly standardDeviation: number }
 	| { readonly kind: "uniform"; readonly low: number; readonly high: number }

@@ -25,7 +25,7 @@ export interface CountingOptions {
 const remembered = 2 ** 20;
 const tagCount = Object.keys(MemoryTag).length;
 
-/** How many rows the experts here were sent: there is memory for more than operations work on. */
+/** Numbers of rows that were sent to the experts here: there is memory for more rows than operations work on. */
 class LiveRows {
 	readonly #rows = new Map<number, number>();
 	/** Addresses of the last offset, which is the number of rows, by the address of the first offset. */
@@ -51,7 +51,7 @@ class LiveRows {
 	}
 }
 
-/** How many rows a sort of tokens by node, or of a node's rows by expert, has: tokens choose their experts evenly. */
+/** Numbers of rows of sorts of tokens by node, and of a node's rows by expert: tokens choose their experts evenly. */
 class NodeRows {
 	/** By the address of the indices that are sorted. */
 	readonly #rows = new Map<number, number>();

@@ -15,7 +15,7 @@ interface Item {
 /** Costs of the items of a microbatch, or the lanes that work on them, by the lane that has read them. */
 export type ByLane = readonly (readonly number[])[];
 
-/** When lanes wait for each other although nothing is dealt out. */
+/** Moments at which lanes wait for each other even if they keep what they have read. */
 export type LanesMeet = "every microbatch" | "every step";
 
 /**

@@ -42,7 +42,7 @@ export interface RowsOfMember {
 	readonly beside: Tensor | null;
 }
 
-/** Where rows lie when other members reach for them, and the most rows of that side: the same at all members. */
+/** The side at which rows lie when other members reach for them, and the most rows of that side; equal at all members. */
 export interface RowStage {
 	readonly at: RowStageName;
 	readonly rows: number;
@@ -80,7 +80,7 @@ export interface Group {
 	 * Rows of `send` to every member, into rows of `receive`, in ranges that no host has to know.
 	 */
 	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending;
-	/** How exchangeRows moves rows, the same at all members. Each calls this before the first exchange; then it waits for the others. */
+	/** The transport of exchangeRows, equal at all members. Every member calls this before the first exchange, and waits for the others. */
 	rowTransport(): RowTransportName;
 	/**
 	 * Sends x to a member, which receives a tensor of as many bytes. The first message of two members waits for both, and connects

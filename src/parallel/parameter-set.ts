@@ -7,7 +7,7 @@ import type { Device } from "../native/device.ts";
 import { Parameter } from "../tensor/parameter.ts";
 import { elementCount, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 
-/** Where one parameter lies in its buffer. */
+/** Place of a parameter in its buffer. */
 export interface BufferEntry {
 	readonly name: string;
 	/** Shape of the local tensor. */
@@ -37,7 +37,7 @@ export interface ParameterRequest {
 	readonly frozen: boolean;
 }
 
-/** How a module's gradients are cut into buckets that are reduced one by one: elements of each at least, or their number. */
+/** Size of the buckets into which a module's gradients are cut: least elements of each, or their number. */
 export type BucketSize = { readonly elements: number } | { readonly count: number };
 
 // Entries and slices start at multiples of this many elements: kernels may use whole cache lines.

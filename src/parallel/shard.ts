@@ -1,6 +1,6 @@
-/** How a parameter is cut over the ranks of a tensor-parallel group, and which part a rank holds. */
+/** The cut of a parameter over the ranks of a tensor-parallel group, and the part that a rank holds. */
 
-/** How a parameter is cut, as its model declares it. */
+/** The cut of a parameter, as its model declares it. */
 export type Shard =
 	| { readonly kind: "replicated" }
 	/**

@@ -10,7 +10,7 @@ import type { OperationTally } from "./rank-plan.ts";
 const point = v.strictObject({ amount: v.number(), seconds: v.number() });
 
 export const ratesSchema = v.strictObject({
-	/** Whose rates they are. */
+	/** Name of the device. */
 	device: v.string(),
 	/** Processor cores that the ranks of a host share; null: every rank has a device of its own. */
 	cores: v.nullable(v.number()),

@@ -85,7 +85,7 @@ export interface ScheduleShape {
 	readonly forwardOnly: boolean;
 }
 
-/** How passes take turns (combined.ts). */
+/** The turns that passes take (combined.ts). */
 export interface Overlap {
 	/** Of every block of every chunk of the language model: whether it exchanges rows with other ranks. */
 	readonly exchanges: readonly (readonly boolean[])[];

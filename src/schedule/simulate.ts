@@ -32,7 +32,7 @@ export interface Timed {
 export interface Simulation {
 	/** A timeline for each list of actions, in their order. */
 	readonly timelines: readonly { readonly actor: Actor; readonly actions: readonly Timed[] }[];
-	/** When the last rank is done. */
+	/** Time at which the last rank is done. */
 	readonly end: number;
 }
 
@@ -91,7 +91,7 @@ class Worker {
 
 	constructor(
 		readonly list: ActorActions,
-		/** When it begins. */
+		/** Time at which the worker begins. */
 		readonly free: number,
 	) {
 		this.actor = list.actor;
@@ -125,7 +125,7 @@ class Worker {
 class Messages {
 	/** Parts still to be sent, and when the last of the others arrives, by the message's text. */
 	readonly #parts = new Map<string, { missing: number; arrival: number }>();
-	/** When those arrive that are on their way. */
+	/** Times of arrival of the messages under way. */
 	#arrivals: number[] = [];
 
 	constructor(
@@ -148,20 +148,20 @@ class Messages {
 		if (parts.missing === 0) this.#arrivals.push(parts.arrival);
 	}
 
-	/** When a message arrives; Infinity: it is not sent yet. */
+	/** Time at which a message arrives; Infinity: it is not sent yet. */
 	arrival(action: TransferAction): number {
 		const parts = this.#parts.get(messageOf(action));
 		return parts === undefined || parts.missing > 0 ? Number.POSITIVE_INFINITY : parts.arrival;
 	}
 
-	/** When the next message arrives after `now`. */
+	/** Time at which the next message after `now` arrives. */
 	next(now: number): number {
 		this.#arrivals = this.#arrivals.filter((arrival) => arrival > now);
 		return Math.min(...this.#arrivals);
 	}
 }
 
-/** Which workers do an action together. */
+/** The workers that do an action together. */
 function companionsOf(workers: readonly Worker[], together: NonNullable<Durations["together"]>) {
 	const keyOf = (action: Action, { actor }: Worker) => {
 		const name = together(action, actor);

@@ -33,7 +33,7 @@ export function maskArguments({ columns, scale }: Mask, width: number) {
 	return { factors: columns?.factors ?? null, scale: scale?.value ?? null };
 }
 
-/** Where a kernel adds the gradients of both parts. */
+/** Memory to which a kernel adds the gradients of both parts. */
 export function maskGradients({ columns, scale }: Mask) {
 	return { dfactors: columns?.gradients ?? null, dscale: scale?.gradients ?? null };
 }

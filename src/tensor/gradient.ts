@@ -1,4 +1,4 @@
-/** Where the gradients of one value gather during a backward pass. */
+/** The gradients of one value, which gather during a backward pass. */
 import type { Device } from "../native/device.ts";
 import type { E4m3Rows } from "./ops/e4m3-rows.ts";
 import { axpby, type FloatDtype, Tensor } from "./tensor.ts";

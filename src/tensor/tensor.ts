@@ -28,7 +28,7 @@ export class Tensor implements DeviceMemory, Disposable {
 		readonly dtype: DtypeName,
 		/** Elements from one row to the next; rows are runs of the last dimension. */
 		readonly stride: number,
-		/** Where this value's gradient gathers; null when nothing asks for it. */
+		/** Gathers this value's gradient; null: no gradient is wanted. */
 		readonly gradient: GradientSlot | null,
 		/** Live rows on the device (int32), when fewer than the shape may be; null: all of them. Not owned. */
 		readonly rowCount: Tensor | null,

@@ -39,7 +39,7 @@ export class TokenSlice {
 		return new TokenSlice(ranges);
 	}
 
-	/** How many of these are among tokens [first, first + count). */
+	/** Number of these tokens among [first, first + count). */
 	within(first: number, count: number): number {
 		return this.ranges.reduce((sum, range) => {
 			const common = Math.min(range.first + range.count, first + count) - Math.max(range.first, first);

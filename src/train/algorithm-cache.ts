@@ -46,7 +46,7 @@ export class AlgorithmCache {
 		return new AlgorithmCache(path, environment, lines, device, group, c.algorithmChoice === "timed");
 	}
 
-	/** How many choices the run takes. */
+	/** Number of choices that the run takes. */
 	get size(): number {
 		return this.lines.length;
 	}

@@ -23,7 +23,7 @@ interface PlacedImage {
 /** The encoder's data-parallel ranks. */
 export interface EncoderLanes {
 	readonly group: Group;
-	/** When the language lanes behind them wait for each other. */
+	/** Moments at which the language lanes behind them wait for each other. */
 	readonly meet: LanesMeet;
 }
 

@@ -60,7 +60,7 @@ export class LanguagePass implements Pass {
 	/** Losses of every token, and the weight of a token's loss as its gradient; empty where the stage has no head. */
 	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
 	readonly #nodes: Nodes<void>;
-	/** How many segments the tape had at the end of every node. */
+	/** Number of the tape's segments at the end of every node. */
 	readonly #ends: number[] = [];
 
 	/**

@@ -4,7 +4,7 @@
  */
 import type { StepResult } from "./step.ts";
 
-/** How far a training is. */
+/** Progress of a training. */
 export interface Progress {
 	/** Steps done. */
 	readonly iteration: number;
@@ -63,6 +63,6 @@ export interface Listener {
 	betweenSteps?(progress: Progress): Stop | void | Promise<Stop | void>;
 	/** After the last step, whether it was the planned one or a stop, before the last evaluation. */
 	afterTraining?(progress: Progress): void | Promise<void>;
-	/** When the run ends, in whatever way. */
+	/** Called when the run ends, in whatever way. */
 	close?(): void | Promise<void>;
 }

@@ -16,7 +16,7 @@ export interface Participation {
 	readonly ranks: number;
 	/** The encoder's parameters; null on ranks without them. */
 	readonly replica: DataParallel | null;
-	/** How many of those ranks this one speaks for, and saw an image in a step's microbatches. */
+	/** Number of ranks for which this rank votes that saw an image in a step's microbatches. */
 	readonly votes: (microbatches: readonly ImageTextMicrobatch[]) => number;
 }
 

@@ -14,7 +14,7 @@ export function depthLoss(depth: number): string {
 export interface DepthTarget extends Disposable {
 	/** Name of its loss. */
 	readonly name: string;
-	/** How the names of its observed values begin. */
+	/** Begin of the names of its observed values. */
 	readonly place: string;
 	/** i32 [T]. */
 	readonly labels: Tensor;

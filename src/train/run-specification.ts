@@ -49,9 +49,9 @@ export interface RunSpecification {
 	readonly participation?: Pick<Participation, "policy">;
 	/** A frozen tower runs ahead; absent or null: it does not. */
 	readonly prefetch?: PrefetchOptions | null;
-	/** How many rows the experts of a rank have room for; default: as many as can come. */
+	/** Room for rows of a rank's experts; default: for as many rows as can come. */
 	readonly expertCapacity?: ExpertCapacity;
-	/** How experts' rows reach other ranks; default: one for each expert. */
+	/** Way of experts' rows to other ranks; default: a row for each expert. */
 	readonly dispatcher?: Dispatcher;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;

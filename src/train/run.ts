@@ -190,7 +190,7 @@ function languageText(c: TrainingConfiguration, millions: (count: number) => str
 	return adapters === 0 ? model : `adapters of ${millions(adapters)} for ${model}`;
 }
 
-/** How tokens come to experts of other ranks. */
+/** The line about the way of tokens to experts of other ranks. */
 const rowTransports = {
 	host: "Rows for experts of other ranks go through the host's shared memory.",
 	peers: "Rows for experts of other ranks go from GPU to GPU, which open each other's memory: the host waits for none.",

@@ -95,12 +95,12 @@ export async function openRun(c: TrainingConfiguration, world: World): Promise<R
 	return await assemble(specificationOf(c, world.rank), topologyOf(c), world);
 }
 
-/** How passes take turns, as the configuration says. */
+/** The configured turns of passes; null: a pass after the other. */
 export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: boolean } | null {
 	return c.overlapMoeExpertParallelComm ? { earlyRelease: c.epOverlapEarlyAttnMemoryRelease } : null;
 }
 
-/** How experts' rows reach other ranks. */
+/** The configured way of experts' rows to other ranks. */
 export function dispatcherOf(c: TrainingConfiguration): Dispatcher {
 	const { moeTokenDispatcherType: type } = c;
 	return type === "flex" ? { ranksPerNode: c.moeHybridepRanksPerNvlinkDomain } : type;

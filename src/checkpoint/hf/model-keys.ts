@@ -32,7 +32,7 @@ export const readModelKeys: FolderReader = (given) => {
 function fixedValues({ descriptions, tower }: Pretrained, given: Parameters<FolderReader>[0]): FolderValue[] {
 	const withTower = { key: "model-provider" as Key, value: "nemotron-moe-vlm" };
 	const provider = tower === null ? [] : [{ ...withTower, from: tower.configPath, fixed: true }];
-	// Which parts the model has, all folders say together.
+	// All folders together say which parts the model has.
 	const whole = Object.assign({}, ...descriptions.map(({ keys }) => keys), {
 		modelProvider: provider[0]?.value ?? given("model-provider") ?? "hybrid",
 		llmOnly: given("llm-only") === true,

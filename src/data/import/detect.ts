@@ -1,4 +1,4 @@
-/** Which form of data a path holds, by names and first bytes alone. */
+/** Finds the form of data that a path holds, by names and first bytes alone. */
 import { readFileSync, type Stats, statSync } from "node:fs";
 import { join } from "node:path";
 import { fileKind } from "../../config/file-kind.ts";

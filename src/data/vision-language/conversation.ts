@@ -11,7 +11,7 @@ export type Role = (typeof ownRoles)[number];
 export type Fragment = string | { readonly image: number };
 
 export interface Turn {
-	/** The speaker; null: text that nobody says, such as a document. */
+	/** The speaker; null: text without a speaker, such as a document. */
 	readonly role: string | null;
 	/** Name of the speaker in the data. */
 	readonly sender: string;

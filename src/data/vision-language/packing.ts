@@ -1,4 +1,4 @@
-/** Which samples share a sequence. */
+/** Chooses the samples that share a sequence. */
 import type { Division } from "../energon/wrappers/packing.ts";
 
 /**

@@ -43,7 +43,7 @@ export function promptPieces(
 	throw new UserError("The chat template leaves out what the assistant says: it cannot ask for an answer.");
 }
 
-/** The pieces of a text with images in it, which nobody says. */
+/** The pieces of a text with images in it and without a speaker. */
 export function textPieces(fragments: readonly Fragment[], imageTags: TemplateOptions["imageTags"]): Piece[] {
 	return fragments.map((fragment) =>
 		typeof fragment === "string"

@@ -1,4 +1,4 @@
-/** Where the layers of the language model stand: their numbers, symbols and names. */
+/** Places of the language model's layers: their numbers, symbols and names. */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "./config.ts";
 import type { Segment } from "./segments.ts";
@@ -10,7 +10,7 @@ export interface LayerPlace {
 	/** Layers of the main part are numbered from 0; those of the prediction depths follow, depth after depth. */
 	readonly index: number;
 	readonly symbol: LayerSymbol;
-	/** How the names of its parameters begin. */
+	/** Begin of the names of its parameters. */
 	readonly prefix: string;
 }
 

@@ -17,7 +17,7 @@ export class HybridModel implements Disposable {
 	readonly #parameters: ModuleParameters;
 	/** Default: this process alone. */
 	readonly parallel: ModelParallel;
-	/** How the names of every MoE layer that is here begin, by layer index. */
+	/** Begin of the names of every MoE layer of this rank, by layer index. */
 	readonly #routerPrefixes: ReadonlyMap<number, string>;
 	/** State of the router of every MoE layer that is here, by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
@@ -38,7 +38,7 @@ export class HybridModel implements Disposable {
 			readonly segments?: readonly Segment[];
 			/** Replicas of dense and of expert parameters; default one. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
-			/** How gradients are cut for reduction; default: not. */
+			/** Buckets of gradients for reduction; default: gradients are not cut. */
 			readonly buckets?: BucketSize;
 		},
 	) {

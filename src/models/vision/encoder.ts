@@ -45,7 +45,7 @@ export class EncoderModule implements Disposable {
 			readonly parallel?: ModelParallel;
 			/** Replicas of dense and of expert parameters; default one. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
-			/** How gradients are cut for reduction; default: not. */
+			/** Buckets of gradients for reduction; default: gradients are not cut. */
 			readonly buckets?: BucketSize;
 		},
 	) {

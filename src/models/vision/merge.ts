@@ -15,7 +15,7 @@ import { TokenSlice } from "../../tensor/token-slice.ts";
 /** An id that no vocabulary has: it embeds as zeros. */
 const noToken = -1;
 
-/** Where the placeholders of a microbatch are. */
+/** Places of a microbatch's image tokens. */
 export interface ImagePlaces {
 	/** Token ids for embedding, placeholders outside the vocabulary. */
 	readonly ids: Int32Array;

@@ -12,11 +12,11 @@ import { rowCapacity } from "./capacity.ts";
 import { type ExchangeMembers, tokensOfAnyMember } from "./members.ts";
 import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 
-/** Where every row of one dispatch goes and comes from; made once, used by rows and probabilities, both ways. */
+/** Source and destination of every row of one dispatch: found once, used for rows and probabilities, both ways. */
 export class Exchange implements Disposable {
-	/** The last of `offsets`: how many rows this rank's experts have. */
+	/** i32 [1], the last of `offsets`: rows of this rank's experts. */
 	readonly rowCount: Tensor;
-	/** Of this rank's tokens: how many rows are sent. */
+	/** i32 [1]: rows that this rank sends. */
 	readonly sentCount: Tensor;
 
 	private constructor(

@@ -1,4 +1,4 @@
-/** How many rows the experts of a rank may be sent: memory for so many is set aside before anyone knows how many come. */
+/** The most rows that may be sent to the experts of a rank: memory for them is set aside before their number is known. */
 
 export interface ExpertCapacity {
 	/** Rows that a rank may receive, as a multiple of those of an even routing; null: as many as can ever come. */

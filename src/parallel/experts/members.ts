@@ -20,7 +20,7 @@ export interface ExpertParallel extends ExchangeMembers {
 	readonly dispatcher: "alltoall" | "allgather" | ExpertNodes;
 }
 
-/** How rows reach experts of other ranks: one for each expert, all to every member, or one to each node of consecutive ranks. */
+/** The way of rows to experts of other ranks: a row for each expert, all rows to every member, or a row to each node of consecutive ranks. */
 export type Dispatcher = "alltoall" | "allgather" | { readonly ranksPerNode: number };
 
 /** The dispatch group by nodes, each of equally many members side by side. */

@@ -31,7 +31,7 @@ export interface LanguageReference {
 		readonly weight_decay: number;
 		readonly clip_grad: number;
 	};
-	/** Which parameters decay; default: those of `mimo train`. */
+	/** Factors of the parameters' weight decay; default: those of `mimo train`. */
 	readonly decay?: Pick<AdamWOptions, "weightDecayMultiplier">;
 	readonly precision: Precision;
 	/** Segments that every pipeline stage has; default one. */

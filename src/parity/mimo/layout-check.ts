@@ -41,7 +41,7 @@ export function checkParticipation(path: string, config: MimoGoldenConfig, plan:
 	}
 }
 
-/** Which samples of a step have an image, lane after lane. */
+/** Whether each sample of a step has an image, lane after lane. */
 export function samplesWithImages(config: MimoGoldenConfig, step: number): boolean[] {
 	const { lanes, microbatches_per_lane: perLane } = config.data;
 	return Array.from({ length: lanes * perLane }, (_, sample) =>

@@ -9,7 +9,7 @@ export interface DropoutOptions {
 	readonly seed: number | bigint;
 	/** The tokens of the whole batch that the rows hold; default: the first ones. */
 	readonly rows?: TokenSlice;
-	/** Where these columns stand in rows of `fullWidth`. */
+	/** Place of the first column in rows of `fullWidth`. */
 	readonly firstColumn?: number;
 	readonly fullWidth?: number;
 }

@@ -5,7 +5,7 @@
 import type { Device } from "../../native/device.ts";
 import { Tensor } from "../tensor.ts";
 
-/** Which value every factor is. */
+/** The value that each factor takes. */
 export class FactorSources implements Disposable {
 	readonly #sources: Tensor;
 	/** Factors by value, and where each value's begin. */

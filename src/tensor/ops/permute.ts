@@ -62,7 +62,7 @@ export interface PermutedRows {
 	readonly rowProbability: Tensor;
 }
 
-/** Where moe_permute writes the rows in e4m3. */
+/** Fields of moe_permute for the memory of rows in e4m3. */
 function roundedFields(inE4m3: E4m3Rows | null) {
 	return { e4m3: inE4m3?.values ?? null, e4m3_factors: inE4m3?.factors ?? null };
 }

@@ -1,4 +1,4 @@
-/** Where a rank's microbatches come from. */
+/** Sources of a rank's microbatches. */
 import { joinImages, placeImages } from "../../data/images.ts";
 import type { LeftOutTally } from "../../data/left-out.ts";
 import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
