@@ -22,7 +22,8 @@ export class BatchQueue {
 		for (const earlier of this.#read.keys()) if (earlier < iteration) this.#read.delete(earlier);
 		const microbatches = await this.#want(iteration);
 		const next = iteration + 1;
-		const upcoming = this.upcoming === 1 && this.#mayRead(next) ? await this.#want(next) : [];
+		// A failure is the next step's.
+		const upcoming = this.upcoming === 1 && this.#mayRead(next) ? await this.#want(next).catch(() => []) : [];
 		return { microbatches, upcoming };
 	}
 
