@@ -52,7 +52,7 @@ export default configuredCommand({
 		}
 		const { checkRankCount, onEveryRank, rankOptions, speaksForAll, startsTheRun } = await import("./ranks.ts");
 		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
-		const { elasticOf } = await import("../train/specification.ts");
+		const { elasticOf } = await import("../train/from-configuration.ts");
 		elasticOf(resolved.configuration);
 		const { runTraining } = await import("../train/run.ts");
 		const { topologyOf } = await import("../parallel/topology.ts");

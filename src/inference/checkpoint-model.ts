@@ -25,8 +25,8 @@ import { exitCodes } from "../native/exit-codes.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { assemble, type Run } from "../train/assemble.ts";
+import { specificationOf } from "../train/from-configuration.ts";
 import { loadFolders, openFolders } from "../train/restart/hugging-face.ts";
-import { specificationOf } from "../train/specification.ts";
 
 /** Keys of a training that say what its model is and how text and images become its input. */
 const describing = [

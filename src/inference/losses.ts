@@ -14,9 +14,9 @@ import { dataPlaceOf, type EvaluationSource } from "../train/feed/batch-source.t
 import { energonEvaluation } from "../train/feed/energon-source.ts";
 import { laneOf } from "../train/feed/lane.ts";
 import { openSources } from "../train/feed/sources.ts";
+import { evaluatedBudgets } from "../train/from-configuration.ts";
 import { languageModelLoss } from "../train/losses.ts";
 import { LeftOutReport } from "../train/report/left-out.ts";
-import { evaluatedBudgets } from "../train/specification.ts";
 
 export interface DatasetLoss {
 	readonly dataset: string;

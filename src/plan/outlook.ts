@@ -12,7 +12,7 @@ import { hybridParameters } from "../models/hybrid/names.ts";
 import { imageCost } from "../models/radio/counts.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { elementCount } from "../tensor/tensor.ts";
-import { specificationOf } from "../train/specification.ts";
+import { specificationOf } from "../train/from-configuration.ts";
 import type { UncheckedLayout } from "./candidates.ts";
 import type { Machine } from "./run-plan.ts";
 

@@ -12,8 +12,8 @@ import type { Device } from "../native/device.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
 import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.ts";
+import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
-import { openRun } from "../train/specification.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
 import { imaginedGroup, type Transfer } from "./imagined-group.ts";
 

@@ -4,7 +4,7 @@ import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { Actor, ScheduleShape } from "../schedule/actions.ts";
 import { shapeOf } from "../train/assemble.ts";
-import { specificationOf } from "../train/specification.ts";
+import { specificationOf } from "../train/from-configuration.ts";
 import { boundOf, type StepBound } from "./bound.ts";
 import { estimateStep, type StepConditions, type StepEstimate } from "./estimate.ts";
 import type { Transfer } from "./imagined-group.ts";

@@ -18,6 +18,7 @@ import type { Run } from "./assemble.ts";
 import { evaluateBudgets } from "./evaluate.ts";
 import { BatchQueue } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
+import { evaluatedBudgets } from "./from-configuration.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { languageModelLoss } from "./losses.ts";
 import type { LeftOutReport } from "./report/left-out.ts";
@@ -25,7 +26,6 @@ import { describeNonFinite } from "./report/non-finite.ts";
 import { openProfile } from "./report/profile.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
 import { openTiming } from "./report/timing.ts";
-import { evaluatedBudgets } from "./specification.ts";
 import { type StepGradients, takeGradients, update } from "./step.ts";
 
 export interface TrainingSummary {

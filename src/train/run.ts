@@ -22,6 +22,7 @@ import { type Run, reports } from "./assemble.ts";
 import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
 import { laneOf } from "./feed/lane.ts";
 import { openSources } from "./feed/sources.ts";
+import { openRun } from "./from-configuration.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
@@ -31,7 +32,6 @@ import { HuggingFaceWeights } from "./restart/hugging-face.ts";
 import { PeftWeights } from "./restart/peft.ts";
 import { claimSaveFolder } from "./restart/save-claim.ts";
 import { loadTeacher } from "./restart/teacher.ts";
-import { openRun } from "./specification.ts";
 
 /**
  * Trains on this rank; every rank of the world calls it with the same configuration. Returns the exit code: not 0 when

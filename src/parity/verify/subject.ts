@@ -13,8 +13,8 @@ import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Dispatcher } from "../../parallel/experts/members.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import type { DistillationOptions } from "../../train/distillation.ts";
+import { dispatcherOf, distillationOf, elasticOf, frozenOf, overlapOf } from "../../train/from-configuration.ts";
 import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";
-import { dispatcherOf, distillationOf, elasticOf, frozenOf, overlapOf } from "../../train/specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** Options that change the order of a layout's work, and no value. */

@@ -12,7 +12,7 @@ import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch
 import { topologyOf } from "../../../src/parallel/topology.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { TokenSlice } from "../../../src/tensor/token-slice.ts";
-import { openRun } from "../../../src/train/specification.ts";
+import { openRun } from "../../../src/train/from-configuration.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { divisibleModel } from "../../models/small.ts";
 import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
