@@ -79,27 +79,30 @@ void scatter(const float* from, int64_t rows, int64_t width, float factor, T* to
   }
 }
 
-/// 2^x to about 1 ulp for x <= 127. Below -100 it stays at 2^-100: negligible beside a row's largest term of 1, and its
-/// products stay clear of denormal numbers. NaN stays NaN.
-static inline float exp2_fast(float x) {
-  const float clamped = x < -100.0f ? -100.0f : x;
-  const float shifted = clamped + 12582912.0f;  // 1.5·2²³ rounds to an integer
-  const float f = clamped - (shifted - 12582912.0f);
+/// 2^x to about 1 ulp for x <= 127, of a float or of a vector of them. Below -100 it stays at 2^-100: negligible beside a row's
+/// largest term of 1, and its products stay clear of denormal numbers. NaN stays NaN.
+template <class Words, class Floats>
+static inline Floats exp2_as(Floats x) {
+  const Floats clamped = x < -100.0f ? Floats{} - 100.0f : x;
+  const Floats shifted = clamped + 12582912.0f;  // 1.5·2²³ rounds to an integer
+  const Floats f = clamped - (shifted - 12582912.0f);
   // Minimax on [-1/2, 1/2]: relative error 2e-9, 8e-8 with rounding.
-  float p = 1.5353362e-4f;
-  p = p * f + 1.3398874e-3f;
+  Floats p = 1.5353362e-4f * f + 1.3398874e-3f;
   p = p * f + 9.6184369e-3f;
   p = p * f + 5.5503324e-2f;
   p = p * f + 2.4022648e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
-  uint32_t bits;
+  Words bits;
   std::memcpy(&bits, &shifted, sizeof(bits));
-  const uint32_t exponent = (bits + 127u) << 23;
-  float scale;
+  const Words exponent = (bits + 127u) << 23;
+  Floats scale;
   std::memcpy(&scale, &exponent, sizeof(scale));
   return p * scale;
 }
+
+static inline float exp2_fast(float x) { return exp2_as<uint32_t>(x); }
+static inline Vector exp2_of_lanes(Vector x) { return exp2_as<WordVector>(x); }
 
 /// The mask of one query and head: factor[j] = 0 or 1 / (1 - probability) for keys first_key + j, first_key and the
 /// room in `factor` multiples of 4. `row` is global query token * heads + head.

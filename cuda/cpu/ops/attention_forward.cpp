@@ -6,16 +6,16 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Packed copies of all keys and values: per key head, per block of keys, kᵀ [head_dim, keys] and v [keys, head_dim].
+/// Packed copies of all keys and values, per key head [tokens, head_dim].
 struct PackedKeys {
   float* k;
   float* v;
 };
 
 /// Running softmax of one block of queries.
-struct RunningRow {
-  float maximum;  // of the scores so far, base 2
-  float sum;
+struct RunningRows {
+  float maximum[longest_query_block];  // of the scores so far, base 2
+  float sum[longest_query_block];
 };
 
 template <class T>
@@ -23,73 +23,93 @@ void pack_keys(const mimo_attention_forward_args& args, const SequenceBlock& blo
   const int64_t token = block.begin + block.first;
   const int64_t from = token * args.token_stride + head * args.group_stride;
   const int64_t at = (head * args.tokens + token) * args.head_dim;
-  transpose(static_cast<const T*>(args.k) + from, args.token_stride, block.rows, args.head_dim, to.k + at);
+  gather(static_cast<const T*>(args.k) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.k + at);
   gather(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.v + at);
 }
 
-/// Scores of `live` keys become unnormalised probabilities; the other `keys - live` are masked. Rescales the row's sums
-/// when its maximum grows. Writes as far as whole_vectors(live).
-void softmax_row(float* scores, int64_t live, int64_t keys, RunningRow& row, float* o, int64_t head_dim) {
-  const int64_t whole = whole_vectors(live);
-  for (int64_t j = live; j < whole; ++j) scores[j] = -INFINITY;
-  float maximum = row.maximum;
-#pragma omp simd reduction(max : maximum)
-  for (int64_t j = 0; j < whole; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
-  if (maximum > row.maximum) {
-    const float rescale = exp2_fast(row.maximum - maximum);
-    row.sum *= rescale;
-#pragma omp simd
-    for (int64_t i = 0; i < head_dim; ++i) o[i] *= rescale;
-    row.maximum = maximum;
+/// Writes `masked` to the scores [keys, width] of keys after their query; key `open` is the first that query 0 does not see.
+void mask_keys(float* scores, int64_t width, int64_t open, int64_t keys, float masked) {
+  for (int64_t j = open; j < keys; ++j) {
+    const int64_t unseen = j - open + 1 < width ? j - open + 1 : width;
+    for (int64_t q = 0; q < unseen; ++q) scores[j * width + q] = masked;
   }
-  short_loop(whole, [=](int64_t j) { scores[j] = exp2_fast(scores[j] - maximum); });
-  row.sum += sum_of_vectors(scores, whole);
-  for (int64_t j = live; j < keys; ++j) scores[j] = 0;
+}
+
+/// Scores [keys, width] become unnormalised probabilities. Queries lie along the lanes of vectors, so that no maximum or sum goes
+/// across lanes. The sums of earlier keys, and the results oᵀ [head_dim, width] that belong to them, follow the maxima.
+void softmax_columns(float* scores, int64_t width, int64_t keys, RunningRows* rows, float* o, int64_t head_dim) {
+  for (int64_t q = 0; q < width; q += lanes) {
+    float* const column = scores + q;
+    const Vector before = load_vector(rows->maximum + q);
+    Vector even = before, odd = before;
+    int64_t j = 0;
+    for (; j + 2 <= keys; j += 2) {
+      const Vector first = load_vector(column + j * width), second = load_vector(column + (j + 1) * width);
+      even = first > even ? first : even;
+      odd = second > odd ? second : odd;
+    }
+    if (j < keys) {
+      const Vector last = load_vector(column + j * width);
+      even = last > even ? last : even;
+    }
+    const Vector maximum = even > odd ? even : odd;
+    const Vector rescale = exp2_of_lanes(before - maximum);
+    for (int64_t i = 0; i < head_dim; ++i) store_vector(o + i * width + q, load_vector(o + i * width + q) * rescale);
+    Vector sum = load_vector(rows->sum + q) * rescale;
+    for (j = 0; j < keys; ++j) {
+      const Vector p = exp2_of_lanes(load_vector(column + j * width) - maximum);
+      store_vector(column + j * width, p);
+      sum += p;
+    }
+    store_vector(rows->maximum + q, maximum);
+    store_vector(rows->sum + q, sum);
+  }
 }
 
 template <class T>
 void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const SequenceBlock& block, int64_t head,
             const PackedKeys& packed) {
-  const int64_t d = args.head_dim, keys_at_once = key_block(d), queries_at_once = query_block(d);
+  const int64_t d = args.head_dim, keys_at_once = key_block(d), width = whole_vectors(block.rows);
   const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
   const int64_t token = block.begin + block.first;
 
-  Workspace workspace(&stream, (2 * queries_at_once * d + queries_at_once * keys_at_once + keys_at_once) * 4);
-  float* const q = workspace.as<float>();
-  float* const o = q + queries_at_once * d;
-  float* const scores = o + queries_at_once * d;
-  float* const keep = scores + queries_at_once * keys_at_once;
-  RunningRow rows[longest_query_block];
-  for (auto& row : rows) row = RunningRow{-INFINITY, 0};
-  std::memset(o, 0, static_cast<size_t>(block.rows * d) * sizeof(float));
+  Workspace workspace(&stream, (3 * width * d + width * keys_at_once + keys_at_once) * 4);
+  float* const rows = workspace.as<float>();  // [width, d]: queries, at the end results
+  float* const q = rows + width * d;          // [d, width]
+  float* const o = q + width * d;             // [d, width]
+  float* const scores = o + width * d;        // [keys, width]
+  float* const keep = scores + width * keys_at_once;
+  RunningRows running;
+  for (float& maximum : running.maximum) maximum = -INFINITY;
+  for (float& sum : running.sum) sum = 0;
+  std::memset(o, 0, static_cast<size_t>(width * d) * sizeof(float));
   const T* q_head = static_cast<const T*>(args.q) + group * args.group_stride + head % heads_per_group * d;
-  gather(q_head + token * args.token_stride, args.token_stride, block.rows, d, args.softmax_scale * log2_e, q);
+  gather(q_head + token * args.token_stride, args.token_stride, block.rows, d, args.softmax_scale * log2_e, rows);
+  std::memset(rows + block.rows * d, 0, static_cast<size_t>((width - block.rows) * d) * sizeof(float));
+  transpose(rows, d, width, d, q);
 
   const int64_t key_end = causal ? block.first + block.rows : block.length;
   for (int64_t first_key = 0; first_key < key_end; first_key += keys_at_once) {
-    const int64_t stored = block.length - first_key < keys_at_once ? block.length - first_key : keys_at_once;
-    const int64_t keys = key_end - first_key < stored ? key_end - first_key : stored;
+    const int64_t keys = key_end - first_key < keys_at_once ? key_end - first_key : keys_at_once;
+    const int64_t open = causal ? block.first - first_key + 1 : keys;
     const int64_t at = (group * args.tokens + block.begin + first_key) * d;
-    product({q, packed.k + at, scores, d, d, stored, keys_at_once, 1, 0, false, false}, 0, block.rows, 0, keys);
-    for (int64_t r = 0; r < block.rows; ++r) {
-      const int64_t seen = block.first + r + 1 - first_key;
-      const int64_t live = !causal || seen > keys ? keys : (seen < 0 ? 0 : seen);
-      float* row_scores = scores + r * keys_at_once;
-      softmax_row(row_scores, live, keys, rows[r], o + r * d, d);
-      if (args.dropout > 0) {
-        const uint64_t row = static_cast<uint64_t>((args.first_token + token + r) * args.full_heads + args.first_head + head);
-        dropout_factors(static_cast<uint64_t>(args.dropout_seed), row, first_key, keys, args.dropout, keep);
-#pragma omp simd
-        for (int64_t j = 0; j < keys; ++j) row_scores[j] *= keep[j];
-      }
+    product({packed.k + at, q, scores, d, d, width, width, 1, 0, false, false}, 0, keys, 0, width);
+    mask_keys(scores, width, open, keys, -INFINITY);
+    softmax_columns(scores, width, keys, &running, o, d);
+    mask_keys(scores, width, open, keys, 0);
+    for (int64_t r = 0; args.dropout > 0 && r < block.rows; ++r) {
+      const uint64_t row = static_cast<uint64_t>((args.first_token + token + r) * args.full_heads + args.first_head + head);
+      dropout_factors(static_cast<uint64_t>(args.dropout_seed), row, first_key, keys, args.dropout, keep);
+      for (int64_t j = 0; j < keys; ++j) scores[j * width + r] *= keep[j];
     }
-    product({scores, packed.v + at, o, keys, keys_at_once, d, d, 1, 1, false, false}, 0, block.rows, 0, d);
+    product({packed.v + at, scores, o, keys, d, width, width, 1, 1, true, false}, 0, d, 0, width);
   }
+  transpose(o, width, d, width, rows);
   for (int64_t r = 0; r < block.rows; ++r) {
     T* out = static_cast<T*>(args.o) + ((token + r) * args.query_heads + head) * d;
-    scatter(o + r * d, 1, d, 1.0f / rows[r].sum, out, d);
-    args.lse[(token + r) * args.query_heads + head] = rows[r].maximum * ln_2 + std::log(rows[r].sum);
+    scatter(rows + r * d, 1, d, 1.0f / running.sum[r], out, d);
+    args.lse[(token + r) * args.query_heads + head] = running.maximum[r] * ln_2 + std::log(running.sum[r]);
   }
 }
 

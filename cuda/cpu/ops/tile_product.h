@@ -49,14 +49,15 @@ void sum_tile(const LeftRows<Transposed>& a, const float* b, int64_t b_stride, i
   }
 }
 
-/// sum_tile over all rows: tiles of M rows, then of half as many for the rest.
+/// sum_tile over all rows: tiles of M rows, then of fewer for the rest.
 template <int64_t M, int64_t V, bool Transposed>
 void sum_rows(LeftRows<Transposed> a, const float* b, int64_t b_stride, int64_t depth, TileResult result, int64_t rows) {
   for (; rows >= M; rows -= M, a = a.from(M), result.c += M * result.stride) {
     sum_tile<M, V>(a, b, b_stride, depth, result);
   }
   if constexpr (M > 1) {
-    if (rows > 0) sum_rows<M / 2, V>(a, b, b_stride, depth, result, rows);
+    constexpr int64_t fewer = M > 4 ? 4 : M / 2;
+    if (rows > 0) sum_rows<fewer, V>(a, b, b_stride, depth, result, rows);
   }
 }
 

@@ -22,10 +22,13 @@ static inline Vector load_vector(const bf16* from) {
   return reinterpret_cast<Vector>(bits);
 }
 
-template <class T>
-static inline void store_vector(T* to, Vector values) {
-#pragma omp simd
-  for (int64_t i = 0; i < lanes; ++i) store(&to[i], values[i]);
+// Not element by element, which GCC makes a copy on the stack of.
+static inline void store_vector(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
+/// Rounds as store().
+static inline void store_vector(bf16* to, Vector values) {
+  const WordVector bits = reinterpret_cast<WordVector>(values);
+  const WordVector half = values == values ? 0x7FFFu + ((bits >> 16) & 1u) : WordVector{};
+  *reinterpret_cast<HalfVector*>(to) = __builtin_convertvector((bits + half) >> 16, HalfVector);
 }
 
 /// The lanes of a vector, folded to four. Without intrinsics: GCC 12 warns of those for halves.
