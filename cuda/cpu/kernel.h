@@ -41,30 +41,32 @@ static inline void store(bf16* to, float value) {
 // Arguments whose exp is a normal, finite number.
 constexpr float lowest_exponent = -87.3365402f, highest_exponent = 88.7228317f;
 
-static inline float clamp_exponent(float x) {
-  return x < lowest_exponent ? lowest_exponent : (x > highest_exponent ? highest_exponent : x);
+template <class Floats>
+static inline Floats clamp_exponent(Floats x) {
+  const Floats raised = x < lowest_exponent ? Floats{} + lowest_exponent : x;
+  return raised > highest_exponent ? Floats{} + highest_exponent : raised;
 }
 
-/// exp to 1.03 ulp between these, in a form that vectorises.
-static inline float exp_in_range(float x) {
+/// exp to 1.03 ulp between these, of a float in a form that vectorises or of a vector of them; Words: as many 32-bit integers.
+template <class Words = uint32_t, class Floats>
+static inline Floats exp_in_range(Floats x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5·2²³ rounds n to an integer.
-  const float shifted = x * 1.44269504088896341f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  float r = x - n * 0.693359375f;
+  const Floats shifted = x * 1.44269504088896341f + 12582912.0f;
+  const Floats n = shifted - 12582912.0f;
+  Floats r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   // Times 2ⁿ on the exponent bits: a factor 2ⁿ would overflow at n = 128, where p < 1 makes the product finite.
-  uint32_t shift, bits;
+  Words shift, bits;
   std::memcpy(&shift, &shifted, sizeof(shift));
   std::memcpy(&bits, &p, sizeof(bits));
   bits += shift << 23;
-  float y;
+  Floats y;
   std::memcpy(&y, &bits, sizeof(y));
   return y;
 }
@@ -76,8 +78,9 @@ static inline float exp_fast(float x) {
 }
 
 /// Clamping alone serves σ: beyond exp's range 1 / (1 + e) is 1, or below 1e-38 like σ itself. NaN stays NaN.
-static inline float sigmoid(float x) {
-  const float y = 1.0f / (1.0f + exp_in_range(clamp_exponent(-x)));
+template <class Words = uint32_t, class Floats>
+static inline Floats sigmoid(Floats x) {
+  const Floats y = 1.0f / (1.0f + exp_in_range<Words>(clamp_exponent(-x)));
   return x != x ? x : y;
 }
 

@@ -1,6 +1,7 @@
 // Depthwise causal convolution with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4): a few multiply-adds
 // an element, so memory decides. Tasks are runs of tokens times blocks of channels; a block's taps stay in the nearest
-// cache.
+// cache. Whole vectors of channels of the usual width have loops of their own.
+#include "causal_conv1d_lanes.h"
 #include "kernel.h"
 #include "prefetch.h"
 #include "sequences.h"
@@ -11,8 +12,6 @@ namespace {
 constexpr int64_t channel_block = 512;
 // Partial sums of the weight gradient are made per run of tokens.
 constexpr int64_t tokens_per_run = 128;
-// The usual width, unrolled; others take the same path with a loop over the taps.
-constexpr int64_t common_width = 4;
 
 int64_t blocks(int64_t total, int64_t size) { return (total + size - 1) / size; }
 
@@ -30,15 +29,6 @@ template <class T>
 void convolve(const T* x, int64_t x_stride, const float* taps, int64_t channels, int64_t width, int64_t missing,
               int64_t count, float* p) {
   const float* bias = taps + width * channels;
-  const T* oldest = x - (width - 1) * x_stride;
-  if (width == common_width && missing == 0) {
-#pragma omp simd
-    for (int64_t c = 0; c < count; ++c) {
-      p[c] = bias[c] + taps[c] * load(oldest[c]) + taps[channels + c] * load(oldest[x_stride + c]) +
-             taps[2 * channels + c] * load(oldest[2 * x_stride + c]) + taps[3 * channels + c] * load(x[c]);
-    }
-    return;
-  }
   for (int64_t c = 0; c < count; ++c) p[c] = bias[c];
   for (int64_t k = missing; k < width; ++k) {
     const T* row = x - (width - 1 - k) * x_stride;
@@ -46,6 +36,9 @@ void convolve(const T* x, int64_t x_stride, const float* taps, int64_t channels,
     for (int64_t c = 0; c < count; ++c) p[c] += taps[k * channels + c] * load(row[c]);
   }
 }
+
+/// Channels of a block that go through the loops of whole vectors; the rest does not.
+int64_t whole_lanes(int64_t count, int64_t width) { return width == lanes_width ? count / lanes * lanes : 0; }
 
 /// Taps that would read left of the sequence's first token.
 int64_t missing_taps(int64_t token, int64_t first, int64_t width) {
@@ -98,13 +91,6 @@ struct BackwardBlock {
     T* dx = static_cast<T*>(args.dx) + token * args.dx_stride + channel;
     const int64_t ahead = last - 1 - token < args.width - 1 ? last - 1 - token : args.width - 1;
     const float* tap = taps + (args.width - 1) * args.channels + channel;
-    if (args.width == common_width && ahead == common_width - 1) {
-      const float *d0 = dp_row(token), *d1 = dp_row(token + 1), *d2 = dp_row(token + 2), *d3 = dp_row(token + 3);
-      const float *w0 = tap, *w1 = w0 - args.channels, *w2 = w1 - args.channels, *w3 = w2 - args.channels;
-#pragma omp simd
-      for (int64_t c = 0; c < count; ++c) store(&dx[c], w0[c] * d0[c] + w1[c] * d1[c] + w2[c] * d2[c] + w3[c] * d3[c]);
-      return;
-    }
     float sum[channel_block];
     for (int64_t c = 0; c < count; ++c) sum[c] = 0;
     for (int64_t i = 0; i <= ahead; ++i) {
@@ -113,6 +99,22 @@ struct BackwardBlock {
       for (int64_t c = 0; c < count; ++c) sum[c] += tap[c - i * args.channels] * row[c];
     }
     for (int64_t c = 0; c < count; ++c) store(&dx[c], sum[c]);
+  }
+
+  /// The same piece for the first `whole` channels, all of whole vectors.
+  void piece_of_lanes(int64_t begin, int64_t end, int64_t first, int64_t last, int64_t whole) const {
+    for (int64_t k = 0; k + 1 < lanes_width; ++k) {
+      std::memset(dp + k * channel_block, 0, static_cast<size_t>(whole) * sizeof(float));
+    }
+    const int64_t stop = end + lanes_width - 1;
+    for (int64_t token = begin; token < stop; token += tokens_per_sweep) {
+      const LaneSweep sweep{token, token + tokens_per_sweep < stop ? token + tokens_per_sweep : stop, begin, end, first, last};
+      for (int64_t c = channel; c < channel + whole; c += lanes) {
+        differentiate_lanes(LaneTaps(taps + c, args.channels), static_cast<const T*>(args.x) + c, args.x_stride,
+                            static_cast<const T*>(args.dy) + c, args.dy_stride, static_cast<T*>(args.dx) + c, args.dx_stride,
+                            sweep, dp + c - channel, channel_block, partial == nullptr ? nullptr : partial + c, args.channels);
+      }
+    }
   }
 
   void piece(int64_t begin, int64_t end, int64_t first, int64_t last) const {
@@ -145,19 +147,29 @@ void causal_conv1d_forward(mimo_stream& stream, const mimo_causal_conv1d_forward
       const int64_t begin = task / channel_blocks * tokens_per_run, channel = task % channel_blocks * channel_block;
       const int64_t end = begin + tokens_per_run < args.tokens ? begin + tokens_per_run : args.tokens;
       const int64_t count = channel + channel_block < args.channels ? channel_block : args.channels - channel;
+      const int64_t whole = whole_lanes(count, args.width), rest = count - whole;
+      const auto sweep = [&](int64_t from, int64_t to, int64_t first) {
+        for (int64_t c = channel; c < channel + whole; c += lanes) {
+          convolve_lanes(LaneTaps(taps + c, args.channels), static_cast<const T*>(args.x) + c, args.x_stride, from, to, first,
+                         static_cast<T*>(args.y) + c, args.y_stride);
+        }
+      };
       const auto row = [&](int64_t token, int64_t first) {
-        const T* x = static_cast<const T*>(args.x) + token * args.x_stride + channel;
-        T* y = static_cast<T*>(args.y) + token * args.y_stride + channel;
+        const T* x = static_cast<const T*>(args.x) + token * args.x_stride + channel + whole;
+        T* y = static_cast<T*>(args.y) + token * args.y_stride + channel + whole;
         float p[channel_block];
-        if (token + 1 < end) prefetch(x + args.x_stride, count);
-        convolve(x, args.x_stride, taps + channel, args.channels, args.width, missing_taps(token, first, args.width),
-                 count, p);
+        if (token + 1 < end) prefetch(x + args.x_stride, rest);
+        convolve(x, args.x_stride, taps + channel + whole, args.channels, args.width,
+                 missing_taps(token, first, args.width), rest, p);
 #pragma omp simd
-        for (int64_t c = 0; c < count; ++c) store(&y[c], p[c] * sigmoid(p[c]));
+        for (int64_t c = 0; c < rest; ++c) store(&y[c], p[c] * sigmoid(p[c]));
       };
       for_each_piece(args.cu_seqlens, args.sequences, begin, end,
                      [&](int64_t from, int64_t to, int64_t first, int64_t) {
-                       for (int64_t token = from; token < to; ++token) row(token, first);
+                       for (int64_t token = from; token < to; token += tokens_per_sweep) {
+                         sweep(token, token + tokens_per_sweep < to ? token + tokens_per_sweep : to, first);
+                       }
+                       for (int64_t token = from; rest > 0 && token < to; ++token) row(token, first);
                      });
     });
   });
@@ -189,10 +201,15 @@ void causal_conv1d_backward(mimo_stream& stream, const mimo_causal_conv1d_backwa
       for (int64_t k = 0; weights && k <= args.width; ++k) {
         std::memset(sums + k * args.channels + channel, 0, static_cast<size_t>(count) * sizeof(float));
       }
-      const BackwardBlock<T> block{args,  taps, sums, dp_space.as<float>() + task * args.width * channel_block, channel,
-                                   count};
+      float* const dp = dp_space.as<float>() + task * args.width * channel_block;
+      const int64_t whole = whole_lanes(count, args.width);
+      const BackwardBlock<T> block{args, taps, sums, dp, channel, count};
+      const BackwardBlock<T> rest{args, taps, sums, dp, channel + whole, count - whole};
       for_each_piece(args.cu_seqlens, args.sequences, begin, end,
-                     [&](int64_t from, int64_t to, int64_t first, int64_t last) { block.piece(from, to, first, last); });
+                     [&](int64_t from, int64_t to, int64_t first, int64_t last) {
+                       if (whole > 0) block.piece_of_lanes(from, to, first, last, whole);
+                       if (whole < count) rest.piece(from, to, first, last);
+                     });
     });
   });
   if (!weights) return;
