@@ -168,6 +168,7 @@ static inline float softplus(float x) {
 struct SsdDecays {
   float* argument;    // dt + dt_bias
   float* step;        // Δ = softplus(argument), at least the minimum
+  float* factor;      // exp(A Δ)
   float* sum;         // inclusive cumulative sum of a = A Δ: falling, so no difference of later minus earlier is positive
   float* from_start;  // exp(sum_i)
   float* to_end;      // exp(sum_last - sum_j)
@@ -177,6 +178,7 @@ struct SsdDecays {
   SsdDecays(SsdScratch* scratch, const SsdPlan& plan)
       : argument(scratch->take(plan.row_width)),
         step(scratch->take(plan.row_width)),
+        factor(scratch->take(plan.row_width)),
         sum(scratch->take(plan.row_width)),
         from_start(scratch->take(plan.row_width)),
         to_end(scratch->take(plan.row_width)),
@@ -198,6 +200,7 @@ struct SsdDecays {
     for (int64_t i = count; i < padded; ++i) sum[i] = running;
 #pragma omp simd
     for (int64_t i = 0; i < padded; ++i) {
+      factor[i] = exp_fast(a * step[i]);
       from_start[i] = exp_fast(sum[i]);
       to_end[i] = exp_fast(running - sum[i]);
       into_state[i] = to_end[i] * step[i];
@@ -205,6 +208,32 @@ struct SsdDecays {
     total = exp_fast(running);
   }
 };
+
+/// Calls body(i, j, L) for the vectors of L_ij = exp(cs_i - cs_j), zero above the diagonal: lanes are columns j and after, rows run
+/// from the first of the block with `j` on. A row is the row before times exp(a_i), so that no element has an exponential of its
+/// own. L stays at 2^-100, negligible beside the diagonal's 1, where it would be smaller: its products stay clear of denormal
+/// numbers.
+template <class Body>
+static inline void ssd_decay_vectors(const SsdDecays& decays, int64_t count, Body&& body) {
+  constexpr float least = 7.8886091e-31f;
+  const Vector numbers = lane_numbers();
+  for (int64_t j = 0; j < round_up(count, ssd_vector); j += lanes) {
+    for (int64_t i = j / ssd_row_block * ssd_row_block; i < smaller(j, count); ++i) body(i, j, Vector{});
+    Vector l{};
+    const int64_t whole = smaller(j + lanes, count);
+    for (int64_t i = j; i < whole; ++i) {
+      const float diagonal = static_cast<float>(i - j);
+      const Vector next = l * decays.factor[i], held = next < least ? Vector{} + least : next;
+      l = numbers < diagonal ? held : (numbers > diagonal ? Vector{} : Vector{} + 1.0f);
+      body(i, j, l);
+    }
+    for (int64_t i = whole; i < count; ++i) {
+      const Vector next = l * decays.factor[i];
+      l = next < least ? Vector{} + least : next;
+      body(i, j, l);
+    }
+  }
+}
 
 /// g[i][j] = C_i · B_j for j up to the end of row i's block; bt is B transposed, [N, count].
 static inline void ssd_scores(const float* bt, const float* c, int64_t count, const SsdPlan& plan, float* g) {

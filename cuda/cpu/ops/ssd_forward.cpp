@@ -32,16 +32,10 @@ struct Tiles {
 /// left[i][N + j] = g_ij exp(cs_i - cs_j) Δ_j for j <= i, zeros up to the end of the row's block.
 void mix(const Tiles& tiles, const SsdPlan& plan, int64_t count) {
   const int64_t stride = plan.state_dim + plan.row_width;
-  const float *sum = tiles.decays.sum, *step = tiles.decays.step;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t width = smaller(round_up(i + 1, ssd_row_block), round_up(count, ssd_vector));
-    const float* g = tiles.g + i * plan.row_width;
-    float* out = tiles.left + i * stride + plan.state_dim;
-    const float here = sum[i];
-    const int64_t seen = round_up(i + 1, ssd_vector);
-    short_loop(seen, [=](int64_t j) { out[j] = j <= i ? g[j] * exp_fast(here - sum[j]) * step[j] : 0.0f; });
-    for (int64_t j = seen; j < width; ++j) out[j] = 0;
-  }
+  ssd_decay_vectors(tiles.decays, count, [&](int64_t i, int64_t j, Vector l) {
+    const Vector mixed = load_vector(tiles.g + i * plan.row_width + j) * l * load_vector(tiles.decays.step + j);
+    store_vector(tiles.left + i * stride + plan.state_dim + j, l != 0.0f ? mixed : Vector{});
+  });
 }
 
 template <class T>

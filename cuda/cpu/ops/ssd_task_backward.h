@@ -133,23 +133,13 @@ struct SsdTaskBackward {
     }
   }
 
-  /// decay = L as far as the vector of the diagonal, mixed = G ∘ L as far as the row's block, both zero above the diagonal;
-  /// dscore = dY Xᵀ.
+  /// decay = L and mixed = G ∘ L as far as the row's block, zero above the diagonal; dscore = dY Xᵀ.
   void score_tiles(int64_t index, int64_t count) const {
-    const float* sum = tiles.decays.sum;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t width = smaller(round_up(i + 1, ssd_row_block), round_up(count, ssd_vector));
-      const float* g = tiles.g + i * plan.row_width;
-      float *decay = tiles.decay + i * plan.row_width, *mixed = tiles.mixed + i * plan.row_width;
-      const float here = sum[i];
-      const int64_t seen = round_up(i + 1, ssd_vector);
-      short_loop(seen, [=](int64_t j) {
-        const float l = j <= i ? exp_fast(here - sum[j]) : 0.0f;
-        decay[j] = l;
-        mixed[j] = j <= i ? l * g[j] : 0.0f;
-      });
-      for (int64_t j = seen; j < width; ++j) mixed[j] = 0;
-    }
+    ssd_decay_vectors(tiles.decays, count, [&](int64_t i, int64_t j, Vector l) {
+      const int64_t at = i * plan.row_width + j;
+      store_vector(tiles.decay + at, l);
+      store_vector(tiles.mixed + at, l != 0.0f ? l * load_vector(tiles.g + at) : Vector{});
+    });
     transpose(x(index), p(), count, p(), tiles.xt);
     const Product dscore{dy(index), tiles.xt, tiles.dscore, p(), p(), count, plan.row_width, 1.0f, 0.0f, false, false};
     for (int64_t row = 0; row < count; row += ssd_row_block) {
@@ -166,9 +156,8 @@ struct SsdTaskBackward {
     if (has_next) {
       const Product after{tiles.b, dstate, tiles.w, n(), n(), p(), p(), 1.0f, 0.0f, false, false};
       product(after, 0, count, 0, p());
-      for (int64_t j = 0; j < count; ++j) {
-        tiles.b_dot[j] = decays.into_state[j] * short_dot(tiles.w + j * p(), x(index) + j * p(), p());
-      }
+      row_dots(tiles.w, x(index), count, p(), tiles.b_dot);
+      for (int64_t j = 0; j < count; ++j) tiles.b_dot[j] *= decays.into_state[j];
       scale_rows(tiles.w, decays.to_end, count, p(), tiles.w, p());
       scale_columns(tiles.xt, decays.into_state, p(), count, tiles.scaled_t);
       const Product dbt{dstate, tiles.scaled_t, tiles.dbt, p(), p(), count, count, 1.0f, 1.0f, false, false};
@@ -189,12 +178,12 @@ struct SsdTaskBackward {
                            false};
       product(within, row, end - row, 0, p());
     }
+    row_dots(tiles.w, x(index), count, p(), tiles.x_dot);
     const float d = args.d[head];
     for (int64_t j = 0; j < count; ++j) {
       T* dx = static_cast<T*>(args.dx) + (begin + j) * args.dxbc_stride + head * p();
       const float *w = tiles.w + j * p(), *gradient = dy(index) + j * p();
       const float step = decays.step[j];
-      tiles.x_dot[j] = short_dot(w, x(index) + j * p(), p());
       short_loop(p(), [=](int64_t k) { store(&dx[k], step * w[k] + d * gradient[k]); });
     }
   }
@@ -229,6 +218,8 @@ struct SsdTaskBackward {
     float* column_sum = tiles.column_sum;
     const float* step = tiles.decays.step;
     for (int64_t j = 0; j < plan.row_width; ++j) column_sum[j] = 0;
+    const Vector numbers = lane_numbers();
+    Vector sums[4] = {};  // of four rows, whose lanes are added together
     for (int64_t i = count - 1; i >= 0; --i) {
       const int64_t offset = i * plan.row_width, width = round_up(i + 1, ssd_vector);
       const float *g = tiles.g + offset, *decay = tiles.decay + offset, *dscore = tiles.dscore + offset;
@@ -238,12 +229,11 @@ struct SsdTaskBackward {
         dg[j] += gradient;
         column_sum[j] += gradient * g[j];
       });
-      Vector sum{};
+      Vector& sum = sums[i % 4];
       int64_t j = 0;
-      for (; j + lanes <= i; j += lanes) sum += load_vector(column_sum + j);
-      float rest = 0;
-      for (; j < i; ++j) rest += column_sum[j];
-      tiles.da[i] = vector_sum(sum) + rest;
+      for (sum = Vector{}; j + lanes <= i; j += lanes) sum += load_vector(column_sum + j);
+      sum += numbers < static_cast<float>(i - j) ? load_vector(column_sum + j) : Vector{};
+      if (i % 4 == 0) _mm_storeu_ps(tiles.da + i, four_sums(sums));
     }
   }
 

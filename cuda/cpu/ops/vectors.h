@@ -89,4 +89,32 @@ static inline float short_dot(const T* a, const float* b, int64_t count) {
   return sum;
 }
 
+/// out[r] = Σ a[r][i] b[r][i] of rows without gaps. The lanes of four rows are added together.
+static inline void row_dots(const float* a, const float* b, int64_t rows, int64_t width, float* out) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    Vector sums[4] = {};
+    int64_t i = 0;
+    for (; i + lanes <= width; i += lanes) {
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < 4; ++k) {
+        const int64_t at = (r + k) * width + i;
+        sums[k] += load_vector(a + at) * load_vector(b + at);
+      }
+    }
+    _mm_storeu_ps(out + r, four_sums(sums));
+    for (int64_t k = r; i < width && k < r + 4; ++k) {
+      for (int64_t rest = i; rest < width; ++rest) out[k] += a[k * width + rest] * b[k * width + rest];
+    }
+  }
+  for (; r < rows; ++r) out[r] = short_dot(a + r * width, b + r * width, width);
+}
+
+/// 0, 1, 2, … along the lanes.
+static inline Vector lane_numbers() {
+  Vector numbers{};
+  for (int64_t i = 0; i < lanes; ++i) numbers[i] = static_cast<float>(i);
+  return numbers;
+}
+
 }  // namespace mimo::MIMO_ISA
