@@ -2,6 +2,7 @@
 #include "kernel.h"
 #include "prefetch.h"
 #include "streaming.h"
+#include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -23,8 +24,9 @@ void add_residual(const T* x, const T* residual, T* sum, int64_t size) {
 
 template <class T, class W>
 void scale_group(const T* h, const W* weight, float rstd, T* y, int64_t size) {
-#pragma omp simd
-  for (int64_t i = 0; i < size; ++i) store(&y[i], load(h[i]) * rstd * load(weight[i]));
+  row_loop(
+      size, [=](int64_t i) { store_vector(y + i, load_vector(h + i) * rstd * load_vector(weight + i)); },
+      [=](int64_t i) { store(&y[i], load(h[i]) * rstd * load(weight[i])); });
 }
 
 /// Groups [begin, end), counted row by row.
@@ -44,7 +46,9 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
                    static_cast<T*>(args.sum) + at.row * args.width + at.column, size);
     }
     const T* h = normalised(at);
-    const float squares = sum_over(size, [h](int64_t i) { return load(h[i]) * load(h[i]); });
+    const float squares = row_sum(
+        size, [h](int64_t i) { return load_vector(h + i) * load_vector(h + i); },
+        [h](int64_t i) { return load(h[i]) * load(h[i]); });
     args.rstd[index] = 1.0f / std::sqrt(squares / static_cast<float>(size) + args.epsilon);
   }
   // Results are computed from data in the cache while the next groups come from memory. No data past the last group are
@@ -68,13 +72,22 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
 template <class T, class W>
 float dot_and_weight_gradient(const T* dy, const T* x, const W* weight, float* dweight, int64_t size, float rstd) {
   if (dweight == nullptr) {
-    return sum_over(size, [dy, x, weight](int64_t i) { return load(dy[i]) * load(x[i]) * load(weight[i]); });
+    return row_sum(
+        size, [=](int64_t i) { return load_vector(dy + i) * load_vector(x + i) * load_vector(weight + i); },
+        [=](int64_t i) { return load(dy[i]) * load(x[i]) * load(weight[i]); });
   }
-  return sum_over(size, [dy, x, weight, dweight, rstd](int64_t i) {
-    const float product = load(dy[i]) * load(x[i]);
-    dweight[i] += product * rstd;
-    return product * load(weight[i]);
-  });
+  return row_sum(
+      size,
+      [=](int64_t i) {
+        const Vector product = load_vector(dy + i) * load_vector(x + i);
+        store_vector(dweight + i, load_vector(dweight + i) + product * rstd);
+        return product * load_vector(weight + i);
+      },
+      [=](int64_t i) {
+        const float product = load(dy[i]) * load(x[i]);
+        dweight[i] += product * rstd;
+        return product * load(weight[i]);
+      });
 }
 
 /// dx = rstd (γ dy - x rstd² mean) (+ dresidual) of a part of a group, mean = Σ γ dy x / size of the whole.
@@ -82,11 +95,17 @@ template <bool with_residual, class T, class W>
 void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual, T* dx, int64_t size, float rstd,
                     float mean) {
   const float scaled_mean = mean * rstd * rstd;
-#pragma omp simd
-  for (int64_t i = 0; i < size; ++i) {
-    const float gradient = rstd * (load(weight[i]) * load(dy[i]) - load(x[i]) * scaled_mean);
-    store(&dx[i], with_residual ? load(dresidual[i]) + gradient : gradient);
-  }
+  row_loop(
+      size,
+      [=](int64_t i) {
+        const Vector gradient = rstd * (load_vector(weight + i) * load_vector(dy + i) - load_vector(x + i) * scaled_mean);
+        if constexpr (with_residual) store_vector(dx + i, load_vector(dresidual + i) + gradient);
+        else store_vector(dx + i, gradient);
+      },
+      [=](int64_t i) {
+        const float gradient = rstd * (load(weight[i]) * load(dy[i]) - load(x[i]) * scaled_mean);
+        store(&dx[i], with_residual ? load(dresidual[i]) + gradient : gradient);
+      });
 }
 
 /// Groups [begin, end), counted row by row, of one partial sum of dweight (or null). At most 32.

@@ -117,4 +117,28 @@ static inline Vector lane_numbers() {
   return numbers;
 }
 
+/// Σ over [0, count) of the terms whose vector at(i) gives from i on and whose i-th alone one(i) gives, past the last whole vector.
+/// For rows of some hundred elements, where starting and ending other loops takes as long as the sum.
+template <class At, class One>
+static inline float row_sum(int64_t count, At at, One one) {
+  Vector sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < 4; ++k) sums[k] += at(i + k * lanes);
+  }
+  for (; i + lanes <= count; i += lanes) sums[0] += at(i);
+  float sum = vector_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < count; ++i) sum += one(i);
+  return sum;
+}
+
+/// at(i) for every whole vector of [0, count), one(i) for what is left.
+template <class At, class One>
+static inline void row_loop(int64_t count, At at, One one) {
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) at(i);
+  for (; i < count; ++i) one(i);
+}
+
 }  // namespace mimo::MIMO_ISA
