@@ -104,6 +104,12 @@ export class Device implements Disposable {
 	readonly #streams: Stream[] = [];
 	#closed = false;
 	readonly #inUse = inUseBuffer();
+	/** Takes the address of new memory: hundreds of tensors a step need no array, bigint and function each. */
+	readonly #allocated = new BigUint64Array(1);
+	readonly #allocatedWords = new Uint32Array(this.#allocated.buffer);
+	readonly #free = (address: number) => {
+		if (!this.#closed) this.#call("mimo_memory_free", this.stream.handle, address);
+	};
 	/** null: the device is not profiled. */
 	tracer: DeviceTracer | null = null;
 	/** Stream that operations use unless told otherwise. */
@@ -183,11 +189,9 @@ export class Device implements Disposable {
 	}
 
 	allocate(bytes: number, tag: MemoryTagName): Allocation {
-		const out = new BigUint64Array(1);
-		this.#call("mimo_memory_allocate", this.stream.handle, bytes, MemoryTag[tag], out);
-		return new Allocation(bytes, Number(out[0]), (address) => {
-			if (!this.#closed) this.#call("mimo_memory_free", this.stream.handle, address);
-		});
+		this.#call("mimo_memory_allocate", this.stream.handle, bytes, MemoryTag[tag], this.#allocated);
+		const [low, high] = [this.#allocatedWords[0]!, this.#allocatedWords[1]!];
+		return new Allocation(bytes, low + high * 2 ** 32, this.#free);
 	}
 
 	/** Copies host bytes to the device: later work sees them, and `source` may change when it returns. */
