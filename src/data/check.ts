@@ -2,11 +2,13 @@
  * A look at a run's data before anything is trained: mistakes that can be found by then are reported at once, not by a rank
  * or when the first evaluation comes.
  */
-import { hasEncoder } from "../config/derive.ts";
+import { dataLanes, hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { UserError } from "../native/errors.ts";
 import { loadDatasets } from "./energon/dataset.ts";
+import type { LoaderConfiguration } from "./energon/loader/configuration.ts";
 import { openStorage } from "./energon/storage/open.ts";
+import type { LoadedDataset } from "./energon/task-encoder.ts";
 import { oneRank, sourceOptions } from "./routing/from-configuration.ts";
 import { checkTextFile } from "./text/token-source.ts";
 import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
@@ -65,5 +67,22 @@ function checkTokenizer(c: TrainingConfiguration): void {
 export function checkDatasets(c: TrainingConfiguration, { evaluation = false } = {}): void {
 	const { configuration } = sourceOptions(c, oneRank, { evaluation });
 	const storage = openStorage(configuration.storage);
-	checkTrainable(loadDatasets(storage, configuration.path, null, configuration.load).datasets, taskOf(c));
+	const { datasets } = loadDatasets(storage, configuration.path, null, configuration.load);
+	checkTrainable(datasets, taskOf(c));
+	if (evaluation) requireBatches(c, datasets, configuration);
+}
+
+/** An evaluation passes over its samples without a partial batch; fewer than a batch for each lane would give it nothing. */
+function requireBatches(
+	c: TrainingConfiguration,
+	datasets: readonly LoadedDataset[],
+	{ path, load }: Pick<LoaderConfiguration, "path" | "load">,
+): void {
+	if (datasets.some(({ repetitions }) => repetitions !== null)) return;
+	const samples = datasets.reduce((sum, { length }) => sum + length, 0);
+	const least = c.evalMicroBatchSize * dataLanes(c);
+	if (samples >= least) return;
+	throw new UserError(
+		`The part ${load.splitPart} of ${path} has ${samples} samples, and an evaluation needs ${least}: eval-micro-batch-size (${c.evalMicroBatchSize}) for each of ${dataLanes(c)} data lanes.`,
+	);
 }

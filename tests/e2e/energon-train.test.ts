@@ -91,6 +91,18 @@ test("a resumed run goes on with the samples after the last, on other grids too"
 test("evaluation reads the validation part; text alone trains a language model", () => {
 	const flags = ["--data-path", "one", "--eval-iters", "1", "--eval-interval", "1"];
 	expect(losses("evaluated", ...flags).length).toBe(4);
+	// Before a step is taken, not when the first evaluation comes.
+	const few = mimo(
+		["train", ...common, ...flags, "--eval-micro-batch-size", "50", "--eval-global-batch-size", "50"],
+		scratch.path,
+	);
+	expect([few.exitCode, few.stdout, few.stderr]).toEqual([
+		1,
+		"",
+		expect.stringMatching(
+			/^mimo: The part val of one has \d+ samples, and an evaluation needs 50: eval-micro-batch-size \(50\) for each of 1 data lanes\.\n$/,
+		),
+	]);
 	const records = Array.from({ length: 40 }, (_, i) => JSON.stringify({ text: `record ${i} ${"x".repeat(i)}` }));
 	scratch.file("facts.jsonl", `${records.join("\n")}\n`);
 	expect(mimo(["data", "prepare", "facts.jsonl"], scratch.path).exitCode).toBe(0);

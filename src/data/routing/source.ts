@@ -198,7 +198,7 @@ async function take({ loader, place, lane }: Feed): Promise<ImageTextBatch> {
 		const output = await loader.next(place);
 		if (output !== null) return output.item as ImageTextBatch;
 	}
-	throw new UserError(`Data lane ${lane} has no samples: all were excluded or left out.`);
+	throw new UserError(`Data lane ${lane} has no whole batch: its samples are too few, or were excluded or left out.`);
 }
 
 /** The states that the ranks of a run saved, as one state: each lane once. null: no rank saved a state. */
