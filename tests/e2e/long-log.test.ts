@@ -29,5 +29,6 @@ test(`${lines} steps in a log`, () => {
 	}
 	const resumed = within("train", ...flags.split(" "), "--load", "saved");
 	expect(resumed).toContain("going on after step 2.");
-	expect(within("report", "log.jsonl", "--output", "report.html")).toContain(`${lines + 4} steps`);
+	// Of the steps behind the checkpoint, which the resumed run began anew, it did two.
+	expect(within("report", "log.jsonl", "--output", "report.html")).toContain(": 4 steps");
 }, 600_000);
