@@ -6,34 +6,34 @@ export type StepPart = keyof StepSeconds;
 const nothing: StepSeconds = { compute: 0, bridge: 0, wait: 0, gradients: 0, optimizer: 0, data: 0, other: 0 };
 
 /**
- * Moments at which a device has done what was queued before them. Noting one does not wait: a host that waited at every part would
+ * Times at which a device has done the work queued before them. Recording one does not wait: a host that waited at every part would
  * queue the next one's work late.
  */
-export interface Moments {
-	note(): void;
-	/** All moments noted since the last call, in milliseconds of performance.now(), ascending; waits for the last. */
+export interface Timestamps {
+	record(): void;
+	/** All timestamps recorded since the last call, in milliseconds of performance.now(), ascending; waits for the last. */
 	take(): number[];
 }
 
 /** A device that has done its work when a call returns. */
-export function hostMoments(now: () => number = () => performance.now()): Moments {
-	let noted: number[] = [];
+export function hostTimestamps(now: () => number = () => performance.now()): Timestamps {
+	let recorded: number[] = [];
 	return {
-		note: () => void noted.push(now()),
+		record: () => void recorded.push(now()),
 		take: () => {
-			const taken = noted;
-			noted = [];
+			const taken = recorded;
+			recorded = [];
 			return taken;
 		},
 	};
 }
 
 export class StepClock {
-	/** The step's parts in order; each began at the moment of its number. */
+	/** The step's parts in order; each began at the timestamp of its number. */
 	#parts: StepPart[] = [];
 	#watcher: ((part: StepPart, began: number, ended: number) => void) | null = null;
 
-	constructor(private readonly moments: Moments) {}
+	constructor(private readonly timestamps: Timestamps) {}
 
 	/** A step begins, with `part`. */
 	start(part: StepPart): void {
@@ -41,9 +41,9 @@ export class StepClock {
 		this.enter(part);
 	}
 
-	/** What is queued from now on belongs to `part`, and the time that it takes. */
+	/** Work queued from now on belongs to `part`, and so does the time that it takes. */
 	enter(part: StepPart): void {
-		this.moments.note();
+		this.timestamps.record();
 		this.#parts.push(part);
 	}
 
@@ -54,11 +54,11 @@ export class StepClock {
 
 	/** The step is over; waits until the device has done all of it. */
 	stop(): StepSeconds {
-		this.moments.note();
-		const moments = this.moments.take();
+		this.timestamps.record();
+		const timestamps = this.timestamps.take();
 		const seconds: Record<StepPart, number> = { ...nothing };
 		for (const [index, part] of this.#parts.entries()) {
-			const [began, ended] = [moments[index]!, moments[index + 1]!];
+			const [began, ended] = [timestamps[index]!, timestamps[index + 1]!];
 			seconds[part] += (ended - began) / 1000;
 			this.#watcher?.(part, began, ended);
 		}

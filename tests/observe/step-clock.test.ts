@@ -1,10 +1,10 @@
 /** A step's parts and their times. */
 import { expect, test } from "bun:test";
-import { hostMoments, StepClock } from "../../src/observe/step-clock.ts";
+import { hostTimestamps, StepClock } from "../../src/observe/step-clock.ts";
 
 test("time belongs to the part that was entered last, step by step", () => {
 	let now = 0;
-	const clock = new StepClock(hostMoments(() => now));
+	const clock = new StepClock(hostTimestamps(() => now));
 	const at = (milliseconds: number) => {
 		now = milliseconds;
 	};

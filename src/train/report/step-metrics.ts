@@ -9,7 +9,7 @@ import type { HybridModel } from "../../models/hybrid/model.ts";
 import { encoderFlops } from "../../models/radio/counts.ts";
 import type { Device, DeviceEvent } from "../../native/device.ts";
 import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../../observe/report.ts";
-import { hostMoments, type Moments, StepClock, type StepPart } from "../../observe/step-clock.ts";
+import { hostTimestamps, StepClock, type StepPart, type Timestamps } from "../../observe/step-clock.ts";
 import type { Grid } from "../../parallel/grid.ts";
 import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";
@@ -27,11 +27,11 @@ export function settleOf(device: Device): () => void {
 }
 
 /** The CPU library has done its work when a call returns; a GPU passes events. */
-function momentsOf(device: Device): Moments {
-	if (device.library.kind === "cpu") return hostMoments();
+function timestampsOf(device: Device): Timestamps {
+	if (device.library.kind === "cpu") return hostTimestamps();
 	let events: DeviceEvent[] = [];
 	return {
-		note: () => {
+		record: () => {
 			const event = device.createEvent();
 			event.record(device.stream);
 			events.push(event);
@@ -39,10 +39,10 @@ function momentsOf(device: Device): Moments {
 		take: () => {
 			device.synchronize();
 			const [now, last] = [performance.now(), events.at(-1)];
-			const moments = events.map((event) => now - last!.millisecondsSince(event));
+			const timestamps = events.map((event) => now - last!.millisecondsSince(event));
 			for (const event of events) event[Symbol.dispose]();
 			events = [];
-			return moments;
+			return timestamps;
 		},
 	};
 }
@@ -60,7 +60,7 @@ export class StepMetrics {
 		private readonly world: World,
 	) {
 		const { device } = world;
-		this.clock = new StepClock(momentsOf(device));
+		this.clock = new StepClock(timestampsOf(device));
 		this.#flopsPerToken = run.language ? flopsPerToken(c, run.language) : 0;
 	}
 
