@@ -47,10 +47,12 @@ __device__ __forceinline__ void copy_narrow_head(char* to, const CUtensorMap& ma
   copy_head_box(to, map, 0, head, row, first, last, barrier);
   copy_head_box(to + half_tile_bytes(rows), end, 0, head, row, first, last, barrier);
 }
-__device__ __forceinline__ uint64_t narrow_head_along_k(const char* tile, int rows, int step) {
-  if (step < 4) return operand(tile, false, 0) + step * operand_step<false>;
+/// From row `first` on, a multiple of 8.
+__device__ __forceinline__ uint64_t narrow_head_along_k(const char* tile, int rows, int step, int first = 0) {
+  if (step < 4) return operand(tile + first * tile_row_bytes, false, 0) + step * operand_step<false>;
   constexpr uint64_t swizzle_32 = uint64_t(3) << 62, eight_rows = uint64_t(8 * narrow_row_bytes >> 4) << 32;
-  return swizzle_32 | eight_rows | uint64_t(1) << 16 | ((shared_address(tile + half_tile_bytes(rows)) & 0x3FFFF) >> 4);
+  const char* const end = tile + half_tile_bytes(rows) + first * narrow_row_bytes;
+  return swizzle_32 | eight_rows | uint64_t(1) << 16 | ((shared_address(end) & 0x3FFFF) >> 4);
 }
 
 #define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
@@ -139,6 +141,38 @@ __device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], f
     const uint4 value = *reinterpret_cast<const uint4*>(room + r * room_row_bytes + chunk * 16);
     if (r < count) *reinterpret_cast<uint4*>(to + r * stride + chunk * 8) = value;
   }
+}
+
+/// Turns the words of four lanes about: lane i's word j becomes lane j's word i.
+__device__ __forceinline__ uint4 exchange_in_fours(const uint32_t (&word)[4]) {
+  const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x / 2 % 2 != 0;
+  const uint32_t a = __shfl_xor_sync(all_lanes, odd ? word[0] : word[1], 1);
+  const uint32_t b = __shfl_xor_sync(all_lanes, odd ? word[2] : word[3], 1);
+  const uint32_t x = odd ? a : word[0], y = odd ? word[1] : a, z = odd ? b : word[2], w = odd ? word[3] : b;
+  const uint32_t c = __shfl_xor_sync(all_lanes, high ? x : z, 2), d = __shfl_xor_sync(all_lanes, high ? y : w, 2);
+  return high ? make_uint4(c, d, z, w) : make_uint4(x, y, c, d);
+}
+
+/// The same store without shared memory, which takes more registers. Four lanes have two rows: each lane stores two pieces of
+/// both, and in the end one of the last two pieces of one.
+__device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], float factor, bf16* to, int64_t stride,
+                                                int count) {
+  const int lane = threadIdx.x % 32, row = lane / 4, piece = lane % 4;
+  const auto packed = [&](int half, int n) {
+    return pack_bf16(factor * sum[4 * n + 2 * half], factor * sum[4 * n + 2 * half + 1]);
+  };
+  const auto store = [&](const uint32_t (&word)[4], int to_row, int to_piece) {
+    const uint4 value = exchange_in_fours(word);
+    if (to_row < count) *reinterpret_cast<uint4*>(to + to_row * stride + to_piece * 8) = value;
+  };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      store({packed(half, n), packed(half, n + 1), packed(half, n + 2), packed(half, n + 3)}, row + 8 * half, n + piece);
+    }
+  }
+  store({packed(0, 8), packed(0, 9), packed(1, 8), packed(1, 9)}, row + piece / 2 * 8, 8 + piece % 2);
 }
 
 }  // namespace mimo::cuda::sm90

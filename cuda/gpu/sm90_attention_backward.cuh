@@ -1,5 +1,6 @@
 // Shared by the backward attention kernels of Hopper: the statistics of queries, and the products of 64 keys of a warpgroup
-// with a sequence's queries. A kernel's Shared has stage, ds, statistics and barriers of full, empty, ds_full and ds_empty.
+// with a sequence's queries. A kernel's Shared has stages (how many), stage, ds, statistics and barriers of full, empty, ds_full
+// and ds_empty.
 #pragma once
 #include "early.cuh"
 #include "sm90_attention.cuh"
@@ -12,7 +13,7 @@ constexpr int query_bytes = head_tile_bytes(query_rows), key_bytes = head_tile_b
 constexpr int ds_bytes = key_rows * tile_row_bytes;
 constexpr int dq_floats = query_rows * head_dim, dq_bytes = dq_floats * 4;
 constexpr int statistics_floats = 2 * query_rows, statistics_bytes = statistics_floats * 4;
-constexpr int stages = 2, ds_buffers = 2;
+constexpr int ds_buffers = 2;
 constexpr int stage_bytes = 2 * query_bytes;  // queries, then do
 constexpr int main_warps = 8, dq_warps = 4, backward_threads = 4 * 128;
 /// Of 64 Ki: 128 threads keep 24, 128 have 72, 256 get 208.
@@ -44,7 +45,8 @@ __device__ __forceinline__ const float* statistics_of(const BackwardProblem& pro
 
 template <class Barriers>
 __device__ __forceinline__ void initialise_stages(Barriers& barriers) {
-  for (int i = 0; i < stages; ++i) initialise(&barriers.full[i], 1), initialise(&barriers.empty[i], 32 * main_warps);
+  for (uint64_t& full : barriers.full) initialise(&full, 1);
+  for (uint64_t& empty : barriers.empty) initialise(&empty, 32 * main_warps);
   for (int i = 0; i < ds_buffers; ++i) {
     initialise(&barriers.ds_full[i], main_warps);
     initialise(&barriers.ds_empty[i], dq_warps);
@@ -161,14 +163,15 @@ __device__ __forceinline__ void multiply_ds_with_keys(float (&sum)[head_sums], c
 }
 
 /// dk and dv of the 64 keys of warpgroup `own`, dk without the scale, from all queries; ds stays in shared memory, tile by
-/// tile, for dq. `key` and `value`: the warpgroup's rows; key_count: keys of the piece that exist; step: tiles of queries so
-/// far. Calls starts(i) before a tile of queries, has_scores(i) when its scores and has_products(i) when dp are
-/// there. Awaits and passes a turn a tile.
-template <class Shared, class Starts, class HasScores, class HasProducts>
-__device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const char* key, const char* value, int own,
+/// tile, for dq. `key`: the warpgroup's rows; value(k): its values as an operand, step k of 5; key_count: keys of the piece
+/// that exist; step: tiles of queries so far. Calls starts(i) before a tile of queries, has_scores(i) when its scores and
+/// has_products(i) when dp are there. Awaits and passes a turn a tile.
+template <class Shared, class Value, class Starts, class HasScores, class HasProducts>
+__device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const char* key, Value&& value, int own,
                                                            int key_count, int query_tiles, float scale_log2, int& step,
                                                            float (&dk)[head_sums], float (&dv)[head_sums], Starts&& starts,
                                                            HasScores&& has_scores, HasProducts&& has_products) {
+  constexpr int stages = Shared::stages;
   auto& barriers = shared.barriers;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool signals = lane == 0, cut = key_count < key_rows;
@@ -191,7 +194,7 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
     commit_products();
 #pragma unroll
     for (int k = 0; k < head_steps; ++k) {
-      multiply_64x64(dp, head_along_k(value, key_rows, k), head_along_k(d_o, query_rows, k), k > 0);
+      multiply_64x64(dp, value(k), head_along_k(d_o, query_rows, k), k > 0);
     }
     commit_products();
     wait_products<1>();

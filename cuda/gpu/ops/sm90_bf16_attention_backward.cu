@@ -11,7 +11,7 @@
 //
 // Those sums are added in a fixed order, that of the keys: a piece is added to a tile of queries after the piece before it.
 // The last piece of a sequence reads the sums instead, adds its own and rounds. Pieces are taken in the order of their numbers
-// and a block waits for lower numbers alone: there is always a block that does not wait. Heads alternate from number to
+// and a block waits for lower numbers alone: there is always a block that does not wait. Some heads alternate from number to
 // number, and so do those of a few short sequences, so that of the pieces that are worked on at a time few belong to one head of
 // a sequence; these come to run one after the other, two microseconds apart, and do not hold each other up from then on.
 #include "sm90_attention.h"
@@ -22,9 +22,12 @@ namespace {
 
 using namespace sm90;
 
+constexpr int query_stages = 3;
 constexpr int slots = 2, adders = 2;
-/// Heads of sequences whose pieces alternate: more have too many sums under way for the L2 cache.
-constexpr int alternating_heads = 32;
+constexpr int value_bytes = narrow_tile_bytes(key_rows);
+/// Tokens of all heads whose pieces alternate: more have too many sums and queries, 640 bytes a token, for the L2 cache, and
+/// memory then takes power that the clocks lack. The fewer the heads, the more pieces of each wait for another at the start.
+constexpr int alternating_tokens = 32768, most_alternating_heads = 32, fewest_alternating_heads = 4;
 constexpr int near_end_tiles = 4;  // of queries: about as long as finding a piece and fetching its keys
 
 /// A piece of a head's keys: piece `index` of a sequence, tokens first .. last - 1.
@@ -36,24 +39,25 @@ struct Barriers {
   uint64_t work_full[slots], work_empty[slots];
   uint64_t key_full, key_empty, value_full, value_empty;
   uint64_t near_end;
-  uint64_t full[stages], empty[stages];
+  uint64_t full[query_stages], empty[query_stages];
   uint64_t ds_full[ds_buffers], ds_empty[ds_buffers];
   uint64_t dq_full[adders], dq_empty[adders];      // sums on their way to memory
   uint64_t sums_full[adders], sums_empty[adders];  // and back
 };
 struct Shared {
-  char key[key_bytes], value[key_bytes];
+  static constexpr int stages = query_stages;
+  char key[key_bytes], value[value_bytes];
   char stage[stages][stage_bytes];  // queries, then do
   char ds[ds_buffers][ds_bytes];    // [key][query]
   float dq[adders][dq_floats];      // float4 j of thread t at j * 128 + t
   float statistics[stages][statistics_floats];
-  char room[main_warps][room_bytes];
   Barriers barriers;
   Work work[slots];
 };
 constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
 struct Problem : BackwardProblem {
+  CUtensorMap v_end;
   float* dq;                // [head][tile of queries], each as Shared::dq has it
   int32_t* added;           // [head][tile of queries]: pieces that have been added
   int32_t* next;            // the next piece's number
@@ -92,21 +96,26 @@ __device__ __forceinline__ void await_added(const int32_t* added, int pieces) {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/// Finds pieces by number: a warp together, numbers that rise. A few sequences make a group. Its numbers begin with the first
-/// piece of each head of each sequence; all second pieces follow.
+/// Finds pieces by number: a warp together, numbers that rise. Some heads of a sequence, or all of a few short sequences, make a
+/// group. Its numbers begin with the first piece of each head of each sequence; all second pieces follow.
 struct Walk {
   const int32_t* cu_seqlens;
-  int sequences, heads, in_group;  // in_group: at most 32
-  int group = 0, pieces = 0;       // first sequence, and pieces of the lane's own
-  int index = 0, before = 0;       // before: numbers below that of the first piece `index`
+  int sequences, heads;
+  int first = 0, first_head = 0, pieces = 0;  // first sequence and head of the group, and pieces of the lane's own
+  int in_group = 0, group_heads = 0;          // sequences, at most 32, and heads of each
+  int index = 0, before = 0;                  // before: numbers below that of the first piece `index`
 
   __device__ __forceinline__ Walk(const mimo_attention_backward_args& args)
-      : cu_seqlens(args.cu_seqlens), sequences(static_cast<int>(args.sequences)), heads(static_cast<int>(args.query_heads)),
-        in_group(max(1, alternating_heads / heads)) {
+      : cu_seqlens(args.cu_seqlens), sequences(static_cast<int>(args.sequences)), heads(static_cast<int>(args.query_heads)) {
     count_pieces();
   }
+  /// Of the sequences of the group that begins with sequence `first`.
   __device__ __forceinline__ void count_pieces() {
-    const int lane = threadIdx.x % 32, own = group + lane;
+    const int length = max(1, cu_seqlens[first + 1] - cu_seqlens[first]);
+    const int most = min(max(alternating_tokens / length, fewest_alternating_heads), most_alternating_heads);
+    const int parts = (heads + most - 1) / most;
+    in_group = max(1, most / heads), group_heads = (heads + parts - 1) / parts;
+    const int lane = threadIdx.x % 32, own = first + lane;
     pieces = lane < in_group && own < sequences ? static_cast<int>(first_piece(cu_seqlens, own + 1, key_rows) -
                                                                    first_piece(cu_seqlens, own, key_rows))
                                                 : 0;
@@ -114,19 +123,23 @@ struct Walk {
   /// Some numbers have a piece that begins behind its sequence.
   __device__ __forceinline__ Work find(int number) {
     unsigned live;
+    int alternating;  // heads of the group's sequences
     for (;;) {
       live = __ballot_sync(all_lanes, pieces > index);
-      const int here = __popc(live) * heads;
+      alternating = min(group_heads, heads - first_head);
+      const int here = __popc(live) * alternating;
       if (number < before + here) break;
       before += here, ++index;
       if (live != 0) continue;
-      group += in_group, index = 0;
+      index = 0, first_head += group_heads;
+      if (first_head < heads) continue;
+      first += in_group, first_head = 0;
       count_pieces();
     }
     const int left = number - before, lane = threadIdx.x % 32;
-    const bool owns = pieces > index && __popc(live & ((1u << lane) - 1)) == left / heads;
-    const int sequence = group + __ffs(static_cast<int>(__ballot_sync(all_lanes, owns))) - 1;
-    return {left % heads, cu_seqlens[sequence], cu_seqlens[sequence + 1], index,
+    const bool owns = pieces > index && __popc(live & ((1u << lane) - 1)) == left / alternating;
+    const int sequence = first + __ffs(static_cast<int>(__ballot_sync(all_lanes, owns))) - 1;
+    return {first_head + left % alternating, cu_seqlens[sequence], cu_seqlens[sequence + 1], index,
             static_cast<int>(first_piece(cu_seqlens, sequence, query_rows))};
   }
 };
@@ -165,16 +178,16 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
     const int query_tiles = query_tiles_of(work);
     const float* const statistics = statistics_of(problem, work.head, work.tile);
     for (int i = 0; i < query_tiles; ++i, ++step) {
-      const int slot = step % stages;
+      const int slot = step % query_stages;
       uint64_t* const full = &barriers.full[slot];
-      wait(&barriers.empty[slot], (step / stages & 1) ^ 1);
+      wait(&barriers.empty[slot], (step / query_stages & 1) ^ 1);
       copy_queries(shared.stage[slot], shared.statistics[slot], problem.q, problem.d_o, statistics, i, work.head, work.first,
                    work.last, full);
       if (i > 0) continue;
       wait(&barriers.value_empty, parity);
-      arrive_expecting(&barriers.value_full, key_bytes);
-      copy_head(shared.value, problem.v, key_rows, work.head, work.index * key_rows, work.first, work.last,
-                &barriers.value_full);
+      arrive_expecting(&barriers.value_full, value_bytes);
+      copy_narrow_head(shared.value, problem.v, problem.v_end, key_rows, work.head, work.index * key_rows, work.first, work.last,
+                       &barriers.value_full);
       wait(&barriers.key_empty, parity);
       arrive_expecting(&barriers.key_full, key_bytes);
       copy_head(shared.key, problem.k, key_rows, work.head, work.index * key_rows, work.first, work.last, &barriers.key_full);
@@ -245,8 +258,8 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
       wait(&barriers.ds_full[buffer], step / ds_buffers & 1);
       multiply_ds_with_keys(sum, shared.ds[buffer], shared.key, false);
       if (signals && i + 1 == query_tiles) arrive(&barriers.key_empty);
+      if (signals) arrive(&barriers.ds_empty[buffer]);
       if (!last) {
-        if (signals) arrive(&barriers.ds_empty[buffer]);
         wait(&barriers.dq_empty[adder], dq_empty >> adder & 1);
         dq_empty ^= 1 << adder;
 #pragma unroll
@@ -270,14 +283,10 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
         __syncwarp();
         if (signals) arrive(&barriers.sums_empty[adder]);
       }
-      // All products have read dsᵀ: its place takes the result on its way.
-      synchronise_warpgroup(1);
       const int64_t row = i * query_rows + warp * 16, stride = problem.args.d_token_stride;
-      store_head_rows(sum, problem.args.softmax_scale, shared.ds[buffer] + warp * (ds_bytes / 4),
+      store_head_rows(sum, problem.args.softmax_scale,
                       static_cast<bf16*>(problem.args.dq) + (work.first + row) * stride + work.head * problem.args.group_stride,
                       stride, static_cast<int>(work.last - work.first - row));
-      __syncwarp();
-      if (signals) arrive(&barriers.ds_empty[buffer]);
     }
   });
 }
@@ -290,7 +299,7 @@ __device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& sh
   const bool signals = threadIdx.x % 32 == 0;
   const float scale = problem.args.softmax_scale;
   const int64_t stride = problem.args.d_token_stride;
-  char* const room = shared.room[own * 4 + warp];
+  const auto value = [&](int k) { return narrow_head_along_k(shared.value, key_rows, k, own * 64); };
   int step = 0;
   uint32_t parity = 0;
   for_each_work(shared, [&](const Work& work) {
@@ -300,8 +309,7 @@ __device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& sh
     parity ^= 1;
     float dk[head_sums], dv[head_sums];
     multiply_keys_with_queries(
-        shared, shared.key + own * 64 * tile_row_bytes, shared.value + own * 64 * tile_row_bytes, own, key_count, query_tiles,
-        scale * log2_e, step, dk, dv,
+        shared, shared.key + own * 64 * tile_row_bytes, value, own, key_count, query_tiles, scale * log2_e, step, dk, dv,
         [&](int i) {
           if (signals && i == max(0, query_tiles - near_end_tiles)) arrive(&barriers.near_end);
         },
@@ -313,8 +321,8 @@ __device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& sh
         });
     const int64_t to = (work.first + static_cast<int64_t>(work.index) * key_rows + first_row) * stride +
                        work.head * problem.args.group_stride;
-    store_head_rows(dv, 1, room, static_cast<bf16*>(problem.args.dv) + to, stride, key_count - first_row);
-    store_head_rows(dk, scale, room, static_cast<bf16*>(problem.args.dk) + to, stride, key_count - first_row);
+    store_head_rows(dv, 1, static_cast<bf16*>(problem.args.dv) + to, stride, key_count - first_row);
+    store_head_rows(dk, scale, static_cast<bf16*>(problem.args.dk) + to, stride, key_count - first_row);
   });
 }
 
@@ -377,6 +385,7 @@ void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_back
   Workspace counters(&stream, (heads * query_tiles + 1) * 4);
   Problem problem;
   describe(args, statistics.as<float>(), problem);
+  problem.v_end = heads_end_map(args.v, heads, args.group_stride, args.token_stride, key_rows);
   problem.dq = dq.as<float>();
   problem.next = counters.as<int32_t>();
   problem.added = problem.next + 1;

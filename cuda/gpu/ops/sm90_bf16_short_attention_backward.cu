@@ -17,6 +17,7 @@ namespace {
 
 using namespace sm90;
 
+constexpr int query_stages = 2;
 constexpr int slots = 2;  // of work, and of keys and values
 
 /// A head of a sequence: tokens first .. last - 1.
@@ -26,10 +27,11 @@ struct Work {
 struct Barriers {
   uint64_t work_full[slots], work_empty[slots];
   uint64_t keys_full[slots], keys_empty[slots];
-  uint64_t full[stages], empty[stages];
+  uint64_t full[query_stages], empty[query_stages];
   uint64_t ds_full[ds_buffers], ds_empty[ds_buffers];
 };
 struct Shared {
+  static constexpr int stages = query_stages;
   char key[slots][key_bytes], value[slots][key_bytes];
   char stage[stages][stage_bytes];  // queries, then do
   char ds[ds_buffers][ds_bytes];    // [key][query]
@@ -90,9 +92,9 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
       copy_head(shared.key[at], problem.k, key_rows, work.head, j * key_rows, work.first, work.last, keys);
       copy_head(shared.value[at], problem.v, key_rows, work.head, j * key_rows, work.first, work.last, keys);
       for (int i = 0; i < query_tiles; ++i, ++step) {
-        const int stage = step % stages;
+        const int stage = step % query_stages;
         uint64_t* const full = &barriers.full[stage];
-        wait(&barriers.empty[stage], (step / stages & 1) ^ 1);
+        wait(&barriers.empty[stage], (step / query_stages & 1) ^ 1);
         copy_queries(shared.stage[stage], shared.statistics[stage], problem.q, problem.d_o, statistics, i, work.head, work.first,
                      work.last, full);
       }
@@ -141,22 +143,18 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
         }
         wait(&barriers.ds_full[buffer], step / ds_buffers & 1);
         multiply_ds_with_keys(sum, shared.ds[buffer], key, j > 0);
+        if (signals) arrive(&barriers.ds_empty[buffer]);
         if (j + 1 < key_tiles) {
-          if (signals) arrive(&barriers.ds_empty[buffer]);
 #pragma unroll
           for (int n = 0; n < head_sums / 4; ++n) {
             sums[n * 128] = make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
           }
         } else {
-          // The products have read all of dsᵀ: its place takes the result on its way.
-          synchronise_warpgroup(1);
           const int64_t row = i * query_rows + warp * 16;
-          store_head_rows(sum, problem.args.softmax_scale, shared.ds[buffer] + warp * 4096,
+          store_head_rows(sum, problem.args.softmax_scale,
                           static_cast<bf16*>(problem.args.dq) + (work.first + row) * problem.args.d_token_stride +
                               work.head * problem.args.group_stride,
                           problem.args.d_token_stride, static_cast<int>(work.last - work.first - row));
-          __syncwarp();
-          if (signals) arrive(&barriers.ds_empty[buffer]);
         }
       }
       if (signals) arrive(&barriers.keys_empty[key_step % slots]);
@@ -177,22 +175,17 @@ __device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& sh
     for (int tile = 0; tile < key_tiles; ++tile, ++key_step) {
       const int at = key_step % slots, key_count = min(key_rows, work.last - work.first - tile * key_rows);
       wait(&barriers.keys_full[at], key_step / slots & 1);
-      char* const value = shared.value[at] + own * 64 * tile_row_bytes;
+      const char* const own_value = shared.value[at] + own * 64 * tile_row_bytes;
+      const auto value = [&](int k) { return head_along_k(own_value, key_rows, k); };
       const auto nothing = [](int) {};
       float dk[head_sums], dv[head_sums];
       multiply_keys_with_queries(shared, shared.key[at] + own * 64 * tile_row_bytes, value, own, key_count, query_tiles,
                                  scale * log2_e, step, dk, dv, nothing, nothing, nothing);
-      // The warpgroup's products have read its values, and no other warpgroup reads them: their place, 64 rows in both halves
-      // of the tile, takes the results on their way.
-      synchronise_warpgroup(2 + own);
-      char* const room = value + warp / 2 * half_tile_bytes(key_rows) + warp % 2 * 32 * tile_row_bytes;
+      if (threadIdx.x % 32 == 0) arrive(&barriers.keys_empty[at]);
       const int64_t to = (work.first + static_cast<int64_t>(tile) * key_rows + first_row) * stride +
                          work.head * problem.args.group_stride;
-      store_head_rows(dv, 1, room, static_cast<bf16*>(problem.args.dv) + to, stride, key_count - first_row);
-      store_head_rows(dk, scale, room, static_cast<bf16*>(problem.args.dk) + to, stride, key_count - first_row);
-      publish_stores();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive(&barriers.keys_empty[at]);
+      store_head_rows(dv, 1, static_cast<bf16*>(problem.args.dv) + to, stride, key_count - first_row);
+      store_head_rows(dk, scale, static_cast<bf16*>(problem.args.dk) + to, stride, key_count - first_row);
     }
   });
 }
