@@ -1,66 +1,77 @@
-// Products of the rows of groups with their group's matrix on Hopper, both operands in e4m3 (docs/spec/moe-performance.md
-// §1.7): c_g = a_g b_gᵀ. Rows have a factor for every run of 128 columns, matrices a factor for every block of 128 x 128.
-// Tensor cores add the products of a run; such a sum is multiplied by both factors and added to fp32 sums in registers.
+// Products of groups on Hopper, both operands in e4m3 with the dimension that is summed along their rows
+// (docs/spec/moe-performance.md §1.7): c_g = a_g b_gᵀ. Rows of a have a factor for every run of 128 columns, b one for every block of
+// 128 x 128. Tensor cores add the products of a run; such a sum is multiplied by both factors and added to fp32 sums in registers.
 //
 // One block a multiprocessor walks results of 256 x 128, two blocks next to each other the same way. One thread finds the
-// results and copies operands and their factors, a run deep, four steps ahead. It leaves a result's place beside the result's
+// results and copies operands and their factors, a run deep, as many steps ahead as there are stages. It leaves a result's place beside the result's
 // first operands, so that the other threads need not wait for memory to find it. Two warpgroups take the 64-row slices of a
 // result in turn, two slices each: while one adds the products of a slice, the tensor cores work for the other. A slice is
 // stored while the first products of the next result's slice are under way.
 //
 // A pair of blocks reads one operand once (multicast): the rows of two results side by side or, in the last of an odd number
-// of columns, the matrix of two results one below the other.
+// of columns, b of two results one below the other.
+//
+// A kernel brings a Problem, an E4m3Problem with:
+//   static constexpr bool steps_vary                   from group to group
+//   int first(int group), last(int group)              what a result has as its `first` and `last`
+//   int height(int first, int last)                    rows of a group's c
+//   int units(int group)                               units_of(height), or 0, which leaves the group out
+//   int steps(const E4m3Result&)                       of 128 of the dimension that is summed, at least 1
+//   void copy_rows(to, result, int step, int row, full), copy_rows_to_pair(…)   64 rows of a
+//   int column(int step), matrix(result, int step)     of b's boxes
+//   const float* factors_of_rows(result)               of the first step, on 16 bytes
+//   int factors_skipped(result)                        of those before the result's first row
+//   int factor_of_block(result)                        of the first step
+//   void store(result, int row, const float (&sums)[64], char* staging)   16 rows of a warp, which hold 128 columns
+//   void finish()                                      after a thread's last store
 #pragma once
 #include "early.cuh"
 #include "sm90_grouped.cuh"
 
 namespace mimo::cuda::sm90 {
 
-struct E4m3Products {
-  static constexpr int rows_of_result = 256, columns_of_result = 128, run = 128, stages = 4;
+template <int stages_, int staging_bytes_>
+struct E4m3Problem {
+  static constexpr int rows_of_result = 256, columns_of_result = 128, run = 128;
+  static constexpr int stages = stages_, staging_bytes = staging_bytes_;  // shared memory of a warp for its results
   static constexpr int slice = 64, slices = rows_of_result / slice;  // rows of a box of the copy engine and of one product
   static constexpr int box_bytes = slice * run, left_bytes = slices * box_bytes, right_bytes = 2 * box_bytes;
   static constexpr int stage_bytes = left_bytes + right_bytes;
   static constexpr int row_factor_bytes = (rows_of_result + 4) * 4, block_factor_bytes = 16;  // copies begin on 16 bytes
-  static constexpr int staging_bytes = 16 * tile_row_bytes;  // of a warp: 16 rows of 64 columns in bf16
 
   CUtensorMap a, b;            // boxes of 64 rows
   const float* row_factors;    // on 16 bytes, row_factor_bytes behind the last may be read
-  const float* block_factors;  // on 16 bytes
+  const float* block_factors;  // on 16 bytes, block_factor_bytes behind the last may be read
   int64_t factor_stride;       // of row_factors, from one run to the next, a multiple of 4
-  int32_t group_stride, column_stride, run_stride;  // of block_factors
-  const int32_t* offsets;
-  const bf16* bias;           // [groups, n], or null
-  const float* bias_factors;  // of every row, or null = 1
-  bf16* c;
-  int32_t n, k;
+  int32_t run_stride;          // of block_factors
+  int32_t n;                   // columns of c
 
-  __device__ __forceinline__ int rows(int group) const { return offsets[group + 1] - offsets[group]; }
-  __device__ __forceinline__ int row_results(int group) const { return (rows(group) + rows_of_result - 1) / rows_of_result; }
+  static __device__ __forceinline__ int results_below(int height) { return (height + rows_of_result - 1) / rows_of_result; }
   __device__ __forceinline__ int columns() const { return (n + columns_of_result - 1) / columns_of_result; }
-  __device__ __forceinline__ int steps() const { return (k + run - 1) / run; }
   /// Of pairs of blocks: neighbouring columns of every row, and rows of the column that is left over.
-  __device__ __forceinline__ int units(int group) const {
-    const int high = row_results(group), wide = columns();
+  __device__ __forceinline__ int units_of(int height) const {
+    const int high = results_below(height), wide = columns();
     return high * (wide / 2) + (wide % 2 != 0 ? (high + 1) / 2 : 0);
   }
 };
 
 struct alignas(16) E4m3Result {
   int group, row, column;
-  int first, last;   // rows of the group
+  int first, last;   // of the group: what the Problem says
   bool shares_rows;  // with the other block of the pair; else it shares the matrix
   int slices;        // that have a row
 };
 
 /// Finds a block's results by the number of their pair; numbers must not fall.
+template <class Problem>
 class E4m3Walk {
  public:
-  __device__ E4m3Walk(const E4m3Products& problem, const int32_t* units, int rank)
+  __device__ E4m3Walk(const Problem& problem, const int32_t* units, int rank)
       : problem_(problem), units_(units), rank_(rank), wide_(problem.columns()) {}
   __device__ __forceinline__ E4m3Result at(int number) {
     while (units_[group_ + 1] <= number) ++group_;
-    const int local = number - units_[group_], pairs = wide_ / 2, rows = problem_.row_results(group_);
+    const int local = number - units_[group_], pairs = wide_ / 2;
+    const int rows = Problem::results_below(problem_.height(problem_.first(group_), problem_.last(group_)));
     if (local >= rows * pairs) return result((local - rows * pairs) * 2 + rank_, wide_ - 1, false);
     const int top = local / (band * pairs) * band, high = min(band, rows - top), in_band = local - top * pairs;
     return result(top + in_band % high, in_band / high * 2 + rank_, true);
@@ -68,37 +79,39 @@ class E4m3Walk {
 
  private:
   __device__ __forceinline__ E4m3Result result(int row, int column, bool shares_rows) const {
-    const int first = problem_.offsets[group_], last = problem_.offsets[group_ + 1];
-    const int live = last - first - row * E4m3Products::rows_of_result;
-    return {group_, row, column, first, last, shares_rows,
-            max(0, min(E4m3Products::slices, (live + E4m3Products::slice - 1) / E4m3Products::slice))};
+    const int first = problem_.first(group_), last = problem_.last(group_);
+    const int live = problem_.height(first, last) - row * Problem::rows_of_result;
+    return {group_, row, column, first, last, shares_rows, max(0, min(Problem::slices, (live + Problem::slice - 1) / Problem::slice))};
   }
 
-  const E4m3Products& problem_;
+  const Problem& problem_;
   const int32_t* units_;
   int rank_, wide_, group_ = 0;
 };
 
+template <class Problem>
 struct E4m3Shared {
   struct alignas(128) Factors {
-    float of_rows[E4m3Products::rows_of_result + 4], of_block[4];
+    float of_rows[Problem::rows_of_result + 4], of_block[4];
     E4m3Result result;  // that begins with this step, else undefined
   };
-  Factors factors[E4m3Products::stages];
-  uint64_t full[E4m3Products::stages], empty[E4m3Products::stages];
+  Factors factors[Problem::stages];
+  uint64_t full[Problem::stages], empty[Problem::stages];
   int32_t units[];  // before each group, and of all
 };
-inline int64_t e4m3_shared_bytes(int64_t groups) {
-  return 1024 + E4m3Products::stages * E4m3Products::stage_bytes + consumer_warps * E4m3Products::staging_bytes +
-         static_cast<int64_t>(sizeof(E4m3Shared)) + (groups + 1) * 4;
+template <class Problem>
+int64_t e4m3_shared_bytes(int64_t groups) {
+  return 1024 + Problem::stages * Problem::stage_bytes + consumer_warps * Problem::staging_bytes +
+         static_cast<int64_t>(sizeof(E4m3Shared<Problem>)) + (groups + 1) * 4;
 }
 
 /// The stage of a step, and the parity of its barriers.
+template <int stages>
 struct E4m3Ring {
   int slot = 0;
   uint32_t parity = 0;
   __device__ __forceinline__ void advance() {
-    if (++slot == E4m3Products::stages) slot = 0, parity ^= 1;
+    if (++slot == stages) slot = 0, parity ^= 1;
   }
 };
 
@@ -123,43 +136,40 @@ __device__ __forceinline__ void multiply_64x128_e4m3(float (&sum)[64], uint64_t 
 }
 
 /// Copies the operands and factors of all steps of a block's results. One thread.
-__device__ __forceinline__ void copy_e4m3_operands(const E4m3Products& problem, E4m3Walk walk, int rank, int units,
-                                                   char* stage_memory, E4m3Shared* shared) {
-  constexpr int box = E4m3Products::box_bytes, slice = E4m3Products::slice;
-  const int steps = problem.steps();
-  E4m3Ring ring;
+template <class Problem>
+__device__ __forceinline__ void copy_e4m3_operands(const Problem& problem, E4m3Walk<Problem> walk, int rank, int units,
+                                                   char* stage_memory, E4m3Shared<Problem>* shared) {
+  constexpr int box = Problem::box_bytes, slice = Problem::slice;
+  E4m3Ring<Problem::stages> ring;
   for (int number = blockIdx.x / pair; number < units; number += gridDim.x / pair) {
     const E4m3Result at = walk.at(number);
-    const int row = at.row * E4m3Products::rows_of_result, column = at.column * E4m3Products::columns_of_result;
+    const int row = at.row * Problem::rows_of_result, column = at.column * Problem::columns_of_result;
     const bool has_rows = at.slices > 0;
-    const int factor_bytes = (has_rows ? E4m3Products::row_factor_bytes : 0) + E4m3Products::block_factor_bytes;
-    const uint32_t bytes = static_cast<uint32_t>(at.slices * box + E4m3Products::right_bytes + factor_bytes);
-    const float* of_rows = problem.row_factors + ((at.first + row) & ~3);
-    int of_block = at.group * problem.group_stride + at.column * problem.column_stride;
+    const int factor_bytes = (has_rows ? Problem::row_factor_bytes : 0) + Problem::block_factor_bytes;
+    const uint32_t bytes = static_cast<uint32_t>(at.slices * box + Problem::right_bytes + factor_bytes);
+    const float* of_rows = problem.factors_of_rows(at);
+    int of_block = problem.factor_of_block(at);
+    const int steps = problem.steps(at);
     for (int step = 0; step < steps; ++step) {
       uint64_t* const full = &shared->full[ring.slot];
-      char* const left = stage_memory + ring.slot * E4m3Products::stage_bytes;
-      char* const right = left + E4m3Products::left_bytes;
-      E4m3Shared::Factors& factors = shared->factors[ring.slot];
-      const int x = step * E4m3Products::run;
+      char* const left = stage_memory + ring.slot * Problem::stage_bytes;
+      char* const right = left + Problem::left_bytes;
+      typename E4m3Shared<Problem>::Factors& factors = shared->factors[ring.slot];
+      const int x = problem.column(step), matrix = problem.matrix(at, step);
       wait(&shared->empty[ring.slot], ring.parity ^ 1);
       if (step == 0) factors.result = at;
       arrive_expecting(full, bytes);
       if (at.shares_rows) {
 #pragma unroll 1
-        for (int i = rank; i < at.slices; i += pair) {
-          copy_ragged_box_to_pair(left + i * box, problem.a, x, row + i * slice, at.first, at.last, full);
-        }
-        for (int i = 0; i < 2; ++i) copy_box(right + i * box, problem.b, x, column + i * slice, at.group, full);
+        for (int i = rank; i < at.slices; i += pair) problem.copy_rows_to_pair(left + i * box, at, step, row + i * slice, full);
+        for (int i = 0; i < 2; ++i) copy_box(right + i * box, problem.b, x, column + i * slice, matrix, full);
       } else {
 #pragma unroll 1
-        for (int i = 0; i < at.slices; ++i) {
-          copy_ragged_box(left + i * box, problem.a, x, row + i * slice, at.first, at.last, full);
-        }
-        copy_box_to_pair(right + rank * box, problem.b, x, column + rank * slice, at.group, full);
+        for (int i = 0; i < at.slices; ++i) problem.copy_rows(left + i * box, at, step, row + i * slice, full);
+        copy_box_to_pair(right + rank * box, problem.b, x, column + rank * slice, matrix, full);
       }
-      if (has_rows) copy_bytes(factors.of_rows, of_rows, E4m3Products::row_factor_bytes, full);
-      copy_bytes(factors.of_block, problem.block_factors + (of_block & ~3), E4m3Products::block_factor_bytes, full);
+      if (has_rows) copy_bytes(factors.of_rows, of_rows, Problem::row_factor_bytes, full);
+      copy_bytes(factors.of_block, problem.block_factors + (of_block & ~3), Problem::block_factor_bytes, full);
       of_rows += problem.factor_stride, of_block += problem.run_stride;
       ring.advance();
     }
@@ -167,14 +177,15 @@ __device__ __forceinline__ void copy_e4m3_operands(const E4m3Products& problem, 
 }
 
 /// A warpgroup's slices of a block's results: `half`, and the next but one.
+template <class Problem>
 class E4m3Half {
  public:
-  __device__ E4m3Half(const E4m3Products& problem, int half, int units, const char* stage_memory, char* staging,
-                      E4m3Shared* shared)
+  __device__ E4m3Half(const Problem& problem, int half, int units, const char* stage_memory, char* staging,
+                      E4m3Shared<Problem>* shared)
       : problem_(problem), units_(units), half_(half),
-        warp_row_(half * E4m3Products::slice + threadIdx.x / 32 % 4 * 16),
-        left_(operand(stage_memory + half * E4m3Products::box_bytes, false, 0)),
-        right_(operand(stage_memory + E4m3Products::left_bytes, false, 0)), staging_(staging), shared_(shared) {}
+        warp_row_(half * Problem::slice + threadIdx.x / 32 % 4 * 16),
+        left_(operand(stage_memory + half * Problem::box_bytes, false, 0)),
+        right_(operand(stage_memory + Problem::left_bytes, false, 0)), staging_(staging), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     const int stride = gridDim.x / pair;
@@ -188,8 +199,10 @@ class E4m3Half {
       const E4m3Result at = shared_->factors[ring_.slot].result;
       // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
       const int slices = __shfl_sync(all_lanes, (at.slices - half_ + 1) / 2, 0);
-      of_block_ = at.group * problem_.group_stride + at.column * problem_.column_stride;
-      own_factor_ = (at.first + at.row * E4m3Products::rows_of_result) % 4 + warp_row_ + threadIdx.x % 32 / 4;
+      steps_ = problem_.steps(at);
+      if constexpr (Problem::steps_vary) steps_ = __shfl_sync(all_lanes, steps_, 0);
+      of_block_ = problem_.factor_of_block(at);
+      own_factor_ = problem_.factors_skipped(at) + warp_row_ + threadIdx.x % 32 / 4;
       if (slices == 2) {
         multiply<2>(finished, sums);
       } else if (slices == 1) {
@@ -200,6 +213,7 @@ class E4m3Half {
       finished = at;
     }
     store<0>(finished, sums), store<1>(finished, sums);
+    problem_.finish();
   }
 
  private:
@@ -211,20 +225,20 @@ class E4m3Half {
   template <int Slices>
   __device__ __forceinline__ void multiply(const E4m3Result& finished, float (&sums)[2][64]) {
     multiply_step<Slices, true>(finished, sums);
-    for (int step = problem_.steps(); step > 1; --step) multiply_step<Slices, false>(finished, sums);
+    for (int step = steps_; step > 1; --step) multiply_step<Slices, false>(finished, sums);
   }
   template <int Slices, bool first>
   __device__ __forceinline__ void multiply_step(const E4m3Result& finished, float (&sums)[2][64]) {
     wait(&shared_->full[ring_.slot], ring_.parity);
-    const uint64_t stage = static_cast<uint32_t>(ring_.slot) * (E4m3Products::stage_bytes >> 4);
-    const E4m3Shared::Factors& factors = shared_->factors[ring_.slot];
+    const uint64_t stage = static_cast<uint32_t>(ring_.slot) * (Problem::stage_bytes >> 4);
+    const typename E4m3Shared<Problem>::Factors& factors = shared_->factors[ring_.slot];
     const float block = factors.of_block[of_block_ & 3];
     of_block_ += problem_.run_stride;
     float factor[2][2];
 #pragma unroll
     for (int i = 0; i < Slices; ++i) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) factor[i][j] = factors.of_rows[own_factor_ + i * 2 * E4m3Products::slice + j * 8] * block;
+      for (int j = 0; j < 2; ++j) factor[i][j] = factors.of_rows[own_factor_ + i * 2 * Problem::slice + j * 8] * block;
     }
     if constexpr (Slices == 0) {
       release_stage();
@@ -238,7 +252,7 @@ class E4m3Half {
       if constexpr (Slices == 1) release_stage();
       add(sums[0], products, factor[0][0], factor[0][1]);
       if constexpr (Slices == 2) {
-        queue(products, left_ + stage + 2 * (E4m3Products::box_bytes >> 4), right_ + stage);
+        queue(products, left_ + stage + 2 * (Problem::box_bytes >> 4), right_ + stage);
         if constexpr (first) store<1>(finished, sums);
         wait_products<0>();
         release_stage();
@@ -264,78 +278,31 @@ class E4m3Half {
   /// Stores a slice of a result, and clears its sums.
   template <int slice>
   __device__ __forceinline__ void store(const E4m3Result& result, float (&sums)[2][64]) const {
-    const int row = result.row * E4m3Products::rows_of_result + slice * 2 * E4m3Products::slice + warp_row_;
-    const int live = result.last - result.first - row;
-    if (problem_.bias != nullptr) add_bias(result, row, live, sums[slice]);
-    store_slice(result, row, live, sums[slice]);
+    const int row = result.row * Problem::rows_of_result + slice * 2 * Problem::slice + warp_row_;
+    problem_.store(result, row, sums[slice], staging_);
 #pragma unroll
     for (float& sum : sums[slice]) sum = 0;
   }
-  __device__ __forceinline__ void add_bias(const E4m3Result& result, int row, int live, float (&sums)[64]) const {
-    const int lane = threadIdx.x % 32, column = result.column * E4m3Products::columns_of_result + lane % 4 * 2;
-    const bf16* const bias = problem_.bias + static_cast<int64_t>(result.group) * problem_.n + column;
-    float weight[2] = {1.0f, 1.0f};
-    if (problem_.bias_factors != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int local = lane / 4 + 8 * i;
-        weight[i] = local < live ? problem_.bias_factors[result.first + row + local] : 0.0f;
-      }
-    }
-#pragma unroll
-    for (int eight = 0; eight < 16; ++eight) {
-      const uint32_t two = column + eight * 8 < problem_.n ? *reinterpret_cast<const uint32_t*>(bias + eight * 8) : 0;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        sums[eight * 4 + 2 * i] += weight[i] * lower_bf16(two), sums[eight * 4 + 2 * i + 1] += weight[i] * upper_bf16(two);
-      }
-    }
-  }
-  /// Through shared memory of the warp, so that 16 bytes of eight lanes are a whole line.
-  __device__ __forceinline__ void store_slice(const E4m3Result& result, int row, int live, const float (&sums)[64]) const {
-    const int lane = threadIdx.x % 32, first_column = result.column * E4m3Products::columns_of_result + lane % 8 * 8;
-    char* const to_row = staging_ + lane % 16 * tile_row_bytes;
-    const char* const from = staging_ + lane / 8 * tile_row_bytes;
-    bf16* to = problem_.c + (static_cast<int64_t>(result.first) + row + lane / 8) * problem_.n + first_column;
-    const int64_t four_rows = 4 * static_cast<int64_t>(problem_.n);
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        const float* const from_sums = sums + (part * 8 + j) * 4;
-        uint32_t word[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = pack_bf16(from_sums[2 * i], from_sums[2 * i + 1]);
-        store_matrices(to_row + (((j + lane / 16) ^ (lane % 8)) * 16), word);
-      }
-      __syncwarp();
-      const bool in_matrix = first_column + part * 64 < problem_.n;
-#pragma unroll
-      for (int pass = 0; pass < 4; ++pass) {
-        const int local = pass * 4 + lane / 8;
-        const uint4 eight = *reinterpret_cast<const uint4*>(from + pass * 4 * tile_row_bytes + ((lane % 8 ^ (local % 8)) * 16));
-        if (in_matrix && local < live) *reinterpret_cast<uint4*>(to + pass * four_rows + part * 64) = eight;
-      }
-    }
-  }
 
-  const E4m3Products& problem_;
+  const Problem& problem_;
   const int units_, half_, warp_row_;  // the warp's first row in a result
   const uint64_t left_, right_;
   char* const staging_;
-  E4m3Shared* const shared_;
-  E4m3Ring ring_;
+  E4m3Shared<Problem>* const shared_;
+  E4m3Ring<Problem::stages> ring_;
   int of_block_ = 0, own_factor_ = 0;  // of the next step, and of this thread's first row in a stage
+  int steps_ = 0;                      // of the result
 };
 
-__device__ __forceinline__ void multiply_e4m3_groups(const E4m3Products& problem, int groups) {
+/// The whole kernel.
+template <class Problem>
+__device__ __forceinline__ void multiply_e4m3_groups(const Problem& problem, int groups) {
   extern __shared__ char unaligned[];
   char* const stage_memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  char* const staging = stage_memory + E4m3Products::stages * E4m3Products::stage_bytes;
-  E4m3Shared* const shared = reinterpret_cast<E4m3Shared*>(staging + consumer_warps * E4m3Products::staging_bytes);
+  char* const staging = stage_memory + Problem::stages * Problem::stage_bytes;
+  E4m3Shared<Problem>* const shared = reinterpret_cast<E4m3Shared<Problem>*>(staging + consumer_warps * Problem::staging_bytes);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < E4m3Products::stages; ++stage) {
+    for (int stage = 0; stage < Problem::stages; ++stage) {
       initialise(&shared->full[stage], 1);
       initialise(&shared->empty[stage], consumer_warps * pair);
     }
@@ -347,14 +314,14 @@ __device__ __forceinline__ void multiply_e4m3_groups(const E4m3Products& problem
   synchronise_pair();
   const int rank = blockIdx.x % pair, units = __shfl_sync(all_lanes, shared->units[groups], 0);
   const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
-  const E4m3Walk walk(problem, shared->units, rank);
+  const E4m3Walk<Problem> walk(problem, shared->units, rank);
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) copy_e4m3_operands(problem, walk, rank, units, stage_memory, shared);
   } else {
     grow_registers<consumer_registers>();
-    char* const own_staging = staging + (threadIdx.x / 32 - 4) * E4m3Products::staging_bytes;
-    E4m3Half(problem, warpgroup - 1, units, stage_memory, own_staging, shared).run();
+    char* const own_staging = staging + (threadIdx.x / 32 - 4) * Problem::staging_bytes;
+    E4m3Half<Problem>(problem, warpgroup - 1, units, stage_memory, own_staging, shared).run();
   }
   __syncwarp();
   synchronise_pair();  // the other block may still write here

@@ -1,24 +1,21 @@
 // The gradient of expert matrices on Hopper: dw_g (+)= dy_gᵀ x_g, both operands read with their rows along k and the sum over
-// a group's rows cut at its end by the copy engine. The engine also adds the results in memory. That is no sum whose order
-// is left open: every element of dw gets one addition from the one block that has its result.
+// a group's rows cut at its end by the copy engine, which also adds the results in memory.
 #include "grouped_gemm.h"
 #include "sm90_grouped.cuh"
+#include "sm90_sums.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 using namespace sm90;
 
-/// Box that a warp adds at once: 32 columns of its 16 rows. The sums already in memory are brought into the L2 cache a
-/// few boxes before.
-constexpr int box_rows = 16, box_columns = 32, boxes_ahead = 4;
-constexpr int boxes_in_row = tile_columns / box_columns, boxes = 2 * boxes_in_row;
+constexpr int boxes_in_row = tile_columns / sums_box_columns, boxes = 2 * boxes_in_row;
 
 /// Added to dw, or written over it.
 template <bool accumulate>
 struct WeightGradient {
   static constexpr bool left_rows = true, right_rows = true, halves = true;
-  static constexpr int staging_bytes = box_rows * box_columns * 4;
+  static constexpr int staging_bytes = sums_box_bytes;
   CUtensorMap dy, x, dw;
   const int32_t* offsets;
   int32_t n, k;
@@ -43,49 +40,15 @@ struct WeightGradient {
   }
 
   __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char* staging) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, live = rows(tile);
+    const int warp = threadIdx.x / 32 % 4, live = rows(tile);
     const auto row_of = [&](int box) {
-      return tile.row * tile_rows + box / boxes_in_row * (tile_rows / 2) + warp * box_rows;
+      return tile.row * tile_rows + box / boxes_in_row * (tile_rows / 2) + warp * sums_box_rows;
     };
-    const auto column_of = [&](int box) { return tile.column * tile_columns + box % boxes_in_row * box_columns; };
-    const auto prefetch = [&](int box) {
-      if (accumulate && lane == 0 && box < boxes) prefetch_box(dw, column_of(box), row_of(box), tile.group);
-    };
-#pragma unroll
-    for (int box = 0; box < boxes_ahead; ++box) prefetch(box);
-#pragma unroll
-    for (int box = 0; box < boxes; ++box) {
-      if (box / boxes_in_row * (tile_rows / 2) >= live || column_of(box) >= k) continue;
-      if (lane == 0) wait_boxes_read();
-      __syncwarp();
-      stage_box(staging, sums[box / boxes_in_row] + box % boxes_in_row * (box_columns / 2));
-      publish_stores();
-      __syncwarp();
-      prefetch(box + boxes_ahead);
-      if (lane != 0) continue;
-      if constexpr (accumulate) {
-        add_box(staging, dw, column_of(box), row_of(box), tile.group);
-      } else {
-        write_box(staging, dw, column_of(box), row_of(box), tile.group);
-      }
-    }
-  }
-
-  /// Puts 16 sums of every thread where the copy engine reads them, swizzled. Of 8 columns, a row has 32 bytes in the warp.
-  /// Odd rows take another pair of eights than even ones, so that all the banks of shared memory have work.
-  static __device__ __forceinline__ void stage_box(char* staging, const float* sums) {
-    const int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
-    const bool odd = row & 1;
-    char* const own = staging + row * tile_row_bytes + quarter % 2 * 8;
-#pragma unroll
-    for (int i = 0; i < box_columns / 8; ++i) {
-      const float *const even_sum = sums + i * 4, *const odd_sum = sums + (i ^ 2) * 4;
-      const int chunk = 2 * (odd ? i ^ 2 : i) + quarter / 2;
-      char* const to = own + ((chunk ^ row) << 4);
-      *reinterpret_cast<float2*>(to) = make_float2(odd ? odd_sum[0] : even_sum[0], odd ? odd_sum[1] : even_sum[1]);
-      *reinterpret_cast<float2*>(to + 8 * tile_row_bytes) =
-          make_float2(odd ? odd_sum[2] : even_sum[2], odd ? odd_sum[3] : even_sum[3]);
-    }
+    const auto column_of = [&](int box) { return tile.column * tile_columns + box % boxes_in_row * sums_box_columns; };
+    store_sums<accumulate, boxes, 1>(
+        dw, tile.group, staging, row_of, column_of,
+        [&](int box) { return sums[box / boxes_in_row] + box % boxes_in_row * (sums_box_columns / 2); },
+        [&](int box) { return box / boxes_in_row * (tile_rows / 2) < live && column_of(box) < k; });
   }
 
   /// Shared memory must last until it has been read.
@@ -106,7 +69,7 @@ void run(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const Problem problem{ragged_map(args.dy, args.n, depth),
                         ragged_map(args.x, args.k, depth),
-                        sums_map(args.dw, args.groups, args.n, args.k, box_rows),
+                        sums_map(args.dw, args.groups, args.n, args.k, sums_box_rows),
                         args.offsets,
                         narrow(args.n),
                         narrow(args.k)};

@@ -13,6 +13,95 @@ namespace {
 
 using namespace sm90;
 
+/// Rows of groups times their group's matrix: c_g = a_g b_gᵀ + factor * bias, in bf16.
+struct E4m3Products : E4m3Problem<4, 16 * tile_row_bytes> {
+  static constexpr bool steps_vary = false;
+  int32_t group_stride, column_stride;  // of block_factors
+  const int32_t* offsets;
+  const bf16* bias;           // [groups, n], or null
+  const float* bias_factors;  // of every row, or null = 1
+  bf16* c;
+  int32_t k;
+
+  __device__ __forceinline__ int first(int group) const { return offsets[group]; }
+  __device__ __forceinline__ int last(int group) const { return offsets[group + 1]; }
+  __device__ __forceinline__ int height(int first, int last) const { return last - first; }
+  __device__ __forceinline__ int units(int group) const { return units_of(last(group) - first(group)); }
+  __device__ __forceinline__ int steps(const E4m3Result&) const { return (k + run - 1) / run; }
+  __device__ __forceinline__ void copy_rows(void* to, const E4m3Result& at, int step, int row, uint64_t* full) const {
+    copy_ragged_box(to, a, step * run, row, at.first, at.last, full);
+  }
+  __device__ __forceinline__ void copy_rows_to_pair(void* to, const E4m3Result& at, int step, int row, uint64_t* full) const {
+    copy_ragged_box_to_pair(to, a, step * run, row, at.first, at.last, full);
+  }
+  __device__ __forceinline__ int column(int step) const { return step * run; }
+  __device__ __forceinline__ int matrix(const E4m3Result& at, int) const { return at.group; }
+  __device__ __forceinline__ const float* factors_of_rows(const E4m3Result& at) const {
+    return row_factors + ((at.first + at.row * rows_of_result) & ~3);
+  }
+  __device__ __forceinline__ int factors_skipped(const E4m3Result& at) const { return (at.first + at.row * rows_of_result) % 4; }
+  __device__ __forceinline__ int factor_of_block(const E4m3Result& at) const {
+    return at.group * group_stride + at.column * column_stride;
+  }
+  __device__ __forceinline__ void store(const E4m3Result& result, int row, float (&sums)[64], char* staging) const {
+    const int live = result.last - result.first - row;
+    if (bias != nullptr) add_bias(result, row, live, sums);
+    store_rows(result, row, live, sums, staging);
+  }
+  __device__ __forceinline__ void finish() const {}
+
+ private:
+  __device__ __forceinline__ void add_bias(const E4m3Result& result, int row, int live, float (&sums)[64]) const {
+    const int lane = threadIdx.x % 32, column = result.column * columns_of_result + lane % 4 * 2;
+    const bf16* const of_group = bias + static_cast<int64_t>(result.group) * n + column;
+    float weight[2] = {1.0f, 1.0f};
+    if (bias_factors != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int local = lane / 4 + 8 * i;
+        weight[i] = local < live ? bias_factors[result.first + row + local] : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int eight = 0; eight < 16; ++eight) {
+      const uint32_t two = column + eight * 8 < n ? *reinterpret_cast<const uint32_t*>(of_group + eight * 8) : 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sums[eight * 4 + 2 * i] += weight[i] * lower_bf16(two), sums[eight * 4 + 2 * i + 1] += weight[i] * upper_bf16(two);
+      }
+    }
+  }
+  /// Through shared memory of the warp, so that 16 bytes of eight lanes are a whole line.
+  __device__ __forceinline__ void store_rows(const E4m3Result& result, int row, int live, const float (&sums)[64],
+                                             char* staging) const {
+    const int lane = threadIdx.x % 32, first_column = result.column * columns_of_result + lane % 8 * 8;
+    char* const to_row = staging + lane % 16 * tile_row_bytes;
+    const char* const from = staging + lane / 8 * tile_row_bytes;
+    bf16* to = c + (static_cast<int64_t>(result.first) + row + lane / 8) * n + first_column;
+    const int64_t four_rows = 4 * static_cast<int64_t>(n);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const float* const from_sums = sums + (part * 8 + j) * 4;
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = pack_bf16(from_sums[2 * i], from_sums[2 * i + 1]);
+        store_matrices(to_row + (((j + lane / 16) ^ (lane % 8)) * 16), word);
+      }
+      __syncwarp();
+      const bool in_matrix = first_column + part * 64 < n;
+#pragma unroll
+      for (int pass = 0; pass < 4; ++pass) {
+        const int local = pass * 4 + lane / 8;
+        const uint4 eight = *reinterpret_cast<const uint4*>(from + pass * 4 * tile_row_bytes + ((lane % 8 ^ (local % 8)) * 16));
+        if (in_matrix && local < live) *reinterpret_cast<uint4*>(to + pass * four_rows + part * 64) = eight;
+      }
+    }
+  }
+};
+
 __global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
     e4m3_kernel(const __grid_constant__ E4m3Products problem, int groups) {
 #ifdef MIMO_ON_SM90A
@@ -70,7 +159,7 @@ void multiply(mimo_stream& stream, const E4m3Operand& a, const Matrices& b, cons
   problem.offsets = offsets;
   problem.bias = static_cast<const bf16*>(bias), problem.bias_factors = bias_factors;
   problem.c = static_cast<bf16*>(c), problem.n = narrow(n), problem.k = narrow(k);
-  launch_early(stream, e4m3_kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), e4m3_shared_bytes(groups),
+  launch_early(stream, e4m3_kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), e4m3_shared_bytes<E4m3Products>(groups),
                problem, narrow(groups));
 }
 
