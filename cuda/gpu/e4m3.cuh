@@ -48,6 +48,23 @@ __device__ __forceinline__ uint2 eight_e4m3(const float* value, float factor) {
   return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 
+/// byte[i][j] becomes byte[j][i].
+__device__ __forceinline__ void turn(uint2 (&byte)[8]) {
+  const auto turn_4 = [](uint32_t (&word)[4]) {
+    const uint32_t low01 = __byte_perm(word[0], word[1], 0x5140), high01 = __byte_perm(word[0], word[1], 0x7362);
+    const uint32_t low23 = __byte_perm(word[2], word[3], 0x5140), high23 = __byte_perm(word[2], word[3], 0x7362);
+    word[0] = __byte_perm(low01, low23, 0x5410), word[1] = __byte_perm(low01, low23, 0x7632);
+    word[2] = __byte_perm(high01, high23, 0x5410), word[3] = __byte_perm(high01, high23, 0x7632);
+  };
+  uint32_t quarter[2][2][4];  // of rows, of columns
+#pragma unroll
+  for (int i = 0; i < 8; ++i) quarter[i / 4][0][i % 4] = byte[i].x, quarter[i / 4][1][i % 4] = byte[i].y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) turn_4(quarter[i / 2][i % 2]);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) byte[i] = make_uint2(quarter[0][i / 4][i % 4], quarter[1][i / 4][i % 4]);
+}
+
 /// Eight bf16 as they lie in memory, for loads that are started together and used later.
 __device__ __forceinline__ uint4 eight_bf16(const bf16* from) { return *reinterpret_cast<const uint4*>(from); }
 __device__ __forceinline__ void read(const uint4& from, float (&to)[8]) { read(reinterpret_cast<const bf16*>(&from), to); }

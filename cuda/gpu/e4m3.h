@@ -20,6 +20,25 @@ struct E4m3Operand {
 /// alone; width a multiple of 16.
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to);
 
+/// Rows of groups in blocks of 128, cut at their distance from the group's first row; a group without rows has one block, of zeros.
+/// Blocks of all groups one after the other, at most e4m3_row_blocks of them.
+struct E4m3RowBlocks {
+  int32_t* first;  // [groups + 1]: the first block of every group
+  int2* rows;      // [blocks]: first row and number of rows; -1 behind the last block
+  int64_t blocks;
+};
+constexpr int64_t e4m3_row_blocks(int64_t rows, int64_t groups) { return rows / e4m3_run + groups; }
+void find_row_blocks(mimo_stream& stream, const int32_t* offsets, int64_t groups, const E4m3RowBlocks& to);
+
+/// Columns as rows of 128 numbers, one for every block of rows.
+struct E4m3Columns {
+  uint8_t* values;  // [blocks, width, 128]; zeros behind a block's last row
+  float* factors;   // [blocks, width], or of 128 columns at once [blocks, ceil(width / 128)]
+};
+/// x [rows, width] in bf16, turned and rounded: with a factor for every block and column, or (`square`) for 128 columns. width a
+/// multiple of 16.
+void turn_rows(mimo_stream& stream, const void* x, int64_t width, const E4m3RowBlocks& blocks, bool square, const E4m3Columns& to);
+
 /// The rows of moe_permute in bf16 and in e4m3. row_of_slot: -1 for slots without a row.
 void permute_in_e4m3(mimo_stream& stream, const mimo_moe_permute_args& args, const int32_t* row_of_slot);
 

@@ -19,4 +19,8 @@ bool sm90_grouped_gemm_fits(const mimo_stream& stream, int64_t rows, int64_t gro
 void sm90_bf16_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
 void sm90_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
 
+/// The gradient of matrices in e4m3, of operands in bf16 that are rounded here.
+bool sm90_e4m3_grouped_gemm_weight_gradient_fits(const mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
+void sm90_e4m3_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
+
 }  // namespace mimo::cuda

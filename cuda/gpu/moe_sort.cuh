@@ -1,6 +1,7 @@
 // Shared by both ways of sorting slots by expert (moe_sort.cu, moe_sort_cluster.cu).
 #pragma once
 #include "early.cuh"
+#include "sum_before.cuh"
 
 namespace mimo::cuda {
 
@@ -18,22 +19,6 @@ __device__ __forceinline__ int columns_of(int count) {
   int columns = 32;
   while (columns < count && columns < sort_threads) columns *= 2;
   return columns;
-}
-
-/// Exclusive sum over the block's threads, and the sum of all. `warp_totals` is free again at the block's next barrier.
-__device__ __forceinline__ int2 sum_before(int32_t value, int32_t* warp_totals) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t inclusive = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(all_lanes, inclusive, offset);
-    if (lane >= offset) inclusive += other;
-  }
-  if (lane == 31) warp_totals[warp] = inclusive;
-  __syncthreads();
-  const int32_t total = lane < sort_warps ? warp_totals[lane] : 0;
-  const int32_t before = __reduce_add_sync(all_lanes, lane < warp ? total : 0);
-  return make_int2(before + inclusive - value, __reduce_add_sync(all_lanes, total));
 }
 
 /// rows[warp][e]: bits of the lanes with expert e; afterwards the slots of e in lower warps among those that one thread shares.

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 16
+#define MIMO_ABI_VERSION 17
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -459,7 +459,11 @@ typedef struct mimo_grouped_gemm_args {
 } mimo_grouped_gemm_args;
 MIMO_API int32_t mimo_grouped_gemm(mimo_stream* stream, const mimo_grouped_gemm_args* args);
 
-/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, for every group. A dw that is written is not read. */
+/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, for every group. A dw that is written is not read.
+ *
+ * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: rows of a group are cut into blocks of 128 at their distance from its first row. A block of dy has
+ * a factor for every column, a block of x for 128 columns. Products of a block's rows are summed in fp32, divided by both factors and
+ * added to fp32 sums. On GPUs: sm_90, both in bf16, n and k multiples of 16. */
 typedef struct mimo_grouped_gemm_weight_gradient_args {
   const void* dy; /* [rows, n] */
   const void* x;  /* [rows, k] */
@@ -470,6 +474,7 @@ typedef struct mimo_grouped_gemm_weight_gradient_args {
   int64_t n;
   int64_t k;
   int32_t accumulate; /* 1: added to dw, groups without rows are left alone; 0: theirs is zero */
+  int32_t recipe;     /* MIMO_MLP_RECIPE_* */
   int32_t dy_dtype;
   int32_t x_dtype;
 } mimo_grouped_gemm_weight_gradient_args;
@@ -660,7 +665,7 @@ typedef struct mimo_grouped_bias_backward_args {
 } mimo_grouped_bias_backward_args;
 MIMO_API int32_t mimo_grouped_bias_backward(mimo_stream* stream, const mimo_grouped_bias_backward_args* args);
 
-/* How grouped_mlp multiplies. Weight gradients are plain products of the stored rows in every recipe. */
+/* How grouped_mlp multiplies, and how grouped_gemm_weight_gradient does: the gradient of a layer in e4m3 may be plain. */
 enum mimo_mlp_recipe {
   MIMO_MLP_RECIPE_PLAIN = 0, /* operands as they are stored */
   /* Operands are rounded to e4m3 (docs/spec/moe-performance.md §1.7): rows in runs of 128 columns, matrices in blocks of 128 x

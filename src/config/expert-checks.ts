@@ -41,6 +41,7 @@ const fp8Checks: readonly Check[] = [
 			`it needs experts as one operation, and ${notFused(c)}`,
 		),
 	(c) => unless(c.fp8Recipe === null || c.fp8Format !== null, "fp8-recipe", "it needs fp8-format"),
+	(c) => unless(!c.fp8Wgrad || c.fp8Format !== null, "fp8-wgrad", "it needs fp8-format"),
 	(c) => unless(!c.fp8Emulate || c.fp8Format !== null, "fp8-emulate", "it needs fp8-format"),
 ];
 

@@ -48,7 +48,10 @@ export function expertLayerOf(c: ExpertKeys): ExpertLayer {
 /** A line that says how the experts run and why; null without experts. */
 export function describeExpertPath(
 	c: ExpertKeys &
-		Pick<TrainingConfiguration, "fp8Emulate" | "fp8Format" | "fp8Recipe" | "hybridLayerPattern" | "moeFusedMlp">,
+		Pick<
+			TrainingConfiguration,
+			"fp8Emulate" | "fp8Format" | "fp8Recipe" | "fp8Wgrad" | "hybridLayerPattern" | "moeFusedMlp"
+		>,
 ): string | null {
 	if (!c.hybridLayerPattern.includes("E")) return null;
 	if (c.moeFusedMlp === "off") return "Experts: one operation after the other (moe-fused-mlp is off).";
@@ -56,8 +59,9 @@ export function describeExpertPath(
 	if (obstacle !== null) return `Experts: one operation after the other, because ${obstacle}.`;
 	const whole = `Experts: both products and the activation as one operation (moe-fused-mlp is ${c.moeFusedMlp})`;
 	if (c.fp8Format === null) return `${whole}.`;
+	const gradients = c.fp8Wgrad ? "input and weight gradients" : "input gradients";
 	return (
-		`${whole}, operands of products and input gradients rounded to ${c.fp8Format}, ${c.fp8Recipe}${c.fp8Emulate ? ", which is emulated" : ""}; ` +
-		"weight gradients and master weights are not rounded."
+		`${whole}, operands of products and ${gradients} rounded to ${c.fp8Format}, ${c.fp8Recipe}${c.fp8Emulate ? ", which is emulated" : ""}; ` +
+		`${c.fp8Wgrad ? "" : "weight gradients and "}master weights are not rounded.`
 	);
 }

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 16;
+export const ABI_VERSION = 17;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -207,6 +207,7 @@ export const operations = {
 		n: "i64",
 		k: "i64",
 		accumulate: "i32",
+		recipe: "i32",
 		dy_dtype: "i32",
 		x_dtype: "i32",
 	},

@@ -7,10 +7,11 @@ const gated: ReadonlySet<number> = new Set([Activation.swiglu, Activation.quickG
 
 /**
  * Bytes at the operation's peak, of those whose workspace is as large as activations: experts as one operation
- * (ops/grouped_mlp of both libraries). `values.rows`: those that the library reserves for, which is all that there is memory
+ * (ops/grouped_mlp of both libraries), and their weight gradients in e4m3. `values.rows`: those that the library reserves for, which is all that there is memory
  * for on a GPU and the live ones on a processor, whose gradient of the weighted activation is fp32.
  */
 export function workspaceBytes(name: OperationName, values: OperationValues, kind: DeviceKind): number {
+	if (name === "grouped_gemm_weight_gradient") return weightGradientBytes(values, kind);
 	if (name !== "grouped_mlp_forward" && name !== "grouped_mlp_backward") return 0;
 	const { rows = 0, width = 0, hidden = 0, dtype, z, b1, b2 } = values;
 	const element = dtype === Dtype.f32 ? 4 : 2;
@@ -28,4 +29,15 @@ export function workspaceBytes(name: OperationName, values: OperationValues, kin
 	const sums = (columns: number, bias = 0) => (bias !== 0 && element === 2 ? rows * columns * 4 : 0);
 	const kept = rows * width * element + (z === 0 ? rows * zWidth * element : 0);
 	return kept + Math.max(sums(zWidth, b1), sums(hidden, b2));
+}
+
+/** Both operands, rounded: on a GPU turned into blocks of 128 rows, a byte an element, on a processor in fp32. */
+function weightGradientBytes(
+	{ recipe, rows = 0, groups = 0, n = 0, k = 0 }: OperationValues,
+	kind: DeviceKind,
+): number {
+	if (recipe !== MlpRecipe.e4m3Blockwise) return 0;
+	if (kind === "cpu") return rows * (n + k) * 4;
+	const blocks = Math.floor(rows / 128) + groups;
+	return blocks * (128 * (n + k) + 4 * (n + Math.ceil(k / 128)));
 }

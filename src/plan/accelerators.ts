@@ -94,6 +94,7 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["gelu_gemm_backward", gelu(5120, 1280), 0.352],
 	["grouped_gemm", experts, 0.794],
 	["grouped_gemm_weight_gradient", experts, 0.976],
+	["grouped_gemm_weight_gradient", { ...experts, recipe: MlpRecipe.e4m3Blockwise }, 0.969],
 	["grouped_mlp_forward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_forward", mlpInE4m3)],
 	["grouped_mlp_backward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_backward", mlpInE4m3)],
 	["attention_forward", packed(64, 8), 0.0345],

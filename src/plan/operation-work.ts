@@ -10,14 +10,15 @@ export interface Work {
 	readonly bytes: number;
 }
 
-type RoundedName = "grouped_mlp_forward" | "grouped_mlp_backward";
+const roundedNames = ["grouped_mlp_forward", "grouped_mlp_backward", "grouped_gemm_weight_gradient"] as const;
+type RoundedName = (typeof roundedNames)[number];
 
 /** Name of an operation with a rate of its own, with the rounding of its products where that changes its kernels. */
 export type RatedName = OperationName | `${RoundedName} e4m3`;
 
 export function ratedName(name: OperationName, { recipe }: OperationValues): RatedName {
-	const isRounded = name === "grouped_mlp_forward" || name === "grouped_mlp_backward";
-	return isRounded && recipe === MlpRecipe.e4m3Blockwise ? `${name} e4m3` : name;
+	const rounded = recipe === MlpRecipe.e4m3Blockwise ? roundedNames.find((one) => one === name) : undefined;
+	return rounded === undefined ? name : `${rounded} e4m3`;
 }
 
 const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : 4);
@@ -130,7 +131,9 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		case "grouped_gemm_weight_gradient": {
 			// Matrices are read, or written, or read and written where the gradient is added.
 			const matrices = v.groups! * v.n! * v.k! * 4 * (v.accumulate ? 2 : 1);
-			const bytes = v.rows! * (v.n! + v.k!) * size(v.a_dtype ?? v.dy_dtype) + matrices;
+			// Rounded rows are written and read, a byte an element.
+			const rounded = v.recipe === MlpRecipe.e4m3Blockwise ? 2 : 0;
+			const bytes = v.rows! * (v.n! + v.k!) * (size(v.a_dtype ?? v.dy_dtype) + rounded) + matrices;
 			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
 		}
 		case "moe_permute": {
@@ -193,6 +196,7 @@ const products: readonly RatedName[] = [
 	"grouped_mlp_backward",
 	"grouped_mlp_forward e4m3",
 	"grouped_mlp_backward e4m3",
+	"grouped_gemm_weight_gradient e4m3",
 	"attention_forward",
 	"attention_backward",
 	"ssd_forward",

@@ -1,5 +1,5 @@
 /** Operations of the layers, at the sizes of a 20-layer Nemotron model and its vision tower. */
-import { Dtype } from "../../src/native/abi.ts";
+import { Dtype, MlpRecipe } from "../../src/native/abi.ts";
 import type { Tensor } from "../../src/tensor/tensor.ts";
 import { type Case, hidden, type Tensors, tokens } from "./cuda-case.ts";
 
@@ -139,6 +139,7 @@ export function expertCases(x: Tensors): Case[] {
 						n: width,
 						k: hidden,
 						accumulate,
+						recipe: MlpRecipe.plain,
 						dy_dtype: bf16,
 						x_dtype: bf16,
 					}),

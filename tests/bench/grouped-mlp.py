@@ -124,9 +124,9 @@ class Layer:
     def product(self, library, a, b, c, n, k, transpose_b):
         return self.call(library, "grouped_gemm", a=a, b=b, c=c, n=n, k=k, transpose_b=transpose_b, a_dtype=1, b_dtype=1, c_dtype=1)
 
-    def weight_gradients(self, library, dy, hs, dz, accumulate=1):
+    def weight_gradients(self, library, dy, hs, dz, accumulate=1, **recipe):
         def of(dy, x, dw, n, k):
-            types = dict(accumulate=accumulate, dy_dtype=1, x_dtype=1)
+            types = dict(accumulate=accumulate, dy_dtype=1, x_dtype=1, **recipe)
             return self.call(library, "grouped_gemm_weight_gradient", dy=dy, x=x, dw=dw, n=n, k=k, **types)
 
         return [of(dy, hs, self.dw2, self.hidden, self.width), of(dz, self.x, self.dw1, self.z_width, self.hidden)]
@@ -369,6 +369,7 @@ for sizes in [
     eager_forward, eager_all, eager_added = torch_runs(layer.activation)
     compiled_forward, compiled_all, compiled_added = torch_runs(compiled)
     first_weights = layer.weight_gradients(library, layer.dy, actual["hs"], actual["dz"], accumulate=0)
+    e4m3_weights = layer.weight_gradients(library, layer.dy, actual["hs"], actual["dz"], recipe=1)
     rows = {
         "forward": {
             "separate": in_order(forward),
@@ -398,6 +399,8 @@ for sizes in [
         "all": {
             "separate": in_order(forward + backward + weights),
             "grouped_mlp": in_order(own_forward + own_backward + own_weights),
+            "in e4m3": in_order(e4m3_forward + e4m3_backward + own_weights),
+            "in e4m3, gradients of weights too": in_order(e4m3_forward + e4m3_backward + e4m3_weights),
             # As the first microbatch of a step does it, and PyTorch, whose gradients are new and in bf16.
             "grouped_mlp, gradients written": in_order(own_forward + own_backward + first_weights),
             "PyTorch": eager_all,
@@ -426,7 +429,7 @@ for sizes in [
     if options.kernels:
         kernels("separate", in_order(forward + backward + weights))
         kernels("grouped_mlp", in_order(own_forward + own_backward + own_weights))
-    del layer, leaves, forward, backward, weights, own_forward, own_backward, own_weights, first_weights, inference, rows, contenders
+    del layer, leaves, forward, backward, weights, own_forward, own_backward, own_weights, first_weights, e4m3_weights, inference, rows, contenders
     del expected, actual
     torch.cuda.empty_cache()
 if options.json:

@@ -1,4 +1,5 @@
 /** Products of matrices against OpenBLAS's own sgemm at the same shape, on as many threads. */
+import { MlpRecipe } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { gemm, type Operand } from "../../src/tensor/ops/linear.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
@@ -91,6 +92,7 @@ async function experts(
 			n: outputs,
 			k: inputs,
 			accumulate: 1,
+			recipe: MlpRecipe.plain,
 			dy_dtype: f32,
 			x_dtype: f32,
 		});

@@ -41,6 +41,7 @@ describe("refused by name", () => {
 		[{ ...fp8, "fp8-recipe": null }, "it needs fp8-recipe blockwise"],
 		[{ ...fp8, "fp8-format": null }, 'fp8-recipe (program): the value is "blockwise"; it needs fp8-format'],
 		[{ ...fp8, "fp8-format": "hybrid" }, "hybrid is not built yet"],
+		[{ "fp8-wgrad": true }, "fp8-wgrad (program): the value is true; it needs fp8-format"],
 	] as const) {
 		test(JSON.stringify(keys), () => {
 			const ranks = "llm-tp" in keys ? { "llm-dp": 1 } : {};
@@ -63,5 +64,8 @@ test("the path of experts and why", () => {
 	const fp8 = { bf16: true, device: "cpu", "fp8-format": "e4m3", "fp8-recipe": "blockwise", "fp8-emulate": true };
 	expect(path(fp8)).toContain(
 		"rounded to e4m3, blockwise, which is emulated; weight gradients and master weights are not",
+	);
+	expect(path({ ...fp8, "fp8-wgrad": true })).toContain(
+		"products and input and weight gradients rounded to e4m3, blockwise, which is emulated; master weights are not",
 	);
 });

@@ -139,6 +139,42 @@ void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, in
   run.compare("dw", args.dw, groups * n * k, MIMO_DTYPE_F32);
 }
 
+/// `single`: which operand has a single 1 in a row, in the column of the row's place in its block of 128. Then the gradient is the other
+/// operand as it was rounded (of several blocks their sum), to the last bit.
+enum class Single { none, dy, x };
+
+void weight_gradient_in_e4m3(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool accumulate, Single single) {
+  constexpr int64_t spare = 5, block = 128;
+  if (run.precision != MIMO_DTYPE_BF16) return;
+  const std::vector<int32_t> offsets = offsets_of(counts);
+  const int64_t live = offsets.back(), rows = live + spare, groups = static_cast<int64_t>(counts.size());
+  // Sizes of rows that are far apart, so that small numbers of a block fall between the smallest of e4m3.
+  const auto values = [&](int64_t width, bool ones) {
+    std::vector<float> values = run.normal(rows * width);
+    for (int64_t group = 0; group < groups; ++group) {
+      for (int64_t row = offsets[static_cast<size_t>(group)]; row < offsets[static_cast<size_t>(group) + 1]; ++row) {
+        const int64_t place = (row - offsets[static_cast<size_t>(group)]) % block;
+        const float size = std::ldexp(1.0f, static_cast<int>(row * 7 % 20) - 14);
+        for (int64_t i = 0; i < width; ++i) {
+          float& value = values[static_cast<size_t>(row * width + i)];
+          value = ones ? (i == place ? 1.0f : 0.0f) : value * size;
+        }
+      }
+    }
+    std::fill(values.end() - spare * width, values.end(), NAN);
+    return run.tensor(values);
+  };
+  mimo_grouped_gemm_weight_gradient_args args{};
+  args.dy = values(n, single == Single::dy), args.x = values(k, single == Single::x);
+  args.dw = accumulate ? run.floats(groups * n * k) : run.upload(std::vector<float>(static_cast<size_t>(groups * n * k), NAN));
+  args.accumulate = accumulate, args.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
+  args.offsets = run.upload(offsets);
+  args.rows = rows, args.groups = groups, args.n = n, args.k = k;
+  args.dy_dtype = args.x_dtype = run.dtype();
+  run.call("mimo_grouped_gemm_weight_gradient", args);
+  run.compare("dw", args.dw, groups * n * k, MIMO_DTYPE_F32, single != Single::none);
+}
+
 void column_sum(Run& run, int64_t rows, int64_t width, int64_t stride, int64_t live) {
   mimo_column_sum_args args{};
   args.dy = run.tensor(rows * stride);
@@ -223,8 +259,20 @@ void add_products(Cases& cases, bool large) {
     add(" wide", {129, 40}, 264, 200);
     add(" odd", {2, 0, 5}, 7, 5);
     add(" of no rows", {0, 0, 0}, 264, 200);
+    const auto add_e4m3 = [&](const char* suffix, const std::vector<int32_t>& counts, int64_t n, int64_t k, Single single) {
+      cases.push_back({name + " e4m3" + suffix, [=](Run& run) { weight_gradient_in_e4m3(run, counts, n, k, accumulate, single); }});
+    };
+    add_e4m3("", {3, 0, 130, 1, 64, 0, 17}, 80, 144, Single::none);
+    add_e4m3(" edges", edges, 400, 336, Single::none);
+    add_e4m3(" of no rows", {0, 0, 0}, 272, 208, Single::none);
+    std::vector<int32_t> few;  // more groups than a block has threads
+    for (int group = 0; group < 1100; ++group) few.push_back(group % 3);
+    add_e4m3(" many groups", few, 48, 32, Single::none);
+    add_e4m3(" bytes of dy", edges, 272, 128, Single::x);
+    add_e4m3(" bytes of x", edges, 128, 400, Single::dy);
     cases.push_back({name + " of nothing", [=](Run& run) { weight_gradient(run, {0, 0}, 72, 136, accumulate, 0); }});
     if (large) add(" large", {700, 0, 1, 1500, 64, 333, 2048, 90}, 1856, 2688);
+    if (large) add_e4m3(" large", {700, 0, 1, 1500, 64, 333, 2048, 90}, 1856, 2688, Single::none);
   }
   cases.push_back({"column sum", [](Run& run) { column_sum(run, 300, 72, 80, 300); }});
   cases.push_back({"column sum live rows", [](Run& run) { column_sum(run, 300, 33, 33, 131); }});

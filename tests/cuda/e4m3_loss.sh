@@ -7,7 +7,8 @@
 #
 # MODEL: tiny (on processors; about half a minute a run of 200 steps on two cores), or language1 (the 20-layer language model with 32
 # experts, on one Hopper GPU). RUNS in the environment chooses among bf16, bf16-cut, bf16-apart (the experts' operations
-# one after the other), fp32 (tiny alone), e4m3 and e4m3-cut; the first is what others stand beside.
+# one after the other), fp32 (tiny alone), e4m3, e4m3-cut and e4m3-wgrad (weight gradients too); the first is what others stand
+# beside.
 set -eu
 mimo=$1 folder=$2 model=$3 steps=${4:-200}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -44,8 +45,9 @@ for run in ${RUNS:-bf16 bf16-cut e4m3 e4m3-cut}; do
 	fp32) own=(--no-bf16) ;;
 	e4m3) own=("${rounded[@]}") ;;
 	e4m3-cut) own=("${rounded[@]}" "${cut[@]}") ;;
+	e4m3-wgrad) own=("${rounded[@]}" --fp8-wgrad) ;;
 	*)
-		echo "$0: no run $run; there are bf16, bf16-cut, bf16-apart, fp32, e4m3 and e4m3-cut." >&2
+		echo "$0: no run $run; there are bf16, bf16-cut, bf16-apart, fp32, e4m3, e4m3-cut and e4m3-wgrad." >&2
 		exit 2
 		;;
 	esac

@@ -38,6 +38,7 @@ const moe: HybridConfig["moe"] = {
 	interleave: 0,
 	fused: "auto",
 	recipe: "plain",
+	weightGradientRecipe: "plain",
 };
 
 /** Experts of three tokens; the second token's experts 0 and 3 differ by 1e-6 in their logits. */

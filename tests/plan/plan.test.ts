@@ -32,6 +32,7 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share
 	["one rank", text, 0],
 	["layers recomputed", { ...text, "recompute-granularity": "full" }, 0],
 	["experts in e4m3, layers recomputed", { ...inE4m3, "recompute-granularity": "full" }, 0],
+	["experts and their weight gradients in e4m3", { ...inE4m3, "fp8-wgrad": true }, 0],
 	["tensor parallel", { ...text, "llm-tp": 2 }, 1],
 	["ZeRO-1 over two lanes", { ...text, "llm-tp": 2, "llm-dp": 2, "use-distributed-optimizer": true }, 3],
 	[
@@ -280,6 +281,11 @@ test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates 
 		2, 2,
 	]);
 	expect(calls("forward", "grouped_mlp_forward")).toBe(0);
+	expect(calls("backward", "grouped_gemm_weight_gradient")).toBe(4);
+	const all = await planRank(configurationOf({ ...inE4m3, "fp8-wgrad": true, "global-batch-size": 32 }), 0, counting);
+	const names = all.phases.backward.operations.map(({ name }) => name);
+	expect(names).toContain("grouped_gemm_weight_gradient e4m3");
+	expect(names).not.toContain("grouped_gemm_weight_gradient");
 	const { rates } = acceleratorRates("h200");
 	const seconds = (name: "grouped_mlp_forward" | "grouped_mlp_forward e4m3") =>
 		secondsOf({ name, amount: 1e12, calls: 1 }, rates);

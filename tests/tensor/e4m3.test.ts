@@ -3,6 +3,7 @@ import { afterAll, beforeAll, expect, spyOn, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { E4m3Rows } from "../../src/tensor/ops/e4m3-rows.ts";
+import { addGroupedWeightGradient } from "../../src/tensor/ops/grouped-linear.ts";
 import { groupedMlp } from "../../src/tensor/ops/grouped-mlp.ts";
 import { ExpertOrder, permute, unpermute } from "../../src/tensor/ops/permute.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
@@ -33,15 +34,15 @@ function toE4m3(x: number): number {
 	return Math.sign(x) * codes[best]!;
 }
 
-/** A [rows, width] operand rounded in rectangles of `height` rows and 128 columns. */
-function rounded(values: ArrayLike<number>, width: number, height: number): Float64Array {
+/** A [rows, width] operand rounded in rectangles of `height` rows and `columns` columns. */
+function rounded(values: ArrayLike<number>, width: number, height: number, columns = 128): Float64Array {
 	const result = new Float64Array(values.length);
 	const rows = values.length / width;
 	for (let top = 0; top < rows; top += height) {
-		for (let left = 0; left < width; left += 128) {
+		for (let left = 0; left < width; left += columns) {
 			const places: number[] = [];
 			for (let r = top; r < Math.min(rows, top + height); r++) {
-				for (let c = left; c < Math.min(width, left + 128); c++) places.push(r * width + c);
+				for (let c = left; c < Math.min(width, left + columns); c++) places.push(r * width + c);
 			}
 			const largest = Math.max(...places.map((at) => Math.abs(values[at]!)));
 			const factor = largest > 0 ? 2 ** Math.floor(Math.log2(448 / largest)) : 1;
@@ -68,6 +69,7 @@ function run(
 	hidden: number,
 	width: number,
 	x: Float32Array,
+	weightGradientRecipe: "plain" | "e4m3Blockwise" = "plain",
 ) {
 	const total = loads.reduce((sum, load) => sum + load, 0);
 	const experts = loads.length;
@@ -86,7 +88,7 @@ function run(
 	using p = plainP.withGradient(new GradientSlot(device, plainP.shape, "f32"));
 	const tape = new Tape(device, { recording: true });
 	const sorted = { rows: input, rowProbability: p, offsets };
-	const options = { activation: "squaredRelu", recipe } as const;
+	const options = { activation: "squaredRelu", recipe, weightGradientRecipe } as const;
 	using y = groupedMlp(tape, sorted, { fc1, fc2, fc1Bias: null, fc2Bias: null }, options);
 	const dy = randomValues(total * hidden, 4);
 	y.gradient!.accumulate(Tensor.from(device, dy, y.shape));
@@ -151,6 +153,64 @@ test("forward and backward are those of rounded operands, and far from those of 
 	const plain = run("plain", loads, hidden, width, x);
 	expect(relativeRms(got.y, plain.y)).toBeWithin(0.02, 0.2);
 	expect(relativeRms(got.dx, plain.dx)).toBeWithin(0.02, 0.2);
+});
+
+for (const dtype of ["f32", "bf16"] as const) {
+	test(`weight gradients of rows that are rounded in blocks of 128 of an expert, ${dtype}`, () => {
+		const [loads, n, k] = [[3, 0, 300, 128], 40, 150];
+		const offsets = offsetsOf(loads);
+		const total = offsets.at(-1)!;
+		// Rows of very different sizes; rows behind the last group are not read.
+		const values = (width: number, seed: number) => {
+			const sized = randomValues((total + 2) * width, seed).map(
+				(value, i) => value * 10 ** ((Math.floor(i / width) % 9) - 6),
+			);
+			return sized.fill(Number.NaN, total * width);
+		};
+		using dy = Tensor.from(device, values(n, 21), [total + 2, n], { dtype });
+		using x = Tensor.from(device, values(k, 22), [total + 2, k], { dtype });
+		const stored = { dy: dy.toFloat32(), x: x.toFloat32() };
+		const before = randomValues(loads.length * n * k, 23);
+		using given = Tensor.from(device, offsets);
+		const gradient = (recipe: "plain" | "e4m3Blockwise", accumulate: boolean) => {
+			using dw = Tensor.from(device, accumulate ? before : before.map(() => Number.NaN), [loads.length, n, k]);
+			using weight = new Parameter("w", Tensor.zeros(device, dw.shape), dw.share());
+			if (!accumulate) weight.forgetGradient();
+			addGroupedWeightGradient(device, dy, x, weight, given, recipe);
+			return dw.toFloat32();
+		};
+		const expected = (added: boolean) =>
+			loads.flatMap((_, g) => {
+				const part = (of: Float32Array, width: number) => of.subarray(offsets[g]! * width, offsets[g + 1]! * width);
+				const [left, right] = [rounded(part(stored.dy, n), n, 128, 1), rounded(part(stored.x, k), k, 128)];
+				return Array.from({ length: n * k }, (_, at) => {
+					const [j, i] = [Math.floor(at / k), at % k];
+					let sum = added ? before[g * n * k + at]! : 0;
+					for (let row = 0; row < loads[g]!; row++) sum += left[row * n + j]! * right[row * k + i]!;
+					return sum;
+				});
+			});
+		for (const added of [false, true]) {
+			const got = gradient("e4m3Blockwise", added);
+			expect(relativeRms(got, Float64Array.from(expected(added)))).toBeLessThan(1e-6);
+			const [first, last] = [n * k, 2 * n * k];
+			expect([...got.subarray(first, last)]).toEqual(
+				added ? [...before.subarray(first, last)] : new Array(n * k).fill(0),
+			);
+		}
+		expect(relativeRms(gradient("e4m3Blockwise", false), gradient("plain", false))).toBeWithin(0.005, 0.1);
+	});
+}
+
+test("rounding for weight gradients leaves all else as it is", () => {
+	const [loads, hidden, width] = [[3, 0, 5], 150, 130];
+	const x = randomValues(8 * hidden, 1);
+	const [kept, own] = [
+		run("e4m3Blockwise", loads, hidden, width, x),
+		run("e4m3Blockwise", loads, hidden, width, x, "e4m3Blockwise"),
+	];
+	for (const name of ["y", "dx", "dp"] as const) expect(own[name]).toEqual(kept[name]);
+	for (const name of ["dw1", "dw2"] as const) expect(relativeRms(own[name], kept[name])).toBeWithin(0.005, 0.1);
 });
 
 test("a forward pass without a backward one keeps matrices in one order, recomputation in both at once", () => {

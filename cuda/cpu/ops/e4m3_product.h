@@ -21,4 +21,7 @@ struct E4m3Product {
 };
 void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& product);
 
+/// grouped_gemm_weight_gradient of MIMO_MLP_RECIPE_E4M3_BLOCKWISE.
+void e4m3_grouped_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
+
 }  // namespace mimo::MIMO_ISA

@@ -1,6 +1,7 @@
 // Matrix products of experts (docs/spec/moe-performance.md §1.1, §1.3): each group of rows times its own matrix. A task
 // is a block of one expert's result; the threads claim tasks one after the other, so that experts of different loads
 // balance. Blocks depend on the sizes alone and none is summed over threads.
+#include "e4m3_product.h"
 #include "few_rows.h"
 #include "gemm.h"
 #include "panel_product.h"
@@ -154,6 +155,8 @@ void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_w
   const int32_t* offsets = args.offsets;
   const int64_t begin = offsets[0], end = offsets[args.groups];
   MIMO_REQUIRE(end <= args.rows, "grouped_gemm_weight_gradient");
+  MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_gemm_weight_gradient");
+  if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE) return e4m3_grouped_weight_gradient(stream, args);
   Workspace dy_copy(&stream, args.dy_dtype == MIMO_DTYPE_F32 ? 0 : end * args.n * float_bytes);
   Workspace x_copy(&stream, args.x_dtype == MIMO_DTYPE_F32 ? 0 : end * args.k * float_bytes);
   const float* dy = rows_as_f32(stream, args.dy, args.dy_dtype, begin, end, args.n, dy_copy.as<float>());

@@ -9,23 +9,6 @@ namespace {
 
 constexpr int side = static_cast<int>(e4m3_run), threads = 256, eights = side / 8;
 
-/// byte[i][j] becomes byte[j][i].
-__device__ __forceinline__ void turn(uint2 (&byte)[8]) {
-  const auto turn_4 = [](uint32_t (&word)[4]) {
-    const uint32_t low01 = __byte_perm(word[0], word[1], 0x5140), high01 = __byte_perm(word[0], word[1], 0x7362);
-    const uint32_t low23 = __byte_perm(word[2], word[3], 0x5140), high23 = __byte_perm(word[2], word[3], 0x7362);
-    word[0] = __byte_perm(low01, low23, 0x5410), word[1] = __byte_perm(low01, low23, 0x7632);
-    word[2] = __byte_perm(high01, high23, 0x5410), word[3] = __byte_perm(high01, high23, 0x7632);
-  };
-  uint32_t quarter[2][2][4];  // of rows, of columns
-#pragma unroll
-  for (int i = 0; i < 8; ++i) quarter[i / 4][0][i % 4] = byte[i].x, quarter[i / 4][1][i % 4] = byte[i].y;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) turn_4(quarter[i / 2][i % 2]);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) byte[i] = make_uint2(quarter[0][i / 4][i % 4], quarter[1][i / 4][i % 4]);
-}
-
 __global__ void __launch_bounds__(threads)
     kernel(const bf16* matrices, int64_t rows, int64_t width, uint8_t* values, uint8_t* transposed, float* factors) {
   __shared__ float largest_of_warp[threads / 32];

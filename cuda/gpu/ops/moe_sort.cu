@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(threads)
           sum += here;
         }
       }
-      const int2 before = sum_before(sum, warp_totals[0]);
+      const int2 before = sum_before<sort_warps>(sum, warp_totals[0]);
       if (adds) first[e] = kept + before.x;
       kept += before.y;
       __syncthreads();
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll 8
           for (int s = 0; s < quad_sharers; ++s) total += all[s * stride + e], before += earlier[s * stride + e];
         }
-        const int2 lower_experts = sum_before(total, warp_totals[1]);
+        const int2 lower_experts = sum_before<sort_warps>(total, warp_totals[1]);
         if (adds) {
           next_row[e] = base + lower_experts.x + before;
           if (blockIdx.x == 0) args.offsets[e] = base + lower_experts.x;

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
             all += here;
           }
         }
-        const int2 lower_experts = sum_before(all, warp_totals);
+        const int2 lower_experts = sum_before<sort_warps>(all, warp_totals);
         if (adds) {
           next_row[e] = base + lower_experts.x + before;
           if (blockIdx.x == 0) args.offsets[e] = base + lower_experts.x;

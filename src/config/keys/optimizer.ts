@@ -34,7 +34,7 @@ export const optimizerKeys = {
 	bf16: off("Parameters and activations in bf16 with fp32 master weights, moments and gradients."),
 	"fp8-format": optional(
 		choice(["e4m3"], ["hybrid"]),
-		"Forward products and input gradients of experts with operands rounded to FP8; weight gradients and masters are not.",
+		"Forward products and input gradients of experts with operands rounded to FP8, weight gradients with fp8-wgrad; masters are not.",
 		{ model: false },
 	),
 	"fp8-recipe": optional(
@@ -42,6 +42,7 @@ export const optimizerKeys = {
 		"What shares a scaling factor; blockwise: 128 numbers of a row, 128 × 128 of a matrix.",
 		{ model: false, megatron: "delayed" },
 	),
+	"fp8-wgrad": off("Weight gradients of experts with operands rounded to FP8 too.", { megatron: "true" }),
 	"fp8-emulate": off(
 		"Round as FP8 products would on a device that has none, in bf16 or fp32, to see what it does to a model; slow.",
 	),

@@ -113,6 +113,8 @@ export interface HybridConfig {
 		readonly fused: "auto" | "on" | "off";
 		/** How experts as one operation multiply. */
 		readonly recipe: MlpRecipeName;
+		/** How the gradients of their weights do. */
+		readonly weightGradientRecipe: MlpRecipeName;
 	};
 	/** Differences between single layers of the main part and the model, by layer index. */
 	readonly ofLayer: ReadonlyMap<number, LayerDifference>;

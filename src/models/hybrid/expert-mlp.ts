@@ -35,6 +35,7 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 			...options,
 			activation: mlp.activation,
 			recipe: moe.recipe,
+			weightGradientRecipe: moe.weightGradientRecipe,
 			weightGradientsHide,
 		});
 	}

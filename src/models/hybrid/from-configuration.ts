@@ -21,6 +21,7 @@ export type LanguageModelKeys = Pick<
 	| "embeddingInitMethodStd"
 	| "ffnHiddenSize"
 	| "fp8Format"
+	| "fp8Wgrad"
 	| "gluLinearOffset"
 	| "hiddenDropout"
 	| "hiddenSize"
@@ -143,6 +144,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			interleave: c.moeMlpGluInterleaveSize ?? 0,
 			fused: c.moeFusedMlp,
 			recipe: c.fp8Format === null ? "plain" : "e4m3Blockwise",
+			weightGradientRecipe: c.fp8Wgrad ? "e4m3Blockwise" : "plain",
 		},
 		ofLayer: layerDifferences(c, segments.flat(2)),
 		lora: loraConfig(c),
@@ -176,6 +178,7 @@ const untold = {
 	moeRouterBiasUpdateRate: 0,
 	moeRouterForceLoadBalancing: false,
 	fp8Format: null,
+	fp8Wgrad: false,
 	moeFusedMlp: "auto",
 	moeMlpGluInterleaveSize: null,
 	recomputeGranularity: null,

@@ -65,6 +65,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			interleave: 0,
 			fused: "auto",
 			recipe: "plain",
+			weightGradientRecipe: "plain",
 		},
 		ofLayer: new Map(),
 		lora: null,

@@ -153,6 +153,7 @@ export function predictionModel(
 			interleave: 0,
 			fused: "auto",
 			recipe: "plain",
+			weightGradientRecipe: "plain",
 		},
 		ofLayer: new Map(),
 		lora: null,

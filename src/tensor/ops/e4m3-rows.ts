@@ -5,7 +5,7 @@ import { Tensor } from "../tensor.ts";
 
 const run = 128;
 
-/** Memory of rows [R, C] in e4m3, which stands beside the rows as they are: gradients of weights read those. */
+/** Memory of rows [R, C] in e4m3, which stands beside the rows as they are: gradients of weights read those, also where they round them otherwise. */
 export class E4m3Rows implements Disposable {
 	/** Bytes [R, C]. */
 	readonly values: Tensor;

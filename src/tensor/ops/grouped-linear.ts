@@ -1,6 +1,7 @@
 /**
  * Y = X W_gᵀ for the rows of every expert g (docs/spec/moe-performance.md §1.1, §1.3). Weights are [experts, out, in].
  */
+import { MlpRecipe, type MlpRecipeName } from "../../native/abi.ts";
 import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
@@ -75,13 +76,14 @@ export function groupedLinear(
 	return y;
 }
 
-/** dweight_gOI += dy_ROᵀ · x_RI of the rows of every expert g. */
+/** dweight_gOI += dy_ROᵀ · x_RI of the rows of every expert g, as they are or rounded to e4m3. */
 export function addGroupedWeightGradient(
 	device: Device,
 	dy: Tensor,
 	x: Tensor,
 	weight: Parameter,
 	offsets: Tensor,
+	recipe: MlpRecipeName = "plain",
 ): void {
 	weight.addToGradient((into, accumulate) =>
 		device.run("grouped_gemm_weight_gradient", {
@@ -94,6 +96,7 @@ export function addGroupedWeightGradient(
 			n: dy.width,
 			k: x.width,
 			accumulate: Number(accumulate),
+			recipe: MlpRecipe[recipe],
 			dy_dtype: dy.dtypeCode,
 			x_dtype: x.dtypeCode,
 		}),

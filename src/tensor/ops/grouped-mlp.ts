@@ -37,6 +37,8 @@ export interface SortedRows {
 export interface GroupedMlpOptions extends GatedOptions {
 	readonly activation: ActivationName;
 	readonly recipe?: MlpRecipeName;
+	/** Of the gradients of the weights, whose rows are kept as they are in any case. */
+	readonly weightGradientRecipe?: MlpRecipeName;
 	/** Weight gradients run at the end of the segment, so that they hide the way back of the exchange that brought the rows. */
 	readonly weightGradientsHide?: boolean;
 }
@@ -118,12 +120,10 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 				db2: fc2Bias?.mainGradient ?? null,
 			});
 			const order = { hides: options.weightGradientsHide ?? false };
-			if (hs) {
-				tape.weightGradient([dy, hs, offsets], () => addGroupedWeightGradient(device, dy, hs, fc2, offsets), order);
-			}
-			if (fc1.trainable) {
-				tape.weightGradient([dz, x, offsets], () => addGroupedWeightGradient(device, dz, x, fc1, offsets), order);
-			}
+			const addGradient = (dy: Tensor, x: Tensor, weight: Parameter) =>
+				addGroupedWeightGradient(device, dy, x, weight, offsets, options.weightGradientRecipe);
+			if (hs) tape.weightGradient([dy, hs, offsets], () => addGradient(dy, hs, fc2), order);
+			if (fc1.trainable) tape.weightGradient([dz, x, offsets], () => addGradient(dz, x, fc1), order);
 			if (dx) x.gradient!.accumulate(dx);
 			if (dp) p.gradient!.accumulate(dp);
 		},

@@ -50,9 +50,10 @@ const rounded = {
 describe("layouts round experts to e4m3 as one process does", () => {
 	const quick = [
 		["1+tp2dp2ep4", {}],
-		["1+dp2ep2", { "hybrid-layer-pattern": "ME|*E", "delay-wgrad-compute": true }],
+		["1+dp2ep2", { "hybrid-layer-pattern": "ME|*E", "delay-wgrad-compute": true, "fp8-wgrad": true }],
 	] as const;
 	const all = [
+		["1+tp2dp2ep4", { "fp8-wgrad": true }],
 		["1+dp2", {}],
 		["1+tp2", {}],
 		["1+tp2ep2", {}],

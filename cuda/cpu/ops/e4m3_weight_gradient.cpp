@@ -1,0 +1,91 @@
+// Gradients of experts' matrices from operands rounded to e4m3. What is rounded is scaled back at once: factors are powers of two,
+// which change no digit of a sum.
+#include <algorithm>
+
+#include "e4m3.h"
+#include "e4m3_product.h"
+
+namespace mimo::MIMO_ISA {
+namespace {
+
+constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
+
+/// `columns` <= 128 columns of up to 128 rows, `width` numbers apart: rounds them with a factor for every column or, `square`, one
+/// for all.
+template <class T>
+void round_block(const T* from, int64_t rows, int64_t columns, int64_t width, bool square, float* to) {
+  float magnitude[e4m3_run] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < columns; ++i) {
+      const float x = std::fabs(load(from[row * width + i]));
+      float& most = magnitude[square ? 0 : i];
+      most = x > most ? x : most;
+    }
+  }
+  float power[e4m3_run], back[e4m3_run];
+  for (int64_t i = 0; i < columns; ++i) {
+    const float most = magnitude[square ? 0 : i];
+    power[i] = most < INFINITY ? e4m3_power(most) : NAN;
+    back[i] = 1 / power[i];
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < columns; ++i) {
+      to[row * width + i] = round_to_e4m3(load(from[row * width + i]) * power[i]) * back[i];
+    }
+  }
+}
+
+/// Rounds the rows of all groups, whose blocks begin at the group's first row.
+void round_groups(mimo_stream& stream, const void* from, int32_t dtype, const mimo_grouped_gemm_weight_gradient_args& args,
+                  int64_t width, bool square, float* to) {
+  const int64_t across = e4m3_runs(width);
+  with_dtype(dtype, [&](auto* t) {
+    const auto* const rows = static_cast<decltype(t)>(const_cast<void*>(from));
+    parallel_for(stream.device->threads, args.groups * across, [&](int64_t task) {
+      const int64_t group = task / across, column = task % across * e4m3_run, last = args.offsets[group + 1];
+      for (int64_t row = args.offsets[group]; row < last; row += e4m3_run) {
+        round_block(rows + row * width + column, std::min(e4m3_run, last - row), std::min(e4m3_run, width - column), width, square,
+                    to + row * width + column);
+      }
+    });
+  });
+}
+
+/// dw[j, column .. column + columns) of a group: products of 128 rows are summed on their own.
+void multiply_columns(const float* dy, const float* x, int64_t rows, const mimo_grouped_gemm_weight_gradient_args& args, int64_t j,
+                      int64_t column, int64_t columns, float* dw) {
+  float sums[e4m3_run] = {};
+  for (int64_t first = 0; first < rows; first += e4m3_run) {
+    float of_block[e4m3_run] = {};
+    for (int64_t row = first; row < std::min(rows, first + e4m3_run); ++row) {
+      const float left = dy[row * args.n + j];
+      const float* const right = x + row * args.k + column;
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) of_block[i] += left * right[i];
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < columns; ++i) sums[i] += of_block[i];
+  }
+  float* const to = dw + j * args.k + column;
+#pragma omp simd
+  for (int64_t i = 0; i < columns; ++i) to[i] = (args.accumulate != 0 ? to[i] : 0.0f) + sums[i];
+}
+
+}  // namespace
+
+void e4m3_grouped_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
+  const int64_t live = args.offsets[args.groups];
+  const Workspace dy(&stream, live * args.n * float_bytes), x(&stream, live * args.k * float_bytes);
+  round_groups(stream, args.dy, args.dy_dtype, args, args.n, false, dy.as<float>());
+  round_groups(stream, args.x, args.x_dtype, args, args.k, true, x.as<float>());
+  parallel_for(stream.device->threads, args.groups * args.n, [&](int64_t task) {
+    const int64_t group = task / args.n, first = args.offsets[group], rows = args.offsets[group + 1] - first;
+    if (rows == 0 && args.accumulate != 0) return;
+    for (int64_t column = 0; column < args.k; column += e4m3_run) {
+      multiply_columns(dy.as<float>() + first * args.n, x.as<float>() + first * args.k, rows, args, task % args.n, column,
+                       std::min(e4m3_run, args.k - column), args.dw + group * args.n * args.k);
+    }
+  });
+}
+
+}  // namespace mimo::MIMO_ISA
