@@ -48,6 +48,16 @@ __device__ __forceinline__ uint2 eight_e4m3(const float* value, float factor) {
   return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 
+__device__ __forceinline__ void read_e4m3(const uint2& bytes, float (&to)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t word = i < 2 ? bytes.x : bytes.y;
+    const __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> (i % 2 * 16)), __NV_E4M3);
+    const float2 two = __half22float2(static_cast<__half2>(raw));
+    to[2 * i] = two.x, to[2 * i + 1] = two.y;
+  }
+}
+
 /// byte[i][j] becomes byte[j][i].
 __device__ __forceinline__ void turn(uint2 (&byte)[8]) {
   const auto turn_4 = [](uint32_t (&word)[4]) {

@@ -15,6 +15,10 @@ struct E4m3Operand {
   float* factors;  // [runs, factor_stride]
   int64_t factor_stride;
 };
+/// Memory that a caller gives, for [rows, columns].
+inline E4m3Operand e4m3_operand(const void* values, const float* factors, int64_t rows) {
+  return {static_cast<uint8_t*>(const_cast<void*>(values)), const_cast<float*>(factors), e4m3_factor_stride(rows)};
+}
 
 /// x [rows, width] in bf16 in runs of 128 columns: values [rows, width], factors of every run and row. Rows from `live` on are left
 /// alone; width a multiple of 16.
@@ -35,16 +39,22 @@ struct E4m3Columns {
   uint8_t* values;  // [blocks, width, 128]; zeros behind a block's last row
   float* factors;   // [blocks, width], or of 128 columns at once [blocks, ceil(width / 128)]
 };
-/// x [rows, width] in bf16, turned and rounded: with a factor for every block and column, or (`square`) for 128 columns. width a
-/// multiple of 16.
-void turn_rows(mimo_stream& stream, const void* x, int64_t width, const E4m3RowBlocks& blocks, bool square, const E4m3Columns& to);
+/// Rows in bf16 or, with factors, in e4m3.
+struct E4m3Source {
+  const void* values;    // [rows, width]
+  const float* factors;  // of runs and rows; or null
+  int64_t factor_stride;
+};
+/// x turned and rounded: with a factor for every block and column, or (`square`) for 128 columns. width a multiple of 16.
+void turn_rows(mimo_stream& stream, const E4m3Source& x, int64_t width, const E4m3RowBlocks& blocks, bool square,
+               const E4m3Columns& to);
 
-/// The rows of moe_permute in bf16 and in e4m3. row_of_slot: -1 for slots without a row.
+/// The rows of moe_permute in e4m3 and, unless they are null, in bf16. row_of_slot: -1 for slots without a row.
 void permute_in_e4m3(mimo_stream& stream, const mimo_moe_permute_args& args, const int32_t* row_of_slot);
 
 /// hs of grouped_mlp_forward, rounded to bf16 and then to e4m3 in runs of 128 columns.
 void activate_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args, const void* z, const E4m3Operand& hs);
-/// dz, hs (unless null) and drow_probability without its part of b2 (unless null) of grouped_mlp_backward, from dhs [rows,
+/// dz, hs, hs_e4m3 and drow_probability without its part of b2 (each unless null) of grouped_mlp_backward, from dhs [rows,
 /// width] in bf16; dz also in e4m3, in runs of 128 columns.
 void activation_gradient_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args, const void* dhs,
                                  const E4m3Operand& dz);

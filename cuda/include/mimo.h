@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
-#define MIMO_ABI_VERSION 17
+#define MIMO_ABI_VERSION 18
 /* Texts of fixed length, each with its zero. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
@@ -463,11 +463,14 @@ MIMO_API int32_t mimo_grouped_gemm(mimo_stream* stream, const mimo_grouped_gemm_
  *
  * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: rows of a group are cut into blocks of 128 at their distance from its first row. A block of dy has
  * a factor for every column, a block of x for 128 columns. Products of a block's rows are summed in fp32, divided by both factors and
- * added to fp32 sums. On GPUs: sm_90, both in bf16, n and k multiples of 16. */
+ * added to fp32 sums. Operands may be rows in e4m3, a byte an element, as e4m3_rows writes them: then blocks are rounded from
+ * the numbers that are left. On GPUs: sm_90, both in bf16 or e4m3, n and k multiples of 16. */
 typedef struct mimo_grouped_gemm_weight_gradient_args {
-  const void* dy; /* [rows, n] */
-  const void* x;  /* [rows, k] */
-  float* dw;      /* [groups, n, k] */
+  const void* dy;          /* [rows, n] */
+  const float* dy_factors; /* of a dy in e4m3, whose dy_dtype is u8; else null */
+  const void* x;           /* [rows, k] */
+  const float* x_factors;  /* as dy_factors */
+  float* dw;               /* [groups, n, k] */
   const int32_t* offsets;
   int64_t rows;
   int64_t groups;
@@ -688,6 +691,18 @@ typedef struct mimo_e4m3_matrices_args {
 } mimo_e4m3_matrices_args;
 MIMO_API int32_t mimo_e4m3_matrices(mimo_stream* stream, const mimo_e4m3_matrices_args* args);
 
+/* Rows rounded to e4m3 in runs of 128 columns, the last one cut short, by the rule of e4m3_matrices. */
+typedef struct mimo_e4m3_rows_args {
+  const void* x;            /* [rows, width] */
+  const int32_t* row_count; /* on the device: later rows are left alone */
+  void* values;             /* [rows, width], a byte an element */
+  float* factors;           /* [ceil(width / 128), rows rounded up to 4] what a run's bytes are multiplied by */
+  int64_t rows;
+  int64_t width;
+  int32_t dtype; /* of x: f32 or bf16; GPUs: bf16, width a multiple of 16 */
+} mimo_e4m3_rows_args;
+MIMO_API int32_t mimo_e4m3_rows(mimo_stream* stream, const mimo_e4m3_rows_args* args);
+
 /* Both projections of the experts of a layer and the activation between them, for rows sorted by expert (group):
  *
  *     z_r  = x_r w1_gᵀ + b1_g                    [z_width]; stored, and read by the activation as stored
@@ -708,8 +723,8 @@ MIMO_API int32_t mimo_e4m3_matrices(mimo_stream* stream, const mimo_e4m3_matrice
  * Kernels may keep dhs (of _backward) in fp32 or round it once to `dtype`. Every shape works; fast kernels take bf16 with hidden
  * and width multiples of 64. */
 typedef struct mimo_grouped_mlp_forward_args {
-  const void* x;                /* [rows, hidden] */
-  const void* x_e4m3;           /* e4m3: x as moe_permute rounds it, or null: it is rounded here */
+  const void* x;                /* [rows, hidden]; or null, where x_e4m3 is given */
+  const void* x_e4m3;           /* e4m3: x as e4m3_rows and moe_permute round it, or null: it is rounded here */
   const float* x_factors;       /* of x_e4m3, MIMO_E4M3_SPARE_FACTORS behind them; or null */
   const void* w1;               /* [groups, z_width, hidden]; e4m3: its values */
   const float* w1_factors;      /* e4m3: of e4m3_matrices; else null */
@@ -742,7 +757,7 @@ MIMO_API int32_t mimo_grouped_mlp_forward(mimo_stream* stream, const mimo_groupe
  *     dx_r  = dz_r w1_g
  *     db1_g += Σ dz_r (as stored),  db2_g += Σ p_r dy_r      over the group's rows */
 typedef struct mimo_grouped_mlp_backward_args {
-  const void* dy;          /* [rows, hidden] */
+  const void* dy;          /* [rows, hidden]; or null, where dy_e4m3 is given and neither db2 nor drow_probability with a b2 asks */
   const void* dy_e4m3;     /* as x_e4m3 */
   const float* dy_factors; /* as x_factors */
   const void* z;           /* of _forward */
@@ -754,8 +769,12 @@ typedef struct mimo_grouped_mlp_backward_args {
   const float* row_probability; /* or null = 1 */
   const int32_t* offsets;
   void* dx;                /* [rows, hidden], or null */
-  void* dz;                /* [rows, z_width] */
-  void* hs;                /* [rows, width]; or null: w2 gets no gradient */
+  void* dz;                /* [rows, z_width]; or null, where dz_e4m3 is given and no db1 */
+  void* dz_e4m3;           /* e4m3: dz as e4m3_rows rounds it; or null */
+  float* dz_factors;       /* of dz_e4m3, MIMO_E4M3_SPARE_FACTORS behind them; or null */
+  void* hs;                /* [rows, width]; or null: w2 gets no gradient, or hs_e4m3 is given */
+  void* hs_e4m3;           /* e4m3: hs as e4m3_rows rounds it; or null */
+  float* hs_factors;       /* of hs_e4m3; or null */
   float* drow_probability; /* dp, [rows], written; or null */
   float* db1;              /* [groups, z_width], added to; or null */
   float* db2;              /* [groups, hidden], added to; or null */
@@ -1200,13 +1219,13 @@ typedef struct mimo_moe_node_experts_args {
 MIMO_API int32_t mimo_moe_node_experts(mimo_stream* stream, const mimo_moe_node_experts_args* args);
 
 /* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]. Backward of moe_unpermute. The rows may be
- * written in e4m3 too, as MIMO_MLP_RECIPE_E4M3_BLOCKWISE rounds them. */
+ * written in e4m3 too, as e4m3_rows rounds them, or in e4m3 alone. */
 typedef struct mimo_moe_permute_args {
   const void* x;              /* [T, width] */
   const float* probabilities; /* [T, K], or null */
   const int32_t* slot_of_row; /* [T K] */
   const int32_t* row_count;   /* offsets + E, or null = T K */
-  void* rows;                 /* [T K, width] */
+  void* rows;                 /* [T K, width]; or null, where e4m3 is given */
   float* row_probability;     /* [T K], or null */
   void* e4m3;                 /* [T K, width] a byte an element, or null; GPUs: bf16, width a multiple of 16 */
   float* e4m3_factors;        /* [ceil(width / 128), T K rounded up to 4] what a run's bytes are multiplied by; or null */

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 17;
+export const ABI_VERSION = 18;
 export const RUN_PATH_BYTES = 64;
 export const HOST_BYTES = 64;
 export const MODULE_BYTES = 32;
@@ -199,7 +199,9 @@ export const operations = {
 	},
 	grouped_gemm_weight_gradient: {
 		dy: "ptr",
+		dy_factors: "ptr",
 		x: "ptr",
+		x_factors: "ptr",
 		dw: "ptr",
 		offsets: "ptr",
 		rows: "i64",
@@ -350,6 +352,7 @@ export const operations = {
 		width: "i64",
 		dtype: "i32",
 	},
+	e4m3_rows: { x: "ptr", row_count: "ptr", values: "ptr", factors: "ptr", rows: "i64", width: "i64", dtype: "i32" },
 	grouped_mlp_forward: {
 		x: "ptr",
 		x_e4m3: "ptr",
@@ -389,7 +392,11 @@ export const operations = {
 		offsets: "ptr",
 		dx: "ptr",
 		dz: "ptr",
+		dz_e4m3: "ptr",
+		dz_factors: "ptr",
 		hs: "ptr",
+		hs_e4m3: "ptr",
+		hs_factors: "ptr",
 		drow_probability: "ptr",
 		db1: "ptr",
 		db2: "ptr",

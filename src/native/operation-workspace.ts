@@ -7,8 +7,9 @@ const gated: ReadonlySet<number> = new Set([Activation.swiglu, Activation.quickG
 
 /**
  * Bytes at the operation's peak, of those whose workspace is as large as activations: experts as one operation
- * (ops/grouped_mlp of both libraries), and their weight gradients in e4m3. `values.rows`: those that the library reserves for, which is all that there is memory
- * for on a GPU and the live ones on a processor, whose gradient of the weighted activation is fp32.
+ * (ops/grouped_mlp of both libraries), and their weight gradients in e4m3. `values.rows`: those that the library reserves for,
+ * which is all that there is memory for on a GPU and the live ones on a processor, whose gradient of the weighted activation is
+ * fp32.
  */
 export function workspaceBytes(name: OperationName, values: OperationValues, kind: DeviceKind): number {
 	if (name === "grouped_gemm_weight_gradient") return weightGradientBytes(values, kind);
@@ -19,13 +20,22 @@ export function workspaceBytes(name: OperationName, values: OperationValues, kin
 	if (kind === "cuda" && values.recipe === MlpRecipe.e4m3Blockwise) {
 		// Rows of one operand, a byte an element and a factor for 128 of them.
 		const operand = (columns: number) => rows * (columns + 4 * Math.ceil(columns / 128));
+		// Kernels that know no runs write rows of bf16, which are rounded after them.
+		const inSteps = zWidth > width && (values.interleave !== 0 || width % 128 !== 0);
+		const steps = inSteps ? rows * (zWidth + width) * 2 : 0;
 		// What enters the layer may have been rounded where it was written.
 		const given = name === "grouped_mlp_backward" ? values.dy_e4m3 : values.x_e4m3;
 		const entering = given ? 0 : operand(hidden);
-		if (name === "grouped_mlp_backward") return rows * width * 2 + Math.max(entering, operand(zWidth));
+		if (name === "grouped_mlp_backward") {
+			return rows * width * 2 + Math.max(entering, values.dz_e4m3 ? steps : operand(zWidth));
+		}
 		return (z === 0 ? rows * zWidth * 2 : 0) + Math.max(entering, operand(width));
 	}
-	if (name === "grouped_mlp_backward") return rows * width * (kind === "cpu" ? 4 : element);
+	if (name === "grouped_mlp_backward") {
+		// A processor stores rows that leave in e4m3 alone before it rounds them.
+		const stored = kind === "cpu" && values.dz_e4m3 ? rows * (zWidth + (values.hs_e4m3 ? width : 0)) * element : 0;
+		return rows * width * (kind === "cpu" ? 4 : element) + stored;
+	}
 	const sums = (columns: number, bias = 0) => (bias !== 0 && element === 2 ? rows * columns * 4 : 0);
 	const kept = rows * width * element + (z === 0 ? rows * zWidth * element : 0);
 	return kept + Math.max(sums(zWidth, b1), sums(hidden, b2));

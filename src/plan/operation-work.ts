@@ -21,7 +21,7 @@ export function ratedName(name: OperationName, { recipe }: OperationValues): Rat
 	return rounded === undefined ? name : `${rounded} e4m3`;
 }
 
-const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : 4);
+const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : dtype === Dtype.u8 ? 1 : 4);
 
 /** Operations whose work workOf() counts by a formula of their own. */
 type OwnFormula =
@@ -32,6 +32,7 @@ type OwnFormula =
 	| "grouped_gemm_weight_gradient"
 	| "moe_permute"
 	| "e4m3_matrices"
+	| "e4m3_rows"
 	| "grouped_mlp_forward"
 	| "grouped_mlp_backward"
 	| "attention_forward"
@@ -133,14 +134,17 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const matrices = v.groups! * v.n! * v.k! * 4 * (v.accumulate ? 2 : 1);
 			// Rounded rows are written and read, a byte an element.
 			const rounded = v.recipe === MlpRecipe.e4m3Blockwise ? 2 : 0;
-			const bytes = v.rows! * (v.n! + v.k!) * (size(v.a_dtype ?? v.dy_dtype) + rounded) + matrices;
-			return { flops: 2 * v.rows! * v.n! * v.k!, bytes };
+			const ofRow = v.n! * (size(v.a_dtype ?? v.dy_dtype) + rounded) + v.k! * (size(v.a_dtype ?? v.x_dtype) + rounded);
+			return { flops: 2 * v.rows! * v.n! * v.k!, bytes: v.rows! * ofRow + matrices };
 		}
 		case "moe_permute": {
 			// A token is read once.
 			const [read, written] = [v.tokens! * v.width!, v.tokens! * v.topk! * v.width!];
-			return { flops: 0, bytes: (read + written) * size(v.dtype) + (v.e4m3 ? written : 0) };
+			const asTheyAre = v.rows === 0 ? read : read + written;
+			return { flops: 0, bytes: asTheyAre * size(v.dtype) + (v.e4m3 ? written : 0) };
 		}
+		case "e4m3_rows":
+			return { flops: 0, bytes: v.rows! * v.width! * (size(v.dtype) + 1) };
 		case "e4m3_matrices":
 			return { flops: 0, bytes: v.count! * v.rows! * v.width! * (size(v.dtype) + (v.transposed === 0 ? 1 : 2)) };
 		case "grouped_mlp_forward":

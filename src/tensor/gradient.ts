@@ -1,6 +1,6 @@
 /** The gradients of one value, which gather during a backward pass. */
 import type { Device } from "../native/device.ts";
-import type { E4m3Rows } from "./ops/e4m3-rows.ts";
+import type { E4m3Form, E4m3Rows } from "./ops/e4m3-rows.ts";
 import { axpby, type FloatDtype, Tensor } from "./tensor.ts";
 
 export class GradientSlot {
@@ -8,8 +8,8 @@ export class GradientSlot {
 	/** The window, from when it is asked for until the gradient is taken. */
 	#opened: Tensor | null = null;
 	#inE4m3: E4m3Rows | null = null;
-	/** Whether the reader of the gradient wants it rounded to e4m3 too, where the operation that computes it can do that. */
-	wantsE4m3 = false;
+	/** How the reader of the gradient wants it rounded to e4m3, where the operation that computes it can do that; null: not. */
+	wantsE4m3: E4m3Form | null = null;
 
 	/**
 	 * A slot for a value of this shape and storage type. `openWindow` makes an owner of a part of a larger gradient,
@@ -45,7 +45,7 @@ export class GradientSlot {
 		return Tensor.empty(this.device, this.shape, this.dtype);
 	}
 
-	/** Adds a gradient, which may come rounded too; takes ownership of both. */
+	/** Adds a gradient, which may come rounded too, or be the bytes of `inE4m3` (ops/e4m3-rows.ts); takes ownership of both. */
 	accumulate(gradient: Tensor, inE4m3: E4m3Rows | null = null): void {
 		const first = this.#gradient === null;
 		this.update((previous, target) => {
@@ -79,6 +79,7 @@ export class GradientSlot {
 		// A sum is another value than what was rounded.
 		this.takeE4m3()?.[Symbol.dispose]();
 		const previous = this.#gradient;
+		if (previous?.dtype === "u8") throw new Error("Nothing can be added to a gradient that came in e4m3 alone.");
 		let target: Tensor | null = null;
 		if (previous !== null) {
 			// The window belongs to this slot alone, though the whole gradient owns its memory too.

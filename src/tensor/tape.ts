@@ -135,11 +135,11 @@ export class Tape {
 
 	/**
 	 * The output of an operation on `inputs`: given a gradient slot when the tape records and an input (or a trainable
-	 * parameter) wants gradients. Takes over `value`.
+	 * parameter) wants gradients, by default in the storage type of `value`. Takes over `value`.
 	 */
-	output(value: Tensor, wantsGradient: boolean): Tensor {
+	output(value: Tensor, wantsGradient: boolean, gradientDtype = value.dtype as FloatDtype): Tensor {
 		if (!this.recording || !wantsGradient) return value;
-		const output = value.withGradient(new GradientSlot(value.device, value.shape, value.dtype as FloatDtype));
+		const output = value.withGradient(new GradientSlot(value.device, value.shape, gradientDtype));
 		value[Symbol.dispose]();
 		return output;
 	}

@@ -135,6 +135,8 @@ export function expertCases(x: Tensors): Case[] {
 						...common,
 						dy: output,
 						x: input,
+						dy_factors: null,
+						x_factors: null,
 						dw: gradient,
 						n: width,
 						k: hidden,

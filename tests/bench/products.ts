@@ -85,6 +85,8 @@ async function experts(
 		device.run("grouped_gemm_weight_gradient", {
 			dy,
 			x,
+			dy_factors: null,
+			x_factors: null,
 			dw,
 			offsets,
 			rows: total,

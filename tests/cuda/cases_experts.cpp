@@ -156,6 +156,12 @@ void moves(Run& run, int64_t tokens, int64_t topk, int64_t experts, int64_t widt
     run.compare("rows beside e4m3", p.rows, tokens * topk * width, run.dtype(), true);
     run.compare("rows in e4m3", p.e4m3, tokens * topk * width, MIMO_DTYPE_U8, true);
     run.compare("factors", p.e4m3_factors, factors, MIMO_DTYPE_F32, true);
+    p.rows = nullptr;
+    p.e4m3 = run.output(tokens * topk * width, MIMO_DTYPE_U8);
+    p.e4m3_factors = static_cast<float*>(run.output(factors, MIMO_DTYPE_F32));
+    run.call("mimo_moe_permute", p);
+    run.compare("rows in e4m3 alone", p.e4m3, tokens * topk * width, MIMO_DTYPE_U8, true);
+    run.compare("factors of rows in e4m3 alone", p.e4m3_factors, factors, MIMO_DTYPE_F32, true);
   }
   mimo_moe_unpermute_args u{};
   u.rows = run.tensor(tokens * topk * width);

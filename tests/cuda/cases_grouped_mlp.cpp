@@ -41,10 +41,10 @@ struct Matrices {
   const float* factors;
 };
 
-/// Rows that were rounded where they were written.
+/// Rows in e4m3.
 struct RoundedRows {
-  const void* values = nullptr;
-  const float* factors = nullptr;
+  void* values;
+  float* factors;
 };
 
 /// Sizes and inputs that both directions have.
@@ -103,6 +103,27 @@ struct Layer {
     run.compare("factors of rounded rows", p.e4m3_factors, factors, MIMO_DTYPE_F32, true);
     return {p.e4m3, p.e4m3_factors};
   }
+  int64_t factors_of(int64_t width) const { return (width + 127) / 128 * ((rows + 3) / 4 * 4); }
+  RoundedRows room(int64_t width) {
+    return {run.output(rows * width, MIMO_DTYPE_U8),
+            static_cast<float*>(run.output(factors_of(width) + MIMO_E4M3_SPARE_FACTORS, MIMO_DTYPE_F32))};
+  }
+  /// Rows in e4m3 must be what rounding the stored ones gives: notes how many bytes and factors differ.
+  void same_bytes(const std::string& name, const void* stored, const RoundedRows& got, int64_t width) {
+    const RoundedRows expected = room(width);
+    mimo_e4m3_rows_args r{};
+    r.x = stored, r.row_count = run.upload(std::vector<int32_t>{offsets.back()}), r.values = expected.values, r.factors = expected.factors;
+    r.rows = rows, r.width = width, r.dtype = dtype;
+    run.call("mimo_e4m3_rows", r);
+    double differences = 0;
+    const auto count = [&](const void* one, const void* other, int64_t elements, int32_t stored_as) {
+      const std::vector<double> a = run.fetch(one, elements, stored_as), b = run.fetch(other, elements, stored_as);
+      for (size_t i = 0; i < a.size(); ++i) differences += a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i])) ? 1 : 0;
+    };
+    count(expected.values, got.values, rows * width, MIMO_DTYPE_U8);
+    count(expected.factors, got.factors, factors_of(width), MIMO_DTYPE_F32);
+    run.outputs.push_back({name + " in e4m3", {differences}, true});
+  }
   /// The bits of a result must not depend on where its rows were rounded: notes how many numbers differ.
   void same(const std::string& name, const void* one, const void* other, int64_t width) {
     const std::vector<double> a = run.fetch(one, rows * width, dtype), b = run.fetch(other, rows * width, dtype);
@@ -134,7 +155,7 @@ void forward(Run& run, const Mlp& m) {
   if (m.rounded()) {
     const RoundedRows x = layer.rounded(f.x);
     mimo_grouped_mlp_forward_args given = f;
-    given.x_e4m3 = x.values, given.x_factors = x.factors;
+    given.x = nullptr, given.x_e4m3 = x.values, given.x_factors = x.factors;
     given.z = layer.tensor(layer.kept(layer.z_width)), given.y = layer.tensor(layer.kept(m.hidden));
     run.call("mimo_grouped_mlp_forward", given);
     layer.same("z", f.z, given.z, layer.z_width);
@@ -190,6 +211,15 @@ void backward(Run& run, const Mlp& m) {
     run.call("mimo_grouped_mlp_backward", given);
     layer.same("dx", b.dx, given.dx, m.hidden);
     layer.same("dz", b.dz, given.dz, layer.z_width);
+    if (!m.biases) {
+      const RoundedRows dz = layer.room(layer.z_width), hs = layer.room(m.width);
+      given.dy = given.dz = given.hs = nullptr, given.dx = layer.tensor(layer.kept(m.hidden));
+      given.dz_e4m3 = dz.values, given.dz_factors = dz.factors, given.hs_e4m3 = hs.values, given.hs_factors = hs.factors;
+      run.call("mimo_grouped_mlp_backward", given);
+      layer.same("dx of rows in e4m3 alone", b.dx, given.dx, m.hidden);
+      layer.same_bytes("dz", b.dz, dz, layer.z_width);
+      layer.same_bytes("hs", b.hs, hs, m.width);
+    }
   }
   if (!m.biases) return;
   run.compare("db1", b.db1, layer.groups * layer.z_width, MIMO_DTYPE_F32);
@@ -274,6 +304,9 @@ void add_grouped_mlp(Cases& cases, bool large) {
   add_e4m3("squared_relu narrow", {edges, 128, 16, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
   add_e4m3("tanh gelu", {few, 144, 592, MIMO_ACTIVATION_GELU_TANH, 0, INFINITY, true});
   add_e4m3("swiglu", {edges, 256, 384, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, true});
+  add_e4m3("swiglu alone", {edges, 256, 384, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, false});
+  add_e4m3("swiglu blocks of 32 alone", {few, 128, 224, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, false});
+  add_e4m3("squared_relu edges alone", {edges, 336, 400, MIMO_ACTIVATION_SQUARED_RELU, 0, INFINITY, false});
   add_e4m3("swiglu 144", {few, 272, 144, MIMO_ACTIVATION_SWIGLU, 0, 1.0f, false});
   add_e4m3("swiglu blocks of 32", {few, 128, 224, MIMO_ACTIVATION_SWIGLU, 32, INFINITY, true});
   add_e4m3("no rows", {{0, 0, 0}, 64, 64, MIMO_ACTIVATION_SWIGLU, 0, INFINITY, true});

@@ -143,7 +143,9 @@ void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, in
 /// operand as it was rounded (of several blocks their sum), to the last bit.
 enum class Single { none, dy, x };
 
-void weight_gradient_in_e4m3(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool accumulate, Single single) {
+/// `rounded`: operands come in e4m3.
+void weight_gradient_in_e4m3(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool accumulate, Single single,
+                             bool rounded) {
   constexpr int64_t spare = 5, block = 128;
   if (run.precision != MIMO_DTYPE_BF16) return;
   const std::vector<int32_t> offsets = offsets_of(counts);
@@ -171,6 +173,22 @@ void weight_gradient_in_e4m3(Run& run, const std::vector<int32_t>& counts, int64
   args.offsets = run.upload(offsets);
   args.rows = rows, args.groups = groups, args.n = n, args.k = k;
   args.dy_dtype = args.x_dtype = run.dtype();
+  if (rounded) {
+    const auto in_e4m3 = [&](const void*& x, const float*& factors, int32_t& dtype, int64_t width) {
+      mimo_e4m3_rows_args r{};
+      const int64_t count = (width + 127) / 128 * ((rows + 3) / 4 * 4);
+      r.x = x, r.row_count = run.upload(std::vector<int32_t>{static_cast<int32_t>(live)});
+      r.values = run.upload(std::vector<uint8_t>(static_cast<size_t>(rows * width), 0x7F));  // not numbers
+      r.factors = run.upload(std::vector<float>(static_cast<size_t>(count), NAN));
+      r.rows = rows, r.width = width, r.dtype = run.dtype();
+      run.call("mimo_e4m3_rows", r);
+      run.compare("rows in e4m3", r.values, live * width, MIMO_DTYPE_U8, true);
+      run.compare("factors of rows", r.factors, count, MIMO_DTYPE_F32, true);
+      x = r.values, factors = r.factors, dtype = MIMO_DTYPE_U8;
+    };
+    in_e4m3(args.dy, args.dy_factors, args.dy_dtype, n);
+    in_e4m3(args.x, args.x_factors, args.x_dtype, k);
+  }
   run.call("mimo_grouped_gemm_weight_gradient", args);
   run.compare("dw", args.dw, groups * n * k, MIMO_DTYPE_F32, single != Single::none);
 }
@@ -260,7 +278,10 @@ void add_products(Cases& cases, bool large) {
     add(" odd", {2, 0, 5}, 7, 5);
     add(" of no rows", {0, 0, 0}, 264, 200);
     const auto add_e4m3 = [&](const char* suffix, const std::vector<int32_t>& counts, int64_t n, int64_t k, Single single) {
-      cases.push_back({name + " e4m3" + suffix, [=](Run& run) { weight_gradient_in_e4m3(run, counts, n, k, accumulate, single); }});
+      for (const bool rounded : {false, true}) {
+        cases.push_back({name + " e4m3" + suffix + (rounded ? " of rows in e4m3" : ""),
+                         [=](Run& run) { weight_gradient_in_e4m3(run, counts, n, k, accumulate, single, rounded); }});
+      }
     };
     add_e4m3("", {3, 0, 130, 1, 64, 0, 17}, 80, 144, Single::none);
     add_e4m3(" edges", edges, 400, 336, Single::none);

@@ -177,9 +177,9 @@ function open(
 	if (kind === "nodes") {
 		const { within, between } = groups.nodes.get(ranksPerNode)!;
 		const nodes = { within: seen(within), between: seen(between) };
-		return new HierarchicalDispatcher(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null, false);
+		return new HierarchicalDispatcher(tape, u, { expertIndex, probabilities }, { ...members, nodes }, null, null);
 	}
-	if (kind === "gathered") return new AllGatherDispatcher(tape, u, { expertIndex, probabilities }, members, false);
+	if (kind === "gathered") return new AllGatherDispatcher(tape, u, { expertIndex, probabilities }, members, null);
 	const order = ExpertOrder.of(device, expertIndex, (world.size / expertTensor) * localExperts);
 	return new AllToAllDispatcher(tape, u, { probabilities }, order, members, null);
 }

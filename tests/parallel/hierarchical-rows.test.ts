@@ -57,8 +57,8 @@ function planned(kind: "nodes" | "gathered") {
 	const routing = { expertIndex, probabilities };
 	using dispatcher =
 		kind === "nodes"
-			? new HierarchicalDispatcher(tape, u, routing, members, null, false)
-			: new AllGatherDispatcher(tape, u, routing, members, false);
+			? new HierarchicalDispatcher(tape, u, routing, members, null, null)
+			: new AllGatherDispatcher(tape, u, routing, members, null);
 	let expertRows = 0;
 	{
 		using arrived = dispatcher.finishDispatch();

@@ -272,7 +272,7 @@ test("an operation's time lies between the timed ones", () => {
 });
 
 test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates of their own", async () => {
-	const { phases } = await planRank(configurationOf({ ...inE4m3, "global-batch-size": 32 }), 0, counting);
+	const { phases, memory } = await planRank(configurationOf({ ...inE4m3, "global-batch-size": 32 }), 0, counting);
 	const calls = (phase: keyof typeof phases, name: string) =>
 		phases[phase].operations.filter((one) => one.name === name).reduce((sum, one) => sum + one.calls, 0);
 	expect(calls("prepare", "e4m3_matrices")).toBe(4);
@@ -286,6 +286,8 @@ test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates 
 	const names = all.phases.backward.operations.map(({ name }) => name);
 	expect(names).toContain("grouped_gemm_weight_gradient e4m3");
 	expect(names).not.toContain("grouped_gemm_weight_gradient");
+	// Experts keep their rows in e4m3 alone.
+	expect(all.memory.activations).toBeLessThan(memory.activations);
 	const { rates } = acceleratorRates("h200");
 	const seconds = (name: "grouped_mlp_forward" | "grouped_mlp_forward e4m3") =>
 		secondsOf({ name, amount: 1e12, calls: 1 }, rates);
@@ -297,5 +299,6 @@ test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates 
 		const moved = (of: typeof phases) =>
 			of[phase].operations.filter((one) => one.name === "moe_permute").reduce((sum, one) => sum + one.amount, 0);
 		expect(moved(phases)).toBeGreaterThan(moved(plain.phases));
+		expect(moved(all.phases)).toBeLessThan(moved(plain.phases));
 	}
 });

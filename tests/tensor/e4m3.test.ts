@@ -156,7 +156,7 @@ test("forward and backward are those of rounded operands, and far from those of 
 });
 
 for (const dtype of ["f32", "bf16"] as const) {
-	test(`weight gradients of rows that are rounded in blocks of 128 of an expert, ${dtype}`, () => {
+	test(`weight gradients of rows, as they are or in e4m3, that are rounded in blocks of 128 of an expert, ${dtype}`, () => {
 		const [loads, n, k] = [[3, 0, 300, 128], 40, 150];
 		const offsets = offsetsOf(loads);
 		const total = offsets.at(-1)!;
@@ -172,16 +172,22 @@ for (const dtype of ["f32", "bf16"] as const) {
 		const stored = { dy: dy.toFloat32(), x: x.toFloat32() };
 		const before = randomValues(loads.length * n * k, 23);
 		using given = Tensor.from(device, offsets);
-		const gradient = (recipe: "plain" | "e4m3Blockwise", accumulate: boolean) => {
+		const gradient = (recipe: "plain" | "e4m3Blockwise", accumulate: boolean, inE4m3 = false) => {
 			using dw = Tensor.from(device, accumulate ? before : before.map(() => Number.NaN), [loads.length, n, k]);
 			using weight = new Parameter("w", Tensor.zeros(device, dw.shape), dw.share());
 			if (!accumulate) weight.forgetGradient();
-			addGroupedWeightGradient(device, dy, x, weight, given, recipe);
+			using rowCount = given.columns(loads.length, 1);
+			using dyInE4m3 = inE4m3 ? E4m3Rows.of(dy, rowCount) : null;
+			using xInE4m3 = inE4m3 ? E4m3Rows.of(x, rowCount) : null;
+			addGroupedWeightGradient(device, dyInE4m3 ?? dy, xInE4m3 ?? x, weight, given, recipe);
 			return dw.toFloat32();
 		};
-		const expected = (added: boolean) =>
+		const expected = (added: boolean, inE4m3: boolean) =>
 			loads.flatMap((_, g) => {
-				const part = (of: Float32Array, width: number) => of.subarray(offsets[g]! * width, offsets[g + 1]! * width);
+				const part = (of: Float32Array, width: number) => {
+					const stored = of.subarray(offsets[g]! * width, offsets[g + 1]! * width);
+					return inE4m3 ? rows(stored, width) : stored;
+				};
 				const [left, right] = [rounded(part(stored.dy, n), n, 128, 1), rounded(part(stored.x, k), k, 128)];
 				return Array.from({ length: n * k }, (_, at) => {
 					const [j, i] = [Math.floor(at / k), at % k];
@@ -190,15 +196,19 @@ for (const dtype of ["f32", "bf16"] as const) {
 					return sum;
 				});
 			});
-		for (const added of [false, true]) {
-			const got = gradient("e4m3Blockwise", added);
-			expect(relativeRms(got, Float64Array.from(expected(added)))).toBeLessThan(1e-6);
+		for (const [added, inE4m3] of [false, true].flatMap((added) =>
+			[false, true].map((form) => [added, form] as const),
+		)) {
+			const got = gradient("e4m3Blockwise", added, inE4m3);
+			expect(relativeRms(got, Float64Array.from(expected(added, inE4m3)))).toBeLessThan(1e-6);
 			const [first, last] = [n * k, 2 * n * k];
 			expect([...got.subarray(first, last)]).toEqual(
 				added ? [...before.subarray(first, last)] : new Array(n * k).fill(0),
 			);
 		}
-		expect(relativeRms(gradient("e4m3Blockwise", false), gradient("plain", false))).toBeWithin(0.005, 0.1);
+		for (const inE4m3 of [false, true]) {
+			expect(relativeRms(gradient("e4m3Blockwise", false, inE4m3), gradient("plain", false))).toBeWithin(0.005, 0.1);
+		}
 	});
 }
 
@@ -261,8 +271,9 @@ function orderOfChoices(): ExpertOrder {
 	return ExpertOrder.of(device, index, experts);
 }
 
-test("a permutation writes its rows in e4m3 too", () => {
+test("a permutation writes its rows in e4m3 too, or alone", () => {
 	const width = 150;
+	const stride = Math.ceil((tokens * topk) / 4) * 4;
 	// Tokens of very different sizes, one of zeros and one with an infinity.
 	const x = randomValues(tokens * width, 7).map(
 		(value, i) => value * [1, 1e-4, 300, 0, 2][Math.floor(i / width) % tokens]!,
@@ -272,13 +283,27 @@ test("a permutation writes its rows in e4m3 too", () => {
 	using input = Tensor.from(device, x, [tokens, width]);
 	using probabilities = Tensor.from(device, new Float32Array(tokens * topk), [tokens, topk]);
 	const tape = new Tape(device, { recording: false });
-	const permuted = permute(tape, input, probabilities, order, { inE4m3: true });
-	using _rows = permuted.rows;
+	const permuted = permute(tape, input, probabilities, order, { inE4m3: "beside" });
+	using rowsBeside = permuted.rows;
 	using _rowProbability = permuted.rowProbability;
 	using inE4m3 = permuted.inE4m3!;
+	expect(rowsBeside.dtype).toBe("f32");
 	const bytes = bytesOf(inE4m3.values);
 	const factors = inE4m3.factors.toFloat32();
-	const stride = Math.ceil((tokens * topk) / 4) * 4;
+	const permutedAlone = permute(tape, input, probabilities, order, { inE4m3: "alone" });
+	using rowsAlone = permutedAlone.rows;
+	using _probabilityAlone = permutedAlone.rowProbability;
+	using alone = permutedAlone.inE4m3!;
+	using roundedApart = E4m3Rows.of(rowsBeside, order.rowCount);
+	const live = slots.length * width;
+	for (const one of [alone, roundedApart]) {
+		expect(bytesOf(one.values).subarray(0, live)).toEqual(bytes.subarray(0, live));
+		for (let run = 0; run < 2; run++) {
+			const of = (all: Float32Array) => all.subarray(run * stride, run * stride + slots.length);
+			expect(of(one.factors.toFloat32())).toEqual(of(factors));
+		}
+	}
+	expect(bytesOf(rowsAlone).subarray(0, live)).toEqual(bytes.subarray(0, live));
 	const numberOf = (byte: number) => (byte & 0x80 ? -1 : 1) * (codes[byte & 0x7f] ?? Number.NaN);
 	for (const [row, slot] of slots.entries()) {
 		const token = Math.floor(slot / topk);
@@ -292,8 +317,16 @@ test("a permutation writes its rows in e4m3 too", () => {
 	}
 });
 
-for (const dtype of ["f32", "bf16"] as const) {
-	test(`experts compute the same bits from rows that were rounded where they were written, ${dtype}`, () => {
+for (const [dtype, weightGradientRecipe, biased] of [
+	["f32", "plain", false],
+	["bf16", "plain", false],
+	["f32", "e4m3Blockwise", false],
+	["bf16", "e4m3Blockwise", false],
+	["bf16", "e4m3Blockwise", true],
+] as const) {
+	const form = weightGradientRecipe === "plain" || biased ? "beside" : "alone";
+	const named = `${dtype}, weight gradients ${weightGradientRecipe}${biased ? ", biases" : ""}`;
+	test(`experts compute the same bits from rows that were rounded where they were written, ${named}`, () => {
 		const [hidden, width] = [160, 144];
 		const calls = spyOn(device, "run");
 		const pass = (before: boolean) => {
@@ -304,31 +337,38 @@ for (const dtype of ["f32", "bf16"] as const) {
 				new Parameter(name, of(seed, shape, 0.1), Tensor.zeros(device, shape));
 			using fc1 = parameter("w1", 11, [experts, 2 * width, hidden]);
 			using fc2 = parameter("w2", 12, [experts, hidden, width]);
+			using fc1Bias = biased ? parameter("b1", 16, [experts, 2 * width]) : null;
+			using fc2Bias = biased ? parameter("b2", 17, [experts, hidden]) : null;
 			using order = orderOfChoices();
 			using plainX = of(13, [tokens, hidden], 3);
 			using x = plainX.withGradient(new GradientSlot(device, plainX.shape, dtype));
 			using plainP = Tensor.from(device, randomValues(tokens * topk, 14), [tokens, topk]);
 			using probabilities = plainP.withGradient(new GradientSlot(device, plainP.shape, "f32"));
 			const tape = new Tape(device, { recording: true });
-			const { rows, inE4m3, rowProbability } = permute(tape, x, probabilities, order, { inE4m3: before });
+			const permuted = permute(tape, x, probabilities, order, { inE4m3: before ? form : null });
+			const { rows, inE4m3, rowProbability } = permuted;
 			const sorted = { rows, inE4m3, rowProbability, offsets: order.offsets };
-			const weights = { fc1, fc2, fc1Bias: null, fc2Bias: null };
-			const outputs = groupedMlp(tape, sorted, weights, { activation: "swiglu", recipe: "e4m3Blockwise" });
+			const options = { activation: "swiglu", recipe: "e4m3Blockwise", weightGradientRecipe } as const;
+			const outputs = groupedMlp(tape, sorted, { fc1, fc2, fc1Bias, fc2Bias }, options);
 			for (const one of [rows, inE4m3, rowProbability]) one?.[Symbol.dispose]();
-			expect(outputs.gradient!.wantsE4m3).toBe(true);
-			outputs.gradient!.wantsE4m3 = before;
+			expect(outputs.gradient!.wantsE4m3).toBe(form);
+			outputs.gradient!.wantsE4m3 = before ? form : null;
 			using y = unpermute(tape, outputs, order);
 			outputs[Symbol.dispose]();
 			y.gradient!.accumulate(of(15, y.shape, 1));
 			tape.backward();
 			using dx = x.gradient!.take()!;
 			using dp = probabilities.gradient!.take()!;
-			const given = calls.mock.calls.flatMap(([name, args]) => {
-				const { x_e4m3, dy_e4m3 } = args as { x_e4m3?: object | null; dy_e4m3?: object | null };
-				return name.startsWith("grouped_mlp") ? [(x_e4m3 ?? dy_e4m3 ?? null) !== null] : [];
+			const ran = (name: string) => calls.mock.calls.filter(([operation]) => operation === name);
+			const given = [...ran("grouped_mlp_forward"), ...ran("grouped_mlp_backward")].map(([, args]) => {
+				const { x, dy, x_e4m3, dy_e4m3 } = args as Record<"x" | "dy" | "x_e4m3" | "dy_e4m3", object | null | undefined>;
+				return { asTheyAre: (x ?? dy ?? null) !== null, inE4m3: (x_e4m3 ?? dy_e4m3 ?? null) !== null };
 			});
-			expect(given).toEqual([before, before]);
-			return [y, dx, dp, fc1.mainGradient!, fc2.mainGradient!].map((tensor) => bytesOf(tensor));
+			const expected = { asTheyAre: form === "beside", inE4m3: before || form === "alone" };
+			expect(given).toEqual([expected, expected]);
+			expect(ran("e4m3_rows").length).toBe(form === "alone" && !before ? 2 : 0);
+			const gradients = [fc1, fc2, fc1Bias, fc2Bias].flatMap((parameter) => parameter?.mainGradient ?? []);
+			return [y, dx, dp, ...gradients].map((tensor) => bytesOf(tensor));
 		};
 		try {
 			const live = device.memoryStatistics().liveBytes;
@@ -340,6 +380,32 @@ for (const dtype of ["f32", "bf16"] as const) {
 		}
 	});
 }
+
+test("nothing is added to a gradient in e4m3 alone, which is not made where another has come before", () => {
+	using order = orderOfChoices();
+	const live = device.memoryStatistics().liveBytes;
+	{
+		using plain = Tensor.zeros(device, [tokens * topk, 160]);
+		using outputs = plain.withGradient(new GradientSlot(device, plain.shape, "f32"));
+		const slot = outputs.gradient!;
+		slot.wantsE4m3 = "alone";
+		const backward = () => {
+			const tape = new Tape(device, { recording: true });
+			using y = unpermute(tape, outputs, order);
+			y.gradient!.accumulate(Tensor.zeros(device, y.shape));
+			tape.backward();
+		};
+		slot.accumulate(Tensor.zeros(device, plain.shape));
+		backward();
+		expect(slot.takeE4m3()).toBeNull();
+		slot.take()![Symbol.dispose]();
+		backward();
+		using more = Tensor.zeros(device, plain.shape);
+		expect(() => slot.accumulate(more)).toThrow("came in e4m3 alone");
+		slot.clear();
+	}
+	expect(device.memoryStatistics().liveBytes).toBe(live);
+});
 
 test("a second gradient is added, and what was rounded is dropped", () => {
 	const slot = new GradientSlot(device, [3, 4], "f32");

@@ -45,6 +45,14 @@ inline float e4m3_number(uint8_t byte) {
   return (byte & 0x80) != 0 ? -magnitude : magnitude;
 }
 
+/// The numbers of all bytes.
+struct E4m3Numbers {
+  float of_byte[256];
+  E4m3Numbers() {
+    for (int byte = 0; byte < 256; ++byte) of_byte[byte] = e4m3_number(static_cast<uint8_t>(byte));
+  }
+};
+
 /// The largest power of two that leaves `magnitude` within the largest number; its inverse is a number too.
 inline float e4m3_power(float magnitude) {
   constexpr float largest = 448.0f;
@@ -63,6 +71,13 @@ inline int64_t e4m3_runs(int64_t width) { return (width + e4m3_run - 1) / e4m3_r
 /// Elements from one run's factors to the next one's.
 inline int64_t e4m3_factor_stride(int64_t rows) { return (rows + 3) / 4 * 4; }
 
+/// The numbers of a row.
+inline void read_e4m3_row(const E4m3Numbers& numbers, const E4m3Rows& rows, int64_t row, int64_t width, float* to) {
+  for (int64_t i = 0; i < width; ++i) {
+    to[i] = numbers.of_byte[rows.values[row * width + i]] * rows.factors[i / e4m3_run * rows.factor_stride + row];
+  }
+}
+
 /// Rounds row `row` of `to`. Runs with an infinity are NaN.
 template <class T>
 void round_row_to_e4m3(const T* from, int64_t width, const E4m3Rows& to, int64_t row) {
@@ -77,6 +92,16 @@ void round_row_to_e4m3(const T* from, int64_t width, const E4m3Rows& to, int64_t
     for (int64_t i = first; i < last; ++i) to.values[row * width + i] = e4m3_byte(round_to_e4m3(load(from[i]) * power));
     to.factors[first / e4m3_run * to.factor_stride + row] = std::isnan(power) ? 1.0f : 1 / power;
   }
+}
+
+/// Rounds the first `count` rows of `from`.
+inline void round_rows_to_e4m3(mimo_stream& stream, const void* from, int32_t dtype, int64_t count, int64_t width, const E4m3Rows& to) {
+  with_dtype(dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    parallel_range(stream.device->threads, count, rows_per_partial, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) round_row_to_e4m3(static_cast<const T*>(from) + row * width, width, to, row);
+    });
+  });
 }
 
 }  // namespace mimo::MIMO_ISA

@@ -10,23 +10,8 @@ namespace {
 
 constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
-/// The numbers of all bytes.
-struct Numbers {
-  float of_byte[256];
-  Numbers() {
-    for (int byte = 0; byte < 256; ++byte) of_byte[byte] = e4m3_number(static_cast<uint8_t>(byte));
-  }
-};
-
-/// The numbers of a row.
-void read_row(const Numbers& numbers, const E4m3Rows& rows, int64_t row, int64_t width, float* to) {
-  for (int64_t i = 0; i < width; ++i) {
-    to[i] = numbers.of_byte[rows.values[row * width + i]] * rows.factors[i / e4m3_run * rows.factor_stride + row];
-  }
-}
-
 /// The numbers of a group's matrix [n, k].
-void read_matrix(mimo_stream& stream, const Numbers& numbers, const E4m3Product& p, int64_t group, float* to) {
+void read_matrix(mimo_stream& stream, const E4m3Numbers& numbers, const E4m3Product& p, int64_t group, float* to) {
   const int64_t blocks_n = (p.n + e4m3_run - 1) / e4m3_run, blocks_k = (p.k + e4m3_run - 1) / e4m3_run;
   const uint8_t* const values = p.b + group * p.n * p.k;
   const float* const factors = p.b_factors + group * blocks_n * blocks_k;
@@ -53,7 +38,7 @@ void multiply_row(const float* a, const float* b, int64_t n, int64_t k, float* s
 
 template <class C>
 void multiply_groups(mimo_stream& stream, const E4m3Product& p, const E4m3Rows& a) {
-  const Numbers numbers;
+  const E4m3Numbers numbers;
   Workspace matrix(&stream, p.n * p.k * float_bytes);
   for (int64_t group = 0; group < p.groups; ++group) {
     const int64_t begin = p.offsets[group], rows = p.offsets[group + 1] - begin;
@@ -63,7 +48,7 @@ void multiply_groups(mimo_stream& stream, const E4m3Product& p, const E4m3Rows& 
     parallel_for(stream.device->threads, rows, [&](int64_t row) {
       float* const of_row = own.as<float>() + row * (p.k + p.n);
       float* const sums = of_row + p.k;
-      read_row(numbers, a, begin + row, p.k, of_row);
+      read_e4m3_row(numbers, a, begin + row, p.k, of_row);
       multiply_row(of_row, matrix.as<float>(), p.n, p.k, sums);
       C* const to = static_cast<C*>(p.c) + (begin + row) * p.n;
       for (int64_t j = 0; j < p.n; ++j) store(&to[j], sums[j]);
@@ -83,14 +68,7 @@ void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& p) {
   // What is given is read alone.
   const E4m3Rows a = rounds ? E4m3Rows{values.as<uint8_t>(), factors.as<float>(), stride}
                             : E4m3Rows{const_cast<uint8_t*>(p.a_e4m3), const_cast<float*>(p.a_factors), stride};
-  if (rounds) {
-    with_dtype(p.a_dtype, [&](auto* t) {
-      using T = std::remove_pointer_t<decltype(t)>;
-      parallel_range(stream.device->threads, live, rows_per_partial, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) round_row_to_e4m3(static_cast<const T*>(p.a) + row * p.k, p.k, a, row);
-      });
-    });
-  }
+  if (rounds) round_rows_to_e4m3(stream, p.a, p.a_dtype, live, p.k, a);
   with_dtype(p.c_dtype, [&](auto* c) { multiply_groups<std::remove_pointer_t<decltype(c)>>(stream, p, a); });
 }
 

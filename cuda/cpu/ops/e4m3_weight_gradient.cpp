@@ -35,12 +35,28 @@ void round_block(const T* from, int64_t rows, int64_t columns, int64_t width, bo
   }
 }
 
+/// Rows as they are stored or, with factors, in e4m3.
+struct StoredRows {
+  const void* values;
+  const float* factors;
+  int32_t dtype;
+};
+
 /// Rounds the rows of all groups, whose blocks begin at the group's first row.
-void round_groups(mimo_stream& stream, const void* from, int32_t dtype, const mimo_grouped_gemm_weight_gradient_args& args,
-                  int64_t width, bool square, float* to) {
+void round_groups(mimo_stream& stream, const StoredRows& from, const mimo_grouped_gemm_weight_gradient_args& args, int64_t width,
+                  bool square, float* to) {
+  if (from.factors != nullptr) {
+    const E4m3Numbers numbers;
+    const E4m3Rows rows{static_cast<uint8_t*>(const_cast<void*>(from.values)), const_cast<float*>(from.factors),
+                        e4m3_factor_stride(args.rows)};
+    parallel_range(stream.device->threads, args.offsets[args.groups], rows_per_partial, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) read_e4m3_row(numbers, rows, row, width, to + row * width);
+    });
+    return round_groups(stream, {to, nullptr, MIMO_DTYPE_F32}, args, width, square, to);
+  }
   const int64_t across = e4m3_runs(width);
-  with_dtype(dtype, [&](auto* t) {
-    const auto* const rows = static_cast<decltype(t)>(const_cast<void*>(from));
+  with_dtype(from.dtype, [&](auto* t) {
+    const auto* const rows = static_cast<decltype(t)>(const_cast<void*>(from.values));
     parallel_for(stream.device->threads, args.groups * across, [&](int64_t task) {
       const int64_t group = task / across, column = task % across * e4m3_run, last = args.offsets[group + 1];
       for (int64_t row = args.offsets[group]; row < last; row += e4m3_run) {
@@ -76,8 +92,10 @@ void multiply_columns(const float* dy, const float* x, int64_t rows, const mimo_
 void e4m3_grouped_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
   const int64_t live = args.offsets[args.groups];
   const Workspace dy(&stream, live * args.n * float_bytes), x(&stream, live * args.k * float_bytes);
-  round_groups(stream, args.dy, args.dy_dtype, args, args.n, false, dy.as<float>());
-  round_groups(stream, args.x, args.x_dtype, args, args.k, true, x.as<float>());
+  MIMO_REQUIRE((args.dy_dtype == MIMO_DTYPE_U8) == (args.dy_factors != nullptr), "grouped_gemm_weight_gradient");
+  MIMO_REQUIRE((args.x_dtype == MIMO_DTYPE_U8) == (args.x_factors != nullptr), "grouped_gemm_weight_gradient");
+  round_groups(stream, {args.dy, args.dy_factors, args.dy_dtype}, args, args.n, false, dy.as<float>());
+  round_groups(stream, {args.x, args.x_factors, args.x_dtype}, args, args.k, true, x.as<float>());
   parallel_for(stream.device->threads, args.groups * args.n, [&](int64_t task) {
     const int64_t group = task / args.n, first = args.offsets[group], rows = args.offsets[group + 1] - first;
     if (rows == 0 && args.accumulate != 0) return;

@@ -157,6 +157,7 @@ void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_w
   MIMO_REQUIRE(end <= args.rows, "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_gemm_weight_gradient");
   if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE) return e4m3_grouped_weight_gradient(stream, args);
+  MIMO_REQUIRE(args.dy_factors == nullptr && args.x_factors == nullptr, "grouped_gemm_weight_gradient");
   Workspace dy_copy(&stream, args.dy_dtype == MIMO_DTYPE_F32 ? 0 : end * args.n * float_bytes);
   Workspace x_copy(&stream, args.x_dtype == MIMO_DTYPE_F32 ? 0 : end * args.k * float_bytes);
   const float* dy = rows_as_f32(stream, args.dy, args.dy_dtype, begin, end, args.n, dy_copy.as<float>());

@@ -72,6 +72,12 @@ struct Layer {
     });
   }
 
+  /// Rows in e4m3 too, unless `values` is null.
+  void round(const void* from, int64_t columns, void* values, float* factors) const {
+    if (values == nullptr) return;
+    e4m3_rows(stream, {from, args.offsets + args.groups, values, factors, args.rows, columns, args.dtype});
+  }
+
   /// Calls body(row, group) for every row of every group on the pool's threads.
   template <class Body>
   void each_row(Body&& body) const {
@@ -126,6 +132,7 @@ void backward_rows(const Layer<mimo_grouped_mlp_backward_args>& layer, const flo
 void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args) {
   const Layer<mimo_grouped_mlp_forward_args> layer{stream, args};
   layer.require_legal();
+  MIMO_REQUIRE(args.x != nullptr || args.x_e4m3 != nullptr, "grouped_mlp_forward");
   const int64_t z_width = layer.z_width(), element = bytes_of(args.dtype);
   Workspace z_copy(&stream, args.z == nullptr ? layer.live() * z_width * element : 0);
   Workspace hs(&stream, layer.live() * args.width * element);
@@ -135,9 +142,21 @@ void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_arg
   layer.project({hs.as<char>()}, args.w2, args.w2_factors, args.b2, args.row_probability, args.hidden, args.width, args.y);
 }
 
-void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args) {
+void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_args& given) {
+  mimo_grouped_mlp_backward_args args = given;
   const Layer<mimo_grouped_mlp_backward_args> layer{stream, args};
   layer.require_legal();
+  const bool reads_dy = args.db2 != nullptr || (args.b2 != nullptr && args.drow_probability != nullptr);
+  MIMO_REQUIRE(args.dy != nullptr || (args.dy_e4m3 != nullptr && !reads_dy), "grouped_mlp_backward");
+  MIMO_REQUIRE(args.dz != nullptr || (args.dz_e4m3 != nullptr && args.db1 == nullptr), "grouped_mlp_backward");
+  const bool plain = args.recipe == MIMO_MLP_RECIPE_PLAIN;
+  MIMO_REQUIRE(!plain || (args.dz_e4m3 == nullptr && args.hs_e4m3 == nullptr), "grouped_mlp_backward");
+  const int64_t element = bytes_of(args.dtype);
+  // Rows that leave in e4m3 alone are stored here before.
+  Workspace dz(&stream, args.dz == nullptr ? layer.live() * layer.z_width() * element : 0);
+  Workspace hs(&stream, args.hs == nullptr && args.hs_e4m3 != nullptr ? layer.live() * args.width * element : 0);
+  if (args.dz == nullptr) args.dz = dz.as<char>();
+  if (args.hs == nullptr && args.hs_e4m3 != nullptr) args.hs = hs.as<char>();
   {
     Workspace dhs(&stream, layer.live() * args.width * float_bytes);
     layer.product({args.dy, args.dy_e4m3, args.dy_factors}, args.w2, args.w2_factors, true, args.width, args.hidden,
@@ -148,8 +167,10 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
       if (args.hs != nullptr) forward_rows<T>(layer, args.z, args.hs);
     });
   }
+  layer.round(args.dz, layer.z_width(), args.dz_e4m3, args.dz_factors);
+  layer.round(args.hs, args.width, args.hs_e4m3, args.hs_factors);
   if (args.dx != nullptr) {
-    layer.product({args.dz}, args.w1, args.w1_factors, true, args.hidden, layer.z_width(), args.dx, args.dtype);
+    layer.product({args.dz, args.dz_e4m3, args.dz_factors}, args.w1, args.w1_factors, true, args.hidden, layer.z_width(), args.dx, args.dtype);
   }
   layer.add_bias_gradient(args.dz, layer.z_width(), nullptr, args.db1);
   layer.add_bias_gradient(args.dy, args.hidden, args.row_probability, args.db2);

@@ -67,6 +67,7 @@ void unpermute_token(const mimo_moe_unpermute_args& args, int64_t token, const T
 void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   MIMO_REQUIRE((args.probabilities == nullptr) == (args.row_probability == nullptr), "moe_permute");
   MIMO_REQUIRE((args.e4m3 == nullptr) == (args.e4m3_factors == nullptr), "moe_permute");
+  MIMO_REQUIRE(args.rows != nullptr || args.e4m3 != nullptr || args.width == 0, "moe_permute");
   const E4m3Rows in_e4m3{static_cast<uint8_t*>(args.e4m3), args.e4m3_factors, e4m3_factor_stride(args.tokens * args.topk)};
   const int64_t rows = live_rows(args.tokens * args.topk, args.row_count);
   with_dtype(args.dtype, [&](auto* t) {
@@ -76,11 +77,9 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
     parallel_range(stream.device->threads, rows, rows_per_partial, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int32_t slot = args.slot_of_row[row];
-        if (args.width > 0) {
-          std::memcpy(to + row * args.width, x + slot / args.topk * args.width,
-                      static_cast<size_t>(args.width) * sizeof(T));
-        }
-        if (args.e4m3) round_row_to_e4m3(to + row * args.width, args.width, in_e4m3, row);
+        const T* from = x + slot / args.topk * args.width;
+        if (args.width > 0 && args.rows) std::memcpy(to + row * args.width, from, static_cast<size_t>(args.width) * sizeof(T));
+        if (args.e4m3) round_row_to_e4m3(from, args.width, in_e4m3, row);
         if (args.probabilities) args.row_probability[row] = args.probabilities[slot];
       }
     });

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(threads)
 template <class Activation>
 __global__ void __launch_bounds__(threads, 4)
     gradient_kernel(const bf16* dhs, const bf16* z, const float* probability, const int32_t* live, int width, int runs,
-                    Activation activation, bf16* dz, bf16* hs, float* dprobability, E4m3Operand to) {
+                    Activation activation, bf16* dz, bf16* hs, float* dprobability, E4m3Operand to, E4m3Operand hs_to) {
   previous_is_done();
   let_next_start();
   constexpr int at_once = 2;  // pairs of runs on their way
@@ -140,14 +140,18 @@ __global__ void __launch_bounds__(threads, 4)
       }
       round_to_bf16(gate);
       if constexpr (is_gate<Activation>) round_to_bf16(linear);
-      if (lives) {
+      if (lives && dz != nullptr) {
         write(dz + at, gate);
         if constexpr (is_gate<Activation>) write(dz + at + width, linear);
-        if (hs != nullptr) write(hs + row * width + column, value);
       }
+      if (lives && hs != nullptr) write(hs + row * width + column, value);
       store_run(gate, to.values + at, to.factors + index * to.factor_stride + row, lives);
       if constexpr (is_gate<Activation>) {
         store_run(linear, to.values + at + width, to.factors + (runs + index) * to.factor_stride + row, lives);
+      }
+      if (hs_to.values != nullptr) {
+        round_to_bf16(value);  // columns that are not there are zeros here too
+        store_run(value, hs_to.values + row * width + column, hs_to.factors + index * hs_to.factor_stride + row, lives);
       }
     }
   }
@@ -156,15 +160,21 @@ __global__ void __launch_bounds__(threads, 4)
 }
 
 /// With kernels that know no runs: for blocks, and for halves that are no whole runs.
-void gradient_in_steps(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args, const void* dhs, const E4m3Operand& dz) {
+void gradient_in_steps(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args, const void* dhs, const E4m3Operand& dz_to,
+                       const E4m3Operand& hs_to) {
   const int32_t* const live = args.offsets + args.groups;
+  const int64_t z_width = is_gated(args.kind) ? 2 * args.width : args.width;
+  const bool hs_alone = args.hs == nullptr && args.hs_e4m3 != nullptr;
+  Workspace own_dz(&stream, args.dz == nullptr ? args.rows * z_width * 2 : 0), own_hs(&stream, hs_alone ? args.rows * args.width * 2 : 0);
+  void *const dz = args.dz == nullptr ? own_dz.as<void>() : args.dz, *const hs = hs_alone ? own_hs.as<void>() : args.hs;
   mimo_activation_backward_args b{};
-  b.dy = dhs, b.x = args.z, b.row_probability = args.row_probability, b.dx = args.dz;
+  b.dy = dhs, b.x = args.z, b.row_probability = args.row_probability, b.dx = dz;
   b.drow_probability = args.drow_probability, b.row_count = live;
   b.rows = args.rows, b.width = args.width, b.interleave = args.interleave;
   b.clamp = args.clamp, b.linear_offset = args.linear_offset, b.kind = args.kind, b.dtype = args.dtype;
-  activation_backward_and_forward(stream, b, args.hs);
-  quantize_rows(stream, args.dz, args.rows, 2 * args.width, live, dz);
+  activation_backward_and_forward(stream, b, hs);
+  quantize_rows(stream, dz, args.rows, z_width, live, dz_to);
+  if (hs_to.values != nullptr) quantize_rows(stream, hs, args.rows, args.width, live, hs_to);
 }
 
 }  // namespace
@@ -180,14 +190,15 @@ void activate_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_forward_args& 
 
 void activation_gradient_in_e4m3(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args, const void* dhs,
                                  const E4m3Operand& dz) {
+  const E4m3Operand hs = e4m3_operand(args.hs_e4m3, args.hs_factors, args.rows);
   if (is_gated(args.kind) && (args.interleave != 0 || args.width % e4m3_run != 0)) {
-    return gradient_in_steps(stream, args, dhs, dz);
+    return gradient_in_steps(stream, args, dhs, dz, hs);
   }
   with_activation(args, [&](auto activation) {
     launch_early(stream, gradient_kernel<decltype(activation)>, grid_of(ceil_div(args.rows, block_rows)), dim3(threads), 0,
                  static_cast<const bf16*>(dhs), static_cast<const bf16*>(args.z), args.row_probability, args.offsets + args.groups,
                  args.width, ceil_div(args.width, e4m3_run), activation, static_cast<bf16*>(args.dz),
-                 static_cast<bf16*>(args.hs), args.drow_probability, dz);
+                 static_cast<bf16*>(args.hs), args.drow_probability, dz, hs);
   });
 }
 

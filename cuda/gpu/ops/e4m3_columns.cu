@@ -1,6 +1,7 @@
 // Turns rows of groups and rounds them to e4m3, so that products can sum over rows (docs/spec/moe-performance.md §1.7). A block of
 // threads has 128 rows of 128 columns, a thread eight rows of eight columns, which it turns in registers. Shared memory then brings
-// the 128 numbers of a column together, so that what is written is one piece.
+// the 128 numbers of a column together, so that what is written is one piece. Rows in e4m3 are a run of 128 columns to a block, with
+// one factor a row; powers of two change their digits only where a number becomes one of the smallest.
 #include "e4m3.cuh"
 #include "early.cuh"
 #include "sum_before.cuh"
@@ -68,8 +69,32 @@ __device__ __forceinline__ void find_factor(const float (&seen)[8], float* facto
   __syncthreads();
 }
 
-template <bool square>
-__global__ void __launch_bounds__(threads) turn_kernel(const bf16* x, int64_t width, const int2* rows_of_block, E4m3Columns to) {
+/// Eight columns of a row.
+struct EightOfBf16 {
+  static constexpr int blocks = 3;  // of threads that registers are for
+  uint4 values = make_uint4(0, 0, 0, 0);
+  __device__ __forceinline__ void load(const E4m3Source& from, int64_t row, int64_t width, int column) {
+    values = eight_bf16(static_cast<const bf16*>(from.values) + row * width + column);
+  }
+  __device__ __forceinline__ void numbers(float (&to)[8]) const { read(values, to); }
+};
+struct EightOfE4m3 {
+  static constexpr int blocks = 4;
+  uint2 values = make_uint2(0, 0);
+  float factor = 0;
+  __device__ __forceinline__ void load(const E4m3Source& from, int64_t row, int64_t width, int column) {
+    values = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(from.values) + row * width + column);
+    factor = from.factors[column / run * from.factor_stride + row];
+  }
+  __device__ __forceinline__ void numbers(float (&to)[8]) const {
+    read_e4m3(values, to);
+#pragma unroll
+    for (float& number : to) number *= factor;
+  }
+};
+
+template <class Eight, bool square>
+__global__ void __launch_bounds__(threads, Eight::blocks) turn_kernel(E4m3Source x, int64_t width, const int2* rows_of_block, E4m3Columns to) {
   __shared__ Factors factors;
   __shared__ uint2 turned[side][eights];
   previous_is_done();
@@ -78,17 +103,17 @@ __global__ void __launch_bounds__(threads) turn_kernel(const bf16* x, int64_t wi
   if (rows.y < 0) return;
   const int across = threadIdx.x % eights, down = threadIdx.x / eights, first_column = static_cast<int>(blockIdx.x) * side;
   const int column = first_column + across * 8;
-  uint4 given[8];
+  Eight given[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int row = down * 8 + i;
-    given[i] = row < rows.y && column < width ? eight_bf16(x + static_cast<int64_t>(rows.x + row) * width + column) : make_uint4(0, 0, 0, 0);
+    if (row < rows.y && column < width) given[i].load(x, rows.x + row, width, column);
   }
   float seen[8] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float value[8];
-    read(given[i], value);
+    given[i].numbers(value);
 #pragma unroll
     for (int j = 0; j < 8; ++j) seen[j] = fmaxf(seen[j], fabsf(value[j]));
   }
@@ -104,7 +129,7 @@ __global__ void __launch_bounds__(threads) turn_kernel(const bf16* x, int64_t wi
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float value[8];
-    read(given[i], value);
+    given[i].numbers(value);
 #pragma unroll
     for (int j = 0; j < 8; ++j) value[j] *= by[j];
     byte[i] = eight_e4m3(value, 1.0f);
@@ -128,9 +153,12 @@ void find_row_blocks(mimo_stream& stream, const int32_t* offsets, int64_t groups
   launch_early(stream, find_kernel, dim3(1), dim3(finding_threads), 0, offsets, static_cast<int>(groups), to);
 }
 
-void turn_rows(mimo_stream& stream, const void* x, int64_t width, const E4m3RowBlocks& blocks, bool square, const E4m3Columns& to) {
-  launch_early(stream, square ? turn_kernel<true> : turn_kernel<false>, grid_of(ceil_div(width, e4m3_run), blocks.blocks),
-               dim3(threads), 0, static_cast<const bf16*>(x), width, blocks.rows, to);
+void turn_rows(mimo_stream& stream, const E4m3Source& x, int64_t width, const E4m3RowBlocks& blocks, bool square,
+               const E4m3Columns& to) {
+  const auto of_bf16 = square ? turn_kernel<EightOfBf16, true> : turn_kernel<EightOfBf16, false>;
+  const auto of_e4m3 = square ? turn_kernel<EightOfE4m3, true> : turn_kernel<EightOfE4m3, false>;
+  launch_early(stream, x.factors == nullptr ? of_bf16 : of_e4m3, grid_of(ceil_div(width, e4m3_run), blocks.blocks), dim3(threads), 0,
+               x, width, blocks.rows, to);
 }
 
 }  // namespace mimo::cuda

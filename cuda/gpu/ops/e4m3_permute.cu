@@ -1,4 +1,4 @@
-// Token copies into expert order in bf16 and in e4m3 (docs/spec/moe-performance.md §1.7): rows are rounded while they are at hand,
+// Token copies into expert order in e4m3 and, unless e4m3 is all that is read, in bf16 (docs/spec/moe-performance.md §1.7): rows are rounded while they are at hand,
 // once a token, and not read again by a pass of their own.
 #include "e4m3.cuh"
 #include "early.cuh"
@@ -11,6 +11,7 @@ constexpr int lanes_of_run = 16;                // eight columns each
 constexpr int packs_at_once = 3;                // of a lane
 
 /// Token by token, as permute_kernel. The lanes of a token are whole runs; all of a warp take the same number of steps.
+template <bool in_bf16>
 __global__ void __launch_bounds__(threads)
     permute_kernel(mimo_moe_permute_args args, const int32_t* row_of_slot, int packs, int64_t factor_stride) {
   constexpr int at_once = packs_at_once;
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(threads)
       for (int i = 0; i < at_once; ++i) {
         const int at = first + i * lanes;
         if (at >= packs) continue;
-        to[at] = pack[i];
+        if constexpr (in_bf16) to[at] = pack[i];
         bytes[at] = rounded[i].bytes[0];
         if (has_factor<8>()) args.e4m3_factors[at / lanes_of_run * factor_stride + row] = rounded[i].factor;
       }
@@ -64,7 +65,8 @@ void permute_in_e4m3(mimo_stream& stream, const mimo_moe_permute_args& args, con
   const int64_t passes = ceil_div(packs, packs_at_once * most_lanes);
   const unsigned lanes = static_cast<unsigned>(round_up(ceil_div(packs, packs_at_once * passes), lanes_of_run));
   const dim3 block(lanes, threads / lanes);
-  launch_early(stream, permute_kernel, grid_of(ceil_div(args.tokens, block.y)), block, 0, args, row_of_slot, packs,
+  const auto kernel = args.rows != nullptr ? permute_kernel<true> : permute_kernel<false>;
+  launch_early(stream, kernel, grid_of(ceil_div(args.tokens, block.y)), block, 0, args, row_of_slot, packs,
                e4m3_factor_stride(args.tokens * args.topk));
 }
 

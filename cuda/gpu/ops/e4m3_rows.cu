@@ -1,6 +1,7 @@
 // Rounds rows to e4m3 in runs of 128 columns, each times a power of two (docs/spec/moe-performance.md §1.7).
 #include "e4m3.cuh"
 #include "early.cuh"
+#include "operations.h"
 
 namespace mimo::cuda {
 namespace {
@@ -43,6 +44,15 @@ __global__ void __launch_bounds__(threads)
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to) {
   launch_early(stream, rows_kernel, grid_of(ceil_div(rows, block_rows)), dim3(threads), 0, static_cast<const bf16*>(x),
                static_cast<int>(width), static_cast<int>(ceil_div(width, e4m3_run)), live, to);
+}
+
+void e4m3_rows(mimo_stream& stream, const mimo_e4m3_rows_args& args) {
+  if (args.rows == 0) return;
+  if (args.dtype != MIMO_DTYPE_BF16 || args.width % 16 != 0 || !packs_fit<bf16>(args.x, args.width, args.width, 8) ||
+      !packs_fit<uint8_t>(args.values, args.width, args.width, 16)) {
+    fail(MIMO_ERROR_UNSUPPORTED, "e4m3_rows on a GPU needs bf16 and a width that is a multiple of 16.");
+  }
+  quantize_rows(stream, args.x, args.rows, args.width, args.row_count, e4m3_operand(args.values, args.factors, args.rows));
 }
 
 }  // namespace mimo::cuda

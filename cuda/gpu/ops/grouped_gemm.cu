@@ -130,12 +130,16 @@ void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
 }
 
 void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
-  MIMO_REQUIRE(is_float(args.dy_dtype) && is_float(args.x_dtype), "grouped_gemm_weight_gradient");
+  const bool rounds = args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
+  const auto stored = [&](int32_t dtype, const float* factors) {
+    return factors == nullptr ? is_float(dtype) : dtype == MIMO_DTYPE_U8 && rounds;
+  };
+  MIMO_REQUIRE(stored(args.dy_dtype, args.dy_factors) && stored(args.x_dtype, args.x_factors), "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.groups >= 1 && args.n >= 0 && args.k >= 0, "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.groups <= 65535 && args.n <= 65535 * tile, "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_gemm_weight_gradient");
   // Without rows there is nothing to round.
-  if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE && args.rows > 0 && args.n > 0 && args.k > 0) {
+  if (rounds && args.rows > 0 && args.n > 0 && args.k > 0) {
     if (!sm90_e4m3_grouped_gemm_weight_gradient_fits(stream, args)) {
       fail(MIMO_ERROR_UNSUPPORTED,
            "Weight gradients of experts in e4m3 need a Hopper GPU (sm_90), storage in bf16, widths in steps of 16, and at most 8 "

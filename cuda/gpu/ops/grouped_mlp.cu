@@ -75,6 +75,7 @@ struct Layer {
 void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args) {
   const Layer<mimo_grouped_mlp_forward_args> layer{stream, args};
   layer.require_legal();
+  MIMO_REQUIRE(args.x != nullptr || (args.x_e4m3 != nullptr && layer.in_e4m3()), "grouped_mlp_forward");
   if (args.rows == 0) return;
   if (layer.in_e4m3()) return sm90_e4m3_grouped_mlp_forward(stream, args);
   const int64_t z_width = layer.z_width(), element = bytes_of(args.dtype);
@@ -89,6 +90,10 @@ void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_arg
 void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args) {
   const Layer<mimo_grouped_mlp_backward_args> layer{stream, args};
   layer.require_legal();
+  const bool reads_dy = args.db2 != nullptr || (args.b2 != nullptr && args.drow_probability != nullptr);
+  MIMO_REQUIRE(args.dy != nullptr || (args.dy_e4m3 != nullptr && layer.in_e4m3() && !reads_dy), "grouped_mlp_backward");
+  MIMO_REQUIRE(args.dz != nullptr || (args.dz_e4m3 != nullptr && layer.in_e4m3() && args.db1 == nullptr), "grouped_mlp_backward");
+  MIMO_REQUIRE(layer.in_e4m3() || (args.dz_e4m3 == nullptr && args.hs_e4m3 == nullptr), "grouped_mlp_backward");
   if (args.rows == 0) return;
   if (layer.in_e4m3()) {
     sm90_e4m3_grouped_mlp_backward(stream, args);

@@ -89,6 +89,7 @@ __global__ void unpermute_kernel(mimo_moe_unpermute_args args, int64_t packs) {
 void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   MIMO_REQUIRE((args.probabilities == nullptr) == (args.row_probability == nullptr), "moe_permute");
   MIMO_REQUIRE((args.e4m3 == nullptr) == (args.e4m3_factors == nullptr), "moe_permute");
+  MIMO_REQUIRE(args.rows != nullptr || args.e4m3 != nullptr || args.width == 0, "moe_permute");
   const int64_t slots = args.tokens * args.topk;
   if (slots == 0) return;
   MIMO_REQUIRE(slots <= INT32_MAX, "moe_permute");

@@ -91,9 +91,10 @@ struct Turned {
 }  // namespace
 
 bool sm90_e4m3_grouped_gemm_weight_gradient_fits(const mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args) {
-  const auto readable = [](const void* pointer, int64_t width) { return packs_fit<bf16>(pointer, width, width, 16); };
-  return args.dy_dtype == MIMO_DTYPE_BF16 && args.x_dtype == MIMO_DTYPE_BF16 && readable(args.dy, args.n) &&
-         readable(args.x, args.k) && packs_fit<float>(args.dw, 4, 4, 4) &&
+  const auto readable = [](const void* pointer, int32_t dtype, int64_t width) {
+    return (dtype == MIMO_DTYPE_BF16 || dtype == MIMO_DTYPE_U8) && packs_fit<bf16>(pointer, width, width, 16);
+  };
+  return readable(args.dy, args.dy_dtype, args.n) && readable(args.x, args.x_dtype, args.k) && packs_fit<float>(args.dw, 4, 4, 4) &&
          e4m3_row_blocks(args.rows, args.groups) <= 65535 && sm90_grouped_gemm_fits(stream, args.rows, args.groups, args.n, args.k);
 }
 
@@ -104,8 +105,9 @@ void sm90_e4m3_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grou
   const Turned dy(stream, count, args.n, args.n, E4m3WeightGradient<true>::row_factor_bytes);
   const Turned x(stream, count, args.k, ceil_div(args.k, e4m3_run), E4m3WeightGradient<true>::block_factor_bytes);
   find_row_blocks(stream, args.offsets, args.groups, blocks);
-  turn_rows(stream, args.dy, args.n, blocks, false, dy.columns);
-  turn_rows(stream, args.x, args.k, blocks, true, x.columns);
+  const int64_t factor_stride = e4m3_factor_stride(args.rows);
+  turn_rows(stream, {args.dy, args.dy_factors, factor_stride}, args.n, blocks, false, dy.columns);
+  turn_rows(stream, {args.x, args.x_factors, factor_stride}, args.k, blocks, true, x.columns);
   args.accumulate != 0 ? multiply<true>(stream, args, blocks, dy.columns, x.columns)
                        : multiply<false>(stream, args, blocks, dy.columns, x.columns);
 }

@@ -128,7 +128,7 @@ struct Rounded {
 struct Entering {
   template <class Args>
   Entering(mimo_stream& stream, const Args& args, const void* rows, const void* values, const float* factors)
-      : operand{static_cast<uint8_t*>(const_cast<void*>(values)), const_cast<float*>(factors), e4m3_factor_stride(args.rows)} {
+      : operand{e4m3_operand(values, factors, args.rows)} {
     if (values != nullptr) return;  // products read alone
     own.emplace(stream, args.rows, args.hidden);
     operand = own->operand;
@@ -189,7 +189,8 @@ bool sm90_e4m3_grouped_mlp_fits(const mimo_stream& stream, const mimo_grouped_ml
 }
 bool sm90_e4m3_grouped_mlp_fits(const mimo_stream& stream, const mimo_grouped_mlp_backward_args& args) {
   return fits(stream, args, args.dy, args.dy_e4m3, args.dy_factors, args.dx) && packs_fit<bf16>(args.dz, 16, 16, 16) &&
-         packs_fit<bf16>(args.hs, 16, 16, 16);
+         packs_fit<bf16>(args.hs, 16, 16, 16) && packs_fit<uint8_t>(args.dz_e4m3, 16, 16, 16) &&
+         packs_fit<float>(args.dz_factors, 4, 4, 4) && packs_fit<uint8_t>(args.hs_e4m3, 16, 16, 16);
 }
 
 void sm90_e4m3_grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args) {
@@ -214,10 +215,12 @@ void sm90_e4m3_grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_
     multiply(stream, dy.operand, {args.w2, args.w2_factors, true}, args.offsets, args.groups, args.width, args.hidden,
              dhs.as<void>());
   }
-  const Rounded dz(stream, args.rows, z_width);
-  activation_gradient_in_e4m3(stream, args, dhs.as<void>(), dz.operand);
+  std::optional<Rounded> own;
+  if (args.dz_e4m3 == nullptr) own.emplace(stream, args.rows, z_width);
+  const E4m3Operand dz = own ? own->operand : e4m3_operand(args.dz_e4m3, args.dz_factors, args.rows);
+  activation_gradient_in_e4m3(stream, args, dhs.as<void>(), dz);
   if (args.dx == nullptr) return;
-  multiply(stream, dz.operand, {args.w1, args.w1_factors, true}, args.offsets, args.groups, args.hidden, z_width, args.dx);
+  multiply(stream, dz, {args.w1, args.w1_factors, true}, args.offsets, args.groups, args.hidden, z_width, args.dx);
 }
 
 }  // namespace mimo::cuda

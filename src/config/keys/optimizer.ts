@@ -42,7 +42,10 @@ export const optimizerKeys = {
 		"What shares a scaling factor; blockwise: 128 numbers of a row, 128 × 128 of a matrix.",
 		{ model: false, megatron: "delayed" },
 	),
-	"fp8-wgrad": off("Weight gradients of experts with operands rounded to FP8 too.", { megatron: "true" }),
+	"fp8-wgrad": off(
+		"Weight gradients of experts with operands rounded to FP8 too; experts without biases then keep their rows in FP8 alone.",
+		{ megatron: "true" },
+	),
 	"fp8-emulate": off(
 		"Round as FP8 products would on a device that has none, in bf16 or fp32, to see what it does to a model; slow.",
 	),

@@ -1,7 +1,8 @@
 /** The experts of a layer on the rows that have come to this rank (docs/spec/moe-performance.md §1). */
 import { fusedMlpObstacle } from "../../config/fused-mlp.ts";
 import { activation } from "../../tensor/ops/activation.ts";
-import { groupedMlp } from "../../tensor/ops/grouped-mlp.ts";
+import type { E4m3Form } from "../../tensor/ops/e4m3-rows.ts";
+import { e4m3FormOf, groupedMlp } from "../../tensor/ops/grouped-mlp.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { LayerContext } from "./layer.ts";
@@ -55,9 +56,9 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	return outputs;
 }
 
-/** Whether the rows are read in e4m3, so that whatever writes them may round them too. */
-export function readsE4m3(context: LayerContext): boolean {
-	return context.config.moe.recipe === "e4m3Blockwise" && runsFused(context);
+/** How rows are written that the experts read in e4m3; null: they are not. */
+export function rowsInE4m3(context: LayerContext): E4m3Form | null {
+	return runsFused(context) ? e4m3FormOf(context.config.moe, biasOf(context, first) !== null) : null;
 }
 
 /** Over how many ranks an expert's channels are cut. */

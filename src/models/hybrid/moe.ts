@@ -13,7 +13,7 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing.ts";
-import { expertMlp, readsE4m3 } from "./expert-mlp.ts";
+import { expertMlp, rowsInE4m3 } from "./expert-mlp.ts";
 import { drawLogits } from "./forced-balance.ts";
 import type { LayerContext } from "./layer.ts";
 import { addMasked, masked } from "./masks.ts";
@@ -78,7 +78,7 @@ function dispatcherOf(
 	parallel: ExpertParallel | null,
 	{ overflow }: RouterState,
 ): TokenDispatcher {
-	const inE4m3 = readsE4m3(context);
+	const inE4m3 = rowsInE4m3(context);
 	const byExpert = () => ExpertOrder.of(tape.device, routing.expertIndex, context.config.moe.experts);
 	if (parallel === null) return new LocalDispatcher(tape, u, routing, byExpert(), inE4m3);
 	const { dispatcher } = parallel;

@@ -5,7 +5,10 @@ import { Tensor } from "../tensor.ts";
 
 const run = 128;
 
-/** Memory of rows [R, C] in e4m3, which stands beside the rows as they are: gradients of weights read those, also where they round them otherwise. */
+/** How rows are written that are read in e4m3: beside the rows as they are, or alone. */
+export type E4m3Form = "beside" | "alone";
+
+/** Memory of rows [R, C] in e4m3. */
 export class E4m3Rows implements Disposable {
 	/** Bytes [R, C]. */
 	readonly values: Tensor;
@@ -16,6 +19,20 @@ export class E4m3Rows implements Disposable {
 		this.values = Tensor.empty(device, [rows, columns], "u8");
 		const count = Math.ceil(columns / run) * Math.ceil(rows / 4) * 4;
 		this.factors = Tensor.empty(device, [count + E4M3_SPARE_FACTORS], "f32");
+	}
+
+	/** x [R, C], f32 or bf16, rounded; rows from rowCount[0] on are left alone. On a GPU bf16, C a multiple of 16. */
+	static of(x: Tensor, rowCount: Tensor): E4m3Rows {
+		const inE4m3 = new E4m3Rows(x.device, x.rows, x.width);
+		const { values, factors } = inE4m3;
+		const sizes = { rows: x.rows, width: x.width, dtype: x.dtypeCode };
+		x.device.run("e4m3_rows", { x, row_count: rowCount, values, factors, ...sizes });
+		return inE4m3;
+	}
+
+	/** What a backward pass that reads the rows keeps. */
+	get tensors(): readonly Tensor[] {
+		return [this.values, this.factors];
 	}
 
 	[Symbol.dispose](): void {

@@ -6,6 +6,7 @@ import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
+import type { E4m3Rows } from "./e4m3-rows.ts";
 import type { LinearOptions } from "./linear.ts";
 
 /** c_R = a_R · weight_gᵀ where `transposed`, else a_R · weight_g, of the rows of every expert g. */
@@ -76,29 +77,32 @@ export function groupedLinear(
 	return y;
 }
 
-/** dweight_gOI += dy_ROᵀ · x_RI of the rows of every expert g, as they are or rounded to e4m3. */
+/** dweight_gOI += dy_ROᵀ · x_RI of the rows of every expert g, in `recipe` e4m3Blockwise rounded to e4m3 or given so. */
 export function addGroupedWeightGradient(
 	device: Device,
-	dy: Tensor,
-	x: Tensor,
+	dy: Tensor | E4m3Rows,
+	x: Tensor | E4m3Rows,
 	weight: Parameter,
 	offsets: Tensor,
 	recipe: MlpRecipeName = "plain",
 ): void {
+	const [left, right] = [dy, x].map((rows) => (rows instanceof Tensor ? { values: rows, factors: null } : rows));
 	weight.addToGradient((into, accumulate) =>
 		device.run("grouped_gemm_weight_gradient", {
-			dy,
-			x,
+			dy: left!.values,
+			dy_factors: left!.factors,
+			x: right!.values,
+			x_factors: right!.factors,
 			dw: into,
 			offsets,
-			rows: x.rows,
+			rows: right!.values.rows,
 			groups: weight.shape[0]!,
-			n: dy.width,
-			k: x.width,
+			n: left!.values.width,
+			k: right!.values.width,
 			accumulate: Number(accumulate),
 			recipe: MlpRecipe[recipe],
-			dy_dtype: dy.dtypeCode,
-			x_dtype: x.dtypeCode,
+			dy_dtype: left!.values.dtypeCode,
+			x_dtype: right!.values.dtypeCode,
 		}),
 	);
 }

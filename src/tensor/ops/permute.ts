@@ -1,8 +1,8 @@
 /** Token copies into expert order and back (docs/spec/language-model.md §4.5). A slot is token * K + choice. */
 import type { Device } from "../../native/device.ts";
 import type { Tape } from "../tape.ts";
-import { contiguous, Tensor } from "../tensor.ts";
-import { E4m3Rows } from "./e4m3-rows.ts";
+import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
+import { type E4m3Form, E4m3Rows } from "./e4m3-rows.ts";
 
 /** The row of every routed token copy: rows are sorted by (expert, token). */
 export class ExpertOrder implements Disposable {
@@ -54,47 +54,60 @@ export class ExpertOrder implements Disposable {
 }
 
 export interface PermutedRows {
-	/** [T K, width] in expert order; rowCount says how many are live. */
+	/** [T K, width] in expert order, or the bytes of `inE4m3`; rowCount says how many are live. */
 	readonly rows: Tensor;
-	/** `rows` in e4m3; null: not asked for. */
+	/** The rows in e4m3; null: not asked for. */
 	readonly inE4m3: E4m3Rows | null;
 	/** f32 [T K]: the routing weight of every row. */
 	readonly rowProbability: Tensor;
 }
 
-/** Fields of moe_permute for the memory of rows in e4m3. */
-function roundedFields(inE4m3: E4m3Rows | null) {
-	return { e4m3: inE4m3?.values ?? null, e4m3_factors: inE4m3?.factors ?? null };
+/** Memory of rows in a form, f32 or bf16 from `empty` unless they are in e4m3 alone: then `rows` are their bytes. */
+function memoryOfRows(
+	device: Device,
+	[count, width]: readonly [number, number],
+	form: E4m3Form | null,
+	empty: () => Tensor,
+) {
+	const inE4m3 = form && new E4m3Rows(device, count, width);
+	return { rows: form === "alone" ? inE4m3!.values.share() : empty(), inE4m3 };
+}
+
+/** Fields of moe_permute for the memory of its rows. */
+function writtenFields(rows: Tensor, inE4m3: E4m3Rows | null) {
+	const rounded = { e4m3: inE4m3?.values ?? null, e4m3_factors: inE4m3?.factors ?? null };
+	return { rows: rows.dtype === "u8" ? null : rows, ...rounded };
 }
 
 /**
- * x_TW and probabilities_TK → one row for every slot that is not dropped, with its probability. `inE4m3`: rounded too; on a GPU
- * bf16, W a multiple of 16.
+ * x_TW and probabilities_TK → one row for every slot that is not dropped, with its probability. `inE4m3`: rounded too or alone; on a
+ * GPU bf16, W a multiple of 16.
  */
 export function permute(
 	tape: Tape,
 	x: Tensor,
 	probabilities: Tensor,
 	order: ExpertOrder,
-	options: { readonly inE4m3: boolean } = { inE4m3: false },
+	options: { readonly inE4m3: E4m3Form | null } = { inE4m3: null },
 ): PermutedRows {
 	const { device } = tape;
 	if (!x.contiguous || x.rows !== order.tokens) throw new RangeError(`Rows of [${x.shape}] cannot be permuted.`);
 	const shape = { tokens: order.tokens, topk: order.topk, width: x.width, dtype: x.dtypeCode };
 	const wanted = x.gradient !== null || probabilities.gradient !== null;
-	using allRows = tape.output(Tensor.empty(device, [order.slots, x.width], x.dtype), wanted);
+	const size = [order.slots, x.width] as const;
+	const written = memoryOfRows(device, size, options.inE4m3, () => Tensor.empty(device, size, x.dtype));
+	using allRows = tape.output(written.rows, wanted, x.dtype as FloatDtype);
 	using allProbabilities = tape.output(Tensor.empty(device, [order.slots]), wanted);
 	const rows = allRows.withRowCount(order.rowCount);
 	const rowProbability = allProbabilities.withRowCount(order.rowCount);
-	const inE4m3 = options.inE4m3 ? new E4m3Rows(device, order.slots, x.width) : null;
+	const { inE4m3 } = written;
 	device.run("moe_permute", {
 		...shape,
-		...roundedFields(inE4m3),
+		...writtenFields(rows, inE4m3),
 		x,
 		probabilities,
 		slot_of_row: order.slotOfRow,
 		row_count: order.rowCount,
-		rows,
 		row_probability: rowProbability,
 	});
 	tape.record({
@@ -133,12 +146,11 @@ export function permuteRows(tape: Tape, matrices: readonly Tensor[], order: Expe
 		const rows = all.withRowCount(rowCount);
 		device.run("moe_permute", {
 			...shapes[index]!,
-			...roundedFields(null),
+			...writtenFields(rows, null),
 			x,
 			probabilities: null,
 			slot_of_row: order.slotOfRow,
 			row_count: rowCount,
-			rows,
 			row_probability: null,
 		});
 		return rows;
@@ -188,20 +200,20 @@ export function unpermute(tape: Tape, rows: Tensor, order: ExpertOrder): Tensor 
 		keep: order.tensors,
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
-			const { gradient: slot } = rows;
-			const drows = slot!.contiguousTarget();
-			const inE4m3 = slot!.wantsE4m3 ? new E4m3Rows(device, drows.rows, drows.width) : null;
+			const slot = rows.gradient!;
+			// A sum is not made of rows in e4m3.
+			const form = slot.filled ? null : slot.wantsE4m3;
+			const written = memoryOfRows(device, [order.slots, shape.width], form, () => slot.contiguousTarget());
 			device.run("moe_permute", {
 				...shape,
-				...roundedFields(inE4m3),
+				...writtenFields(written.rows, written.inE4m3),
 				x: dy,
 				probabilities: null,
 				slot_of_row: order.slotOfRow,
 				row_count: order.rowCount,
-				rows: drows,
 				row_probability: null,
 			});
-			slot!.accumulate(drows, inE4m3);
+			slot.accumulate(written.rows, written.inE4m3);
 		},
 	});
 	return y;

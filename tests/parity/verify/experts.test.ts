@@ -61,6 +61,7 @@ describe("layouts round experts to e4m3 as one process does", () => {
 		// Two blocks of a row and of a matrix, the second of them short.
 		["dp2|tp2ep2", { "hidden-size": 160, "moe-ffn-hidden-size": 144 }],
 		["1+tp2ep2", { ...gated, "hybrid-layer-pattern": "ME*E" }],
+		["1+dp2ep2", { ...gated, "hybrid-layer-pattern": "ME*E", "fp8-wgrad": true }],
 	] as const;
 	for (const [layout, keys] of process.env.MIMO_TEST_FULL === "1" ? [...quick, ...all] : quick) {
 		test(`${layout} ${JSON.stringify(keys)}`, async () => {

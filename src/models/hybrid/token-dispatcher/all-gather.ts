@@ -7,6 +7,7 @@
 import { type Gathering, startGather, startSum } from "../../../parallel/experts/all-gather.ts";
 import { type ExchangeMembers, tokensOfAnyMember } from "../../../parallel/experts/members.ts";
 import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
+import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
 import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
 import { ExpertOrder } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
@@ -27,8 +28,8 @@ export class AllGatherDispatcher implements TokenDispatcher {
 		u: Tensor,
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
 		private readonly parallel: ExchangeMembers,
-		/** Whether the experts read rows in e4m3. */
-		private readonly inE4m3: boolean,
+		/** How the experts read rows in e4m3; null: not. */
+		private readonly inE4m3: E4m3Form | null,
 	) {
 		const { group, expertTensor, localExperts } = parallel;
 		this.#tokens = u.rows;

@@ -4,8 +4,9 @@ import type { Tensor } from "../../../tensor/tensor.ts";
 
 /** Rows of this rank's experts, side by side by expert. */
 export interface ExpertRows extends Disposable {
+	/** f32 or bf16, or the bytes of `inE4m3`. */
 	readonly rows: Tensor;
-	/** `rows` in e4m3; null: experts do not read e4m3, or an exchange wrote the rows. */
+	/** The rows in e4m3; null: experts do not read e4m3, or an exchange wrote the rows. */
 	readonly inE4m3: E4m3Rows | null;
 	/** f32: the routing weight of every row. */
 	readonly rowProbability: Tensor;

@@ -7,6 +7,7 @@
 import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
 import type { ExchangeMembers, ExpertNodes } from "../../../parallel/experts/members.ts";
 import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
+import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
 import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
 import { ExpertOrder, permuteRows, unpermute } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
@@ -31,8 +32,8 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
 		private readonly parallel: ExchangeMembers & { readonly nodes: ExpertNodes },
 		private readonly overflow: Tensor | null,
-		/** Whether the experts read rows in e4m3. */
-		private readonly inE4m3: boolean,
+		/** How the experts read rows in e4m3; null: not. */
+		private readonly inE4m3: E4m3Form | null,
 	) {
 		const { between } = parallel.nodes;
 		const found = tokenNodes(tape, routing, { nodes: between.size, nodeExperts: this.#nodeExperts });

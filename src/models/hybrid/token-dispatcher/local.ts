@@ -1,4 +1,5 @@
 /** Token copies by expert where this rank holds every expert. */
+import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
 import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
 import type { Tape } from "../../../tensor/tape.ts";
@@ -16,8 +17,8 @@ export class LocalDispatcher implements TokenDispatcher {
 		u: Tensor,
 		{ probabilities }: Pick<Routing, "probabilities">,
 		private readonly order: ExpertOrder,
-		/** Whether the experts read rows in e4m3. */
-		inE4m3: boolean,
+		/** How the experts read rows in e4m3; null: not. */
+		inE4m3: E4m3Form | null,
 	) {
 		this.#permuted = permute(tape, u, probabilities, order, { inE4m3 });
 	}
