@@ -14,7 +14,6 @@ the weights: ours added to fp32, PyTorch's new in bf16.
 """
 
 import argparse
-import ctypes
 import json
 import math
 import pathlib
@@ -23,6 +22,7 @@ import statistics
 import time
 
 import torch
+from native_library import Library, own_header
 
 parser = argparse.ArgumentParser()
 parser.add_argument("library")
@@ -34,48 +34,7 @@ parser.add_argument("--uneven", action="store_true", help="also experts with une
 parser.add_argument("--kernels", action="store_true", help="times of single kernels, by PyTorch's profiler")
 options = parser.parse_args()
 torch.manual_seed(1)
-own_header = pathlib.Path(__file__).parents[2] / "cuda/include/mimo.h"
 header = own_header.read_text()
-types = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
-
-
-def struct_of(operation, header):
-    """The arguments of an operation, as mimo.h declares them."""
-    body = re.search(r"typedef struct mimo_%s_args \{(.*?)\}" % operation, header, re.S)[1]
-    body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
-    fields = []
-    for kind, names in re.findall(r"(?:const )?(\w+)((?:\s*\*?\s*\w+,?)+);", body):
-        for name in names.split(","):
-            fields.append((name.replace("*", "").strip(), ctypes.c_void_p if "*" in names else types[kind]))
-    return type(operation, (ctypes.Structure,), {"_fields_": fields})
-
-
-class Library:
-    def __init__(self, path, header):
-        self.header = pathlib.Path(header).read_text()
-        self.code = ctypes.CDLL(path)
-        self.code.mimo_last_error.restype = ctypes.c_char_p
-        device, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
-        self.check(self.code.mimo_device_open(0, 0, ctypes.byref(device)))
-        self.check(self.code.mimo_stream_create(device, 0, ctypes.byref(self.stream)))
-        self.structs = {}
-
-    def check(self, status):
-        if status != 0:
-            raise SystemExit(self.code.mimo_last_error().decode())
-
-    def call(self, operation, **values):
-        """What queues the operation with these arguments."""
-        if operation not in self.structs:
-            self.structs[operation] = struct_of(operation, self.header)
-        arguments = self.structs[operation]()
-        names = {name for name, _ in arguments._fields_}
-        for name, value in values.items():
-            if name not in names:
-                raise SystemExit(f"{operation} has no argument {name}.")
-            setattr(arguments, name, value.data_ptr() if isinstance(value, torch.Tensor) else value)
-        function, pointer = getattr(self.code, f"mimo_{operation}"), ctypes.byref(arguments)
-        return lambda: self.check(function(self.stream, pointer)), (arguments, values)
 
 
 def random(*shape, scale=1.0, dtype=torch.bfloat16):
@@ -112,6 +71,9 @@ class Layer:
         self.dw1 = torch.zeros(groups, self.z_width, hidden, device="cuda")
         self.dw2 = torch.zeros(groups, hidden, width, device="cuda")
         self.kept = []
+        # The slots of all rows, and the tokens and gradients that permutations copy.
+        order = torch.randperm(rows, device="cuda").to(torch.int32)
+        self.routing = order, {name: random(tokens, hidden) for name in ("x", "dy")}
 
     def empty(self, *widths):
         return [torch.empty(self.rows, width, device="cuda", dtype=torch.bfloat16) for width in widths]
@@ -130,6 +92,11 @@ class Layer:
             return self.call(library, "grouped_gemm_weight_gradient", dy=dy, x=x, dw=dw, n=n, k=k, **types)
 
         return [of(dy, hs, self.dw2, self.hidden, self.width), of(dz, self.x, self.dw1, self.z_width, self.hidden)]
+
+    def rounded_rows(self, width):
+        """Bytes and factors of rows in e4m3."""
+        values = torch.empty(self.rows, width, device="cuda", dtype=torch.uint8)
+        return values, torch.empty(-(-width // 128) * self.rows + spare_factors, device="cuda")
 
     def separate(self, library):
         """Three operations forward, three backward."""
@@ -195,6 +162,24 @@ class Layer:
         backward = [self.call(library, "grouped_mlp_backward", **gradients, **rounded[1], **names["backward"], **layer)]
         return forward, backward, results
 
+    def in_e4m3_alone(self, library, names, rounded):
+        """The layer whose rows are in e4m3 alone, the gradients of its weights too. `rounded`: forward's and backward's rows."""
+        z, y, dx = self.empty(self.z_width, self.hidden, self.hidden)
+        dp = torch.empty(self.rows, device="cuda")
+        sizes = dict(hidden=self.hidden, width=self.width)
+        layer = dict(row_probability=self.p, clamp=infinity, kind=self.kind, recipe=1, dtype=1, **sizes)
+        forward = [self.call(library, "grouped_mlp_forward", z=z, y=y, **rounded[0], **names["forward"], **layer)]
+        x, dy = (tuple(of.values()) for of in rounded)
+        dz, hs = self.rounded_rows(self.z_width), self.rounded_rows(self.width)
+        written = dict(dz_e4m3=dz[0], dz_factors=dz[1], hs_e4m3=hs[0], hs_factors=hs[1], dx=dx, drow_probability=dp)
+        backward = [self.call(library, "grouped_mlp_backward", z=z, **written, **rounded[1], **names["backward"], **layer)]
+        weights = []
+        for left, right, dw in ((dy, hs, self.dw2), (dz, x, self.dw1)):
+            operands = dict(dy=left[0], dy_factors=left[1], x=right[0], x_factors=right[1], dw=dw)
+            types = dict(accumulate=1, recipe=1, dy_dtype=3, x_dtype=3, n=left[0].shape[1], k=right[0].shape[1])
+            weights.append(self.call(library, "grouped_gemm_weight_gradient", **operands, **types))
+        return forward, backward, weights, dict(z=z, y=y, dx=dx, dp=dp)
+
     def e4m3_errors(self, got):
         """Of the first group's first rows, against products of operands that PyTorch rounded to e4m3."""
 
@@ -246,19 +231,19 @@ class Layer:
 
     def permutations(self, library, recipe):
         """The permutations before forward, of tokens, and before backward, of their gradients, as a rank that has every expert
-        makes them, and the arguments of grouped_mlp that come from them: in e4m3 they round the rows too."""
+        makes them, and the arguments of grouped_mlp that come from them. `recipe`: bf16; e4m3, which rounds the rows too; or alone,
+        which writes rounded rows only."""
         topk = self.rows // tokens
-        order = torch.randperm(self.rows, device="cuda").to(torch.int32)
+        order, source = self.routing
         runs, arguments = [], []
         for name, rows in (("x", self.x), ("dy", self.dy)):
-            rounded = {}
-            if recipe == "e4m3":
-                values = torch.empty(self.rows, self.hidden, device="cuda", dtype=torch.uint8)
-                factors = torch.empty(-(-self.hidden // 128) * self.rows + spare_factors, device="cuda")
-                rounded = dict(e4m3=values, e4m3_factors=factors)
+            written = dict(rows=rows) if recipe != "alone" else {}
+            if recipe != "bf16":
+                values, factors = self.rounded_rows(self.hidden)
+                written |= dict(e4m3=values, e4m3_factors=factors)
                 arguments.append({f"{name}_e4m3": values, f"{name}_factors": factors})
             sizes = dict(tokens=tokens, topk=topk, width=self.hidden, dtype=1)
-            run, keep = library.call("moe_permute", x=random(tokens, self.hidden), slot_of_row=order, rows=rows, **rounded, **sizes)
+            run, keep = library.call("moe_permute", x=source[name], slot_of_row=order, **written, **sizes)
             self.kept.append(keep)
             runs.append(run)
         return runs, arguments
@@ -348,6 +333,12 @@ for sizes in [
     torch.cuda.synchronize()
     unequal = [name for name in permuted if not torch.equal(permuted[name], in_e4m3[name])]
     print(f"  e4m3 rounded by the permutation: {'bits differ in ' + ', '.join(unequal) if unequal else 'equal bits'}")
+    permute_alone, rounded_alone = layer.permutations(library, "alone")
+    alone_forward, alone_backward, alone_weights, alone = layer.in_e4m3_alone(library, matrices, rounded_alone)
+    in_order(permute_alone[:1] + alone_forward + permute_alone[1:] + alone_backward)()
+    torch.cuda.synchronize()
+    unequal = [name for name in alone if not torch.equal(alone[name], in_e4m3[name])]
+    print(f"  rows in e4m3 alone: {'bits differ in ' + ', '.join(unequal) if unequal else 'equal bits'}")
     compiled = torch.compile(layer.activation)
     leaves = [leaf.detach().requires_grad_() for leaf in (layer.x, layer.w1, layer.w2, layer.p)]
 
@@ -395,6 +386,19 @@ for sizes in [
             "separate": in_order(permute[:1] + forward + permute[1:] + backward),
             "in e4m3": in_order(permute[:1] + e4m3_forward + permute[1:] + e4m3_backward),
             "in e4m3, rounded by the permutation": in_order(permute_e4m3[:1] + permuted_forward + permute_e4m3[1:] + permuted_backward),
+            "in e4m3, rows in e4m3 alone": in_order(permute_alone[:1] + alone_forward + permute_alone[1:] + alone_backward),
+        },
+        "permutation and all": {
+            "grouped_mlp": in_order(permute[:1] + own_forward + permute[1:] + own_backward + own_weights),
+            "in e4m3, gradients of weights in bf16": in_order(
+                permute_e4m3[:1] + permuted_forward + permute_e4m3[1:] + permuted_backward + own_weights
+            ),
+            "in e4m3, gradients of weights too": in_order(
+                permute_e4m3[:1] + permuted_forward + permute_e4m3[1:] + permuted_backward + e4m3_weights
+            ),
+            "in e4m3, rows in e4m3 alone": in_order(
+                permute_alone[:1] + alone_forward + permute_alone[1:] + alone_backward + alone_weights
+            ),
         },
         "all": {
             "separate": in_order(forward + backward + weights),
@@ -413,6 +417,7 @@ for sizes in [
     both = 2 * flops
     work = {"forward": flops, "backward": flops, "forward and input gradient": both, "all": 3 * flops}
     work["permutation, forward and input gradient"] = both
+    work["permutation and all"] = 3 * flops
     for part, contenders in rows.items():
         if options.without_pytorch:
             contenders = {name: run for name, run in contenders.items() if "PyTorch" not in name}
@@ -430,6 +435,7 @@ for sizes in [
         kernels("separate", in_order(forward + backward + weights))
         kernels("grouped_mlp", in_order(own_forward + own_backward + own_weights))
     del layer, leaves, forward, backward, weights, own_forward, own_backward, own_weights, first_weights, e4m3_weights, inference, rows, contenders
+    del alone_forward, alone_backward, alone_weights, alone, permute, permute_e4m3, permute_alone
     del expected, actual
     torch.cuda.empty_cache()
 if options.json:
