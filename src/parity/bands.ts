@@ -2,7 +2,10 @@
  * How near a run has to come to a reference's losses and norms. A band is the largest relative difference so far between
  * the reference and equally right runs; three of them are allowed, and never less than a few roundings of fp32.
  */
+import { join } from "node:path";
+import type * as v from "valibot";
 import { UserError } from "../native/errors.ts";
+import { readReferenceJson } from "./reference-json.ts";
 
 export type Banded = "loss" | "grad_norm" | "seq_load_balancing_loss";
 
@@ -26,12 +29,25 @@ export function bandLimit(quantity: Banded, band: number): number {
 	return Math.max(bounds[quantity].least, 3 * band);
 }
 
+type BandedSteps = readonly { readonly [Key in `${Banded}_band`]?: number | undefined }[];
+
+/** Reads and checks config.json and golden.json of a folder, and golden.json's bands; the error names the file and the field. */
+export function readBandedReference<
+	Config extends v.GenericSchema,
+	Golden extends v.GenericSchema<unknown, { readonly exact_steps: number; readonly steps: BandedSteps }>,
+>(
+	folder: string,
+	schemas: { readonly config: Config; readonly golden: Golden },
+): { readonly config: v.InferOutput<Config>; readonly golden: v.InferOutput<Golden> } {
+	const config = readReferenceJson(schemas.config, join(folder, "config.json"));
+	const path = join(folder, "golden.json");
+	const golden = readReferenceJson(schemas.golden, path);
+	requireBands(path, golden.exact_steps, golden.steps);
+	return { config, golden };
+}
+
 /** Throws a UserError for a band that would let a wrong run pass. `exactSteps`: steps before the first flipped decision. */
-export function requireBands(
-	path: string,
-	exactSteps: number,
-	steps: readonly { readonly [Key in `${Banded}_band`]?: number | undefined }[],
-): void {
+export function requireBands(path: string, exactSteps: number, steps: BandedSteps): void {
 	if (!Number.isInteger(exactSteps) || exactSteps < 0 || exactSteps > steps.length) {
 		throw new UserError(`${path}: exact_steps is ${exactSteps}; allowed is a whole number from 0 to ${steps.length}.`);
 	}

@@ -1,14 +1,13 @@
 /** config.json and golden.json of an elastic-* folder: an elastic model trained by Megatron-LM (see its README). */
-import { join } from "node:path";
 import * as v from "valibot";
 import { type Axis, type AxisName, axisNames, layerKind } from "../../elastic/axes.ts";
 import type { ElasticConfig } from "../../elastic/config.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { requireBands } from "../bands.ts";
+import { readBandedReference } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
 import { predictionModel } from "../prediction/golden.ts";
-import { configurationHas, readReferenceJson } from "../reference-json.ts";
+import { configurationHas } from "../reference-json.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
 
@@ -112,10 +111,7 @@ export function readElasticGolden(folder: string): {
 	readonly config: ElasticConfigFile;
 	readonly golden: ElasticGolden;
 } {
-	const config = readReferenceJson(configSchema, join(folder, "config.json"));
-	const golden = readReferenceJson(goldenSchema, join(folder, "golden.json"));
-	requireBands(join(folder, "golden.json"), golden.exact_steps, golden.steps);
-	return { config, golden };
+	return readBandedReference(folder, { config: configSchema, golden: goldenSchema });
 }
 
 /** The parent that config.json describes. */

@@ -1,12 +1,11 @@
 /** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
-import { join } from "node:path";
 import * as v from "valibot";
 import { parsePattern } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { requireBands } from "../bands.ts";
+import { readBandedReference } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
-import { configurationHas, readReferenceJson } from "../reference-json.ts";
+import { configurationHas } from "../reference-json.ts";
 
 const configSchema = v.object({
 	pattern: v.string(),
@@ -64,10 +63,7 @@ export function readPredictionGolden(folder: string): {
 	readonly config: PredictionConfigFile;
 	readonly golden: PredictionGolden;
 } {
-	const config = readReferenceJson(configSchema, join(folder, "config.json"));
-	const golden = readReferenceJson(goldenSchema, join(folder, "golden.json"));
-	requireBands(join(folder, "golden.json"), golden.exact_steps, golden.steps);
-	return { config, golden };
+	return readBandedReference(folder, { config: configSchema, golden: goldenSchema });
 }
 
 /** The part of a Megatron reference's configuration that decides its model. */
