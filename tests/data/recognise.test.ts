@@ -160,7 +160,7 @@ describe("before the first step", () => {
 		const set = captions(scratch, "noval", [3]);
 		expect(() => vlm(set)).not.toThrow();
 		expect(() => vlm(set, "--eval-iters", "1")).toThrow("The split part val of ");
-		expect(() => vlm(join(scratch.path, "set"), "--eval-iters", "1")).not.toThrow();
+		expect(() => vlm(join(scratch.path, "set"), "--eval-iters", "1", "--eval-micro-batch-size", "2")).not.toThrow();
 	});
 
 	test("an image token that is text of the tokenizer", () => {

@@ -1,5 +1,6 @@
 // RMSNorm of masked columns (docs/spec/elastic.md §9): y = s h rsqrt(mean(h²) + ε) γ, h = m x; with a residual r, h = m (r + f x).
 #include "masks.h"
+#include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -32,9 +33,14 @@ struct GroupSums {
 template <class T, class W>
 void group_gradient(const T* dy, const T* x, const W* weight, const float* factors, float scale, float rstd,
                     const T* dresidual, T* dx, int64_t size, const GroupSums& sums) {
-  const float dot = sum_over(size, [=](int64_t i) {
-    return load(dy[i]) * load(x[i]) * (factors == nullptr ? 1.0f : factors[i]) * load(weight[i]);
-  });
+  // Sums are those of rms_norm, so that factors of one change no bit.
+  const float dot = row_sum(
+      size,
+      [=](int64_t i) {
+        const Vector product = load_vector(dy + i) * load_vector(x + i);
+        return (factors == nullptr ? product : product * load_vector(factors + i)) * load_vector(weight + i);
+      },
+      [=](int64_t i) { return load(dy[i]) * load(x[i]) * (factors == nullptr ? 1.0f : factors[i]) * load(weight[i]); });
   const float scaled_mean = scale * dot / static_cast<float>(size) * rstd * rstd;
 #pragma omp simd
   for (int64_t i = 0; i < size; ++i) {
@@ -77,7 +83,9 @@ void masked_rms_norm_forward(mimo_stream& stream, const mimo_masked_rms_norm_for
             x = sum;
           }
           masked_group(x, args.factors == nullptr ? nullptr : args.factors + column, h, size);
-          const float squares = sum_over(size, [h](int64_t i) { return h[i] * h[i]; });
+          const float squares = row_sum(
+              size, [h](int64_t i) { return load_vector(h + i) * load_vector(h + i); },
+              [h](int64_t i) { return h[i] * h[i]; });
           args.rstd[index] = 1.0f / std::sqrt(squares / static_cast<float>(size) + args.epsilon);
           scale_group(h, static_cast<const W*>(args.weight) + column, scale * args.rstd[index],
                       static_cast<T*>(args.y) + row * args.y_stride + column, size);
