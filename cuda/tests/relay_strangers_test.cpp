@@ -106,8 +106,8 @@ void silent_connections_are_bounded() {
   const int before = descriptors();
   for (int i = 0; i < 300; ++i) held.push_back(connect_to(hosts.port));
   usleep(300'000);
-  // Ours, and of those at the relay at most 64.
-  CHECK(descriptors() - before <= 300 + 64);
+  // Ours, at most 64 at the relay, and for a moment another that the relay turns away.
+  CHECK(descriptors() - before <= 300 + 64 + 1);
   the_run_begins(hosts);
   // Once all hosts are in, strangers are dropped and the port is closed.
   CHECK(within_seconds(2, [&] { return descriptors() - before <= 300 + 2; }));
