@@ -22,14 +22,15 @@ export class BatchQueue {
 		for (const earlier of this.#read.keys()) if (earlier < iteration) this.#read.delete(earlier);
 		const microbatches = await this.#want(iteration);
 		const next = iteration + 1;
-		// A failure is the next step's.
-		const upcoming = this.upcoming === 1 && this.#mayRead(next) ? await this.#want(next).catch(() => []) : [];
+		// A failed read ends this step: ranks of one tensor-parallel group encode the next batches together, and a rank without
+		// them would leave the others' sums to another operation.
+		const upcoming = this.upcoming === 1 && this.#mayRead(next) ? await this.#want(next) : [];
 		return { microbatches, upcoming };
 	}
 
 	/**
-	 * Reads all that the step after `iteration` wants. A failure is that step's: this one is reported and saved as if nothing
-	 * had been read.
+	 * Reads all that the step after `iteration` wants. A failure is that step's: step `iteration` is reported and saved as if
+	 * nothing had been read.
 	 */
 	async readAhead(iteration: number): Promise<void> {
 		const wanted = Array.from({ length: 1 + this.upcoming }, (_, index) => iteration + 1 + index);
