@@ -2,6 +2,7 @@
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import type { Precision } from "../bf16.ts";
+import { referenceExperts } from "../golden-fields.ts";
 import type { MimoGoldenConfig } from "./golden.ts";
 
 export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Precision): HybridConfig {
@@ -62,10 +63,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			forceLoadBalancing: false,
 			balancing: [{ type: moe.load_balancing_type, coefficient: moe.aux_loss_coefficient }],
 			zLossCoefficient: moe.z_loss_coefficient ?? 0,
-			interleave: 0,
-			fused: "auto",
-			recipe: "plain",
-			weightGradientRecipe: "plain",
+			...referenceExperts,
 		},
 		ofLayer: new Map(),
 		lora: null,

@@ -4,7 +4,7 @@ import { parsePattern } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { readBandedReference } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
-import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
+import { adamW, fixedModel, modelSizes, referenceExperts, valueProbe } from "../golden-fields.ts";
 import { configurationHas } from "../reference-json.ts";
 
 const configSchema = v.object({
@@ -146,10 +146,7 @@ export function predictionModel(
 					? []
 					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
 			zLossCoefficient: 0,
-			interleave: 0,
-			fused: "auto",
-			recipe: "plain",
-			weightGradientRecipe: "plain",
+			...referenceExperts,
 		},
 		ofLayer: new Map(),
 		lora: null,
