@@ -5,13 +5,13 @@
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
 import { ByteSink, type Destination, measureRate } from "../launch/bandwidth.ts";
-import { gather, type Teller, type Told } from "../launch/gathering.ts";
+import { gather, type Teller, type Told } from "../launch/gather-reports.ts";
 import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { print } from "../observe/output.ts";
-import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./links.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
 import { hasNccl, measureNcclRates, type NcclQuestion, type NcclRate } from "./nccl-links.ts";
+import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./node-links.ts";
 
 const marks = { good: "ok", information: "", warning: "!", problem: "x" } as const;
 /** Milliseconds: until all nodes have answered, and how far a clock may be off. */

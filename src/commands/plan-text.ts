@@ -1,11 +1,11 @@
 /** The text that `mimo plan` prints. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { columns } from "../observe/columns.ts";
-import type { LayoutFlags, LayoutKind } from "../plan/candidates.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
+import type { LayoutFlags, LayoutKind } from "../plan/layout-candidates.ts";
+import type { RankedSplits, Split } from "../plan/layout-search.ts";
 import type { RankMemoryPlan } from "../plan/rank-plan.ts";
 import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
-import type { RankedSplits, Split } from "../plan/splits.ts";
 
 /** Splits that the table shows besides the best of each kind. */
 const shown = 12;

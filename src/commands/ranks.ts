@@ -10,7 +10,7 @@ import { recordingName } from "../launch/diagnosis.ts";
 import { findRun, identityOf } from "../launch/join.ts";
 import { launch, type RankDescription } from "../launch/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
-import { RefusedError } from "../launch/rendezvous/guest.ts";
+import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
 import { debug, debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";

@@ -6,8 +6,8 @@
 import * as v from "valibot";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
-import type { Check } from "./check.ts";
-import { checks, lengthIsGiven, patternIsLegal } from "./checks.ts";
+import { checks, lengthIsGiven, patternIsLegal } from "./checks/all.ts";
+import type { Check } from "./checks/check.ts";
 import { type Derivation, dataLanes, derivations, weightShards } from "./derive.ts";
 import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";

@@ -12,8 +12,8 @@ import type { LoadedDataset } from "./energon/task-encoder.ts";
 import { oneRank, sourceOptions } from "./routing/from-configuration.ts";
 import { checkTextFile } from "./text/token-source.ts";
 import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
+import { checkTrainable } from "./vision-language/dataset-checks.ts";
 import { taskOf } from "./vision-language/from-configuration.ts";
-import { checkTrainable } from "./vision-language/trainable.ts";
 
 /** Opens what `c` names, reading little of it. Throws a UserError for the first thing that cannot be trained on. */
 export function checkData(c: TrainingConfiguration): void {

@@ -15,7 +15,7 @@ import { Tape } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import { DecodingCache } from "./cache.ts";
-import { choose, type SamplingOptions, uniformsOf } from "./choice.ts";
+import { choose, type SamplingOptions, uniformsOf } from "./sampling.ts";
 import { StepInput } from "./step-input.ts";
 
 export interface Prompts {

@@ -1,16 +1,16 @@
 /** A model's answers to questions: what it writes, or the choice that it finds likeliest. */
 import { ignored } from "../data/vision-language/encoding.ts";
-import { greedy } from "../decode/choice.ts";
+import { greedy } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
-import { deal, type LabelledPrompt, sequencesPerLane } from "./deal.ts";
+import { deal, type LabelledPrompt, sequencesPerLane } from "./batch-requests.ts";
 import { generate } from "./generate.ts";
 import { isRight, type Question } from "./questions.ts";
-import type { ReadRequest, RequestReader } from "./reader.ts";
+import type { ReadRequest, RequestReader } from "./request-reader.ts";
 
 export interface Answered {
 	readonly kind: Question["kind"];

@@ -9,10 +9,10 @@ import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts"
 import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
 import { canonicalCheckpoint } from "../checkpoint/training/canonical.ts";
-import { hasCheckpoint, openChecked } from "../checkpoint/training/choose.ts";
+import { hasCheckpoint, openChecked } from "../checkpoint/training/choose-checkpoint.ts";
 import { describedModel } from "../checkpoint/training/megatron-record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
-import { requireTensors } from "../checkpoint/training/strict.ts";
+import { requireTensors } from "../checkpoint/training/strict-keys.ts";
 import { TrainingTensors } from "../checkpoint/training/tensors.ts";
 import { hasEncoder } from "../config/derive.ts";
 import { withoutCuts } from "../config/hybrid-pattern.ts";

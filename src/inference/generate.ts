@@ -1,13 +1,14 @@
 /** `mimo generate` on one rank: requests in rounds over the lanes, what follows each to the rank that reports. */
-import type { SamplingOptions } from "../decode/choice.ts";
+
 import type { DecodingTimes } from "../decode/decode.ts";
+import type { SamplingOptions } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import type { World } from "../parallel/world.ts";
 import { decodingRanks, type Run } from "../train/assemble.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
-import { deal, sequencesPerLane } from "./deal.ts";
-import type { ReadRequest, RequestReader } from "./reader.ts";
+import { deal, sequencesPerLane } from "./batch-requests.ts";
+import type { ReadRequest, RequestReader } from "./request-reader.ts";
 
 export interface GenerateOptions {
 	/** Tokens of an answer at most; null: 256, or as many as the model has positions for. */

@@ -3,8 +3,8 @@ import { derivations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
-import { LeftOutTally } from "../data/left-out.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import { LeftOutTally } from "../data/skipped-samples.ts";
 import type { DrawnBudget } from "../elastic/router/network.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
@@ -12,11 +12,11 @@ import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf, type EvaluationSource } from "../train/feed/batch-source.ts";
 import { energonEvaluation } from "../train/feed/energon-source.ts";
-import { laneOf } from "../train/feed/lane.ts";
+import { laneOf } from "../train/feed/shared-batches.ts";
 import { openSources } from "../train/feed/sources.ts";
 import { evaluatedBudgets } from "../train/from-configuration.ts";
 import { languageModelLoss } from "../train/losses.ts";
-import { LeftOutReport } from "../train/report/left-out.ts";
+import { LeftOutReport } from "../train/report/skipped-samples.ts";
 
 export interface DatasetLoss {
 	readonly dataset: string;

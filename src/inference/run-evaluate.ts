@@ -11,7 +11,7 @@ import { openModel } from "./checkpoint-model.ts";
 import { reportingRank } from "./generate.ts";
 import { type DatasetLoss, entriesOf, lossesOf } from "./losses.ts";
 import { type Question, readQuestions } from "./questions.ts";
-import { RequestReader } from "./reader.ts";
+import { RequestReader } from "./request-reader.ts";
 
 export interface EvaluationJob {
 	readonly data: readonly string[];

@@ -1,7 +1,7 @@
 /** `mimo generate` on a rank: opens the model, answers, writes. */
 import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { SamplingOptions } from "../decode/choice.ts";
+import type { SamplingOptions } from "../decode/sampling.ts";
 import { UserError } from "../native/errors.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
@@ -12,7 +12,7 @@ import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { describePace, type GenerateOptions, generate, type Pace, reportingRank, roomForAnswers } from "./generate.ts";
-import { RequestReader } from "./reader.ts";
+import { RequestReader } from "./request-reader.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";
 import { TextStream } from "./text-stream.ts";
 

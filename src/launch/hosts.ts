@@ -2,10 +2,10 @@
 import { createHmac, randomBytes } from "node:crypto";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
-import { hostsFrom, levelsOf, parentOf, placementOf } from "./placement.ts";
-import type { RendezvousHost } from "./rendezvous/host.ts";
+import { hostsFrom, levelsOf, parentOf, placementOf } from "./host-tree.ts";
 import type { Identity } from "./rendezvous/identity.ts";
 import type { Lead } from "./rendezvous/messages.ts";
+import type { RendezvousHost } from "./rendezvous/server.ts";
 
 /** The index of the machine each rank is on, counted in the order of their first ranks. */
 export function hostsOf(identities: readonly Pick<Identity, "machine">[]): number[] {

@@ -12,10 +12,10 @@ import { requireDescriptors } from "./descriptors.ts";
 import { leadHost, makeRun } from "./hosts.ts";
 import type { Place } from "./place.ts";
 import { meetingAddress } from "./rendezvous/address.ts";
-import { type MakePart, meet } from "./rendezvous/guest.ts";
-import { RendezvousHost } from "./rendezvous/host.ts";
+import { type MakePart, meet } from "./rendezvous/client.ts";
 import type { Identity } from "./rendezvous/identity.ts";
-import { askNeighbour, Neighbours, roomOf } from "./rendezvous/neighbours.ts";
+import { askNeighbour, Neighbours, roomOf } from "./rendezvous/local-ranks.ts";
+import { RendezvousHost } from "./rendezvous/server.ts";
 
 /** This process's description of itself; `rank` null: the launcher. */
 export function identityOf(

@@ -13,8 +13,8 @@ import { Run } from "../native/run.ts";
 import { recordingName } from "./diagnosis.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
-import { RendezvousHost } from "./rendezvous/host.ts";
 import type { Identity } from "./rendezvous/identity.ts";
+import { RendezvousHost } from "./rendezvous/server.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
 
 /** The name of a rank in diagnoses and output. */

@@ -10,7 +10,7 @@ export const workerModules = [
 	"checkpoint/write-back-worker",
 	"data/energon/loader/thread",
 	"data/energon/storage/fetcher",
-	"plan/company-worker",
+	"plan/concurrent-rank-worker",
 ] as const;
 
 export function openWorker(module: (typeof workerModules)[number]): Worker {

@@ -4,7 +4,7 @@
  * twice. The JSON log has every step on its own. After Megatron's fields come those of each module.
  */
 import { fixed, pythonFloat, scientific } from "./printf.ts";
-import type { EvaluationReport, Observer, StepReport, TimersReport } from "./report.ts";
+import type { EvaluationReport, Observer, StepReport, TimersReport } from "./step-report.ts";
 import { formatTimers } from "./timers.ts";
 
 export interface LogLineOptions {

@@ -20,8 +20,8 @@ import { parse, stringify } from "yaml";
 import { UserError } from "../native/errors.ts";
 import { systemReason } from "../native/system-errors.ts";
 import { replaceFile } from "./replace-file.ts";
-import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "./report.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "./scalars.ts";
+import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "./step-report.ts";
 import { userName } from "./user-name.ts";
 
 export interface MlflowOptions extends ScalarOptions {

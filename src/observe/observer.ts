@@ -3,9 +3,9 @@
 import { LogLine, type LogLineOptions } from "./log-line.ts";
 import { type MlflowOptions, MlflowRun } from "./mlflow.ts";
 import { ProgressLine, Terminal, type TerminalStream } from "./progress.ts";
-import { type Observer, together } from "./report.ts";
 import { JsonLog } from "./run-log/writer.ts";
 import type { ScalarOptions } from "./scalars.ts";
+import { type Observer, together } from "./step-report.ts";
 import { TensorBoard } from "./tensorboard/writer.ts";
 import { type WandbOptions, WandbRun } from "./wandb/run.ts";
 

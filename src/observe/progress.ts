@@ -2,7 +2,7 @@
  * A progress line below everything else on a terminal. Where the output is not a terminal there is no progress line and
  * other lines are written unchanged.
  */
-import type { EvaluationReport, Observer, StepReport } from "./report.ts";
+import type { EvaluationReport, Observer, StepReport } from "./step-report.ts";
 
 export interface TerminalStream {
 	readonly isTTY?: boolean;

@@ -2,7 +2,7 @@
  * A run's curves by Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases alike. Values
  * that Megatron lacks (modules, balancing losses by layer) have names of their own.
  */
-import type { EvaluationReport, StepReport, TimersReport } from "./report.ts";
+import type { EvaluationReport, StepReport, TimersReport } from "./step-report.ts";
 
 export type Scalar = readonly [name: string, value: number];
 

@@ -1,5 +1,5 @@
 /** Divides a step's time into parts, on one rank. */
-import type { StepSeconds } from "./report.ts";
+import type { StepSeconds } from "./step-report.ts";
 
 export type StepPart = keyof StepSeconds;
 

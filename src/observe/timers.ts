@@ -3,7 +3,7 @@
  * timer above the level that is asked for costs nothing.
  */
 import { fixed } from "./printf.ts";
-import type { TimersReport } from "./report.ts";
+import type { TimersReport } from "./step-report.ts";
 
 /** In the order in which they are shown; level 1: a few a step, level 2: a few a microbatch. */
 const levels = {

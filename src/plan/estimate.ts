@@ -14,9 +14,9 @@ import {
 import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Durations, simulate } from "../schedule/simulate.ts";
-import type { Transfer } from "./imagined-group.ts";
 import { type PhaseTally, type RankPlan, sumsReplicas, type TransferTally } from "./rank-plan.ts";
 import { type Rates, secondsOf, spansHosts, transferSeconds } from "./rates.ts";
+import type { Transfer } from "./simulated-group.ts";
 
 /** Of one rank, in seconds. */
 export interface RankSeconds {

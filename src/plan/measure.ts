@@ -8,7 +8,7 @@ import { median } from "../observe/median.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { gpuLinks } from "./accelerators.ts";
-import { Company } from "./company.ts";
+import { Company } from "./concurrent-ranks.ts";
 import { amountOf, isProduct, type RatedName, ratedName, workOf } from "./operation-work.ts";
 import { enoughMicrobatches } from "./rank-plan.ts";
 import { openRank } from "./rank-run.ts";

@@ -10,9 +10,9 @@ import { type Chunk, chunkName, type Work } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";
-import type { Transfer } from "./imagined-group.ts";
 import { amountOf, type RatedName, ratedName, workOf } from "./operation-work.ts";
 import { microbatchesOf, openRank, type Phase } from "./rank-run.ts";
+import type { Transfer } from "./simulated-group.ts";
 
 /** Calls of one operation with equal work. */
 export interface OperationTally {

@@ -15,7 +15,7 @@ import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.
 import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
-import { imaginedGroup, type Transfer } from "./imagined-group.ts";
+import { imaginedGroup, type Transfer } from "./simulated-group.ts";
 
 /**
  * Parts of a step in order. Reduce: sums over replicas, scaling, the norm's squares, until all ranks agree on the norm.

@@ -3,9 +3,9 @@
  * in operations a second, everything else in bytes a second.
  */
 import * as v from "valibot";
-import type { Transfer } from "./imagined-group.ts";
 import { isProduct } from "./operation-work.ts";
 import type { OperationTally } from "./rank-plan.ts";
+import type { Transfer } from "./simulated-group.ts";
 
 const point = v.strictObject({ amount: v.number(), seconds: v.number() });
 

@@ -7,10 +7,10 @@ import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";
 import { boundOf, type StepBound } from "./bound.ts";
 import { estimateStep, type StepConditions, type StepEstimate } from "./estimate.ts";
-import type { Transfer } from "./imagined-group.ts";
 import { planRank, type RankMemoryPlan, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
 import { networkBytes, type Rates, spansHosts, transferSeconds } from "./rates.ts";
+import type { Transfer } from "./simulated-group.ts";
 
 export interface Machine {
 	readonly rates: Rates;

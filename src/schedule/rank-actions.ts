@@ -1,7 +1,7 @@
 /** A rank's whole list: the passes of its schedule, in between what moves over edges, and the sums at the end. */
 import { type Action, type Actor, languageChunk, type PassAction, type ScheduleShape, type Work } from "./actions.ts";
-import { aheadOf, mergeAhead, mostUnderWay } from "./ahead.ts";
 import { inTurns, lastNode } from "./combined.ts";
+import { aheadOf, mergeAhead, mostUnderWay } from "./encoder-ahead.ts";
 import { interleaved, interleavedWarmUp } from "./interleaved.ts";
 import { withLateWeightGradients } from "./late-weight-gradients.ts";
 import { oneForwardOneBackward, warmUpOf } from "./one-f-one-b.ts";

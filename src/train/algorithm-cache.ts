@@ -9,7 +9,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { placeFromEnvironment } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
-import { defaultCacheFolder, openOwnFolder, readOwnFile, replaceOwnFile } from "../native/own-folder.ts";
+import { defaultCacheFolder, openOwnFolder, readOwnFile, replaceOwnFile } from "../native/private-folder.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import type { Group } from "../parallel/group.ts";
 import type { World } from "../parallel/world.ts";

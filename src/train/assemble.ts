@@ -6,7 +6,7 @@
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import { routerPrefix } from "../elastic/router/parameters.ts";
 import type { ElasticRouter } from "../elastic/router/router.ts";
-import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
+import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
 import { blocksOf, wholeModel } from "../models/hybrid/segments.ts";
@@ -22,8 +22,8 @@ import type { ModuleGroups } from "../parallel/module-groups.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
+import { sharingLanes } from "./encoder-balance.ts";
 import { FeaturePrefetch } from "./feature-prefetch.ts";
-import { sharingLanes } from "./image-deal.ts";
 import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
 import { type HeldModule, holdEncoder, holdLanguage, holdRouter, holdTeacher } from "./rank-modules.ts";

@@ -1,7 +1,7 @@
 /** A teacher beside the model that trains: a frozen one, or the model itself at full size (docs/spec/elastic.md §11). */
 
 import type { Sampled } from "../elastic/router/router.ts";
-import { languageModelPrefix } from "../models/hybrid/layer-places.ts";
+import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
 import { exhaust } from "../models/hybrid/nodes.ts";

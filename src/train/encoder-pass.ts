@@ -8,7 +8,7 @@ import type { Pass } from "../schedule/pass.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import { cast, Tensor } from "../tensor/tensor.ts";
-import type { ImageDeal } from "./image-deal.ts";
+import type { ImageDeal } from "./encoder-balance.ts";
 
 /** Arguments of a pass beside its images. */
 export interface EncoderPassOptions {

@@ -25,7 +25,7 @@ import {
 	type Losses,
 	lossTokens,
 } from "./losses.ts";
-import { predictAhead } from "./prediction-loss.ts";
+import { predictAhead } from "./mtp-loss.ts";
 
 /** Arguments of a pass beside its microbatch. */
 export interface LanguagePassOptions {

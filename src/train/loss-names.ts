@@ -10,7 +10,7 @@ import {
 	elasticLosses,
 	languageModelLoss,
 } from "./losses.ts";
-import { depthLoss } from "./prediction-loss.ts";
+import { depthLoss } from "./mtp-loss.ts";
 
 /** The next token's first, then every depth's; then those of a teacher and of an elastic model. */
 export function lossNames(model: HybridConfig, elastic: ElasticConfig | null, distils: boolean): string[] {

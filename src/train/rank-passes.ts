@@ -1,7 +1,7 @@
 /** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
 import { placesInStep } from "../data/images.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
-import { samplesOfShares } from "../data/routing/share.ts";
+import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { Sampled } from "../elastic/router/router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
@@ -17,9 +17,9 @@ import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import { type Teacher, teaches } from "./distillation.ts";
+import { dealImages, type EncoderLanes } from "./encoder-balance.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
-import { dealImages, type EncoderLanes } from "./image-deal.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
 

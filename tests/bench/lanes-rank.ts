@@ -11,7 +11,7 @@ import { imageCost } from "../../src/models/radio/counts.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/median.ts";
-import { atHome, type ByLane, dealStep, workOf } from "../../src/parallel/deal-by-cost.ts";
+import { atHome, type ByLane, dealStep, workOf } from "../../src/parallel/balance-by-cost.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { dealtTo, encoderMicrobatches, planOf } from "../../src/parity/verify/plan.ts";

@@ -9,7 +9,7 @@ import { tileCount, tileGrid } from "../../src/data/vision-language/tiling.ts";
 import type { PatchGrid } from "../../src/models/radio/config.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";
-import { atHome, dealByCost, workOf } from "../../src/parallel/deal-by-cost.ts";
+import { atHome, dealByCost, workOf } from "../../src/parallel/balance-by-cost.ts";
 import { runRanks } from "../parallel/ranks.ts";
 import { type DistributionName, distributions, type ImageSize, sizesOf } from "./image-sizes.ts";
 import { type Row, row } from "./measure.ts";
@@ -101,7 +101,7 @@ export function lanesTable(): string {
 }
 
 export async function benchLanes(): Promise<Row[]> {
-	const outcomes = await runRanks("../bench/lanes-rank.ts", 2);
+	const outcomes = await runRanks("./lanes-rank.ts", 2);
 	const failed = outcomes.find(({ exitCode }) => exitCode !== 0);
 	if (failed) throw new Error(`lanes-rank.ts failed:\n${failed.stderr}`);
 	const { number, cost, ratio, expected } = JSON.parse(outcomes[0]!.stdout) as Record<string, number>;

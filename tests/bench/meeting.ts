@@ -10,10 +10,10 @@
 import { parseArgs } from "node:util";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { textOf } from "../../src/config/schema.ts";
-import { levelsOf, parentOf, placementOf } from "../../src/launch/placement.ts";
-import { meet } from "../../src/launch/rendezvous/guest.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import { levelsOf, parentOf, placementOf } from "../../src/launch/host-tree.ts";
+import { meet } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
 import { divisibleModel } from "../models/small.ts";
 
 const address = "127.0.0.1";

@@ -2,9 +2,9 @@
 import { expect, test } from "bun:test";
 import { type DriverTool, inspectAccelerators } from "../../src/commands/accelerators.ts";
 import { compareNodes } from "../../src/commands/doctor.ts";
-import { compareLinks, type Link, linksOf, type NodeReport, overNccl } from "../../src/commands/links.ts";
 import type { Finding } from "../../src/commands/machine.ts";
-import { gather } from "../../src/launch/gathering.ts";
+import { compareLinks, type Link, linksOf, type NodeReport, overNccl } from "../../src/commands/node-links.ts";
+import { gather } from "../../src/launch/gather-reports.ts";
 import type { Place } from "../../src/launch/place.ts";
 import { listen } from "../../src/launch/rendezvous/line-connection.ts";
 

@@ -5,8 +5,8 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { DeviceInput } from "../../src/data/device-input.ts";
-import { greedy, type SamplingOptions } from "../../src/decode/choice.ts";
 import { decode, type Prompts } from "../../src/decode/decode.ts";
+import { greedy, type SamplingOptions } from "../../src/decode/sampling.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
 import type { Device } from "../../src/native/device.ts";

@@ -2,9 +2,9 @@
 import { afterEach, expect, test } from "bun:test";
 import { join } from "node:path";
 import { leadHost, makeRun } from "../../src/launch/hosts.ts";
-import { meet } from "../../src/launch/rendezvous/guest.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import { meet } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
 import { HOST_FAN_OUT } from "../../src/native/abi.ts";
 import type { Library } from "../../src/native/library.ts";
 import { testLibrary } from "../support.ts";

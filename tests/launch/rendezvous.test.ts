@@ -3,13 +3,13 @@
  */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
+import { placementOf } from "../../src/launch/host-tree.ts";
 import { hostsOf } from "../../src/launch/hosts.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
-import { placementOf } from "../../src/launch/placement.ts";
-import { meet } from "../../src/launch/rendezvous/guest.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import { meet } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
 import type { Lead } from "../../src/launch/rendezvous/messages.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
@@ -237,7 +237,7 @@ test("a rank that leaves before all are there ends it", async () => {
 /** A program that joins as rank 1 and is gone before an answer. */
 function leavingRank(port: number): string {
 	const place = { rank: 1, worldSize: 3, localRank: 1, localSize: 3, address, port, secret, launcher: null };
-	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/rendezvous/guest.ts`);
+	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/rendezvous/client.ts`);
 	return `const { meet } = await import(${module});
 		void meet(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");
 		await Bun.sleep(500);

@@ -3,11 +3,11 @@
  */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer, type Server, type Socket } from "node:net";
-import { meet } from "../../src/launch/rendezvous/guest.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/host.ts";
+import { meet } from "../../src/launch/rendezvous/client.ts";
 import { digestOf, type Identity, introductionOf } from "../../src/launch/rendezvous/identity.ts";
 import { LineConnection, listen } from "../../src/launch/rendezvous/line-connection.ts";
 import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
+import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";

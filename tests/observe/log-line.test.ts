@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { LogLine, type LogLineOptions } from "../../src/observe/log-line.ts";
-import type { StepReport } from "../../src/observe/report.ts";
+import type { StepReport } from "../../src/observe/step-report.ts";
 import { step } from "./step.ts";
 
 function logger(options: Partial<LogLineOptions> = {}): { log: LogLine; lines: string[] } {

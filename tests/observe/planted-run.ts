@@ -4,8 +4,8 @@
  *   bun tests/observe/planted-run.ts FOLDER     leaves FOLDER/run.jsonl, for `mimo report FOLDER`
  */
 import { join } from "node:path";
-import type { ModuleReport } from "../../src/observe/report.ts";
 import { JsonLog } from "../../src/observe/run-log/writer.ts";
+import type { ModuleReport } from "../../src/observe/step-report.ts";
 import { step } from "./step.ts";
 
 /** When it begins. */

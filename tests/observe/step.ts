@@ -1,5 +1,5 @@
 /** A step report for tests: all fields are fixed except the given ones. */
-import type { StepReport } from "../../src/observe/report.ts";
+import type { StepReport } from "../../src/observe/step-report.ts";
 
 export function step(report: Partial<StepReport> & { readonly iteration: number }): StepReport {
 	return {

@@ -2,7 +2,7 @@
  * Rank program of edge.test.ts: rows of given counts travel to the language lanes and their doubles come back, the encoder
  * two microbatches ahead. Where both sides share ranks, each microbatch goes there and back. Prints what did not arrive.
  */
-import { samplesOfShares, shareOf } from "../../src/data/routing/share.ts";
+import { samplesOfShares, shareOf } from "../../src/data/routing/image-share.ts";
 import { Edge } from "../../src/parallel/edge.ts";
 import { ranksOf } from "../../src/parallel/edge-layout.ts";
 import type { Grid } from "../../src/parallel/grid.ts";

@@ -4,8 +4,8 @@ import { AllGatherDispatcher } from "../../src/models/hybrid/token-dispatcher/al
 import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher/hierarchical.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
-import { imaginedGroup, type Transfer } from "../../src/plan/imagined-group.ts";
 import { networkBytes } from "../../src/plan/rates.ts";
+import { imaginedGroup, type Transfer } from "../../src/plan/simulated-group.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";

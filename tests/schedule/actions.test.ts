@@ -12,8 +12,8 @@ import {
 	type PassAction,
 	type ScheduleShape,
 } from "../../src/schedule/actions.ts";
-import { mostUnderWay } from "../../src/schedule/ahead.ts";
 import { lastNode } from "../../src/schedule/combined.ts";
+import { mostUnderWay } from "../../src/schedule/encoder-ahead.ts";
 import { actionsOf, inFlight } from "../../src/schedule/rank-actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";
 import { randomValues } from "../support.ts";

@@ -1,5 +1,5 @@
 /** Low-rank adapters in conversions: merged into their weights, kept in native checkpoints, or written for PEFT. */
-import { isAdapterName } from "../../models/hybrid/adapters.ts";
+import { isAdapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Durability } from "../files.ts";
 import { type Spelling, type SpellingName, spellings } from "../hf/language-names.ts";

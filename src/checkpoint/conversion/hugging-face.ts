@@ -4,10 +4,17 @@ import { join } from "node:path";
 import type { Durability } from "../files.ts";
 import { companionsOf } from "../hf/companions.ts";
 import { HuggingFaceFolder, indexFile, readConfig, singleFile } from "../hf/folder.ts";
-import { type FolderSpelling, type KeptFolder, type KeptObject, keepFolder, keptIn, objectsOf } from "../hf/kept.ts";
+import {
+	type FolderSpelling,
+	type KeptFolder,
+	type KeptObject,
+	keepFolder,
+	keptIn,
+	objectsOf,
+} from "../hf/kept-folder.ts";
 import type { Spelling, SpellingName } from "../hf/language-names.ts";
-import { isLeftOut } from "../hf/left-out.ts";
 import { describeParts, openParts } from "../hf/parts.ts";
+import { isLeftOut } from "../hf/unused-tensors.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import type { JsonObject, SourceCheckpoint, SourceOptions } from "./source.ts";

@@ -3,7 +3,7 @@
  * from the start draws them (docs/spec/language-model.md §6), zero moments.
  */
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
-import { layerPrefix } from "../../models/hybrid/layer-places.ts";
+import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { hybridParameters } from "../../models/hybrid/names.ts";
 import { initialise, philoxKey } from "../../models/initialise.ts";
 import type { ParameterSpec } from "../../models/parameter-spec.ts";
@@ -11,8 +11,8 @@ import { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import { openLibrary } from "../../native/library.ts";
 import { Tensor } from "../../tensor/tensor.ts";
+import { encodeFloats } from "../cast-floats.ts";
 import { type DtypeTag, elementCount } from "../dtype.ts";
-import { encodeFloats } from "../floats.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { TensorStore, TensorType } from "../store.ts";
 import { optimizerName, optimizerStates } from "../training/names.ts";

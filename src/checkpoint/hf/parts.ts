@@ -1,6 +1,6 @@
 /**
  * The parts of a model that a Hugging Face folder holds: a NemotronH language model, a RADIO tower, the projector between them, or all
- * of a vision-language model. Every tensor has a place, is left out by name (left-out.ts), or is an error.
+ * of a vision-language model. Every tensor has a place, is left out by name (unused-tensors.ts), or is an error.
  */
 import { UserError } from "../../native/errors.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
@@ -11,10 +11,10 @@ import { HuggingFaceFolder } from "./folder.ts";
 import { parsePythonJson } from "./json.ts";
 import { addLanguage, detectSpelling, requireCounts, type Spelling } from "./language-names.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
-import { describeLeftOut, isLeftOut } from "./left-out.ts";
 import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
 import { withoutTiedHead } from "./tied-head.ts";
 import { addTower, detectTower, type TowerSizes, type TowerSpelling } from "./tower-names.ts";
+import { describeLeftOut, isLeftOut } from "./unused-tensors.ts";
 import {
 	projectorSizes,
 	readsJoinedPatches,

@@ -6,14 +6,14 @@ import { UserError } from "../../native/errors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { type Companions, preprocessorOf } from "./companions.ts";
 import { formatPythonJson, parseKeepingFloats } from "./json.ts";
-import { type KeptFolder, keepFolder, ones } from "./kept.ts";
+import { type KeptFolder, keepFolder, ones } from "./kept-folder.ts";
 import { spellings } from "./language-names.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
 import { type ProjectorSizes, projectorPrefix } from "./projector-names.ts";
 import { blockPrefix, publishedTower, towerPrefix } from "./tower-names.ts";
 import { videoEmbedderName } from "./video-embedder.ts";
 import { readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
-import { towerJson, wholeJson } from "./whole-config.ts";
+import { towerJson, wholeJson } from "./vision-language-config.ts";
 
 /** Paths; null: not given. */
 export interface PretrainedPaths {

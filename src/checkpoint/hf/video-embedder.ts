@@ -3,8 +3,9 @@
  * the picture's: tiled over the frames that are joined and divided by their number (docs/spec/vision.md §1.9), so that frames of one
  * picture look as the picture does.
  */
+
+import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { dtypes } from "../dtype.ts";
-import { decodeFloats, encodeFloats } from "../floats.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { outsideNames, type TowerSpelling } from "./tower-names.ts";
 

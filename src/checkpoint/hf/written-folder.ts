@@ -12,14 +12,14 @@ import { type Companions, writeCompanions } from "./companions.ts";
 import { configurationToHuggingFace, type LanguageModelConfiguration } from "./configuration.ts";
 import { writeHuggingFaceFiles } from "./folder.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
-import type { FolderSpelling, KeptFolder } from "./kept.ts";
+import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
 import { addLanguage, type Spelling, type SpellingName, spellings } from "./language-names.ts";
 import { languageConfig, languageKey } from "./parts.ts";
 import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
 import { addTower, publishedTower, type TowerSizes } from "./tower-names.ts";
 import { grownVideoEmbedder, videoEmbedderName } from "./video-embedder.ts";
 import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
-import { towerJson, wholeJson } from "./whole-config.ts";
+import { towerJson, wholeJson } from "./vision-language-config.ts";
 
 export interface WritableModel {
 	/** Where it comes from, for errors. */

@@ -2,10 +2,10 @@
  * Weights with their low-rank adapters merged: W + (α / r) B A in the place of W, added up in float64 and rounded once to
  * the type in which W is stored.
  */
-import { adapterName, isAdapterName } from "../../models/hybrid/adapters.ts";
+import { adapterName, isAdapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../native/errors.ts";
+import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { dtypes, elementCount } from "../dtype.ts";
-import { decodeFloats, encodeFloats } from "../floats.ts";
 import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";
 
 type Values = ArrayLike<number>;

@@ -1,7 +1,7 @@
 /** Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. */
 import { join } from "node:path";
 import * as v from "valibot";
-import { adaptedWeight } from "../../models/hybrid/adapters.ts";
+import { adaptedWeight } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../native/errors.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";

@@ -4,7 +4,7 @@
  * several modules, as those of linear_qkv, take their rows of B with them, and each of the modules has a whole A. PEFT trains
  * an A of each module; its folders are read as adapters in which these A stand one above the other.
  */
-import { adapterName } from "../../models/hybrid/adapters.ts";
+import { adapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../native/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { languageCorrespondence, type Spelling, spellings } from "../hf/language-names.ts";

@@ -5,8 +5,8 @@
  * believed only if every size fits and the buffers' own copy of the parameters equals the model's weights.
  */
 import { UserError } from "../../native/errors.ts";
+import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";
-import { decodeFloats, encodeFloats } from "../floats.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";
 import { bufferKey } from "./keys.ts";

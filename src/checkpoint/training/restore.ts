@@ -6,8 +6,8 @@ import { UserError } from "../../native/errors.ts";
 import { roundToBf16, type Tensor } from "../../tensor/tensor.ts";
 import { readRegion } from "../region.ts";
 import { type TensorStore, typeOf } from "../store.ts";
+import { type LocalPart, type Piece, piecesOf } from "./buffer-boxes.ts";
 import { optimizerName } from "./names.ts";
-import { type LocalPart, type Piece, piecesOf } from "./pieces.ts";
 import type { StoredBuffer, StoredTensors } from "./tensors.ts";
 
 export interface Restored {

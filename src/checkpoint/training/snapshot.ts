@@ -2,8 +2,8 @@
 import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { SnapshotEntry } from "../native/save-thread.ts";
+import { arrangedPieces, type Move, type Piece } from "./buffer-boxes.ts";
 import { optimizerName } from "./names.ts";
-import { arrangedPieces, type Move, type Piece } from "./pieces.ts";
 import type { StoredBuffer, TrainingTensors } from "./tensors.ts";
 
 const tags = { f32: "F32", bf16: "BF16" } as const satisfies Record<string, DtypeTag>;

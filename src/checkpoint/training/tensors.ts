@@ -3,14 +3,14 @@
  * beside them, and tensors outside of buffers (the routers' expert biases). Replicas of a part divide it into equal
  * slices, the ones that ZeRO-1 uses, and each writes its own: every byte is written once.
  */
-import { isAdapterName } from "../../models/hybrid/adapters.ts";
+import { isAdapterName } from "../../models/hybrid/lora.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
 import type { DataParallel } from "../../parallel/data-parallel.ts";
 import type { ParameterBuffer } from "../../parallel/parameter-set.ts";
 import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
+import type { LocalPart } from "./buffer-boxes.ts";
 import { optimizerName, optimizerStates } from "./names.ts";
-import type { LocalPart } from "./pieces.ts";
 
 /** A flat buffer of parameters and its content. */
 export interface StoredBuffer {

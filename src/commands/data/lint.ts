@@ -60,7 +60,7 @@ async function fitCheck(path: string, flags: readonly string[]): Promise<(sample
 	const { resolveConfiguration } = await import("../../config/resolve.ts");
 	const { configuration: c } = resolveConfiguration([...flags, "--data-path", path], {}, { trains: false });
 	const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
-	const { cutOff } = await import("../../data/vision-language/fit.ts");
+	const { cutOff } = await import("../../data/vision-language/truncation.ts");
 	const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	return cutOff(taskOf(c), tokenizer);

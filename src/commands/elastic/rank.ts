@@ -45,7 +45,7 @@ export default configuredCommand({
 			samples: numberFlag(flags, "samples", 128, "a whole number from 1", (n) => Number.isSafeInteger(n) && n >= 1),
 			layers: !("no-layers" in flags),
 		};
-		const { runRank } = await import("../../inference/run-rank.ts");
+		const { runRank } = await import("../../inference/run-importance.ts");
 		const { entriesOf } = await import("../../inference/losses.ts");
 		const { checkRankCount, onEveryRank, rankOptions, startsTheRun } = await import("../ranks.ts");
 		const { topologyOf } = await import("../../parallel/topology.ts");

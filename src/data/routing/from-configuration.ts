@@ -5,10 +5,10 @@ import { warn } from "../../observe/messages.ts";
 import { defaultLoadOptions } from "../energon/dataset.ts";
 import { defaultLoaderConfiguration } from "../energon/loader/configuration.ts";
 import type { LoaderOptions } from "../energon/loader/loader.ts";
-import { LeftOutTally } from "../left-out.ts";
+import { LeftOutTally } from "../skipped-samples.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
-import { partOfEvery, type Share, turnOf, wholeShare } from "./share.ts";
+import { partOfEvery, type Share, turnOf, wholeShare } from "./image-share.ts";
 import type { SourceOptions, SourceState } from "./source.ts";
 
 /** The part of the data that a rank reads. */

@@ -6,16 +6,16 @@
  */
 import { UserError } from "../../native/errors.ts";
 import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
-import { resize } from "../energon/loader/elastic.ts";
 import { DataLoader, defaultLoaderOptions, type LoaderOptions } from "../energon/loader/loader.ts";
 import type { SkippedSample } from "../energon/loader/messages.ts";
+import { resize } from "../energon/loader/resize-state.ts";
 import { SkipLog } from "../energon/loader/skipped.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
 import type { TaskConfiguration } from "../energon/loader/tasks.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
-import { type Damage, exchangeDamage } from "./damage.ts";
-import { isTurn, type Share, wholeShare } from "./share.ts";
-import { compareReports, encodeReports, mostDamaged, nothingRead, Trail } from "./trail.ts";
+import { type Damage, exchangeDamage } from "./damaged-samples.ts";
+import { isTurn, type Share, wholeShare } from "./image-share.ts";
+import { compareReports, encodeReports, mostDamaged, nothingRead, Trail } from "./sample-hash.ts";
 
 /** Gives every rank's integers, as many of each; all ranks call it together. */
 type Exchange = (values: Int32Array) => Int32Array[];

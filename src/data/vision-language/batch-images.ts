@@ -1,12 +1,12 @@
 /**
  * The images of a microbatch as patches. Only those that this rank's encoder sees are decoded, so other ranks cannot know
  * that one is damaged: its sample keeps its place with black images, and the ranks agree on it before they train
- * (routing/damage.ts).
+ * (routing/damaged-samples.ts).
  */
 import type { PatchGrid } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ImageSet } from "../images.ts";
-import type { Share } from "../routing/share.ts";
+import type { Share } from "../routing/image-share.ts";
 import { type EncodedSample, joined, type Pack, sampleName } from "./batch.ts";
 import { patchGrids } from "./image-plan.ts";
 

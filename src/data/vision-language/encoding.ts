@@ -3,7 +3,7 @@
  * image token for every row the encoder gives; a sequence that is too long is cut, never within an image.
  */
 import { ExpectedLoss, SampleError } from "../energon/errors.ts";
-import { type CountedPart, encodeCounted } from "../text/counted.ts";
+import { type CountedPart, encodeCounted } from "../text/loss-parts.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import type { EncodedImage } from "./encoded-image.ts";
 import {

@@ -7,10 +7,10 @@ import { buildTrain, collect } from "../energon/task-encoder.ts";
 import { Worker } from "../energon/worker.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import { type EncodedSample, sampleName } from "./batch.ts";
+import { checkTrainable } from "./dataset-checks.ts";
 import { ignored } from "./encoding.ts";
 import { planRows, type TowerGeometry } from "./image-plan.ts";
 import { encodingSteps, type VisionLanguageTask } from "./task.ts";
-import { checkTrainable } from "./trainable.ts";
 
 export interface PreviewOptions {
 	readonly path: string;

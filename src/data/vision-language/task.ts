@@ -6,7 +6,7 @@ import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
 import type { Microbatch } from "../microbatch.ts";
-import { type Share, wholeShare } from "../routing/share.ts";
+import { type Share, wholeShare } from "../routing/image-share.ts";
 import { Chat } from "../text/chat/chat.ts";
 import { strftime } from "../text/chat/strftime.ts";
 import type { ChatTemplateText } from "../text/chat/template-file.ts";

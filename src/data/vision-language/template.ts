@@ -1,7 +1,7 @@
 /** Conversations as text: what is written around the turns, and what of it counts in the loss (docs/spec/vision.md §5.5). */
 import { SampleError } from "../energon/errors.ts";
 import { type Chat, ChatError, type ChatTurn } from "../text/chat/chat.ts";
-import type { CountedPart } from "../text/counted.ts";
+import type { CountedPart } from "../text/loss-parts.ts";
 import { type Conversation, type Fragment, ownRoles, type Role, type Turn } from "./conversation.ts";
 
 /**

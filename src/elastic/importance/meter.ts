@@ -3,7 +3,7 @@
  * and tokens; the sum over ranks is the model's.
  */
 import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
-import type { LayerProbe } from "../../models/hybrid/layer.ts";
+import type { LayerProbe } from "../../models/hybrid/layer-context.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";

@@ -8,15 +8,15 @@ import {
 import type { JsonObject, SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
 import { configurationToHuggingFace, type LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { formatPythonJson, parseKeepingFloats } from "../../checkpoint/hf/json.ts";
-import { configObject, isKeptObject } from "../../checkpoint/hf/kept.ts";
+import { configObject, isKeptObject } from "../../checkpoint/hf/kept-folder.ts";
 import { languageKey } from "../../checkpoint/hf/parts.ts";
 import { SelectedStore } from "../../checkpoint/selected-store.ts";
 import { selectTensors } from "../../checkpoint/store.ts";
 import { elasticKeys } from "../../config/keys/elastic.ts";
 import { type Key, propertyOf } from "../../config/schema.ts";
-import { isAdapterName } from "../../models/hybrid/adapters.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
+import { isAdapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../native/errors.ts";
 import { submodelKeys, unitsOfSubmodel } from "./configuration.ts";
 import type { Submodel } from "./submodel.ts";

@@ -1,11 +1,11 @@
-/** Messages between ranks that meet and their host (host.ts), as JSON. */
+/** Messages between ranks that meet and their host (server.ts), as JSON. */
 import * as v from "valibot";
 import { configurationSchema } from "./identity.ts";
 
 const index = v.pipe(v.number(), v.integer(), v.minValue(0));
 const port = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(65535));
 const leadSchema = v.strictObject({
-	/** On which of the run's hosts each rank is (placement.ts). */
+	/** On which of the run's hosts each rank is (host-tree.ts). */
 	placement: v.array(v.tuple([index, index, index])),
 	/** The host whose shared memory is wanted. */
 	host: v.pipe(v.number(), v.integer(), v.minValue(1)),

@@ -7,7 +7,7 @@ import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
 import { masked } from "./masks.ts";
 import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";

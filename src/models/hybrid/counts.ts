@@ -8,10 +8,10 @@ import { modelOfLayer } from "../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
-import { isAdapterName } from "./adapters.ts";
 import type { HybridConfig } from "./config.ts";
 import { hybridConfig } from "./from-configuration.ts";
-import { languageModelPrefix } from "./layer-places.ts";
+import { languageModelPrefix } from "./layer-numbering.ts";
+import { isAdapterName } from "./lora.ts";
 import { hybridParameters } from "./names.ts";
 
 export interface ParameterCounts {

@@ -5,7 +5,7 @@ import type { E4m3Form } from "../../tensor/ops/e4m3-rows.ts";
 import { e4m3FormOf, groupedMlp } from "../../tensor/ops/grouped-mlp.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
 import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
 import { runModule } from "./recomputed-module.ts";
 import type { ExpertRows } from "./token-dispatcher/dispatcher.ts";

@@ -6,8 +6,8 @@ import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-l
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { LoraConfig } from "./adapters.ts";
 import type { BalancingLoss, HybridConfig, LayerDifference } from "./config.ts";
+import type { LoraConfig } from "./lora.ts";
 import { type Segment, segmentsOf } from "./segments.ts";
 
 /** The keys of a training configuration that decide the language model. */

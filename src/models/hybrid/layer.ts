@@ -1,44 +1,77 @@
-/** The context that every layer kind receives. */
-import type { ModelParallel } from "../../parallel/model-parallel.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import type { Sequences } from "../../tensor/sequences.ts";
+/** One layer of the hybrid language model with its residual (docs/spec/language-model.md §1.5). */
+import { dropout } from "../../tensor/ops/dropout.ts";
+import type { ResidualSum } from "../../tensor/residual-sum.ts";
+import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
-import type { TokenSlice } from "../../tensor/token-slice.ts";
-import type { HybridConfig } from "./config.ts";
-import type { LayerMasks, ModelMasks } from "./masks.ts";
-import type { Mixing } from "./mixing.ts";
+import { philoxKey } from "../initialise.ts";
+import { attentionLayer } from "./attention.ts";
+import { configOfLayer } from "./config.ts";
+import type { LayerContext } from "./layer-context.ts";
+import type { LayerPlace } from "./layer-numbering.ts";
+import { mambaLayer } from "./mamba.ts";
+import { addBranch } from "./masks.ts";
+import { mlpLayer } from "./mlp.ts";
+import { moeLayer } from "./moe.ts";
+import type { Nodes } from "./nodes.ts";
+import { wholeSequences } from "./sequence-mixing.ts";
+import type { ForwardInput, StageParts } from "./stage.ts";
 
-/**
- * Values of a layer that are measured: its normed input u_(T/tp)H; the input of the projection back, head by head, of all tokens
- * (heads_T(heads·channels)/tp); of routed experts this rank's rows by expert, before (channels) and behind (experts) their second
- * projection, with the first row of every expert; and the layer's addend, branch_(T/tp)H, which may be changed.
- */
-export type ProbeName = "normed" | "heads" | "channels" | "experts" | "branch";
-export type LayerProbe = (layer: number, name: ProbeName, value: Tensor, offsets?: Tensor) => void;
-
-export interface LayerContext {
-	/** As this layer has it. */
-	readonly config: HybridConfig;
-	readonly parallel: ModelParallel;
-	/** A parameter of this layer by the end of its name, such as "mixer.in_proj.weight". */
-	readonly weights: (name: string) => Parameter;
-	/** Sequences of the whole microbatch. */
-	readonly sequences: Sequences;
-	/** Sequences of the tokens that this rank holds between layers: the same ones, cut. */
-	readonly localSequences: Sequences;
-	/** Masks of an elastic model's microbatch; null: none. */
-	readonly masks: ModelMasks | null;
-	readonly layerMasks: LayerMasks | null;
-	/** The operations that look along the sequences: attention, convolution, scan. */
-	readonly mixing: Mixing;
-	/** Sees values as they arise; null: they are not measured. */
-	readonly probe: ((name: ProbeName, value: Tensor, offsets?: Tensor) => void) | null;
-	/** Where random numbers come from: the step's key, the layer's name, and which of the step's tokens a microbatch has. */
-	readonly random: {
-		readonly key: number;
-		readonly place: string;
-		readonly tokens: TokenSlice;
-		/** The part of them that this rank holds between layers. */
-		readonly localTokens: TokenSlice;
+/** x + dropout(branch(x)), x_(T/tp)H, which the next norm may write. `name` keys the layer's dropout masks. */
+export function* runLayer(
+	tape: Tape,
+	parts: StageParts,
+	place: LayerPlace,
+	x: ResidualSum,
+	input: ForwardInput,
+	name = `layer.${place.index}`,
+): Nodes<ResidualSum> {
+	const probe = parts.probe?.() ?? null;
+	const context: LayerContext = {
+		config: configOfLayer(parts.config, place.index),
+		parallel: parts.parallel,
+		weights: (end) => parts.parameter(place.prefix + end),
+		masks: input.masks ?? null,
+		layerMasks: input.masks?.layer(place.index) ?? null,
+		mixing: input.mixing?.(place.index) ?? wholeSequences,
+		sequences: input.sequences,
+		localSequences: input.localSequences,
+		probe: probe && ((end, value, offsets) => probe(place.index, end, value, offsets)),
+		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
+	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
+	context.probe?.("branch", branch);
+	using dropped = hiddenDropout(tape, parts, branch, input, name);
+	return addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
+}
+
+function* runBranch(
+	tape: Tape,
+	parts: StageParts,
+	place: LayerPlace,
+	context: LayerContext,
+	x: ResidualSum,
+	input: ForwardInput,
+	name: string,
+): Nodes<Tensor> {
+	switch (place.symbol) {
+		case "M":
+			return mambaLayer(tape, context, x);
+		case "*":
+			return attentionLayer(tape, context, x, {
+				seed: philoxKey(input.dropoutKey, `${name}.attention_dropout`),
+				tokens: input.tokens,
+			});
+		case "-":
+			return mlpLayer(tape, context, x);
+		case "E":
+			return yield* moeLayer(tape, context, parts.routers.get(place.index)!, x);
+	}
+}
+
+/** Hidden dropout of this rank's tokens; `place` keys the mask. */
+export function hiddenDropout(tape: Tape, parts: StageParts, x: Tensor, input: ForwardInput, place: string): Tensor {
+	const probability = tape.training ? parts.config.hiddenDropout : 0;
+	if (probability === 0) return x.share();
+	const seed = philoxKey(input.dropoutKey, `${place}.hidden_dropout`);
+	return dropout(tape, x, { probability, seed, rows: input.localTokens });
 }

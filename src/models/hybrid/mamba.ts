@@ -8,7 +8,7 @@ import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { mambaSizes } from "./config.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
 import { masked, maskedNorm } from "./masks.ts";
 import { project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";

@@ -7,7 +7,7 @@ import { activation } from "../../tensor/ops/activation.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
 import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 

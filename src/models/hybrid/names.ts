@@ -3,9 +3,9 @@ import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import { isGatedActivation } from "../../tensor/ops/activation.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
-import { withAdapters } from "./adapters.ts";
 import { configOfLayer, type HybridConfig, mambaSizes } from "./config.ts";
-import { languageModelPrefix, layersOfSegment, predictionPrefix, storedDepths } from "./layer-places.ts";
+import { languageModelPrefix, layersOfSegment, predictionPrefix, storedDepths } from "./layer-numbering.ts";
+import { withAdapters } from "./lora.ts";
 import { type Segment, wholeModel } from "./segments.ts";
 
 const replicated: Shard = { kind: "replicated" };

@@ -1,4 +1,4 @@
-/** The projections of a layer, with their adapters where the model has any (adapters.ts). */
+/** The projections of a layer, with their adapters where the model has any (lora.ts). */
 import { dropout } from "../../tensor/ops/dropout.ts";
 import { addBias } from "../../tensor/ops/grouped-bias.ts";
 import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
@@ -8,8 +8,8 @@ import type { Parameter } from "../../tensor/parameter.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
-import { adapterName, adapterScale, isTarget } from "./adapters.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
+import { adapterName, adapterScale, isTarget } from "./lora.ts";
 
 /**
  * x_TI of all tokens · weightᵀ of the layer's projection `name`. Where tensor-parallel ranks cut the weight's columns, x has

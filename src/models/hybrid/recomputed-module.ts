@@ -6,7 +6,7 @@ import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { HybridConfig } from "./config.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
 import { maskedNorm } from "./masks.ts";
 
 /** Output of a part. */

@@ -1,7 +1,7 @@
 /** The expert that every token passes, beside the experts that a router chooses (docs/spec/language-model.md §4). */
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
-import type { LayerContext } from "./layer.ts";
+import type { LayerContext } from "./layer-context.ts";
 import { enterFeedForward, feedForward, leaveFeedForward } from "./mlp.ts";
 import { isRecomputed, type ModuleOutput, runModule } from "./recomputed-module.ts";
 

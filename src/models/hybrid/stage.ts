@@ -16,14 +16,14 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
-import type { LayerProbe } from "./layer.ts";
-import { languageModelPrefix, mainLayer } from "./layer-places.ts";
+import { hiddenDropout, runLayer } from "./layer.ts";
+import type { LayerProbe } from "./layer-context.ts";
+import { languageModelPrefix, mainLayer } from "./layer-numbering.ts";
 import { type ModelMasks, masked, maskedNorm } from "./masks.ts";
-import type { Mixing } from "./mixing.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import type { RouterState } from "./router-state.ts";
-import { hiddenDropout, runLayer } from "./run-layer.ts";
 import { blocksOf, type Segment } from "./segments.ts";
+import type { Mixing } from "./sequence-mixing.ts";
 
 /**
  * Called with values as they arise: "text_embedding", "embedding" (image rows added), "layer.0" … (residual added),

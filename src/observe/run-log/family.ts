@@ -2,8 +2,9 @@
  * The submodels of an elastic training over steps, from events "budgets" of a log: the router's choice for every budget, its
  * size, and its loss.
  */
-import type { RunEvent } from "../report.ts";
+
 import { Series } from "../series.ts";
+import type { RunEvent } from "../step-report.ts";
 
 /** An event's record of one budget. */
 export interface BudgetRecord {

@@ -20,7 +20,7 @@ import { dirname, join, parse as parsePath } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { systemReason } from "../../native/system-errors.ts";
 import { linesOf } from "../lines.ts";
-import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../report.ts";
+import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";
 
 /** A module's step: milliseconds by part, its rate, its slowest rank. */
 function moduleFields({ name, ranks, seconds, flops, idle, slowest }: ModuleReport): Record<string, unknown> {

@@ -4,8 +4,8 @@
  * without twins.
  */
 
-import type { EvaluationReport, Observer, StepReport, TimersReport } from "../report.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
+import type { EvaluationReport, Observer, StepReport, TimersReport } from "../step-report.ts";
 import { EventFile, type Histogram } from "./event-file.ts";
 
 export class TensorBoard implements Observer {

@@ -6,7 +6,7 @@ import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { readBandedReference } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
-import { predictionModel } from "../prediction/golden.ts";
+import { predictionModel } from "../mtp/golden.ts";
 import { configurationHas } from "../reference-json.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));

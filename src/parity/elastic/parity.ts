@@ -15,7 +15,7 @@ import type { Draw } from "../../elastic/router/network.ts";
 import { routerPrefix } from "../../elastic/router/parameters.ts";
 import type { Sampled } from "../../elastic/router/router.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { languageModelPrefix } from "../../models/hybrid/layer-places.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";

@@ -2,7 +2,7 @@
  * Whether golden.json of a mimo-* folder has everything that its config.json says was recorded, and says it once: a value
  * that is missing, or that contradicts another, is an error before a step is trained.
  */
-import { layerPrefix } from "../../models/hybrid/layer-places.ts";
+import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { UserError } from "../../native/errors.ts";
 import { requireBands } from "../bands.ts";
 import { requireKeys } from "../required-keys.ts";

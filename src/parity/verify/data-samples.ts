@@ -9,7 +9,7 @@ import type { Microbatch } from "../../data/microbatch.ts";
 import { oneRank } from "../../data/routing/from-configuration.ts";
 import { UserError } from "../../native/errors.ts";
 import { groupOfOne } from "../../parallel/group.ts";
-import { ownLane } from "../../train/feed/lane.ts";
+import { ownLane } from "../../train/feed/shared-batches.ts";
 import { openSources } from "../../train/feed/sources.ts";
 import type { Sample } from "./samples.ts";
 

@@ -4,7 +4,7 @@
  */
 import { type ImageSet, noImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
-import { shareOf } from "../../data/routing/share.ts";
+import { shareOf } from "../../data/routing/image-share.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";

@@ -3,7 +3,7 @@
  * saw images it multiplies the encoder's gradient by ranks / participants, which exact leaves as that of the token
  * mean.
  */
-import { languageModelPrefix } from "../../models/hybrid/layer-places.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { columns } from "../../observe/columns.ts";
 import type { World } from "../../parallel/world.ts";
 import { reduceHost } from "../reduce-host.ts";

@@ -1,9 +1,9 @@
 /** Sources of a rank's microbatches. */
 import { joinImages, placeImages } from "../../data/images.ts";
-import type { LeftOutTally } from "../../data/left-out.ts";
 import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
-import { shareOfImages, wholeShare } from "../../data/routing/share.ts";
+import { shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
+import type { LeftOutTally } from "../../data/skipped-samples.ts";
 import type { Topology } from "../../parallel/topology.ts";
 
 /**

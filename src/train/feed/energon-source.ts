@@ -4,12 +4,12 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
-import { LeftOutTally } from "../../data/left-out.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import { leaveOut } from "../../data/routing/damage.ts";
+import { leaveOut } from "../../data/routing/damaged-samples.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
-import { partOfEvery, turnOf } from "../../data/routing/share.ts";
+import { partOfEvery, turnOf } from "../../data/routing/image-share.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
+import { LeftOutTally } from "../../data/skipped-samples.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
 import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";

@@ -13,7 +13,7 @@ import type { Group } from "../../parallel/group.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";
 import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
-import type { Lane } from "./lane.ts";
+import type { Lane } from "./shared-batches.ts";
 
 /** Arguments of a run's data beside the configuration. */
 export interface DataOptions {

@@ -1,6 +1,6 @@
 /** Captions of held-out pictures, decoded over all grids and compared with the true ones. */
 import type { ImageSet } from "../../data/images.ts";
-import { greedy } from "../../decode/choice.ts";
+import { greedy } from "../../decode/sampling.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import { decodingRanks, type Run } from "../assemble.ts";

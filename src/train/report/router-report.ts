@@ -1,6 +1,6 @@
 /** Reports of the routers of all stages on a step, on every rank of the language model. */
 import { configOfLayer } from "../../models/hybrid/config.ts";
-import { allLayers } from "../../models/hybrid/layer-places.ts";
+import { allLayers } from "../../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
 import type { Group } from "../../parallel/group.ts";

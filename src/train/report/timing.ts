@@ -1,6 +1,6 @@
 /** Timers of a run: every rank measures its own, and with every log line they come together on the reporting rank. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { Observer } from "../../observe/report.ts";
+import type { Observer } from "../../observe/step-report.ts";
 import { Timers, timerNames } from "../../observe/timers.ts";
 import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";

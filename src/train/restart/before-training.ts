@@ -7,7 +7,7 @@ import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts
 import { requireWritable } from "../../checkpoint/hf/ownership.ts";
 import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";
-import { requireOwnSteps, type Start } from "../../checkpoint/training/own-steps.ts";
+import { requireOwnSteps, type Start } from "../../checkpoint/training/own-checkpoints.ts";
 import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";

@@ -1,15 +1,15 @@
 /** Starting from Hugging Face folders (--load-hf, --load-vision, --load-projector), and leaving one behind (--save-hf). */
 import { join } from "node:path";
+import { ConvertedStore } from "../../checkpoint/cast-floats.ts";
 import { keptInSource } from "../../checkpoint/conversion/hugging-face.ts";
 import { isFloatDtype } from "../../checkpoint/dtype.ts";
 import { writeFileAtomically } from "../../checkpoint/files.ts";
-import { ConvertedStore } from "../../checkpoint/floats.ts";
 import { writeFolderAtomically } from "../../checkpoint/folders.ts";
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
 import { type Companions, tokenizerOf } from "../../checkpoint/hf/companions.ts";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { defaultShardBytes } from "../../checkpoint/hf/folder.ts";
-import type { KeptFolder } from "../../checkpoint/hf/kept.ts";
+import type { KeptFolder } from "../../checkpoint/hf/kept-folder.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
 import { keptOf, openPretrained, type Pretrained } from "../../checkpoint/hf/pretrained.ts";
 import { projectorPrefix } from "../../checkpoint/hf/projector-names.ts";

@@ -6,7 +6,7 @@ import { detectFormat } from "../../checkpoint/conversion/source.ts";
 import type { Manifest } from "../../checkpoint/native/manifest.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
-import type { Start } from "../../checkpoint/training/own-steps.ts";
+import type { Start } from "../../checkpoint/training/own-checkpoints.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 

@@ -3,7 +3,7 @@
  * names, config.json, tokenizer and preprocessor: through any number of resumes.
  */
 import { spellingObject } from "../../checkpoint/conversion/hugging-face.ts";
-import { isKeptObject, objectsOf } from "../../checkpoint/hf/kept.ts";
+import { isKeptObject, objectsOf } from "../../checkpoint/hf/kept-folder.ts";
 import type { Manifest } from "../../checkpoint/native/manifest.ts";
 import type { CheckpointDescription } from "../../checkpoint/native/writer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";

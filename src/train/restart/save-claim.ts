@@ -1,7 +1,7 @@
 /** The claim of a run to the folder it saves into: named, alone, and among its own checkpoints, before the first step. */
 import { mkdirSync } from "node:fs";
 import { newRunName, ownHolder, WriterClaim, type WriterLock } from "../../checkpoint/native/writer-lock.ts";
-import { requireOwnSteps } from "../../checkpoint/training/own-steps.ts";
+import { requireOwnSteps } from "../../checkpoint/training/own-checkpoints.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { fileError } from "../../native/system-errors.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";

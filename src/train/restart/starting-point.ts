@@ -2,12 +2,12 @@
 import { existsSync, statSync } from "node:fs";
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
 import { canonicalCheckpoint } from "../../checkpoint/training/canonical.ts";
-import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose.ts";
+import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose-checkpoint.ts";
 import { describedModel } from "../../checkpoint/training/megatron-record.ts";
-import type { Start } from "../../checkpoint/training/own-steps.ts";
+import type { Start } from "../../checkpoint/training/own-checkpoints.ts";
 import { dataObject, readRecord, type TrainingRecord } from "../../checkpoint/training/record.ts";
 import { restoreTensors } from "../../checkpoint/training/restore.ts";
-import { requireTensors } from "../../checkpoint/training/strict.ts";
+import { requireTensors } from "../../checkpoint/training/strict-keys.ts";
 import type { TrainingTensors } from "../../checkpoint/training/tensors.ts";
 import { hasAdapters, hasRouter, requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";

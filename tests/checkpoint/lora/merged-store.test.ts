@@ -1,7 +1,7 @@
 /** Merged weights: W + (α / r) B A in any piece and type; adapters that fit nothing are named. */
 import { expect, test } from "bun:test";
+import { ConvertedStore } from "../../../src/checkpoint/cast-floats.ts";
 import { bytesOf } from "../../../src/checkpoint/dtype.ts";
-import { ConvertedStore } from "../../../src/checkpoint/floats.ts";
 import { MergedStore, mergeAdapters } from "../../../src/checkpoint/lora/merged-store.ts";
 import { readPieces, readTensor } from "../../../src/checkpoint/store.ts";
 import { randomValues } from "../../support.ts";

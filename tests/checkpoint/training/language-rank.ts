@@ -2,10 +2,10 @@
  * Rank program of language.test.ts: a small language model on a layout, from a checkpoint or from the start, trained on
  * samples that are the same whatever the layout. Prints losses and a digest of the parameters and optimizer of this rank.
  */
-import { openChecked } from "../../../src/checkpoint/training/choose.ts";
+import { openChecked } from "../../../src/checkpoint/training/choose-checkpoint.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
 import { CheckpointSaver } from "../../../src/checkpoint/training/saver.ts";
-import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
+import { requireTensors } from "../../../src/checkpoint/training/strict-keys.ts";
 import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch.ts";

@@ -7,7 +7,7 @@ import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
 import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { readRecord } from "../../../src/checkpoint/training/record.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
-import { requireTensors } from "../../../src/checkpoint/training/strict.ts";
+import { requireTensors } from "../../../src/checkpoint/training/strict-keys.ts";
 import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { parseLayout, topologyOfLayout } from "../../../src/parallel/layout.ts";

@@ -5,7 +5,7 @@ import { Chat, type ChatPiece, type ChatTurn } from "../../../src/data/text/chat
 import { JinjaTemplate, TemplateError } from "../../../src/data/text/chat/jinja.ts";
 import { strftime } from "../../../src/data/text/chat/strftime.ts";
 import { readChatTemplate } from "../../../src/data/text/chat/template-file.ts";
-import { encodeCounted } from "../../../src/data/text/counted.ts";
+import { encodeCounted } from "../../../src/data/text/loss-parts.ts";
 import { openTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { Scratch } from "../fixtures.ts";
 

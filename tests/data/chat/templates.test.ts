@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Chat, type ChatPiece, type ChatTurn } from "../../../src/data/text/chat/chat.ts";
 import { readChatTemplate } from "../../../src/data/text/chat/template-file.ts";
-import { encodeCounted } from "../../../src/data/text/counted.ts";
+import { encodeCounted } from "../../../src/data/text/loss-parts.ts";
 import { openTokenizer } from "../../../src/data/text/tokenizer.ts";
 
 type Message = { role: string; content: unknown } & Record<string, unknown>;

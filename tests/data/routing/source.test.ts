@@ -6,7 +6,7 @@ import {
 	defaultLoaderConfiguration,
 	type LoaderConfiguration,
 } from "../../../src/data/energon/loader/configuration.ts";
-import type { Share } from "../../../src/data/routing/share.ts";
+import type { Share } from "../../../src/data/routing/image-share.ts";
 import { EnergonSource, mergeStates, type Routing, type SourceState } from "../../../src/data/routing/source.ts";
 import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
 import { captions, joinLanes, Scratch } from "../fixtures.ts";

@@ -4,7 +4,7 @@
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../native/errors.ts";
 import type { Images } from "../../../native/images.ts";
-import { checkTrainable } from "../../vision-language/trainable.ts";
+import { checkTrainable } from "../../vision-language/dataset-checks.ts";
 import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
 import type { ErrorHandler } from "../errors.ts";
 import type { Keyed } from "../sample.ts";

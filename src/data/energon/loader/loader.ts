@@ -7,10 +7,10 @@ import { UserError } from "../../../native/errors.ts";
 import { openWorker } from "../../../native/worker.ts";
 import type { Keyed } from "../sample.ts";
 import { checkConfiguration, type LoaderConfiguration } from "./configuration.ts";
-import { Lane, WorkerQueue } from "./lane.ts";
 import type { FromThread, OpenedWorker, SkippedSample, ToThread } from "./messages.ts";
 import { SkipLog } from "./skipped.ts";
 import { decodePosition, encodePosition, type LoaderState, type WorkerPosition } from "./state.ts";
+import { Lane, WorkerQueue } from "./worker-queues.ts";
 
 export interface LoaderOptions {
 	/** Threads; the logical workers are shared out among them. null = one a worker. */

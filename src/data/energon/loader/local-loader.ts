@@ -5,8 +5,8 @@ import type { Keyed } from "../sample.ts";
 import type { Storage } from "../storage/storage.ts";
 import { checkConfiguration, type LoaderConfiguration, Pipelines } from "./configuration.ts";
 import { EventStream } from "./events.ts";
+import { Turns } from "./round-robin.ts";
 import { checkSettings, type LoaderState } from "./state.ts";
-import { Turns } from "./turns.ts";
 
 export interface Delivered {
 	readonly item: Keyed;

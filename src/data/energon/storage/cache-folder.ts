@@ -3,7 +3,7 @@ import { randomBytes, randomUUID } from "node:crypto";
 import { linkSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../../native/errors.ts";
-import { openOwnFolder, readOwnFile } from "../../../native/own-folder.ts";
+import { openOwnFolder, readOwnFile } from "../../../native/private-folder.ts";
 
 /** Plain values, so that they reach other threads. */
 export interface CacheFolder {

@@ -7,7 +7,7 @@
  * around it that must leave everything else as it was.
  */
 import { TemplateError } from "./jinja.ts";
-import { marks } from "./marks.ts";
+import { marks } from "./marker-characters.ts";
 
 /** Characters [begin, end). */
 export interface Span {

@@ -2,10 +2,10 @@
  * Conversations through a chat template: the text it makes of them, the places of the images, and the parts that an
  * assistant says. The parts that count are found in the text itself, so that a template may strip, move and add text.
  */
-import type { CountedPart } from "../counted.ts";
+import type { CountedPart } from "../loss-parts.ts";
 import { assistantSpans, type Span, type Write } from "./assistant-spans.ts";
 import { JinjaTemplate, TemplateError } from "./jinja.ts";
-import { DataMarks, marks } from "./marks.ts";
+import { DataMarks, marks } from "./marker-characters.ts";
 import type { ChatTemplateText } from "./template-file.ts";
 
 export interface ChatTurn {

@@ -4,7 +4,7 @@
  */
 import { Environment, Interpreter, parse, tokenize } from "@huggingface/jinja";
 import { UserError } from "../../../native/errors.ts";
-import { checkNoMarks, marks } from "./marks.ts";
+import { checkNoMarks, marks } from "./marker-characters.ts";
 
 type Program = ReturnType<typeof parse>;
 type Tokens = ReturnType<typeof tokenize>;

@@ -1,0 +1,87 @@
+/**
+ * Tensors of a Hugging Face folder that have no place in the model and do not change what it computes of text and pictures.
+ * A folder that is written for the same model gets them back unchanged. Any other tensor without a place is an error that
+ * names it.
+ */
+import { UserError } from "../../native/errors.ts";
+import { clipStatistics } from "../../native/images.ts";
+import { decodeFloats } from "../cast-floats.ts";
+import { isFloatDtype } from "../dtype.ts";
+import { readTensor, type TensorStore, typeOf } from "../store.ts";
+
+interface LeftOut {
+	readonly name: RegExp;
+	/** Why nothing is lost; completes "NAME is left out: …". */
+	readonly reason: string;
+	/** Values that the tensor must have for the reason to hold. */
+	readonly values?: readonly number[];
+	/** Of a module of its own, gigabytes perhaps: a checkpoint of another format keeps none of it. */
+	readonly module?: boolean;
+}
+
+const table: readonly LeftOut[] = [
+	{
+		name: /(^|\.)summary_idxs$/,
+		reason: "it says which class tokens make RADIO's own summary, and the model uses all of them",
+	},
+	{
+		name: /(^|\.)input_conditioner\.norm_mean$/,
+		reason: "images are normalised by this mean as they are read",
+		values: clipStatistics.mean,
+	},
+	{
+		name: /(^|\.)input_conditioner\.norm_std$/,
+		reason: "images are normalised by this deviation as they are read",
+		values: clipStatistics.deviation,
+	},
+	{
+		name: /(^|\.)(patch_generator\.video_embedder|embeddings\.video_patch_projection)\.weight$/,
+		reason: "it embeds frames of videos, which are not trained on",
+	},
+	{
+		name: /^(sound_encoder|sound_projection|audio_tower|embed_audio)\./,
+		reason: "it belongs to a sound encoder, which is not trained",
+		module: true,
+	},
+];
+/** A value as bf16 may be this far from it, relatively. */
+const ROUNDING = 2 ** -8;
+
+const entryOf = (name: string) => table.find((entry) => entry.name.test(name));
+
+/** Whether a tensor is one that may be left out. */
+export function isLeftOut(name: string): boolean {
+	return entryOf(name) !== undefined;
+}
+
+/** Whether a checkpoint of another format keeps it, for a folder that is written later. */
+export function isKeptBeside(name: string): boolean {
+	const entry = entryOf(name);
+	return entry !== undefined && entry.module !== true;
+}
+
+/** A sentence for each kind of tensor of the store that is left out; values that would change the model are an error. */
+export function describeLeftOut(store: TensorStore): string[] {
+	return table.flatMap((entry) => {
+		const [first, ...more] = [...store.tensors.keys()].filter((name) => entry.name.test(name));
+		if (first === undefined) return [];
+		if (entry.values) for (const name of [first, ...more]) requireValues(store, name, entry.values);
+		const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
+		return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
+	});
+}
+
+function requireValues(store: TensorStore, name: string, expected: readonly number[]): void {
+	const { dtype, shape } = typeOf(store, name);
+	const size = shape.reduce((product, n) => product * n, 1);
+	if (size !== expected.length || !isFloatDtype(dtype)) {
+		throw new UserError(`${store.path}: ${name} is [${shape}] ${dtype}, not a number a channel.`);
+	}
+	const read = readTensor(store, name);
+	const bytes = new Uint8Array(read.buffer as ArrayBuffer, read.byteOffset, read.byteLength);
+	const found = Array.from(decodeFloats(dtype, bytes));
+	if (found.every((value, i) => Math.abs(value - expected[i]!) <= ROUNDING * expected[i]!)) return;
+	throw new UserError(
+		`${store.path}: ${name} is [${found.join(", ")}], and images are normalised by [${expected.join(", ")}]: its tower would see other values than it was trained on.`,
+	);
+}

@@ -1,0 +1,165 @@
+/** How fast the nodes of a job send to each other: every pair measured both ways, the slow ones named. */
+
+import type { Destination } from "../launch/bandwidth.ts";
+import { pairsInRounds } from "../launch/bandwidth.ts";
+import type { Teller, Told } from "../launch/gather-reports.ts";
+import { median } from "../observe/median.ts";
+import type { Finding } from "./machine.ts";
+import type { NcclRate } from "./nccl-links.ts";
+
+/** Findings of one task. */
+export interface NodeReport {
+	readonly host: string;
+	readonly findings: readonly Finding[];
+	/** Whether it is the first task of its node, which stands for the node's network. */
+	readonly first: boolean;
+	/** Where it takes in bytes. */
+	readonly port: number;
+}
+
+/** "n3 (task 2)". */
+export function nodeName({ rank, report }: Pick<Told<NodeReport>, "rank" | "report">): string {
+	return `${report.host} (task ${rank})`;
+}
+
+/** A link between two nodes: bytes a second in the slower direction, or the reason why it could not be measured. */
+export interface Link {
+	readonly nodes: readonly [string, string];
+	readonly rate: number | null;
+	readonly failure: string | null;
+}
+
+/** A link slower than this share of the nodes' usual rate is named. */
+const slow = 0.5;
+
+export async function measureLinks(nodes: readonly Teller<NodeReport>[]): Promise<Link[]> {
+	const measure = async ([from, to]: readonly [number, number]) => {
+		const [a, b] = [nodes[from]!, nodes[to]!];
+		return link(a, b, [await sendRate(a, b), await sendRate(b, a)]);
+	};
+	const rounds = pairsInRounds(nodes.length);
+	const links: Link[] = [];
+	for (const round of rounds) links.push(...(await Promise.all(round.map(measure))));
+	// A link may have been slow because others were measured, or a processor was busy: it gets a second chance alone.
+	const usual = reached(links);
+	for (const [index, pair] of rounds.flat().entries()) {
+		const { rate } = links[index]!;
+		if (rate === null || rate >= slow * usual) continue;
+		const again = await measure(pair);
+		if (again.rate !== null && again.rate > rate) links[index] = again;
+	}
+	return links;
+}
+
+type Answer = { readonly rate?: number; readonly failure?: string };
+
+async function sendRate(from: Teller<NodeReport>, to: Teller<NodeReport>): Promise<Answer> {
+	const question: Destination = { addresses: to.addresses, port: to.report.port };
+	return (await from.ask(question)) as Answer;
+}
+
+function link(a: Teller<NodeReport>, b: Teller<NodeReport>, answers: readonly Answer[]): Link {
+	const failure = answers.find((one) => one.failure !== undefined)?.failure ?? null;
+	const rate = failure === null ? Math.min(...answers.map((one) => one.rate!)) : null;
+	return { nodes: [nodeName(a), nodeName(b)], rate, failure };
+}
+
+/** "9.4 Gbit/s". */
+function gigabits(rate: number): string {
+	return `${((8 * rate) / 1e9).toPrecision(3)} Gbit/s`;
+}
+
+/** How links were measured: the name of findings about them, the network they used, and advice about slow ones. */
+export interface Way {
+	readonly name: string;
+	readonly over: string;
+	readonly node: string;
+	readonly pair: string;
+}
+const overTcp: Way = {
+	name: "network",
+	over: "TCP",
+	node: "check its card, its cable and its port, or leave it out",
+	pair: "check the way between them",
+};
+export const overNccl: Way = {
+	name: "NCCL links",
+	over: "NCCL",
+	node: "see with NCCL_DEBUG=INFO which card it takes, and check that one, or leave the node out",
+	pair: "see with NCCL_DEBUG=INFO what NCCL takes between them",
+};
+
+/** Links between nodes from what receivers found; the slower way counts. */
+export function linksOf(names: readonly string[], rates: readonly NcclRate[]): Link[] {
+	const slower = new Map<string, Link>();
+	for (const { from, to, rate } of rates) {
+		const [low, high] = [Math.min(from, to), Math.max(from, to)];
+		const before = slower.get(`${low} ${high}`)?.rate ?? Number.POSITIVE_INFINITY;
+		slower.set(`${low} ${high}`, {
+			nodes: [names[low]!, names[high]!],
+			rate: Math.min(before, rate),
+			failure: null,
+		});
+	}
+	return [...slower.values()];
+}
+
+/**
+ * Findings about links: one line where all are well; otherwise the nodes and pairs that are slow, or do not reach each
+ * other.
+ */
+export function compareLinks(links: readonly Link[], way: Way = overTcp): Finding[] {
+	const { name } = way;
+	const rates = links.flatMap(({ rate }) => (rate === null ? [] : [rate]));
+	const broken = links
+		.filter(({ failure }) => failure !== null)
+		.map(({ nodes, failure }): Finding => {
+			const value = `${nodes.join(" and ")} do not reach each other: ${failure}`;
+			return { name, value, state: "problem", advice: "ranks of one run have to" };
+		});
+	if (rates.length === 0) return broken;
+	const middle = reached(links);
+	const least = Math.min(...rates);
+	const details = { reached: middle, links };
+	const all = `${links.length} pair${links.length === 1 ? "" : "s"} of nodes over ${way.over}: ${gigabits(middle)}`;
+	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * middle);
+	const overview: Finding = {
+		name,
+		value: `${all}, at least ${gigabits(least)}`,
+		state: lagging.length === 0 && broken.length === 0 ? "good" : "information",
+		details,
+	};
+	return [overview, ...broken, ...slowest(lagging, links, middle, way)];
+}
+
+/**
+ * The median over the nodes of the best each reaches. Of few nodes one slow one slows most pairs, so that the median pair would
+ * be slow too.
+ */
+function reached(links: readonly Link[]): number {
+	const best = new Map<string, number>();
+	for (const { nodes, rate } of links)
+		for (const node of nodes) best.set(node, Math.max(best.get(node) ?? 0, rate ?? 0));
+	return median([...best.values()]);
+}
+
+/** Nodes most of whose links are slow, then the slow links of others. */
+function slowest(lagging: readonly Link[], links: readonly Link[], middle: number, way: Way): Finding[] {
+	const ofNode = (node: string, among: readonly Link[]) => among.filter(({ nodes }) => nodes.includes(node));
+	const named = new Set(lagging.flatMap(({ nodes }) => nodes));
+	const nodes = [...named].filter((node) => {
+		const own = ofNode(node, links).length;
+		return own > 1 && ofNode(node, lagging).length > own / 2;
+	});
+	const warning = (value: string, advice: string): Finding => ({ name: way.name, value, state: "warning", advice });
+	const below = `against ${gigabits(middle)}`;
+	return [
+		...nodes.map((node) => {
+			const rate = median(ofNode(node, lagging).map((one) => one.rate!));
+			return warning(`${node} is slow: ${gigabits(rate)} ${below}`, way.node);
+		}),
+		...lagging
+			.filter(({ nodes: [a, b] }) => !nodes.includes(a) && !nodes.includes(b))
+			.map(({ nodes: pair, rate }) => warning(`${pair.join(" and ")}: ${gigabits(rate!)} ${below}`, way.pair)),
+	];
+}

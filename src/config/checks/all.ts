@@ -1,0 +1,326 @@
+/** Conditions over several keys; each larger subject has a file of its own. */
+
+import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
+import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
+import type { Key, TrainingConfiguration } from "../schema.ts";
+import { type Check, divides, unless } from "./check.ts";
+import { distillationChecks } from "./distillation.ts";
+import { elasticChecks } from "./elastic.ts";
+import { energonChecks } from "./energon.ts";
+import { expertChecks } from "./experts.ts";
+import { layoutChecks, weightShardChecks } from "./layout.ts";
+import { loraChecks } from "./lora.ts";
+import { perLayerChecks } from "./per-layer.ts";
+import { recomputeChecks } from "./recompute.ts";
+
+/** Comes first: derived defaults read the pattern. */
+export const patternIsLegal: Check = (c) => {
+	try {
+		parseHybridPattern(c.hybridLayerPattern);
+		return null;
+	} catch (error) {
+		if (error instanceof PatternError) return { key: "hybrid-layer-pattern", message: error.reason };
+		throw error;
+	}
+};
+
+const model: readonly Check[] = [
+	divides(
+		"num-attention-heads",
+		(c) => c.numAttentionHeads,
+		"num-query-groups",
+		(c) => c.numQueryGroups,
+	),
+	divides(
+		"mamba-num-heads",
+		(c) => c.mambaNumHeads,
+		"mamba-num-groups",
+		(c) => c.mambaNumGroups,
+	),
+	(c) =>
+		unless(
+			c.seqLength <= c.maxPositionEmbeddings,
+			"max-position-embeddings",
+			`allowed is at least seq-length (${c.seqLength})`,
+		),
+	(c) => {
+		const given = [c.squaredRelu && "squared-relu", c.swiglu && "swiglu", c.quickGeglu && "quick-geglu"].filter(
+			Boolean,
+		);
+		return unless(given.length <= 1, given[1] as Key, `allowed is one activation, and ${given[0]} is on`);
+	},
+	(c) =>
+		unless(
+			c.activationFuncClampValue === null || hasGatedActivation(c),
+			"activation-func-clamp-value",
+			"allowed only with swiglu or quick-geglu",
+		),
+	(c) => unless(c.gluLinearOffset === 0 || c.quickGeglu, "glu-linear-offset", "allowed is 0 without quick-geglu"),
+	(c) =>
+		unless(
+			!c.disableBiasLinear || !c.addBiasLinear,
+			"disable-bias-linear",
+			"allowed is one of add-bias-linear and disable-bias-linear, and both are on",
+		),
+	(c) =>
+		unless(
+			c.positionEmbeddingType !== "rope" || (c.kvChannels * c.rotaryPercent) % 2 === 0,
+			"rotary-percent",
+			`allowed is a share that makes an even number of kv-channels (${c.kvChannels})`,
+		),
+];
+
+const optimizer: readonly Check[] = [
+	(c) => unless(c.minLr <= c.lr, "min-lr", `allowed is at most lr (${c.lr})`),
+	(c) => unless(c.lrWarmupInit <= c.lr, "lr-warmup-init", `allowed is at most lr (${c.lr})`),
+	(c) =>
+		unless(
+			c.weightDecayIncrStyle !== "constant" || c.startWeightDecay === null,
+			"start-weight-decay",
+			"allowed only with weight-decay-incr-style linear or cosine",
+		),
+	(c) =>
+		unless(
+			c.weightDecayIncrStyle !== "constant" || c.endWeightDecay === null,
+			"end-weight-decay",
+			"allowed only with weight-decay-incr-style linear or cosine",
+		),
+	(c) =>
+		unless(
+			c.weightDecayIncrStyle === "constant" || (c.startWeightDecay !== null && c.endWeightDecay !== null),
+			"weight-decay-incr-style",
+			"it needs start-weight-decay and end-weight-decay",
+		),
+];
+
+/** Step- and sample-based keys must not be mixed. */
+function mixing(key: Key, given: (c: TrainingConfiguration) => boolean, mode: "iters" | "samples"): Check {
+	return (c) => {
+		const bySamples = c.trainSamples !== null && c.trainIters === null;
+		return unless(!given(c) || bySamples === (mode === "samples"), key, `allowed only with train-${mode}`);
+	};
+}
+
+/** Not asked of a configuration whose file could not be understood. */
+export const lengthIsGiven: Check = (c) =>
+	unless(
+		c.trainIters !== null || c.trainSamples !== null,
+		"train-iters",
+		"it or train-samples has to be given (flag --train-iters, or a preset)",
+	);
+
+const schedule: readonly Check[] = [
+	(c) =>
+		unless(
+			c.trainIters === null || c.trainSamples === null,
+			"train-samples",
+			`allowed is one of train-iters and train-samples, and train-iters is ${c.trainIters}`,
+		),
+	mixing("lr-warmup-iters", (c) => c.lrWarmupIters > 0, "iters"),
+	mixing("lr-warmup-samples", (c) => c.lrWarmupSamples > 0, "samples"),
+	mixing("lr-decay-iters", (c) => c.lrDecayIters !== null, "iters"),
+	mixing("lr-decay-samples", (c) => c.lrDecaySamples !== null, "samples"),
+	mixing("lr-wsd-decay-iters", (c) => c.lrWsdDecayIters !== null, "iters"),
+	mixing("lr-wsd-decay-samples", (c) => c.lrWsdDecaySamples !== null, "samples"),
+	(c) =>
+		unless(
+			c.lrWarmupFraction === null || (c.lrWarmupIters === 0 && c.lrWarmupSamples === 0),
+			"lr-warmup-fraction",
+			"allowed only without lr-warmup-iters and lr-warmup-samples",
+		),
+	(c) => {
+		const horizon = c.lrDecayIters ?? c.trainIters;
+		const name = c.lrDecayIters === null ? "train-iters" : "lr-decay-iters";
+		return unless(
+			horizon === null || c.lrWarmupIters === 0 || c.lrWarmupIters < horizon,
+			"lr-warmup-iters",
+			`allowed is less than ${name}, which is ${horizon}`,
+		);
+	},
+	(c) => {
+		const horizon = c.lrDecaySamples ?? c.trainSamples;
+		const name = c.lrDecaySamples === null ? "train-samples" : "lr-decay-samples";
+		return unless(
+			horizon === null || c.lrWarmupSamples === 0 || c.lrWarmupSamples < horizon,
+			"lr-warmup-samples",
+			`allowed is less than ${name}, which is ${horizon}`,
+		);
+	},
+	(c) =>
+		unless(c.expAvgDtype === "fp32" || decaysInBf16(c.adamBeta1), "exp-avg-dtype", `it needs ${betaOf("adam-beta1")}`),
+	(c) =>
+		unless(
+			c.expAvgSqDtype === "fp32" || decaysInBf16(c.adamBeta2),
+			"exp-avg-sq-dtype",
+			`it needs ${betaOf("adam-beta2")}`,
+		),
+	(c) =>
+		unless(
+			c.lrDecayStyle !== "WSD" || c.lrWsdDecayIters !== null || c.lrWsdDecaySamples !== null,
+			"lr-decay-style",
+			"it needs lr-wsd-decay-iters or lr-wsd-decay-samples",
+		),
+	(c) => {
+		const step = c.microBatchSize * dataLanes(c);
+		return unless(
+			c.globalBatchSize % step === 0,
+			"global-batch-size",
+			`allowed is a multiple of micro-batch-size × data lanes (${step})`,
+		);
+	},
+	(c) => {
+		if (c.evalGlobalBatchSize === c.globalBatchSize && c.evalMicroBatchSize === c.microBatchSize) return null;
+		const step = c.evalMicroBatchSize * dataLanes(c);
+		return unless(
+			c.evalGlobalBatchSize % step === 0,
+			"eval-global-batch-size",
+			`allowed is a multiple of eval-micro-batch-size × data lanes (${step})`,
+		);
+	},
+	(c) =>
+		unless(
+			!(c.overrideOptParamScheduler && c.useCheckpointOptParamScheduler),
+			"use-checkpoint-opt-param-scheduler",
+			"allowed only without override-opt-param-scheduler",
+		),
+];
+
+/** Whether a number in bf16 times beta is a smaller one: its neighbours are at most 2⁻⁷ of it away, and the nearer counts. */
+function decaysInBf16(beta: number): boolean {
+	return 1 - beta > 2 ** -8;
+}
+
+function betaOf(key: Key): string {
+	return `${key} below ${1 - 2 ** -8}: a moment in bf16 would never decay, each step's change rounded away`;
+}
+
+/** Megatron's conditions for a run that encodes ahead of time. */
+const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["an encoder on ranks of its own", (c) => hasEncoder(c) && !sharesRanks(c)],
+	["freeze-vit", (c) => c.freezeVit],
+	["a projector that trains (no freeze-projection)", (c) => !c.freezeProjection],
+	["encoder-tp 1", (c) => c.encoderTp === 1],
+	["encoder-balance number", (c) => c.encoderBalance === "number"],
+];
+
+const prefetch = prefetchNeeds.map(
+	([what, holds]): Check =>
+		(c) =>
+			unless(!c.mimoEncoderPrefetch || holds(c), "mimo-encoder-prefetch", `it needs ${what}`),
+);
+
+/** Properties of Hugging Face's vision-language models (docs/spec/checkpoint.md §4.4, transformers' NemotronH_Omni). */
+const publishedNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["vision-projection-type mlp", (c) => c.visionProjectionType === "mlp"],
+	["vision-projection-norm", (c) => c.visionProjectionNorm],
+	["norm-epsilon 1e-5", (c) => c.normEpsilon === 1e-5],
+	["pixel-shuffle", (c) => c.pixelShuffle],
+	["disable-vision-class-token", (c) => c.disableVisionClassToken],
+	["no vision-final-layernorm", (c) => !c.visionFinalLayernorm],
+	["vision-position-mode cpe", (c) => c.visionPositionMode === "cpe"],
+	["vision-max-img-h as large as vision-max-img-w", (c) => c.visionMaxImgH === c.visionMaxImgW],
+	[
+		"vision-kv-channels of vision-hidden-size / vision-num-attention-heads",
+		(c) => c.visionKvChannels * c.visionNumAttentionHeads === c.visionHiddenSize,
+	],
+];
+
+/** The runs' records that only make sense with another key. */
+const trackers: readonly Check[] = [
+	(c) => unless(c.mlflowRunName === null || c.mlflowDir !== null, "mlflow-run-name", "it needs mlflow-dir"),
+	(c) => unless(c.mlflowExperiment === "Default" || c.mlflowDir !== null, "mlflow-experiment", "it needs mlflow-dir"),
+	(c) => unless(c.wandbProject === null || wandbFolder(c) !== null, "wandb-project", "it needs wandb-save-dir or save"),
+	(c) =>
+		unless(
+			c.wandbExpName === null || wandbFolder(c) !== null,
+			"wandb-exp-name",
+			"it needs wandb-project or wandb-save-dir",
+		),
+	(c) =>
+		unless(
+			c.wandbEntity === null || wandbFolder(c) !== null,
+			"wandb-entity",
+			"it needs wandb-project or wandb-save-dir",
+		),
+];
+
+const other: readonly Check[] = [
+	(c) => unless(c.cudaGraphImpl === "none" || c.device !== "cpu", "cuda-graph-impl", "allowed on the CPU is none"),
+	(c) =>
+		unless(
+			c.algorithmChoice === "heuristic" || c.device !== "cpu",
+			"algorithm-choice",
+			"allowed on the CPU is heuristic",
+		),
+	(c) =>
+		unless(
+			c.algorithmCacheFolder === null || c.algorithmChoice !== "heuristic",
+			"algorithm-cache-folder",
+			"it needs algorithm-choice cached or timed",
+		),
+	(c) =>
+		unless(c.profileStepEnd === null || c.profileStepStart !== null, "profile-step-end", "it needs profile-step-start"),
+	(c) =>
+		unless(
+			c.profileStepStart === null || (c.profileStepEnd ?? c.profileStepStart) >= c.profileStepStart,
+			"profile-step-end",
+			`allowed is at least profile-step-start, which is ${c.profileStepStart}`,
+		),
+	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
+	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
+	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
+	(c) => {
+		const lacking = hasEncoder(c) && c.saveHf !== null ? publishedNeeds.filter(([, holds]) => !holds(c)) : [];
+		const what = lacking.map(([name]) => name).join(", ");
+		return unless(lacking.length === 0, "save-hf", `Hugging Face's vision-language model of NemotronH needs ${what}`);
+	},
+	(c) =>
+		unless(
+			(c.loadVision === null && c.loadProjector === null) || hasEncoder(c),
+			c.loadVision === null ? "load-projector" : "load-vision",
+			"allowed only with an encoder (model-provider nemotron-moe-vlm, without llm-only)",
+		),
+	(c) =>
+		unless(
+			!c.visionProjectionNorm || c.visionProjectionType === "mlp",
+			"vision-projection-norm",
+			"allowed only with vision-projection-type mlp",
+		),
+	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
+	(c) =>
+		unless(
+			c.evalCaptions === 0 || (c.datasetProvider === "energon" && c.dataEndId !== null),
+			"eval-captions",
+			"it needs Energon data and data-end-id",
+		),
+	(c) =>
+		unless(
+			c.evalCaptions === 0 || c.evalCaptions >= c.evalMicroBatchSize * dataLanes(c),
+			"eval-captions",
+			`allowed is at least eval-micro-batch-size × data lanes (${c.evalMicroBatchSize * dataLanes(c)})`,
+		),
+	(c) =>
+		unless(
+			/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split) && /[1-9]/.test(c.split),
+			"split",
+			"allowed are three numbers such as 969,30,1",
+		),
+];
+
+export const checks: readonly Check[] = [
+	...weightShardChecks,
+	...model,
+	...expertChecks,
+	...optimizer,
+	...schedule,
+	...layoutChecks,
+	...recomputeChecks,
+	...perLayerChecks,
+	...energonChecks,
+	...loraChecks,
+	...elasticChecks,
+	...distillationChecks,
+	...prefetch,
+	...trackers,
+	...other,
+];

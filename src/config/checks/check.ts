@@ -1,0 +1,25 @@
+/**
+ * A check looks at the configuration and returns the key to blame and the reason, or null. It is skipped when a key it
+ * reads is missing or already refused.
+ */
+import type { Key, TrainingConfiguration } from "../schema.ts";
+
+/** Blamed key and the end of a sentence that starts with key and value. */
+export interface Complaint {
+	readonly key: Key;
+	readonly message: string;
+}
+
+export type Check = (c: TrainingConfiguration) => Complaint | null;
+
+export const unless = (fine: boolean, key: Key, message: string): Complaint | null => (fine ? null : { key, message });
+
+/** `value` of `key` must be a multiple of `by`, which is called `divisor`. */
+export function divides(
+	key: Key,
+	value: (c: TrainingConfiguration) => number,
+	divisor: Key | string,
+	by: (c: TrainingConfiguration) => number,
+): Check {
+	return (c) => unless(value(c) % by(c) === 0, key, `allowed is a multiple of ${divisor} (${by(c)})`);
+}

@@ -1,0 +1,104 @@
+/** Constraints on the keys of elastic models (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
+
+import { parsePattern } from "../hybrid-pattern.ts";
+import type { Key, TrainingConfiguration } from "../schema.ts";
+import { type Check, unless } from "./check.ts";
+
+/** Keys that mean something in an elastic model alone. */
+function needsFlextron(key: Key, given: (c: TrainingConfiguration) => boolean): Check {
+	return (c) => unless(!given(c) || c.flextron, key, "it needs flextron");
+}
+
+const given: readonly (readonly [Key, (c: TrainingConfiguration) => boolean])[] = [
+	["enable-router", (c) => c.enableRouter],
+	["soft-mask", (c) => c.softMask],
+	["emb-int-list", (c) => c.embIntList !== null],
+	["emb-per-list", (c) => c.embPerList !== null],
+	["mamba-int-list", (c) => c.mambaIntList !== null],
+	["mamba-per-list", (c) => c.mambaPerList !== null],
+	["mlp-int-list", (c) => c.mlpIntList !== null],
+	["mlp-per-list", (c) => c.mlpPerList !== null],
+	["moe-expert-int-list", (c) => c.moeExpertIntList !== null],
+	["moe-expert-per-list", (c) => c.moeExpertPerList !== null],
+	["head-int-list", (c) => c.headIntList !== null],
+	["head-per-list", (c) => c.headPerList !== null],
+	["add-skipping", (c) => c.addSkipping],
+	["freeze-router", (c) => c.freezeRouter],
+	["freeze-model", (c) => c.freezeModel],
+	["is-flex-eval", (c) => c.isFlexEval],
+	["flextron-compat", (c) => c.flextronCompat],
+];
+
+/** Settings that an elastic model cannot be combined with. */
+const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, string])[] = [
+	[
+		"hybrid-layer-pattern",
+		(c) => parsePattern(c.hybridLayerPattern).prediction !== null,
+		"allowed with flextron is a pattern without multi-token prediction",
+	],
+	["lora-rank", (c) => c.loraRank !== null, "allowed only without flextron"],
+	[
+		"moe-router-bias-update-rate",
+		(c) => c.moeRouterEnableExpertBias && c.moeRouterBiasUpdateRate > 0 && c.hybridLayerPattern.includes("E"),
+		"allowed with flextron is 0: experts that a mask leaves out would count as starved",
+	],
+	[
+		"moe-router-score-function",
+		(c) => c.softMask && c.hybridLayerPattern.includes("E") && c.moeRouterScoreFunction !== "sigmoid",
+		"allowed with soft-mask is sigmoid",
+	],
+	[
+		"moe-router-load-balancing-type",
+		(c) => c.softMask && c.hybridLayerPattern.includes("E") && c.moeAuxLossCoeff.some((coefficient) => coefficient > 0),
+		"allowed with soft-mask is none, or a coefficient of 0",
+	],
+	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],
+	[
+		"recompute-granularity",
+		(c) => c.freezeModel && c.recomputeGranularity !== null,
+		"allowed only without freeze-model, which leaves no weight to recompute for",
+	],
+	["add-bias-linear", (c) => c.addBiasLinear, "allowed with flextron is false: a mask cannot scale a bias away"],
+	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
+	["freeze-lm", (c) => c.freezeLm, "allowed with flextron is false; freeze-model freezes all but the router"],
+	[
+		"cuda-graph-impl",
+		(c) => c.cudaGraphImpl !== "none",
+		"allowed with flextron is none: masks change every microbatch",
+	],
+];
+
+export const elasticChecks: readonly Check[] = [
+	...given.map(([key, isGiven]) => needsFlextron(key, isGiven)),
+	(c) => unless(!c.flextron || c.enableRouter, "flextron", "it needs enable-router"),
+	...refused.map(
+		([key, isGiven, message]): Check =>
+			(c) =>
+				unless(!c.flextron || !isGiven(c), key, message),
+	),
+	(c) => unless(!c.addSkipping || c.layerRankingList !== null, "add-skipping", "it needs layer-ranking-list"),
+	(c) => unless(c.layerRankingList === null || c.addSkipping, "layer-ranking-list", "it needs add-skipping"),
+	(c) =>
+		unless(
+			c.budgetProbs === null || c.budgetProbs.length === c.budgetList.length,
+			"budget-probs",
+			`allowed is one number for each of budget-list (${c.budgetList.length})`,
+		),
+	(c) =>
+		unless(
+			c.budgetProbs === null || c.budgetProbs.some((probability) => probability > 0),
+			"budget-probs",
+			"allowed are numbers of which one is greater than 0",
+		),
+	(c) => unless(new Set(c.budgetList).size === c.budgetList.length, "budget-list", "allowed is each budget once"),
+	(c) =>
+		unless(
+			!c.flextron || c.budgetType !== "param" || c.budgetList.every((budget) => budget <= 1),
+			"budget-list",
+			"allowed with budget-type param are shares of at most 1",
+		),
+	(c) => unless(c.overrideSelectedBudget === null || c.isFlexEval, "override-selected-budget", "it needs is-flex-eval"),
+	(c) =>
+		unless(!c.isFlexEval || c.overrideSelectedBudget !== null, "is-flex-eval", "it needs override-selected-budget"),
+	(c) => unless(!(c.freezeRouter && c.freezeModel), "freeze-model", "allowed is one of freeze-router and freeze-model"),
+];

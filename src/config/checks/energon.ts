@@ -1,0 +1,149 @@
+/** Conditions over several keys of Energon data. */
+
+import { hasEncoder } from "../derive.ts";
+import type { Key, TrainingConfiguration } from "../schema.ts";
+import { type Check, unless } from "./check.ts";
+
+/** Asked only of a configuration that trains on Energon data. */
+function energon(check: Check): Check {
+	return (c) => (c.datasetProvider === "energon" ? check(c) : null);
+}
+
+/** An image's side, in pixels, that the tower takes. */
+function sideFits(key: Key, side: (c: TrainingConfiguration) => number): Check {
+	return energon((c) => {
+		const unit = c.patchDim * (c.pixelShuffle ? 2 : 1);
+		const fixed = hasEncoder(c) && !c.dynamicResolution;
+		return unless(!fixed || side(c) % unit === 0, key, `allowed is a multiple of ${unit}`);
+	});
+}
+
+/** A token that the data put in must be one of the vocabulary. */
+function inVocabulary(key: Key, id: (c: TrainingConfiguration) => number | null): Check {
+	return energon((c) => unless((id(c) ?? 0) < c.vocabSize, key, `allowed is less than vocab-size (${c.vocabSize})`));
+}
+
+/** Rows, each a token of the sequence, that the tower gives for an image or tile of so many patches. */
+function rowsOf(c: TrainingConfiguration, patches: number): number {
+	if (c.pixelShuffle) return patches / 4;
+	return c.disableVisionClassToken ? patches : patches + c.classTokenLen;
+}
+
+/** Rows of the smallest image that the configuration makes, and of every image where all have one size. */
+function imageRows(c: TrainingConfiguration): { readonly rows: number; readonly fixed: boolean } {
+	if (c.dynamicResolution) {
+		const patches = Math.max(c.dynamicResolutionMinPatches, c.pixelShuffle ? 4 : 1);
+		return { rows: Math.ceil(rowsOf(c, patches)), fixed: false };
+	}
+	const patches = Math.floor(c.imgH / c.patchDim) * Math.floor(c.imgW / c.patchDim);
+	return { rows: rowsOf(c, patches), fixed: !c.useTiling };
+}
+
+/** Whether a text is a JSON object, or not given. */
+function isJsonObject(text: string | null): boolean {
+	if (text === null) return true;
+	try {
+		const value: unknown = JSON.parse(text);
+		return typeof value === "object" && value !== null && !Array.isArray(value);
+	} catch {
+		return false;
+	}
+}
+
+/** Whether a text is a day that there is. */
+function isDay(text: string): boolean {
+	const day = new Date(`${text}T00:00:00Z`);
+	return /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(day.getTime()) && day.toISOString().startsWith(text);
+}
+
+export const energonChecks: readonly Check[] = [
+	energon((c) => {
+		if (!hasEncoder(c)) return null;
+		const { rows } = imageRows(c);
+		const key = c.dynamicResolution ? "dynamic-resolution-min-patches" : "img-h";
+		return unless(
+			rows < c.seqLength,
+			key,
+			`an image takes at least ${rows} tokens; allowed is less than seq-length (${c.seqLength})`,
+		);
+	}),
+	energon((c) => {
+		if (!hasEncoder(c) || c.imageSeqLength === null) return null;
+		const { rows, fixed } = imageRows(c);
+		if (!fixed) {
+			const key = c.dynamicResolution ? "dynamic-resolution" : "use-tiling";
+			return unless(false, "image-seq-length", `allowed only without ${key}: images have different numbers of tokens`);
+		}
+		return unless(c.imageSeqLength === rows, "image-seq-length", `allowed is ${rows}, the tokens of img-h × img-w`);
+	}),
+	energon((c) =>
+		unless(
+			!hasEncoder(c) || c.imageTokenId < c.vocabSize,
+			"image-token-id",
+			`allowed is less than vocab-size (${c.vocabSize})`,
+		),
+	),
+	energon((c) =>
+		unless(!(c.useTiling && c.dynamicResolution), "use-tiling", "allowed only without dynamic-resolution"),
+	),
+	energon((c) =>
+		unless(
+			!c.useTiling || c.imgH === c.imgW,
+			"img-w",
+			`allowed with use-tiling is img-h (${c.imgH}): tiles are square`,
+		),
+	),
+	energon((c) =>
+		unless(c.minNumTiles <= c.maxNumTiles, "min-num-tiles", `allowed is at most max-num-tiles (${c.maxNumTiles})`),
+	),
+	energon((c) =>
+		unless(
+			c.chatTemplate === null || c.conversationTemplate === "jinja",
+			"conversation-template",
+			"allowed with chat-template is jinja",
+		),
+	),
+	energon((c) =>
+		unless(
+			c.conversationTemplate !== "jinja" || c.chatTemplate !== null || c.tokenizer !== null,
+			"conversation-template",
+			"allowed without chat-template and tokenizer is plain, pretraining or chatml",
+		),
+	),
+	energon((c) =>
+		unless(
+			c.conversationTemplate !== "jinja" || c.lossRoles === null || c.lossRoles.join() === "assistant",
+			"loss-roles",
+			"allowed with conversation-template jinja is assistant",
+		),
+	),
+	energon((c) =>
+		unless(isJsonObject(c.chatTemplateKwargs), "chat-template-kwargs", 'allowed is a JSON object, such as {"a": 1}'),
+	),
+	energon((c) =>
+		unless(
+			c.chatTemplateDate === null || isDay(c.chatTemplateDate),
+			"chat-template-date",
+			"allowed is a day, such as 2026-01-31",
+		),
+	),
+	sideFits("img-h", (c) => c.imgH),
+	sideFits("img-w", (c) => c.imgW),
+	inVocabulary("data-begin-id", (c) => c.dataBeginId),
+	inVocabulary("data-end-id", (c) => c.dataEndId),
+	inVocabulary("data-pad-id", (c) => c.dataPadId),
+	energon((c) =>
+		unless(
+			!hasEncoder(c) || c.tokenizer !== null || c.imageTokenId > 255,
+			"image-token-id",
+			"allowed without tokenizer is at least 256: lower ids are bytes",
+		),
+	),
+	energon((c) =>
+		unless(
+			c.dataRouting === "lane" || c.numWorkers > 0,
+			"num-workers",
+			"allowed with data-routing routed is at least 1",
+		),
+	),
+];

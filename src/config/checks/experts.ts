@@ -1,0 +1,130 @@
+/** Conditions on mixtures of experts: their routing, their activation, and FP8 products. */
+
+import { hasGatedActivation } from "../derive.ts";
+import { expertLayerOf, fusedMlpObstacle } from "../fused-mlp.ts";
+import type { TrainingConfiguration } from "../schema.ts";
+import { type Check, unless } from "./check.ts";
+
+const expertWidths = (c: TrainingConfiguration) => [
+	...new Set([c.moeFfnHiddenSize, ...(c.moeFfnHiddenSizePerLayer ?? [])]),
+];
+
+/** Conditions that FP8 products of experts need beside fp8-format. */
+const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
+	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
+	["bf16, or fp8-emulate", (c) => c.bf16 || c.fp8Emulate],
+	[
+		"device cuda (Hopper), or device cpu with fp8-emulate",
+		(c) => (c.fp8Emulate ? c.device === "cpu" : c.device === "cuda"),
+	],
+	[
+		"hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
+		(c) => c.device !== "cuda" || [c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
+	],
+];
+
+/** The obstacle that keeps experts from being one operation, as the end of "… and"; null: there is no obstacle. */
+function notFused(c: TrainingConfiguration): string | null {
+	return c.moeFusedMlp === "off" ? "moe-fused-mlp is off" : fusedMlpObstacle(expertLayerOf(c));
+}
+
+const fp8Checks: readonly Check[] = [
+	...fp8Needs.map(
+		([what, holds]): Check =>
+			(c) =>
+				unless(c.fp8Format === null || holds(c), "fp8-format", `it needs ${what}`),
+	),
+	(c) =>
+		unless(
+			c.fp8Format === null || notFused(c) === null,
+			"fp8-format",
+			`it needs experts as one operation, and ${notFused(c)}`,
+		),
+	(c) => unless(c.fp8Recipe === null || c.fp8Format !== null, "fp8-recipe", "it needs fp8-format"),
+	(c) => unless(!c.fp8Wgrad || c.fp8Format !== null, "fp8-wgrad", "it needs fp8-format"),
+	(c) => unless(!c.fp8Emulate || c.fp8Format !== null, "fp8-emulate", "it needs fp8-format"),
+];
+
+const routingChecks: readonly Check[] = [
+	(c) =>
+		unless(
+			!c.hybridLayerPattern.includes("E") || c.numExperts > 0,
+			"num-experts",
+			"allowed is at least 1 when the pattern has E",
+		),
+	(c) =>
+		unless(
+			c.numExperts === 0 || c.moeRouterTopk <= c.numExperts,
+			"moe-router-topk",
+			`allowed is at most num-experts (${c.numExperts})`,
+		),
+	(c) =>
+		unless(
+			c.numExperts % c.moeRouterNumGroups === 0,
+			"moe-router-num-groups",
+			`allowed is a divisor of num-experts (${c.numExperts})`,
+		),
+	(c) =>
+		unless(
+			c.moeRouterGroupTopk <= c.moeRouterNumGroups,
+			"moe-router-group-topk",
+			`allowed is at most moe-router-num-groups (${c.moeRouterNumGroups})`,
+		),
+	(c) =>
+		unless(
+			c.numExperts === 0 ||
+				c.moeRouterNumGroups === 1 ||
+				(c.moeRouterTopk % c.moeRouterGroupTopk === 0 &&
+					c.moeRouterTopk <= (c.moeRouterGroupTopk * c.numExperts) / c.moeRouterNumGroups),
+			"moe-router-topk",
+			"allowed is a multiple of moe-router-group-topk that its groups of experts can hold",
+		),
+	(c) =>
+		unless(
+			!c.moeRouterEnableExpertBias || c.moeRouterScoreFunction === "sigmoid",
+			"moe-router-enable-expert-bias",
+			"allowed is false unless moe-router-score-function is sigmoid",
+		),
+	(c) =>
+		unless(
+			!c.moeRouterForceLoadBalancing || c.hybridLayerPattern.includes("E"),
+			"moe-router-force-load-balancing",
+			"allowed only with a mixture of experts (E) in hybrid-layer-pattern",
+		),
+	(c) =>
+		unless(
+			c.moeAuxLossCoeff.length === c.moeRouterLoadBalancingType.length,
+			"moe-aux-loss-coeff",
+			`allowed is one coefficient for each of ${c.moeRouterLoadBalancingType.join(", ")}`,
+		),
+	(c) => {
+		const types = c.moeRouterLoadBalancingType;
+		return unless(
+			new Set(types).size === types.length && (types.length === 1 || !types.includes("none")),
+			"moe-router-load-balancing-type",
+			"allowed is each loss once, and none only alone",
+		);
+	},
+	(c) =>
+		unless(
+			!c.addBiasLinear || !c.hybridLayerPattern.includes("E") || c.moeSharedExpertIntermediateSize === 0,
+			"add-bias-linear",
+			"allowed is false with moe-shared-expert-intermediate-size: shared experts have no biases in Megatron",
+		),
+	(c) => {
+		const obstacle = fusedMlpObstacle(expertLayerOf(c));
+		return unless(c.moeFusedMlp !== "on" || obstacle === null, "moe-fused-mlp", `allowed is auto or off: ${obstacle}`);
+	},
+	(c) =>
+		unless(!c.moeSingleGroupedBias || c.addBiasLinear, "moe-single-grouped-bias", "allowed only with add-bias-linear"),
+	(c) =>
+		unless(
+			c.moeMlpGluInterleaveSize === null ||
+				(hasGatedActivation(c) && expertWidths(c).every((width) => width % c.moeMlpGluInterleaveSize! === 0)),
+			"moe-mlp-glu-interleave-size",
+			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${expertWidths(c).join(", ")})`,
+		),
+];
+
+export const expertChecks: readonly Check[] = [...routingChecks, ...fp8Checks];

@@ -1,0 +1,230 @@
+/**
+ * Conditions for a layout of ranks (docs/spec/runtime.md §1.3): spans, sizes that divide, batches that spread over
+ * lanes.
+ */
+
+import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
+import { pipelineObjection } from "../pipeline.ts";
+import type { Key, TrainingConfiguration } from "../schema.ts";
+import { type Check, divides, unless } from "./check.ts";
+
+/** The dimensions that a tensor-parallel size cuts, with their lengths, and whether the configuration uses them. */
+type Cuts = (c: TrainingConfiguration) => readonly (readonly [name: string, length: number, used: boolean])[];
+
+/** `key` must divide every length; all that it does not divide are named. */
+function cuts(key: Key, size: (c: TrainingConfiguration) => number, lengths: Cuts): Check {
+	return (c) => {
+		const uneven = lengths(c).filter(([, length, used]) => used && length % size(c) !== 0);
+		const names = uneven.map(([name, length]) => `${name} (${length})`);
+		return unless(names.length === 0, key, `allowed is a divisor of ${names.join(" and of ")}`);
+	};
+}
+
+const has = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPattern.includes(symbol);
+
+/** One of two numbers is a multiple of the other. */
+const nested = (a: number, b: number) => a % b === 0 || b % a === 0;
+
+/** "rank 4", "ranks 4-7". */
+const rankSpan = (begin: number, end: number) => (end - begin === 1 ? `rank ${begin}` : `ranks ${begin}-${end - 1}`);
+
+/** The encoder starts at rank 0, the language model right behind it: no rank is shared or left out. */
+const spansMeet: Check = (c) => {
+	if (!hasEncoder(c)) {
+		return unless(
+			c.llmOffset === 0,
+			"llm-offset",
+			`allowed is 0 ${c.llmOnly ? "with llm-only" : "without an encoder"}`,
+		);
+	}
+	if (sharesRanks(c)) return null;
+	const end = c.encoderTp * c.encoderDp;
+	const languageEnd = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
+	const trouble =
+		c.llmOffset < end
+			? `on ${rankSpan(c.llmOffset, Math.min(end, languageEnd))} both modules would run`
+			: `on ${rankSpan(end, c.llmOffset)} no module would run`;
+	return unless(
+		c.llmOffset === end,
+		"llm-offset",
+		`allowed is encoder-tp × encoder-dp (${end}), or 0 where both modules have equally many ranks: ${trouble}`,
+	);
+};
+
+/** Most ranks of a run, as in the native library (cuda/common/run/run_layout.h). */
+export const mostRanks = 65_536;
+
+const ranksAreFew: Check = (c) => {
+	const ranks = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
+	return unless(
+		ranks <= mostRanks,
+		"llm-dp",
+		`with it the run has ${ranks} ranks, and at most ${mostRanks} are allowed`,
+	);
+};
+
+/** The expert view divides the ranks of a pipeline stage again. */
+const expertsDivideStage: Check = (c) => {
+	const stage = c.llmTp * dataLanes(c);
+	return unless(
+		stage % (c.llmEp * c.llmExptTp) === 0,
+		"llm-ep",
+		`times llm-expt-tp (${c.llmExptTp}) it has to divide the ${stage} ranks of llm-tp × data lanes`,
+	);
+};
+
+const expertShardsDivideStage: Check = (c) => {
+	const stage = c.llmTp * dataLanes(c);
+	const inner = c.llmEp * c.llmExptTp;
+	return unless(
+		stage % inner !== 0 || (stage / inner) % weightShards(c).expert === 0,
+		"expert-tensor-parallel-num-weight-shards",
+		`times llm-ep (${c.llmEp}) it has to divide the ${stage} ranks of llm-tp × data lanes`,
+	);
+};
+
+/** Ranks that exchange experts' rows lie on one node, or fill several. */
+const expertNodesAreEqual: Check = (c) => {
+	const [group, node] = [c.llmEp * c.llmExptTp, c.moeHybridepRanksPerNvlinkDomain];
+	const [less, more] = [Math.min(group, node), Math.max(group, node)];
+	return unless(
+		c.moeTokenDispatcherType !== "flex" ||
+			group === 1 ||
+			(more % less === 0 && c.llmOffset % less === 0 && node % c.llmExptTp === 0),
+		"moe-hybridep-ranks-per-nvlink-domain",
+		`allowed is a number that divides llm-ep × llm-expt-tp (${group}) and llm-offset (${c.llmOffset}), or a multiple of the first which the second is too; llm-expt-tp (${c.llmExptTp}) divides it`,
+	);
+};
+
+/** Gathered rows are all rows: a bound on the rows that experts are sent would save no memory. */
+const gatheringHasNoBound: Check = (c) =>
+	unless(
+		c.moeExpertCapacityBound === null || c.moeTokenDispatcherType !== "allgather",
+		"moe-expert-capacity-bound",
+		"it limits nothing with moe-token-dispatcher-type allgather, which gives every rank all rows",
+	);
+
+/** A route joins whole lanes: each lane of one side serves as many of the other. */
+const lanesNest: Check = (c) =>
+	unless(
+		!hasEncoder(c) || nested(c.encoderDp, dataLanes(c)),
+		"encoder-dp",
+		`allowed is a divisor or a multiple of the language model's data lanes (${dataLanes(c)})`,
+	);
+
+/** Come before all that reads the number of data lanes, which they make a whole number. */
+export const weightShardChecks: readonly Check[] = [
+	divides(
+		"tensor-parallel-num-weight-shards",
+		(c) => c.tensorParallelNumWeightShards,
+		"llm-tp",
+		(c) => c.llmTp,
+	),
+	divides(
+		"expert-tensor-parallel-num-weight-shards",
+		(c) => c.expertTensorParallelNumWeightShards,
+		"llm-expt-tp",
+		(c) => c.llmExptTp,
+	),
+];
+
+/** Sizes that cut the model come last: refusing one skips every check that reads it. */
+export const layoutChecks: readonly Check[] = [
+	ranksAreFew,
+	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),
+	(c) => {
+		const objection = pipelineObjection(c.hybridLayerPattern, c.llmPp);
+		return unless(objection === null, "llm-pp", `allowed is ${objection}`);
+	},
+	(c) =>
+		unless(
+			c.microbatchGroupSizePerVirtualPipelineStage === null || c.microbatchGroupSizePerVirtualPipelineStage >= c.llmPp,
+			"microbatch-group-size-per-virtual-pipeline-stage",
+			`allowed is at least llm-pp (${c.llmPp})`,
+		),
+	(c) => unless(c.numExperts % c.llmEp === 0, "llm-ep", `allowed is a divisor of num-experts (${c.numExperts})`),
+	expertsDivideStage,
+	expertShardsDivideStage,
+	spansMeet,
+	lanesNest,
+	(c) =>
+		unless(
+			!c.overlapMoeExpertParallelComm || (c.llmEp * c.llmExptTp > 1 && has(c, "E")),
+			"overlap-moe-expert-parallel-comm",
+			"allowed only where experts (E) lie on several ranks: llm-ep or llm-expt-tp above 1",
+		),
+	expertNodesAreEqual,
+	gatheringHasNoBound,
+	(c) =>
+		unless(
+			!c.epOverlapEarlyAttnMemoryRelease || c.overlapMoeExpertParallelComm,
+			"ep-overlap-early-attn-memory-release",
+			"allowed only with overlap-moe-expert-parallel-comm",
+		),
+	(c) => unless(!c.encoderDdpOverlap || !c.llmOnly, "encoder-ddp-overlap", "allowed only without llm-only"),
+	(c) =>
+		unless(!c.encoderDdpOverlap || c.overlapGradReduce, "encoder-ddp-overlap", "allowed only with overlap-grad-reduce"),
+	(c) =>
+		unless(
+			!c.overlapParamGather || c.overlapGradReduce,
+			"overlap-param-gather",
+			"allowed only with overlap-grad-reduce",
+		),
+	(c) =>
+		unless(
+			c.ddpNumBuckets === null || c.ddpBucketSize === null,
+			"ddp-bucket-size",
+			"allowed only without ddp-num-buckets",
+		),
+	cuts(
+		"llm-tp",
+		(c) => c.llmTp,
+		(c) => [
+			["num-attention-heads", c.numAttentionHeads, has(c, "*")],
+			["num-query-groups", c.numQueryGroups, has(c, "*")],
+			["mamba-num-heads", c.mambaNumHeads, has(c, "M")],
+			["mamba-num-groups", c.mambaNumGroups, has(c, "M")],
+			["ffn-hidden-size", c.ffnHiddenSize, has(c, "-")],
+			["moe-shared-expert-intermediate-size", c.moeSharedExpertIntermediateSize, has(c, "E")],
+			["vocab-size padded to make-vocab-size-divisible-by", paddedVocabularySize(c), true],
+			["micro-batch-size × seq-length", c.microBatchSize * c.seqLength, true],
+			[
+				"eval-micro-batch-size × seq-length",
+				c.evalMicroBatchSize * c.seqLength,
+				c.evalMicroBatchSize !== c.microBatchSize,
+			],
+		],
+	),
+	cuts(
+		"encoder-tp",
+		(c) => c.encoderTp,
+		(c) => [
+			["hidden-size", c.hiddenSize, hasEncoder(c) && c.visionProjectionType === "affine"],
+			[
+				"vision-projection-ffn-hidden-size",
+				c.visionProjectionFfnHiddenSize,
+				hasEncoder(c) && c.visionProjectionType === "mlp",
+			],
+			["vision-hidden-size", c.visionHiddenSize, hasEncoder(c)],
+			["vision-num-attention-heads", c.visionNumAttentionHeads, hasEncoder(c)],
+			["vision-ffn-hidden-size", c.visionFfnHiddenSize, hasEncoder(c)],
+		],
+	),
+	(c) =>
+		unless(
+			c.llmExptTp === 1 || c.moeMlpGluInterleaveSize === null,
+			"moe-mlp-glu-interleave-size",
+			`allowed only with llm-expt-tp 1, which is ${c.llmExptTp}`,
+		),
+	(c) =>
+		unless(
+			c.llmExptTp === 1 || !c.addBiasLinear || !has(c, "E"),
+			"llm-expt-tp",
+			"allowed is 1 with add-bias-linear: the bias of an expert's output is not cut",
+		),
+	cuts(
+		"llm-expt-tp",
+		(c) => c.llmExptTp,
+		(c) => [["moe-ffn-hidden-size", c.moeFfnHiddenSize, has(c, "E")]],
+	),
+];

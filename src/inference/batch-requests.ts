@@ -1,0 +1,103 @@
+/** Requests dealt out to the lanes of a layout: what one rank takes of a round. */
+import { type ImageSet, joinImages, noImages } from "../data/images.ts";
+import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
+import { shareOfImages } from "../data/routing/image-share.ts";
+import { joined } from "../data/vision-language/batch.ts";
+import { ignored } from "../data/vision-language/encoding.ts";
+import { patchGrids } from "../data/vision-language/image-plan.ts";
+import { imagePatches } from "../data/vision-language/pixels.ts";
+import type { EncodedPrompt } from "../data/vision-language/prompt.ts";
+import type { VisionLanguageTask } from "../data/vision-language/task.ts";
+import type { Images } from "../native/images.ts";
+import type { Topology } from "../parallel/topology.ts";
+import type { DataPlace } from "../train/feed/batch-source.ts";
+
+/** Sequences of a lane in a round, at most `wanted`: lanes, and encoder ranks that share one, have equally many. */
+export function sequencesPerLane({ encoder, language }: Topology, requests: number, wanted: number): number {
+	const unit = Math.max(1, (encoder?.lanes ?? 1) / language.lanes);
+	const needed = Math.min(wanted, Math.ceil(requests / language.lanes));
+	return Math.ceil(needed / unit) * unit;
+}
+
+/** The prompt that fills up a lane with too few sequences. */
+const filler: EncodedPrompt = { ids: Int32Array.of(0), images: [] };
+
+export interface Dealt {
+	readonly microbatch: ImageTextMicrobatch;
+	/** Places in the round of the text lane's sequences, fillers excluded. */
+	readonly places: readonly number[];
+}
+
+/** A prompt with the labels of the tokens whose losses are wanted; −100 for the others. */
+export interface LabelledPrompt extends EncodedPrompt {
+	readonly labels?: Int32Array;
+}
+
+/**
+ * This rank's part of a round of prompts, which is one microbatch: lane after lane, `perLane` each, the last ones filled up. `unit`: the tokens of a
+ * microbatch are a multiple of it.
+ */
+export function deal(
+	prompts: readonly LabelledPrompt[],
+	perLane: number,
+	place: DataPlace,
+	task: VisionLanguageTask,
+	images: Images,
+	unit = 1,
+): Dealt {
+	const laneOf = (lane: number) =>
+		Array.from({ length: perLane }, (_, index) => prompts[lane * perLane + index] ?? filler);
+	const { textLane } = place;
+	const places =
+		textLane === null
+			? []
+			: Array.from({ length: perLane }, (_, index) => textLane * perLane + index).filter((at) => at < prompts.length);
+	const text = textLane === null ? noText : textOf(laneOf(textLane), unit);
+	const own = place.wantsImages
+		? shareOfImages(
+				joinImages(place.lanes.map((lane) => imagesOf(laneOf(lane), task, images))),
+				place.share,
+				0,
+				3 * task.tower.patchSize ** 2,
+			)
+		: noImages(perLane);
+	return { microbatch: { text, images: own }, places };
+}
+
+/** One sequence a prompt, and one of padding where the tokens are no multiple of `unit`. */
+function textOf(prompts: readonly LabelledPrompt[], unit: number): Microbatch {
+	const own = prompts.map(({ ids }) => ids.length);
+	const used = own.reduce((sum, length) => sum + length, 0);
+	const padding = (unit - (used % unit)) % unit;
+	const tokens = used + padding;
+	const lengths = padding === 0 ? own : [...own, padding];
+	const ids = new Int32Array(tokens);
+	const labels = new Int32Array(tokens).fill(ignored);
+	let at = 0;
+	for (const prompt of prompts) {
+		ids.set(prompt.ids, at);
+		if (prompt.labels) labels.set(prompt.labels, at);
+		at += prompt.ids.length;
+	}
+	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
+	// Image rows are counted by prompt: padding belongs to the last one.
+	const samples = own.map((length, index) => (index === own.length - 1 ? length + padding : length));
+	return { ids, labels, lossMask, lengths, samples };
+}
+
+function imagesOf(
+	prompts: readonly EncodedPrompt[],
+	{ tower, statistics }: VisionLanguageTask,
+	images: Images,
+): ImageSet {
+	const all = prompts.flatMap((prompt) => prompt.images);
+	const patches = all.flatMap(({ file, plan }) => imagePatches(images, file, plan, tower.patchSize, statistics));
+	const grids = all.map(({ plan }) => patchGrids(plan, tower.patchSize));
+	return {
+		patches: joined(patches),
+		grids: grids.flat(),
+		imagesPerSample: prompts.map((prompt) =>
+			prompt.images.reduce((sum, { plan }) => sum + patchGrids(plan, tower.patchSize).length, 0),
+		),
+	};
+}

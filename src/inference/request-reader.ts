@@ -1,0 +1,103 @@
+/** Requests as the model reads them: token ids and images, through the tokenizer and the chat template of a configuration. */
+import { hasEncoder } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { Chat } from "../data/text/chat/chat.ts";
+import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
+import { taskOf } from "../data/vision-language/from-configuration.ts";
+import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
+import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
+import { UserError } from "../native/errors.ts";
+import type { Images } from "../native/images.ts";
+import { endIdsOfFolder } from "./eos-tokens.ts";
+import { conversationOf, fragmentsOf, openImages, type Request } from "./requests.ts";
+
+export interface ReadRequest extends EncodedPrompt {
+	readonly request: Request;
+}
+
+export class RequestReader {
+	readonly tokenizer: Tokenizer;
+	readonly task: VisionLanguageTask;
+	readonly #chat: Chat | null;
+	/** Tokens that end an answer. */
+	readonly endIds: readonly number[];
+
+	/**
+	 * `bytes`: a model without a tokenizer reads bytes; a checkpoint of ours says so by having none, a Hugging Face folder does
+	 * not. Throws a UserError when there is no tokenizer, or one that the model is too small for.
+	 */
+	constructor(
+		readonly c: TrainingConfiguration,
+		private readonly images: Images,
+		bytes: boolean,
+	) {
+		if (c.tokenizer === null && c.loadHf !== null && !bytes) {
+			throw new UserError(
+				`${c.loadHf} (load-hf) has no tokenizer.json: --tokenizer names the model's, and --bytes is for a model that reads bytes.`,
+			);
+		}
+		this.tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+		if (this.tokenizer.vocabularySize > c.vocabSize) {
+			throw new UserError(
+				`The tokenizer ${c.tokenizer ?? "of bytes"} has ${this.tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
+			);
+		}
+		this.task = taskOf(c);
+		this.#chat = this.task.template === "jinja" ? chatOf(this.task, this.tokenizer) : null;
+		this.endIds = this.#endIds();
+	}
+
+	/** `system`: text of the system turn that begins a conversation, or null. Throws a UserError where the model cannot read it. */
+	read(request: Request, system: string | null = null): ReadRequest {
+		const { c, task } = this;
+		if (request.images.length > 0 && !hasEncoder(c)) {
+			throw new UserError(
+				`${request.name} has the image ${request.images[0]}, but the model reads text alone: it has no vision encoder.`,
+			);
+		}
+		const files = openImages(request, this.images);
+		const pieces =
+			request.kind === "conversation"
+				? promptPieces(request.name, conversationOf(request, files, system), task, this.#chat)
+				: textPieces(fragmentsOf(request), task.imageTags);
+		const prompt = encodePrompt(request.name, pieces, files, this.tokenizer, task);
+		if (prompt.ids.length === 0) throw new UserError(`${request.name} has no tokens: there is nothing to go on with.`);
+		return { request, ...prompt };
+	}
+
+	/** Throws a UserError unless `more` tokens after the prompt have positions in the model. */
+	requirePositions({ request, ids }: ReadRequest, more: number): void {
+		const most = this.c.maxPositionEmbeddings;
+		if (ids.length + more <= most) return;
+		const limit = `the ${most} positions of the model (--max-position-embeddings)`;
+		throw new UserError(
+			ids.length >= most
+				? `${request.name} has ${ids.length} tokens, which leaves no room for an answer among ${limit}.`
+				: `${request.name} has ${ids.length} tokens and is to get ${more} more: together more than ${limit}.`,
+		);
+	}
+
+	/** The text of ids; ids that the tokenizer does not have are left out. */
+	decode(ids: readonly number[]): string {
+		const known = ids.filter((id) => id < this.tokenizer.vocabularySize);
+		return known.length === 0 ? "" : this.tokenizer.decode(known);
+	}
+
+	#endIds(): number[] {
+		const { c, tokenizer } = this;
+		const ids = new Set<number>(c.loadHf === null ? [] : endIdsOfFolder(c.loadHf));
+		if (c.dataEndId !== null) ids.add(c.dataEndId);
+		const { template } = this.task.chat;
+		const ends = {
+			chatml: "<|im_end|>",
+			jinja: template?.specialTokens.eos_token,
+			plain: undefined,
+			pretraining: undefined,
+		}[c.conversationTemplate];
+		if (ends !== undefined) {
+			const turnEnd = tokenizer.encodeParts([{ text: ends, markup: true }]);
+			if (turnEnd.length === 1) ids.add(turnEnd[0]!);
+		}
+		return [...ids];
+	}
+}

@@ -1,0 +1,163 @@
+/**
+ * Ranks report to rank 0 and then do what it asks, before any run: no native library, no shared memory. Rank 0 also
+ * compares the others' clocks with its own.
+ */
+import { UserError } from "../native/errors.ts";
+import type { Place } from "./place.ts";
+import { meetingAddress } from "./rendezvous/address.ts";
+import { Reception } from "./rendezvous/admission.ts";
+import { LineConnection } from "./rendezvous/line-connection.ts";
+import { ProvenConnection } from "./rendezvous/proven-connection.ts";
+import { isLoopback } from "./rendezvous/socket-owner.ts";
+
+export interface Told<Report> {
+	readonly rank: number;
+	readonly report: Report;
+	/** Milliseconds that the rank's clock is ahead of rank 0's, and how sure that is: half the way there and back. */
+	readonly skew: number;
+	readonly uncertainty: number;
+}
+
+/** A rank that has told, and waits for questions. */
+export interface Teller<Report> extends Told<Report> {
+	/** Where rank 0, and so others, can reach it. */
+	readonly addresses: readonly string[];
+	/** The rank's answer. Throws a UserError when the rank does not answer. */
+	ask(question: unknown): Promise<unknown>;
+}
+
+export interface GatheringOptions {
+	/** Until all have told. */
+	readonly milliseconds: number;
+	/** This rank's answer to a question of rank 0. */
+	readonly answer: (question: unknown) => Promise<unknown>;
+}
+
+/** Milliseconds: between attempts, for a word, for an answer that takes work, for the next question. */
+const knock = { milliseconds: 200, answer: 20_000, work: 900_000, patience: 600_000 };
+/** Questions for the time; the quickest answer counts. */
+const questions = 5;
+
+interface Hello<Report> {
+	readonly rank: number;
+	readonly report: Report;
+}
+
+/**
+ * On rank 0 `hear` is called with all ranks, rank 0 first, and its result is returned; on the others null is returned
+ * when rank 0 has finished. Throws a UserError about ranks that do not come.
+ */
+export async function gather<Report, Result>(
+	place: Place,
+	report: Report,
+	options: GatheringOptions,
+	hear: (everyone: readonly Teller<Report>[]) => Promise<Result>,
+): Promise<Result | null> {
+	if (place.rank !== 0) {
+		await tell(place, report, options);
+		return null;
+	}
+	const connections: ProvenConnection[] = [];
+	try {
+		return await hear(await listenToAll(place, report, options, connections));
+	} finally {
+		for (const connection of connections) {
+			connection.send({ done: true });
+			connection[Symbol.dispose]();
+		}
+	}
+}
+
+/** Addresses that rank 0 is told to meet the others at. */
+function ownAddresses(place: Place): string[] {
+	return [place.address, ...(place.fallbackAddress ? [place.fallbackAddress] : [])];
+}
+
+async function listenToAll<Report>(
+	place: Place,
+	report: Report,
+	{ milliseconds, answer }: GatheringOptions,
+	connections: ProvenConnection[],
+): Promise<Teller<Report>[]> {
+	const self: Teller<Report> = {
+		rank: 0,
+		report,
+		skew: 0,
+		uncertainty: 0,
+		addresses: ownAddresses(place),
+		ask: answer,
+	};
+	const told = new Map<number, Teller<Report>>([[0, self]]);
+	const reception = await Reception.open({
+		spot: { host: await meetingAddress(place, milliseconds), port: place.port },
+		secret: place.secret,
+		expected: place.worldSize,
+		admit: (connection) => {
+			connections.push(connection);
+			void listenTo<Report>(connection, place).then((one) => {
+				if (one) told.set(one.rank, one);
+			});
+		},
+	});
+	const end = performance.now() + milliseconds;
+	while (told.size < place.worldSize && performance.now() < end) await Bun.sleep(20);
+	reception[Symbol.dispose]();
+	if (told.size < place.worldSize) {
+		const absent = Array.from({ length: place.worldSize }, (_, rank) => rank).filter((rank) => !told.has(rank));
+		throw new UserError(`Ranks ${absent.join(", ")} did not answer rank 0 within ${milliseconds / 1000} s.`);
+	}
+	return [...told.values()].sort((a, b) => a.rank - b.rank);
+}
+
+async function listenTo<Report>(connection: ProvenConnection, place: Place): Promise<Teller<Report> | null> {
+	const hello = (await connection.receive(knock.answer)) as Hello<Report> | undefined;
+	if (hello === undefined) return null;
+	const { rank, report } = hello;
+	let best = { skew: 0, uncertainty: Number.POSITIVE_INFINITY };
+	for (let i = 0; i < questions; i++) {
+		const asked = Date.now() + (performance.now() % 1);
+		const began = performance.now();
+		connection.send({ time: true });
+		const theirs = await connection.receive(knock.answer);
+		const there = (performance.now() - began) / 2;
+		if (typeof theirs !== "number") return null;
+		if (there < best.uncertainty) best = { skew: theirs - (asked + there), uncertainty: there };
+	}
+	const ask = async (question: unknown) => {
+		connection.send({ question });
+		const answered = (await connection.receive(knock.work)) as { readonly answer: unknown } | undefined;
+		if (answered === undefined) throw new UserError(`Rank ${rank} has gone.`);
+		return answered.answer;
+	};
+	// A rank on this host may have come by an address that other hosts cannot reach.
+	const addresses = isLoopback(connection.from) ? [connection.from, ...ownAddresses(place)] : [connection.from];
+	return { rank, report, ...best, addresses, ask };
+}
+
+/** A message of rank 0: it asks for the time, asks a question, or says that it has finished. */
+type Word = { readonly time?: true; readonly done?: true; readonly question?: unknown } | undefined;
+
+async function tell(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {
+	const end = performance.now() + milliseconds;
+	// A run without a secret meets where no other host can reach it.
+	const numeric = await meetingAddress(place, milliseconds);
+	const addresses = place.secret === null ? [numeric] : ownAddresses(place);
+	for (let attempt = 0; performance.now() < end; attempt++) {
+		try {
+			const address = addresses[attempt % addresses.length]!;
+			using lines = await LineConnection.open({ host: address, port: place.port }, knock.milliseconds * 5);
+			const connection = await ProvenConnection.introduce(lines, place.secret);
+			if (!(connection instanceof ProvenConnection)) throw new Error(connection.kind);
+			connection.send({ rank: place.rank, report });
+			const next = async () => (await connection.receive(knock.patience)) as Word;
+			for (let word = await next(); word !== undefined && !word.done; word = await next()) {
+				if (word.time) connection.send(Date.now());
+				else connection.send({ answer: await answer(word.question) });
+			}
+			return;
+		} catch {
+			await Bun.sleep(knock.milliseconds);
+		}
+	}
+	throw new UserError(`Rank 0 did not answer at ${addresses.join(" or ")}, port ${place.port}.`);
+}

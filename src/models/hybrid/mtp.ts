@@ -1,0 +1,88 @@
+/**
+ * Multi-token prediction (docs/spec/language-model.md §5.4): depth k predicts each token's (k + 1)-th next from the hidden state of the
+ * depth before, c = [rms(embedding of the k-th next token) ; rms(hidden)], through eh_proj and layers of its own.
+ */
+import {
+	gatherColumns,
+	gatherSequence,
+	reduceScatterSequence,
+	scatterSequence,
+} from "../../parallel/tensor-parallel.ts";
+import { embedding } from "../../tensor/ops/embedding.ts";
+import { joinColumns } from "../../tensor/ops/join-columns.ts";
+import { linear } from "../../tensor/ops/linear.ts";
+import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
+import type { Parameter } from "../../tensor/parameter.ts";
+import { recompute } from "../../tensor/recompute.ts";
+import { ResidualSum } from "../../tensor/residual-sum.ts";
+import type { Tape } from "../../tensor/tape.ts";
+import type { Tensor } from "../../tensor/tensor.ts";
+import { runLayer } from "./layer.ts";
+import { predictionLayers, predictionPrefix, storedDepths } from "./layer-numbering.ts";
+import { wordEmbedding } from "./names.ts";
+import { exhaust } from "./nodes.ts";
+import type { ForwardInput, Observer, StageParts } from "./stage.ts";
+
+/**
+ * The hidden state of depth `depth` (from 0), normed. `ids`: every token's (depth + 1)-th next, i32 [T]. `previous`: normed
+ * hidden states_(T/tp)H of the main part, or of the depth before.
+ */
+export function predictDepth(
+	tape: Tape,
+	parts: StageParts,
+	depth: number,
+	ids: Tensor,
+	previous: Tensor,
+	input: ForwardInput,
+	observe?: Observer,
+): Tensor {
+	const { config } = parts;
+	const stored = depth % storedDepths(config);
+	const weight = (name: string) => parts.parameter(predictionPrefix(stored) + name);
+	tape.begin(`mtp.${depth}`);
+	using entering = project(tape, parts, weight, ids, previous);
+	observe?.(`mtp.${depth}.eh_proj`, entering);
+	const layers = predictionLayers(config, stored);
+	const run = (on: Tape, first: Tensor) => {
+		let x = ResidualSum.of(first);
+		for (const [at, place] of layers.entries()) {
+			using before = x;
+			x = exhaust(runLayer(on, parts, place, before, input, `mtp.${depth}.layer.${at}`));
+			if (!on.replaying) observe?.(`mtp.${depth}.layer.${at}`, x.written());
+		}
+		return x;
+	};
+	const again = () => {
+		using y = recompute(tape, entering, (on, first) => {
+			using x = run(on, first);
+			return x.written().share();
+		});
+		return ResidualSum.of(y);
+	};
+	const whole = config.recompute?.granularity === "full" && config.recompute.method === "uniform";
+	using hidden = whole ? again() : run(tape, entering);
+	const final = weight("final_layernorm.weight");
+	const normed = rmsNorm(tape, hidden.tensor, final, config.normEpsilon, { sum: hidden });
+	observe?.(`mtp.${depth}.final_layernorm`, normed);
+	return normed;
+}
+
+/** eh_proj of [rms(embedding) ; rms(previous)], own tokens: every rank has rows of eh_proj. */
+function project(
+	tape: Tape,
+	{ config, parallel, parameter, vocabularyStart }: StageParts,
+	weight: (name: string) => Parameter,
+	ids: Tensor,
+	previous: Tensor,
+): Tensor {
+	const { tp } = parallel;
+	using partial = embedding(tape, ids, parameter(wordEmbedding), vocabularyStart);
+	using embedded = reduceScatterSequence(tape, partial, tp);
+	using e = rmsNorm(tape, embedded, weight("enorm.weight"), config.normEpsilon);
+	using h = rmsNorm(tape, previous, weight("hnorm.weight"), config.normEpsilon);
+	using both = joinColumns(tape, [e, h]);
+	using everyToken = gatherSequence(tape, both, tp);
+	using columns = linear(tape, everyToken, weight("eh_proj.weight"));
+	using whole = gatherColumns(tape, columns, tp);
+	return scatterSequence(tape, whole, tp);
+}

@@ -1,0 +1,152 @@
+/**
+ * Trains a language model with multi-token prediction as a mtp-* reference folder did and compares: step 1 value by value, then
+ * every step's losses and gradient norm, at the end the expert biases. Tolerances are those of the references' README.
+ */
+import { join } from "node:path";
+import { gatherTensors } from "../../checkpoint/gathered-store.ts";
+import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../../checkpoint/mapping.ts";
+import { loadModel } from "../../checkpoint/model-store.ts";
+import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
+import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
+import type { Device } from "../../native/device.ts";
+import { UserError } from "../../native/errors.ts";
+import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
+import { World } from "../../parallel/world.ts";
+import type { Run } from "../../train/assemble.ts";
+import { bandLimit } from "../bands.ts";
+import type { Precision } from "../bf16.ts";
+import type { Check, ParityReport } from "../comparison.ts";
+import type { StepOne } from "../language/probes.ts";
+import { checksOfStep, compareLanguageTraining } from "../language/training.ts";
+import { requireCuts } from "../layout-cuts.ts";
+import { reduceHost } from "../reduce-host.ts";
+import { readTokenBatches } from "../token-batches.ts";
+import { type Plan, planOf } from "../verify/plan.ts";
+import { type PredictionConfigFile, type PredictionGolden, predictionModel, readPredictionGolden } from "./golden.ts";
+
+/** Largest difference of an expert bias: it moves by whole rates. */
+const biasLimit = 1e-6;
+
+export interface PredictionParityOptions {
+	readonly onStep?: (step: number, of: number) => void;
+	/** Default fp32, compared value by value; bf16 only by its losses. */
+	readonly precision?: Precision;
+	/** Segments that every pipeline stage has; default one. */
+	readonly segmentsPerStage?: number;
+	/** May change the model that config.json describes: to see whether the comparison notices. */
+	readonly configure?: (config: HybridConfig) => HybridConfig;
+}
+
+/** Trains the model in this process. */
+export async function predictionParity(
+	device: Device,
+	path: string,
+	options: PredictionParityOptions = {},
+): Promise<ParityReport> {
+	return await predictionLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
+}
+
+/** Whether a mtp-* folder can run on a layout, and how its samples are dealt out there. */
+export function planOfPredictionGolden(layout: NamedTopology, path: string): Plan {
+	const { config } = readPredictionGolden(path);
+	requireCuts(layout, predictionModel(config, "f32"), null);
+	const { batch, microbatches, seq } = config;
+	return planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+}
+
+/** Every rank of the world calls this together, and all get the report. */
+export async function predictionLayoutParity(
+	world: World,
+	layout: NamedTopology,
+	path: string,
+	options: PredictionParityOptions = {},
+): Promise<ParityReport> {
+	const { config: file, golden } = readPredictionGolden(path);
+	const plan = planOfPredictionGolden(layout, path);
+	const { precision = "f32", segmentsPerStage = 1 } = options;
+	const model = predictionModel(file, precision);
+	using weights = openSafetensors(join(path, "model.safetensors"));
+	const names = megatronNames(weights, path);
+	const excluded = new Set(file.no_weight_decay);
+	const steps = golden.steps.length;
+	return await compareLanguageTraining(world, layout, {
+		...{ folder: path, optimizer: golden.optimizer, precision, plan, segmentsPerStage, onStep: options.onStep },
+		language: options.configure?.(model) ?? model,
+		decay: { weightDecayMultiplier: (name) => (excluded.has(name.slice(languageModelPrefix.length)) ? 0 : 1) },
+		stepOne: stepOneOf(file, golden, names),
+		batches: readTokenBatches(path, file, steps),
+		load: ({ language }, partial) =>
+			loadModel(language!, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
+		watch: (run, index) => ({
+			checks: ({ loss, losses, gradientNorm }) => {
+				const expected = golden.steps[index]!;
+				const check = checksOfStep(index);
+				return [
+					check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
+					...expected.mtp_loss.map((wanted, depth) => {
+						const name = `mtp_${depth + 1} loss`;
+						return check(name, wanted, losses[name] ?? Number.NaN, bandLimit("loss", expected.mtp_loss_band));
+					}),
+					check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
+					...(index === steps - 1 ? biasChecks(run, golden) : []),
+				];
+			},
+		}),
+	});
+}
+
+/** Megatron's names are those of this program without its prefix. */
+function megatronNames(weights: TensorStore, path: string): Correspondence {
+	const builder = new CorrespondenceBuilder(path);
+	for (const [name, { shape }] of weights.tensors) builder.same(languageModelPrefix + name, name, shape);
+	return builder;
+}
+
+/** Probes and gradient norms of step 1. A microbatch makes `of` calls of a module, and `call` is the number of a call. */
+function stepOneOf(
+	{ batch, seq, microbatches, pattern }: PredictionConfigFile,
+	{ step1_probe: { layers, grad_norm } }: PredictionGolden,
+	names: Correspondence,
+): StepOne {
+	const values = new Map<string, (typeof layers)[string][]>();
+	const add = (observed: string, name: string, call = 0, of = 1) => {
+		const found = Array.from({ length: microbatches }, (_, m) => layers[name + "'".repeat(m * of + call)]);
+		if (found.some((probe) => probe === undefined)) throw new UserError(`golden.json has no step1_probe of ${name}.`);
+		values.set(observed, found as (typeof layers)[string][]);
+	};
+	const main = pattern.split("/")[0]!.length;
+	const depths = pattern.split("/").slice(1);
+	// The embedding is read once for the main part, then once for every depth; logits of the depths come first.
+	add("embedding", "embedding", 0, depths.length + 1);
+	for (let layer = 0; layer < main; layer++) add(`layer.${layer}`, `decoder.layers.${layer}`);
+	add("final_norm", "decoder.final_norm");
+	for (const [depth, own] of depths.entries()) {
+		const place = `mtp.layers.${depth}`;
+		add(`mtp.${depth}.eh_proj`, `${place}.eh_proj`);
+		for (const at of [...own].keys()) add(`mtp.${depth}.layer.${at}`, `${place}.mtp_model_layer.layers.${at}`);
+		add(`mtp.${depth}.final_layernorm`, `${place}.final_layernorm`);
+		add(`mtp.${depth}.logits`, "logits", depth, depths.length + 1);
+	}
+	add("logits", "logits", depths.length, depths.length + 1);
+	return { batch, seq, values, gradNorm: grad_norm, names };
+}
+
+/** Every expert's bias after the last step. */
+function biasChecks(run: Run, golden: PredictionGolden): Check[] {
+	const { state } = run;
+	const expected = Object.entries(golden.expert_bias_after_last_step);
+	const largest = new Float64Array(expected.length);
+	using whole = gatherTensors("the expert biases", run, state.world, run.counts);
+	if (whole !== null) {
+		expected.forEach(([name, wanted], at) => {
+			const values = readTensor(whole, languageModelPrefix + name) as Float32Array;
+			largest[at] = Math.max(...wanted.map((value, expert) => Math.abs(value - (values[expert] ?? Number.NaN))));
+		});
+	}
+	reduceHost(state.world, state.scalars.device, largest);
+	return expected.map(([name], at) => {
+		return { name: `last ${name}`, expected: 0, actual: largest[at]!, error: largest[at]!, limit: biasLimit };
+	});
+}

@@ -1,0 +1,77 @@
+/**
+ * Rough needs of a layout, from sizes alone: in which order `mimo plan --split` counts layouts when there are too many
+ * to count all. Nothing that is printed comes from here.
+ */
+import { hasEncoder } from "../config/derive.ts";
+import { parsePattern } from "../config/hybrid-pattern.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import { mockImage } from "../data/mock.ts";
+import { countFlopsPerToken } from "../models/hybrid/counts.ts";
+import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+import { hybridParameters } from "../models/hybrid/names.ts";
+import { imageCost } from "../models/radio/counts.ts";
+import { encoderConfig } from "../models/vision/from-configuration.ts";
+import { elementCount } from "../tensor/tensor.ts";
+import { specificationOf } from "../train/from-configuration.ts";
+import type { UncheckedLayout } from "./layout-candidates.ts";
+import type { Machine } from "./run-plan.ts";
+
+export interface Outlook {
+	/** Bytes of parameters, gradients and optimizer on a rank of the language model. */
+	readonly states: number;
+	/** Of a step. */
+	readonly seconds: number;
+}
+
+/** Bytes of a parameter in bf16 with its fp32 gradient, and of its master and moments, which replicas may share. */
+const [resident, optimizer] = [6, 12];
+
+/** The outlook of layouts of one configuration. */
+export function outlookOf(
+	c: TrainingConfiguration,
+	{ rates, ranksPerHost }: Machine,
+): (layout: UncheckedLayout) => Outlook {
+	const specs = hybridParameters(hybridConfig(c));
+	const elements = (experts: boolean) =>
+		specs
+			.filter((spec) => (spec.experts ?? 1) > 1 === experts)
+			.reduce((sum, { shape, experts: copies }) => sum + elementCount(shape) * (copies ?? 1), 0);
+	const [dense, expertElements] = [elements(false), elements(true)];
+	const { forwardBackward } = countFlopsPerToken(c);
+	const { grid, tokens: imageTokens } = mockImage(c);
+	const images = hasEncoder(c) ? imageCost(encoderConfig(c), grid, specificationOf(c).frozen.tower) : 0;
+	const tokens = c.microBatchSize * c.seqLength;
+	const lanes = c.globalBatchSize / c.microBatchSize;
+	const layers = parsePattern(c.hybridLayerPattern).segments.flat(2);
+	const expertLayers = layers.filter((symbol) => symbol === "E").length;
+	const speed = (ranks: number) => (ranks > ranksPerHost ? rates.between : rates.inside).bytes;
+	return ({ kind, encoder, language }) => {
+		const { tensor, data, expert } = language;
+		const { stages, virtualStages } = kind;
+		const microbatches = lanes / data;
+		const own = { dense: dense / (tensor * stages), expert: expertElements / (expert * stages) };
+		const shared = c.useDistributedOptimizer;
+		const copies = { dense: shared ? data : 1, expert: shared ? (tensor * data) / expert : 1 };
+		const states =
+			own.dense * (resident + optimizer / copies.dense) + own.expert * (resident + optimizer / copies.expert);
+		const row = 2 * c.hiddenSize;
+		const tensorBytes = tensor > 1 ? 4 * layers.length * tokens * row * (1 - 1 / tensor) : 0;
+		const rows = (tokens / tensor) * c.moeRouterTopk;
+		const expertBytes = 4 * expertLayers * rows * row * (1 - 1 / expert);
+		const pass =
+			((tokens * forwardBackward) / tensor / rates.product +
+				tensorBytes / speed(tensor) +
+				expertBytes / speed(Math.max(tensor, expert))) /
+			stages;
+		const gradients = (6 * (own.dense + own.expert)) / speed(tensor * data);
+		const languageSeconds = (microbatches + (stages - 1) / virtualStages) * pass + gradients;
+		const apart = kind.modules === "disjoint";
+		// Of an encoder's tensor-parallel ranks one sends the rows.
+		const edge = apart ? (imageTokens * row * encoder.tensor) / rates.between.bytes : 0;
+		const encoderSeconds =
+			encoder.ranks > 0 ? (c.globalBatchSize * (images / rates.product + edge)) / encoder.ranks : 0;
+		// Of layouts whose slower module is equal those first whose other one is faster.
+		const [more, less] = [Math.max(languageSeconds, encoderSeconds), Math.min(languageSeconds, encoderSeconds)];
+		return { states, seconds: apart ? more + less / 16 : more + less };
+	};
+}

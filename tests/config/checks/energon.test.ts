@@ -1,0 +1,60 @@
+/** Keys of Energon data together, and what a rank of a layout reads. */
+import { describe, expect, test } from "bun:test";
+import { resolveConfiguration } from "../../../src/config/resolve.ts";
+import { taskOf } from "../../../src/data/vision-language/from-configuration.ts";
+
+const base = ["--preset", "nemotron-vlm-tiny", "--data-path", "set.yaml"];
+const configurationOf = (...flags: string[]) => resolveConfiguration([...base, ...flags], {}).configuration;
+
+test("folders, URLs, JSONL and YAML files are Energon data", () => {
+	const provider = (path: string) =>
+		resolveConfiguration(["--preset", "nemotron-tiny", "--data-path", path], {}).configuration.datasetProvider;
+	expect([import.meta.dir, "s3://bucket/set", "a.jsonl", "b.yaml"].map(provider)).toEqual(new Array(4).fill("energon"));
+	expect(["a.txt", "b.safetensors"].map(provider)).toEqual(["text", "tokens"]);
+});
+
+describe("refused together", () => {
+	for (const [flags, message] of [
+		[["--use-tiling"], "use-tiling"],
+		[["--no-dynamic-resolution", "--img-h", "40"], "img-h"],
+		[["--data-end-id", "512"], "data-end-id"],
+		[["--image-token-id", "200"], "lower ids are bytes"],
+		[["--data-routing", "routed", "--num-workers", "0"], "num-workers"],
+		[["--image-token-id", "100000"], "allowed is less than vocab-size (512)"],
+		[["--image-seq-length", "7"], "allowed only without dynamic-resolution"],
+		[
+			["--no-dynamic-resolution", "--img-h", "64", "--img-w", "64", "--image-seq-length", "7"],
+			"allowed is 16, the tokens",
+		],
+		[["--no-dynamic-resolution", "--img-h", "256", "--img-w", "256"], "an image takes at least 256 tokens"],
+		[["--dynamic-resolution-min-patches", "256"], "an image takes at least 64 tokens"],
+	] as const) {
+		test(flags.join(" "), () => expect(() => configurationOf(...flags)).toThrow(message));
+	}
+});
+
+test("image-seq-length may be what the image's geometry makes", () => {
+	const sizes = ["--no-dynamic-resolution", "--img-h", "64", "--img-w", "64", "--image-seq-length", "16"];
+	expect(configurationOf(...sizes).imageSeqLength).toBe(16);
+});
+
+test("the task follows the keys", () => {
+	const flags = ["--image-tag-type", "nvlm", "--conversation-template", "chatml", "--caption-prompt", "Describe it."];
+	const task = taskOf(configurationOf(...flags, "--loss-roles", "user", "assistant", "--data-end-id", "10"));
+	expect(task.imageTags).toEqual(["<Image>", "</Image>"]);
+	expect(task.prompts.caption).toBe("Describe it.");
+	expect(task.lossRoles).toEqual(["user", "assistant"]);
+	expect([task.endId, task.template, task.sequenceLength]).toEqual([10, "chatml", 64]);
+	expect(task.sizing).toEqual({ mode: "dynamic", minPatches: 4, maxPatches: 0, minSide: 0 });
+	expect(task.tower.patchSize).toBe(8);
+	const tiles = ["--no-dynamic-resolution", "--use-tiling", "--img-h", "32", "--img-w", "32", "--max-num-tiles", "4"];
+	expect(taskOf(configurationOf(...tiles)).sizing).toEqual({
+		mode: "tiles",
+		tileSize: 32,
+		minTiles: 1,
+		maxTiles: 4,
+		areaWeighted: false,
+		thumbnail: false,
+		tags: false,
+	});
+});

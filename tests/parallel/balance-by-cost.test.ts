@@ -1,0 +1,70 @@
+/** Deals of items by their cost. */
+import { describe, expect, test } from "bun:test";
+import { atHome, dealByCost, dealStep, workOf } from "../../src/parallel/balance-by-cost.ts";
+import { numbersFrom } from "../../src/parity/verify/samples.ts";
+
+describe("items dealt out by cost", () => {
+	test("stay where they are when all cost the same", () => {
+		expect(
+			dealByCost([
+				[5, 5],
+				[5, 5],
+				[5, 5],
+			]),
+		).toEqual([
+			[0, 0],
+			[1, 1],
+			[2, 2],
+		]);
+	});
+
+	test("move only as far as they make the heaviest lane lighter", () => {
+		expect(dealByCost([[8], [1, 1, 1]])).toEqual([[0], [1, 1, 1]]);
+		expect(workOf([[8, 4, 4], []], dealByCost([[8, 4, 4], []]))).toEqual([8, 8]);
+		// The first two stay, the third goes.
+		expect(dealByCost([[4, 4, 4], [4]])).toEqual([[0, 0, 1], [1]]);
+	});
+
+	test("leave the heaviest lane at most 4/3 of what any deal leaves, and a hundredth", () => {
+		const next = numbersFrom(7);
+		for (let round = 0; round < 200; round++) {
+			const costs = Array.from({ length: 2 + Math.floor(next() * 7) }, () =>
+				Array.from({ length: Math.floor(next() * 6) }, () => 1 + Math.floor(1000 * next() ** 4)),
+			);
+			const all = costs.flat();
+			const bound = Math.max(0, ...all, all.reduce((sum, cost) => sum + cost, 0) / costs.length);
+			const most = Math.max(...workOf(costs, dealByCost(costs)));
+			// No deal is below `bound`; two large items on one lane of many can keep the best deal above it.
+			const pair = all.toSorted((a, b) => b - a);
+			const forced = (pair[costs.length - 1] ?? 0) + (pair[costs.length] ?? 0);
+			expect(most).toBeLessThanOrEqual(1.01 * (4 / 3) * Math.max(bound, forced));
+		}
+	});
+
+	test("are kept in a step only where they are worth that lanes wait in every microbatch", () => {
+		// Each lane has the large item of one microbatch: by the end of the step they are even.
+		const turns = [
+			[[9], [1, 1, 1]],
+			[[1, 1, 1], [9]],
+		];
+		expect(dealStep(turns, "every step")).toEqual(turns.map(atHome));
+		const skewed = [
+			[[4, 4], [1]],
+			[[4, 4], [1]],
+		];
+		expect(dealStep(skewed, "every step")).toEqual(skewed.map(dealByCost));
+		const mixed = [
+			[[4, 4], []],
+			[[], [4, 4]],
+		];
+		expect(dealStep(mixed, "every step")).toEqual(mixed.map(atHome));
+		expect(dealStep(mixed, "every microbatch")).toEqual([
+			[[0, 1], []],
+			[[], [1, 0]],
+		]);
+	});
+
+	test("are empty where no lane has any", () => {
+		expect(dealByCost([[], []])).toEqual([[], []]);
+	});
+});
