@@ -4,21 +4,13 @@
  * once its meta.yaml is. A training that goes on appends to its run, after the steps that it does again are taken out.
  */
 import { createHash } from "node:crypto";
-import {
-	appendFileSync,
-	existsSync,
-	mkdirSync,
-	readdirSync,
-	readFileSync,
-	rmSync,
-	truncateSync,
-	writeFileSync,
-} from "node:fs";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { parse, stringify } from "yaml";
 import { UserError } from "../native/errors.ts";
 import { systemReason } from "../native/system-errors.ts";
+import { appendText } from "./append.ts";
 import { replaceFile } from "./replace-file.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "./scalars.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "./step-report.ts";
@@ -162,7 +154,7 @@ export class MlflowRun implements Observer {
 				const file = join(folder, "metrics", metricName(name));
 				if (!this.#made.has(file)) mkdirSync(dirname(file), { recursive: true });
 				this.#made.add(file);
-				appendFileSync(file, `${now} ${value} ${step}\n`);
+				appendText(file, `${now} ${value} ${step}\n`);
 			}
 		});
 	}

@@ -4,6 +4,7 @@ import { LogLine, type LogLineOptions } from "./log-line.ts";
 import { type MlflowOptions, MlflowRun } from "./mlflow.ts";
 import { ProgressLine, Terminal, type TerminalStream } from "./progress.ts";
 import { JsonLog } from "./run-log/writer.ts";
+import type { RunRecords } from "./run-records.ts";
 import type { ScalarOptions } from "./scalars.ts";
 import { type Observer, together } from "./step-report.ts";
 import { TensorBoard } from "./tensorboard/writer.ts";
@@ -18,6 +19,8 @@ export interface ObserverOptions
 	readonly tensorBoard: string | null;
 	readonly mlflow: Omit<MlflowOptions, keyof ScalarOptions> | null;
 	readonly wandb: Omit<WandbOptions, keyof ScalarOptions> | null;
+	/** Keeps the records when one of them cannot be written. */
+	readonly records: RunRecords;
 	readonly output?: TerminalStream;
 }
 
@@ -25,21 +28,32 @@ export interface ObserverOptions
 export function openObserver(options: ObserverOptions): Observer {
 	const terminal = new Terminal(options.output ?? process.stdout);
 	const line = new LogLine({ ...options, write: (text) => terminal.line(text), now: () => new Date() });
+	const { logJson, tensorBoard, mlflow, wandb, caution, records } = options;
+	const opened = [
+		logJson === null ? null : { name: `log ${logJson}`, record: openLog(logJson, caution, terminal) },
+		tensorBoard === null
+			? null
+			: { name: `TensorBoard record in ${tensorBoard}`, record: new TensorBoard({ ...options, folder: tensorBoard }) },
+		mlflow === null
+			? null
+			: { name: `MLflow record in ${mlflow.folder}`, record: new MlflowRun({ ...options, ...mlflow }) },
+		wandb === null
+			? null
+			: { name: `Weights & Biases record in ${wandb.folder}`, record: new WandbRun({ ...options, ...wandb }) },
+	].filter((one) => one !== null);
 	return together([
-		...(options.logJson === null
-			? []
-			: [
-					new JsonLog(
-						options.logJson,
-						() => new Date(),
-						(text) => terminal.line(text),
-						options.caution === null ? {} : { caution: options.caution },
-					),
-				]),
-		...(options.tensorBoard === null ? [] : [new TensorBoard({ ...options, folder: options.tensorBoard })]),
-		...(options.mlflow === null ? [] : [new MlflowRun({ ...options, ...options.mlflow })]),
-		...(options.wandb === null ? [] : [new WandbRun({ ...options, ...options.wandb })]),
+		...opened.map(({ name, record }) => records.keep(name, record)),
 		line,
 		...(terminal.interactive ? [new ProgressLine(terminal, options.trainIterations)] : []),
 	]);
+}
+
+function openLog(file: string, caution: string | null, terminal: Terminal): JsonLog {
+	const always = caution === null ? {} : { caution };
+	return new JsonLog(
+		file,
+		() => new Date(),
+		(text) => terminal.line(text),
+		always,
+	);
 }

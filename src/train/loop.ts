@@ -9,6 +9,7 @@ import { debug } from "../native/debug.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { type BudgetRecord, familyEvent } from "../observe/run-log/family.ts";
+import type { RunRecords } from "../observe/run-records.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import type { Observer } from "../observe/step-report.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
@@ -51,6 +52,7 @@ export interface LoopParts {
 	readonly data: RunData;
 	readonly leftOut: LeftOutReport;
 	readonly observer: Observer;
+	readonly records: RunRecords;
 	readonly listeners: readonly Listener[];
 	/** Progress at which the loop begins. */
 	readonly start: Progress;
@@ -60,7 +62,7 @@ export interface LoopParts {
 export async function trainingLoop(
 	c: TrainingConfiguration,
 	run: Run,
-	{ world, data, leftOut, observer, listeners: given, start, schedules }: LoopParts,
+	{ world, data, leftOut, observer, records, listeners: given, start, schedules }: LoopParts,
 ): Promise<TrainingSummary> {
 	const { learningRate, weightDecay } = schedules;
 	const iterations = plannedIterations(c);
@@ -70,7 +72,7 @@ export async function trainingLoop(
 	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
 	let stop: Stop | null = null;
 	const metrics = new StepMetrics(c, run, world);
-	const profile = openProfile(c, run, world, metrics.clock, (sentence) => observer.note(sentence));
+	const profile = openProfile(c, run, { world, clock: metrics.clock, records, say: (text) => observer.note(text) });
 	const timing = openTiming(c, run, world, observer);
 	const own = [profile, timing?.listener ?? null].filter((one) => one !== null);
 	const listeners = [...given, ...own];

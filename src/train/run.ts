@@ -12,8 +12,10 @@ import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { projectorParameters } from "../models/vision/projector.ts";
 import type { RowTransportName } from "../native/abi.ts";
 import { debug } from "../native/debug.ts";
+import { exitCodes } from "../native/exit-codes.ts";
 import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
+import { RunRecords } from "../observe/run-records.ts";
 import type { Observer } from "../observe/step-report.ts";
 import { describeTopology } from "../parallel/describe-topology.ts";
 import type { World } from "../parallel/world.ts";
@@ -48,18 +50,21 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	const adapters = await PeftWeights.open(c, run, world);
 	adapters.load();
 	run.state.optimizer.refreshMasters();
-	const observer = reports(run) ? openReporter(c, world.size) : silent;
+	const hear = reports(run) ? warn : () => {};
+	const records = new RunRecords(hear);
+	const observer = reports(run) ? openReporter(c, world.size, records) : silent;
 	let data: RunData | null = null;
 	const checkpoints = new Checkpoints(c, run, {
 		say: (sentence) => {
 			observer.note(sentence);
 			if (data !== null) observer.event?.({ kind: "save", step: null, sentence });
 		},
-		warn: reports(run) ? warn : () => {},
+		warn: hear,
 		dataState: async () => await data?.training.save?.(),
 		claim,
 	});
 	const listeners: readonly Listener[] = [checkpoints];
+	let exitCode = 0;
 	try {
 		checkpoints.requireRoom();
 		observer.note(introduction(c, run, world));
@@ -102,12 +107,12 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			data,
 			leftOut,
 			observer,
+			records,
 			listeners,
 			start: first,
 			schedules: checkpoints.schedules,
 		});
 		if (summary.stop === null) {
-			const hear = reports(run) ? warn : () => {};
 			await weights.save(checkpoints.provenance, checkpoints.lineage, hear);
 			await adapters.save(checkpoints.lineage, hear);
 		}
@@ -121,7 +126,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			sentence: summary.stop?.reason ?? [`Trained ${summary.steps} steps.`, ...read.slice(0, 1)].join(" "),
 		});
 		if (summary.stop?.requeue && world.rank === 0) await requeue();
-		return summary.stop?.exitCode ?? 0;
+		exitCode = summary.stop?.exitCode ?? 0;
 	} catch (error) {
 		observer.event?.({ kind: "failure", step: null, sentence: (error as Error).message });
 		throw error;
@@ -130,6 +135,17 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		await data?.training.close?.();
 		observer.close();
 	}
+	return exitCode || incompleteRecords(records);
+}
+
+/**
+ * Exit code of a training whose work is done: not 0 where a record of it has gaps, so that jobs that follow, and people,
+ * notice; as other programs end that go on after an error.
+ */
+function incompleteRecords(records: RunRecords): number {
+	const gaps = records.gaps();
+	for (const sentence of gaps) warn(sentence);
+	return gaps.length === 0 ? 0 : exitCodes.failure;
 }
 
 async function requeue(): Promise<void> {
@@ -207,7 +223,7 @@ function countEncoder(c: TrainingConfiguration): number {
 	);
 }
 
-function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
+function openReporter(c: TrainingConfiguration, worldSize: number, records: RunRecords): Observer {
 	const wandb = wandbFolder(c);
 	return openObserver({
 		logInterval: c.logInterval,
@@ -222,6 +238,7 @@ function openReporter(c: TrainingConfiguration, worldSize: number): Observer {
 		trainIterations: plannedIterations(c),
 		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
 		worldSize,
+		records,
 		caution: c.moeRouterForceLoadBalancing ? "benchmark: moe-router-force-load-balancing" : null,
 	});
 }

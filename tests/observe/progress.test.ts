@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import { openObserver } from "../../src/observe/observer.ts";
 import { duration, ProgressLine, Terminal } from "../../src/observe/progress.ts";
+import { RunRecords } from "../../src/observe/run-records.ts";
 import { step } from "./step.ts";
 
 const clear = "\r\u001b[2K";
@@ -23,6 +24,7 @@ test("where there is no terminal, lines are plain and there is no progress line"
 		mlflow: null,
 		wandb: null,
 		interval: 1,
+		records: new RunRecords(() => {}),
 		timers: false,
 		output,
 	});

@@ -19,6 +19,7 @@ import {
 import { dirname, join, parse as parsePath } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { systemReason } from "../../native/system-errors.ts";
+import { appendWhole } from "../append.ts";
 import { linesOf } from "../lines.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";
 
@@ -160,9 +161,7 @@ export class JsonLog implements Observer {
 		const line = JSON.stringify({ ...record, ...this.#always }, (_, value) =>
 			typeof value === "number" && !Number.isFinite(value) ? String(value) : value,
 		);
-		const bytes = Buffer.from(`${line}\n`);
-		if (this.#attempt(() => writeSync(this.#descriptor, bytes)) === bytes.length) return;
-		throw new UserError(`The log ${this.#file} cannot be written: the disk is full.`);
+		this.#attempt(() => appendWhole(this.#descriptor, Buffer.from(`${line}\n`)));
 	}
 
 	#endsWithNewline(): boolean {

@@ -2,11 +2,12 @@
  * Writes a TensorBoard event file: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers. Every record
  * is one write, so that a reader finds whole records while the run goes on and after it is killed.
  */
-import { closeSync, mkdirSync, openSync, writeSync } from "node:fs";
+import { closeSync, mkdirSync, openSync } from "node:fs";
 import { hostname } from "node:os";
 import { join } from "node:path";
 import { UserError } from "../../native/errors.ts";
 import { systemReason } from "../../native/system-errors.ts";
+import { appendWhole } from "../append.ts";
 import { Message } from "../protobuf.ts";
 import { maskedCrc } from "./reader.ts";
 
@@ -80,12 +81,10 @@ export class EventFile {
 	}
 
 	#write(message: Message): void {
-		const record = recordOf(message);
 		try {
-			if (writeSync(this.#descriptor, record) === record.length) return;
+			appendWhole(this.#descriptor, recordOf(message));
 		} catch (error) {
 			throw new UserError(`The event file ${this.path} cannot be written: ${systemReason(error)}.`);
 		}
-		throw new UserError(`The event file ${this.path} cannot be written: the disk is full.`);
 	}
 }

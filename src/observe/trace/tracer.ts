@@ -158,7 +158,7 @@ export class Tracer implements DeviceTracer {
 			...logged.flatMap((event) => this.#memoryEvent(event)),
 			...[...byRow].flatMap(([row, own]) => this.#row(row, own)),
 		];
-		writeFileSync(file, events.map((event) => `${JSON.stringify(event)}\n`).join(""));
+		written(file, () => writeFileSync(file, events.map((event) => `${JSON.stringify(event)}\n`).join("")));
 	}
 
 	#name(name: string, tid: number, args: NonNullable<TraceEvent["args"]>): TraceEvent {
@@ -225,7 +225,7 @@ export function partName(file: string, rank: number): string {
 
 /** Puts the parts of all ranks into one file and removes them. */
 export function mergeTrace(file: string, ranks: number): void {
-	try {
+	written(file, () => {
 		writeFileSync(file, '{"traceEvents":[\n');
 		for (let rank = 0; rank < ranks; rank++) {
 			const lines = readFileSync(partName(file, rank), "utf8").trimEnd().replaceAll("\n", ",\n");
@@ -233,6 +233,19 @@ export function mergeTrace(file: string, ranks: number): void {
 			rmSync(partName(file, rank));
 		}
 		appendFileSync(file, "]}\n");
+	});
+}
+
+/** Removes what there is of a trace that could not be written, which no viewer reads. */
+export function removeTrace(file: string, ranks: number): void {
+	for (let rank = 0; rank < ranks; rank++) rmSync(partName(file, rank), { force: true });
+	rmSync(file, { force: true });
+}
+
+/** Throws a UserError where the system refuses `write`. */
+function written(file: string, write: () => void): void {
+	try {
+		write();
 	} catch (error) {
 		throw new UserError(`The trace ${file} cannot be written: ${systemReason(error)}.`);
 	}

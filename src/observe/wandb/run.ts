@@ -189,7 +189,8 @@ export class WandbRun implements Observer {
 	}
 
 	#write(list: readonly records.NumberedRecord[]): void {
-		this.#log?.append(list.map((record) => record(++this.#number)));
+		this.#log?.append(list.map((record, i) => record(this.#number + 1 + i)));
+		this.#number += list.length;
 	}
 
 	#attempt(action: () => void): void {

@@ -1,7 +1,10 @@
 /** Profiles some steps of a run: every rank traces its own, the reporting rank puts them into one file. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { UserError } from "../../native/errors.ts";
+import type { RunRecords } from "../../observe/run-records.ts";
 import type { StepClock } from "../../observe/step-clock.ts";
-import { mergeTrace, partName, Tracer } from "../../observe/trace/tracer.ts";
+import { mergeTrace, partName, removeTrace, Tracer } from "../../observe/trace/tracer.ts";
+import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";
 import type { Listener, Progress } from "../listeners.ts";
@@ -10,13 +13,18 @@ import type { Listener, Progress } from "../listeners.ts";
 const rounds = 8;
 const second = 1e6;
 
+export interface ProfileParts {
+	readonly world: World;
+	readonly clock: StepClock;
+	readonly records: RunRecords;
+	readonly say: (sentence: string) => void;
+}
+
 /** null: no step is profiled. */
 export function openProfile(
 	c: TrainingConfiguration,
 	run: Run,
-	world: World,
-	clock: StepClock,
-	say: (sentence: string) => void,
+	{ world, clock, records, say }: ProfileParts,
 ): Listener | null {
 	const [first, last] = [c.profileStepStart, c.profileStepEnd ?? c.profileStepStart];
 	if (first === null || last === null) return null;
@@ -43,14 +51,20 @@ export function openProfile(
 
 	function write(progress: Progress): void {
 		if (tracer === null) return;
+		const [traced, file] = [tracer, c.profileFile];
 		device.tracer = null;
 		clock.watch(null);
-		tracer.write(partName(c.profileFile, world.rank));
+		const own = attempt(() => traced.write(partName(file, world.rank)));
 		tracer = null;
-		everyone.barrier();
+		const failed = exchangeTexts(everyone, own).find((sentence) => sentence !== "");
 		if (!reports(run)) return;
-		mergeTrace(c.profileFile, world.size);
-		say(`Traced steps ${first} to ${progress.iteration}: ${c.profileFile}.`);
+		const failure = failed ?? attempt(() => mergeTrace(file, world.size));
+		if (failure === "") {
+			say(`Traced steps ${first} to ${progress.iteration}: ${file}.`);
+			return;
+		}
+		removeTrace(file, world.size);
+		records.miss(`trace ${file}`, progress.iteration, failure);
 	}
 
 	/** Microseconds of the trace's clock at performance.now() = 0. It is rank 0's, and a second when the ranks compare theirs. */
@@ -70,5 +84,16 @@ export function openProfile(
 			if (spread < best.spread) best = { spread, origin: own - zero };
 		}
 		return best.origin;
+	}
+}
+
+/** The sentence of the UserError that `write` throws; "" where it throws none. */
+function attempt(write: () => void): string {
+	try {
+		write();
+		return "";
+	} catch (error) {
+		if (error instanceof UserError) return error.message;
+		throw error;
 	}
 }
