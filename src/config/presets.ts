@@ -84,7 +84,7 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		lr: 3e-3,
 		"min-lr": 3e-4,
 		"lr-decay-style": "cosine",
-		"lr-warmup-iters": 20,
+		"lr-warmup-fraction": 20 / 300,
 		"weight-decay": 0.1,
 		"adam-beta2": 0.95,
 		"log-interval": 10,
@@ -133,7 +133,7 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		lr: 3e-3,
 		"min-lr": 2e-4,
 		"lr-decay-style": "cosine",
-		"lr-warmup-iters": 10,
+		"lr-warmup-fraction": 10 / 100,
 		"weight-decay": 0.05,
 		"adam-beta2": 0.95,
 		"log-interval": 10,
@@ -153,6 +153,19 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"weight-decay": 0.1,
 	},
 };
+
+/** Keys that say the same in different units: of a preset, the one that is not given yields to one that is. */
+const alternatives: readonly (readonly Key[])[] = [
+	["train-iters", "train-samples"],
+	["lr-decay-iters", "lr-decay-samples"],
+	["lr-warmup-fraction", "lr-warmup-iters", "lr-warmup-samples"],
+];
+
+/** The values of a preset beside keys that are given. Its schedule follows the length of the training that is given. */
+export function presetValues(name: PresetName, given: ReadonlySet<Key>): (readonly [Key, unknown])[] {
+	const yields = (key: Key) => alternatives.some((keys) => keys.includes(key) && keys.some((one) => given.has(one)));
+	return (Object.entries(presets[name]) as [Key, unknown][]).filter(([key]) => !yields(key));
+}
 
 export function isPresetName(name: unknown): name is PresetName {
 	return (presetNames as readonly unknown[]).includes(name);

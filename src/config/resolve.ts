@@ -14,7 +14,7 @@ import { parseFile } from "./file.ts";
 import { type CommandFlags, parseFlags } from "./flags.ts";
 import { parsePattern, storedPattern } from "./hybrid-pattern.ts";
 import { modelKeys } from "./keys/model.ts";
-import { isPresetName, presets } from "./presets.ts";
+import { isPresetName, presetValues } from "./presets.ts";
 import {
 	type DerivedKey,
 	fieldOf,
@@ -96,8 +96,8 @@ function resolveEntries(
 	for (const { key, value, origin } of base) apply(key, value, origin);
 	const preset = given.findLast(({ key }) => key === "preset")?.value;
 	if (isPresetName(preset)) {
-		for (const [key, value] of Object.entries(presets[preset])) {
-			apply(key as Key, value, { source: "preset", name: preset });
+		for (const [key, value] of presetValues(preset, new Set(given.map(({ key }) => key)))) {
+			apply(key, value, { source: "preset", name: preset });
 		}
 	}
 	for (const { key, value, origin } of given) apply(key, value, origin);

@@ -6,6 +6,7 @@ import { dataLanes, paddedVocabularySize } from "../../src/config/derive.ts";
 import { configurationJson, configurationTable } from "../../src/config/print.ts";
 import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
 import { UserError } from "../../src/native/errors.ts";
+import { schedulesOf } from "../../src/optim/schedules.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-config-"));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -181,7 +182,7 @@ test("what keys must satisfy together", () => {
 	expect(blamed("--moe-router-topk", "9")).toEqual(["--moe-router-topk"]);
 	expect(blamed("--num-query-groups", "3")).toEqual(["num-attention-heads (preset nemotron-tiny)"]);
 	expect(blamed("--min-lr", "1")).toEqual(["--min-lr"]);
-	expect(blamed("--train-samples", "100")).toEqual(["--train-samples"]);
+	expect(blamed("--train-iters", "300", "--train-samples", "100")).toEqual(["--train-samples"]);
 	expect(blamed("--lr-decay-samples", "100")).toEqual(["--lr-decay-samples"]);
 	expect(blamed("--lr-decay-style", "WSD")).toEqual(["--lr-decay-style"]);
 	expect(blamed("--lr-warmup-iters", "300")).toEqual(["--lr-warmup-iters"]);
@@ -287,4 +288,29 @@ test("--print-config shows key, value and origin", () => {
 	const json = JSON.parse(configurationJson(resolved));
 	expect(json.configuration["hybrid-layer-pattern"]).toBe(resolved.configuration.hybridLayerPattern);
 	expect(json.origins["vocab-size"]).toBe("preset nemotron-tiny");
+});
+
+test("a preset's schedule follows the length of the training, unless another one is given", () => {
+	const warmup = (...flags: string[]) => schedulesOf(resolveConfiguration(flags).configuration).learningRate;
+	expect(warmup(...tiny).warmupSamples).toBe(160);
+	expect(warmup(...tiny, "--train-iters", "3").warmupSamples).toBeCloseTo(1.6, 12);
+	expect(warmup("--preset", "nemotron-vlm-tiny").warmupSamples).toBe(160);
+	for (const flags of [
+		["--lr-warmup-iters", "5"],
+		["--train-samples", "800", "--lr-warmup-samples", "40"],
+		["--lr-warmup-fraction", "0.1", "--lr-decay-iters", "50"],
+	]) {
+		expect(warmup(...tiny, ...flags).warmupSamples).toBe(40);
+	}
+	expect(warmup(...tiny, "--lr-warmup-iters", "0").warmupSamples).toBe(0);
+	// The published recipe decays over 10 steps, which are no samples.
+	const samples = ["--preset", "nemotron-20l", "--train-samples", "800"];
+	expect(mistakes(...samples)).toEqual([
+		"lr-decay-iters (preset nemotron-20l): the value is 10; allowed only with train-iters.",
+	]);
+	expect(warmup(...samples, "--lr-decay-samples", "80").decaySamples).toBe(80);
+	const given = file("preset: nemotron-tiny\nlr-warmup-iters: 5\n");
+	expect(mistakes("--config", given, "--lr-warmup-fraction", "0.1")).toEqual([
+		"--lr-warmup-fraction: the value is 0.1; allowed only without lr-warmup-iters and lr-warmup-samples.",
+	]);
 });
