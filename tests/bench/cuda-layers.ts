@@ -278,15 +278,20 @@ export function attentionCalls(x: Tensors, { lengths, queries, keys, size, causa
 }
 
 export function attentionCases(x: Tensors): Case[] {
+	const images = { queries: 16, keys: 16, size: 80, causal: false };
 	return [
-		{ queries: 32, keys: 8, size: 128, length: 8192, causal: true },
-		{ queries: 16, keys: 16, size: 80, length: 16384, causal: false },
-	].flatMap(({ length, ...heads }) => {
+		{ queries: 32, keys: 8, size: 128, causal: true, count: 1, length: 8192 },
+		{ ...images, queries: 8, keys: 8, count: 1, length: 16384 },
+		{ ...images, count: 1, length: 16384 },
+		{ ...images, count: 4, length: 4096 },
+		{ ...images, count: 16, length: 1024 },
+		{ ...images, count: 64, length: 256 },
+	].flatMap(({ count, length, ...heads }) => {
 		const { queries, keys, size, causal } = heads;
-		const whole = { ...heads, lengths: [length] };
+		const whole = { ...heads, lengths: new Array<number>(count).fill(length) };
 		const { forward, backward } = attentionCalls(x, whole);
 		const work = attentionWork(whole);
-		const shape = `${length}, ${queries}/${keys} heads of ${size}${causal ? ", causal" : ""}`;
+		const shape = `${count} x ${length}, ${queries}/${keys} heads of ${size}${causal ? ", causal" : ""}`;
 		return [
 			{ operation: "attention", shape, work, unit: "TFLOP/s", run: forward.run },
 			{ operation: "attention backward", shape, work: 2.5 * work, unit: "TFLOP/s", run: backward.run },

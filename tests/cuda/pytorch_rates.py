@@ -53,10 +53,15 @@ def cases():
     for m, n, k in [(8192, 8192, 8192), (tokens, 3712, hidden), (tokens, hidden, 4096)]:
         x, w = random(m, k), random(n, k)
         yield "gemm", f"{m} x {n} x {k}", milliseconds_of(lambda: F.linear(x, w))
-    for queries, keys, size, length, causal in [(32, 8, 128, 8192, True), (16, 16, 80, 16384, False)]:
-        q = random(1, queries, length, size, grad=True)
-        k, v = random(1, keys, length, size, grad=True), random(1, keys, length, size, grad=True)
-        shape = f"{length}, {queries}/{keys} heads of {size}{', causal' if causal else ''}"
+    # Images of a packed batch are items of PyTorch's.
+    images = [(8, 1, 16384), (16, 1, 16384), (16, 4, 4096), (16, 16, 1024), (16, 64, 256)]
+    for queries, keys, size, count, length, causal in [
+        (32, 8, 128, 1, 8192, True),
+        *((heads, heads, 80, count, length, False) for heads, count, length in images),
+    ]:
+        q = random(count, queries, length, size, grad=True)
+        k, v = random(count, keys, length, size, grad=True), random(count, keys, length, size, grad=True)
+        shape = f"{count} x {length}, {queries}/{keys} heads of {size}{', causal' if causal else ''}"
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             yield from both(
                 "attention",
